@@ -27,7 +27,7 @@ LAYOUTS = {
     "FSDP, recomputed": DeviceLayout(Degrees(shard=WORLD), 2, "full"),
     "DDP": DeviceLayout(Degrees(replicate=WORLD), 2),
     "tensor, sequence parallel": DeviceLayout(Degrees(tensor=WORLD), 4),
-    "tensor": DeviceLayout(Degrees(tensor=WORLD), 4, in_places=False),
+    "tensor": DeviceLayout(Degrees(tensor=WORLD), 4, sequence_parallel=False),
     "context, gathered": DeviceLayout(Degrees(context=WORLD), 4),
     "context, by ring": DeviceLayout(Degrees(context=WORLD), 4),
     "1F1B, 2 micro-batches": DeviceLayout(PIPELINE, 2, schedule="1F1B"),

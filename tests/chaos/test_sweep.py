@@ -107,7 +107,10 @@ def gone_on(run: Sweep, folder: Path, kill: bool = False) -> dict[str, Any]:
     if kill:
         kill_a_trial(run, process)
     out, err = process.communicate(timeout=2 * PATIENCE)
-    assert not kill or "its process died: killed by SIGKILL; it goes on from where it was" in err
+    assert (
+        not kill
+        or "its process died: killed by SIGKILL; it resumes from its last checkpoint" in err
+    )
     assert process.returncode == 0, err
     return json.loads(out)
 

@@ -192,7 +192,7 @@ def test_bytes_of_experts_whose_channels_are_shared(ranks, make_job, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("in_places", "recompute"),
+    ("sequence_parallel", "recompute"),
     [
         (True, "nothing"),
         (False, "nothing"),
@@ -200,10 +200,12 @@ def test_bytes_of_experts_whose_channels_are_shared(ranks, make_job, tmp_path):
         pytest.param(False, "full", marks=pytest.mark.soak),
     ],
 )
-def test_bytes_of_shared_layers_between_stages(ranks, make_job, tmp_path, in_places, recompute):
+def test_bytes_of_shared_layers_between_stages(
+    ranks, make_job, tmp_path, sequence_parallel, recompute
+):
     """Two stages of two layers and two ranks each: what each of the four sends the one that shares
     its layers."""
-    tensor = {"ranks": 2, "sequence_parallel": in_places}
+    tensor = {"ranks": 2, "sequence_parallel": sequence_parallel}
     job = make_job(
         tmp_path,
         4,
@@ -218,9 +220,11 @@ def test_bytes_of_shared_layers_between_stages(ranks, make_job, tmp_path, in_pla
     )
     counted = ranks(4, "sent_bytes", job=job)
     degrees = Degrees(tensor=2, pipeline=2)
-    layout = DeviceLayout(degrees, 2, recompute, schedule="1F1B", in_places=in_places)
+    layout = DeviceLayout(
+        degrees, 2, recompute, schedule="1F1B", sequence_parallel=sequence_parallel
+    )
     sent = predicted(job, layout)
-    if in_places:
+    if sequence_parallel:
         # The gradients of norms are added up once a step: two of each layer, one before the head.
         norms = [count * job.model.channels * 4 for count in (4, 4, 5, 5)]
         found = [sum(each.values()) for each in counted]
@@ -230,8 +234,8 @@ def test_bytes_of_shared_layers_between_stages(ranks, make_job, tmp_path, in_pla
     else:
         assert [each["allreduce_"] for each in counted] == [sent.tensor.inside] * 4
     received = [each["received"] for each in ranks(4, "stages", job=job)]
-    assert received == [4 * 2 * 16 * job.model.channels * 4 // (2 if in_places else 1)] * 4
-    if in_places:
+    assert received == [4 * 2 * 16 * job.model.channels * 4 // (2 if sequence_parallel else 1)] * 4
+    if sequence_parallel:
         assert sent.pipeline.inside == received[0]
 
 

@@ -10,7 +10,7 @@ from trainrig.scaling.layout.fallbacks import SAVING, count_unit, find_fallbacks
 from trainrig.scaling.layout.layout_verb import ClusterWanted, answer, build_cluster, build_subject
 from trainrig.scaling.layout.layouts import Degrees
 from trainrig.scaling.layout.prediction import Predictor
-from trainrig.scaling.layout.search import Fixed, search
+from trainrig.scaling.layout.search import FixedDegrees, search
 from trainrig.train.run_file.run_files import Pretraining
 
 RUN = """
@@ -44,7 +44,7 @@ def planned(tmp_path):
         path, out = tmp_path / "run.toml", tmp_path / "best.toml"
         path.write_text(RUN.format(**sizes))
         found, lines = answer(
-            str(path), ClusterWanted("h100", nodes=2), Fixed(**fixed), None, str(out)
+            str(path), ClusterWanted("h100", nodes=2), FixedDegrees(**fixed), None, str(out)
         )
         return found, config.load(Pretraining, str(out)), lines
 
@@ -91,7 +91,7 @@ def test_the_fastest_is_taken(planned):
     (fallback,) = find_fallbacks(found.subject, found.cluster, found.runnable.prediction.layout)
     four = build_cluster(ClusterWanted("h100", devices=4), hardware.load(), 4)
     subject, _ = build_subject(made, "made")
-    alone = search(subject, four, Fixed(), hardware.load()).runnable.prediction
+    alone = search(subject, four, FixedDegrees(), hardware.load()).runnable.prediction
     assert fallback.layout.degrees.devices == 4
     assert alone.seconds.total <= fallback.seconds.total < 1.1 * alone.seconds.total
 

@@ -12,7 +12,7 @@ from trainrig.errors import ConfigError
 from trainrig.job import exit_codes
 from trainrig.parallel.layout import FSDP
 from trainrig.scaling.layout.layout_verb import ClusterWanted, answer, build_cluster, build_subject
-from trainrig.scaling.layout.search import Fixed
+from trainrig.scaling.layout.search import FixedDegrees
 from trainrig.train.run_file.run_files import Pretraining
 
 RUN = """
@@ -46,7 +46,7 @@ def run_file(tmp_path: Path) -> Path:
 
 
 def plan(path, wanted=TWO_NODES, out=None, table=None, **fixed):
-    return answer(str(path), wanted, Fixed(**fixed), table, out)
+    return answer(str(path), wanted, FixedDegrees(**fixed), table, out)
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ def test_experts_are_written_shared_and_divided_within_stages(run_file, tmp_path
 def test_an_axis_that_an_objective_is_not_trained_with_is_not_written(run_file):
     run_file.write_text(RUN + '[objective]\nkind = "PrefixLM"\n')
     found, _ = plan(run_file)
-    assert found.runnable.prediction.layout.degrees.of_a_replica == 1
+    assert found.runnable.prediction.layout.degrees.replica_devices == 1
     for each in found.best:
         degrees = each.prediction.layout.degrees
         for axis in ("tensor", "pipeline", "context"):
@@ -213,7 +213,7 @@ def test_rows_are_as_wide_as_the_objective_makes_them(run_file):
     run = config.load(Pretraining, str(run_file))
     subject, notes = build_subject(run, "run")
     assert subject.batch.sequence_length == run.objective.compute_row_length(2048) > 2048
-    assert f"rows of {subject.batch.sequence_length} places" in notes[0]
+    assert f"rows of {subject.batch.sequence_length} positions" in notes[0]
 
 
 @pytest.mark.slow
@@ -268,7 +268,7 @@ def test_the_clusters_own_links_are_used_unless_others_are_named(run_file):
         (ClusterWanted("h100", 2, interconnect="efa-320"), "did you mean 'efa-3200'?"),
         (ClusterWanted("h100", 2, interconnect="zz"), "efa-3200, efa-400"),
         (ClusterWanted("l4", 1), "no link of 'l4'"),
-        (ClusterWanted("h100", devices=12), "no whole machines of 8; 8 or 16 would do"),
+        (ClusterWanted("h100", devices=12), "not a whole number of machines of 8; use 8 or 16"),
         (ClusterWanted("h100", 2, 8), "leave out one of the two"),
         (ClusterWanted("h100", 1, instance="p4d.24xlarge"), "has devices 'a100-40gb'"),
     ],
@@ -283,9 +283,9 @@ def test_clusters_that_cannot_be_are_one_line_with_what_could(wanted, said):
     ("change", "wanted", "fixed", "said"),
     [
         ("", TWO_NODES, {"tensor": 3}, "tensor = 3 does not divide"),
-        ("", TWO_NODES, {"tensor": 8, "pipeline": 3}, "of which 16 is no multiple; 24 would do"),
-        ("", ClusterWanted("h100", 16), {"tensor": 1, "pipeline": 1, "context": 1}, "would do"),
-        ("global_batch = 1", ClusterWanted("h100", 4096), {}, "16,384 would do"),
+        ("", TWO_NODES, {"tensor": 8, "pipeline": 3}, "16 is not a multiple of that; use 24"),
+        ("", ClusterWanted("h100", 16), {"tensor": 1, "pipeline": 1, "context": 1}, "would work"),
+        ("global_batch = 1", ClusterWanted("h100", 4096), {}, "16,384 would work"),
         ("vocabulary", TWO_NODES, {}, "model.vocabulary is not set"),
     ],
 )
@@ -308,8 +308,8 @@ def test_too_few_devices_say_the_smallest_number_that_works(run_file):
     with pytest.raises(ConfigError) as refused:
         plan(run_file, ClusterWanted("h100", devices=2))
     line = str(refused.value)
-    assert "no layout fits 2 h100" in line and "GiB a device at least, of 67.1; " in line
-    enough = int(line.partition("of 67.1; ")[2].split()[0])
+    assert "no layout fits 2 h100" in line and "GiB at least and has 67.1; " in line
+    enough = int(line.partition("has 67.1; ")[2].split()[0])
     found, _ = plan(run_file, ClusterWanted("h100", devices=enough))
     assert found.fitting
     with pytest.raises(ConfigError, match="no layout fits"):
@@ -320,10 +320,13 @@ def test_too_few_devices_say_the_smallest_number_that_works(run_file):
     ("arguments", "said"),
     [
         (["plan"], "give LAW.json or NAME, such as hoffmann, or --layout RUN.toml"),
-        (["plan", "hoffmann", "--layout", "RUN"], "--layout plans a run that is written"),
-        (["plan", "--layout", "RUN", "--flops", "1e20"], "--flops is of plans by a law"),
-        (["plan", "--layout", "RUN", "--mfu", "0.4"], "--mfu is of plans by a law"),
-        (["plan", "hoffmann", "--flops", "1e20", "--nodes", "2"], "--nodes is of --layout"),
+        (["plan", "hoffmann", "--layout", "RUN"], "--layout plans an existing run file"),
+        (["plan", "--layout", "RUN", "--flops", "1e20"], "--flops is an option of plans by a law"),
+        (["plan", "--layout", "RUN", "--mfu", "0.4"], "--mfu is an option of plans by a law"),
+        (
+            ["plan", "hoffmann", "--flops", "1e20", "--nodes", "2"],
+            "--nodes is an option of --layout",
+        ),
         (["plan", "--layout", "RUN", "--device", "cpu-core"], "no link of 'cpu-core'"),
     ],
 )

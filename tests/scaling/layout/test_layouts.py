@@ -20,9 +20,12 @@ def test_legal_layouts_multiply_to_the_devices(model, devices):
         degrees = layout.degrees
         assert degrees.devices == devices
         assert layouts.explain_refusal(sizes, BATCH, degrees) is None
-        assert layout.count_turns(64) * layout.micro_batch * degrees.expert * degrees.data >= 64
+        assert (
+            layout.count_micro_batches(64) * layout.micro_batch * degrees.expert * degrees.data
+            >= 64
+        )
         assert (layout.schedule is None) == (degrees.pipeline == 1)
-        assert layout.chunks == 1 or layout.count_turns(64) % degrees.pipeline == 0
+        assert layout.chunks == 1 or layout.count_micro_batches(64) % degrees.pipeline == 0
 
 
 def test_every_choice_of_degrees_of_eight_devices_is_there(model):

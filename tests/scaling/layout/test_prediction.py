@@ -50,7 +50,7 @@ def test_memory_is_that_of_check_for_shared_layers_between_stages(predictor, sch
     # Ends that weigh little, so that both cut the layers in the middle.
     made = predictor(4, {"deterministic": False}, tie_embeddings=False, vocabulary=512)
     layout = DeviceLayout(
-        Degrees(tensor=2, pipeline=2), 2, again, schedule=schedule, in_places=False
+        Degrees(tensor=2, pipeline=2), 2, again, schedule=schedule, sequence_parallel=False
     )
     axes = {"tensor": {"ranks": 2}, "pipeline": {"ranks": 2, "schedule": schedule}}
     parallel = FSDP.model_validate(axes)
@@ -76,7 +76,7 @@ def test_operations_are_those_of_check(model, changes, degrees):
     for number, layer in enumerate(shapes.layers):
         each += sum(p.flops for p in iterate_products(layer, tokens, degrees.tensor))
         each += count_attention_flops(sizes, local.shape.heads, length, number, tokens)
-    assert each * degrees.of_a_replica == pytest.approx(
+    assert each * degrees.replica_devices == pytest.approx(
         count_token_flops(sizes, length).forward * length
     )
 
@@ -167,7 +167,7 @@ def test_parameters_and_gradients_are_copied_between_buffers(predictor):
         made = predictor(layout.degrees.devices, batch=batch)
         (device,) = made._pipeline(Degrees(), 1, "nothing", 1, True)
         held, root = device.held.total, sum(device._beside.each)
-        found.append(device.estimate_data_traffic(layout, layout.count_turns(8)).copied)
+        found.append(device.estimate_data_traffic(layout, layout.count_micro_batches(8)).copied)
     assert found[0] == 2 * (4 + 2) * held
     assert found[1] == 2 * (2 + 4) * held
     assert found[2] == 2 * (2 * (4 * root + 2 * 4 * (held - root)) + 4 * held)

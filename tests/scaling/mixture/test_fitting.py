@@ -133,7 +133,7 @@ def test_an_error_that_predicts_nothing_is_no_done(tables, tmp_path, capsys):
     assert score.shift == pytest.approx(2.5, abs=0.01)
     assert score.baseline_error == pytest.approx(2.5, abs=0.1)
     [said] = [one for one in record.warnings if "Losses are not predicted" in one]
-    assert "above what was measured: were they of another model size" in said
+    assert "above what was measured: check whether the runs differ in model size" in said
     page = (tmp_path / "out" / "report.html").read_text()
     assert '<span class="state">warning</span>' in page and "Losses are not predicted" in page
     noise = np.random.default_rng(5).normal(4, 1, 30)
@@ -235,9 +235,9 @@ LOSSES = ["run", "forum"], [["a", 3.0], ["b", 3.1]]
         ),
         ((["run", "web", "code"], [["a", 1.5, -0.5]]), LOSSES, ":2: a share is below 0"),
         ((["run", "web"], [["a", 1], ["a", 1]]), LOSSES, ":3: a second line of run 'a'"),
-        ((["run", "web"], [["c", 1]]), LOSSES, "no whole line of losses for any run"),
-        ((["run"], [["a"]]), LOSSES, "one column; the first names the run"),
-        ((["id", "web"], [["a", 1]]), LOSSES, "its first column is 'run', that of .* 'id'"),
+        ((["run", "web"], [["c", 1]]), LOSSES, "no complete line of losses for any run"),
+        ((["run"], [["a"]]), LOSSES, "only one column; the first names the run"),
+        ((["id", "web"], [["a", 1]]), LOSSES, "its first column is 'run', that of .* is 'id'"),
         ((["run", "web"], [["a", "x"]]), LOSSES, "web should be a number, found 'x'"),
     ],
 )

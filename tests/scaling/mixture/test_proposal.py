@@ -86,8 +86,8 @@ def test_drawn_mixtures_lie_around_the_centre():
     ("at_most", "message"),
     [
         ({"wbe": 0.5}, "no source 'wbe'; did you mean 'web'?"),
-        ({"web": 1.5}, "web = 1.5; a share lies from 0 to 1"),
-        ({"web": 0.1, "code": 0.1, "books": 0.1}, "sum to 0.3, and shares to 1"),
+        ({"web": 1.5}, "web = 1.5; choose a share from 0 to 1"),
+        ({"web": 0.1, "code": 0.1, "books": 0.1}, "sum to 0.3, and shares must sum to 1"),
     ],
 )
 def test_limits_that_cannot_be_are_refused(at_most, message):

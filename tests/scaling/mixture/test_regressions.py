@@ -17,7 +17,7 @@ from trainrig.scaling.mixture.validation import (
     PredictedLosses,
     compute_ranks,
     cross_validate_law,
-    leave_one_out,
+    predict_left_out,
 )
 
 DATA = os.environ.get("TRAINRIG_TEST_DATA")
@@ -106,7 +106,7 @@ def test_ranks_are_spearmans_ties_included():
 def test_both_regressions_order_runs_they_were_not_fitted_to():
     shares = mixtures(60)
     losses = law_losses(shares)[:, None]
-    assert leave_one_out(MeanProcess.fit(shares, losses), losses).rank_correlation > 0.99
+    assert predict_left_out(MeanProcess.fit(shares, losses), losses).rank_correlation > 0.99
     assert cross_validate_law(shares, losses, seed=0).rank_correlation > 0.999
 
 
@@ -121,7 +121,7 @@ def test_the_order_of_regmix_runs_is_predicted_better_than_by_boosted_trees():
         )
         for part in ("train", "test")
     ]
-    fitted, held_out = (x.of_targets(["metric/the_pile_pile_cc_val_loss"]) for x in read)
+    fitted, held_out = (x.select_targets(["metric/the_pile_pile_cc_val_loss"]) for x in read)
     found = {
         name: PredictedLosses(
             fit(fitted.shares, fitted.losses).expect(held_out.shares), held_out.losses[:, 0]

@@ -136,11 +136,11 @@ def test_the_terminal_and_the_object_say_the_same(
         (("hoffmann", "--params", "1B", "--tokens", "2Q"), "--tokens: '2Q' is no number"),
         (
             ("hoffmann", "--params", "1B", "--tokens", "2B", "--epochs", "0.5"),
-            "each token is seen once at least",
+            "each token is seen at least once",
         ),
         (
             ("hoffmann", "--params=1B", "--tokens=2B", "--epochs=2", "--unique-tokens=1B"),
-            "say the same; give one",
+            "mean the same; give only one",
         ),
     ],
 )

@@ -103,12 +103,12 @@ def test_a_plan_is_run_and_goes_with_its_run(
 
 def test_a_law_that_knows_no_repeats_says_so(planned: Callable[..., Path]) -> None:
     plan = read_plan(config.load(Pretraining, str(planned("kaplan", parameters=6e3))).plan or "")
-    assert "this law takes all for new" in plan.warnings[-1]
+    assert "this law counts all of them as new" in plan.warnings[-1]
 
 
 def test_another_run_file_is_not_written_over(planned: Callable[..., Path]) -> None:
     planned()
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         planned(parameters=1.5e4)
 
 
@@ -156,7 +156,7 @@ def test_a_law_is_read_from_its_file(tmp_path: Path) -> None:
         ("besiroglu --flops 1e21 --out a.toml", "--out needs --tokens-folder"),
         ("besiroglu --flops 1e21 --output a", "add --out RUN.toml"),
         ("kaplan --flops 1e21 --tokens-available 1e9", "cannot tell repeated tokens"),
-        ("besiroglu --tokens 100 --vocabulary 8", "no budget makes|are not one sequence"),
+        ("besiroglu --tokens 100 --vocabulary 8", "no budget makes|are fewer than one sequence"),
         ("besiroglu --flops 1e20 --instance p5.48xlarge --device l4", "leave out one of the two"),
     ],
 )

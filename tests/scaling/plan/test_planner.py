@@ -144,7 +144,7 @@ def test_intervals_are_of_the_draws() -> None:
     [
         ({"flops": 3e23}, "compute by 6ND, 3.0"),
         ({"flops": 1e17}, "times below the least of the law's runs (6e+18)"),
-        ({"parameters": 4e11, "devices": 8}, "It fits no layout that runs accept on 8 devices"),
+        ({"parameters": 4e11, "devices": 8}, "The model fits 8 devices in no layout"),
     ],
 )
 def test_what_is_far_from_the_law_or_the_machine_is_flagged(

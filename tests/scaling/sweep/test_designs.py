@@ -67,5 +67,5 @@ def test_one_size_is_refused_with_what_would_do():
 
 def test_a_design_without_a_point_is_refused():
     design = IsoFLOP(parameters=(1e3, 2e3), budgets=(6e3,))
-    with pytest.raises(ConfigError, match="no point of it is within tokens_per_parameter"):
+    with pytest.raises(ConfigError, match="none of its points is within tokens_per_parameter"):
         design.list_points(model)

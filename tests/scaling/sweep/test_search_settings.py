@@ -9,14 +9,14 @@ from trainrig.scaling.sweep.search_settings import (
     ASHA,
     RateBatchPair,
     RateSearch,
-    Tried,
+    TriedPair,
     find_best_pair,
-    find_pair,
     list_pairs,
     list_rungs,
     name_drawn_pair,
-    read_found,
-    write_found,
+    parse_pair,
+    read_search_result,
+    write_search_result,
 )
 from trainrig.scaling.sweep.search_trials import choose_pair
 
@@ -28,7 +28,7 @@ SEARCH = RateSearch(
 def test_a_grid_tries_each_rate_with_each_batch():
     assert len(list_pairs(SEARCH)) == 6 and RateBatchPair(0.5, 1.0) in list_pairs(SEARCH)
     for pair in list_pairs(RateSearch(parameters=1e4, tokens=1e5, rate_factors=(1e-7, 1 / 3, 3e8))):
-        assert find_pair(pair.name) == pair
+        assert parse_pair(pair.name) == pair
     assert name_drawn_pair(SEARCH, {"rate": 1 / 3, "batch": 2 / 3}) == RateBatchPair(
         0.333333, 0.666667
     )
@@ -50,20 +50,20 @@ def test_rungs_are_multiples_of_the_first_and_the_end(scheduler, steps, expected
 
 def test_the_best_is_of_those_that_came_to_their_end(tmp_path):
     tried = [
-        Tried(RateBatchPair(0.5, 1.0), 3.0, 100, whole=True),
-        Tried(RateBatchPair(1.0, 1.0), 2.9, 100, whole=True),
+        TriedPair(RateBatchPair(0.5, 1.0), 3.0, 100, whole=True),
+        TriedPair(RateBatchPair(1.0, 1.0), 2.9, 100, whole=True),
         # was stopped: it has not been compared there
-        Tried(RateBatchPair(2.0, 1.0), 2.5, 50, whole=False),
-        Tried(RateBatchPair(4.0, 1.0), math.nan, 10, whole=True),
+        TriedPair(RateBatchPair(2.0, 1.0), 2.5, 50, whole=False),
+        TriedPair(RateBatchPair(4.0, 1.0), math.nan, 10, whole=True),
     ]
     assert find_best_pair(tried) == RateBatchPair(1.0, 1.0)
     assert find_best_pair(tried[2:]) is None
-    write_found(str(tmp_path), SEARCH, RateBatchPair(2.0, 1.0), tried)
-    assert read_found(str(tmp_path)) == RateBatchPair(2.0, 1.0)
+    write_search_result(str(tmp_path), SEARCH, RateBatchPair(2.0, 1.0), tried)
+    assert read_search_result(str(tmp_path)) == RateBatchPair(2.0, 1.0)
     found = json.loads((tmp_path / "search.json").read_text())
     assert found["at_an_edge"] == ["rate", "batch"]
     assert [each["loss"] for each in found["tried"]] == [3.0, 2.9, 2.5, None]
-    assert read_found(str(tmp_path / "other")) is None
+    assert read_search_result(str(tmp_path / "other")) is None
 
 
 def test_a_search_in_which_all_diverged_says_so(tmp_path):
@@ -71,7 +71,7 @@ def test_a_search_in_which_all_diverged_says_so(tmp_path):
         output = str(tmp_path)
 
     with pytest.raises(DataError, match=r"all 1 pairs .* lower search\.rate_factors"):
-        choose_pair(Swept(), [Tried(RateBatchPair(4.0, 1.0), math.nan, 10, whole=False)])
+        choose_pair(Swept(), [TriedPair(RateBatchPair(4.0, 1.0), math.nan, 10, whole=False)])
 
 
 def test_a_search_among_one_is_refused():

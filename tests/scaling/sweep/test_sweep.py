@@ -15,7 +15,12 @@ from trainrig.scaling.laws.runs_table import RUNS_FILE
 from trainrig.scaling.sweep.search_settings import RateBatchPair
 from trainrig.scaling.sweep.sweep import Sweep, sweep
 from trainrig.scaling.sweep.trial import claim_output
-from trainrig.scaling.sweep.trials import build_run_file, list_design_points, look_at, plan
+from trainrig.scaling.sweep.trials import (
+    build_run_file,
+    list_design_points,
+    plan,
+    read_sweep_tokens,
+)
 from trainrig.train.run.run_folder import RunFolder
 
 TIMES = ("seconds", "cost")  # the columns that differ from time to time
@@ -115,7 +120,7 @@ def test_a_trial_that_fails_the_same_way_twice_ends_with_its_reason_in_the_table
     trials = {"at_once": 1, "retries": 3}
     run = make_sweep("failing", trials=trials)
     manifest.claim(run.output, run, {"tokens": manifest.read_input(run.tokens, "tokenize").content})
-    data = look_at(run)
+    data = read_sweep_tokens(run)
     small, large = plan(run, list_design_points(run, data), data, RateBatchPair(1.0, 1.0))
     stage, _ = claim_output(build_run_file(run, large, large.trunk, data))
     Path(stage.build_path("run.toml")).unlink()
@@ -124,7 +129,7 @@ def test_a_trial_that_fails_the_same_way_twice_ends_with_its_reason_in_the_table
         sweep(run)
     (record,) = Path(run.output).rglob("failures/*/*.json")
     assert len(json.loads(record.read_text())) == 2  # of the four tries that it had
-    assert caplog.text.count("it goes on from where it was") == 1
+    assert caplog.text.count("it resumes from its last checkpoint") == 1
     runs = read_table(run.output)
     assert list(zip(runs.trial, runs.state, strict=True)) == [
         *[(small.name, "end")] * 2,
@@ -166,7 +171,7 @@ def test_resources_that_are_not_there_are_refused(local_ray, make_sweep, changes
 
 def test_a_law_of_nothing_held_out_is_refused(make_sweep, make_tokens, tmp_path):
     run = make_sweep(tokens=make_tokens(tmp_path, held_out=0.0))
-    with pytest.raises(DataError, match="nothing is held out, and a law is of the loss on text"):
+    with pytest.raises(DataError, match="nothing is held out, and a law predicts the loss on text"):
         sweep(run)
     assert not Path(run.output).exists()
 

@@ -24,12 +24,18 @@ from trainrig.scaling.sweep.search_settings import RateBatchPair
 from trainrig.scaling.sweep.sweep_table import (
     build_runs_table,
     estimate_seed_noise,
-    state_design,
+    serialise_design,
     summarise_sweep,
 )
 from trainrig.scaling.sweep.task_scores import check_tasks
-from trainrig.scaling.sweep.trial import Alone, StopFile, is_complete, read_diverged, train_trial
-from trainrig.scaling.sweep.trials import look_at, name_run_folder, plan
+from trainrig.scaling.sweep.trial import (
+    SingleRankTrainer,
+    StopFile,
+    is_complete,
+    read_diverged,
+    train_trial,
+)
+from trainrig.scaling.sweep.trials import name_run_folder, plan, read_sweep_tokens
 from trainrig.train.loop import train
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
@@ -49,7 +55,7 @@ def sweep(tokens, tmp_path) -> Sweep:
 
 
 def planned(sweep, *lengths):
-    data = look_at(sweep)
+    data = read_sweep_tokens(sweep)
     (trial,) = plan(
         sweep, [DesignPoint(6_000, tokens) for tokens in lengths], data, RateBatchPair(1.0, 1.0)
     )
@@ -87,10 +93,10 @@ def test_other_objectives_are_swept_with_models_of_theirs_and_exact_operations(
         "objective": objective,
     }
     sweep = config.build(Sweep, settings, "sweep.toml")
-    data = look_at(sweep)
+    data = read_sweep_tokens(sweep)
     points = [DesignPoint(12_000, tokens) for tokens in (1_024, 2_048)]
     (trial,) = plan(sweep, points, data, RateBatchPair(1.0, 1.0))
-    train_trial(sweep, trial, data, Alone())
+    train_trial(sweep, trial, data, SingleRankTrainer())
     runs = build_runs_table(sweep, [trial], data)
     assert list(runs.state) == ["end", "end"]
     # Text read, whatever is asked of it.
@@ -118,9 +124,11 @@ def test_objectives_that_a_sweep_cannot_have_are_refused(tokens, sweep):
     given = sweep.model_dump(mode="json")
     spans = {"objective": {"kind": "SpanCorruption"}}
     with pytest.raises(DataError, match="no special token <extra_id_0>"):
-        look_at(config.build(Sweep, given | spans, "sweep.toml"))
+        read_sweep_tokens(config.build(Sweep, given | spans, "sweep.toml"))
     asked = given | spans | {"tasks": [{"task": "lambada"}]}
-    with pytest.raises(ConfigError, match="only decoders are asked, and objective SpanCorruption"):
+    with pytest.raises(
+        ConfigError, match="only decoders can be evaluated, and objective SpanCorruption"
+    ):
         config.build(Sweep, asked, "sweep.toml")
 
 
@@ -148,14 +156,14 @@ def rows_of(runs):
 @pytest.mark.slow
 def test_a_trial_that_was_stopped_again_and_again_ends_as_one_that_was_not(alone, sweep, tmp_path):
     trial, data = planned(sweep, 1_024, 2_048)
-    train_trial(sweep, trial, data, Alone())
+    train_trial(sweep, trial, data, SingleRankTrainer())
     whole = build_runs_table(sweep, [trial], data)
     assert list(whole.state) == ["end", "end"] and (np.diff(whole.tokens) > 0).all()
     assert (whole.flops > whole.flops_6nd).all() and (whole.seconds > 0).all()
     other = sweep.model_copy(update={"output": str(tmp_path / "stopped")})
     for _ in range(20):
         try:
-            train_trial(other, trial, data, Alone(After(4)))
+            train_trial(other, trial, data, SingleRankTrainer(After(4)))
             break
         except Unfinished:
             continue
@@ -164,7 +172,7 @@ def test_a_trial_that_was_stopped_again_and_again_ends_as_one_that_was_not(alone
     assert len(trunk.read_attempts()) > 2
     # What is finished is left alone.
     before = len(trunk.read_attempts())
-    train_trial(other, trial, data, Alone())
+    train_trial(other, trial, data, SingleRankTrainer())
     assert len(trunk.read_attempts()) == before
 
 
@@ -181,13 +189,13 @@ def test_a_branch_whose_checkpoint_is_gone_is_trained_from_its_beginning_to_the_
     alone, sweep, tmp_path
 ):
     trial, data = planned(sweep, 1_024, 2_048)
-    train_trial(sweep, trial, data, Alone())
+    train_trial(sweep, trial, data, SingleRankTrainer())
     wanted = rows_of(build_runs_table(sweep, [trial], data))
     short = name_run_folder(sweep, trial, trial.lengths[0])
     assert metrics.read_series(short)[0]["step"] > 1
     storage.delete_folder(short)
     storage.delete_folder(name_run_folder(sweep, trial, trial.trunk) + "/checkpoints")
-    train_trial(sweep, trial, data, Alone())
+    train_trial(sweep, trial, data, SingleRankTrainer())
     assert metrics.read_series(short)[0]["step"] == 1
     assert rows_of(build_runs_table(sweep, [trial], data)) == wanted
 
@@ -204,7 +212,7 @@ def test_of_two_processes_at_one_run_the_one_that_was_there_first_gives_way(
 
     monkeypatch.setattr(trial_module, "train", train_while_another_begins)
     with pytest.raises(ClusterError, match="another process took the run over from attempt 1"):
-        train_trial(sweep, trial, data, Alone())
+        train_trial(sweep, trial, data, SingleRankTrainer())
     assert [each.number for each in folder.read_attempts()] == [1, 2]
 
 
@@ -213,7 +221,7 @@ def test_a_trial_that_diverges_is_recorded_with_its_reason_and_is_no_error(
 ):
     trial, data = planned(sweep, 1_024, 2_048)
     hot = dataclasses.replace(trial, rate=1e30)
-    train_trial(sweep, hot, data, Alone())
+    train_trial(sweep, hot, data, SingleRankTrainer())
     reasons = [read_diverged(name_run_folder(sweep, hot, each))["reason"] for each in hot.lengths]
     assert "no update can be made" in reasons[1]
     assert reasons[0].startswith("as the longest run of its trial") or "no update" in reasons[0]
@@ -225,7 +233,7 @@ def test_a_trial_that_diverges_is_recorded_with_its_reason_and_is_no_error(
 def test_a_run_that_ends_worse_than_a_guess_has_diverged(alone, sweep, monkeypatch):
     trial, data = planned(sweep, 1_024)
     monkeypatch.setattr(trial_module.math, "log", lambda value: 0.5)
-    train_trial(sweep, trial, data, Alone())
+    train_trial(sweep, trial, data, SingleRankTrainer())
     reason = read_diverged(name_run_folder(sweep, trial, trial.trunk))["reason"]
     assert "held-out loss is" in reason and "that of a guess among 320 entries" in reason
 
@@ -241,15 +249,15 @@ def test_a_stop_file_is_seen(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_noise_between_seeds_is_pooled_over_points(alone, sweep):
     sweep = sweep.model_copy(update={"seeds": (0, 1)})
-    data = look_at(sweep)
+    data = read_sweep_tokens(sweep)
     trials = plan(sweep, [DesignPoint(6_000, 1_024)], data, RateBatchPair(1.0, 1.0))
     for trial in trials:
-        train_trial(sweep, trial, data, Alone())
+        train_trial(sweep, trial, data, SingleRankTrainer())
     runs = build_runs_table(sweep, trials, data)
     spread, freedom = estimate_seed_noise(runs)
     assert freedom == 1
     assert spread == pytest.approx(abs(runs.loss[0] - runs.loss[1]) / math.sqrt(2))
-    named = json.loads(state_design(sweep, trials))
+    named = json.loads(serialise_design(sweep, trials))
     assert [each["trial"] for each in named] == [trial.name for trial in trials]
 
 
@@ -260,7 +268,7 @@ def test_a_trial_asks_its_tasks_and_one_cut_short_in_them_comes_to_the_same(
     asking = sweep.model_copy(update={"tasks": (TaskChoice(task=riddles),)})
     check_tasks(asking)
     trial, data = planned(asking, 1_024, 2_048)
-    train_trial(asking, trial, data, Alone())
+    train_trial(asking, trial, data, SingleRankTrainer())
     whole = build_runs_table(asking, [trial], data)
     for length in trial.lengths:
         folder = name_run_folder(asking, trial, length)
@@ -275,9 +283,9 @@ def test_a_trial_asks_its_tasks_and_one_cut_short_in_them_comes_to_the_same(
     with monkeypatch.context() as cut:
         cut.setattr(task_scores, "evaluate", lambda run: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            train_trial(other, trial, data, Alone())
+            train_trial(other, trial, data, SingleRankTrainer())
     assert not is_complete(other, name_run_folder(other, trial, trial.trunk))
-    train_trial(other, trial, data, Alone())
+    train_trial(other, trial, data, SingleRankTrainer())
     again = build_runs_table(other, [trial], data)
     assert rows_of(again) == rows_of(whole)
     assert again.task_losses["riddles"].tolist() == whole.task_losses["riddles"].tolist()
@@ -287,5 +295,5 @@ def test_a_trial_asks_its_tasks_and_one_cut_short_in_them_comes_to_the_same(
 
 def test_tasks_whose_right_answers_have_no_likelihood_are_refused(sweep):
     asking = sweep.model_copy(update={"tasks": (TaskChoice(task="svamp"),), "task_rows": "/no"})
-    with pytest.raises(ConfigError, match=r"'svamp' is scored by GeneratedAnswer, which gives its"):
+    with pytest.raises(ConfigError, match=r"'svamp' is scored by GeneratedAnswer, which gives the"):
         check_tasks(asking)

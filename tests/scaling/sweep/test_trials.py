@@ -14,8 +14,8 @@ from trainrig.scaling.sweep.trials import (
     SweepTokens,
     build_run_file,
     count_stable_steps,
-    look_at,
     plan,
+    read_sweep_tokens,
 )
 
 DATA = SweepTokens(tokenizer="abc", vocabulary=320, unique_tokens=1_000_000, held_out_windows=7)
@@ -103,7 +103,7 @@ def test_a_run_shorter_than_the_fewest_steps_has_a_smaller_batch_and_is_refused_
 def test_more_passes_than_allowed_are_refused_with_all_that_would_do():
     with pytest.raises(
         ConfigError,
-        match=r"1 of its points go more than 4 times through the 1,000,000 unique tokens of t, the "
+        match=r"1 of its points pass more than 4 times over the 1,000,000 unique tokens of t, the "
         r"longest 5\.0 times .*batches\.epochs = 5 and fit the data-constrained form",
     ):
         plan(build(), points((1e4, 1e6), (1e4, 4.99e6)), DATA, AS_RULED)
@@ -111,7 +111,7 @@ def test_more_passes_than_allowed_are_refused_with_all_that_would_do():
 
 
 def test_sizes_that_come_to_the_same_decoder_are_refused():
-    with pytest.raises(ConfigError, match="10,000 and 10,001 come to the same decoder"):
+    with pytest.raises(ConfigError, match="10,000 and 10,001 give the same model"):
         plan(build(), points((10_000, 1e5), (10_001, 1e5)), DATA, AS_RULED)
 
 
@@ -121,7 +121,7 @@ MASKED, NEXT = {"objective": {"kind": "MaskedLM"}}, {"objective": {"kind": "Caus
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"objective": {"kind": "ReplacedTokenDetection"}}, "make no law; sweep MaskedLM, or"),
+        ({"objective": {"kind": "ReplacedTokenDetection"}}, "give no law; sweep MaskedLM, or"),
         (
             {
                 "objective": {"kind": "PrefixLM", "prefix_tokens": 64},
@@ -164,7 +164,7 @@ def test_a_rate_of_hiding_that_falls_is_counted_step_by_step(corrupted_tokens):
     falling = MaskedLM(rate=0.5, final_rate=0.1, rate_steps=8)
     settings = {"tokens": corrupted_tokens, "batches": rows, "training": training}
     sweep = build(**settings, design=design, objective=falling.model_dump())
-    data, expected = look_at(sweep), 0.0
+    data, expected = read_sweep_tokens(sweep), 0.0
     for trial in plan(sweep, sweep.design.list_points(None), data, AS_RULED):
         trunk, branch = trial.trunk.steps, trial.lengths[0].steps
         made = [*range(trunk), *range(count_stable_steps(sweep, trial, trial.lengths[0]), branch)]
@@ -174,7 +174,7 @@ def test_a_rate_of_hiding_that_falls_is_counted_step_by_step(corrupted_tokens):
             expected += positions * count_position_flops(of, trial.ladder_model.model, 32)
     assert describe(sweep)["flops"] == pytest.approx(expected)
     exact = {"kind": "IsoFLOP", "parameters": [12_000, 50_000], "budgets": [1e9], "flops": "exact"}
-    with pytest.raises(ConfigError, match=r'with final_rate a token costs .*flops = "6ND"'):
+    with pytest.raises(ConfigError, match=r'with final_rate the operations .*flops = "6ND"'):
         build(**settings, design=exact, objective=falling.model_dump())
 
 

@@ -1,1 +1,1 @@
-"""Plans of layouts: which way to lay a run out over devices is fastest, before any is rented."""
+"""Search for the fastest parallel layout of a run on given devices, before any is rented."""

@@ -1,13 +1,14 @@
-"""What devices are joined by, and how long they take to send each other something.
+"""Devices, the links between them, and the time that collectives take on those links.
 
-Collectives are rings over all members, of which those in a machine use its links to the others at
-once, as NCCL's do: S bytes among N members, g of them in each of m machines, take each device
+Collectives are rings over all members of a group. The members in one machine use its links to other
+machines at the same time, as NCCL does. For S bytes among N members in m machines, g of them in
+each machine, a device sends and waits:
 
     inside    S (N - m) / N bytes, across machines S (m - 1) / N          all-gather, reduce-scatter
     time      latency + max(S (N - 1) / N / inside, S (m - 1) / N / across)
 
-an all-reduce twice that; an all-to-all sends S / N to each member. A ring's latency is that of the
-trees by which short messages go, log2 g inside and log2 m across.
+An all-reduce takes twice that. An all-to-all sends S / N to each member. The latency of a ring is
+that of the trees that short messages use: log2 g hops inside and log2 m hops across machines.
 """
 
 import math
@@ -21,27 +22,27 @@ from trainrig.scaling.layout.layouts import Axis, Degrees
 
 @dataclass(frozen=True)
 class Group:
-    """Devices that send to each other."""
+    """Group of devices that communicate with each other in a collective."""
 
     size: int
-    inside: int  # of them in one machine
+    inside: int  # number of its devices in one machine
 
     @property
     def machines(self) -> int:
-        """Over which they lie."""
+        """Number of machines that the group spans."""
         return math.ceil(self.size / self.inside)
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What a device sends, and how long that takes."""
+    """Bytes that a device sends, and the seconds that sending them takes."""
 
-    inside: float = 0.0  # bytes to others of its machine
+    inside: float = 0.0  # bytes to other devices of its machine
     across: float = 0.0  # bytes to other machines
     seconds: float = 0.0
 
     def multiply(self, number: float) -> "Sent":
-        """So many of them, one after another."""
+        """Return the total of `number` such transfers, one after another."""
         return Sent(self.inside * number, self.across * number, self.seconds * number)
 
     def __add__(self, other: "Sent") -> "Sent":
@@ -55,28 +56,33 @@ NOTHING = Sent()
 
 @dataclass(frozen=True)
 class Cluster:
-    """Devices of one kind."""
+    """Devices of one kind, with the links inside a machine and between machines."""
 
-    name: str  # of the device
+    name: str  # name of the device, as in the table of hardware
     device: Device
     devices: int
-    of_a_machine: int
+    devices_per_machine: int
     inside: HardwareLink
-    across: HardwareLink | None  # None: one machine
-    instance: str | None = None  # what is rented
+    across: HardwareLink | None  # None: all devices are in one machine
+    instance: str | None = None  # name of the rented instance type
 
     def group(self, degrees: Degrees, axes: Iterable[Axis]) -> Group:
-        """Those that differ along `axes` alone."""
+        """Return the group of devices whose ranks differ only along `axes`."""
         size = inside = 1
         for axis in axes:
             members = int(getattr(degrees, axis))
-            within = max(1, self.of_a_machine // degrees.compute_stride(axis))
-            size, inside = size * members, inside * min(members, within)
+            within = max(1, self.devices_per_machine // degrees.compute_stride(axis))
+            size = size * members
+            inside = inside * min(members, within)
         return Group(size, inside)
 
     def send(self, kind: Collective, size: float, group: Group) -> Sent:
-        """`size` bytes: what is whole after an all-gather or before a reduce-scatter, reduced by an
-        all-reduce, or held by each before an all-to-all; of a `send`, what goes to one other."""
+        """Return what one device sends in a collective of `kind` over `group`.
+
+        `size` is in bytes. For an all-gather it is the gathered tensor, for a reduce-scatter or
+        all-reduce the tensor to be reduced, for an all-to-all what each device holds before it, and
+        for a `send` what goes to the one receiver. Returns NOTHING for a group of one device.
+        """
         if group.size == 1 or size == 0:
             return NOTHING
         if kind == "send":
@@ -84,14 +90,15 @@ class Cluster:
             found = Sent(0.0, size) if far else Sent(size)
             latency = self._find_latency(far)
         elif kind == "all-to-all":
-            each = size / group.size
-            found = Sent(each * (group.inside - 1), each * (group.size - group.inside))
+            share = size / group.size
+            found = Sent(share * (group.inside - 1), share * (group.size - group.inside))
             latency = self._time_tree(group)
         else:
             twice = 2 if kind == "all-reduce" else 1
             far_bytes = twice * size * (group.machines - 1) / group.size
             whole = twice * size * (group.size - 1) / group.size
-            found, latency = Sent(whole - far_bytes, far_bytes), twice * self._time_tree(group)
+            found = Sent(whole - far_bytes, far_bytes)
+            latency = twice * self._time_tree(group)
         ring = found.inside + (0.0 if kind in ("send", "all-to-all") else found.across)
         rate = self._find_bandwidth(self.inside, kind, terms.INSIDE.value)
         near = ring / rate if group.inside > 1 else 0.0
@@ -102,17 +109,20 @@ class Cluster:
         )
 
     def _find_bandwidth(self, link: HardwareLink, kind: Collective, share: float) -> float:
-        """Bytes/s of `link`: what was measured of `kind`, else the usual share of its bandwidth."""
+        """Return the bytes/s of `link`: as measured for `kind`, or `share` of its bandwidth."""
         return link.reached.get(kind, link.bandwidth * share)
 
     def _time_far(self, kind: Collective, size: float) -> float:
-        """Seconds of `size` bytes from each device to other machines, whose cards all share."""
+        """Return the seconds in which each device sends `size` bytes to other machines.
+
+        All devices of a machine share its network cards.
+        """
         if not size:
             return 0.0
-        assert self.across is not None, "one machine has none other to send to"
+        assert self.across is not None, "a cluster of one machine has no other to send to"
         if kind in self.across.reached:
             return size / self.across.reached[kind]
-        return size * self.of_a_machine / (self.across.bandwidth * terms.ACROSS.value)
+        return size * self.devices_per_machine / (self.across.bandwidth * terms.ACROSS.value)
 
     def _find_latency(self, far: bool) -> float:
         return self.across.latency if far and self.across is not None else self.inside.latency

@@ -1,6 +1,7 @@
-"""How long one device computes on a micro-batch, kernel by kernel, from their shapes.
+"""Estimate of how long one device computes on a micro-batch, kernel by kernel.
 
-Shapes: a product of [M, K] by [K, N]; tokens of a micro-batch on one device; C channels.
+Shapes: a product multiplies [M, K] by [K, N]; tokens are those of a micro-batch on one device; C is
+the number of channels.
 """
 
 import math
@@ -23,31 +24,31 @@ from trainrig.scaling.layout import terms
 from trainrig.train.run_file.training import Training
 
 MASTER = 4
-# Numbers of the computed format that are read and written where nothing is fused: a norm casts to
-# float32, squares, takes the mean, scales, casts back and takes its gain (40 bytes in bfloat16);
-# positions are two products, a rotation and a sum.
+# Elements per channel, in the dtype of the computation, that are read and written where no kernels
+# are fused. A norm casts to float32, squares, takes the mean, scales, casts back and multiplies by
+# the gain: 40 bytes in bfloat16. Rotary positions take two products, a rotation and a sum.
 NORM = 20
 TURNED = 10
 
 
 @dataclass(frozen=True)
 class Product:
-    """Of `copies` pairs of matrices."""
+    """Matrix product of `copies` pairs of matrices of the same shape."""
 
-    rows: float  # M, tokens of each
+    rows: float  # M, tokens of each copy
     columns: int  # N
     inner: int  # K
     copies: int = 1
 
     @property
     def flops(self) -> float:
-        """Operations of the forward pass."""
+        """Number of floating-point operations of the forward pass."""
         return 2.0 * self.copies * self.rows * self.columns * self.inner
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """Seconds of one device for one micro-batch, forward and backward."""
+    """Seconds of one device for one micro-batch, as (forward, backward) for each kind of kernel."""
 
     products: tuple[float, float] = (0.0, 0.0)
     attention: tuple[float, float] = (0.0, 0.0)
@@ -55,18 +56,22 @@ class Kernels:
 
     @property
     def forward(self) -> float:
-        """All of the forward pass."""
+        """Seconds of the forward pass."""
         return self.products[0] + self.attention[0] + self.elementwise[0]
 
     @property
     def backward(self) -> float:
-        """All of the backward pass."""
+        """Seconds of the backward pass."""
         return self.products[1] + self.attention[1] + self.elementwise[1]
 
 
 def iterate_products(part: object, tokens: float, split: int) -> Iterator[Product]:
-    """The products of `part`, cut for one device, on `tokens` of its group; of those that all of
-    a tensor group make alike each makes one of `split` parts."""
+    """Yield the matrix products of a part of the model on one device.
+
+    `part` holds the device's own shapes, and `tokens` are those of its tensor group. A router,
+    which would be computed alike on all ranks of the group, is divided into `split` equal parts of
+    the tokens.
+    """
     if isinstance(part, ProjectionShape):
         yield Product(tokens, part.outputs, part.inputs)
     elif isinstance(part, StackShape):
@@ -77,24 +82,24 @@ def iterate_products(part: object, tokens: float, split: int) -> Iterator[Produc
         yield from iterate_products(part.experts, tokens, split)
         yield from iterate_products(part.shared, tokens, split)
     elif part is not None and not hasattr(part, "sizes"):
-        for each in fields(part):  # type: ignore[arg-type]
-            yield from iterate_products(getattr(part, each.name), tokens, split)
+        for shape_field in fields(part):  # type: ignore[arg-type]
+            yield from iterate_products(getattr(part, shape_field.name), tokens, split)
 
 
 class Timer:
-    """Seconds of kernels on one kind of device."""
+    """Estimate of the seconds that kernels take on one kind of device."""
 
     def __init__(self, name: str, device: Device, training: Training) -> None:
-        """Raises ConfigError where the table of hardware lacks what plans need."""
+        """Raise ConfigError if the table of hardware lacks a figure that the estimate needs."""
         if device.bandwidth is None or device.matmul is None or device.processors is None:
             lacking = [
-                each
-                for each in ("bandwidth", "matmul", "processors")
-                if getattr(device, each) is None
+                figure
+                for figure in ("bandwidth", "matmul", "processors")
+                if getattr(device, figure) is None
             ]
             raise ConfigError(
-                f"the table of hardware does not say {', '.join(lacking)} of '{name}', which a "
-                "plan of layouts needs; add it, or choose another --device"
+                f"the table of hardware lacks {', '.join(lacking)} for '{name}', which planning a "
+                "layout needs; add it, or choose another --device"
             )
         self._peak = device.find_peak(training.precision.peak)
         self._products = self._peak * device.matmul
@@ -104,52 +109,81 @@ class Timer:
         self.size = training.precision.bytes
         self._fused = bool(training.compile)
 
-    def time_product(self, each: Product) -> float:
-        """The slower of its arithmetic, in whole rounds of tiles, and its memory."""
+    def time_product(self, product: Product) -> float:
+        """Return the seconds of a product: the slower of its arithmetic and its memory traffic.
+
+        The arithmetic counts whole tiles, in whole rounds over all processors of the device.
+        """
         tall, wide = self._tile
-        tiles = each.copies * math.ceil(each.rows / tall) * math.ceil(each.columns / wide)
+        tiles = product.copies * math.ceil(product.rows / tall) * math.ceil(product.columns / wide)
         rounds = math.ceil(tiles / self._processors)
         filled = rounds * self._processors * tall * wide
-        moved = each.rows * each.inner + each.inner * each.columns + each.rows * each.columns
-        memory = self.size * each.copies * moved / self._bytes
-        return max(2.0 * filled * each.inner / self._products, memory)
+        moved = (
+            product.rows * product.inner
+            + product.inner * product.columns
+            + product.rows * product.columns
+        )
+        memory = self.size * product.copies * moved / self._bytes
+        return max(2.0 * filled * product.inner / self._products, memory)
 
-    def time_training(self, each: Product) -> tuple[float, float]:
-        """Forward, and backward: the gradients of its input, and of its weights."""
-        of_input = Product(each.rows, each.inner, each.columns, each.copies)
-        of_weight = Product(each.columns, each.inner, math.ceil(each.rows), each.copies)
-        return self.time_product(each), self.time_product(of_input) + self.time_product(of_weight)
+    def time_training(self, product: Product) -> tuple[float, float]:
+        """Return the seconds of a product in the forward and in the backward pass.
+
+        The backward pass computes the gradients of the input and of the weights.
+        """
+        of_input = Product(product.rows, product.inner, product.columns, product.copies)
+        of_weight = Product(product.columns, product.inner, math.ceil(product.rows), product.copies)
+        return self.time_product(product), self.time_product(of_input) + self.time_product(
+            of_weight
+        )
 
     def time_attention(self, flops: float) -> tuple[float, float]:
-        """Of `flops` operations of the forward pass."""
+        """Return the seconds of attention in the forward and in the backward pass.
+
+        `flops` is the number of operations of the forward pass.
+        """
         forward = flops / (self._peak * terms.ATTENTION.value)
         return forward, forward * terms.ATTENTION_BACKWARD.value
 
     def time_moving(self, size: float) -> float:
-        """Of `size` bytes read or written."""
+        """Return the seconds that reading or writing `size` bytes of memory takes."""
         return size / self._bytes
 
     def time_elementwise(self, size: float) -> tuple[float, float]:
-        """Of what moves `size` bytes forward, and twice that backward."""
+        """Return the seconds of elementwise kernels in the forward and in the backward pass.
+
+        `size` is the number of bytes that the forward pass reads and writes.
+        """
         return self.time_moving(size), BACKWARD * self.time_moving(size)
 
     def time_layer(
         self, layer: LayerShape, model: DecoderConfig, tokens: float, tensor: int, split: int
     ) -> Kernels:
-        """Of one layer cut for one of `tensor` devices, `split` of which have a part each of what
-        flows between its products; without attention's own, see `count_attention_flops`."""
-        both = [self.time_training(each) for each in iterate_products(layer, tokens, tensor)]
+        """Return the seconds of one layer on one device, without attention itself.
+
+        `layer` has the shapes of one of `tensor` devices. The activations between products are
+        divided over `split` of them. `count_attention_flops` counts the operations of attention.
+        """
+        training_seconds = [
+            self.time_training(product) for product in iterate_products(layer, tokens, tensor)
+        ]
         moved = self.size * tokens * _count_moved(layer, model, split, self._fused)
         return Kernels(
-            products=(sum(f for f, _ in both), sum(b for _, b in both)),
+            products=(
+                sum(forward for forward, _ in training_seconds),
+                sum(backward for _, backward in training_seconds),
+            ),
             elementwise=self.time_elementwise(moved),
         )
 
     def time_head(
         self, model: DecoderConfig, channels: int, tokens: float, predicted: float
     ) -> Kernels:
-        """Of logits of a `predicted` share of `tokens`, and the loss, which reads and writes them
-        in float32."""
+        """Return the seconds of the logits and of the loss.
+
+        Logits are computed for a `predicted` share of `tokens`. The loss reads and writes them in
+        float32.
+        """
         rows = tokens * predicted
         forward, backward = self.time_training(Product(rows, model.outputs, channels))
         return Kernels(
@@ -161,8 +195,12 @@ class Timer:
 def count_attention_flops(
     model: DecoderConfig, heads: int, length: int, layer: int, tokens: float
 ) -> float:
-    """Operations of the forward pass of layer `layer` with `heads` of its heads, for `tokens` of
-    sequences of `length`, of which each device of a context group has as much to do."""
+    """Return the number of operations of attention in the forward pass of one layer.
+
+    `layer` is the index of the layer, `heads` the number of its heads on this device, `length` the
+    length of a sequence in tokens. Each device of a context group computes `tokens` tokens, and all
+    of them have the same work.
+    """
     window = model.attention.window
     local = window is not None and window.is_local(layer)
     keys = compute_mean_keys(
@@ -172,12 +210,12 @@ def count_attention_flops(
 
 
 def _count_moved(layer: LayerShape, model: DecoderConfig, split: int, fused: bool) -> float:
-    """Numbers a token that what lies between products reads and writes in the forward pass.
+    """Return the elements per token that kernels between products read and write in a forward pass.
 
-    `fused`, as compiled layers are: each norm reads and writes the stream, each of two sums reads
-    two and writes one, positions turn queries and keys, and the gated product reads two and writes
-    one. Else each operation is a kernel of its own: NORM numbers of a norm in float32, TURNED of
-    positions, and a write and a read more of the gate's activation.
+    If `fused`, as in compiled layers, each norm reads and writes the stream, each of two sums reads
+    two and writes one, rotary positions rotate queries and keys, and the gated product reads two
+    and writes one. Otherwise each operation is a kernel of its own: NORM elements for a norm in
+    float32, TURNED for rotary positions, and one more write and read of the gate's activation.
     """
     norms = (
         layer.attention_norm,
@@ -185,15 +223,18 @@ def _count_moved(layer: LayerShape, model: DecoderConfig, split: int, fused: boo
         layer.feedforward_norm,
         layer.feedforward_output_norm,
     )
-    of_norm, of_turn = (2, 2) if fused else (NORM, TURNED)
-    normed = of_norm * sum(isinstance(each, NormShape) for each in norms)
+    per_norm, per_rotation = (2, 2) if fused else (NORM, TURNED)
+    normed = per_norm * sum(isinstance(norm, NormShape) for norm in norms)
     stream = model.channels * (normed + 2 * 3) / split
-    turned = of_turn * (layer.attention.query.outputs + layer.attention.key.outputs)
+    turned = per_rotation * (layer.attention.query.outputs + layer.attention.key.outputs)
     return stream + turned + _count_feedforward_moved(layer.feedforward, 0 if fused else 2)
 
 
 def _count_feedforward_moved(part: FeedForwardShape | MixtureShape, apart: int) -> float:
-    """`apart`: of a gate's activation, written and read."""
+    """Return the elements per token that the feed-forward part reads and writes between products.
+
+    `apart` is the number of additional reads and writes of the gate's activation.
+    """
     if isinstance(part, MixtureShape):
         up, copies = part.experts.up, 2 * 2 * part.experts.up.inputs * part.experts.up.active
         wide = (3 + apart if part.experts.gate is not None else 2) * up.active * up.outputs

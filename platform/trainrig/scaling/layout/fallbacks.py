@@ -1,7 +1,8 @@
-"""Finds the layouts that a run goes on in when it has lost part of its last replica.
+"""Search for the layouts that a run continues in after losing part of its last replica.
 
-For half, a quarter and an eighth of the devices that its own layout needs at least, the fastest
-that its trainer runs and that fits, also on as few of them as it can be of.
+For a half, a quarter and an eighth of the devices that the run's own layout needs at least, the
+search finds the fastest layout that fits and that its trainer supports. The layout must also fit
+when it runs on its least possible number of devices.
 """
 
 from collections.abc import Iterator
@@ -14,33 +15,44 @@ from trainrig.scaling.layout.prediction import Predictor, StepPrediction
 from trainrig.scaling.layout.search import Subject, list_needs
 
 HALVINGS = 3
-SAVING = ("nothing", "selective", "full")  # ways to recompute, the one that keeps the most first
+# ways to recompute, in order of increasing memory savings
+SAVING = ("nothing", "selective", "full")
 
 
 def count_unit(degrees: Degrees) -> int:
-    """Devices that come and go together: a replica, or one of each copy in slices."""
+    """Return the number of devices by which a run can grow or shrink.
+
+    It is a replica, or with sliced parameters one replica of each copy.
+    """
     sliced = degrees.shard * degrees.context * degrees.expert > 1
-    return degrees.of_a_replica * (degrees.replicate if sliced else 1)
+    return degrees.replica_devices * (degrees.replicate if sliced else 1)
 
 
 def find_fallbacks(
     subject: Subject, cluster: Cluster, own: DeviceLayout
 ) -> tuple[StepPrediction, ...]:
-    """What to fall back on from the layout `own` of `subject`, the larger first; () where one
-    device is enough for it, and where nothing fits fewer."""
+    """Return the fallback layouts of a run, those on the most devices first.
+
+    `own` is the layout of `subject` on all devices. The result is empty where one device suffices
+    for a replica, and where no layout fits on fewer devices.
+    """
     unit = count_unit(own.degrees)
     found: list[StepPrediction] = []
     for devices in (unit // 2**n for n in range(1, HALVINGS + 1)):
         below = count_unit(found[-1].layout.degrees) if found else unit
         if not 0 < devices < below:
             continue
-        across = cluster.across if devices > cluster.of_a_machine else None
+        across = cluster.across if devices > cluster.devices_per_machine else None
         smaller = replace(cluster, devices=devices, across=across)
         predictor = Predictor(
             subject.model, subject.training, subject.batch, smaller, subject.predicted
         )
         fitting = _list_fitting(subject, predictor, own, below)
-        best = min(fitting, key=lambda each: (each.seconds.total, each.memory.total), default=None)
+        best = min(
+            fitting,
+            key=lambda prediction: (prediction.seconds.total, prediction.memory.total),
+            default=None,
+        )
         if best is not None:
             found.append(best)
     return tuple(found)
@@ -49,16 +61,21 @@ def find_fallbacks(
 def _list_fitting(
     subject: Subject, predictor: Predictor, own: DeviceLayout, below: int
 ) -> Iterator[StepPrediction]:
-    """The layouts of the devices of `predictor` that a run in `own` can change to, for fewer
-    devices than `below`."""
-    training, room = predictor.training, predictor.cluster.device.memory
+    """Yield predictions of the layouts to which a run in `own` can change.
+
+    The layouts use all devices of `predictor`, and each must fit with one shard as well. `below` is
+    the number of devices at which the next larger layout takes over.
+    """
+    training = predictor.training
+    room = predictor.cluster.device.memory
     virtual = max(training.virtual_workers, own.degrees.data)
     for layout in layouts.iterate_legal_layouts(
         subject.model, subject.batch, predictor.cluster.devices
     ):
         degrees = layout.degrees
-        most = (below - 1) // degrees.of_a_replica  # replicas that it may come to be of
-        if degrees.replicate > 1 or not _goes_with(layout, own, subject, most):
+        # the most replicas that the run may grow to in this layout
+        most = (below - 1) // degrees.replica_devices
+        if degrees.replicate > 1 or not _is_compatible(layout, own, subject, most):
             continue
         if training.deterministic and most > virtual:
             continue
@@ -70,14 +87,17 @@ def _list_fitting(
             yield prediction
 
 
-def _goes_with(layout: DeviceLayout, own: DeviceLayout, subject: Subject, most: int) -> bool:
-    """Whether a run laid out as `own` can go on in `layout`, of `most` replicas at the most: with
-    the same micro-batches, and as much computed again, or more."""
+def _is_compatible(layout: DeviceLayout, own: DeviceLayout, subject: Subject, most: int) -> bool:
+    """Return whether a run in `own` can change to `layout` without changing its micro-batches.
+
+    It must recompute as much as `own` or more, and its pipeline schedule must be possible with up
+    to `most` replicas.
+    """
     rows = layout.micro_batch * layout.degrees.expert
-    whole = layout.degrees.pipeline * rows * most
+    largest_round = layout.degrees.pipeline * rows * most
     return (
         most > 0
         and rows == own.micro_batch * own.degrees.expert
         and SAVING.index(layout.recompute) >= SAVING.index(own.recompute)
-        and (layout.schedule != "interleaved" or subject.batch.global_batch % whole == 0)
+        and (layout.schedule != "interleaved" or subject.batch.global_batch % largest_round == 0)
     )

@@ -1,4 +1,4 @@
-"""The page of a plan of layouts: the fastest ten, and what that hangs on."""
+"""HTML page of a layout plan: the ten fastest layouts, and the terms that predict them."""
 
 from functools import partial
 
@@ -21,7 +21,10 @@ _GROUPS = {
 
 
 def build_layout_page(plan: LayoutPlan, run_file: str) -> str:
-    """The page as HTML text; `run_file` is what was written of the best that can be trained."""
+    """Return the page as HTML text.
+
+    `run_file` is the path of the run file with the best layout that the trainer supports.
+    """
     page = report.ReportPage(
         title="Layouts of a run",
         verdict=_build_verdict(plan),
@@ -30,7 +33,9 @@ def build_layout_page(plan: LayoutPlan, run_file: str) -> str:
             Section("layouts", "The fastest layouts", (_chart_steps(plan), _build_table(plan))),
             Section("memory", "What a device holds", (_build_memory_table(plan),)),
             Section("traffic", "What a device sends", (_build_traffic_table(plan),)),
-            Section("terms", "What it hangs on", (_build_terms_table(), _build_constants_table())),
+            Section(
+                "terms", "How it is predicted", (_build_terms_table(), _build_constants_table())
+            ),
         ),
         commands=(
             report.PageCommand(f"trainrig check {run_file}", "See what would run"),
@@ -59,7 +64,8 @@ def _build_verdict(plan: LayoutPlan) -> report.Verdict:
 
 
 def _build_key_figures(plan: LayoutPlan) -> tuple[KeyFigure, ...]:
-    best, cost = plan.best[0].prediction, plan.cost
+    best = plan.best[0].prediction
+    cost = plan.cost
     room = plan.cluster.device.memory * (1 - RESERVE) / GIB
     machines = "no price" if cost.machines is None else f"{cost.machines:,} {cost.instance}"
     return (
@@ -76,8 +82,8 @@ def _build_key_figures(plan: LayoutPlan) -> tuple[KeyFigure, ...]:
 
 def _chart_steps(plan: LayoutPlan) -> Chart:
     steps = [
-        StepParts(_format_name(n, each), _group_seconds(each))
-        for n, each in enumerate(plan.best, 1)
+        StepParts(_format_name(n, found), _group_seconds(found))
+        for n, found in enumerate(plan.best, 1)
     ]
     return Chart(
         f"{plan.best[0].prediction.seconds.total:.4g} s a step at best, "
@@ -91,8 +97,11 @@ def _chart_steps(plan: LayoutPlan) -> Chart:
             "Seconds of a step",
             ("layout", *StepSeconds.__dataclass_fields__),
             tuple(
-                (_format_name(n, each), *(float(v) for v in vars(each.prediction.seconds).values()))
-                for n, each in enumerate(plan.best, 1)
+                (
+                    _format_name(n, found),
+                    *(float(v) for v in vars(found.prediction.seconds).values()),
+                )
+                for n, found in enumerate(plan.best, 1)
             ),
         ),
     )
@@ -119,7 +128,8 @@ def _build_table(plan: LayoutPlan) -> ReportTable:
     if plan.runnable is not None and plan.runnable not in plan.best:
         shown.append((0, plan.runnable))
     for number, found in shown:
-        made, layout = found.prediction, found.prediction.layout
+        made = found.prediction
+        layout = found.prediction.layout
         rows.append(
             (
                 str(number or "best to be trained"),
@@ -156,23 +166,23 @@ def _build_memory_table(plan: LayoutPlan) -> ReportTable:
         ("layout", "all", *parts),
         tuple(
             (
-                _format_name(number, each),
-                each.prediction.memory.total / GIB,
-                *(getattr(each.prediction.memory, part) / GIB for part in parts),
+                _format_name(number, found),
+                found.prediction.memory.total / GIB,
+                *(getattr(found.prediction.memory, part) / GIB for part in parts),
             )
-            for number, each in enumerate(plan.best, 1)
+            for number, found in enumerate(plan.best, 1)
         ),
     )
 
 
 def _build_traffic_table(plan: LayoutPlan) -> ReportTable:
     rows: list[tuple[Cell, ...]] = []
-    for number, each in enumerate(plan.best, 1):
-        for name, sent in vars(each.prediction.traffic).items():
+    for number, found in enumerate(plan.best, 1):
+        for name, sent in vars(found.prediction.traffic).items():
             if sent.inside or sent.across:
                 rows.append(
                     (
-                        _format_name(number, each),
+                        _format_name(number, found),
                         name,
                         sent.inside / 1e9,
                         sent.across / 1e9,
@@ -184,7 +194,7 @@ def _build_traffic_table(plan: LayoutPlan) -> ReportTable:
 
 
 def _build_terms_table() -> ReportTable:
-    rows = tuple((each.name, each.formula, each.hidden) for each in terms.TERMS)
+    rows = tuple((term.name, term.formula, term.hidden) for term in terms.TERMS)
     return ReportTable("Terms of a step", ("term", "formula", "hidden behind"), rows)
 
 

@@ -1,4 +1,4 @@
-"""A plan of layouts as lines for a terminal, and as plain data."""
+"""A layout plan as lines for a terminal, and as JSON data."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,12 +12,17 @@ AXES = ("replicate", "shard", "tensor", "pipeline", "context", "expert")
 
 
 def describe_layouts(plan: LayoutPlan) -> Iterator[str]:
-    """What was looked at, the best ten, the best to be trained, and what it costs."""
-    subject, cluster = plan.subject, plan.cluster
+    """Yield the lines that describe a layout plan.
+
+    They are the number of layouts searched, the ten best, the best that the trainer supports, how
+    the best one spends its step, and the cost of the run.
+    """
+    subject = plan.subject
+    cluster = plan.cluster
     links = cluster.inside.bandwidth / 1e9
-    joined = f"{links:,.0f} GB/s inside a machine of {cluster.of_a_machine}"
+    joined = f"{links:,.0f} GB/s inside a machine of {cluster.devices_per_machine}"
     if cluster.across is not None:
-        joined += f", {cluster.across.bandwidth / 1e9:,.0f} GB/s a machine between them"
+        joined += f", {cluster.across.bandwidth / 1e9:,.0f} GB/s a machine between machines"
     yield (
         f"{subject.name} on {cluster.devices:,} {cluster.name} ({joined}): {plan.legal:,} legal "
         f"layouts, of which {plan.fitting:,} fit"
@@ -32,7 +37,7 @@ def describe_layouts(plan: LayoutPlan) -> Iterator[str]:
         yield _format_row(str(number), found)
     if plan.runnable is not None and plan.runnable not in plan.best:
         yield _format_row("*", plan.runnable)
-        yield "  * the best that can be trained as the run is"
+        yield "  * the best layout that the trainer supports for this run"
     yield from _describe_seconds(plan)
     yield from _describe_cost(plan)
     for warning in plan.warnings:
@@ -40,7 +45,8 @@ def describe_layouts(plan: LayoutPlan) -> Iterator[str]:
 
 
 def _format_row(mark: str, found: Found) -> str:
-    made, layout = found.prediction, found.prediction.layout
+    made = found.prediction
+    layout = found.prediction.layout
     degrees = layout.degrees
     wants = ", ".join(found.needs) or "-"
     if found.spans is not None:
@@ -55,14 +61,14 @@ def _format_row(mark: str, found: Found) -> str:
 
 
 def format_schedule(layout: DeviceLayout) -> str:
-    """`1F1B`, `interleaved x4`, `-`."""
+    """Return the pipeline schedule as text, such as `1F1B`, `interleaved x4` or `-` for none."""
     if layout.schedule is None:
         return "-"
     return layout.schedule + (f" x{layout.chunks}" if layout.chunks > 1 else "")
 
 
 def format_degrees(layout: DeviceLayout) -> str:
-    """The degrees above 1: `shard 32, tensor 8`."""
+    """Return the degrees above 1 as text, such as `shard 32, tensor 8`."""
     found = [
         f"{axis} {getattr(layout.degrees, axis)}"
         for axis in AXES
@@ -75,16 +81,17 @@ def _describe_seconds(plan: LayoutPlan) -> Iterator[str]:
     best = plan.best[0].prediction
     parts = {name: getattr(best.seconds, name) for name in best.seconds.__dataclass_fields__}
     shares = [f"{k} {v / best.seconds.total:.1%}" for k, v in parts.items() if v > 0]
-    yield f"  the best spends its step on {', '.join(shares)}"
+    yield f"  time of the best layout's step: {', '.join(shares)}"
     sent = best.traffic.total
     yield (
-        f"  and sends a device and step {sent.inside / 1e9:,.4g} GB inside its machine, "
-        f"{sent.across / 1e9:,.4g} GB to others"
+        f"  bytes that a device sends in a step: {sent.inside / 1e9:,.4g} GB inside its machine, "
+        f"{sent.across / 1e9:,.4g} GB to other machines"
     )
 
 
 def _describe_cost(plan: LayoutPlan) -> Iterator[str]:
-    cost, steps = plan.cost, plan.subject.training.steps
+    cost = plan.cost
+    steps = plan.subject.training.steps
     watts = cost.kwh / cost.hours * 1000 if cost.hours else 0.0
     price = "no price in the table of hardware"
     if cost.usd is not None:
@@ -92,22 +99,23 @@ def _describe_cost(plan: LayoutPlan) -> Iterator[str]:
             f"{format_usd(cost.usd)} USD ({cost.machines:,} {cost.instance}, price of {cost.as_of})"
         )
     yield (
-        f"  its {steps:,} steps: {format_four_digits(cost.hours)} h, {price}, "
+        f"  cost of {steps:,} steps: {format_four_digits(cost.hours)} h, {price}, "
         f"{format_four_digits(cost.kwh)} kWh at {watts / 1e3:,.4g} kW"
     )
 
 
 def build_plan_data(plan: LayoutPlan) -> dict[str, Any]:
-    """The plan as JSON has it: seconds, bytes, shares."""
-    subject, cluster = plan.subject, plan.cluster
+    """Return the plan as JSON data, in seconds, bytes and shares."""
+    subject = plan.subject
+    cluster = plan.cluster
     return {
         "run": subject.name,
         "device": cluster.name,
         "devices": cluster.devices,
-        "of_a_machine": cluster.of_a_machine,
+        "of_a_machine": cluster.devices_per_machine,
         "legal": plan.legal,
         "fitting": plan.fitting,
-        "layouts": [build_layout_data(each) for each in plan.best],
+        "layouts": [build_layout_data(found) for found in plan.best],
         "runnable": None if plan.runnable is None else build_layout_data(plan.runnable),
         "cost": plan.cost.model_dump(mode="json"),
         "warnings": list(plan.warnings),
@@ -115,8 +123,9 @@ def build_plan_data(plan: LayoutPlan) -> dict[str, Any]:
 
 
 def build_layout_data(found: Found) -> dict[str, Any]:
-    """One layout as JSON has it."""
-    made, layout = found.prediction, found.prediction.layout
+    """Return one layout as JSON data."""
+    made = found.prediction
+    layout = found.prediction.layout
     return {
         **{axis: getattr(layout.degrees, axis) for axis in AXES},
         "micro_batch": layout.micro_batch,
@@ -124,7 +133,7 @@ def build_layout_data(found: Found) -> dict[str, Any]:
         "stages_of_a_device": layout.chunks,
         "recompute": layout.recompute,
         "reshard": layout.reshard,
-        "sequence_parallel": layout.degrees.tensor > 1 and layout.in_places,
+        "sequence_parallel": layout.degrees.tensor > 1 and layout.sequence_parallel,
         "step_seconds": made.seconds.total,
         "seconds": dict(vars(made.seconds)),
         "tokens_per_second": made.tokens_per_second,

@@ -1,4 +1,4 @@
-"""What `trainrig plan --layout` answers: the fastest layouts of a run, and a run file of one."""
+"""Implementation of `trainrig plan --layout`: the fastest layouts, and a run file of the best."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ from trainrig.scaling.layout.cluster import Cluster
 from trainrig.scaling.layout.fallbacks import count_unit, find_fallbacks
 from trainrig.scaling.layout.layouts import RECOMPUTED, DeviceLayout
 from trainrig.scaling.layout.prediction import StepPrediction
-from trainrig.scaling.layout.search import GIB, Fixed, LayoutPlan, Subject, search
+from trainrig.scaling.layout.search import GIB, FixedDegrees, LayoutPlan, Subject, search
 from trainrig.storage.writable import check_file
 from trainrig.train.run_file.run_files import Pretraining
 from trainrig.train.worker_bounds import parse_bounds
@@ -35,32 +35,33 @@ from trainrig.train.worker_bounds import parse_bounds
 
 @dataclass(frozen=True)
 class ClusterWanted:
-    """What a run is to be laid out over."""
+    """Devices that a run is planned for, as the options name them."""
 
-    device: str | None = None  # None: that of `instance`, or h100
-    nodes: int | None = None  # machines; None: by `devices`
-    devices: int | None = None  # None: by `nodes`, or as many as the run's workers
-    instance: str | None = None  # None: the cheapest with such devices
-    interconnect: str | None = None  # None: that of the instance
+    device: str | None = None  # None: the device of `instance`, or h100
+    nodes: int | None = None  # number of machines; None: derived from `devices`
+    devices: int | None = None  # None: derived from `nodes`, or the number of the run's workers
+    instance: str | None = None  # None: the cheapest instance type with such devices
+    interconnect: str | None = None  # None: the interconnect of the instance type
 
 
 USUAL_DEVICE = "h100"
 
 
 def answer(
-    path: str, wanted: ClusterWanted, fixed: Fixed, table: str | None, out: str | None
+    path: str, wanted: ClusterWanted, fixed: FixedDegrees, table: str | None, out: str | None
 ) -> tuple[LayoutPlan, list[str]]:
-    """The plan of the run file at `path`, and lines that tell it; `out`: where to write the run
-    file of the best layout that can be trained, its page beside it.
+    """Return the layout plan of the run file at `path`, and the lines that describe it.
 
-    Raises ConfigError, one line, for what cannot be, before anything is written.
+    `table` is the path of a table of hardware, or None for the built-in one. `out` is the path of a
+    run file to write, with the best layout that the trainer supports; its page is written next to
+    it. Raises ConfigError, in one line, before anything is written.
     """
     if out is not None:
         check_file(out)
     run = config.load(Pretraining, path)
     offers = hardware.load(table)
     cluster = build_cluster(wanted, offers, parse_bounds(run.workers).most)
-    # Of the layouts some cannot be compiled, so unless the run file says so none is.
+    # Some layouts cannot be compiled, so none is unless the run file asks for it.
     on_devices = run.training.resolve(cluster.device.computes_narrow, compiles=False)
     on_devices = settle_offload(on_devices, not cluster.device.accelerator)
     subject, notes = build_subject(run.model_copy(update={"training": on_devices}), path)
@@ -72,30 +73,34 @@ def answer(
 
 
 def build_subject(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
-    """What of `run` is laid out, and what is to be said of that. Raises ConfigError if its model is
-    not known yet, or is none that layouts are planned for."""
+    """Return the part of `run` that a layout is planned for, and notes for the user.
+
+    Raises ConfigError if the run file has no model, or a model that layouts cannot be planned for.
+    """
     model = run.model
     if model is None:
-        raise ConfigError(f"plan: {name}: [model] is missing; a layout is planned for its sizes")
+        raise ConfigError(
+            f"plan: {name}: [model] is missing, and a layout depends on its sizes; add it"
+        )
     if isinstance(model, EncoderDecoderConfig):
         raise ConfigError(
-            f"plan: {name}: layouts are planned for decoders and encoders; model.kind is "
-            f"'{model.kind}'"
+            f"plan: {name}: layouts can only be planned for decoders and encoders, and model.kind "
+            f"is '{model.kind}'"
         )
     if model.generator_model is not None or model.further_heads:
-        beside = "further_heads" if model.further_heads else "a generator"
+        unsupported = "further_heads" if model.further_heads else "a generator"
         raise ConfigError(
-            f"plan: {name}: layouts are planned for models that are trained alone; this one has "
-            f"{beside}"
+            f"plan: {name}: layouts can only be planned for models that are trained alone, and "
+            f"this one has {unsupported}"
         )
     notes = []
     if run.training.offload.optimizer:
         notes.append(
-            "Step times leave out the way of the optimizer's memory from the host and back, which "
-            "offload.optimizer has it take."
+            "Step times do not include the copies of the optimizer state from the host and back, "
+            "which offload.optimizer causes."
         )
     if run.training.offload.activations:
-        notes.append("Step times leave out the way of activations to the host and back.")
+        notes.append("Step times do not include the copies of activations to the host and back.")
     stages = run.batches.resolve_stages()
     ends = [
         run.batches.count_positions(min(stage.from_step, run.training.steps)) for stage in stages
@@ -105,18 +110,20 @@ def build_subject(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
     stage = stages[positions.index(max(positions))]
     if len(stages) > 1:
         notes.append(
-            f"Planned for the batches from step {stage.from_step} on, of the {len(stages)} stages "
-            "the one with the most tokens."
+            f"The plan is for the batches from step {stage.from_step} on, the one of "
+            f"{len(stages)} stages with the most tokens."
         )
     rate = sum(
-        share * (each.mean_rate(run.training.steps) if isinstance(each, MaskedLM) else 1.0)
-        for share, each in find_parts(run.objective)
+        share
+        * (objective.mean_rate(run.training.steps) if isinstance(objective, MaskedLM) else 1.0)
+        for share, objective in find_parts(run.objective)
     )
     places = compute_widest_row(run.objective, stage.sequence_length)
     if places != stage.sequence_length:
         notes.append(
-            f"Planned for rows of {places} places, the widest that objective {run.objective.kind} "
-            f"makes of {stage.sequence_length} tokens; tokens a second are places."
+            f"The plan is for rows of {places} positions, the widest that objective "
+            f"{run.objective.kind} makes of {stage.sequence_length} tokens. Tokens per second "
+            "count positions."
         )
     return Subject(
         name=name,
@@ -129,51 +136,56 @@ def build_subject(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
 
 
 def _settle_vocabulary(model: DecoderConfig, run: Pretraining) -> DecoderConfig:
-    """`model` with the vocabulary of the run's tokens, where it names none."""
+    """Return `model` with the vocabulary size of the run's tokens, if its own is not set."""
     if model.vocabulary is not None:
         return model
     if not storage.exists(storage.join(run.tokens, MANIFEST)):
         raise ConfigError(
-            f"plan: model.vocabulary is not set, and {run.tokens} has no tokens yet; set it, or "
-            "run `trainrig tokenize` first"
+            f"plan: model.vocabulary is not set, and {run.tokens} has no tokens yet; set the "
+            "vocabulary, or run `trainrig tokenize` first"
         )
     counts = manifest.read_input(run.tokens, "tokenize").counts
     return model.for_tokenizer(int(counts["vocabulary"]))
 
 
 def build_cluster(wanted: ClusterWanted, offers: Hardware, workers: int) -> Cluster:
-    """The devices that are `wanted`, `workers` of them where no number is.
+    """Return the cluster that the options name.
 
-    Raises ConfigError, naming what would work.
+    Without a number of devices or machines, it has as many devices as the run has `workers`. Raises
+    ConfigError if the options contradict each other; the message names what works.
     """
     name = _choose_device(wanted, offers)
-    device, instance = offers.find_device(name), wanted.instance or offers.find_cheapest(name)
+    device = offers.find_device(name)
+    instance = wanted.instance or offers.find_cheapest(name)
     if device.link is None:
-        linked = ", ".join(sorted(n for n, each in offers.devices.items() if each.link))
-        raise ConfigError(
-            f"plan: the table of hardware names no link of '{name}', and layouts are "
-            f"priced by it; add it, or choose --device {linked or 'that has one'}"
+        linked = ", ".join(
+            sorted(other for other, other_device in offers.devices.items() if other_device.link)
         )
-    of_a_machine = offers.find_instance(instance).devices if instance else 1
-    devices = wanted.devices or (wanted.nodes * of_a_machine if wanted.nodes else workers)
-    if wanted.nodes and wanted.devices and wanted.nodes * of_a_machine != wanted.devices:
         raise ConfigError(
-            f"plan: --nodes {wanted.nodes} of {of_a_machine} {name} are "
-            f"{wanted.nodes * of_a_machine} devices, not {wanted.devices}; leave out one of the two"
+            f"plan: the table of hardware has no link of '{name}', which planning a layout needs; "
+            f"add it, or choose one of these with --device: {linked or 'none has a link'}"
         )
-    if devices > of_a_machine and devices % of_a_machine:
-        below = devices // of_a_machine * of_a_machine
+    devices_per_machine = offers.find_instance(instance).devices if instance else 1
+    devices = wanted.devices or (wanted.nodes * devices_per_machine if wanted.nodes else workers)
+    if wanted.nodes and wanted.devices and wanted.nodes * devices_per_machine != wanted.devices:
         raise ConfigError(
-            f"plan: {devices} {name} are no whole machines of {of_a_machine}; "
-            f"{below} or {below + of_a_machine} would do"
+            f"plan: --nodes {wanted.nodes} with {devices_per_machine} {name} each have "
+            f"{wanted.nodes * devices_per_machine} devices, and --devices is {wanted.devices}; "
+            "leave out one of the two"
+        )
+    if devices > devices_per_machine and devices % devices_per_machine:
+        below = devices // devices_per_machine * devices_per_machine
+        raise ConfigError(
+            f"plan: {devices} {name} are not a whole number of machines of {devices_per_machine}; "
+            f"use {below} or {below + devices_per_machine}"
         )
     across = None
     if wanted.interconnect is not None:
         across = offers.find_interconnect(wanted.interconnect)
-    elif devices > of_a_machine:
+    elif devices > devices_per_machine:
         across = offers.find_interconnect(_find_usual_interconnect(instance, offers))
     inside = offers.links[device.link]
-    return Cluster(name, device, devices, of_a_machine, inside, across, instance)
+    return Cluster(name, device, devices, devices_per_machine, inside, across, instance)
 
 
 def _choose_device(wanted: ClusterWanted, offers: Hardware) -> str:
@@ -191,16 +203,16 @@ def _choose_device(wanted: ClusterWanted, offers: Hardware) -> str:
 def _find_usual_interconnect(instance: str | None, offers: Hardware) -> str:
     own = offers.instances[instance].interconnect if instance else None
     if own is None:
-        there = ", ".join(n for n, each in offers.links.items() if each.between == "machines")
+        there = ", ".join(name for name, link in offers.links.items() if link.between == "machines")
         raise ConfigError(
-            f"plan: the table of hardware does not say what joins machines of {instance}; give "
-            f"--interconnect, one of {there}"
+            f"plan: the table of hardware has no interconnect for machines of {instance}; choose "
+            f"one with --interconnect: {there}"
         )
     return own
 
 
-def lay_out(layout: DeviceLayout) -> FSDP | HSDP | DDP:
-    """`layout` as the run file has it."""
+def build_parallel(layout: DeviceLayout) -> FSDP | HSDP | DDP:
+    """Return `layout` as the value of `training.parallel` in a run file."""
     degrees = layout.degrees
     axes: dict[str, Any] = {
         axis: {"ranks": getattr(degrees, axis)}
@@ -210,9 +222,9 @@ def lay_out(layout: DeviceLayout) -> FSDP | HSDP | DDP:
     if "pipeline" in axes:
         axes["pipeline"] |= {"schedule": layout.schedule, "chunks": layout.chunks}
     if "tensor" in axes:
-        axes["tensor"]["sequence_parallel"] = layout.in_places
+        axes["tensor"]["sequence_parallel"] = layout.sequence_parallel
     if "context" in axes:
-        axes["context"]["kind"] = "Gathered"  # what the planner counts
+        axes["context"]["kind"] = "Gathered"  # the only kind that the planner models
     if degrees.replicate == 1:
         return FSDP.model_validate({"reshard": layout.reshard, **axes})
     if degrees.shard * degrees.context * degrees.expert == 1:
@@ -223,23 +235,32 @@ def lay_out(layout: DeviceLayout) -> FSDP | HSDP | DDP:
 def apply_layout(
     run: Pretraining, prediction: StepPrediction, smaller: Sequence[StepPrediction] = ()
 ) -> Pretraining:
-    """`run` with the workers, batches and layout of `prediction`, which the trainer can run, and
-    with those of `smaller` to fall back on."""
+    """Return `run` with the workers, batches and layout of `prediction`, and its fallbacks.
+
+    The trainer must support the layout. `smaller` are the predictions of the layouts to fall back
+    on, those on the most devices first.
+    """
     layout = prediction.layout
     degrees = layout.degrees
     training = run.training.model_copy(
         update={
-            "parallel": lay_out(layout),
+            "parallel": build_parallel(layout),
             "fallbacks": tuple(
-                Fallback(parallel=lay_out(each.layout), recompute=RECOMPUTED[each.layout.recompute])
-                for each in smaller
+                Fallback(
+                    parallel=build_parallel(fallback.layout),
+                    recompute=RECOMPUTED[fallback.layout.recompute],
+                )
+                for fallback in smaller
             ),
             "recompute": RECOMPUTED[layout.recompute],
             "virtual_workers": max(run.training.virtual_workers, degrees.data),
         }
     )
-    fewest = min((count_unit(each.layout.degrees) for each in smaller), default=degrees.devices)
-    micro_batch = layout.micro_batch * degrees.expert  # of all workers that divide its rows
+    fewest = min(
+        (count_unit(fallback.layout.degrees) for fallback in smaller), default=degrees.devices
+    )
+    # Rows of all the workers that share one micro-batch.
+    micro_batch = layout.micro_batch * degrees.expert
     changes = {
         "workers": (fewest, degrees.devices) if smaller else degrees.devices,
         "batches": run.batches.model_copy(update={"micro_batch": micro_batch}),
@@ -251,17 +272,21 @@ def apply_layout(
 
 
 def _describe_fallbacks(run: Pretraining, smaller: Sequence[StepPrediction]) -> Iterator[str]:
-    """What the run file falls back on, a line each."""
-    found = describe_fallbacks(run.training, run.workers).values()
-    for said, each in zip(found, smaller, strict=True):
+    """Yield one line for each layout that the run file falls back on."""
+    descriptions = describe_fallbacks(run.training, run.workers).values()
+    for description, fallback in zip(descriptions, smaller, strict=True):
         yield (
-            f"falls back on {said}; {each.seconds.total:.4g} s a step on "
-            f"{each.layout.degrees.devices}, {each.memory.total / GIB:.1f} GiB a device"
+            f"falls back on {description}; {fallback.seconds.total:.4g} s a step on "
+            f"{fallback.layout.degrees.devices} devices, {fallback.memory.total / GIB:.1f} GiB a "
+            "device"
         )
 
 
 def _write(path: str, run: Pretraining, found: LayoutPlan) -> list[str]:
-    """Write the run file and the page beside it; what to say of them."""
+    """Write the run file and its page, and return the lines that describe them.
+
+    Raises ConfigError if no layout is supported by the trainer, or if `path` has other contents.
+    """
     if found.runnable is None:
         raise ConfigError(f"plan: no run file: {found.warnings[-1]}")
     best = found.runnable.prediction
@@ -269,16 +294,18 @@ def _write(path: str, run: Pretraining, found: LayoutPlan) -> list[str]:
     try:
         written = apply_layout(run, best, smaller)
     except ValidationError as error:
-        said = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"plan: no run file: {said}") from None
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"plan: no run file: {reason}") from None
     text = to_toml(written).encode()
     if storage.exists(path) and storage.read(path) != text:
-        raise ConfigError(f"{path}: is there already, and another; remove it, or choose another")
-    # Here, as it draws: a refused plan should not wait for that.
+        raise ConfigError(
+            f"{path} exists already with other contents; remove it, or choose another path"
+        )
+    # Imported here because plotting is slow to import, and a refused plan needs none.
     from trainrig.scaling.layout.layout_page import build_layout_page
 
     page = f"{path.removesuffix('.toml')}.layouts.html"
     storage.write(path, text)
     storage.write(page, build_layout_page(found, path).encode())
-    runs = f"{path}: `trainrig pretrain` runs it; the layouts: {page}"
+    runs = f"run file: {path}; start it with `trainrig pretrain`. Page of the layouts: {page}"
     return [*_describe_fallbacks(written, smaller), runs]

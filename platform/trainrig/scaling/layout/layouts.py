@@ -1,7 +1,8 @@
-"""Every legal way to lay a run out over a number of devices.
+"""Enumeration of every legal parallel layout of a run on a number of devices.
 
-Devices are the product of six degrees. Neighbours in rank are a tensor group; then context, expert,
-pipeline, shard and replicate, so that what talks most is nearest and a replica is a block.
+The devices are the product of six degrees. Ranks are ordered so that consecutive ranks form a
+tensor group, then a context, expert, pipeline, shard and replicate group. Thereby the groups that
+communicate the most are the nearest, and each replica is a block of consecutive ranks.
 """
 
 import math
@@ -18,23 +19,25 @@ from trainrig.parallel.activation_memory.recompute import Full, Recompute, Selec
 Axis = Literal["tensor", "context", "expert", "pipeline", "shard", "replicate"]
 AXES: tuple[Axis, ...] = ("tensor", "context", "expert", "pipeline", "shard", "replicate")
 Schedule = Literal["GPipe", "1F1B", "interleaved"]
-Again = Literal["nothing", "selective", "full"]
-RECOMPUTED: dict[Again, Recompute | None] = {
+RecomputeChoice = Literal["nothing", "selective", "full"]
+RECOMPUTED: dict[RecomputeChoice, Recompute | None] = {
     "nothing": None,
     "selective": Selective(),
     "full": Full(),
 }
-# Tokens of a micro-batch beyond which products get no faster: a plan does not look further.
+# Tokens of a micro-batch above which matrix products get no faster. The search tries no larger
+# ones.
 ENOUGH_TOKENS = 32_768
-MOST_CHUNKS = 8  # stages that a device may have in an interleaved schedule
+MOST_CHUNKS = 8  # the most stages that a device may have in an interleaved schedule
 
 
 @dataclass(frozen=True)
 class Degrees:
-    """How many devices each axis has."""
+    """Number of devices along each axis of a parallel layout."""
 
     replicate: int = 1  # copies of the model
-    shard: int = 1  # devices that a copy's parameters are sliced over, each with batches of its own
+    # devices over which a copy's parameters are sliced; each of them takes its own batches
+    shard: int = 1
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
@@ -42,113 +45,127 @@ class Degrees:
 
     @property
     def devices(self) -> int:
-        """All of them."""
-        return self.data * self.of_a_replica
+        """Number of devices of the whole layout."""
+        return self.data * self.replica_devices
 
     @property
     def data(self) -> int:
-        """Replicas that take micro-batches of their own."""
+        """Number of replicas, each of which computes its own micro-batches."""
         return self.replicate * self.shard
 
     @property
-    def of_a_replica(self) -> int:
-        """Devices that compute one micro-batch together."""
+    def replica_devices(self) -> int:
+        """Number of devices that compute one micro-batch together."""
         return self.tensor * self.pipeline * self.context * self.expert
 
     def compute_stride(self, axis: Axis) -> int:
-        """How far apart in rank two neighbours along `axis` are."""
+        """Return the difference in rank between two neighbours along `axis`."""
         before = AXES[: AXES.index(axis)]
-        return math.prod(getattr(self, each) for each in before)
+        return math.prod(getattr(self, name) for name in before)
 
 
 @dataclass(frozen=True)
 class DeviceLayout:
-    """A way to train on some devices."""
+    """A way to train a model on some devices: degrees, micro-batch, recomputation and schedule."""
 
     degrees: Degrees
-    micro_batch: int  # sequences that one device works on at a time (all of its context group)
-    recompute: Again = "nothing"
+    micro_batch: int  # sequences that a device's context group computes at a time
+    recompute: RecomputeChoice = "nothing"
     reshard: Literal["step", "layer"] = "step"
-    schedule: Schedule | None = None  # of a pipeline
-    chunks: int = 1  # stages of one device
-    # Whether each of a tensor group has some places of what flows between products; else all have
-    # all.
-    in_places: bool = True
+    schedule: Schedule | None = None  # None: there is no pipeline
+    chunks: int = 1  # number of stages on each device
+    # Whether each rank of a tensor group holds only some positions of the activations between
+    # matrix products (sequence parallelism), or all of them.
+    sequence_parallel: bool = True
 
     @property
     def stages(self) -> int:
-        """Pieces that the layers are cut into."""
+        """Number of stages that the layers are divided into."""
         return self.degrees.pipeline * self.chunks
 
     @property
     def split(self) -> int:
-        """Devices that what flows between products is divided over."""
-        return self.degrees.tensor if self.in_places else 1
+        """Number of devices over which the activations between matrix products are divided."""
+        return self.degrees.tensor if self.sequence_parallel else 1
 
-    def count_turns(self, global_batch: int) -> int:
-        """Micro-batches that each replica takes in a step."""
-        of_a_replica = self.micro_batch * self.degrees.expert
-        return math.ceil(global_batch / of_a_replica / self.degrees.data)
+    def count_micro_batches(self, global_batch: int) -> int:
+        """Return the number of micro-batches that each replica computes in a step, rounded up."""
+        replica_rows = self.micro_batch * self.degrees.expert
+        return math.ceil(global_batch / replica_rows / self.degrees.data)
 
 
 def explain_refusal(model: DecoderConfig, batch: BatchShape, degrees: Degrees) -> str | None:
-    """Why `degrees` cannot be, with what could; None: they can."""
+    """Return why `degrees` are impossible, or None if they are legal.
+
+    The reason names values that are possible.
+    """
     for reason in _iterate_hindrances(model, batch, degrees):
         return reason
     return None
 
 
 def _iterate_hindrances(model: DecoderConfig, batch: BatchShape, degrees: Degrees) -> Iterator[str]:
-    tensor, context = degrees.tensor, degrees.context
+    tensor = degrees.tensor
+    context = degrees.context
     for what, size in sorted(_list_tensor_sizes(model).items()):
         if size % tensor:
-            yield f"tensor = {tensor} does not divide {what} ({size}); {_format_divisors(size)} do"
+            yield (
+                f"tensor = {tensor} does not divide {what} ({size}); choose one of "
+                f"{_format_divisors(size)}"
+            )
     if degrees.pipeline > model.layers:
-        yield f"pipeline = {degrees.pipeline} is above the {model.layers} layers"
+        yield (
+            f"pipeline = {degrees.pipeline} exceeds the number of layers; choose {model.layers} "
+            "or less"
+        )
     length = batch.sequence_length
-    # Of rows that devices share each has a head and a tail, and its tensor group divides both.
+    # A context group gives each device a head and a tail of every row, so the tensor degree must
+    # divide both of these parts.
     pieces = math.lcm(tensor, 2) if context > 1 else tensor
     if length % (pieces * context):
         yield (
-            f"context = {context} with tensor = {tensor} does not cut sequences of {length} into "
-            f"equal pieces; context must divide {length // pieces}"
+            f"context = {context} with tensor = {tensor} does not divide sequences of {length} "
+            f"into equal pieces; choose a context that divides {length // pieces}"
         )
     experts = count_experts(model)
     if experts % degrees.expert:
         fitting = _format_divisors(experts)
-        yield f"expert = {degrees.expert} does not divide {experts} experts; {fitting} do"
+        yield (
+            f"expert = {degrees.expert} does not divide {experts} experts; choose one of {fitting}"
+        )
     if degrees.data * degrees.expert > batch.global_batch:
         yield (
-            f"{degrees.data * degrees.expert} devices share a global batch of "
-            f"{batch.global_batch} sequences"
+            f"{degrees.data * degrees.expert} devices cannot share a global batch of "
+            f"{batch.global_batch} sequences; use fewer devices or a larger batch"
         )
 
 
 def count_experts(model: DecoderConfig) -> int:
-    """Of one layer; 1 where there is no mixture."""
+    """Return the number of experts in one layer, which is 1 for a model without a mixture."""
     mixture = model.feedforward
     return mixture.experts if isinstance(mixture, MixtureOfExperts) else 1
 
 
 @cache
 def _list_tensor_sizes(model: DecoderConfig) -> dict[str, int]:
-    """The sizes that a tensor group cuts, by name."""
-    shape, mixture = model.shape, model.feedforward
+    """Return the sizes that the tensor degree must divide, keyed by the name used in messages."""
+    shape = model.shape
+    mixture = model.feedforward
     sizes = {
         "model.heads": shape.heads,
         "model.kv_heads": shape.kv_heads,
         "model.vocabulary": shape.vocabulary,
     }
-    between = shape.feedforward_channels
+    dense_channels = shape.feedforward_channels
     if isinstance(mixture, MixtureOfExperts):
-        sizes["the channels of an expert"] = mixture.expert_channels or between
+        sizes["the channels of an expert"] = mixture.expert_channels or dense_channels
         if not mixture.dense_layers:
             return sizes
-    return sizes | {"model.feedforward_channels": between}
+    return sizes | {"model.feedforward_channels": dense_channels}
 
 
 def _format_divisors(size: int) -> str:
-    """At most the eight smallest, as a sentence has them."""
+    """Return the eight smallest divisors of `size` at most, separated by commas."""
     found = [str(n) for n in range(1, size + 1) if size % n == 0][:8]
     return ", ".join(found)
 
@@ -156,11 +173,11 @@ def _format_divisors(size: int) -> str:
 def iterate_legal_layouts(
     model: DecoderConfig, batch: BatchShape, devices: int
 ) -> Iterator[DeviceLayout]:
-    """Each layout of `devices` that `model` and `batch` allow, in one order."""
+    """Yield every layout of `devices` that `model` and `batch` allow, in a fixed order."""
     for degrees in _factorise_devices(model, batch, devices):
         for micro_batch in _iterate_micro_batches(batch, degrees):
-            for again in RECOMPUTED:
-                yield from _choose_schedules(model, batch, degrees, micro_batch, again)
+            for recomputation in RECOMPUTED:
+                yield from _choose_schedules(model, batch, degrees, micro_batch, recomputation)
 
 
 def _factorise_devices(model: DecoderConfig, batch: BatchShape, devices: int) -> Iterator[Degrees]:
@@ -172,8 +189,8 @@ def _factorise_devices(model: DecoderConfig, batch: BatchShape, devices: int) ->
                     if experts % expert:
                         continue
                     data = devices // (tensor * pipeline * context * expert)
-                    whole = Degrees(1, data, tensor, pipeline, context, expert)
-                    if explain_refusal(model, batch, whole) is not None:
+                    unreplicated = Degrees(1, data, tensor, pipeline, context, expert)
+                    if explain_refusal(model, batch, unreplicated) is not None:
                         continue
                     for replicate in _list_factors(data):
                         yield Degrees(
@@ -187,7 +204,10 @@ def _list_factors(number: int) -> tuple[int, ...]:
 
 
 def _iterate_micro_batches(batch: BatchShape, degrees: Degrees) -> Iterator[int]:
-    """Powers of two of which the global batch is a number, and each device has one."""
+    """Yield powers of two that divide the global batch and leave a micro-batch for each replica.
+
+    Sizes end at ENOUGH_TOKENS tokens, but 1 is always yielded where there are enough sequences.
+    """
     length = batch.sequence_length // degrees.context
     size = 1
     while size * degrees.expert * degrees.data <= batch.global_batch:
@@ -199,26 +219,34 @@ def _iterate_micro_batches(batch: BatchShape, degrees: Degrees) -> Iterator[int]
 
 
 def _choose_schedules(
-    model: DecoderConfig, batch: BatchShape, degrees: Degrees, micro_batch: int, again: Again
+    model: DecoderConfig,
+    batch: BatchShape,
+    degrees: Degrees,
+    micro_batch: int,
+    recomputation: RecomputeChoice,
 ) -> Iterator[DeviceLayout]:
     if degrees.pipeline == 1:
-        yield from _choose_resharding(DeviceLayout(degrees, micro_batch, again))
+        yield from _choose_resharding(DeviceLayout(degrees, micro_batch, recomputation))
         return
     schedules: tuple[Schedule, ...] = ("GPipe", "1F1B")
     for schedule in schedules:
-        yield from _choose_resharding(DeviceLayout(degrees, micro_batch, again, schedule=schedule))
-    of_a_round = micro_batch * degrees.expert * degrees.data * degrees.pipeline
-    if batch.global_batch % of_a_round:  # Narayanan et al. 2021, arXiv:2104.04473, section 2.2.2
+        yield from _choose_resharding(
+            DeviceLayout(degrees, micro_batch, recomputation, schedule=schedule)
+        )
+    round_rows = micro_batch * degrees.expert * degrees.data * degrees.pipeline
+    if batch.global_batch % round_rows:  # Narayanan et al. 2021, arXiv:2104.04473, section 2.2.2
         return
     for chunks in range(2, min(MOST_CHUNKS, model.layers // degrees.pipeline) + 1):
         yield from _choose_resharding(
-            DeviceLayout(degrees, micro_batch, again, schedule="interleaved", chunks=chunks)
+            DeviceLayout(degrees, micro_batch, recomputation, schedule="interleaved", chunks=chunks)
         )
 
 
 def _choose_resharding(layout: DeviceLayout) -> Iterator[DeviceLayout]:
-    """With what is gathered kept through the step, and let go layer by layer: where anything is
-    sliced that is."""
+    """Yield `layout` with parameters gathered once a step, and with them gathered for each layer.
+
+    The second variant is left out where no parameters are sliced.
+    """
     yield layout
     degrees = layout.degrees
     if degrees.shard * degrees.context * degrees.expert > 1:

@@ -1,4 +1,4 @@
-"""What one device of a pipeline computes, sends and holds."""
+"""Estimate of what one device of a pipeline computes, sends and holds."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,49 +19,54 @@ from trainrig.train.run_file.training import Training
 
 @dataclass(frozen=True)
 class LayerPass:
-    """One layer of a cut model on one micro-batch."""
+    """Time and traffic of one layer, as divided over devices, on one micro-batch."""
 
     kernels: Kernels
-    again: tuple[float, float, float]  # seconds computed again: products, attention, elementwise
-    tensor: Exchange  # of both its parts
+    # seconds that recomputation takes for products, for attention and for elementwise kernels
+    recomputation: tuple[float, float, float]
+    tensor: Exchange  # traffic of both parts of the layer
     context: Exchange
     expert: Exchange
-    repeats: bool  # whether the layer is computed again
+    repeats: bool  # true if the backward pass recomputes the layer
 
     def sum_waits(self) -> tuple[float, float]:
-        """Seconds sent, forward and backward."""
+        """Return the seconds spent sending in the forward and in the backward pass."""
         axes = self.tensor, self.context, self.expert
-        again = sum(each.again.seconds for each in axes) if self.repeats else 0.0
-        back = sum(each.backward.seconds for each in axes)
-        return sum(each.forward.seconds for each in axes), back + again
+        recomputation = (
+            sum(exchange.recomputation.seconds for exchange in axes) if self.repeats else 0.0
+        )
+        back = sum(exchange.backward.seconds for exchange in axes)
+        return sum(exchange.forward.seconds for exchange in axes), back + recomputation
 
     @cached_property
     def passes(self) -> tuple[float, float]:
-        """Seconds of the forward and of the backward pass."""
-        ahead, back = self.sum_waits()
-        return self.kernels.forward + ahead, self.kernels.backward + sum(self.again) + back
+        """Seconds of the forward and of the backward pass, sending included."""
+        forward, backward = self.sum_waits()
+        return self.kernels.forward + forward, self.kernels.backward + sum(
+            self.recomputation
+        ) + backward
 
 
 @dataclass(frozen=True)
 class Replica:
-    """What does not hang on the pipeline or on the number of replicas."""
+    """The part of a replica's estimate that depends on neither pipeline nor number of replicas."""
 
-    local: DecoderConfig  # as narrow as one device has it
+    local: DecoderConfig  # the model with the sizes that one device has
     shapes: DecoderShapes
     layers: tuple[LayerPass, ...]
-    kinds: tuple[int, ...]  # of each layer: the first that has the same sizes
+    kinds: tuple[int, ...]  # index of the first layer of the same sizes, one for each layer
     head: Kernels
-    ends: Exchange  # of the tensor group, at the embedding and at the head
-    stream: float  # bytes that flow from layer to layer
-    split: int  # devices that each have a part of that
-    tokens: float  # of a micro-batch on one device of a context group
-    # Bytes a token of some layers, by their kinds, as they are asked for.
+    ends: Exchange  # tensor-parallel traffic at the embedding and at the head
+    stream: float  # bytes of the activations between layers
+    split: int  # devices over which those activations are divided
+    tokens: float  # tokens of a micro-batch on one device of a context group
+    # Cache of activation bytes per token, keyed by the kinds of a device's layers.
     per_token: dict[tuple[int, ...], tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class MicroBatchSeconds:
-    """Of one device of a pipeline, forward and backward, by what they are spent on."""
+    """Seconds that one device of a pipeline spends on a micro-batch, by cause, over both passes."""
 
     products: float
     attention: float
@@ -69,17 +74,17 @@ class MicroBatchSeconds:
     tensor: float
     context: float
     expert: float
-    pipeline: float  # sent between stages
+    pipeline: float  # sending between stages
 
     @cached_property
     def total(self) -> float:
-        """All of them."""
+        """Seconds of all causes together."""
         computed = self.products + self.attention + self.elementwise
         return computed + self.tensor + self.context + self.expert + self.pipeline
 
 
-class OfPipeline:
-    """One device of a pipeline, whatever the schedule and the number of replicas."""
+class PipelineDevice:
+    """One device of a pipeline, independent of the schedule and the number of replicas."""
 
     def __init__(
         self,
@@ -92,15 +97,32 @@ class OfPipeline:
         ranges: tuple[range, ...],
         stage: Exchange,
     ) -> None:
-        """`device`: its place in the pipeline; `ranges`: the layers of its stages, in order;
-        `stage`: what goes to the next stage."""
-        self._timer, self._cluster, self._replica, self._parts = timer, cluster, replica, parts
-        self._device, self._stage = device, stage
-        self._numbers = [number for each in ranges for number in each]
+        """Prepare the layers of a device for estimates.
+
+        Args:
+            timer: Seconds of kernels on this kind of device.
+            cluster: The devices and their links.
+            degrees: Number of devices along each axis.
+            replica: Times and traffic of the layers.
+            parts: Parameters of each part of the model.
+            device: Index of the device in the pipeline.
+            ranges: Layers of each of its stages, in order.
+            stage: Traffic from one stage to the next.
+        """
+        self._timer = timer
+        self._cluster = cluster
+        self._replica = replica
+        self._parts = parts
+        self._device = device
+        self._stage = stage
+        self._numbers = [number for stage_range in ranges for number in stage_range]
         self._layers = [replica.layers[number] for number in self._numbers]
-        first, last = ranges[0].start == 0, ranges[-1].stop == len(replica.layers)
-        self._last, self._ends = last, (first + last) / 2
-        # Stages that it sends from: all but the last of all forward, but the first of all backward.
+        first = ranges[0].start == 0
+        last = ranges[-1].stop == len(replica.layers)
+        self._last = last
+        self._ends = (first + last) / 2
+        # Number of the device's stages that send: all but the last of the model forward, all but
+        # the first backward.
         alone = degrees.pipeline == 1
         self._ahead = 0 if alone else len(ranges) - last
         self._back = 0 if alone else len(ranges) - first
@@ -108,12 +130,15 @@ class OfPipeline:
 
     @cached_property
     def spent(self) -> "MicroBatchSeconds":
-        """Seconds of a micro-batch, forward and backward."""
-        layers, head = self._layers, self._replica.head if self._last else Kernels()
-        products = sum(sum(e.kernels.products) + e.again[0] for e in layers) + sum(head.products)
-        attention = sum(sum(e.kernels.attention) + e.again[1] for e in layers)
-        elements = sum(sum(e.kernels.elementwise) + e.again[2] for e in layers)
-        tensor = sum(_sum_waits(e.tensor, e.repeats) for e in layers)
+        """Seconds of a micro-batch, by cause, forward and backward together."""
+        layers = self._layers
+        head = self._replica.head if self._last else Kernels()
+        products = sum(
+            sum(layer.kernels.products) + layer.recomputation[0] for layer in layers
+        ) + sum(head.products)
+        attention = sum(sum(layer.kernels.attention) + layer.recomputation[1] for layer in layers)
+        elements = sum(sum(layer.kernels.elementwise) + layer.recomputation[2] for layer in layers)
+        tensor = sum(_sum_waits(layer.tensor, layer.repeats) for layer in layers)
         between = self._stage.forward.seconds * self._ahead
         return MicroBatchSeconds(
             products=products,
@@ -128,7 +153,7 @@ class OfPipeline:
     @cached_property
     def _passes(self) -> tuple[float, float]:
         """Seconds of the forward and of the backward pass of a micro-batch."""
-        forward = sum(each.passes[0] for each in self._layers)
+        forward = sum(layer.passes[0] for layer in self._layers)
         forward += self._stage.forward.seconds * self._ahead
         forward += self._replica.head.forward if self._last else 0.0
         forward += self._replica.ends.forward.seconds * self._ends
@@ -136,12 +161,12 @@ class OfPipeline:
 
     @cached_property
     def sent(self) -> tuple[Sent, Sent, Sent, Sent]:
-        """Of a micro-batch: the first four of StepTraffic."""
+        """Traffic of a micro-batch for the first four fields of StepTraffic, in their order."""
         tensor = context = expert = NOTHING
-        for each in self._layers:
-            tensor += _sum_sent(each.tensor, each.repeats)
-            context += _sum_sent(each.context, each.repeats)
-            expert += _sum_sent(each.expert, each.repeats)
+        for layer in self._layers:
+            tensor += _sum_sent(layer.tensor, layer.repeats)
+            context += _sum_sent(layer.context, layer.repeats)
+            expert += _sum_sent(layer.expert, layer.repeats)
         ends = self._replica.ends
         tensor += (ends.forward + ends.backward).multiply(self._ends)
         between = self._stage.forward.multiply(self._ahead) + self._stage.backward.multiply(
@@ -149,27 +174,46 @@ class OfPipeline:
         )
         return tensor, context, expert, between
 
-    def estimate_data_traffic(self, layout: DeviceLayout, turns: int) -> DataTraffic:
-        """Of parameters and gradients, in a step."""
+    def estimate_data_traffic(self, layout: DeviceLayout, micro_batches: int) -> DataTraffic:
+        """Return the traffic for parameters and gradients in a step.
+
+        `micro_batches` is the number of micro-batches of a replica in the step.
+        """
         size = self._timer.size
         layers = len(self._layers)
         return estimate_replica_traffic(
-            self._cluster, layout, self.held, self._beside, layers, turns, size, self._passes
+            self._cluster,
+            layout,
+            self.held,
+            self._beside,
+            layers,
+            micro_batches,
+            size,
+            self._passes,
         )
 
     def time_update(self, layout: DeviceLayout) -> float:
-        """Seconds of the optimizer: weights read and written, gradients read for their norm and for
-        the update, the optimizer's memory read and written; not of bringing that from the host."""
+        """Return the seconds that the optimizer takes in a step.
+
+        Weights are read and written, gradients are read for their norm and for the update, and the
+        optimizer state is read and written. Moving an offloaded state from the host and back is not
+        included.
+        """
         mine = slice_parameters(self.held, *_count_slices(layout.degrees))
         return self._timer.time_moving(2 * mine.weights + 2 * mine.gradients + 2 * mine.optimizer)
 
-    def estimate_memory(self, layout: DeviceLayout, training: Training, turns: int) -> Memory:
-        """At the peak of a step of `turns` micro-batches, or of a save, if that takes more."""
+    def estimate_memory(
+        self, layout: DeviceLayout, training: Training, micro_batches: int
+    ) -> Memory:
+        """Return the peak memory of a step, or of a save if that needs more.
+
+        `micro_batches` is the number of micro-batches of a replica in the step.
+        """
         slices = _count_slices(layout.degrees)
         mine = slice_parameters(self.held, *slices, self._parts.hosted)
         kept, in_a_layer, head = self._estimate_activations(training)
         activations = HeldActivations(
-            kept=kept * count_in_flight(self._device, layout, turns),
+            kept=kept * count_in_flight(self._device, layout, micro_batches),
             in_a_layer=in_a_layer,
             at_the_head=head,
             buffers=self._estimate_buffers(layout.degrees),
@@ -187,13 +231,19 @@ class OfPipeline:
                 layout.degrees.devices, training.precision, training.parallel.reshard
             ),
         )
-        step = estimate_peak_memory(parameters, activations, training, layout.degrees.data, turns)
-        return max(step, mine.in_a_save, key=lambda each: each.total)
+        step = estimate_peak_memory(
+            parameters, activations, training, layout.degrees.data, micro_batches
+        )
+        return max(step, mine.in_a_save, key=lambda memory: memory.total)
 
     def _estimate_activations(self, training: Training) -> tuple[float, float, float]:
-        """Bytes of one micro-batch: kept, for a moment in a layer, for a moment at the head; the
-        same for all layouts that have this device."""
-        replica, tokens = self._replica, self._replica.tokens
+        """Return the activation bytes of one micro-batch: kept, in a layer, and at the head.
+
+        The last two are needed only while a layer, or the head, is computed. The result is the same
+        for all layouts that contain this device.
+        """
+        replica = self._replica
+        tokens = self._replica.tokens
         key = tuple(replica.kinds[number] for number in self._numbers)
         if key not in replica.per_token:
             layers = [replica.shapes.layers[number] for number in self._numbers]
@@ -207,11 +257,16 @@ class OfPipeline:
         return kept * tokens, in_a_layer * tokens, head
 
     def _estimate_buffers(self, degrees: Degrees) -> float:
-        """Bytes of what is received: the gathered stream of a tensor group and its gradients, the
-        keys and values of a context group and theirs, what comes from the stages beside."""
-        replica, found = self._replica, 0.0
+        """Return the bytes of communication buffers.
+
+        They hold the gathered activations of a tensor group and their gradients, the keys and
+        values of a context group and their gradients, and what neighbouring stages send.
+        """
+        replica = self._replica
+        found = 0.0
         if degrees.tensor > 1:
-            # What is gathered and what comes back to it; or what is added up.
+            # Two buffers for the gathered activations and their gradients, or one for an
+            # all-reduce.
             found += (2 if replica.split > 1 else 1) * replica.stream
         if degrees.context > 1:
             shape = replica.local.shape
@@ -223,15 +278,18 @@ class OfPipeline:
 
 
 def _count_slices(degrees: Degrees) -> tuple[int, int, int]:
-    """Over how many devices parameters are sliced, how many have experts of their own, and how many
-    share layers."""
+    """Return how many devices slice the parameters, divide the experts, and divide each layer."""
     over = degrees.shard * degrees.context * degrees.expert
     return over, degrees.expert, degrees.tensor
 
 
-def _sum_waits(each: Exchange, repeats: bool) -> float:
-    return each.waited + (each.again.seconds if repeats else 0.0)
+def _sum_waits(exchange: Exchange, repeats: bool) -> float:
+    return exchange.waited + (exchange.recomputation.seconds if repeats else 0.0)
 
 
-def _sum_sent(each: Exchange, repeats: bool) -> Sent:
-    return each.forward + each.backward + (each.again if repeats else each.hidden)
+def _sum_sent(exchange: Exchange, repeats: bool) -> Sent:
+    return (
+        exchange.forward
+        + exchange.backward
+        + (exchange.recomputation if repeats else exchange.hidden)
+    )

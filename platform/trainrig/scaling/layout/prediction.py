@@ -1,9 +1,9 @@
-"""What a layout takes: memory of a device, bytes that it sends, seconds of a step.
+"""Prediction of a step in one layout: memory of a device, bytes sent, and seconds.
 
-A step of a replica is n micro-batches on each of P devices of a pipeline (P = 1: none). With f and
-b the slowest device's forward and backward pass of a micro-batch, all it computes and waits for
-included, a step takes (n + (P - 1) / chunks) (f + b), what it waits for parameters and gradients,
-and the optimizer. scaling/layout/terms.py states each term.
+A replica's step is n micro-batches on each of the P devices of a pipeline (P = 1 without one). Let
+f and b be the seconds of the slowest device's forward and backward pass of a micro-batch, including
+all waiting. A step then takes (n + (P - 1) / chunks) (f + b), plus the time it waits for parameters
+and gradients, plus that of the optimizer. scaling/layout/terms.py states each term.
 """
 
 from dataclasses import dataclass, replace
@@ -25,19 +25,19 @@ from trainrig.scaling.layout.cluster import NOTHING, Cluster, Sent
 from trainrig.scaling.layout.compute import Kernels, Timer, count_attention_flops, iterate_products
 from trainrig.scaling.layout.layouts import (
     RECOMPUTED,
-    Again,
     Degrees,
     DeviceLayout,
+    RecomputeChoice,
     count_experts,
 )
-from trainrig.scaling.layout.pipeline_device import LayerPass, OfPipeline, Replica
+from trainrig.scaling.layout.pipeline_device import LayerPass, PipelineDevice, Replica
 from trainrig.scaling.layout.stages import count_waiting, select_largest
 from trainrig.train.run_file.training import Training
 
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """Of a step, by what they are spent on."""
+    """Seconds of a step, by cause."""
 
     products: float
     attention: float
@@ -45,14 +45,14 @@ class StepSeconds:
     tensor: float
     context: float
     expert: float
-    pipeline: float  # sent between stages
-    bubble: float  # waited for other stages, or for a slower device
-    data: float  # waited for parameters and gradients, and copied of them
+    pipeline: float  # sending between stages
+    bubble: float  # waiting for other stages or for a slower device
+    data: float  # waiting for parameters and gradients, and copying them
     optimizer: float
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """Seconds of the whole step."""
         computed = self.products + self.attention + self.elementwise + self.optimizer
         sent = self.tensor + self.context + self.expert + self.pipeline + self.data
         return computed + sent + self.bubble
@@ -60,7 +60,7 @@ class StepSeconds:
 
 @dataclass(frozen=True)
 class StepTraffic:
-    """Bytes that the device which sends the most sends in a step, by why."""
+    """Traffic in a step of the device that is the slowest, by cause."""
 
     tensor: Sent
     context: Sent
@@ -72,37 +72,39 @@ class StepTraffic:
 
     @property
     def total(self) -> Sent:
-        """All of them; its seconds are not waited for in full."""
+        """Traffic of all causes together; the step does not wait for all of its seconds."""
         parts = [getattr(self, name) for name in self.__dataclass_fields__]
         return sum(parts, NOTHING)
 
 
 @dataclass(frozen=True)
 class StepPrediction:
-    """What `layout` takes of each step."""
+    """Memory, traffic and time of a step in one layout."""
 
     layout: DeviceLayout
-    memory: Memory  # of the device that needs the most
+    memory: Memory  # memory of the device that needs the most
     traffic: StepTraffic
     seconds: StepSeconds
-    positions: int  # of a step
-    flops: float  # of a step, forward and backward, without what is computed again
-    peak: float  # FLOP/s of all devices
+    positions: int  # positions of a step
+    flops: float  # operations of a step, forward and backward, without recomputation
+    peak: float  # peak FLOP/s of all devices together
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all devices."""
+        """Tokens per second of all devices together."""
         return self.positions / self.seconds.total
 
     @property
     def mfu(self) -> float:
-        """Share of the peak, as runs log it (`speed/mfu`): a query is counted with the keys that it
-        sees."""
+        """Model FLOP/s utilisation, as runs log it (`speed/mfu`).
+
+        A query is counted with only those keys that it attends to.
+        """
         return self.flops / (self.seconds.total * self.peak)
 
 
 class Predictor:
-    """Predicts layouts of one run on one cluster."""
+    """Predictor of layouts of one run on one cluster."""
 
     def __init__(
         self,
@@ -112,16 +114,22 @@ class Predictor:
         cluster: Cluster,
         predicted: float = 1.0,
     ) -> None:
-        """`predicted`: the share of tokens that logits are made for. Raises ConfigError where the
-        table of hardware lacks what is needed, or the vocabulary is not settled."""
-        self.model, self.training, self.batch, self.cluster = model, training, batch, cluster
+        """Prepare predictions, with `predicted` the share of tokens for which logits are computed.
+
+        Raises ConfigError if the table of hardware lacks a figure, or if the vocabulary size of the
+        model is not known.
+        """
+        self.model = model
+        self.training = training
+        self.batch = batch
+        self.cluster = cluster
         self.timer = Timer(cluster.name, cluster.device, training)
         self.predicted = predicted
-        each = count_token_flops(model, batch.sequence_length, predicted=predicted)
+        token_flops = count_token_flops(model, batch.sequence_length, predicted=predicted)
         self._positions = batch.global_batch * batch.sequence_length
-        self._flops = each.training * self._positions
+        self._flops = token_flops.training * self._positions
         self._peak = cluster.device.find_peak(training.precision.peak) * cluster.devices
-        # A search asks for the same parts of many layouts.
+        # Many layouts of a search share these parts.
         self.cut = lru_cache(maxsize=None)(self._cut_model)
         self._parts = lru_cache(maxsize=None)(partial(ModelParts.of, model, training))
         self._replica = lru_cache(maxsize=None)(self._build_replica)
@@ -129,43 +137,48 @@ class Predictor:
         self._training = lru_cache(maxsize=None)(self._build_training)
 
     def predict(self, layout: DeviceLayout) -> StepPrediction:
-        """The prediction for `layout`, which is legal."""
-        turns, degrees = layout.count_turns(self.batch.global_batch), layout.degrees
+        """Return the prediction for `layout`, which must be legal."""
+        micro_batches = layout.count_micro_batches(self.batch.global_batch)
+        degrees = layout.degrees
         devices = self._pipeline(
             replace(degrees, replicate=1, shard=1),
             layout.micro_batch,
             layout.recompute,
             layout.chunks,
-            layout.in_places,
+            layout.sequence_parallel,
         )
         training = self.build_training(layout)
-        slowest = max(devices, key=lambda each: each.spent.total)
+        slowest = max(devices, key=lambda device: device.spent.total)
         memory = max(
-            (each.estimate_memory(layout, training, turns) for each in select_largest(devices)),
-            key=lambda each: each.total,
+            (
+                device.estimate_memory(layout, training, micro_batches)
+                for device in select_largest(devices)
+            ),
+            key=lambda memory: memory.total,
         )
-        data, spent = slowest.estimate_data_traffic(layout, turns), slowest.spent
+        data = slowest.estimate_data_traffic(layout, micro_batches)
+        spent = slowest.spent
         tensor, context, expert, between = slowest.sent
         return StepPrediction(
             layout=layout,
             memory=memory,
             traffic=StepTraffic(
-                tensor.multiply(turns),
-                context.multiply(turns),
-                expert.multiply(turns),
-                between.multiply(turns),
+                tensor.multiply(micro_batches),
+                context.multiply(micro_batches),
+                expert.multiply(micro_batches),
+                between.multiply(micro_batches),
                 data.gathered,
                 data.reduced,
                 data.replicated,
             ),
             seconds=StepSeconds(
-                products=turns * spent.products,
-                attention=turns * spent.attention,
-                elementwise=turns * spent.elementwise,
-                tensor=turns * spent.tensor,
-                context=turns * spent.context,
-                expert=turns * spent.expert,
-                pipeline=turns * spent.pipeline,
+                products=micro_batches * spent.products,
+                attention=micro_batches * spent.attention,
+                elementwise=micro_batches * spent.elementwise,
+                tensor=micro_batches * spent.tensor,
+                context=micro_batches * spent.context,
+                expert=micro_batches * spent.expert,
+                pipeline=micro_batches * spent.pipeline,
                 bubble=count_waiting(layout) * spent.total,
                 data=data.waited + self.timer.time_moving(data.copied),
                 optimizer=slowest.time_update(layout),
@@ -176,7 +189,10 @@ class Predictor:
         )
 
     def build_training(self, layout: DeviceLayout) -> Training:
-        """The run's own, laid out so; what is not exact is not deterministic."""
+        """Return the run's training settings with `layout` applied.
+
+        They are deterministic only if the layout gives bit-exact results.
+        """
         degrees = layout.degrees
         shared = degrees.context * degrees.expert * degrees.tensor * degrees.pipeline
         return self._training(
@@ -194,7 +210,7 @@ class Predictor:
         data: int,
         sliced_over: int,
         reshard: Literal["step", "layer"],
-        again: Again,
+        recomputation: RecomputeChoice,
         exact: bool,
     ) -> Training:
         parallel: FSDP | HSDP | DDP = FSDP(reshard=reshard)
@@ -203,7 +219,7 @@ class Predictor:
         return self.training.model_copy(
             update={
                 "parallel": parallel,
-                "recompute": RECOMPUTED[again],
+                "recompute": RECOMPUTED[recomputation],
                 "deterministic": self.training.deterministic and exact,
                 "virtual_workers": max(self.training.virtual_workers, data),
             }
@@ -213,12 +229,22 @@ class Predictor:
         return cut_model(self.model, tensor, expert), cut_shapes(self.model, tensor, expert)
 
     def _build_pipeline(
-        self, degrees: Degrees, micro_batch: int, again: Again, chunks: int, in_places: bool
-    ) -> "tuple[OfPipeline, ...]":
+        self,
+        degrees: Degrees,
+        micro_batch: int,
+        recomputation: RecomputeChoice,
+        chunks: int,
+        sequence_parallel: bool,
+    ) -> "tuple[PipelineDevice, ...]":
         replica = self._replica(
-            degrees.tensor, degrees.context, degrees.expert, micro_batch, again, in_places
+            degrees.tensor,
+            degrees.context,
+            degrees.expert,
+            micro_batch,
+            recomputation,
+            sequence_parallel,
         )
-        costs = tuple(sum(each.passes) for each in replica.layers)
+        costs = tuple(sum(layer.passes) for layer in replica.layers)
         last = replica.head.forward + replica.head.backward + replica.ends.waited
         ranges = cut_evenly(costs, last, degrees.pipeline * chunks)
         stage = traffic.estimate_stage_traffic(
@@ -226,7 +252,7 @@ class Predictor:
         )
         parts = self._parts(degrees.tensor, degrees.expert)
         return tuple(
-            OfPipeline(
+            PipelineDevice(
                 self.timer,
                 self.cluster,
                 degrees,
@@ -245,16 +271,17 @@ class Predictor:
         context: int,
         expert: int,
         micro_batch: int,
-        again: Again,
-        in_places: bool,
+        recomputation: RecomputeChoice,
+        sequence_parallel: bool,
     ) -> Replica:
-        degrees, split = Degrees(1, 1, tensor, 1, context, expert), tensor if in_places else 1
+        degrees = Degrees(1, 1, tensor, 1, context, expert)
+        split = tensor if sequence_parallel else 1
         length = self.batch.sequence_length
         tokens = micro_batch * length / context
         local, shapes = self.cut(tensor, expert)
         size = self.training.precision.bytes
         stream = size * tokens * self.model.channels
-        around = traffic.estimate_tensor_traffic(self.cluster, degrees, stream, in_places)
+        around = traffic.estimate_tensor_traffic(self.cluster, degrees, stream, sequence_parallel)
         whole = size * 2 * local.shape.kv_heads * local.shape.head_channels * tokens * context
         keys = traffic.estimate_context_traffic(self.cluster, degrees, whole)
         layers, kinds = [], []
@@ -262,19 +289,19 @@ class Predictor:
         numbers: dict[object, int] = {}
         for number, layer in enumerate(shapes.layers):
             flops = count_attention_flops(self.model, local.shape.heads, length, number, tokens)
-            recomputed = again == "full" or again == "selective"
+            recomputed = recomputation == "full" or recomputation == "selective"
             if (layer, flops) not in known:
                 kernels = self.timer.time_layer(layer, self.model, tokens, tensor, split)
                 seen = self.timer.time_attention(flops)
                 kernels = Kernels(kernels.products, seen, kernels.elementwise)
                 mixture = layer.feedforward
-                copies = 0.0  # each of a tensor group sends them, for its channels of experts
+                copies = 0.0  # bytes that each rank of a tensor group sends
                 if isinstance(mixture, MixtureShape):
                     copies = stream * mixture.experts.up.active
-                full = again == "full"
+                full = recomputation == "full"
                 known[layer, flops] = LayerPass(
                     kernels,
-                    again=(
+                    recomputation=(
                         kernels.products[0] if full else 0.0,
                         kernels.attention[0] if full else 0.0,
                         kernels.elementwise[0] if recomputed else 0.0,
@@ -293,16 +320,16 @@ class Predictor:
             layers.append(known[layer, flops])
             kinds.append(numbers.setdefault(layer, number))
         head = self.timer.time_head(local, self.model.channels, tokens, self.predicted)
-        after = [each for each in shapes.after_layers if each is not shapes.head]
-        both = [
-            self.timer.time_training(each)
+        after = [part for part in shapes.after_layers if part is not shapes.head]
+        training_seconds = [
+            self.timer.time_training(product)
             for part in after
-            for each in iterate_products(part, tokens, tensor)
+            for product in iterate_products(part, tokens, tensor)
         ]
         head = Kernels(
             (
-                head.products[0] + sum(f for f, _ in both),
-                head.products[1] + sum(b for _, b in both),
+                head.products[0] + sum(forward for forward, _ in training_seconds),
+                head.products[1] + sum(backward for _, backward in training_seconds),
             ),
             elementwise=head.elementwise,
         )

@@ -1,7 +1,8 @@
-"""Published runs of large models with their layouts, and what the planner predicts of each.
+"""Published runs of large models with their layouts, and the planner's prediction of each.
 
-Every run is predicted with the same constants, its device and links as published. Where a figure
-was published as FLOP/s, it is turned into a step's seconds by the authors' own count.
+All runs are predicted with the same constants, with the devices and links that their authors name.
+A figure that was published as FLOP/s is converted to seconds per step with the authors' own count
+of operations.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from trainrig.optim import AdamW
 from trainrig.parallel.compiled import Compile
 from trainrig.parallel.precision import Precision
 from trainrig.scaling.layout.cluster import Cluster
-from trainrig.scaling.layout.layouts import Again, Degrees, DeviceLayout
+from trainrig.scaling.layout.layouts import Degrees, DeviceLayout, RecomputeChoice
 from trainrig.scaling.layout.prediction import Predictor, StepPrediction
 from trainrig.train.run_file.training import Training
 
@@ -24,12 +25,12 @@ LLAMA = "Llama 3 (arXiv:2407.21783), table 4"
 MEGATRON = "Narayanan et al. 2021 (arXiv:2104.04473), table 1"
 TORCHTITAN = "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md"
 MPT = "llm-foundry, scripts/train/benchmarking/README.md"
-OF_A_MACHINE = 8
+DEVICES_PER_MACHINE = 8
 
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """One row of a published table."""
+    """Published run of a large model, from one row of a table."""
 
     name: str
     source: str
@@ -38,14 +39,14 @@ class PublishedRun:
     interconnect: str
     batch: BatchShape
     layout: DeviceLayout
-    step_seconds: float  # as published, or by the published FLOP/s
-    assumed: str = ""  # what the source does not say
+    step_seconds: float  # seconds as published, or computed from the published FLOP/s
+    assumed: str = ""  # settings that the source does not state
     compiled: bool = False
-    memory_bandwidth: float | None = None  # bytes/s, where the devices were not the usual ones
+    memory_bandwidth: float | None = None  # bytes/s, where the devices differ from the usual ones
 
     @property
     def predicted(self) -> StepPrediction:
-        """By the planner."""
+        """The planner's prediction for this run."""
         table = hardware.load()
         device = table.find_device(self.device)
         if self.memory_bandwidth is not None:
@@ -55,7 +56,7 @@ class PublishedRun:
             self.device,
             device,
             self.layout.degrees.devices,
-            OF_A_MACHINE,
+            DEVICES_PER_MACHINE,
             table.links[device.link],
             table.find_interconnect(self.interconnect),
         )
@@ -70,12 +71,12 @@ class PublishedRun:
 
     @property
     def error(self) -> float:
-        """Of the predicted speed: 0.1 is a tenth too fast."""
+        """Relative error of the predicted speed; 0.1 means that the prediction is 10% too fast."""
         return self.step_seconds / self.predicted.seconds.total - 1
 
 
 def read_published_runs() -> Iterator[PublishedRun]:
-    """All of them."""
+    """Yield all published runs, by source."""
     yield from _list_llama_runs()
     yield from _list_megatron_runs()
     yield from _list_torchtitan_runs()
@@ -90,7 +91,7 @@ def _list_llama_runs() -> Iterator[PublishedRun]:
         (16_384, 8, 16, 131_072, 128, 380),
     ):
         positions = sequences * length
-        # Causal attention counted by what it computes: half of all pairs.
+        # The authors count causal attention as half of all pairs of positions.
         attention = 6 * model.layers * model.shape.heads * model.shape.head_channels * length
         count = count_parameters(model)
         flops = (6 * (count.total - count.embedding) + attention) * positions
@@ -121,9 +122,10 @@ def _list_megatron_runs() -> Iterator[PublishedRun]:
         ("529.6B", 128, 20_480, 105, 8, 35, 2_520, 2_520, 163),
         ("1008B", 160, 25_600, 128, 8, 64, 3_072, 3_072, 163),
     ):
-        length, entries = 2_048, 51_200
+        length = 2_048
+        entries = 51_200
         pairs = 1 + length / (6 * channels) + entries / (16 * layers * channels)
-        flops = 96 * sequences * length * layers * channels**2 * pairs  # their equation 3
+        flops = 96 * sequences * length * layers * channels**2 * pairs  # equation 3 of the paper
         data = devices // tensor // pipeline
         yield PublishedRun(
             f"{size}, {devices:,} A100, TP{tensor} PP{pipeline} DP{data}",
@@ -191,7 +193,18 @@ def _list_torchtitan_runs() -> Iterator[PublishedRun]:
 
 
 def _list_mpt_runs() -> Iterator[PublishedRun]:
-    for size, layers, channels, heads, length, devices, micro_batch, turns, again, rate in (
+    for (
+        size,
+        layers,
+        channels,
+        heads,
+        length,
+        devices,
+        micro_batch,
+        micro_batches,
+        recomputation,
+        rate,
+    ) in (
         ("1b", 24, 2_048, 16, 2_048, 64, 20, 1, "nothing", 44_402),
         ("3b", 32, 2_560, 20, 2_048, 64, 6, 3, "nothing", 22_525),
         ("7b", 32, 4_096, 32, 2_048, 8, 6, 1, "nothing", 10_643),
@@ -200,8 +213,8 @@ def _list_mpt_runs() -> Iterator[PublishedRun]:
         ("30b", 48, 7_168, 56, 2_048, 32, 14, 3, "full", 2_308),
         ("70b", 80, 8_192, 64, 2_048, 64, 8, 4, "full", 1_039),
     ):
-        batch = BatchShape(devices * micro_batch * turns, length)
-        chosen: Again = "full" if again == "full" else "nothing"
+        batch = BatchShape(devices * micro_batch * micro_batches, length)
+        chosen: RecomputeChoice = "full" if recomputation == "full" else "nothing"
         yield PublishedRun(
             f"MPT-{size}, {devices} H100, FSDP, T {length:,}",
             MPT,
@@ -232,14 +245,17 @@ def _build_gpt(
 
 
 def compute_error_without(run: PublishedRun, term: str) -> float:
-    """The error of `run` were `term` of StepSeconds dropped."""
+    """Return the error of the predicted speed of `run` if `term` of StepSeconds is left out."""
     seconds = run.predicted.seconds
     return run.step_seconds / replace(seconds, **{term: 0.0}).total - 1
 
 
 def format_table_rows(runs: Sequence[PublishedRun]) -> Iterator[str]:
-    """A line of Markdown for each run: its step as published, as predicted, and the error of the
-    speed; the peak that each reaches as runs log it."""
+    """Yield one line of Markdown for each run.
+
+    Its columns are the published and the predicted seconds of a step, the published and the
+    predicted utilisation of the peak (MFU), and the error of the predicted speed.
+    """
     for run in runs:
         found = run.predicted
         theirs = found.flops / (run.step_seconds * found.peak)

@@ -1,4 +1,4 @@
-"""Finds the fastest layouts of a run on devices, and the fastest that its trainer can run today."""
+"""Search for the fastest layouts of a run, and for the fastest that its trainer supports."""
 
 import heapq
 from collections.abc import Iterator
@@ -28,19 +28,19 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Subject:
-    """What is to be laid out."""
+    """A run whose layout is planned."""
 
-    name: str  # of its run file
+    name: str  # path of its run file
     model: DecoderConfig
     training: Training
     batch: BatchShape
-    predicted: float = 1.0  # share of tokens that logits are made for
+    predicted: float = 1.0  # share of tokens for which logits are computed
     objective: str = "CausalLM"
 
 
 @dataclass(frozen=True)
-class Fixed:
-    """Degrees that are asked for; None: any."""
+class FixedDegrees:
+    """Degrees that the user fixed; None leaves a degree to the search."""
 
     tensor: int | None = None
     pipeline: int | None = None
@@ -49,41 +49,45 @@ class Fixed:
 
     @property
     def given(self) -> dict[str, int]:
-        """By name."""
+        """The fixed degrees, keyed by axis."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def allows(self, degrees: Degrees) -> bool:
-        """Whether `degrees` are as asked for."""
+        """Return whether `degrees` have the fixed values."""
         return all(getattr(degrees, name) == value for name, value in self.given.items())
 
 
 @dataclass(frozen=True)
 class Found:
-    """One layout with what it takes, and what a run lacks to be trained so."""
+    """A layout with its prediction, and what the run lacks to be trained in that layout."""
 
     prediction: StepPrediction
-    needs: tuple[str, ...]  # empty: the trainer runs it as it is
-    spans: float | None  # seconds a step that tensor groups across machines cost; None: they do not
+    # features that are missing; empty if the trainer supports the layout for this run
+    needs: tuple[str, ...]
+    # seconds that a step loses because tensor groups span machines; None if they do not
+    spans: float | None
 
 
 @dataclass(frozen=True)
 class LayoutPlan:
-    """The answer of a search."""
+    """Result of a layout search."""
 
     subject: Subject
     cluster: Cluster
-    best: tuple[Found, ...]  # the fastest of each choice of degrees, ten at most, fastest first
-    runnable: Found | None  # the fastest that the trainer runs as it is
+    # the fastest layout for each choice of degrees; at most ten, the fastest first
+    best: tuple[Found, ...]
+    runnable: Found | None  # the fastest layout that the trainer supports for this run
     legal: int
     fitting: int
-    cost: Cost  # of the whole run, laid out as the best
+    cost: Cost  # cost of the whole run in the best layout
     warnings: tuple[str, ...]
 
 
-def search(subject: Subject, cluster: Cluster, fixed: Fixed, offers: Hardware) -> LayoutPlan:
-    """The layouts of `subject` on `cluster`, fastest first.
+def search(subject: Subject, cluster: Cluster, fixed: FixedDegrees, offers: Hardware) -> LayoutPlan:
+    """Return the fastest layouts of `subject` on `cluster`, the fastest first.
 
-    Raises ConfigError, saying what would work, where none is legal or none fits.
+    Raises ConfigError if no layout is legal or none fits in memory; the message names a number of
+    devices that works.
     """
     predictor = Predictor(
         subject.model, subject.training, subject.batch, cluster, subject.predicted
@@ -114,7 +118,9 @@ def search(subject: Subject, cluster: Cluster, fixed: Fixed, offers: Hardware) -
     if not fastest:
         raise ConfigError(_explain_none_fits(subject, cluster, fixed, nearest))
     best_ones = heapq.nsmallest(SHOWN, fastest.values(), key=_rank)
-    shown = tuple(_weigh_prediction(each, predictor, subject.objective) for each in best_ones)
+    shown = tuple(
+        _weigh_prediction(prediction, predictor, subject.objective) for prediction in best_ones
+    )
     return LayoutPlan(
         subject=subject,
         cluster=cluster,
@@ -130,9 +136,12 @@ def search(subject: Subject, cluster: Cluster, fixed: Fixed, offers: Hardware) -
 def list_needs(
     layout: DeviceLayout, predictor: Predictor, objective: str = "CausalLM"
 ) -> tuple[str, ...]:
-    """What the trainer, or the run, lacks for `layout`: axes that `training.parallel` has no key
-    for, that do not go together, with other settings or with its `objective`, or bits that do not
-    depend on the number of workers, which the run asks for."""
+    """Return what the trainer or the run lacks for `layout`, as short phrases for a table.
+
+    The phrases name axes that `training.parallel` has no key for, axes that cannot be combined with
+    each other, with other settings or with `objective`, and `deterministic = false` where the run
+    asks for bit-exact results that the layout cannot give.
+    """
     degrees = layout.degrees
     axes = [
         name for name in ("tensor", "pipeline", "context", "expert") if getattr(degrees, name) > 1
@@ -140,7 +149,7 @@ def list_needs(
     lacking = [axis for axis in axes if axis not in FSDP.model_fields]
     if objective not in OF_PLACES:
         lacking += [f"{axis} for {objective}" for axis in axes if axis not in lacking]
-    if degrees.tensor > 1 and _is_unshared(degrees.tensor, predictor):
+    if degrees.tensor > 1 and _lacks_tensor_axis(degrees.tensor, predictor):
         lacking.append("tensor for such a model or training")
     if degrees.context > 1 and isinstance(predictor.model.feedforward, MixtureOfExperts):
         lacking.append("context for experts")
@@ -150,9 +159,10 @@ def list_needs(
         lacking.append(f"expert with {predictor.training.optimizer.kind}")
     if degrees.tensor * degrees.context * degrees.expert > 1 and predictor.training.compile:
         lacking.append("compiled layers that send")
-    again, by_places = RECOMPUTED[layout.recompute], degrees.tensor > 1 and layout.in_places
+    recomputation = RECOMPUTED[layout.recompute]
+    sequence_parallel = degrees.tensor > 1 and layout.sequence_parallel
     try:
-        predictor.training.offload.check_beside(again, by_places)
+        predictor.training.offload.check_beside(recomputation, sequence_parallel)
     except ValueError:
         lacking.append("offloaded activations without full recomputation")
     if degrees.tensor > 1 and predictor.training.fuse_projections:
@@ -162,10 +172,11 @@ def list_needs(
     return tuple(lacking)
 
 
-def _is_unshared(ranks: int, predictor: Predictor) -> bool:
-    """Whether the trainer has no tensor axis for the model, its numbers or its optimizers."""
-    training, split = predictor.training, TensorSplit(ranks=ranks)
-    own = [each.optimizer.kind for each in training.groups if each.optimizer]
+def _lacks_tensor_axis(ranks: int, predictor: Predictor) -> bool:
+    """Return whether the model, its dtype or its optimizers have no tensor-parallel version."""
+    training = predictor.training
+    split = TensorSplit(ranks=ranks)
+    own = [group.optimizer.kind for group in training.groups if group.optimizer]
     try:
         split.check_model(predictor.model)
         split.check_training(training.precision.compute, [training.optimizer.kind, *own])
@@ -175,7 +186,7 @@ def _is_unshared(ranks: int, predictor: Predictor) -> bool:
 
 
 def _iterate_allowed_layouts(
-    subject: Subject, devices: int, fixed: Fixed
+    subject: Subject, devices: int, fixed: FixedDegrees
 ) -> Iterator[DeviceLayout]:
     for layout in layouts.iterate_legal_layouts(subject.model, subject.batch, devices):
         if fixed.allows(layout.degrees):
@@ -183,7 +194,6 @@ def _iterate_allowed_layouts(
 
 
 def _rank(found: StepPrediction) -> tuple[float, float]:
-    """Fastest first, then the least memory."""
     return found.seconds.total, found.memory.total
 
 
@@ -196,38 +206,42 @@ def _weigh_prediction(prediction: StepPrediction, predictor: Predictor, objectiv
 
 
 def _estimate_spanning_seconds(prediction: StepPrediction, predictor: Predictor) -> float | None:
-    """Seconds a step beyond those that tensor groups within a machine would take."""
-    cluster, layout = predictor.cluster, prediction.layout
+    """Return the seconds that a step loses to tensor groups that span machines.
+
+    Returns None if no tensor group spans machines.
+    """
+    cluster = predictor.cluster
+    layout = prediction.layout
     if cluster.group(layout.degrees, ["tensor"]).machines == 1:
         return None
-    whole = replace(cluster, of_a_machine=cluster.devices, across=None)
+    whole = replace(cluster, devices_per_machine=cluster.devices, across=None)
     inside = Predictor(
         predictor.model, predictor.training, predictor.batch, whole, predictor.predicted
     ).predict(layout)
-    turns = layout.count_turns(predictor.batch.global_batch)
-    share = 1 + (layout.degrees.pipeline - 1) / layout.chunks / turns
+    micro_batches = layout.count_micro_batches(predictor.batch.global_batch)
+    share = 1 + (layout.degrees.pipeline - 1) / layout.chunks / micro_batches
     return (prediction.seconds.tensor - inside.seconds.tensor) * share
 
 
-def _check_fixed(subject: Subject, devices: int, fixed: Fixed) -> None:
-    """Raise ConfigError for degrees that are asked for and cannot be."""
+def _check_fixed(subject: Subject, devices: int, fixed: FixedDegrees) -> None:
+    """Raise ConfigError if the fixed degrees do not suit the model, batch or device count."""
     asked = Degrees(1, 1, **fixed.given)
     reason = layouts.explain_refusal(subject.model, subject.batch, asked)
     if reason is not None:
         raise ConfigError(f"plan: {subject.name}: {reason}")
-    if devices % asked.of_a_replica:
-        several = asked.of_a_replica * max(1, devices // asked.of_a_replica)
+    if devices % asked.replica_devices:
+        several = asked.replica_devices * max(1, devices // asked.replica_devices)
         raise ConfigError(
-            f"plan: {subject.name}: a replica takes {asked.of_a_replica} devices "
-            f"({_format_fixed(fixed)}), of which {devices} is no multiple; {several} would do"
+            f"plan: {subject.name}: a replica takes {asked.replica_devices} devices "
+            f"({_format_fixed(fixed)}), and {devices} is not a multiple of that; use {several}"
         )
 
 
-def _format_fixed(fixed: Fixed) -> str:
+def _format_fixed(fixed: FixedDegrees) -> str:
     return " x ".join(f"{name} {value}" for name, value in fixed.given.items())
 
 
-def _explain_none_legal(subject: Subject, cluster: Cluster, fixed: Fixed) -> str:
+def _explain_none_legal(subject: Subject, cluster: Cluster, fixed: FixedDegrees) -> str:
     devices = cluster.devices
     fewer = [devices // 2**n for n in range(1, devices.bit_length())]
     more = [devices * 2**n for n in range(1, 5)]
@@ -244,41 +258,46 @@ def _explain_none_legal(subject: Subject, cluster: Cluster, fixed: Fixed) -> str
     ]
     would = " or ".join(f"{n:,}" for n in near if n is not None) or "no number near it"
     return (
-        f"plan: {subject.name}: no layout shares {subject.batch.global_batch:,} sequences of "
-        f"{subject.batch.sequence_length:,} and the model among {devices:,} devices; {would} "
-        "would do"
+        f"plan: {subject.name}: no layout divides {subject.batch.global_batch:,} sequences of "
+        f"{subject.batch.sequence_length:,} tokens and the model over {devices:,} devices; {would} "
+        "would work"
     )
 
 
 def _explain_none_fits(
-    subject: Subject, cluster: Cluster, fixed: Fixed, nearest: StepPrediction
+    subject: Subject, cluster: Cluster, fixed: FixedDegrees, nearest: StepPrediction
 ) -> str:
     room = cluster.device.memory * (1 - RESERVE) / GIB
     enough = _find_enough_devices(subject, cluster, fixed)
     would = (
-        f"{enough:,} devices would do"
+        f"{enough:,} devices are enough"
         if enough
-        else f"nor does it on more, to {MOST_DEVICES:,}; shorten batches.sequence_length, or "
-        "choose a device with more memory"
+        else f"up to {MOST_DEVICES:,} devices are not enough either; shorten "
+        "batches.sequence_length, or choose a device with more memory"
     )
     return (
-        f"plan: {subject.name}: no layout fits {cluster.devices:,} {cluster.name}: "
-        f"{nearest.memory.total / GIB:,.1f} GiB a device at least, of {room:,.1f}; {would}"
+        f"plan: {subject.name}: no layout fits {cluster.devices:,} {cluster.name}: a device needs "
+        f"{nearest.memory.total / GIB:,.1f} GiB at least and has {room:,.1f}; {would}"
     )
 
 
-def _find_enough_devices(subject: Subject, cluster: Cluster, fixed: Fixed) -> int | None:
-    """The fewest devices, by doubling, up to a machine and then in whole ones, that hold a step."""
+def _find_enough_devices(subject: Subject, cluster: Cluster, fixed: FixedDegrees) -> int | None:
+    """Return the least number of devices that holds a step, or None if MOST_DEVICES do not.
+
+    The number is doubled up to one machine, and above that rounded to whole machines.
+    """
     devices = cluster.devices
     while devices < MOST_DEVICES:
-        whole = 2 * devices if devices >= cluster.of_a_machine else cluster.of_a_machine
+        whole = (
+            2 * devices if devices >= cluster.devices_per_machine else cluster.devices_per_machine
+        )
         devices = min(2 * devices, whole)
         across = cluster.across or cluster.inside
         larger = replace(cluster, devices=devices, across=across)
         predictor = Predictor(subject.model, subject.training, subject.batch, larger)
         for layout in _iterate_allowed_layouts(subject, devices, fixed):
-            frugal = layout.recompute == "full"  # what needs less of it fits if anything does
-            if frugal and predictor.predict(layout).memory.fits(cluster.device.memory):
+            smallest = layout.recompute == "full"  # full recomputation needs the least memory
+            if smallest and predictor.predict(layout).memory.fits(cluster.device.memory):
                 return devices
     return None
 
@@ -286,7 +305,7 @@ def _find_enough_devices(subject: Subject, cluster: Cluster, fixed: Fixed) -> in
 def _estimate_cost(
     best: StepPrediction, subject: Subject, cluster: Cluster, offers: Hardware
 ) -> Cost:
-    """Of all steps at that pace."""
+    """Return the cost of all steps of the run at the pace of `best`."""
     return estimate_cost(
         best.flops * subject.training.steps,
         offers,
@@ -304,24 +323,24 @@ def _find_warnings(
     best = shown[0]
     if best.spans is not None:
         yield (
-            f"The best layout has tensor groups across machines, which costs {best.spans:.3g} s of "
+            f"The best layout has tensor groups across machines, which cost {best.spans:.3g} s of "
             f"each step of {best.prediction.seconds.total:.3g} s."
         )
     if best.needs and runnable is not None:
         slower = runnable.seconds.total / best.prediction.seconds.total
         yield (
-            f"The best layout needs {', '.join(best.needs)}, which this run has not; the best that "
-            f"it can be trained in takes {slower:.2f} times as long a step."
+            f"The best layout needs {', '.join(best.needs)}, which this run does not have. A "
+            f"step of the best layout that the trainer supports takes {slower:.2f} times as long."
         )
     if runnable is None:
         yield (
-            "Of those that fit, none can be trained yet: each needs an axis that training.parallel "
-            "has no key for, or deterministic = false."
+            "The trainer supports none of the layouts that fit: each of them needs an axis that "
+            "training.parallel has no key for, or deterministic = false."
         )
     if subject.training.deterministic and runnable is not None:
         data = runnable.layout.degrees.data
         if data > subject.training.virtual_workers:
             yield (
                 f"training.virtual_workers rises from {subject.training.virtual_workers} to "
-                f"{data}: a new run, with other last bits."
+                f"{data}. That is a new run, whose results differ in their last bits."
             )

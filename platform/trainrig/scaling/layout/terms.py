@@ -1,7 +1,8 @@
-"""The constants of a plan of layouts, and what each of its terms is: one set for all runs.
+"""Constants of the layout planner and descriptions of its terms, the same for all runs.
 
-What a device or link can do at best is in the table of hardware; here is what is made of that.
-None was fitted to the runs that docs/layouts.md compares the plan with.
+The table of hardware has what a device or link reaches at best; the constants here are the share of
+that which kernels and collectives achieve. None of them was fitted to the published runs that
+docs/layouts.md compares the planner with.
 """
 
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PlanConstant:
-    """A number that a term hangs on."""
+    """A constant of the planner, with its unit and its source."""
 
     name: str
     value: float
@@ -60,38 +61,38 @@ CONSTANTS = (
 
 @dataclass(frozen=True)
 class StepTerm:
-    """A part of a step's time."""
+    """A term of the predicted step time."""
 
     name: str
     formula: str
-    hidden: str  # behind what, if anything
+    hidden: str  # the work that overlaps with this term, or "nothing"
 
 
 TERMS = (
     StepTerm(
         "products",
-        "2 M N K / (peak x matmul), M and N filled up to tiles and the tiles to rounds of all "
-        "processors; or the bytes of its three matrices over the memory's bandwidth, if that is "
-        "more; forward once, backward twice, once more where recomputed in full",
+        "2 M N K / (peak x matmul), with M and N rounded up to whole tiles, and the tiles to whole "
+        "rounds of all processors; or the bytes of the three matrices over the memory's bandwidth "
+        "if that is more; once forward, twice backward, once more with full recomputation",
         "nothing",
     ),
     StepTerm(
         "attention",
-        "4 heads x channels x keys seen a token over (peak x attention), backward 2.5 times that",
+        "4 heads x channels x keys seen by a token, over (peak x attention); backward 2.5 times",
         "nothing",
     ),
     StepTerm(
         "elementwise",
         "bytes that norms, residual sums, rotations and the gated product read and write, each "
-        "fused into one kernel, over the memory's bandwidth; backward twice that",
+        "fused into one kernel, over the memory's bandwidth; backward twice as much",
         "nothing",
     ),
     StepTerm(
         "tensor",
         "all-gather and reduce-scatter of tokens x channels x bytes around attention and around "
-        "the feed-forward part, forward and backward; between stages, where all have all places, "
-        "an all-reduce in place of the two",
-        "nothing; the second all-gather of the backward pass behind the product beside it",
+        "the feed-forward part, forward and backward; without sequence parallelism one all-reduce "
+        "instead of the two",
+        "nothing, except the second all-gather of the backward pass: behind the next product",
     ),
     StepTerm(
         "context",
@@ -100,14 +101,14 @@ TERMS = (
     ),
     StepTerm(
         "expert",
-        "all-to-all of each token to its experts and back, forward and backward, evenly; before it "
-        "an all-gather of how many tokens each expert gets, 8 bytes each",
+        "all-to-all of each token to its experts and back, forward and backward, evenly balanced; "
+        "before it an all-gather of the number of tokens for each expert, 8 bytes each",
         "nothing",
     ),
     StepTerm(
         "pipeline",
-        "what flows between stages, sent once forward and once backward for each micro-batch and "
-        "stage, 1 / tensor of it by each device with sequence parallelism",
+        "activations between stages, sent once forward and once backward for each micro-batch and "
+        "stage; with sequence parallelism each device sends 1 / tensor of them",
         "nothing",
     ),
     StepTerm(
@@ -118,15 +119,15 @@ TERMS = (
     StepTerm(
         "data",
         "all-gather of parameters in the computed format, reduce-scatter of float32 gradients, "
-        "all-reduce of its slices over replicas; what is gathered read and written once more into "
-        "parameters, gradients into what is sent (FSDP's copies)",
-        "of what is sent, the forward pass of one micro-batch for each gather, the backward pass "
-        "of the last for the gradients; but for the first part gathered and the last part sent",
+        "all-reduce of their slices over replicas; FSDP's copies of gathered parameters out of a "
+        "buffer, and of gradients into one",
+        "gathers behind the forward pass of a micro-batch, gradients behind the backward pass of "
+        "the last one; nothing hides the first gather and the last reduction",
     ),
     StepTerm(
         "optimizer",
-        "weights read and written, gradients read twice, its memory read and written, over the "
-        "memory's bandwidth",
+        "weights read and written, gradients read twice, and optimizer state read and written, "
+        "over the memory's bandwidth",
         "nothing",
     ),
 )

@@ -1,4 +1,4 @@
-"""What one device sends in a step, by why, and what of that a step waits for."""
+"""Traffic of one device in a step, by cause, and the part of it that the step waits for."""
 
 from dataclasses import dataclass
 
@@ -8,90 +8,103 @@ from trainrig.estimate.model_share import CountedParameters
 from trainrig.scaling.layout.cluster import NOTHING, Cluster, Group, Sent
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
 
-COUNT = 8  # bytes of a number of tokens
+COUNT = 8  # bytes of each token count that experts exchange
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """What a device sends for one micro-batch in a pass, per layer or stage."""
+    """Traffic of one device for one micro-batch, for a layer or a pipeline stage."""
 
     forward: Sent = NOTHING
     backward: Sent = NOTHING
-    hidden: Sent = NOTHING  # of the backward pass, behind a product, of what is not computed again
-    again: Sent = NOTHING  # in the backward pass, of what is computed again
+    # sent in the backward pass behind a product, if the layer is not recomputed
+    hidden: Sent = NOTHING
+    recomputation: Sent = NOTHING  # sent in the backward pass to recompute the layer
 
     @property
     def waited(self) -> float:
-        """Seconds of both passes."""
+        """Seconds that both passes wait for this traffic."""
         return self.forward.seconds + self.backward.seconds
 
 
 def estimate_tensor_traffic(
-    cluster: Cluster, degrees: Degrees, stream: float, in_places: bool = True
+    cluster: Cluster, degrees: Degrees, stream: float, sequence_parallel: bool = True
 ) -> Exchange:
-    """Around one part of a layer (attention, feed-forward), of a stream of `stream` bytes.
+    """Return the tensor-parallel traffic of one part of a layer (attention or feed-forward).
 
-    With sequence parallel (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2): gathered
-    before its first product, reduced and scattered after its last; backward likewise, and gathered
-    once more for the gradients of the first product's weights. Not `in_places`: added up after its
-    last product, and backward before its first (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
+    `stream` is the size in bytes of the activations between layers. With sequence parallelism
+    (`sequence_parallel`; Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2) they are
+    gathered before the first product and reduced and scattered after the last. The backward pass
+    does the same, and gathers once more for the gradients of the first product's weights. Without
+    it they are all-reduced after the last product, and in the backward pass before the first
+    (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
     """
     group = cluster.group(degrees, ["tensor"])
-    if not in_places:
+    if not sequence_parallel:
         sum_ = cluster.send("all-reduce", stream, group)
-        return Exchange(sum_, sum_, again=sum_)
+        return Exchange(sum_, sum_, recomputation=sum_)
     gather = cluster.send("all-gather", stream, group)
     both = gather + cluster.send("reduce-scatter", stream, group)
     return Exchange(both, both, gather, both)
 
 
 def estimate_two_parts_traffic(part: Exchange, mixture: bool, normed: bool) -> Exchange:
-    """Of a layer of two such parts. Computing it again ends before the last sum, of which there is
-    its first gather alone, unless that sum is `normed`: nothing else in the backward pass needs it.
-    A `mixture` of experts keeps what it has gathered."""
-    forward, backward = part.forward.multiply(2), part.backward.multiply(2)
+    """Return the traffic of a layer of two such parts.
+
+    Recomputation stops before the last sum, because nothing else in the backward pass needs that
+    sum. Of the second part it repeats the first gather only, unless the sum is `normed`. A
+    `mixture` of experts keeps the activations that it has gathered.
+    """
+    forward = part.forward.multiply(2)
+    backward = part.backward.multiply(2)
     hidden = part.hidden.multiply(1 if mixture else 2)
-    again = part.again.multiply(2) if normed else part.again + part.hidden
-    return Exchange(forward, backward, hidden, again)
+    recomputation = part.recomputation.multiply(2) if normed else part.recomputation + part.hidden
+    return Exchange(forward, backward, hidden, recomputation)
 
 
 def estimate_context_traffic(
     cluster: Cluster, degrees: Degrees, keys_and_values: float
 ) -> Exchange:
-    """Of one layer: keys and values of the whole sequence are `keys_and_values` bytes."""
+    """Return the context-parallel traffic of one layer.
+
+    `keys_and_values` is the size in bytes of the keys and values of the whole sequence.
+    """
     group = cluster.group(degrees, ["context"])
     gathered = cluster.send("all-gather", keys_and_values, group)
     gradients = cluster.send("reduce-scatter", keys_and_values, group)
-    return Exchange(gathered, gradients, again=gathered)
+    return Exchange(gathered, gradients, recomputation=gathered)
 
 
 def estimate_expert_traffic(
     cluster: Cluster, degrees: Degrees, copies: float, experts: int
 ) -> Exchange:
-    """Of one layer with `experts`, whose tokens' copies are `copies` bytes: there and back; before
-    that, each tells the others how many of its tokens each expert gets."""
+    """Return the expert-parallel traffic of one layer that has `experts` experts.
+
+    `copies` is the size in bytes of the copies of tokens that go to the experts and back. Before
+    that, each device sends the others the number of its tokens for each expert.
+    """
     group = cluster.group(degrees, ["expert"])
     both = cluster.send("all-to-all", copies, group).multiply(2)
     counts = cluster.send("all-gather", COUNT * experts * group.size, group)
     ahead = both + counts if copies else both
-    return Exchange(ahead, both, again=ahead)
+    return Exchange(ahead, both, recomputation=ahead)
 
 
 def estimate_stage_traffic(cluster: Cluster, degrees: Degrees, stream: float) -> Exchange:
-    """Between one stage and the next, of a part of the stream of `stream` bytes."""
+    """Return the traffic between two stages, where each device sends `stream` bytes."""
     sent = cluster.send("send", stream, cluster.group(degrees, ["pipeline"]))
     return Exchange(sent, sent)
 
 
 @dataclass(frozen=True)
 class DataTraffic:
-    """Of parameters and gradients, in a step."""
+    """Traffic of one device for parameters and gradients in a step."""
 
     gathered: Sent
-    reduced: Sent  # within a copy of the model
-    replicated: Sent  # between copies
-    waited: float  # seconds
-    copied: float  # bytes read and written between tensors and what is sent or received
+    reduced: Sent  # gradients within a copy of the model
+    replicated: Sent  # gradients between copies of the model
+    waited: float  # seconds that the step waits
+    copied: float  # bytes copied between tensors and communication buffers, read and written
 
 
 def estimate_replica_traffic(
@@ -100,61 +113,72 @@ def estimate_replica_traffic(
     held: CountedParameters,
     ends: EndParts,
     layers: int,
-    turns: int,
+    micro_batches: int,
     computed: int,
     seconds: tuple[float, float],
 ) -> DataTraffic:
-    """Of a device that holds `held`, `ends` of it beside the layers, in `layers` layers.
+    """Return the parameter and gradient traffic of a device in a step.
 
-    `computed`: bytes of a parameter as it is computed with; `seconds`: forward and backward of one
-    micro-batch. With `reshard` "step" parameters are gathered once, before the first micro-batch;
-    with "layer" those of the layers before each forward and each backward pass, the ends in each
-    forward pass: the head, where it is gathered by itself, while the layers compute. Gradients are
-    reduced in float32 with the last backward pass. FSDP copies what is gathered out of a buffer,
-    and gradients into one; one device does without it, and casts.
+    With `reshard` "step", parameters are gathered once, before the first micro-batch. With "layer",
+    those of the layers are gathered before each forward and each backward pass, and the rest in
+    each forward pass, the head while the layers compute. Gradients are reduced in float32 during
+    the last backward pass. FSDP copies all of them through buffers; a single device casts instead.
+
+    `held` counts the parameters of the device, and `ends` those outside of its layers. `computed`
+    is the number of bytes of a parameter in the dtype of the computation. `seconds` are those of
+    the forward and of the backward pass of one of the step's `micro_batches`.
     """
     degrees = layout.degrees
-    apart = cluster.group(degrees, ["context", "expert", "shard"])
+    sharded = cluster.group(degrees, ["context", "expert", "shard"])
     experts = cluster.group(degrees, ["context", "shard"])
     replicas = cluster.group(degrees, ["replicate"])
-    dense, of_experts = held.total - held.experts, held.experts
+    dense = held.total - held.experts
+    expert_parameters = held.experts
     root = ends.rest + ends.embedding
-    of_layers = dense - sum(ends.each)
-    once = _gather(cluster, computed * root, apart, 1)
-    head = _gather(cluster, computed * ends.head, apart, 1)
-    each = _gather(cluster, computed * of_layers, apart, layers)
-    each += _gather(cluster, computed * of_experts, experts, layers)
+    layer_parameters = dense - sum(ends.each)
+    once = _gather(cluster, computed * root, sharded, 1)
+    head = _gather(cluster, computed * ends.head, sharded, 1)
+    layer_gathers = _gather(cluster, computed * layer_parameters, sharded, layers)
+    layer_gathers += _gather(cluster, computed * expert_parameters, experts, layers)
     by_layer = layout.reshard == "layer"
-    passes = 2 * turns if by_layer else 1
-    trained, experts_trained = held.trained - held.experts_trained, held.experts_trained
-    reduced = cluster.send("reduce-scatter", MASTER * trained, apart)
+    passes = 2 * micro_batches if by_layer else 1
+    trained = held.trained - held.experts_trained
+    experts_trained = held.experts_trained
+    reduced = cluster.send("reduce-scatter", MASTER * trained, sharded)
     reduced += cluster.send("reduce-scatter", MASTER * experts_trained, experts)
-    slices = trained / apart.size + experts_trained / experts.size
+    slices = trained / sharded.size + experts_trained / experts.size
     replicated = cluster.send("all-reduce", MASTER * slices, replicas)
     forward, backward = seconds
-    first = once.seconds + each.seconds / layers
-    rest = each.seconds * (1 - 1 / layers)
+    first = once.seconds + layer_gathers.seconds / layers
+    rest = layer_gathers.seconds * (1 - 1 / layers)
     ahead = rest + head.seconds
     waited = first + max(0.0, ahead - forward)
     if by_layer:
-        once, head = once.multiply(turns), head.multiply(turns)
-        waited = once.seconds + turns * (
-            2 * each.seconds / layers + max(0.0, ahead - forward) + max(0.0, rest - backward)
+        once = once.multiply(micro_batches)
+        head = head.multiply(micro_batches)
+        waited = once.seconds + micro_batches * (
+            2 * layer_gathers.seconds / layers
+            + max(0.0, ahead - forward)
+            + max(0.0, rest - backward)
         )
     sent = reduced.seconds + replicated.seconds
     waited += sent / (layers + 1) + max(0.0, sent * layers / (layers + 1) - backward)
     hidden = min(ahead, forward) + min(sent * layers / (layers + 1), backward)
     if by_layer:
-        hidden += (turns - 1) * min(ahead, forward) + turns * min(rest, backward)
+        hidden += (micro_batches - 1) * min(ahead, forward) + micro_batches * min(rest, backward)
     waited += cluster.inside.takes * hidden
-    received = passes * (of_layers * (apart.size > 1) + of_experts * (experts.size > 1))
-    received += sum(ends.each) * (apart.size > 1) * (turns if by_layer else 1)
+    received = passes * (
+        layer_parameters * (sharded.size > 1) + expert_parameters * (experts.size > 1)
+    )
+    received += sum(ends.each) * (sharded.size > 1) * (micro_batches if by_layer else 1)
     copied = 2 * (computed * received + MASTER * held.trained)
     if degrees.devices == 1 and (computed == MASTER or not by_layer):  # see `needs_sharding`
         copied = 0 if computed == MASTER else (computed + MASTER) * (held.total + held.trained)
-    return DataTraffic(once + head + each.multiply(passes), reduced, replicated, waited, copied)
+    return DataTraffic(
+        once + head + layer_gathers.multiply(passes), reduced, replicated, waited, copied
+    )
 
 
 def _gather(cluster: Cluster, size: float, group: Group, calls: int) -> Sent:
-    """Of `size` bytes in all, in `calls` calls."""
+    """Return the traffic of all-gathers of `size` bytes in total, made in `calls` calls."""
     return cluster.send("all-gather", size / calls, group).multiply(calls)

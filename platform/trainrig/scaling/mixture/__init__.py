@@ -1,1 +1,1 @@
-"""From the losses of many small runs on different mixtures of sources to a better mixture."""
+"""Fit of losses of small runs on different mixtures of sources, to propose a better mixture."""

@@ -1,7 +1,8 @@
-"""DoReMi: weights by what a small model still has to learn (Xie et al. 2023, arXiv:2305.10429).
+"""DoReMi: weights from what a small model has not learnt yet (Xie et al. 2023, arXiv:2305.10429).
 
-A proxy is trained on the weights while they move towards the domains on which it is worst against
-a reference; the weights to train the large model on are the mean over its steps (algorithm 1).
+A proxy model is trained while the weights move towards the domains on which its loss exceeds that
+of a reference model the most. The weights for the large model are the mean over the proxy's steps
+(algorithm 1).
 
 Shapes: K domains, M steps.
 """
@@ -17,26 +18,33 @@ from trainrig.scaling.mixture.runs import Array
 
 
 class DoReMi(Settings):
-    """The update of algorithm 1, with the paper's constants."""
+    """Weight update of algorithm 1, with the paper's constants."""
 
-    rate: float = Field(1.0, gt=0)  # eta, per nat of excess
-    smoothing: float = Field(1e-3, ge=0, le=1)  # c: the share that is spread evenly
+    rate: float = Field(1.0, gt=0)  # step size eta of the update, per nat of excess loss
+    # smoothing c: the share of the weights that is spread evenly over all domains
+    smoothing: float = Field(1e-3, ge=0, le=1)
 
     def step(self, weights: ArrayLike, excess: ArrayLike) -> Array:
-        """The next weights [K], which sum to 1.
+        """Return the weights [K] after one update, which sum to 1.
 
-        `excess` [K] is each domain's loss of the proxy above that of the reference, in nats per
-        token; where the proxy is the better one, it counts as 0.
+        `excess` [K] is the loss of the proxy minus that of the reference for each domain, in nats
+        per token. A domain on which the proxy is better counts as 0.
         """
-        now, behind = np.asarray(weights, np.float64), np.asarray(excess, np.float64)
+        now = np.asarray(weights, np.float64)
+        behind = np.asarray(excess, np.float64)
         if not np.isfinite(behind).all():
-            raise DataError(f"DoReMi: an excess loss is no number: {behind.tolist()}")
+            raise DataError(f"DoReMi: an excess loss is not a finite number: {behind.tolist()}")
         behind = np.maximum(behind, 0)
-        raised = now * np.exp(self.rate * (behind - behind.max()))  # the shift cancels: no overflow
+        # the shift cancels and avoids overflow
+        raised = now * np.exp(self.rate * (behind - behind.max()))
         return np.asarray((1 - self.smoothing) * raised / raised.sum() + self.smoothing / len(now))
 
     def compute_path(self, excesses: ArrayLike, start: ArrayLike | None = None) -> Array:
-        """[M, K] the weights after each step of `excesses` [M, K], from `start` or from even."""
+        """Return the weights after each update, [M, K].
+
+        `excesses` [M, K] are the excess losses at each step. The path begins at `start`, or at
+        equal weights.
+        """
         rows = np.asarray(excesses, np.float64)
         weights = (
             np.full(rows.shape[1], 1 / rows.shape[1])
@@ -50,17 +58,18 @@ class DoReMi(Settings):
         return np.stack(path)
 
     def compute_weights(self, excesses: ArrayLike, start: ArrayLike | None = None) -> Array:
-        """[K] what to train the large model on: the mean of the path."""
+        """Return the weights for the large model, [K]: the mean of the path."""
         return np.asarray(self.compute_path(excesses, start).mean(axis=0))
 
 
 def compute_excess(
     proxy: Mapping[str, Sequence[float]], reference: Mapping[str, Sequence[float]]
 ) -> dict[str, float]:
-    """By domain, the mean of max(proxy - reference, 0) over the losses of the same tokens.
+    """Return, for each domain, the mean of max(proxy - reference, 0) over the same tokens.
 
-    Clipped token by token, as algorithm 1 does: a token that the proxy predicts better does not
-    make up for another. Raises DataError for a domain whose tokens differ.
+    Losses are clipped for each token, as in algorithm 1: a token that the proxy predicts better
+    does not make up for another. Raises DataError if the two lists of a domain differ in length, or
+    are empty.
     """
     excess = {}
     for domain, losses in proxy.items():
@@ -68,7 +77,7 @@ def compute_excess(
         if len(losses) != len(other) or not len(losses):
             raise DataError(
                 f"DoReMi: domain '{domain}' has {len(losses)} losses of the proxy and {len(other)} "
-                "of the reference; both are to be measured on the same tokens"
+                "of the reference; measure both on the same tokens"
             )
         excess[domain] = float(np.maximum(np.subtract(losses, other), 0).mean())
     return excess

@@ -1,4 +1,4 @@
-"""`trainrig mixture`: from runs on different mixtures to a proposal, its proof and its page."""
+"""Fit and judgement of a mixture proposal from runs on different mixtures."""
 
 import json
 from dataclasses import dataclass
@@ -20,56 +20,69 @@ from trainrig.scaling.mixture.record import (
     format_loss_interval,
 )
 from trainrig.scaling.mixture.runs import MixtureRuns
-from trainrig.scaling.mixture.validation import PredictedLosses, cross_validate_law, leave_one_out
+from trainrig.scaling.mixture.validation import (
+    PredictedLosses,
+    cross_validate_law,
+    predict_left_out,
+)
 from trainrig.train.run_file.run_files import Pretraining
 
 RECORD, SECTION, RUN, PAGE = "mixture.json", "mixture.toml", "pretrain.toml", "report.html"
-DECIMALS = 4  # of a weight: batches are mixed to hundred-thousandths, and no fit is that sure
+# decimals of a weight; batches are mixed to 1/100,000, and no fit is more precise than this
+DECIMALS = 4
 
 
 class MixtureFit(Settings):
-    """What to regress, and on what."""
+    """Settings of a mixture fit: its input files and its search."""
 
-    mixtures: str = Field(min_length=1)  # CSV: a run a line, the share of each source
-    losses: str = Field(min_length=1)  # CSV: the same runs, the loss of each target
-    targets: tuple[str, ...] = ()  # whose mean loss is to be low; none named: all
-    held_out_mixtures: str | None = None  # runs to judge by, which nothing is fitted to
+    mixtures: str = Field(min_length=1)  # CSV with one line per run: the share of each source
+    losses: str = Field(min_length=1)  # CSV with the same runs: the loss of each target
+    targets: tuple[str, ...] = ()  # columns whose mean loss is minimised; empty: all columns
+    # CSV with the mixtures of runs that the fit is judged on; they are not fitted
+    held_out_mixtures: str | None = None
     held_out_losses: str | None = None
-    run: str | None = None  # a run file of pretrain, to be written again with the weights
+    # run file of `trainrig pretrain`, of which a copy with the proposed weights is written
+    run: str | None = None
     search: MixtureSearch = MixtureSearch()
 
     def check(self) -> None:
-        """Raise ConfigError for half of a pair."""
+        """Raise ConfigError if only one of the two held-out files is given."""
         if (self.held_out_mixtures is None) != (self.held_out_losses is None):
-            raise ConfigError("held-out runs: give both their mixtures and their losses")
+            raise ConfigError(
+                "held-out runs need two files: give both their mixtures and their losses"
+            )
 
 
 @dataclass(frozen=True, eq=False)
 class MixtureResult:
-    """The record, and the points that its page draws."""
+    """Record of a fit, and the points that its page plots."""
 
     record: MixtureRecord
-    left_out: PredictedLosses  # each run of the fit, as predicted from the others
+    left_out: PredictedLosses  # losses of each fitted run, predicted from the other runs
     held_out: PredictedLosses | None
 
 
 def fit_mixture(settings: MixtureFit) -> MixtureResult:
-    """Regress, judge and propose. Raises InputError for what cannot work."""
+    """Fit the regressions, score them, and propose a mixture.
+
+    Raises ConfigError or DataError if the settings or the files do not allow a fit.
+    """
     settings.check()
-    runs = MixtureRuns.read(settings.mixtures, settings.losses).of_targets(settings.targets)
+    runs = MixtureRuns.read(settings.mixtures, settings.losses).select_targets(settings.targets)
     runs.refuse_too_few(settings.mixtures)
     limits = settings.search.compute_limits(runs.sources)
     others = _read_held_out(settings, runs)
     process = MeanProcess.fit(runs.shares, runs.losses)
     law = MeanLaw.fit(runs.shares, runs.losses)
-    left_out = leave_one_out(process, runs.losses)
+    left_out = predict_left_out(process, runs.losses)
     mean = float(runs.losses.mean())
     in_folds = cross_validate_law(runs.shares, runs.losses, settings.search.seed)
     scores = [
         _build_score("Gaussian processes", "each run, from the others", left_out, mean),
         _build_score("mixing laws", "each fifth of the runs, from the others", in_folds, mean),
     ]
-    held_out, by_target = None, {}
+    held_out = None
+    by_target = {}
     if others is not None:
         held_out = PredictedLosses(process.expect(others.shares), others.losses.mean(axis=1))
         by_law = PredictedLosses(law.expect(others.shares), others.losses.mean(axis=1))
@@ -78,9 +91,11 @@ def fit_mixture(settings: MixtureFit) -> MixtureResult:
         scores += [_build_score("mixing laws", where, by_law, mean)]
         by_target = {
             target: PredictedLosses(
-                one.expect(others.shares), others.losses[:, at]
+                process_of_target.expect(others.shares), others.losses[:, column]
             ).rank_correlation
-            for at, (target, one) in enumerate(zip(runs.targets, process.processes, strict=True))
+            for column, (target, process_of_target) in enumerate(
+                zip(runs.targets, process.processes, strict=True)
+            )
         }
     found = propose(process, runs.shares, settings.search, limits)
     record = MixtureRecord(
@@ -105,7 +120,7 @@ def fit_mixture(settings: MixtureFit) -> MixtureResult:
 
 
 def format_section(record: MixtureRecord) -> str:
-    """The weights as a table of a run file of pretrain."""
+    """Return the weights as the `[batches.weights]` table of a run file of `trainrig pretrain`."""
     lines = [
         f"# Expected loss {record.loss:.4f} {format_loss_interval(record.loss_interval)} nats per "
         f"token, the mean of {len(record.targets)} targets,",
@@ -113,19 +128,25 @@ def format_section(record: MixtureRecord) -> str:
         "below that of their average mixture.",
         "[batches.weights]",
     ]
-    lines += [f"{_format_key(x.source)} = {format_toml_value(x.weight)}" for x in record.weights]
+    lines += [
+        f"{_format_key(share.source)} = {format_toml_value(share.weight)}"
+        for share in record.weights
+    ]
     return "\n".join(lines) + "\n"
 
 
-def with_weights(run: Pretraining, record: MixtureRecord) -> str:
-    """The run file of `run` with the record's weights."""
-    weights = {x.source: x.weight for x in record.weights}
+def apply_weights(run: Pretraining, record: MixtureRecord) -> str:
+    """Return the text of the run file `run` with the weights of `record`."""
+    weights = {share.source: share.weight for share in record.weights}
     batches = run.batches.model_copy(update={"weights": weights})
     return config.to_toml(run.model_copy(update={"batches": batches}))
 
 
 def read_run(settings: MixtureFit) -> Pretraining | None:
-    """Read before anything is fitted: it may be the wrong one."""
+    """Return the run file that the settings name, or None.
+
+    It is read before the fit, so that a wrong file is refused at once.
+    """
     return None if settings.run is None else config.load(Pretraining, settings.run)
 
 
@@ -139,11 +160,12 @@ def _read_held_out(settings: MixtureFit, runs: MixtureRuns) -> MixtureRuns | Non
     others = MixtureRuns.read(settings.held_out_mixtures, settings.held_out_losses)
     if others.sources != runs.sources:
         differ = sorted(set(others.sources) ^ set(runs.sources))
-        named = f" ({', '.join(differ[:3])})" if differ else ", in another order"
+        named = f" ({', '.join(differ[:3])})" if differ else " (in another order)"
         raise ConfigError(
-            f"{settings.held_out_mixtures}: other sources than {settings.mixtures} has{named}"
+            f"{settings.held_out_mixtures}: its sources differ from those of {settings.mixtures}"
+            f"{named}; give both files the same columns"
         )
-    return others.of_targets(runs.targets)
+    return others.select_targets(runs.targets)
 
 
 def _build_score(
@@ -165,15 +187,15 @@ def _build_interval(ends: tuple[float, float]) -> Interval:
 
 
 def _round_weights(runs: MixtureRuns, found: Proposal) -> tuple[SourceShare, ...]:
-    """The shares rounded, the rest given to the largest, so that they sum to 1."""
+    """Return the shares, rounded; the largest one takes the remainder, so that they sum to 1."""
     rounded = found.shares.round(DECIMALS)
     rounded[rounded.argmax()] += 1 - rounded.sum()
     return tuple(
         SourceShare(
             source=source,
-            weight=float(rounded[at].round(DECIMALS)),
-            interval=_build_interval((float(found.low[at]), float(found.high[at]))),
-            average=float(found.average_shares[at]),
+            weight=float(rounded[index].round(DECIMALS)),
+            interval=_build_interval((float(found.low[index]), float(found.high[index]))),
+            average=float(found.average_shares[index]),
         )
-        for at, source in enumerate(runs.sources)
+        for index, source in enumerate(runs.sources)
     )

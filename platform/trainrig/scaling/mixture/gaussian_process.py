@@ -1,12 +1,13 @@
-"""Loss by mixture as a Gaussian process: smooth, with an error bar wherever it is asked.
+"""Gaussian process that predicts the loss of a mixture, with an error bar.
 
 A source's share acts by its logarithm, as tokens do in a scaling law: from none to a thousandth
-matters about as much as from a tenth to all. So the process lives on log(share + floor), with a
-length scale for each source (a long one: the source hardly matters), under Matérn's kernel of
-smoothness 5/2 (Rasmussen & Williams 2006, "Gaussian Processes for Machine Learning", eq. 4.17).
-The scales and the noise are those of greatest marginal likelihood (eq. 5.8, gradient 5.9).
+matters about as much as from a tenth to all. Therefore the process uses log(share + floor) as
+input, with one length scale for each source; a long one means that the source hardly matters. Its
+kernel is Matérn's of smoothness 5/2 (Rasmussen & Williams 2006, "Gaussian Processes for Machine
+Learning", eq. 4.17). The scales and the noise maximise the marginal likelihood (eq. 5.8, gradient
+5.9).
 
-Shapes: R runs, Q mixtures asked about, S sources.
+Shapes: R runs, Q queried mixtures, S sources.
 """
 
 from dataclasses import dataclass
@@ -17,33 +18,35 @@ from scipy.optimize import minimize
 
 from trainrig.scaling.mixture.runs import Array
 
-FLOOR = 1e-3  # a share below it is as good as none; mixtures are commonly written to three decimals
-# Of the optimiser. Beyond forty its steps change no rank correlation in the fourth decimal.
+FLOOR = 1e-3  # a smaller share counts as none; mixtures are commonly written to three decimals
+# The most iterations of the optimiser. Those after the fortieth change no rank correlation in the
+# fourth decimal.
 ITERATIONS = 60
-# Logarithms: inverse squared length scales, variance of the signal, variance of the noise, where
-# the losses have mean 0 and variance 1.
+# Logarithms of the inverse squared length scales, the signal's variance and the noise's variance,
+# where the losses have mean 0 and variance 1.
 START = (-1.0, 1.0, -4.0)
 BOUNDS = ((-10.0, 8.0), (-5.0, 10.0), (-12.0, 2.0))
 
 
 @dataclass(frozen=True, eq=False)
 class GaussianProcess:
-    """A process fitted to runs. Losses in nats per token."""
+    """Gaussian process fitted to runs, with losses in nats per token."""
 
     points: Array  # [R, S] log shares
-    centre: float
-    spread: float  # of the losses, by which they were scaled
+    centre: float  # mean of the losses
+    spread: float  # standard deviation of the losses, by which they are scaled
     relevance: Array  # [S] inverse squared length scales
-    signal: float  # variance, of scaled losses
-    noise: float  # variance, of scaled losses
+    signal: float  # variance of the signal, for scaled losses
+    noise: float  # variance of the noise, for scaled losses
     factor: Array  # [R, R] lower Cholesky factor of the kernel with its noise
-    weights: Array  # [R] what each run counts in a prediction
+    weights: Array  # [R] factor of each run's covariance in a prediction
 
     @classmethod
     def fit(cls, shares: Array, losses: Array) -> "GaussianProcess":
-        """The process of greatest marginal likelihood; the same runs, the same process."""
+        """Return the process of greatest marginal likelihood, deterministically."""
         points = np.log(shares + FLOOR)
-        centre, spread = float(losses.mean()), float(losses.std()) or 1.0
+        centre = float(losses.mean())
+        spread = float(losses.std()) or 1.0
         scaled = (losses - centre) / spread
         start, bounds = _build_start_and_bounds(points.shape[1])
         found = minimize(
@@ -70,31 +73,34 @@ class GaussianProcess:
         )
 
     def predict(self, shares: Array) -> tuple[Array, Array]:
-        """[Q] the expected losses, and their standard deviations without a run's own noise."""
+        """Return the expected losses and their standard deviations, both [Q].
+
+        The deviations leave out the noise of a single run.
+        """
         across = self._compute_cross_covariance(shares)
         reach = solve_triangular(self.factor, across, lower=True)
         variance = np.maximum(self.signal - (reach * reach).sum(axis=0), 0)
         return self._unscale(across), np.sqrt(variance) * self.spread
 
     def expect(self, shares: Array) -> Array:
-        """[Q] the expected losses alone: a tenth of the work."""
+        """Return the expected losses [Q] alone, at a tenth of the cost of `predict`."""
         return self._unscale(self._compute_cross_covariance(shares))
 
     def compute_covariance(self, shares: Array) -> Array:
-        """[Q, Q] how the expected losses of `shares` vary together, nats squared."""
+        """Return the covariance [Q, Q] of the expected losses, in squared nats."""
         reach = solve_triangular(self.factor, self._compute_cross_covariance(shares), lower=True)
-        asked = np.log(shares + FLOOR)
-        within = self.signal * _matern(asked, asked, self.relevance)[0]
+        queried = np.log(shares + FLOOR)
+        within = self.signal * _matern(queried, queried, self.relevance)[0]
         return np.asarray((within - reach.T @ reach) * self.spread**2)
 
     def compute_residuals(self) -> Array:
-        """[R] by how much the process of the other runs, scales kept, misses each (eq. 5.12)."""
+        """Return the leave-one-out residuals [R], with unchanged scales (eq. 5.12)."""
         inverse = cho_solve((self.factor, True), np.eye(len(self.factor)))
         return np.asarray(self.spread * self.weights / np.diag(inverse))
 
     def _compute_cross_covariance(self, shares: Array) -> Array:
-        asked = np.log(shares + FLOOR)
-        return np.asarray(self.signal * _matern(self.points, asked, self.relevance)[0])
+        queried = np.log(shares + FLOOR)
+        return np.asarray(self.signal * _matern(self.points, queried, self.relevance)[0])
 
     def _unscale(self, across: Array) -> Array:
         return np.asarray(self.centre + self.spread * (self.weights @ across))
@@ -107,29 +113,32 @@ def _build_start_and_bounds(sources: int) -> tuple[Array, list[tuple[float, floa
 
 
 def _matern(a: Array, b: Array, relevance: Array) -> tuple[Array, Array]:
-    """The kernel between each of `a` and of `b`, and its derivative by the squared distance."""
-    a, b = a * np.sqrt(relevance), b * np.sqrt(relevance)
+    """Return the kernel of all pairs of `a` and `b`, and its derivative by the squared distance."""
+    a = a * np.sqrt(relevance)
+    b = b * np.sqrt(relevance)
     squared = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1) - 2 * a @ b.T
     squared = np.maximum(squared, 0)
-    far = np.sqrt(5 * squared)
-    fading = np.exp(-far)
-    return (1 + far + 5 / 3 * squared) * fading, -5 / 6 * (1 + far) * fading
+    scaled_distance = np.sqrt(5 * squared)
+    decay = np.exp(-scaled_distance)
+    return (1 + scaled_distance + 5 / 3 * squared) * decay, -5 / 6 * (1 + scaled_distance) * decay
 
 
 def _compute_objective(logs: Array, points: Array, scaled: Array) -> tuple[float, Array]:
-    """Minus the log marginal likelihood, but for a constant, and its gradient by `logs`."""
+    """Return the negative log marginal likelihood, up to a constant, and its gradient by `logs`."""
     *_, signal, noise = np.exp(logs)
     relevance = np.exp(logs[:-2])
     kernel, slope = _matern(points, points, relevance)
     factor, failed = lapack.dpotrf(signal * kernel + noise * np.eye(len(points)), lower=1)
-    if failed:  # the noise is too small for these points: away from here
+    # the noise is too small for these points; a large value makes the optimiser step back
+    if failed:
         return 1e12, np.zeros_like(logs)
     weights = cho_solve((factor, True), scaled)
     inverse, _ = lapack.dpotri(factor, lower=1)
     inverse = np.tril(inverse) + np.tril(inverse, -1).T
-    pull = inverse - np.outer(weights, weights)  # eq. 5.9, with the sign of a minimum
+    pull = inverse - np.outer(weights, weights)  # eq. 5.9, with the sign for a minimum
     by_distance = signal * pull * slope
-    # sum over pairs of w_ij (x_i - x_j)^2, for each source, without the [R, R, S] of differences
+    # Sum of w_ij (x_i - x_j)^2 over pairs, for each source, without an [R, R, S] array of
+    # differences.
     spread = by_distance.sum(axis=1) @ (points * points) - (points * (by_distance @ points)).sum(0)
     by_signal = 0.5 * signal * (pull * kernel).sum()
     by_noise = 0.5 * noise * np.trace(pull)

@@ -1,10 +1,11 @@
-"""The mean loss of several targets, each regressed by itself.
+"""Regressions of the mean loss of several targets, with a separate regression for each target.
 
-What lowers one target's loss raises another's, so their mean is rougher than each of them: on
-RegMix's runs, thirteen regressions averaged order new mixtures better (rank correlation .993) than
-one regression of the average (.979); a mixing law of the average fails (.65, else .972).
+What lowers the loss of one target raises that of another, so the mean is less smooth than each
+target. On RegMix's runs, the average of thirteen regressions ranks new mixtures better than one
+regression of the average loss: its rank correlation is .993 instead of .979. A mixing law of the
+average loss fails: .65 instead of .972.
 
-Shapes: R runs, Q mixtures asked about, S sources, T targets, P draws.
+Shapes: R runs, Q queried mixtures, S sources, T targets, P draws.
 """
 
 from dataclasses import dataclass
@@ -15,35 +16,36 @@ from trainrig.scaling.mixture.gaussian_process import GaussianProcess
 from trainrig.scaling.mixture.mixing_law import MixingLaw
 from trainrig.scaling.mixture.runs import Array
 
-JITTER = 1e-9  # of the variance: a covariance rounded below 0 has no Cholesky factor
+# share of the variance that is added, because rounding could make the covariance indefinite
+JITTER = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
 class MeanLaw:
-    """A mixing law for each target."""
+    """Mixing laws, one for each target."""
 
     laws: tuple[MixingLaw, ...]
 
     @classmethod
     def fit(cls, shares: Array, losses: Array) -> "MeanLaw":
-        """The laws of `losses` [R, T]."""
+        """Return one law for each column of `losses` [R, T]."""
         return cls(tuple(MixingLaw.fit(shares, target) for target in losses.T))
 
     def expect(self, shares: Array) -> Array:
-        """[Q] the mean losses."""
+        """Return the expected mean losses, [Q]."""
         return np.asarray(np.mean([law.expect(shares) for law in self.laws], axis=0))
 
 
 @dataclass(frozen=True, eq=False)
 class MeanProcess:
-    """A Gaussian process for each target; their errors go together as their residuals do."""
+    """Gaussian processes, one for each target, with errors that correlate as their residuals do."""
 
     processes: tuple[GaussianProcess, ...]
-    mixing: Array  # [T, T] lower factor of the correlation of the residuals between targets
+    mixing: Array  # [T, T] lower Cholesky factor of the correlation of residuals between targets
 
     @classmethod
     def fit(cls, shares: Array, losses: Array) -> "MeanProcess":
-        """The processes of `losses` [R, T]."""
+        """Return one process for each column of `losses` [R, T]."""
         processes = tuple(GaussianProcess.fit(shares, target) for target in losses.T)
         residuals = np.stack([process.compute_residuals() for process in processes])
         spread = np.maximum(residuals.std(axis=1), 1e-12)
@@ -52,23 +54,33 @@ class MeanProcess:
         return cls(processes, np.linalg.cholesky(correlation + JITTER * np.eye(len(processes))))
 
     def expect(self, shares: Array) -> Array:
-        """[Q] the mean losses."""
+        """Return the expected mean losses, [Q]."""
         return np.asarray(np.mean([process.expect(shares) for process in self.processes], axis=0))
 
     def predict(self, shares: Array) -> tuple[Array, Array]:
-        """[Q] the mean losses, and their standard deviations without a run's own noise."""
-        each = [process.predict(shares) for process in self.processes]
-        by_cause = self.mixing.T @ np.stack([deviation for _, deviation in each]) / len(each)
-        return np.mean([loss for loss, _ in each], axis=0), np.sqrt((by_cause**2).sum(axis=0))
+        """Return the expected mean losses and their standard deviations, both [Q].
+
+        The deviations leave out the noise of a single run.
+        """
+        predictions = [process.predict(shares) for process in self.processes]
+        by_cause = (
+            self.mixing.T @ np.stack([deviation for _, deviation in predictions]) / len(predictions)
+        )
+        return np.mean([loss for loss, _ in predictions], axis=0), np.sqrt(
+            (by_cause**2).sum(axis=0)
+        )
 
     def compute_residuals(self) -> Array:
-        """[R] by how much the processes of all other runs, scales kept, miss each run's mean."""
+        """Return the leave-one-out residuals of each run's mean loss, [R].
+
+        Each run is predicted by the processes of all other runs, with unchanged scales.
+        """
         return np.asarray(
             np.mean([process.compute_residuals() for process in self.processes], axis=0)
         )
 
     def draw(self, shares: Array, count: int, generator: np.random.Generator) -> Array:
-        """[P, Q] mean losses under `count` functions drawn from what the runs leave open."""
+        """Return mean losses [P, Q] under `count` functions drawn from the processes."""
         roots = [
             _factorise_covariance(process.compute_covariance(shares)) for process in self.processes
         ]
@@ -80,7 +92,7 @@ class MeanProcess:
 
 
 def _factorise_covariance(covariance: Array) -> Array:
-    """Its lower Cholesky factor."""
+    """Return the lower Cholesky factor of `covariance`, with as much jitter as it needs."""
     scale = float(np.trace(covariance)) / len(covariance)
     for jitter in JITTER * 10.0 ** np.arange(7):
         try:

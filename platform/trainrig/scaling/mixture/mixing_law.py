@@ -1,9 +1,9 @@
-"""The data mixing law: L(r) = c + k exp(sum_j t_j r_j) (Ye et al. 2024, arXiv:2403.16952, eq. 6).
+"""Data mixing law L(r) = c + k exp(sum_j t_j r_j) (Ye et al. 2024, arXiv:2403.16952, eq. 6).
 
-Shares sum to 1, so k is no constant of its own: k exp(t.r) = exp((t + log k).r). It is fitted
-without, and `steepness` holds t + log k.
+Shares sum to 1, so k is not an independent constant: k exp(t.r) = exp((t + log k).r). The law is
+fitted without k, and `steepness` holds t + log k.
 
-Shapes: R runs, Q mixtures asked about, S sources.
+Shapes: R runs, Q queried mixtures, S sources.
 """
 
 from dataclasses import dataclass
@@ -13,21 +13,21 @@ from scipy.optimize import least_squares
 
 from trainrig.scaling.mixture.runs import Array
 
-STARTS = 8
-AGREE = 1e-6  # relative, between the sums of squares of starts that found the same minimum
+STARTS = 8  # number of starts of the optimiser
+AGREE = 1e-6  # largest relative difference between sums of squares of the same minimum
 
 
 @dataclass(frozen=True, eq=False)
 class MixingLaw:
-    """A law fitted to runs. Losses in nats per token."""
+    """Mixing law fitted to runs, with losses in nats per token."""
 
-    least: float  # c: what no mixture removes
+    least: float  # constant c, the loss that no mixture removes
     steepness: Array  # [S] t + log k
-    starts_that_agree: float  # share of the starts that ended at the best sum of squares
+    starts_that_agree: float  # share of the starts that reached the least sum of squares
 
     @classmethod
     def fit(cls, shares: Array, losses: Array) -> "MixingLaw":
-        """The law of least squares, the best of STARTS starts; the same runs, the same law."""
+        """Return the law of least squares, the best of STARTS starts, deterministically."""
         generator = np.random.default_rng(0)
         ends = []
         for least in losses.min() * np.linspace(0.1, 0.95, STARTS):
@@ -40,7 +40,7 @@ class MixingLaw:
         return cls(float(constants[0]), constants[1:], float(agree.mean()))
 
     def expect(self, shares: Array) -> Array:
-        """[Q] the losses."""
+        """Return the expected losses, [Q]."""
         return np.asarray(self.least + np.exp(shares @ self.steepness))
 
 

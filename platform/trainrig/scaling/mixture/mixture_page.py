@@ -1,4 +1,4 @@
-"""`report.html` of a proposed mixture."""
+"""HTML page, `report.html`, of a proposed mixture."""
 
 from functools import partial
 
@@ -20,7 +20,7 @@ TABLE_ROWS = 60
 
 
 def build_mixture_page(settings: MixtureFit, result: MixtureResult, folder: str) -> str:
-    """The page as HTML text: a pure function of what it is given."""
+    """Return the page as HTML text, which depends on the arguments alone."""
     record = result.record
     page = report.ReportPage(
         title="Mixture",
@@ -58,7 +58,7 @@ def _build_key_figures(record: MixtureRecord) -> tuple[KeyFigure, ...]:
         KeyFigure("Expected loss", format_loss(record.loss), "nats per token", what),
         KeyFigure(
             "95% interval", format_loss_interval(record.loss_interval), "",
-            "of what the runs leave open",
+            "given the uncertainty of the fit",
         ),
         KeyFigure("Gain", format_loss(record.gain), "nats per token", gain),
         KeyFigure(
@@ -72,28 +72,28 @@ def _build_key_figures(record: MixtureRecord) -> tuple[KeyFigure, ...]:
 
 
 def _describe_baseline(score: RegressionScore) -> str:
-    """What the error is to be read against."""
-    of = f"n = {score.rows:,}"
+    """Return the number of runs and the baseline's error, which put the error in perspective."""
+    count = f"n = {score.rows:,}"
     if score.baseline_error is None:
-        return of
-    return f"{format_loss(score.baseline_error)} by saying the mean for each, {of}"
+        return count
+    return f"{format_loss(score.baseline_error)} if the mean is predicted, {count}"
 
 
 def _chart_shares(record: MixtureRecord) -> Chart:
-    ordered = sorted(record.weights, key=lambda each: -each.weight)
-    shared = _find_shared_beginning([x.source for x in ordered])
+    ordered = sorted(record.weights, key=lambda share: -share.weight)
+    shared = _find_common_prefix([share.source for share in ordered])
     shares = [
         Share(
-            x.source[len(shared) :],
-            x.weight,
-            x.interval.low or 0.0,
-            x.interval.high or 0.0,
-            x.average,
+            share.source[len(shared) :],
+            share.weight,
+            share.interval.low or 0.0,
+            share.interval.high or 0.0,
+            share.average,
         )
-        for x in ordered
+        for share in ordered
     ]
     prefix = f"Names begin with {shared}. " if shared else ""
-    raised = max(ordered, key=lambda each: each.weight - each.average)
+    raised = max(ordered, key=lambda share: share.weight - share.average)
     return Chart(
         f"{raised.source} is raised most: from {raised.average:.2%} to {raised.weight:.2%}",
         figures.draw(partial(plot_shares, shares=shares), 70 + 24 * len(shares)),
@@ -106,22 +106,24 @@ def _chart_shares(record: MixtureRecord) -> Chart:
             ("source", "weight", "low", "high", "average run"),
             tuple(
                 (
-                    x.source,
-                    f"{x.weight:.4f}",
-                    *format_loss_interval(x.interval).strip("[]").split(", "),
-                    f"{x.average:.4f}",
+                    share.source,
+                    f"{share.weight:.4f}",
+                    *format_loss_interval(share.interval).strip("[]").split(", "),
+                    f"{share.average:.4f}",
                 )
-                for x in ordered
+                for share in ordered
             ),
         ),
     )
 
 
-def _find_shared_beginning(names: list[str]) -> str:
-    """The words, ended by underscores, that all names begin with."""
+def _find_common_prefix(names: list[str]) -> str:
+    """Return the words, each ended by an underscore, with which all names begin."""
     words = [name.split("_")[:-1] for name in names]
     shared = 0
-    while all(len(each) > shared for each in words) and len({each[shared] for each in words}) == 1:
+    while (
+        all(len(parts) > shared for parts in words) and len({parts[shared] for parts in words}) == 1
+    ):
         shared += 1
     return "".join(f"{word}_" for word in words[0][:shared]) if len(names) > 1 else ""
 
@@ -161,24 +163,24 @@ def _build_proof(result: MixtureResult) -> tuple[Chart | ReportTable | Text | De
             "runs",
             "rank correlation",
             "error (nats per token)",
-            "by saying the mean",
+            "error if the mean is predicted",
         ),
         tuple(
             (
-                s.regression,
-                s.judged_on,
-                s.rows,
-                f"{s.rank_correlation:.4f}",
-                format_loss(s.error),
-                "–" if s.baseline_error is None else format_loss(s.baseline_error),
+                score.regression,
+                score.judged_on,
+                score.rows,
+                f"{score.rank_correlation:.4f}",
+                format_loss(score.error),
+                "–" if score.baseline_error is None else format_loss(score.baseline_error),
             )
-            for s in record.scores
+            for score in record.scores
         ),
     )
     note = Text(
         f"The mixing laws expect {record.law_loss:.4f} nats per token of the proposal, the Gaussian"
         f" processes {record.loss:.4f}. The lowest of the runs measured "
-        f"{record.lowest_measured:.4f}, its luck included."
+        f"{record.lowest_measured:.4f}, which includes chance."
     )
     if not record.by_target:
         return chart, scores, note

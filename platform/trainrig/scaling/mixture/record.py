@@ -1,4 +1,4 @@
-"""What `mixture.json` holds."""
+"""Schema of `mixture.json`, the record of a proposed mixture."""
 
 from collections.abc import Mapping
 
@@ -8,48 +8,50 @@ from trainrig.scaling.mixture.proposal import MixtureSearch
 
 
 class RegressionScore(Settings):
-    """How well one regression predicts runs that it was not fitted to."""
+    """Errors of one regression on runs that it was not fitted to."""
 
     regression: str
     judged_on: str
     rows: int
-    rank_correlation: float  # Spearman's
-    error: float  # root mean square, nats per token
-    baseline_error: float | None = None  # the same of saying the mean of the runs fitted for each
-    shift: float | None = None  # mean of predicted less measured, nats per token
+    rank_correlation: float  # Spearman's rank correlation of predicted and measured losses
+    error: float  # root mean square error, in nats per token
+    # the same error when the mean loss of the fitted runs is predicted for every run
+    baseline_error: float | None = None
+    shift: float | None = None  # mean of predicted minus measured losses, in nats per token
 
 
 class SourceShare(Settings):
-    """One source of the proposal."""
+    """Share of one source in the proposed mixture."""
 
     source: str
     weight: float  # share of the samples, as written into the run file
     interval: Interval
-    average: float  # its share over the runs fitted
+    average: float  # mean share of the source in the fitted runs
 
 
 class MixtureRecord(Settings):
-    """What `mixture.json` holds."""
+    """Contents of `mixture.json`."""
 
     format: int = 1
     targets: tuple[str, ...]
     runs: int
-    runs_left_out: int  # lines that only one of the two files has
+    runs_left_out: int  # number of runs that only one of the two files has
     weights: tuple[SourceShare, ...]
-    loss: float  # expected, mean over the targets, nats per token
+    loss: float  # expected loss of the proposal, the mean over the targets, in nats per token
     loss_interval: Interval
-    average_loss: float  # expected of the average mixture of the runs
-    gain: float  # nats per token, against the average mixture
+    average_loss: float  # expected loss of the average mixture of the fitted runs
+    gain: float  # nats per token below the average mixture
     gain_interval: Interval
-    lowest_measured: float  # of the runs fitted, its noise and luck included
-    law_loss: float  # what mixing laws expect of the proposal
+    lowest_measured: float  # lowest loss of a fitted run, which includes noise and chance
+    law_loss: float  # loss of the proposal that the mixing laws expect
     scores: tuple[RegressionScore, ...]
-    by_target: Mapping[str, float] = Field({})  # rank correlation on the held-out runs
+    # rank correlation on the held-out runs, for each target
+    by_target: Mapping[str, float] = Field({})
     search: MixtureSearch
     made_by: Mapping[str, str]
     warnings: tuple[str, ...] = ()
 
 
 def format_loss_interval(interval: Interval) -> str:
-    """`[4.5831, 4.6932]`: to as many digits as the losses that it is of."""
+    """Return an interval of losses as text with four decimals, such as `[4.5831, 4.6932]`."""
     return f"[{interval.low:.4f}, {interval.high:.4f}]"

@@ -1,7 +1,8 @@
-"""Runs that differ in their mixture: the shares of the sources, and the losses that came of them.
+"""Runs on different mixtures: the shares of their sources, and their losses.
 
-Two CSV files, as those of RegMix (arXiv:2407.01492): a line a run, its key in the first column of
-both, then the share of each source in the one, the loss of each target in the other.
+They are read from two CSV files like those of RegMix (arXiv:2407.01492). Both have one line per
+run, with the run's key in the first column. The other columns are the shares of the sources in one
+file, and the losses of the targets in the other.
 
 Shapes: R runs, S sources, T targets.
 """
@@ -17,7 +18,7 @@ from trainrig.errors import DataError
 from trainrig.scaling.laws.csv_tables import Csv, parse
 
 Array = NDArray[np.float64]
-ROUNDING = 0.02  # by which the shares of a line may miss 1 in sum: they are written rounded
+ROUNDING = 0.02  # largest difference of a line's sum from 1, because shares are written rounded
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,47 +29,52 @@ class MixtureRuns:
     targets: tuple[str, ...]
     shares: Array  # [R, S]
     losses: Array  # [R, T]
-    left_out: int = 0  # lines of one file that the other has no loss, or no mixture, for
+    left_out: int = 0  # number of runs that one of the files lacks, or whose losses are not finite
 
     def __len__(self) -> int:
         return len(self.shares)
 
     @classmethod
     def read(cls, mixtures: str, losses: str) -> "MixtureRuns":
-        """The runs that both files have, in the order of the first. Raises DataError."""
-        of_mixture, of_losses = parse(mixtures), parse(losses)
-        key, sources = _split_columns(of_mixture)
-        other_key, targets = _split_columns(of_losses)
+        """Return the runs that both files have, in the order of the first file.
+
+        Raises DataError if a file is malformed, or if the two have no run in common.
+        """
+        mixture_table = parse(mixtures)
+        loss_table = parse(losses)
+        key, sources = _split_columns(mixture_table)
+        other_key, targets = _split_columns(loss_table)
         if key != other_key:
             raise DataError(
-                f"{losses}: its first column is '{other_key}', that of {mixtures} '{key}'; the "
-                "first column of both names the run"
+                f"{losses}: its first column is '{other_key}', that of {mixtures} is '{key}'; "
+                "name the run in the first column of both, with the same heading"
             )
-        places = _index_rows(of_mixture, key), _index_rows(of_losses, key)
-        shares = np.stack([of_mixture.parse_numbers(name) for name in sources], axis=1)
-        values = np.stack([of_losses.parse_numbers(name) for name in targets], axis=1)
+        rows = _index_rows(mixture_table, key), _index_rows(loss_table, key)
+        shares = np.stack([mixture_table.parse_numbers(name) for name in sources], axis=1)
+        values = np.stack([loss_table.parse_numbers(name) for name in targets], axis=1)
         known = [
-            run
-            for run in places[0]
-            if run in places[1] and np.isfinite(values[places[1][run]]).all()
+            run for run in rows[0] if run in rows[1] and np.isfinite(values[rows[1][run]]).all()
         ]
         if not known:
             raise DataError(
-                f"{losses}: has no whole line of losses for any run of {mixtures}; they are joined "
-                f"by the column '{key}'"
+                f"{losses} has no complete line of losses for any run of {mixtures}; the two "
+                f"files are joined by the column '{key}'"
             )
         _check_shares(mixtures, shares)
-        chosen = shares[[places[0][run] for run in known]]
+        chosen = shares[[rows[0][run] for run in known]]
         return cls(
             sources=sources,
             targets=targets,
             shares=chosen / chosen.sum(axis=1, keepdims=True),
-            losses=values[[places[1][run] for run in known]],
-            left_out=len(places[0].keys() | places[1].keys()) - len(known),
+            losses=values[[rows[1][run] for run in known]],
+            left_out=len(rows[0].keys() | rows[1].keys()) - len(known),
         )
 
-    def of_targets(self, names: Sequence[str]) -> "MixtureRuns":
-        """The same runs with the targets `names` alone; with all if none is named. DataError."""
+    def select_targets(self, names: Sequence[str]) -> "MixtureRuns":
+        """Return the same runs with only the targets `names`, or unchanged if `names` is empty.
+
+        Raises DataError if there is no target of such a name.
+        """
         if not names:
             return self
         for name in names:
@@ -78,8 +84,8 @@ class MixtureRuns:
         return replace(self, targets=tuple(names), losses=self.losses[:, chosen])
 
     def refuse_too_few(self, path: str) -> None:
-        """Raise DataError unless a regression on this many sources can mean anything."""
-        needed = 2 * (len(self.sources) + 1)  # twice the constants of a mixing law
+        """Raise DataError if there are too few runs for a regression on this number of sources."""
+        needed = 2 * (len(self.sources) + 1)  # twice the number of constants of a mixing law
         if len(self) < needed:
             raise DataError(
                 f"{path}: {len(self)} runs of {len(self.sources)} sources; a regression needs "
@@ -90,25 +96,27 @@ class MixtureRuns:
 def _split_columns(table: Csv) -> tuple[str, tuple[str, ...]]:
     key, *names = table.cells
     if len(names) < 1:
-        raise DataError(f"{table.path}: one column; the first names the run, the others hold data")
+        raise DataError(
+            f"{table.path}: only one column; the first names the run, and the others must hold data"
+        )
     return key, tuple(names)
 
 
 def _index_rows(table: Csv, key: str) -> dict[str, int]:
-    """Row by key."""
-    found: dict[str, int] = {}
+    """Return the row of each run, keyed by the run's name."""
+    rows: dict[str, int] = {}
     for row, name in enumerate(table.cells[key]):
-        if name in found:
-            raise DataError(f"{table.path}:{row + 2}: a second line of run '{name}'; keep one")
-        found[name] = row
-    return found
+        if name in rows:
+            raise DataError(f"{table.path}:{row + 2}: a second line of run '{name}'; keep only one")
+        rows[name] = row
+    return rows
 
 
 def _check_shares(path: str, shares: Array) -> None:
     wrong = ~(np.isfinite(shares) & (shares >= 0)).all(axis=1)
     if wrong.any():
         line = int(np.argmax(wrong)) + 2
-        raise DataError(f"{path}:{line}: a share is below 0 or missing; shares lie from 0 to 1")
+        raise DataError(f"{path}:{line}: a share is below 0 or missing; write shares from 0 to 1")
     sums = shares.sum(axis=1)
     off = np.abs(sums - 1) > ROUNDING
     if off.any():

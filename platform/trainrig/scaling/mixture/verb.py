@@ -1,4 +1,4 @@
-"""The verb `mixture`. It imports what it needs when it runs."""
+"""The command `trainrig mixture`, which imports its dependencies when it runs."""
 
 import json
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +10,7 @@ from trainrig.command_line import completion
 from trainrig.command_line.options import Json
 from trainrig.errors import ConfigError
 
-if TYPE_CHECKING:  # help is shown without numpy, which takes time to import
+if TYPE_CHECKING:  # type checking only: `--help` should not wait for numpy
     from trainrig.scaling.mixture.record import MixtureRecord
 
 
@@ -18,7 +18,7 @@ def mixture(
     mixtures: Annotated[
         str,
         typer.Argument(
-            metavar="MIXTURES.csv", help="CSV of the share of each source, a run a line."
+            metavar="MIXTURES.csv", help="CSV of the share of each source, one run per line."
         ),
     ],
     losses: Annotated[
@@ -28,13 +28,13 @@ def mixture(
         list[str] | None,
         typer.Option(
             metavar="COLUMN",
-            help="Column of losses to minimise; repeatable: their mean.  [default: all]",
+            help="Column of losses to minimise; repeat it for the mean of several.  [default: all]",
         ),
     ] = None,
     held_out_mixtures: Annotated[
         str | None,
         typer.Option(
-            metavar="CSV", help="Shares of runs to judge the fit by, not fitted.  [default: none]"
+            metavar="CSV", help="Shares of runs to test the fit on; not fitted.  [default: none]"
         ),
     ] = None,
     held_out_losses: Annotated[
@@ -51,12 +51,12 @@ def mixture(
         str | None,
         typer.Option(
             metavar="RUN.toml",
-            help="Run file to copy with the weights found.  [default: none]",
+            help="Run file to copy with the proposed weights.  [default: none]",
             autocompletion=completion.run_files,
         ),
     ] = None,
     candidates: Annotated[
-        int, typer.Option(metavar="N", help="Mixtures to choose among.")
+        int, typer.Option(metavar="N", help="Number of mixtures to draw and compare.")
     ] = 50_000,
     seed: Annotated[int, typer.Option(metavar="N", help="Random seed.")] = 0,
     out: Annotated[str, typer.Option(metavar="FOLDER", help="Folder to write.")] = "mixture",
@@ -66,7 +66,7 @@ def mixture(
     from trainrig.scaling.mixture.fitting import MixtureFit
     from trainrig.scaling.mixture.write_mixture import write_mixture
 
-    limits = dict(_limit(each) for each in at_most or ())
+    limits = dict(_parse_limit(limit) for limit in at_most or ())
     given = {
         "mixtures": mixtures,
         "losses": losses,
@@ -81,7 +81,7 @@ def mixture(
 
 
 def _print_record(record: "MixtureRecord", out: str, as_json: bool) -> None:
-    """Print what was found, and where it lies."""
+    """Print the proposed weights, the scores, the warnings and the path of the page."""
     from trainrig import storage
     from trainrig.scaling.mixture.fitting import PAGE, RECORD
     from trainrig.scaling.mixture.record import format_loss_interval
@@ -91,7 +91,7 @@ def _print_record(record: "MixtureRecord", out: str, as_json: bool) -> None:
         weights = {share.source: share.weight for share in record.weights}
         print(json.dumps({"record": storage.join(out, RECORD), "weights": weights, **facts}))
         return
-    for share in sorted(record.weights, key=lambda each: -each.weight):
+    for share in sorted(record.weights, key=lambda share_of_source: -share_of_source.weight):
         print(f"{share.weight:.4f} {format_loss_interval(share.interval)} {share.source}")
     print(
         f"expected loss {record.loss:.4f} {format_loss_interval(record.loss_interval)} nats per "
@@ -102,14 +102,14 @@ def _print_record(record: "MixtureRecord", out: str, as_json: bool) -> None:
         print(
             f"{score.regression}, {score.judged_on}: rank correlation "
             f"{score.rank_correlation:.4f}, error {score.error:.4f} nats per token "
-            f"({score.baseline_error:.4f} by saying the mean for each)"
+            f"({score.baseline_error:.4f} if the mean is predicted for every run)"
         )
     for warning in record.warnings:
         print(f"! {warning}")
     print(storage.join(out, PAGE))
 
 
-def _limit(text: str) -> tuple[str, float]:
+def _parse_limit(text: str) -> tuple[str, float]:
     source, equals, share = text.rpartition("=")
     try:
         return (source, float(share)) if equals and source else _refuse(text)

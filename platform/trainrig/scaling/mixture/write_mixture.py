@@ -1,4 +1,4 @@
-"""`trainrig mixture`: fits, and writes the record, the run file and the page."""
+"""Output of `trainrig mixture`: the record, the run file and the page."""
 
 import json
 
@@ -10,10 +10,10 @@ from trainrig.scaling.mixture.fitting import (
     RUN,
     SECTION,
     MixtureFit,
+    apply_weights,
     fit_mixture,
     format_section,
     read_run,
-    with_weights,
 )
 from trainrig.scaling.mixture.mixture_page import build_mixture_page
 from trainrig.scaling.mixture.record import MixtureRecord
@@ -23,7 +23,7 @@ from trainrig.train.run_file.run_files import Pretraining
 
 
 def write_mixture(settings: MixtureFit, out: str) -> MixtureRecord:
-    """Fit, and put the record, the run file's section and the page into the folder `out`."""
+    """Fit the mixture, write its files into the folder `out`, and return the record."""
     check_folder(out)
     run = read_run(settings)
     result = fit_mixture(settings)
@@ -34,13 +34,16 @@ def write_mixture(settings: MixtureFit, out: str) -> MixtureRecord:
     storage.write(storage.join(out, RECORD), f"{data}\n".encode())
     storage.write(storage.join(out, SECTION), format_section(record).encode())
     if run is not None:
-        storage.write(storage.join(out, RUN), with_weights(run, record).encode())
+        storage.write(storage.join(out, RUN), apply_weights(run, record).encode())
     storage.write(storage.join(out, PAGE), build_mixture_page(settings, result, out).encode())
     return record
 
 
 def _check_sources(run: Pretraining, settings: MixtureFit, record: MixtureRecord) -> None:
-    """Raise ConfigError if the tokens of `run`, where they are made, have other sources."""
+    """Raise ConfigError if the tokens of `run` have other sources than the record.
+
+    Tokens that do not exist yet are not checked.
+    """
     folder = storage.join(run.tokens, TRAIN)
     if not storage.list_files(folder):
         return

@@ -1,1 +1,1 @@
-"""Plans: from a law and a budget to a run file."""
+"""Planning of a training run from a scaling law and a budget, up to its run file."""

@@ -1,7 +1,8 @@
-"""How compute is best divided between parameters and tokens, whatever is given.
+"""Division of compute between parameters and tokens.
 
-What any form answers by its `compute_optimum` for a budget is here answered for a size, for tokens,
-for tokens of which there are only so many, and for a model that is to serve after it was trained.
+The `compute_optimum` of a form answers for a budget. The functions here also answer for a given
+size, for given tokens, for a limited number of unique tokens, and for a model that serves after
+training.
 """
 
 import math
@@ -15,31 +16,33 @@ from trainrig.flops import count_flops_6nd
 from trainrig.scaling.laws.forms import DataConstrained, Form, Optimum, OverTraining, Parametric
 from trainrig.scaling.laws.published import LAWS
 
-# Of budgets that are searched: below the first a single step, above the second beyond Earth.
+# Range of budgets that are searched: from less than a single step to more than Earth could compute.
 _LOG_FLOPS = (math.log(1e3), math.log(1e40))
-# For a model that serves, sizes from a hundred thousandth of the best for training alone up to it.
+# For a model that serves, the smallest size searched, as a share of the best size for training
+# alone.
 _SMALLEST_SHARE = 1e-5
-FLOPS_PER_SERVED = 2  # of a parameter and token: the forward pass alone (arXiv:2401.00448, eq. 2)
+FLOPS_PER_SERVED = 2  # per parameter and token: the forward pass alone (arXiv:2401.00448, eq. 2)
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """A size and tokens to train it on."""
+    """Number of parameters and the number of tokens to train them on."""
 
-    parameters: float  # as the law counts them
-    tokens: float  # seen, repeats included
+    parameters: float  # number of parameters, as the law counts them
+    tokens: float  # number of tokens seen, repeats included
 
     @property
     def flops(self) -> float:
-        """By 6ND."""
+        """Operations of training, counted as 6ND."""
         return count_flops_6nd(self.parameters, self.tokens)
 
 
 def to_data_constrained(form: Form) -> DataConstrained:
-    """`form` as a law that knows repeated tokens.
+    """Return `form` as a law that accounts for repeated tokens.
 
-    A parametric law that was fitted without repeats gets the fading of Muennighoff et al.
-    (arXiv:2305.16264), the only one published. Raises ConfigError for a form that has no such one.
+    A parametric law that was fitted without repeats gets the decay of Muennighoff et al.
+    (arXiv:2305.16264), the only one published. Raises ConfigError for a form that cannot be
+    extended.
     """
     if isinstance(form, DataConstrained):
         return form
@@ -55,29 +58,38 @@ def to_data_constrained(form: Form) -> DataConstrained:
 
 
 def allocate_for_flops(form: Form, flops: float, unique_tokens: float | None = None) -> Allocation:
-    """The least loss for a budget, by 6ND, with so many different tokens (None: no end of them)."""
+    """Return the allocation of least loss for a budget, counted as 6ND.
+
+    `unique_tokens` is the number of unique tokens; None means that no token repeats.
+    """
     found = _find_optimum(form, flops, unique_tokens)
     return Allocation(float(found.parameters), float(found.tokens))
 
 
 def allocate_for_parameters(form: Form, parameters: float) -> Allocation:
-    """The budget for which `parameters` are best. Raises ConfigError if there is none."""
+    """Return the allocation whose best size is `parameters`.
+
+    Raises ConfigError if no budget has this best size.
+    """
     return _find_budget(form, lambda found: float(found.parameters), parameters, "parameters")
 
 
 def allocate_for_tokens(form: Form, tokens: float) -> Allocation:
-    """The budget for which `tokens` are best. Raises ConfigError if there is none."""
+    """Return the allocation whose best number of tokens is `tokens`.
+
+    Raises ConfigError if no budget has this best number.
+    """
     return _find_budget(form, lambda found: float(found.tokens), tokens, "tokens")
 
 
 def allocate_for_serving(
     form: Form, trained: Allocation, served: float, unique_tokens: float | None = None
 ) -> Allocation:
-    """The cheapest model as good as `trained`, with the `served` tokens that it is to read and
-    write counted in (Sardana et al. 2024, arXiv:2401.00448, equation 3).
+    """Return the allocation with the loss of `trained` that is cheapest to train and serve.
 
-    The least 6ND + 2N x served with the loss of `trained`; with nothing served, `trained` itself,
-    which is the closed form where it came from one.
+    It has the least 6ND + 2N x served (Sardana et al. 2024, arXiv:2401.00448, equation 3), where
+    `served` is the number of tokens that the model will read and write. If nothing is served, the
+    result is `trained` itself, which may come from a closed form.
     """
     if served == 0:
         return trained
@@ -90,12 +102,13 @@ def allocate_for_serving(
             count_flops_6nd(parameters, tokens) + FLOPS_PER_SERVED * parameters * served
         )
 
-    # Below some size no tokens reach the loss, and the cost is infinite: a grid first.
+    # Below some size no number of tokens reaches the loss and the cost is infinite, so a grid is
+    # searched first.
     top = math.log(trained.parameters)
     grid = np.linspace(top + math.log(_SMALLEST_SHARE), top, 400)
-    best = int(np.argmin([cost(each) for each in grid]))
+    best = int(np.argmin([cost(log_parameters) for log_parameters in grid]))
     around = (grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)])
-    from scipy.optimize import minimize_scalar  # slow to import, as below
+    from scipy.optimize import minimize_scalar  # slow to import, so only when needed
 
     found = minimize_scalar(cost, bounds=around, method="bounded", options={"xatol": 1e-9})
     parameters = math.exp(found.x)
@@ -105,24 +118,25 @@ def allocate_for_serving(
 def compute_allocation_loss(
     form: Form, allocation: Allocation, unique_tokens: float | None = None
 ) -> float:
-    """Nats per token."""
+    """Return the loss of an allocation, in nats per token."""
     return float(form.compute_loss(allocation.parameters, allocation.tokens, unique_tokens))
 
 
 def find_tokens_reaching(
     form: Form, loss: float, parameters: float, unique_tokens: float | None = None
 ) -> float:
-    """The tokens that bring `parameters` down to `loss`; inf where none do."""
+    """Return the tokens with which a model of `parameters` reaches `loss`, or inf if none do."""
 
-    def above(log_tokens: float) -> float:
+    def compute_gap(log_tokens: float) -> float:
         return float(form.compute_loss(parameters, math.exp(log_tokens), unique_tokens)) - loss
 
-    low, high = math.log(1.0), math.log(1e30)
-    if above(high) > 0:
+    low = math.log(1.0)
+    high = math.log(1e30)
+    if compute_gap(high) > 0:
         return math.inf
     from scipy.optimize import brentq
 
-    return math.exp(brentq(above, low, high, xtol=1e-13, rtol=1e-14))
+    return math.exp(brentq(compute_gap, low, high, xtol=1e-13, rtol=1e-14))
 
 
 def _find_optimum(form: Form, flops: float, unique_tokens: float | None = None) -> Optimum:
@@ -134,21 +148,21 @@ def _find_optimum(form: Form, flops: float, unique_tokens: float | None = None) 
 def _find_budget(
     form: Form, quantity: Callable[[Optimum], float], wanted: float, unit: str
 ) -> Allocation:
-    def above(log_flops: float) -> float:
+    def compute_gap(log_flops: float) -> float:
         return math.log(quantity(form.compute_optimum(math.exp(log_flops))) / wanted)
 
     low, high = _LOG_FLOPS
-    if not above(low) < 0 < above(high):
+    if not compute_gap(low) < 0 < compute_gap(high):
         raise ConfigError(
-            f"no budget makes {wanted:.3g} {unit} the best choice under this law, which lets "
-            f"{unit} grow as compute to the power {_measure_exponent(above):.3g}"
+            f"no budget makes {wanted:.3g} {unit} the best choice under this law, in which "
+            f"{unit} grow as compute to the power {_measure_exponent(compute_gap):.3g}"
         )
     from scipy.optimize import brentq
 
-    found = form.compute_optimum(math.exp(brentq(above, low, high, xtol=1e-13, rtol=1e-14)))
+    found = form.compute_optimum(math.exp(brentq(compute_gap, low, high, xtol=1e-13, rtol=1e-14)))
     return Allocation(float(found.parameters), float(found.tokens))
 
 
-def _measure_exponent(above: Callable[[float], float]) -> float:
+def _measure_exponent(compute_gap: Callable[[float], float]) -> float:
     low, high = _LOG_FLOPS
-    return (above(high) - above(low)) / (high - low)
+    return (compute_gap(high) - compute_gap(low)) / (high - low)

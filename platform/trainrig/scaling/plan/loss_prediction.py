@@ -1,4 +1,4 @@
-"""The loss that a law predicts for a model of some size after some tokens."""
+"""Prediction, by a law, of the loss of a model of a given size after a number of tokens."""
 
 from collections.abc import Iterator
 
@@ -11,37 +11,38 @@ from trainrig.scaling.laws.law import Interval, Law
 from trainrig.scaling.plan import allocation, plan_warnings
 
 Positive = Field(gt=0, allow_inf_nan=False)
-MOST_EPOCHS = 100.0  # no published run on which fading was fitted has seen its tokens more often
+MOST_EPOCHS = 100.0  # most epochs of the published runs on which the decay of repeats was fitted
 
 
 class TaskPrediction(Settings):
-    """What a task is expected to score."""
+    """Predicted score of a benchmark task."""
 
     task: str
     score: float
-    interval: Interval | None  # of the law's score, without the noise of one run
-    loss: float  # nats per byte of the right answers
-    chance: float
+    interval: Interval | None  # interval of the law's score, without the noise of a single run
+    loss: float  # nats per byte of the correct answers
+    chance: float  # score of random guessing
 
 
 class LossPrediction(Settings):
-    """What `trainrig predict --json` prints."""
+    """Contents of `trainrig predict --json`."""
 
     law: str
     law_source: str
     form: str
-    parameters: float = Positive  # N, as the law counts them
+    parameters: float = Positive  # N, as the law counts parameters
     parameters_count: str
     tokens: float = Positive  # D, repeats included
     unique_tokens: float | None  # None: each token is seen once
     epochs: float
     tokens_per_parameter: float
     flops_6nd: float
-    loss: float  # nats per token, of a run that ends there, its rate decayed
-    loss_interval: Interval | None  # of the law's loss, without the noise of one run
-    no_interval: str  # why there is none
-    loss_if_new: float | None  # were no token seen twice
-    tasks: tuple[TaskPrediction, ...]  # of the law's tasks, by 6ND
+    loss: float  # nats per token at the end of a run whose learning rate has decayed
+    loss_interval: Interval | None  # interval of the law's loss, without the noise of a single run
+    no_interval: str  # the reason if there is no interval
+    loss_if_new: float | None  # loss if no token were seen twice
+    # predictions for the law's tasks, with compute counted as 6ND
+    tasks: tuple[TaskPrediction, ...]
     warnings: tuple[str, ...]
 
 
@@ -52,9 +53,11 @@ def predict_loss(
     epochs: float | None = None,
     unique_tokens: float | None = None,
 ) -> LossPrediction:
-    """What `law` says of N and D, the tokens seen `epochs` times, or of `unique_tokens` alone.
+    """Predict the loss of N parameters after D tokens, with its interval and warnings.
 
-    Raises ConfigError for numbers that no run has, and for repeats under a law that knows none.
+    The tokens are seen `epochs` times, or consist of `unique_tokens` unique ones; give one of the
+    two at most. Raises ConfigError for impossible numbers, and for repeats under a law that cannot
+    account for them.
     """
     _check(parameters, tokens, epochs, unique_tokens)
     if epochs is not None:
@@ -63,9 +66,9 @@ def predict_loss(
         unique_tokens = None
     form = law.form if unique_tokens is None else _to_data_constrained(law.form)
 
-    def predict(of: Form) -> float:
-        asked = of if unique_tokens is None else _to_data_constrained(of)
-        return float(asked.compute_loss(parameters, tokens, unique_tokens))
+    def predict(draw: Form) -> float:
+        form_of_draw = draw if unique_tokens is None else _to_data_constrained(draw)
+        return float(form_of_draw.compute_loss(parameters, tokens, unique_tokens))
 
     found = law.compute_interval(predict)
     expected = float(form.compute_loss(parameters, tokens, unique_tokens))
@@ -92,11 +95,11 @@ def predict_loss(
 
 
 def describe_prediction(found: LossPrediction) -> Iterator[str]:
-    """The prediction, the loss first."""
-    sure = f" (no interval: {found.no_interval})"
+    """Yield the lines that describe a prediction, the loss first."""
+    uncertainty = f" (no interval: {found.no_interval})"
     if found.loss_interval is not None:
-        sure = f" {found.loss_interval}, {found.loss_interval.level:.0%} by the law's draws"
-    yield f"loss {format_loss(found.loss)} nats per token{sure}"
+        uncertainty = f" {found.loss_interval}, {found.loss_interval.level:.0%} by the law's draws"
+    yield f"loss {format_loss(found.loss)} nats per token{uncertainty}"
     yield (
         f"  {format_count(found.parameters)} parameters ({found.parameters_count}), "
         f"{format_count(found.tokens)} tokens, D/N {found.tokens_per_parameter:.3g}, "
@@ -108,9 +111,9 @@ def describe_prediction(found: LossPrediction) -> Iterator[str]:
             f"ones the loss would be {format_loss(found.loss_if_new)}"
         )
     for task in found.tasks:
-        sure = "(no interval)" if task.interval is None else f"{task.interval}"
+        interval = "(no interval)" if task.interval is None else f"{task.interval}"
         yield (
-            f"  {task.task} {task.score:.3f} {sure}, chance {task.chance:.3g}; right answers "
+            f"  {task.task} {task.score:.3f} {interval}, chance {task.chance:.3g}; right answers "
             f"{task.loss:.4g} nats per byte"
         )
     yield f"  by {found.law}, {found.form}: {found.law_source or 'no source named'}"
@@ -141,10 +144,12 @@ def _check(
         if value is not None and value <= 0:
             raise ConfigError(f"predict: --{option} {value:g}: give a number above 0")
     if epochs is not None and unique_tokens is not None:
-        raise ConfigError("predict: --epochs and --unique-tokens say the same; give one of them")
+        raise ConfigError(
+            "predict: --epochs and --unique-tokens mean the same; give only one of them"
+        )
     if epochs is not None and epochs < 1:
         raise ConfigError(
-            f"predict: --epochs {epochs:g}: each token is seen once at least; give 1 or more"
+            f"predict: --epochs {epochs:g}: each token is seen at least once; give 1 or more"
         )
 
 
@@ -170,15 +175,15 @@ def _find_warnings(
     yield from plan_warnings.find_extrapolations(law, parameters, tokens)
     if unique_tokens is not None and not isinstance(law.form, DataConstrained):
         yield (
-            f"The law '{law.name}' was fitted without repeats: they fade as Muennighoff et al. "
-            "(arXiv:2305.16264) found."
+            f"The law '{law.name}' was fitted without repeats; their value decays here as "
+            "Muennighoff et al. (arXiv:2305.16264) found."
         )
     if unique_tokens is not None and tokens / unique_tokens > MOST_EPOCHS:
         yield (
-            f"Extrapolated: {tokens / unique_tokens:.3g} epochs; published runs have seen their "
-            f"tokens {MOST_EPOCHS:g} times at most."
+            f"Extrapolated: {tokens / unique_tokens:.3g} epochs; published runs saw their tokens "
+            f"{MOST_EPOCHS:g} times at most."
         )
     if unique_tokens is None and isinstance(form, DataConstrained):
-        yield "Every token is taken for new; --epochs or --unique-tokens says that they repeat."
+        yield "Every token is assumed to be new; give --epochs or --unique-tokens if they repeat."
     if found is not None and not found.contains(expected):
-        yield "The interval does not hold the loss: draws of the law's runs go elsewhere."
+        yield "The interval does not contain the loss, so the law is not reliable at this point."

@@ -1,4 +1,4 @@
-"""Places a planned model on devices: which, how many, and in which layout."""
+"""Placement of a planned model on devices: their kind, their number and the layout."""
 
 import math
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from trainrig.scaling.plan.plan_request import PlanRequest
 from trainrig.train.run_file.training import Training
 
 USUAL_DEVICE = "h100"
-# Days that a run should take at most, where the number of devices is left to the plan.
+# Most days that a run should take, if the plan chooses the number of devices.
 MOST_DAYS = 30.0
 
 
 @dataclass(frozen=True)
 class PlanHardware:
-    """What a run is planned for."""
+    """Kind of device and machine that a run is planned for."""
 
     hardware: Hardware
     device: str
@@ -30,7 +30,10 @@ class PlanHardware:
 
 
 def choose_hardware(request: PlanRequest, hardware: Hardware) -> PlanHardware:
-    """What `request` names, else what is usual. Raises ConfigError where it names two devices."""
+    """Return the device and instance that `request` names, or the usual ones.
+
+    Raises ConfigError if the request names an instance that has other devices.
+    """
     if request.instance is None:
         usual = USUAL_DEVICE if USUAL_DEVICE in hardware.devices else next(iter(hardware.devices))
         device = request.device or usual
@@ -47,10 +50,10 @@ def choose_hardware(request: PlanRequest, hardware: Hardware) -> PlanHardware:
 
 @dataclass(frozen=True)
 class PlacedModel:
-    """A layout over devices."""
+    """Model placed on devices, with its layout and micro-batch."""
 
     devices: int
-    sliced: int  # parts that each replica of the weights is cut into
+    sliced: int  # number of parts into which each replica's weights are sliced
     micro_batch: int
     placement: Placement
 
@@ -58,8 +61,13 @@ class PlacedModel:
 def place_model(
     model: DecoderConfig, request: PlanRequest, where: PlanHardware, batch: BatchShape, flops: float
 ) -> PlacedModel:
-    """The layout of `model`; where devices are left open: a whole machine, or the fewest that hold
-    it and end within MOST_DAYS."""
+    """Choose a layout of `model`, and the number of devices if the request leaves it open.
+
+    An open number is that of a whole machine, or more if the model needs more to fit or to finish
+    within MOST_DAYS. `flops` is the number of operations of the whole run. If nothing fits, the
+    layout is the one that needs the least memory. Raises ConfigError if there are more devices than
+    sequences in a global batch.
+    """
     room = where.hardware.find_device(where.device).memory
     offer = where.hardware.find_instance(where.instance) if where.instance else None
     per_machine = offer.devices if offer else 1
@@ -68,12 +76,12 @@ def place_model(
     needed = layouts.count_devices_needed(model, base, batch, per_machine, room)
     devices = request.devices or min(
         batch.global_batch,
-        max(per_machine, needed or 1, _find_quick_devices(request, where, flops)),
+        max(per_machine, needed or 1, _count_devices_for_time(request, where, flops)),
     )
     if devices > batch.global_batch:
         raise ConfigError(
-            f"{devices} devices share a global batch of {batch.global_batch} sequences; at most "
-            f"{batch.global_batch} have something to do, or lower --sequence-length"
+            f"{devices} devices cannot share a global batch of {batch.global_batch} sequences; use "
+            f"{batch.global_batch} devices or fewer, or lower --sequence-length"
         )
     machines = math.ceil(devices / per_machine)
     found = layouts.find_fitting(model, base, batch, devices, machines, room)
@@ -103,8 +111,10 @@ def place_model(
     )
 
 
-def _find_quick_devices(request: PlanRequest, where: PlanHardware, flops: float) -> int:
-    """The fewest devices, a power of two, with which the run ends within MOST_DAYS."""
+def _count_devices_for_time(request: PlanRequest, where: PlanHardware, flops: float) -> int:
+    """Return the least power of two of devices that finishes the run within MOST_DAYS."""
     share = request.assumptions.utilisation
-    one = compute_affordable_flops(1.0, where.hardware, where.device, request.compute, share)
-    return int(2 ** max(0, math.ceil(math.log2(flops / one / MOST_DAYS))))
+    daily_flops = compute_affordable_flops(
+        1.0, where.hardware, where.device, request.compute, share
+    )
+    return int(2 ** max(0, math.ceil(math.log2(flops / daily_flops / MOST_DAYS))))

@@ -1,7 +1,7 @@
-"""What a plan says: how large, on how many tokens, how well, on what, for how much.
+"""Schema of a plan: size, tokens, predicted loss, recipe, placement and cost of a run.
 
-`plan.json` holds one. It lies beside the run file that was made of it, which names it, and in the
-folder of the run, whose report lays the losses that came over those that were predicted.
+`plan.json` holds one plan. It is written next to the run file made from it, which names it, and is
+copied into the run folder. The run's report compares measured losses with the predicted ones.
 """
 
 import json
@@ -22,26 +22,26 @@ Target = Literal["flops", "gpu_days", "budget_usd", "parameters", "tokens"]
 
 
 class Size(Settings):
-    """How large, and on how many tokens."""
+    """Size of the model, and the number of tokens to train it on."""
 
-    parameters: float  # N, as the law counts
+    parameters: float  # N, as the law counts parameters
     tokens: float  # D, repeats included
-    parameters_interval: Interval | None  # of the best N under the law's draws
-    tokens_interval: Interval | None
+    parameters_interval: Interval | None  # interval of the best N under the law's draws
+    tokens_interval: Interval | None  # interval of the best D under the law's draws
     tokens_per_parameter: float
-    non_embedding: int  # of the decoder, exactly
-    embedding: int
-    flops: float  # exact, of training
-    flops_6nd: float
+    non_embedding: int  # exact number of parameters outside of the embedding
+    embedding: int  # exact number of parameters of the embedding
+    flops: float  # exact number of operations of training
+    flops_6nd: float  # operations of training, counted as 6ND
 
     @property
     def total(self) -> int:
-        """All parameters."""
+        """Number of parameters, embedding included."""
         return self.non_embedding + self.embedding
 
 
 class PredictedLoss(Settings):
-    """The loss that the law predicts for a run that ends after so many tokens."""
+    """Loss that the law predicts for a run that ends after a number of tokens."""
 
     tokens: float
     loss: float  # nats per token
@@ -50,35 +50,35 @@ class PredictedLoss(Settings):
 
 
 class TokenBudget(Settings):
-    """Tokens that there are, against those that are wanted."""
+    """Unique tokens of a run, and the value of repeating them."""
 
     unique_tokens: float
     epochs: float
-    worth: float  # new tokens that would do as well as all epochs
-    loss_if_new: float  # nats per token, were no token seen twice
-    wall: float  # new tokens that no number of epochs is worth more than
-    fading: float  # R_D*: repeats after which a token has lost 1 - 1/e of its worth
+    worth: float  # number of new tokens that would be worth as much as all epochs
+    loss_if_new: float  # loss if no token were seen twice, in nats per token
+    wall: float  # number of new tokens that repeats can never exceed in value
+    fading: float  # R_D*: repeats after which a token has lost 1 - 1/e of its value
 
 
 class Service(Settings):
-    """What serving adds to the bill, and what a smaller model saves of it."""
+    """Cost of serving the model, and the saving of a smaller model that is trained longer."""
 
     tokens_served: float
-    best_trained: tuple[float, float]  # N, D that would be best if nothing were served
-    training_factor: float  # of the compute of training that
-    saved: float  # share of the compute of training and serving that
+    best_trained: tuple[float, float]  # N and D that would be best if nothing were served
+    training_factor: float  # training compute as a multiple of what `best_trained` takes
+    saved: float  # share of the compute of training and serving that is saved
 
 
 class Recipe(Settings):
-    """How it is trained."""
+    """Training settings of a plan."""
 
-    rule: Rule  # that gave batch and rate
+    rule: Rule  # rule that gave the batch size and the learning rate
     sequence_length: int
-    global_batch: int  # sequences
+    global_batch: int  # sequences of a step, over all devices
     micro_batch: int
     steps: int
-    rate: float
-    optimizer: Optimizer = AdamW()  # its peak rate is `rate`
+    rate: float  # peak learning rate
+    optimizer: Optimizer = AdamW()  # `rate` replaces its learning rate
 
     @property
     def batch_tokens(self) -> int:
@@ -87,41 +87,42 @@ class Recipe(Settings):
 
 
 class MemoryRow(Settings):
-    """Bytes of one device by what is computed again: `nothing`, `selective`, `full`."""
+    """Bytes of a device in one layout, by what is recomputed: `nothing`, `selective` or `full`."""
 
-    layout: str  # ZeRO stage, and the layout's name where a run file can ask for it
-    offered: bool
+    layout: str  # ZeRO stage, with the layout's name if a run file can ask for it
+    offered: bool  # true if run files can ask for this layout
     bytes_by_recompute: dict[str, float]
 
 
 class Placement(Settings):
-    """Where it fits."""
+    """Layout of a planned model on its devices, and whether it fits."""
 
-    fits: bool  # else what follows is what would come nearest
+    fits: bool  # false: the other fields describe the layout that comes nearest
     parallel: Layout
     deterministic: bool
     recompute: Recompute | None
-    room: float  # bytes of a device
-    memory: float  # bytes that the layout takes of it
-    devices_needed: int | None  # where it does not fit: how many would do; None: no number
+    room: float  # bytes of memory of a device
+    memory: float  # bytes of memory that the layout needs on each device
+    # number of devices on which it would fit; None: it fits, or no number is enough
+    devices_needed: int | None
     table: tuple[MemoryRow, ...]
 
 
 class ScalingPlan(Settings):
-    """What `plan.json` holds."""
+    """Contents of `plan.json`."""
 
     format: Literal[1] = 1
-    law: str  # its name
+    law: str  # name of the law
     law_source: str
-    parameters_count: Literal["non-embedding", "total"]  # what N counts
+    parameters_count: Literal["non-embedding", "total"]  # parameters that N counts
     target: Target
-    asked: float  # of the target
+    asked: float  # value of the target
     size: Size
-    loss: float  # nats per token, at the end
-    loss_interval: Interval | None  # None: `no_interval` says why
+    loss: float  # predicted loss at the end, in nats per token
+    loss_interval: Interval | None  # None: `no_interval` gives the reason
     no_interval: str = "the law has no draws"
     curve: tuple[PredictedLoss, ...]
-    objective: str = ""  # what it is trained for, as the law says; "": next-token prediction
+    objective: str = ""  # objective of the run, as the law names it; "": next-token prediction
     model: Model
     recipe: Recipe
     data: TokenBudget | None = None
@@ -134,16 +135,16 @@ class ScalingPlan(Settings):
 
 
 def write_plan(path: str, plan: ScalingPlan) -> None:
-    """Write `plan` to `path`: the same plan, the same bytes."""
+    """Write `plan` to `path`; equal plans give identical bytes."""
     data = json.dumps(plan.model_dump(mode="json"), indent=1, allow_nan=False)
     storage.write(path, data.encode() + b"\n")
 
 
 def read_plan(path: str) -> ScalingPlan:
-    """The plan at `path`. Raises DataError, one line, if it is none."""
+    """Read the plan at `path`; raise DataError if it is missing or invalid."""
     try:
         return config.build(ScalingPlan, json.loads(storage.read(path)), path)
     except FileNotFoundError:
-        raise DataError(f"{path}: no such plan; `trainrig plan --out` writes one") from None
+        raise DataError(f"{path}: no such plan; write one with `trainrig plan --out`") from None
     except (ConfigError, ValueError) as error:
         raise DataError(f"{error}; is this a plan as `trainrig plan` writes them?") from None

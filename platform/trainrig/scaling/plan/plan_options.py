@@ -1,4 +1,4 @@
-"""`trainrig plan`: its options. What they need is imported when it runs."""
+"""Options of `trainrig plan`, which imports its dependencies when it runs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from trainrig.errors import ConfigError
 
 Degree = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, help="With --layout: this degree alone.  [default: any]"),
+    typer.Option(metavar="N", min=1, help="With --layout: fix this degree.  [default: any]"),
 ]
 
 
@@ -22,7 +22,7 @@ def plan(
         str | None,
         typer.Argument(
             metavar="[LAW.json|NAME]",
-            help="Law of `trainrig fit`, or a published one (hoffmann); or --layout instead.",
+            help="Law of `trainrig fit`, or a published one (hoffmann); not with --layout.",
             show_default=False,
         ),
     ] = None,
@@ -30,7 +30,7 @@ def plan(
         str | None,
         typer.Option(
             metavar="RUN.toml",
-            help="Run file to find the fastest layouts of over --nodes or --devices, instead.",
+            help="Find the fastest layouts of this run file over --nodes or --devices.",
             autocompletion=completion.run_files,
         ),
     ] = None,
@@ -79,7 +79,7 @@ def plan(
         typer.Option(
             metavar="N",
             parser=make_quantity_parser("--tokens-available"),
-            help="Unique tokens that there are; beyond, they repeat.  [default: any]",
+            help="Number of unique tokens; a run with more repeats them.  [default: any]",
         ),
     ] = None,
     tokens_served: Annotated[
@@ -102,7 +102,7 @@ def plan(
         int | None,
         typer.Option(
             metavar="N",
-            help="Number of devices.  [default: one machine's, or more to end in 30 days]",
+            help="Number of devices.  [default: one machine, or more to finish in 30 days]",
         ),
     ] = None,
     nodes: Annotated[
@@ -113,7 +113,7 @@ def plan(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="With --layout: what joins machines.  [default: the machine's own]",
+            help="With --layout: link between machines.  [default: the machine's own]",
             autocompletion=completion.complete_interconnects,
         ),
     ] = None,
@@ -171,7 +171,7 @@ def plan(
         str | None,
         typer.Option(
             metavar="RUN.toml",
-            help="Run file to write, with the plan beside it.  [default: none]",
+            help="Run file to write, with the plan next to it.  [default: none]",
         ),
     ] = None,
     tokens_folder: Annotated[
@@ -191,8 +191,8 @@ def plan(
 ) -> None:
     """Plan a training run by a scaling law: model size, tokens, loss, hardware, time and cost.
 
-    Give one of --flops, --gpu-days, --budget-usd, --parameters and --tokens; or, without a law,
-    --layout RUN.toml to find the fastest way to lay that run out over devices.
+    Give exactly one of --flops, --gpu-days, --budget-usd, --parameters and --tokens. To find the
+    fastest layout of an existing run file instead, give --layout RUN.toml without a law.
     """
     fixed = {"tensor": tensor, "pipeline": pipeline, "context": context, "expert": expert}
     request: dict[str, Any] = {
@@ -218,11 +218,11 @@ def plan(
     by_layout |= {f"--{name}": value for name, value in fixed.items()}
     check_kind(law, layout, given, [name for name, value in by_layout.items() if value is not None])
     if layout is not None:
-        wanted_of = {"device": device, "devices": devices, "instance": instance}
-        of_cluster = wanted_of | {"nodes": nodes, "interconnect": interconnect}
-        _print_layouts(layout, of_cluster, fixed, hardware, out, as_json)
+        device_options = {"device": device, "devices": devices, "instance": instance}
+        cluster_options = device_options | {"nodes": nodes, "interconnect": interconnect}
+        _print_layouts(layout, cluster_options, fixed, hardware, out, as_json)
         return
-    assert law is not None  # `check_kind` asks for it
+    assert law is not None  # `check_kind` requires a law here
     from trainrig.scaling.plan.plan_verb import RunWanted, answer, describe_best_sizes
 
     if table:
@@ -241,22 +241,29 @@ def plan(
 def check_kind(
     law: str | None, layout: str | None, given: Mapping[str, Any], of_layouts: Sequence[str]
 ) -> None:
-    """Raise ConfigError unless either a law or a run to lay out is named, each with options of its
-    own: `given` are those of laws by their names, `of_layouts` those of layouts."""
+    """Raise ConfigError unless the command names either a law or a run file with --layout.
+
+    Each of the two has options of its own, and must not be combined with those of the other.
+    `given` has the options of laws, keyed by field name; `of_layouts` lists those of layouts.
+    """
     if layout is None and law is None:
         raise ConfigError("plan: give LAW.json or NAME, such as hoffmann, or --layout RUN.toml")
     if layout is not None and law is not None:
         raise ConfigError(
-            f"plan: '{law}' is a law, and --layout plans a run that is written; give one"
+            f"plan: '{law}' is a law, and --layout plans an existing run file; give only one of "
+            "the two"
         )
     shared = ("device", "devices", "instance")
     of_laws = [f"--{name.replace('_', '-')}" for name in given if name not in shared]
     if layout is not None and of_laws:
         found = "--mfu" if of_laws[0] == "--assumptions" else of_laws[0]
-        raise ConfigError(f"plan: {found} is of plans by a law; leave it out with --layout")
+        raise ConfigError(
+            f"plan: {found} is an option of plans by a law; leave it out with --layout"
+        )
     if layout is None and of_layouts:
         raise ConfigError(
-            f"plan: {of_layouts[0]} is of --layout RUN.toml; leave it out, or name one"
+            f"plan: {of_layouts[0]} is an option of --layout; leave it out, or add "
+            "--layout RUN.toml"
         )
 
 
@@ -270,9 +277,9 @@ def _print_layouts(
 ) -> None:
     from trainrig.scaling.layout import layout_text
     from trainrig.scaling.layout.layout_verb import ClusterWanted, answer
-    from trainrig.scaling.layout.search import Fixed
+    from trainrig.scaling.layout.search import FixedDegrees
 
-    found, lines = answer(path, ClusterWanted(**cluster), Fixed(**fixed), table, out)
+    found, lines = answer(path, ClusterWanted(**cluster), FixedDegrees(**fixed), table, out)
     if as_json:
         print(json.dumps(layout_text.build_plan_data(found)))
         return

@@ -1,4 +1,4 @@
-"""The page of a plan: what to train, what will come of it, and what that hangs on."""
+"""HTML page of a plan: the size, the predicted loss, the memory and the assumptions."""
 
 from functools import partial
 
@@ -24,29 +24,32 @@ from trainrig.scaling.plots.serving import RepeatedTokens, Served, plot_epochs, 
 from trainrig.scaling.plots.trajectory import plot_trajectory
 
 GIB = 2**30
-EPOCHS = 100.0  # to which the worth of repeated tokens is drawn
-WIDE = 30.0  # times the plan's size and tokens, on either side of the surface
-SERVED = (0.01, 1000.0)  # times the plan's tokens
+EPOCHS = 100.0  # epochs up to which the value of repeated tokens is plotted
+WIDE = 30.0  # factor around the plan's size and tokens that the loss surface covers
+SERVED = (0.01, 1000.0)  # range of served tokens that is plotted, as factors of the plan's tokens
 
 
 def write_plan_page(path: str, plan: ScalingPlan, law: Law, run_file: str) -> str:
-    """Put the page of `plan` at `path`; `run_file` is what was written of it. The path."""
+    """Write the page of `plan` to `path`, and return the path.
+
+    `run_file` is the path of the run file that was written for the plan.
+    """
     storage.write(path, build_plan_page(plan, law, run_file).encode())
     return path
 
 
 def build_plan_page(plan: ScalingPlan, law: Law, run_file: str) -> str:
-    """The page as HTML text."""
+    """Return the page as HTML text."""
     page = report.ReportPage(
         title="Plan of a run",
         verdict=_build_verdict(plan),
         figures=_build_key_figures(plan),
         sections=(
             Section("size", "How large, on how many tokens", _build_size(plan, law)),
-            Section("loss", "What will come of it", (_chart_trajectory(plan),)),
+            Section("loss", "The predicted loss", (_chart_trajectory(plan),)),
             *_build_beyond_training(plan, law),
             Section("memory", "Where it fits", (_build_memory_table(plan),)),
-            Section("assumed", "What it hangs on", _list_assumptions(plan)),
+            Section("assumed", "Assumptions", _list_assumptions(plan)),
         ),
         commands=(
             report.PageCommand(f"trainrig check {run_file}", "See what would run"),
@@ -62,18 +65,19 @@ def build_plan_page(plan: ScalingPlan, law: Law, run_file: str) -> str:
 
 def _build_verdict(plan: ScalingPlan) -> report.Verdict:
     size = plan.size
-    sure = f" {format_interval(plan.loss_interval)}" if plan.loss_interval else ""
+    interval = f" {format_interval(plan.loss_interval)}" if plan.loss_interval else ""
     sentence = (
         f"{format_count(size.parameters)} parameters on {format_count(size.tokens)} tokens are "
-        f"expected to reach {format_loss(plan.loss)}{sure} nats per token, in "
+        f"expected to reach {format_loss(plan.loss)}{interval} nats per token, in "
         f"{format_four_digits(plan.cost.hours)} h on {plan.cost.devices:,} {plan.cost.device}."
     )
     return report.Verdict(sentence, "warning" if plan.warnings else "done", plan.warnings)
 
 
 def _build_key_figures(plan: ScalingPlan) -> tuple[KeyFigure, ...]:
-    size, cost = plan.size, plan.cost
-    sure = format_interval(plan.loss_interval) if plan.loss_interval else plan.no_interval
+    size = plan.size
+    cost = plan.cost
+    interval = format_interval(plan.loss_interval) if plan.loss_interval else plan.no_interval
     sizes = size.parameters_interval
     best = f"best: {format_interval(sizes)}" if sizes else f"{size.non_embedding:,} in layers"
     price = "–" if cost.usd is None else format_usd(cost.usd)
@@ -81,7 +85,7 @@ def _build_key_figures(plan: ScalingPlan) -> tuple[KeyFigure, ...]:
     by_6nd = f"{format_flops(size.flops_6nd)} by 6ND"
     days = f"{format_four_digits(cost.device_days)} device days"
     return (
-        KeyFigure("Loss", format_loss(plan.loss), "nats per token", sure),
+        KeyFigure("Loss", format_loss(plan.loss), "nats per token", interval),
         KeyFigure("Parameters", format_count(size.parameters), plan.parameters_count, best),
         KeyFigure(
             "Tokens", format_count(size.tokens), "", f"{size.tokens_per_parameter:.3g} a parameter"
@@ -93,7 +97,8 @@ def _build_key_figures(plan: ScalingPlan) -> tuple[KeyFigure, ...]:
 
 
 def _build_size(plan: ScalingPlan, law: Law) -> tuple[Chart | ReportTable, ...]:
-    size, recipe = plan.size, plan.recipe
+    size = plan.size
+    recipe = plan.recipe
     shape = plan.model.shape
     rows: list[tuple[Cell, ...]] = [
         ("layers", f"{shape.layers:,} of {shape.channels:,} channels, {shape.heads} heads"),
@@ -161,12 +166,12 @@ def _chart_trajectory(plan: ScalingPlan) -> Chart:
             ("tokens", "loss", "low", "high"),
             tuple(
                 (
-                    format_count(p.tokens),
-                    format_loss(p.loss),
-                    _format_end(p.low),
-                    _format_end(p.high),
+                    format_count(point.tokens),
+                    format_loss(point.loss),
+                    _format_end(point.low),
+                    _format_end(point.high),
                 )
-                for p in points
+                for point in points
             ),
         ),
     )
@@ -186,12 +191,15 @@ def _build_beyond_training(plan: ScalingPlan, law: Law) -> tuple[Section, ...]:
 
 
 def _chart_serving(plan: ScalingPlan, law: Law) -> Chart:
-    assert plan.service is not None  # asked before
+    assert plan.service is not None  # the caller checks this
     service = plan.service
     alone = allocation.Allocation(*service.best_trained)
     served = np.geomspace(SERVED[0] * alone.tokens, SERVED[1] * alone.tokens, 24)
-    found = [allocation.allocate_for_serving(law.form, alone, float(each)) for each in served]
-    ratio = np.array([each.tokens / each.parameters for each in found])
+    found = [
+        allocation.allocate_for_serving(law.form, alone, float(served_tokens))
+        for served_tokens in served
+    ]
+    ratio = np.array([model.tokens / model.parameters for model in found])
     drawn = Served(served, ratio, alone.tokens / alone.parameters)
     chosen = (service.tokens_served, plan.size.tokens_per_parameter)
     return Chart(
@@ -205,15 +213,22 @@ def _chart_serving(plan: ScalingPlan, law: Law) -> Chart:
             "The cheapest model of that loss",
             ("tokens served", "parameters", "tokens", "tokens a parameter"),
             tuple(
-                (format_count(s), format_count(each.parameters), format_count(each.tokens), r)
-                for s, each, r in zip(served.tolist(), found, ratio.tolist(), strict=True)
+                (
+                    format_count(served_tokens),
+                    format_count(model.parameters),
+                    format_count(model.tokens),
+                    tokens_per_parameter,
+                )
+                for served_tokens, model, tokens_per_parameter in zip(
+                    served.tolist(), found, ratio.tolist(), strict=True
+                )
             ),
         ),
     )
 
 
 def _chart_epochs(plan: ScalingPlan) -> Chart:
-    assert plan.data is not None  # asked before
+    assert plan.data is not None  # the caller checks this
     data = plan.data
     epochs = np.geomspace(1, max(EPOCHS, 2 * data.epochs), 60)
     # Muennighoff et al. 2023, arXiv:2305.16264, equation 5.
@@ -244,7 +259,7 @@ def _build_memory_table(plan: ScalingPlan) -> ReportTable:
         tuple(
             (
                 row.layout,
-                *(f"{each / GIB:,.1f}" for each in row.bytes_by_recompute.values()),
+                *(f"{size / GIB:,.1f}" for size in row.bytes_by_recompute.values()),
                 "" if row.offered else "not offered here",
             )
             for row in placement.table

@@ -1,4 +1,4 @@
-"""What a plan is asked for: one given quantity, and what it is to be made on."""
+"""Request for a plan: one given quantity, and the conditions of the run."""
 
 from typing import Self
 
@@ -17,28 +17,31 @@ Positive = Field(default=None, gt=0, allow_inf_nan=False)
 
 
 class PlanRequest(Settings):
-    """What is asked for. Exactly one of the first five."""
+    """Request for a plan; exactly one of the first five fields is set."""
 
-    flops: float | None = Positive  # by 6ND
-    gpu_days: float | None = Positive  # of `device`
-    budget_usd: float | None = Positive  # on demand
-    parameters: float | None = Positive  # as the law counts them
-    tokens: float | None = Positive
-    tokens_available: float | None = Positive  # different ones
+    flops: float | None = Positive  # operations of training, counted as 6ND
+    gpu_days: float | None = Positive  # days of one `device`
+    budget_usd: float | None = Positive  # at on-demand prices
+    parameters: float | None = Positive  # number of parameters, as the law counts them
+    tokens: float | None = Positive  # tokens to train on
+    tokens_available: float | None = Positive  # number of unique tokens; None: any
+    # tokens that the model is expected to process in use
     tokens_served: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    device: str | None = None  # None: that of `instance`, or the usual one, or the first
-    # None: those of one machine, or the fewest that hold the model and end within MOST_DAYS.
+    # None: the device of `instance`, else the usual one, else the first of the table
+    device: str | None = None
+    # None: all devices of one machine, or the least number that holds the model and finishes within
+    # MOST_DAYS.
     devices: int | None = Field(default=None, ge=1)
     instance: str | None = None
     compute: Compute = "bfloat16"
     vocabulary: int = Field(default=32_768, ge=2)
     sequence_length: int = Field(default=2048, ge=1)
     rule: Rule = DeepSeek()
-    optimizer: Optimizer = AdamW()  # its peak rate is the rule's
+    optimizer: Optimizer = AdamW()  # the rule replaces its learning rate
     assumptions: Assumptions = Assumptions()
 
     @model_validator(mode="after")
-    def _one_target(self) -> Self:
+    def _check_one_target(self) -> Self:
         options = [f"--{name.replace('_', '-')}" for name in TARGETS]
         given = [f"--{n.replace('_', '-')}" for n in TARGETS if getattr(self, n) is not None]
         if len(given) != 1:
@@ -48,6 +51,6 @@ class PlanRequest(Settings):
 
     @property
     def target(self) -> tuple[Target, float]:
-        """What is given, and how much of it."""
+        """The target quantity that is set, and its value."""
         name = next(name for name in TARGETS if getattr(self, name) is not None)
         return name, float(getattr(self, name))

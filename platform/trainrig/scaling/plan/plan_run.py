@@ -1,4 +1,4 @@
-"""A plan as a run file that `trainrig pretrain` accepts."""
+"""Conversion of a plan into a run file that `trainrig pretrain` accepts."""
 
 import math
 
@@ -20,9 +20,10 @@ from trainrig.train.run_file.training import Training
 
 
 def fit_to_tokens(tokens: str, request: PlanRequest, objective: str) -> PlanRequest:
-    """`request` with the vocabulary of the folder that `tokenize` wrote.
+    """Return `request` with the vocabulary of a folder that `trainrig tokenize` wrote.
 
-    Raises DataError if `tokens` is no such folder, or its tokenizer lacks what `objective` needs.
+    The vocabulary is rounded up to a multiple of 64. Raises DataError if `tokens` is no such
+    folder, or if its tokenizer lacks what `objective` needs.
     """
     counts = _read(tokens).counts
     encoder = Encoder(manifest.read_file(tokens, "tokenizer.json").decode())
@@ -32,7 +33,7 @@ def fit_to_tokens(tokens: str, request: PlanRequest, objective: str) -> PlanRequ
 
 
 def count_train_tokens(tokens: str) -> int:
-    """Different tokens to train on in the folder that `tokenize` wrote."""
+    """Return the number of unique training tokens in a folder that `trainrig tokenize` wrote."""
     return int(_read(tokens).counts["train_tokens"])
 
 
@@ -43,15 +44,16 @@ def _read(tokens: str) -> Manifest:
 def build_run_file(
     plan: ScalingPlan, compute: str, tokens: str, output: str, plan_path: str
 ) -> Pretraining:
-    """The run that `plan` describes, on the folder `tokens`, into the folder `output`.
+    """Build the run file of `plan`, which trains on folder `tokens` and writes to `output`.
 
-    Raises ConfigError where no layout fits, or the folder has too little to make whole windows of.
+    Raises ConfigError if no layout fits, or if the folder has too few tokens for whole windows.
     """
     if not plan.placement.fits:
         raise ConfigError(
-            f"no run file: {plan.warnings[-1]} Plan for more --devices, or larger ones"
+            f"no run file: {plan.warnings[-1]} Give more --devices, or a device with more memory"
         )
-    recipe, placement = plan.recipe, plan.placement
+    recipe = plan.recipe
+    placement = plan.placement
     batches = BatchSettings(
         sequence_length=recipe.sequence_length,
         global_batch=recipe.global_batch,
@@ -80,7 +82,10 @@ def build_run_file(
 
 
 def _choose_epochs(plan: ScalingPlan, tokens: str) -> float:
-    """The usual cap, or what the plan needs: windows leave some tokens of each source out."""
+    """Return the usual limit of epochs, or the number that the plan needs if that is more.
+
+    Each source needs somewhat more than its tokens suggest, because windows leave some of them out.
+    """
     uncapped = BatchSettings(
         sequence_length=plan.recipe.sequence_length,
         global_batch=plan.recipe.global_batch,
@@ -92,17 +97,19 @@ def _choose_epochs(plan: ScalingPlan, tokens: str) -> float:
 
 
 def write_run(path: str, plan: ScalingPlan, compute: str, tokens: str, output: str | None) -> str:
-    """Write the run file to `path` and the plan beside it; where the plan is.
+    """Write the run file to `path` and the plan next to it, and return the path of the plan.
 
-    The run's folder, if none is named, is called like the run file. Raises ConfigError if another
-    run file is there.
+    If `output` is None, the run folder is named like the run file. Raises ConfigError if `path` has
+    other contents.
     """
     stem = path.removesuffix(".toml")
-    beside = f"{stem}.plan.json"
-    run = build_run_file(plan, compute, tokens, output or stem, beside)
+    plan_path = f"{stem}.plan.json"
+    run = build_run_file(plan, compute, tokens, output or stem, plan_path)
     text = to_toml(run).encode()
     if storage.exists(path) and storage.read(path) != text:
-        raise ConfigError(f"{path}: is there already, and another; remove it, or choose another")
-    write_plan(beside, plan)
+        raise ConfigError(
+            f"{path} exists already with other contents; remove it, or choose another path"
+        )
+    write_plan(plan_path, plan)
     storage.write(path, text)
-    return beside
+    return plan_path

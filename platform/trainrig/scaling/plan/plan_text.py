@@ -1,4 +1,4 @@
-"""A plan as lines to read, and the table of best sizes."""
+"""A plan as lines for a terminal, and the table of best sizes."""
 
 from collections.abc import Iterator, Sequence
 
@@ -30,9 +30,9 @@ _ASKED = {
 
 
 def describe_plan(plan: ScalingPlan) -> Iterator[str]:
-    """The plan, most wanted first; warnings last, where they are read."""
+    """Yield the lines that describe a plan, the most important first and the warnings last."""
     yield f"{plan.law}: {plan.law_source}"
-    yield f"the best for {_ASKED[plan.target].format(plan.asked)}"
+    yield f"best plan for {_ASKED[plan.target].format(plan.asked)}"
     yield ""
     for name, text in (
         *_describe_size(plan),
@@ -60,8 +60,8 @@ def _describe_size(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
     yield "tokens D", f"{format_count(size.tokens)}{_format_interval(size.tokens_interval)}"
     yield "D/N", f"{size.tokens_per_parameter:.3g}"
     interval = plan.loss_interval
-    sure = _format_interval(interval) if interval else f" (no interval: {plan.no_interval})"
-    yield "loss", f"{format_loss(plan.loss)} nats per token{sure}"
+    uncertainty = _format_interval(interval) if interval else f" (no interval: {plan.no_interval})"
+    yield "loss", f"{format_loss(plan.loss)} nats per token{uncertainty}"
     yield "FLOPs", f"{format_flops(size.flops)} exact, {format_flops(size.flops_6nd)} by 6ND"
     if plan.objective:
         yield "objective", f"{name_objective(plan.objective)}; the loss is its own, of its targets"
@@ -80,7 +80,7 @@ def _describe_data(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
         yield (
             "epochs",
             f"{data.epochs:.3g} of {format_count(data.unique_tokens)} tokens, worth "
-            f"{format_count(data.worth)} new ones; with new ones the loss were "
+            f"{format_count(data.worth)} new ones; with new tokens the loss would be "
             f"{format_loss(data.loss_if_new)}",
         )
         yield (
@@ -101,7 +101,8 @@ def _describe_data(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
 
 
 def _describe_recipe(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
-    recipe, saving = plan.recipe, plan.saving
+    recipe = plan.recipe
+    saving = plan.saving
     yield (
         "batch",
         f"{recipe.global_batch:,} sequences of {recipe.sequence_length:,} = "
@@ -109,13 +110,14 @@ def _describe_recipe(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
     )
     yield (
         "learning rate",
-        f"{recipe.rate:.2g}, as the batch by {recipe.rule.kind} (fitted on "
+        f"{recipe.rate:.2g}; rate and batch by the rule {recipe.rule.kind} (fitted on "
         f"{recipe.rule.fitted_on})",
     )
     yield (
         "checkpoints",
-        f"every {saving.every:,} steps = {_format_duration(saving.seconds)}: one holds steps up "
-        f"for {saving.stalled:.2g} s, a fault comes every {saving.hours_between_faults:,.3g} h",
+        f"every {saving.every:,} steps = {_format_duration(saving.seconds)}; each stops training "
+        f"for {saving.stalled:.2g} s, and a fault is expected every "
+        f"{saving.hours_between_faults:,.3g} h",
     )
 
 
@@ -134,7 +136,7 @@ def _describe_cost(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
             f"(price of {cost.as_of})",
         )
     else:
-        yield "money", "no price: the table of hardware has no instance with it"
+        yield "money", "no price: the table of hardware has no instance with this device"
     yield "energy", f"{format_four_digits(cost.kwh)} kWh"
 
 
@@ -151,12 +153,12 @@ def _describe_memory(plan: ScalingPlan) -> Iterator[str]:
         yield f"  {'layout':<{_WIDTH}}none fits; nearest: {words}"
     yield f"  {'GiB, ZeRO stage':<26}{'kept: all':>12}{'selective':>12}{'full':>12}  recomputed"
     for row in placement.table:
-        cells = "".join(f"{each / GIB:>12,.1f}" for each in row.bytes_by_recompute.values())
+        cells = "".join(f"{size / GIB:>12,.1f}" for size in row.bytes_by_recompute.values())
         yield f"  {row.layout:<26}{cells}{'' if row.offered else '  (not offered here)'}"
 
 
 def describe_placement(placement: Placement) -> str:
-    """The layout in a few words."""
+    """Return a short description of the layout, such as `FSDP, deterministic`."""
     parallel = placement.parallel
     words: list[str] = [parallel.kind]
     if parallel.kind == "HSDP":
@@ -164,11 +166,11 @@ def describe_placement(placement: Placement) -> str:
     words.append("deterministic" if placement.deterministic else "not deterministic")
     if parallel.reshard == "layer":
         words.append("layer by layer")
-    again = placement.recompute
-    if isinstance(again, Full):
+    recompute = placement.recompute
+    if isinstance(recompute, Full):
         words.append("recomputing every layer")
-    elif isinstance(again, Selective):
-        words.append("recomputing what is cheap")
+    elif isinstance(recompute, Selective):
+        words.append("recomputing cheap operations")
     return f"{words[0]}, " + ", ".join(words[1:])
 
 
@@ -183,11 +185,14 @@ def _describe_assumptions(plan: ScalingPlan) -> Iterator[str]:
 
 
 def describe_size_table(law: Law, sizes: Sequence[float] = _SIZES) -> Iterator[str]:
-    """What compute and tokens are best for each size: by the law, and as Hoffmann et al. print."""
+    """Yield a table of the best compute and tokens for each size by `law`.
+
+    For Hoffmann's law, the values printed in the paper are added.
+    """
     yield f"{law.name}: {law.source}"
-    heads = f"{'N':>8}{'FLOPs':>11}{'D':>9}{'D/N':>8}{'loss':>8}"
+    header = f"{'N':>8}{'FLOPs':>11}{'D':>9}{'D/N':>8}{'loss':>8}"
     printed = law.name.startswith("hoffmann")
-    yield heads + ("   as printed, approach 1, 2, 3: FLOPs, D" if printed else "")
+    yield header + ("   as printed, approach 1, 2, 3: FLOPs, D" if printed else "")
     for size in sizes:
         best = allocation.allocate_for_parameters(law.form, size)
         reached = allocation.compute_allocation_loss(law.form, best)

@@ -1,4 +1,4 @@
-"""What a reader of a plan has to be told before believing it."""
+"""Warnings that a user must read before relying on a plan."""
 
 from collections.abc import Iterator
 
@@ -8,23 +8,23 @@ from trainrig.scaling.laws.figure_format import format_usd
 from trainrig.scaling.laws.law import FittedRange, Law
 from trainrig.scaling.plan.plan import Placement
 
-# Of what was asked for, that the decoder from the ladder may be off without a word.
+# Largest relative difference from the request, of size or cost, that causes no warning.
 NEAR = 0.05
 
 
 def find_extrapolations(law: Law, parameters: float, tokens: float) -> Iterator[str]:
-    """One line for each quantity that lies outside of the law's runs, with the factor."""
+    """Yield one line for each quantity outside of the range of the law's runs, with the factor."""
     ranges = law.ranges
     if ranges is None:
-        yield f"The law '{law.name}' does not say on which runs it was fitted."
+        yield f"The law '{law.name}' does not record the runs that it was fitted to."
         return
-    for what, value, span in (
+    for quantity, value, span in (
         ("compute by 6ND", count_flops_6nd(parameters, tokens), ranges.flops),
         ("parameters", parameters, ranges.parameters),
         ("tokens", tokens, ranges.tokens),
         ("tokens a parameter", tokens / parameters, ranges.tokens_per_parameter),
     ):
-        yield from _describe_extrapolation(what, value, span)
+        yield from _describe_extrapolation(quantity, value, span)
 
 
 def _describe_extrapolation(what: str, value: float, span: FittedRange) -> Iterator[str]:
@@ -45,42 +45,50 @@ def _format_times(factor: float) -> str:
 
 
 def find_decoder_warnings(wanted: float, found: float) -> Iterator[str]:
-    """Where the ladder has no decoder of the size that the law wants."""
+    """Yield a warning if the nearest decoder differs from the size that the law wants."""
     if abs(found / wanted - 1) > NEAR:
         yield (
-            f"The nearest decoder has {found:.3g} parameters, {found / wanted:.2g} times the "
-            f"{wanted:.3g} that are best."
+            f"The nearest model has {found:.3g} parameters, {found / wanted:.2g} times the best "
+            f"size of {wanted:.3g}."
         )
 
 
 def find_placement_warnings(placement: Placement, devices: int) -> Iterator[str]:
-    """Where no layout fits."""
+    """Yield a warning if no layout fits on the devices."""
     if placement.fits:
         return
-    room, least = placement.room / 2**30, placement.memory / 2**30
+    room = placement.room / 2**30
+    least = placement.memory / 2**30
     needed = placement.devices_needed
-    what = f"{needed:,} would do" if needed else "nor does it on more, one sequence on each"
+    advice = (
+        f"Use {needed:,} devices"
+        if needed
+        else "More devices do not help, even with one sequence on each"
+    )
     yield (
-        f"It fits no layout that runs accept on {devices:,} devices: {least:,.1f} GiB at least, of "
-        f"{room:,.1f} GiB each; {what}."
+        f"The model fits {devices:,} devices in no layout: it needs {least:,.1f} GiB at least on "
+        f"each device, which has {room:,.1f} GiB. {advice}."
     )
 
 
 def find_budget_warnings(asked: float | None, cost: Cost, serves: bool) -> Iterator[str]:
-    """Where there is less money than it takes."""
+    """Yield a warning if the run costs more than the budget."""
     if asked is None or cost.usd is None or cost.usd <= asked * (1 + NEAR):
         return
     why = (
-        "a model that is to serve is trained longer than is best for training alone"
+        "a model that will serve is trained longer than is best for training alone"
         if serves
-        else "whole machines are paid for, and some devices have nothing to do: name --devices"
+        else "whole machines are paid for, and some of their devices are unused; set --devices"
     )
-    yield f"It costs {format_usd(cost.usd)} USD, over the {format_usd(asked)} asked for: {why}."
+    yield (
+        f"The run costs {format_usd(cost.usd)} USD, more than the budget of "
+        f"{format_usd(asked)} USD: {why}."
+    )
 
 
 def find_repeat_warnings(tokens: float, there: float) -> str:
-    """Where there are fewer tokens than a law wants that cannot tell them from repeats."""
+    """Return the warning that tokens repeat under a law that counts repeats as new tokens."""
     return (
-        f"It sees the {there:,.0f} tokens of the folder {tokens / there:.3g} times, and this law "
-        "takes all for new: the loss will be higher."
+        f"The run sees the {there:,.0f} tokens of the folder {tokens / there:.3g} times, and this "
+        "law counts all of them as new, so the loss will be higher than predicted."
     )

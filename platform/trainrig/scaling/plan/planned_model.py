@@ -1,4 +1,4 @@
-"""The model that a plan is of: as large as the law counts, of the kind that its objective asks."""
+"""Model of a plan, with the size that the law counts and the kind that its objective needs."""
 
 from trainrig.errors import ConfigError
 from trainrig.estimate.objective_flops import count_position_flops
@@ -19,35 +19,40 @@ from trainrig.scaling.model_ladder import (
 
 
 def plan_model(law: Law, parameters: float, vocabulary: int, length: int) -> LadderModel:
-    """That of about `parameters`, as `law` counts them, for rows of `length` tokens of text.
+    """Return the model closest to `parameters`, as `law` counts them.
 
-    Raises ConfigError where there is none.
+    Its positions suffice for the rows that the objective makes of `length` tokens of text. Raises
+    ConfigError if there is no such model.
     """
     objective = read(law.objective)
     positions = compute_widest_row(objective, length)
     kind = find_model_kind(objective)
     if kind == "Decoder":
-        found = find_ladder_model_by_count(parameters, law.parameters_count, vocabulary, positions)
-        return with_further_heads(found, count_further_heads(objective))
+        ladder_model = find_ladder_model_by_count(
+            parameters, law.parameters_count, vocabulary, positions
+        )
+        return with_further_heads(ladder_model, count_further_heads(objective))
     if law.parameters_count == "total":
         raise ConfigError(
-            f"plan: the law of {objective.kind} counts embeddings among parameters, and sizes of "
-            f"{kind} models go without; fit it with --counts non-embedding"
+            f"plan: the law of {objective.kind} counts embeddings among the parameters, and "
+            f"sizes of {kind} models leave them out; fit the law with --counts non-embedding"
         )
     return find_ladder_model_of(kind, parameters, vocabulary, positions)
 
 
-def count_row_places(law: Law, length: int) -> int:
-    """Places that the widest rows of the objective of `law` fill, of `length` tokens of text."""
+def count_row_positions(law: Law, length: int) -> int:
+    """Return the positions of the widest rows that the law's objective makes of `length` tokens."""
     return compute_widest_row(read(law.objective), length)
 
 
 def count_training_flops(law: Law, model: DecoderConfig, length: int, steps: int) -> float:
-    """Of training `model` on a token of text by the objective of `law`, counted exactly, the mean
-    over `steps`."""
+    """Return the operations that training takes for each token of text.
+
+    They are counted exactly for the objective of `law`, and are the mean over `steps`.
+    """
     return count_position_flops(read(law.objective), model, length, steps)
 
 
-def count_parameters_by(law: Law, found: LadderModel) -> float:
-    """The parameters of `found` as `law` counts them."""
+def count_parameters_for_law(law: Law, found: LadderModel) -> float:
+    """Return the number of parameters of `found`, counted as `law` counts them."""
     return float(found.total if law.parameters_count == "total" else found.parameters)

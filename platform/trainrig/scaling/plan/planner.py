@@ -1,4 +1,4 @@
-"""Computes a plan from a law and one given quantity."""
+"""Computation of a plan from a law and one given quantity."""
 
 from collections.abc import Callable
 
@@ -36,25 +36,25 @@ from trainrig.scaling.plan.plan import (
 )
 from trainrig.scaling.plan.plan_request import PlanRequest
 from trainrig.scaling.plan.planned_model import (
-    count_parameters_by,
-    count_row_places,
+    count_parameters_for_law,
+    count_row_positions,
     count_training_flops,
     plan_model,
 )
 
 CURVE_POINTS = 40
-CURVE_BEGINS = 0.02  # share of the tokens
-# Steps under which warm-up and decay have no room.
+CURVE_BEGINS = 0.02  # first point of the loss curve, as a share of the tokens
+# Fewest steps that leave enough of them for warm-up and decay.
 FEWEST_STEPS = 100
-SETTLING_ROUNDS = 4
+SETTLING_ROUNDS = 4  # rounds in which 6ND and the exact count of operations are reconciled
 
 
 def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan:
-    """The plan for what `request` gives. Raises ConfigError for what cannot be.
+    """Make the plan for `request`; raise ConfigError if the request is impossible.
 
-    The law says how compute is best divided; a decoder of that size is taken from the ladder, and
-    what follows (operations, memory, hours, the loss predicted) is of that decoder and of whole
-    steps.
+    The law divides the compute between parameters and tokens. The nearest model of the ladder is
+    chosen, and operations, memory, hours and the predicted loss are those of that model and of a
+    whole number of steps.
     """
     where = choose_hardware(request, hardware)
     form = (
@@ -64,9 +64,9 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
     found = _find_ladder_model(law, request, wanted.parameters)
     batch, steps = _choose_batch(request, wanted)
     tokens = float(steps * batch.global_batch * batch.sequence_length)
-    counted = count_parameters_by(law, found)
+    counted = count_parameters_for_law(law, found)
     flops = count_training_flops(law, found.model, request.sequence_length, steps) * tokens
-    rows = BatchShape(batch.global_batch, count_row_places(law, batch.sequence_length))
+    rows = BatchShape(batch.global_batch, count_row_positions(law, batch.sequence_length))
     placed = place_model(found.model, request, where, rows, flops)
     priced = _estimate_cost(flops, where, request, placed.devices)
     return ScalingPlan(
@@ -120,8 +120,8 @@ def _build_size(
     tokens: float,
     flops: float,
 ) -> Size:
-    """How large the run of `found` is, beside where the best size, `wanted`, lies."""
-    counted = count_parameters_by(law, found)
+    """Return the size of the planned run, with intervals of the best size under the law."""
+    counted = count_parameters_for_law(law, found)
     return Size(
         parameters=counted,
         tokens=tokens,
@@ -138,21 +138,21 @@ def _build_size(
 def _divide_budget(
     law: Law, form: Form, request: PlanRequest, where: PlanHardware
 ) -> tuple[Allocation, Service | None]:
-    """N and D by the law, and what serving changes of them."""
+    """Return the best allocation by the law, and the effect of serving on it if there is any."""
     trained = _allocate_training(law, form, request, where)
     if not request.tokens_served:
         return trained, None
     served = request.tokens_served
     found = allocation.allocate_for_serving(form, trained, served, request.tokens_available)
-    whole = [
-        each.flops + allocation.FLOPS_PER_SERVED * each.parameters * served
-        for each in (found, trained)
+    total_flops = [
+        division.flops + allocation.FLOPS_PER_SERVED * division.parameters * served
+        for division in (found, trained)
     ]
     return found, Service(
         tokens_served=served,
         best_trained=(trained.parameters, trained.tokens),
         training_factor=found.flops / trained.flops,
-        saved=1 - whole[0] / whole[1],
+        saved=1 - total_flops[0] / total_flops[1],
     )
 
 
@@ -178,7 +178,10 @@ def _allocate_training(
 
 
 def _settle_allocation(law: Law, form: Form, request: PlanRequest, budget: float) -> Allocation:
-    """The best division of exactly `budget` operations: 6ND leaves some of them out."""
+    """Return the best allocation of exactly `budget` operations.
+
+    6ND leaves some operations out, so the budget in 6ND is adjusted until the exact count agrees.
+    """
     found = allocation.allocate_for_flops(form, budget, request.tokens_available)
     for _ in range(SETTLING_ROUNDS):
         exact = _count_token_flops(law, request, found) * found.tokens
@@ -189,7 +192,7 @@ def _settle_allocation(law: Law, form: Form, request: PlanRequest, budget: float
 
 
 def _count_token_flops(law: Law, request: PlanRequest, found: Allocation) -> float:
-    """Of a token of the run of `found`, counted exactly."""
+    """Return the exact number of training operations for each token of an allocation."""
     model = _find_ladder_model(law, request, found.parameters).model
     _, steps = _choose_batch(request, found)
     return count_training_flops(law, model, request.sequence_length, steps)
@@ -206,14 +209,14 @@ def _choose_batch(request: PlanRequest, wanted: Allocation) -> tuple[BatchShape,
     steps = round(wanted.tokens / (sequences * length))
     if steps < 1:
         raise ConfigError(
-            f"{wanted.tokens:.3g} tokens are not one sequence of {length}; plan for more, or "
-            "lower --sequence-length"
+            f"{wanted.tokens:.3g} tokens are fewer than one sequence of {length}; plan for more, "
+            "or lower --sequence-length"
         )
     return BatchShape(sequences, length), steps
 
 
 def _count_saved_bytes(found: LadderModel, optimizer: Optimizer) -> int:
-    """Of weights and what `optimizer` keeps."""
+    """Return the bytes of a checkpoint: the weights and the state of `optimizer`."""
     weights = MASTER * count_parameters(found.model).total
     return weights + count_state_bytes(parameter_shapes(found.model), optimizer)
 
@@ -251,12 +254,12 @@ def _build_token_budget(
 def _make_loss_quantity(
     request: PlanRequest, parameters: float, tokens: float
 ) -> Callable[[Form], float]:
-    """What to ask each draw of a law."""
+    """Return the function that computes the loss of the planned run under a draw of the law."""
     unique = request.tokens_available
 
     def loss(form: Form) -> float:
-        asked = form if unique is None else allocation.to_data_constrained(form)
-        return float(asked.compute_loss(parameters, tokens, unique))
+        form_of_draw = form if unique is None else allocation.to_data_constrained(form)
+        return float(form_of_draw.compute_loss(parameters, tokens, unique))
 
     return loss
 
@@ -264,7 +267,10 @@ def _make_loss_quantity(
 def _compute_best_interval(
     law: Law, request: PlanRequest, wanted: Allocation, quantity: Callable[[Allocation], float]
 ) -> Interval | None:
-    """Where the best size lies, under the law's draws, for the compute of `wanted`."""
+    """Return the interval of the best size, or None if the request fixes it.
+
+    The interval is taken over the law's draws, for the compute of `wanted`.
+    """
     if request.tokens_served or request.target[0] in ("parameters", "tokens"):
         return None
     return law.compute_interval(

@@ -1,4 +1,4 @@
-"""`trainrig predict`: its options. What they need is imported when it runs."""
+"""Options of `trainrig predict`, which imports its dependencies when it runs."""
 
 import json
 from typing import Annotated
@@ -13,7 +13,8 @@ def predict(
     law: Annotated[
         str,
         typer.Argument(
-            metavar="LAW.json|NAME", help="The law.json of `fit`, or a published law's name."
+            metavar="LAW.json|NAME",
+            help="Law file of `trainrig fit`, or the name of a published law.",
         ),
     ],
     params: Annotated[
@@ -48,9 +49,9 @@ def predict(
 ) -> None:
     """Predict the loss of N parameters trained on D tokens by a scaling law, with its interval.
 
-    The interval is of the law's expected loss under its bootstrap draws; the noise of a single run
-    comes on top. Published laws (such as hoffmann and besiroglu) have no draws, so
-    no interval. What lies beyond the law's runs is said, with the factor.
+    The interval is that of the law's expected loss under its bootstrap draws, without the noise of
+    a single run. Published laws, such as hoffmann and besiroglu, have no draws and so no interval.
+    A warning with the factor shows where N or D lie outside of the law's runs.
     """
     from trainrig.scaling.plan.loss_prediction import describe_prediction, predict_loss
     from trainrig.scaling.plan.plan_verb import find_law

@@ -1,1 +1,1 @@
-"""Sweeps: small models trained by Ray Tune, and the table of their losses."""
+"""Sweeps: training of many small models on Ray Tune, and the table of their losses."""

@@ -1,7 +1,7 @@
-"""Which points (N, D) a sweep trains: parameters against tokens, by grid, by ray or by compute.
+"""Designs of a sweep: the points (N, D) to train, by grid, by ray or by compute budget.
 
-N counts parameters without embeddings, D the tokens trained on. A law needs points that do not lie
-on one line through them: several N at a D, or several D at an N.
+N counts parameters without embeddings, and D the tokens trained on. A law needs points that do not
+lie on one line: several N at the same D, or several D at the same N.
 """
 
 import abc
@@ -17,51 +17,58 @@ from trainrig.errors import ConfigError
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Several = Annotated[tuple[Positive, ...], Field(min_length=1)]
 
-FEWEST_SIZES = 2  # with one, nothing is learnt of N; a fit asks for more, and says how many
+FEWEST_SIZES = 2  # one size teaches nothing about N; a fit asks for more sizes, and says how many
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What of a decoder a design needs to know."""
+    """Size and cost of a model, as a design needs them."""
 
     parameters: int  # N
-    flops_per_token: float  # of training, counted exactly
+    flops_per_token: float  # operations of training per token, counted exactly
 
 
 @dataclass(frozen=True)
 class DesignPoint:
-    """A model, and the tokens it is to be trained on."""
+    """Model size, and the number of tokens to train it on."""
 
-    parameters: float  # N as it was asked for
+    parameters: float  # N as requested, from which the model's own N may differ
     tokens: float  # D
-    budget: float | None = None  # FLOPs of the isoFLOP curve that it lies on
+    budget: float | None = None  # FLOPs of the isoFLOP curve that the point lies on, if any
 
 
 class _Design(Settings, abc.ABC):
-    """What every design begins with: the sizes of its models."""
+    """Base of all designs that begin with model sizes."""
 
     parameters: Several  # sizes of the models, in parameters (N)
 
     @model_validator(mode="after")
-    def _several_sizes(self) -> "_Design":
+    def _check_several_sizes(self) -> "_Design":
         _check_sizes(self.parameters)
         return self
 
     def list_points(self, model: Callable[[float], ModelShape]) -> tuple[DesignPoint, ...]:
-        """All points, by size and tokens; `model` tells of the decoder of about so many
-        parameters. Raises ConfigError if there is none."""
-        found = sorted(self._iterate_points(model), key=lambda each: (each.parameters, each.tokens))
+        """Return all points, by size and tokens.
+
+        `model` returns the shape of the model closest to a number of parameters. Raises ConfigError
+        if there is no point.
+        """
+        found = sorted(
+            self._iterate_points(model), key=lambda point: (point.parameters, point.tokens)
+        )
         if not found:
-            raise ConfigError("design: no point of it is within tokens_per_parameter")
+            raise ConfigError(
+                "design: none of its points is within tokens_per_parameter; widen that range"
+            )
         return tuple(found)
 
     @abc.abstractmethod
     def _iterate_points(self, model: Callable[[float], ModelShape]) -> Iterator[DesignPoint]:
-        """The points, in any order."""
+        """Yield the points, in any order."""
 
 
 class Grid(_Design):
-    """Every size at every number of tokens."""
+    """Design with every model size at every number of tokens."""
 
     kind: Literal["Grid"] = "Grid"
     tokens: Several  # numbers of tokens (D) to train each size on
@@ -72,11 +79,11 @@ class Grid(_Design):
 
 
 class Rays(_Design):
-    """Every size at multiples of itself: each D/N is a ray through the plane of N and D."""
+    """Design with every model size at fixed ratios D/N, each a ray through the plane of N and D."""
 
     kind: Literal["Rays"] = "Rays"
-    # Multiples of its size, in tokens, to train each model on; from a quarter of what Hoffmann et
-    # al. 2022 (arXiv:2203.15556) found best to four times it.
+    # Ratios D/N to train each model at. The default runs from a quarter of the ratio that Hoffmann
+    # et al. 2022 (arXiv:2203.15556) found best to four times it.
     tokens_per_parameter: Several = (5.0, 10.0, 20.0, 40.0, 80.0)
 
     def _iterate_points(self, model: Callable[[float], ModelShape]) -> Iterator[DesignPoint]:
@@ -86,49 +93,51 @@ class Rays(_Design):
 
 
 class IsoFLOP(_Design):
-    """Every size at every compute budget (Hoffmann et al. 2022, section 3.2)."""
+    """Design with every model size at every compute budget (Hoffmann et al. 2022, section 3.2)."""
 
     kind: Literal["IsoFLOP"] = "IsoFLOP"
-    budgets: Several  # compute of one run, in FLOPs, for each curve
-    # What a budget is counted by: 6ND, as the laws do, or each operation of the model; embeddings
-    # cost a small model more than 6ND says.
+    budgets: Several  # compute of one run for each curve, in FLOPs
+    # How the operations of a budget are counted: as 6ND, like the laws do, or exactly. Embeddings
+    # cost a small model more than 6ND counts.
     flops: Literal["6ND", "exact"] = "6ND"
-    # Least and greatest D/N of a point; what a budget has beyond is not trained.
+    # Least and greatest D/N of a point. Points outside of this range are left out.
     tokens_per_parameter: tuple[Positive, Positive] = (1.0, 1_000.0)
 
     def _iterate_points(self, model: Callable[[float], ModelShape]) -> Iterator[DesignPoint]:
         least, most = self.tokens_per_parameter
         for asked in self.parameters:
             size = model(asked)
-            each = size.flops_per_token if self.flops == "exact" else 6.0 * size.parameters
+            flops_per_token = (
+                size.flops_per_token if self.flops == "exact" else 6.0 * size.parameters
+            )
             for budget in self.budgets:
-                tokens = budget / each
+                tokens = budget / flops_per_token
                 if least <= tokens / size.parameters <= most:
                     yield DesignPoint(asked, tokens, budget)
 
 
 class Points(Settings):
-    """These points, and no others."""
+    """Design with an explicit list of points."""
 
     kind: Literal["Points"] = "Points"
     # Parameters and tokens of each run: [[N, D], ...].
     pairs: Annotated[tuple[tuple[Positive, Positive], ...], Field(min_length=1)]
 
     @model_validator(mode="after")
-    def _several_sizes(self) -> "Points":
+    def _check_several_sizes(self) -> "Points":
         _check_sizes([parameters for parameters, _ in self.pairs])
         return self
 
     def list_points(self, model: Callable[[float], ModelShape]) -> tuple[DesignPoint, ...]:
-        """All of them, by size and tokens."""
+        """Return all points, by size and tokens."""
         return tuple(DesignPoint(*pair) for pair in sorted(set(self.pairs)))
 
 
 def _check_sizes(parameters: Sequence[float]) -> None:
     if len(set(parameters)) < FEWEST_SIZES:
         raise ValueError(
-            f"one size of model, {parameters[0]:,.0f} parameters: no law in N can be fitted to it; "
-            "give three or more, at least a factor of 8 apart"
+            f"one size of model, {parameters[0]:,.0f} parameters: no law in N can be fitted to one "
+            "size; give three or more, from least to greatest a factor of 8 or more"
         )
 
 

@@ -1,8 +1,7 @@
-"""Trains trials on Ray Tune.
+"""Training of trials on Ray Tune.
 
-Tune places them, as many at a time as there is room for, and starts those again whose processes
-died. That is all it is told. They are trained within its actors, which live on from trial to trial
-with all that they imported.
+Tune places the trials, as many at a time as resources allow, and restarts those whose processes
+died. The trials run in Tune's actors, which are reused from trial to trial and keep their imports.
 """
 
 import logging
@@ -27,36 +26,36 @@ from trainrig.scaling.sweep.trial_process import Config, TrialTask
 from trainrig.train.elastic.trainer import start_fork_servers
 
 log = logging.getLogger(__name__)
-# What Tune reads when it starts; what the user has set stays.
+# Environment variables that Tune reads when it starts. Values set by the user are kept.
 ENVIRONMENT = {
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # run folders have all that they would write
-    "RAY_AIR_NEW_OUTPUT": "0",  # nor shall it print
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # run folders have everything that these would write
+    "RAY_AIR_NEW_OUTPUT": "0",  # turns off Tune's own progress output
 }
 
 
 def connect_for_trials(run: Sweep) -> None:
-    """Join or start Ray. Raises ConfigError if it has no room for one trial."""
+    """Connect to Ray or start it; raise ConfigError if it lacks resources for one trial."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     connect(1, "trials")
     import ray
 
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what matters is said here
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # this module logs what matters
 
-    there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     wanted = [("trials.cpus", "CPU", run.trials.cpus), ("trials.gpus", "GPU", run.trials.gpus)]
     if run.large:
         wanted.append(("large.workers", "CPU", run.large.workers))
     for key, kind, amount in wanted:
-        if amount > there.get(kind, 0):
+        if amount > resources.get(kind, 0):
             raise ConfigError(
-                f"{key} = {amount:g}, but Ray has {there.get(kind, 0):g} {kind}s; lower it, or "
+                f"{key} = {amount:g}, but Ray has {resources.get(kind, 0):g} {kind}s; lower it, or "
                 "add nodes"
             )
 
 
 class TrialsOnTune:
-    """Trials of one kind, on Ray Tune."""
+    """Set of trials of one kind, trained on Ray Tune."""
 
     def __init__(
         self,
@@ -66,14 +65,18 @@ class TrialsOnTune:
         progress: SweepProgress,
         failed: dict[str, str],
     ) -> None:
-        """`failed`: where the name of each trial that failed goes, with why."""
-        self._stage, self._run, self._work, self._progress = stage, run, work, progress
+        """Prepare the trials; the reasons of failed ones are added to `failed`, keyed by name."""
+        self._stage = stage
+        self._run = run
+        self._work = work
+        self._progress = progress
         self._failed = failed
-        self._call = f"{os.getpid()}-{time.time_ns()}"  # of Tune: one that is there would go on
+        # name of this call, because Tune would continue one of the same name
+        self._call = f"{os.getpid()}-{time.time_ns()}"
         self._records = stage.build_path(SCRATCH, "failures", self._call)
-        self.trials = 0  # ended
-        self.seconds = 0.0  # from the start of each to its end, together
-        self.training_seconds = 0.0  # of which updates and held-out losses took
+        self.trials = 0  # number of trials that have ended
+        self.seconds = 0.0  # sum of the trials' durations, from start to end
+        self.training_seconds = 0.0  # the part of it that updates and held-out losses took
         self._began: dict[str, float] = {}
         self._problem: TrainrigError | None = None
         self._stopped = False
@@ -83,8 +86,8 @@ class TrialsOnTune:
     def train(
         self, names: Sequence[str], settings: Mapping[str, Any], stop: StopRequests, show: Show
     ) -> None:
-        """Have the trials of these names done, or those that `settings` draw."""
-        over = threading.Event()
+        """Train the trials of these names, or those whose factors `settings` draw."""
+        finished = threading.Event()
 
         def fit() -> None:
             try:
@@ -92,23 +95,23 @@ class TrialsOnTune:
             except BaseException as error:
                 self._error = error
             finally:
-                over.set()
+                finished.set()
 
-        # In a thread of its own: a signal finds this one waiting, and Tune sets no handlers.
+        # Tune runs in a thread: this one stays free for signals, and Tune installs no handlers.
         threading.Thread(target=fit, name="tune", daemon=True).start()
-        asked = False
-        while not over.wait(POLL):
+        stop_requested = False
+        while not finished.wait(POLL):
             self._raise_if_lost()
             self._progress.show(show)
-            if not asked and (stop.read_request() or self._problem):
+            if not stop_requested and (stop.read_request() or self._problem):
                 storage.write(storage.join(self._run.output, FILE), b"")
-                asked = True
+                stop_requested = True
         self._progress.show(show)
-        how = stop.read_request()
+        stopped_by = stop.read_request()
         stop.remove_request()
         if self._error:
             raise self._error
-        self._conclude(how)
+        self._conclude(stopped_by)
 
     def _raise_if_lost(self) -> None:
         """Raise Unfinished if Ray is no more: Tune would wait for its head for ever."""
@@ -123,52 +126,57 @@ class TrialsOnTune:
             ) from None
 
     def _conclude(self, stopped_by: str | None) -> None:
-        """Raise what the trials ended with, unless all is well."""
+        """Raise the error with which the trials ended, if there is one."""
         if self._problem:
             raise self._problem
         if self._stopped:
             raise Unfinished(
-                f"{self._run.output}: stopped by {stopped_by}; each trial is saved, and the same "
-                "command goes on"
+                f"{self._run.output}: stopped by {stopped_by}; each trial is saved. Run the same "
+                "command again to resume"
             )
         if self._failed:
             name, reason = next(iter(sorted(self._failed.items())))
             raise ClusterError(
                 f"{self._run.output}: {len(self._failed)} trials failed (the first, {name}: "
-                f"{reason}); the others are done, and the same command goes on"
+                f"{reason}); the others are done. Run the same command again to resume"
             )
 
     def _open_record(self, trial_id: str) -> FailureRecord:
-        return FailureRecord.of_trial(self._records, trial_id, self._run.trials.retries)
+        return FailureRecord.for_trial(self._records, trial_id, self._run.trials.retries)
 
     def _build_tuner(self, names: Sequence[str], settings: Mapping[str, Any]) -> Any:
         from ray import tune
 
-        servers, work = start_fork_servers(), pickle.dumps(self._work)
-        records, retries = self._records, self._run.trials.retries
+        servers = start_fork_servers()
+        work = pickle.dumps(self._work)
+        records = self._records
+        retries = self._run.trials.retries
 
-        # Pickled by value, as no module has it: Tune's actors do not import this one, and
-        # torch with it.
-        def kept(config: Config) -> None:
+        # This function is pickled by value because no module has it, so Tune's actors do not import
+        # this module and torch with it.
+        def run_in_actor(config: Config) -> None:
             import ray
             from ray import tune
 
-            from trainrig.scaling.sweep.trial_agent import keep
+            from trainrig.scaling.sweep.trial_agent import run_trial
             from trainrig.scaling.sweep.trial_failures import FailureRecord
 
-            here = ray.get_runtime_context().get_node_id()
+            node = ray.get_runtime_context().get_node_id()
             trial_id = tune.get_context().get_trial_id()
-            record = FailureRecord.of_trial(records, trial_id, retries)
-            keep(servers.get(here), work, config, lambda result: tune.report(dict(result)), record)
+            record = FailureRecord.for_trial(records, trial_id, retries)
+            run_trial(
+                servers.get(node), work, config, lambda result: tune.report(dict(result)), record
+            )
 
-        told, wanted = dict(settings), self._run.trials
-        space = told.pop("space", {"name": tune.grid_search(list(names))})
+        tune_settings = dict(settings)
+        wanted = self._run.trials
+        space = tune_settings.pop("space", {"name": tune.grid_search(list(names))})
         resources = {"cpu": wanted.cpus} | ({"gpu": wanted.gpus} if wanted.gpus else {})
         return tune.Tuner(
-            tune.with_resources(kept, resources),
+            tune.with_resources(run_in_actor, resources),
             param_space=space,
             tune_config=tune.TuneConfig(
-                reuse_actors=True, max_concurrent_trials=wanted.at_once, **told
+                reuse_actors=True, max_concurrent_trials=wanted.at_once, **tune_settings
             ),
             run_config=tune.RunConfig(
                 name=self._call,
@@ -185,7 +193,7 @@ class TrialsOnTune:
         outer = self
 
         class Listener(tune.Callback):
-            """Hears of trials, in the thread that Tune runs in."""
+            """Callback that follows the trials, in the thread that Tune runs in."""
 
             def on_trial_start(self, iteration: int, trials: Any, trial: Any, **more: Any) -> None:
                 outer._begin(trial.trial_id, trial.config)
@@ -198,16 +206,20 @@ class TrialsOnTune:
             def on_trial_recover(
                 self, iteration: int, trials: Any, trial: Any, **more: Any
             ) -> None:
-                named = outer._work.find_trial(trial.config).name
-                seen = outer._open_record(trial.trial_id).read_failures()
-                said = seen[-1].problem if seen else "its node or its actor died"
-                log.warning("trial %s: %s; it goes on from where it was", named, said)
+                name = outer._work.find_trial(trial.config).name
+                failures = outer._open_record(trial.trial_id).read_failures()
+                problem = failures[-1].problem if failures else "its node or its actor died"
+                log.warning("trial %s: %s; it resumes from its last checkpoint", name, problem)
 
             def on_trial_error(self, iteration: int, trials: Any, trial: Any, **more: Any) -> None:
-                seen = outer._open_record(trial.trial_id).read_failures()
-                why = f"more than trials.retries = {outer._run.trials.retries} failures"
-                last = f"{why}; the last: {seen[-1].problem}" if seen else f"{why} of nodes"
-                outer._end(trial.trial_id, trial.config, {"failed": last})
+                failures = outer._open_record(trial.trial_id).read_failures()
+                limit = f"more than trials.retries = {outer._run.trials.retries} failures"
+                reason = (
+                    f"{limit}; the last: {failures[-1].problem}"
+                    if failures
+                    else f"{limit} of nodes"
+                )
+                outer._end(trial.trial_id, trial.config, {"failed": reason})
 
         return Listener()
 
@@ -230,7 +242,7 @@ class TrialsOnTune:
 
 
 def build_search_settings(search: RateSearch) -> dict[str, Any]:
-    """What Tune is told of a search: its space, its searcher, its scheduler."""
+    """Return the arguments for Tune of a search: its space, its searcher and its scheduler."""
     from ray import tune
     from ray.tune.schedulers import AsyncHyperBandScheduler
 
@@ -238,7 +250,7 @@ def build_search_settings(search: RateSearch) -> dict[str, Any]:
     if search.scheduler:
         settings["scheduler"] = AsyncHyperBandScheduler(
             time_attr="percent",
-            max_t=101,  # beyond the end, which no trial is stopped at
+            max_t=101,  # above 100, so that no trial is stopped for having reached its end
             grace_period=round(100 * search.scheduler.first),
             reduction_factor=search.scheduler.keep,
         )

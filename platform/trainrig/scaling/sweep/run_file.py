@@ -1,4 +1,4 @@
-"""What a sweep is told: which points to train, how, and on what."""
+"""Run file of a sweep: the points to train, the training settings and the resources."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -43,23 +43,25 @@ Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class SweepBatches(Settings):
-    """The rows of every trial; how many make a batch, the rule says."""
+    """Batches of every trial, whose size the rule chooses."""
 
-    sequence_length: int = Field(default=256, ge=1)  # tokens of a sequence
-    # Most sequences of one forward pass; a batch that the rule makes smaller is one.
+    sequence_length: int = Field(default=256, ge=1)  # sequence length, in tokens
+    # Most sequences of one forward pass. A trial whose batch is smaller takes the whole batch at
+    # once.
     micro_batch: int = Field(default=16, ge=1)
-    # Share of each source in the samples, in any unit; None: in proportion to their windows.
+    # Share of each source in the samples, in any unit; None: in proportion to its windows.
     weights: Weights | None = None
     packing: Packing = Concatenate()  # how documents are put into rows
-    # What a token attends to: all of its row before it (window), or its own document alone.
+    # Scope of attention: all earlier tokens of the row ("window"), or only the earlier tokens of
+    # the same document ("document").
     attend: Literal["window", "document"] = "window"
-    # Most passes over the unique tokens that a point may make. Up to four teach nearly as much as
-    # new tokens would; what lies beyond needs the data-constrained form (arXiv:2305.16264, section
-    # 6).
+    # Most passes over the unique tokens that a point may make. Up to four passes teach nearly as
+    # much as new tokens; more of them need the data-constrained form of a law (arXiv:2305.16264,
+    # section 6).
     epochs: Cap = EPOCHS
 
     def build_batch_settings(self, global_batch: int, micro_batch: int, seed: int) -> BatchSettings:
-        """What a batch of a trial is made of."""
+        """Return the batch settings of a trial."""
         return BatchSettings(
             sequence_length=self.sequence_length,
             global_batch=global_batch,
@@ -73,159 +75,170 @@ class SweepBatches(Settings):
 
 
 class SweepTraining(Settings):
-    """What all trials share of training. The rate and the batch are the rule's."""
+    """Training settings that all trials share; the rule sets learning rate and batch size."""
 
-    # Decay rates of AdamW's averages of the gradient and of its square.
+    # AdamW's decay rates for the averages of the gradient and of its square.
     betas: tuple[Momentum, Momentum] = (0.9, 0.95)
-    # AdamW's weight decay of a step, times the learning rate.
+    # AdamW's weight decay per step, which is multiplied by the learning rate.
     weight_decay: float = Field(default=0.1, ge=0, allow_inf_nan=False)
-    # Norm above which the whole gradient is scaled down to it.
+    # Gradient norm above which the gradient is scaled down to this norm.
     clip_norm: float = Field(default=1.0, gt=0)
-    # Share of the shortest run of a trial in which the rate rises.
+    # Warmup, as a share of the steps of a trial's shortest run.
     warmup: float = Field(default=0.1, ge=0, lt=1)
-    # Share of each run in which the rate falls at its end.
+    # Share of each run, at its end, in which the learning rate decays.
     decay: float = Field(default=0.2, gt=0, lt=1)
-    # CPU threads of a trial; another number gives other bits.
+    # CPU threads of a trial. Another number of threads changes the last bits of the results.
     threads: Annotated[int, Field(ge=1)] = 1
-    precision: Precision = Precision()  # number format to compute in
-    compile: Compile | None = None  # how to compile the layers; None: not at all
-    deterministic: bool = True  # whether results are the same bits at any number of workers
-    # Steps between checkpoints: what a trial that is cut short loses at most.
+    precision: Precision = Precision()  # dtypes of the computation
+    compile: Compile | None = None  # how to compile the layers; None: not compiled
+    deterministic: bool = True  # true: results are bit-identical at any number of workers
+    # Steps between checkpoints. An interrupted trial loses at most this many.
     checkpoint_every: Annotated[int, NOT_IDENTITY] = Field(default=200, ge=1)
-    # Fewest steps of a run; the batch is made smaller for it. With fewer a run is short of steps
-    # rather than tokens: of 166,000 tokens a model of 40,000 parameters made 4.63 nats in 324
-    # steps, one of 80,000 in 163 steps 5.12.
+    # Fewest steps of a run. The rule's batch is made smaller where a run would have fewer. With
+    # fewer steps a run lacks steps rather than tokens: on 166,000 tokens, a model of 40,000
+    # parameters reached 4.63 nats in 324 steps, and one of 80,000 parameters 5.12 nats in 163
+    # steps.
     fewest_steps: int = Field(default=200, ge=2)
 
 
 class Trials(Settings):
-    """How many trials run at a time: as many as Ray has room for."""
+    """Resources of trials; Ray runs as many trials at a time as it has resources for."""
 
-    cpus: float = Field(default=1.0, ge=0)  # CPUs of each trial; parts of one are allowed
-    gpus: float = Field(default=0.0, ge=0)  # GPUs of each trial
-    # Most trials to run at a time; None: as many as there is room for.
+    cpus: float = Field(default=1.0, ge=0)  # CPUs for each trial; fractions are allowed
+    gpus: float = Field(default=0.0, ge=0)  # GPUs for each trial; fractions are allowed
+    # Most trials to run at a time; None: no limit other than Ray's resources.
     at_once: int | None = Field(default=None, ge=1)
-    retries: int = Field(default=3, ge=0)  # times that a trial whose process died is started again
-    # Machine of the table of hardware that trials run on, to count their cost by its price; None:
-    # cost is not counted.
+    # number of times to restart a trial whose process died without progress
+    retries: int = Field(default=3, ge=0)
+    # Instance type of the table of hardware, whose price gives the cost of trials; None: no costs.
     instance: str | None = None
 
 
 class Large(Settings):
-    """Models that one process is too small for: a group of workers, one trial after another."""
+    """Models that are too large for one process, each trained by a group of workers.
 
-    # Parameters (N) from which on a model is trained by a group of workers.
+    One such trial runs at a time.
+    """
+
+    # Number of parameters (N) from which a model is trained by a group of workers.
     parameters: float = Field(gt=0)
-    workers: int = Field(ge=1)  # workers of that group
+    workers: int = Field(ge=1)  # number of workers in that group
 
 
 class Sweep(RunFile):
-    """`trainrig sweep`: many small models, for a law to be fitted to."""
+    """Training of many small models, to which a scaling law is fitted."""
 
     verb: ClassVar[str] = "sweep"
     resumes: ClassVar[bool] = True
     extends_finished: ClassVar[bool] = True
-    output_format: ClassVar[int] = 2  # fresh weights are drawn by place
+    output_format: ClassVar[int] = 2  # fresh weights are drawn by position
     progress: ClassVar[ProgressUnit] = "trials"
     estimate: ClassVar[str] = "trainrig.scaling.sweep.trials:estimate_sweep"
     estimates_cost: ClassVar[bool] = True
 
     stage: Literal["sweep"] = "sweep"
-    tokens: Annotated[str, NOT_IDENTITY]  # folder that `tokenize` wrote
+    tokens: Annotated[str, NOT_IDENTITY]  # folder that `trainrig tokenize` wrote
     output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
-    cache: BlockCache = BlockCache()  # cache on this machine for tokens in a bucket
-    recipe: str = ""  # name of the corpus, where laws of several are compared
-    # Which sizes to train on how many tokens. It may grow later: what is there is not trained
-    # again.
+    cache: BlockCache = BlockCache()  # cache on this machine for tokens that are in a bucket
+    recipe: str = ""  # name of the corpus, for comparing laws of several corpora
+    # Model sizes to train, and the tokens for each. The design may be extended later; finished runs
+    # are not repeated.
     design: Annotated[Design, EXTENDABLE]
-    # Seeds of weights and of the order of data together; a second tells noise from signal.
+    # Seeds of the weights and of the data order. A second seed measures the noise of the loss.
     seeds: Annotated[tuple[Seed, ...], EXTENDABLE, Field(min_length=1)] = (0,)
-    # Parameters (N) up to which models are trained with all seeds, larger ones with the first
-    # alone; None: all with all.
+    # Largest model, in parameters (N), that is trained with all seeds; larger ones get the first
+    # seed only; None: all models get all seeds.
     seeds_up_to: Annotated[float | None, EXTENDABLE] = Field(default=None, gt=0)
-    # What training makes small: of a decoder, an encoder or an encoder-decoder, as it asks. Losses
-    # are the objective's own.
+    # Objective of training. It decides whether the models are decoders, encoders or
+    # encoder-decoders. Losses of different objectives are not comparable.
     objective: PretrainingObjective = CausalLM()
-    tie_embeddings: bool = True  # whether the output head uses the embedding's weights
-    # muP: one learning rate for all widths, that of models of `base_channels`; None: the rule's.
+    tie_embeddings: bool = True  # true: the output head shares the embedding's weights
+    # muP, which uses one learning rate for all widths: the rate of a model with `base_channels`;
+    # None: the rule sets the rate of each size.
     mup: MuP | None = None
-    batches: SweepBatches = SweepBatches()  # what the rows of all trials are made of
-    training: SweepTraining = SweepTraining()  # what all trials share of training
-    # Rule for batch size and peak learning rate, by N and the geometric mean of a trial's shortest
-    # and longest D.
+    batches: SweepBatches = SweepBatches()  # rows of all trials
+    training: SweepTraining = SweepTraining()  # training settings of all trials
+    # Rule for the batch size and the peak learning rate. Its inputs are N and the geometric mean of
+    # a trial's shortest and longest D.
     rule: SweepRule = DeepSeek()
-    rate_factor: Factor = 1.0  # factor for the rule's learning rate
-    batch_factor: Factor = 1.0  # factor for the rule's batch size
-    # Search for better factors, before any point of the law is trained; None: no search.
+    rate_factor: Factor = 1.0  # factor that multiplies the rule's learning rate
+    batch_factor: Factor = 1.0  # factor that multiplies the rule's batch size
+    # Search for better factors before the points of the law are trained; None: no search.
     search: RateSearch | None = None
-    # Sequences of each held-out source to measure losses on; None: all.
+    # Sequences of each held-out source on which losses are measured; None: all.
     held_out_rows: int | None = Field(default=None, ge=1)
-    # Held-out losses to measure on the way of each trial, at its constant rate: for envelopes.
+    # Number of held-out losses to measure during each trial, at its constant rate; needed for a law
+    # fitted to the envelope of loss curves.
     along: Annotated[int, NOT_IDENTITY] = Field(default=0, ge=0)
-    # Benchmarks to ask each model at the end of its run, for task laws; more may be added later.
-    # Multiple choice and continuations: a law is of the likelihood of right answers.
+    # Benchmarks to evaluate each model on at the end of its run, for task laws; more may be added
+    # later. Multiple choice and continuation tasks only, because task laws are fitted to the
+    # likelihood of correct answers.
     tasks: Annotated[tuple[TaskChoice, ...], EXTENDABLE] = ()
-    # Folder of the tasks' row files; None: task files name them by whole paths.
+    # Folder of the tasks' row files; None: task files have absolute paths.
     task_rows: Annotated[str | None, NOT_IDENTITY] = None
-    trials: Annotated[Trials, NOT_IDENTITY] = Trials()  # how many trials run at a time, and on what
-    # Models that one process is too small for; None: there are none.
+    # number of trials at a time, and resources of each
+    trials: Annotated[Trials, NOT_IDENTITY] = Trials()
+    # Models that are too large for one process; None: there are none.
     large: Annotated[Large | None, NOT_IDENTITY] = None
 
     def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
-        """Room for one trial at least; none asks for a GPU that the run file does not name."""
+        """Return the least and the greatest number of trials at a time, with the resources of each.
+
+        No GPU is requested that the run file does not name.
+        """
         trials = self.trials
         key = "trials.gpus" if trials.gpus else "trials.cpus"
         return ResourceRequest(1, trials.at_once or 1, trials.cpus, trials.gpus, key)
 
     @model_validator(mode="after")
-    def _rates_go_with_the_width_once(self) -> Self:
+    def _check_rate_scaling(self) -> Self:
         if self.mup is not None and self.rule.kind != "FixedBatchAndRate":
             raise ValueError(
                 f"rule {self.rule.kind} lowers the rate as models grow, and so does mup; set "
-                "rule.kind = 'FixedBatchAndRate' with the rate of base_channels, or leave mup out"
+                "rule.kind = 'FixedBatchAndRate' with the rate of base_channels, or leave out mup"
             )
         return self
 
     @model_validator(mode="after")
-    def _the_objective_fits(self) -> Self:
+    def _check_objective(self) -> Self:
         kind = find_model_kind(self.objective)
         if self.tasks and kind != "Decoder":
             raise ValueError(
-                f"tasks: only decoders are asked, and objective {self.objective.kind} trains "
-                f"{kind} models; leave tasks out"
+                f"tasks: only decoders can be evaluated, and objective {self.objective.kind} "
+                f"trains {kind} models; leave out tasks"
             )
         if self.mup is not None and kind == ENCODER_DECODER:
-            raise ValueError("mup: an encoder-decoder has no such part; leave it out")
+            raise ValueError("mup: encoder-decoders do not support it; leave out mup")
         if isinstance(self.objective, ReplacedTokenDetection):
             raise ValueError(
                 "objective ReplacedTokenDetection: its generator makes the task harder as it "
-                "learns, so losses of different sizes are of different tasks and make no law; "
-                "sweep MaskedLM, or train single runs with `trainrig pretrain`"
+                "learns, so models of different sizes have different tasks and their losses give "
+                "no law; sweep MaskedLM, or train single runs with `trainrig pretrain`"
             )
         changes = any(
-            isinstance(each, MaskedLM) and each.final_rate is not None
-            for _, each in find_parts(self.objective)
+            isinstance(part, MaskedLM) and part.final_rate is not None
+            for _, part in find_parts(self.objective)
         )
         if changes and isinstance(self.design, IsoFLOP) and self.design.flops == "exact":
             raise ValueError(
-                'design.flops = "exact": with final_rate a token costs another number of '
-                'operations at each step; set design.flops = "6ND", or leave final_rate out'
+                'design.flops = "exact": with final_rate the operations of a token change at each '
+                'step; set design.flops = "6ND", or leave out final_rate'
             )
         check_rows(self.objective, self.batches.build_batch_settings(1, 1, 0))
         smallest = find_ladder_model_of(kind, SMALLEST, ALIGNMENT)
         model = with_further_heads(smallest, count_further_heads(self.objective)).model
-        for _, each in find_parts(self.objective):
-            check_fit(each, model, convert=False)
+        for _, part in find_parts(self.objective):
+            check_fit(part, model, convert=False)
         return self
 
     @model_validator(mode="before")
     @classmethod
-    def _no_early_stops(cls, given: Any) -> Any:
+    def _refuse_scheduler(cls, given: Any) -> Any:
         if isinstance(given, Mapping) and "scheduler" in given:
             message = (
-                "no scheduler may stop the points of a law: those that begin badly would be left "
-                "out, so the rest are a choice by luck of their seeds, and their losses lie below "
-                "what the law is of; write it under [search], which compares runs at one N and D"
+                "no scheduler may stop the points of a law: it would leave out the runs that begin "
+                "badly, so the losses of the rest would be too low by selection; write it under "
+                "[search], which compares runs at one N and D"
             )
             context = {"message": message, "key": "scheduler"}
             raise PydanticCustomError("unknown_key", "{message}", context)

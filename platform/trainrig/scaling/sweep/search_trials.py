@@ -1,4 +1,4 @@
-"""The trials of a search: trained rung by rung, compared, and the best pair of them."""
+"""Trials of a search: training up to each rung, comparison, and the choice of the best pair."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,12 +11,18 @@ from trainrig.scaling.sweep.run_file import Sweep
 from trainrig.scaling.sweep.search_settings import (
     RateBatchPair,
     RateSearch,
-    Tried,
+    TriedPair,
     find_best_pair,
-    find_pair,
     list_rungs,
+    parse_pair,
 )
-from trainrig.scaling.sweep.trial import Alone, claim_output, is_over, read_diverged, write_diverged
+from trainrig.scaling.sweep.trial import (
+    SingleRankTrainer,
+    claim_output,
+    is_over,
+    read_diverged,
+    write_diverged,
+)
 from trainrig.scaling.sweep.trials import (
     SEARCH,
     SweepTokens,
@@ -30,11 +36,17 @@ Report = Callable[[Mapping[str, Any]], None]
 
 
 def train_searched(
-    sweep: Sweep, search: RateSearch, trial: Trial, data: SweepTokens, alone: Alone, report: Report
+    sweep: Sweep,
+    search: RateSearch,
+    trial: Trial,
+    data: SweepTokens,
+    alone: SingleRankTrainer,
+    report: Report,
 ) -> None:
-    """Train `trial`, and report at each rung the held-out loss and how far it is, in percent.
+    """Train `trial`, and report the held-out loss and the percentage of its steps at each rung.
 
-    `report` may not return: the trial is then stopped there. Raises Unfinished when asked to stop.
+    `report` may not return, in which case the trial ends there. Raises Unfinished on a stop
+    request.
     """
     (length,) = trial.lengths
     folder = name_run_folder(sweep, trial, length)
@@ -53,16 +65,16 @@ def train_searched(
 
 
 def list_tried_pairs(sweep: Sweep) -> tuple[RateBatchPair, ...]:
-    """All pairs that have a trial on disk, by name."""
+    """Return all pairs that have a trial on disk, by name."""
     folders = storage.list_folders(storage.join(sweep.output, SEARCH))
     names = sorted(folder.rstrip("/").rpartition("/")[2] for folder in folders)
-    return tuple(find_pair(name) for name in names)
+    return tuple(parse_pair(name) for name in names)
 
 
 def collect_tried(
     sweep: Sweep, trials: Sequence[Trial], pairs: Sequence[RateBatchPair]
-) -> tuple[Tried, ...]:
-    """What came of each of `pairs`, by its trial, which stands at the same place."""
+) -> tuple[TriedPair, ...]:
+    """Return the results of `pairs`, whose trials are given in the same order."""
     found = []
     for trial, pair in zip(trials, pairs, strict=True):
         (length,) = trial.lengths
@@ -71,23 +83,23 @@ def collect_tried(
         losses = _read_losses(folder)
         last = max(losses, default=0)
         loss = math.nan if read_diverged(folder) else losses.get(last, math.nan)
-        found.append(Tried(pair, loss, last, whole))
+        found.append(TriedPair(pair, loss, last, whole))
     return tuple(found)
 
 
-def choose_pair(sweep: Sweep, found: Sequence[Tried]) -> RateBatchPair:
-    """The best of what was tried. Raises DataError if nothing came to its end."""
+def choose_pair(sweep: Sweep, found: Sequence[TriedPair]) -> RateBatchPair:
+    """Return the best of the tried pairs; raise DataError if no trial finished."""
     pair = find_best_pair(found)
     if pair is None:
         raise DataError(
             f"{storage.join(sweep.output, SEARCH)}: all {len(found)} pairs of rate and batch "
-            "diverged or were stopped; search lower search.rate_factors"
+            "diverged or were stopped; try lower search.rate_factors"
         )
     return pair
 
 
 def _read_losses(folder: str) -> dict[int, float]:
-    """Held-out losses by step; what is no number is infinite."""
+    """Return the held-out losses of a run, keyed by step; a loss that is not finite is infinite."""
     return {
         line["step"]: math.inf if line["eval/loss"] is None else line["eval/loss"]
         for line in metrics.read_held_out_series(folder)

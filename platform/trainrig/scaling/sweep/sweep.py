@@ -1,8 +1,9 @@
-"""A sweep: its trials, and the table that laws are fitted to.
+"""The sweep command: training of all trials, and the table that laws are fitted to.
 
-Which trials are finished, and where the others go on, the run folders say. So a sweep outlives its
-driver, and a second one repeats nothing. Small models are trained on Ray Tune (`ray_tune.py`).
-Large ones have a group of workers each, one after another, as `pretrain` has.
+Run folders record which trials have finished and where the others resume. Therefore a sweep
+survives its driver, and a second call repeats no work. Small models are trained on Ray Tune
+(`ray_tune.py`). Large models are trained one after another, each by a group of workers, like a
+`pretrain` run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,52 +19,53 @@ from trainrig.scaling.sweep import search_trials
 from trainrig.scaling.sweep.ray_tune import TrialsOnTune, build_search_settings, connect_for_trials
 from trainrig.scaling.sweep.run_file import Sweep
 from trainrig.scaling.sweep.search_settings import (
-    FOUND,
+    SEARCH_RESULT,
     Optuna,
     RateBatchPair,
     RateSearch,
     list_pairs,
-    read_found,
-    write_found,
+    read_search_result,
+    write_search_result,
 )
 from trainrig.scaling.sweep.sweep_progress import POLL, Show, SweepProgress, show_progress
 from trainrig.scaling.sweep.sweep_table import (
     build_runs_table,
     compute_usd_an_hour,
-    state_design,
+    serialise_design,
     summarise_sweep,
 )
-from trainrig.scaling.sweep.task_scores import at_absolute_paths, check_tasks
+from trainrig.scaling.sweep.task_scores import check_tasks, make_paths_absolute
 from trainrig.scaling.sweep.trial_process import SearchedPairs, TrainedTrials, TrialTask
 from trainrig.scaling.sweep.trials import (
     SweepTokens,
     Trial,
     list_design_points,
-    look_at,
     plan,
     plan_search,
+    read_sweep_tokens,
 )
 
 __all__ = ["Sweep", "sweep"]
 
-STATED = "trials.json"
+PLANNED_TRIALS = "trials.json"
 
 
 def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
-    """Train all points of `run`, going on where an earlier call stopped; its manifest.
+    """Train all points of `run`, resume an earlier call if there was one, and return the manifest.
 
-    Raises InputError for what cannot work, before anything is trained; ClusterError if trials
-    failed more often than they may; Unfinished when asked to stop.
+    `show` receives the progress. Raises InputError before any training if the run cannot work,
+    ClusterError if trials failed more often than allowed, and Unfinished on a stop request.
     """
-    run = at_absolute_paths(run)
+    run = make_paths_absolute(run)
     tokens = manifest.read_input(run.tokens, "tokenize")
-    data, given = look_at(run), RateBatchPair(run.rate_factor, run.batch_factor)
+    data = read_sweep_tokens(run)
+    given = RateBatchPair(run.rate_factor, run.batch_factor)
     points = list_design_points(run, data)
-    plan(run, points, data, given)  # what cannot work is refused here,
+    plan(run, points, data, given)  # raises the errors of the design
     if run.search:
         plan_search(run, run.search, data, list_pairs(run.search))
     compute_usd_an_hour(run)
-    check_tasks(run)  # before anything is trained
+    check_tasks(run)
     inputs = {"tokens": tokens.content}
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
@@ -85,28 +87,35 @@ def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
             raise
         runs = build_runs_table(run, trials, data)
         runs.write(stage.build_path(RUNS_FILE))
-        storage.write(stage.build_path(STATED), state_design(run, trials))
-        names = [RUNS_FILE, STATED, *([FOUND] if run.search else [])]
+        storage.write(stage.build_path(PLANNED_TRIALS), serialise_design(run, trials))
+        names = [RUNS_FILE, PLANNED_TRIALS, *([SEARCH_RESULT] if run.search else [])]
         files = {name: manifest.compute_file_sum(stage.build_path(name)) for name in names}
         return stage.finish(summarise_sweep(trials, data, runs), files, driver.sum_cost())
 
 
 class _Driver:
-    """Has the trials of one sweep trained."""
+    """Driver that has the trials of one sweep trained."""
 
     def __init__(self, stage: Stage, run: Sweep, data: SweepTokens, show: Show) -> None:
-        self._stage, self._run, self._data, self._show = stage, run, data, show
+        self._stage = stage
+        self._run = run
+        self._data = data
+        self._show = show
         self._groups: list[TrialsOnTune] = []
-        self.failed: dict[str, str] = {}  # why, by the name of the trial
+        self.failed: dict[str, str] = {}  # reasons, keyed by the name of the trial
 
     def train(self, trials: Sequence[Trial]) -> None:
-        """Make all runs of `trials` that are not over: the costliest first, so that none is
-        waited for alone."""
-        from_ = self._run.large.parameters if self._run.large else float("inf")
-        progress = SweepProgress(self._run, sum(len(each.lengths) for each in trials), over=trials)
+        """Train all unfinished runs of `trials`.
+
+        The costliest trials start first, so that no long one runs alone at the end.
+        """
+        large_from = self._run.large.parameters if self._run.large else float("inf")
+        progress = SweepProgress(
+            self._run, sum(len(trial.lengths) for trial in trials), over=trials
+        )
         left = [trial for trial in trials if not progress.is_over(trial)]
-        left.sort(key=lambda each: (-each.work, each.name))
-        small = {each.name: each for each in left if each.ladder_model.parameters < from_}
+        left.sort(key=lambda trial: (-trial.work, trial.name))
+        small = {trial.name: trial for trial in left if trial.ladder_model.parameters < large_from}
         if small:
             self._on_tune(TrainedTrials(self._run, self._data, small), progress, list(small), {})
         for trial in left:
@@ -114,11 +123,11 @@ class _Driver:
                 self._train_large(trial, progress)
 
     def search(self, search: RateSearch) -> RateBatchPair:
-        """The best factors, by the search of this call or of one before it."""
-        if there := read_found(self._run.output):
-            return there
+        """Return the best factors, from this call's search or from an earlier one."""
+        if earlier := read_search_result(self._run.output):
+            return earlier
         drawn = search.searcher.draws if isinstance(search.searcher, Optuna) else 0
-        names = [] if drawn else [each.name for each in list_pairs(search)]
+        names = [] if drawn else [pair.name for pair in list_pairs(search)]
         progress = SweepProgress(self._run, drawn or len(names))
         work = SearchedPairs(self._run, self._data, search)
         self._on_tune(work, progress, names, build_search_settings(search))
@@ -126,14 +135,17 @@ class _Driver:
         trials = plan_search(self._run, search, self._data, tried_pairs)
         tried = search_trials.collect_tried(self._run, trials, tried_pairs)
         found = search_trials.choose_pair(self._run, tried)
-        write_found(self._run.output, search, found, tried)
+        write_search_result(self._run.output, search, found, tried)
         return found
 
     def sum_cost(self) -> dict[str, float]:
-        """What trials took, and what of it beside training them, in seconds of wall time."""
-        trials = sum(each.trials for each in self._groups)
-        seconds = sum(each.seconds for each in self._groups)
-        training = sum(each.training_seconds for each in self._groups)
+        """Return the seconds of wall time that trials took, in all and for training itself.
+
+        The overhead per trial is included if there was a trial.
+        """
+        trials = sum(group.trials for group in self._groups)
+        seconds = sum(group.seconds for group in self._groups)
+        training = sum(group.training_seconds for group in self._groups)
         found = {"trial_seconds": round(seconds, 3), "training_seconds": round(training, 3)}
         if trials:
             found["overhead_seconds_a_trial"] = round((seconds - training) / trials, 3)
@@ -149,11 +161,12 @@ class _Driver:
         group = TrialsOnTune(self._stage, self._run, work, progress, self.failed)
         self._groups.append(group)
         with StopRequests(self._run.output) as stop:
-            stop.remove_request()  # a file that a driver left which was killed while it stopped
+            # a driver that was killed while it stopped may have left a stop file
+            stop.remove_request()
             group.train(names, settings, stop, self._show)
 
     def _train_large(self, trial: Trial, progress: SweepProgress) -> None:
-        """Make the runs of one trial, each by a group of workers that Ray Train starts."""
+        """Train the runs of one trial, each by a group of workers that Ray Train starts."""
         from trainrig.scaling.sweep.trial import check_sane, train_trial
         from trainrig.train.elastic import trainer
         from trainrig.train.job import TrainingJob

@@ -1,6 +1,6 @@
-"""What is shown of a sweep while it goes on: how many of its runs are over, and those under way.
+"""Progress display of a sweep: the number of finished runs, and the state of running trials.
 
-It reads run folders and is told which trials have started and ended; it knows no Ray.
+The module reads run folders and is notified when trials start and end. It does not depend on Ray.
 """
 
 import contextlib
@@ -13,42 +13,49 @@ from trainrig.scaling.sweep.trial import is_complete, is_over
 from trainrig.scaling.sweep.trials import SEARCH, Trial, TrialLength, name_run_folder
 from trainrig.train.run.progress import ProgressFollower
 
-POLL = 1.0  # s between two looks at the trials
+POLL = 1.0  # seconds between two updates of the display
 Show = Callable[[int, int, Sequence[Mapping[str, str]]], None]
-"""Called with (runs over, runs in all, a row of texts by column for each trial under way)."""
+"""Function called with the finished runs, all runs, and one row of text per running trial.
+
+A row is keyed by column.
+"""
 
 
 class SweepProgress:
-    """Of one set of trials, which come to `runs` runs; those of `over` are over already."""
+    """Progress of a set of trials that consist of `runs` runs.
+
+    The runs of the trials in `over` may be finished already.
+    """
 
     def __init__(self, sweep: Sweep, runs: int, over: Iterable[Trial] = ()) -> None:
-        self._sweep, self._runs = sweep, runs
-        self._running: dict[str, Trial] = {}  # in the order of starts
-        self._over: set[str] = set()  # run folders
-        self._followed: dict[str, ProgressFollower] = {}  # by run folder
+        self._sweep = sweep
+        self._runs = runs
+        self._running: dict[str, Trial] = {}  # keyed by name, in the order in which they started
+        self._over: set[str] = set()  # folders of finished runs
+        self._followed: dict[str, ProgressFollower] = {}  # keyed by run folder
         for trial in over:
-            self._look(trial)
+            self._find_unfinished_length(trial)
 
     def is_over(self, trial: Trial) -> bool:
-        """Whether all its runs are."""
-        return self._look(trial) is None
+        """Return whether all runs of `trial` are finished."""
+        return self._find_unfinished_length(trial) is None
 
     def begin_trial(self, trial: Trial) -> None:
-        """It runs."""
+        """Add `trial` to the running trials."""
         self._running[trial.name] = trial
 
     def end_trial(self, trial: Trial) -> None:
-        """It does not any more."""
+        """Remove `trial` from the running trials."""
         self._running.pop(trial.name, None)
-        self._look(trial)
+        self._find_unfinished_length(trial)
 
     def show(self, show: Show) -> None:
-        """Look at what runs, and hand it on."""
+        """Read the state of all running trials, and pass it to `show`."""
         rows = [self._format_row(trial) for trial in list(self._running.values())]
         show(len(self._over), self._runs, rows)
 
-    def _look(self, trial: Trial) -> TrialLength | None:
-        """The run of `trial` that is being made; None if all are over."""
+    def _find_unfinished_length(self, trial: Trial) -> TrialLength | None:
+        """Return the run of `trial` that is under way, or None if all its runs are finished."""
         for length in reversed(trial.lengths):
             folder = name_run_folder(self._sweep, trial, length)
             if folder in self._over:
@@ -70,7 +77,7 @@ class SweepProgress:
             "step": "",
             "": "ending",
         }
-        if length := self._look(trial):
+        if length := self._find_unfinished_length(trial):
             folder = name_run_folder(self._sweep, trial, length)
             follower = self._followed.setdefault(folder, ProgressFollower(folder, length.steps))
             progress = follower.look()
@@ -81,12 +88,12 @@ class SweepProgress:
 
 
 @contextlib.contextmanager
-def show_progress(progress: SweepProgress, show: Show, every: float) -> Iterator[None]:
-    """Show `progress` every so many seconds, from a thread of its own, while the block runs."""
-    over = threading.Event()
+def show_progress(progress: SweepProgress, show: Show, seconds: float) -> Iterator[None]:
+    """Show `progress` every `every` seconds, from a thread, while the block runs."""
+    finished = threading.Event()
 
     def look() -> None:
-        while not over.wait(every):
+        while not finished.wait(seconds):
             progress.show(show)
 
     thread = threading.Thread(target=look, name="trials", daemon=True)
@@ -94,5 +101,5 @@ def show_progress(progress: SweepProgress, show: Show, every: float) -> Iterator
     try:
         yield
     finally:
-        over.set()
+        finished.set()
         thread.join()

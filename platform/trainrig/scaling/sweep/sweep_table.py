@@ -1,4 +1,4 @@
-"""The table of a sweep, from the run folders of its trials: a row for each point."""
+"""Table of a sweep's losses, with one row per point, read from the run folders."""
 
 import json
 import math
@@ -35,9 +35,10 @@ def build_runs_table(
     data: SweepTokens,
     failed: Mapping[str, str] = MappingProxyType({}),
 ) -> RunsTable:
-    """The rows of all trials, in the order of size, seed and tokens.
+    """Return the rows of all trials, in the order of size, seed and tokens.
 
-    A run that is not over has none, unless its trial is among `failed`, by name with the reason.
+    A run that has not finished gets no row, unless its trial is in `failed`, which has the reasons
+    keyed by trial name.
     """
     rows: list[Row] = []
     for trial in trials:
@@ -45,18 +46,21 @@ def build_runs_table(
         for length in trial.lengths:
             rows += _build_rows(sweep, trial, length, trunk, failed.get(trial.name))
     sources = sorted({source for row in rows for source in row["losses"]})
-    of = {trial.name: trial for trial in trials}
-    each = [of[row["trial"]] for row in rows]
+    trials_by_name = {trial.name: trial for trial in trials}
+    trial_of_row = [trials_by_name[row["trial"]] for row in rows]
 
     def column(name: str) -> list[Any]:
         return [row[name] for row in rows]
 
     tasks = sorted({task for row in rows for task in row.get("tasks", {})})
 
-    def of_tasks(field: str) -> dict[str, list[Any]]:
+    def collect_task_values(field: str) -> dict[str, list[Any]]:
         nothing = TaskPoint(math.nan, None, math.nan, math.nan)
         points = {task: [row.get("tasks", {}).get(task, nothing) for row in rows] for task in tasks}
-        return {task: [getattr(p, field) for p in each] for task, each in points.items()}
+        return {
+            task: [getattr(point, field) for point in task_points]
+            for task, task_points in points.items()
+        }
 
     tokens = np.array(column("tokens"), dtype=np.float64)
     seconds = np.array(column("seconds"), dtype=np.float64)
@@ -64,7 +68,7 @@ def build_runs_table(
     per_token = np.array(
         [
             count_flops_per_token(sweep, trial.ladder_model, max(1, step))
-            for trial, step in zip(each, steps, strict=True)
+            for trial, step in zip(trial_of_row, steps, strict=True)
         ]
     )
     return RunsTable.of(
@@ -73,21 +77,23 @@ def build_runs_table(
         recipe=sweep.recipe,
         objective=serialise_objective(sweep.objective),
         state=column("state"),
-        parameters=[float(trial.ladder_model.parameters) for trial in each],
-        embedding_parameters=[float(trial.ladder_model.embedding_parameters) for trial in each],
+        parameters=[float(trial.ladder_model.parameters) for trial in trial_of_row],
+        embedding_parameters=[
+            float(trial.ladder_model.embedding_parameters) for trial in trial_of_row
+        ],
         tokens=tokens,
         unique_tokens=float(data.unique_tokens),
         flops=per_token * tokens,
         loss=column("loss"),
         losses={source: [row["losses"].get(source) for row in rows] for source in sources},
         tasks={
-            "task_scores": of_tasks("score"),
-            "task_errors": of_tasks("error"),
-            "task_losses": of_tasks("loss"),
-            "task_chances": of_tasks("chance"),
+            "task_scores": collect_task_values("score"),
+            "task_errors": collect_task_values("error"),
+            "task_losses": collect_task_values("loss"),
+            "task_chances": collect_task_values("chance"),
         },
         budget=column("budget"),
-        seed=[float(trial.seed) for trial in each],
+        seed=[float(trial.seed) for trial in trial_of_row],
         seconds=seconds,
         cost=seconds / 3600 * compute_usd_an_hour(sweep),
         reason=[row.get("reason", "") for row in rows],
@@ -98,18 +104,22 @@ def build_runs_table(
 def _build_rows(
     sweep: Sweep, trial: Trial, length: TrialLength, trunk: Sequence[Row], failed: str | None
 ) -> list[Row]:
-    """Of one run: what was measured on its way, and its end; why it has none, where it `failed`."""
+    """Return the rows of one run: one for each loss along the way, and one for the end.
+
+    A diverged run has one row with the reason. A run that has not finished has no rows, or one with
+    the reason `failed`.
+    """
     folder = name_run_folder(sweep, trial, length)
     name = f"{trial.name}-d{length.tokens}"
     common = {"trial": trial.name, "budget": length.budget}
-    if gone := read_diverged(folder):
-        seen = {"step": gone["step"], "train/tokens": gone["tokens"]}
+    if divergence := read_diverged(folder):
+        last_update = {"step": divergence["step"], "train/tokens": divergence["tokens"]}
         return [
             common
-            | {"name": name, "state": "diverged", "step": gone["step"]}
-            | {"tokens": _read(sweep, trial, seen) or length.tokens}
-            | {"loss": math.nan, "losses": {}, "seconds": _sum_seconds(trunk, gone["step"])}
-            | {"reason": gone["reason"]}
+            | {"name": name, "state": "diverged", "step": divergence["step"]}
+            | {"tokens": _count_seen_tokens(sweep, trial, last_update) or length.tokens}
+            | {"loss": math.nan, "losses": {}, "seconds": _sum_seconds(trunk, divergence["step"])}
+            | {"reason": divergence["reason"]}
         ]
     if not is_complete(sweep, folder):
         return [] if failed is None else [common | _make_failed_row(name, length, failed)]
@@ -118,24 +128,30 @@ def _build_rows(
     updates |= {line["step"]: line for line in metrics.read_series(folder)}
     rows = []
     for line in metrics.read_held_out_series(folder):
-        ends = line["step"] == length.steps
-        if not ends and line["step"] > stable:
-            continue  # neither at the constant rate nor at the end of the fall
+        at_end = line["step"] == length.steps
+        if not at_end and line["step"] > stable:
+            continue  # neither at the constant rate nor at the end of the decay
         rows.append(
             common
-            | {"name": name if ends else f"{name}-at{line['step']}"}
-            | {"state": "end" if ends else "along", "loss": line["eval/loss"]}
-            | {"tokens": _read(sweep, trial, updates[line["step"]]), "step": line["step"]}
+            | {"name": name if at_end else f"{name}-at{line['step']}"}
+            | {"state": "end" if at_end else "along", "loss": line["eval/loss"]}
+            | {
+                "tokens": _count_seen_tokens(sweep, trial, updates[line["step"]]),
+                "step": line["step"],
+            }
             | {"losses": _group_by_source(line)}
             | {"seconds": _sum_seconds(list(updates.values()), line["step"])}
-            | ({"tasks": read_points(sweep, folder)} if ends else {"budget": None})
+            | ({"tasks": read_points(sweep, folder)} if at_end else {"budget": None})
         )
     return rows
 
 
-def _read(sweep: Sweep, trial: Trial, update: Row) -> float:
-    """Tokens of text that a run has seen after `update`: next-token targets, or where an objective
-    has others, all positions of rows."""
+def _count_seen_tokens(sweep: Sweep, trial: Trial, update: Row) -> float:
+    """Return the number of text tokens that a run has seen after `update`.
+
+    These are the next-token targets. For an objective with other targets, they are all positions of
+    the rows.
+    """
     if isinstance(sweep.objective, Corrupting):
         return float(update["step"] * trial.batch * sweep.batches.sequence_length)
     return float(update["train/tokens"])
@@ -147,7 +163,6 @@ def _make_failed_row(name: str, length: TrialLength, reason: str) -> Row:
 
 
 def _sum_seconds(updates: Sequence[Row], step: int) -> float:
-    """That the first `step` updates took."""
     return float(sum(metrics.wall_seconds(line) for line in updates if line["step"] <= step))
 
 
@@ -160,7 +175,10 @@ def _group_by_source(line: Row) -> dict[str, float]:
 
 
 def compute_usd_an_hour(sweep: Sweep) -> float:
-    """Of one trial; NaN where no instance is named. Raises ConfigError for an unknown one."""
+    """Return the price of one trial in USD per hour, or NaN if no instance is named.
+
+    Raises ConfigError if there is no such instance.
+    """
     wanted = sweep.trials
     if wanted.instance is None:
         return math.nan
@@ -170,20 +188,21 @@ def compute_usd_an_hour(sweep: Sweep) -> float:
 
 
 def estimate_seed_noise(runs: RunsTable) -> tuple[float | None, int]:
-    """Standard deviation of the loss between seeds, in nats, and its degrees of freedom.
+    """Return the standard deviation of the loss between seeds, and its degrees of freedom.
 
-    Pooled over all points that more than one seed came to; None and 0 where there is none.
+    The deviation is in nats, pooled over all points that were trained with more than one seed.
+    Returns (None, 0) if there is no such point.
     """
     groups: dict[tuple[float, float], list[float]] = defaultdict(list)
     for index in np.flatnonzero(runs.state == "end"):
         groups[runs.parameters[index], runs.tokens[index]].append(float(runs.loss[index]))
-    squares = sum(float(np.var(each)) * len(each) for each in groups.values())
-    freedom = sum(len(each) - 1 for each in groups.values())
+    squares = sum(float(np.var(losses)) * len(losses) for losses in groups.values())
+    freedom = sum(len(losses) - 1 for losses in groups.values())
     return (math.sqrt(squares / freedom), freedom) if freedom else (None, 0)
 
 
 def summarise_sweep(trials: Sequence[Trial], data: SweepTokens, runs: RunsTable) -> dict[str, Any]:
-    """The sweep in a few figures."""
+    """Return the key figures of a sweep for its manifest."""
     ends = runs.select(runs.state == "end")
     spread, freedom = estimate_seed_noise(runs)
     return {
@@ -201,8 +220,8 @@ def summarise_sweep(trials: Sequence[Trial], data: SweepTokens, runs: RunsTable)
     }
 
 
-def state_design(sweep: Sweep, trials: Sequence[Trial]) -> bytes:
-    """What was made of the design and the rule: each trial's model, batch, rate and lengths."""
+def serialise_design(sweep: Sweep, trials: Sequence[Trial]) -> bytes:
+    """Return the planned trials as JSON: the model, batch, rate and run lengths of each."""
     entries = [
         {
             "trial": trial.name,

@@ -1,8 +1,8 @@
-"""Tasks that the models of a sweep are asked, each once its run is over.
+"""Evaluation of a sweep's models on benchmark tasks, once each run has finished.
 
-A run's scorecards lie in its folder, one folder a task, so a task that is added later is asked
-alone. Each trial's own process asks: the rows are the same at any number of trials at a time,
-and a trial that was cut short goes on between two shards of a task's rows.
+The scorecards of a run lie in its folder, one folder per task, so that a task added later is
+evaluated on its own. Each trial's process evaluates its models. The rows are the same at any number
+of concurrent trials, and an interrupted trial resumes between two shards of a task's rows.
 """
 
 from collections.abc import Mapping
@@ -20,21 +20,21 @@ from trainrig.evaluate.tasks.scoring import Continuation, MultipleChoice
 from trainrig.evaluate.tasks.shipped import ENDING, load_task
 from trainrig.scaling.sweep.run_file import Sweep
 
-FOLDER = "tasks"  # below a run's folder
+FOLDER = "tasks"  # name of the folder in a run folder
 
 
 @dataclass(frozen=True)
 class TaskPoint:
-    """What one model scored on one task."""
+    """Scores of one model on one task."""
 
-    score: float  # headline
-    error: float | None  # its standard error
-    loss: float  # nats per byte of the right answers, the mean over rows
-    chance: float  # what blind guessing scores
+    score: float  # headline score of the task
+    error: float | None  # standard error of the score
+    loss: float  # mean over rows, in nats per byte of the correct answers
+    chance: float  # score of random guessing
 
 
-def at_absolute_paths(run: Sweep) -> Sweep:
-    """`run`, in which no path depends on the folder that it is read in, nor that of a task file."""
+def make_paths_absolute(run: Sweep) -> Sweep:
+    """Return `run` with absolute paths only, also for its task files."""
     choices = (
         choice.model_copy(update={"task": storage.make_absolute(choice.task)})
         if choice.task.endswith(ENDING)
@@ -45,31 +45,32 @@ def at_absolute_paths(run: Sweep) -> Sweep:
 
 
 def check_tasks(run: Sweep) -> None:
-    """Raise InputError for tasks that cannot be asked, or give right answers no likelihood."""
+    """Raise InputError for tasks that cannot be evaluated, or that give answers no likelihood."""
     names = []
     for choice in run.tasks:
         task, _ = load_task(choice, run.task_rows)
         if not isinstance(task.scoring, MultipleChoice | Continuation):
             raise ConfigError(
-                f"tasks: '{task.name}' is scored by {task.scoring.kind}, which gives its right "
-                "answer no likelihood, and task laws are fitted to that; sweeps ask tasks of "
-                "MultipleChoice and Continuation"
+                f"tasks: '{task.name}' is scored by {task.scoring.kind}, which gives the correct "
+                "answer no likelihood, and task laws are fitted to likelihoods; use tasks of "
+                "MultipleChoice or Continuation"
             )
         if task.name in names:
-            raise ConfigError(f"tasks: two of them are named '{task.name}'")
+            raise ConfigError(f"tasks: two tasks are named '{task.name}'; leave out one of them")
         names.append(task.name)
-        asked = _build_evaluation(run, choice, "")
-        TaskPlan(asked, load_task_runs(asked)).list_splits()  # reads the rows
+        evaluation = _build_evaluation(run, choice, "")
+        # reads the rows, and so finds errors in them
+        TaskPlan(evaluation, load_task_runs(evaluation)).list_splits()
 
 
-def ask_tasks(run: Sweep, folder: str) -> None:
-    """Ask the model of the finished run in `folder` all tasks that it was not asked yet."""
+def score_tasks(run: Sweep, folder: str) -> None:
+    """Evaluate the model of the finished run in `folder` on its remaining tasks."""
     for choice in run.tasks:
         evaluate(_build_evaluation(run, choice, folder))
 
 
-def were_asked(run: Sweep, folder: str) -> bool:
-    """Whether the model of the run in `folder` was asked all tasks."""
+def is_scored_on_tasks(run: Sweep, folder: str) -> bool:
+    """Return whether the model of the run in `folder` has been evaluated on all tasks."""
     return all(
         storage.exists(storage.join(_name_folder(run, choice, folder), manifest.MANIFEST))
         for choice in run.tasks
@@ -77,24 +78,26 @@ def were_asked(run: Sweep, folder: str) -> bool:
 
 
 def read_points(run: Sweep, folder: str) -> Mapping[str, TaskPoint]:
-    """What the model of the run in `folder` scored, by task. Raises DataError if it was not asked
-    all of them."""
-    found = {}
+    """Return the scores of the model of the run in `folder`, keyed by task.
+
+    Raises DataError if one of the tasks has not been evaluated.
+    """
+    points = {}
     for choice in run.tasks:
-        place = _name_folder(run, choice, folder)
-        ((name, task),) = read_scorecard(place).tasks.items()
-        losses = [_compute_loss(row) for row in read_scored(place, name)]
-        found[name] = TaskPoint(
+        task_folder = _name_folder(run, choice, folder)
+        ((name, task),) = read_scorecard(task_folder).tasks.items()
+        losses = [_compute_loss(row) for row in read_scored(task_folder, name)]
+        points[name] = TaskPoint(
             score=task.headline.value,
             error=task.headline.error,
             loss=sum(losses) / len(losses),
             chance=task.chance or 0.0,
         )
-    return found
+    return points
 
 
 def _compute_loss(row: Mapping[str, Any]) -> float:
-    """Nats per byte of the right answer of a scored row."""
+    """Return the nats per byte of the correct answer in a scored row."""
     nats = row["log_likelihoods"][row["gold"]] if "gold" in row else row["log_likelihood"]
     return -float(nats) / max(1, int(row["answer_bytes"]))
 

@@ -1,8 +1,8 @@
-"""One trial of a sweep, trained in this process as the only rank there is.
+"""Training of one sweep trial in this process, as the only rank.
 
-What is finished is told by run folders alone: a run with a manifest is, one with `diverged.json`
-was given up. So a trial that was cut short goes on from its own last checkpoint, and nothing is
-trained twice.
+Run folders alone record what has finished: a run with a manifest has finished, and one with
+`diverged.json` was given up. Therefore an interrupted trial resumes from its last checkpoint, and
+nothing is trained twice.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from trainrig.parallel.mesh import join_group
 from trainrig.processes.heartbeats import UNSUPERVISED, HeartbeatSink
 from trainrig.processes.stop_file import LOOK_EVERY
 from trainrig.scaling.sweep.run_file import Sweep
-from trainrig.scaling.sweep.task_scores import ask_tasks, were_asked
+from trainrig.scaling.sweep.task_scores import is_scored_on_tasks, score_tasks
 from trainrig.scaling.sweep.trials import (
     SweepTokens,
     Trial,
@@ -53,53 +53,60 @@ from trainrig.train.run_file.run_files import Pretraining
 
 DIVERGED = "diverged.json"
 Train = Callable[[Stage, TrainingJob], None]
-"""Brings a claimed run to its end: the manifest of its folder, or an error."""
+"""Function that trains a claimed run to its end, so that its folder gets a manifest."""
 
 
 def train_trial(sweep: Sweep, trial: Trial, data: SweepTokens, train_run: Train) -> None:
-    """Make all runs of `trial` that are not finished, the trunk, then the branches from it, and
-    ask each model its tasks.
+    """Train all unfinished runs of `trial`, and evaluate each model on the sweep's tasks.
 
-    Raises Unfinished when asked to stop, InputError for what no trial can work with. A run that
-    diverges is put on record as such, and is no error.
+    The trunk is trained first, then the branches from it. Raises Unfinished on a stop request, and
+    InputError for what no trial can work with. A run that diverges is recorded as such and raises
+    no error.
     """
     for length in reversed(trial.lengths):
         folder = name_run_folder(sweep, trial, length)
         if not is_over(folder):
             _train_length(sweep, trial, length, data, train_run)
         if not is_complete(sweep, folder):
-            ask_tasks(sweep, folder)
+            score_tasks(sweep, folder)
 
 
 def _train_length(
     sweep: Sweep, trial: Trial, length: TrialLength, data: SweepTokens, train_run: Train
 ) -> None:
-    """Make one run of `trial`, or put on record that it diverged."""
-    at = None if length == trial.trunk else _find_branching_checkpoint(sweep, trial, length)
-    gone = _find_divergence(sweep, trial, length)
-    stage, job = claim_output(build_run_file(sweep, trial, length, data), at)
+    """Train one run of `trial`, or record that it diverged."""
+    branch_from = (
+        None if length == trial.trunk else _find_branching_checkpoint(sweep, trial, length)
+    )
+    divergence = _find_divergence(sweep, trial, length)
+    stage, job = claim_output(build_run_file(sweep, trial, length, data), branch_from)
     if stage.finished:
         return
     try:
-        if gone:
-            raise Diverged(gone)
+        if divergence:
+            raise Diverged(divergence)
         train_run(stage, job)
     except Diverged as error:
         write_diverged(name_run_folder(sweep, trial, length), str(error))
 
 
 def is_over(folder: str) -> bool:
-    """Whether the run in `folder` is finished, or was given up."""
+    """Return whether the run in `folder` has finished or was given up."""
     return any(storage.exists(storage.join(folder, name)) for name in (manifest.MANIFEST, DIVERGED))
 
 
 def is_complete(sweep: Sweep, folder: str) -> bool:
-    """Whether the run in `folder` is over, and its model, if it has one, was asked its tasks."""
-    return is_over(folder) and (read_diverged(folder) is not None or were_asked(sweep, folder))
+    """Return whether the run in `folder` is over and its model was evaluated on all tasks.
+
+    A run that diverged has no model to evaluate.
+    """
+    return is_over(folder) and (
+        read_diverged(folder) is not None or is_scored_on_tasks(sweep, folder)
+    )
 
 
 def write_diverged(folder: str, reason: str) -> None:
-    """Put on record that the run in `folder` was given up, and where."""
+    """Record that the run in `folder` was given up, with the reason and the last step."""
     losses = metrics.read_series(folder)
     last = losses[-1] if losses else {"step": 0, "train/tokens": 0}
     entries = {"reason": reason, "step": last["step"], "tokens": last["train/tokens"]}
@@ -107,7 +114,7 @@ def write_diverged(folder: str, reason: str) -> None:
 
 
 def read_diverged(folder: str) -> dict[str, Any] | None:
-    """What is on record of a run that was given up; None if it was not."""
+    """Return the record of a run that was given up, or None if it was not."""
     path = storage.join(folder, DIVERGED)
     if not storage.exists(path):
         return None
@@ -116,7 +123,10 @@ def read_diverged(folder: str) -> dict[str, Any] | None:
 
 
 def claim_output(run: Pretraining, branch_from: str | None = None) -> tuple[Stage, TrainingJob]:
-    """The folder of `run`, claimed, and its job; a branch takes the state of `branch_from` over."""
+    """Claim the run folder of `run`, and return the claim and the training job.
+
+    A branch starts from the state of the checkpoint `branch_from`.
+    """
     inputs = {"tokens": manifest.read_input(run.tokens, "tokenize").content}
     if branch_from:
         inputs["branch_from"] = compute_content_key(branch_from)
@@ -128,10 +138,10 @@ def claim_output(run: Pretraining, branch_from: str | None = None) -> tuple[Stag
 
 
 def _find_branching_checkpoint(sweep: Sweep, trial: Trial, length: TrialLength) -> str | None:
-    """The trunk's checkpoint that the run of `length` goes on from.
+    """Return the trunk's checkpoint that the run of `length` continues from.
 
-    None where there is none that is whole: the run then begins at its first step, and comes to the
-    same.
+    Returns None if there is no intact one. The run then starts at its first step, with the same
+    result.
     """
     wanted = count_stable_steps(sweep, trial, length)
     trunk = RunFolder(name_run_folder(sweep, trial, trial.trunk))
@@ -142,27 +152,32 @@ def _find_branching_checkpoint(sweep: Sweep, trial: Trial, length: TrialLength) 
 
 
 def _find_divergence(sweep: Sweep, trial: Trial, length: TrialLength) -> str | None:
-    """Why the run of `length` need not be made: the trunk diverged before it would leave it."""
+    """Return why the run of `length` need not be trained, or None.
+
+    The reason is that the trunk diverged before the step where this run branches from it.
+    """
     if length == trial.trunk:
         return None
-    gone = read_diverged(name_run_folder(sweep, trial, trial.trunk))
-    if gone is None or gone["step"] >= count_stable_steps(sweep, trial, length):
+    divergence = read_diverged(name_run_folder(sweep, trial, trial.trunk))
+    if divergence is None or divergence["step"] >= count_stable_steps(sweep, trial, length):
         return None
-    return f"as the longest run of its trial, of whose steps it has the first: {gone['reason']}"
+    return (
+        f"as the longest run of its trial, of whose steps it has the first: {divergence['reason']}"
+    )
 
 
-class Alone:
-    """Trains runs in this process, as the only rank of a group."""
+class SingleRankTrainer:
+    """Trainer of runs in this process, as the only rank of its process group."""
 
     def __init__(self, heartbeats: HeartbeatSink = UNSUPERVISED) -> None:
         self._heartbeats = heartbeats
-        self.training_seconds = 0.0  # that updates and held-out losses took
-        self.run, self.step = "", 0  # where it is: run folder, and updates done there
+        self.training_seconds = 0.0  # time that updates and held-out losses took
+        self.run, self.step = "", 0  # folder of the current run, and the number of its updates
 
     def __call__(self, stage: Stage, job: TrainingJob) -> None:
-        """See Train."""
+        """Train the run of `job` to its end; raise Unfinished on a stop request."""
         if not self.train_until(job, job.training.steps):
-            raise Unfinished(f"{job.folder}: stopped; its last step is saved")
+            raise Unfinished(f"{job.folder}: stopped; the last step is saved")
         folder = RunFolder(job.folder)
         newest, _ = find_newest_valid(folder, thorough=False)
         assert newest is not None
@@ -170,10 +185,10 @@ class Alone:
         finish(stage, job, TrainingResult(newest, restarts=max(0, len(folder.read_attempts()) - 1)))
 
     def train_until(self, job: TrainingJob, step: int) -> bool:
-        """Train until `step` updates are saved; false: asked to stop before.
+        """Train until `step` updates are saved, or return False on a stop request.
 
-        Raises ClusterError once another process has the run: one of two must give way, or each
-        would make the other's work count for nothing for ever.
+        Raises ClusterError if another process has taken the run over. One of the two must give way,
+        or each would undo the other's work for ever.
         """
         folder = RunFolder(job.folder)
         while True:
@@ -182,61 +197,72 @@ class Alone:
                 return True
             attempt = folder.take_attempt(newest.step if newest else 0)
             self.run, self.step = job.folder, newest.step if newest else 0
-            heartbeats = _Until(step, self)
+            heartbeats = _StopAfterStep(step, self)
             try:
                 train(job, attempt, newest.path if newest else None, heartbeats)
             except DamagedCheckpoint:
-                continue  # it is marked as such: the one before is taken
+                # the checkpoint is marked as damaged, so the next round takes the one before
+                continue
             finally:
                 self.training_seconds += metrics.measure_attempt_seconds(job.folder, attempt.number)
             if folder.read_attempts()[-1].number > attempt.number:
                 raise ClusterError(
                     f"{job.folder}: another process took the run over from attempt "
-                    f"{attempt.number}; that one goes on, and this one ends"
+                    f"{attempt.number}; that process continues, and this one ends"
                 )
             if self._heartbeats.stop_wanted():
                 return False
 
     def heartbeat(self, step: int, doing: str) -> None:
-        """See HeartbeatSink."""
+        """Note the step, and pass the heartbeat on."""
         self.step = step
         self._heartbeats.heartbeat(step, doing)
 
     def stop_wanted(self) -> bool:
-        """See HeartbeatSink."""
+        """Return whether the supervisor wants this process to stop."""
         return self._heartbeats.stop_wanted()
 
 
-class _Until:
-    """Wants a stop once so many updates are done, or when another watch does."""
+class _StopAfterStep:
+    """Heartbeat sink that requests a stop after a number of updates, or when another sink does."""
 
     def __init__(self, step: int, other: HeartbeatSink) -> None:
-        self._step, self._other = step, other
-        self._there = False
+        self._step = step
+        self._other = other
+        self._reached = False
 
     def heartbeat(self, step: int, doing: str) -> None:
-        """See HeartbeatSink. What is measured after the last of these updates is measured to its
-        end."""
-        self._there = step >= self._step and doing == "train"
+        """Note whether the last update is done, and pass the heartbeat on.
+
+        A measurement after the last update finishes before the stop.
+        """
+        self._reached = step >= self._step and doing == "train"
         self._other.heartbeat(step, doing)
 
     def stop_wanted(self) -> bool:
-        """See HeartbeatSink."""
-        return self._there or self._other.stop_wanted()
+        """Return whether the last update is done, or the other sink requests a stop."""
+        return self._reached or self._other.stop_wanted()
 
 
 class StopFile:
-    """Wants a stop while there is a file: whoever drives the sweep may be on another machine."""
+    """Heartbeat sink that requests a stop while a file exists.
+
+    The driver of the sweep, which writes the file, may run on another machine.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._wanted, self._looked = False, float("-inf")
+        self._wanted = False
+        self._looked = float("-inf")
 
     def heartbeat(self, step: int, doing: str) -> None:
-        """See Watch: who follows a trial reads its run folder."""
+        """Ignore the heartbeat; the run folder has all that followers of a trial read."""
 
     def stop_wanted(self) -> bool:
-        """See HeartbeatSink."""
+        """Return whether the file exists, or has existed.
+
+        The file is looked up at most once in LOOK_EVERY seconds.
+        """
         if not self._wanted and time.monotonic() - self._looked >= LOOK_EVERY:
             self._looked = time.monotonic()
             self._wanted = storage.exists(self._path)
@@ -244,7 +270,10 @@ class StopFile:
 
 
 def check_sane(job: TrainingJob) -> None:
-    """Raise Diverged if the model ended worse than one that has learnt nothing."""
+    """Raise Diverged if the final loss is above the loss of a uniform guess.
+
+    The guess is uniform over the vocabulary.
+    """
     measured = metrics.read_held_out_series(job.folder)
     if not measured:
         return
@@ -259,8 +288,8 @@ def check_sane(job: TrainingJob) -> None:
 
 
 @contextlib.contextmanager
-def only_rank() -> Iterator[None]:
-    """This process as a group of one, for as long as the block runs."""
+def join_single_rank_group() -> Iterator[None]:
+    """Make this process a process group of one rank while the block runs."""
     with tempfile.TemporaryDirectory(prefix="trainrig-trial-") as rendezvous:
         join_group(0, 1, f"file://{rendezvous}/store", timedelta(minutes=5))
         try:

@@ -1,7 +1,7 @@
-"""What runs in an actor of Tune's: it keeps the process of a trial, and carries its reports.
+"""Code of a Tune actor: it runs a trial's process and passes on its reports.
 
-A trial has a process of its own, forked from one that has made all imports: it begins in
-milliseconds, and what it leaves behind ends with it. Nothing here imports torch, or Ray.
+Each trial has its own process, forked from one that has made all imports. It starts in
+milliseconds, and its resources are freed when it ends. This module imports neither torch nor Ray.
 """
 
 import contextlib
@@ -22,80 +22,92 @@ from trainrig.scaling.sweep.trial_failures import FailureRecord, TrialFailure
 WORK = "trainrig.scaling.sweep.trial_process"
 MODULES = (WORK, "torch._dynamo", "boto3", "tensorboardX")
 Result = Mapping[str, Any]
-GAVE_UP = {"loss": float("inf"), "percent": 100.0}  # what a trial that is over has at least
+# least contents of the result of a trial that was given up
+GAVE_UP = {"loss": float("inf"), "percent": 100.0}
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a trial reports on its way; it waits for an answer."""
+class TrialUpdate:
+    """Report of a running trial, which waits for an answer."""
 
     result: Result
 
 
 @dataclass(frozen=True)
 class TrialEnded:
-    """What a trial reports at its end."""
+    """Last report of a trial, at its end."""
 
     result: Result
 
 
 class TrialFailed(Exception):
-    """A trial did not come to its end, and is to be started again."""
+    """Error of a trial that did not finish and is to be restarted."""
 
 
-def keep(
+def run_trial(
     address: ServerAddress | None,
     work: bytes,
     config: Result,
     report: Callable[[Result], None],
     record: FailureRecord,
 ) -> None:
-    """Have a process do the trial of the pickled `work` that `config` names; `report` all it says.
+    """Run the trial that `config` names in a process, and pass its results to `report`.
 
-    `address`: of this node's fork server, if it has one. The process ends with this call, however
-    that does. A failure is put on `record`; one that would come again is the trial's result, under
-    "failed". Raises TrialFailed after any other, once it was backed off from.
+    The process ends when this call ends. A failure is written to `record`. One that would repeat
+    becomes the trial's result, under "failed".
+
+    Args:
+        address: Address of the node's fork server, or None.
+        work: Pickled TrialTask.
+        config: Name of the trial, or its drawn factors.
+        report: Function that receives each result.
+        record: Failures of the trial so far.
+
+    Raises TrialFailed after any other failure, once the back-off time has passed.
     """
-    last: dict[str, Any] = {}
+    latest: dict[str, Any] = {}
 
-    def tell(result: Result) -> None:
-        last.update(result)
+    def report_and_remember(result: Result) -> None:
+        latest.update(result)
         report(result)
 
     try:
         with contextlib.closing(_fork_agent(address, (work, dict(config)))) as process:
-            failure = _relay(process, tell)
+            failure = _relay(process, report_and_remember)
     except ProcessDied as died:
         failure = TrialFailure(f"its process died: {died}")
     if failure is None:
         return
     verdict = record.decide_retry(failure)
     if isinstance(verdict, GiveUp):
-        report({**GAVE_UP, **last, "failed": verdict.reason})
+        report({**GAVE_UP, **latest, "failed": verdict.reason})
         return
     time.sleep(verdict)
     raise TrialFailed(failure.problem)
 
 
 def _relay(process: ForkedProcess, report: Callable[[Result], None]) -> TrialFailure | None:
-    """Report what the process of a trial says, to its last word; that, if it failed."""
-    while not isinstance(said := process.receive(), TrialEnded | TrialFailure):
-        report(said.result)
+    """Report the results of a trial's process until it ends; return its failure, if any."""
+    while not isinstance(message := process.receive(), TrialEnded | TrialFailure):
+        report(message.result)
         process.send(None)
-    if isinstance(said, TrialFailure):
-        return said
-    report(said.result)
+    if isinstance(message, TrialFailure):
+        return message
+    report(message.result)
     return None
 
 
 def _fork_agent(address: ServerAddress | None, given: tuple[bytes, Result]) -> ForkedProcess:
-    """By the server at `address`; by one of our own, if there is none or it is dead."""
+    """Fork a trial's process from the server at `address`, or from one of this process.
+
+    This process starts a server of its own if there is no `address`, or if that server is dead.
+    """
     with contextlib.suppress(ProcessDied):
         if address:
             return ForkedProcess(address, f"{WORK}:main", given)
-    global _own
-    _own = _own or ForkServer(*MODULES)
-    return ForkedProcess(_own.get_address(), f"{WORK}:main", given)
+    global _own_server
+    _own_server = _own_server or ForkServer(*MODULES)
+    return ForkedProcess(_own_server.get_address(), f"{WORK}:main", given)
 
 
-_own: ForkServer | None = None  # for as long as this process lives
+_own_server: ForkServer | None = None  # started once, and kept until this process ends

@@ -1,8 +1,8 @@
-"""What a failure of a trial leads to, by the restart policy of training runs.
+"""Record of a trial's failures, and the decision to retry, by the restart policy of training.
 
-Tune starts a trial again that failed, on whatever node has room, and counts how often. Whether it
-is the same failure again, and how long to back off, is decided here, from a record of failures
-beside the trials: it outlives the process, the actor and the node that failed.
+Tune restarts a failed trial on any node with free resources, and counts the restarts. This module
+decides whether a failure repeats and how long to back off. Its record lies next to the trials, so
+that it outlives the process, the actor and the node that failed.
 """
 
 import json
@@ -16,48 +16,51 @@ from trainrig.train.fault_settings import Faults
 
 @dataclass(frozen=True)
 class TrialFailure:
-    """How one try at a trial ended."""
+    """Failure of one attempt at a trial."""
 
-    problem: str  # in one line
-    run: str = ""  # the run folder that it was at; empty where it could not say so any more
-    step: int = 0  # updates done there
-    exception: str | None = None  # type and message, of what it raised itself
-    memory: bool = False  # what it raised says that there was too little
+    problem: str  # description in one line
+    run: str = ""  # folder of the current run; empty if it is not known
+    step: int = 0  # number of updates done in that run
+    exception: str | None = None  # type and message of the exception that the trial raised, if any
+    memory: bool = False  # true if the exception says that memory ran out
 
 
 @dataclass(frozen=True)
 class FailureRecord:
-    """The failures of one trial in one call of the sweep, in the file at `path`."""
+    """Failures of one trial in one call of the sweep, stored in the file at `path`."""
 
     path: str
-    retries: int  # failures without progress that are followed by another try
+    retries: int  # number of failures without progress after which the trial is retried
 
     @classmethod
-    def of_trial(cls, folder: str, trial_id: str, retries: int) -> "FailureRecord":
-        """Of the trial with that id of Tune's, among those in `folder`."""
+    def for_trial(cls, folder: str, trial_id: str, retries: int) -> "FailureRecord":
+        """Return the record of the trial with Tune's id `trial_id`, which lies in `folder`."""
         return cls(storage.join(folder, f"{trial_id}.json"), retries)
 
     def read_failures(self) -> list[TrialFailure]:
-        """Those so far, in order."""
+        """Return the failures so far, in their order."""
         if not storage.exists(self.path):
             return []
         return [TrialFailure(**entry) for entry in json.loads(storage.read(self.path))]
 
     def decide_retry(self, failure: TrialFailure) -> float | GiveUp:
-        """Seconds to wait before the next try after `failure`, which is put on record; GiveUp where
-        that would meet it too."""
+        """Record `failure`, and return the seconds to wait before the next attempt.
+
+        Returns GiveUp if the next attempt would fail in the same way.
+        """
         failures = [*self.read_failures(), failure]
-        storage.write(self.path, json.dumps([asdict(each) for each in failures]).encode())
-        # Runs of a trial follow each other: the same step of another is another place.
+        storage.write(self.path, json.dumps([asdict(entry) for entry in failures]).encode())
+        # Only failures of the same run count, because the same step of another run is another
+        # place.
         policy = RestartPolicy(Faults(max_restarts=self.retries), step=0)
         verdict: float | GiveUp = 0.0
-        for each in failures:
-            if each.run == failure.run:
-                verdict = policy.decide_after(_as_failure(each), each.step)
+        for earlier in failures:
+            if earlier.run == failure.run:
+                verdict = policy.decide_after(_convert_failure(earlier), earlier.step)
         return verdict
 
 
-def _as_failure(failure: TrialFailure) -> Failure:
+def _convert_failure(failure: TrialFailure) -> Failure:
     return Failure(
         problem=failure.problem,
         seen_by="trial",

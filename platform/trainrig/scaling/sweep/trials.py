@@ -1,10 +1,10 @@
-"""The trials of a sweep: from points (N, D) to training runs that give them.
+"""Trials of a sweep: conversion of points (N, D) into training runs.
 
-A trial is one model at one seed. Its longest run is the trunk: a rise, a constant rate, a fall at
-the end. Until the fall the rate does not depend on where the end is, so each shorter run branches
-from a checkpoint of the trunk, where its own fall begins, and is, to the last bit, what it would
-have been alone (Hägele et al. 2024, arXiv:2405.18392). So k lengths cost one of them and the falls
-of the others.
+A trial is one model with one seed. Its longest run is the trunk: the learning rate warms up, stays
+constant, and decays at the end. Before the decay, the rate does not depend on the run's length. So
+each shorter run branches from a checkpoint of the trunk at the step where its own decay begins, and
+is bit-identical to the same run trained alone (Hägele et al. 2024, arXiv:2405.18392). Therefore k
+lengths cost one run and the decays of the others.
 """
 
 import dataclasses
@@ -44,66 +44,69 @@ SEARCH = "search"
 
 @dataclass(frozen=True)
 class SweepTokens:
-    """What a sweep has to know of its tokens."""
+    """Facts about a sweep's tokens that planning needs."""
 
-    tokenizer: str  # its fingerprint
-    vocabulary: int  # of the models: the tokenizer's, rounded up
-    unique_tokens: int  # of the training split
-    held_out_windows: int  # of the largest held-out source
+    tokenizer: str  # fingerprint of the tokenizer
+    vocabulary: int  # vocabulary size of the models: the tokenizer's, rounded up
+    unique_tokens: int  # tokens of the training split
+    held_out_windows: int  # windows of the largest held-out source
 
 
 @dataclass(frozen=True)
 class TrialLength:
-    """One run of a trial: how long it is, and which point it gives."""
+    """One run of a trial, with its length and the isoFLOP budget of its point, if any."""
 
     steps: int
-    tokens: int  # positions of all its rows
+    tokens: int  # positions of all rows of the run
     budget: float | None
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One model at one seed, and its runs."""
+    """One model with one seed, and its runs of different lengths."""
 
     name: str
     ladder_model: LadderModel
     seed: int
-    batch: int  # sequences
-    rate: float  # peak
-    warmup: int  # steps
-    lengths: tuple[TrialLength, ...]  # ascending; the last is the trunk
-    place: str = TRIALS  # the folder, below the sweep's, that its own lies in
+    batch: int  # sequences in a batch
+    rate: float  # peak learning rate
+    warmup: int  # warmup steps
+    lengths: tuple[TrialLength, ...]  # runs, in ascending order of steps; the last one is the trunk
+    place: str = TRIALS  # parent of the trial's folder, below the sweep's folder
 
     @property
     def trunk(self) -> TrialLength:
-        """The longest."""
+        """The longest run, from which the others branch."""
         return self.lengths[-1]
 
     @property
     def work(self) -> float:
-        """What it costs beside others: the longest go first, so that none is waited for alone."""
+        """Cost relative to other trials: the product of parameters and tokens of the trunk.
+
+        The costliest trials start first, so that no long one runs alone at the end.
+        """
         return float(self.ladder_model.total * self.trunk.tokens)
 
 
 def plan(
     sweep: Sweep, points: Sequence[DesignPoint], data: SweepTokens, factors: RateBatchPair
 ) -> tuple[Trial, ...]:
-    """The trials that give `points`, by size and seed; each point once for each seed.
+    """Plan the trials that give `points`, by size and seed, with each point once for each seed.
 
-    Raises ConfigError for points that are too short for their batch, that need more passes over
-    the data than `batches.epochs`, or whose sizes come to the same decoder.
+    Raises ConfigError for points that are too short for their batch, that need more passes over the
+    data than `batches.epochs`, or whose sizes lead to the same model.
     """
     by_size: dict[float, list[DesignPoint]] = defaultdict(list)
     for point in points:
         by_size[point.parameters].append(point)
-    found: dict[int, float] = {}  # N → as it was asked for
+    found: dict[int, float] = {}  # requested size, keyed by the model's N
     trials = []
     for asked, of_size in sorted(by_size.items()):
         model = find_sweep_model(sweep, asked, data)
         if model.parameters in found:
             raise ConfigError(
-                f"design.parameters: {found[model.parameters]:,.0f} and {asked:,.0f} come to the "
-                f"same decoder, of {model.parameters:,}; leave one out"
+                f"design.parameters: {found[model.parameters]:,.0f} and {asked:,.0f} give the same "
+                f"model, of {model.parameters:,} parameters; leave out one of them"
             )
         found[model.parameters] = asked
         repeated = sweep.seeds_up_to is None or asked <= sweep.seeds_up_to
@@ -113,8 +116,8 @@ def plan(
     return tuple(trials)
 
 
-def look_at(sweep: Sweep) -> SweepTokens:
-    """What `sweep` has to know of its tokens. Raises DataError if nothing of them is held out."""
+def read_sweep_tokens(sweep: Sweep) -> SweepTokens:
+    """Read the facts about a sweep's tokens; raise DataError if no tokens are held out."""
     tokenizer = manifest.read_file(sweep.tokens, "tokenizer.json").decode()
     encoder = Encoder(tokenizer)
     train, held_out = (
@@ -122,12 +125,13 @@ def look_at(sweep: Sweep) -> SweepTokens:
         for split in (TRAIN, HELD_OUT)
     )
     length = sweep.batches.sequence_length
-    find_corruption(sweep.objective, encoder, length)  # says what the tokenizer lacks
-    windows = [-(-(held_out.tokens(s) - 1) // length) for s in held_out.sources]
+    # raises an error if the tokenizer lacks special tokens
+    find_corruption(sweep.objective, encoder, length)
+    windows = [-(-(held_out.tokens(source) - 1) // length) for source in held_out.sources]
     if max(windows, default=0) < 1:
         raise DataError(
-            f"{sweep.tokens}: nothing is held out, and a law is of the loss on text that was not "
-            "trained on; tokenize with a larger `held_out`"
+            f"{sweep.tokens}: nothing is held out, and a law predicts the loss on text that "
+            "was not trained on; tokenize with a larger `held_out`"
         )
     return SweepTokens(
         tokenizer=encoder.fingerprint,
@@ -138,7 +142,7 @@ def look_at(sweep: Sweep) -> SweepTokens:
 
 
 def list_design_points(sweep: Sweep, data: SweepTokens) -> tuple[DesignPoint, ...]:
-    """The points of the design of `sweep`."""
+    """Return the points of the design of `sweep`."""
 
     def model(parameters: float) -> ModelShape:
         made = find_sweep_model(sweep, parameters, data)
@@ -148,13 +152,15 @@ def list_design_points(sweep: Sweep, data: SweepTokens) -> tuple[DesignPoint, ..
 
 
 def count_flops_per_token(sweep: Sweep, model: LadderModel, steps: int = 1) -> float:
-    """Of training on one token of text, the mean over the first `steps`, each operation counted as
-    the objective takes it."""
+    """Return the operations of training per token of text, averaged over the first `steps`.
+
+    All operations are counted exactly, for the sweep's objective.
+    """
     return count_position_flops(sweep.objective, model.model, sweep.batches.sequence_length, steps)
 
 
 def find_sweep_model(sweep: Sweep, parameters: float, data: SweepTokens) -> LadderModel:
-    """The model of about so many parameters, for the sequences, tokens and objective of `sweep`."""
+    """Return the model closest to a number of parameters, for the rows and objective of `sweep`."""
     length = compute_widest_row(sweep.objective, sweep.batches.sequence_length)
     kind = find_model_kind(sweep.objective)
     found = find_ladder_model_of(
@@ -170,7 +176,8 @@ def _plan_trial(
     points: Sequence[DesignPoint],
     factors: RateBatchPair,
 ) -> Trial:
-    settings, length = sweep.training, sweep.batches.sequence_length
+    settings = sweep.training
+    length = sweep.batches.sequence_length
     wanted = sorted(point.tokens for point in points)
     middle = math.sqrt(wanted[0] * wanted[-1])
     rule = sweep.rule
@@ -184,12 +191,11 @@ def _plan_trial(
     lengths: dict[int, TrialLength] = {}
     for tokens in wanted:
         steps = round(tokens / (batch * length))
-        if steps < settings.fewest_steps / 2:  # the smallest batch there is, and still so few
+        if steps < settings.fewest_steps / 2:  # even the smallest batch leaves so few steps
             raise ConfigError(
                 f"design: {tokens:,.0f} tokens for {model.parameters:,} parameters are {steps} "
-                f"steps of {batch} x {length} tokens, of training.fewest_steps = "
-                f"{settings.fewest_steps}; leave the point out, or make batches.sequence_length "
-                "shorter"
+                f"steps of {batch} x {length} tokens, too few for training.fewest_steps = "
+                f"{settings.fewest_steps}; leave out the point, or lower batches.sequence_length"
             )
         lengths.setdefault(steps, TrialLength(steps, steps * batch * length, budgets[tokens]))
     return Trial(
@@ -206,7 +212,7 @@ def _plan_trial(
 def plan_search(
     sweep: Sweep, search: RateSearch, data: SweepTokens, pairs: Sequence[RateBatchPair]
 ) -> list[Trial]:
-    """A trial for each of `pairs`, at the one N and D of `search`."""
+    """Plan one trial for each of `pairs`, at the N and D of `search`."""
     model = find_sweep_model(sweep, search.parameters, data)
     points = [DesignPoint(search.parameters, search.tokens)]
     found = []
@@ -219,7 +225,7 @@ def plan_search(
 
 
 def _check_epochs(sweep: Sweep, trials: Sequence[Trial], data: SweepTokens) -> None:
-    """Raise ConfigError, with all that can be done, if some points see their data too often."""
+    """Raise ConfigError, with the possible remedies, if points repeat their data too often."""
     allowed = sweep.batches.epochs
     beyond = [
         (length.tokens / data.unique_tokens, trial, length)
@@ -229,29 +235,30 @@ def _check_epochs(sweep: Sweep, trials: Sequence[Trial], data: SweepTokens) -> N
     ]
     if not beyond:
         return
-    epochs, trial, length = max(beyond, key=lambda each: each[0])
+    epochs, trial, length = max(beyond, key=lambda entry: entry[0])
     raise ConfigError(
-        f"design: {len(beyond)} of its points go more than {allowed:g} times through the "
+        f"design: {len(beyond)} of its points pass more than {allowed:g} times over the "
         f"{data.unique_tokens:,} unique tokens of {sweep.tokens}, the longest "
         f"{epochs:.1f} times ({length.tokens:,} tokens for "
         f"{trial.ladder_model.parameters:,} parameters). "
-        "There repeated tokens teach less than new ones: leave these points out, tokenize more "
-        f"text, or set batches.epochs = {math.ceil(epochs)} and fit the data-constrained form"
+        "Repeated tokens teach less than new ones: leave out these points, tokenize more text, "
+        f"or set batches.epochs = {math.ceil(epochs)} and fit the data-constrained form"
     )
 
 
 def name_run_folder(sweep: Sweep, trial: Trial, length: TrialLength) -> str:
-    """The run folder of one run of a trial."""
+    """Return the path of the run folder of one run of a trial."""
     return storage.join(sweep.output, trial.place, trial.name, f"d{length.tokens}")
 
 
 def build_run_file(
     sweep: Sweep, trial: Trial, length: TrialLength, data: SweepTokens
 ) -> Pretraining:
-    """The run of one length, as `pretrain` would be told it."""
-    rows, training = sweep.batches, sweep.training
+    """Return the run file of one run, as for `trainrig pretrain`."""
+    rows = sweep.batches
+    training = sweep.training
     micro = min(rows.micro_batch, trial.batch)
-    branches = [count_stable_steps(sweep, trial, each) for each in trial.lengths[:-1]]
+    branches = [count_stable_steps(sweep, trial, shorter) for shorter in trial.lengths[:-1]]
     is_trunk = length == trial.trunk
     measured = length.steps
     if trial.place == SEARCH and sweep.search:
@@ -275,7 +282,7 @@ def build_run_file(
             clip_norm=training.clip_norm,
             threads=training.threads,
             precision=training.precision,
-            # Trials are short: what compiling takes by default on a GPU would not pay.
+            # Trials are short: the compilation that is the default on a GPU would not pay off.
             compile=training.compile or False,
             deterministic=training.deterministic,
             checkpoints=Checkpoints(
@@ -289,24 +296,23 @@ def build_run_file(
 
 
 def build_schedule(sweep: Sweep, trial: Trial) -> WarmupStableDecay:
-    """The rate of all runs of a trial."""
+    """Return the learning-rate schedule that all runs of a trial share."""
     return WarmupStableDecay(warmup=trial.warmup, decay=sweep.training.decay)
 
 
 def count_stable_steps(sweep: Sweep, trial: Trial, length: TrialLength) -> int:
-    """Steps of a run before its rate falls: where it branches from the trunk."""
+    """Return the number of steps before a run's rate decays, where it branches from the trunk."""
     return build_schedule(sweep, trial).stable_steps(length.steps)
 
 
 def estimate_sweep(sweep: Sweep, _: object) -> dict[str, float]:
-    """What `sweep` is going to train, a search for its rates left out; nothing before its tokens
-    are there.
+    """Return the estimate of what `sweep` will train, without a search for its rates.
 
-    Raises InputError for what cannot work.
+    Returns an empty mapping before the tokens exist. Raises InputError if the sweep cannot work.
     """
     if not storage.exists(storage.join(sweep.tokens, MANIFEST)):
         return {}
-    data = look_at(sweep)
+    data = read_sweep_tokens(sweep)
     trials = plan(
         sweep,
         list_design_points(sweep, data),
@@ -320,30 +326,31 @@ def estimate_sweep(sweep: Sweep, _: object) -> dict[str, float]:
         "parameters_least": min(trial.ladder_model.parameters for trial in trials),
         "parameters_most": max(trial.ladder_model.parameters for trial in trials),
         "unique_tokens": data.unique_tokens,
-        "epochs_most": max(t.trunk.tokens for t in trials) / data.unique_tokens,
+        "epochs_most": max(trial.trunk.tokens for trial in trials) / data.unique_tokens,
         "flops": sum(
-            _count_flops(sweep, trial, to) - _count_flops(sweep, trial, at)
-            for trial, at, to in made
+            _count_flops(sweep, trial, end) - _count_flops(sweep, trial, begin)
+            for trial, begin, end in made
         ),
         "flops_by_6nd": sum(
-            count_flops_6nd(trial.ladder_model.parameters, _count_positions(sweep, trial, to - at))
-            for trial, at, to in made
+            count_flops_6nd(
+                trial.ladder_model.parameters, _count_positions(sweep, trial, end - begin)
+            )
+            for trial, begin, end in made
         ),
     }
 
 
 def _list_segments(sweep: Sweep, trial: Trial) -> Iterator[tuple[int, int]]:
-    """From which step to which each run of `trial` is trained: the trunk, and the branches' own
-    falls."""
+    """Yield the first and last step of each part that is trained: the trunk, then the decays."""
     yield 0, trial.trunk.steps
-    for each in trial.lengths[:-1]:
-        yield count_stable_steps(sweep, trial, each), each.steps
+    for length in trial.lengths[:-1]:
+        yield count_stable_steps(sweep, trial, length), length.steps
 
 
 def _count_flops(sweep: Sweep, trial: Trial, steps: int) -> float:
-    """Of the first `steps` of `trial`, each operation counted."""
-    each = count_flops_per_token(sweep, trial.ladder_model, steps) if steps else 0.0
-    return each * _count_positions(sweep, trial, steps)
+    """Return the exact number of operations of the first `steps` steps of `trial`."""
+    flops_per_token = count_flops_per_token(sweep, trial.ladder_model, steps) if steps else 0.0
+    return flops_per_token * _count_positions(sweep, trial, steps)
 
 
 def _count_positions(sweep: Sweep, trial: Trial, steps: int) -> int:
