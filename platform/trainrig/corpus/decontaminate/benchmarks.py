@@ -1,4 +1,4 @@
-"""The texts of benchmarks, from JSON Lines files."""
+"""Reader of benchmark texts from JSON Lines files."""
 
 import gzip
 import json
@@ -13,24 +13,24 @@ from trainrig.corpus.decontaminate.settings import Benchmark, Decontamination, L
 from trainrig.errors import DataError
 
 ENDINGS = (".jsonl", ".jsonl.gz")
-NAMED = 10  # benchmarks that an error lists
+NAMED = 10  # most benchmarks listed in an error message
 _GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
 class Examples:
-    """One benchmark, read."""
+    """The examples of one benchmark."""
 
     name: str
-    lines: tuple[int, ...]  # of each example, from 1
-    texts: tuple[tuple[str, ...], ...]  # of each example
+    lines: tuple[int, ...]  # line of each example in its file, from 1
+    texts: tuple[tuple[str, ...], ...]  # texts of each example
 
 
 def list_benchmarks(settings: Decontamination) -> list[Benchmark]:
-    """All benchmarks, those of the folder behind the others, by name.
+    """Return all benchmarks: the listed ones, then those of the folder, sorted by name.
 
-    Raises DataError for a folder that holds none, for files in it whose fields are not given, and
-    for names that are there twice or not at all.
+    Raises DataError if the folder holds no benchmark, if a file in it has no `fields`, if two
+    benchmarks share a name, or if a threshold names an unknown benchmark.
     """
     found = list(settings.benchmarks)
     if settings.folder is not None:
@@ -75,17 +75,22 @@ def _list_folder(folder: str, fields: dict[str, tuple[str, ...]]) -> list[Benchm
 
 
 def _format_fields_line(name: str, path: str) -> str:
-    """A line of `fields`, with all that could stand in it."""
+    """Return a line for the `fields` setting that lists all text fields of the file at `path`."""
     texts = ", ".join(f'"{key}"' for key in _list_text_fields(next(_read_objects(path))[1]))
     return f"{json.dumps(name)} = [{texts}]"
 
 
 def fingerprint(settings: Decontamination) -> str:
-    """Of all that the settings do not say themselves: names, fields and contents of the files."""
+    """Return a fingerprint of the benchmarks: names, fields and contents of their files.
+
+    The settings only name the files, so this fingerprint must be part of the inputs of a run.
+
+    Raises DataError if a file cannot be read.
+    """
     found = list_benchmarks(settings)
     for each in found:
         if not storage.exists(each.path):
-            _read_content(each.path)  # says why
+            _read_content(each.path)  # raises DataError with the cause
     return manifest.digest(
         [
             (each.name, each.fields, each.joined, storage.compute_content_key(each.path))
@@ -95,13 +100,17 @@ def fingerprint(settings: Decontamination) -> str:
 
 
 def check_examples(settings: Decontamination) -> None:
-    """Raise DataError for what is no benchmark: hours before the examples are looked for."""
+    """Raise DataError if a benchmark cannot be read, hours before its examples are needed."""
     for each in list_benchmarks(settings):
         read_examples(each)
 
 
 def read_examples(benchmark: Benchmark) -> Examples:
-    """The examples of one file. Raises DataError, with file and line, for what is no example."""
+    """Return the examples of one benchmark file.
+
+    Raises DataError with the file and line if a line is not a valid example, or if a field is empty
+    in all examples.
+    """
     lines, texts = [], []
     seen = dict.fromkeys(benchmark.fields, False)
     for number, row in _read_objects(benchmark.path):
@@ -121,7 +130,7 @@ def read_examples(benchmark: Benchmark) -> Examples:
 
 
 def _read_objects(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Number (from 1) and object of each line that is not blank."""
+    """Yield the line number (from 1) and the JSON object of each line that is not blank."""
     empty = True
     for number, line in enumerate(
         _read_content(path).removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1
@@ -187,7 +196,7 @@ def _flatten(values: Any) -> Iterator[Any]:
 
 
 def _list_text_fields(row: dict[str, Any], prefix: str = "") -> list[str]:
-    """The names of all fields of `row` that hold a string, those inside others as "a.b"."""
+    """Return the names of all fields of `row` that hold a string; nested fields are named "a.b"."""
     found: dict[str, None] = {}
     for key, value in row.items():
         for each in _flatten([value]):

@@ -1,4 +1,4 @@
-"""The part of a curation's page that tells of benchmarks: a pure function of its account."""
+"""Section of the curation report about benchmarks found in the corpus."""
 
 from trainrig.corpus.decontaminate.tallies import (
     LEAST_SHARES,
@@ -17,7 +17,7 @@ from trainrig.report import (
 
 
 def build_contamination_section(summary: ContaminationTallies) -> Section:
-    """What of the benchmarks was in the corpus, what was done about it, and some of it to read."""
+    """Build the report section: overlap found, documents removed, and a few samples."""
     return Section(
         "contamination",
         "Benchmarks in the corpus",
