@@ -148,7 +148,7 @@ class Llama2(_BySize):
 
     The source is appendix A.6. A span begins with at least `words` equal words, after which up to `skips` positions may differ;
     it ends with an equal word. Positions differ one for one: nothing is inserted or left out.
-    The paper does not say whether a differing position counts as contaminated; here it does not.
+    The paper leaves open whether a differing position counts as contaminated; here it does not.
     """
 
     kind: Literal["Llama2"] = "Llama2"

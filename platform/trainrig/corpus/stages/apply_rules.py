@@ -1,4 +1,4 @@
-"""The second pass of curation: the stored columns of each split against the rules of its source."""
+"""Second pass of curation: apply each source's rules to the stored columns of its splits."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,16 +31,16 @@ from trainrig.manifest import FileSum
 from trainrig.splits import Split, Work
 
 PathBuilder = Callable[..., str]
-"""The location of a file of this decision, by the names of its folders and its own."""
+"""Builder of the path of a file of this decision, from its folder names and file name."""
 
 
 def list_source_rules(run: Curation, source: CurationSource) -> tuple[Rule, ...]:
-    """What the documents of `source` are held to, in order."""
+    """Return the rules that apply to documents of `source`, in order."""
     return list_rules((*source.filters, run.pii))
 
 
 def list_deciding_columns(run: Curation) -> set[str]:
-    """The columns that what becomes of the documents of `run` depends on."""
+    """Return the names of all columns on which the decisions of `run` depend."""
     rules = {
         name for source in run.sources for name in list_columns(list_source_rules(run, source))
     }
@@ -51,7 +51,10 @@ def list_deciding_columns(run: Curation) -> set[str]:
 def find_thresholds(
     run: Curation, pool: MeasuredDocuments, splits: Sequence[Split]
 ) -> dict[str, Thresholds]:
-    """Source → where the cuts fall that its documents themselves set; reads those columns alone."""
+    """Return, by source, the thresholds that are percentiles of the source's own documents.
+
+    Only the columns that these rules use are read.
+    """
     found: dict[str, Thresholds] = {}
     for index, source in enumerate(run.sources):
         rules = select_unbound(list_source_rules(run, source))
@@ -76,7 +79,10 @@ def find_thresholds(
 def find_bucket_thresholds(
     run: Curation, pool: MeasuredDocuments, splits: Sequence[Split]
 ) -> dict[str, tuple[float, float]]:
-    """Language → where head and middle end, over the documents of all sources."""
+    """Return, by language, the thresholds that end the head and middle buckets.
+
+    They are computed over the documents of all sources.
+    """
     if run.buckets is None:
         return {}
     names = [LANGUAGE, run.buckets.signal]
@@ -88,7 +94,7 @@ def find_bucket_thresholds(
 
 
 def apply_rules_to_split(run: Curation, pool: MeasuredDocuments, path_of: PathBuilder) -> Work:
-    """The work of the pass: which rule each document breaks first, and the tallies."""
+    """Return the work of this pass: find the first rule each document breaks, and tally them."""
     thresholds = json.loads(storage.read(path_of("cuts.json")))
 
     def judge(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
@@ -109,27 +115,30 @@ def apply_rules_to_split(run: Curation, pool: MeasuredDocuments, path_of: PathBu
 
 
 def _concatenate(run: Curation, names: Sequence[str], chunks: Iterable[pa.Table]) -> pa.Table:
-    """The chunks as one table, which has its columns even if a split has no document."""
+    """Return the chunks as one table, with all its columns even if the split has no document."""
     empty = build_pool_schema(run).empty_table().select(list(names))
     return pa.concat_tables([empty, *chunks])
 
 
 def as_numpy(column: pa.ChunkedArray) -> NDArray[Any]:
-    """A column of numbers, or of texts as Python strings; null is NaN or the empty text."""
+    """Return a column as a numpy array of numbers or of Python strings.
+
+    A null becomes NaN or the empty string.
+    """
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         return np.array([value or "" for value in column.to_pylist()], dtype=np.str_)
     return column.to_numpy()  # type: ignore[no-any-return]
 
 
 def read_first_broken(path_of: PathBuilder, split: str) -> NDArray[np.int64]:
-    """[documents of the split] the index of the first rule broken, or -1."""
+    """Return the index of the first rule each document of the split breaks, or -1."""
     return load_arrays(path_of("verdicts", f"{split}.npz"))["first"]
 
 
 def read_verdicts(
     pool: MeasuredDocuments, path_of: PathBuilder, split: str, columns: Sequence[str]
 ) -> Iterator[tuple[pa.Table, NDArray[np.int64]]]:
-    """The rows of a split, chunk by chunk, each with the first rules that they break."""
+    """Yield the rows of a split in chunks, with the index of the first rule each row breaks."""
     first, at = read_first_broken(path_of, split), 0
     for rows in pool.iterate_chunks(split, columns):
         yield rows, first[at : at + len(rows)]

@@ -1,9 +1,9 @@
-"""The passes that cut benchmarks out of documents, or let documents fall that are full of them.
+r"""Passes that remove benchmark text from documents, or drop documents full of it.
 
-benchmarks    what there is to look for
-matches       where it is in each split
-matched       what of it was found anywhere
-decontaminate what is cut, by all that was found
+benchmarks    index the benchmarks
+matches       find their text in each split
+matched       add up the matches of all splits
+decontaminate decide what to remove, given the totals
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from trainrig.splits import Done, Task, Work
 
 
 def index_benchmarks(settings: Decontamination, path: str) -> Work:
-    """Index all that may not be in documents."""
+    """Return the work that builds the index of all benchmarks at `path`."""
 
     def index(task: Task) -> Done:
         Index.of(settings).save(path)
@@ -43,7 +43,10 @@ def index_benchmarks(settings: Decontamination, path: str) -> Work:
 
 
 def match_documents(surviving: SurvivingDocuments, path: str) -> Work:
-    """Find where the documents of a split have what is in the index."""
+    """Return the work that finds benchmark text in the documents of a split.
+
+    `path` is that of the index.
+    """
     index = Index.load(path)
 
     def match_split(task: Task) -> Done:
@@ -58,7 +61,7 @@ def match_documents(surviving: SurvivingDocuments, path: str) -> Work:
 
 
 def merge_matches(index: str, matches: Sequence[str], path: str) -> Work:
-    """Add up the matches of all splits."""
+    """Return the work that adds up the matches of all splits and writes the totals to `path`."""
 
     def add(task: Task) -> Done:
         merge(Index.load(index), matches).save(path)
@@ -68,7 +71,7 @@ def merge_matches(index: str, matches: Sequence[str], path: str) -> Work:
 
 
 def decontaminate(surviving: SurvivingDocuments, path: str, totals_path: str) -> Work:
-    """Decide what of a split is cut, and which of its documents fall."""
+    """Return the work that decides which spans of a split to remove and which documents to drop."""
     index, totals = Index.load(path), Totals.load(totals_path)
 
     def decide_split(task: Task) -> Done:

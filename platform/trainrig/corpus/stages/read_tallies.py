@@ -1,4 +1,4 @@
-"""Gathers what the passes counted, for the report and the tables of a curation."""
+"""Collection of the counts of all passes, for the report and tables of a curation."""
 
 import json
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from trainrig.corpus.stages.apply_rules import PathBuilder
 from trainrig.corpus.stages.write_documents import SAMPLES
 from trainrig.splits import Split, sum_counts
 
-RULES_TALLY = "tally.json"  # file with what the rules did, by source
+RULES_TALLY = "tally.json"  # file of the rule tallies, by source
 
 
 def read_tallies(run: Curation, splits: Sequence[Split], path_of: PathBuilder) -> CurationTallies:
-    """What the passes counted, and a few of the documents that fell."""
+    """Read the counts of all passes, and a few dropped documents as samples."""
     judged = json.loads(storage.read(path_of(RULES_TALLY)))
     told = [json.loads(storage.read(path_of("told", f"{split.name}.json"))) for split in splits]
     samples: dict[str, list[dict[str, str]]] = {}
