@@ -146,8 +146,9 @@ class Llama3(_BySize):
 class Llama2(_BySize):
     """Rule of Llama 2: dirty from 80% of tokens in matches, clean below 20% (arXiv:2307.09288).
 
-    The source is appendix A.6. A span begins with at least `words` equal words, after which up to `skips` positions may differ;
-    it ends with an equal word. Positions differ one for one: nothing is inserted or left out.
+    The source is appendix A.6. A match begins with at least `words` equal words, after which up to
+    `skips` positions may differ, and ends with an equal word. Positions differ one for one: no word
+    is inserted or left out.
     The paper leaves open whether a differing position counts as contaminated; here it does not.
     """
 
