@@ -27,7 +27,7 @@ class Examples:
 
 
 def list_benchmarks(settings: Decontamination) -> list[Benchmark]:
-    """Return all benchmarks: the listed ones, then those of the folder, sorted by name.
+    """Return all benchmarks: the listed ones, then the files of the folder, sorted by name.
 
     Raises DataError if the folder holds no benchmark, if a file in it has no `fields`, if two
     benchmarks share a name, or if a threshold names an unknown benchmark.

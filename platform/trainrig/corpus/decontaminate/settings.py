@@ -60,7 +60,7 @@ class GPT3(Settings):
     """
 
     kind: Literal["GPT3"] = "GPT3"
-    remove: Remove = "span"  # what to remove: the spans that collide, or the whole document
+    remove: Remove = "span"  # remove the spans that collide, the whole document, or nothing
     fewest_words: int = Field(default=8, ge=1)  # fewest words of an n-gram
     most_words: int = Field(default=13, ge=1, le=255)  # most words of an n-gram
     window: int = Field(default=200, ge=0)  # characters to remove on each side of a collision
@@ -101,7 +101,7 @@ class _BySize(Settings):
     much. Then `remove` drops the document, or removes the spans it shares with such examples.
     """
 
-    # What to remove: the spans shared with an example, or the whole document.
+    # Remove the spans shared with an example, the whole document, or nothing.
     remove: Remove = "document"
     words: int  # words of an n-gram
     dirty_from: Share  # share of an example that must be found for it to be contaminated

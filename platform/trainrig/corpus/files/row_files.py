@@ -75,7 +75,7 @@ def read_columns(path: str, columns: Sequence[str]) -> pa.Table:
     """Read the named columns of the Parquet file at `path`."""
     import pyarrow.parquet as pq
 
-    # from a bucket, only the bytes of these columns are fetched
+    # a bucket sends only the bytes of these columns
     with storage.open_read(path) as file:
         return pq.read_table(file, columns=list(columns))
 

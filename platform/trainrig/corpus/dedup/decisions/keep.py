@@ -81,7 +81,7 @@ class BestSignal(Settings):
 
     kind: Literal["BestSignal"] = "BestSignal"
     signal: str  # column to compare documents by: any signal, count or score that the run stores
-    highest: bool = True  # whether the highest value stays, or the lowest
+    highest: bool = True  # keep the highest value, else the lowest
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ class BestSignal(Settings):
         # -0.0 becomes 0.0
         values = documents.columns[self.signal].astype(np.float32) + np.float32(0)
         bits = (-values if self.highest else values).view(np.uint32)
-        # The bits of floats are ordered as their values once those of negative floats are inverted.
+        # The bits of floats sort like their values once the bits of negative floats are inverted.
         rising = np.where(bits >> 31, ~bits, bits | np.uint32(2**31)).astype(np.uint64)
         return np.where(np.isnan(values), np.uint64(WORST), rising)
 

@@ -24,7 +24,7 @@ def compute_form(character: str) -> str:
     """Return the normal form of one character: "", " ", or the characters to hash."""
     if character.isspace():
         return " "
-    # which of the two is used depends on the next letter
+    # the two forms differ only by their position in a word
     lower = character.lower().replace("ς", "σ")
     return "".join(map(_normalise_character, unicodedata.normalize("NFD", lower)))
 

@@ -26,4 +26,4 @@ class CommonLines(Settings):
     most: int = Field(default=6, ge=1)
     # Fewest characters of a line that may be removed; shorter lines always stay ("Yes.").
     min_characters: int = Field(default=10, ge=1)
-    keep_first: bool = False  # whether to keep the first occurrence in the keep order
+    keep_first: bool = False  # keep the first occurrence in the keep order

@@ -69,7 +69,7 @@ def _mark_cut_units(
 def _find_spans(units: Units, goes_U: NDArray[np.bool_]) -> RemovedSpans:
     """Merge runs of consecutive removed units into spans."""
     gone = np.flatnonzero(goes_U)
-    follows = np.zeros(len(gone), bool)  # whether the unit before is removed as well
+    follows = np.zeros(len(gone), bool)  # true if the unit before is removed as well
     documents = units.documents_U[gone]
     follows[1:] = (np.diff(gone) == 1) & (documents[1:] == documents[:-1])
     heads, tails = gone[~follows], gone[np.append(~follows[1:], True)[: len(gone)]]

@@ -81,7 +81,7 @@ def _split_units(
     count = 0
     for document in range(len(starts) - 1):
         place, stop = starts[document], starts[document + 1]
-        within = False  # whether the previous line belongs to a paragraph
+        within = False  # true if the previous line belongs to a paragraph
         while place < stop:
             begin = place
             blank = True

@@ -22,7 +22,7 @@ MARK = 1 << 27  # mark in such a script; it belongs to the letter before it
 SPACE = 1 << 28  # true for str.isspace
 UNSETTLED = 1 << 29  # NFC may change this character, or the one before it
 
-# "İ" has a lower case of two characters, and that of "Σ" depends on its neighbours.
+# "İ" becomes two characters in lower case; the lower case of "Σ" depends on its neighbours.
 CAPITALS = "İΣ"
 
 _CODES = 0x110000

@@ -85,7 +85,7 @@ def _fold(
     filled = 0
     for text in range(len(ends)):
         first, place, flags = filled, starts[text], np.uint32(0)
-        after_space = True  # so that a text does not begin with a space
+        after_space = True  # then a text never begins with a space
         while place < starts[text + 1]:
             byte = data[place]
             if byte < 0x80:  # without a branch that the processor could mispredict

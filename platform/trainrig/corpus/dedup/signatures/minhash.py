@@ -67,7 +67,7 @@ class MinHash(Settings):
     recall: float = Field(default=0.95, gt=0, lt=1)
     # Hashes in a band; by default the most with which `recall` is still reached.
     rows: int = Field(default_factory=_choose_rows, ge=1)
-    # Bands of a signature; by default as many as `permutations` allow.
+    # Bands of a signature; by default the most that `permutations` allow.
     bands: int = Field(default_factory=_compute_bands, ge=1)
     shingle_words: int = Field(default=5, ge=1, le=64)  # words of a shingle
     # Hash scheme. "fast": 32-bit hashes by trainrig's own kernel. The other schemes give exactly

@@ -62,7 +62,7 @@ def save_columns(path: str, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def load_columns(path: str, names: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
-    """Return the arrays `names`, or all, read-only; those of a local file are mapped.
+    """Return the arrays `names`, or all of them, read-only; a local file is mapped.
 
     Raises DataError if the file is not a valid signature file.
     """

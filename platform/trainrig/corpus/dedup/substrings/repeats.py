@@ -27,8 +27,8 @@ from trainrig.corpus.dedup.substrings.pieces import PIECE, compute_most_bytes, n
 from trainrig.corpus.dedup.substrings.settings import ExactSubstrings
 from trainrig.corpus.dedup.substrings.spans import SPAN, unite_spans
 
-# Flags of a byte: a window starts at it; the window equals that of the previous suffix in the
-# order; the window is a repeat.
+# Flags of a byte: a window starts at it; the previous suffix in the order begins with the same
+# window; the window is a repeat.
 _WINDOW, _AS_BEFORE, _REPEAT = 1, 2, 4
 
 
