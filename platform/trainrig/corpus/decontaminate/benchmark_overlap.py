@@ -69,7 +69,7 @@ class BenchmarkOverlap:
         for begin, end in zip(bounds.tolist(), bounds[1:].tolist(), strict=False):
             text = int(hits.texts[begin])
             document = self._documents + text + 1
-            count = _hold(
+            count = _mark_overlap(
                 hits.words[begin:end],
                 hits.grams[begin:end],
                 index.grams.firsts_G1,
@@ -185,7 +185,8 @@ def _measure_span(
     ):
         return 0
     most = min(end - word, ends_P[text] - place)
-    length, skipped = order, 0
+    length = order
+    skipped = 0
     for offset in range(order, most):
         if numbers[word + offset] == words_B[place + offset]:
             length = offset + 1
@@ -197,7 +198,7 @@ def _measure_span(
 
 
 @compile_nogil
-def _hold(
+def _mark_overlap(
     hit_words: NDArray[np.int64],
     hit_grams: NDArray[np.uint32],
     gram_firsts: NDArray[np.int64],
@@ -226,7 +227,8 @@ def _hold(
     """
     touched = 0
     for hit in range(len(hit_words)):
-        word, gram = hit_words[hit], np.int64(hit_grams[hit])
+        word = hit_words[hit]
+        gram = np.int64(hit_grams[hit])
         if skips == 0:  # a repeated n-gram of the same document marks nothing new
             if stamps_G[gram] == document:
                 continue
@@ -288,7 +290,8 @@ def _find_longest_spans(
     hold `filled` entries. Returns the new number of entries.
     """
     for hit in range(len(hit_words)):
-        word, gram = hit_words[hit], np.int64(hit_grams[hit])
+        word = hit_words[hit]
+        gram = np.int64(hit_grams[hit])
         order = np.int64(orders_B[gram_places[gram_firsts[gram]]])
         last = np.int64(-1)  # the last benchmark seen: places ascend, so benchmarks ascend too
         for index in range(gram_firsts[gram], gram_firsts[gram + 1]):

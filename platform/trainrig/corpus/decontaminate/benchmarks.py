@@ -35,7 +35,7 @@ def list_benchmarks(settings: Decontamination) -> list[Benchmark]:
     found = list(settings.benchmarks)
     if settings.folder is not None:
         found += _list_folder(settings.folder, dict(settings.fields))
-    names = [each.name for each in found]
+    names = [benchmark.name for benchmark in found]
     for name in names:
         if names.count(name) > 1:
             raise DataError(f"decontamination: {names.count(name)} benchmarks are named '{name}'")
@@ -88,21 +88,26 @@ def fingerprint(settings: Decontamination) -> str:
     Raises DataError if a file cannot be read.
     """
     found = list_benchmarks(settings)
-    for each in found:
-        if not storage.exists(each.path):
-            _read_content(each.path)  # raises DataError with the cause
+    for benchmark in found:
+        if not storage.exists(benchmark.path):
+            _read_content(benchmark.path)  # raises DataError with the cause
     return manifest.digest(
         [
-            (each.name, each.fields, each.joined, storage.compute_content_key(each.path))
-            for each in found
+            (
+                benchmark.name,
+                benchmark.fields,
+                benchmark.joined,
+                storage.compute_content_key(benchmark.path),
+            )
+            for benchmark in found
         ]
     )
 
 
 def check_examples(settings: Decontamination) -> None:
     """Raise DataError if a benchmark cannot be read, hours before its examples are needed."""
-    for each in list_benchmarks(settings):
-        read_examples(each)
+    for benchmark in list_benchmarks(settings):
+        read_examples(benchmark)
 
 
 def read_examples(benchmark: Benchmark) -> Examples:
@@ -111,7 +116,8 @@ def read_examples(benchmark: Benchmark) -> Examples:
     Raises DataError with the file and line if a line is not a valid example, or if a field is empty
     in all examples.
     """
-    lines, texts = [], []
+    lines = []
+    texts = []
     seen = dict.fromkeys(benchmark.fields, False)
     for number, row in _read_objects(benchmark.path):
         example: list[str] = []
@@ -199,9 +205,9 @@ def _list_text_fields(row: dict[str, Any], prefix: str = "") -> list[str]:
     """Return the names of all fields of `row` that hold a string; nested fields are named "a.b"."""
     found: dict[str, None] = {}
     for key, value in row.items():
-        for each in _flatten([value]):
-            if isinstance(each, str):
+        for inner in _flatten([value]):
+            if isinstance(inner, str):
                 found[prefix + key] = None
-            elif isinstance(each, dict):
-                found |= dict.fromkeys(_list_text_fields(each, f"{prefix}{key}."))
+            elif isinstance(inner, dict):
+                found |= dict.fromkeys(_list_text_fields(inner, f"{prefix}{key}."))
     return list(found)

@@ -70,7 +70,7 @@ def decide(index: Index, matches: Matches, totals: Totals) -> Decision:
         acted_on = totals.unit_documents[matches.span_of] <= style.most_documents
     spans: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     columns = (matches.span_documents, matches.span_starts, matches.span_ends, matches.span_of)
-    for document, *span in zip(*(each[acted_on].tolist() for each in columns), strict=True):
+    for document, *span in zip(*(column[acted_on].tolist() for column in columns), strict=True):
         spans[document].append((span[0], span[1], span[2]))
     examples_of = _build_example_lookup(index) if isinstance(style, GPT3) else _list_itself
     touches = tuple(_find_touches(examples_of, index, spans))
@@ -78,7 +78,8 @@ def decide(index: Index, matches: Matches, totals: Totals) -> Decision:
         return Decision(len(matches.lengths), touches)
     if style.remove == "document":
         return Decision(len(matches.lengths), touches, frozenset(spans))
-    fallen, cuts = set(), {}
+    fallen = set()
+    cuts = {}
     for document, found in spans.items():
         places = [(start, end) for start, end, _ in found]
         length = int(matches.lengths[document])

@@ -116,7 +116,7 @@ def _build_common_phrases(summary: ContaminationTallies) -> tuple[Details, ...]:
 
 
 def _build_samples(summary: ContaminationTallies) -> tuple[Details | Text, ...]:
-    names = dict.fromkeys(each.benchmark for each in summary.samples)
+    names = dict.fromkeys(sample.benchmark for sample in summary.samples)
     if not names:
         return (Text("No document to show."),)
     return tuple(
@@ -126,12 +126,12 @@ def _build_samples(summary: ContaminationTallies) -> tuple[Details | Text, ...]:
                 SampleGroup(
                     tuple(
                         TextSample(
-                            each.url,
-                            f"{each.before}⟦{each.text}⟧{each.after}",
-                            f"⟦ ⟧: in common with line {each.line} of {name}",
+                            sample.url,
+                            f"{sample.before}⟦{sample.text}⟧{sample.after}",
+                            f"⟦ ⟧: in common with line {sample.line} of {name}",
                         )
-                        for each in summary.samples
-                        if each.benchmark == name
+                        for sample in summary.samples
+                        if sample.benchmark == name
                     )
                 ),
             ),

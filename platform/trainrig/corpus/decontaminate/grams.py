@@ -90,11 +90,10 @@ def find_hits(
 
     Words are numbered only in texts with a hit; elsewhere some are NOT_ASKED.
     """
-    texts, places = np.empty(0, np.int64), np.empty(0, np.int64)
-    hits, numbers = (
-        Hits(texts, places, np.empty(0, np.uint32)),
-        np.full(len(words.ends_W), NOT_ASKED),
-    )
+    texts = np.empty(0, np.int64)
+    places = np.empty(0, np.int64)
+    hits = Hits(texts, places, np.empty(0, np.uint32))
+    numbers = np.full(len(words.ends_W), NOT_ASKED)
     if not len(grams.orders):
         return hits, numbers
     longest = int(np.diff(words.firsts_D1).max(initial=0))
@@ -122,7 +121,9 @@ def _hash_gram(
 @compile_nogil
 def _compute_bits(key: np.uint64) -> np.uint64:
     """Return the three bits that `key` sets in its 64-bit part of the sieve."""
-    one, six, last = np.uint64(1), np.uint64(6), np.uint64(63)
+    one = np.uint64(1)
+    six = np.uint64(6)
+    last = np.uint64(63)
     return (
         (one << (key & last))
         | (one << ((key >> six) & last))
@@ -224,10 +225,12 @@ def _find(
 ) -> int:
     mask = np.int64(len(slots) - 1)
     parts = np.uint64(len(sieve) - 1)
-    shortest, longest = orders[0], orders[-1]
+    shortest = orders[0]
+    longest = orders[-1]
     count = 0
     for text in range(len(firsts) - 1):
-        first, words = firsts[text], firsts[text + 1] - firsts[text]
+        first = firsts[text]
+        words = firsts[text + 1] - firsts[text]
         # Hashes of all words before each word: the hash of a run is the difference of two.
         sums[0] = 0
         for word in range(words):

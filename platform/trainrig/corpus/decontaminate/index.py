@@ -44,22 +44,24 @@ class Index:
         The file takes about 40 bytes per benchmark word; building it takes a few times that in
         memory. Raises DataError if a benchmark cannot be read.
         """
-        return cls.of_examples(
+        return cls.from_examples(
             settings, [read_examples(benchmark) for benchmark in list_benchmarks(settings)]
         )
 
     @classmethod
-    def of_examples(cls, settings: Decontamination, benchmarks: Sequence[Examples]) -> "Index":
+    def from_examples(cls, settings: Decontamination, benchmarks: Sequence[Examples]) -> "Index":
         """Build the index of benchmarks that are already read."""
         style = settings.style
-        texts = [text for each in benchmarks for example in each.texts for text in example]
-        counts = [len(example) for each in benchmarks for example in each.texts]
+        texts = [
+            text for benchmark in benchmarks for example in benchmark.texts for text in example
+        ]
+        counts = [len(example) for benchmark in benchmarks for example in benchmark.texts]
         examples_P = np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
         words = split_words(texts)
         sizes_P = np.diff(words.firsts_D1)
         longest_E = np.zeros(len(counts), np.int64)
         np.maximum.at(longest_E, examples_P, sizes_P)
-        firsts = np.cumsum([0, *(len(each.texts) for each in benchmarks)]).tolist()
+        firsts = np.cumsum([0, *(len(benchmark.texts) for benchmark in benchmarks)]).tolist()
         orders = [
             style.choose_word_count(longest_E[first:end].tolist())
             for first, end in itertools.pairwise(firsts)
@@ -69,7 +71,7 @@ class Index:
         orders_B = _compute_orders(words.firsts_D1, by_example[examples_P], style.shortest_whole)
         index = cls(
             settings,
-            tuple(each.name for each in benchmarks),
+            tuple(benchmark.name for benchmark in benchmarks),
             tuple(orders),
             tuple(firsts),
             vocabulary,
@@ -78,7 +80,7 @@ class Index:
             np.repeat(np.arange(len(texts), dtype=np.uint32), sizes_P),
             words.firsts_D1[1:],
             examples_P,
-            np.array([line for each in benchmarks for line in each.lines], np.int64),
+            np.array([line for benchmark in benchmarks for line in benchmark.lines], np.int64),
         )
         for array in index.collect_arrays().values():
             # mapped arrays are read-only too, so one compilation serves both
@@ -118,8 +120,8 @@ class Index:
     def collect_arrays(self) -> dict[str, NDArray[Any]]:
         """Return all arrays of the index, keyed by name."""
         return {
-            **{f"vocabulary.{name}": each for name, each in self.vocabulary._asdict().items()},
-            **{f"grams.{name}": each for name, each in self.grams._asdict().items()},
+            **{f"vocabulary.{name}": array for name, array in self.vocabulary._asdict().items()},
+            **{f"grams.{name}": array for name, array in self.grams._asdict().items()},
             "words_B": self.words_B,
             "texts_B": self.texts_B,
             "ends_P": self.ends_P,
@@ -186,8 +188,8 @@ def _compute_orders(
     orders = np.where(whole, sizes, orders_P)
     # number of words from each word to the end of its text
     before_end = np.repeat(firsts_P1[1:], sizes) - np.arange(firsts_P1[-1])
-    each = np.repeat(orders, sizes)
-    return np.where(before_end >= each, each, 0).astype(np.uint8)
+    order_of_word = np.repeat(orders, sizes)
+    return np.where(before_end >= order_of_word, order_of_word, 0).astype(np.uint8)
 
 
 def _freeze(value: Any) -> Any:

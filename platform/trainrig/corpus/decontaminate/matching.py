@@ -23,7 +23,9 @@ from trainrig.corpus.decontaminate.index import Index
 from trainrig.corpus.decontaminate.settings import GPT3, BySize
 from trainrig.corpus.models.array_file import open_arrays, write_arrays
 
-_MATCHES, _TOTALS = "benchmark matches", "benchmark totals"  # kinds of files
+# kinds of files
+_MATCHES = "benchmark matches"
+_TOTALS = "benchmark totals"
 _CHARACTERS = 2**18  # characters of a batch: at about 30 bytes each, a batch fits in the CPU cache
 
 
@@ -97,7 +99,7 @@ def match(index: Index, texts: Iterable[str]) -> Matches:
         documents, *others = finder.find_spans(batch)
         spans.append((documents + len(lengths), *others))
         lengths += map(len, batch)
-    columns = (np.concatenate(each) for each in zip(*spans, strict=True))
+    columns = (np.concatenate(column) for column in zip(*spans, strict=True))
     return Matches(np.array(lengths, np.int64), *finder.list_units(), *columns)
 
 
@@ -138,7 +140,8 @@ class _Collisions:
 def _list_distinct_grams(hits: Hits) -> NDArray[np.uint32]:
     """Return the n-grams of all texts, each listed once per text."""
     order = np.lexsort((hits.grams, hits.texts))
-    texts, grams = hits.texts[order], hits.grams[order]
+    texts = hits.texts[order]
+    grams = hits.grams[order]
     first = np.ones(len(order), bool)
     first[1:] = (texts[1:] != texts[:-1]) | (grams[1:] != grams[:-1])
     return grams[first]
@@ -148,12 +151,14 @@ class _Shares:
     """Finder of examples of which a document holds enough (PaLM, Llama 2 and 3)."""
 
     def __init__(self, index: Index, style: BySize) -> None:
-        self._index, self._overlap = index, BenchmarkOverlap(index, style)
+        self._index = index
+        self._overlap = BenchmarkOverlap(index, style)
 
     def find_spans(self, texts: Sequence[str]) -> tuple[NDArray[Any], ...]:
         hits, words, numbers = self._index.search_texts(texts)
         spans = self._overlap.add(hits, numbers, words.firsts_D1)
-        begins, stops = words.begins_W[spans.begins], words.stops_W[spans.stops - 1]
+        begins = words.begins_W[spans.begins]
+        stops = words.stops_W[spans.stops - 1]
         return spans.documents, spans.examples, begins, stops
 
     def list_units(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
@@ -169,6 +174,7 @@ def _iterate_batches(texts: Iterable[str]) -> Iterator[list[str]]:
         characters += len(text)
         if characters >= _CHARACTERS:
             yield batch
-            batch, characters = [], 0
+            batch = []
+            characters = 0
     if batch:
         yield batch

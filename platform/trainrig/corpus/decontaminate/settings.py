@@ -71,7 +71,7 @@ class GPT3(Settings):
     most_documents: int = Field(default=10, ge=1)
 
     @model_validator(mode="after")
-    def _bounds_are_in_order(self) -> Self:
+    def _check_bounds(self) -> Self:
         if self.fewest_words > self.most_words:
             raise ValueError(
                 f"fewest_words ({self.fewest_words}) is more than most_words ({self.most_words})"
@@ -160,7 +160,7 @@ class Llama2(_BySize):
     dirty_from: Share = 0.8
 
     @model_validator(mode="after")
-    def _bounds_are_in_order(self) -> Self:
+    def _check_bounds(self) -> Self:
         if self.clean_below > self.dirty_from:
             raise ValueError(
                 f"clean_below ({self.clean_below}) is more than dirty_from ({self.dirty_from})"
@@ -184,12 +184,12 @@ class Decontamination(Settings):
     style: Style = GPT3()  # rule by which a text counts as contaminated
 
     @model_validator(mode="after")
-    def _there_are_benchmarks(self) -> Self:
+    def _check_benchmarks(self) -> Self:
         if not self.benchmarks and self.folder is None:
             raise ValueError("no benchmark: set `folder`, or list `benchmarks`")
         if self.fields and self.folder is None:
             raise ValueError("`fields` are those of the benchmarks in `folder`, which is not set")
-        names = Counter(each.name for each in self.benchmarks)
+        names = Counter(benchmark.name for benchmark in self.benchmarks)
         for name, number in names.items():
             if number > 1:
                 raise ValueError(f"{number} benchmarks are named '{name}'")

@@ -103,7 +103,8 @@ def tally_contamination(
     parts_E, wholes_E = _count_found_units(index, totals)
     shares_E = compute_shares(parts_E, wholes_E)
     kinds = _Kinds(index, totals, shares_E, parts_E)
-    rows, by_share = [], []
+    rows = []
+    by_share = []
     for number, name in enumerate(index.names):
         own = slice(*index.firsts[number : number + 2])
         rows.append(
@@ -151,11 +152,13 @@ def _list_common_grams(index: Index, totals: Totals) -> list[CommonRow]:
 
 def _count_found_units(index: Index, totals: Totals) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the units of each example that the corpus holds, and all units of each example."""
-    style, examples_B = index.settings.style, index.examples_B
+    style = index.settings.style
+    examples_B = index.examples_B
     if isinstance(style, GPT3):
         places = index.grams.orders_B > 0
         found = totals.unit_documents[index.grams.grams_B[places]] > 0
-        examples, most = examples_B[places], len(index.lines_E)
+        examples = examples_B[places]
+        most = len(index.lines_E)
         return np.bincount(examples[found], minlength=most), np.bincount(examples, minlength=most)
     held = np.bincount(examples_B[totals.unit_documents > 0], minlength=len(index.lines_E))
     return held, count_units(index, style)
@@ -183,7 +186,8 @@ class _Kinds:
             rare = np.zeros_like(found)
             rare[examples[(holders > 0) & (holders <= style.most_documents)]] = True
             common_only = found & ~rare
-            dirty, clean = found, looked_for & ~found
+            dirty = found
+            clean = looked_for & ~found
         else:
             least = np.repeat(list_thresholds(index, style), np.diff(index.firsts))
             dirty = found & (shares_E >= least)
@@ -222,9 +226,9 @@ def pick_samples(samples: Iterable[ContaminatedSample]) -> list[ContaminatedSamp
     Ids are digests, so this choice is random but reproducible.
     """
     by_benchmark: dict[str, list[ContaminatedSample]] = {}
-    for each in samples:
-        by_benchmark.setdefault(each.benchmark, []).append(each)
+    for candidate in samples:
+        by_benchmark.setdefault(candidate.benchmark, []).append(candidate)
     chosen: list[Sequence[ContaminatedSample]] = [
         heapq.nsmallest(SAMPLES, by_benchmark[name]) for name in sorted(by_benchmark)
     ]
-    return [each for few in chosen for each in few]
+    return [candidate for few in chosen for candidate in few]

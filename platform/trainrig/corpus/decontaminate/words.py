@@ -50,7 +50,8 @@ def split_words(texts: Sequence[str]) -> NormalisedWords:
     ends, begins, stops = (np.empty(most, np.int64) for _ in range(3))
     hashes = np.empty(most, np.uint64)
     firsts = np.zeros(len(texts) + 1, np.int64)
-    lower, sigmas = build_character_tables().lower, _lower_sigmas(texts)
+    lower = build_character_tables().lower
+    sigmas = _lower_sigmas(texts)
     _split_normal_words(*batch, lower, sigmas, letters, ends, hashes, begins, stops, firsts)
     count = int(firsts[-1])
     return NormalisedWords(
@@ -72,7 +73,9 @@ def _lower_sigmas(texts: Sequence[str]) -> NDArray[np.uint32]:
             # same.
             lowered = text.replace(chr(CAPITAL_I_WITH_DOT), "I").lower()
             found += (
-                ord(lowered[place]) for place, each in enumerate(text) if each == chr(CAPITAL_SIGMA)
+                ord(lowered[place])
+                for place, character in enumerate(text)
+                if character == chr(CAPITAL_SIGMA)
             )
     return np.array(found, np.uint32)
 
@@ -93,13 +96,16 @@ def _split_normal_words(
 ) -> None:
     word = letter = sigma = 0
     for text in range(len(starts) - 1):
-        start, end = starts[text], starts[text + 1]
+        start = starts[text]
+        end = starts[text + 1]
         place = start
         while place < end:
             if classes[place] & SPACE:
                 place += 1
                 continue
-            begin, first, found = place, letter, SEED
+            begin = place
+            first = letter
+            found = SEED
             while place < end and classes[place] & SPACE == 0:
                 if classes[place] & SYMBOL == 0:
                     code = lower[codes[place]]

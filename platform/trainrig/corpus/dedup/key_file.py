@@ -31,7 +31,8 @@ def load(paths: Sequence[str], dtype: DTypeLike, part: int, parts: int) -> Recor
     """
     if not 0 <= part < parts <= SLICES:
         raise ValueError(f"part {part} of {parts}: there are at most {SLICES} ranges of keys")
-    first, end = part * SLICES // parts, (part + 1) * SLICES // parts
+    first = part * SLICES // parts
+    end = (part + 1) * SLICES // parts
     found = [sliced_file.load(path, dtype, first, end) for path in paths]
     return np.concatenate([np.empty(0, dtype), *found])
 

@@ -75,7 +75,8 @@ def find_duplicates(search: DuplicateSearch, do: Do, pairs_known: bool = False) 
         phase = do(name, functools.partial(make, search, *more), splits)
         return sum_counts(record.counts for record in phase.read_results(splits))
 
-    partitions, parts = search.partitions, search.parts
+    partitions = search.partitions
+    parts = search.parts
     for kind in ("url", "text") if search.urls else ("text",):
         run(f"{kind}-keys", write_equal_keys, partitions, kind)
         run(f"{kind}-repeats", write_repeats, parts, kind)

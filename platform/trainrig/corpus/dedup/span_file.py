@@ -23,7 +23,8 @@ class RemovedSpans:
 def save_spans(path: str, spans: RemovedSpans) -> None:
     """Write spans in the format that `load_spans` reads."""
     records = np.empty(len(spans.documents), _SPAN)
-    records["document"], records["start"] = spans.documents, spans.starts
+    records["document"] = spans.documents
+    records["start"] = spans.starts
     records["end"] = spans.ends
     sliced_file.save(path, records, np.array([0, len(records)], np.int64))
 

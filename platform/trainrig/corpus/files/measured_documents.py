@@ -20,7 +20,10 @@ from trainrig.manifest import SCRATCH
 if TYPE_CHECKING:
     import pyarrow as pa
 
-KEPT, DROPPED, QUARANTINE, PAGES = "kept", "dropped", "quarantine", "pages"
+KEPT = "kept"
+DROPPED = "dropped"
+QUARANTINE = "quarantine"
+PAGES = "pages"
 ROW = "row"  # column with a record's position among all records read of its split
 
 
@@ -94,7 +97,7 @@ class DecidedDocuments:
             tables.append(read_columns(path, [name for name in names if name in there]))
         together = pa.concat_tables(tables, promote_options="default")
         in_order = together.take(pc.sort_indices(together, [(ROW, "ascending")]))
-        yield _as_read(in_order).select(list(columns))
+        yield _restore_texts(in_order).select(list(columns))
 
     def list_columns(self, split: str) -> list[str]:
         """Return the column names of the kept documents."""
@@ -105,14 +108,14 @@ class DecidedDocuments:
         return storage.read(storage.join(self.output, QUARANTINE, f"{split}.jsonl"))
 
 
-def _as_read(rows: pa.Table) -> pa.Table:
+def _restore_texts(rows: pa.Table) -> pa.Table:
     """Return `rows` with the original texts, before any span was removed."""
     import pyarrow as pa
 
     if "cut" not in rows.column_names:
         return rows
     texts = [
-        restore(text, [Removed(**each) for each in cut]) if cut else text
+        restore(text, [Removed(**span) for span in cut]) if cut else text
         for text, cut in zip(rows["text"].to_pylist(), rows["cut"].to_pylist(), strict=True)
     ]
     place = rows.column_names.index("text")

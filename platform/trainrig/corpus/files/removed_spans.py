@@ -46,9 +46,9 @@ def remove_spans(text: str, cuts: Iterable[RemovedSpan]) -> tuple[str, list[Remo
         raise ValueError(f"a cut ends at {apart[-1].end} of a text of {len(text)} characters")
     kept = []
     place = 0
-    for each in apart:
-        kept.append(text[place : each.start])
-        place = each.end
+    for cut in apart:
+        kept.append(text[place : cut.start])
+        place = cut.end
     kept.append(text[place:])
     return "".join(kept), [Removed(c.start, text[c.start : c.end], c.by) for c in apart]
 
@@ -75,12 +75,12 @@ def map_to_original(cuts: Iterable[RemovedSpan], removed: Iterable[Removed]) -> 
     shifts = [0, *itertools.accumulate(len(span.text) for span in spans)]
     starts = [0, *(span.at - shift for span, shift in zip(spans, shifts, strict=False))]
     carried = []
-    for each in cuts:
-        first = bisect.bisect_right(starts, each.start) - 1
-        end = bisect.bisect_left(starts, each.end)
-        edges = [each.start, *starts[first + 1 : end], each.end]
+    for cut in cuts:
+        first = bisect.bisect_right(starts, cut.start) - 1
+        end = bisect.bisect_left(starts, cut.end)
+        edges = [cut.start, *starts[first + 1 : end], cut.end]
         carried += [
-            RemovedSpan(begin + shift, stop + shift, each.by)
+            RemovedSpan(begin + shift, stop + shift, cut.by)
             for (begin, stop), shift in zip(
                 itertools.pairwise(edges), shifts[first:end], strict=True
             )
@@ -92,13 +92,13 @@ def map_to_original(cuts: Iterable[RemovedSpan], removed: Iterable[Removed]) -> 
 def make_disjoint(cuts: Iterable[RemovedSpan]) -> list[RemovedSpan]:
     """Return the same characters as disjoint spans in order, by the rule of `remove_spans`."""
     apart: list[RemovedSpan] = []
-    for each in sorted(cuts, key=lambda c: (c.start, -c.end, c.by)):
+    for cut in sorted(cuts, key=lambda c: (c.start, -c.end, c.by)):
         last = apart[-1] if apart else None
-        if last and each.end <= last.end:
+        if last and cut.end <= last.end:
             continue
-        if last and each.start <= last.end and each.by == last.by:
-            apart[-1] = dataclasses.replace(last, end=each.end)
+        if last and cut.start <= last.end and cut.by == last.by:
+            apart[-1] = dataclasses.replace(last, end=cut.end)
         else:
-            start = max(each.start, last.end) if last else each.start
-            apart.append(dataclasses.replace(each, start=start))
+            start = max(cut.start, last.end) if last else cut.start
+            apart.append(dataclasses.replace(cut, start=start))
     return apart

@@ -67,7 +67,7 @@ def find_thresholds(
                 for chunk in pool.iterate_chunks(split.name, names)
             )
             table = _concatenate(run, names, chunks)
-            columns = {name: as_numpy(table[name]) for name in names}
+            columns = {name: convert_to_numpy(table[name]) for name in names}
             found[source.name] = {
                 rule.name: rule.limit.resolve(columns)
                 for rule in rules
@@ -86,10 +86,10 @@ def find_bucket_thresholds(
     if run.buckets is None:
         return {}
     names = [LANGUAGE, run.buckets.signal]
-    chunks = (chunk for each in splits for chunk in pool.iterate_chunks(each.name, names))
+    chunks = (chunk for split in splits for chunk in pool.iterate_chunks(split.name, names))
     table = _concatenate(run, names, chunks)
-    languages = as_numpy(table[LANGUAGE]).tolist()
-    values = as_numpy(table[run.buckets.signal]).astype(np.float64)
+    languages = convert_to_numpy(table[LANGUAGE]).tolist()
+    values = convert_to_numpy(table[run.buckets.signal]).astype(np.float64)
     return find_cutoffs(values, languages, run.buckets.shares)
 
 
@@ -102,7 +102,7 @@ def apply_rules_to_split(run: Curation, pool: MeasuredDocuments, path_of: PathBu
         rules = bind_rules(list_source_rules(run, source), thresholds.get(source.name, {}))
         names = list_columns(rules)
         table = _concatenate(run, names, pool.iterate_chunks(task["name"], names))
-        columns = {name: as_numpy(table[name]) for name in names}
+        columns = {name: convert_to_numpy(table[name]) for name in names}
         verdicts = decide(rules, columns, len(table))
         save_arrays(path_of("verdicts", f"{task['name']}.npz"), {"first": verdicts.first})
         by_source = {source.name: tally(verdicts, columns)}
@@ -120,7 +120,7 @@ def _concatenate(run: Curation, names: Sequence[str], chunks: Iterable[pa.Table]
     return pa.concat_tables([empty, *chunks])
 
 
-def as_numpy(column: pa.ChunkedArray) -> NDArray[Any]:
+def convert_to_numpy(column: pa.ChunkedArray) -> NDArray[Any]:
     """Return a column as a numpy array of numbers or of Python strings.
 
     A null becomes NaN or the empty string.
@@ -139,7 +139,8 @@ def read_verdicts(
     pool: MeasuredDocuments, path_of: PathBuilder, split: str, columns: Sequence[str]
 ) -> Iterator[tuple[pa.Table, NDArray[np.int64]]]:
     """Yield the rows of a split in chunks, with the index of the first rule each row breaks."""
-    first, at = read_first_broken(path_of, split), 0
+    first = read_first_broken(path_of, split)
+    at = 0
     for rows in pool.iterate_chunks(split, columns):
         yield rows, first[at : at + len(rows)]
         at += len(rows)

@@ -72,7 +72,8 @@ def merge_matches(index: str, matches: Sequence[str], path: str) -> Work:
 
 def decontaminate(surviving: SurvivingDocuments, path: str, totals_path: str) -> Work:
     """Return the work that decides which spans of a split to remove and which documents to drop."""
-    index, totals = Index.load(path), Totals.load(totals_path)
+    index = Index.load(path)
+    totals = Totals.load(totals_path)
 
     def decide_split(task: Task) -> Done:
         name = task["name"]
@@ -82,7 +83,7 @@ def decontaminate(surviving: SurvivingDocuments, path: str, totals_path: str) ->
         fallen = np.array(sorted(decision.fallen), np.int64)
         save_arrays(surviving.name_fallen_file(name), {"fallen": fallen})
         told = json.dumps(
-            [dataclasses.asdict(each) for each in _collect_samples(surviving, name, decision)]
+            [dataclasses.asdict(found) for found in _collect_samples(surviving, name, decision)]
         )
         storage.write(surviving.path_of("touched", f"{name}.json"), told.encode())
         counts = {"documents": decision.documents, "characters": int(matches.lengths.sum())}
@@ -93,9 +94,9 @@ def decontaminate(surviving: SurvivingDocuments, path: str, totals_path: str) ->
 
 def _build_removed_spans(decision: Decision) -> RemovedSpans:
     found = [
-        (document, each.start, each.end)
+        (document, cut.start, cut.end)
         for document, cuts in sorted(decision.cuts.items())
-        for each in cuts
+        for cut in cuts
     ]
     return RemovedSpans(*np.array(found, np.int64).reshape(-1, 3).T)
 
@@ -109,7 +110,8 @@ def _collect_samples(
     found = []
     before = 0
     for rows, texts in surviving.iterate_rows_before(CONTAMINATED, split, ["id", "url"]):
-        ids, urls = rows["id"].to_pylist(), rows["url"].to_pylist()
+        ids = rows["id"].to_pylist()
+        urls = rows["url"].to_pylist()
         for nth, (identity, url, text) in enumerate(zip(ids, urls, texts, strict=True), before):
             found += [sample(touch, identity, url, text) for touch in touches.get(nth, ())]
         found = pick_samples(found)

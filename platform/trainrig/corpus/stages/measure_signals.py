@@ -77,7 +77,7 @@ def measure_pages(
         columns |= measure_datatrove(texts)
     if run.urls != UrlLists():
         columns |= _load_url_signals(run.urls).measure([page.url for page, _ in taken])
-    columns |= {each.column: each.score(texts, languages) for each in run.scorers}
+    columns |= {scorer.column: scorer.score(texts, languages) for scorer in run.scorers}
     schema = build_pool_schema(run)
     columns |= {name: counts.get(name) for name in schema.names if name not in columns}
     nothing = [None] * len(taken)
@@ -99,10 +99,10 @@ def _rewrite(
     if not source.rewrites:
         return list(texts), counts
     languages, _ = identify_all(texts)
-    for each in source.rewrites:
-        changed = [each.apply(text, code) for text, code in zip(texts, languages, strict=True)]
+    for rewrite in source.rewrites:
+        changed = [rewrite.apply(text, code) for text, code in zip(texts, languages, strict=True)]
         texts = [text for text, _ in changed]
-        counts |= {name: [found[name] for _, found in changed] for name in each.columns}
+        counts |= {name: [found[name] for _, found in changed] for name in rewrite.columns}
     return list(texts), counts
 
 

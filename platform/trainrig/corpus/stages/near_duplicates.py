@@ -30,7 +30,7 @@ from trainrig.corpus.dedup.search import DuplicatesFound
 from trainrig.corpus.dedup.signatures.sign_split import Signatures
 from trainrig.corpus.files.arrays import load_arrays
 from trainrig.corpus.run_file import Curation
-from trainrig.corpus.stages.apply_rules import PathBuilder, as_numpy
+from trainrig.corpus.stages.apply_rules import PathBuilder, convert_to_numpy
 from trainrig.errors import DataError
 from trainrig.manifest import FileSum, Manifest
 from trainrig.splits import Phase, Split
@@ -91,7 +91,7 @@ def save_documents(
         run.sources[source].name,
         source,
         {
-            name: np.concatenate([as_numpy(piece[name]) for piece in columns])
+            name: np.concatenate([convert_to_numpy(piece[name]) for piece in columns])
             for name in (run.keep_rule.columns if columns else ())
         },
     )

@@ -45,7 +45,8 @@ def read_all_pages(run: Curation) -> Work:
     extractors = _Extractors(run)
 
     def read_split(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
-        name, source = task["name"], run.sources[task["source"]]
+        name = task["name"]
+        source = run.sources[task["source"]]
         parts = first = size = documents = 0
         reasons: Counter[str] = Counter()
         began = time.process_time() + extractors.cpu_seconds
@@ -61,7 +62,8 @@ def read_all_pages(run: Curation) -> Work:
                 )
             documents += _count_rows(files.name_page_file(name, parts))
             reasons.update(_read_reasons(files.name_quarantine_file(name, parts)))
-            parts, first = parts + 1, first + len(part)
+            parts = parts + 1
+            first = first + len(part)
             size += sum(len(record.body) for record in part if isinstance(record, RawPage))
         ended = time.process_time() + extractors.cpu_seconds
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
@@ -81,7 +83,8 @@ def split_records(records: Iterable[Record]) -> Iterator[list[Record]]:
         size += len(record.body) if isinstance(record, RawPage) else 0
         if len(part) == PART or size >= PART_BYTES:
             yield part
-            part, size = [], 0
+            part = []
+            size = 0
     if part:
         yield part
 
@@ -157,5 +160,5 @@ def _read_reasons(path: str) -> list[str]:
 
 
 def _format_lines(quarantined: Mapping[int, Mapping[str, str]]) -> bytes:
-    lines = (json.dumps(each, ensure_ascii=False) + "\n" for each in quarantined.values())
+    lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in quarantined.values())
     return "".join(lines).encode("utf-8", "surrogatepass")

@@ -70,7 +70,8 @@ from trainrig.corpus.stages.decontamination import (
 from trainrig.corpus.stages.surviving_documents import SurvivingDocuments, list_removal_steps
 from trainrig.splits import Done, Phase, Split, Task, Work, sum_counts
 
-BENCHMARKS_INDEX, BENCHMARKS_TOTALS = "benchmarks.index", "benchmarks.totals"
+BENCHMARKS_INDEX = "benchmarks.index"
+BENCHMARKS_TOTALS = "benchmarks.totals"
 
 Do = Callable[[str, Callable[[], Work], Sequence[Split]], Phase]
 """Function that runs the pass of the given name over all tasks that have no record yet."""
@@ -105,7 +106,8 @@ class SpanRemoval:
 
     def find_spans(self, split_indexes: Sequence[SplitIndex]) -> RemovalCounts:
         """Run all removal passes and return the counts of what they removed."""
-        run, found = self.run, dict[str, dict[str, Any]]()
+        run = self.run
+        found = dict[str, dict[str, Any]]()
         repeated_texts: Mapping[str, Sequence[RepeatedText]] = {}
         contamination = None
         if run.common_lines or run.exact_substrings:
@@ -184,7 +186,8 @@ class SpanRemoval:
             "benchmarks", functools.partial(index_benchmarks, settings, index), [Split("all", {})]
         )
         self._run_on_splits("matches", match_documents, index)
-        paths, totals = self._list_files("matches", "npz"), self.path_of(BENCHMARKS_TOTALS)
+        paths = self._list_files("matches", "npz")
+        totals = self.path_of(BENCHMARKS_TOTALS)
         self.do(
             "matched", functools.partial(merge_matches, index, paths, totals), [Split("all", {})]
         )
@@ -212,7 +215,9 @@ def _number_documents(
     """
 
     def number(task: Task) -> Done:
-        ranks, ids, counts = [np.empty(0, np.uint64)], [np.empty((0, 2), np.uint64)], []
+        ranks = [np.empty(0, np.uint64)]
+        ids = [np.empty((0, 2), np.uint64)]
+        counts = []
         for split_index in split_indexes:
             survives = (
                 DedupDecisions.load(path_of("decided", f"{split_index.name}.npz")).kinds == KEPT

@@ -81,7 +81,8 @@ class SpanRemover:
     def __init__(
         self, cuts: Mapping[str, dict[int, list[RemovedSpan]]], fallen: frozenset[int]
     ) -> None:
-        self._cuts, self._fallen = cuts, fallen
+        self._cuts = cuts
+        self._fallen = fallen
         self._document = 0
 
     @classmethod
@@ -99,8 +100,10 @@ class SpanRemover:
         Positions are those in `text`. The step is None if the document is kept. A document of which
         nothing is left is dropped by the last step that cut it.
         """
-        document, self._document = self._document, self._document + 1
-        left, removed = text, list[Removed]()
+        document = self._document
+        self._document = self._document + 1
+        left = text
+        removed = list[Removed]()
         all_spans = list[RemovedSpan]()
         last = None
         for step, cuts in self._cuts.items():

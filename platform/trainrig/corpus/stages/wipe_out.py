@@ -18,9 +18,9 @@ def refuse_rules_that_wipe_out(run: Curation, tallies: Mapping[str, Any]) -> Non
     `tallies` holds the counts of documents by source and rule.
     """
     for name, tally in tallies.items():
-        seen = sum(each["documents"] for each in tally["seen"].values())
+        seen = sum(counts["documents"] for counts in tally["seen"].values())
         dropped = {
-            rule: sum(each.get("first_documents", 0) for each in languages.values())
+            rule: sum(counts.get("first_documents", 0) for counts in languages.values())
             for rule, languages in tally["rules"].items()
         }
         refuse_wiped_out(run, name, dropped, seen)

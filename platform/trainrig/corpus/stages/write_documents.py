@@ -49,10 +49,11 @@ def write_signatures(run: Curation, pool: MeasuredDocuments, place: PathBuilder)
     def sign(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         name = task["name"]
         needed = run.keep_rule.columns
-        parts, ranking = [Signatures.of([], run.near_duplicates)], []
+        parts = [Signatures.of([], run.near_duplicates)]
+        ranking = []
         for rows, first in read_verdicts(pool, place, name, ["id", "url", "text", *needed]):
             passed = rows.filter(pa.array(first < 0))
-            parts.append(Signatures.of_table(passed, run.near_duplicates))
+            parts.append(Signatures.from_table(passed, run.near_duplicates))
             ranking.append(passed.select(list(needed)))
         signatures = Signatures.concatenate(parts)
         return near_duplicates.save_documents(
@@ -91,7 +92,7 @@ def write_split(
         }
         measured = set(pool.list_columns(name)) or set(schema.names)
         absent = set(schema.names) - measured
-        there = [each for each in schema.names if each in measured]
+        there = [column for column in schema.names if column in measured]
         with (
             writing(target[KEPT], _drop_absent_columns(whole, absent)) as kept,
             writing(target[DROPPED], _drop_absent_columns(shown, absent)) as dropped,
@@ -123,7 +124,7 @@ def write_split(
         }
         storage.write(place("told", f"{name}.json"), json.dumps(told).encode())
         sums = {below: manifest.compute_file_sum(path) for below, path in files.items()}
-        return counts.as_table(reasons), sums
+        return counts.build_table(reasons), sums
 
     return write
 
@@ -173,7 +174,7 @@ def _with_cuts(rows: pa.Table, cutter: SpanRemover) -> pa.Table:
                 columns["dropped_by"][nth] = falls_by
             elif removed:
                 columns["text"][nth] = left
-                columns["cut"][nth] = [dataclasses.asdict(each) for each in removed]
+                columns["cut"][nth] = [dataclasses.asdict(span) for span in removed]
     for name, values in columns.items():
         place = rows.column_names.index(name)
         rows = rows.set_column(place, name, pa.array(values, rows.schema.field(name).type))
@@ -211,12 +212,12 @@ class _Counts:
             self._dropped_of.setdefault(source, Counter())[step] += 1
         sizes = pc.binary_length(rows["text"])  # sizes of the texts after removal
         told = rows.select([*_TOLD, "dropped_by"]).append_column("bytes", sizes)
-        self._tell(told.to_pylist())
-        self._tell_shares(rows["url"].to_pylist(), rows["extracted_share"].to_pylist())
+        self._count_languages(told.to_pylist())
+        self._count_shares(rows["url"].to_pylist(), rows["extracted_share"].to_pylist())
         for spans in rows["pii"].to_pylist():
             self._tables["masked"].update(span["kind"] for span in spans)
 
-    def _tell_shares(self, urls: Sequence[str | None], shares: Sequence[float | None]) -> None:
+    def _count_shares(self, urls: Sequence[str | None], shares: Sequence[float | None]) -> None:
         """Count extracted shares in percent by host, for pages whose share is known."""
         for url, share in zip(urls, shares, strict=True):
             if share is not None:
@@ -224,7 +225,7 @@ class _Counts:
                 host = found.group(1).lower() if found else "(no host)"
                 self._hosts.setdefault(host, Counter())[round(100 * share)] += 1
 
-    def _tell(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def _count_languages(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Count kept and deduplicated documents by source and language."""
         for row in rows:
             if row["dropped_by"] is None:
@@ -242,7 +243,7 @@ class _Counts:
         """Return the counts that the report needs in addition to the rule tallies."""
         return {**self._told, "hosts": self._hosts, "quarantined": dict(Counter(quarantined))}
 
-    def as_table(self, quarantined: Sequence[str]) -> dict[str, Any]:
+    def build_table(self, quarantined: Sequence[str]) -> dict[str, Any]:
         return {
             "documents_in": self._numbers["documents"] + len(quarantined),
             "documents_extracted": self._numbers["documents"],

@@ -79,14 +79,16 @@ class UrlSignals:
         spaced = joined.translate(_SIGNS_TO_SPACES).replace(b"\n", b" \n ")
         words = b" %b " % spaced
         counts = (
-            self._look_up_hosts(rests),
+            self._find_blocked(rests),
             self._strict_words.count_words(joined.translate(None, _SIGNS)),
             self._hard_words.count_words(words),
             self._soft_words.count_words(words),
         )
-        return {column: each[: len(urls)] for column, each in zip(URL_COLUMNS, counts, strict=True)}
+        return {
+            column: values[: len(urls)] for column, values in zip(URL_COLUMNS, counts, strict=True)
+        }
 
-    def _look_up_hosts(self, rests: Sequence[str]) -> NDArray[np.int64]:
+    def _find_blocked(self, rests: Sequence[str]) -> NDArray[np.int64]:
         hosts = [_parse_host(rest) for rest in rests]
         blocked = dict.fromkeys(hosts, False)
         parents = [(host, parent) for host in blocked for parent in _list_parents(host)]
@@ -95,10 +97,10 @@ class UrlSignals:
             blocked[host] |= parent == host or not is_public_suffix(parent)
         found = np.fromiter((blocked[host] for host in hosts), np.int64, len(hosts))
         if len(self._pages):
-            found |= self._on_pages(rests, hosts)
+            found |= self._find_blocked_pages(rests, hosts)
         return found
 
-    def _on_pages(self, rests: Sequence[str], hosts: Sequence[str]) -> NDArray[np.int64]:
+    def _find_blocked_pages(self, rests: Sequence[str], hosts: Sequence[str]) -> NDArray[np.int64]:
         asked = [
             (at, f"{parent}{path}")
             for at, (rest, host) in enumerate(zip(rests, hosts, strict=True))
@@ -137,7 +139,8 @@ def _parse_host(rest: str) -> str:
 
 def _list_parents(host: str) -> list[str]:
     """Return `host` and all its parent domains that contain a dot."""
-    parents, at = [host], host.find(".")
+    parents = [host]
+    at = host.find(".")
     if host[-1:] != "]" and not host[-1:].isdigit():  # an IP address has no parent domain
         while (end := host.find(".", at + 1)) > 0:
             parents.append(host[at + 1 :])

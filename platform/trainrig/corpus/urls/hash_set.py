@@ -30,6 +30,6 @@ class HashSet:
 
 
 def _hash_strings(strings: Iterable[str]) -> NDArray[np.uint64]:
-    encoded = (each.encode("utf-8", "surrogatepass") for each in strings)
-    digests = (hashlib.blake2b(each, digest_size=8).digest() for each in encoded)
-    return np.fromiter((int.from_bytes(each, "little") for each in digests), np.uint64)
+    encoded = (string.encode("utf-8", "surrogatepass") for string in strings)
+    digests = (hashlib.blake2b(string, digest_size=8).digest() for string in encoded)
+    return np.fromiter((int.from_bytes(digest, "little") for digest in digests), np.uint64)

@@ -56,7 +56,8 @@ def iterate_entries(path: str) -> Iterator[tuple[int, str]]:
 
 def read_domains_and_pages(path: str) -> tuple[list[str], list[str]]:
     """Read the hosts ("example.com") and pages ("example.com/a") listed in the file at `path`."""
-    domains, pages = [], []
+    domains = []
+    pages = []
     for number, content in iterate_entries(path):
         first, _, rest = content.partition(" ")
         if rest and _ADDRESS.fullmatch(first):
@@ -67,7 +68,8 @@ def read_domains_and_pages(path: str) -> tuple[list[str], list[str]]:
                 f"{path}: line {number}: {content[:80]!r} is neither a domain (example.com) nor "
                 "a page of one (example.com/a)"
             )
-        host, page = entry.group(1).rstrip(".").removeprefix("www."), (entry.group(2) or "")
+        host = entry.group(1).rstrip(".").removeprefix("www.")
+        page = entry.group(2) or ""
         if page := page.rstrip("/"):
             pages.append(host + page)
         else:

@@ -48,7 +48,8 @@ def normalise(url: str) -> str:
     if parts is None:
         return bare
     scheme, user, host, port, path, query = parts.groups()
-    scheme, host = scheme.lower(), host.lower().rstrip(". \0\t\n\r\x0b\x0c")
+    scheme = scheme.lower()
+    host = host.lower().rstrip(". \0\t\n\r\x0b\x0c")
     path = _SESSION_IN_PATH.sub("", _escape_part(path or ""))
     pieces = [
         f"{scheme}://",
@@ -94,5 +95,5 @@ def _remove_dots(path: str) -> str:
 def _drop_tracking_parameters(query: str) -> str:
     pairs = [(pair.partition("=")[0], pair) for pair in query.split("&") if pair]
     kept = [(name, pair) for name, pair in pairs if not _TRACKING.fullmatch(name)]
-    kept.sort(key=lambda each: each[0])
+    kept.sort(key=lambda pair: pair[0])
     return "&".join(pair for _, pair in kept)

@@ -49,6 +49,6 @@ def _find_slots(joined: bytes, width: int) -> NDArray[np.uint32]:
     """Return the slot, of 2^16, for each run of `width` bytes in `joined`."""
     signs = np.frombuffer(joined, np.uint8)
     codes = np.zeros(max(0, len(signs) - width + 1), np.uint32)
-    for each in range(width):
-        codes = (codes << np.uint32(8)) | signs[each : len(signs) - width + 1 + each]
+    for offset in range(width):
+        codes = (codes << np.uint32(8)) | signs[offset : len(signs) - width + 1 + offset]
     return (codes * _MULTIPLIER) >> _KEPT_BITS

@@ -25,7 +25,9 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.dedup.pairs.sorted_runs import Rows
 
-UNKNOWN, STAYS, FALLS = 0, 1, 2
+UNKNOWN = 0
+STAYS = 1
+FALLS = 2
 
 # A pair for the decision, as refs: `later` is dropped if `earlier` is kept.
 EDGE = np.dtype([("later", "u8"), ("earlier", "u8"), ("similarity", "f8")])
@@ -40,15 +42,17 @@ def build_edges(pairs: Rows, a: Rows, b: Rows) -> tuple[Rows, Rows, Rows]:
 
     `a` and `b` are the DOCUMENT_KEY rows of the two documents of each pair.
     """
-    swapped = _comes_before(a, b)
-    later, earlier = np.where(swapped, b, a), np.where(swapped, a, b)
+    swapped = _is_earlier(a, b)
+    later = np.where(swapped, b, a)
+    earlier = np.where(swapped, a, b)
     rows = np.empty(len(pairs), EDGE)
-    rows["later"], rows["earlier"] = later["ref"], earlier["ref"]
+    rows["later"] = later["ref"]
+    rows["earlier"] = earlier["ref"]
     rows["similarity"] = pairs["similarity"]
     return rows, later, earlier
 
 
-def _comes_before(one: Rows, other: Rows) -> NDArray[np.bool_]:
+def _is_earlier(one: Rows, other: Rows) -> NDArray[np.bool_]:
     """Return whether `one` comes before `other` in the keep order: by rank, then id, then ref."""
     before = np.zeros(len(one), bool)
     for name in ("ref", "id1", "id0", "rank"):
@@ -95,7 +99,8 @@ def decide(
         cluster_messages: function that yields the CLUSTER_MESSAGE rows about its own documents, in
             pieces; called twice.
     """
-    refs, ids = np.ascontiguousarray(names["ref"]), np.stack([names["id0"], names["id1"]], axis=1)
+    refs = np.ascontiguousarray(names["ref"])
+    ids = np.stack([names["id0"], names["id1"]], axis=1)
     here = slice(*np.searchsorted(refs, own).tolist())
     # positions in the keep order
     order = np.lexsort([names[name] for name in ("ref", "id1", "id0", "rank")])
@@ -106,7 +111,8 @@ def decide(
     similarities = np.ascontiguousarray(edges["similarity"])
     del edges
 
-    states, labels = np.zeros(len(refs), np.uint8), ids.copy()
+    states = np.zeros(len(refs), np.uint8)
+    labels = ids.copy()
     if state_messages is not None:
         of_messages = np.searchsorted(refs, state_messages["about"])
         states[of_messages] = state_messages["state"]
@@ -264,7 +270,8 @@ def _spread_clusters(
     parents = np.arange(len(labels))
     for document in range(len(labels)):
         for edge in range(first_edge[document], first_edge[document + 1]):
-            one, other = document, target[edge]
+            one = document
+            other = target[edge]
             while parents[one] != one:
                 parents[one] = parents[parents[one]]
                 one = parents[one]

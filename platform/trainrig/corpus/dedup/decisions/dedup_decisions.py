@@ -87,7 +87,8 @@ def build_first_rows(repeats: Rows, known: Rows) -> Rows:
     """
     alone = repeats[~find(known["ref"], repeats["first"])[1]]
     rows = np.zeros(len(alone), DECISION)
-    rows["ref"], rows["similarity"] = alone["first"], np.nan
+    rows["ref"] = alone["first"]
+    rows["similarity"] = np.nan
     for name, own in zip(_CLUSTER, _REPEATED, strict=True):
         rows[name] = alone[own]
     return rows

@@ -97,7 +97,8 @@ class DedupDecisions:
         repeated = format_ids(self.repeated[tells])
         told: dict[int, dict[str, str | float | None]] = {}
         for nth, place in enumerate(tells.tolist()):
-            kind, similarity = int(self.kinds[place]), float(self.similarities[place])
+            kind = int(self.kinds[place])
+            similarity = float(self.similarities[place])
             fell = kind != KEPT
             told[place] = {
                 "dropped_by": COPIES[kind - 1] if fell else None,

@@ -65,10 +65,13 @@ def _count_keys(
     All lines of a document must be in the same call.
     """
     records = np.empty(len(keys), LINE)
-    records["key"], records["count"], records["first"] = keys, 1, numbers
+    records["key"] = keys
+    records["count"] = 1
+    records["first"] = numbers
     if settings.count == "documents":
         order = np.lexsort((numbers, keys))
-        keys, numbers = keys[order], numbers[order]
+        keys = keys[order]
+        numbers = numbers[order]
         fresh = np.ones(len(keys), bool)
         fresh[1:] = (keys[1:] != keys[:-1]) | (numbers[1:] != numbers[:-1])
         records = records[order[fresh]]

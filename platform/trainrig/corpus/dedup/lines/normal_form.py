@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compile_nogil
 
 BLANK = 32
-_UNKNOWN, _MET = 0xFFFFFFFF, 0xFFFFFFFE
+_UNKNOWN = 0xFFFFFFFF
+_MET = 0xFFFFFFFE
 SEVERAL = 0x80000000  # flag of an index into `several_starts`, for forms of several characters
 _CODE_POINTS = 0x110000
 

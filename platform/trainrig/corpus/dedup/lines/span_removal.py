@@ -26,7 +26,10 @@ def cut_lines(
     numbers of `documents`, `lines` and `characters`, each also as `…_cut`.
     """
     normal_form = NormalForm()
-    found, numbers, documents, characters = [], [], 0, 0
+    found = []
+    numbers = []
+    documents = 0
+    characters = 0
     for texts, numbers_of in batches:
         units = find_units(texts, settings, normal_form)
         found.append(dataclasses.replace(units, documents_U=units.documents_U + documents))
@@ -57,7 +60,8 @@ def _mark_cut_units(
     goes = np.zeros(len(units.keys_U), bool)
     for records in key_file.find(keys, common, LINE):
         there = records["key"] != 0
-        hits, firsts = long[there], records["first"][there]
+        hits = long[there]
+        firsts = records["first"][there]
         goes[hits] = True
         if settings.keep_first:
             at_home = hits[number_D[units.documents_U[hits]] == firsts]
@@ -72,8 +76,10 @@ def _find_spans(units: Units, goes_U: NDArray[np.bool_]) -> RemovedSpans:
     follows = np.zeros(len(gone), bool)  # true if the unit before is removed as well
     documents = units.documents_U[gone]
     follows[1:] = (np.diff(gone) == 1) & (documents[1:] == documents[:-1])
-    heads, tails = gone[~follows], gone[np.append(~follows[1:], True)[: len(gone)]]
-    starts, ends = units.starts_U[heads], units.nexts_U[tails]
+    heads = gone[~follows]
+    tails = gone[np.append(~follows[1:], True)[: len(gone)]]
+    starts = units.starts_U[heads]
+    ends = units.nexts_U[tails]
     # At the end of a text without a final newline, the newline before it is removed.
     before = np.maximum(heads - 1, 0)
     inner = (heads > 0) & (units.documents_U[before] == units.documents_U[heads])

@@ -39,8 +39,8 @@ class Units:
         columns = {}
         for field in dataclasses.fields(cls):
             kind = np.uint64 if field.name == "keys_U" else np.int64
-            each = [np.empty(0, kind), *(getattr(part, field.name) for part in parts)]
-            columns[field.name] = np.concatenate(each)
+            arrays = [np.empty(0, kind), *(getattr(part, field.name) for part in parts)]
+            columns[field.name] = np.concatenate(arrays)
         return cls(**columns)
 
 
@@ -80,7 +80,8 @@ def _split_units(
     nexts = np.empty(most, np.int64)
     count = 0
     for document in range(len(starts) - 1):
-        place, stop = starts[document], starts[document + 1]
+        place = starts[document]
+        stop = starts[document + 1]
         within = False  # true if the previous line belongs to a paragraph
         while place < stop:
             begin = place
@@ -136,8 +137,8 @@ def _hash_units(
                     length += 1
                 else:
                     first = form & (SEVERAL - 1)
-                    for each in range(several_starts[first], several_starts[first + 1]):
-                        found = (found ^ np.uint64(several_codes[each])) * _FIRST
+                    for position in range(several_starts[first], several_starts[first + 1]):
+                        found = (found ^ np.uint64(several_codes[position])) * _FIRST
                         found ^= found >> _SHIFT
                         length += 1
         found *= _SECOND

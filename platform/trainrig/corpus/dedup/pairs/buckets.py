@@ -82,7 +82,10 @@ def _sort_buckets(rows: NDArray[np.uint64], ends: NDArray[np.int64]) -> None:
                 while at >= begin + gap and _is_before(rank, tie, ref, rows[at - gap]):
                     rows[at] = rows[at - gap]
                     at -= gap
-                rows[at, 0], rows[at, 1], rows[at, 2], rows[at, 3] = key, rank, tie, ref
+                rows[at, 0] = key
+                rows[at, 1] = rank
+                rows[at, 2] = tie
+                rows[at, 3] = ref
         begin = end
 
 
@@ -115,13 +118,16 @@ def _pair(
             all_met = later - begin <= most
             met = later - begin if all_met else min(FEW_CANDIDATES, most)
             if number + met > len(pairs):
-                place[0], place[1], place[2] = bucket, begin, later
+                place[0] = bucket
+                place[1] = begin
+                place[2] = later
                 return number
             for turn in range(met):
                 before = begin + turn
                 if all_met and turn > 0:
                     before = later - 1 if turn == 1 else before - 1
-                a, b = rows[later, 3], rows[before, 3]
+                a = rows[later, 3]
+                b = rows[before, 3]
                 own = a < decided
                 if a == b or (not own and b >= decided):
                     continue
@@ -134,13 +140,19 @@ def _pair(
                 row = seen[np.int64(finalise_hash(a * _STEP + b) & np.uint64(len(seen) - 1))]
                 if row[0] == a and row[1] == b and row[2] <= order:
                     continue
-                row[0], row[1], row[2] = a, b, order
-                pairs[number, 0], pairs[number, 1], pairs[number, 2] = a, b, order
+                row[0] = a
+                row[1] = b
+                row[2] = order
+                pairs[number, 0] = a
+                pairs[number, 1] = b
+                pairs[number, 2] = order
                 number += 1
             later += 1
         begin = ends[bucket]
         bucket += 1
-    place[0], place[1], place[2] = bucket, begin, later
+    place[0] = bucket
+    place[1] = begin
+    place[2] = later
     return number
 
 
@@ -172,10 +184,13 @@ def iterate_candidates_of_one_key(
         for first in range(0, len(others), size):
             rows = others[first : first + size]
             pairs = np.empty((len(rows), len(met)), CANDIDATE)
-            pairs["a"], pairs["b"], pairs["turn"] = rows["ref"][:, None], met["ref"], turns
+            pairs["a"] = rows["ref"][:, None]
+            pairs["b"] = met["ref"]
+            pairs["turn"] = turns
             # The same rule as in `_pair`.
             swapped = rows["ref"] >= decided
-            pairs["a"][swapped], pairs["b"][swapped] = met["ref"], rows["ref"][swapped, None]
+            pairs["a"][swapped] = met["ref"]
+            pairs["b"][swapped] = rows["ref"][swapped, None]
             ties = rows["tie"][swapped, None] >> (np.uint64(64) - _TURN_BITS)
             pairs["turn"][swapped] = ties | np.uint64(2 * _TURNS - 1) << _TURN_BITS
             yield select_nearest(pairs[pairs["a"] < decided], most)
@@ -195,20 +210,25 @@ def select_nearest(pairs: Rows, most: int = MOST_CANDIDATES) -> Rows:
 @compile_nogil
 def _move_nearest(pairs: NDArray[np.uint64], most: int) -> int:
     """Move the pairs that `select_nearest` returns to the front, and return their number."""
-    kept, begin = 0, 0
+    kept = 0
+    begin = 0
     while begin < len(pairs):
-        a, end = pairs[begin, 0], begin + 1
+        a = pairs[begin, 0]
+        end = begin + 1
         while end < len(pairs) and pairs[end, 0] == a:
             end += 1
         _sort_by_turn(pairs[begin:end])
         first = kept
         for row in range(begin, end):
-            b, order = pairs[row, 1], pairs[row, 2]
+            b = pairs[row, 1]
+            order = pairs[row, 2]
             known = kept - first >= most
             for before in range(first, kept):
                 known |= pairs[before, 1] == b
             if not known:
-                pairs[kept, 0], pairs[kept, 1], pairs[kept, 2] = a, b, order
+                pairs[kept, 0] = a
+                pairs[kept, 1] = b
+                pairs[kept, 2] = order
                 kept += 1
         begin = end
     return kept
@@ -221,20 +241,24 @@ def _sort_by_turn(pairs: NDArray[np.uint64]) -> None:
     while gap > 1:
         gap = max(1, gap * 5 // 11)
         for place in range(gap, len(pairs)):
-            b, order = pairs[place, 1], pairs[place, 2]
+            b = pairs[place, 1]
+            order = pairs[place, 2]
             at = place
             while at >= gap and (
                 order < pairs[at - gap, 2]
                 or (order == pairs[at - gap, 2] and b < pairs[at - gap, 1])
             ):
-                pairs[at, 1], pairs[at, 2] = pairs[at - gap, 1], pairs[at - gap, 2]
+                pairs[at, 1] = pairs[at - gap, 1]
+                pairs[at, 2] = pairs[at - gap, 2]
                 at -= gap
-            pairs[at, 1], pairs[at, 2] = b, order
+            pairs[at, 1] = b
+            pairs[at, 2] = order
 
 
 def select_nearest_of_all(batches: Iterable[Rows], most: int = MOST_CANDIDATES) -> Rows:
     """Return `select_nearest` of all batches, holding at most three times the result in memory."""
-    rows, filled = np.empty(0, CANDIDATE), 0
+    rows = np.empty(0, CANDIDATE)
+    filled = 0
     for batch in batches:
         if filled + len(batch) > len(rows):
             chosen = select_nearest(rows[:filled], most)

@@ -21,8 +21,12 @@ def digest_rows(
     `words` [documents, 2] are the digests, and `ids` [documents, 2] the ids.
     """
     rows = np.empty(len(refs), DIGEST)
-    rows["key"], rows["more"] = words[:, 0], words[:, 1]
-    rows["rank"], rows["id0"], rows["id1"], rows["ref"] = ranks, ids[:, 0], ids[:, 1], refs
+    rows["key"] = words[:, 0]
+    rows["more"] = words[:, 1]
+    rows["rank"] = ranks
+    rows["id0"] = ids[:, 0]
+    rows["id1"] = ids[:, 1]
+    rows["ref"] = refs
     return rows
 
 

@@ -97,7 +97,8 @@ def read_pairs(path: str, split_index: int, threshold: float) -> Iterator[tuple[
             ends = []
             for end in "ab":
                 rows = np.empty(len(table), DOCUMENT_KEY)
-                rows["ref"], rows["rank"] = pairs[end], columns[f"{end}_rank"]
+                rows["ref"] = pairs[end]
+                rows["rank"] = columns[f"{end}_rank"]
                 rows["id0"], rows["id1"] = _parse_id_column(table[end]).T
                 ends.append(rows)
             yield pairs, ends[0], ends[1]

@@ -36,7 +36,8 @@ class KeyFilter:
 
 @compile_nogil
 def _add(keys: NDArray[np.unsignedinteger[Any]], slots: NDArray[np.uint64]) -> None:
-    last, one = np.uint64(len(slots) * _SLOTS - 1), np.uint64(1)
+    last = np.uint64(len(slots) * _SLOTS - 1)
+    one = np.uint64(1)
     for key in keys:
         slot = key & last
         bit = (slot & np.uint64(_SLOTS - 1)) << one
@@ -49,7 +50,8 @@ def _add(keys: NDArray[np.unsignedinteger[Any]], slots: NDArray[np.uint64]) -> N
 def _appears_again(
     keys: NDArray[np.unsignedinteger[Any]], slots: NDArray[np.uint64]
 ) -> NDArray[np.bool_]:
-    last, one = np.uint64(len(slots) * _SLOTS - 1), np.uint64(1)
+    last = np.uint64(len(slots) * _SLOTS - 1)
+    one = np.uint64(1)
     found = np.empty(len(keys), np.bool_)
     for nth in range(len(keys)):
         slot = keys[nth] & last

@@ -46,7 +46,8 @@ def _iterate_bins(entries: RunPart, parts: int, first: int, end: int) -> Iterato
 
 def _find_giants(pieces: Iterator[Rows], most: int) -> NDArray[np.uint64]:
     """Return the keys that have more than half as many entries as may be held."""
-    keys, counts = np.empty(0, np.uint64), np.empty(0, np.int64)
+    keys = np.empty(0, np.uint64)
+    counts = np.empty(0, np.int64)
     for rows in pieces:
         more, numbers = np.unique(rows["key"], return_counts=True)
         keys, nth = np.unique(np.concatenate([keys, more]), return_inverse=True)

@@ -76,11 +76,13 @@ def cut_partitions(taken: Sequence[int], budget: int) -> list[tuple[int, int]]:
     A single element may take more.
     """
     partitions: list[tuple[int, int]] = []
-    first, held = 0, 0
+    first = 0
+    held = 0
     for number, needed in enumerate(taken):
         if held and held + needed > budget:
             partitions.append((first, number))
-            first, held = number, 0
+            first = number
+            held = 0
         held += needed
     return [*partitions, (first, len(taken))]
 

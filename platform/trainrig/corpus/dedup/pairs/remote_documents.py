@@ -20,10 +20,12 @@ def find_remote_documents(
     owners: NDArray[np.uint64], others: NDArray[np.uint64], partition_of: NDArray[np.int64]
 ) -> Rows:
     """Return the remote documents of the partitions of `owners` among `others`, pair by pair."""
-    readers, homes = partition_of[find_splits(owners)], partition_of[find_splits(others)]
+    readers = partition_of[find_splits(owners)]
+    homes = partition_of[find_splits(others)]
     away = readers != homes
     rows = np.empty(np.count_nonzero(away), REMOTE_DOCUMENT)
-    rows["reader"], rows["ref"] = readers[away], others[away]
+    rows["reader"] = readers[away]
+    rows["ref"] = others[away]
     return rows
 
 
@@ -54,7 +56,8 @@ class DedupBuffer:
         self._buffered.append(rows)
         self._waiting += len(rows)
         if self._waiting >= self.most:
-            self._buffered, self._waiting = [_deduplicate(np.concatenate(self._buffered))], 0
+            self._buffered = [_deduplicate(np.concatenate(self._buffered))]
+            self._waiting = 0
             if len(self._buffered[0]) >= self.most:
                 self.flush(self._buffered.pop())
 

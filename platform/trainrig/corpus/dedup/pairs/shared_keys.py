@@ -40,12 +40,13 @@ def group_keys_by_part(
     Within a range they are in the order of documents.
     """
     starts = np.zeros(parts + 1, np.int64)
-    for each in split_indexes:
-        _count(each.keys, each.wanted, starts[1:])
+    for searched in split_indexes:
+        _count(searched.keys, searched.wanted, starts[1:])
     np.cumsum(starts, out=starts)
-    found, free = np.empty(starts[-1], KEY), starts.copy()
-    for each in split_indexes:
-        _group(each.keys, each.wanted, np.uint64(parts), free, found)
+    found = np.empty(starts[-1], KEY)
+    free = starts.copy()
+    for searched in split_indexes:
+        _group(searched.keys, searched.wanted, np.uint64(parts), free, found)
     return found, starts
 
 
@@ -80,10 +81,10 @@ def build_entries(
     places = np.stack([starts, _find_shared_starts(shared, starts)])
     starts = places[1].copy()
     rows = np.empty((starts[-1], _ENTRY_FIELDS), np.uint64)
-    for each in split_indexes:
-        ranks, ids = order(each.split_index)
-        first = make_refs(each.split_index, np.zeros(1, np.int64))[0]
-        of_split = each.keys, each.wanted, ranks, ids, first
+    for searched in split_indexes:
+        ranks, ids = order(searched.split_index)
+        first = make_refs(searched.split_index, np.zeros(1, np.int64))[0]
+        of_split = searched.keys, searched.wanted, ranks, ids, first
         _write_entries(*of_split, np.uint64(len(counts)), shared, places, rows)
     return rows.reshape(-1).view(ENTRY), starts
 
@@ -145,7 +146,9 @@ def _write_entries(
     for document in range(len(keys)):
         if not wanted[document]:
             continue
-        rank, tie, ref = ranks[document], ids[document, 0], first + np.uint64(document)
+        rank = ranks[document]
+        tie = ids[document, 0]
+        ref = first + np.uint64(document)
         for band in range(keys.shape[1]):
             key = keys[document, band]
             part = _assign_part(key, parts)
@@ -154,7 +157,10 @@ def _write_entries(
             if shared[place]:
                 row = places[1, part]
                 places[1, part] += 1
-                rows[row, 0], rows[row, 1], rows[row, 2], rows[row, 3] = key, rank, tie, ref
+                rows[row, 0] = key
+                rows[row, 1] = rank
+                rows[row, 2] = tie
+                rows[row, 3] = ref
 
 
 @compile_nogil

@@ -123,7 +123,8 @@ class RunPart:
 
         Raises DataError if a file is torn.
         """
-        rows, filled = np.empty(self.count, self.kind), 0
+        rows = np.empty(self.count, self.kind)
+        filled = 0
         for piece in self._read(PIECE):
             rows[filled : filled + len(piece)] = piece
             filled += len(piece)
@@ -140,11 +141,13 @@ class RunPart:
         Small chunks of several runs are joined.
         """
         most = most or PIECE
-        held, waiting = list[NDArray[Any]](), 0
+        held = list[NDArray[Any]]()
+        waiting = 0
         for piece in self._read(most):
             if waiting + len(piece) > most:
                 yield np.concatenate(held)
-                held, waiting = [], 0
+                held = []
+                waiting = 0
             held.append(piece)
             waiting += len(piece)
         if waiting:

@@ -58,27 +58,43 @@ def count_common_shingles(
     """
     found = np.empty(len(least), np.int64)
     for pair in range(len(least)):
-        i, i_last = one_starts[pair], one_ends[pair]
-        j, j_last = other_starts[pair], other_ends[pair]
+        i = one_starts[pair]
+        i_last = one_ends[pair]
+        j = other_starts[pair]
+        j_last = other_ends[pair]
         # Four independent merges, from both ends of the lower and the upper half of all values: the
         # processor overlaps them, since each step only depends on the step before in its own merge.
         k = i_end = _find_first_not_below(one, i, i_last, _MIDDLE)
         m = j_end = _find_first_not_below(other, j, j_last, _MIDDLE)
-        k_end, m_end, common = i_last, j_last, 0
+        k_end = i_last
+        m_end = j_last
+        common = 0
         while min(i_end - i, j_end - j, k_end - k, m_end - m) > 2 * _STRIDE and (
             common + min(i_end - i, j_end - j) + min(k_end - k, m_end - m) >= least[pair]
         ):
             # No branch here: which shingle is lower is random, so the processor would often guess
             # wrong.
             for _ in range(_STRIDE):
-                a, b = one[i], other[j]
-                common, i, j = common + (a == b), i + (a <= b), j + (b <= a)
-                a, b = one[i_end - 1], other[j_end - 1]
-                common, i_end, j_end = common + (a == b), i_end - (a >= b), j_end - (b >= a)
-                a, b = one[k], other[m]
-                common, k, m = common + (a == b), k + (a <= b), m + (b <= a)
-                a, b = one[k_end - 1], other[m_end - 1]
-                common, k_end, m_end = common + (a == b), k_end - (a >= b), m_end - (b >= a)
+                a = one[i]
+                b = other[j]
+                common = common + (a == b)
+                i = i + (a <= b)
+                j = j + (b <= a)
+                a = one[i_end - 1]
+                b = other[j_end - 1]
+                common = common + (a == b)
+                i_end = i_end - (a >= b)
+                j_end = j_end - (b >= a)
+                a = one[k]
+                b = other[m]
+                common = common + (a == b)
+                k = k + (a <= b)
+                m = m + (b <= a)
+                a = one[k_end - 1]
+                b = other[m_end - 1]
+                common = common + (a == b)
+                k_end = k_end - (a >= b)
+                m_end = m_end - (b >= a)
         above = min(k_end - k, m_end - m)
         common += _count_common(one[i:i_end], other[j:j_end], least[pair] - common - above)
         common += _count_common(one[k:k_end], other[m:m_end], least[pair] - common)
@@ -89,11 +105,16 @@ def count_common_shingles(
 @compile_nogil
 def _count_common(one: NDArray[np.uint32], other: NDArray[np.uint32], least: int) -> int:
     """Count the common values of two sorted arrays; stop once fewer than `least` are certain."""
-    i, j, common = 0, 0, 0
+    i = 0
+    j = 0
+    common = 0
     while i < len(one) and j < len(other) and common + min(len(one) - i, len(other) - j) >= least:
         for _ in range(min(_STRIDE, len(one) - i, len(other) - j)):
-            a, b = one[i], other[j]
-            common, i, j = common + (a == b), i + (a <= b), j + (b <= a)
+            a = one[i]
+            b = other[j]
+            common = common + (a == b)
+            i = i + (a <= b)
+            j = j + (b <= a)
     return common
 
 

@@ -74,7 +74,8 @@ def gather_sets(
         names["rank"][chosen] = ranks[places]
         names["id0"][chosen], names["id1"][chosen] = ids[places].T
         names["shingles"][chosen] = ends - starts
-    found, filled = np.empty(int(names["shingles"].sum()), SHINGLE), 0
+    found = np.empty(int(names["shingles"].sum()), SHINGLE)
+    filled = 0
     for shingles, starts, ends in spans:
         write_together(shingles, starts, ends, found[filled:])
         filled += int((ends - starts).sum())
@@ -102,7 +103,8 @@ class RemoteShingles:
 
     def iterate_shingles(self) -> Iterator[NDArray[np.uint32]]:
         """Yield the shingles for each reader that has any."""
-        starts, ends = self.own.starts, self.own.ends
+        starts = self.own.starts
+        ends = self.own.ends
         for first, end in zip(self.first_names[:-1], self.first_names[1:], strict=True):
             if first < end:
                 chosen = self.nth[first:end]
@@ -148,14 +150,17 @@ def find_alike_pairs(
         PAIR rows sorted by `a` and `b`, and DOCUMENT_KEY rows sorted by ref.
     """
     own_refs = np.ascontiguousarray(own.names["ref"])
-    own_starts, own_ends = own.starts, own.ends
+    own_starts = own.starts
+    own_ends = own.ends
     compared = np.zeros(len(met.seconds), bool)
-    found, names = [np.empty(0, PAIR)], [select_fields(own.names, DOCUMENT_KEY)]
+    found = [np.empty(0, PAIR)]
+    names = [select_fields(own.names, DOCUMENT_KEY)]
     for other in others:
         if not len(other.names):
             continue
         refs = np.ascontiguousarray(other.names["ref"])
-        other_starts, other_ends = other.starts, other.ends
+        other_starts = other.starts
+        other_ends = other.ends
         of_use = np.zeros(len(refs), bool)
         first, end = np.searchsorted(met.seconds, refs[[0, -1]] + np.array([0, 1], np.uint64))
         for begin in range(first, end, _SLICE):
@@ -163,7 +168,8 @@ def find_alike_pairs(
             b, there = find(refs, met.seconds[some])
             there &= ~compared[some]
             compared[some] |= there
-            one, b = met.firsts[some][there], b[there]
+            one = met.firsts[some][there]
+            b = b[there]
             a, _ = find(own_refs, one)
             sizes = own_ends[a] - own_starts[a], other_ends[b] - other_starts[b]
             common = count_common_shingles(
@@ -178,7 +184,8 @@ def find_alike_pairs(
             likeness = compute_similarities(measure, common, *sizes)
             enough = (common >= 0) & (likeness >= floor)
             rows = np.empty(np.count_nonzero(enough), PAIR)
-            rows["a"], rows["b"] = one[enough], refs[b[enough]]
+            rows["a"] = one[enough]
+            rows["b"] = refs[b[enough]]
             rows["similarity"] = likeness[enough]
             found.append(rows)
             of_use[b[enough]] = True

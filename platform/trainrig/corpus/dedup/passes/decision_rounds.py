@@ -15,7 +15,8 @@ def decide(search: DuplicateSearch, turn: int) -> Work:
 
     def decide_partition(task: Task) -> Done:
         partition = task["number"]
-        told, cluster_messages = None, RunPart(decision.CLUSTER_MESSAGE, ())
+        told = None
+        cluster_messages = RunPart(decision.CLUSTER_MESSAGE, ())
         if turn:
             before = f"{turn - 1:05d}"
             told = search.find_part(

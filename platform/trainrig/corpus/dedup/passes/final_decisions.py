@@ -35,7 +35,8 @@ def finalise(search: DuplicateSearch, turn: int) -> Work:
             known = dedup_decisions.merge_in_order(known, tables[-1])
         rows = np.concatenate(tables)
         split_indexes = find_splits(rows["ref"])
-        counts, clusters = {}, 0
+        counts = {}
+        clusters = 0
         for number, split_index in search.list_own_indexes(partition):
             found = _build_decisions(rows[split_indexes == number], split_index.count)
             documents = Documents.from_split_index(split_index)
@@ -69,7 +70,8 @@ def name_revoked_file(search: DuplicateSearch, split_index: int) -> str:
 def _build_decisions(rows: Rows, count: int) -> DedupDecisions:
     found = DedupDecisions.none(count)
     places = find_positions(rows["ref"])
-    found.kinds[places], found.similarities[places] = rows["kind"], rows["similarity"]
+    found.kinds[places] = rows["kind"]
+    found.similarities[places] = rows["similarity"]
     found.repeated[places] = np.stack([rows["id0"], rows["id1"]], axis=1)
     found.clusters[places] = np.stack([rows["cluster0"], rows["cluster1"]], axis=1)
     return found

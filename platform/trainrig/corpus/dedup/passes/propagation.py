@@ -27,7 +27,8 @@ def _list_fallen(split_index: int, there: DedupDecisions) -> Rows:
     fell = np.flatnonzero(there.kinds != KEPT)
     rows = np.zeros(len(fell), dedup_decisions.DECISION)
     rows["ref"] = make_refs(split_index, fell)
-    rows["kind"], rows["similarity"] = there.kinds[fell], there.similarities[fell]
+    rows["kind"] = there.kinds[fell]
+    rows["similarity"] = there.similarities[fell]
     rows["id0"], rows["id1"] = there.repeated[fell].T
     rows["cluster0"], rows["cluster1"] = there.clusters[fell].T
     return rows

@@ -96,7 +96,8 @@ def write_edges(search: DuplicateSearch) -> Work:
     partition_of = search.plan.find_partition(len(search.split_indexes))
 
     def read(task: Task) -> Done:
-        alike, threshold = 0, search.minhash.threshold
+        alike = 0
+        threshold = search.minhash.threshold
         with (
             search.writing("edges", task) as run,
             search.writing("names", task) as names_run,
@@ -104,10 +105,8 @@ def write_edges(search: DuplicateSearch) -> Work:
         ):
 
             def flush(rows: Rows) -> None:
-                readers, homes = (
-                    rows["reader"].astype(np.int64),
-                    partition_of[find_splits(rows["ref"])],
-                )
+                readers = rows["reader"].astype(np.int64)
+                homes = partition_of[find_splits(rows["ref"])]
                 names_run.add(select_fields(rows, DOCUMENT_KEY), readers)
                 away = readers != homes
                 remote_run.add(select_fields(rows[away], REMOTE_DOCUMENT), homes[away])

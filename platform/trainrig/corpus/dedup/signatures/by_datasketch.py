@@ -44,7 +44,7 @@ def compute_datasketch_signatures(texts: NormalisedTexts, settings: MinHash) -> 
         for first in range(0, last + 1, _BLOCK):
             places = range(first, min(first + _BLOCK, last + 1))
             joined = (" ".join(words[at : at + settings.shingle_words]) for at in places)
-            one.update_batch([each.encode("utf-8", "surrogatepass") for each in joined])
+            one.update_batch([shingle.encode("utf-8", "surrogatepass") for shingle in joined])
         found[number] = one.hashvalues
     return found
 
@@ -60,7 +60,9 @@ def split_words(text: str, shingle_words: int) -> list[str]:
     ]
     if not (flags & np.uint32(_UNSPACED)).any():
         return re.findall(r"\w+", lower)
-    words, place, of = [], 0, flags.tolist()
+    words = []
+    place = 0
+    of = flags.tolist()
     of.append(0)  # sentinel that ends the last word
     while place < len(lower):
         script = of[place] & _UNSPACED

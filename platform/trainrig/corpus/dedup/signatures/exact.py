@@ -44,7 +44,8 @@ def hash_texts(texts: NormalisedTexts) -> NDArray[np.uint8]:
         unsettled,
     )
     digests = []
-    start, whole = 0, folded.data
+    start = 0
+    whole = folded.data
     for end, is_unsettled in zip(ends.tolist(), unsettled.tolist(), strict=True):
         one: bytes | memoryview = whole[start:end]
         if is_unsettled:
@@ -84,7 +85,9 @@ def _fold(
     """Write the texts in lower case with single spaces, and flag texts that NFC may change."""
     filled = 0
     for text in range(len(ends)):
-        first, place, flags = filled, starts[text], np.uint32(0)
+        first = filled
+        place = starts[text]
+        flags = np.uint32(0)
         after_space = True  # then a text never begins with a space
         while place < starts[text + 1]:
             byte = data[place]

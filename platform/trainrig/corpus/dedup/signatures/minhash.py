@@ -76,7 +76,7 @@ class MinHash(Settings):
     seed: int = Field(default=1, ge=0, lt=2**32)  # seed of the hash functions
 
     @model_validator(mode="after")
-    def _the_permutations_suffice(self) -> Self:
+    def _check_permutations(self) -> Self:
         needed = self.bands * self.rows
         if needed > self.permutations:
             raise ValueError(

@@ -40,8 +40,10 @@ _SEED = np.uint64(0xCBF29CE484222325)
 _PRIME = np.uint64(0x100000001B3)
 _FIRST = np.uint64(0xFF51AFD7ED558CCD)
 _SECOND = np.uint64(0xC4CEB9FE1A85EC53)
-_33, _32 = np.uint64(33), np.uint64(32)
-_NONE, _ONE = np.uint64(0), np.uint64(1)
+_33 = np.uint64(33)
+_32 = np.uint64(32)
+_NONE = np.uint64(0)
+_ONE = np.uint64(1)
 _STEP = np.uint64(0x9E3779B97F4A7C15)  # odd multiplier: swapping words changes the sum
 
 
@@ -59,7 +61,8 @@ def shingle_texts(
     room = int(texts.starts[-1] - texts.starts[0]) // 2 + len(lengths)
     found = np.empty(room, np.uint32)
     longest = int(lengths.max(initial=0)) // 2 + 2  # a hash may be written before it is dropped
-    hashes, ends = np.empty(longest, np.uint64), np.empty(len(lengths), np.int64)
+    hashes = np.empty(longest, np.uint64)
+    ends = np.empty(len(lengths), np.int64)
     _shingle(
         texts.data,
         texts.starts,
@@ -131,7 +134,9 @@ def _hash_words(
 ) -> int:
     """Write the hash of each word of `text`, and return the number of words."""
     # All bits of `inside` are set within a word; outside, `word` is the seed.
-    number, word, inside = np.int64(0), _SEED, _NONE
+    number = np.int64(0)
+    word = _SEED
+    inside = _NONE
     # Iterating by position lets the compiler drop the bounds check, which halves the time.
     for place in range(len(text)):
         byte = text[place]
@@ -154,7 +159,9 @@ def _hash_words(
             continue
         if inside:
             hashes[number] = word
-            number, word, inside = number + 1, _SEED, _NONE
+            number = number + 1
+            word = _SEED
+            inside = _NONE
         if letter & (IDEOGRAM | SYLLABLE):
             hashes[number] = _hash_unspaced_word(text, place, table, words)
             number += 1
@@ -189,7 +196,8 @@ def _hash_unspaced_word(
 @compile_nogil
 def _hash_n_grams(hashes: NDArray[np.uint64], words: int, found: NDArray[np.uint32]) -> int:
     """Write 32 bits of the weighted sum of each `words` consecutive hashes; return their number."""
-    weight, total = np.uint64(1), np.uint64(0)
+    weight = np.uint64(1)
+    total = np.uint64(0)
     for place in range(min(words, len(hashes))):
         total = total * _STEP + hashes[place]
     found[0] = finalise_hash(total) >> _32
@@ -205,7 +213,9 @@ def _hash_n_grams(hashes: NDArray[np.uint64], words: int, found: NDArray[np.uint
 @compile_nogil
 def _deduplicate(values: NDArray[np.uint32], ends: NDArray[np.int64]) -> None:
     """Remove repeated values from the sorted values of each text, and update `ends`."""
-    begin, kept = _NONE, _NONE  # unsigned places need no check for negative indices
+    # unsigned places need no check for negative indices
+    begin = _NONE
+    kept = _NONE
     for text in range(len(ends)):
         end = np.uint64(ends[text])
         before = ~values[begin] if begin < end else np.uint32(0)
@@ -214,4 +224,5 @@ def _deduplicate(values: NDArray[np.uint32], ends: NDArray[np.int64]) -> None:
             values[kept] = value  # the next value overwrites a repeated one
             kept += np.uint64(value != before)
             before = value
-        begin, ends[text] = end, kept
+        begin = end
+        ends[text] = kept

@@ -40,11 +40,12 @@ class Signatures:
         return cls._of(ids, urls, characters, NormalisedTexts.of(texts), settings)
 
     @classmethod
-    def of_table(cls, rows: pa.Table, settings: MinHash) -> "Signatures":
+    def from_table(cls, rows: pa.Table, settings: MinHash) -> "Signatures":
         """Compute the signatures of rows with `id`, `url` and `text`; texts are not copied."""
-        ids, urls = rows["id"].to_pylist(), rows["url"].to_pylist()
+        ids = rows["id"].to_pylist()
+        urls = rows["url"].to_pylist()
         characters = pc.utf8_length(rows["text"]).fill_null(0).to_numpy().astype(np.int64)
-        return cls._of(ids, urls, characters, NormalisedTexts.of_arrow(rows["text"]), settings)
+        return cls._of(ids, urls, characters, NormalisedTexts.from_arrow(rows["text"]), settings)
 
     @classmethod
     def _of(

@@ -67,14 +67,13 @@ def _find_least(
         in_fours = start + (ends[text] - start) // 4 * 4
         # one load and one store of `least` for four shingles
         for place in range(start, in_fours, 4):
-            s, t, u, v = (
-                shingles[place],
-                shingles[place + 1],
-                shingles[place + 2],
-                shingles[place + 3],
-            )
+            s = shingles[place]
+            t = shingles[place + 1]
+            u = shingles[place + 2]
+            v = shingles[place + 3]
             for row in range(len(least)):
-                a, b = multipliers[row], increments[row]
+                a = multipliers[row]
+                b = increments[row]
                 st = min(np.uint32(s * a + b), np.uint32(t * a + b))
                 uv = min(np.uint32(u * a + b), np.uint32(v * a + b))
                 least[row] = min(least[row], min(st, uv))

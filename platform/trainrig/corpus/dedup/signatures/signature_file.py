@@ -77,7 +77,7 @@ def load_columns(path: str, names: Sequence[str] | None = None) -> dict[str, NDA
             batch = pa.ipc.open_file(source, options=options).get_batch(0)
         except pa.ArrowInvalid:
             raise DataError(f"{path}: no signatures, or torn; sign its documents again") from None
-        return {name: _as_numpy(batch.column(_COLUMNS[name])) for name in wanted}
+        return {name: _convert_to_numpy(batch.column(_COLUMNS[name])) for name in wanted}
 
 
 @contextlib.contextmanager
@@ -97,7 +97,7 @@ def _convert_to_binary(digests: NDArray[np.uint8]) -> pa.Array:
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(_DIGEST), len(digests), [None, data])
 
 
-def _as_numpy(column: pa.Array) -> NDArray[Any]:
+def _convert_to_numpy(column: pa.Array) -> NDArray[Any]:
     kind = column.type
     if pa.types.is_string(kind):
         return np.array(column.to_pylist(), dtype=np.str_)

@@ -31,11 +31,11 @@ class NormalisedTexts(NamedTuple):
         """
         encoded = [_lower_case(text).encode("utf-8", "surrogatepass") for text in texts]
         starts = np.zeros(len(texts) + 1, np.int64)
-        np.cumsum([len(each) for each in encoded], out=starts[1:])
+        np.cumsum([len(text) for text in encoded], out=starts[1:])
         return cls(np.frombuffer(b"".join(encoded), np.uint8), starts)
 
     @classmethod
-    def of_arrow(cls, column: pa.ChunkedArray) -> "NormalisedTexts":
+    def from_arrow(cls, column: pa.ChunkedArray) -> "NormalisedTexts":
         """Convert a column of strings, without a copy if it is one chunk of large strings.
 
         A null is an empty text. Raises pyarrow.ArrowInvalid if the data is not UTF-8.
@@ -92,7 +92,8 @@ def _find_capitals(
         here = data[starts[text] : starts[text + 1]]
         seen = False  # a bool, because numba would widen a number and vectorise an eighth as much
         for capital in capitals:
-            first, second = capital[0], capital[1]
+            first = capital[0]
+            second = capital[1]
             for place in range(len(here) - 1):
                 seen |= (here[place] == first) & (here[place + 1] == second)
         found[text] = seen

@@ -20,8 +20,10 @@ from trainrig.corpus.dedup.substrings.flat import Bytes
 
 # Odd base of the rolling hash (Karp & Rabin 1987), modulo 2**64, and splitmix64's multipliers.
 _BASE = np.uint64(0x9E3779B97F4A7C15)
-_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_32, _29 = np.uint64(32), np.uint64(29)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+_32 = np.uint64(32)
+_29 = np.uint64(29)
 
 
 @dataclass(frozen=True)
@@ -72,14 +74,16 @@ def _fill_anchors(
         leaving *= _BASE
     count = 0
     for document in range(len(starts) - 1):
-        start, length = starts[document], starts[document + 1] - starts[document]
+        start = starts[document]
+        length = starts[document + 1] - starts[document]
         if length < window:
             continue
         rolling = np.uint64(0)
         for place in range(start, start + gram):
             rolling = rolling * _BASE + np.uint64(data[place])
         least = np.uint64(0xFFFFFFFFFFFFFFFF)
-        at, anchor = -1, -1
+        at = -1
+        anchor = -1
         for place in range(length - gram + 1):  # place of the gram
             if place:
                 weight = np.uint64(data[start + place + gram - 1])
@@ -89,13 +93,15 @@ def _fill_anchors(
             value ^= value >> _32
             recent[place & mask] = value
             if value <= least:
-                least, at = value, place
+                least = value
+                at = place
             elif at <= place - grams:
                 at = place - grams + 1
                 least = recent[at & mask]
                 for other in range(at + 1, place + 1):
                     if recent[other & mask] <= least:
-                        least, at = recent[other & mask], other
+                        least = recent[other & mask]
+                        at = other
             begin = place - grams + 1  # start of the window
             if begin < 0:
                 continue

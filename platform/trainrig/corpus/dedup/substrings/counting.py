@@ -27,7 +27,8 @@ def count_anchors(
         size += len(data.data)
         anchors = find_anchors(data, settings.min_bytes)
         records = np.empty(len(anchors.keys_A), ANCHOR)
-        records["key"], records["count"] = anchors.keys_A, anchors.counts_A
+        records["key"] = anchors.keys_A
+        records["count"] = anchors.counts_A
         counted.append(key_file.merge_records(records))
     found = key_file.merge_records(np.concatenate(counted))
     key_file.save(path, found)

@@ -54,7 +54,8 @@ def gather_pieces(
     texts of the split twice, and for one file of `repeated`. Returns the number of `pieces`, and
     their `bytes`.
     """
-    encoded, numbers = [], [np.empty(0, np.int64)]
+    encoded = []
+    numbers = [np.empty(0, np.int64)]
     for texts, numbers_of in batches:
         encoded.append(encode_texts(texts))
         numbers.append(numbers_of)
@@ -100,7 +101,8 @@ def _find_pieces(
     order = np.argsort(partition, kind="stable")
     partition = partition[order]
     documents = anchors.documents_A[comes_again][order]
-    begins, ends = anchors.begins_A[comes_again][order], anchors.ends_A[comes_again][order]
+    begins = anchors.begins_A[comes_again][order]
+    ends = anchors.ends_A[comes_again][order]
     apart = np.ones(len(order), bool)
     apart[1:] = (partition[1:] != partition[:-1]) | (documents[1:] != documents[:-1])
     apart[1:] |= begins[1:] > ends[:-1]

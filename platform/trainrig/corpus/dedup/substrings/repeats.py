@@ -29,7 +29,9 @@ from trainrig.corpus.dedup.substrings.spans import SPAN, unite_spans
 
 # Flags of a byte: a window starts at it; the previous suffix in the order begins with the same
 # window; the window is a repeat.
-_WINDOW, _AS_BEFORE, _REPEAT = 1, 2, 4
+_WINDOW = 1
+_AS_BEFORE = 2
+_REPEAT = 4
 
 
 def find_repeats(
@@ -74,22 +76,23 @@ def _plan_chunks(pieces: Sequence[str], partition: int, most: int) -> tuple[list
     The result is one chunk if all pieces fit. A chunk may exceed half an array by up to one piece.
     Also returns the number of bytes of all pieces.
     """
-    begins, lengths = [], []
+    begins = []
+    lengths = []
     for path in pieces:
         bounds = sliced_file.read_bounds(path)
         begins.append(int(bounds[partition]))
         lengths.append(sliced_file.load(path, PIECE, partition, partition + 1)["length"])
-    size = sum(int(each.sum()) for each in lengths)
+    size = sum(int(own_lengths.sum()) for own_lengths in lengths)
     room = most if size <= most else max(1, most // 2)
     chunks: dict[int, list[_Part]] = {}
     before = 0
-    for split, (begin, each) in enumerate(zip(begins, lengths, strict=True)):
-        numbers = (before + np.cumsum(each) - each) // room
+    for split, (begin, own_lengths) in enumerate(zip(begins, lengths, strict=True)):
+        numbers = (before + np.cumsum(own_lengths) - own_lengths) // room
         heads = np.flatnonzero(np.diff(numbers, prepend=-1))
         for head, tail in itertools.pairwise([*heads.tolist(), len(numbers)]):
             part = _Part(split, begin + head, begin + tail)
             chunks.setdefault(int(numbers[head]), []).append(part)
-        before += int(each.sum())
+        before += int(own_lengths.sum())
     return list(chunks.values()), size
 
 
@@ -106,7 +109,9 @@ class _Text:
     @classmethod
     def of(cls, paths: Sequence[str], parts: Sequence[_Part]) -> "_Text":
         """Read the pieces of `parts` from the files at `paths`."""
-        held, data, before = [], [], 0
+        held = []
+        data = []
+        before = 0
         for part in parts:
             path = paths[part.split]
             bounds = len(sliced_file.read_bounds(path))
@@ -115,7 +120,8 @@ class _Text:
             for name in PIECE.names or ():
                 records[name] = read[name]
             records["split"] = part.split
-            begin, end = int(read["at"][0]), int(read["at"][-1] + read["length"][-1])
+            begin = int(read["at"][0])
+            end = int(read["at"][-1] + read["length"][-1])
             records["at"] += before - begin
             held.append(records)
             data.append(
@@ -159,7 +165,8 @@ def _find_repeated_spans(text: _Text, window: int) -> Records:
     del order
     piece, begins, ends = _unite_repeats(state, bounds, window)
     spans = np.empty(len(piece), SPAN)
-    spans["split"], spans["document"] = pieces["split"][piece], pieces["document"][piece]
+    spans["split"] = pieces["split"][piece]
+    spans["document"] = pieces["document"][piece]
     spans["start"] = pieces["start"][piece] + begins
     spans["end"] = pieces["start"][piece] + ends
     return spans

@@ -30,7 +30,7 @@ def cut_substrings(
 
     Returns the numbers of `documents` and `bytes`, each also as `…_cut`, and `spans_cut`.
     """
-    found = [sliced_file.load(each, SPAN, split, split + 1) for each in repeats]
+    found = [sliced_file.load(file, SPAN, split, split + 1) for file in repeats]
     spans = unite_spans(np.concatenate([np.empty(0, SPAN), *found]))
     columns = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     cut: list[bytes] = []
@@ -78,14 +78,18 @@ def _align_to_characters(
 
     Returns begin and end in bytes of `data`, then start and stop in characters of the document.
     """
-    begins, ends = begins.copy(), ends.copy()
-    starts, stops = np.empty_like(begins), np.empty_like(begins)
+    begins = begins.copy()
+    ends = ends.copy()
+    starts = np.empty_like(begins)
+    stops = np.empty_like(begins)
     at = characters = 0
     for span in range(len(documents)):
         document = documents[span]
         if span == 0 or document != documents[span - 1]:
-            at, characters = document_starts[document], 0
-        begin, end = begins[span], ends[span]
+            at = document_starts[document]
+            characters = 0
+        begin = begins[span]
+        end = ends[span]
         while begin < end and data[begin] & 0xC0 == 0x80:  # within a character
             begin += 1
         while end > begin and end < document_starts[document + 1] and data[end] & 0xC0 == 0x80:
@@ -98,5 +102,6 @@ def _align_to_characters(
             characters += data[at] & 0xC0 != 0x80
             at += 1
         stops[span] = characters
-        begins[span], ends[span] = begin, end
+        begins[span] = begin
+        ends[span] = end
     return begins, ends, starts, stops
