@@ -1,4 +1,4 @@
-r"""Remove benchmark examples from a corpus, and report how much of them the corpus held.
+"""Remove benchmark examples from a corpus, and report how much of them the corpus held.
 
 The steps, in order:
 

@@ -1,4 +1,4 @@
-r"""Matches of the documents of each split, and totals over all splits.
+"""Matches of the documents of each split, and totals over all splits.
 
 Whether to act on an n-gram may depend on how many documents of the corpus hold it. So there are two
 passes over the corpus, with a sum between them:

@@ -1,4 +1,4 @@
-r"""Run-file settings of decontamination: the benchmarks, and when a text counts as contaminated.
+"""Run-file settings of decontamination: the benchmarks, and when a text counts as contaminated.
 
 In a run file:
 

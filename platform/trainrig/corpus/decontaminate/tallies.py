@@ -56,7 +56,7 @@ class ShareRow:
 
 @dataclass(frozen=True)
 class CommonRow:
-    """A benchmark n-gram in so many documents that nothing is removed for it."""
+    """A benchmark n-gram that is too common to be removed."""
 
     text: str  # the normalised words
     documents: int
@@ -78,7 +78,7 @@ class ContaminatedSample:
 
 @dataclass(frozen=True)
 class ContaminationTallies:
-    """All results of decontamination that a report shows."""
+    """Results of decontamination that a report shows."""
 
     style: str  # `kind` of the rule
     documents: int  # documents searched
@@ -92,7 +92,7 @@ class ContaminationTallies:
 def tally_contamination(
     index: Index, totals: Totals, counts: Mapping[str, Any], samples: Iterable[ContaminatedSample]
 ) -> ContaminationTallies:
-    r"""Tally the decontamination of a corpus for its report.
+    """Tally the decontamination of a corpus for its report.
 
     Args:
         index: index of the benchmarks.

@@ -26,7 +26,7 @@ from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, mix_bits
 
 
 class NormalisedWords(NamedTuple):
-    """All words of some texts, concatenated.
+    """Words of some texts, concatenated.
 
     Array suffixes: L is the number of letters, W of words, D of texts.
     """

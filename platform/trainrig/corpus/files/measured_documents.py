@@ -1,4 +1,4 @@
-r"""Locations of the measured documents of a curation.
+"""Locations of the measured documents of a curation.
 
 They lie in parts, as the pages were read, or in the two folders of a finished curation:
 

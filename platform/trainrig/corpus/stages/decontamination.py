@@ -1,4 +1,4 @@
-r"""Passes that remove benchmark text from documents, or drop documents full of it.
+"""Passes that remove benchmark text from documents, or drop documents full of it.
 
 benchmarks    index the benchmarks
 matches       find their text in each split

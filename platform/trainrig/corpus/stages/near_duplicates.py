@@ -1,4 +1,4 @@
-r"""Files that a curation keeps of its near-duplicate search, and reuse of those of earlier ones.
+"""Files that a curation keeps of its near-duplicate search, and reuse of those of earlier ones.
 
 OUTPUT/copies/  index.json  documents/SPLIT.npz  pairs/SPLIT.parquet  revoked.parquet
                     signatures/SPLIT.arrow (`index = true`)

@@ -1,4 +1,4 @@
-r"""Passes that remove text from the documents that survive deduplication.
+"""Passes that remove text from the documents that survive deduplication.
 
 There are three optional steps, each enabled by its section of the run file: common lines, repeated
 substrings, and benchmarks. Each step gets the texts as the step before left them, and all surviving
@@ -92,7 +92,7 @@ def list_removal_passes(run: Curation) -> list[str]:
 
 @dataclass(frozen=True)
 class SpanRemoval:
-    """All removal passes of one run."""
+    """Removal passes of one run."""
 
     run: Curation
     surviving: SurvivingDocuments

@@ -30,7 +30,7 @@ _TRACKING = re.compile(
 
 
 def normalise(url: str) -> str:
-    r"""Return the normal form of `url`.
+    """Return the normal form of `url`.
 
     Idempotent. A text that is not an HTTP URL only loses surrounding white space.
 

@@ -88,7 +88,7 @@ def decide(
     state_messages: Rows | None,
     cluster_messages: Callable[[], Iterable[Rows]],
 ) -> DecidedPartition:
-    r"""Run one round of the decision in one partition.
+    """Run one round of the decision in one partition.
 
     Args:
         names: DOCUMENT_KEY of all documents in the edges, and of the partition's own documents
@@ -201,7 +201,7 @@ def _sweep(
     target: NDArray[np.int64],
     states: NDArray[np.uint8],
 ) -> None:
-    r"""Decide the documents `first` up to `end`, in a single pass over the keep order.
+    """Decide the documents `first` up to `end`, in a single pass over the keep order.
 
     Args:
         order: [documents] indices of documents in the keep order, remote documents included.

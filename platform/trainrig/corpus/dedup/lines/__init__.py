@@ -1,4 +1,4 @@
-r"""Removal of lines or paragraphs that occur in many documents of the corpus.
+"""Removal of lines or paragraphs that occur in many documents of the corpus.
 
 There are three phases. Each is a pure function of texts and files, so any number of workers can
 share it:

@@ -1,4 +1,4 @@
-r"""Files of verified pairs, which can be decided again at another threshold.
+"""Files of verified pairs, which can be decided again at another threshold.
 
 a, b             ids
     similarity       Jaccard similarity or containment, at least the evidence floor

@@ -69,7 +69,7 @@ def build_entries(
     shared: NDArray[np.bool_],
     counts: NDArray[np.int64],
 ) -> tuple[Rows, NDArray[np.int64]]:
-    r"""Build an ENTRY for each shared key of a document, by range, and return each range's start.
+    """Build an ENTRY for each shared key of a document, by range, and return each range's start.
 
     Args:
         split_indexes: the argument of `group_keys_by_part`.

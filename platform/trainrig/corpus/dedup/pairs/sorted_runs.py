@@ -1,4 +1,4 @@
-r"""Runs: files of rows sorted by part, from which a reader takes one part of each file.
+"""Runs: files of rows sorted by part, from which a reader takes one part of each file.
 
 Together they form a shuffle. Each task writes one *run*, its rows grouped by part, and the task of
 a part reads its rows from every run. The number of files is that of the writers, not writers times

@@ -21,7 +21,7 @@ _MIDDLE = np.uint32(2**31)  # middle of the range of shingles, which are hashes
 
 
 class Verification(Settings):
-    """How candidate pairs are compared, and from which similarity on they are stored."""
+    """Comparison of candidate pairs, and the similarity from which on they are stored."""
 
     # How the similarity of two documents is measured. "jaccard": common shingles over all shingles.
     # "containment": common shingles over the smaller document's shingles, so excerpts are found
@@ -43,7 +43,7 @@ def count_common_shingles(
     other_ends: NDArray[np.int64],
     least: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    r"""Count the shingles that the two documents of each pair share.
+    """Count the shingles that the two documents of each pair share.
 
     Counting stops with -1 once fewer than `least` are certain.
 

@@ -137,7 +137,7 @@ class CandidatePairs:
 def find_alike_pairs(
     met: CandidatePairs, own: Sets, others: Iterable[Sets], measure: Measure, floor: float
 ) -> tuple[Rows, Rows]:
-    r"""Return the pairs with a similarity of at least `floor`, and the keys of their documents.
+    """Return the pairs with a similarity of at least `floor`, and the keys of their documents.
 
     Args:
         met: the candidate pairs.

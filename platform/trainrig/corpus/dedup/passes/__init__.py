@@ -1,4 +1,4 @@
-r"""Passes of the search for duplicates; each task reads files written by earlier passes.
+"""Passes of the search for duplicates; each task reads files written by earlier passes.
 
 The modules, in the order in which `dedup.search` runs them:
 

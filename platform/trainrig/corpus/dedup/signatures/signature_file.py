@@ -1,4 +1,4 @@
-r"""Signature file of a split: an Arrow IPC file of one batch, with a row for each document.
+"""Signature file of a split: an Arrow IPC file of one batch, with a row for each document.
 
 id string · characters int64 · digest, url binary[16] · keys uint64[bands] · ends int64
     · shingles list of uint32, sorted

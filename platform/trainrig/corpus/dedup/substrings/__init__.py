@@ -1,4 +1,4 @@
-r"""Removal of repeated substrings, except for their first occurrence.
+"""Removal of repeated substrings, except for their first occurrence.
 
 The method is that of Lee et al. 2021 (arXiv:2107.06499, section 4.1). A window is `min_bytes` bytes
 long. It is a repeat if the same bytes occur in a document earlier in the keep order, or earlier in
