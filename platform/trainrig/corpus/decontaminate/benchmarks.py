@@ -56,11 +56,13 @@ def _list_folder(folder: str, fields: dict[str, tuple[str, ...]]) -> list[Benchm
         if path.endswith(ENDINGS)
     }
     if not paths:
-        raise DataError(f"{folder}: no benchmark in it: no file ends in .jsonl or .jsonl.gz")
+        raise DataError(
+            f"{folder}: the folder holds no benchmark: no file in it ends in .jsonl or .jsonl.gz"
+        )
     for name in fields:
         if name not in paths:
             raise DataError(
-                f"{folder}: `fields` speaks of '{name}', but no file there is named so"
+                f"{folder}: `fields` names '{name}', but the folder has no such benchmark"
                 f"{suggest_choice(name, sorted(paths))}"
             )
     missing = sorted(set(paths) - set(fields))
@@ -149,16 +151,16 @@ def _read_objects(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
             raise DataError(f"{path}: line {number}: not UTF-8 at byte {error.start}") from None
         except (ValueError, RecursionError) as error:
             raise DataError(
-                f"{path}: line {number}: no JSON ({error}); a benchmark has an object a line"
+                f"{path}: line {number}: not JSON ({error}); write one JSON object per line"
             ) from None
         if not isinstance(row, dict):
             raise DataError(
-                f"{path}: line {number}: a JSON {type(row).__name__}; an object is wanted"
+                f"{path}: line {number}: a JSON {type(row).__name__}; write a JSON object"
             )
         empty = False
         yield number, row
     if empty:
-        raise DataError(f"{path}: empty; a benchmark has an object a line")
+        raise DataError(f"{path}: the file is empty; a benchmark has one JSON object per line")
 
 
 def _read_content(path: str) -> bytes:
@@ -168,7 +170,9 @@ def _read_content(path: str) -> bytes:
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; a benchmark is a file of JSON Lines") from None
     except IsADirectoryError:
-        raise DataError(f"{path}: a folder; name it as `folder` of decontamination") from None
+        raise DataError(
+            f"{path}: this is a folder; set it as `folder` of decontamination"
+        ) from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
 
@@ -185,7 +189,7 @@ def _iterate_texts(row: dict[str, Any], field: str, where: str) -> Iterator[str]
         raise DataError(f"{where}: no field '{field}'{suggest_choice(field, known)}")
     for value in _flatten(values):
         if isinstance(value, dict | bool):
-            raise DataError(f"{where}: '{field}' holds a {_IN_JSON[type(value)]}, no text")
+            raise DataError(f"{where}: '{field}' holds a {_IN_JSON[type(value)]}, not a text")
         if value is not None:
             yield str(value)
 

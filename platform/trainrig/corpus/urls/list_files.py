@@ -51,7 +51,7 @@ def iterate_entries(path: str) -> Iterator[tuple[int, str]]:
             empty = False
             yield number, content
     if empty:
-        raise DataError(f"{path}: no entry in it; a list has one on each line")
+        raise DataError(f"{path}: the list has no entry; write one on each line")
 
 
 def read_domains_and_pages(path: str) -> tuple[list[str], list[str]]:
@@ -87,6 +87,8 @@ def _read_text(path: str) -> str:
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
     if b"\0" in content:
-        raise DataError(f"{path}: not text (byte {content.index(0)} is NUL); a list is, or gzip")
+        raise DataError(
+            f"{path}: the file is not text (byte {content.index(0)} is NUL); use plain text or gzip"
+        )
     # Web block lists contain bytes in any encoding; an entry that is not UTF-8 matches no URL.
     return content.decode("utf-8-sig", "replace")
