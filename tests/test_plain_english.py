@@ -17,6 +17,11 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "platform" / "trainrig"
 # Folders and files of the package whose prose is plain. The list grows until it is the package.
 REWRITTEN: tuple[str, ...] = (
+    "corpus/decontaminate",
+    "corpus/dedup",
+    "corpus/files",
+    "corpus/stages",
+    "corpus/urls",
     "scaling/__init__.py",
     "scaling/batch_rate_rules.py",
     "scaling/laws",

@@ -195,7 +195,7 @@ def test_from_parquet_to_fates(pages: list[tuple[str, str]], tmp_path: Path) -> 
     for number, path in enumerate(paths):
         pq.write_table(table.slice(number * len(rows) // 4, len(rows) // 4), path)
     megabytes = sum(len(text.encode()) for text in texts) / 1e6
-    Signatures.of_table(table.slice(0, 50), SETTINGS)  # compiles
+    Signatures.from_table(table.slice(0, 50), SETTINGS)  # compiles
     look(tmp_path / "first", [shelve(tmp_path / "first", "0", Signatures.of(rows[:50], SETTINGS))],
          SETTINGS)  # fmt: skip
     rounds: dict[str, list[float]] = defaultdict(list)
@@ -205,11 +205,11 @@ def test_from_parquet_to_fates(pages: list[tuple[str, str]], tmp_path: Path) -> 
         tables = [pq.read_table(path) for path in paths]
         read = time.process_time()
         for each in tables:
-            compute_keys_and_shingles(NormalisedTexts.of_arrow(each["text"]), SETTINGS)
+            compute_keys_and_shingles(NormalisedTexts.from_arrow(each["text"]), SETTINGS)
         hashed = time.process_time() - read
         read = time.process_time()
         began += hashed
-        signed = [Signatures.of_table(each, SETTINGS) for each in tables]
+        signed = [Signatures.from_table(each, SETTINGS) for each in tables]
         made = time.process_time()
         split_indexes = [shelve(folder, str(n), each) for n, each in enumerate(signed)]
         kept = time.process_time()

@@ -59,7 +59,7 @@ pages, work, searching = sys.argv[1:]
 found = runpy.run_path(searching)
 look, shelve = found["look"], found["shelve"]
 def search(folder, tables):
-    signed = [Signatures.of_table(table, MinHash()) for table in tables]
+    signed = [Signatures.from_table(table, MinHash()) for table in tables]
     return look(folder, [shelve(folder, str(n), s) for n, s in enumerate(signed)], MinHash())
 paths = sorted(Path(pages).iterdir())
 search(Path(work, "first"), [pq.read_table(paths[0]).slice(0, 50)])  # loads what is compiled

@@ -134,7 +134,7 @@ def test_texts_in_memory_beside_those_who_do_the_same(texts: list[str]):
     ways: dict[str, tuple[float, Callable[[], object]]] = {
         "ours": (
             megabytes(texts),
-            lambda: compute_keys_and_shingles(NormalisedTexts.of_arrow(ours), SETTINGS),
+            lambda: compute_keys_and_shingles(NormalisedTexts.from_arrow(ours), SETTINGS),
         ),
         "datasketch": (megabytes(few), lambda: by_datasketch(few)),
     }
@@ -201,7 +201,7 @@ def test_parquet_to_a_file_of_signatures(texts: list[str], tmp_path: Path):
 
     def signed() -> None:
         rows = read_columns(path, ["id", "url", "text"])
-        Signatures.of_table(rows, SETTINGS).save(target)
+        Signatures.from_table(rows, SETTINGS).save(target)
 
     signed()
     rates = sorted(megabytes(texts) / cpu_seconds(signed) for _ in range(ROUNDS))
@@ -224,7 +224,7 @@ def test_time_grows_as_the_texts_do(texts: list[str]):
     few = texts[: len(texts) // 10]
     figures = []
     for times in (1, 10, 100):
-        many = NormalisedTexts.of_arrow(column(few * times))
+        many = NormalisedTexts.from_arrow(column(few * times))
         runs = [
             cpu_seconds(lambda many=many: compute_keys_and_shingles(many, SETTINGS))
             for _ in range(3)

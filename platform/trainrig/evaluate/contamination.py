@@ -86,7 +86,7 @@ def _index(tasks: Sequence[TaskRun], questions: Mapping[str, Sequence[Question]]
         asked = questions[run.task.name]
         texts = tuple((_build_text(run, question),) for question in asked)
         examples.append(Examples(run.task.name, tuple(q.row for q in asked), texts))
-    return Index.of_examples(settings, examples)
+    return Index.from_examples(settings, examples)
 
 
 def _build_text(run: TaskRun, question: Question) -> str:

@@ -50,15 +50,15 @@ def test_blank_lines_count_as_lines_only(tmp_path: Path):
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"", "empty; a benchmark has an object a line"),
-        (b"\n\n", "empty; a benchmark has an object a line"),
-        (b'{"a": "x"}\n{"a": \n', "line 2: no JSON (Expecting value: line 1 column 7 (char 6))"),
-        (b'{"a": "x"}\n["a"]\n', "line 2: a JSON list; an object is wanted"),
+        (b"", "the file is empty; a benchmark has one JSON object per line"),
+        (b"\n\n", "the file is empty; a benchmark has one JSON object per line"),
+        (b'{"a": "x"}\n{"a": \n', "line 2: not JSON (Expecting value: line 1 column 7 (char 6))"),
+        (b'{"a": "x"}\n["a"]\n', "line 2: a JSON list; write a JSON object"),
         (b'{"a": "x"}\n\xff\n', "line 2: not UTF-8 at byte 0"),
         (b'{"a": "x"}\n{"b": "x"}\n', "line 2: no field 'a'; there are: b"),
         (b'{"qa": "x"}\n', "line 1: no field 'a'; did you mean 'qa'?"),
-        (b'{"a": {"b": 1}}\n', "line 1: 'a' holds a table (name a field of it as a.b), no text"),
-        (b'{"a": true}\n', "line 1: 'a' holds a truth value, no text"),
+        (b'{"a": {"b": 1}}\n', "line 1: 'a' holds a table (name a field of it as a.b), not a text"),
+        (b'{"a": true}\n', "line 1: 'a' holds a truth value, not a text"),
         (b'{"a": ""}\n{"a": null}\n', "'a' is empty in all 2 examples"),
         (b"\x1f\x8b\x08\x00torn", "cannot be read: "),
     ],
@@ -75,7 +75,7 @@ def test_a_file_that_is_no_benchmark_is_refused_in_one_line(tmp_path, content, t
 def test_a_file_that_is_not_there_is_named(tmp_path: Path):
     with pytest.raises(DataError, match=r"no\.jsonl: no such file; a benchmark is"):
         read_examples(Benchmark(name="b", path=str(tmp_path / "no.jsonl"), fields=("a",)))
-    with pytest.raises(DataError, match="a folder; name it as `folder`"):
+    with pytest.raises(DataError, match="this is a folder; set it as `folder`"):
         read_examples(Benchmark(name="b", path=str(tmp_path), fields=("a",)))
 
 
@@ -118,17 +118,17 @@ def test_all_benchmarks_are_read_before_any_page(tmp_path: Path):
     with pytest.raises(DataError, match=r"b\.jsonl: no such file; a benchmark is a file of JSON"):
         fingerprint(settings)
     (tmp_path / "b.jsonl").write_text("{")
-    with pytest.raises(DataError, match=r"b\.jsonl: line 1: no JSON"):
+    with pytest.raises(DataError, match=r"b\.jsonl: line 1: not JSON"):
         check_examples(settings)
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"folder": "{folder}/empty"}, "{folder}/empty: no benchmark in it"),
+        ({"folder": "{folder}/empty"}, "{folder}/empty: the folder holds no benchmark"),
         (
             {"folder": "{folder}", "fields": {"b": ["question"], "c": ["x"]}},
-            "{folder}: `fields` speaks of 'c', but no file there is named so; there are: b",
+            "{folder}: `fields` names 'c', but the folder has no such benchmark; there are: b",
         ),
         (
             {

@@ -35,7 +35,7 @@ def decided(style: Style, folder: Path, *documents: str) -> Decision:
         Examples("foxes", (7,), ((SECRET,),)),
         Examples("jugs", (1, 2), ((OTHER,), ("of no document but this one alone in the world",))),
     ]
-    index = Index.of_examples(Decontamination(folder="-", style=style), benchmarks)
+    index = Index.from_examples(Decontamination(folder="-", style=style), benchmarks)
     matches = match(index, documents)
     matches.save(str(folder / "matches"))
     return decide(index, matches, merge(index, [str(folder / "matches")]))
@@ -125,7 +125,7 @@ def test_words_may_differ_after_the_first_ten(tmp_path: Path):
     changed = [f"other{i}" if i in (10, 12, 14, 17) else word for i, word in enumerate(words)]
     one_more = [f"other{i}" if i == 19 else word for i, word in enumerate(changed)]
     early = [f"other{i}" if i == 9 else word for i, word in enumerate(changed)]
-    index = Index.of_examples(Decontamination(folder="-", style=Llama2()), benchmarks)
+    index = Index.from_examples(Decontamination(folder="-", style=Llama2()), benchmarks)
     texts = [" ".join(each) for each in (changed, one_more, early, words[:10])]
     units = [len(match(index, [text]).units) for text in texts]
     # Of 25 words: four differ; a fifth ends the span before it; the first ten must be equal.
@@ -138,11 +138,11 @@ def test_what_stands_before_a_text_is_no_part_of_it():
     # The document's word before the match is the last word of the text before.
     benchmarks = [Examples("two", (1,), (("p q", "a b"),))]
     style = Llama2(words=2, dirty_from=0.5)
-    index = Index.of_examples(Decontamination(folder="-", style=style), benchmarks)
+    index = Index.from_examples(Decontamination(folder="-", style=style), benchmarks)
     assert match(index, ["q a b"]).units.tolist() == [2, 3]
     # Nor is what stands behind it.
     benchmarks = [Examples("two", (1,), (("a b", "c d"),))]
-    index = Index.of_examples(Decontamination(folder="-", style=style), benchmarks)
+    index = Index.from_examples(Decontamination(folder="-", style=style), benchmarks)
     assert match(index, ["a b c"]).units.tolist() == [0, 1]
 
 

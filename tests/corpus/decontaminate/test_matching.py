@@ -38,7 +38,7 @@ documents = st.lists(st.lists(st.sampled_from((*VOCABULARY, "x")), max_size=25).
 
 
 def index_of(benchmarks: list[Examples], style: Style) -> Index:
-    return Index.of_examples(Decontamination(folder="-", style=style), benchmarks)
+    return Index.from_examples(Decontamination(folder="-", style=style), benchmarks)
 
 
 def named(*all_texts: list[tuple[str, ...]]) -> list[Examples]:

@@ -28,7 +28,7 @@ SHORT = Examples("short", (1,), (("one two",),))
 
 
 def told(style: Style, folder: Path, *texts: str) -> ContaminationTallies:
-    index = Index.of_examples(Decontamination(folder="-", style=style), [SET, SHORT])
+    index = Index.from_examples(Decontamination(folder="-", style=style), [SET, SHORT])
     matches = match(index, texts)
     matches.save(str(folder / "m"))
     totals = merge(index, [str(folder / "m")])

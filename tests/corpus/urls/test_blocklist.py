@@ -117,9 +117,9 @@ def test_no_list_says_nothing():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "no entry in it; a list has one on each line"),
-        (b"# only this\n\n", "no entry in it"),
-        (b"\x7fELF\0\0", "not text (byte 4 is NUL)"),
+        (b"", "the list has no entry; write one on each line"),
+        (b"# only this\n\n", "the list has no entry"),
+        (b"\x7fELF\0\0", "the file is not text (byte 4 is NUL)"),
         (b"\x1f\x8bbroken", "cannot be read: "),
         (gzip.compress(b"bad.example")[:-4], "cannot be read: "),
         (b"ok.example\ntwo words\n", "line 2: 'two words' is neither a domain"),

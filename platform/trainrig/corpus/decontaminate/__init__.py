@@ -1,16 +1,19 @@
-"""Keeping benchmarks out of a corpus, and saying how much of them was in it.
+"""Remove benchmark examples from a corpus, and report how much of them the corpus held.
 
-    Index.of(settings).save(path)                       once: the benchmarks' words and n-grams
-    match(index, texts).save(path)                      each split, documents in their order
-    merge(index, paths of all matches).save(path)       once
-    decide(index, matches, totals)                      each split: what falls, what is cut
-    account.account(index, totals, sum of Decision.counts(), samples)    once, for the report
-    page.contamination_section(account)                 its part of the page
+The steps, in order:
 
-A run's inputs have `fingerprint(settings)`. Documents go by their place among those that `match`
-saw; `account.sample` makes of a `Touch` and its document what a report shows. Workers map the index
-into memory: `Index.load(path)`. Nothing here knows of files other than those, nor of Ray. The
-styles, and where they come from, are in settings.py.
+Index.of(settings).save(path)                   once: the benchmarks' words and n-grams
+    match(index, texts).save(path)                  for each split, documents in order
+    merge(index, paths of all matches).save(path)   once
+    decide(index, matches, totals)                  for each split: dropped documents, cut spans
+    tallies.tally_contamination(index, totals, sum of Decision.compute_counts(), samples)   once
+    decontamination_page.build_contamination_section(tallies)    section of the report
+
+Add `fingerprint(settings)` to the inputs of a run, because the settings only name the benchmark
+files. Documents are numbered by their position among the texts given to `match`. `tallies.sample`
+turns a `Touch` and its document into a sample for the report. Workers map the index into memory
+with `Index.load(path)`. This package does not use Ray. The rules and the papers they come from are
+in settings.py.
 """
 
 from trainrig.corpus.decontaminate.benchmarks import check_examples, fingerprint

@@ -1,8 +1,8 @@
-"""Overlap of documents with benchmark examples, by the rules of PaLM, Llama 2 and Llama 3. PaLM,
-Llama 2, Llama 3.
+"""Overlap of documents with benchmark examples, by the rules of PaLM, Llama 2 and Llama 3.
 
-What is counted are units: for PaLM the n-grams of an example, each by the word at which it begins;
-for Llama its words. A unit that a document holds is marked, once, whatever marked it.
+Overlap is counted in units. For PaLM a unit is an n-gram of an example, identified by the position
+of its first word. For Llama a unit is a word of an example. Each unit that a document contains is
+counted once, however many matches cover it.
 """
 
 from typing import NamedTuple
@@ -20,16 +20,22 @@ _Whole = int | np.int64
 
 
 class OverlapSpans(NamedTuple):
-    """Where documents hold examples of which they hold enough: words of a batch. They overlap."""
+    """Spans in which documents contain enough of an example.
+
+    Positions are words of a batch of documents. Spans may overlap.
+    """
 
     documents: NDArray[np.int64]
-    examples: NDArray[np.uint32]  # one of those of a benchmark that the span is of
+    examples: NDArray[np.uint32]  # one example of the benchmark that the span matches
     begins: NDArray[np.int64]
     stops: NDArray[np.int64]
 
 
 class BenchmarkOverlap:
-    """What documents hold, batch by batch. Takes some 20 bytes a word of the benchmarks."""
+    """Accumulator of the overlap of documents with benchmarks, fed batch by batch.
+
+    It takes about 20 bytes of memory per benchmark word.
+    """
 
     def __init__(self, index: Index, style: BySize) -> None:
         self._index = index
@@ -37,7 +43,8 @@ class BenchmarkOverlap:
         self._whole_words = not isinstance(style, PaLM)
         self._skips = style.skips if isinstance(style, Llama2) else 0
         self._needed_E = find_unit_thresholds(index, style)
-        self._stamps_B = np.zeros(len(index.words_B), np.int64)  # the last document to hold each
+        # the last document that contained each word
+        self._stamps_B = np.zeros(len(index.words_B), np.int64)
         self._stamps_E = np.zeros(len(index.lines_E), np.int64)
         self._units_E = np.zeros(len(index.lines_E), np.int64)
         self._touched_E = np.empty(len(index.lines_E), np.int64)
@@ -45,23 +52,24 @@ class BenchmarkOverlap:
         self._stamps_G = np.zeros(grams, np.int64)
         self._benchmarks_E = np.repeat(np.arange(len(index.names)), np.diff(index.firsts))
         self._documents = 0
-        self.marks_B = np.zeros(len(index.words_B), np.bool_)  # units that any document held
+        self.marks_B = np.zeros(len(index.words_B), np.bool_)  # units that any document contained
 
     def add(
         self, hits: Hits, numbers_W: NDArray[np.uint32], firsts_D1: NDArray[np.int64]
     ) -> OverlapSpans:
-        """The spans of what the documents of a batch hold, by their places in it."""
+        """Add a batch of documents and return the spans that match contained examples."""
         index = self._index
-        room = len(hits.texts) * len(index.names)  # memory that is not used is not there either
+        # This upper bound is generous, but untouched pages of memory are never allocated.
+        room = len(hits.texts) * len(index.names)
         documents, begins, stops = (np.empty(room, np.int64) for _ in range(3))
         spans = OverlapSpans(documents, np.empty(room, np.uint32), begins, stops)
         filled = 0
-        # One document after another: how many examples it holds is known only then.
+        # Documents run one after another, because each must be complete before its share is known.
         bounds = np.flatnonzero(np.diff(hits.texts, prepend=-1, append=-2))
         for begin, end in zip(bounds.tolist(), bounds[1:].tolist(), strict=False):
             text = int(hits.texts[begin])
             document = self._documents + text + 1
-            count = _hold(
+            count = _mark_overlap(
                 hits.words[begin:end],
                 hits.grams[begin:end],
                 index.grams.firsts_G1,
@@ -120,23 +128,28 @@ class BenchmarkOverlap:
 
 
 def count_units(index: Index, style: BySize) -> NDArray[np.int64]:
-    """How many units each example has."""
+    """Return the number of units (n-grams or words) of each example."""
     counted = index.grams.orders_B > 0 if isinstance(style, PaLM) else None
     examples = index.examples_B if counted is None else index.examples_B[counted]
     return np.bincount(examples, minlength=len(index.lines_E)).astype(np.int64)
 
 
 def list_thresholds(index: Index, style: BySize) -> list[float]:
-    """The share from which on an example is dirty, for each benchmark."""
+    """Return the share from which an example counts as dirty, for each benchmark."""
     own = style.thresholds if isinstance(style, Llama3) else {}
     return [own.get(name, style.dirty_from) for name in index.names]
 
 
 def find_unit_thresholds(index: Index, style: BySize) -> NDArray[np.int64]:
-    """The units from which on each example is dirty: shares are rounded to 1e-4 before."""
+    """Return the number of units from which each example is dirty.
+
+    Shares are rounded to 1e-4 before they are compared with the threshold. An example without units
+    gets the largest int64, so it is never dirty.
+    """
     wholes = count_units(index, style)
     least = np.repeat(list_thresholds(index, style), np.diff(index.firsts))
-    steps = np.ceil(np.round(least * STEPS, 6))  # the first rounded share that is enough
+    # the first rounded share that reaches the threshold
+    steps = np.ceil(np.round(least * STEPS, 6))
     near = np.floor((steps - 0.5) / STEPS * wholes).astype(np.int64)
     enough = near + 2
     for units in (near + 1, near):
@@ -157,7 +170,10 @@ def _measure_span(
     first: int,
     end: int,
 ) -> _Whole:
-    """The words of the span that begins at `word` and `place`; 0 if it begins earlier."""
+    """Return the length in words of the match at `word` and `place`.
+
+    The result is 0 if the match starts earlier, so the same match is not counted twice.
+    """
     if skips == 0:
         return order
     text = texts_B[place]
@@ -169,7 +185,8 @@ def _measure_span(
     ):
         return 0
     most = min(end - word, ends_P[text] - place)
-    length, skipped = order, 0
+    length = order
+    skipped = 0
     for offset in range(order, most):
         if numbers[word + offset] == words_B[place + offset]:
             length = offset + 1
@@ -181,7 +198,7 @@ def _measure_span(
 
 
 @compile_nogil
-def _hold(
+def _mark_overlap(
     hit_words: NDArray[np.int64],
     hit_grams: NDArray[np.uint32],
     gram_firsts: NDArray[np.int64],
@@ -204,11 +221,15 @@ def _hold(
     touched_E: NDArray[np.int64],
     marks_B: NDArray[np.bool_],
 ) -> int:
-    """Mark what one document holds; how many examples it touches, which `touched_E` then names."""
+    """Mark the units that one document contains, and return the number of examples it touches.
+
+    The numbers of these examples are written to the start of `touched_E`.
+    """
     touched = 0
     for hit in range(len(hit_words)):
-        word, gram = hit_words[hit], np.int64(hit_grams[hit])
-        if skips == 0:  # where it is again, it marks nothing that it has not marked
+        word = hit_words[hit]
+        gram = np.int64(hit_grams[hit])
+        if skips == 0:  # a repeated n-gram of the same document marks nothing new
             if stamps_G[gram] == document:
                 continue
             stamps_G[gram] = document
@@ -263,11 +284,16 @@ def _find_longest_spans(
     begins: NDArray[np.int64],
     stops: NDArray[np.int64],
 ) -> int:
-    """At each hit of one document, for each benchmark, the longest span of a held example."""
+    """Record the longest match with a contained example, at each hit and for each benchmark.
+
+    The matches of one document are appended to `documents`, `examples`, `begins` and `stops`, which
+    hold `filled` entries. Returns the new number of entries.
+    """
     for hit in range(len(hit_words)):
-        word, gram = hit_words[hit], np.int64(hit_grams[hit])
+        word = hit_words[hit]
+        gram = np.int64(hit_grams[hit])
         order = np.int64(orders_B[gram_places[gram_firsts[gram]]])
-        last = np.int64(-1)  # benchmark: places ascend, so theirs do
+        last = np.int64(-1)  # the last benchmark seen: places ascend, so benchmarks ascend too
         for index in range(gram_firsts[gram], gram_firsts[gram + 1]):
             place = np.int64(gram_places[index])
             example = np.int64(examples_B[place])

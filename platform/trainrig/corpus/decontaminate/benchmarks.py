@@ -1,4 +1,4 @@
-"""The texts of benchmarks, from JSON Lines files."""
+"""Reader of benchmark texts from JSON Lines files."""
 
 import gzip
 import json
@@ -13,29 +13,29 @@ from trainrig.corpus.decontaminate.settings import Benchmark, Decontamination, L
 from trainrig.errors import DataError
 
 ENDINGS = (".jsonl", ".jsonl.gz")
-NAMED = 10  # benchmarks that an error lists
+NAMED = 10  # most benchmarks listed in an error message
 _GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
 class Examples:
-    """One benchmark, read."""
+    """The examples of one benchmark."""
 
     name: str
-    lines: tuple[int, ...]  # of each example, from 1
-    texts: tuple[tuple[str, ...], ...]  # of each example
+    lines: tuple[int, ...]  # line of each example in its file, from 1
+    texts: tuple[tuple[str, ...], ...]  # texts of each example
 
 
 def list_benchmarks(settings: Decontamination) -> list[Benchmark]:
-    """All benchmarks, those of the folder behind the others, by name.
+    """Return all benchmarks: the listed ones, then the files of the folder, sorted by name.
 
-    Raises DataError for a folder that holds none, for files in it whose fields are not given, and
-    for names that are there twice or not at all.
+    Raises DataError if the folder holds no benchmark, if a file in it has no `fields`, if two
+    benchmarks share a name, or if a threshold names an unknown benchmark.
     """
     found = list(settings.benchmarks)
     if settings.folder is not None:
         found += _list_folder(settings.folder, dict(settings.fields))
-    names = [each.name for each in found]
+    names = [benchmark.name for benchmark in found]
     for name in names:
         if names.count(name) > 1:
             raise DataError(f"decontamination: {names.count(name)} benchmarks are named '{name}'")
@@ -56,11 +56,13 @@ def _list_folder(folder: str, fields: dict[str, tuple[str, ...]]) -> list[Benchm
         if path.endswith(ENDINGS)
     }
     if not paths:
-        raise DataError(f"{folder}: no benchmark in it: no file ends in .jsonl or .jsonl.gz")
+        raise DataError(
+            f"{folder}: the folder holds no benchmark: no file in it ends in .jsonl or .jsonl.gz"
+        )
     for name in fields:
         if name not in paths:
             raise DataError(
-                f"{folder}: `fields` speaks of '{name}', but no file there is named so"
+                f"{folder}: `fields` names '{name}', but the folder has no such benchmark"
                 f"{suggest_choice(name, sorted(paths))}"
             )
     missing = sorted(set(paths) - set(fields))
@@ -75,34 +77,49 @@ def _list_folder(folder: str, fields: dict[str, tuple[str, ...]]) -> list[Benchm
 
 
 def _format_fields_line(name: str, path: str) -> str:
-    """A line of `fields`, with all that could stand in it."""
+    """Return a line for the `fields` setting that lists all text fields of the file at `path`."""
     texts = ", ".join(f'"{key}"' for key in _list_text_fields(next(_read_objects(path))[1]))
     return f"{json.dumps(name)} = [{texts}]"
 
 
 def fingerprint(settings: Decontamination) -> str:
-    """Of all that the settings do not say themselves: names, fields and contents of the files."""
+    """Return a fingerprint of the benchmarks: names, fields and contents of their files.
+
+    The settings only name the files, so this fingerprint must be part of the inputs of a run.
+
+    Raises DataError if a file cannot be read.
+    """
     found = list_benchmarks(settings)
-    for each in found:
-        if not storage.exists(each.path):
-            _read_content(each.path)  # says why
+    for benchmark in found:
+        if not storage.exists(benchmark.path):
+            _read_content(benchmark.path)  # raises DataError with the cause
     return manifest.digest(
         [
-            (each.name, each.fields, each.joined, storage.compute_content_key(each.path))
-            for each in found
+            (
+                benchmark.name,
+                benchmark.fields,
+                benchmark.joined,
+                storage.compute_content_key(benchmark.path),
+            )
+            for benchmark in found
         ]
     )
 
 
 def check_examples(settings: Decontamination) -> None:
-    """Raise DataError for what is no benchmark: hours before the examples are looked for."""
-    for each in list_benchmarks(settings):
-        read_examples(each)
+    """Raise DataError if a benchmark cannot be read, hours before its examples are needed."""
+    for benchmark in list_benchmarks(settings):
+        read_examples(benchmark)
 
 
 def read_examples(benchmark: Benchmark) -> Examples:
-    """The examples of one file. Raises DataError, with file and line, for what is no example."""
-    lines, texts = [], []
+    """Return the examples of one benchmark file.
+
+    Raises DataError with the file and line if a line is not a valid example, or if a field is empty
+    in all examples.
+    """
+    lines = []
+    texts = []
     seen = dict.fromkeys(benchmark.fields, False)
     for number, row in _read_objects(benchmark.path):
         example: list[str] = []
@@ -121,7 +138,7 @@ def read_examples(benchmark: Benchmark) -> Examples:
 
 
 def _read_objects(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Number (from 1) and object of each line that is not blank."""
+    """Yield the line number (from 1) and the JSON object of each line that is not blank."""
     empty = True
     for number, line in enumerate(
         _read_content(path).removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1
@@ -134,16 +151,16 @@ def _read_objects(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
             raise DataError(f"{path}: line {number}: not UTF-8 at byte {error.start}") from None
         except (ValueError, RecursionError) as error:
             raise DataError(
-                f"{path}: line {number}: no JSON ({error}); a benchmark has an object a line"
+                f"{path}: line {number}: not JSON ({error}); write one JSON object per line"
             ) from None
         if not isinstance(row, dict):
             raise DataError(
-                f"{path}: line {number}: a JSON {type(row).__name__}; an object is wanted"
+                f"{path}: line {number}: a JSON {type(row).__name__}; write a JSON object"
             )
         empty = False
         yield number, row
     if empty:
-        raise DataError(f"{path}: empty; a benchmark has an object a line")
+        raise DataError(f"{path}: the file is empty; a benchmark has one JSON object per line")
 
 
 def _read_content(path: str) -> bytes:
@@ -153,7 +170,9 @@ def _read_content(path: str) -> bytes:
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; a benchmark is a file of JSON Lines") from None
     except IsADirectoryError:
-        raise DataError(f"{path}: a folder; name it as `folder` of decontamination") from None
+        raise DataError(
+            f"{path}: this is a folder; set it as `folder` of decontamination"
+        ) from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
 
@@ -170,7 +189,7 @@ def _iterate_texts(row: dict[str, Any], field: str, where: str) -> Iterator[str]
         raise DataError(f"{where}: no field '{field}'{suggest_choice(field, known)}")
     for value in _flatten(values):
         if isinstance(value, dict | bool):
-            raise DataError(f"{where}: '{field}' holds a {_IN_JSON[type(value)]}, no text")
+            raise DataError(f"{where}: '{field}' holds a {_IN_JSON[type(value)]}, not a text")
         if value is not None:
             yield str(value)
 
@@ -187,12 +206,12 @@ def _flatten(values: Any) -> Iterator[Any]:
 
 
 def _list_text_fields(row: dict[str, Any], prefix: str = "") -> list[str]:
-    """The names of all fields of `row` that hold a string, those inside others as "a.b"."""
+    """Return the names of all fields of `row` that hold a string; nested fields are named "a.b"."""
     found: dict[str, None] = {}
     for key, value in row.items():
-        for each in _flatten([value]):
-            if isinstance(each, str):
+        for inner in _flatten([value]):
+            if isinstance(inner, str):
                 found[prefix + key] = None
-            elif isinstance(each, dict):
-                found |= dict.fromkeys(_list_text_fields(each, f"{prefix}{key}."))
+            elif isinstance(inner, dict):
+                found |= dict.fromkeys(_list_text_fields(inner, f"{prefix}{key}."))
     return list(found)

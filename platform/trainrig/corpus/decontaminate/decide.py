@@ -1,4 +1,4 @@
-"""Drops documents that overlap with benchmarks, or removes the overlapping spans."""
+"""Choice of documents to drop and spans to remove because they overlap with benchmarks."""
 
 import functools
 from collections import Counter, defaultdict
@@ -13,33 +13,38 @@ from trainrig.corpus.decontaminate.matching import Matches, Totals
 from trainrig.corpus.decontaminate.settings import GPT3
 from trainrig.corpus.files.removed_spans import RemovedSpan
 
-CONTAMINATED = "contaminated"  # the reason why a document falls, and the step that cuts
+# name of the removal step, and the reason recorded for documents it drops
+CONTAMINATED = "contaminated"
 
 
 @dataclass(frozen=True, order=True)
 class Touch:
-    """A benchmark in a document, and the longest of the places at which it is there."""
+    """The longest span that a document shares with a benchmark."""
 
-    document: int  # its place in the split
+    document: int  # position of the document in the split, from 0
     benchmark: str
-    line: int  # of an example that has what is at that place, in the benchmark's file, from 1
-    start: int  # characters of the document
+    line: int  # line (from 1) of the matching example in the benchmark's file
+    start: int  # character position in the document
     end: int
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What is done about the documents of a split. Documents go by their place in it, from 0."""
+    """Documents of a split to drop, and spans to remove from the others.
+
+    Documents are numbered by their position in the split, from 0.
+    """
 
     documents: int
-    touches: tuple[Touch, ...]  # by document and benchmark
+    touches: tuple[Touch, ...]  # sorted by document, then benchmark
     fallen: frozenset[int] = frozenset()
-    cuts: dict[int, tuple[RemovedSpan, ...]] = field(default_factory=dict)  # of documents that stay
+    # spans to remove, by kept document
+    cuts: dict[int, tuple[RemovedSpan, ...]] = field(default_factory=dict)
 
     def compute_counts(self) -> dict[str, Any]:
-        """Documents that hold a benchmark, in all and for each, and what was done about them.
+        """Return the counts of documents that overlap with benchmarks, in total and per benchmark.
 
-        Sums over splits are those of the corpus.
+        The counts of all splits can be added up.
         """
         fallen = [touch for touch in self.touches if touch.document in self.fallen]
         cut = [touch for touch in self.touches if touch.document in self.cuts]
@@ -55,14 +60,17 @@ class Decision:
 
 
 def decide(index: Index, matches: Matches, totals: Totals) -> Decision:
-    """What becomes of the documents of a split, by its matches and the totals of all splits."""
+    """Decide which documents of a split are dropped and which spans are removed.
+
+    The decision depends on the split's `matches` and on the `totals` of all splits.
+    """
     style = index.settings.style
     acted_on = np.ones(len(matches.span_of), bool)
     if isinstance(style, GPT3):
         acted_on = totals.unit_documents[matches.span_of] <= style.most_documents
     spans: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     columns = (matches.span_documents, matches.span_starts, matches.span_ends, matches.span_of)
-    for document, *span in zip(*(each[acted_on].tolist() for each in columns), strict=True):
+    for document, *span in zip(*(column[acted_on].tolist() for column in columns), strict=True):
         spans[document].append((span[0], span[1], span[2]))
     examples_of = _build_example_lookup(index) if isinstance(style, GPT3) else _list_itself
     touches = tuple(_find_touches(examples_of, index, spans))
@@ -70,7 +78,8 @@ def decide(index: Index, matches: Matches, totals: Totals) -> Decision:
         return Decision(len(matches.lengths), touches)
     if style.remove == "document":
         return Decision(len(matches.lengths), touches, frozenset(spans))
-    fallen, cuts = set(), {}
+    fallen = set()
+    cuts = {}
     for document, found in spans.items():
         places = [(start, end) for start, end, _ in found]
         length = int(matches.lengths[document])
@@ -94,7 +103,7 @@ def _list_itself(example: int) -> tuple[int]:
 def find_kept_pieces(
     collisions: Sequence[tuple[int, int]], length: int, style: GPT3
 ) -> list[tuple[int, int]]:
-    """What stays of a document of `length` characters: spans, none if it falls."""
+    """Return the spans to keep of a document of `length` characters; none if it is dropped."""
     windows = [
         (max(0, start - style.window), min(length, end + style.window)) for start, end in collisions
     ]
@@ -105,7 +114,7 @@ def find_kept_pieces(
 
 
 def _find_gaps(spans: Sequence[tuple[int, int]], length: int) -> list[tuple[int, int]]:
-    """The spans of a text of `length` characters that none of `spans` covers."""
+    """Return the spans of a text of `length` characters that no span of `spans` covers."""
     found = []
     place = 0
     for start, end in sorted(spans):
@@ -122,10 +131,10 @@ def _find_touches(
     index: Index,
     spans: Mapping[int, Sequence[tuple[int, int, int]]],
 ) -> list[Touch]:
-    """The longest run of spans of one example, for each document and benchmark."""
+    """Return the longest merged span shared with one example, for each document and benchmark."""
     found: list[Touch] = []
     for document, there in spans.items():
-        runs: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by example
+        runs: dict[int, list[tuple[int, int]]] = defaultdict(list)  # merged spans of each example
         for start, end, of in sorted(there):
             for example in examples_of(of):
                 own = runs[example]
@@ -143,7 +152,7 @@ def _find_touches(
 
 
 def _build_example_lookup(index: Index) -> Callable[[int], Sequence[int]]:
-    """A function of the n-gram: of each benchmark that has it, the first example."""
+    """Return a function that maps an n-gram to the first example of each benchmark with it."""
 
     @functools.cache
     def examples(gram: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The part of a curation's page that tells of benchmarks: a pure function of its account."""
+"""Section of the curation report about benchmarks found in the corpus."""
 
 from trainrig.corpus.decontaminate.tallies import (
     LEAST_SHARES,
@@ -17,7 +17,7 @@ from trainrig.report import (
 
 
 def build_contamination_section(summary: ContaminationTallies) -> Section:
-    """What of the benchmarks was in the corpus, what was done about it, and some of it to read."""
+    """Build the report section: overlap found, documents removed, and a few samples."""
     return Section(
         "contamination",
         "Benchmarks in the corpus",
@@ -116,7 +116,7 @@ def _build_common_phrases(summary: ContaminationTallies) -> tuple[Details, ...]:
 
 
 def _build_samples(summary: ContaminationTallies) -> tuple[Details | Text, ...]:
-    names = dict.fromkeys(each.benchmark for each in summary.samples)
+    names = dict.fromkeys(sample.benchmark for sample in summary.samples)
     if not names:
         return (Text("No document to show."),)
     return tuple(
@@ -126,12 +126,12 @@ def _build_samples(summary: ContaminationTallies) -> tuple[Details | Text, ...]:
                 SampleGroup(
                     tuple(
                         TextSample(
-                            each.url,
-                            f"{each.before}⟦{each.text}⟧{each.after}",
-                            f"⟦ ⟧: in common with line {each.line} of {name}",
+                            sample.url,
+                            f"{sample.before}⟦{sample.text}⟧{sample.after}",
+                            f"⟦ ⟧: in common with line {sample.line} of {name}",
                         )
-                        for each in summary.samples
-                        if each.benchmark == name
+                        for sample in summary.samples
+                        if sample.benchmark == name
                     )
                 ),
             ),

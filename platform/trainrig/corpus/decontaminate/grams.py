@@ -1,8 +1,9 @@
-"""Finds n-grams of benchmarks in texts, for all n at once.
+"""Search of texts for the n-grams of benchmarks, for all values of n at once.
 
-Nearly every place of a text ends at a sieve: bits that the hashes of the n-grams' first words have
-set, as many words as the shortest n-gram has. Only then are words looked up in the vocabulary, and
-their runs in a table by hash; whether an n-gram is there, its words say.
+Most positions of a text are rejected by a Bloom filter (the sieve) over the hashes of the n-grams'
+first words, as many words as the shortest n-gram has. Only the remaining positions are looked up:
+their words in the vocabulary, and their runs of words in a hash table. Words are compared at the
+end, so a hash collision is never reported as a match.
 """
 
 from typing import NamedTuple
@@ -21,38 +22,44 @@ from trainrig.corpus.decontaminate.vocabulary import (
 from trainrig.corpus.decontaminate.words import NormalisedWords
 from trainrig.corpus.signals.text_arrays.hashing import compute_table_size, mix_bits
 
-NONE = np.uint32(0xFFFFFFFF)  # no n-gram begins here
+NONE = np.uint32(0xFFFFFFFF)  # value for a position at which no n-gram begins
 _Whole = int | np.int64
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd
 _GRAMS_A_PART = (
-    4  # at most, of 64 bits, of which each sets three: one place in a hundred passes by chance
+    # N-grams per 64-bit part at most. Each sets three bits, so one position in a hundred passes by
+    # chance.
+    4
 )
 
 
 class Grams(NamedTuple):
-    """The n-grams of all benchmarks. B words of benchmarks, G n-grams; numbers by first place."""
+    """The n-grams of all benchmarks, numbered by their first position.
+
+    Array suffixes: B is the number of benchmark words, G the number of different n-grams.
+    """
 
     orders_B: NDArray[np.uint8]  # n of the n-gram that begins at each word, or 0
     grams_B: NDArray[np.uint32]  # number of that n-gram, or NONE
-    firsts_G1: NDArray[np.int64]  # [G + 1] where the places of each n-gram begin in `places`
+    # [G + 1] offsets in `places` at which the positions of each n-gram begin
+    firsts_G1: NDArray[np.int64]
     places: NDArray[np.uint32]  # words at which each n-gram begins, ascending
-    orders: NDArray[np.int64]  # every n that there is, ascending
+    orders: NDArray[np.int64]  # all values of n, ascending
     slots: NDArray[np.uint32]  # an open-addressing table by hash: number + 1, or 0
     sieve: NDArray[np.uint64]
 
 
 class Hits(NamedTuple):
-    """N-grams found in texts, by text, word and n."""
+    """N-grams found in texts, sorted by text, word and n."""
 
     texts: NDArray[np.int64]
-    words: NDArray[np.int64]  # of all texts, at which the n-gram begins
+    words: NDArray[np.int64]  # word at which the n-gram begins, counted over all texts
     grams: NDArray[np.uint32]
 
 
 def index_grams(
     words_B: NDArray[np.uint32], orders_B: NDArray[np.uint8], hashes_V: NDArray[np.uint64]
 ) -> Grams:
-    """The n-grams that begin where `orders_B` is not 0, of the vocabulary's words `words_B`."""
+    """Index the n-grams of `words_B` that begin where `orders_B` is not 0."""
     begins = np.flatnonzero(orders_B)
     orders = np.unique(orders_B[begins]).astype(np.int64)
     grams = np.full(len(words_B), NONE, np.uint32)
@@ -79,16 +86,18 @@ def index_grams(
 def find_hits(
     grams: Grams, words_B: NDArray[np.uint32], vocabulary: WordNumbers, words: NormalisedWords
 ) -> tuple[Hits, NDArray[np.uint32]]:
-    """Every n-gram of benchmarks in texts, and the numbers of the words of texts that have any."""
-    texts, places = np.empty(0, np.int64), np.empty(0, np.int64)
-    hits, numbers = (
-        Hits(texts, places, np.empty(0, np.uint32)),
-        np.full(len(words.ends_W), NOT_ASKED),
-    )
+    """Return the benchmark n-grams found in the texts, and the vocabulary numbers of the words.
+
+    Words are numbered only in texts with a hit; elsewhere some are NOT_ASKED.
+    """
+    texts = np.empty(0, np.int64)
+    places = np.empty(0, np.int64)
+    hits = Hits(texts, places, np.empty(0, np.uint32))
+    numbers = np.full(len(words.ends_W), NOT_ASKED)
     if not len(grams.orders):
         return hits, numbers
     longest = int(np.diff(words.firsts_D1).max(initial=0))
-    room = len(numbers) * len(grams.orders)  # memory that is not used is not there either
+    room = len(numbers) * len(grams.orders)  # untouched pages of memory are never allocated
     hits = Hits(np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.uint32))
     powers = np.array([pow(int(_BASE), int(n), 2**64) for n in grams.orders], np.uint64)
     sums = np.empty(longest + 1, np.uint64)
@@ -111,8 +120,10 @@ def _hash_gram(
 
 @compile_nogil
 def _compute_bits(key: np.uint64) -> np.uint64:
-    """The three bits of a part of the sieve that `key` sets."""
-    one, six, last = np.uint64(1), np.uint64(6), np.uint64(63)
+    """Return the three bits that `key` sets in its 64-bit part of the sieve."""
+    one = np.uint64(1)
+    six = np.uint64(6)
+    last = np.uint64(63)
     return (
         (one << (key & last))
         | (one << ((key >> six) & last))
@@ -214,11 +225,14 @@ def _find(
 ) -> int:
     mask = np.int64(len(slots) - 1)
     parts = np.uint64(len(sieve) - 1)
-    shortest, longest = orders[0], orders[-1]
+    shortest = orders[0]
+    longest = orders[-1]
     count = 0
     for text in range(len(firsts) - 1):
-        first, words = firsts[text], firsts[text + 1] - firsts[text]
-        sums[0] = 0  # the hash of all words before each: that of a run is a difference of two
+        first = firsts[text]
+        words = firsts[text + 1] - firsts[text]
+        # Hashes of all words before each word: the hash of a run is the difference of two.
+        sums[0] = 0
         for word in range(words):
             sums[word + 1] = sums[word] * _BASE + hashes[first + word]
         for word in range(words - shortest + 1):
@@ -226,7 +240,7 @@ def _find(
             bits = _compute_bits(key)
             if sieve[np.int64((key >> np.uint64(18)) & parts)] & bits != bits:
                 continue
-            known = 0  # words of the vocabulary from here on
+            known = 0  # known words from this position on
             while known < longest and word + known < words:
                 place = first + word + known
                 if numbers[place] == NOT_ASKED:

@@ -1,4 +1,4 @@
-"""All benchmarks in one immutable file, which every worker maps into its memory."""
+"""Index of all benchmarks in one immutable file, which every worker maps into memory."""
 
 import itertools
 from collections.abc import Sequence
@@ -20,42 +20,48 @@ _KIND = "benchmark index"
 
 @dataclass(frozen=True)
 class Index:
-    """The words and n-grams of all benchmarks. B words, P texts, E examples; one after another."""
+    """The words and n-grams of all benchmarks, concatenated.
+
+    Array suffixes: B is the number of words, P of texts, E of examples.
+    """
 
     settings: Decontamination
-    names: tuple[str, ...]  # of the benchmarks
-    orders: tuple[int, ...]  # n of each
-    firsts: tuple[int, ...]  # the first example of each; last, how many examples there are
+    names: tuple[str, ...]  # names of the benchmarks
+    orders: tuple[int, ...]  # n of each benchmark
+    firsts: tuple[int, ...]  # the first example of each benchmark, then the number of all examples
     vocabulary: WordNumbers
     grams: Grams
-    words_B: NDArray[np.uint32]  # numbers of the vocabulary
-    texts_B: NDArray[np.uint32]  # the text that each word is of
+    words_B: NDArray[np.uint32]  # vocabulary number of each word
+    texts_B: NDArray[np.uint32]  # text of each word
     ends_P: NDArray[np.int64]  # where the words of each text end
-    examples_P: NDArray[np.uint32]  # the example that each text is of
-    lines_E: NDArray[np.int64]  # of its file, from 1
+    examples_P: NDArray[np.uint32]  # example of each text
+    lines_E: NDArray[np.int64]  # line of each example in its file, from 1
 
     @classmethod
     def of(cls, settings: Decontamination) -> "Index":
-        """That of the benchmarks which `settings` name. Raises DataError for what is wrong in them.
+        """Build the index of all benchmarks that `settings` name.
 
-        Some forty bytes a word of them in the file; making it takes a few times that of memory.
+        The file takes about 40 bytes per benchmark word; building it takes a few times that in
+        memory. Raises DataError if a benchmark cannot be read.
         """
-        return cls.of_examples(
+        return cls.from_examples(
             settings, [read_examples(benchmark) for benchmark in list_benchmarks(settings)]
         )
 
     @classmethod
-    def of_examples(cls, settings: Decontamination, benchmarks: Sequence[Examples]) -> "Index":
-        """That of benchmarks already read."""
+    def from_examples(cls, settings: Decontamination, benchmarks: Sequence[Examples]) -> "Index":
+        """Build the index of benchmarks that are already read."""
         style = settings.style
-        texts = [text for each in benchmarks for example in each.texts for text in example]
-        counts = [len(example) for each in benchmarks for example in each.texts]
+        texts = [
+            text for benchmark in benchmarks for example in benchmark.texts for text in example
+        ]
+        counts = [len(example) for benchmark in benchmarks for example in benchmark.texts]
         examples_P = np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
         words = split_words(texts)
         sizes_P = np.diff(words.firsts_D1)
         longest_E = np.zeros(len(counts), np.int64)
         np.maximum.at(longest_E, examples_P, sizes_P)
-        firsts = np.cumsum([0, *(len(each.texts) for each in benchmarks)]).tolist()
+        firsts = np.cumsum([0, *(len(benchmark.texts) for benchmark in benchmarks)]).tolist()
         orders = [
             style.choose_word_count(longest_E[first:end].tolist())
             for first, end in itertools.pairwise(firsts)
@@ -65,7 +71,7 @@ class Index:
         orders_B = _compute_orders(words.firsts_D1, by_example[examples_P], style.shortest_whole)
         index = cls(
             settings,
-            tuple(each.name for each in benchmarks),
+            tuple(benchmark.name for benchmark in benchmarks),
             tuple(orders),
             tuple(firsts),
             vocabulary,
@@ -74,14 +80,18 @@ class Index:
             np.repeat(np.arange(len(texts), dtype=np.uint32), sizes_P),
             words.firsts_D1[1:],
             examples_P,
-            np.array([line for each in benchmarks for line in each.lines], np.int64),
+            np.array([line for benchmark in benchmarks for line in benchmark.lines], np.int64),
         )
         for array in index.collect_arrays().values():
-            array.setflags(write=False)  # as those of a file: one compilation does for both
+            # mapped arrays are read-only too, so one compilation serves both
+            array.setflags(write=False)
         return index
 
     def save(self, path: str) -> None:
-        """Write it: equal benchmarks under equal settings give equal bytes."""
+        """Write the index to `path`.
+
+        Equal benchmarks under equal settings give equal bytes.
+        """
         facts = {
             "settings": self.settings.model_dump(mode="json"),
             "names": self.names,
@@ -92,7 +102,10 @@ class Index:
 
     @classmethod
     def load(cls, path: str) -> "Index":
-        """What `save` wrote, mapped into memory. Raises DataError for another file."""
+        """Map an index written by `save` into memory.
+
+        Raises DataError if the file is not a benchmark index.
+        """
         arrays, facts = open_arrays(path, _KIND)
         return cls(
             Decontamination.model_validate(_freeze(facts["settings"])),
@@ -105,10 +118,10 @@ class Index:
         )
 
     def collect_arrays(self) -> dict[str, NDArray[Any]]:
-        """All that is large, by name."""
+        """Return all arrays of the index, keyed by name."""
         return {
-            **{f"vocabulary.{name}": each for name, each in self.vocabulary._asdict().items()},
-            **{f"grams.{name}": each for name, each in self.grams._asdict().items()},
+            **{f"vocabulary.{name}": array for name, array in self.vocabulary._asdict().items()},
+            **{f"grams.{name}": array for name, array in self.grams._asdict().items()},
             "words_B": self.words_B,
             "texts_B": self.texts_B,
             "ends_P": self.ends_P,
@@ -119,18 +132,22 @@ class Index:
     def search_texts(
         self, texts: Sequence[str]
     ) -> tuple[Hits, NormalisedWords, NDArray[np.uint32]]:
-        """The n-grams found in `texts`, all words, and the numbers of those of texts with any."""
+        """Search `texts` for benchmark n-grams.
+
+        Returns the hits, all words of the texts, and the vocabulary numbers of the words. Words are
+        numbered only in texts with a hit.
+        """
         words = split_words(texts)
         hits, numbers = find_hits(self.grams, self.words_B, self.vocabulary, words)
         return hits, words, numbers
 
     def find_places(self, gram: int) -> NDArray[np.uint32]:
-        """The words of benchmarks at which the n-gram begins."""
+        """Return the word positions in the benchmarks at which the n-gram begins, ascending."""
         first, end = self.grams.firsts_G1[gram : gram + 2]
         return self.grams.places[first:end]
 
     def format_gram(self, gram: int) -> str:
-        """The words of an n-gram, as they are compared, with spaces between."""
+        """Return the normalised words of an n-gram, joined by spaces."""
         place = self.find_places(gram)[0]
         known = self.vocabulary
         found = []
@@ -141,34 +158,38 @@ class Index:
         return " ".join(found)
 
     def count_gram_words(self, grams: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """n of each of `grams`."""
+        """Return the number of words (n) of each n-gram."""
         places = self.grams.places[self.grams.firsts_G1[grams]]
         return self.grams.orders_B[places].astype(np.int64)
 
     def find_benchmark(self, example: int) -> int:
-        """Which benchmark has the example."""
+        """Return the number of the benchmark that holds the example."""
         return int(np.searchsorted(self.firsts, example, side="right")) - 1
 
     @property
     def examples_B(self) -> NDArray[np.uint32]:
-        """The example that each word is of."""
+        """The example of each word."""
         return self.examples_P[self.texts_B]
 
     def name_example(self, example: int) -> tuple[str, int]:
-        """Benchmark and line (from 1) of an example."""
+        """Return the benchmark's name and the line (from 1) of an example."""
         return self.names[self.find_benchmark(example)], int(self.lines_E[example])
 
 
 def _compute_orders(
     firsts_P1: NDArray[np.int64], orders_P: NDArray[np.int64], shortest_whole: int
 ) -> NDArray[np.uint8]:
-    """n of the n-gram that begins at each word: texts below n, but not too short, are one."""
+    """Return n of the n-gram that begins at each word, or 0 if none does.
+
+    A text of fewer than n words, but at least `shortest_whole`, is one n-gram as a whole.
+    """
     sizes = np.diff(firsts_P1)
     whole = (sizes >= shortest_whole) & (sizes < orders_P)
     orders = np.where(whole, sizes, orders_P)
-    before_end = np.repeat(firsts_P1[1:], sizes) - np.arange(firsts_P1[-1])  # words from each on
-    each = np.repeat(orders, sizes)
-    return np.where(before_end >= each, each, 0).astype(np.uint8)
+    # number of words from each word to the end of its text
+    before_end = np.repeat(firsts_P1[1:], sizes) - np.arange(firsts_P1[-1])
+    order_of_word = np.repeat(orders, sizes)
+    return np.where(before_end >= order_of_word, order_of_word, 0).astype(np.uint8)
 
 
 def _freeze(value: Any) -> Any:

@@ -1,13 +1,13 @@
-"""Matches the documents of a split, and of all splits together, with the benchmarks.
+"""Matches of the documents of each split, and totals over all splits.
 
-Two passes over a corpus, with a sum between them, as what is done about an n-gram may hang on how
-many documents hold it:
+Whether to act on an n-gram may depend on how many documents of the corpus hold it. So there are two
+passes over the corpus, with a sum between them:
 
-    match(index, texts)          each split, by itself    →  Matches, a file
-    merge(index, match files)    once                     →  Totals, a file
-    decide(index, Matches, Totals)   each split           →  Decision   (deciding.py)
+match(index, texts)              for each split  →  Matches, a file
+    merge(index, match files)        once            →  Totals, a file
+    decide(index, Matches, Totals)   for each split  →  Decision (decide.py)
 
-The totals are sums: they are the same however the corpus was split, and in whatever order.
+The totals are sums, so they do not depend on how the corpus is split or in which order.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,56 +23,74 @@ from trainrig.corpus.decontaminate.index import Index
 from trainrig.corpus.decontaminate.settings import GPT3, BySize
 from trainrig.corpus.models.array_file import open_arrays, write_arrays
 
-_MATCHES, _TOTALS = "benchmark matches", "benchmark totals"  # kinds of files
-_CHARACTERS = 2**18  # looked at together: what that takes, some 30 bytes each, stays in a cache
+# kinds of files
+_MATCHES = "benchmark matches"
+_TOTALS = "benchmark totals"
+_CHARACTERS = 2**18  # characters of a batch: at about 30 bytes each, a batch fits in the CPU cache
 
 
 @dataclass(frozen=True)
 class Matches:
-    """What was found in a split. Documents go by their place in it, from 0.
+    """Benchmark matches in the documents of one split.
 
-    A unit is an n-gram under GPT3, else a word of the benchmarks (see holding.py). A span belongs
-    to an n-gram under GPT3; else to an example of which its document holds enough to be dirty.
+    Documents are numbered by their position in the split, from 0. A unit is an n-gram under GPT3,
+    otherwise a word of the benchmarks (see benchmark_overlap.py). A span belongs to an n-gram under
+    GPT3, otherwise to an example of which the document holds enough to be dirty.
     """
 
     lengths: NDArray[np.int64]  # characters of each document
-    units: NDArray[np.uint32]  # found, ascending
-    unit_documents: NDArray[np.uint32]  # that hold each n-gram; 1 for other units
+    units: NDArray[np.uint32]  # units found, ascending
+    unit_documents: NDArray[np.uint32]  # documents with each n-gram; 1 for other units
     span_documents: NDArray[np.int64]  # ascending
     span_of: NDArray[np.uint32]
     span_starts: NDArray[np.int64]  # characters of the document
     span_ends: NDArray[np.int64]
 
     def save(self, path: str) -> None:
-        """Write it: equal matches give equal bytes."""
+        """Write the matches to `path`.
+
+        Equal matches give equal bytes.
+        """
         write_arrays(path, _MATCHES, dict(vars(self)), None)
 
     @classmethod
     def load(cls, path: str) -> "Matches":
-        """What `save` wrote. Raises DataError for another file."""
+        """Read matches written by `save`.
+
+        Raises DataError if the file does not hold matches.
+        """
         return cls(**open_arrays(path, _MATCHES)[0])
 
 
 @dataclass(frozen=True)
 class Totals:
-    """What was found in all splits."""
+    """Benchmark matches in all splits together."""
 
     documents: int
-    unit_documents: NDArray[np.uint32]  # [units] as in Matches, of every unit that there is
+    unit_documents: NDArray[np.uint32]  # [units] as in Matches, but for all units that exist
 
     def save(self, path: str) -> None:
-        """Write it: equal totals give equal bytes."""
+        """Write the totals to `path`.
+
+        Equal totals give equal bytes.
+        """
         write_arrays(path, _TOTALS, {"unit_documents": self.unit_documents}, self.documents)
 
     @classmethod
     def load(cls, path: str) -> "Totals":
-        """What `save` wrote. Raises DataError for another file."""
+        """Read totals written by `save`.
+
+        Raises DataError if the file does not hold totals.
+        """
         arrays, documents = open_arrays(path, _TOTALS)
         return cls(documents, **arrays)
 
 
 def match(index: Index, texts: Iterable[str]) -> Matches:
-    """What the documents of a split hold. Memory: some 30 bytes a word of the benchmarks."""
+    """Find the benchmark matches in the documents of a split.
+
+    It takes about 30 bytes of memory per benchmark word.
+    """
     style = index.settings.style
     finder = _Collisions(index) if isinstance(style, GPT3) else _Shares(index, style)
     lengths: list[int] = []
@@ -81,12 +99,12 @@ def match(index: Index, texts: Iterable[str]) -> Matches:
         documents, *others = finder.find_spans(batch)
         spans.append((documents + len(lengths), *others))
         lengths += map(len, batch)
-    columns = (np.concatenate(each) for each in zip(*spans, strict=True))
+    columns = (np.concatenate(column) for column in zip(*spans, strict=True))
     return Matches(np.array(lengths, np.int64), *finder.list_units(), *columns)
 
 
 def merge(index: Index, paths: Iterable[str]) -> Totals:
-    """The sum of the matches in the files at `paths`."""
+    """Add up the matches in the files at `paths`."""
     counted = isinstance(index.settings.style, GPT3)
     units = len(index.grams.firsts_G1) - 1 if counted else len(index.words_B)
     sums = np.zeros(units, np.uint32)
@@ -102,7 +120,7 @@ _SPAN = (np.int64, np.uint32, np.int64, np.int64)
 
 
 class _Collisions:
-    """Every n-gram of benchmarks that documents hold."""
+    """Finder of all benchmark n-grams in documents (GPT3)."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
@@ -120,24 +138,27 @@ class _Collisions:
 
 
 def _list_distinct_grams(hits: Hits) -> NDArray[np.uint32]:
-    """The n-grams of each text, each once a text."""
+    """Return the n-grams of all texts, each listed once per text."""
     order = np.lexsort((hits.grams, hits.texts))
-    texts, grams = hits.texts[order], hits.grams[order]
+    texts = hits.texts[order]
+    grams = hits.grams[order]
     first = np.ones(len(order), bool)
     first[1:] = (texts[1:] != texts[:-1]) | (grams[1:] != grams[:-1])
     return grams[first]
 
 
 class _Shares:
-    """What documents hold of the examples of which one of them holds enough."""
+    """Finder of examples of which a document holds enough (PaLM, Llama 2 and 3)."""
 
     def __init__(self, index: Index, style: BySize) -> None:
-        self._index, self._overlap = index, BenchmarkOverlap(index, style)
+        self._index = index
+        self._overlap = BenchmarkOverlap(index, style)
 
     def find_spans(self, texts: Sequence[str]) -> tuple[NDArray[Any], ...]:
         hits, words, numbers = self._index.search_texts(texts)
         spans = self._overlap.add(hits, numbers, words.firsts_D1)
-        begins, stops = words.begins_W[spans.begins], words.stops_W[spans.stops - 1]
+        begins = words.begins_W[spans.begins]
+        stops = words.stops_W[spans.stops - 1]
         return spans.documents, spans.examples, begins, stops
 
     def list_units(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
@@ -153,6 +174,7 @@ def _iterate_batches(texts: Iterable[str]) -> Iterator[list[str]]:
         characters += len(text)
         if characters >= _CHARACTERS:
             yield batch
-            batch, characters = [], 0
+            batch = []
+            characters = 0
     if batch:
         yield batch

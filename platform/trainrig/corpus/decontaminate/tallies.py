@@ -1,4 +1,4 @@
-"""What a decontamination found, by benchmark: numbers and a few samples, ready for JSON."""
+"""Results of decontamination by benchmark: counts and a few samples, ready for JSON."""
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,94 +15,96 @@ from trainrig.corpus.decontaminate.matching import Totals
 from trainrig.corpus.decontaminate.settings import GPT3, Llama2
 from trainrig.corpus.signals.shares import compute_shares
 
-LEAST_SHARES = (0.2, 0.5, 0.7, 0.8, 1.0)  # of an example, at which examples are counted
-COMMON = 20  # n-grams told of
-SAMPLES = 3  # documents told of for each benchmark
-CONTEXT = 150  # characters on each side of what is shown
-LONGEST = 600  # characters of what is shown
+LEAST_SHARES = (0.2, 0.5, 0.7, 0.8, 1.0)  # shares of an example at which the report counts examples
+COMMON = 20  # most common n-grams listed
+SAMPLES = 3  # documents shown per benchmark
+CONTEXT = 150  # characters of context on each side of a sample
+LONGEST = 600  # characters of a sample's matching text
 
 
 @dataclass(frozen=True)
 class BenchmarkRow:
-    """One benchmark and the corpus, in both directions.
+    """Overlap of one benchmark with the corpus.
 
-    examples = clean + between + dirty + not_looked_for. Under GPT3 an example is dirty with the
-    first n-gram found, under Llama2 `between` is neither clean nor dirty; else that is 0.
+    `examples` is the sum of `clean`, `between`, `dirty` and `not_looked_for`. Under GPT3 one n-gram
+    found makes an example dirty. Under Llama2 `between` counts examples that are neither clean nor
+    dirty; under other rules it is 0.
     """
 
     benchmark: str
-    words: int  # of an n-gram
+    words: int  # words of an n-gram
     examples: int
     not_looked_for: int  # too short for the rule
-    found: int  # of which the corpus holds any n-gram, before anything was removed
-    common_only: int  # found, but only by n-grams too common to act on
+    found: int  # examples with an n-gram in the corpus, before anything was removed
+    common_only: int  # examples found only by n-grams too common to act on
     clean: int
     between: int
     dirty: int
-    documents: int  # that the rule says hold the benchmark
+    documents: int  # documents that hold the benchmark by the rule
     documents_fallen: int
     documents_cut: int
 
 
 @dataclass(frozen=True)
 class ShareRow:
-    """How many examples of a benchmark the corpus holds to such a share."""
+    """Number of examples of a benchmark of which the corpus holds at least a given share."""
 
     benchmark: str
-    least_share: float  # of an example's units: n-grams, or for Llama words
+    least_share: float  # share of the example's units: n-grams, or words under the Llama rules
     examples: int
 
 
 @dataclass(frozen=True)
 class CommonRow:
-    """An n-gram of a benchmark that so many documents hold that nothing is removed for it."""
+    """A benchmark n-gram that is too common to be removed."""
 
-    text: str  # its words, as they are compared
+    text: str  # the normalised words
     documents: int
-    benchmark: str  # the first that has it
+    benchmark: str  # the first benchmark with the n-gram
 
 
 @dataclass(frozen=True, order=True)
 class ContaminatedSample:
-    """A contaminated document, where it holds a benchmark."""
+    """A contaminated document, and the text it shares with a benchmark."""
 
     benchmark: str
     id: str
     url: str
-    line: int  # of an example with this text, in the benchmark's file, from 1
+    line: int  # line (from 1) of an example with this text in the benchmark's file
     before: str
-    text: str  # what the two have in common, cut off if it is long
+    text: str  # the shared text, truncated if it is long
     after: str
 
 
 @dataclass(frozen=True)
 class ContaminationTallies:
-    """All that a report shows of it."""
+    """Results of decontamination that a report shows."""
 
-    style: str  # kind
-    documents: int  # looked at
+    style: str  # `kind` of the rule
+    documents: int  # documents searched
     contaminated: int
     benchmarks: tuple[BenchmarkRow, ...]
     shares: tuple[ShareRow, ...]
-    common: tuple[CommonRow, ...]  # under GPT3, those that most documents hold
+    common: tuple[CommonRow, ...]  # under GPT3, the n-grams in the most documents
     samples: tuple[ContaminatedSample, ...]
 
 
 def tally_contamination(
     index: Index, totals: Totals, counts: Mapping[str, Any], samples: Iterable[ContaminatedSample]
 ) -> ContaminationTallies:
-    """The account of a corpus.
+    """Tally the decontamination of a corpus for its report.
 
     Args:
-        index: of the benchmarks.
-        totals: of all splits.
-        counts: the sum of `Decision.counts()` over all splits.
-        samples: of all splits; the lowest ids of each benchmark are shown.
+        index: index of the benchmarks.
+        totals: totals of all splits.
+        counts: the sum of `Decision.compute_counts()` over all splits.
+        samples: samples of all splits; those with the lowest ids are shown for each benchmark.
     """
     parts_E, wholes_E = _count_found_units(index, totals)
     shares_E = compute_shares(parts_E, wholes_E)
     kinds = _Kinds(index, totals, shares_E, parts_E)
-    rows, by_share = [], []
+    rows = []
+    by_share = []
     for number, name in enumerate(index.names):
         own = slice(*index.firsts[number : number + 2])
         rows.append(
@@ -149,19 +151,21 @@ def _list_common_grams(index: Index, totals: Totals) -> list[CommonRow]:
 
 
 def _count_found_units(index: Index, totals: Totals) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Units of each example: those that the corpus holds, and all."""
-    style, examples_B = index.settings.style, index.examples_B
+    """Return the units of each example that the corpus holds, and all units of each example."""
+    style = index.settings.style
+    examples_B = index.examples_B
     if isinstance(style, GPT3):
         places = index.grams.orders_B > 0
         found = totals.unit_documents[index.grams.grams_B[places]] > 0
-        examples, most = examples_B[places], len(index.lines_E)
+        examples = examples_B[places]
+        most = len(index.lines_E)
         return np.bincount(examples[found], minlength=most), np.bincount(examples, minlength=most)
     held = np.bincount(examples_B[totals.unit_documents > 0], minlength=len(index.lines_E))
     return held, count_units(index, style)
 
 
 class _Kinds:
-    """Which examples are counted in which columns of a row."""
+    """Masks of the examples that each column of a benchmark's row counts."""
 
     def __init__(
         self,
@@ -182,7 +186,8 @@ class _Kinds:
             rare = np.zeros_like(found)
             rare[examples[(holders > 0) & (holders <= style.most_documents)]] = True
             common_only = found & ~rare
-            dirty, clean = found, looked_for & ~found
+            dirty = found
+            clean = looked_for & ~found
         else:
             least = np.repeat(list_thresholds(index, style), np.diff(index.firsts))
             dirty = found & (shares_E >= least)
@@ -199,7 +204,10 @@ class _Kinds:
 
 
 def sample(touch: Touch, identity: str, url: str, text: str) -> ContaminatedSample:
-    """What a report shows of a touched document: its id, URL and text."""
+    """Return the sample that a report shows of a contaminated document.
+
+    `identity` is the id of the document.
+    """
     end = min(touch.end, touch.start + LONGEST)
     return ContaminatedSample(
         touch.benchmark,
@@ -213,11 +221,14 @@ def sample(touch: Touch, identity: str, url: str, text: str) -> ContaminatedSamp
 
 
 def pick_samples(samples: Iterable[ContaminatedSample]) -> list[ContaminatedSample]:
-    """The SAMPLES documents of the lowest ids for each benchmark: ids are digests, so any."""
+    """Return the SAMPLES documents with the lowest ids, for each benchmark.
+
+    Ids are digests, so this choice is random but reproducible.
+    """
     by_benchmark: dict[str, list[ContaminatedSample]] = {}
-    for each in samples:
-        by_benchmark.setdefault(each.benchmark, []).append(each)
+    for candidate in samples:
+        by_benchmark.setdefault(candidate.benchmark, []).append(candidate)
     chosen: list[Sequence[ContaminatedSample]] = [
         heapq.nsmallest(SAMPLES, by_benchmark[name]) for name in sorted(by_benchmark)
     ]
-    return [each for few in chosen for each in few]
+    return [candidate for few in chosen for candidate in few]

@@ -1,4 +1,7 @@
-"""The words of all benchmarks, each with a number. A word is known by its letters, not its hash."""
+"""Numbering of the words of all benchmarks.
+
+Words are compared letter by letter, so equal hashes do not confuse them.
+"""
 
 from typing import NamedTuple
 
@@ -10,22 +13,22 @@ from trainrig.corpus.decontaminate.words import NormalisedWords
 from trainrig.corpus.signals.text_arrays.hashing import compute_table_size
 
 UNKNOWN = np.uint32(0xFFFFFFFF)  # the number of a word that no benchmark has
-NOT_ASKED = np.uint32(0xFFFFFFFE)  # of a word whose number nobody has wanted yet
+NOT_ASKED = np.uint32(0xFFFFFFFE)  # number of a word that has not been looked up yet
 
 
 class WordNumbers(NamedTuple):
-    """V words. Numbers go by first occurrence."""
+    """The V different words of the benchmarks, numbered by first occurrence."""
 
-    letters: NDArray[np.uint32]  # of all, one word after another
+    letters: NDArray[np.uint32]  # letters of all words, concatenated
     ends_V: NDArray[np.int64]  # where each word's letters end
     hashes_V: NDArray[np.uint64]
     slots: NDArray[np.uint32]  # an open-addressing table by hash: number + 1, or 0
 
 
 def build_vocabulary(words: NormalisedWords) -> tuple[WordNumbers, NDArray[np.uint32]]:
-    """The vocabulary of `words`, and the number of each of them."""
+    """Return the vocabulary of `words`, and the number of each word."""
     numbers = np.empty(len(words.ends_W), np.uint32)
-    firsts = np.empty(len(words.ends_W), np.int64)  # the first word of each number
+    firsts = np.empty(len(words.ends_W), np.int64)  # the first occurrence of each numbered word
     slots = np.zeros(int(compute_table_size(len(words.ends_W))), np.uint32)
     count = _assign_numbers(words.letters_L, words.ends_W, words.hashes_W, slots, numbers, firsts)
     firsts = firsts[:count]
@@ -45,7 +48,7 @@ def ask_numbers(
     texts: NDArray[np.int64],
     numbers_W: NDArray[np.uint32],
 ) -> None:
-    """Write the number of each word of `texts` that has none yet, or UNKNOWN."""
+    """Look up the words of `texts` that are NOT_ASKED, and write their numbers or UNKNOWN."""
     _ask(
         *vocabulary,
         words.letters_L,
@@ -125,7 +128,7 @@ def find_word_number(
     hashes: NDArray[np.uint64],
     word: int,
 ) -> np.uint32:
-    """The number of one word, or UNKNOWN; called by loops that ask for few."""
+    """Return the number of one word, or UNKNOWN, for callers that look up few words."""
     mask = np.int64(len(slots) - 1)
     begin = ends[word - 1] if word > 0 else 0
     slot = np.int64(hashes[word] & np.uint64(mask))

@@ -1,9 +1,9 @@
-"""Words as GPT-3 filtered by them (Brown et al. 2020, arXiv:2005.14165, appendix C): lower-case,
-ended by white space, without punctuation.
+"""Words as the GPT-3 filter compares them: lower-case, without punctuation.
 
-White space is Python's (`str.split`), lower case is Python's (`str.lower`), punctuation is whatever
-Unicode calls punctuation or a symbol: of ASCII, all that `string.punctuation` holds. "Don't" is the
-word "dont"; a dash between spaces is no word.
+The source is Brown et al. 2020 (arXiv:2005.14165, appendix C). White space is Python's
+(`str.split`), lower case is Python's (`str.lower`). Punctuation is every Unicode punctuation mark
+or symbol, which includes all of `string.punctuation`. "Don't" is the word "dont"; a dash between
+spaces is no word.
 """
 
 from collections.abc import Sequence
@@ -26,26 +26,32 @@ from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, mix_bits
 
 
 class NormalisedWords(NamedTuple):
-    """All words of some texts, one after another. L letters, W words, D texts."""
+    """Words of some texts, concatenated.
 
-    letters_L: NDArray[np.uint32]  # what is left of each word: code points in lower case
+    Array suffixes: L is the number of letters, W of words, D of texts.
+    """
+
+    letters_L: NDArray[np.uint32]  # code points of the words in lower case, without punctuation
     ends_W: NDArray[np.int64]  # where each word's letters end
-    hashes_W: NDArray[np.uint64]  # of its letters
-    begins_W: NDArray[np.int64]  # character of its text where it begins, punctuation included
-    stops_W: NDArray[np.int64]  # and where the white space after it begins
-    firsts_D1: NDArray[np.int64]  # [D + 1] the first word of each text; the last is W
+    hashes_W: NDArray[np.uint64]  # hash of each word's letters
+    # character of its text at which each word begins, punctuation included
+    begins_W: NDArray[np.int64]
+    stops_W: NDArray[np.int64]  # character at which the white space after each word begins
+    # [D + 1] index of the first word of each text; the last entry is W
+    firsts_D1: NDArray[np.int64]
 
 
 def split_words(texts: Sequence[str]) -> NormalisedWords:
-    """The words of `texts`."""
+    """Split `texts` into normalised words."""
     batch = build_batch(texts)
     room = len(batch.codes_C)
-    most = room // 2 + len(texts)  # words: white space stands between two of one text
-    letters = np.empty(2 * room, np.uint32)  # at most two for a character
+    most = room // 2 + len(texts)  # most words: white space separates any two
+    letters = np.empty(2 * room, np.uint32)  # lower case has at most two code points per character
     ends, begins, stops = (np.empty(most, np.int64) for _ in range(3))
     hashes = np.empty(most, np.uint64)
     firsts = np.zeros(len(texts) + 1, np.int64)
-    lower, sigmas = build_character_tables().lower, _lower_sigmas(texts)
+    lower = build_character_tables().lower
+    sigmas = _lower_sigmas(texts)
     _split_normal_words(*batch, lower, sigmas, letters, ends, hashes, begins, stops, firsts)
     count = int(firsts[-1])
     return NormalisedWords(
@@ -59,14 +65,17 @@ def split_words(texts: Sequence[str]) -> NormalisedWords:
 
 
 def _lower_sigmas(texts: Sequence[str]) -> NDArray[np.uint32]:
-    """The lower case of each capital sigma, in their order: it hangs on the neighbours."""
+    """Return the lower case of each capital sigma, in order: it depends on the neighbours."""
     found: list[int] = []
     for text in texts:
         if chr(CAPITAL_SIGMA) in text:
-            # "İ" would become two characters; "I" is as good a neighbour.
+            # The lower case of "İ" has two characters, which would shift positions; "I" acts the
+            # same.
             lowered = text.replace(chr(CAPITAL_I_WITH_DOT), "I").lower()
             found += (
-                ord(lowered[place]) for place, each in enumerate(text) if each == chr(CAPITAL_SIGMA)
+                ord(lowered[place])
+                for place, character in enumerate(text)
+                if character == chr(CAPITAL_SIGMA)
             )
     return np.array(found, np.uint32)
 
@@ -87,13 +96,16 @@ def _split_normal_words(
 ) -> None:
     word = letter = sigma = 0
     for text in range(len(starts) - 1):
-        start, end = starts[text], starts[text + 1]
+        start = starts[text]
+        end = starts[text + 1]
         place = start
         while place < end:
             if classes[place] & SPACE:
                 place += 1
                 continue
-            begin, first, found = place, letter, SEED
+            begin = place
+            first = letter
+            found = SEED
             while place < end and classes[place] & SPACE == 0:
                 if classes[place] & SYMBOL == 0:
                     code = lower[codes[place]]

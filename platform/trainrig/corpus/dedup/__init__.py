@@ -1,7 +1,7 @@
-"""Finding texts that are the same, or nearly: exact digests, MinHash candidates, the decision.
+"""Deduplication of equal and similar texts: exact digests, MinHash candidates, decisions.
 
-A new way to find near-duplicates: a file beside this, and its name in `NearDuplicates`. (One for
-now; pydantic discriminates from two on.)
+To add a method for near-duplicates, add a module to this package and its name to `NearDuplicates`.
+(There is one for now; pydantic discriminates from two on.)
 """
 
 from trainrig.corpus.dedup.signatures.minhash import MinHash

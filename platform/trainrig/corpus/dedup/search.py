@@ -1,4 +1,4 @@
-"""Runs all passes of a search for duplicates in order."""
+"""The search for duplicates: runs all its passes in order."""
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +20,7 @@ from trainrig.corpus.dedup.passes.verification import fetch_remote, verify, writ
 from trainrig.splits import Phase, Split, Work, sum_counts
 
 Do = Callable[[str, Callable[[], Work], Sequence[Split]], Phase]
-"""Does a pass over tasks, those at least that have left no record; by its name."""
+"""Function that runs the pass of the given name over all tasks that have no record yet."""
 
 _STEPS = (
     "url-keys",
@@ -43,29 +43,31 @@ _STEPS = (
 
 @dataclass(frozen=True)
 class DuplicatesFound:
-    """What a search left, beside the files of its last pass."""
+    """Counts of a finished search; its decisions are in the files of the last pass."""
 
-    by_split: dict[int, dict[str, int]]  # documents by fate; of earlier split indexes: revoked
-    candidates: int  # pairs that were compared
-    evidence: int  # of them, those kept: from the floor of evidence up
-    verified: int  # of those, the ones alike enough for one of the two to fall
-    clusters: int  # of documents that such pairs, or equal texts, hang together by
+    # dropped documents by kind; for earlier split indexes, revoked documents
+    by_split: dict[int, dict[str, int]]
+    candidates: int  # pairs compared
+    evidence: int  # pairs stored, from the evidence floor up
+    verified: int  # pairs similar enough for one document to be dropped
+    clusters: int  # clusters of documents, connected by such pairs or equal texts
 
 
 def list_steps(urls: bool) -> list[str]:
-    """The passes in their order; the rounds of the decision are one."""
+    """Return the names of the passes in order; all decision rounds count as one."""
     return [name for name in _STEPS if urls or not name.startswith("url-")]
 
 
 def find_step_number(name: str, urls: bool) -> int:
-    """Which of `list_steps` the pass of this name is, from 1."""
+    """Return the position, from 1, of the pass `name` in `list_steps`."""
     return list_steps(urls).index(name.rstrip("-0123456789")) + 1
 
 
 def find_duplicates(search: DuplicateSearch, do: Do, pairs_known: bool = False) -> DuplicatesFound:
-    """Decide which documents are copies; the pairs may be known from before.
+    """Run all passes and decide which documents are duplicates.
 
-    Then what comparing them came to (`candidates`, `evidence`) is not: 0.
+    With `pairs_known`, pairs of a finished output are reused, and the counts `candidates` and
+    `evidence` are 0.
     """
 
     def run(name: str, make: Callable[..., Work], tasks: Iterable[int], *more: Any) -> Any:
@@ -73,7 +75,8 @@ def find_duplicates(search: DuplicateSearch, do: Do, pairs_known: bool = False) 
         phase = do(name, functools.partial(make, search, *more), splits)
         return sum_counts(record.counts for record in phase.read_results(splits))
 
-    partitions, parts = search.partitions, search.parts
+    partitions = search.partitions
+    parts = search.parts
     for kind in ("url", "text") if search.urls else ("text",):
         run(f"{kind}-keys", write_equal_keys, partitions, kind)
         run(f"{kind}-repeats", write_repeats, parts, kind)

@@ -1,4 +1,4 @@
-"""The spans to cut of the texts of one split, on storage."""
+"""File of the spans to remove from the texts of one split."""
 
 from dataclasses import dataclass
 
@@ -13,23 +13,24 @@ _SPAN = np.dtype([("document", "<i8"), ("start", "<i8"), ("end", "<i8")])
 
 @dataclass(frozen=True)
 class RemovedSpans:
-    """Spans of characters, in the order of the documents and their texts."""
+    """Spans of characters to remove, sorted by document and position."""
 
-    documents: NDArray[np.int64]  # [spans] the document's place in the split
+    documents: NDArray[np.int64]  # [spans] position of the document in the split
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
 
 
 def save_spans(path: str, spans: RemovedSpans) -> None:
-    """Write them, as `load_spans` reads them."""
+    """Write spans in the format that `load_spans` reads."""
     records = np.empty(len(spans.documents), _SPAN)
-    records["document"], records["start"] = spans.documents, spans.starts
+    records["document"] = spans.documents
+    records["start"] = spans.starts
     records["end"] = spans.ends
     sliced_file.save(path, records, np.array([0, len(records)], np.int64))
 
 
 def load_spans(path: str, by: str) -> dict[int, list[RemovedSpan]]:
-    """The cuts at `path` of each document that has any, by its place in the split."""
+    """Read the spans at `path`, keyed by the document's position in the split."""
     cuts: dict[int, list[RemovedSpan]] = {}
     for document, start, end in sliced_file.load(path, _SPAN, 0, 1).tolist():
         cuts.setdefault(document, []).append(RemovedSpan(start, end, by))

@@ -1,6 +1,6 @@
-"""Spans cut out of a text, kept so that the text can be had back as it was.
+"""Removal of spans from a text, reversible because the removed text is kept.
 
-Places are in characters (code points) of the text before anything was cut.
+Positions are in characters (code points) of the original text.
 """
 
 import bisect
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, order=True)
 class RemovedSpan:
-    """The span `start` up to `end` is to go, and `by` which step."""
+    """A span to remove, from `start` up to `end`, and the name `by` of the step that removes it."""
 
     start: int
     end: int
@@ -25,7 +25,7 @@ class RemovedSpan:
 
 @dataclass(frozen=True, order=True)
 class Removed:
-    """What was cut out: `text` began at `at` of the text as it was."""
+    """Text removed from position `at` of the original text by the step `by`."""
 
     at: int
     text: str
@@ -33,29 +33,30 @@ class Removed:
 
 
 def remove_spans(text: str, cuts: Iterable[RemovedSpan]) -> tuple[str, list[Removed]]:
-    """`text` without the spans of `cuts`, and the spans that went, in their order.
+    """Return `text` without the spans of `cuts`, and the removed spans in order.
 
-    Cuts come in any order and may overlap: what is removed is their union. A character that
-    several claim goes to the cut that starts first, of those to the longest, of equals to the
-    lowest name; what is then left of the others goes to them. Pieces of one step that touch are
-    one. Raises ValueError for a cut that ends after the text.
+    The cuts may come in any order and may overlap; their union is removed. A character in several
+    cuts belongs to the cut that starts first, then to the longest, then to the lowest step name;
+    the other cuts keep their remaining characters. Touching pieces of one step are merged.
+
+    Raises ValueError if a cut ends after the text.
     """
     apart = make_disjoint(cuts)
     if apart and apart[-1].end > len(text):
         raise ValueError(f"a cut ends at {apart[-1].end} of a text of {len(text)} characters")
     kept = []
     place = 0
-    for each in apart:
-        kept.append(text[place : each.start])
-        place = each.end
+    for cut in apart:
+        kept.append(text[place : cut.start])
+        place = cut.end
     kept.append(text[place:])
     return "".join(kept), [Removed(c.start, text[c.start : c.end], c.by) for c in apart]
 
 
 def restore(text: str, removed: Iterable[Removed]) -> str:
-    """The text of which `remove_spans` left `text` and `removed`."""
+    """Return the original text that `remove_spans` split into `text` and `removed`."""
     pieces = []
-    place = length = 0  # in `text`; of what is restored
+    place = length = 0  # positions in `text` and in the restored text
     for span in sorted(removed):
         between = span.at - length
         pieces += [text[place : place + between], span.text]
@@ -65,21 +66,21 @@ def restore(text: str, removed: Iterable[Removed]) -> str:
 
 
 def map_to_original(cuts: Iterable[RemovedSpan], removed: Iterable[Removed]) -> list[RemovedSpan]:
-    """`cuts` of what was left of a text, as cuts of the text as it was: those of a later step.
+    """Map the spans of a later step from the shortened text to the original text.
 
-    One that spans a place where something was `removed` becomes several, about it.
+    A span across a position where text was `removed` becomes several spans around the removed text.
     """
     spans = sorted(removed)
-    # Of each stretch that was left: how far it is shifted, and where it starts in what was left.
+    # Each remaining piece of text has a shift, and a start in the shortened text.
     shifts = [0, *itertools.accumulate(len(span.text) for span in spans)]
     starts = [0, *(span.at - shift for span, shift in zip(spans, shifts, strict=False))]
     carried = []
-    for each in cuts:
-        first = bisect.bisect_right(starts, each.start) - 1
-        end = bisect.bisect_left(starts, each.end)
-        edges = [each.start, *starts[first + 1 : end], each.end]
+    for cut in cuts:
+        first = bisect.bisect_right(starts, cut.start) - 1
+        end = bisect.bisect_left(starts, cut.end)
+        edges = [cut.start, *starts[first + 1 : end], cut.end]
         carried += [
-            RemovedSpan(begin + shift, stop + shift, each.by)
+            RemovedSpan(begin + shift, stop + shift, cut.by)
             for (begin, stop), shift in zip(
                 itertools.pairwise(edges), shifts[first:end], strict=True
             )
@@ -89,15 +90,15 @@ def map_to_original(cuts: Iterable[RemovedSpan], removed: Iterable[Removed]) -> 
 
 
 def make_disjoint(cuts: Iterable[RemovedSpan]) -> list[RemovedSpan]:
-    """The same spans, as `remove_spans` has them: each character claimed by one only, in order."""
+    """Return the same characters as disjoint spans in order, by the rule of `remove_spans`."""
     apart: list[RemovedSpan] = []
-    for each in sorted(cuts, key=lambda c: (c.start, -c.end, c.by)):
+    for cut in sorted(cuts, key=lambda c: (c.start, -c.end, c.by)):
         last = apart[-1] if apart else None
-        if last and each.end <= last.end:
+        if last and cut.end <= last.end:
             continue
-        if last and each.start <= last.end and each.by == last.by:
-            apart[-1] = dataclasses.replace(last, end=each.end)
+        if last and cut.start <= last.end and cut.by == last.by:
+            apart[-1] = dataclasses.replace(last, end=cut.end)
         else:
-            start = max(each.start, last.end) if last else each.start
-            apart.append(dataclasses.replace(each, start=start))
+            start = max(cut.start, last.end) if last else cut.start
+            apart.append(dataclasses.replace(cut, start=start))
     return apart

@@ -1,7 +1,7 @@
-"""A finished output that takes new files in place of its own, killed at any moment or not.
+"""Replacement of the files of a finished output, safe against a kill at any moment.
 
-All new files are whole before the first old one goes; from then on a note in the output says what
-is to be done, and whoever comes next does the rest before anything else.
+All new files are complete before the first old file is deleted. From then on a note in the output
+lists what remains to be done, and the next process to open the output finishes it first.
 """
 
 from collections.abc import Sequence
@@ -15,19 +15,19 @@ from trainrig.manifest import MANIFEST, SCRATCH, Below, Manifest
 
 
 class _Note(BaseModel):
-    """What is under way."""
+    """Note of a replacement in progress."""
 
     model_config = ConfigDict(frozen=True)
 
-    new: Below  # the folder of the new files, below the output
+    new: Below  # folder of the new files, relative to the output
     old: list[Below]  # files of the old manifest that the new one does not have
-    unlisted: list[Below]  # files that no manifest lists: the report
+    unlisted: list[Below]  # files outside the manifest: the report
     manifest: Manifest
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """The replacing of what is in `output`."""
+    """Replacement of the files in the folder `output`."""
 
     output: str
 
@@ -36,7 +36,7 @@ class Replacement:
         return storage.join(self.output, SCRATCH, "replacement.json")
 
     def begin(self, manifest: Manifest, new: str, unlisted: Sequence[str] = ()) -> None:
-        """Put the files of `manifest` and those `unlisted`, all in the folder `new`, in place."""
+        """Move the files of `manifest` and the `unlisted` files from folder `new` into place."""
         there = Manifest.model_validate_json(storage.read(storage.join(self.output, MANIFEST)))
         note = _Note(
             new=new.removeprefix(f"{self.output}/"),
@@ -48,9 +48,9 @@ class Replacement:
         self.go_on()
 
     def go_on(self) -> None:
-        """Do what a note in the output says is left to do; nothing if there is none.
+        """Finish a replacement that a note in the output describes, if there is one.
 
-        Raises DataError if the note is not as we write it.
+        Raises DataError if the note is not valid.
         """
         if not storage.exists(self._note):
             return
@@ -59,7 +59,8 @@ class Replacement:
         except ValidationError as error:
             what = error.errors()[0]["msg"]
             raise DataError(f"{self._note}: torn or not ours: {what}") from None
-        storage.delete(storage.join(self.output, MANIFEST))  # what is half new is not finished
+        # a half-replaced output must not look finished
+        storage.delete(storage.join(self.output, MANIFEST))
         for name in (*note.manifest.files, *note.unlisted):
             fresh = storage.join(self.output, note.new, name)
             if storage.exists(fresh):

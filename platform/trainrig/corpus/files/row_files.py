@@ -1,7 +1,7 @@
-"""Documents as rows of Parquet files whose bytes depend on the rows alone.
+"""Parquet files of documents whose bytes depend on the rows alone.
 
-Rows come in pieces of any size, from pages just read or from a folder decided before; row groups
-are cut by count, so the same rows give the same file.
+Rows arrive in tables of any size. Row groups are cut by row count, so the same rows always give the
+same file.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-ROW_GROUP = 1000  # rows: about 5 MB of text, what a writer holds at a time
+ROW_GROUP = 1000  # rows per group: about 5 MB of text, which a writer buffers
 
 
 class RowFile:
-    """A Parquet file in the making; in place, whole, when the block of `writing` ends."""
+    """A Parquet file being written by `writing`."""
 
     def __init__(self, writer: pq.ParquetWriter, schema: pa.Schema) -> None:
         self._writer = writer
@@ -29,7 +29,7 @@ class RowFile:
         self._rows = 0
 
     def add(self, table: pa.Table) -> None:
-        """Append rows; columns that the file does not have are left out."""
+        """Append rows; columns outside the file's schema are left out."""
         self._waiting.append(table.select(self._schema.names).cast(self._schema))
         self._rows += len(table)
         if self._rows >= ROW_GROUP:
@@ -38,7 +38,7 @@ class RowFile:
     def _write(self, rows: int) -> None:
         import pyarrow as pa
 
-        # One chunk: how rows came must not show in how they are encoded.
+        # One chunk, because the chunks of the input must not change how rows are encoded.
         waiting = pa.concat_tables([self._schema.empty_table(), *self._waiting]).combine_chunks()
         if rows or not self._writer_has_rows:
             self._writer.write_table(waiting.slice(0, rows), row_group_size=ROW_GROUP)
@@ -49,14 +49,17 @@ class RowFile:
     _writer_has_rows = False
 
     def close(self) -> None:
-        """Write what is left; a file of no rows has one empty row group."""
+        """Write the buffered rows; a file without rows gets one empty row group."""
         if self._rows or not self._writer_has_rows:
             self._write(self._rows)
 
 
 @contextlib.contextmanager
 def writing(path: str, schema: pa.Schema) -> Iterator[RowFile]:
-    """A file at `path` to add rows to; nothing is there before the block has ended well."""
+    """Open a Parquet file for appending rows.
+
+    The file appears at `path` only when the block ends without an exception.
+    """
     import pyarrow.parquet as pq
 
     with (
@@ -69,15 +72,16 @@ def writing(path: str, schema: pa.Schema) -> Iterator[RowFile]:
 
 
 def read_columns(path: str, columns: Sequence[str]) -> pa.Table:
-    """The named columns of the file at `path`."""
+    """Read the named columns of the Parquet file at `path`."""
     import pyarrow.parquet as pq
 
-    with storage.open_for_arrow(path) as file:  # in a bucket, only the bytes of those columns
+    # a bucket sends only the bytes of these columns
+    with storage.open_for_arrow(path) as file:
         return pq.read_table(file, columns=list(columns))
 
 
 def read_column_names(path: str) -> list[str]:
-    """The columns of the file at `path`."""
+    """Return the column names of the Parquet file at `path`."""
     import pyarrow.parquet as pq
 
     with storage.open_read(path) as file:

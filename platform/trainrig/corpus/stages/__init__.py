@@ -1,1 +1,1 @@
-"""The stages of a curation, in their order: read, apply rules, deduplicate, cut, write."""
+"""The stages of a curation: read pages, apply rules, deduplicate, remove spans, write documents."""

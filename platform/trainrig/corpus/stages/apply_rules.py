@@ -1,4 +1,4 @@
-"""The second pass of curation: the stored columns of each split against the rules of its source."""
+"""Second pass of curation: apply each source's rules to the stored columns of its splits."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,16 +31,16 @@ from trainrig.manifest import FileSum
 from trainrig.splits import Split, Work
 
 PathBuilder = Callable[..., str]
-"""The location of a file of this decision, by the names of its folders and its own."""
+"""Builder of the path of a file of this decision, from its folder names and file name."""
 
 
 def list_source_rules(run: Curation, source: CurationSource) -> tuple[Rule, ...]:
-    """What the documents of `source` are held to, in order."""
+    """Return the rules that apply to documents of `source`, in order."""
     return list_rules((*source.filters, run.pii))
 
 
 def list_deciding_columns(run: Curation) -> set[str]:
-    """The columns that what becomes of the documents of `run` depends on."""
+    """Return the names of all columns on which the decisions of `run` depend."""
     rules = {
         name for source in run.sources for name in list_columns(list_source_rules(run, source))
     }
@@ -51,7 +51,10 @@ def list_deciding_columns(run: Curation) -> set[str]:
 def find_thresholds(
     run: Curation, pool: MeasuredDocuments, splits: Sequence[Split]
 ) -> dict[str, Thresholds]:
-    """Source → where the cuts fall that its documents themselves set; reads those columns alone."""
+    """Return, by source, the thresholds that are percentiles of the source's own documents.
+
+    Only the columns that these rules use are read.
+    """
     found: dict[str, Thresholds] = {}
     for index, source in enumerate(run.sources):
         rules = select_unbound(list_source_rules(run, source))
@@ -64,7 +67,7 @@ def find_thresholds(
                 for chunk in pool.iterate_chunks(split.name, names)
             )
             table = _concatenate(run, names, chunks)
-            columns = {name: as_numpy(table[name]) for name in names}
+            columns = {name: convert_to_numpy(table[name]) for name in names}
             found[source.name] = {
                 rule.name: rule.limit.resolve(columns)
                 for rule in rules
@@ -76,19 +79,22 @@ def find_thresholds(
 def find_bucket_thresholds(
     run: Curation, pool: MeasuredDocuments, splits: Sequence[Split]
 ) -> dict[str, tuple[float, float]]:
-    """Language → where head and middle end, over the documents of all sources."""
+    """Return, by language, the thresholds that end the head and middle buckets.
+
+    They are computed over the documents of all sources.
+    """
     if run.buckets is None:
         return {}
     names = [LANGUAGE, run.buckets.signal]
-    chunks = (chunk for each in splits for chunk in pool.iterate_chunks(each.name, names))
+    chunks = (chunk for split in splits for chunk in pool.iterate_chunks(split.name, names))
     table = _concatenate(run, names, chunks)
-    languages = as_numpy(table[LANGUAGE]).tolist()
-    values = as_numpy(table[run.buckets.signal]).astype(np.float64)
+    languages = convert_to_numpy(table[LANGUAGE]).tolist()
+    values = convert_to_numpy(table[run.buckets.signal]).astype(np.float64)
     return find_cutoffs(values, languages, run.buckets.shares)
 
 
 def apply_rules_to_split(run: Curation, pool: MeasuredDocuments, path_of: PathBuilder) -> Work:
-    """The work of the pass: which rule each document breaks first, and the tallies."""
+    """Return the work of this pass: find the first rule each document breaks, and tally them."""
     thresholds = json.loads(storage.read(path_of("cuts.json")))
 
     def judge(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
@@ -96,7 +102,7 @@ def apply_rules_to_split(run: Curation, pool: MeasuredDocuments, path_of: PathBu
         rules = bind_rules(list_source_rules(run, source), thresholds.get(source.name, {}))
         names = list_columns(rules)
         table = _concatenate(run, names, pool.iterate_chunks(task["name"], names))
-        columns = {name: as_numpy(table[name]) for name in names}
+        columns = {name: convert_to_numpy(table[name]) for name in names}
         verdicts = decide(rules, columns, len(table))
         save_arrays(path_of("verdicts", f"{task['name']}.npz"), {"first": verdicts.first})
         by_source = {source.name: tally(verdicts, columns)}
@@ -109,28 +115,32 @@ def apply_rules_to_split(run: Curation, pool: MeasuredDocuments, path_of: PathBu
 
 
 def _concatenate(run: Curation, names: Sequence[str], chunks: Iterable[pa.Table]) -> pa.Table:
-    """The chunks as one table, which has its columns even if a split has no document."""
+    """Return the chunks as one table, with all its columns even if the split has no document."""
     empty = build_pool_schema(run).empty_table().select(list(names))
     return pa.concat_tables([empty, *chunks])
 
 
-def as_numpy(column: pa.ChunkedArray) -> NDArray[Any]:
-    """A column of numbers, or of texts as Python strings; null is NaN or the empty text."""
+def convert_to_numpy(column: pa.ChunkedArray) -> NDArray[Any]:
+    """Return a column as a numpy array of numbers or of Python strings.
+
+    A null becomes NaN or the empty string.
+    """
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         return np.array([value or "" for value in column.to_pylist()], dtype=np.str_)
     return column.to_numpy()  # type: ignore[no-any-return]
 
 
 def read_first_broken(path_of: PathBuilder, split: str) -> NDArray[np.int64]:
-    """[documents of the split] the index of the first rule broken, or -1."""
+    """Return the index of the first rule each document of the split breaks, or -1."""
     return load_arrays(path_of("verdicts", f"{split}.npz"))["first"]
 
 
 def read_verdicts(
     pool: MeasuredDocuments, path_of: PathBuilder, split: str, columns: Sequence[str]
 ) -> Iterator[tuple[pa.Table, NDArray[np.int64]]]:
-    """The rows of a split, chunk by chunk, each with the first rules that they break."""
-    first, at = read_first_broken(path_of, split), 0
+    """Yield the rows of a split in chunks, with the index of the first rule each row breaks."""
+    first = read_first_broken(path_of, split)
+    at = 0
     for rows in pool.iterate_chunks(split, columns):
         yield rows, first[at : at + len(rows)]
         at += len(rows)

@@ -1,9 +1,9 @@
-"""The passes that cut benchmarks out of documents, or let documents fall that are full of them.
+"""Passes that remove benchmark text from documents, or drop documents full of it.
 
-benchmarks    what there is to look for
-matches       where it is in each split
-matched       what of it was found anywhere
-decontaminate what is cut, by all that was found
+benchmarks    index the benchmarks
+matches       find their text in each split
+matched       add up the matches of all splits
+decontaminate decide what to remove, given the totals
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from trainrig.splits import Done, Task, Work
 
 
 def index_benchmarks(settings: Decontamination, path: str) -> Work:
-    """Index all that may not be in documents."""
+    """Return the work that builds the index of all benchmarks at `path`."""
 
     def index(task: Task) -> Done:
         Index.of(settings).save(path)
@@ -43,7 +43,10 @@ def index_benchmarks(settings: Decontamination, path: str) -> Work:
 
 
 def match_documents(surviving: SurvivingDocuments, path: str) -> Work:
-    """Find where the documents of a split have what is in the index."""
+    """Return the work that finds benchmark text in the documents of a split.
+
+    `path` is that of the index.
+    """
     index = Index.load(path)
 
     def match_split(task: Task) -> Done:
@@ -58,7 +61,7 @@ def match_documents(surviving: SurvivingDocuments, path: str) -> Work:
 
 
 def merge_matches(index: str, matches: Sequence[str], path: str) -> Work:
-    """Add up the matches of all splits."""
+    """Return the work that adds up the matches of all splits and writes the totals to `path`."""
 
     def add(task: Task) -> Done:
         merge(Index.load(index), matches).save(path)
@@ -68,8 +71,9 @@ def merge_matches(index: str, matches: Sequence[str], path: str) -> Work:
 
 
 def decontaminate(surviving: SurvivingDocuments, path: str, totals_path: str) -> Work:
-    """Decide what of a split is cut, and which of its documents fall."""
-    index, totals = Index.load(path), Totals.load(totals_path)
+    """Return the work that decides which spans of a split to remove and which documents to drop."""
+    index = Index.load(path)
+    totals = Totals.load(totals_path)
 
     def decide_split(task: Task) -> Done:
         name = task["name"]
@@ -79,7 +83,7 @@ def decontaminate(surviving: SurvivingDocuments, path: str, totals_path: str) ->
         fallen = np.array(sorted(decision.fallen), np.int64)
         save_arrays(surviving.name_fallen_file(name), {"fallen": fallen})
         told = json.dumps(
-            [dataclasses.asdict(each) for each in _collect_samples(surviving, name, decision)]
+            [dataclasses.asdict(found) for found in _collect_samples(surviving, name, decision)]
         )
         storage.write(surviving.path_of("touched", f"{name}.json"), told.encode())
         counts = {"documents": decision.documents, "characters": int(matches.lengths.sum())}
@@ -90,9 +94,9 @@ def decontaminate(surviving: SurvivingDocuments, path: str, totals_path: str) ->
 
 def _build_removed_spans(decision: Decision) -> RemovedSpans:
     found = [
-        (document, each.start, each.end)
+        (document, cut.start, cut.end)
         for document, cuts in sorted(decision.cuts.items())
-        for each in cuts
+        for cut in cuts
     ]
     return RemovedSpans(*np.array(found, np.int64).reshape(-1, 3).T)
 
@@ -106,7 +110,8 @@ def _collect_samples(
     found = []
     before = 0
     for rows, texts in surviving.iterate_rows_before(CONTAMINATED, split, ["id", "url"]):
-        ids, urls = rows["id"].to_pylist(), rows["url"].to_pylist()
+        ids = rows["id"].to_pylist()
+        urls = rows["url"].to_pylist()
         for nth, (identity, url, text) in enumerate(zip(ids, urls, texts, strict=True), before):
             found += [sample(touch, identity, url, text) for touch in touches.get(nth, ())]
         found = pick_samples(found)

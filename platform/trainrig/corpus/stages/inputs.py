@@ -1,4 +1,4 @@
-"""What a curation reads: the files that its sources name, cut into splits."""
+"""Inputs of a curation: the files of its sources, grouped into splits."""
 
 from trainrig import manifest, storage
 from trainrig.corpus.read import as_json, cut_pieces, find_files
@@ -7,10 +7,10 @@ from trainrig.splits import Split
 
 
 def plan_splits(run: Curation) -> tuple[list[Split], dict[str, str]]:
-    """The splits of all sources, and by source the fingerprint of what it reads.
+    """Return the splits of all sources, and a fingerprint of each source's input.
 
-    A split is a group of pieces of about one size. Raises DataError for a pattern that names
-    nothing, and for a file of no known format.
+    A split is a group of pieces of files; splits have about the same size. Raises DataError if a
+    pattern matches no file, or if a file has an unknown format.
     """
     lists = [storage.compute_content_key(path) for path in run.urls.list_files()]
     splits: list[Split] = []

@@ -1,6 +1,7 @@
-"""A few hundred pages at a time to rows of text and measured columns. No rule is looked at here.
+"""Measurement of pages, a few hundred at a time, as rows of text and signal columns.
 
-Personal data are masked before anything is measured: no signal, no digest and no row sees them.
+No rule is applied here. Personal data are masked before anything else, so no signal, digest or row
+is computed from them.
 """
 
 import functools
@@ -26,20 +27,20 @@ from trainrig.corpus.urls.blocklist import UrlLists, UrlSignals
 
 @dataclass(frozen=True)
 class MeasuredPages:
-    """What pages gave: rows, and why some gave none."""
+    """Result of measuring pages: rows, and the reasons why some pages gave none."""
 
-    rows: pa.Table  # by `build_pool_schema`
-    quarantined: dict[int, dict[str, str]]  # by number: "where", "reason"
+    rows: pa.Table  # columns as in `build_pool_schema`
+    quarantined: dict[int, dict[str, str]]  # "where" and "reason", by page number
 
 
 Extract = Callable[[Iterable[RawPage]], Iterable[Extracted | NotExtracted]]
-"""What makes texts of pages, one outcome for each, in order."""
+"""Function that extracts the text of pages, with one outcome per page, in order."""
 
 
 def measure_pages(
     run: Curation, source: CurationSource, pages: Sequence[tuple[int, RawPage]], extract: Extract
 ) -> MeasuredPages:
-    """The rows of `pages`, each with its number, in their order."""
+    """Measure `pages`, given as (number, page), and return their rows in the same order."""
     numbers: list[int] = []
     taken: list[tuple[RawPage, Extracted]] = []
     quarantined = {}
@@ -76,7 +77,7 @@ def measure_pages(
         columns |= measure_datatrove(texts)
     if run.urls != UrlLists():
         columns |= _load_url_signals(run.urls).measure([page.url for page, _ in taken])
-    columns |= {each.column: each.score(texts, languages) for each in run.scorers}
+    columns |= {scorer.column: scorer.score(texts, languages) for scorer in run.scorers}
     schema = build_pool_schema(run)
     columns |= {name: counts.get(name) for name in schema.names if name not in columns}
     nothing = [None] * len(taken)
@@ -86,27 +87,27 @@ def measure_pages(
 
 @functools.lru_cache(maxsize=1)
 def _load_url_signals(lists: UrlLists) -> UrlSignals:
-    """The lists, read once a process."""
+    """Read the block lists, once per process."""
     return UrlSignals(lists)
 
 
 def _rewrite(
     source: CurationSource, texts: Sequence[str]
 ) -> tuple[list[str], dict[str, list[int]]]:
-    """The texts after all rewrites of `source`, and what those changed, by column."""
+    """Return the texts after all rewrites of `source`, and the number of changes, by column."""
     counts: dict[str, list[int]] = {}
     if not source.rewrites:
         return list(texts), counts
     languages, _ = identify_all(texts)
-    for each in source.rewrites:
-        changed = [each.apply(text, code) for text, code in zip(texts, languages, strict=True)]
+    for rewrite in source.rewrites:
+        changed = [rewrite.apply(text, code) for text, code in zip(texts, languages, strict=True)]
         texts = [text for text, _ in changed]
-        counts |= {name: [found[name] for _, found in changed] for name in each.columns}
+        counts |= {name: [found[name] for _, found in changed] for name in rewrite.columns}
     return list(texts), counts
 
 
 def _format_metadata(page: RawPage, extracted: Extracted, pii: PII) -> str:
-    """What the page and its file say beside the text, as a JSON object."""
+    """Return the metadata of the page and its file, without the text, as a JSON object."""
     said = {
         **page.metadata,
         "title": extracted.title,
@@ -123,6 +124,6 @@ def _list_places(spans: Sequence[MaskedSpan]) -> list[dict[str, Any]]:
 
 
 def mask_url(url: str, pii: PII) -> str:
-    """`url` without personal data. Addresses of hosts stay: they say where, not who."""
+    """Return `url` with personal data masked; IP addresses stay, as they name hosts, not people."""
     kinds = tuple(kind for kind in pii.kinds if kind != "IP")
     return mask(url, pii.model_copy(update={"kinds": kinds}))[0]

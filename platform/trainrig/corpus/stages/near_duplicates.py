@@ -1,10 +1,10 @@
-"""What a curation keeps of its search for copies, and what it takes from that of earlier ones.
+"""Files that a curation keeps of its near-duplicate search, and reuse of those of earlier ones.
 
-    OUTPUT/copies/  index.json  documents/SPLIT.npz  pairs/SPLIT.parquet  revoked.parquet
+OUTPUT/copies/  index.json  documents/SPLIT.npz  pairs/SPLIT.parquet  revoked.parquet
                     signatures/SPLIT.arrow (`index = true`)
 
-With the first three, another threshold is decided on without a text being signed again; with the
-signatures, a later crawl is held to this one.
+With the first three, a curation with another threshold need not compute signatures again. With the
+signatures, a later crawl can be deduplicated against this one.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from trainrig.corpus.dedup.search import DuplicatesFound
 from trainrig.corpus.dedup.signatures.sign_split import Signatures
 from trainrig.corpus.files.arrays import load_arrays
 from trainrig.corpus.run_file import Curation
-from trainrig.corpus.stages.apply_rules import PathBuilder, as_numpy
+from trainrig.corpus.stages.apply_rules import PathBuilder, convert_to_numpy
 from trainrig.errors import DataError
 from trainrig.manifest import FileSum, Manifest
 from trainrig.splits import Phase, Split
@@ -41,7 +41,7 @@ REVOKED = f"{FOLDER}/revoked.parquet"
 FORMAT = 1
 _PARTS = {"documents": "npz", "pairs": "parquet", "signatures": "arrow"}
 
-# What no signature and no pair follows from.
+# These settings influence neither signatures nor pairs.
 _LATER = (
     "keep_dropped",
     "buckets",
@@ -54,7 +54,7 @@ _LATER_OF_SIGNATURES = ("threshold", "permutations", "recall")
 
 _REVOKED = pa.schema(
     [
-        ("against", pa.int64()),  # which of `against`, from 0
+        ("against", pa.int64()),  # index in the setting `against`, from 0
         ("id", pa.string()),
         ("dropped_by", pa.string()),
         ("duplicate_of", pa.string()),
@@ -66,7 +66,7 @@ log = logging.getLogger(__name__)
 
 
 def build_paths(folder: str, split: str) -> dict[str, str]:
-    """Where each part of what is known of a split lies, below `folder`."""
+    """Return the path of each file of a split below `folder`, keyed by its kind."""
     return {
         part: storage.join(folder, part, f"{split}.{ending}") for part, ending in _PARTS.items()
     }
@@ -80,9 +80,10 @@ def save_documents(
     folder: str,
     split: str,
 ) -> dict[str, int]:
-    """Write what is known of the documents of a split; `columns`, in pieces, of the keep rule.
+    """Write the documents and signatures of a split.
 
-    Returns: counts, and the bytes of files by which a torn one is known.
+    `columns` holds the columns of the keep rule, in pieces. Returns the counts, and the sizes of
+    the files in bytes, by which a torn file is recognised later.
     """
     measured = KeepFeatures(
         signatures.characters,
@@ -90,7 +91,7 @@ def save_documents(
         run.sources[source].name,
         source,
         {
-            name: np.concatenate([as_numpy(piece[name]) for piece in columns])
+            name: np.concatenate([convert_to_numpy(piece[name]) for piece in columns])
             for name in (run.keep_rule.columns if columns else ())
         },
     )
@@ -111,7 +112,7 @@ def save_documents(
 
 
 def forget_torn(phase: Phase, splits: Sequence[Split], folder: str) -> None:
-    """Take back the records of splits whose files have other sizes than were written; say so."""
+    """Forget the splits whose files have another size than recorded, and log a warning for each."""
     left = {split.name for split in phase.find_unfinished(splits)}
     done = [split for split in splits if split.name not in left]
     there = storage.list_sizes(folder) if done else {}
@@ -133,7 +134,7 @@ def forget_torn(phase: Phase, splits: Sequence[Split], folder: str) -> None:
 def search_for(
     run: Curation, split_indexes: Sequence[SplitIndex], path_of: PathBuilder, bands: int
 ) -> DuplicateSearch:
-    """The search that `run` asks for, cut so that it stays within its memory; which is said."""
+    """Return the duplicate search of `run`, planned to stay within its memory, and log the plan."""
     cut = plan(split_indexes, bands, run.memory * MIB)
     log.info(
         "%s: copies are looked for among %s documents, in %s and %s; a worker takes %s MiB at most",
@@ -154,18 +155,18 @@ def search_for(
     )
 
 
-# What pairs follow from
+# Inputs that pairs depend on
 
 
 def _describe_signatures(run: Curation) -> dict[str, Any]:
-    """What two crawls must have in common to be compared."""
+    """Return the settings that two crawls must share to be compared."""
     near = extract_identity(run.near_duplicates)
     kept = {name: value for name, value in near.items() if name not in _LATER_OF_SIGNATURES}
     return {"near_duplicates": kept, "keep_rule": extract_identity(run.keep_rule)}
 
 
 def _fingerprint_pairs(run: Curation) -> str:
-    """Fingerprint of all that pairs follow from; the inputs are the output's own."""
+    """Return the fingerprint of all settings that pairs depend on."""
     whole = extract_identity(run)
     for name in _LATER:
         whole.pop(name)
@@ -177,7 +178,7 @@ def _fingerprint_pairs(run: Curation) -> str:
 
 
 def pairs_are_known(run: Curation) -> bool:
-    """Whether the pairs that `run` decides on stand in its finished output."""
+    """Return whether the finished output of `run` already holds the pairs that it needs."""
     path = storage.join(run.output, INDEX)
     if not storage.exists(path):
         return False
@@ -190,13 +191,13 @@ def pairs_are_known(run: Curation) -> bool:
 
 
 def read_known_splits(run: Curation) -> Mapping[str, tuple[int, int]]:
-    """Of an output whose pairs are known: documents and shingles, by split."""
+    """Return the number of documents and of shingles of each split of a finished output."""
     index: dict[str, Any] = json.loads(storage.read(storage.join(run.output, INDEX)))
     return index["splits"]  # type: ignore[no-any-return]
 
 
 def with_known_pairs(run: Curation, found: DuplicatesFound) -> DuplicatesFound:
-    """`found`, and how many pairs were compared and kept when such an output's were."""
+    """Return `found` with the pair counts of the finished output whose pairs are reused."""
     pairs: dict[str, int] = json.loads(storage.read(storage.join(run.output, INDEX)))["pairs"]
     return dataclasses.replace(found, candidates=pairs["candidates"], evidence=pairs["evidence"])
 
@@ -204,7 +205,10 @@ def with_known_pairs(run: Curation, found: DuplicatesFound) -> DuplicatesFound:
 def write_index(
     run: Curation, folder: str, search: DuplicateSearch, found: DuplicatesFound
 ) -> dict[str, FileSum]:
-    """Write what the copies of an output were found by, and which of earlier ones would fall."""
+    """Write the index of near-duplicates of an output, and the documents revoked in earlier ones.
+
+    The index holds the settings of the search. Returns the file sums, by name below the output.
+    """
     own = [split_index for split_index in search.split_indexes if not split_index.earlier]
     index = {
         "format": FORMAT,
@@ -226,7 +230,10 @@ def write_index(
 def keep_files(
     run: Curation, split_index: SplitIndex, path_of: PathBuilder, folder: str
 ) -> dict[str, str]:
-    """Copy what is kept of a split into the output; name below the output → path."""
+    """Copy the files of a split that are kept into the output.
+
+    Returns their paths, keyed by their name below the output.
+    """
     sources = {
         "documents": path_of("decided", f"{split_index.name}.npz"),
         "pairs": split_index.pairs,
@@ -246,9 +253,9 @@ def keep_files(
 
 
 def check_earlier(run: Curation) -> dict[str, str]:
-    """Fingerprints of the outputs that `run` is held to, by their place.
+    """Return the fingerprints of the earlier outputs in `against`, by position.
 
-    Raises DataError for one that has no index, or one made otherwise.
+    Raises DataError if an output has no index, or has one made with other settings.
     """
     found = {}
     for number, path in enumerate(run.against):
@@ -259,7 +266,7 @@ def check_earlier(run: Curation) -> dict[str, str]:
 
 
 def list_earlier_split_indexes(run: Curation) -> list[SplitIndex]:
-    """The documents of the outputs that `run` is held to."""
+    """Return the split indexes of the earlier outputs in `against`."""
     split_indexes = []
     for crawl, path in enumerate(run.against):
         splits = _read_index(run, path, manifest.read_manifest(path))["splits"]

@@ -1,8 +1,8 @@
-"""The first pass of curation: pages to measured documents. Nothing is decided here.
+"""First pass of curation: turn pages into measured documents, without any decision.
 
-A split is read in parts, cut by count and bytes of what is read, and a part is done when both its
-files are there. So a killed run reads a split again from its start, which is cheap, and extracts
-again only what no part holds.
+A split is read in parts, cut by the number and bytes of records. A part is done when both its files
+exist. So a killed run reads a split again from its start, which is cheap, but extracts only the
+pages that no finished part holds.
 """
 
 import dataclasses
@@ -30,22 +30,23 @@ from trainrig.corpus.stages.measure_signals import Extract, MeasuredPages, measu
 from trainrig.manifest import SCRATCH, FileSum
 from trainrig.splits import Work
 
-PART = 500  # records: some seconds of work for one core, and some tens of MB while it is done
-PART_BYTES = 64 * 2**20  # of pages' bodies
+PART = 500  # records of a part: some seconds of work for one core, and some tens of MB in memory
+PART_BYTES = 64 * 2**20  # bytes of page bodies in a part
 CAUSES = frozenset(get_args(Cause))
-_RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes, of getrusage's maximum
+_RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # unit of getrusage's maximum, in bytes
 
 Record = RawPage | Unreadable
 
 
 def read_all_pages(run: Curation) -> Work:
-    """The work of the pass."""
+    """Return the work of this pass: read, extract and measure the pages of a split."""
     schema = build_pool_schema(run)
     files = Parts(run.output, {})
     extractors = _Extractors(run)
 
     def read_split(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
-        name, source = task["name"], run.sources[task["source"]]
+        name = task["name"]
+        source = run.sources[task["source"]]
         parts = first = size = documents = 0
         reasons: Counter[str] = Counter()
         began = time.process_time() + extractors.cpu_seconds
@@ -61,7 +62,8 @@ def read_all_pages(run: Curation) -> Work:
                 )
             documents += _count_rows(files.name_page_file(name, parts))
             reasons.update(_read_reasons(files.name_quarantine_file(name, parts)))
-            parts, first = parts + 1, first + len(part)
+            parts = parts + 1
+            first = first + len(part)
             size += sum(len(record.body) for record in part if isinstance(record, RawPage))
         ended = time.process_time() + extractors.cpu_seconds
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
@@ -73,7 +75,7 @@ def read_all_pages(run: Curation) -> Work:
 
 
 def split_records(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """`records` in parts, by what they are alone: a run that goes on cuts them alike."""
+    """Split `records` into parts that depend on the records alone, so a resumed run cuts alike."""
     part: list[Record] = []
     size = 0
     for record in records:
@@ -81,15 +83,16 @@ def split_records(records: Iterable[Record]) -> Iterator[list[Record]]:
         size += len(record.body) if isinstance(record, RawPage) else 0
         if len(part) == PART or size >= PART_BYTES:
             yield part
-            part, size = [], 0
+            part = []
+            size = 0
     if part:
         yield part
 
 
 class _Extractors:
-    """A child process for each source, and the pages that one did not survive.
+    """Child processes that extract pages, one per source, and records of the pages that crash them.
 
-    Those are written down at once: whoever goes on where this process stopped does not try them.
+    Pages that crash a child are recorded at once, so a resumed run does not try them again.
     """
 
     def __init__(self, run: Curation) -> None:
@@ -98,7 +101,7 @@ class _Extractors:
         weakref.finalize(self, _close, self._guards)
 
     def of(self, source: CurationSource) -> Extract:
-        """What extracts the pages of `source`."""
+        """Return the function that extracts pages of `source` in its child process."""
 
         def extract(pages: Iterable[RawPage]) -> Iterator[Extracted | NotExtracted]:
             for outcome in guard.extract(pages):
@@ -113,7 +116,7 @@ class _Extractors:
 
     @property
     def cpu_seconds(self) -> float:
-        """Of all children that are alive."""
+        """CPU seconds used by all living child processes."""
         return sum(guard.cpu_seconds for guard in self._guards.values())
 
     def _read_failed_pages(self) -> list[FailedPage]:
@@ -136,7 +139,7 @@ def _close(guards: Mapping[str, Guard]) -> None:
 def _measure_part(
     run: Curation, source: CurationSource, part: list[Record], first: int, extract: Extract
 ) -> MeasuredPages:
-    """What `part` gives; its records are numbered from `first`, the reasons stay in their order."""
+    """Return the rows and quarantined records of `part`, with records numbered from `first`."""
     pages = [(first + n, record) for n, record in enumerate(part) if isinstance(record, RawPage)]
     found = measure_pages(run, source, pages, extract)
     unreadable = {
@@ -157,5 +160,5 @@ def _read_reasons(path: str) -> list[str]:
 
 
 def _format_lines(quarantined: Mapping[int, Mapping[str, str]]) -> bytes:
-    lines = (json.dumps(each, ensure_ascii=False) + "\n" for each in quarantined.values())
+    lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in quarantined.values())
     return "".join(lines).encode("utf-8", "surrogatepass")

@@ -1,4 +1,4 @@
-"""Gathers what the passes counted, for the report and the tables of a curation."""
+"""Collection of the counts of all passes, for the report and tables of a curation."""
 
 import json
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from trainrig.corpus.stages.apply_rules import PathBuilder
 from trainrig.corpus.stages.write_documents import SAMPLES
 from trainrig.splits import Split, sum_counts
 
-RULES_TALLY = "tally.json"  # file with what the rules did, by source
+RULES_TALLY = "tally.json"  # file of the rule tallies, by source
 
 
 def read_tallies(run: Curation, splits: Sequence[Split], path_of: PathBuilder) -> CurationTallies:
-    """What the passes counted, and a few of the documents that fell."""
+    """Read the counts of all passes, and a few dropped documents as samples."""
     judged = json.loads(storage.read(path_of(RULES_TALLY)))
     told = [json.loads(storage.read(path_of("told", f"{split.name}.json"))) for split in splits]
     samples: dict[str, list[dict[str, str]]] = {}
-    for each in told:
-        for step, found in each["samples"].items():
+    for results in told:
+        for step, found in results["samples"].items():
             samples.setdefault(step, []).extend(found)
     few = {
         step: sorted(found, key=lambda sample: sample["id"])[:SAMPLES]
@@ -33,6 +33,6 @@ def read_tallies(run: Curation, splits: Sequence[Split], path_of: PathBuilder) -
     integers = frozenset(
         column.name for column in build_pool_schema(run) if pa.types.is_integer(column.type)
     )
-    pairs = sorted((pair for each in told for pair in each["pairs"]), key=itemgetter("id"))
-    counts = sum_counts(each["counts"] for each in told)
+    pairs = sorted((pair for results in told for pair in results["pairs"]), key=itemgetter("id"))
+    counts = sum_counts(results["counts"] for results in told)
     return tally_curation(judged, counts, few, pairs[:PAIRS], integers)

@@ -1,11 +1,12 @@
-"""The passes that cut text out of the documents that stay, once copies have fallen.
+"""Passes that remove text from the documents that survive deduplication.
 
-Three steps, each left out unless the run file has a section for it: lines that many documents have,
-spans that were there before, benchmarks. Each sees the texts as the step before leaves them, and
-the documents of each split in their order, whatever it leaves of them. Documents before lines is
-the order of Llama 3 (arXiv:2407.21783, section 3.1.1): what a copy holds is not counted again.
+There are three optional steps, each enabled by its section of the run file: common lines, repeated
+substrings, and benchmarks. Each step gets the texts as the step before left them, and all surviving
+documents of each split in their order, even those left empty. Deduplicating documents before lines
+is the order of Llama 3 (arXiv:2407.21783, section 3.1.1): lines of a duplicate are not counted
+twice.
 
-    numbers                                             the keep order of all that stay
+numbers                                             keep order of surviving documents
     line-keys, common-lines, cut-lines                  (dedup.lines)
     anchors, repeated, pieces, repeats, cut-substrings  (dedup.substrings)
     benchmarks, matches, matched, decontaminate         (decontaminate)
@@ -69,10 +70,11 @@ from trainrig.corpus.stages.decontamination import (
 from trainrig.corpus.stages.surviving_documents import SurvivingDocuments, list_removal_steps
 from trainrig.splits import Done, Phase, Split, Task, Work, sum_counts
 
-BENCHMARKS_INDEX, BENCHMARKS_TOTALS = "benchmarks.index", "benchmarks.totals"
+BENCHMARKS_INDEX = "benchmarks.index"
+BENCHMARKS_TOTALS = "benchmarks.totals"
 
 Do = Callable[[str, Callable[[], Work], Sequence[Split]], Phase]
-"""Does a pass over tasks, those at least that have left no record; by its name."""
+"""Function that runs the pass of the given name over all tasks that have no record yet."""
 
 
 _PASSES = {
@@ -83,14 +85,14 @@ _PASSES = {
 
 
 def list_removal_passes(run: Curation) -> list[str]:
-    """The names of all passes of `run`, in order, without the numbers that some end in."""
+    """Return the names of all passes of `run`, in order, without number suffixes."""
     numbered = ["numbers"] if run.common_lines or run.exact_substrings else []
     return [*numbered, *(name for step in list_removal_steps(run) for name in _PASSES[step])]
 
 
 @dataclass(frozen=True)
 class SpanRemoval:
-    """All passes of one run."""
+    """Removal passes of one run."""
 
     run: Curation
     surviving: SurvivingDocuments
@@ -99,12 +101,13 @@ class SpanRemoval:
 
     @property
     def path_of(self) -> PathBuilder:
-        """The location of a file of this decision."""
+        """Builder of the paths of this decision's files."""
         return self.surviving.path_of
 
     def find_spans(self, split_indexes: Sequence[SplitIndex]) -> RemovalCounts:
-        """Do them; what they did."""
-        run, found = self.run, dict[str, dict[str, Any]]()
+        """Run all removal passes and return the counts of what they removed."""
+        run = self.run
+        found = dict[str, dict[str, Any]]()
         repeated_texts: Mapping[str, Sequence[RepeatedText]] = {}
         contamination = None
         if run.common_lines or run.exact_substrings:
@@ -183,14 +186,15 @@ class SpanRemoval:
             "benchmarks", functools.partial(index_benchmarks, settings, index), [Split("all", {})]
         )
         self._run_on_splits("matches", match_documents, index)
-        paths, totals = self._list_files("matches", "npz"), self.path_of(BENCHMARKS_TOTALS)
+        paths = self._list_files("matches", "npz")
+        totals = self.path_of(BENCHMARKS_TOTALS)
         self.do(
             "matched", functools.partial(merge_matches, index, paths, totals), [Split("all", {})]
         )
         return self._run_on_splits("decontaminate", decontaminate, index, totals)
 
     def _run_on_splits(self, name: str, make: Callable[..., Work], *more: Any) -> dict[str, Any]:
-        """A pass over all splits; what it counted of each."""
+        """Run a pass over all splits and return the counts of each split."""
         phase = self.do(name, functools.partial(make, self.surviving, *more), self.splits)
         return {record.name: record.counts for record in phase.read_results(self.splits)}
 
@@ -205,10 +209,15 @@ def _number_tasks(tasks: int) -> list[Split]:
 def _number_documents(
     split_indexes: Sequence[SplitIndex], rule: KeepRule, path_of: PathBuilder
 ) -> Work:
-    """The place of each document that stays in the keep order; 40 bytes a document, here."""
+    """Return the work that numbers all surviving documents in the keep order.
+
+    It takes 40 bytes of memory per document.
+    """
 
     def number(task: Task) -> Done:
-        ranks, ids, counts = [np.empty(0, np.uint64)], [np.empty((0, 2), np.uint64)], []
+        ranks = [np.empty(0, np.uint64)]
+        ids = [np.empty((0, 2), np.uint64)]
+        counts = []
         for split_index in split_indexes:
             survives = (
                 DedupDecisions.load(path_of("decided", f"{split_index.name}.npz")).kinds == KEPT

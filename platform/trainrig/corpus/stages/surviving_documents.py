@@ -1,4 +1,4 @@
-"""The documents that passed the rules and repeat none, and what later steps cut out of them."""
+"""Documents that passed the rules and deduplication, and the spans that later steps remove."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ from trainrig.corpus.files.removed_spans import Removed, RemovedSpan, map_to_ori
 from trainrig.corpus.run_file import Curation
 from trainrig.corpus.stages.apply_rules import PathBuilder, read_verdicts
 
-CUT_STEPS = (COMMON_LINES, EXACT_SUBSTRINGS, CONTAMINATED)  # in their order
+CUT_STEPS = (COMMON_LINES, EXACT_SUBSTRINGS, CONTAMINATED)  # removal steps, in order
 
 
 def list_removal_steps(run: Curation) -> tuple[str, ...]:
-    """The steps that `run` takes."""
+    """Return the removal steps that `run` has sections for, in order."""
     sections = (run.common_lines, run.exact_substrings, run.decontamination)
     return tuple(
         step for step, section in zip(CUT_STEPS, sections, strict=True) if section is not None
@@ -31,14 +31,14 @@ def list_removal_steps(run: Curation) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class SurvivingDocuments:
-    """The documents of each split that passed the rules and repeat none, and what cuts them."""
+    """The surviving documents of each split, and the files of the spans removed from them."""
 
     pool: MeasuredDocuments
     path_of: PathBuilder
     steps: tuple[str, ...]
 
     def iterate_rows(self, split: str, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Those of a split, a few at a time."""
+        """Yield the surviving rows of a split, in chunks."""
         survives = DedupDecisions.load(self.path_of("decided", f"{split}.npz")).kinds == KEPT
         at = 0
         for rows, first in read_verdicts(self.pool, self.path_of, split, columns):
@@ -49,17 +49,17 @@ class SurvivingDocuments:
     def iterate_rows_before(
         self, step: str, split: str, columns: Sequence[str] = ()
     ) -> Iterator[tuple[pa.Table, list[str]]]:
-        """Rows of a split with `columns`, and their texts as the steps before leave them."""
+        """Yield chunks of rows with `columns`, and texts as left by the steps before `step`."""
         cutter = SpanRemover.of(self, split, self.steps[: self.steps.index(step)])
         for rows in self.iterate_rows(split, ["text", *columns]):
             yield rows, [cutter.remove_next(text)[0] for text in rows["text"].to_pylist()]
 
     def iterate_texts_before(self, step: str, split: str) -> Iterator[list[str]]:
-        """The same without their rows."""
+        """Yield chunks of texts as left by the steps before `step`."""
         return (texts for _, texts in self.iterate_rows_before(step, split))
 
     def read_numbered(self, step: str, split: str) -> Iterator[tuple[list[str], NDArray[np.int64]]]:
-        """Texts, and the place of each document in the keep order of the corpus."""
+        """Yield chunks of texts, and each document's position in the keep order of the corpus."""
         numbers = load_arrays(self.path_of("numbers", f"{split}.npz"))["numbers"]
         at = 0
         for texts in self.iterate_texts_before(step, split):
@@ -67,26 +67,27 @@ class SurvivingDocuments:
             at += len(texts)
 
     def name_spans_file(self, step: str, split: str) -> str:
-        """Where the spans to cut of a split are."""
+        """Return the path of the spans that `step` removes from a split."""
         return self.path_of(step, f"{split}.cuts")
 
     def name_fallen_file(self, split: str) -> str:
-        """Where the documents are that fall for the benchmarks they hold."""
+        """Return the path of the documents of a split that decontamination drops."""
         return self.path_of(CONTAMINATED, f"{split}.npz")
 
 
 class SpanRemover:
-    """Cuts the texts of one split, given in their order."""
+    """Remover of spans from the texts of one split, which must be given in order."""
 
     def __init__(
         self, cuts: Mapping[str, dict[int, list[RemovedSpan]]], fallen: frozenset[int]
     ) -> None:
-        self._cuts, self._fallen = cuts, fallen
+        self._cuts = cuts
+        self._fallen = fallen
         self._document = 0
 
     @classmethod
     def of(cls, surviving: SurvivingDocuments, split: str, steps: Sequence[str]) -> "SpanRemover":
-        """That of the cuts which `steps` left."""
+        """Build the remover of all spans that `steps` found in a split."""
         cuts = {step: load_spans(surviving.name_spans_file(step, split), step) for step in steps}
         fallen: list[int] = []
         if CONTAMINATED in steps:
@@ -94,13 +95,15 @@ class SpanRemover:
         return cls(cuts, frozenset(fallen))
 
     def remove_next(self, text: str) -> tuple[str, list[Removed], str | None]:
-        """The next document: what is left of it, what went, and the step it falls by, if any.
+        """Process the next document: return its new text, the removed spans, and any dropping step.
 
-        Places are those of `text`. A document of which nothing is left falls by the last step that
-        cut it.
+        Positions are those in `text`. The step is None if the document is kept. A document of which
+        nothing is left is dropped by the last step that cut it.
         """
-        document, self._document = self._document, self._document + 1
-        left, removed = text, list[Removed]()
+        document = self._document
+        self._document = self._document + 1
+        left = text
+        removed = list[Removed]()
         all_spans = list[RemovedSpan]()
         last = None
         for step, cuts in self._cuts.items():

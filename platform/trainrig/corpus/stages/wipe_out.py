@@ -1,4 +1,7 @@
-"""Refuses a step that takes nearly all of a source: its rule is wrong, or the source is."""
+"""Check that stops a run when a step removes nearly all of a source.
+
+Then either the rule or the source is usually wrong.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,19 +13,24 @@ from trainrig.errors import DataError
 
 
 def refuse_rules_that_wipe_out(run: Curation, tallies: Mapping[str, Any]) -> None:
-    """Raise DataError if a rule wipes out a source; `tallies` of documents by source and rule."""
+    """Raise DataError if a rule drops nearly all documents of a source.
+
+    `tallies` holds the counts of documents by source and rule.
+    """
     for name, tally in tallies.items():
-        seen = sum(each["documents"] for each in tally["seen"].values())
+        seen = sum(counts["documents"] for counts in tally["seen"].values())
         dropped = {
-            rule: sum(each.get("first_documents", 0) for each in languages.values())
+            rule: sum(counts.get("first_documents", 0) for counts in languages.values())
             for rule, languages in tally["rules"].items()
         }
         refuse_wiped_out(run, name, dropped, seen)
 
 
 def refuse_wiped_out(run: Curation, name: str, dropped: Mapping[str, int], documents: int) -> None:
-    """Raise DataError if a step drops nearly all `documents` of source `name` that reach it;
-    `dropped` by step, in their order."""
+    """Raise DataError if a step drops nearly all `documents` of source `name` that reach it.
+
+    `dropped` holds the number of documents dropped by each step, in order.
+    """
     (source,) = (source for source in run.sources if source.name == name)
     limit = source.wipe_out
     found = find_wiped_out(dropped, documents, name, limit.max_share, limit.min_documents)
@@ -36,7 +44,7 @@ def refuse_wiped_out(run: Curation, name: str, dropped: Mapping[str, int], docum
 
 
 def refuse_cut_away(run: Curation, rows: Iterable[CutRow]) -> None:
-    """Raise DataError if a step cuts nearly all of a source out of its documents."""
+    """Raise DataError if a step removes nearly all text of a source."""
     sources = {source.name: source for source in run.sources}
     for row in rows:
         limit = sources[row.source].wipe_out

@@ -1,4 +1,4 @@
-"""The passes of curation that see texts again: signatures of those that passed, and the output."""
+"""Passes of curation that read texts again: signatures of passed documents, and the output."""
 
 import dataclasses
 import heapq
@@ -37,21 +37,23 @@ from trainrig.splits import Work
 _HOST = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#@]*@)?([^/?#:]+)")
 _TOLD = ("source", "language")
 _AFTER_RULES = (*COPIES, *CUT_STEPS)
-SAMPLES = 3  # documents told of for each reason
-EXCERPT = 2000  # characters of a sample
-NOT_KEPT = {"text", "metadata"}  # of dropped documents, where only signals are
+SAMPLES = 3  # documents shown for each reason
+EXCERPT = 2000  # most characters of a sample
+# columns left out of dropped documents with `keep_dropped = "signals"`
+NOT_KEPT = {"text", "metadata"}
 
 
 def write_signatures(run: Curation, pool: MeasuredDocuments, place: PathBuilder) -> Work:
-    """The work of the third pass: signatures of the texts that passed the rules."""
+    """Return the work of the third pass: compute signatures of the texts that passed the rules."""
 
     def sign(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         name = task["name"]
         needed = run.keep_rule.columns
-        parts, ranking = [Signatures.of([], run.near_duplicates)], []
+        parts = [Signatures.of([], run.near_duplicates)]
+        ranking = []
         for rows, first in read_verdicts(pool, place, name, ["id", "url", "text", *needed]):
             passed = rows.filter(pa.array(first < 0))
-            parts.append(Signatures.of_table(passed, run.near_duplicates))
+            parts.append(Signatures.from_table(passed, run.near_duplicates))
             ranking.append(passed.select(list(needed)))
         signatures = Signatures.concatenate(parts)
         return near_duplicates.save_documents(
@@ -68,7 +70,7 @@ def write_split(
     folder: str,
     split_indexes: Mapping[str, SplitIndex],
 ) -> Work:
-    """The work of the last pass: each document to where it belongs, below `folder`."""
+    """Return the work of the last pass: write each document to its file below `folder`."""
     cuts = json.loads(storage.read(place("bucket_cuts.json")))
     schema = build_pool_schema(run)
     whole = build_row_schema(run)
@@ -90,7 +92,7 @@ def write_split(
         }
         measured = set(pool.list_columns(name)) or set(schema.names)
         absent = set(schema.names) - measured
-        there = [each for each in schema.names if each in measured]
+        there = [column for column in schema.names if column in measured]
         with (
             writing(target[KEPT], _drop_absent_columns(whole, absent)) as kept,
             writing(target[DROPPED], _drop_absent_columns(shown, absent)) as dropped,
@@ -122,13 +124,16 @@ def write_split(
         }
         storage.write(place("told", f"{name}.json"), json.dumps(told).encode())
         sums = {below: manifest.compute_file_sum(path) for below, path in files.items()}
-        return counts.as_table(reasons), sums
+        return counts.build_table(reasons), sums
 
     return write
 
 
 def _drop_absent_columns(schema: pa.Schema, absent: set[str]) -> pa.Schema:
-    """`schema` without the columns that nobody measured: left out, a later rule misses them."""
+    """Return `schema` without unmeasured columns.
+
+    A rule that needs one of them later then fails with a missing column.
+    """
     return pa.schema([field for field in schema if field.name not in absent])
 
 
@@ -139,9 +144,10 @@ def _with_verdicts(
     decisions: Mapping[int, Mapping[str, Any]],
     passed_before: int,
 ) -> tuple[pa.Table, int]:
-    """`rows` with the columns of VERDICT, and how many documents of the split have passed by now.
+    """Add the VERDICT columns to `rows`.
 
-    `decisions` are known by their place among those of the split that passed.
+    `decisions` are keyed by position among the split's documents that passed the rules. Returns the
+    rows, and the number of documents of the split that have passed so far.
     """
     verdicts: list[dict[str, Any]] = []
     for index in first.tolist():
@@ -159,7 +165,7 @@ def _with_verdicts(
 
 
 def _with_cuts(rows: pa.Table, cutter: SpanRemover) -> pa.Table:
-    """`rows` with what is left of the texts that stay, and what falls by being cut."""
+    """Return `rows` with spans removed from the kept texts, and documents left empty dropped."""
     columns = {name: rows[name].to_pylist() for name in ("text", "dropped_by", "cut")}
     for nth, (text, fell) in enumerate(zip(columns["text"], columns["dropped_by"], strict=True)):
         if fell is None:
@@ -168,7 +174,7 @@ def _with_cuts(rows: pa.Table, cutter: SpanRemover) -> pa.Table:
                 columns["dropped_by"][nth] = falls_by
             elif removed:
                 columns["text"][nth] = left
-                columns["cut"][nth] = [dataclasses.asdict(each) for each in removed]
+                columns["cut"][nth] = [dataclasses.asdict(span) for span in removed]
     for name, values in columns.items():
         place = rows.column_names.index(name)
         rows = rows.set_column(place, name, pa.array(values, rows.schema.field(name).type))
@@ -183,7 +189,7 @@ def _with_buckets(rows: pa.Table, signal: str, cuts: Mapping[str, tuple[float, f
 
 
 class _Counts:
-    """What the manifest says of a split, added up chunk by chunk."""
+    """Counts of a split for its manifest and report, added up chunk by chunk."""
 
     def __init__(self) -> None:
         self._numbers: Counter[str] = Counter()
@@ -204,23 +210,23 @@ class _Counts:
         self._tables["dropped_by"].update(fell["dropped_by"])
         for source, step in zip(fell["source"], fell["dropped_by"], strict=True):
             self._dropped_of.setdefault(source, Counter())[step] += 1
-        sizes = pc.binary_length(rows["text"])  # of what is left
+        sizes = pc.binary_length(rows["text"])  # sizes of the texts after removal
         told = rows.select([*_TOLD, "dropped_by"]).append_column("bytes", sizes)
-        self._tell(told.to_pylist())
-        self._tell_shares(rows["url"].to_pylist(), rows["extracted_share"].to_pylist())
+        self._count_languages(told.to_pylist())
+        self._count_shares(rows["url"].to_pylist(), rows["extracted_share"].to_pylist())
         for spans in rows["pii"].to_pylist():
             self._tables["masked"].update(span["kind"] for span in spans)
 
-    def _tell_shares(self, urls: Sequence[str | None], shares: Sequence[float | None]) -> None:
-        """Count by host how much of each page was extracted, in percent, where that is known."""
+    def _count_shares(self, urls: Sequence[str | None], shares: Sequence[float | None]) -> None:
+        """Count extracted shares in percent by host, for pages whose share is known."""
         for url, share in zip(urls, shares, strict=True):
             if share is not None:
                 found = _HOST.match(url or "")
                 host = found.group(1).lower() if found else "(no host)"
                 self._hosts.setdefault(host, Counter())[round(100 * share)] += 1
 
-    def _tell(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Count kept documents and copies by source and language."""
+    def _count_languages(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Count kept and deduplicated documents by source and language."""
         for row in rows:
             if row["dropped_by"] is None:
                 place = self._told["kept"].setdefault(row["source"], {})
@@ -234,10 +240,10 @@ class _Counts:
             there["bytes"] += row["bytes"]
 
     def summarise(self, quarantined: Sequence[str]) -> dict[str, Any]:
-        """What the account needs beside the tallies of the rules."""
+        """Return the counts that the report needs in addition to the rule tallies."""
         return {**self._told, "hosts": self._hosts, "quarantined": dict(Counter(quarantined))}
 
-    def as_table(self, quarantined: Sequence[str]) -> dict[str, Any]:
+    def build_table(self, quarantined: Sequence[str]) -> dict[str, Any]:
         return {
             "documents_in": self._numbers["documents"] + len(quarantined),
             "documents_extracted": self._numbers["documents"],
@@ -251,7 +257,10 @@ class _Counts:
 
 @dataclasses.dataclass(order=True, frozen=True)
 class DroppedSample:
-    """A document that fell, as a report shows it; ids are digests, so the lowest are any."""
+    """A dropped document as a report shows it.
+
+    Ids are digests, so the lowest ids are a random but reproducible sample.
+    """
 
     id: str
     url: str
@@ -260,7 +269,7 @@ class DroppedSample:
 
 
 class _Samples:
-    """The dropped documents of the lowest ids, for each reason."""
+    """Collector of the dropped documents with the lowest ids, for each reason."""
 
     def __init__(self) -> None:
         self._lowest: dict[str, list[DroppedSample]] = {}
@@ -276,7 +285,7 @@ class _Samples:
             self._lowest[reason] = heapq.nsmallest(SAMPLES, [*there, sample])
 
     def list_lowest(self) -> dict[str, list[dict[str, str]]]:
-        """By reason, the chosen ones in the order of their ids."""
+        """Return the samples of each reason, sorted by id."""
         return {
             reason: [dataclasses.asdict(sample) for sample in there]
             for reason, there in sorted(self._lowest.items())

@@ -1,1 +1,1 @@
-"""What a URL says about its page before the page is read, and when two URLs name the same one."""
+"""Signals and keys computed from a document's URL alone: block lists, normal form, duplicates."""

@@ -1,5 +1,7 @@
-"""What lists say of URLs: blocked domains, and words in three strengths (RefinedWeb, Penedo et al.
-2023, arXiv:2306.01116, appendix G.1). No list is shipped: the user names files.
+"""URL signals from block lists: blocked domains, and words in three strengths.
+
+The method is that of RefinedWeb (Penedo et al. 2023, arXiv:2306.01116, appendix G.1). No list is
+included: the user names the files.
 """
 
 import re
@@ -19,36 +21,42 @@ from trainrig.errors import DataError
 URL_COLUMNS = ("url_blocked_domain", "url_strict_words", "url_hard_words", "url_soft_words")
 
 _Paths = Annotated[tuple[str, ...], NOT_IDENTITY]
-# Words end where ASCII has neither letter nor digit. What is no ASCII is escaped in most URLs.
+# Words end at any ASCII character but a letter or digit. Most URLs escape other characters.
 _SIGNS = bytes(code for code in range(0x80) if not chr(code).isalnum() and code != ord("\n"))
 _SIGNS_TO_SPACES = bytes(ord(" ") if code in _SIGNS else code for code in range(256))
 _AUTHORITY = re.compile(r"(?:[^/?#]*@)?([^/?#@:\[\]]*|\[[^/?#\]]*\])(?::[0-9]*)?(?=[/?#]|\Z)")
-_DEEPEST = 8  # segments of a path that a list can name
+_DEEPEST = 8  # most segments of a path that a list entry is compared with
 
 
 class UrlLists(Settings):
-    """Files of domains and words, one entry a line, gzip or not. See `list_files` for folders."""
+    """Files of blocked domains and words, one entry per line, plain or gzip.
 
-    # Files of domains to block with their subdomains; "example.com/a" blocks what is below that
-    # path.
+    A path may also be a folder of lists; see `list_files`.
+    """
+
+    # Files or folders of domains to block with their subdomains; "example.com/a" blocks all pages
+    # below that path.
     domains: _Paths = ()
-    # Files of words to find anywhere in the URL's letters and digits, whatever is between them.
+    # Files of words to find anywhere in the URL's letters and digits, across any separators.
     strict_words: _Paths = ()
     hard_words: _Paths = ()  # files of words to find as whole words of the URL
-    # Files of words that count as whole words of the URL, and are bad only in company.
+    # Files of words to count as whole words of the URL; one alone does not make the URL bad.
     soft_words: _Paths = ()
 
     def list_files(self) -> list[str]:
-        """All files, in their order: their contents decide. Raises DataError where one is not."""
+        """Return the paths of all list files, in order; their contents are fingerprinted.
+
+        Raises DataError if a path has no list file.
+        """
         return find_list_files(
             (*self.domains, *self.strict_words, *self.hard_words, *self.soft_words)
         )
 
 
 class UrlSignals:
-    """The lists, read. Takes 8 bytes of memory a domain.
+    """Block lists in memory, ready to measure URLs, at 8 bytes per domain.
 
-    Raises DataError, naming the file, for one that is missing, empty, or no list.
+    Raises DataError with the file's path if a list is missing, empty or malformed.
     """
 
     def __init__(self, lists: UrlLists) -> None:
@@ -61,22 +69,26 @@ class UrlSignals:
         self._soft_words = Substrings({b" %b " % word for word in _read_words(lists.soft_words)})
 
     def measure(self, urls: Sequence[str]) -> dict[str, NDArray[np.int64]]:
-        """One entry for each of `urls` and each of URL_COLUMNS: 0 or 1 for the domain, else how
-        many different words of the list there are. The scheme counts for nothing, nor does case.
+        """Compute the URL_COLUMNS for each of `urls`.
+
+        The domain column is 0 or 1; the others count different words of their list. The scheme and
+        upper or lower case make no difference.
         """
         rests = [_cut_scheme(url) for url in urls]
         joined = "\n".join(rests).encode("utf-8", "surrogatepass")
         spaced = joined.translate(_SIGNS_TO_SPACES).replace(b"\n", b" \n ")
         words = b" %b " % spaced
         counts = (
-            self._look_up_hosts(rests),
+            self._find_blocked(rests),
             self._strict_words.count_words(joined.translate(None, _SIGNS)),
             self._hard_words.count_words(words),
             self._soft_words.count_words(words),
         )
-        return {column: each[: len(urls)] for column, each in zip(URL_COLUMNS, counts, strict=True)}
+        return {
+            column: values[: len(urls)] for column, values in zip(URL_COLUMNS, counts, strict=True)
+        }
 
-    def _look_up_hosts(self, rests: Sequence[str]) -> NDArray[np.int64]:
+    def _find_blocked(self, rests: Sequence[str]) -> NDArray[np.int64]:
         hosts = [_parse_host(rest) for rest in rests]
         blocked = dict.fromkeys(hosts, False)
         parents = [(host, parent) for host in blocked for parent in _list_parents(host)]
@@ -85,10 +97,10 @@ class UrlSignals:
             blocked[host] |= parent == host or not is_public_suffix(parent)
         found = np.fromiter((blocked[host] for host in hosts), np.int64, len(hosts))
         if len(self._pages):
-            found |= self._on_pages(rests, hosts)
+            found |= self._find_blocked_pages(rests, hosts)
         return found
 
-    def _on_pages(self, rests: Sequence[str], hosts: Sequence[str]) -> NDArray[np.int64]:
+    def _find_blocked_pages(self, rests: Sequence[str], hosts: Sequence[str]) -> NDArray[np.int64]:
         asked = [
             (at, f"{parent}{path}")
             for at, (rest, host) in enumerate(zip(rests, hosts, strict=True))
@@ -120,15 +132,16 @@ def _cut_scheme(url: str) -> str:
 
 
 def _parse_host(rest: str) -> str:
-    """The host of what stands after "//"; "" where there is none."""
+    """Return the host of a URL without its scheme, or "" if there is none."""
     authority = _AUTHORITY.match(rest)
     return authority.group(1).rstrip(".") if authority else ""
 
 
 def _list_parents(host: str) -> list[str]:
-    """`host` and all domains that it lies in; no domain without a dot but `host` itself."""
-    parents, at = [host], host.find(".")
-    if host[-1:] != "]" and not host[-1:].isdigit():  # an address lies in none
+    """Return `host` and all its parent domains that contain a dot."""
+    parents = [host]
+    at = host.find(".")
+    if host[-1:] != "]" and not host[-1:].isdigit():  # an IP address has no parent domain
         while (end := host.find(".", at + 1)) > 0:
             parents.append(host[at + 1 :])
             at = end
@@ -136,7 +149,7 @@ def _list_parents(host: str) -> list[str]:
 
 
 def _list_paths(rest: str) -> list[str]:
-    """The path of what stands after "//", and all paths above it but the root."""
+    """Return the path of a URL without its scheme, and all parent paths except the root."""
     path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")[2]
     segments = path.rstrip("/").split("/")[:_DEEPEST]
     return ["/" + "/".join(segments[: at + 1]) for at in range(len(segments))]

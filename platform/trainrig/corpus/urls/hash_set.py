@@ -1,4 +1,4 @@
-"""A set of strings for asking only, at 8 bytes a string: block lists have millions."""
+"""Read-only set of strings at 8 bytes each, for block lists of millions of entries."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,10 @@ from numpy.typing import NDArray
 
 
 class HashSet:
-    """Which strings it holds, by BLAKE2b-64: of those it does not, one in 2^64 / size is held."""
+    """Approximate set of strings, stored as 64-bit BLAKE2b hashes.
+
+    A string outside the set is reported as a member with probability size / 2^64.
+    """
 
     def __init__(self, strings: Iterable[str]) -> None:
         self._hashes = np.unique(_hash_strings(strings))
@@ -17,7 +20,7 @@ class HashSet:
         return len(self._hashes)
 
     def holds(self, strings: Sequence[str]) -> NDArray[np.bool_]:
-        """For each of `strings` whether it is in the set."""
+        """Return whether each of `strings` is in the set, as an array."""
         if not len(self):
             return np.zeros(len(strings), bool)
         asked = _hash_strings(strings)
@@ -27,6 +30,6 @@ class HashSet:
 
 
 def _hash_strings(strings: Iterable[str]) -> NDArray[np.uint64]:
-    encoded = (each.encode("utf-8", "surrogatepass") for each in strings)
-    digests = (hashlib.blake2b(each, digest_size=8).digest() for each in encoded)
-    return np.fromiter((int.from_bytes(each, "little") for each in digests), np.uint64)
+    encoded = (string.encode("utf-8", "surrogatepass") for string in strings)
+    digests = (hashlib.blake2b(string, digest_size=8).digest() for string in encoded)
+    return np.fromiter((int.from_bytes(digest, "little") for digest in digests), np.uint64)

@@ -1,4 +1,4 @@
-"""Which URLs name the same page: what exact deduplication by URL compares."""
+"""Key by which exact deduplication recognises URLs of the same page."""
 
 import hashlib
 import re
@@ -9,9 +9,9 @@ _SAME_EITHER_WAY = re.compile(r"https?://(?:www\.)?")
 
 
 def compute_url_key(url: str) -> bytes:
-    """BLAKE2b-128 of the normalised `url`, whether it is http or https, with "www." or without.
+    """Return the 16-byte BLAKE2b digest of the normalised `url`, without scheme and "www.".
 
-    Not what the held-out split goes by, which must not change: see `tokens.held_out`.
+    The held-out split uses a rule of its own that must not change: see `tokens.held_out`.
     """
     same = _SAME_EITHER_WAY.sub("", normalise(url), count=1) if url else ""
     return hashlib.blake2b(same.encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -1,7 +1,7 @@
-"""Files that hold a list: one entry a line, "#" before a comment, gzip or not, alone or in folders.
+"""Reader of list files: one entry per line, "#" starts a comment, plain or gzip, or in folders.
 
-A folder is read as the block lists of Université Toulouse Capitole (UT1) are laid out: its files
-named `domains` and `urls`, and those of the folders in it.
+A folder is read in the layout of the block lists of Université Toulouse Capitole (UT1): all files
+named `domains` and `urls`, in the folder and its subfolders.
 """
 
 import gzip
@@ -14,14 +14,16 @@ from trainrig.errors import DataError
 
 _IN_FOLDERS = ("domains", "urls", "domains.gz", "urls.gz")
 _GZIP = b"\x1f\x8b"
-_ADDRESS = re.compile(r"[0-9.]+|[0-9a-f]*:[0-9a-f:]+")  # as lists for /etc/hosts begin their lines
+# lists in the format of /etc/hosts begin lines with an address
+_ADDRESS = re.compile(r"[0-9.]+|[0-9a-f]*:[0-9a-f:]+")
 _ENTRY = re.compile(r"(?:https?://)?(?:\*?\.)?([^\s/:]+)(?::[0-9]+)?(/\S*)?")
 
 
 def find_list_files(paths: tuple[str, ...]) -> list[str]:
-    """The files that `paths` name, folders by what is in them. Raises DataError for a path without.
+    """Return the list files that `paths` name; a folder stands for the list files in it.
 
-    Their contents, and not their places, decide: a stage fingerprints these.
+    Stages fingerprint the contents of these files, not their paths. Raises DataError if a path has
+    no list file.
     """
     files = []
     for path in paths:
@@ -39,9 +41,9 @@ def _list_folder(folder: str) -> list[str]:
 
 
 def iterate_entries(path: str) -> Iterator[tuple[int, str]]:
-    """Number (from 1) and content of each line of the file at `path` that has any, in lower case.
+    """Yield the line number (from 1) and content of each entry of the file, in lower case.
 
-    Raises DataError, naming the file, for one that cannot be read, is no text, or has no entry.
+    Raises DataError with the file's path if it cannot be read, is not text, or has no entry.
     """
     empty = True
     for number, line in enumerate(_read_text(path).split("\n"), start=1):
@@ -49,12 +51,13 @@ def iterate_entries(path: str) -> Iterator[tuple[int, str]]:
             empty = False
             yield number, content
     if empty:
-        raise DataError(f"{path}: no entry in it; a list has one on each line")
+        raise DataError(f"{path}: the list has no entry; write one on each line")
 
 
 def read_domains_and_pages(path: str) -> tuple[list[str], list[str]]:
-    """The hosts ("example.com") and the pages ("example.com/a") that the file at `path` lists."""
-    domains, pages = [], []
+    """Read the hosts ("example.com") and pages ("example.com/a") listed in the file at `path`."""
+    domains = []
+    pages = []
     for number, content in iterate_entries(path):
         first, _, rest = content.partition(" ")
         if rest and _ADDRESS.fullmatch(first):
@@ -65,7 +68,8 @@ def read_domains_and_pages(path: str) -> tuple[list[str], list[str]]:
                 f"{path}: line {number}: {content[:80]!r} is neither a domain (example.com) nor "
                 "a page of one (example.com/a)"
             )
-        host, page = entry.group(1).rstrip(".").removeprefix("www."), (entry.group(2) or "")
+        host = entry.group(1).rstrip(".").removeprefix("www.")
+        page = entry.group(2) or ""
         if page := page.rstrip("/"):
             pages.append(host + page)
         else:
@@ -83,6 +87,8 @@ def _read_text(path: str) -> str:
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
     if b"\0" in content:
-        raise DataError(f"{path}: not text (byte {content.index(0)} is NUL); a list is, or gzip")
-    # Lists of the web's pages hold bytes in any encoding; what is no UTF-8 matches no URL.
+        raise DataError(
+            f"{path}: the file is not text (byte {content.index(0)} is NUL); use plain text or gzip"
+        )
+    # Web block lists contain bytes in any encoding; an entry that is not UTF-8 matches no URL.
     return content.decode("utf-8-sig", "replace")

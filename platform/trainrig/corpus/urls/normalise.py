@@ -1,18 +1,18 @@
-"""One spelling for the URLs of one page (RFC 3986, section 6.2, and what trackers add).
+"""Normal form for the URLs of one page (RFC 3986, section 6.2, and without tracking parameters).
 
-The held-out split goes by a rule of its own (`tokens.held_out`): it folds less, and stays as it is
-so that no document changes sides.
+The held-out split uses a rule of its own (`tokens.held_out`). That rule folds fewer spellings and
+must not change, so that no document moves between splits.
 """
 
 import re
 
-# http and https only; what is before a host is its user, what is after it a port.
+# Matches http and https only: user before the host, port after it.
 _PARTS = re.compile(
     r"(https?)://(?:([^/?#]*)@)?([^/?#@:\[\]]*|\[[^/?#@\]]*\])(?::([0-9]*))?"
     r"(/[^?#]*)?(?:\?([^#]*))?(?:#.*)?",
     re.IGNORECASE | re.DOTALL,
 )
-# What most URLs are, which need no more than a look at their end.
+# Most URLs match this pattern and need only their trailing slashes removed.
 _PLAIN = re.compile(
     r"https?://[a-z0-9-]+(?:\.[a-z0-9-]+)+(?:/(?!\.)[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*/*"
 )
@@ -20,7 +20,7 @@ _DEFAULT_PORTS = {"http": "80", "https": "443"}
 _UNSAFE = re.compile(r"%([0-9A-Fa-f]{2})|%|[^!-~]+")
 _UNRESERVED = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~")
 _SESSION_IN_PATH = re.compile(r";(?:jsessionid|phpsessid|sessionid)=[^/;]*", re.IGNORECASE)
-# Names of parameters that say who came, from where, by which advertisement; never what is shown.
+# Parameters that identify the visitor, referrer or advertisement, and never the page content.
 _TRACKING = re.compile(
     r"utm_\w+|ga_\w+|_ga|_gl|gclid|gclsrc|dclid|gbraid|wbraid|fbclid|msclkid|yclid|twclid|ttclid"
     r"|li_fat_id|igshid|igsh|mc_[ce]id|mkt_tok|_hsenc|_hsmi|__hs\w+|hsctatracking|oly_\w+_id"
@@ -30,14 +30,16 @@ _TRACKING = re.compile(
 
 
 def normalise(url: str) -> str:
-    """`url` as all its spellings have it. Idempotent; what is no HTTP URL loses only outer space.
+    """Return the normal form of `url`.
 
-    - Scheme and host in lower case, without a last dot; international names are not converted.
-    - No default port, no fragment (not "#!" either), no tracking parameter, no session id.
-    - Escapes in upper case; none where a character needs none; everywhere where it does.
-    - No dot segments, no slash at the end, not even of a bare host.
-    - Parameters sorted by name, equal names in their order; "?" only before some.
-    - "http" and "https", "www." and none stay apart: `url_key` takes them for the same.
+    Idempotent. A text that is not an HTTP URL only loses surrounding white space.
+
+    - Scheme and host in lower case, without a trailing dot; international names are not converted.
+    - No default port, no fragment (not even "#!"), no tracking parameter, no session id.
+    - Escapes in upper case, and only for characters that need them.
+    - No dot segments, no trailing slash, not even after a bare host.
+    - Parameters sorted by name, equal names in their original order; "?" only before parameters.
+    - "http" and "https" stay different, as do "www." and none: `compute_url_key` merges them.
     """
     if _PLAIN.fullmatch(url):
         return url.rstrip("/")
@@ -46,7 +48,8 @@ def normalise(url: str) -> str:
     if parts is None:
         return bare
     scheme, user, host, port, path, query = parts.groups()
-    scheme, host = scheme.lower(), host.lower().rstrip(". \0\t\n\r\x0b\x0c")
+    scheme = scheme.lower()
+    host = host.lower().rstrip(". \0\t\n\r\x0b\x0c")
     path = _SESSION_IN_PATH.sub("", _escape_part(path or ""))
     pieces = [
         f"{scheme}://",
@@ -68,12 +71,15 @@ def _escape(found: re.Match[str]) -> str:
     if digits := found.group(1):
         sign = chr(int(digits, 16))
         return sign if sign in _UNRESERVED else f"%{digits.upper()}"
-    # A lone "%" too: what follows it may be decoded to digits, and then it would be an escape.
+    # A lone "%" is escaped too: the text after it may decode to digits and form an escape.
     return "".join(f"%{byte:02X}" for byte in found.group().encode("utf-8", "surrogatepass"))
 
 
 def _remove_dots(path: str) -> str:
-    """RFC 3986, section 5.2.4, for a path that is empty or begins with a slash."""
+    """Remove dot segments from a path (RFC 3986, section 5.2.4).
+
+    The path must be empty or begin with a slash.
+    """
     if "/." not in path:
         return path
     kept: list[str] = []
@@ -89,5 +95,5 @@ def _remove_dots(path: str) -> str:
 def _drop_tracking_parameters(query: str) -> str:
     pairs = [(pair.partition("=")[0], pair) for pair in query.split("&") if pair]
     kept = [(name, pair) for name, pair in pairs if not _TRACKING.fullmatch(name)]
-    kept.sort(key=lambda each: each[0])
+    kept.sort(key=lambda pair: pair[0])
     return "&".join(pair for _, pair in kept)

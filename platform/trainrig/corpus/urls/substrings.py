@@ -1,4 +1,4 @@
-"""Which of many words stand anywhere in each of many lines, in one pass over all of them."""
+"""Search for many words in many lines at once, in a single pass."""
 
 from collections import defaultdict
 from collections.abc import Collection
@@ -6,13 +6,16 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
-_PREFIX = 4  # bytes at most; a word's first ones say where to look for the rest
+_PREFIX = 4  # most bytes of a word's prefix, by which the candidates at a position are found
 _MULTIPLIER = np.uint32(0x9E3779B1)  # 2**32 / golden ratio, odd
 _KEPT_BITS = np.uint32(16)
 
 
 class Substrings:
-    """Words to look for. The work grows with the lines, hardly with the number of words."""
+    """A set of words to search for.
+
+    The cost grows with the lines, and hardly with the number of words.
+    """
 
     def __init__(self, words: Collection[bytes]) -> None:
         self._width = min((*map(len, words), _PREFIX))
@@ -24,7 +27,10 @@ class Substrings:
             self._begins[_find_slots(prefix, self._width)] = True
 
     def count_words(self, lines: bytes) -> NDArray[np.int64]:
-        """How many different words stand in each of `lines`. No word has a line end in it."""
+        """Return the number of different words contained in each line of `lines`.
+
+        No word may contain a line end.
+        """
         ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == ord("\n"))
         if not self._by_prefix:
             return np.zeros(len(ends) + 1, np.int64)
@@ -40,9 +46,9 @@ class Substrings:
 
 
 def _find_slots(joined: bytes, width: int) -> NDArray[np.uint32]:
-    """For each `width` bytes of `joined` in a row, where a table of 2^16 entries speaks of them."""
+    """Return the slot, of 2^16, for each run of `width` bytes in `joined`."""
     signs = np.frombuffer(joined, np.uint8)
     codes = np.zeros(max(0, len(signs) - width + 1), np.uint32)
-    for each in range(width):
-        codes = (codes << np.uint32(8)) | signs[each : len(signs) - width + 1 + each]
+    for offset in range(width):
+        codes = (codes << np.uint32(8)) | signs[offset : len(signs) - width + 1 + offset]
     return (codes * _MULTIPLIER) >> _KEPT_BITS

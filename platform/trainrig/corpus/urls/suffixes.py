@@ -1,6 +1,7 @@
-"""Under which names anybody may register others: the Public Suffix List, as tldextract ships it.
+"""Lookup of public suffixes: domains under which anyone may register names.
 
-The list changes with the version of tldextract alone: nothing is fetched, nothing is cached.
+The data is the Public Suffix List included in tldextract. It changes only with the version of
+tldextract: nothing is downloaded or cached.
 """
 
 import functools
@@ -12,16 +13,16 @@ if TYPE_CHECKING:
 
 @functools.lru_cache(maxsize=65_536)
 def is_public_suffix(domain: str) -> bool:
-    """Whether names under `domain` belong to different owners by the list's first part ("co.uk").
+    """Return whether names under `domain` belong to different owners, such as under "co.uk".
 
-    Its second part, of companies that let others have names ("blogspot.com"), is not asked.
+    The list's second part, of companies that let others use names ("blogspot.com"), is not used.
     """
     return bool(domain) and _load_extractor().extract_str(domain).suffix == domain
 
 
 @functools.cache
 def _load_extractor() -> "tldextract.TLDExtract":
-    # Loaded when first asked for: it brings a client of HTTP, and most processes have no lists.
+    # Imported on first use: it imports an HTTP client, and most processes use no block lists.
     import tldextract
 
     return tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)

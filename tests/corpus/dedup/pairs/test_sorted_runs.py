@@ -61,7 +61,9 @@ def test_a_torn_run_is_named(tmp_path, left):
     (path,) = written(str(tmp_path), [[(0, 1), (3, 2)]])
     whole = Path(path).read_bytes()
     Path(path).write_bytes(whole[:left])
-    with pytest.raises(DataError, match=r"0\.run: torn; delete it and its pass's records"):
+    with pytest.raises(
+        DataError, match=r"0\.run: the file is torn; delete it and its pass's records"
+    ):
         read_part([path], PARTS - 1, KIND)
 
 

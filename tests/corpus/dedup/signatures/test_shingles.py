@@ -93,7 +93,7 @@ def test_a_column_gives_the_bytes_of_its_strings(texts):
     halves = [texts[: len(texts) // 2], texts[len(texts) // 2 :]]
     for kind in (pa.string(), pa.large_string()):
         column = pa.chunked_array(halves, kind)
-        found = NormalisedTexts.of_arrow(column.slice(1))
+        found = NormalisedTexts.from_arrow(column.slice(1))
         expected = NormalisedTexts.of([text or "" for text in texts[1:]])
         assert (found.starts - found.starts[0]).tolist() == expected.starts.tolist()
         here = found.data[found.starts[0] : found.starts[-1]]
@@ -103,7 +103,7 @@ def test_a_column_gives_the_bytes_of_its_strings(texts):
 def test_what_is_not_utf_8_is_refused():
     torn = pa.array([b"fine", b"torn \xe4\xb8"]).view(pa.string())
     with pytest.raises(pa.ArrowInvalid):
-        NormalisedTexts.of_arrow(pa.chunked_array([torn]))
+        NormalisedTexts.from_arrow(pa.chunked_array([torn]))
 
 
 @pytest.mark.parametrize("size", [1, 5, 9, 100])

@@ -31,7 +31,7 @@ def same(a: Signatures, b: Signatures) -> bool:
     )
 
 
-def as_table(documents: list[tuple[str, str, str]], chunks: int = 1) -> pa.Table:
+def build_table(documents: list[tuple[str, str, str]], chunks: int = 1) -> pa.Table:
     schema = pa.schema({"id": pa.string(), "url": pa.string(), "text": pa.string()})
     rows = [dict(zip(schema.names, document, strict=True)) for document in documents]
     parts = [pa.Table.from_pylist(rows[nth::chunks], schema) for nth in range(chunks)]
@@ -58,7 +58,7 @@ def test_each_document_has_what_is_its_own(documents):
 @tries(max_examples=50)
 def test_a_table_gives_what_its_documents_give(documents, chunks):
     in_order = [document for nth in range(chunks) for document in documents[nth::chunks]]
-    found = Signatures.of_table(as_table(documents, chunks), SETTINGS)
+    found = Signatures.from_table(build_table(documents, chunks), SETTINGS)
     assert same(found, Signatures.of(in_order, SETTINGS))
 
 
@@ -93,7 +93,7 @@ def test_a_text_of_many_blocks_takes_memory_for_its_own_bytes(letters):
 def test_what_is_saved_comes_back_and_is_the_same_bytes_each_time(tmp_path):
     documents = [("a", "http://a", "One two, three."), ("b", "", ""), ("c", "http://c/é", "天气")]
     whole = Signatures.of(documents, SETTINGS)
-    pieces = [Signatures.of_table(as_table([document]), SETTINGS) for document in documents]
+    pieces = [Signatures.from_table(build_table([document]), SETTINGS) for document in documents]
     paths = [tmp_path / "whole.arrow", tmp_path / "pieces.arrow"]
     for path, signed in zip(paths, (whole, Signatures.concatenate(pieces)), strict=True):
         signed.save(str(path))

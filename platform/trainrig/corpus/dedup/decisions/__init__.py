@@ -1,1 +1,1 @@
-"""Which documents fall as duplicates of which."""
+"""Decisions on which documents are dropped as duplicates of which others."""

@@ -1,19 +1,19 @@
-"""Decides which duplicates to drop: greedily in keep order, over verified pairs, partition by
-partition.
+"""Choice of the duplicates to drop: greedy, in the keep order, over verified pairs.
 
-A document falls only if it has a verified pair with a *kept* document before it in the keep order.
-So a chain A~B~C without A~C keeps A and C, and nothing falls for being like something that is gone.
+A document is dropped only if it has a verified pair with a *kept* document before it in the keep
+order. So a chain A~B~C without A~C keeps A and C: no document is dropped for resembling one that is
+itself dropped.
 
-One after the other that is a loop over all documents. Here each partition decides as much as it
-can, tells the others what became of those that they have pairs with, and looks again: a parallel
-greedy independent set (Blelloch, Fineman and Shun 2012, arXiv:1202.3205), whose rounds are few
-unless chains run to and fro, and whose answer is that of the loop. A round follows from what the
-partitions told in the round before and nothing else. The same rounds carry the lowest id of each
-cluster to all its documents.
+The sequential algorithm is a loop over all documents. Here each partition decides as many documents
+as it can, sends the states of its documents to the partitions that have pairs with them, and
+repeats. This is a parallel greedy independent set (Blelloch, Fineman and Shun 2012,
+arXiv:1202.3205). It needs few rounds unless chains alternate between partitions, and gives the same
+result as the loop. A round depends only on the messages of the round before. The same rounds also
+spread the lowest id of each cluster to all its documents.
 
-A pair lies where its *later* document does, so a partition holds as many as its documents have with
-those before them. Of those of another partition, its *remote documents*, it is told once in a
-round, however many pairs they are in; and it echoes what cluster it sees them in.
+A pair is stored in the partition of its *later* document. The earlier document may be a *remote
+document* of another partition. A partition receives one state message per round about each remote
+document, however many pairs it has, and returns its label for the document's cluster.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,31 +25,35 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.dedup.pairs.sorted_runs import Rows
 
-UNKNOWN, STAYS, FALLS = 0, 1, 2
+UNKNOWN = 0
+STAYS = 1
+FALLS = 2
 
-# A pair that decides: `later` falls if `earlier` stays. Refs.
+# A pair for the decision, as refs: `later` is dropped if `earlier` is kept.
 EDGE = np.dtype([("later", "u8"), ("earlier", "u8"), ("similarity", "f8")])
-# What became of a remote document, told by its own partition; and what its reader makes of its
-# cluster.
+# A cluster message holds a reader's cluster label for a remote document. A state message, from the
+# document's own partition, adds the document's state.
 CLUSTER_MESSAGE = np.dtype([("about", "u8"), ("cluster0", "u8"), ("cluster1", "u8")])
 STATE_MESSAGE = np.dtype([*CLUSTER_MESSAGE.descr, ("state", "u1")])
 
 
 def build_edges(pairs: Rows, a: Rows, b: Rows) -> tuple[Rows, Rows, Rows]:
-    """EDGE for each of PAIR; NAME of each one's later document; NAME of each one's earlier one.
+    """Build the EDGE rows of `pairs`, and DOCUMENT_KEYs of their later and earlier documents.
 
-    `a` and `b` are NAME of the two of each pair.
+    `a` and `b` are the DOCUMENT_KEY rows of the two documents of each pair.
     """
-    swapped = _comes_before(a, b)
-    later, earlier = np.where(swapped, b, a), np.where(swapped, a, b)
+    swapped = _is_earlier(a, b)
+    later = np.where(swapped, b, a)
+    earlier = np.where(swapped, a, b)
     rows = np.empty(len(pairs), EDGE)
-    rows["later"], rows["earlier"] = later["ref"], earlier["ref"]
+    rows["later"] = later["ref"]
+    rows["earlier"] = earlier["ref"]
     rows["similarity"] = pairs["similarity"]
     return rows, later, earlier
 
 
-def _comes_before(one: Rows, other: Rows) -> NDArray[np.bool_]:
-    """Whether it does in the keep order: by rank, then by id, then by ref."""
+def _is_earlier(one: Rows, other: Rows) -> NDArray[np.bool_]:
+    """Return whether `one` comes before `other` in the keep order: by rank, then id, then ref."""
     before = np.zeros(len(one), bool)
     for name in ("ref", "id1", "id0", "rank"):
         before = (one[name] < other[name]) | ((one[name] == other[name]) & before)
@@ -58,18 +62,19 @@ def _comes_before(one: Rows, other: Rows) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class DecidedPartition:
-    """The documents of one partition that are in pairs, as far as they are decided."""
+    """Decisions of one round on the documents of a partition that have pairs."""
 
-    refs: NDArray[np.uint64]  # in order
+    refs: NDArray[np.uint64]  # ascending
     states: NDArray[np.uint8]
-    repeated: NDArray[np.uint64]  # [documents, 2] id of the kept one that it falls to; 0, 0
-    similarities: NDArray[np.float64]  # to that one; NaN
-    clusters: NDArray[np.uint64]  # [documents, 2] id
-    cluster_messages: Rows  # about the remote documents
-    unsettled: int  # documents not decided, and clusters not agreed on
+    # [documents, 2] id of the kept document that each dropped one repeats, else 0, 0
+    repeated: NDArray[np.uint64]
+    similarities: NDArray[np.float64]  # similarity to that document, else NaN
+    clusters: NDArray[np.uint64]  # [documents, 2] lowest known id of each document's cluster
+    cluster_messages: Rows  # CLUSTER_MESSAGE about each remote document
+    unsettled: int  # number of undecided documents, and of clusters without agreement
 
     def make_messages(self, about: NDArray[np.uint64]) -> Rows:
-        """STATE_MESSAGEs about documents of this partition."""
+        """Build the STATE_MESSAGE rows about the documents `about` of this partition."""
         at = np.searchsorted(self.refs, about)
         rows = _build_messages(about, self.clusters[at], STATE_MESSAGE)
         rows["state"] = self.states[at]
@@ -83,19 +88,22 @@ def decide(
     state_messages: Rows | None,
     cluster_messages: Callable[[], Iterable[Rows]],
 ) -> DecidedPartition:
-    """One partition's round.
+    """Run one round of the decision in one partition.
 
     Args:
-        names: DOCUMENT_KEY of all in its edges, and of its own that are remote documents elsewhere;
-        by ref. edges: EDGE of which it has `later`.
-        own: [2] the first ref of the partition, and the one after its last.
-        state_messages: STATE_MESSAGE about all its remote documents; None at first.
-        cluster_messages: CLUSTER_MESSAGE of all its own that are remote documents elsewhere, in
-        pieces; read twice.
+        names: DOCUMENT_KEY of all documents in the edges, and of the partition's own documents
+            that are remote documents of other partitions, sorted by ref.
+        edges: EDGE rows whose `later` document lies in the partition.
+        own: [2] the first ref of the partition, and the ref after its last.
+        state_messages: STATE_MESSAGE about all its remote documents; None in the first round.
+        cluster_messages: function that yields the CLUSTER_MESSAGE rows about its own documents, in
+            pieces; called twice.
     """
-    refs, ids = np.ascontiguousarray(names["ref"]), np.stack([names["id0"], names["id1"]], axis=1)
+    refs = np.ascontiguousarray(names["ref"])
+    ids = np.stack([names["id0"], names["id1"]], axis=1)
     here = slice(*np.searchsorted(refs, own).tolist())
-    order = np.lexsort([names[name] for name in ("ref", "id1", "id0", "rank")])  # keep order
+    # positions in the keep order
+    order = np.lexsort([names[name] for name in ("ref", "id1", "id0", "rank")])
     del names
     edges = np.take(edges, np.lexsort((edges["earlier"], edges["later"])))
     first_edge = np.append(np.searchsorted(edges["later"], refs), len(edges))
@@ -103,7 +111,8 @@ def decide(
     similarities = np.ascontiguousarray(edges["similarity"])
     del edges
 
-    states, labels = np.zeros(len(refs), np.uint8), ids.copy()
+    states = np.zeros(len(refs), np.uint8)
+    labels = ids.copy()
     if state_messages is not None:
         of_messages = np.searchsorted(refs, state_messages["about"])
         states[of_messages] = state_messages["state"]
@@ -143,7 +152,7 @@ def _count_unsettled(
     state_messages: Rows | None,
     cluster_messages: Callable[[], Iterable[Rows]],
 ) -> int:
-    """Of how many documents partitions have said different things, or nothing yet."""
+    """Return the number of documents that are undecided or on whose cluster partitions disagree."""
     agreed = np.zeros(len(refs), bool)
     agreed[here] = states[here] != UNKNOWN
     if state_messages is not None:
@@ -177,7 +186,7 @@ def _are_equal(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> NDArray[np
 
 @compile_nogil
 def _lower(labels: NDArray[np.uint64], at: NDArray[np.int64], others: NDArray[np.uint64]) -> None:
-    """Put those of `others` that are lower in place of the labels `at` which they belong."""
+    """Lower each label `at` a given position to the one in `others`, if that is lower."""
     for nth in range(len(at)):
         if _is_below(others[nth], labels[at[nth]]):
             labels[at[nth]] = others[nth]
@@ -192,13 +201,15 @@ def _sweep(
     target: NDArray[np.int64],
     states: NDArray[np.uint8],
 ) -> None:
-    """Decide the documents `first` up to `end`, each looked at once in the keep order.
+    """Decide the documents `first` up to `end`, in a single pass over the keep order.
 
     Args:
-        order: [documents] their indices, in the keep order; remote documents are among them.
-        first_edge: [documents + 1] where the edges of each begin.
+        order: [documents] indices of documents in the keep order, remote documents included.
+        first: index of the first document to decide.
+        end: index after the last document to decide.
+        first_edge: [documents + 1] index of each document's first edge.
         target: [edges] index of the earlier document.
-        states: [documents] those of remote documents are there.
+        states: [documents] states, already set for remote documents; updated in place.
     """
     for document in order:
         if document < first or document >= end:
@@ -224,8 +235,11 @@ def _find_partners(
     states: NDArray[np.uint8],
     similarities: NDArray[np.float64],
 ) -> NDArray[np.int64]:
-    """[documents from `first` up to `end`] the edge to the most similar kept one, the first of
-    equals in the keep order; or -1."""
+    """Return each document's edge to the kept document that is most similar to it, or -1.
+
+    The result covers the documents `first` up to `end`. Of equally similar documents the first in
+    the keep order is chosen.
+    """
     places = np.empty(len(order), np.int64)
     for place in range(len(order)):
         places[order[place]] = place
@@ -252,11 +266,12 @@ def _find_partners(
 def _spread_clusters(
     first_edge: NDArray[np.int64], target: NDArray[np.int64], labels: NDArray[np.uint64]
 ) -> None:
-    """Give to each document the lowest label of its connected component."""
+    """Set the label of each document to the lowest label of its connected component."""
     parents = np.arange(len(labels))
     for document in range(len(labels)):
         for edge in range(first_edge[document], first_edge[document + 1]):
-            one, other = document, target[edge]
+            one = document
+            other = target[edge]
             while parents[one] != one:
                 parents[one] = parents[parents[one]]
                 one = parents[one]

@@ -1,8 +1,8 @@
-"""Dedup decisions as rows that are exchanged between partitions.
+"""Rows of dedup decisions, which partitions exchange.
 
-Near copies know which kept document they repeat. Copies of a text, and captures of a URL, repeat
-the first of their kind, which may have fallen itself: so its partition tells them what became of
-it.
+The row of a near-duplicate names the kept document that it repeats. Exact duplicates of a text or
+URL repeat the first of their kind, which may have been dropped itself. So the partition of the
+first sends them its decision.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ DECISION = np.dtype(
     [
         ("ref", "u8"),
         ("kind", "u8"),
-        ("id0", "u8"),  # of the kept document that it repeats
+        ("id0", "u8"),  # id of the kept document that the document repeats
         ("id1", "u8"),
         ("similarity", "f8"),
         ("cluster0", "u8"),
@@ -28,7 +28,7 @@ _CLUSTER = ("cluster0", "cluster1")
 
 
 def build_decided_rows(decided: DecidedPartition) -> Rows:
-    """A row for each document that is in pairs, in the order of refs."""
+    """Build a DECISION row for each document that has pairs, sorted by ref."""
     rows = np.zeros(len(decided.refs), DECISION)
     rows["ref"] = decided.refs
     rows["kind"] = np.where(decided.states == FALLS, BY_LIKENESS, KEPT)
@@ -40,10 +40,10 @@ def build_decided_rows(decided: DecidedPartition) -> Rows:
 
 
 def build_repeat_rows(repeats: Rows, known: Rows, kind: int) -> Rows:
-    """What becomes of `repeats`, where `known` (in the order of refs) tells of some of the firsts.
+    """Build the DECISION rows of `repeats`, given the rows `known` of some of their firsts.
 
-    Equal texts (BY_TEXT) share all that became of their first; of a capture of the same URL nobody
-    knows how like it is.
+    `known` must be sorted by ref. Equal texts (BY_TEXT) share all of their first's decision. For
+    equal URLs (BY_URL) the similarity is unknown.
     """
     rows = np.zeros(len(repeats), DECISION)
     rows["ref"] = repeats["ref"]
@@ -60,7 +60,7 @@ def build_repeat_rows(repeats: Rows, known: Rows, kind: int) -> Rows:
         rows["similarity"] = 1.0
         rows["similarity"][fell] = known["similarity"][at[fell]]
         for name, own in zip(_CLUSTER, _REPEATED, strict=True):
-            rows[name] = repeats[own]  # a first that has no pair is the only one of its cluster
+            rows[name] = repeats[own]  # a first without pairs is alone in its cluster
             rows[name][there] = known[name][at[there]]
     else:
         assert kind == BY_URL, kind
@@ -68,10 +68,10 @@ def build_repeat_rows(repeats: Rows, known: Rows, kind: int) -> Rows:
 
 
 def build_own_repeat_rows(repeats: Rows, told: Rows, known: Rows, kind: int) -> Rows:
-    """What becomes of repeats of a first of their own partition.
+    """Build the DECISION rows of repeats whose first lies in the same partition.
 
-    The same as of that one, where it was `told` (in the order of refs) of what it repeats itself;
-    else what `build_repeat_rows` makes of them.
+    If the first was itself dropped as a repeat by `told` (sorted by ref), its row is copied.
+    Otherwise the row comes from `build_repeat_rows`.
     """
     at, there = find(told["ref"], repeats["first"])
     there[there] = told["kind"][at[there]] != KEPT
@@ -81,19 +81,20 @@ def build_own_repeat_rows(repeats: Rows, told: Rows, known: Rows, kind: int) -> 
 
 
 def build_first_rows(repeats: Rows, known: Rows) -> Rows:
-    """Rows for the firsts of equal texts that `known` does not tell of: each its own cluster.
+    """Build DECISION rows for firsts of equal texts that `known` lacks; each is its own cluster.
 
-    `repeats` has one of each first.
+    `repeats` must hold one row for each first.
     """
     alone = repeats[~find(known["ref"], repeats["first"])[1]]
     rows = np.zeros(len(alone), DECISION)
-    rows["ref"], rows["similarity"] = alone["first"], np.nan
+    rows["ref"] = alone["first"]
+    rows["similarity"] = np.nan
     for name, own in zip(_CLUSTER, _REPEATED, strict=True):
         rows[name] = alone[own]
     return rows
 
 
 def merge_in_order(*tables: Rows) -> Rows:
-    """The rows of all, in the order of refs."""
+    """Concatenate tables of rows, sorted by ref."""
     rows = np.concatenate(tables)
     return np.take(rows, np.argsort(rows["ref"], kind="stable"))

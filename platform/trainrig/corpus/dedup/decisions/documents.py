@@ -1,7 +1,7 @@
-"""The documents of one split that passed the rules, and the dedup decision on each.
+"""Documents of one split that passed the rules, and the dedup decision on each.
 
-An .npz file, of about 100 bytes a document. It stays beside the output, so that thresholds can be
-decided again, and a later crawl be held to this one.
+They are stored as an .npz file of about 100 bytes per document. The file stays in the output, so
+that another threshold can be applied, or a later crawl deduplicated against this one.
 """
 
 import dataclasses
@@ -15,27 +15,27 @@ from trainrig.corpus.dedup.pairs.document_reference import SplitIndex, format_id
 from trainrig.corpus.files.arrays import load_arrays, save_arrays
 
 COPIES = SAME_URL, EXACT, NEAR = "url_duplicate", "exact_duplicate", "near_duplicate"
-# Kinds of fate: 0 for none, else the place in COPIES from 1.
+# Kinds of decision: 0 for a kept document, else the position in COPIES, from 1.
 KEPT, BY_URL, BY_TEXT, BY_LIKENESS = range(4)
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Those of one split, in their order."""
+    """The documents of one split, in order."""
 
     ids: NDArray[np.uint64]  # [documents, 2]
-    ranks: NDArray[np.uint64]  # [documents] by the keep rule
-    digests: NDArray[np.uint8]  # [documents, 16] of the texts
-    urls: NDArray[np.uint8]  # [documents, 16] of the normalised URLs
+    ranks: NDArray[np.uint64]  # [documents] rank by the keep rule; the lowest is kept
+    digests: NDArray[np.uint8]  # [documents, 16] digests of the texts
+    urls: NDArray[np.uint8]  # [documents, 16] digests of the normalised URLs
 
     @classmethod
     def list_array_names(cls) -> list[str]:
-        """Of the arrays."""
+        """Return the names of the arrays in the file."""
         return [field.name for field in dataclasses.fields(cls)]
 
     @classmethod
     def load(cls, split_index: SplitIndex, rule: KeepRule) -> "Documents":
-        """Those of a split index, with the ranks that `rule` gives to them among all crawls."""
+        """Load the documents of a split index, with their ranks by `rule` among all crawls."""
         there = cls.from_split_index(split_index)
         return dataclasses.replace(
             there, ranks=rank_across_crawls(rule, there.ranks, split_index.crawl)
@@ -43,11 +43,11 @@ class Documents:
 
     @classmethod
     def from_split_index(cls, split_index: SplitIndex) -> "Documents":
-        """Those of a split index, with the ranks that they have in their own crawl."""
+        """Load the documents of a split index, with their ranks within their own crawl."""
         return cls(**load_arrays(split_index.documents, cls.list_array_names()))
 
     def save(self, path: str, decisions: "DedupDecisions | None" = None) -> None:
-        """Write them, and what became of them where that is known."""
+        """Write the documents to `path`, and the decisions on them if they are given."""
         arrays = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         save_arrays(path, arrays | (decisions.collect_arrays() if decisions else {}))
 
@@ -55,24 +55,25 @@ class Documents:
 def keep_order(
     split_index: SplitIndex, rule: KeepRule
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """What the documents of a split index compare by: ranks among all crawls, and ids [documents,
-    2]."""
+    """Return the ranks among all crawls and the ids [documents, 2] of a split index's documents."""
     there = load_arrays(split_index.documents, ["ranks", "ids"])
     return rank_across_crawls(rule, there["ranks"], split_index.crawl), there["ids"]
 
 
 @dataclass(frozen=True)
 class DedupDecisions:
-    """What became of the documents of one split."""
+    """Decisions on the documents of one split."""
 
     kinds: NDArray[np.uint8]  # [documents] KEPT, BY_URL, BY_TEXT or BY_LIKENESS
-    repeated: NDArray[np.uint64]  # [documents, 2] id of the kept document that it repeats
-    similarities: NDArray[np.float64]  # [documents] NaN where nobody compared the texts
-    clusters: NDArray[np.uint64]  # [documents, 2] lowest id of all that are alike; 0, 0 for alone
+    # [documents, 2] id of the kept document that each dropped one repeats
+    repeated: NDArray[np.uint64]
+    similarities: NDArray[np.float64]  # [documents] NaN where the texts were not compared
+    # [documents, 2] lowest id of the document's cluster; 0, 0 if it is alone
+    clusters: NDArray[np.uint64]
 
     @classmethod
     def none(cls, count: int) -> "DedupDecisions":
-        """Those of as many documents that nothing is like."""
+        """Return decisions that keep `count` documents without duplicates."""
         return cls(
             np.zeros(count, np.uint8),
             np.zeros((count, 2), np.uint64),
@@ -82,21 +83,22 @@ class DedupDecisions:
 
     @classmethod
     def load(cls, path: str) -> "DedupDecisions":
-        """What `Documents.save` was given."""
+        """Load the decisions that `Documents.save` wrote to `path`."""
         return cls(**load_arrays(path, [field.name for field in dataclasses.fields(cls)]))
 
     def collect_arrays(self) -> dict[str, NDArray[np.generic]]:
-        """By name."""
+        """Return the arrays, keyed by name."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def build_verdicts(self) -> dict[int, dict[str, str | float | None]]:
-        """By place, the columns of those that have something to tell."""
+        """Return the verdict columns of each dropped or clustered document, keyed by position."""
         tells = np.flatnonzero((self.kinds != KEPT) | self.clusters.any(axis=1))
         clusters = format_ids(self.clusters[tells])
         repeated = format_ids(self.repeated[tells])
         told: dict[int, dict[str, str | float | None]] = {}
         for nth, place in enumerate(tells.tolist()):
-            kind, similarity = int(self.kinds[place]), float(self.similarities[place])
+            kind = int(self.kinds[place])
+            similarity = float(self.similarities[place])
             fell = kind != KEPT
             told[place] = {
                 "dropped_by": COPIES[kind - 1] if fell else None,

@@ -1,11 +1,10 @@
-"""The keep order: which of several similar documents is kept, independent of the order of the
-inputs.
+"""Keep order: which of several similar documents is kept, whatever the order of the inputs.
 
-A rule gives each document a *rank*, and of two alike the lower one may stay. Equal ranks go by the
-id, which is a digest of what the document is, so that the choice is the same whatever came first.
-A new rule: a class beside these, and its name in `KeepRule`.
+A rule gives each document a *rank*; of two similar documents the one with the lower rank is kept.
+Equal ranks are ordered by id, a digest of the document, so the input order does not matter. To add
+a rule, add a class to this module and its name to `KeepRule`.
 
-A rank has 64 bits: 16 for the source's place, 48 for what is compared within it.
+A rank has 64 bits: 16 for the source's position, and 48 for the comparison within a source.
 """
 
 from collections.abc import Mapping
@@ -20,124 +19,130 @@ from trainrig.config import Settings
 
 RANKS_BITS = 48
 WORST: int = 2**RANKS_BITS - 1
-_CRAWL_BITS = 24  # of those of `Earliest(by="crawl")`: earlier crawls, then the source in its crawl
+_CRAWL_BITS = 24  # bits of the source in `Earliest(by="crawl")`; the crawl's number is above them
 _SOURCES = 2**16
 
 
 @dataclass(frozen=True)
 class KeepFeatures:
-    """What rules go by, of the documents of one source that passed."""
+    """Features of the documents of one source, by which keep rules rank them."""
 
     characters: NDArray[np.int64]
-    digests: NDArray[np.uint8]  # [documents, 16], of the texts
+    digests: NDArray[np.uint8]  # [documents, 16] digests of the texts
     source: str
-    source_number: int  # its place in the run file
-    columns: Mapping[str, NDArray[Any]]  # those that the rule names
+    source_number: int  # position in the run file
+    columns: Mapping[str, NDArray[Any]]  # stored columns that the rule reads, by name
 
     def __len__(self) -> int:
         return len(self.characters)
 
 
 class Longest(Settings):
-    """The longest text, in characters."""
+    """Keep the document with the longest text, in characters."""
 
     kind: Literal["Longest"] = "Longest"
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The stored columns that the rule reads."""
+        """Names of the stored columns that the rule reads."""
         return ()
 
     def rank_documents(self, documents: KeepFeatures) -> NDArray[np.uint64]:
-        """One a document; the lowest stays."""
+        """Compute the rank of each document; the lowest is kept."""
         short_by = WORST - np.minimum(documents.characters, WORST)
         return np.asarray(short_by, np.uint64)
 
 
 class ContentHash(Settings):
-    """The lowest digest of the text: none is better than another, and none of a kind is favoured.
+    """Keep the document whose text has the lowest digest: a random but reproducible choice.
 
-    What "the first by hash" is elsewhere.
+    Other tools call this "the first by hash".
     """
 
     kind: Literal["ContentHash"] = "ContentHash"
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The stored columns that the rule reads."""
+        """Names of the stored columns that the rule reads."""
         return ()
 
     def rank_documents(self, documents: KeepFeatures) -> NDArray[np.uint64]:
-        """One a document; the lowest stays."""
+        """Compute the rank of each document; the lowest is kept."""
         first = np.ascontiguousarray(documents.digests[:, :8]).view(">u8").reshape(-1)
         return first.astype(np.uint64) >> np.uint64(64 - RANKS_BITS)
 
 
 class BestSignal(Settings):
-    """The highest, or lowest, value of a stored column, as float32; a document without comes last.
+    """Keep the document with the highest (or lowest) value of a stored column, as float32.
 
-    Any signal, count or score that the run stores: `BestSignal(signal="educational")`.
+    A document without a value comes last. The column is any signal, count or score that the run
+    stores, for example `BestSignal(signal="educational")`.
     """
 
     kind: Literal["BestSignal"] = "BestSignal"
     signal: str  # column to compare documents by: any signal, count or score that the run stores
-    highest: bool = True  # whether the highest value stays, or the lowest
+    highest: bool = True  # keep the highest value, else the lowest
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The stored columns that the rule reads."""
+        """Names of the stored columns that the rule reads."""
         return (self.signal,)
 
     def rank_documents(self, documents: KeepFeatures) -> NDArray[np.uint64]:
-        """One a document; the lowest stays."""
-        values = documents.columns[self.signal].astype(np.float32) + np.float32(0)  # no minus zero
+        """Compute the rank of each document; the lowest is kept."""
+        # -0.0 becomes 0.0
+        values = documents.columns[self.signal].astype(np.float32) + np.float32(0)
         bits = (-values if self.highest else values).view(np.uint32)
-        # The bits of floats rise with their values once negative ones are turned round.
+        # The bits of floats sort like their values once the bits of negative floats are inverted.
         rising = np.where(bits >> 31, ~bits, bits | np.uint32(2**31)).astype(np.uint64)
         return np.where(np.isnan(values), np.uint64(WORST), rising)
 
 
 class Earliest(Settings):
-    """What was fetched first, or what the run file names first.
+    """Keep the document that was fetched first, or whose crawl or source is named first.
 
-    `by = "date"` goes by the column `date` to the second; without one a document comes last.
-    `by = "crawl"` goes by the outputs in `against`, in their order, then by the order of sources.
+    `by = "date"` compares the column `date` to the second; a document without a date comes last.
+    `by = "crawl"` compares the position of the crawl in `against`, then of the source in the run
+    file.
     """
 
     kind: Literal["Earliest"] = "Earliest"
-    # What "first" goes by: the column `date`, or the order of crawls in `against`.
+    # How documents are ordered: by the column `date`, or by the order of crawls in `against`.
     by: Literal["date", "crawl"] = "date"
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The stored columns that the rule reads."""
+        """Names of the stored columns that the rule reads."""
         return ("date",) if self.by == "date" else ()
 
     def rank_documents(self, documents: KeepFeatures) -> NDArray[np.uint64]:
-        """One a document; the lowest stays."""
+        """Compute the rank of each document; the lowest is kept."""
         if self.by == "crawl":
             return np.full(len(documents), documents.source_number, np.uint64)
         return np.array([_parse_seconds(date) for date in documents.columns["date"]], np.uint64)
 
 
 class SourcePriority(Settings):
-    """That of the source named first; those not named come after them; then the `next` rule."""
+    """Keep the document of the source listed first, then by the rule `next`.
+
+    Sources that are not listed come after those that are.
+    """
 
     kind: Literal["SourcePriority"] = "SourcePriority"
-    # Sources from the best to the worst; those not named come after them.
+    # Sources from the best to the worst; unlisted sources come last.
     sources: tuple[str, ...] = Field(min_length=1, max_length=_SOURCES - 1)
-    # Rule for documents of the same source.
+    # Rule that decides between documents of the same source.
     next: Longest | ContentHash | BestSignal | Earliest = Field(
         default=Longest(), discriminator="kind"
     )
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The stored columns that the rule reads."""
+        """Names of the stored columns that the rule reads."""
         return self.next.columns
 
     def rank_documents(self, documents: KeepFeatures) -> NDArray[np.uint64]:
-        """One a document; the lowest stays."""
+        """Compute the rank of each document; the lowest is kept."""
         named = documents.source in self.sources
         place = self.sources.index(documents.source) if named else len(self.sources)
         return self.next.rank_documents(documents) | np.uint64(place << RANKS_BITS)
@@ -147,7 +152,10 @@ KeepRule = Longest | ContentHash | BestSignal | Earliest | SourcePriority
 
 
 def rank_across_crawls(rule: KeepRule, ranks: NDArray[np.uint64], crawl: int) -> NDArray[np.uint64]:
-    """`ranks` that `rule` gave in a crawl of its own, where it is number `crawl` of several."""
+    """Return the ranks among several crawls, from the `ranks` that `rule` gave within one crawl.
+
+    `crawl` is that crawl's number.
+    """
     inner = rule.next if isinstance(rule, SourcePriority) else rule
     if not isinstance(inner, Earliest) or inner.by != "crawl":
         return ranks
@@ -155,7 +163,7 @@ def rank_across_crawls(rule: KeepRule, ranks: NDArray[np.uint64], crawl: int) ->
 
 
 def _parse_seconds(date: str | None) -> int:
-    """Seconds from year 0 on of an ISO 8601 date in UTC; WORST for none."""
+    """Return the seconds since year 0 of an ISO 8601 date in UTC, or WORST if there is none."""
     try:
         moment = np.datetime64((date or "").removesuffix("Z"), "s")
     except ValueError:

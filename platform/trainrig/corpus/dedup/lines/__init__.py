@@ -1,14 +1,15 @@
-"""Lines, or paragraphs, that many documents of the corpus have: found, and cut out of them.
+"""Removal of lines or paragraphs that occur in many documents of the corpus.
 
-Three phases, each pure over texts and files, so that any number of workers can do them:
+There are three phases. Each is a pure function of texts and files, so any number of workers can
+share it:
 
-1. `count_lines`, of each split: a 64-bit key of each line, counted; sorted, on storage.
-2. `find_common_lines`, of each range of keys: which of them the corpus has too often.
-3. `cut_lines`, of each split: where these lie in its texts.
+1. `count_lines`, for each split: write the sorted 64-bit keys of its lines, with counts.
+2. `find_common_lines`, for each range of keys: find those that the corpus has too often.
+3. `cut_lines`, for each split: locate these lines in its texts.
 
-The settings are CCNet's (Wenzek et al. 2019, arXiv:1911.00359, section 3.1: 64 bits of a hash of
-each normalised paragraph, all copies removed) but for the number, which is Llama 3's: lines seen
-more than six times go (arXiv:2407.21783, section 3.1.1).
+The settings are those of CCNet (Wenzek et al. 2019, arXiv:1911.00359, section 3.1: 64 bits of a
+hash of each normalised paragraph, all copies removed), except for the count, which is that of Llama
+3: lines seen more than six times are removed (arXiv:2407.21783, section 3.1.1).
 """
 
 from trainrig.corpus.dedup.lines.counting import (

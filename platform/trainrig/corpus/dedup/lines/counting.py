@@ -1,6 +1,4 @@
-"""The first two phases: count the line keys of each split, then find those that are too
-frequent overall.
-"""
+"""First two phases of common-line removal: count line keys per split, then find common ones."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,16 +12,17 @@ from trainrig.corpus.dedup.lines.units import find_units
 from trainrig.corpus.dedup.sliced_file import Records
 
 Batch = tuple[Sequence[str], NDArray[np.int64]]
-"""Texts, and the number of each document: its place in the keep order of the whole corpus."""
+"""Texts, and each document's number: its position in the keep order of the corpus."""
 
-LINE = np.dtype([("key", "<u8"), ("count", "<i8"), ("first", "<i8")])  # first: lowest number
+# `first` is the lowest document number
+LINE = np.dtype([("key", "<u8"), ("count", "<i8"), ("first", "<i8")])
 
 
 def count_lines(batches: Iterable[Batch], settings: CommonLines, path: str) -> dict[str, int]:
-    """Phase 1: count the lines of a split, and write them to `path`.
+    """Count the lines of a split and write the counts to `path` (phase 1).
 
-    Memory: a batch, and 24 bytes for each line that differs, twice. Returns `lines` that were
-    long enough, and `distinct` ones: the number of records.
+    It takes the memory of a batch, and 24 bytes for each different line, twice. Returns the number
+    of `lines` that were long enough, and of `distinct` ones, which is the number of records.
     """
     normal_form = NormalForm()
     counted = []
@@ -41,11 +40,11 @@ def count_lines(batches: Iterable[Batch], settings: CommonLines, path: str) -> d
 def find_common_lines(
     paths: Sequence[str], part: int, parts: int, settings: CommonLines, path: str
 ) -> dict[str, int]:
-    """Phase 2: what all splits, at `paths`, have too often in range `part` of the keys, to `path`.
+    """Find the lines that all splits together have too often, in one range of keys (phase 2).
 
-    Memory: twice the lines of the range (`choose_line_range_count` says how many ranges). Returns
-    how many lines are `common`, and how many times they are there (`copies`), as settings.count
-    has it.
+    The files of phase 1 are at `paths`; range `part` of `parts` is read, and the result written to
+    `path`. It takes memory for twice the lines of the range (see `choose_line_range_count`).
+    Returns the number of `common` lines, and of their `copies`, counted by `settings.count`.
     """
     merged = key_file.merge_records(key_file.load(paths, LINE, part, parts))
     common = merged[merged["count"] > settings.most]
@@ -54,19 +53,25 @@ def find_common_lines(
 
 
 def choose_line_range_count(distinct: int, memory: int) -> int:
-    """Into how many ranges to cut so many `distinct` lines of all splits, for bytes of memory."""
+    """Return the number of key ranges for `distinct` lines of all splits, given memory in bytes."""
     return key_file.choose_part_count(distinct, LINE, memory)
 
 
 def _count_keys(
     keys: NDArray[np.uint64], numbers: NDArray[np.int64], settings: CommonLines
 ) -> Records:
-    """Each key once, in order; a document's lines lie in one batch."""
+    """Return one record per key, sorted.
+
+    All lines of a document must be in the same call.
+    """
     records = np.empty(len(keys), LINE)
-    records["key"], records["count"], records["first"] = keys, 1, numbers
+    records["key"] = keys
+    records["count"] = 1
+    records["first"] = numbers
     if settings.count == "documents":
         order = np.lexsort((numbers, keys))
-        keys, numbers = keys[order], numbers[order]
+        keys = keys[order]
+        numbers = numbers[order]
         fresh = np.ones(len(keys), bool)
         fresh[1:] = (keys[1:] != keys[:-1]) | (numbers[1:] != numbers[:-1])
         records = records[order[fresh]]

@@ -1,9 +1,9 @@
-"""The normal form of a line, character by character: what two lines must share to be the same.
+"""Normal form of a line, character by character; lines with the same form are the same line.
 
-CCNet's (Wenzek et al. 2019, arXiv:1911.00359, section 3.1; the choices are those of its code):
-lower case, accents removed, digits to 0, punctuation and control characters removed; and, beyond
-it, each run of white space one blank, none at the ends. A character's form is up to four
-characters long (a Korean syllable is its letters).
+It is that of CCNet (Wenzek et al. 2019, arXiv:1911.00359, section 3.1, with the choices of its
+code): lower case, accents removed, digits replaced by 0, punctuation and control characters
+removed. In addition, each run of white space is one space, and none at the ends. A character's form
+has up to four characters (a Korean syllable becomes its letters).
 """
 
 import unicodedata
@@ -15,16 +15,18 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compile_nogil
 
 BLANK = 32
-_UNKNOWN, _MET = 0xFFFFFFFF, 0xFFFFFFFE
-SEVERAL = 0x80000000  # set in the place, in `several_starts`, of more than one character
+_UNKNOWN = 0xFFFFFFFF
+_MET = 0xFFFFFFFE
+SEVERAL = 0x80000000  # flag of an index into `several_starts`, for forms of several characters
 _CODE_POINTS = 0x110000
 
 
 def compute_form(character: str) -> str:
-    """What one character becomes: nothing, " ", or the characters that are hashed."""
+    """Return the normal form of one character: "", " ", or the characters to hash."""
     if character.isspace():
         return " "
-    lower = character.lower().replace("ς", "σ")  # which of the two depends on what follows
+    # the two forms differ only by their position in a word
+    lower = character.lower().replace("ς", "σ")
     return "".join(map(_normalise_character, unicodedata.normalize("NFD", lower)))
 
 
@@ -36,15 +38,16 @@ def _normalise_character(character: str) -> str:
 
 
 class Forms(NamedTuple):
-    """The forms of all characters met so far, for compiled loops."""
+    """The forms of all characters seen so far, as arrays for compiled loops."""
 
-    of_code: NDArray[np.uint32]  # [code points] a code, 0 for none, or SEVERAL and a place
+    of_code: NDArray[np.uint32]  # [code points] a code, 0 for none, or SEVERAL and an index
     several_codes: NDArray[np.uint32]
-    several_starts: NDArray[np.int64]  # where each of the longer forms starts; last, the end
+    # start of each form of several characters; the last entry is the end
+    several_starts: NDArray[np.int64]
 
 
 class NormalForm:
-    """Learns the form of a character when it first meets it: few texts have many."""
+    """Cache of characters' forms, computed at first use, since most texts use few characters."""
 
     def __init__(self) -> None:
         self._of_code = np.full(_CODE_POINTS, _UNKNOWN, np.uint32)
@@ -52,7 +55,7 @@ class NormalForm:
         self._starts = [0]
 
     def find_forms(self, codes: NDArray[np.uint32]) -> Forms:
-        """Those of all characters of `codes`, and of others."""
+        """Return the forms of all characters of `codes`, and of earlier calls."""
         for code in _find_new_characters(codes, self._of_code).tolist():
             self._of_code[code] = self._learn(compute_form(chr(code)))
         return Forms(
@@ -73,7 +76,7 @@ class NormalForm:
 def _find_new_characters(
     codes: NDArray[np.uint32], of_code: NDArray[np.uint32]
 ) -> NDArray[np.uint32]:
-    """Each character that is not known yet, once; noted as met in `of_code`."""
+    """Return each character of `codes` that is new, and mark it as seen in `of_code`."""
     found = np.empty(min(len(codes), len(of_code)), np.uint32)
     count = 0
     for code in codes:

@@ -1,4 +1,4 @@
-"""The last phase: locate the too-frequent lines in the texts of a split."""
+"""Last phase of common-line removal: locate the common lines in the texts of a split."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -17,15 +17,19 @@ from trainrig.corpus.dedup.span_file import RemovedSpans, save_spans
 def cut_lines(
     batches: Iterable[Batch], common: Sequence[str], settings: CommonLines, path: str
 ) -> dict[str, int]:
-    """Phase 3: the spans to cut of a split, whose texts are those of phase 1, to `path`.
+    """Find the spans to remove from the texts of a split, and write them to `path` (phase 3).
 
-    `common` are the files of phase 2. A line goes with its newline, a paragraph with the blank
-    lines that follow; the last of a text, if nothing follows, with what is before it. Documents
-    in the file are numbered through the split. Memory: a batch, one file of `common`, 48 bytes
-    a line. Returns `documents`, `lines`, `characters`, each also as `…_cut`.
+    The texts must be those of phase 1; `common` are the files of phase 2. A line is removed with
+    its newline, a paragraph with the blank lines after it. At the end of a text without a final
+    newline, the newline before it is removed instead. Documents in the file are numbered within the
+    split. It takes the memory of a batch, one file of `common`, and 48 bytes per line. Returns the
+    numbers of `documents`, `lines` and `characters`, each also as `…_cut`.
     """
     normal_form = NormalForm()
-    found, numbers, documents, characters = [], [], 0, 0
+    found = []
+    numbers = []
+    documents = 0
+    characters = 0
     for texts, numbers_of in batches:
         units = find_units(texts, settings, normal_form)
         found.append(dataclasses.replace(units, documents_U=units.documents_U + documents))
@@ -50,13 +54,14 @@ def cut_lines(
 def _mark_cut_units(
     units: Units, number_D: NDArray[np.int64], common: Sequence[str], settings: CommonLines
 ) -> NDArray[np.bool_]:
-    """Which units are cut."""
+    """Return which units are removed, as a mask."""
     long = np.flatnonzero(units.lengths_U >= settings.min_characters)
     keys = units.keys_U[long]
     goes = np.zeros(len(units.keys_U), bool)
     for records in key_file.find(keys, common, LINE):
         there = records["key"] != 0
-        hits, firsts = long[there], records["first"][there]
+        hits = long[there]
+        firsts = records["first"][there]
         goes[hits] = True
         if settings.keep_first:
             at_home = hits[number_D[units.documents_U[hits]] == firsts]
@@ -66,14 +71,16 @@ def _mark_cut_units(
 
 
 def _find_spans(units: Units, goes_U: NDArray[np.bool_]) -> RemovedSpans:
-    """Runs of units that go, one after the other, as one span."""
+    """Merge runs of consecutive removed units into spans."""
     gone = np.flatnonzero(goes_U)
-    follows = np.zeros(len(gone), bool)  # whether the unit before it goes as well
+    follows = np.zeros(len(gone), bool)  # true if the unit before is removed as well
     documents = units.documents_U[gone]
     follows[1:] = (np.diff(gone) == 1) & (documents[1:] == documents[:-1])
-    heads, tails = gone[~follows], gone[np.append(~follows[1:], True)[: len(gone)]]
-    starts, ends = units.starts_U[heads], units.nexts_U[tails]
-    # Nothing follows the last line of a text that ends without a newline: the one before it goes.
+    heads = gone[~follows]
+    tails = gone[np.append(~follows[1:], True)[: len(gone)]]
+    starts = units.starts_U[heads]
+    ends = units.nexts_U[tails]
+    # At the end of a text without a final newline, the newline before it is removed.
     before = np.maximum(heads - 1, 0)
     inner = (heads > 0) & (units.documents_U[before] == units.documents_U[heads])
     last = inner & (ends == units.ends_U[tails])

@@ -1,6 +1,6 @@
-"""The lines or paragraphs of texts: where they lie, and the keys of their normal forms.
+"""Lines or paragraphs of texts: their positions, and the keys of their normal forms.
 
-C characters of all texts, one after another; D texts; U units.
+Array suffixes: C is the number of characters of all texts, D of texts, U of units.
 """
 
 import dataclasses
@@ -24,28 +24,31 @@ _SHIFT = np.uint64(33)
 
 @dataclass(frozen=True)
 class Units:
-    """The units of a batch of texts, in their order."""
+    """The units (lines or paragraphs) of a batch of texts, in order."""
 
-    documents_U: NDArray[np.int64]  # the text's place in the batch
-    starts_U: NDArray[np.int64]  # characters of the text
-    ends_U: NDArray[np.int64]  # without the newline, or the blank lines, that follow
-    nexts_U: NDArray[np.int64]  # with them
+    documents_U: NDArray[np.int64]  # position of the text in the batch
+    starts_U: NDArray[np.int64]  # position in characters of the text
+    ends_U: NDArray[np.int64]  # end without the newline or blank lines that follow
+    nexts_U: NDArray[np.int64]  # end with the newline or blank lines that follow
     keys_U: NDArray[np.uint64]  # 64-bit hash of the normal form; never 0
     lengths_U: NDArray[np.int64]  # characters of the normal form
 
     @classmethod
     def concatenate(cls, parts: Sequence["Units"]) -> "Units":
-        """Those of all parts, one after the other."""
+        """Concatenate the units of several batches."""
         columns = {}
         for field in dataclasses.fields(cls):
             kind = np.uint64 if field.name == "keys_U" else np.int64
-            each = [np.empty(0, kind), *(getattr(part, field.name) for part in parts)]
-            columns[field.name] = np.concatenate(each)
+            arrays = [np.empty(0, kind), *(getattr(part, field.name) for part in parts)]
+            columns[field.name] = np.concatenate(arrays)
         return cls(**columns)
 
 
 def find_units(texts: Sequence[str], settings: CommonLines, normal_form: NormalForm) -> Units:
-    """The units of `texts`. Two different lines share a key with a probability of 2**-64."""
+    """Return the units of `texts`.
+
+    Two different lines have the same key with a probability of 2**-64.
+    """
     codes_C = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
     starts_D1 = np.zeros(len(texts) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)), out=starts_D1[1:])
@@ -67,7 +70,7 @@ def _split_units(
     of_code: NDArray[np.uint32],
     paragraphs: bool,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Of each unit: document, start, end, and where the next one starts; in `codes`."""
+    """Return each unit's document, start, end, and the start of the next unit, all in `codes`."""
     most = len(starts)
     for code in codes:
         most += code == _NEWLINE
@@ -77,8 +80,9 @@ def _split_units(
     nexts = np.empty(most, np.int64)
     count = 0
     for document in range(len(starts) - 1):
-        place, stop = starts[document], starts[document + 1]
-        within = False  # whether the line before belongs to a paragraph
+        place = starts[document]
+        stop = starts[document + 1]
+        within = False  # true if the previous line belongs to a paragraph
         while place < stop:
             begin = place
             blank = True
@@ -86,7 +90,7 @@ def _split_units(
                 blank &= of_code[codes[place]] == BLANK
                 place += 1
             end = place
-            place = min(place + 1, stop)  # past the newline
+            place = min(place + 1, stop)  # skip the newline
             if not paragraphs or not (blank or within):
                 documents[count] = document
                 begins[count] = begin
@@ -110,13 +114,13 @@ def _hash_units(
     several_codes: NDArray[np.uint32],
     several_starts: NDArray[np.int64],
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Of each unit the hash of its normal form, and how many characters that has."""
+    """Return the hash and the number of characters of each unit's normal form."""
     keys = np.empty(len(starts), np.uint64)
     lengths = np.empty(len(starts), np.int64)
     for unit in range(len(starts)):
         found = _SEED
         length = 0
-        blank = False  # white space since the last character: one blank, if another follows
+        blank = False  # pending white space: written as one blank if another character follows
         for place in range(starts[unit], ends[unit]):
             form = of_code[codes[place]]
             if form == BLANK:
@@ -133,8 +137,8 @@ def _hash_units(
                     length += 1
                 else:
                     first = form & (SEVERAL - 1)
-                    for each in range(several_starts[first], several_starts[first + 1]):
-                        found = (found ^ np.uint64(several_codes[each])) * _FIRST
+                    for position in range(several_starts[first], several_starts[first + 1]):
+                        found = (found ^ np.uint64(several_codes[position])) * _FIRST
                         found ^= found >> _SHIFT
                         length += 1
         found *= _SECOND

@@ -1,1 +1,1 @@
-"""Candidate pairs of documents, by partition of their keys, and their verification."""
+"""Candidate pairs of documents, found by partitions of their keys, and their verification."""

@@ -1,10 +1,9 @@
-"""Candidate pairs: documents that share a band key, found a range of keys at a time.
+"""Candidate pairs: documents that share a band key, found one range of keys at a time.
 
-Each task reads the entries whose keys fall into its range, wherever they came from, and sorts them.
-A pair belongs to the one of the two that comes later in the keep order, and no document has more
-than `MOST_CANDIDATES`: however many are alike, what is held of pairs goes by the documents held.
-Which ones it has goes by the keys and the keep order alone, so it does not show how the keys were
-divided, nor how many pairs were looked at together.
+Each task reads all entries whose keys are in its range, and sorts them. A pair belongs to the
+document that is later in the keep order, and no document has more than `MOST_CANDIDATES`. So memory
+for pairs is bounded by the number of documents, however many are similar. The choice of candidates
+depends only on the keys and the keep order, not on how the keys are partitioned or batched.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,18 +16,18 @@ from trainrig.corpus.dedup.pairs.document_reference import group_equal_keys
 from trainrig.corpus.dedup.pairs.sorted_runs import Rows
 from trainrig.corpus.dedup.signatures.shingles import finalise_hash
 
-MOST_CANDIDATES = 32  # documents that one is compared with: all before it in families of up to 33
-FEW_CANDIDATES = 8  # of those in one bucket, once more are before it
-BATCH = 2**17  # pairs that are held until the best of them are chosen: 3 MB
+MOST_CANDIDATES = 32  # most candidates of a document: all earlier ones in families of up to 33
+FEW_CANDIDATES = 8  # candidates in a bucket where more than the maximum come earlier
+BATCH = 2**17  # pairs held until the nearest are selected: 3 MB
 
 ENTRY = np.dtype([("key", "u8"), ("rank", "u8"), ("tie", "u8"), ("ref", "u8")])
-# `a` meets `b`; of all that it meets, those of the lowest `turn` are compared with it.
+# `a` is compared with `b`; the candidates of `a` with the lowest `turn` are used.
 CANDIDATE = np.dtype([("a", "u8"), ("b", "u8"), ("turn", "u8")])
-_ENTRY_FIELDS = ENTRY.itemsize // 8  # compiled loops see rows as numbers
+_ENTRY_FIELDS = ENTRY.itemsize // 8  # compiled loops see rows as arrays of numbers
 
 _CANDIDATE_FIELDS = CANDIDATE.itemsize // 8
-_TURN_BITS = np.uint64(57)  # above them the turn itself, below them the id of who is met
-_TURNS = 64  # of those before a document; as many follow of those after it
+_TURN_BITS = np.uint64(57)  # bits below the turn, which hold the start of the candidate's id
+_TURNS = 64  # turns for candidates before a document; later candidates use as many again
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)  # odd
 
@@ -36,15 +35,16 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)  # odd
 def iterate_candidates(
     rows: Rows, earlier: int | None = None, most: int = MOST_CANDIDATES, batch: int | None = None
 ) -> Iterator[Rows]:
-    """Pairs of documents that share a key, a batch at a time, by `a`; in a batch each once.
+    """Yield the candidate pairs of documents that share a key, in batches without duplicates.
 
-    In a bucket each document meets those before it in the keep order: first the very first, then
-    the one just before it, then the others in their order. Where more than `most` are before it, it
-    meets the first `FEW_CANDIDATES` of them, and no others: but a document alike to many is nearly
-    always alike to one of the first.
+    A batch is sorted by `a`. In a bucket, each document is paired with those before it in the keep
+    order: the first, then its predecessor, then the others in order. If more than `most` come
+    before it, it is paired only with the first `FEW_CANDIDATES`, because a document similar to many
+    is nearly always similar to one of the first.
 
-    Documents whose ref is at least `earlier` are decided already: no two of them meet, and with
-    one that comes later in the keep order the pair belongs to the other.
+    Documents whose ref is at least `earlier` are already decided. Two of them are never paired. A
+    pair of a decided and a new document belongs to the new one, even if it comes first in the keep
+    order.
     """
     shared, bucket = group_equal_keys(np.ascontiguousarray(rows["key"]))
     sizes = np.bincount(bucket)
@@ -56,10 +56,10 @@ def iterate_candidates(
     first = np.minimum(sizes, most + 1)
     possible = int((first * (first - 1) // 2 + (sizes - first) * min(FEW_CANDIDATES, most)).sum())
     pairs = np.empty((max(most, min(possible, batch or BATCH)), _CANDIDATE_FIELDS), np.uint64)
-    # Rows of no pair: no document meets itself.
+    # Zeros are no pair, because a document is never paired with itself.
     seen = np.zeros((1 << max(0, len(pairs) - 1).bit_length(), _CANDIDATE_FIELDS), np.uint64)
     decided = np.uint64(2**64 - 1 if earlier is None else earlier)
-    place = np.zeros(3, np.int64)  # bucket, its beginning, the next document
+    place = np.zeros(3, np.int64)  # bucket, its first entry, the next document
     while place[0] < len(ends):
         found = _pair(table, ends, decided, most, place, seen, pairs)
         yield select_nearest(pairs[:found].reshape(-1).view(CANDIDATE), most)
@@ -67,7 +67,10 @@ def iterate_candidates(
 
 @compile_nogil
 def _sort_buckets(rows: NDArray[np.uint64], ends: NDArray[np.int64]) -> None:
-    """Sort the entries of each bucket by all but their key (Shell's sort: most are of two)."""
+    """Sort the entries of each bucket by all but their key.
+
+    Shell's sort is fast here, because most buckets have two entries.
+    """
     begin = 0
     for end in ends:
         gap = end - begin
@@ -79,7 +82,10 @@ def _sort_buckets(rows: NDArray[np.uint64], ends: NDArray[np.int64]) -> None:
                 while at >= begin + gap and _is_before(rank, tie, ref, rows[at - gap]):
                     rows[at] = rows[at - gap]
                     at -= gap
-                rows[at, 0], rows[at, 1], rows[at, 2], rows[at, 3] = key, rank, tie, ref
+                rows[at, 0] = key
+                rows[at, 1] = rank
+                rows[at, 2] = tie
+                rows[at, 3] = ref
         begin = end
 
 
@@ -100,10 +106,10 @@ def _pair(
     seen: NDArray[np.uint64],
     pairs: NDArray[np.uint64],
 ) -> int:
-    """Write the pairs that meet, from `place` on until there is no room; how many.
+    """Write pairs from `place` on until `pairs` is full, and return their number.
 
-    Seldom one twice, though texts that are alike share many keys: `seen`, of a power of two rows,
-    holds the last pair that came to each row of it.
+    Similar texts share many keys, so most duplicates of a pair are skipped: each row of `seen`,
+    whose length is a power of two, holds the last pair hashed to it.
     """
     bucket, begin, later = place
     number = 0
@@ -112,47 +118,56 @@ def _pair(
             all_met = later - begin <= most
             met = later - begin if all_met else min(FEW_CANDIDATES, most)
             if number + met > len(pairs):
-                place[0], place[1], place[2] = bucket, begin, later
+                place[0] = bucket
+                place[1] = begin
+                place[2] = later
                 return number
             for turn in range(met):
                 before = begin + turn
                 if all_met and turn > 0:
                     before = later - 1 if turn == 1 else before - 1
-                a, b = rows[later, 3], rows[before, 3]
+                a = rows[later, 3]
+                b = rows[before, 3]
                 own = a < decided
                 if a == b or (not own and b >= decided):
                     continue
                 if own:
                     order = _turn(turn, rows[before, 2])
-                else:  # it meets the other after all that come before that one
+                else:  # the decided document comes after all candidates before the other
                     a, b = b, a
                     after = later - before if all_met else _TURNS
                     order = _turn(_TURNS + min(after, _TURNS) - 1, rows[later, 2])
                 row = seen[np.int64(finalise_hash(a * _STEP + b) & np.uint64(len(seen) - 1))]
                 if row[0] == a and row[1] == b and row[2] <= order:
                     continue
-                row[0], row[1], row[2] = a, b, order
-                pairs[number, 0], pairs[number, 1], pairs[number, 2] = a, b, order
+                row[0] = a
+                row[1] = b
+                row[2] = order
+                pairs[number, 0] = a
+                pairs[number, 1] = b
+                pairs[number, 2] = order
                 number += 1
             later += 1
         begin = ends[bucket]
         bucket += 1
-    place[0], place[1], place[2] = bucket, begin, later
+    place[0] = bucket
+    place[1] = begin
+    place[2] = later
     return number
 
 
 @compile_nogil
 def _turn(turn: int, tie: np.uint64) -> np.uint64:
-    """What pairs of one document are ordered by: of those of one turn, by the id."""
+    """Return the sort key of a document's candidate: its turn, then its id."""
     return (np.uint64(turn) << _TURN_BITS) | (tie >> (np.uint64(64) - _TURN_BITS))
 
 
 def iterate_candidates_of_one_key(
     pieces: Callable[[], Iterable[Rows]], earlier: int | None = None, most: int = MOST_CANDIDATES
 ) -> Iterator[Rows]:
-    """What `iterate_candidates` gives of entries that share one key and are too many to be held.
+    """Yield what `iterate_candidates` gives for entries of one key that do not fit into memory.
 
-    `pieces` has them in any order, and is gone through twice.
+    `pieces` is called twice, and yields the entries in any order.
     """
     firsts = np.empty(0, ENTRY)
     for rows in pieces():
@@ -169,42 +184,51 @@ def iterate_candidates_of_one_key(
         for first in range(0, len(others), size):
             rows = others[first : first + size]
             pairs = np.empty((len(rows), len(met)), CANDIDATE)
-            pairs["a"], pairs["b"], pairs["turn"] = rows["ref"][:, None], met["ref"], turns
-            # As `_pair` has it.
+            pairs["a"] = rows["ref"][:, None]
+            pairs["b"] = met["ref"]
+            pairs["turn"] = turns
+            # The same rule as in `_pair`.
             swapped = rows["ref"] >= decided
-            pairs["a"][swapped], pairs["b"][swapped] = met["ref"], rows["ref"][swapped, None]
+            pairs["a"][swapped] = met["ref"]
+            pairs["b"][swapped] = rows["ref"][swapped, None]
             ties = rows["tie"][swapped, None] >> (np.uint64(64) - _TURN_BITS)
             pairs["turn"][swapped] = ties | np.uint64(2 * _TURNS - 1) << _TURN_BITS
             yield select_nearest(pairs[pairs["a"] < decided], most)
 
 
 def select_nearest(pairs: Rows, most: int = MOST_CANDIDATES) -> Rows:
-    """Of the pairs of each document those of the lowest turns, each once; by `a`, then by turn.
+    """Select the candidates of each document with the lowest turns, without duplicates.
 
-    What it gives of several batches together is what it gives of what it gave of each.
+    The result is sorted by `a`, then by turn. Selecting from the results of several batches gives
+    the same as selecting from all batches together.
     """
-    # Batches are in this order, and merged: a stable sort sees that.
+    # A stable sort is fast here, because it detects that sorted batches are merged.
     pairs = np.take(pairs, np.argsort(pairs["a"], kind="stable"))
     return pairs[: _move_nearest(pairs.view(np.uint64).reshape(-1, _CANDIDATE_FIELDS), most)]
 
 
 @compile_nogil
 def _move_nearest(pairs: NDArray[np.uint64], most: int) -> int:
-    """Move the pairs that `select_nearest` gives to the front; how many."""
-    kept, begin = 0, 0
+    """Move the pairs that `select_nearest` returns to the front, and return their number."""
+    kept = 0
+    begin = 0
     while begin < len(pairs):
-        a, end = pairs[begin, 0], begin + 1
+        a = pairs[begin, 0]
+        end = begin + 1
         while end < len(pairs) and pairs[end, 0] == a:
             end += 1
         _sort_by_turn(pairs[begin:end])
         first = kept
         for row in range(begin, end):
-            b, order = pairs[row, 1], pairs[row, 2]
+            b = pairs[row, 1]
+            order = pairs[row, 2]
             known = kept - first >= most
             for before in range(first, kept):
                 known |= pairs[before, 1] == b
             if not known:
-                pairs[kept, 0], pairs[kept, 1], pairs[kept, 2] = a, b, order
+                pairs[kept, 0] = a
+                pairs[kept, 1] = b
+                pairs[kept, 2] = order
                 kept += 1
         begin = end
     return kept
@@ -212,25 +236,29 @@ def _move_nearest(pairs: NDArray[np.uint64], most: int) -> int:
 
 @compile_nogil
 def _sort_by_turn(pairs: NDArray[np.uint64]) -> None:
-    """Sort the pairs of one document (Shell's sort)."""
+    """Sort the pairs of one document by turn, then by `b` (Shell's sort)."""
     gap = len(pairs)
     while gap > 1:
         gap = max(1, gap * 5 // 11)
         for place in range(gap, len(pairs)):
-            b, order = pairs[place, 1], pairs[place, 2]
+            b = pairs[place, 1]
+            order = pairs[place, 2]
             at = place
             while at >= gap and (
                 order < pairs[at - gap, 2]
                 or (order == pairs[at - gap, 2] and b < pairs[at - gap, 1])
             ):
-                pairs[at, 1], pairs[at, 2] = pairs[at - gap, 1], pairs[at - gap, 2]
+                pairs[at, 1] = pairs[at - gap, 1]
+                pairs[at, 2] = pairs[at - gap, 2]
                 at -= gap
-            pairs[at, 1], pairs[at, 2] = b, order
+            pairs[at, 1] = b
+            pairs[at, 2] = order
 
 
 def select_nearest_of_all(batches: Iterable[Rows], most: int = MOST_CANDIDATES) -> Rows:
-    """What `select_nearest` gives of all batches; three times that is held at most."""
-    rows, filled = np.empty(0, CANDIDATE), 0
+    """Return `select_nearest` of all batches, holding at most three times the result in memory."""
+    rows = np.empty(0, CANDIDATE)
+    filled = 0
     for batch in batches:
         if filled + len(batch) > len(rows):
             chosen = select_nearest(rows[:filled], most)

@@ -1,8 +1,8 @@
 """References to documents during the search for duplicates.
 
-A *split index* is the documents of one split that passed, of this crawl or an earlier one; a
-document's *ref* is its split index and its place there. Two documents compare by their rank, then
-by their id, then by the ref, which differs where one document was read twice.
+A *split index* holds the documents of one split that passed the rules, from this crawl or an
+earlier one. A document's *ref* is the number of its split index and its position there. Documents
+are compared by rank, then by id, then by ref, which differs if one document was read twice.
 """
 
 from collections.abc import Sequence
@@ -14,24 +14,24 @@ from numpy.typing import NDArray
 
 from trainrig.corpus.dedup.pairs.key_filter import KeyFilter
 
-# A document, and what it compares by.
+# A document, and the values that order it.
 DOCUMENT_KEY = np.dtype([(name, "u8") for name in ("ref", "rank", "id0", "id1")])
 ID_DIGITS = 32  # hex digits of an id
-BINS = 2**12  # of a range of keys
+BINS = 2**12  # bins of a range of keys
 _PLACE_BITS = np.uint64(32)
 _PLACE = np.uint64(2**32 - 1)
 
 
 @dataclass(frozen=True)
 class SplitIndex:
-    """The documents of one split, and where what is known of them lies."""
+    """The documents of one split, and the paths of their files."""
 
     name: str
-    crawl: int  # earlier ones from 0 in the order of `against`; that of this run comes last
-    earlier: bool  # decided before: of an output in `against`
-    documents: str  # path: `Documents`
-    signatures: str  # path: `Signatures`; not there where pairs are known
-    pairs: str  # path: evidence, of this crawl's
+    crawl: int  # number of the crawl: earlier ones from 0 as in `against`, and the current run last
+    earlier: bool  # true for an output in `against`, whose documents are already decided
+    documents: str  # path of the `Documents`
+    signatures: str  # path of the `Signatures`; it may be missing if pairs are known
+    pairs: str  # path of the verified pairs, if the split belongs to this run
     count: int
     shingles: int
 
@@ -39,22 +39,22 @@ class SplitIndex:
 def make_refs(
     split_index: int | NDArray[np.int64], places: NDArray[np.integer[Any]]
 ) -> NDArray[np.uint64]:
-    """The refs of the documents at `places` of a split index, or each of one."""
+    """Return the refs of the documents at `places` in a split index, or in one each."""
     return places.astype(np.uint64) | (np.asarray(split_index, np.uint64) << _PLACE_BITS)
 
 
 def find_splits(refs: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The split index of each ref."""
+    """Return the number of the split index of each ref."""
     return (refs >> _PLACE_BITS).astype(np.int64)
 
 
 def find_positions(refs: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The place on its split index of each ref."""
+    """Return the position of each ref in its split index."""
     return (refs & _PLACE).astype(np.int64)
 
 
 def deduplicate_names(names: NDArray[np.void]) -> NDArray[np.void]:
-    """NAME in the order of refs, one of each document."""
+    """Return DOCUMENT_KEY rows sorted by ref, one for each document."""
     names = np.take(names, np.argsort(names["ref"]))
     fresh = np.ones(len(names), bool)
     fresh[1:] = names["ref"][1:] != names["ref"][:-1]
@@ -62,7 +62,7 @@ def deduplicate_names(names: NDArray[np.void]) -> NDArray[np.void]:
 
 
 def select_fields(rows: NDArray[np.void], kind: "np.dtype[np.void]") -> NDArray[np.void]:
-    """Rows of `kind`, whose fields `rows` have among others."""
+    """Return `rows` with only the fields of the dtype `kind`."""
     found = np.empty(len(rows), kind)
     for name in kind.names or ():
         found[name] = rows[name]
@@ -72,7 +72,7 @@ def select_fields(rows: NDArray[np.void], kind: "np.dtype[np.void]") -> NDArray[
 def find(
     among: NDArray[np.uint64], wanted: NDArray[np.uint64]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Where each wanted ref is in a sorted array, and whether it is there."""
+    """Return the position of each wanted ref in a sorted array, and whether it is present."""
     if not len(among):
         return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), bool)
     at = np.minimum(np.searchsorted(among, wanted), len(among) - 1)
@@ -80,54 +80,57 @@ def find(
 
 
 def parse_ids(ids: Sequence[str]) -> NDArray[np.uint64]:
-    """[documents, 2] ids of 32 hex digits as two numbers that sort as they do."""
+    """Parse ids of 32 hex digits as two numbers each, [documents, 2], in the same sort order."""
     return parse_joined_ids("".join(ids))
 
 
 def parse_joined_ids(text: str) -> NDArray[np.uint64]:
-    """The same of ids that are written one after the other."""
+    """Parse concatenated ids, as `parse_ids` does."""
     return np.frombuffer(bytes.fromhex(text), ">u8").astype(np.uint64).reshape(-1, 2)
 
 
 def format_ids(words: NDArray[np.uint64]) -> list[str]:
-    """The ids that `parse_ids` took apart."""
+    """Format the numbers of `parse_ids` as ids of 32 hex digits."""
     text = format_joined_ids(words)
     return [text[at : at + ID_DIGITS] for at in range(0, len(text), ID_DIGITS)]
 
 
 def format_joined_ids(words: NDArray[np.uint64]) -> str:
-    """The same, one after the other."""
+    """Format the numbers of `parse_ids` as concatenated ids."""
     return np.ascontiguousarray(words, np.uint64).astype(">u8").tobytes().hex()
 
 
 def split_digests(digests: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """[documents, 2] digests of 16 bytes as two numbers."""
+    """Return 16-byte digests as two numbers each, [documents, 2]."""
     return np.ascontiguousarray(digests).view(">u8").astype(np.uint64).reshape(-1, 2)
 
 
 def assign_parts(keys: NDArray[np.uint64], parts: int) -> NDArray[np.int64]:
-    """The part of each key, of as many ranges of one width: keys are digests, so parts are even."""
+    """Return the part of each key, of `parts` key ranges of equal width.
+
+    Keys are digests, so the parts have about the same size.
+    """
     return ((keys >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32)).astype(np.int64)
 
 
 def assign_bins(keys: NDArray[np.uint64], parts: int) -> NDArray[np.int64]:
-    """The bin of each key, of as many as each of those ranges is divided into."""
+    """Return the bin of each key, of the BINS into which its range is divided."""
     within = (keys >> np.uint64(32)) * np.uint64(parts) & np.uint64(2**32 - 1)
     return (within * np.uint64(BINS) >> np.uint64(32)).astype(np.int64)
 
 
 def group_equal_keys(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The entries whose key another has, like keys beside each other, and the bucket of each.
+    """Find the entries whose key is shared, grouped by key.
 
-    Returns: [entries] indices, in the order of keys, and within a bucket in no order; [entries]
-    number of the bucket, from 0.
+    Returns the indices of these entries, sorted by key and in no order within a key; and the number
+    of each one's group (bucket), from 0.
     """
-    # Most are alone, which is seen without an order.
+    # Most keys are unique, and a filter removes them before the sort.
     met = KeyFilter(len(keys), slots_a_key=4)
     met.add(keys)
     some = np.flatnonzero(met.appears_again(keys))
     keys = np.take(keys, some)
-    order = np.argsort(keys)  # not the stable way, which takes twice as long
+    order = np.argsort(keys)  # an unstable sort takes half the time
     in_order = np.take(keys, order)
     same = np.zeros(len(keys) + 1, bool)
     same[1:-1] = in_order[1:] == in_order[:-1]

@@ -1,4 +1,4 @@
-"""Documents of equal digests (of texts, or of URLs), found a range of digests at a time."""
+"""Documents with equal digests (of texts or URLs), found one range of digests at a time."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +16,25 @@ def digest_rows(
     ids: NDArray[np.uint64],
     refs: NDArray[np.uint64],
 ) -> Rows:
-    """One for each document; `words` [documents, 2] of its digest, `ids` [documents, 2]."""
+    """Build a DIGEST row for each document.
+
+    `words` [documents, 2] are the digests, and `ids` [documents, 2] the ids.
+    """
     rows = np.empty(len(refs), DIGEST)
-    rows["key"], rows["more"] = words[:, 0], words[:, 1]
-    rows["rank"], rows["id0"], rows["id1"], rows["ref"] = ranks, ids[:, 0], ids[:, 1], refs
+    rows["key"] = words[:, 0]
+    rows["more"] = words[:, 1]
+    rows["rank"] = ranks
+    rows["id0"] = ids[:, 0]
+    rows["id1"] = ids[:, 1]
+    rows["ref"] = refs
     return rows
 
 
 def find_repeated_documents(rows: Rows) -> Rows:
-    """Each document whose digest one before it in the keep order has: beside the first of them."""
+    """Return a REPEAT row for each document whose digest an earlier one in the keep order has.
+
+    The row names the first document with that digest.
+    """
     shared, _ = group_equal_keys(np.ascontiguousarray(rows["key"]))
     rows = np.take(rows, shared)
     rows = np.take(rows, np.lexsort([rows[name] for name in reversed(DIGEST.names or ())]))
@@ -40,5 +50,5 @@ def find_repeated_documents(rows: Rows) -> Rows:
 
 
 def pick_one_per_first(repeats: Rows) -> Rows:
-    """One of the repeats of each first, by first."""
+    """Return one repeat of each first, sorted by first."""
     return np.take(repeats, np.unique(repeats["first"], return_index=True)[1])

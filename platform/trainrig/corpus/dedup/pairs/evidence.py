@@ -1,13 +1,13 @@
-"""Verified pairs, as rows that can be read, and decided on again at another threshold.
+"""Files of verified pairs, which can be decided again at another threshold.
 
-    a, b             ids
-    similarity       of their shingles, from the floor of evidence up
-    a_row, b_row     their places among the documents of their splits that passed
-    b_shelf          the split of `b`, counted over all
-    a_rank, b_rank   their places by the keep rule; of equals the lower id may stay
+a, b             ids
+    similarity       Jaccard similarity or containment, at least the evidence floor
+    a_row, b_row     positions among the documents of their splits that passed the rules
+    b_shelf          number of the split index of `b`
+    a_rank, b_rank   ranks by the keep rule; of equal ranks the lower id may stay
 
-A file for each split, of the pairs that belong to its documents: `a` comes after `b` in the keep
-order, unless `b` is of an earlier crawl.
+There is one file for each split, with the pairs that belong to its documents: `a` comes after `b`
+in the keep order, unless `b` is of an earlier crawl.
 """
 
 from collections.abc import Iterator
@@ -42,15 +42,14 @@ SCHEMA = pa.schema(
         ("b_rank", pa.uint64()),
     ]
 )
-_WHOLE = ["a_row", "b_shelf", "b_row", "a_rank", "b_rank"]  # numbers
-_ROW_GROUP = 30_000  # rows: 3 MB, and as they are read and made 20
+_WHOLE = ["a_row", "b_shelf", "b_row", "a_rank", "b_rank"]  # columns of integers
+_ROW_GROUP = 30_000  # rows per group: 3 MB, and 20 MB while they are built or read
 
-PAIR = np.dtype([("a", "u8"), ("b", "u8"), ("similarity", "f8")])  # refs
+PAIR = np.dtype([("a", "u8"), ("b", "u8"), ("similarity", "f8")])  # `a` and `b` are refs
 
 
 def write_pairs(path: str, pairs: Rows, names: Rows) -> None:
-    """Write the PAIRs of one split; `names` are DOCUMENT_KEY of all in them, in the order of
-    refs."""
+    """Write the PAIR rows of one split; `names` are their DOCUMENT_KEY rows, sorted by ref."""
     with (
         storage.atomic_file(path) as temporary,
         pq.ParquetWriter(
@@ -82,9 +81,9 @@ def _build_table(pairs: Rows, names: Rows) -> pa.Table:
 
 
 def read_pairs(path: str, split_index: int, threshold: float) -> Iterator[tuple[Rows, Rows, Rows]]:
-    """The pairs of split index number `split_index` that are alike enough, some at a time.
+    """Yield the pairs of split index `split_index` from `threshold` up, in batches.
 
-    Returns: PAIR of each; NAME of each one's `a`; NAME of each one's `b`.
+    Each batch has PAIR rows, the DOCUMENT_KEY of each pair's `a`, and that of its `b`.
     """
     with storage.open_for_arrow(path) as stream, pq.ParquetFile(stream) as file:
         for group in range(file.num_row_groups):
@@ -98,14 +97,15 @@ def read_pairs(path: str, split_index: int, threshold: float) -> Iterator[tuple[
             ends = []
             for end in "ab":
                 rows = np.empty(len(table), DOCUMENT_KEY)
-                rows["ref"], rows["rank"] = pairs[end], columns[f"{end}_rank"]
+                rows["ref"] = pairs[end]
+                rows["rank"] = columns[f"{end}_rank"]
                 rows["id0"], rows["id1"] = _parse_id_column(table[end]).T
                 ends.append(rows)
             yield pairs, ends[0], ends[1]
 
 
 def _build_id_column(names: Rows) -> pa.LargeStringArray:
-    """The texts of ids, without a Python string for each."""
+    """Build a column of ids without creating a Python string for each."""
     words = np.stack([names["id0"], names["id1"]], axis=1)
     ends = np.arange(0, ID_DIGITS * len(words) + 1, ID_DIGITS)
     buffers = pa.py_buffer(ends), pa.py_buffer(format_joined_ids(words).encode())
@@ -113,10 +113,10 @@ def _build_id_column(names: Rows) -> pa.LargeStringArray:
 
 
 def _parse_id_column(column: pa.ChunkedArray) -> NDArray[np.uint64]:
-    """[ids, 2] what `_build_id_column` made a column of."""
+    """Parse a column of ids as numbers [ids, 2]."""
     text = bytearray()
     for chunk in column.cast(pa.large_string()).chunks:
-        if not len(chunk):  # Arrow need not have buffers for it
+        if not len(chunk):  # Arrow may omit the buffers of an empty chunk
             continue
         _, ends, data = chunk.buffers()
         here = np.frombuffer(ends, np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]

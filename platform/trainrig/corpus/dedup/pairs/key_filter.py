@@ -1,4 +1,4 @@
-"""Which of many keys are there more than once, in few bits for each."""
+"""Filter for keys that occur more than once, at a few bits per key."""
 
 from typing import Any
 
@@ -7,33 +7,37 @@ from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
 
-_SLOTS = 32  # in a number of 64 bits: of each two bits, that it was met, and that it was met again
+_SLOTS = 32  # slots in a 64-bit word; a slot has two bits: key seen, and key seen again
 
 
 class KeyFilter:
-    """Tells of each key that it met whether it met it again.
+    """Approximate set of keys seen more than once.
 
-    Keys of like low bits are not told apart: of keys that are there once it says, too, that they
-    were met again, of about one in as many as it has slots a key.
+    Keys with equal low bits share a slot. So about one in `slots_a_key` unique keys is also
+    reported as repeated. No repeated key is missed.
     """
 
     def __init__(self, keys: int, slots_a_key: int) -> None:
-        """For about so many different keys; slots are a power of two, so up to twice as many."""
+        """Size the filter for about `keys` different keys.
+
+        The number of slots is rounded up to a power of two.
+        """
         slots = 1 << max(_SLOTS - 1, keys * slots_a_key - 1).bit_length()
         self._slots = np.zeros(slots // _SLOTS, np.uint64)
 
     def add(self, keys: NDArray[np.unsignedinteger[Any]]) -> None:
-        """Meet some keys."""
+        """Add keys to the filter."""
         _add(keys, self._slots)
 
     def appears_again(self, keys: NDArray[np.unsignedinteger[Any]]) -> NDArray[np.bool_]:
-        """[keys] whether they were met more than once."""
+        """Return whether each key was added more than once, or shares a slot with another."""
         return _appears_again(keys, self._slots)
 
 
 @compile_nogil
 def _add(keys: NDArray[np.unsignedinteger[Any]], slots: NDArray[np.uint64]) -> None:
-    last, one = np.uint64(len(slots) * _SLOTS - 1), np.uint64(1)
+    last = np.uint64(len(slots) * _SLOTS - 1)
+    one = np.uint64(1)
     for key in keys:
         slot = key & last
         bit = (slot & np.uint64(_SLOTS - 1)) << one
@@ -46,7 +50,8 @@ def _add(keys: NDArray[np.unsignedinteger[Any]], slots: NDArray[np.uint64]) -> N
 def _appears_again(
     keys: NDArray[np.unsignedinteger[Any]], slots: NDArray[np.uint64]
 ) -> NDArray[np.bool_]:
-    last, one = np.uint64(len(slots) * _SLOTS - 1), np.uint64(1)
+    last = np.uint64(len(slots) * _SLOTS - 1)
+    one = np.uint64(1)
     found = np.empty(len(keys), np.bool_)
     for nth in range(len(keys)):
         slot = keys[nth] & last

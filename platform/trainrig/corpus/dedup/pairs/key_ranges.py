@@ -1,6 +1,6 @@
-"""Ranges of keys with more entries than a task may hold, paired in several turns.
+"""Candidates of key ranges with more entries than a task may hold, processed in several turns.
 
-Keys are digests, so ranges are even, but for keys that many documents share.
+Keys are digests, so ranges have about the same size, except for keys shared by many documents.
 """
 
 import functools
@@ -18,8 +18,7 @@ from trainrig.corpus.dedup.pairs.sorted_runs import Rows, RunPart
 def iterate_candidates(
     entries: RunPart, parts: int, most: int, earlier: int | None
 ) -> Iterator[Rows]:
-    """What `buckets.iterate_candidates` gives of one of `parts` ranges,
-    `most` entries held at a time."""
+    """Yield the candidates of one of `parts` key ranges, holding at most `most` entries."""
     if entries.count <= most:
         yield from buckets.iterate_candidates(entries.read(), earlier)
         return
@@ -38,7 +37,7 @@ def iterate_candidates(
 
 
 def _iterate_bins(entries: RunPart, parts: int, first: int, end: int) -> Iterator[Rows]:
-    """The entries of some bins of a range, a piece at a time; one piece at least."""
+    """Yield the entries of some bins of a range in pieces, at least one."""
     yield np.empty(0, buckets.ENTRY)
     for rows in entries.iterate_pieces():
         bins = assign_bins(rows["key"], parts)
@@ -46,8 +45,9 @@ def _iterate_bins(entries: RunPart, parts: int, first: int, end: int) -> Iterato
 
 
 def _find_giants(pieces: Iterator[Rows], most: int) -> NDArray[np.uint64]:
-    """The keys that have more than half of the entries that may be held."""
-    keys, counts = np.empty(0, np.uint64), np.empty(0, np.int64)
+    """Return the keys that have more than half as many entries as may be held."""
+    keys = np.empty(0, np.uint64)
+    counts = np.empty(0, np.int64)
     for rows in pieces:
         more, numbers = np.unique(rows["key"], return_counts=True)
         keys, nth = np.unique(np.concatenate([keys, more]), return_inverse=True)

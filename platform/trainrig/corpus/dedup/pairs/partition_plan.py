@@ -1,8 +1,8 @@
-"""How the work is cut so that each task stays within its memory, and what memory that is.
+"""Plan of the partitions and key ranges that keep each task within its memory.
 
-Two cuts. *Partitions* of split indexes one after the other, for tasks that hold documents; *parts*
-of the range of keys, for tasks that hold what shares a key. Both follow from counts and a budget
-alone, and no result depends on either.
+There are two divisions: *partitions*, which are runs of split indexes, for tasks that hold
+documents, and *parts*, which are ranges of keys, for tasks that hold entries of equal keys. Both
+depend only on counts and the memory budget, and no result depends on them.
 """
 
 from collections.abc import Sequence
@@ -14,42 +14,47 @@ from trainrig.corpus.dedup.pairs.buckets import ENTRY, MOST_CANDIDATES
 from trainrig.corpus.dedup.pairs.document_reference import SplitIndex
 
 MIB = 2**20
-# Bytes a task holds for each: its rows as they are made or read, together, and in another order,
-# and what orders them.
+# Bytes held per entry: its row as read, concatenated and sorted, and the sort index.
 _BYTES_OF_ENTRY = 3 * ENTRY.itemsize + 4 * 8
-_SHARED = 4  # of as many band keys one is shared at most, as a rule; else ranges take turns
-_UNEVEN = 16  # ranges of keys hold as many but for so much
-_BYTES_OF_TEXT = 4 * 48  # among equals, as rows are read, together, and in another order
-_PARTS = 256  # at least, where there is so much work: smaller ones stay in caches
-# A pair, its evidence or its edge, and the remote document that it may be with: as they are read,
-# and in order. 160 were seen where nearly all are with remote documents.
+# usually at most one of this many band keys is shared; otherwise ranges take several turns
+_SHARED = 4
+_UNEVEN = 16  # ranges of keys differ in size by at most one part in this many
+_BYTES_OF_TEXT = 4 * 48  # rows of equal texts or URLs: as read, concatenated and sorted
+_PARTS = 256  # least number of parts for large searches, because small parts fit in caches
+# Bytes per pair: its row as read and sorted, the edge, and a possible remote document. 160 were
+# measured where nearly all pairs are with remote documents.
 _BYTES_OF_PAIR = 180
-_BYTES_OF_DOCUMENT = 400  # its columns, and its rows among equals: 48 bytes, held as entries are
-# mapped, copied together, and those of the other split index as it is mapped
+# bytes of its columns, and of its rows of 48 bytes in the search for equals
+_BYTES_OF_DOCUMENT = 400
+# mapped, copied together, and mapped again for the other split index
 _BYTES_OF_SHINGLE = 3 * 4
-# A worker but for what it holds: Python, numpy, pyarrow, numba's compiler, some thousand pairs at a
-# time, and what all of them have not given back.
+# Bytes of a worker without its data: Python, numpy, pyarrow, numba's compiler, some thousand pairs,
+# and memory that these libraries have not returned.
 PROCESS = 350 * MIB
 
 
 @dataclass(frozen=True)
 class PartitionPlan:
-    """How many tasks, and of what."""
+    """Numbers and sizes of the tasks of a search for duplicates."""
 
-    partitions: tuple[tuple[int, int], ...]  # first split index, and the one after the last
+    # first split index of each partition, and the one after its last
+    partitions: tuple[tuple[int, int], ...]
     parts: int
-    keys: int  # that a part has, where none is there many times
-    entries: int  # that a task of a part holds at a time
-    bytes: int  # what a worker holds at most, as estimated
+    keys: int  # expected keys per part
+    entries: int  # most entries that a task of a part holds at once
+    bytes: int  # estimated maximum memory of a worker
 
     def find_partition(self, split_indexes: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """The partition of each of so many split indexes."""
+        """Return the partition of each of the first `split_indexes` split indexes."""
         lengths = [end - first for first, end in self.partitions]
         return np.repeat(np.arange(len(self.partitions)), lengths)[:split_indexes].astype(np.int64)
 
 
 def plan(split_indexes: Sequence[SplitIndex], bands: int, memory: int) -> PartitionPlan:
-    """Tasks of about `memory` bytes each. One split index may take more: its split is not cut."""
+    """Plan tasks of about `memory` bytes each.
+
+    A single split index may take more, because splits are not divided.
+    """
     budget = max(memory - PROCESS, 16 * MIB)
     taken = [_estimate_bytes(split_index, bands) for split_index in split_indexes]
     partitions = cut_partitions(taken, budget)
@@ -66,13 +71,18 @@ def plan(split_indexes: Sequence[SplitIndex], bands: int, memory: int) -> Partit
 
 
 def cut_partitions(taken: Sequence[int], budget: int) -> list[tuple[int, int]]:
-    """Partitions of neighbours that take `budget` together at most, or are one: first, and end."""
+    """Group neighbours that together take at most `budget`, and return each group's first and end.
+
+    A single element may take more.
+    """
     partitions: list[tuple[int, int]] = []
-    first, held = 0, 0
+    first = 0
+    held = 0
     for number, needed in enumerate(taken):
         if held and held + needed > budget:
             partitions.append((first, number))
-            first, held = number, 0
+            first = number
+            held = 0
         held += needed
     return [*partitions, (first, len(taken))]
 

@@ -1,4 +1,4 @@
-"""Remote documents: those that a partition has pairs with and that lie in another one."""
+"""Remote documents: documents of other partitions with which a partition has pairs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,24 +11,26 @@ from trainrig.corpus.dedup.pairs.sorted_runs import Rows
 
 # The document `ref` is a remote document of the partition `reader`.
 REMOTE_DOCUMENT = np.dtype([("reader", "u8"), ("ref", "u8")])
-# The partition `reader` is told what a document, its own or a remote document, compares by.
+# The ordering values of a document, sent to the partition `reader`.
 REMOTE_KEY = np.dtype([("reader", "u8"), *DOCUMENT_KEY.descr])
-MAX_BUFFERED = 2**18  # rows: 10 MB of the longer ones
+MAX_BUFFERED = 2**18  # rows: 10 MB of REMOTE_KEY
 
 
 def find_remote_documents(
     owners: NDArray[np.uint64], others: NDArray[np.uint64], partition_of: NDArray[np.int64]
 ) -> Rows:
-    """The remote documents of the partitions of `owners` among the `others` [pairs, as many]."""
-    readers, homes = partition_of[find_splits(owners)], partition_of[find_splits(others)]
+    """Return the remote documents of the partitions of `owners` among `others`, pair by pair."""
+    readers = partition_of[find_splits(owners)]
+    homes = partition_of[find_splits(others)]
     away = readers != homes
     rows = np.empty(np.count_nonzero(away), REMOTE_DOCUMENT)
-    rows["reader"], rows["ref"] = readers[away], others[away]
+    rows["reader"] = readers[away]
+    rows["ref"] = others[away]
     return rows
 
 
 def make_remote_keys(names: Rows, readers: NDArray[np.int64]) -> Rows:
-    """TOLD_NAME of `names` for as many readers."""
+    """Build REMOTE_KEY rows from `names`, one for each of `readers`."""
     rows = np.empty(len(names), REMOTE_KEY)
     rows["reader"] = readers
     for name in DOCUMENT_KEY.names or ():
@@ -38,10 +40,10 @@ def make_remote_keys(names: Rows, readers: NDArray[np.int64]) -> Rows:
 
 @dataclass
 class DedupBuffer:
-    """Buffer, deduplicate and flush rows by destination partition, in several lots if they are
-    many.
+    """Buffer that deduplicates rows and flushes them by destination partition.
 
-    The rows have a `reader` and a `ref`, by which one is told from another.
+    Rows are identified by `reader` and `ref`. A large number of rows is flushed in several batches,
+    so duplicates may remain between batches.
     """
 
     flush: Callable[[Rows], None]
@@ -50,16 +52,17 @@ class DedupBuffer:
     _waiting: int = 0
 
     def add(self, rows: Rows) -> None:
-        """Take rows in."""
+        """Add rows to the buffer."""
         self._buffered.append(rows)
         self._waiting += len(rows)
         if self._waiting >= self.most:
-            self._buffered, self._waiting = [_deduplicate(np.concatenate(self._buffered))], 0
+            self._buffered = [_deduplicate(np.concatenate(self._buffered))]
+            self._waiting = 0
             if len(self._buffered[0]) >= self.most:
                 self.flush(self._buffered.pop())
 
     def close(self) -> None:
-        """Hand on what is left."""
+        """Flush the remaining rows."""
         if self._buffered:
             self.flush(_deduplicate(np.concatenate(self._buffered)))
 

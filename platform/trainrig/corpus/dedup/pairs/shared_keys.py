@@ -1,7 +1,7 @@
-"""Band keys that more than one document has, found from keys alone, a range of them at a time.
+"""Band keys that more than one document has, found from keys alone, in ranges.
 
-Most documents are like no other, and most of their keys are theirs alone. So 32 bits of each key
-are written first, an eighth of an entry; what its document goes by, once it is seen to be shared.
+Most documents resemble no other, and most of their keys are unique. So only 32 bits of each key are
+written first, an eighth of an entry. Entries are written only for keys that are shared.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,16 +16,16 @@ from trainrig.corpus.dedup.pairs.document_reference import make_refs
 from trainrig.corpus.dedup.pairs.key_filter import KeyFilter
 from trainrig.corpus.dedup.pairs.sorted_runs import Rows, RunPart
 
-KEY = np.dtype("u4")  # the low bits: the high ones say which range it lies in
+KEY = np.dtype("u4")  # the low bits of a key; its range determines the high bits
 SHARED = np.dtype("?")
 
-_ENTRY_FIELDS = ENTRY.itemsize // 8  # compiled loops see rows as numbers
+_ENTRY_FIELDS = ENTRY.itemsize // 8  # compiled loops see rows as arrays of numbers
 _SLOTS_A_KEY = 16
 
 
 @dataclass(frozen=True)
 class Searched:
-    """The documents of one split index, and those of them that are searched."""
+    """Band keys of one split index, and the documents to search for."""
 
     split_index: int
     keys: NDArray[np.uint64]  # [documents, bands]
@@ -35,25 +35,26 @@ class Searched:
 def group_keys_by_part(
     split_indexes: Sequence[Searched], parts: int
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """KEY of all that are wanted, as `parts` ranges, and where each begins.
+    """Return the KEYs of all wanted documents grouped by range, and the start of each range.
 
-    Within a range they stand in the order of documents.
+    Within a range they are in the order of documents.
     """
     starts = np.zeros(parts + 1, np.int64)
-    for each in split_indexes:
-        _count(each.keys, each.wanted, starts[1:])
+    for searched in split_indexes:
+        _count(searched.keys, searched.wanted, starts[1:])
     np.cumsum(starts, out=starts)
-    found, free = np.empty(starts[-1], KEY), starts.copy()
-    for each in split_indexes:
-        _group(each.keys, each.wanted, np.uint64(parts), free, found)
+    found = np.empty(starts[-1], KEY)
+    free = starts.copy()
+    for searched in split_indexes:
+        _group(searched.keys, searched.wanted, np.uint64(parts), free, found)
     return found, starts
 
 
 def mark_shared(keys: RunPart, distinct: int) -> Iterator[NDArray[np.bool_]]:
-    """Of each piece of KEY, which are there more than once; of one in twenty others it says so.
+    """Yield a mask of the keys that occur more than once, for each piece of KEYs.
 
-    However many there are, it holds four to eight bytes for each of `distinct`, as many as are
-    thought to differ.
+    About 5% of unique keys are marked as well. Memory is four to eight bytes for each of
+    `distinct`, the expected number of different keys, however many keys there are.
     """
     met = KeyFilter(min(keys.count, distinct), _SLOTS_A_KEY)
     for piece in keys.iterate_pieces():
@@ -68,22 +69,22 @@ def build_entries(
     shared: NDArray[np.bool_],
     counts: NDArray[np.int64],
 ) -> tuple[Rows, NDArray[np.int64]]:
-    """ENTRY for each shared key of a document, as ranges, and where each begins.
+    """Build an ENTRY for each shared key of a document, by range, and return each range's start.
 
     Args:
-        split indexes: what `group_keys_by_part` was given.
-        order: ranks [documents] and ids [documents, 2] of a split index.
-        shared: of all keys, in the order of `group_keys_by_part`.
-        counts: how many of them lie in each range.
+        split_indexes: the argument of `group_keys_by_part`.
+        order: function that returns the ranks [documents] and ids [documents, 2] of a split index.
+        shared: whether each key is shared, in the order of `group_keys_by_part`.
+        counts: number of keys in each range.
     """
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     places = np.stack([starts, _find_shared_starts(shared, starts)])
     starts = places[1].copy()
     rows = np.empty((starts[-1], _ENTRY_FIELDS), np.uint64)
-    for each in split_indexes:
-        ranks, ids = order(each.split_index)
-        first = make_refs(each.split_index, np.zeros(1, np.int64))[0]
-        of_split = each.keys, each.wanted, ranks, ids, first
+    for searched in split_indexes:
+        ranks, ids = order(searched.split_index)
+        first = make_refs(searched.split_index, np.zeros(1, np.int64))[0]
+        of_split = searched.keys, searched.wanted, ranks, ids, first
         _write_entries(*of_split, np.uint64(len(counts)), shared, places, rows)
     return rows.reshape(-1).view(ENTRY), starts
 
@@ -137,11 +138,17 @@ def _write_entries(
     places: NDArray[np.int64],
     rows: NDArray[np.uint64],
 ) -> None:
-    """`places` [2, parts]: the next key of each, and its next entry; `first`: a ref."""
+    """Write the entries of shared keys of one split index.
+
+    `places` [2, parts] holds the next key and the next entry of each range, and is updated. `first`
+    is the ref of the first document.
+    """
     for document in range(len(keys)):
         if not wanted[document]:
             continue
-        rank, tie, ref = ranks[document], ids[document, 0], first + np.uint64(document)
+        rank = ranks[document]
+        tie = ids[document, 0]
+        ref = first + np.uint64(document)
         for band in range(keys.shape[1]):
             key = keys[document, band]
             part = _assign_part(key, parts)
@@ -150,10 +157,13 @@ def _write_entries(
             if shared[place]:
                 row = places[1, part]
                 places[1, part] += 1
-                rows[row, 0], rows[row, 1], rows[row, 2], rows[row, 3] = key, rank, tie, ref
+                rows[row, 0] = key
+                rows[row, 1] = rank
+                rows[row, 2] = tie
+                rows[row, 3] = ref
 
 
 @compile_nogil
 def _assign_part(key: np.uint64, parts: np.uint64) -> np.uint64:
-    """As `names.parts_of_keys` has it."""
+    """Return the range of a key, as `document_reference.assign_parts` does."""
     return (key >> np.uint64(32)) * parts >> np.uint64(32)

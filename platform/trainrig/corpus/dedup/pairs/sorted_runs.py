@@ -1,17 +1,17 @@
-"""Rows sorted into parts, a file for each writer, of which a reader takes one part of all files.
+"""Runs: files of rows sorted by part, from which a reader takes one part of each file.
 
-What a shuffle is here: each task writes one *run*, its rows grouped by the part that they belong
-to, and the task of a part reads its partition of every run. Files are as many as writers, not as
-writers times parts, and a reader holds one part, or a piece of it at a time.
+Together they form a shuffle. Each task writes one *run*, its rows grouped by part, and the task of
+a part reads its rows from every run. The number of files is that of the writers, not writers times
+parts, and a reader holds one part, or a piece of it.
 
-A run is written chunk after chunk, so that its writer need not hold it; each chunk is grouped.
+A run is written in chunks, so its writer need not hold all of it; each chunk is grouped.
 
-    8 bytes: chunks · 8 bytes: parts · 8 bytes: rows
-    (parts + 1) x 8 bytes: how many rows the parts before each one have together
+8 bytes: chunks · 8 bytes: parts · 8 bytes: rows
+    (parts + 1) x 8 bytes: number of rows before each part, over all chunks
     the rows of all chunks
-    of several, chunks x (parts + 1) x 8 bytes: the row with which each part of each begins
+    if several chunks, chunks x (parts + 1) x 8 bytes: first row of each part of each chunk
 
-That a part is empty, as most parts of a large search are, is seen by one short read.
+One short read shows whether a part is empty, as most parts of a large search are.
 """
 
 import contextlib
@@ -27,9 +27,9 @@ from trainrig import storage
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.errors import DataError
 
-PIECE = 2**18  # rows that are read at a time where not all are held: 6 MB of candidates
+PIECE = 2**18  # rows per read where not all are held: 6 MB of candidates
 
-_NUMBER = 8  # bytes
+_NUMBER = 8  # bytes of a number
 _HEAD = 3 * _NUMBER
 
 Rows = NDArray[np.void]
@@ -37,26 +37,26 @@ Rows = NDArray[np.void]
 
 @dataclass
 class Run:
-    """A run that is being written, to `file`, of so many parts."""
+    """A run of `parts` parts that is being written to `file`."""
 
     file: BinaryIO
     parts: int
     _table: list[NDArray[np.int64]] = field(default_factory=list)
 
     def add(self, rows: NDArray[Any], part_of: NDArray[np.int64]) -> None:
-        """Write `rows`, each to the part that `part_of` says, in their order within a part."""
+        """Write `rows`, each to its part by `part_of`, in their order within a part."""
         order, starts = group_by_part(part_of.astype(np.int64), self.parts)
         self.add_grouped([np.take(rows, order)], starts)
 
     def add_grouped(self, pieces: Iterable[NDArray[Any]], starts: NDArray[np.int64]) -> None:
-        """Write rows that stand part after part; `starts` [parts + 1] says where each begins."""
+        """Write rows that are grouped by part; `starts` [parts + 1] holds each part's first row."""
         begin = self._table[-1][-1] if self._table else 0
         for rows in pieces:
             rows.tofile(self.file)
         self._table.append(starts + begin)
 
     def close(self) -> None:
-        """Write what tells where each part lies."""
+        """Write the header, and the table of the chunks if there are several."""
         counts = np.zeros(self.parts, np.int64)
         for starts in self._table:
             if len(self._table) > 1:
@@ -70,7 +70,7 @@ class Run:
 
 @contextlib.contextmanager
 def writing_run(path: str, parts: int) -> Iterator[Run]:
-    """A run at `path`, which is there once the block ends."""
+    """Open a run for writing; it appears at `path` when the block ends."""
     with storage.atomic_file(path) as temporary, Path(temporary).open("wb") as file:
         file.write(bytes(_compute_rows_begin(parts)))
         run = Run(file, parts)
@@ -79,63 +79,75 @@ def writing_run(path: str, parts: int) -> Iterator[Run]:
 
 
 def write_run(path: str, rows: Rows, part_of: NDArray[np.int64], parts: int) -> None:
-    """Write a run of `rows`, each in the part that `part_of` says, in their order within it."""
+    """Write a run of `rows`, each in its part by `part_of`, in their order within a part."""
     with writing_run(path, parts) as run:
         run.add(rows, part_of)
 
 
 def write_grouped(path: str, rows: NDArray[Any], starts: NDArray[np.int64]) -> None:
-    """Write a run of rows that stand part after part; `starts` says where each part begins."""
+    """Write a run of rows that are grouped by part; `starts` is the first row of each part."""
     with writing_run(path, len(starts) - 1) as run:
         run.add_grouped([rows], starts)
 
 
 @dataclass(frozen=True)
 class RunPart:
-    """One part of many runs, not read yet."""
+    """Location of one part in many runs, not read yet."""
 
     kind: np.dtype[Any]
-    _spans: tuple[tuple[str, int, int], ...]  # of chunks: path, the first byte, rows
+    _spans: tuple[tuple[str, int, int], ...]  # path, first byte and rows of each chunk
 
     @classmethod
     def of(cls, paths: Iterable[str], part: int, kind: np.dtype[Any]) -> "RunPart":
-        """That part of the runs at `paths`. Raises DataError for a torn file."""
+        """Locate a part in the runs at `paths`.
+
+        Raises DataError if a file is torn.
+        """
         spans = ((path, _find_part_spans(path, part, kind.itemsize)) for path in paths)
         return cls(kind, tuple((path, *span) for path, found in spans for span in found))
 
     @property
     def count(self) -> int:
-        """Its rows."""
+        """The number of rows in the part."""
         return sum(rows for _, _, rows in self._spans)
 
     def count_rows(self, paths: Iterable[str]) -> list[int]:
-        """Its rows in each of the runs at `paths`."""
+        """Return the number of rows of the part in each of the runs at `paths`."""
         found = dict.fromkeys(paths, 0)
         for path, _, rows in self._spans:
             found[path] += rows
         return list(found.values())
 
     def read(self) -> NDArray[Any]:
-        """Its rows, run after run. Raises DataError for a torn file."""
-        rows, filled = np.empty(self.count, self.kind), 0
+        """Read all rows of the part, run after run.
+
+        Raises DataError if a file is torn.
+        """
+        rows = np.empty(self.count, self.kind)
+        filled = 0
         for piece in self._read(PIECE):
             rows[filled : filled + len(piece)] = piece
             filled += len(piece)
         return rows
 
     def iterate_chunks(self) -> Iterator[NDArray[Any]]:
-        """What each chunk has of it, be it nothing; of runs that have nothing, no chunk."""
+        """Yield the rows of the part in each chunk, possibly none; skip runs without rows."""
         for span in self._spans:
             yield _read(*span, self.kind)
 
     def iterate_pieces(self, most: int | None = None) -> Iterator[NDArray[Any]]:
-        """What `read` gives, at most so many rows at a time: the few of many runs together."""
+        """Yield the rows of `read` in pieces of at most `most` rows.
+
+        Small chunks of several runs are joined.
+        """
         most = most or PIECE
-        held, waiting = list[NDArray[Any]](), 0
+        held = list[NDArray[Any]]()
+        waiting = 0
         for piece in self._read(most):
             if waiting + len(piece) > most:
                 yield np.concatenate(held)
-                held, waiting = [], 0
+                held = []
+                waiting = 0
             held.append(piece)
             waiting += len(piece)
         if waiting:
@@ -149,7 +161,10 @@ class RunPart:
 
 
 def read_part(paths: Iterable[str], part: int, kind: np.dtype[Any]) -> NDArray[Any]:
-    """The rows of one part, run after run. Raises DataError for a torn file."""
+    """Read all rows of one part, run after run.
+
+    Raises DataError if a file is torn.
+    """
     return RunPart.of(paths, part, kind).read()
 
 
@@ -158,16 +173,16 @@ def _compute_rows_begin(parts: int) -> int:
 
 
 def _find_part_spans(path: str, part: int, size: int) -> list[tuple[int, int]]:
-    """Of each chunk of a run, the first byte of its rows of a part, and how many these are.
+    """Return the first byte and the number of the part's rows in each chunk of a run.
 
-    None if all are empty. `size` is that of a row in bytes.
+    The list is empty if all chunks lack the part. `size` is the size of a row in bytes.
     """
     begin, end = _read_numbers(path, _HEAD + _NUMBER * part, 2)
     if begin == end:
         return []
     chunks, parts, rows = _read_numbers(path, 0, 3)
     starts = [begin, end]
-    if chunks > 1:  # from the part's first entry in the table on
+    if chunks > 1:  # reads from the part's entry for the first chunk on
         table = _compute_rows_begin(parts) + rows * size + _NUMBER * part
         starts = _read_numbers(path, table, (chunks - 1) * (parts + 1) + 2)
     return [
@@ -192,14 +207,14 @@ def _read(path: str, begin: int, rows: int, kind: np.dtype[Any]) -> NDArray[Any]
 
 
 def _build_torn_error(path: str) -> DataError:
-    return DataError(f"{path}: torn; delete it and its pass's records, and run again")
+    return DataError(f"{path}: the file is torn; delete it and its pass's records, and run again")
 
 
 @compile_nogil
 def group_by_part(
     part_of: NDArray[np.int64], parts: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The order that puts like parts together and keeps theirs, and where each part begins."""
+    """Return a stable order that groups rows by part, and the start of each part."""
     starts = np.zeros(parts + 1, np.int64)
     for part in part_of:
         starts[part + 1] += 1

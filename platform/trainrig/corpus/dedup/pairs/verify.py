@@ -1,8 +1,8 @@
-"""How alike two documents really are: counted on their shingles, many pairs at a time.
+"""Similarity of two documents, computed exactly on their shingles, many pairs at a time.
 
-A pair of shared band keys is a guess. What falls on it unverified has cost whole sources: of
-859,092 documents two were left, once, and of the candidates of some sources three in four were no
-duplicates.
+A pair with a shared band key is only a guess. Dropping unverified candidates has destroyed whole
+sources: once two of 859,092 documents were left, and in some sources three of four candidates were
+not duplicates.
 """
 
 from typing import Literal
@@ -14,21 +14,22 @@ from trainrig.config import Field, Settings
 from trainrig.corpus.compiled import compile_nogil
 
 Measure = Literal["jaccard", "containment"]
-"""Common shingles by those of both together, or by those of the smaller document."""
+"""Share of common shingles: of the union, or of the smaller document."""
 
-_STRIDE = 8  # steps of a walk between two looks at whether enough are left
-_MIDDLE = np.uint32(2**31)  # of the values of shingles, which are hashes
+_STRIDE = 8  # steps between two checks whether enough shingles can still be common
+_MIDDLE = np.uint32(2**31)  # middle of the range of shingles, which are hashes
 
 
 class Verification(Settings):
-    """What of two documents is compared, and down to where what was found is kept."""
+    """Comparison of candidate pairs, and the similarity from which on they are stored."""
 
-    # How alike two documents are: "jaccard", or "containment", which also finds excerpts: of a
-    # tenth of a document all shingles are common. Band keys agree by Jaccard similarity though, so
-    # of unlike lengths fewer pairs are ever compared.
+    # How the similarity of two documents is measured. "jaccard": common shingles over all shingles.
+    # "containment": common shingles over the smaller document's shingles, so excerpts are found
+    # too. Band keys find candidates by Jaccard similarity, so fewer pairs of unequal lengths are
+    # compared.
     measure: Measure = "jaccard"
-    # Similarity from which on pairs are kept beside the output: above it, thresholds move without
-    # new signatures.
+    # Similarity from which on pairs are stored with the output. Thresholds above this floor can be
+    # changed without new signatures.
     evidence_floor: float = Field(default=0.7, gt=0, le=1)
 
 
@@ -42,36 +43,58 @@ def count_common_shingles(
     other_ends: NDArray[np.int64],
     least: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """[pairs] how many shingles two documents share; -1 once it is sure that fewer than `least`.
+    """Count the shingles that the two documents of each pair share.
+
+    Counting stops with -1 once fewer than `least` are certain.
 
     Args:
-        one: shingles, those of each document sorted; read-only, as mapped files are.
-        one_starts, one_ends: [pairs] where those of a pair's first document lie.
-        other, other_starts, other_ends: the same of the second.
-        least: [pairs]
+        one: shingles of the first documents, sorted within each one; read-only like mapped files.
+        one_starts: [pairs] start of the first document's shingles.
+        one_ends: [pairs] end of the first document's shingles.
+        other: shingles of the second documents.
+        other_starts: [pairs] start of the second document's shingles.
+        other_ends: [pairs] end of the second document's shingles.
+        least: [pairs] least number of common shingles of interest.
     """
     found = np.empty(len(least), np.int64)
     for pair in range(len(least)):
-        i, i_last = one_starts[pair], one_ends[pair]
-        j, j_last = other_starts[pair], other_ends[pair]
-        # Four walks, from either end of the lower half of all values and of the upper: a step waits
-        # for the one before it in its own walk alone.
+        i = one_starts[pair]
+        i_last = one_ends[pair]
+        j = other_starts[pair]
+        j_last = other_ends[pair]
+        # Four independent merges, from both ends of the lower and the upper half of all values: the
+        # processor overlaps them, since each step only depends on the step before in its own merge.
         k = i_end = _find_first_not_below(one, i, i_last, _MIDDLE)
         m = j_end = _find_first_not_below(other, j, j_last, _MIDDLE)
-        k_end, m_end, common = i_last, j_last, 0
+        k_end = i_last
+        m_end = j_last
+        common = 0
         while min(i_end - i, j_end - j, k_end - k, m_end - m) > 2 * _STRIDE and (
             common + min(i_end - i, j_end - j) + min(k_end - k, m_end - m) >= least[pair]
         ):
-            # No branch for the processor to guess at: which shingle is lower is anyone's guess.
+            # No branch here: which shingle is lower is random, so the processor would often guess
+            # wrong.
             for _ in range(_STRIDE):
-                a, b = one[i], other[j]
-                common, i, j = common + (a == b), i + (a <= b), j + (b <= a)
-                a, b = one[i_end - 1], other[j_end - 1]
-                common, i_end, j_end = common + (a == b), i_end - (a >= b), j_end - (b >= a)
-                a, b = one[k], other[m]
-                common, k, m = common + (a == b), k + (a <= b), m + (b <= a)
-                a, b = one[k_end - 1], other[m_end - 1]
-                common, k_end, m_end = common + (a == b), k_end - (a >= b), m_end - (b >= a)
+                a = one[i]
+                b = other[j]
+                common = common + (a == b)
+                i = i + (a <= b)
+                j = j + (b <= a)
+                a = one[i_end - 1]
+                b = other[j_end - 1]
+                common = common + (a == b)
+                i_end = i_end - (a >= b)
+                j_end = j_end - (b >= a)
+                a = one[k]
+                b = other[m]
+                common = common + (a == b)
+                k = k + (a <= b)
+                m = m + (b <= a)
+                a = one[k_end - 1]
+                b = other[m_end - 1]
+                common = common + (a == b)
+                k_end = k_end - (a >= b)
+                m_end = m_end - (b >= a)
         above = min(k_end - k, m_end - m)
         common += _count_common(one[i:i_end], other[j:j_end], least[pair] - common - above)
         common += _count_common(one[k:k_end], other[m:m_end], least[pair] - common)
@@ -81,12 +104,17 @@ def count_common_shingles(
 
 @compile_nogil
 def _count_common(one: NDArray[np.uint32], other: NDArray[np.uint32], least: int) -> int:
-    """How many values two sorted arrays share; less, once it is sure that fewer than `least`."""
-    i, j, common = 0, 0, 0
+    """Count the common values of two sorted arrays; stop once fewer than `least` are certain."""
+    i = 0
+    j = 0
+    common = 0
     while i < len(one) and j < len(other) and common + min(len(one) - i, len(other) - j) >= least:
         for _ in range(min(_STRIDE, len(one) - i, len(other) - j)):
-            a, b = one[i], other[j]
-            common, i, j = common + (a == b), i + (a <= b), j + (b <= a)
+            a = one[i]
+            b = other[j]
+            common = common + (a == b)
+            i = i + (a <= b)
+            j = j + (b <= a)
     return common
 
 
@@ -94,7 +122,7 @@ def _count_common(one: NDArray[np.uint32], other: NDArray[np.uint32], least: int
 def _find_first_not_below(
     values: NDArray[np.uint32], start: int, end: int, least: np.uint32
 ) -> int:
-    """Where in a sorted partition of `values` those from `least` up begin."""
+    """Return the index of the first value in a sorted slice that is at least `least`."""
     while start < end:
         middle = (start + end) // 2
         if values[middle] < least:
@@ -107,9 +135,10 @@ def _find_first_not_below(
 def compute_least_common(
     measure: Measure, floor: float, one: NDArray[np.int64], other: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """[pairs] as many common shingles as documents of these numbers have at similarity `floor`.
+    """Return the least number of common shingles of each pair with a similarity of `floor`.
 
-    One less, so that no rounding loses a pair: `compute_similarities` decides.
+    `one` and `other` are the documents' numbers of shingles. The result is one less, so that
+    rounding loses no pair; `compute_similarities` decides.
     """
     whole = np.minimum(one, other) if measure == "containment" else (one + other) / (1 + floor)
     least = np.ceil(floor * whole)
@@ -122,7 +151,10 @@ def compute_similarities(
     one: NDArray[np.int64],
     other: NDArray[np.int64],
 ) -> NDArray[np.float64]:
-    """[pairs] from 0 to 1; `one` and `other` are the numbers of shingles of the two documents."""
+    """Return the similarity of each pair, from 0 to 1.
+
+    `one` and `other` are the numbers of shingles of the two documents.
+    """
     whole = np.minimum(one, other) if measure == "containment" else one + other - common
     return np.maximum(common, 0) / whole
 
@@ -130,7 +162,7 @@ def compute_similarities(
 def gather_shingles(
     shingles: NDArray[np.uint32], starts: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> NDArray[np.uint32]:
-    """The shingles of some documents out of those of many, one document after the other."""
+    """Return the shingles of some documents, concatenated."""
     found = np.empty(np.sum(ends - starts), np.uint32)
     write_together(shingles, starts, ends, found)
     return found
@@ -143,7 +175,7 @@ def write_together(
     ends: NDArray[np.int64],
     found: NDArray[np.uint32],
 ) -> None:
-    """What `gather_shingles` gives, to the beginning of `found`."""
+    """Write the result of `gather_shingles` to the beginning of `found`."""
     at = 0
     for document in range(len(starts)):
         length = ends[document] - starts[document]

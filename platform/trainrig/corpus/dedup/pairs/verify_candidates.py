@@ -1,7 +1,8 @@
-"""Candidates compared on their shingles, where the first of a pair lies.
+"""Comparison of candidates on their shingles, in the partition of each pair's first document.
 
-The shingles of the others are *carried* there from other partitions: each reads its own, and writes
-those that another needs into a run. So no file is opened for a pair, or a pair of split indexes.
+Shingles of the second documents in other partitions are sent there: each partition reads its own
+documents, and writes the shingles that others need into a run. So no file is opened for a single
+pair, or for a pair of split indexes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,31 +36,31 @@ Order = Callable[[SplitIndex], tuple[NDArray[np.uint64], NDArray[np.uint64]]]
 
 SET = np.dtype([*DOCUMENT_KEY.descr, ("shingles", "u8")])
 SHINGLE = np.dtype("u4")
-_SLICE = 2**17  # pairs that are compared together: some 100 bytes each
+_SLICE = 2**17  # pairs compared together, at about 100 bytes each
 
 
 @dataclass(frozen=True)
 class Sets:
-    """The shingles of some documents, in the order of refs."""
+    """The shingles of some documents, sorted by ref."""
 
-    names: Rows  # SET
+    names: Rows  # rows of type SET
     shingles: NDArray[np.uint32]
 
     @property
     def ends(self) -> NDArray[np.int64]:
-        """Where the shingles of each document end."""
+        """The end of each document's shingles."""
         return np.cumsum(self.names["shingles"].astype(np.int64))
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """Where they begin."""
+        """The start of each document's shingles."""
         return self.ends - self.names["shingles"].astype(np.int64)
 
 
 def gather_sets(
     refs: NDArray[np.uint64], split_indexes: Sequence[SplitIndex], order: Order
 ) -> Sets:
-    """Those of the documents `refs`, which are in order and lie on few split indexes."""
+    """Read the shingles of the documents `refs`, which are sorted and in few split indexes."""
     names = np.empty(len(refs), SET)
     names["ref"] = refs
     spans = []
@@ -73,7 +74,8 @@ def gather_sets(
         names["rank"][chosen] = ranks[places]
         names["id0"][chosen], names["id1"][chosen] = ids[places].T
         names["shingles"][chosen] = ends - starts
-    found, filled = np.empty(int(names["shingles"].sum()), SHINGLE), 0
+    found = np.empty(int(names["shingles"].sum()), SHINGLE)
+    filled = 0
     for shingles, starts, ends in spans:
         write_together(shingles, starts, ends, found[filled:])
         filled += int((ends - starts).sum())
@@ -82,26 +84,27 @@ def gather_sets(
 
 @dataclass(frozen=True)
 class RemoteShingles:
-    """A lot of shingles for other partitions: names and shingles stand reader after reader."""
+    """A batch of shingles for other partitions, grouped by reader."""
 
-    own: Sets  # of each document once
-    nth: NDArray[np.int64]  # [remote documents] which of them
-    first_names: NDArray[np.int64]  # [partitions + 1] where the names for each reader begin
+    own: Sets  # the shingles of each document, once
+    nth: NDArray[np.int64]  # [remote documents] index in `own`
+    first_names: NDArray[np.int64]  # [partitions + 1] start of each reader's documents
 
     @property
     def names(self) -> Rows:
-        """SET, of each remote document."""
+        """The SET row of each remote document."""
         return np.take(self.own.names, self.nth)
 
     @property
     def first_shingles(self) -> NDArray[np.int64]:
-        """[partitions + 1] where the shingles for each reader begin."""
+        """The start of each reader's shingles, [partitions + 1]."""
         sizes = self.own.names["shingles"].astype(np.int64)[self.nth]
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])[self.first_names]
 
     def iterate_shingles(self) -> Iterator[NDArray[np.uint32]]:
-        """Those for each reader."""
-        starts, ends = self.own.starts, self.own.ends
+        """Yield the shingles for each reader that has any."""
+        starts = self.own.starts
+        ends = self.own.ends
         for first, end in zip(self.first_names[:-1], self.first_names[1:], strict=True):
             if first < end:
                 chosen = self.nth[first:end]
@@ -111,7 +114,7 @@ class RemoteShingles:
 def fetch_shingles(
     remote: Rows, partitions: int, split_indexes: Sequence[SplitIndex], order: Order
 ) -> RemoteShingles:
-    """What the readers of `remote`, which are in order and once, compare with."""
+    """Read the shingles that other partitions need; `remote` is sorted and without duplicates."""
     refs, nth = np.unique(remote["ref"], return_inverse=True)
     first_names = np.searchsorted(remote["reader"], np.arange(partitions + 1).astype(np.uint64))
     return RemoteShingles(gather_sets(refs, split_indexes, order), nth, first_names)
@@ -119,14 +122,14 @@ def fetch_shingles(
 
 @dataclass(frozen=True)
 class CandidatePairs:
-    """Pairs that met, by the second document."""
+    """Candidate pairs, sorted by the second document."""
 
     firsts: NDArray[np.uint64]
     seconds: NDArray[np.uint64]
 
     @classmethod
     def of(cls, pairs: Rows) -> "CandidatePairs":
-        """Those of CANDIDATE, each once."""
+        """Convert CANDIDATE rows without duplicates."""
         by_b = np.argsort(pairs["b"])
         return cls(np.take(pairs["a"], by_b), np.take(pairs["b"], by_b))
 
@@ -134,23 +137,30 @@ class CandidatePairs:
 def find_alike_pairs(
     met: CandidatePairs, own: Sets, others: Iterable[Sets], measure: Measure, floor: float
 ) -> tuple[Rows, Rows]:
-    """The pairs that are alike from `floor` up, in order, and the names of all their documents.
+    """Return the pairs with a similarity of at least `floor`, and the keys of their documents.
 
     Args:
-        own: the sets of all their first documents; others among them do no harm.
-        others: those of their second ones; what is there twice is compared once.
+        met: the candidate pairs.
+        own: shingles of all first documents, and possibly of others.
+        others: shingles of the second documents; a repeated document is compared once.
+        measure: the measure of similarity.
+        floor: the least similarity.
 
-    Returns: PAIR; NAME, in the order of refs.
+    Returns:
+        PAIR rows sorted by `a` and `b`, and DOCUMENT_KEY rows sorted by ref.
     """
     own_refs = np.ascontiguousarray(own.names["ref"])
-    own_starts, own_ends = own.starts, own.ends
+    own_starts = own.starts
+    own_ends = own.ends
     compared = np.zeros(len(met.seconds), bool)
-    found, names = [np.empty(0, PAIR)], [select_fields(own.names, DOCUMENT_KEY)]
+    found = [np.empty(0, PAIR)]
+    names = [select_fields(own.names, DOCUMENT_KEY)]
     for other in others:
         if not len(other.names):
             continue
         refs = np.ascontiguousarray(other.names["ref"])
-        other_starts, other_ends = other.starts, other.ends
+        other_starts = other.starts
+        other_ends = other.ends
         of_use = np.zeros(len(refs), bool)
         first, end = np.searchsorted(met.seconds, refs[[0, -1]] + np.array([0, 1], np.uint64))
         for begin in range(first, end, _SLICE):
@@ -158,7 +168,8 @@ def find_alike_pairs(
             b, there = find(refs, met.seconds[some])
             there &= ~compared[some]
             compared[some] |= there
-            one, b = met.firsts[some][there], b[there]
+            one = met.firsts[some][there]
+            b = b[there]
             a, _ = find(own_refs, one)
             sizes = own_ends[a] - own_starts[a], other_ends[b] - other_starts[b]
             common = count_common_shingles(
@@ -173,7 +184,8 @@ def find_alike_pairs(
             likeness = compute_similarities(measure, common, *sizes)
             enough = (common >= 0) & (likeness >= floor)
             rows = np.empty(np.count_nonzero(enough), PAIR)
-            rows["a"], rows["b"] = one[enough], refs[b[enough]]
+            rows["a"] = one[enough]
+            rows["b"] = refs[b[enough]]
             rows["similarity"] = likeness[enough]
             found.append(rows)
             of_use[b[enough]] = True
@@ -186,7 +198,7 @@ def find_alike_pairs(
 
 
 def _iterate_splits(refs: NDArray[np.uint64]) -> Iterator[tuple[int, slice]]:
-    """Each split index that refs in order speak of, and where they do."""
+    """Yield each split index in the sorted `refs`, and the slice of its refs."""
     there, starts = np.unique(find_splits(refs), return_index=True)
     bounds = [*starts.tolist(), len(refs)]
     for nth, split_index in enumerate(there.tolist()):
@@ -194,6 +206,6 @@ def _iterate_splits(refs: NDArray[np.uint64]) -> Iterator[tuple[int, slice]]:
 
 
 def _make_read_only(shingles: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Not to be written to, as mapped ones are: the compiled functions have one form."""
+    """Make an array read-only, as mapped ones are, so that functions are compiled only once."""
     shingles.flags.writeable = False
     return shingles

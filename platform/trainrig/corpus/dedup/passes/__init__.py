@@ -1,15 +1,15 @@
-"""The passes of the search for duplicates; each task reads the files that the pass before wrote.
+"""Passes of the search for duplicates; each task reads files written by earlier passes.
 
-A module for each group of passes, in the order in which `dedup.search` runs them:
+The modules, in the order in which `dedup.search` runs them:
 
-    repeats           equal keys, then repeats: of URLs where that is asked for, then of texts
-    candidates        band keys, divided by their range, and which of them several documents have;
-                      for these, what their documents go by; candidate pairs
-    verification      remote shingles; candidates compared on their shingles; edges
-    decision_rounds   as many rounds of the decision as it takes
-    propagation       what became of all that equals what was decided
-    final_decisions   each split's own decisions
+repeats           digests of URLs (if enabled) and texts, and exact repeats
+    candidates        band keys by range; keys shared by several documents; their entries;
+                      candidate pairs
+    verification      shingles of remote documents; comparison of candidates; edges
+    decision_rounds   as many rounds of the decision as needed
+    propagation       decisions sent to exact repeats
+    final_decisions   the decisions on each split
 
 Tasks over documents are numbered by partition, tasks over keys by part (`PartitionPlan`). The
-search that all passes are of, and the files between them, are in `duplicate_search`.
+search that the passes share, and the paths of its files, are in `duplicate_search`.
 """

@@ -1,4 +1,4 @@
-"""Passes over band keys: which pairs of documents share one, and so are candidates to compare."""
+"""Passes over band keys, which find the pairs of documents that share one: the candidates."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from trainrig.splits import Done, Task, Work
 
 
 def _list_searched(search: DuplicateSearch, partition: int) -> list[sharing.Searched]:
-    """Which documents of each split index repeat none; of earlier crawls, which of those kept."""
+    """Return the documents to search in each split index: kept ones that are no exact repeats."""
     gone = search.read_repeats("text", partition)
     if search.urls:
         gone = np.concatenate([gone, search.read_repeats("url", partition)])
@@ -29,7 +29,7 @@ def _list_searched(search: DuplicateSearch, partition: int) -> list[sharing.Sear
 
 
 def write_band_keys(search: DuplicateSearch) -> Work:
-    """The band keys of the documents that are searched, alone."""
+    """Return the work that writes the band keys of the searched documents."""
 
     def write(task: Task) -> Done:
         found, starts = sharing.group_keys_by_part(
@@ -42,7 +42,7 @@ def write_band_keys(search: DuplicateSearch) -> Work:
 
 
 def find_shared_keys(search: DuplicateSearch) -> Work:
-    """Which of them more than one document has."""
+    """Return the work that marks the band keys that more than one document has."""
 
     def compare(task: Task) -> Done:
         runs = search.list_runs("band-keys", search.partitions)
@@ -58,7 +58,7 @@ def find_shared_keys(search: DuplicateSearch) -> Work:
 
 
 def write_bands(search: DuplicateSearch) -> Work:
-    """An entry for each shared key of each document."""
+    """Return the work that writes an entry for each shared key of each document."""
 
     def write(task: Task) -> Done:
         runs = search.list_runs("shared-keys", search.parts)
@@ -76,9 +76,10 @@ def write_bands(search: DuplicateSearch) -> Work:
 
 
 def find_candidates(search: DuplicateSearch) -> Work:
-    """The pairs that share a key, but for those of two earlier documents: they are decided.
+    """Return the work that pairs documents sharing a key, except two earlier, decided ones.
 
-    Where each is compared; and whose shingles are wanted there.
+    Each pair is written to the partition that compares it, and requests the remote shingles needed
+    there.
     """
     partition_of = search.plan.find_partition(len(search.split_indexes))
     first_earlier = sum(not split_index.earlier for split_index in search.split_indexes)

@@ -1,4 +1,4 @@
-"""The pass that decides, over the edges, which documents fall: one call for each round."""
+"""The pass that decides from edges which documents are dropped; it runs once per round."""
 
 import numpy as np
 
@@ -11,11 +11,12 @@ from trainrig.splits import Done, Task, Work
 
 
 def decide(search: DuplicateSearch, turn: int) -> Work:
-    """One round of the decision."""
+    """Return the work of one round of the decision, of number `turn` from 0."""
 
     def decide_partition(task: Task) -> Done:
         partition = task["number"]
-        told, cluster_messages = None, RunPart(decision.CLUSTER_MESSAGE, ())
+        told = None
+        cluster_messages = RunPart(decision.CLUSTER_MESSAGE, ())
         if turn:
             before = f"{turn - 1:05d}"
             told = search.find_part(

@@ -1,4 +1,4 @@
-"""A search for duplicates: what it looks for, and the files that its passes leave each other."""
+"""A search for duplicates: its settings, and the files through which its passes communicate."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -36,19 +36,19 @@ Kind = Literal["url", "text"]
 
 @dataclass(frozen=True)
 class DuplicateSearch:
-    """What is looked for among which documents, and where files of it lie meanwhile."""
+    """Settings, documents and intermediate files of a search for duplicates."""
 
-    split_indexes: tuple[SplitIndex, ...]  # this run's own first
+    split_indexes: tuple[SplitIndex, ...]  # split indexes of this run first
     plan: PartitionPlan
     minhash: MinHash
     verification: Verification
     keep: KeepRule
-    urls: bool  # whether one document of a URL is enough
-    path_of: Callable[..., str]  # location of a file, by the names of its folders and its own
+    urls: bool  # true if documents with the same URL are duplicates
+    path_of: Callable[..., str]  # builder of a file's path, from folder names and file name
 
     @property
     def floor(self) -> float:
-        """Pairs are kept from this similarity up."""
+        """The similarity from which on pairs are stored."""
         return min(self.verification.evidence_floor, self.minhash.threshold)
 
     @property
@@ -62,19 +62,19 @@ class DuplicateSearch:
         return range(self.plan.parts)
 
     def read_order(self, split_index: SplitIndex) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """Ranks and ids of the documents of a split index."""
+        """Return the ranks and ids of the documents of a split index."""
         return keep_order(split_index, self.keep)
 
     def list_runs(self, name: str, tasks: range) -> list[str]:
-        """Where the runs that a pass wrote lie."""
+        """Return the paths of the runs that the pass `name` wrote."""
         return [self.path_of(name, f"{number:05d}.run") for number in tasks]
 
     def find_part(self, name: str, tasks: range, number: int, kind: np.dtype[Any]) -> RunPart:
-        """What the runs that a pass wrote have of a part."""
+        """Locate part `number` of the runs that the pass `name` wrote."""
         return RunPart.of(self.list_runs(name, tasks), number, kind)
 
     def writing(self, name: str, task: Task) -> contextlib.AbstractContextManager[Run]:
-        """A run whose parts are partitions, to be written."""
+        """Open a run for writing whose parts are partitions."""
         path = self.path_of(name, f"{task['number']:05d}.run")
         return writing_run(path, len(self.partitions))
 
@@ -90,28 +90,28 @@ class DuplicateSearch:
         write_run(path, rows, assign_parts(rows["key"], len(self.parts)), len(self.parts))
 
     def read_own_repeats(self, kind: Kind, partition: int) -> Rows:
-        """The repeats of a first in the same partition, which may itself repeat one elsewhere."""
+        """Read the repeats whose first is in the same partition; the first may be a repeat."""
         path = self.list_runs(f"{kind}-own-repeats", self.partitions)[partition]
         return read_part([path], partition, equals.REPEAT)
 
     def read_repeats(self, kind: Kind, partition: int) -> NDArray[np.uint64]:
-        """The refs of all repeats that lie in a partition."""
+        """Return the refs of all repeats in a partition."""
         paths = self.list_runs(f"{kind}-repeats-by-ref", self.parts)
         elsewhere = read_part(paths, partition, equals.REPEAT)
         return np.concatenate([elsewhere["ref"], self.read_own_repeats(kind, partition)["ref"]])
 
     def compute_ref_bounds(self, partition: int) -> NDArray[np.uint64]:
-        """[2] the first ref of a partition, and the one after its last."""
+        """Return the first ref of a partition and the ref after its last."""
         return make_refs(np.array(self.plan.partitions[partition]), np.zeros(2, np.int64))
 
     def list_own_indexes(self, partition: int) -> Iterator[tuple[int, SplitIndex]]:
-        """The split indexes of a partition, with their numbers."""
+        """Yield the split indexes of a partition, with their numbers."""
         for number in range(*self.plan.partitions[partition]):
             yield number, self.split_indexes[number]
 
 
 def mark_left(gone: NDArray[np.uint64], number: int, split_index: SplitIndex) -> NDArray[np.bool_]:
-    """[documents of a split index] whether `gone` (refs, in any order) does not name them."""
+    """Return whether each document of a split index is absent from `gone` (refs in any order)."""
     there = np.ones(split_index.count, bool)
     there[find_positions(gone[find_splits(gone) == number])] = False
     return there

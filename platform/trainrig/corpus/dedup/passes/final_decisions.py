@@ -1,4 +1,4 @@
-"""The last pass: the decisions on each split's documents, as files and as counts."""
+"""Last pass of deduplication: write and count the decisions on each split's documents."""
 
 import numpy as np
 
@@ -19,8 +19,10 @@ from trainrig.splits import Done, Task, Work
 
 
 def finalise(search: DuplicateSearch, turn: int) -> Work:
-    """The decisions of each split's documents; of earlier ones, of those kept that would fall
-    now."""
+    """Return the work that writes the decisions of each split.
+
+    For earlier splits it writes the kept documents that would be dropped now.
+    """
 
     def finalise_partition(task: Task) -> Done:
         partition = task["number"]
@@ -33,11 +35,12 @@ def finalise(search: DuplicateSearch, turn: int) -> Work:
             known = dedup_decisions.merge_in_order(known, tables[-1])
         rows = np.concatenate(tables)
         split_indexes = find_splits(rows["ref"])
-        counts, clusters = {}, 0
+        counts = {}
+        clusters = 0
         for number, split_index in search.list_own_indexes(partition):
             found = _build_decisions(rows[split_indexes == number], split_index.count)
             documents = Documents.from_split_index(split_index)
-            # A cluster goes by the lowest id in it.
+            # A cluster is counted at its document with the lowest id, which is its label.
             names_one = (found.clusters == documents.ids).all(axis=1) & found.clusters.any(axis=1)
             clusters += int(names_one.sum())
             if split_index.earlier:
@@ -57,15 +60,18 @@ def finalise(search: DuplicateSearch, turn: int) -> Work:
 
 
 def name_revoked_file(search: DuplicateSearch, split_index: int) -> str:
-    """Where the kept documents of an earlier split index lie that would fall now: `ids`, and
-    `DedupDecisions`."""
+    """Return the path of the kept documents of an earlier split index that would be dropped now.
+
+    The file holds their `ids`, and `DedupDecisions`.
+    """
     return search.path_of("revoked", f"{split_index:05d}.npz")
 
 
 def _build_decisions(rows: Rows, count: int) -> DedupDecisions:
     found = DedupDecisions.none(count)
     places = find_positions(rows["ref"])
-    found.kinds[places], found.similarities[places] = rows["kind"], rows["similarity"]
+    found.kinds[places] = rows["kind"]
+    found.similarities[places] = rows["similarity"]
     found.repeated[places] = np.stack([rows["id0"], rows["id1"]], axis=1)
     found.clusters[places] = np.stack([rows["cluster0"], rows["cluster1"]], axis=1)
     return found

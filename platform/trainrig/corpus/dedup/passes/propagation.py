@@ -1,4 +1,4 @@
-"""The pass that carries what was decided of documents to all that repeat them exactly."""
+"""Pass that sends decisions to the exact repeats of the decided documents."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ _REPEAT_KINDS = {"url": BY_URL, "text": BY_TEXT}
 
 
 def read_decided(search: DuplicateSearch, turn: int, partition: int) -> Rows:
-    """What is decided of the documents of a partition, now or when an earlier crawl was."""
+    """Read the decisions on documents of a partition, of this run and of earlier crawls."""
     path = search.list_runs(f"decided-{turn:05d}", search.partitions)[partition]
     tables = [read_part([path], partition, dedup_decisions.DECISION)]
     for number, split_index in search.list_own_indexes(partition):
@@ -27,14 +27,15 @@ def _list_fallen(split_index: int, there: DedupDecisions) -> Rows:
     fell = np.flatnonzero(there.kinds != KEPT)
     rows = np.zeros(len(fell), dedup_decisions.DECISION)
     rows["ref"] = make_refs(split_index, fell)
-    rows["kind"], rows["similarity"] = there.kinds[fell], there.similarities[fell]
+    rows["kind"] = there.kinds[fell]
+    rows["similarity"] = there.similarities[fell]
     rows["id0"], rows["id1"] = there.repeated[fell].T
     rows["cluster0"], rows["cluster1"] = there.clusters[fell].T
     return rows
 
 
 def propagate(search: DuplicateSearch, kind: Kind, turn: int) -> Work:
-    """What becomes of repeats elsewhere, as the partition of what they repeat knows it."""
+    """Return the work that decides repeats of other partitions, where their first lies."""
     partition_of = search.plan.find_partition(len(search.split_indexes))
 
     def write(task: Task) -> Done:
@@ -65,7 +66,7 @@ def propagate(search: DuplicateSearch, kind: Kind, turn: int) -> Work:
 
 
 def read_propagated(search: DuplicateSearch, kind: Kind, partition: int, known: Rows) -> Rows:
-    """What becomes of the repeats of a partition, in the order of refs; and of firsts of texts."""
+    """Return DECISION rows for the repeats of a partition and their firsts, sorted by ref."""
     told = dedup_decisions.merge_in_order(
         read_part(
             search.list_runs(f"{kind}-told", search.partitions), partition, dedup_decisions.DECISION

@@ -1,6 +1,6 @@
-"""Passes over the digests of texts and URLs: which documents repeat another's exactly.
+"""Passes over digests of texts and URLs, which find exact repeats.
 
-Each of these repeats a first; only documents that repeat none are compared by their band keys.
+Each repeat repeats a first; only documents that repeat none are compared by band keys.
 """
 
 import numpy as np
@@ -17,10 +17,10 @@ _NO_URL = np.frombuffer(compute_url_key(""), np.uint8)
 
 
 def write_equal_keys(search: DuplicateSearch, kind: Kind) -> Work:
-    """A row for each document that may repeat another's text, or URL, of another partition.
+    """Return the work that writes the digests of documents for the search in other partitions.
 
-    Those that repeat one of their own are left out: a text that is everywhere has a row for each
-    partition, not for each copy.
+    Documents that repeat one of their own partition are left out. So a text that is everywhere has
+    one row per partition, not one per copy.
     """
 
     def write(task: Task) -> Done:
@@ -50,7 +50,7 @@ def write_equal_keys(search: DuplicateSearch, kind: Kind) -> Work:
 
 
 def write_repeats(search: DuplicateSearch, kind: Kind) -> Work:
-    """Write each duplicate pair to both documents' partitions."""
+    """Return the work that finds repeats and writes each to its own and its first's partition."""
 
     def find(task: Task) -> Done:
         paths = search.list_runs(f"{kind}-keys", search.partitions)

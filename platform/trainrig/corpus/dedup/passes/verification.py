@@ -1,7 +1,7 @@
-"""Passes over candidates: their shingles compared, and the pairs at the threshold as edges.
+"""Passes over candidates: compare shingles, and turn pairs above the threshold into edges.
 
-The pairs from the floor of evidence up stay on file, so that another threshold is decided on
-without comparing them again.
+Pairs from the evidence floor up stay in files, so that another threshold can be applied without
+comparing them again.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from trainrig.splits import Done, Task, Work
 
 
 def fetch_remote(search: DuplicateSearch) -> Work:
-    """The shingles of the remote documents of other partitions."""
+    """Return the work that writes the shingles that other partitions need."""
 
     def write(task: Task) -> Done:
         wanted = search.find_part("wanted", search.parts, task["number"], REMOTE_DOCUMENT)
@@ -49,7 +49,7 @@ def fetch_remote(search: DuplicateSearch) -> Work:
 
 
 def _read_remote(search: DuplicateSearch, partition: int) -> Iterator[verify_candidates.Sets]:
-    """What was carried to a partition, from one after the other, lot by lot."""
+    """Yield the shingles sent to a partition, by sender and batch."""
     for names_run, shingles_run in zip(
         search.list_runs("remote-keys", search.partitions),
         search.list_runs("remote-shingles", search.partitions),
@@ -57,14 +57,14 @@ def _read_remote(search: DuplicateSearch, partition: int) -> Iterator[verify_can
     ):
         shingles = RunPart.of([shingles_run], partition, verify_candidates.SHINGLE).iterate_chunks()
         for names in RunPart.of([names_run], partition, verify_candidates.SET).iterate_chunks():
-            # Of documents that have none, no shingle was written.
+            # no shingles are written for documents without any
             yield verify_candidates.Sets(
                 names, next(shingles, np.empty(0, verify_candidates.SHINGLE))
             )
 
 
 def verify(search: DuplicateSearch) -> Work:
-    """The pairs of each split that are alike, as evidence."""
+    """Return the work that compares candidates and writes the similar pairs of each split."""
 
     def compare(task: Task) -> Done:
         there = search.find_part("candidates", search.parts, task["number"], buckets.CANDIDATE)
@@ -89,11 +89,15 @@ def verify(search: DuplicateSearch) -> Work:
 
 
 def write_edges(search: DuplicateSearch) -> Work:
-    """The pairs that decide, where their later document is; how many they are."""
+    """Return the work that writes pairs above the threshold to their later document's partition.
+
+    Its counts say how many pairs these are.
+    """
     partition_of = search.plan.find_partition(len(search.split_indexes))
 
     def read(task: Task) -> Done:
-        alike, threshold = 0, search.minhash.threshold
+        alike = 0
+        threshold = search.minhash.threshold
         with (
             search.writing("edges", task) as run,
             search.writing("names", task) as names_run,
@@ -101,10 +105,8 @@ def write_edges(search: DuplicateSearch) -> Work:
         ):
 
             def flush(rows: Rows) -> None:
-                readers, homes = (
-                    rows["reader"].astype(np.int64),
-                    partition_of[find_splits(rows["ref"])],
-                )
+                readers = rows["reader"].astype(np.int64)
+                homes = partition_of[find_splits(rows["ref"])]
                 names_run.add(select_fields(rows, DOCUMENT_KEY), readers)
                 away = readers != homes
                 remote_run.add(select_fields(rows[away], REMOTE_DOCUMENT), homes[away])

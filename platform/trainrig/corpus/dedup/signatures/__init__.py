@@ -1,1 +1,1 @@
-"""Signatures of documents: normal form, shingles, MinHash."""
+"""Signatures of documents: normal form, shingles and MinHash values."""

@@ -1,8 +1,8 @@
-"""The signatures that datasketch (2.0) itself gives, so that they can be held against its indexes.
+"""Signatures computed by datasketch (2.0) itself, for comparison with its indexes.
 
-An element is a shingle's words joined by one blank, in UTF-8, hashed by datasketch's SHA-1: what
-its own examples do. Some forty times as slow as the scheme "fast". Not imported where nobody asks
-for it, since datasketch brings scipy.
+An element is a shingle's words joined by one space, in UTF-8, hashed by datasketch's SHA-1, as in
+its own examples. This is about 40 times slower than the scheme "fast". The module is imported only
+when needed, because datasketch imports scipy.
 """
 
 import re
@@ -23,16 +23,16 @@ from trainrig.corpus.dedup.signatures.shingles import IDEOGRAMS_A_WORD, SYLLABLE
 from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
 
 SCHEMES = {
-    "datasketch": "affine32",  # its own default
+    "datasketch": "affine32",  # the default of datasketch
     "datasketch-affine64": "affine64",
     "datasketch-legacy": "legacy",
 }
-_BLOCK = 4096  # shingles permuted at once: 128 rows of them are 4 MB
+_BLOCK = 4096  # shingles permuted at once: with 128 rows they take 4 MB
 _UNSPACED = IDEOGRAM | SYLLABLE
 
 
 def compute_datasketch_signatures(texts: NormalisedTexts, settings: MinHash) -> NDArray[np.uint64]:
-    """[texts, bands x rows]."""
+    """Return the MinHash values of each text as [texts, bands x rows]."""
     rows = settings.bands * settings.rows
     empty = datasketch.MinHash(rows, settings.seed, scheme=SCHEMES[settings.scheme])
     found = np.empty((len(texts.starts) - 1, rows), np.uint64)
@@ -44,21 +44,26 @@ def compute_datasketch_signatures(texts: NormalisedTexts, settings: MinHash) -> 
         for first in range(0, last + 1, _BLOCK):
             places = range(first, min(first + _BLOCK, last + 1))
             joined = (" ".join(words[at : at + settings.shingle_words]) for at in places)
-            one.update_batch([each.encode("utf-8", "surrogatepass") for each in joined])
+            one.update_batch([shingle.encode("utf-8", "surrogatepass") for shingle in joined])
         found[number] = one.hashvalues
     return found
 
 
 def split_words(text: str, shingle_words: int) -> list[str]:
-    """The words whose hashes `shingles_of` goes by: for scripts without spaces, a run each."""
+    """Return the words that form shingles; in scripts without spaces each letter starts a word.
+
+    Such a word reaches as far ahead as in `shingles.py`.
+    """
     lower = text.lower()
     flags = build_letter_table()[
         np.frombuffer(lower.encode("utf-32-le", "surrogatepass"), np.uint32)
     ]
     if not (flags & np.uint32(_UNSPACED)).any():
         return re.findall(r"\w+", lower)
-    words, place, of = [], 0, flags.tolist()
-    of.append(0)  # what ends the last word
+    words = []
+    place = 0
+    of = flags.tolist()
+    of.append(0)  # sentinel that ends the last word
     while place < len(lower):
         script = of[place] & _UNSPACED
         end = place + 1

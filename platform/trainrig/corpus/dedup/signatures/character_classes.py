@@ -1,8 +1,8 @@
-"""What is asked of a character to compare texts, for every one of Unicode, in one table.
+r"""Character classes for comparing texts, for all Unicode characters, in one table.
 
-An entry holds the code point in lower case, and flags above it. Python's own `str.lower` and `\\w`
-are asked, once in a process, so that a compiled loop answers as Python would. Two capitals need
-more than a table: see `CAPITALS`.
+An entry holds the code point in lower case, and flags in higher bits. The table is computed once
+per process from Python's own `str.lower` and `\w`, so compiled loops agree with Python. Two capital
+letters need more than a table: see `CAPITALS`.
 """
 
 import functools
@@ -14,20 +14,20 @@ from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
 
-CODE = 0x1FFFFF  # the bits of the code point
-WORD = 1 << 24  # matches \w
-IDEOGRAM = 1 << 25  # of a script without spaces in which about two characters make a word
-SYLLABLE = 1 << 26  # of a script without spaces in which about four letters make a word
-MARK = 1 << 27  # of such a script; belongs to the letter before it
-SPACE = 1 << 28  # str.isspace
-UNSETTLED = 1 << 29  # NFC may change it, or what is before it
+CODE = 0x1FFFFF  # bits of the code point
+WORD = 1 << 24  # matched by \w
+IDEOGRAM = 1 << 25  # letter of a script without spaces in which about two characters make a word
+SYLLABLE = 1 << 26  # letter of a script without spaces in which about four letters make a word
+MARK = 1 << 27  # mark in such a script; it belongs to the letter before it
+SPACE = 1 << 28  # true for str.isspace
+UNSETTLED = 1 << 29  # NFC may change this character, or the one before it
 
-# "İ" becomes two characters, and what "Σ" becomes depends on its neighbours.
+# "İ" becomes two characters in lower case; the lower case of "Σ" depends on its neighbours.
 CAPITALS = "İΣ"
 
 _CODES = 0x110000
-_ASSIGNED = 0x40000  # beyond is nothing that is a letter, a space, or composed
-_IDEOGRAMS = (  # Unicode blocks of Han and kana
+_ASSIGNED = 0x40000  # above this, no character is a letter, a space, or composed
+_IDEOGRAMS = (  # blocks of Han and kana
     range(0x3005, 0x3008),
     range(0x3040, 0x3100),
     range(0x31F0, 0x3200),
@@ -38,14 +38,14 @@ _IDEOGRAMS = (  # Unicode blocks of Han and kana
     range(0x1AFF0, 0x1B170),
     range(0x20000, 0x40000),
 )
-_SYLLABLES = (  # Thai and Lao, Myanmar, Khmer, and the supplements of Myanmar
+_SYLLABLES = (  # blocks of Thai and Lao, Myanmar, Khmer, and the Myanmar supplements
     range(0x0E00, 0x0F00),
     range(0x1000, 0x10A0),
     range(0x1780, 0x1800),
     range(0xA9E0, 0xAA00),
     range(0xAA60, 0xAA80),
 )
-_COMPOSED = (  # all but ideograms and the syllables of Hangul
+_COMPOSED = (  # blocks with composed characters, except ideograms and Hangul syllables
     range(0x3400),
     range(0xA000, 0xAC00),
     range(0xF900, 0x20000),
@@ -55,7 +55,10 @@ _COMPOSED = (  # all but ideograms and the syllables of Hangul
 
 @functools.cache
 def build_letter_table() -> NDArray[np.uint32]:
-    """The table, by code point; a tenth of a second when first asked for."""
+    """Return the table, indexed by code point.
+
+    The first call takes 0.1 s.
+    """
     every = "".join(map(chr, range(_ASSIGNED)))
     for capital in CAPITALS:
         every = every.replace(capital, "?")
@@ -78,8 +81,11 @@ def build_letter_table() -> NDArray[np.uint32]:
 
 
 def _list_composable() -> list[int]:
-    """What composition can touch: what decomposes, what it decomposes to but for the first, jamo,
-    and what is sorted among its neighbours."""
+    """Return the code points that NFC composition may change.
+
+    These are characters that decompose, all but the first character of each decomposition, Hangul
+    jamo, and combining characters, which NFC reorders.
+    """
     found = {*range(0x1100, 0x1200)}
     for code in (code for block in _COMPOSED for code in block):
         character = chr(code)
@@ -97,7 +103,7 @@ def _list_composable() -> list[int]:
 def read_letter(
     data: NDArray[np.uint8], place: int, table: NDArray[np.uint32]
 ) -> tuple[np.uint32, int]:
-    """The entry of the UTF-8 character at `place`, and where the next one starts."""
+    """Return the table entry of the UTF-8 character at `place`, and the place of the next one."""
     byte = data[place]
     if byte < 0x80:
         return table[byte], place + 1

@@ -1,4 +1,4 @@
-"""Texts that are equal but for letter case, white space and ways to write an accent."""
+"""Digests that are equal for texts equal up to case, white space and encoding of accents."""
 
 import functools
 import hashlib
@@ -17,17 +17,20 @@ from trainrig.corpus.dedup.signatures.character_classes import (
 )
 from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
 
-DIGEST = 16  # bytes
+DIGEST = 16  # bytes of a digest
 _BLANK = np.uint8(32)
 
 
 def hash_text(text: str) -> bytes:
-    """That of one text."""
+    """Return the digest of one text."""
     return hash_texts(NormalisedTexts.of([text])).tobytes()
 
 
 def hash_texts(texts: NormalisedTexts) -> NDArray[np.uint8]:
-    """[texts, 16] BLAKE2b-128 of each in NFC, lower case, each run of white space one blank."""
+    """Return the 16-byte BLAKE2b digest of each text, as [texts, 16].
+
+    Texts are digested in NFC and lower case, with each run of white space as one space.
+    """
     folded = np.empty(_estimate_room(texts), np.uint8)
     ends = np.empty(len(texts.starts) - 1, np.int64)
     unsettled = np.empty(len(ends), np.bool_)
@@ -41,11 +44,13 @@ def hash_texts(texts: NormalisedTexts) -> NDArray[np.uint8]:
         unsettled,
     )
     digests = []
-    start, whole = 0, folded.data
+    start = 0
+    whole = folded.data
     for end, is_unsettled in zip(ends.tolist(), unsettled.tolist(), strict=True):
         one: bytes | memoryview = whole[start:end]
         if is_unsettled:
-            # Last, since lower-casing may leave letters that compose ("J̌" does not, "ǰ" does).
+            # NFC comes last, because lower-casing may leave letters that compose ("J̌" does not,
+            # "ǰ" does).
             text = str(one, "utf-8", "surrogatepass")
             one = unicodedata.normalize("NFC", text).encode("utf-8", "surrogatepass")
         digests.append(hashlib.blake2b(one, digest_size=DIGEST).digest())
@@ -54,13 +59,13 @@ def hash_texts(texts: NormalisedTexts) -> NDArray[np.uint8]:
 
 
 def _estimate_room(texts: NormalisedTexts) -> int:
-    # Lower case makes three bytes of some letters of two; a blank is written before it is dropped.
+    # Some letters grow from two bytes to three in lower case, and a space may be written, then cut.
     return int(texts.starts[-1] - texts.starts[0]) * 3 // 2 + 1
 
 
 @functools.cache
 def _build_ascii_table() -> NDArray[np.uint8]:
-    """[128] each ASCII character in lower case, white space as a blank."""
+    """Return each ASCII character [128] in lower case, with white space as a space."""
     table = build_letter_table()[:128]
     found = np.where(table & SPACE, _BLANK, table & CODE).astype(np.uint8)
     found.setflags(write=False)
@@ -77,14 +82,16 @@ def _fold(
     ends: NDArray[np.int64],
     unsettled: NDArray[np.bool_],
 ) -> None:
-    """Lower case and single blanks, and whether a text holds anything that NFC may change."""
+    """Write the texts in lower case with single spaces, and flag texts that NFC may change."""
     filled = 0
     for text in range(len(ends)):
-        first, place, flags = filled, starts[text], np.uint32(0)
-        after_space = True  # so that none comes first
+        first = filled
+        place = starts[text]
+        flags = np.uint32(0)
+        after_space = True  # then a text never begins with a space
         while place < starts[text + 1]:
             byte = data[place]
-            if byte < 0x80:  # nothing here for the processor to guess at
+            if byte < 0x80:  # without a branch that the processor could mispredict
                 plain = ascii_table[byte]
                 is_space = plain == _BLANK
                 folded[filled] = plain
@@ -108,7 +115,7 @@ def _fold(
 
 @compile_nogil
 def _write(folded: NDArray[np.uint8], filled: int, code: int) -> int:
-    """Append a character's UTF-8; where the next one goes."""
+    """Append the UTF-8 bytes of a character, and return the position after them."""
     if code < 0x80:
         folded[filled] = code
         return filled + 1

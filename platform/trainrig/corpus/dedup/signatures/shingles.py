@@ -1,18 +1,18 @@
-"""Texts as sets of hashed word n-grams, and how alike two such sets are.
+r"""Sets of hashed word n-grams (shingles) of texts, and their similarity.
 
-Words are the matches of `\\w+` in the text in lower case, as Python has both. A text of fewer words
-than a shingle is one shingle, so that equal short texts are equal and all others are not.
+Words are the matches of `\w+` in the lower-case text, both as in Python. A text shorter than a
+shingle is one shingle, so that short texts are duplicates only if they are equal.
 
-Scripts that put no space between words have no such words: there, a shingle of n words is a run of
-2 n ideograms or kana, or of 4 n letters of Thai, Lao, Khmer or Myanmar with their marks. That is
-about as much text as n words (means of real words are 1.5 to 2, and about 4), so an edit costs as
-many shingles there as elsewhere. It is had by letting each letter start a word of its own, which
-reaches ahead so far that n of them in a row span the run, or to the run's end.
+Scripts without spaces between words have no such words. There, a shingle of n words is a run of 2 n
+ideograms or kana, or of 4 n letters of Thai, Lao, Khmer or Myanmar with their marks. That is about
+as much text as n words (real words average 1.5 to 2, and about 4), so an edit changes as many
+shingles as in other scripts. To get this, each letter starts a word of its own, which reaches ahead
+so far that n such words in a row span the run, or to the run's end.
 
-A shingle is 32 bits of a hash. Of the m x n pairs of two texts' other shingles, m n / 2^32 are
-taken for equal by chance: .0002 of a shingle for texts of 1,000, which is 10^-7 of the similarity;
-.0002 of the similarity for texts of 10^6 (6 MB), .002 for the longest that fit a record (50 MB).
-64 bits would double what is kept, and verification reads, to change no decision.
+A shingle is 32 bits of a hash. Of the m x n pairs of two texts' different shingles, m n / 2^32 are
+equal by chance: .0002 of a shingle for texts of 1,000 shingles, which is 10^-7 of the similarity;
+.0002 of the similarity for texts of 10^6 (6 MB), and .002 for the longest texts that fit a record
+(50 MB). 64 bits would double what is stored and read, and change no decision.
 """
 
 import functools
@@ -35,31 +35,34 @@ from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
 IDEOGRAMS_A_WORD = 2
 SYLLABLES_A_WORD = 4
 
-# FNV-1a over the letters of a word; what mixes is MurmurHash3's 64-bit finaliser.
+# FNV-1a over the letters of a word, mixed by MurmurHash3's 64-bit finaliser.
 _SEED = np.uint64(0xCBF29CE484222325)
 _PRIME = np.uint64(0x100000001B3)
 _FIRST = np.uint64(0xFF51AFD7ED558CCD)
 _SECOND = np.uint64(0xC4CEB9FE1A85EC53)
-_33, _32 = np.uint64(33), np.uint64(32)
-_NONE, _ONE = np.uint64(0), np.uint64(1)
-_STEP = np.uint64(0x9E3779B97F4A7C15)  # odd: words that change places change the sum
+_33 = np.uint64(33)
+_32 = np.uint64(32)
+_NONE = np.uint64(0)
+_ONE = np.uint64(1)
+_STEP = np.uint64(0x9E3779B97F4A7C15)  # odd multiplier: swapping words changes the sum
 
 
 def shingle(text: str, words: int) -> NDArray[np.uint32]:
-    """The sorted hashes of all runs of `words` words in `text`, each once."""
+    """Return the distinct hashes of all runs of `words` words in `text`, sorted."""
     return shingle_texts(NormalisedTexts.of([text]), words)[0]
 
 
 def shingle_texts(
     texts: NormalisedTexts, words: int
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """Those of many texts, one after the other, and where those of each text end."""
+    """Return the shingles of many texts, concatenated, and the end of each text's shingles."""
     lengths = np.diff(texts.starts)
-    # A word takes two bytes at least, with what parts it from the next.
+    # Word and separator together take at least two bytes.
     room = int(texts.starts[-1] - texts.starts[0]) // 2 + len(lengths)
     found = np.empty(room, np.uint32)
-    longest = int(lengths.max(initial=0)) // 2 + 2  # one is written before it is dropped
-    hashes, ends = np.empty(longest, np.uint64), np.empty(len(lengths), np.int64)
+    longest = int(lengths.max(initial=0)) // 2 + 2  # a hash may be written before it is dropped
+    hashes = np.empty(longest, np.uint64)
+    ends = np.empty(len(lengths), np.int64)
     _shingle(
         texts.data,
         texts.starts,
@@ -71,7 +74,7 @@ def shingle_texts(
         ends,
     )
     begin = 0
-    for end in ends.tolist():  # numpy sorts many values at once: in a third of a loop's time
+    for end in ends.tolist():  # numpy sorts vectorised: a third of a compiled loop's time
         found[begin:end].sort()
         begin = end
     _deduplicate(found, ends)
@@ -79,14 +82,14 @@ def shingle_texts(
 
 
 def jaccard(a: NDArray[np.uint32], b: NDArray[np.uint32]) -> float:
-    """The shared part of two sorted sets: size of the intersection by size of the union."""
+    """Return the Jaccard similarity of two sorted sets: intersection size over union size."""
     common = len(np.intersect1d(a, b, assume_unique=True))
     return common / (len(a) + len(b) - common)
 
 
 @compile_nogil
 def finalise_hash(value: np.uint64) -> np.uint64:
-    """MurmurHash3's 64-bit finaliser: a bijection after which each bit depends on all bits."""
+    """Return MurmurHash3's 64-bit finaliser of `value`, a bijection that mixes all bits."""
     value = (value ^ (value >> _33)) * _FIRST
     value = (value ^ (value >> _33)) * _SECOND
     return value ^ (value >> _33)
@@ -103,7 +106,7 @@ def _shingle(
     found: NDArray[np.uint32],
     ends: NDArray[np.int64],
 ) -> None:
-    """Write the shingles of each text as they come, and where they end."""
+    """Write the shingles of each text in text order, and the end of each text's shingles."""
     filled = 0
     for text in range(len(ends)):
         here = data[starts[text] : starts[text + 1]]
@@ -114,7 +117,7 @@ def _shingle(
 
 @functools.cache
 def _build_ascii_table() -> NDArray[np.uint8]:
-    """[128] each ASCII character in lower case; 0 where it is part of no word."""
+    """Return each ASCII character [128] in lower case, or 0 if it is not part of a word."""
     table = build_letter_table()[:128]
     found = np.where(table & WORD, table & CODE, 0).astype(np.uint8)
     found.setflags(write=False)
@@ -129,14 +132,17 @@ def _hash_words(
     words: int,
     hashes: NDArray[np.uint64],
 ) -> int:
-    """Write the hash of each word of `text`; how many there are."""
-    # All bits of `inside` are set within a word; `word` is the seed outside.
-    number, word, inside = np.int64(0), _SEED, _NONE
-    # By place and not by character: so it is known to be in the array, and takes half the time.
+    """Write the hash of each word of `text`, and return the number of words."""
+    # All bits of `inside` are set within a word; outside, `word` is the seed.
+    number = np.int64(0)
+    word = _SEED
+    inside = _NONE
+    # Iterating by position lets the compiler drop the bounds check, which halves the time.
     for place in range(len(text)):
         byte = text[place]
         if byte < 0x80:
-            # Without a branch: where words end, the processor guesses wrong more often than not.
+            # No branch here: the ends of words are unpredictable, so the processor would often
+            # guess wrong.
             plain = np.uint64(ascii_table[byte])
             now = _NONE - np.uint64(plain != _NONE)
             hashes[number] = word
@@ -145,7 +151,7 @@ def _hash_words(
             inside = now
             continue
         if byte < 0xC0:
-            continue  # in a character that was seen already
+            continue  # continuation byte of a character that was already read
         letter, _ = read_letter(text, place, table)
         if letter & (WORD | IDEOGRAM | SYLLABLE) == WORD:
             word = (word ^ np.uint64(letter & CODE)) * _PRIME
@@ -153,7 +159,9 @@ def _hash_words(
             continue
         if inside:
             hashes[number] = word
-            number, word, inside = number + 1, _SEED, _NONE
+            number = number + 1
+            word = _SEED
+            inside = _NONE
         if letter & (IDEOGRAM | SYLLABLE):
             hashes[number] = _hash_unspaced_word(text, place, table, words)
             number += 1
@@ -169,8 +177,7 @@ def _hash_words(
 def _hash_unspaced_word(
     text: NDArray[np.uint8], place: int, table: NDArray[np.uint32], words: int
 ) -> np.uint64:
-    """The hash, not mixed yet, of the word that the letter at `place` starts in a script without
-    spaces."""
+    """Return the unmixed hash of the word that starts at `place`, in a script without spaces."""
     letter, place = read_letter(text, place, table)
     script = letter & (IDEOGRAM | SYLLABLE)
     a_word = IDEOGRAMS_A_WORD if script == IDEOGRAM else SYLLABLES_A_WORD
@@ -188,8 +195,9 @@ def _hash_unspaced_word(
 
 @compile_nogil
 def _hash_n_grams(hashes: NDArray[np.uint64], words: int, found: NDArray[np.uint32]) -> int:
-    """Write 32 bits of each sum of `words` hashes in a row, weighed by their place; how many."""
-    weight, total = np.uint64(1), np.uint64(0)
+    """Write 32 bits of the weighted sum of each `words` consecutive hashes; return their number."""
+    weight = np.uint64(1)
+    total = np.uint64(0)
     for place in range(min(words, len(hashes))):
         total = total * _STEP + hashes[place]
     found[0] = finalise_hash(total) >> _32
@@ -204,14 +212,17 @@ def _hash_n_grams(hashes: NDArray[np.uint64], words: int, found: NDArray[np.uint
 
 @compile_nogil
 def _deduplicate(values: NDArray[np.uint32], ends: NDArray[np.int64]) -> None:
-    """Leave each of a text's values, which are sorted, once; `ends` moves up accordingly."""
-    begin, kept = _NONE, _NONE  # places without a sign: they need not be looked at
+    """Remove repeated values from the sorted values of each text, and update `ends`."""
+    # unsigned places need no check for negative indices
+    begin = _NONE
+    kept = _NONE
     for text in range(len(ends)):
         end = np.uint64(ends[text])
         before = ~values[begin] if begin < end else np.uint32(0)
         for place in range(begin, end):
             value = values[place]
-            values[kept] = value  # written over by the next one where it is there already
+            values[kept] = value  # the next value overwrites a repeated one
             kept += np.uint64(value != before)
             before = value
-        begin, ends[text] = end, kept
+        begin = end
+        ends[text] = kept

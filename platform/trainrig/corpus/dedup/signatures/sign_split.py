@@ -1,6 +1,4 @@
-"""Computes the signatures of one split: everything that deduplication needs, so that texts are
-not read again.
-"""
+"""Signatures of one split: all that deduplication needs, so that texts are not read again."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -19,34 +17,35 @@ from trainrig.corpus.dedup.signatures.signature_file import load_columns, save_c
 from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
 from trainrig.corpus.urls.key import compute_url_key
 
-_BLOCK = 2**22  # bytes of text signed at a time: what is worked in takes some ten times as many
+_BLOCK = 2**22  # bytes of text signed at a time; working memory is about ten times as much
 
 
 @dataclass(frozen=True)
 class Signatures:
-    """What is known of the texts of one file that passed the rules, in their order."""
+    """Signatures of the texts of one split that passed the rules, in order."""
 
     ids: NDArray[np.str_]  # [documents]
     characters: NDArray[np.int64]  # [documents]
-    digests: NDArray[np.uint8]  # [documents, 16] of the texts
-    urls: NDArray[np.uint8]  # [documents, 16] of the normalised URLs
-    keys: NDArray[np.uint64]  # [documents, bands]
-    shingles: NDArray[np.uint32]  # all, one document after the other
+    digests: NDArray[np.uint8]  # [documents, 16] digests of the texts
+    urls: NDArray[np.uint8]  # [documents, 16] digests of the normalised URLs
+    keys: NDArray[np.uint64]  # [documents, bands] band keys
+    shingles: NDArray[np.uint32]  # shingles of all documents, concatenated
     ends: NDArray[np.int64]  # [documents] where each document's shingles end
 
     @classmethod
     def of(cls, documents: Sequence[tuple[str, str, str]], settings: MinHash) -> "Signatures":
-        """Those of `(id, URL, text)` documents."""
+        """Compute the signatures of `(id, URL, text)` documents."""
         ids, urls, texts = zip(*documents, strict=True) if documents else ((), (), ())
         characters = np.fromiter(map(len, texts), np.int64, len(texts))
         return cls._of(ids, urls, characters, NormalisedTexts.of(texts), settings)
 
     @classmethod
-    def of_table(cls, rows: pa.Table, settings: MinHash) -> "Signatures":
-        """Those of rows with the columns `id`, `url` and `text`; texts are not copied."""
-        ids, urls = rows["id"].to_pylist(), rows["url"].to_pylist()
+    def from_table(cls, rows: pa.Table, settings: MinHash) -> "Signatures":
+        """Compute the signatures of rows with `id`, `url` and `text`; texts are not copied."""
+        ids = rows["id"].to_pylist()
+        urls = rows["url"].to_pylist()
         characters = pc.utf8_length(rows["text"]).fill_null(0).to_numpy().astype(np.int64)
-        return cls._of(ids, urls, characters, NormalisedTexts.of_arrow(rows["text"]), settings)
+        return cls._of(ids, urls, characters, NormalisedTexts.from_arrow(rows["text"]), settings)
 
     @classmethod
     def _of(
@@ -71,7 +70,7 @@ class Signatures:
 
     @classmethod
     def concatenate(cls, parts: Sequence["Signatures"]) -> "Signatures":
-        """Those of several pieces of a file, of which there is one at least."""
+        """Concatenate the signatures of several pieces of a split, at least one."""
         columns = {
             name: np.concatenate([getattr(part, name) for part in parts])
             for name in ("ids", "characters", "digests", "urls", "keys", "shingles")
@@ -81,16 +80,19 @@ class Signatures:
         return cls(**columns, ends=np.concatenate(ends))
 
     def save(self, path: str) -> None:
-        """Write them, as `load_columns` reads them."""
+        """Write the signatures in the format that `load_columns` reads."""
         save_columns(path, {f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
 
     @classmethod
     def load(cls, path: str) -> "Signatures":
-        """What `save` wrote, mapped: only what is looked at is read. Raises DataError."""
+        """Map the signatures that `save` wrote: only the parts used are read.
+
+        Raises DataError if the file is invalid.
+        """
         return cls(**load_columns(path))
 
     def slice_shingles(self, document: int) -> NDArray[np.uint32]:
-        """The shingles of one document."""
+        """Return the shingles of one document."""
         start = self.ends[document - 1] if document else 0
         return self.shingles[start : self.ends[document]]
 
@@ -98,7 +100,7 @@ class Signatures:
 def compute_keys_and_shingles(
     texts: NormalisedTexts, settings: MinHash
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.int64]]:
-    """Band keys [texts, bands]; all shingles, one text after the other; where each text's end."""
+    """Return the band keys [texts, bands], all shingles, and the end of each text's shingles."""
     keys = [np.empty((0, settings.bands), np.uint64)]
     shingles = [np.empty(0, np.uint32)]
     ends = [np.zeros(1, np.int64)]
@@ -116,7 +118,7 @@ def _sign_texts(
 ) -> NDArray[np.uint32] | NDArray[np.uint64]:
     if settings.scheme == "fast":
         return compute_signatures(shingles, ends, settings)
-    # brings scipy
+    # imported here, because it imports scipy
     from trainrig.corpus.dedup.signatures.by_datasketch import compute_datasketch_signatures
 
     return compute_datasketch_signatures(texts, settings)

@@ -1,4 +1,4 @@
-"""Signatures of sets of shingles: for each of bands x rows permutations, the least value."""
+"""MinHash signatures of sets of shingles: the minimum of each of bands x rows permutations."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,7 +7,7 @@ from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.dedup.signatures.minhash import MinHash
 from trainrig.corpus.dedup.signatures.shingles import finalise_hash
 
-_WIDTH = 32  # values; as many as a compiled loop takes at a time, so that none is left over
+_WIDTH = 32  # values per step of the compiled loop; arrays are padded to a multiple of it
 _LARGEST = np.uint32(0xFFFFFFFF)
 _STEP = 0x9E3779B97F4A7C15
 
@@ -15,9 +15,10 @@ _STEP = 0x9E3779B97F4A7C15
 def compute_signatures(
     shingles: NDArray[np.uint32], ends: NDArray[np.int64], settings: MinHash
 ) -> NDArray[np.uint32]:
-    """[texts, bands x rows] of many sets, one after the other in `shingles`, by scheme "fast".
+    """Return the signatures [texts, bands x rows] of sets of shingles, by the scheme "fast".
 
-    A permutation is a x + b modulo 2^32 with an odd a, one to one on shingles, which are hashes.
+    A permutation is a x + b modulo 2^32 with an odd a, which is one-to-one on shingles (hashes).
+    The sets are concatenated in `shingles` and end at `ends`.
     """
     rows = settings.bands * settings.rows
     multipliers, increments = build_permutations(rows, settings.seed)
@@ -29,14 +30,17 @@ def compute_signatures(
 def compute_band_keys(
     signatures: NDArray[np.uint32] | NDArray[np.uint64], settings: MinHash
 ) -> NDArray[np.uint64]:
-    """[texts, bands]. The band's number is in the key: no band meets another's."""
+    """Return the band keys [texts, bands] of signatures.
+
+    A key includes its band's number, so keys of different bands differ.
+    """
     keys = np.empty((len(signatures), settings.bands), np.uint64)
     _hash_bands(np.ascontiguousarray(signatures, np.uint64), settings.rows, keys)
     return keys
 
 
 def build_permutations(number: int, seed: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Multipliers and increments, `number` of them and some to fill the last `_WIDTH`."""
+    """Return `number` multipliers and increments, padded to a multiple of `_WIDTH`."""
     whole = -(-number // _WIDTH) * _WIDTH
     values = np.array(
         [
@@ -61,15 +65,15 @@ def _find_least(
         least = found[text]
         least[:] = _LARGEST
         in_fours = start + (ends[text] - start) // 4 * 4
-        for place in range(start, in_fours, 4):  # one load and store of `least` for four
-            s, t, u, v = (
-                shingles[place],
-                shingles[place + 1],
-                shingles[place + 2],
-                shingles[place + 3],
-            )
+        # one load and one store of `least` for four shingles
+        for place in range(start, in_fours, 4):
+            s = shingles[place]
+            t = shingles[place + 1]
+            u = shingles[place + 2]
+            v = shingles[place + 3]
             for row in range(len(least)):
-                a, b = multipliers[row], increments[row]
+                a = multipliers[row]
+                b = increments[row]
                 st = min(np.uint32(s * a + b), np.uint32(t * a + b))
                 uv = min(np.uint32(u * a + b), np.uint32(v * a + b))
                 least[row] = min(least[row], min(st, uv))

@@ -1,12 +1,12 @@
-"""The file that a split's signatures lie in: an Arrow IPC file of one batch, a row for a document.
+"""Signature file of a split: an Arrow IPC file of one batch, with a row for each document.
 
-    id string · characters int64 · digest, url binary[16] · keys uint64[bands] · ends int64
+id string · characters int64 · digest, url binary[16] · keys uint64[bands] · ends int64
     · shingles list of uint32, sorted
 
-Not compressed, so that it can be mapped: who looks for the shingles of three documents touches
-the pages that these lie on, and who compares band keys reads nothing else. In a bucket, columns are
-read by their ranges of bytes. `ends` tells twice what the lists know, so that it can be had without
-them. Any Arrow library reads it.
+It is not compressed, so it can be mapped: a reader of three documents' shingles touches only their
+pages, and a reader of band keys reads nothing else. In a bucket, columns are read by byte ranges.
+`ends` repeats the offsets of the lists, so that they can be read without the lists. Any Arrow
+library can read the file.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ FORMAT = b"1"
 _FORMAT_KEY = b"trainrig.signatures"
 _DIGEST = 16  # bytes
 
-# Column by the name that its array goes by.
+# The file's column for each array's name.
 _COLUMNS = {
     "ids": "id",
     "characters": "characters",
@@ -37,7 +37,7 @@ _COLUMNS = {
 
 
 def save_columns(path: str, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write the arrays of `Signatures`, by name: equal arrays give equal bytes."""
+    """Write the arrays of `Signatures`, keyed by name; equal arrays give equal bytes."""
     ends = arrays["ends"].astype(np.int64)
     keys = arrays["keys"].astype(np.uint64)
     columns = {
@@ -62,9 +62,9 @@ def save_columns(path: str, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def load_columns(path: str, names: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
-    """The arrays `names`, or all, read-only; of a local file, mapped and not yet read.
+    """Return the arrays `names`, or all of them, read-only; a local file is mapped.
 
-    Raises DataError for what is no such file.
+    Raises DataError if the file is not a valid signature file.
     """
     wanted = list(names or _COLUMNS)
     with _open_signatures(path, whole="shingles" in wanted) as source:
@@ -77,7 +77,7 @@ def load_columns(path: str, names: Sequence[str] | None = None) -> dict[str, NDA
             batch = pa.ipc.open_file(source, options=options).get_batch(0)
         except pa.ArrowInvalid:
             raise DataError(f"{path}: no signatures, or torn; sign its documents again") from None
-        return {name: _as_numpy(batch.column(_COLUMNS[name])) for name in wanted}
+        return {name: _convert_to_numpy(batch.column(_COLUMNS[name])) for name in wanted}
 
 
 @contextlib.contextmanager
@@ -86,8 +86,8 @@ def _open_signatures(path: str, whole: bool) -> Iterator[pa.NativeFile]:
         with storage.open_read(path) as stream:
             yield pa.PythonFile(stream, "r")
         return
-    # Closed at once: thousands of files are looked into, and a process may hold about 1024 open.
-    # What is mapped stays so for as long as an array needs it.
+    # The file is closed at once: callers open thousands, and a process may hold about 1024 open.
+    # Mapped pages stay mapped as long as an array uses them.
     with pa.memory_map(str(storage.fetch_local_path(path))) as mapped:
         yield mapped
 
@@ -97,7 +97,7 @@ def _convert_to_binary(digests: NDArray[np.uint8]) -> pa.Array:
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(_DIGEST), len(digests), [None, data])
 
 
-def _as_numpy(column: pa.Array) -> NDArray[Any]:
+def _convert_to_numpy(column: pa.Array) -> NDArray[Any]:
     kind = column.type
     if pa.types.is_string(kind):
         return np.array(column.to_pylist(), dtype=np.str_)

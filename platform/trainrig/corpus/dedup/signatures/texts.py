@@ -1,4 +1,4 @@
-"""Many texts as one array of bytes: what compiled loops run over."""
+"""Texts concatenated as one array of bytes, for compiled loops."""
 
 import itertools
 from collections.abc import Sequence
@@ -18,27 +18,30 @@ _CAPITALS = np.array([list(capital.encode()) for capital in CAPITALS], np.uint8)
 
 
 class NormalisedTexts(NamedTuple):
-    """UTF-8, one text after another, for which lower-casing letter by letter is right."""
+    """Texts in UTF-8, concatenated, for which lower-casing character by character is correct."""
 
     data: NDArray[np.uint8]
-    starts: NDArray[np.int64]  # [texts + 1] where each starts; the last is where all end
+    starts: NDArray[np.int64]  # [texts + 1] start of each text; the last entry is the end of all
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> "NormalisedTexts":
-        """Those of strings. A lone surrogate is a character like others, but no letter."""
+        """Convert strings.
+
+        A lone surrogate is a character like others, but not a letter.
+        """
         encoded = [_lower_case(text).encode("utf-8", "surrogatepass") for text in texts]
         starts = np.zeros(len(texts) + 1, np.int64)
-        np.cumsum([len(each) for each in encoded], out=starts[1:])
+        np.cumsum([len(text) for text in encoded], out=starts[1:])
         return cls(np.frombuffer(b"".join(encoded), np.uint8), starts)
 
     @classmethod
-    def of_arrow(cls, column: pa.ChunkedArray) -> "NormalisedTexts":
-        """Those of a column of strings, without a copy where it is one chunk of large strings.
+    def from_arrow(cls, column: pa.ChunkedArray) -> "NormalisedTexts":
+        """Convert a column of strings, without a copy if it is one chunk of large strings.
 
-        A null is an empty text. Raises pyarrow.ArrowInvalid for what is not UTF-8.
+        A null is an empty text. Raises pyarrow.ArrowInvalid if the data is not UTF-8.
         """
         chunks = column.cast(_STRING).fill_null("").chunks
-        # Joined, they are copied.
+        # Concatenating chunks copies them.
         strings = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks or [_NONE])
         strings.validate(full=True)
         texts = _read_buffers(strings)
@@ -51,11 +54,11 @@ class NormalisedTexts(NamedTuple):
         return _read_buffers(pc.replace_with_mask(strings, mask, pa.array(lowered, _STRING)))
 
     def slice_texts(self, first: int, end: int) -> "NormalisedTexts":
-        """The texts `first` to `end`."""
+        """Return the texts `first` up to `end`."""
         return NormalisedTexts(self.data, self.starts[first : end + 1])
 
     def find_blocks(self, size: int) -> list[tuple[int, int]]:
-        """First and end of runs of texts, each of at most `size` bytes or of one text."""
+        """Return the bounds of runs of texts; each run has at most `size` bytes, or one text."""
         cuts = [0]
         while cuts[-1] < len(self.starts) - 1:
             first = cuts[-1]
@@ -83,12 +86,14 @@ def _find_capitals(
     capitals: NDArray[np.uint8],
     found: NDArray[np.bool_],
 ) -> None:
-    """Which texts hold one of `capitals`, of two bytes of UTF-8 each."""
+    """Mark the texts that contain one of `capitals`, which are two bytes of UTF-8 each."""
     for text in range(len(found)):
-        here = data[starts[text] : starts[text + 1]]  # places from 0: many are compared at once
-        seen = False  # no number: numba would widen it, and compare an eighth as many at once
+        # with positions from 0 the compiler vectorises the loop
+        here = data[starts[text] : starts[text + 1]]
+        seen = False  # a bool, because numba would widen a number and vectorise an eighth as much
         for capital in capitals:
-            first, second = capital[0], capital[1]
+            first = capital[0]
+            second = capital[1]
             for place in range(len(here) - 1):
                 seen |= (here[place] == first) & (here[place + 1] == second)
         found[text] = seen

@@ -1,20 +1,22 @@
-"""Exact substrings: of the spans of at least so many bytes that occur more than once, all but the
-first are cut (Lee et al. 2021, arXiv:2107.06499, section 4.1).
+"""Removal of repeated substrings, except for their first occurrence.
 
-A window is min_bytes long; it is a repeat if the same bytes are in a document earlier in the keep
-order, or earlier in its own without overlap. What is cut are the repeats, united: every span of
-min_bytes or more that was there before, and nothing else.
+The method is that of Lee et al. 2021 (arXiv:2107.06499, section 4.1). A window is `min_bytes` bytes
+long. It is a repeat if the same bytes occur in a document earlier in the keep order, or earlier in
+the same document without overlap. The union of all repeats is removed: every span of at least
+`min_bytes` that occurred before, and nothing else.
 
-Five phases, each pure over texts and files, so that any number of workers can do them:
+There are five phases. Each is a pure function of texts and files, so any number of workers can
+share it:
 
-1. `count_anchors`, of each split: places that the content chooses, one for each run of windows.
-2. `find_repeated_anchors`, of each range of keys: which come more than once.
-3. `gather_pieces`, of each split: the bytes about these, by partition.
-4. `find_repeats`, of each partition: which windows were there before, by a suffix array.
-5. `cut_substrings`, of each split: the spans of its texts; `read_repeated_texts` tells of all.
+1. `count_anchors`, for each split: count content-defined positions, one per run of windows.
+2. `find_repeated_anchors`, for each range of keys: find those that occur more than once.
+3. `gather_pieces`, for each split: collect the bytes around these, by partition.
+4. `find_repeats`, for each partition: find repeated windows with a suffix array.
+5. `cut_substrings`, for each split: compute the spans to remove from its texts.
+   `read_repeated_texts` then lists the texts removed most often.
 
-The first two only save work: what a suffix array is made of is the part of the corpus that may
-repeat. Into how many splits, ranges, partitions and arrays the work is cut changes nothing.
+The first two phases only save work: suffix arrays are built for just the part of the corpus that
+may repeat. The number of splits, ranges, partitions and arrays does not change the result.
 """
 
 from trainrig.corpus.dedup.substrings.counting import (

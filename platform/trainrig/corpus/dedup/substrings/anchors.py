@@ -1,13 +1,13 @@
-"""Anchors: places that a text's content chooses, so that equal windows have equal anchors.
+"""Anchors: positions chosen by a text's content, so that equal windows have equal anchors.
 
-A *window* is min_bytes long. Its anchor is the run of half as many bytes (a *gram*) with the
+A *window* is `min_bytes` long. Its anchor is the run of half as many bytes (a *gram*) with the
 lowest hash in it, the last of equals: a minimizer (Schleimer et al. 2003, "Winnowing"; Roberts et
-al. 2004). Neighbouring windows mostly share theirs, so about one byte in fifty, at 200 a window,
-starts an anchor. Where the key of an anchor is met once in the corpus, none of its windows can
-repeat another: what is left to compare byte by byte is a small part of most corpora. A collision
-of hashes adds to it; nothing is ever missed.
+al. 2004). Neighbouring windows mostly share an anchor, so with windows of 200 bytes about one byte
+in fifty starts an anchor. If the key of an anchor occurs once in the corpus, none of its windows
+can repeat another. The remaining windows, to be compared byte by byte, are a small part of most
+corpora. A hash collision adds to them, but no repeat is ever missed.
 
-D documents, A anchors.
+Array suffixes: D is the number of documents, A of anchors.
 """
 
 from dataclasses import dataclass
@@ -18,27 +18,29 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.dedup.substrings.flat import Bytes
 
-# An odd base for the rolling hash (Karp & Rabin 1987), modulo 2**64; splitmix64's multipliers.
+# Odd base of the rolling hash (Karp & Rabin 1987), modulo 2**64, and splitmix64's multipliers.
 _BASE = np.uint64(0x9E3779B97F4A7C15)
-_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_32, _29 = np.uint64(32), np.uint64(29)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+_32 = np.uint64(32)
+_29 = np.uint64(29)
 
 
 @dataclass(frozen=True)
 class Anchors:
-    """The anchors of all windows, in their order, each with the windows that it stands for."""
+    """The anchors of all windows, in order, each with the run of windows that share it."""
 
     keys_A: NDArray[np.uint64]
-    counts_A: NDArray[np.int64]  # how often it is there: a text may be one period over and over
+    counts_A: NDArray[np.int64]  # consecutive occurrences, for a text that repeats one period
     documents_A: NDArray[np.int64]
-    begins_A: NDArray[np.int64]  # of its first window, in bytes of the text
-    ends_A: NDArray[np.int64]  # of its last window: the bytes [begin, end) are all of them
+    begins_A: NDArray[np.int64]  # start of the first window, in bytes of the text
+    ends_A: NDArray[np.int64]  # end of the last window, in bytes of the text
 
 
 def find_anchors(texts: Bytes, window: int) -> Anchors:
-    """The anchors of `texts`; documents shorter than a window have none."""
+    """Return the anchors of `texts`; a document shorter than a window has none."""
     gram = window // 2
-    # Twice the expected number, then as many as there can be: all anchors may differ.
+    # Twice the expected number first, then the exact number if that is too small.
     room = 1024 + 4 * len(texts.data) // (window - gram + 1)
     while True:
         columns = [np.empty(room, kind) for kind in (np.uint64, *[np.int64] * 4)]
@@ -60,27 +62,29 @@ def _fill_anchors(
     begins: NDArray[np.int64],
     ends: NDArray[np.int64],
 ) -> int:
-    """Fills the last five as far as there is room; how many anchors there are."""
-    grams = window - gram + 1  # of a window
+    """Fill the last five arrays up to their size, and return the total number of anchors."""
+    grams = window - gram + 1  # grams per window
     ring = 1
     while ring < grams:
         ring *= 2
     recent = np.empty(ring, np.uint64)
     mask = ring - 1
-    leaving = _BASE  # what a byte weighs once it has left the gram
+    leaving = _BASE  # weight of a byte when it leaves the gram
     for _ in range(gram - 1):
         leaving *= _BASE
     count = 0
     for document in range(len(starts) - 1):
-        start, length = starts[document], starts[document + 1] - starts[document]
+        start = starts[document]
+        length = starts[document + 1] - starts[document]
         if length < window:
             continue
         rolling = np.uint64(0)
         for place in range(start, start + gram):
             rolling = rolling * _BASE + np.uint64(data[place])
         least = np.uint64(0xFFFFFFFFFFFFFFFF)
-        at, anchor = -1, -1
-        for place in range(length - gram + 1):  # of the gram
+        at = -1
+        anchor = -1
+        for place in range(length - gram + 1):  # place of the gram
             if place:
                 weight = np.uint64(data[start + place + gram - 1])
                 weight -= np.uint64(data[start + place - 1]) * leaving
@@ -89,20 +93,22 @@ def _fill_anchors(
             value ^= value >> _32
             recent[place & mask] = value
             if value <= least:
-                least, at = value, place
+                least = value
+                at = place
             elif at <= place - grams:
                 at = place - grams + 1
                 least = recent[at & mask]
                 for other in range(at + 1, place + 1):
                     if recent[other & mask] <= least:
-                        least, at = recent[other & mask], other
-            begin = place - grams + 1  # of the window
+                        least = recent[other & mask]
+                        at = other
+            begin = place - grams + 1  # start of the window
             if begin < 0:
                 continue
             if at != anchor:
                 key = least * _SECOND
                 key = max(key ^ (key >> _29), np.uint64(1))
-                # The same content again, at once: a period. One entry stands for all of it.
+                # The same content repeated at once is a period; one entry stands for all of it.
                 if anchor >= 0 and count <= len(keys) and keys[count - 1] == key:
                     counts[count - 1] += 1
                 else:

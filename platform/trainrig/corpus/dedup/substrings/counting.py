@@ -1,4 +1,4 @@
-"""The first two phases: the anchors of a split's texts, counted, and those that come again."""
+"""First two phases of substring removal: count each split's anchors, then find repeated ones."""
 
 from collections.abc import Iterable, Sequence
 
@@ -15,10 +15,10 @@ ANCHOR = np.dtype([("key", "<u8"), ("count", "<i8")])
 def count_anchors(
     batches: Iterable[Sequence[str]], settings: ExactSubstrings, path: str
 ) -> dict[str, int]:
-    """Phase 1: count the anchors of a split, whose texts come in batches, to `path`.
+    """Count the anchors of a split and write the counts to `path` (phase 1).
 
-    Memory: a batch, three times, and a third of the bytes of the split. Returns the `bytes` of the
-    texts and the number of `distinct` anchors, which is that of the records.
+    It takes three times the memory of a batch, and a third of the bytes of the split. Returns the
+    `bytes` of the texts, and the number of `distinct` anchors, which is the number of records.
     """
     counted = [np.empty(0, ANCHOR)]
     size = 0
@@ -27,7 +27,8 @@ def count_anchors(
         size += len(data.data)
         anchors = find_anchors(data, settings.min_bytes)
         records = np.empty(len(anchors.keys_A), ANCHOR)
-        records["key"], records["count"] = anchors.keys_A, anchors.counts_A
+        records["key"] = anchors.keys_A
+        records["count"] = anchors.counts_A
         counted.append(key_file.merge_records(records))
     found = key_file.merge_records(np.concatenate(counted))
     key_file.save(path, found)
@@ -35,10 +36,11 @@ def count_anchors(
 
 
 def find_repeated_anchors(paths: Sequence[str], part: int, parts: int, path: str) -> dict[str, int]:
-    """Phase 2: which anchors come more than once, in range `part` of the keys, to `path`.
+    """Find the anchors that occur more than once, in one range of keys, and write them (phase 2).
 
-    `paths` are those of phase 1, of all splits. Returns how many are `repeated`, and how often
-    they are there in all (`copies`): `partitions_for` goes by that.
+    The files of phase 1, of all splits, are at `paths`; range `part` of `parts` is read, and the
+    result written to `path`. Returns the number of `repeated` anchors, and of all their `copies`,
+    which `choose_partition_count` needs.
     """
     found = key_file.merge_records(key_file.load(paths, ANCHOR, part, parts))
     repeated = found[found["count"] > 1]
@@ -47,5 +49,5 @@ def find_repeated_anchors(paths: Sequence[str], part: int, parts: int, path: str
 
 
 def choose_anchor_range_count(distinct: int, memory: int) -> int:
-    """Into how many ranges to cut so many `distinct` anchors of all splits, for bytes of memory."""
+    """Return the number of key ranges for `distinct` anchors of all splits, in `memory` bytes."""
     return key_file.choose_part_count(distinct, ANCHOR, memory)

@@ -1,4 +1,7 @@
-"""Texts as bytes, one after another, and parts of them. D documents."""
+"""Texts as concatenated bytes, and spans of them.
+
+Array suffix: D is the number of documents.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,21 +14,21 @@ from trainrig.corpus.compiled import compile_nogil
 
 @dataclass(frozen=True)
 class Bytes:
-    """Texts in UTF-8, one after another."""
+    """Texts in UTF-8, concatenated."""
 
     data: NDArray[np.uint8]
-    starts_D1: NDArray[np.int64]  # where each starts; last, the end
+    starts_D1: NDArray[np.int64]  # start of each text; the last entry is the end
 
     @classmethod
     def concatenate(cls, parts: Sequence["Bytes"]) -> "Bytes":
-        """Those of all parts, one after the other."""
+        """Concatenate the texts of several parts."""
         lengths = [np.zeros(1, np.int64), *(np.diff(part.starts_D1) for part in parts)]
         data = [np.empty(0, np.uint8), *(part.data for part in parts)]
         return cls(np.concatenate(data), np.cumsum(np.concatenate(lengths)))
 
 
 def encode_texts(texts: Sequence[str]) -> Bytes:
-    """`texts` as bytes. Lone surrogates are three bytes each, as any such character."""
+    """Encode `texts` as concatenated UTF-8; a lone surrogate becomes three bytes."""
     encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
     starts = np.zeros(len(texts) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)), out=starts[1:])
@@ -36,7 +39,7 @@ def encode_texts(texts: Sequence[str]) -> Bytes:
 def copy_spans(
     data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> NDArray[np.uint8]:
-    """The spans of `data`, one after the other."""
+    """Return the spans of `data`, concatenated."""
     found = np.empty((ends - begins).sum(), np.uint8)
     place = 0
     for span in range(len(begins)):

@@ -1,8 +1,8 @@
-"""The third phase: the parts of a split's texts whose windows may be elsewhere as well.
+"""Third phase of substring removal: collect the parts of texts that may occur elsewhere.
 
-A *piece* is the run of bytes of all windows of an anchor that comes more than once; runs that
-overlap are one piece. Pieces go to partitions by the keys of their anchors. Equal windows have
-equal anchors, so they meet in one partition: no two partitions need to be compared.
+A *piece* is the run of bytes of all windows of an anchor that occurs more than once; overlapping
+runs are one piece. Pieces go to partitions by the keys of their anchors. Equal windows have equal
+anchors, so they are in the same partition, and partitions need not be compared with each other.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,25 +19,25 @@ from trainrig.corpus.dedup.substrings.flat import Bytes, copy_spans, encode_text
 from trainrig.corpus.dedup.substrings.settings import ExactSubstrings
 
 Batch = tuple[Sequence[str], NDArray[np.int64]]
-"""Texts, and the number of each document: its place in the keep order of the whole corpus."""
+"""Texts, and each document's number: its position in the keep order of the corpus."""
 
 PIECE = np.dtype(
     [
         ("number", "<i8"),
-        ("document", "<i8"),  # place in the split
-        ("start", "<i8"),  # bytes of the document
+        ("document", "<i8"),  # position in the split
+        ("start", "<i8"),  # position in bytes of the document
         ("length", "<i8"),
-        ("at", "<i8"),  # in the file of the texts
+        ("at", "<i8"),  # position in the file of the texts
     ]
 )
-LONGEST = 2**24  # windows of a piece; a longer one is cut into some that share no window
-# Of a suffix array, for each byte of text: the text twice, a state, 4 bytes of the order, 4 of the
-# neighbours in it.
+LONGEST = 2**24  # most windows of a piece; a longer one is split into pieces that share no window
+# Bytes of memory per byte of text in a suffix array: the text twice, a state, 4 bytes of the order,
+# and 4 of the neighbours in the order.
 BYTES_EACH = 11
 
 
 def name_texts_file(path: str) -> str:
-    """Where the texts of the pieces at `path` are."""
+    """Return the path of the texts of the pieces at `path`."""
     return f"{path}.bytes"
 
 
@@ -48,12 +48,14 @@ def gather_pieces(
     settings: ExactSubstrings,
     path: str,
 ) -> dict[str, int]:
-    """Phase 3: the pieces of a split, whose texts are those of phase 1, to `path`.
+    """Collect the pieces of a split and write them to `path` (phase 3).
 
-    `repeated` are the files of phase 2. Memory: the texts of the split twice, one file of
-    `repeated`. Returns the number of `pieces`, and their `bytes`.
+    The texts must be those of phase 1; `repeated` are the files of phase 2. It takes memory for the
+    texts of the split twice, and for one file of `repeated`. Returns the number of `pieces`, and
+    their `bytes`.
     """
-    encoded, numbers = [], [np.empty(0, np.int64)]
+    encoded = []
+    numbers = [np.empty(0, np.int64)]
     for texts, numbers_of in batches:
         encoded.append(encode_texts(texts))
         numbers.append(numbers_of)
@@ -70,25 +72,26 @@ def gather_pieces(
 
 
 def choose_partition_count(copies: int, settings: ExactSubstrings) -> int:
-    """Into how many partitions to put the pieces of so many `copies` of anchors (phase 2).
+    """Return the number of partitions for the pieces of `copies` anchors (from phase 2).
 
-    One, if all of them fit into the suffix array of one worker: in several, pieces of neighbouring
-    anchors overlap by up to a window. What is too much for a partition is done in parts.
+    It is one if all pieces fit into the suffix array of one worker, because in several partitions,
+    pieces of neighbouring anchors overlap by up to a window. A partition that is too large is
+    processed in chunks.
     """
     window = settings.min_bytes
-    expected = copies * (window + window // 4)  # an anchor stands for a quarter window, on average
+    expected = copies * (window + window // 4)  # an anchor covers a quarter window on average
     return max(1, -(-expected // compute_most_bytes(settings)))
 
 
 def compute_most_bytes(settings: ExactSubstrings) -> int:
-    """How much text a suffix array may be made of."""
+    """Return the most bytes of text for which a suffix array fits in memory."""
     return min(settings.memory // BYTES_EACH, 2**31 - 1)
 
 
 def _find_pieces(
     anchors: Anchors, repeated: Sequence[str], partitions: int, settings: ExactSubstrings
 ) -> tuple[Records, NDArray[np.int64]]:
-    """The pieces but for `number`, by partition and place; where each partition's begin."""
+    """Return the pieces without `number`, by partition and position, and partition bounds."""
     comes_again = np.zeros(len(anchors.keys_A), bool)
     for records in key_file.find(anchors.keys_A, repeated, ANCHOR):
         comes_again |= records["key"] != 0
@@ -98,7 +101,8 @@ def _find_pieces(
     order = np.argsort(partition, kind="stable")
     partition = partition[order]
     documents = anchors.documents_A[comes_again][order]
-    begins, ends = anchors.begins_A[comes_again][order], anchors.ends_A[comes_again][order]
+    begins = anchors.begins_A[comes_again][order]
+    ends = anchors.ends_A[comes_again][order]
     apart = np.ones(len(order), bool)
     apart[1:] = (partition[1:] != partition[:-1]) | (documents[1:] != documents[:-1])
     apart[1:] |= begins[1:] > ends[:-1]
@@ -117,7 +121,7 @@ def _fit_to_bounds(
     ends: NDArray[np.int64],
     window: int,
 ) -> tuple[Records, NDArray[np.int64]]:
-    """Records of pieces that are not too long, and of which of the given each is a part."""
+    """Split pieces that are too long; return the records, and the index of each one's source."""
     parts = np.maximum(1, -(-(ends - begins - window + 1) // LONGEST))
     source = np.repeat(np.arange(len(parts)), parts)
     nth = np.arange(len(source)) - np.repeat(np.cumsum(parts) - parts, parts)

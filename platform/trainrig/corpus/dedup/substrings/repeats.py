@@ -1,14 +1,14 @@
-"""The fourth phase: find repeated windows of a partition with a suffix array.
+"""Fourth phase of substring removal: find the repeated windows of a partition.
 
-Suffixes that begin with the same window are neighbours in a suffix array (Manber & Myers 1993),
-so all copies of a window are found by comparing each suffix with the one before, up to the length
-of a window; how much more they share is not asked. Of each group the first in the keep
-order stays; the others are repeats, but for those that overlap it: of a run of one letter the
-first window stays whole.
+Suffixes that begin with the same window are neighbours in a suffix array (Manber & Myers 1993). So
+all copies of a window are found by comparing each suffix with the one before, up to the length of a
+window. Of each group the first in the keep order stays. The others are repeats, except for those
+that overlap the first: in a run of one letter, the first window stays whole.
 
-A window lies within one document: suffixes with less than a window left of theirs take no part,
-so no separator is needed. Pieces of a partition that are too much for one array are done in
-chunks, each with each: whatever two windows are equal, some array holds both.
+A window lies within one document. Suffixes with less than a window left in their document are
+ignored, so no separators are needed. If the pieces of a partition are too large for one array, they
+are split into chunks, and each pair of chunks gets an array. So any two equal windows are together
+in some array.
 """
 
 import itertools
@@ -27,18 +27,20 @@ from trainrig.corpus.dedup.substrings.pieces import PIECE, compute_most_bytes, n
 from trainrig.corpus.dedup.substrings.settings import ExactSubstrings
 from trainrig.corpus.dedup.substrings.spans import SPAN, unite_spans
 
-# What may be said of a byte: that a window starts at it; that as many bytes are the same as at the
-# suffix before it in the order; that its window was there before, in the text.
-_WINDOW, _AS_BEFORE, _REPEAT = 1, 2, 4
+# Flags of a byte: a window starts at it; the previous suffix in the order begins with the same
+# window; the window is a repeat.
+_WINDOW = 1
+_AS_BEFORE = 2
+_REPEAT = 4
 
 
 def find_repeats(
     pieces: Sequence[str], partition: int, settings: ExactSubstrings, path: str
 ) -> dict[str, int]:
-    """Phase 4: the spans of one partition that were there before, to `path`, by split.
+    """Find the repeated spans of one partition, and write them to `path` by split (phase 4).
 
-    `pieces` are the files of phase 3, one of each split. Memory: `settings.memory` (and never less
-    than two pieces need), 80 bytes for each piece of the partition. Returns `bytes` of text
+    `pieces` are the files of phase 3, one per split. It takes `settings.memory` (and at least what
+    two pieces need), and 80 bytes for each piece of the partition. Returns the `bytes` of text
     compared, and the number of suffix `arrays`.
     """
     chunks, size = _plan_chunks(pieces, partition, compute_most_bytes(settings))
@@ -46,7 +48,7 @@ def find_repeats(
     for first, chunk in enumerate(chunks):
         others = chunks[first + 1 :]
         if len(chunks) > 1 and not others:
-            break  # has met all of them, and itself, in their arrays
+            break  # the earlier arrays compared this chunk with all others, and with itself
         one = _Text.of(pieces, chunk)
         if not others:
             found.append(_find_repeated_spans(one, settings.min_bytes))
@@ -69,26 +71,28 @@ class _Part:
 
 
 def _plan_chunks(pieces: Sequence[str], partition: int, most: int) -> tuple[list[list[_Part]], int]:
-    """The pieces of a partition in chunks of which any two fit into one array; bytes of all.
+    """Divide the pieces of a partition into chunks of which any two fit into one array.
 
-    In one chunk, if all fit. A chunk is longer than half an array by up to one piece.
+    The result is one chunk if all pieces fit. A chunk may exceed half an array by up to one piece.
+    Also returns the number of bytes of all pieces.
     """
-    begins, lengths = [], []
+    begins = []
+    lengths = []
     for path in pieces:
         bounds = sliced_file.read_bounds(path)
         begins.append(int(bounds[partition]))
         lengths.append(sliced_file.load(path, PIECE, partition, partition + 1)["length"])
-    size = sum(int(each.sum()) for each in lengths)
+    size = sum(int(own_lengths.sum()) for own_lengths in lengths)
     room = most if size <= most else max(1, most // 2)
     chunks: dict[int, list[_Part]] = {}
     before = 0
-    for split, (begin, each) in enumerate(zip(begins, lengths, strict=True)):
-        numbers = (before + np.cumsum(each) - each) // room
+    for split, (begin, own_lengths) in enumerate(zip(begins, lengths, strict=True)):
+        numbers = (before + np.cumsum(own_lengths) - own_lengths) // room
         heads = np.flatnonzero(np.diff(numbers, prepend=-1))
         for head, tail in itertools.pairwise([*heads.tolist(), len(numbers)]):
             part = _Part(split, begin + head, begin + tail)
             chunks.setdefault(int(numbers[head]), []).append(part)
-        before += int(each.sum())
+        before += int(own_lengths.sum())
     return list(chunks.values()), size
 
 
@@ -97,15 +101,17 @@ _HELD = np.dtype([("split", "<i8"), *((name, "<i8") for name in PIECE.names or (
 
 @dataclass(frozen=True)
 class _Text:
-    """Pieces laid out one after the other, in the keep order; no two of them overlap."""
+    """Pieces laid out one after the other in the keep order, without overlaps."""
 
-    pieces: Records  # of _HELD
+    pieces: Records  # records of type _HELD
     data: NDArray[np.uint8]
 
     @classmethod
     def of(cls, paths: Sequence[str], parts: Sequence[_Part]) -> "_Text":
-        """Those of `parts`, read from the files at `paths`."""
-        held, data, before = [], [], 0
+        """Read the pieces of `parts` from the files at `paths`."""
+        held = []
+        data = []
+        before = 0
         for part in parts:
             path = paths[part.split]
             bounds = len(sliced_file.read_bounds(path))
@@ -114,7 +120,8 @@ class _Text:
             for name in PIECE.names or ():
                 records[name] = read[name]
             records["split"] = part.split
-            begin, end = int(read["at"][0]), int(read["at"][-1] + read["length"][-1])
+            begin = int(read["at"][0])
+            end = int(read["at"][-1] + read["length"][-1])
             records["at"] += before - begin
             held.append(records)
             data.append(
@@ -124,7 +131,7 @@ class _Text:
         return cls._lay_out(np.concatenate(held), np.concatenate(data))
 
     def join_with(self, other: "_Text") -> "_Text":
-        """The pieces of both."""
+        """Return the pieces of this text and `other` together."""
         theirs = other.pieces.copy()
         theirs["at"] += len(self.data)
         pieces = np.concatenate([self.pieces, theirs])
@@ -148,8 +155,8 @@ class _Text:
 
 
 def _find_repeated_spans(text: _Text, window: int) -> Records:
-    """The spans of `text` that were there before: windows, united."""
-    import pydivsufsort  # slow to import, and few curations need it
+    """Return the spans of `text` that consist of repeated windows."""
+    import pydivsufsort  # imported here: slow to import, and few curations need it
 
     pieces = text.pieces
     bounds = np.append(pieces["at"], len(text.data))
@@ -158,7 +165,8 @@ def _find_repeated_spans(text: _Text, window: int) -> Records:
     del order
     piece, begins, ends = _unite_repeats(state, bounds, window)
     spans = np.empty(len(piece), SPAN)
-    spans["split"], spans["document"] = pieces["split"][piece], pieces["document"][piece]
+    spans["split"] = pieces["split"][piece]
+    spans["document"] = pieces["document"][piece]
     spans["start"] = pieces["start"][piece] + begins
     spans["end"] = pieces["start"][piece] + ends
     return spans
@@ -171,7 +179,7 @@ def _mark(
     bounds: NDArray[np.int64],
     window: int,
 ) -> NDArray[np.uint8]:
-    """What starts at each byte, given the suffixes in their order."""
+    """Return the flags of each byte, given the suffix array `order`."""
     state = np.zeros(len(data), np.uint8)
     for piece in range(len(bounds) - 1):
         for place in range(bounds[piece], bounds[piece + 1] - window + 1):
@@ -190,13 +198,13 @@ def _mark(
 
 @compile_nogil
 def _mark_all_but_first(suffixes: NDArray[np.int32], state: NDArray[np.uint8], window: int) -> None:
-    """Note the repeats among suffixes that begin with the same bytes."""
+    """Mark the repeats among suffixes that begin with the same window."""
     first = len(state)
     for place in suffixes:
         if state[place] & _WINDOW:
             first = min(first, place)
     for place in suffixes:
-        # Nearer than a window are only places of one piece, so this is their distance there.
+        # Positions closer than a window are in the same piece, so this is their distance there.
         if state[place] & _WINDOW and place - first >= window:
             state[place] |= _REPEAT
 
@@ -205,11 +213,11 @@ def _mark_all_but_first(suffixes: NDArray[np.int32], state: NDArray[np.uint8], w
 def _compare(
     data: NDArray[np.uint8], order: NDArray[np.int32], state: NDArray[np.uint8], window: int
 ) -> None:
-    """Note in `state` which suffixes begin with the same window as the one before in the order.
+    """Mark the suffixes that begin with the same window as the previous suffix in the order.
 
-    In the order of the text: what a suffix shares with its neighbour, less a byte, the next shares
-    with its own (Kasai et al. 2001; the neighbours by Karkkainen et al. 2009). So no byte is
-    compared again and again, and where text repeats all reading goes forward.
+    The loop goes in text order: the next suffix shares with its neighbour at least what this one
+    shares, minus a byte (Kasai et al. 2001; neighbours as in Karkkainen et al. 2009). So no byte is
+    compared repeatedly, and reads of repetitive text go forward.
     """
     before = np.empty(len(order), np.int32)
     before[order[0]] = -1
@@ -233,7 +241,7 @@ def _compare(
 def _unite_repeats(
     state: NDArray[np.uint8], bounds: NDArray[np.int64], window: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """The united repeats: piece, and begin and end in bytes of the piece."""
+    """Merge overlapping repeats; return the piece of each, and its begin and end in the piece."""
     most = 0
     for place in range(len(state)):
         most += state[place] & _REPEAT and not (place and state[place - 1] & _REPEAT)

@@ -1,4 +1,4 @@
-"""Reports the passages that were removed most often, and the longest."""
+"""Report of the texts that were removed most often, and of the longest."""
 
 import hashlib
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import numpy as np
 
 from trainrig.corpus.dedup import key_file, sliced_file
 
-EXCERPT = 160  # bytes of a passage that are kept to show it
+EXCERPT = 160  # bytes of a removed text that are kept as an excerpt
 REPEATED_TEXT = np.dtype(
     [("key", "<u8"), ("count", "<i8"), ("length", "<i8"), ("excerpt", f"V{EXCERPT}")]
 )
@@ -16,15 +16,18 @@ REPEATED_TEXT = np.dtype(
 
 @dataclass(frozen=True)
 class RepeatedText:
-    """A text that was cut, all of it at once, one or more times."""
+    """A text that was removed as one span, once or more often."""
 
-    copies: int  # that were cut: one less than there were, if all stood alone
-    length: int  # bytes
-    excerpt: str  # its beginning
+    copies: int  # number of removed copies: one less than existed, if all were separate spans
+    length: int  # length in bytes
+    excerpt: str  # the beginning of the text
 
 
 def save_repeated_texts(path: str, repeated_texts: Sequence[bytes]) -> None:
-    """Count what was cut of a split, each of `repeated_texts` once, to `path`."""
+    """Count the texts removed from a split and write the counts to `path`.
+
+    Each element of `repeated_texts` counts once.
+    """
     records = np.zeros(len(repeated_texts), REPEATED_TEXT)
     digests = [
         hashlib.blake2b(repeated_text, digest_size=8).digest() for repeated_text in repeated_texts
@@ -32,7 +35,7 @@ def save_repeated_texts(path: str, repeated_texts: Sequence[bytes]) -> None:
     records["key"] = np.frombuffer(b"".join(digests), "<u8")
     records["count"] = 1
     records["length"] = [len(repeated_text) for repeated_text in repeated_texts]
-    # Copied byte by byte: numpy would end it at a zero.
+    # Padded explicitly, because numpy would end a bytes value at a zero byte.
     excerpts = b"".join(
         repeated_text[:EXCERPT].ljust(EXCERPT, b"\0") for repeated_text in repeated_texts
     )
@@ -43,10 +46,10 @@ def save_repeated_texts(path: str, repeated_texts: Sequence[bytes]) -> None:
 def read_repeated_texts(
     paths: Sequence[str], most: int, memory: int
 ) -> dict[str, list[RepeatedText]]:
-    """`frequent`: those cut most often; `long`: the longest. At most so many of each.
+    """Return the texts removed most often (`frequent`) and the longest (`long`).
 
-    `paths` are those of phase 5. Reads a range of keys at a time, of about `memory` bytes; equals
-    go by their other number, then by their text.
+    At most `most` of each are returned. `paths` are the files of phase 5. One range of keys is read
+    at a time, of about `memory` bytes. Ties are broken by the other number, then by the text.
     """
     distinct = sum(int(sliced_file.read_bounds(path)[-1]) for path in paths)
     parts = key_file.choose_part_count(distinct, REPEATED_TEXT, memory)

@@ -1,4 +1,4 @@
-"""The last phase: the spans to cut of a split's texts, in characters."""
+"""Last phase of substring removal: compute the spans to remove, in characters."""
 
 from collections.abc import Iterable, Sequence
 
@@ -20,16 +20,17 @@ def cut_substrings(
     path: str,
     repeated_texts: str,
 ) -> dict[str, int]:
-    """Phase 5: the spans to cut of a split, whose texts are those of phase 1, to `path`.
+    """Compute the spans to remove from the texts of a split, and write them to `path` (phase 5).
 
-    `repeats` are the files of phase 4, `split` the place of this one among those of phase 3.
-    A span that begins or ends within a character is cut from the next one, up to the last whole
-    one: what goes was there before, to the byte. What is cut is counted in the file
-    `repeated_texts`, for `told_passages`. Memory: a batch twice, what is cut, 72 bytes a span.
+    The texts must be those of phase 1; `repeats` are the files of phase 4, and `split` is the
+    position of this split among the files of phase 3. A span that begins or ends within a character
+    is shortened to whole characters, so that every removed byte is a repeat. The removed texts are
+    counted in the file `repeated_texts`, for `read_repeated_texts`. It takes twice the memory of a
+    batch, that of the removed texts, and 72 bytes per span.
 
-    Returns `documents`, `bytes`, each also as `…_cut`, and `spans_cut`.
+    Returns the numbers of `documents` and `bytes`, each also as `…_cut`, and `spans_cut`.
     """
-    found = [sliced_file.load(each, SPAN, split, split + 1) for each in repeats]
+    found = [sliced_file.load(file, SPAN, split, split + 1) for file in repeats]
     spans = unite_spans(np.concatenate([np.empty(0, SPAN), *found]))
     columns = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     cut: list[bytes] = []
@@ -73,15 +74,22 @@ def _align_to_characters(
     begins: NDArray[np.int64],
     ends: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """The whole characters of each span: begin and end in bytes of `data`; in characters."""
-    begins, ends = begins.copy(), ends.copy()
-    starts, stops = np.empty_like(begins), np.empty_like(begins)
+    """Shorten each span to whole characters.
+
+    Returns begin and end in bytes of `data`, then start and stop in characters of the document.
+    """
+    begins = begins.copy()
+    ends = ends.copy()
+    starts = np.empty_like(begins)
+    stops = np.empty_like(begins)
     at = characters = 0
     for span in range(len(documents)):
         document = documents[span]
         if span == 0 or document != documents[span - 1]:
-            at, characters = document_starts[document], 0
-        begin, end = begins[span], ends[span]
+            at = document_starts[document]
+            characters = 0
+        begin = begins[span]
+        end = ends[span]
         while begin < end and data[begin] & 0xC0 == 0x80:  # within a character
             begin += 1
         while end > begin and end < document_starts[document + 1] and data[end] & 0xC0 == 0x80:
@@ -94,5 +102,6 @@ def _align_to_characters(
             characters += data[at] & 0xC0 != 0x80
             at += 1
         stops[span] = characters
-        begins[span], ends[span] = begin, end
+        begins[span] = begin
+        ends[span] = end
     return begins, ends, starts, stops

@@ -1,4 +1,4 @@
-"""Spans of bytes, of documents of many splits."""
+"""Spans of bytes in documents of many splits."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ SPAN = np.dtype([("split", "<i8"), ("document", "<i8"), ("start", "<i8"), ("end"
 
 
 def unite_spans(spans: Records) -> Records:
-    """The spans in the order of splits, documents and places; what touches or overlaps is one."""
+    """Sort spans by split, document and position, and merge those that touch or overlap."""
     spans = spans[np.lexsort((spans["start"], spans["document"], spans["split"]))]
     columns = [np.ascontiguousarray(spans[name]) for name in SPAN.names or ()]
     heads, ends = _find_overlap_runs(*columns)
@@ -26,7 +26,7 @@ def _find_overlap_runs(
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The first span of each run, and where the run ends."""
+    """Return the index of the first span of each run of overlapping spans, and the run's end."""
     heads = np.empty(len(starts), np.int64)
     until = np.empty(len(starts), np.int64)
     count = 0
