@@ -1,8 +1,8 @@
-"""What datatrove counts as repetition of n-grams, in characters.
+"""Repetition of n-grams in characters, counted as datatrove counts it.
 
-The top n-gram is the most frequent one, the first of equally frequent ones, also where it occurs
-once; its length has the spaces between its words. Duplicates are counted from left to right: what
-follows one is not looked at until it ends, and their lengths have no spaces.
+The top n-gram is the most frequent one (the first, among equally frequent ones), even if it occurs
+only once; its length includes the spaces between words. Duplicates are counted from left to right
+without overlap: n-grams that start inside a duplicate are skipped. Their lengths include no spaces.
 """
 
 import numpy as np
@@ -17,13 +17,13 @@ from trainrig.corpus.signals.text_arrays.hashing import (
     mix_bits,
 )
 
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, rounded to an odd number
 
 
 def measure_repetition(
     hashes_T: NDArray[np.uint64], lengths_T: NDArray[np.int32], firsts_D1: NDArray[np.int64]
 ) -> Repetition:
-    """What each text repeats, from its tokens."""
+    """Measure the characters in the top n-grams and in the duplicate n-grams of each text's tokens."""
     texts = len(firsts_D1) - 1
     most = int(np.diff(firsts_D1).max(initial=0))
     before = np.zeros(len(lengths_T) + 1, np.int64)
@@ -86,7 +86,7 @@ def _count_repetition(
                     alive += 1
             if n >= DUPLICATES[0]:
                 generation += 1
-                free = first  # the first token after the last duplicate
+                free = first  # the first token after the last duplicate n-gram
                 for index in range(alive):
                     token = positions[index]
                     if token < free:

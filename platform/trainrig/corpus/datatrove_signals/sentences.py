@@ -1,4 +1,4 @@
-"""spaCy's sentences (its `sentencizer`) of the lines that datatrove's C4 filter keeps."""
+"""Count spaCy's sentences (its `sentencizer`) in the lines that datatrove's C4 filter keeps."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ _END_MARKS = tuple(map(ord, ".?!\"'"))
 
 
 def count_sentences(batch: TextBatch, chunks: Chunks, tokens: Tokens) -> NDArray[np.int64]:
-    """[2, D] of all lines of each text, and of those that end as C4 wants lines to."""
+    """Count the sentences of each text: [2, texts], of all lines, and of lines with a C4 line end."""
     found = np.zeros((2, len(batch.starts_D1) - 1), np.int64)
     _count(
         batch.codes_C,
@@ -39,7 +39,7 @@ def _count(
     found: NDArray[np.int64],
 ) -> None:
     for text in range(len(texts) - 1):
-        sentences, ended = 0, False  # of this line; whether the last has had its end
+        sentences, ended = 0, False  # sentences of this line, and whether the last one has ended
         for chunk in range(first_chunks[text], first_chunks[text + 1]):
             if sentences == 0:
                 sentences, line = 1, starts[chunk]
@@ -58,6 +58,6 @@ def _count(
                     found[1, text] += sentences
                 sentences, ended = 0, False
             elif ended and (after - end > 1 or codes[end] != _SPACE):
-                # White space that is not one space is a token, and so starts a sentence.
+                # White space other than one space is a token, and so starts a sentence.
                 sentences += 1
                 ended = False

@@ -1,7 +1,7 @@
-"""The tokens that each white-space chunk is known to have.
+"""Cache of the tokens of each chunk.
 
-Most chunks of a text have been met before; most new ones are taken apart by spaCy's rules without
-spaCy (splitting.py). Only the rest are given to it.
+Most chunks of a text have occurred before. Most new ones are split by spaCy's rules without spaCy
+(splitting.py); only the rest are given to spaCy.
 """
 
 import threading
@@ -28,34 +28,34 @@ from trainrig.corpus.datatrove_signals.token_flags import Kinds, compute_flags
 from trainrig.corpus.signals.text_arrays.batch import TextBatch, build_batch
 from trainrig.corpus.signals.text_arrays.hashing import hash_characters
 
-_MOST_KNOWN = 2**19  # chunks; then all are forgotten: about 40 MB
+_MOST_KNOWN = 2**19  # chunks; with more, the cache is cleared: about 40 MB
 _FEWEST_PLACES = 2**12
-_FREE = -1  # of a place: no chunk is there
-# spaCy and its expression for URLs take time that grows with the square of what they are given.
+_FREE = -1  # marks a slot without a chunk
+# The time of spaCy and of its URL expression grows with the square of the text's length.
 _LONGEST_GIVEN, _LONGEST_URL = 1_000, 10_000  # characters
 
-# Hashes, lengths in characters, and flags of tokens.
+# Hashes, lengths in characters, and flags of tokens, in parallel arrays.
 Pool = tuple[NDArray[np.uint64], NDArray[np.int32], NDArray[np.uint8]]
 
 
 class Tokens(NamedTuple):
-    """All tokens, one after another. T tokens, K chunks."""
+    """All tokens of a batch, in order. Shapes: T tokens, K chunks."""
 
     hashes_T: NDArray[np.uint64]
     lengths_T: NDArray[np.int32]  # characters
-    flags_T: NDArray[np.uint8]  # of token_flags.py
-    firsts_K1: NDArray[np.int64]  # [K + 1] the first of each chunk; the last is T
+    flags_T: NDArray[np.uint8]  # bits as in token_flags.py
+    firsts_K1: NDArray[np.int64]  # [K + 1] the first token of each chunk; the last entry is T
 
 
 class ChunkCache:
-    """What chunks are known to be. A cache: what it holds changes no result."""
+    """Hash table of the tokens of known chunks; its contents change no result, only the speed."""
 
     def __init__(self, grammar: SplittingRules | None) -> None:
-        self._grammar = grammar  # None: spaCy is asked for every new chunk
+        self._grammar = grammar  # None: every new chunk is given to spaCy
         self._forget()
 
     def tokenize(self, batch: TextBatch, chunks: Chunks) -> Tokens:
-        """The tokens of each chunk of `batch`."""
+        """Return the tokens of each chunk of `batch`."""
         if self._held[0] > _MOST_KNOWN:
             self._forget()
         places = self._find_places(batch, chunks)
@@ -67,13 +67,13 @@ class ChunkCache:
 
     def _forget(self) -> None:
         self._keys = np.zeros(_FEWEST_PLACES, np.uint64)
-        self._firsts = np.full(_FEWEST_PLACES, _FREE, np.int64)  # in the pool
+        self._firsts = np.full(_FEWEST_PLACES, _FREE, np.int64)  # first token in the pool
         self._counts = np.zeros(_FEWEST_PLACES, np.int32)
         self._pool = _allocate_pool(_FEWEST_PLACES)
-        self._held = np.zeros(2, np.int64)  # chunks, tokens
+        self._held = np.zeros(2, np.int64)  # number of chunks, number of tokens
 
     def _find_places(self, batch: TextBatch, chunks: Chunks) -> NDArray[np.int64]:
-        """[K] where the chunks are. New ones are learnt."""
+        """Return the table slots of the chunks, [K]; add new chunks to the table."""
         self._make_room(len(chunks.hashes_K))
         places = np.empty(len(chunks.hashes_K), np.int64)
         new = np.empty(len(chunks.hashes_K), np.int64)
@@ -93,7 +93,7 @@ class ChunkCache:
         new: NDArray[np.int64],
         places: NDArray[np.int64],
     ) -> NDArray[np.int64]:
-        """Learns `new` chunks by `grammar`; those of them that it leaves open."""
+        """Add the tokens of `new` chunks by `grammar`; return the chunks that it cannot split."""
         asked = np.empty((len(new), 2), np.int64)
         outcomes = self._learn(
             grammar, batch, chunks, new, places, np.full(len(new), NOT_ASKED), asked
@@ -217,7 +217,7 @@ _of_this_thread = threading.local()
 
 
 def get_thread_vocabulary() -> ChunkCache:
-    """The one of this thread."""
+    """Return the cache of this thread."""
     if not hasattr(_of_this_thread, "vocabulary"):
         _of_this_thread.vocabulary = ChunkCache(load_spacy_words().grammar)
     known: ChunkCache = _of_this_thread.vocabulary
@@ -242,7 +242,7 @@ def _move(
 
 @compile_nogil
 def _find_place(keys: NDArray[np.uint64], firsts: NDArray[np.int64], key: np.uint64) -> np.int64:
-    """The place of `key`, or the free one where it would be."""
+    """Return the slot of `key`, or the free slot where it would go."""
     mask = len(keys) - 1
     place = np.int64(key & np.uint64(mask))
     while firsts[place] != _FREE and keys[place] != key:
@@ -259,7 +259,7 @@ def _look_up(
     places: NDArray[np.int64],
     new: NDArray[np.int64],
 ) -> int:
-    """Fills `places`; how many `new` chunks there are, each once."""
+    """Fill `places` with the slot of each chunk; list each `new` chunk once, return their number."""
     count = 0
     for chunk in range(len(chunks)):
         place = _find_place(keys, firsts, chunks[chunk])
@@ -292,7 +292,7 @@ def _learn(
     held: NDArray[np.int64],
     outcomes: NDArray[np.int64],
 ) -> None:
-    """Writes the tokens of each chunk; `asked`, from where to where a URL may be."""
+    """Write the tokens of each chunk, and in `asked` the start and end of a possible URL."""
     for chunk in range(len(starts)):
         found = split_chunk(
             codes, starts[chunk], ends[chunk], rules, specials, urls[chunk], token_ends

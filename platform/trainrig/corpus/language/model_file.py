@@ -1,9 +1,8 @@
-"""fastText's compressed models (`.ftz`), read into arrays.
+"""Reads fastText's compressed models (`.ftz`) into arrays.
 
-The format is known from its reader (fastText 0.9, `FastText::loadModel`): little-endian, one part
-after another: settings, the words and labels with their counts, which n-grams were kept, the
-quantised rows (Jégou et al. 2011: product quantisation; Joulin et al. 2016, arXiv:1612.03651), and
-the plain matrix of the output.
+The format follows its reader (fastText 0.9, `FastText::loadModel`): little-endian, one part after
+another: settings; words and labels with their counts; the kept n-grams; the quantised rows (product
+quantisation: Jégou et al. 2011; Joulin et al. 2016, arXiv:1612.03651); and the plain output matrix.
 """
 
 import struct
@@ -27,20 +26,21 @@ _LABEL = "__label__"
 
 @dataclass(frozen=True)
 class FastTextModel:
-    """A classifier of texts. R rows, C channels, L labels."""
+    """A text classifier. Shapes: R rows, C channels, L labels."""
 
-    words: list[str | None]  # the first rows are theirs; None: no text has it
+    # words of the first rows; None: not valid UTF-8, so no text contains it
+    words: list[str | None]
     labels: list[str]
     label_counts: list[int]  # most frequent first
-    rows_RC: NDArray[np.float32]  # of words, then of n-grams
-    n_gram_rows: NDArray[np.int32]  # [buckets] the row of the n-grams with this hash, or -1
-    output_LC: NDArray[np.float32]  # of the inner nodes of the tree: the last is of none
-    shortest: int  # characters of an n-gram, the word's borders counted
+    rows_RC: NDArray[np.float32]  # rows of the words, then of the n-grams
+    n_gram_rows: NDArray[np.int32]  # [buckets] row of the n-grams with this hash, or -1
+    output_LC: NDArray[np.float32]  # rows of the tree's inner nodes; the last is unused
+    shortest: int  # characters of an n-gram, including the word's borders
     longest: int
 
 
 class _Cursor:
-    """Where the next part of a file starts."""
+    """Reader of consecutive parts of a file's bytes."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -67,7 +67,7 @@ class _Cursor:
 
 
 def read_model(path: Path) -> FastTextModel:
-    """The model at `path`. Raises DataError if it is of another kind."""
+    """Read the model at `path`. Raises DataError if it is not a model of this kind."""
     try:
         return _read(_Cursor(path.read_bytes()), path)
     except (struct.error, ValueError, IndexError) as error:
@@ -126,7 +126,7 @@ def _read_quantised_matrix(cursor: _Cursor) -> NDArray[np.float32]:
 
 
 def _decode(codes: NDArray[np.generic], cursor: _Cursor) -> NDArray[np.float32]:
-    """Rows of centroids: a row has a code for each run of channels; the last run may be short."""
+    """Decode rows of centroids: one code per run of channels, of which the last may be shorter."""
     channels, runs, run, last_run = cursor.take(struct.Struct("<4i"))
     centroids = cursor.read_array("<f4", channels * _CENTROIDS).astype(np.float32)
     parts = []
