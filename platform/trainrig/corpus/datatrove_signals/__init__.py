@@ -118,7 +118,7 @@ def _measure_fineweb(
 
 
 def _measure_c4(texts: Sequence[str], batch: TextBatch) -> dict[str, NDArray[Any]]:
-    """Return the counts of C4's filter, and FineWeb's signals of the text that C4's filter keeps."""
+    """Return the counts of C4's filter, and FineWeb's signals of the text that C4 keeps."""
     cut, any_end = _ANY_END.apply_to_batch(batch)
     # A page that the stricter filter drops is also dropped by the one that accepts any line end, so
     # only the pages that the latter drops are measured again.

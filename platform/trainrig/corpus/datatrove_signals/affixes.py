@@ -62,7 +62,7 @@ class _Rule(NamedTuple):
 def build_rules(
     prefixes: Sequence[str], suffixes: Sequence[str], infixes: Sequence[str]
 ) -> Rules | None:
-    """Return the tables of three lists of regular expressions, or None if a rule is not convertible."""
+    """Convert three lists of regular expressions into tables; None if a rule is not convertible."""
     read = [list(_read(each)) for each in (prefixes, suffixes, infixes)]
     if any(rule is None for rules in read for rule in rules):
         return None

@@ -23,7 +23,7 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, rounded to 
 def measure_repetition(
     hashes_T: NDArray[np.uint64], lengths_T: NDArray[np.int32], firsts_D1: NDArray[np.int64]
 ) -> Repetition:
-    """Measure the characters in the top n-grams and in the duplicate n-grams of each text's tokens."""
+    """Measure the characters in each text's top n-grams and in its duplicate n-grams."""
     texts = len(firsts_D1) - 1
     most = int(np.diff(firsts_D1).max(initial=0))
     before = np.zeros(len(lengths_T) + 1, np.int64)

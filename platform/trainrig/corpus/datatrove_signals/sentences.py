@@ -15,7 +15,7 @@ _END_MARKS = tuple(map(ord, ".?!\"'"))
 
 
 def count_sentences(batch: TextBatch, chunks: Chunks, tokens: Tokens) -> NDArray[np.int64]:
-    """Count the sentences of each text: [2, texts], of all lines, and of lines with a C4 line end."""
+    """Count each text's sentences, [2, texts]: of all lines, and of lines with a C4 line end."""
     found = np.zeros((2, len(batch.starts_D1) - 1), np.int64)
     _count(
         batch.codes_C,

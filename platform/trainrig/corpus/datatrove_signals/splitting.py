@@ -263,7 +263,7 @@ def _find(key: np.uint64, specials: Specials) -> np.int64:
 
 @compile_nogil
 def _may_be_url(codes: NDArray[np.uint32], start: int, end: int) -> bool:
-    """Return whether the text could be a URL: two letters after a full stop, or three full stops."""
+    """Return whether the text can be a URL: two letters after a full stop, or three full stops."""
     stops = 0
     for place in range(start, end):
         if codes[place] == _FULL_STOP:

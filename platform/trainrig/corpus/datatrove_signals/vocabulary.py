@@ -259,7 +259,7 @@ def _look_up(
     places: NDArray[np.int64],
     new: NDArray[np.int64],
 ) -> int:
-    """Fill `places` with the slot of each chunk; list each `new` chunk once, return their number."""
+    """Fill `places` with the slot of each chunk; list `new` chunks once and return their number."""
     count = 0
     for chunk in range(len(chunks)):
         place = _find_place(keys, firsts, chunks[chunk])

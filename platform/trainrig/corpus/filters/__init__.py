@@ -91,7 +91,7 @@ else:
 
 
 def find_broken_rules(filters: Iterable[Filter], columns: Columns) -> dict[str, NDArray[np.bool_]]:
-    """Mark the documents that break each rule; keys such as "GopherQuality.word_count", in order."""
+    """Mark the documents that break each rule, keyed as "GopherQuality.word_count", in order."""
     return {
         f"{each.kind}.{limit.rule}": limit.mark_broken(columns)
         for each in filters

@@ -21,9 +21,9 @@ from trainrig.corpus.signals.text_arrays.unspaced import UNSPACED
 class GopherQuality(CountsWords):
     """Drops text that is too short, too long, or not made of sentences.
 
-    These are all quality rules of the paper. Stop words are those of the document's language; without
-    a list for it (signals/stop_words.py) the rule does not apply. Different stop words are counted, as
-    in datatrove. The mean word length does not apply to languages written without spaces.
+    These are all quality rules of the paper. Stop words are those of the document's language;
+    without a list for it (signals/stop_words.py) the rule does not apply. Different stop words are
+    counted, as in datatrove. The mean word length does not apply to languages without spaces.
     """
 
     kind: Literal["GopherQuality"] = "GopherQuality"
@@ -76,8 +76,8 @@ class GopherRepetition(CountsWords):
     """Drops text that repeats itself, by all limits of table A1; each value is a share.
 
     Shares of characters are of the characters of the lines, paragraphs or words, without the white
-    space between them. A duplicate is a repetition of an earlier one; a word inside several duplicate
-    n-grams counts once.
+    space between them. A duplicate is a repetition of an earlier one; a word inside several
+    duplicate n-grams counts once.
     """
 
     kind: Literal["GopherRepetition"] = "GopherRepetition"

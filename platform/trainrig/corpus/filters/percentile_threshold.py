@@ -13,10 +13,10 @@ ALL = ""  # key of the threshold for all languages without their own
 
 @dataclass(frozen=True)
 class PercentileThreshold:
-    """Keeps the `share` of a source's documents with the highest values, or the lowest.
+    """Bound that keeps the `share` of a source's documents with the highest or lowest values.
 
-    The threshold is known only after all documents are measured: `resolve` computes it, and only the
-    copy that `bind` returns can mark documents.
+    The threshold is known only after all documents are measured: `resolve` computes it, and only
+    the copy that `bind` returns can mark documents.
     """
 
     rule: str

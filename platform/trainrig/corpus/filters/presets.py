@@ -60,7 +60,10 @@ class Preset(Settings):
         return name
 
     def build_filters(self) -> tuple[Single, ...]:
-        """Return the preset's filters. Raises ValueError if they need spaCy and it is not installed."""
+        """Return the preset's filters.
+
+        Raises ValueError if they need spaCy and it is not installed.
+        """
         # Only thresholds that differ from the filters' defaults are written out.
         match self.name:
             case "c4-tfds":

@@ -108,7 +108,7 @@ def decide(rules: Sequence[Rule], columns: Columns, documents: int) -> Verdicts:
 
 
 def tally(verdicts: Verdicts, columns: Columns) -> dict[str, Any]:
-    """Count documents and bytes by language: seen, kept, and for each rule dropped first and broken.
+    """Count documents and bytes by language: seen, kept, and dropped by each rule.
 
     The result is {"seen": {language: {"documents", "bytes"}}, "passed": the same, "rules": {rule:
     {language: {"first_documents", "first_bytes", "any_documents", "any_bytes"}}}}.

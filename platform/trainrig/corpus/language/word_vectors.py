@@ -29,8 +29,8 @@ _32, _64, _63, _1 = np.uint64(32), np.uint32(6), np.uint32(63), np.uint64(1)
 class Known(NamedTuple):
     """Cache of the row sums of known words, in two generations.
 
-    When the younger generation is full it becomes the older, and the words of the previous older one
-    are dropped. A word of the older generation that occurs again is copied to the younger, so
+    When the younger generation is full it becomes the older, and the words of the previous older
+    one are dropped. A word of the older generation that occurs again is copied to the younger, so
     frequent words stay.
     """
 
@@ -304,7 +304,7 @@ def _continues(byte: np.uint8) -> bool:
 
 @compile_nogil
 def _spell(codes: NDArray[np.uint32], first: int, end: int, spelt: NDArray[np.uint8]) -> int:
-    """Write the word as UTF-8 between borders, without lone surrogates; return the bytes written."""
+    """Write the word as UTF-8 between borders, without lone surrogates; return its bytes."""
     spelt[0] = _BORDERS[0]
     length = 1
     for place in range(first, end):
