@@ -139,7 +139,7 @@ def _open_known_words() -> Known:
 
 
 def _mark_mostly_capitals(texts: Sequence[str], batch: TextBatch) -> list[bool]:
-    """Mark texts without lower-case letters, or with over four capitals per small letter, A to Z."""
+    """Mark texts without small letters, or with over four capitals per small letter, A to Z."""
     found = np.zeros(len(texts), np.bool_)
     _count_capitals(batch.codes_C, batch.starts_D1, found)
     return [
