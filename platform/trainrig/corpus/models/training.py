@@ -1,4 +1,4 @@
-"""The stages that train models of quality: `classifier` and `ngrams`.
+"""The stages that train quality models: `classifier` and `ngrams`.
 
 CLASSIFIER/  classifier.safetensors  report.json
 NGRAMS/      ngrams.safetensors      report.json   (and ngrams.arpa.gz if asked for)
@@ -30,7 +30,7 @@ REPORT_PAGE = "report.html"
 
 
 class ClassifierTraining(RunFile):
-    """`trainrig classifier`: from texts that are wanted and texts that are not, a classifier."""
+    """`trainrig classifier`: trains a classifier on wanted and unwanted texts."""
 
     verb: ClassVar[str] = "classifier"
     progress: ClassVar[ProgressUnit] = "splits"
@@ -38,26 +38,26 @@ class ClassifierTraining(RunFile):
     stage: Literal["classifier"] = "classifier"
     positives: TextFiles  # texts that are wanted
     negatives: TextFiles  # texts that are not wanted
-    output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
-    learning: Learning = Learning()  # how the classifier is trained
+    output: Annotated[str, OUTPUT]  # folder to write to, on disk or s3://
+    learning: Learning = Learning()  # hyperparameters of the training
 
 
 class NgramTraining(RunFile):
-    """`trainrig ngrams`: an n-gram language model, for perplexities."""
+    """`trainrig ngrams`: trains an n-gram language model, for perplexities."""
 
     verb: ClassVar[str] = "ngrams"
     progress: ClassVar[ProgressUnit] = "splits"
 
     stage: Literal["ngrams"] = "ngrams"
     texts: TextFiles  # texts to train on
-    output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
-    pieces: Pieces = Subwords()  # what the n-grams are made of
+    output: Annotated[str, OUTPUT]  # folder to write to, on disk or s3://
+    pieces: Pieces = Subwords()  # units that the n-grams consist of
     sample_bytes: int = Field(default=100_000_000, ge=1)  # bytes of text to train the pieces on
-    order: int = Field(default=5, ge=1, le=LONGEST)  # words in the longest n-grams
-    # Fewest occurrences of an n-gram that is kept, for each order from 1: [1, 1, 2, 2, 2] leaves
-    # out those of three words and more that came once; None: all are kept.
+    order: int = Field(default=5, ge=1, le=LONGEST)  # number of pieces in the longest n-grams
+    # Fewest occurrences of an n-gram to keep, for each order from 1: [1, 1, 2, 2, 2] omits n-grams
+    # of three or more pieces that occur once; None: all are kept.
     least_counts: tuple[int, ...] | None = None
-    arpa: bool = False  # whether to write the model as an ARPA file as well
+    arpa: bool = False  # whether to write the model as an ARPA file too
 
     @model_validator(mode="after")
     def _least_counts_fit(self) -> Self:
@@ -72,9 +72,9 @@ class NgramTraining(RunFile):
 
 
 def train_classifier(run: ClassifierTraining, progress: Progress | None = None) -> Manifest:
-    """Learn the classifier that `run` describes; the manifest of its folder.
+    """Train the classifier that `run` describes; return the manifest of its output folder.
 
-    Raises DataError for texts that are missing or too few to learn from and measure on.
+    Raises DataError if texts are missing, or too few to train on and to hold out.
     """
     tell = progress or (lambda done, whole: None)
     stage = manifest.claim(
@@ -87,7 +87,7 @@ def train_classifier(run: ClassifierTraining, progress: Progress | None = None) 
     with stage.undo_if_refused():
         made = classifier.train(run.positives.read(), run.negatives.read(), run.learning)
     made.save(stage.build_path(CLASSIFIER_FILE))
-    # Here, as `check` imports this module and would load matplotlib for it.
+    # Imported here because `check` imports this module and would load matplotlib.
     from trainrig.corpus.models.classifier.classifier_page import render_classifier_page
 
     storage.write(stage.build_path(REPORT_PAGE), render_classifier_page(made.facts).encode())
@@ -97,9 +97,9 @@ def train_classifier(run: ClassifierTraining, progress: Progress | None = None) 
 
 
 def train_language_model(run: NgramTraining, progress: Progress | None = None) -> Manifest:
-    """Train the n-gram model that `run` describes; the manifest of its folder.
+    """Train the n-gram model that `run` describes; return the manifest of its output folder.
 
-    Raises DataError for texts that are missing or hold no line.
+    Raises DataError if texts are missing or have no lines.
     """
     tell = progress or (lambda done, whole: None)
     inputs = {"texts": run.texts.fingerprint()}
@@ -125,7 +125,7 @@ def train_language_model(run: NgramTraining, progress: Progress | None = None) -
 
 
 def _take_sample(texts: Iterator[str], most: int) -> Iterator[str]:
-    """The first texts, up to about `most` bytes of UTF-8."""
+    """Yield the first texts, up to about `most` bytes of UTF-8."""
     taken = 0
     for text in texts:
         yield text

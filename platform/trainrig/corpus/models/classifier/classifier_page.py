@@ -1,4 +1,4 @@
-"""The page that a classifier is read on: a pure function of its facts."""
+"""The HTML report of a classifier, a pure function of its facts."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -12,11 +12,11 @@ from trainrig.figures import C1, MUTED
 from trainrig.report import Chart, KeyFigure, ReportTable, Section, Verdict
 
 HEIGHT = 300  # CSS pixels
-LEAST_AREA = 0.7  # of an area under the curve below which the page warns
+LEAST_AREA = 0.7  # the page warns if the area under the curve is smaller
 
 
 def render_classifier_page(facts: Mapping[str, Any]) -> str:
-    """The page as HTML text."""
+    """Render the report as HTML text."""
     half = next(each for each in facts["thresholds"] if each["least"] == 0.5)
     learnt = facts["positives"]["learnt"] + facts["negatives"]["learnt"]
     page = report.ReportPage(
@@ -68,7 +68,7 @@ def _build_verdict(facts: Mapping[str, Any], half: Mapping[str, float]) -> Verdi
 
 
 def build_reliability_chart(facts: Mapping[str, Any]) -> Chart:
-    """Observed shares over predicted probabilities."""
+    """Build the chart of observed shares over predicted probabilities."""
     curve = facts["reliability"]
     gap = sum(each["texts"] * abs(each["predicted"] - each["observed"]) for each in curve)
     return Chart(
@@ -86,7 +86,7 @@ def build_reliability_chart(facts: Mapping[str, Any]) -> Chart:
 
 
 def plot_reliability(ax: Axes, curve: list[dict[str, float]]) -> Axes:
-    """The points of the curve and the diagonal that they should lie on."""
+    """Plot the points of the reliability curve, and the diagonal of perfect calibration."""
     ax.plot([0, 1], [0, 1], color=MUTED, linestyle="--", linewidth=1)
     predicted = np.array([each["predicted"] for each in curve])
     ax.plot(predicted, [each["observed"] for each in curve], color=C1, marker="o")

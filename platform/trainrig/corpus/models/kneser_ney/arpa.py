@@ -1,11 +1,11 @@
-"""The ARPA format of n-gram models, which KenLM, SRILM and others write and read, packed or not.
+r"""The ARPA format of n-gram models, as KenLM, SRILM and others read and write it, or gzipped.
 
-    \\data\\            how many n-grams of each order
-    \\1-grams:         log10 of the probability <tab> words <tab> log10 of the back-off
-    \\end\\
+    \data\            how many n-grams of each order
+    \1-grams:         log10 of the probability <tab> words <tab> log10 of the back-off
+    \end\
 
-Other tools may leave out an n-gram whose longer ones they list. It is put in here with the value
-that backing off gives, so that no text is scored otherwise.
+Other tools may omit an n-gram that is part of a listed longer one. Such an n-gram is added here
+with the value that backing off gives, so that scores stay the same.
 """
 
 import gzip
@@ -36,10 +36,11 @@ ENDINGS = (".arpa", ".arpa.gz")
 
 
 def write_arpa(path: str, trie: Trie, vocabulary: Sequence[str]) -> None:
-    """Write the model, packed if `path` ends with .gz. Nine digits hold a float32 exactly."""
+    """Write the model, gzipped if `path` ends with .gz. Nine digits represent a float32 exactly."""
     words = np.array([word.encode() for word in vocabulary], object)
     with storage.atomic_file(path) as temporary, open(temporary, "wb") as file:  # noqa: PTH123
-        if path.endswith(".gz"):  # no name and no time in the header: the same bytes again
+        # no name and no time in the header, so that the bytes are reproducible
+        if path.endswith(".gz"):
             with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed:
                 _write(cast(BinaryIO, packed), trie, words)
         else:
@@ -70,7 +71,10 @@ class _Level(NamedTuple):
 
 
 def read_arpa(path: str) -> tuple[Trie, list[str]]:
-    """The model and its vocabulary, `<unk>`, `<s>` and `</s>` first. Raises DataError."""
+    """Read a model and its vocabulary, which begins with `<unk>`, `<s>` and `</s>`.
+
+    Raises DataError if the file is missing or not a valid ARPA model.
+    """
     with _open_lines(path) as lines:
         sizes = _read_sizes(path, lines)
         ids = {word.encode(): number for number, word in enumerate(SPECIAL)}
@@ -170,7 +174,7 @@ def _shorten_line(line: bytes) -> str:
 
 
 def _index_lowest(level: _Level, vocabulary: int) -> _Level:
-    """The words by their ids. Words that are given, not predicted, may have any value."""
+    """Index the 1-grams by word id. The value of `<s>` is ignored, as it is never predicted."""
     logs = np.full(vocabulary, NEVER)
     logs[BEGIN] = 0.0
     back_offs = np.zeros(vocabulary)
@@ -182,7 +186,7 @@ def _index_lowest(level: _Level, vocabulary: int) -> _Level:
 
 
 def _with_parts(level: _Level, above: _Level) -> _Level:
-    """`level` and those parts of the n-grams `above` that it lacks, their values not known yet."""
+    """Add to `level` the parts of the n-grams `above` that it lacks, with unknown values (NaN)."""
     order = len(level.words_nM)
     parts = np.concatenate([above.words_nM[:-1], above.words_nM[1:]], axis=1)
     there = np.concatenate([level.words_nM, parts], axis=1)
@@ -199,7 +203,7 @@ def _with_parts(level: _Level, above: _Level) -> _Level:
 
 
 def _fill_by_backoff(level: _Level, below: _Level) -> _Level:
-    """`level` with the values that backing off to `below` gives where none are known."""
+    """Fill unknown values (NaN) of `level` with those that backing off to `below` gives."""
     unknown = np.flatnonzero(np.isnan(level.logs_M))
     if not len(unknown):
         return level
