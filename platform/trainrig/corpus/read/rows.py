@@ -1,4 +1,4 @@
-"""Rows of a table, JSON objects or Parquet's, to pages."""
+"""Converts table rows (JSON objects or Parquet rows) into pages."""
 
 import json
 import re
@@ -9,11 +9,11 @@ from typing import Any
 from trainrig.corpus.read.raw_page import LARGEST_BODY, RawPage, Unreadable
 from trainrig.corpus.read.settings import Fields
 
-_SURROGATE = re.compile("[\ud800-\udfff]")  # alone; UTF-8 has no bytes for them
+_SURROGATE = re.compile("[\ud800-\udfff]")  # a lone surrogate, which UTF-8 cannot encode
 
 
 def build_page(row: Mapping[str, Any], fields: Fields, where: str) -> RawPage | Unreadable:
-    """The page in `row`. Unreadable: "no_text" (or null), "text_is_no_string", "too_large"."""
+    """Build the page of `row`. Reasons: "no_text" (or null), "text_is_no_string", "too_large"."""
     text = row.get(fields.text if fields.html is None else fields.html)
     if text is None:
         return Unreadable(where, "no_text")
@@ -37,12 +37,12 @@ def build_page(row: Mapping[str, Any], fields: Fields, where: str) -> RawPage | 
 
 
 def _as_text(value: Any) -> str:
-    """A value that should be a string, as one: dates in ISO 8601, tables as JSON."""
+    """Convert a value to a string: dates to ISO 8601, tables to JSON, None to ""."""
     if value is None:
         return ""
     if isinstance(value, str):
         return _clean(value)
-    if isinstance(value, date):  # a datetime is one
+    if isinstance(value, date):  # includes datetimes
         return value.isoformat()
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")

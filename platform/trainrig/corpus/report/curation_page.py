@@ -1,7 +1,7 @@
-"""The page that a curation is read on: a pure function of its account.
+"""The HTML report of a curation, a pure function of its tallies.
 
-What fell and why, by rule, source and language; where the thresholds lie in what was measured; a
-few documents that fell for each rule, as they are; what could not be read.
+It shows what was dropped and why, by rule, source and language; the thresholds within the
+distribution of each signal; samples of dropped documents for each rule; and what could not be read.
 """
 
 from collections import defaultdict
@@ -40,10 +40,10 @@ def render_curation_page(
     near: MinHash,
     more: tuple[Section, ...] = (),
 ) -> str:
-    """The page as HTML text; `rules` are those of each source, `counts`, `cost` the manifest's.
+    """Render the report as HTML text.
 
-    `near` is how near-duplicates were looked for; `more` are sections about what happened to
-    documents that no rule drops.
+    `rules` are those of each source, `counts` and `cost` those of the manifest, `near` the settings
+    of the search for near-duplicates. `more` are sections about spans removed from documents.
     """
     seen = counts["documents_extracted"]
     page = report.ReportPage(
@@ -201,7 +201,8 @@ def _build_copies_section(summary: CurationTallies, near: MinHash) -> Section:
         blocks.append(Text("Near-duplicates beside what was kept, with what differs marked:"))
     for row in summary.pairs:
         gone, stayed = find_differences(row.text, row.kept_text)
-        if max(len(row.text), len(row.kept_text)) >= EXCERPT:  # where an excerpt ends is no finding
+        # the end of an excerpt is no difference
+        if max(len(row.text), len(row.kept_text)) >= EXCERPT:
             gone, stayed = gone[:-1], stayed[:-1]
         fell = TextSample(row.url, row.text, "fell", gone)
         kept = TextSample(row.kept_url, row.kept_text, "was kept", stayed)

@@ -1,4 +1,4 @@
-"""How likely two texts are to be compared, by how alike they are: the curve of a MinHash."""
+"""Chart of the probability that two texts are compared, by similarity, for a MinHash."""
 
 from functools import partial
 
@@ -13,7 +13,7 @@ _HEIGHT = 200  # CSS pixels
 
 
 def chart_matches(settings: MinHash) -> Chart:
-    """The curve, with the threshold drawn in."""
+    """Chart the probability curve with the similarity threshold."""
     similarities, probabilities = compute_match_curve(settings)
     found = format_percent(settings.compute_candidate_probability(settings.threshold), 1)
     steps = slice(0, None, 5)
