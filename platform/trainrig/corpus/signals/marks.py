@@ -1,4 +1,4 @@
-"""Signs that are counted over a whole text: what stands in it, whatever the words and lines."""
+"""Counts signs over whole texts, independent of words and lines."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ _NEW_LINE, _HASH, _FULL_STOP, _CURLY_BRACKET, _ELLIPSIS = 0x0A, 0x23, 0x2E, 0x7B
 class Marks(NamedTuple):
     """Counts for each text."""
 
-    symbols: NDArray[np.int64]  # characters of Unicode's classes P and S
+    symbols: NDArray[np.int64]  # characters of Unicode categories P and S
     hashes: NDArray[np.int64]  # "#"
     ellipses: NDArray[np.int64]  # "..." or "…"
     new_lines: NDArray[np.int64]
@@ -23,7 +23,7 @@ class Marks(NamedTuple):
 
 
 def count_marks(batch: TextBatch) -> Marks:
-    """The signs of each text."""
+    """Count the signs of each text."""
     found = np.zeros((len(Marks._fields), len(batch.starts_D1) - 1), np.int64)
     _count(*batch, found)
     return Marks(*found)

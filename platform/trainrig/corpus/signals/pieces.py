@@ -1,6 +1,6 @@
-"""What repeats among the lines, and among the paragraphs, of a batch of texts.
+"""Finds the lines and paragraphs of a batch of texts, and measures how often they repeat.
 
-A line is one with something on it, without the white space around it. A paragraph is lines up to
+A line is a non-blank line without the white space around it. A paragraph is a block of lines up to
 a blank one.
 """
 
@@ -23,11 +23,11 @@ _NEW_LINE = 10
 
 
 class Pieces(NamedTuple):
-    """All lines, or all paragraphs, one after another. P pieces, D texts."""
+    """All lines, or all paragraphs, in order. Shapes: P pieces, D texts."""
 
-    starts_P: NDArray[np.int64]  # in the batch, white space around them left out
+    starts_P: NDArray[np.int64]  # offsets in the batch, without the white space around the piece
     ends_P: NDArray[np.int64]
-    firsts_D1: NDArray[np.int64]  # [D + 1] the first of each text; the last is P
+    firsts_D1: NDArray[np.int64]  # [D + 1] the first piece of each text; the last entry is P
 
 
 class RepeatedPieces(NamedTuple):
@@ -37,12 +37,13 @@ class RepeatedPieces(NamedTuple):
     characters: NDArray[np.int64]
     duplicates: NDArray[np.int64]  # pieces equal to an earlier one
     duplicate_characters: NDArray[np.int64]
-    longest_run: NDArray[np.int64]  # of pieces equal to the one before
+    longest_run: NDArray[np.int64]  # most consecutive equal pieces
 
 
 def find_lines_and_paragraphs(batch: TextBatch) -> tuple[Pieces, Pieces]:
-    """The lines and the paragraphs of each text."""
-    room = len(batch.codes_C) // 2 + len(batch.starts_D1)  # a character and a new line each
+    """Return the lines and the paragraphs of each text."""
+    # a piece takes at least a character and a new line
+    room = len(batch.codes_C) // 2 + len(batch.starts_D1)
     starts, ends = np.empty((2, room), np.int64), np.empty((2, room), np.int64)
     firsts = np.zeros((2, len(batch.starts_D1)), np.int64)
     _split_lines(*batch, starts, ends, firsts)
@@ -54,7 +55,7 @@ def find_lines_and_paragraphs(batch: TextBatch) -> tuple[Pieces, Pieces]:
 
 
 def measure_repeated(batch: TextBatch, pieces: Pieces) -> RepeatedPieces:
-    """How often pieces repeat an earlier one of the same text."""
+    """Measure how often pieces repeat an earlier one of the same text."""
     texts = len(batch.starts_D1) - 1
     found = np.zeros((len(RepeatedPieces._fields), texts), np.int64)
     table = allocate_seen(int(np.diff(pieces.firsts_D1).max(initial=0)))
@@ -71,10 +72,10 @@ def _split_lines(
     ends: NDArray[np.int64],
     firsts: NDArray[np.int64],
 ) -> None:
-    """Lines are cut at white space with a new line in it, paragraphs at such with two."""
+    """Split at white space: with a new line for lines, with two or more for paragraphs."""
     line, paragraph = 0, 0
     for text in range(len(texts) - 1):
-        seen = 2  # new lines since the last character that is no white space
+        seen = 2  # new lines since the last visible character
         for place in range(texts[text], texts[text + 1]):
             if classes[place] & SPACE:
                 if seen == 0 and classes[place - 1] & SPACE == 0:
