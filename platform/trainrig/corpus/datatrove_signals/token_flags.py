@@ -21,7 +21,7 @@ PUNCTUATION = 8  # all characters are of Unicode category P
 STOP_WORD_SHIFT = 4  # the higher bits are the stop word's number, from 1; 0: not a stop word
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")  # compared with case
 
-# Sentence ends that datatrove adds to those of spaCy's sentencizer.
+# Sentence ends that datatrove adds to spaCy's sentencizer.
 _MORE_ENDS = (
     *(0x61D, 0x61E, 0x837, 0x839, 0x83D, 0x83E, 0x17D4, 0x17D5, 0x17D6, 0x17D9, 0x17DA),
     *(0x1B7D, 0x1B7E, 0x2E53, 0x2E54, *range(0x10F55, 0x10F5A), *range(0x10F86, 0x10F8A)),
@@ -36,7 +36,7 @@ class Kinds(NamedTuple):
     """Flags of single characters, and hashes of the stop words."""
 
     flags: NDArray[np.uint8]  # [CODES]
-    stop_words: NDArray[np.uint64]  # in the order of STOP_WORDS
+    stop_words: NDArray[np.uint64]  # hashes, ordered as STOP_WORDS
 
 
 class TokenFlags:

@@ -53,7 +53,7 @@ class FailedPage:
     """A page that killed the process that extracted it."""
 
     url: str
-    sha256: str  # of the body, in hex
+    sha256: str  # SHA-256 of the body, in hex
     cause: Cause
 
 
@@ -70,7 +70,7 @@ class Guard:
         failed_pages: Iterable[FailedPage] = (),
         *,
         # 10 MB with 499,000 paragraphs, within all limits of MainContent, take 6.6 s and 0.5 GB.
-        cpu_seconds: float = 60.0,  # for one page
+        cpu_seconds: float = 60.0,  # limit of one page
         memory: int = 4 * 2**30,  # bytes
         by: Callable[[RawPage, Settings], Outcome] = extract,  # type: ignore[assignment]
     ) -> None:
@@ -83,7 +83,7 @@ class Guard:
 
     @property
     def failed_pages(self) -> list[FailedPage]:
-        """All known failed pages, those of earlier runs included, in the order of their failure."""
+        """The known failed pages, including those of earlier runs, in order of failure."""
         return list(self._failed_pages.values())
 
     @property

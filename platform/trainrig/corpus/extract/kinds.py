@@ -45,11 +45,11 @@ class Resiliparse(HTMLExtractor):
     """
 
     kind: Literal["Resiliparse"] = "Resiliparse"
-    main_content: bool = True  # whether to drop navigation, headers and footers
-    list_bullets: bool = True  # whether list items keep their bullets
+    main_content: bool = True  # drop navigation, headers and footers
+    list_bullets: bool = True  # True if list items keep their bullets
     # Whether to keep the alternative texts of images: captions at best, file names at worst.
     alt_texts: bool = False
-    comments: bool = False  # whether to keep sections of reader comments
+    comments: bool = False  # keep sections of reader comments
 
 
 class MainContent(HTMLExtractor):
@@ -63,7 +63,7 @@ class MainContent(HTMLExtractor):
 
     kind: Literal["MainContent"] = "MainContent"
     quality: Quality = "balanced"  # `fast`, `balanced` or `precise`, from fastest to best
-    list_bullets: bool = True  # whether list items keep their bullets
+    list_bullets: bool = True  # True if list items keep their bullets
 
 
 class Trafilatura(HTMLExtractor):
@@ -73,10 +73,10 @@ class Trafilatura(HTMLExtractor):
     # Most tags and comments in a page. The time grows faster than their number: 2.2 s for 49,000,
     # over 60 s for 499,000.
     max_nodes: int = Field(default=TRAFILATURA_NODES, gt=0)
-    # what to favour in doubt: "precision", "recall", or a "balance" of both
+    # "precision", "recall", or a "balance" of both
     favour: Favour = "balance"
-    tables: bool = True  # whether to keep tables
-    comments: bool = False  # whether to keep sections of reader comments
+    tables: bool = True  # keep tables
+    comments: bool = False  # keep sections of reader comments
 
 
 Extractor = Annotated[

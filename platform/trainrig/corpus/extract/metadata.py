@@ -29,7 +29,7 @@ _DATE_NAMES = (
 # few elements match, and the library's selector is faster than a loop
 _DATED = 'meta[content^="19"],meta[content^="20"]'
 _JSON_KEY = '"datePublished"'
-_FIRST_YEAR = 1990  # of the web; earlier dates are ignored
+_FIRST_YEAR = 1990  # first year of the web; earlier dates are ignored
 
 
 def find_title(tree: HTMLTree) -> str:

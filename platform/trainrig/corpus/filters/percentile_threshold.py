@@ -23,7 +23,7 @@ class PercentileThreshold:
     signal: str
     share: float  # share of documents to keep, from 0 to 1
     highest: bool = True
-    by_language: bool = False  # whether the share is of each language, as in CCNet
+    by_language: bool = False  # True if the share is of each language, as in CCNet
     # threshold by language; ALL: for languages without their own
     thresholds: Mapping[str, float] | None = None
 

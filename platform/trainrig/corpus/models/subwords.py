@@ -182,7 +182,7 @@ class TextEncoder:
 
 
 def _works_by_word(tokenizer: dict[str, Any]) -> bool:
-    """Return whether the pieces of a line are those of its words, one after another.
+    """Return whether tokenizing a line equals tokenizing its words one by one.
 
     Exceptions are accepted: words that begin with `▁` themselves, accents that stand alone, and
     signs whose compatible form begins with a space (¨, ‗) get one `▁` less here.

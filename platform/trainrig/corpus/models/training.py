@@ -57,7 +57,7 @@ class NgramTraining(RunFile):
     # Fewest occurrences of an n-gram to keep, for each order from 1: [1, 1, 2, 2, 2] omits n-grams
     # of three or more pieces that occur once; None: all are kept.
     least_counts: tuple[int, ...] | None = None
-    arpa: bool = False  # whether to write the model as an ARPA file too
+    arpa: bool = False  # write the model as an ARPA file too
 
     @model_validator(mode="after")
     def _least_counts_fit(self) -> Self:

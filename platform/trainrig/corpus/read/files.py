@@ -30,7 +30,7 @@ class File:
 
 
 def find_files(patterns: Sequence[str]) -> list[File]:
-    """Find the files that paths, patterns and folders name, each once, sorted by name.
+    """Find the files that paths, patterns and folders name, sorted by name without repetitions.
 
     In patterns `*`, `?` and `[` are wildcards, and `*` matches `/` as well. Of a folder, only files
     with an ending in NAMES are returned. Raises DataError for a path or pattern without files.

@@ -26,7 +26,7 @@ class Fields(Settings):
     metadata: tuple[str, ...] = ()  # further keys or columns to keep with the document, as text
 
     def list_columns(self) -> list[str]:
-        """Return all keys or columns to read, each once."""
+        """Return all keys or columns to read, without repetitions."""
         body = self.html if self.html is not None else self.text
         return list(dict.fromkeys([body, self.url, self.id, self.date, *self.metadata]))
 

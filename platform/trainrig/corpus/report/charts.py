@@ -12,7 +12,7 @@ from trainrig.corpus.report.tallies import BinRow, CurationTallies, StepRow
 from trainrig.figures import C1, C2, BarPart, BarRow
 from trainrig.report import Chart, ReportTable, format_percent, format_short
 
-MOST_ROWS = 14  # in a chart; the table has all rows
+MOST_ROWS = 14  # rows of a chart; the table has all rows
 ROW_HEIGHT = 34  # CSS pixels
 
 

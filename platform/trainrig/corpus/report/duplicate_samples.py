@@ -19,7 +19,7 @@ EXCERPT = 2000  # characters of each text
 class LikePair:
     """A dropped document and the kept one that it duplicates, as they were compared."""
 
-    id: str  # of the dropped document
+    id: str  # id of the dropped document
     url: str
     text: str
     kept_url: str

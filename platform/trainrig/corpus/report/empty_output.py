@@ -6,7 +6,7 @@ from typing import Any
 
 
 def explain_nothing_read(counts: Mapping[str, Any]) -> str:
-    """Explain why none of the records gave a document; `counts` are those of the reading."""
+    """Explain why none of the records gave a document; `counts` are from the reading."""
     reasons = Counter(counts["quarantined"])
     if not reasons:
         return "the inputs hold no page"
@@ -17,7 +17,7 @@ def explain_nothing_read(counts: Mapping[str, Any]) -> str:
 
 
 def explain_nothing_kept(counts: Mapping[str, Any]) -> str:
-    """Explain which steps dropped all documents; `counts` are those of the manifest."""
+    """Explain which steps dropped all documents; `counts` are from the manifest."""
     reasons = Counter(counts["dropped_by"])
     documents = counts["documents_extracted"]
     return (

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from trainrig.report import format_short
 
 Bin = tuple[tuple[float, float | None], int]  # lower bound, upper bound (None: open), documents
-WIDTH, HEIGHT = 420, 180  # CSS pixels; the width equals that of `figures.draw`
+WIDTH, HEIGHT = 420, 180  # CSS pixels; `figures.draw` has the same width
 RIGHT, TOP, BOTTOM = 417.0, 6.0, 159.0  # edges of the axes
 SHARE = 2.0  # up to this value the axis is linear; beyond it, logarithmic
 MARGIN = 1.05  # length of an axis relative to its largest value

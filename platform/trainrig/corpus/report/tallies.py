@@ -85,7 +85,7 @@ class SampleRow:
 class PairRow:
     """A near-duplicate, and the document kept in its place."""
 
-    id: str  # of the dropped document
+    id: str  # id of the dropped document
     url: str
     text: str
     kept_url: str

@@ -60,13 +60,13 @@ class C4Lines(Settings):
     reading: Literal["tfds", "datatrove"] = "tfds"
     # Longest word of a line to keep, in characters.
     max_word_length: int = Field(default=1000, gt=0)
-    citations: bool = True  # whether to remove [1], [], [edit] and [citation needed]
-    # whether to drop lines without an end mark, or that end in "..."
+    citations: bool = True  # remove [1], [], [edit] and [citation needed]
+    # drop lines without an end mark, or that end in "..."
     terminal_punctuation: bool = True
     # Fewest words of a line to keep; None: the number of the implementation in `reading`.
     min_words: int | None = Field(default=None, ge=0)
-    javascript: bool = True  # whether to drop lines that mention JavaScript
-    policy: bool = True  # whether to drop lines about cookies, privacy or terms of use
+    javascript: bool = True  # drop lines that mention JavaScript
+    policy: bool = True  # drop lines about cookies, privacy or terms of use
 
     columns: ClassVar[tuple[str, ...]] = (
         "c4_long_words",  # this and the next columns count lines

@@ -25,13 +25,13 @@ class Normalise(Settings):
     """Normalises characters that readers do not distinguish; indentation stays, for code."""
 
     kind: Literal["Normalise"] = "Normalise"
-    line_ends: bool = True  # whether to convert all line ends to "\n"
-    invisible: bool = True  # whether to drop control characters and characters of zero width
-    wide_spaces: bool = True  # whether to convert all kinds of space to " "
-    # whether to leave a single space between words, which misaligns tables
+    line_ends: bool = True  # convert all line ends to "\n"
+    invisible: bool = True  # drop control characters and characters of zero width
+    wide_spaces: bool = True  # convert all kinds of space to " "
+    # leave a single space between words, which misaligns tables
     inner_spaces: bool = False
-    spaces_at_end: bool = True  # whether to drop spaces at the ends of lines
-    quotes: bool = False  # whether to convert ‘’‚‛′ and “”„‟″«» to straight quotes
+    spaces_at_end: bool = True  # drop spaces at the ends of lines
+    quotes: bool = False  # convert ‘’‚‛′ and “”„‟″«» to straight quotes
     # Most blank lines in a row; None: no limit.
     max_blank_lines: int | None = Field(default=1, ge=0)
 

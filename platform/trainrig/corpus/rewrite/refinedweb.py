@@ -51,8 +51,8 @@ class RefinedWebLines(Settings):
     kind: Literal["RefinedWebLines"] = "RefinedWebLines"
     # Largest share of upper-case characters in a line to keep.
     max_upper_case: float = Field(default=0.5, ge=0, le=1)
-    numeric: bool = True  # whether to drop lines of digits and white space alone
-    counters: bool = True  # whether to drop lines such as "3 likes" and "1.2k views"
+    numeric: bool = True  # drop lines of digits and white space alone
+    counters: bool = True  # drop lines such as "3 likes" and "1.2k views"
     min_words: int = Field(default=2, ge=0)  # fewest words of a line to keep
     # longest line, in words, from which phrases are removed
     short_line: int = Field(default=10, ge=0)

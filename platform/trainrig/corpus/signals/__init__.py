@@ -119,7 +119,7 @@ def measure(
             paragraphs.duplicate_characters, paragraphs.characters
         ),
         **{
-            # The total length of overlapping occurrences can exceed that of the text.
+            # Overlapping occurrences can be longer in total than the text.
             f"top_{n}_gram": np.minimum(
                 1.0, compute_shares(repetition.tops[:, column], word_characters)
             )

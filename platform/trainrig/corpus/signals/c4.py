@@ -24,15 +24,15 @@ from trainrig.corpus.signals.text_arrays.phrases import (
 from trainrig.corpus.signals.text_arrays.sentences import count_sentences
 
 _MAX_WORD_LENGTH = 1000
-_MIN_WORDS, _MIN_WORDS_ANY_END = 5, 3  # of the authors' code, and of datatrove
+_MIN_WORDS, _MIN_WORDS_ANY_END = 5, 3  # the authors' code; datatrove
 _END_MARKS = (0x2E, 0x3F, 0x21, 0x22)  # . ? ! "
 
 
 class C4Counts(NamedTuple):
     """Counts for each text."""
 
-    sentences: NDArray[np.int64]  # in lines of 5 or more words that end as a sentence does
-    sentences_any_end: NDArray[np.int64]  # in lines of 3 or more words, whatever their end
+    sentences: NDArray[np.int64]  # on lines of 5 or more words with an end mark
+    sentences_any_end: NDArray[np.int64]  # on lines of 3 or more words, with or without an end mark
     lorem_ipsum: NDArray[np.int64]  # lines that contain "lorem ipsum"
 
 

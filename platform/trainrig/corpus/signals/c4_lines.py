@@ -25,7 +25,7 @@ class C4Line(NamedTuple):
     end: int
     words: int  # runs of characters without white space
     longest: int  # characters of the longest word
-    may_cite: bool  # whether the line contains "["
+    may_cite: bool  # True if the line contains "["
     has_curly_bracket: bool
     after: int  # start of the next line
 

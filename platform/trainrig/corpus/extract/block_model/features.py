@@ -24,7 +24,7 @@ from trainrig.corpus.extract.block_model.blocks import (
 )
 
 FAR: Final = 60  # largest distance, in blocks; larger ones are set to this
-_REACH: Final = 3  # neighbours on each side with features of their own
+_REACH: Final = 3  # neighbours on each side that have separate features
 _AROUND: Final = 5  # neighbours on each side whose features are summed
 _ABOUT_NEIGHBOUR: Final = 5
 _CONTEXT: Final = 27

@@ -60,8 +60,8 @@ def estimate(levels: Sequence[Level], least: Sequence[int]) -> Estimated:
     found = [estimate_discounts(level.counts_M) for level in levels]
     discounts = [each or FALLBACK for each in found]
     lowest = _estimate_lowest(levels[0], discounts[0])
-    probabilities = [lowest]  # of each level, in suffix order
-    back_offs: list[Reals] = []  # of each level but the highest, in prefix order
+    probabilities = [lowest]  # one array per level, in suffix order
+    back_offs: list[Reals] = []  # one array per level but the highest, in prefix order
     below = _Sorted(levels[0].words_nM, np.arange(len(lowest)), np.arange(0))
     tables = [below]
     for level, discount, need in zip(levels[1:], discounts[1:], least[1:], strict=True):
@@ -96,7 +96,7 @@ def _sort_level(level: Level, below: _Sorted) -> _Sorted:
 
 
 def _estimate_lowest(level: Level, discount: tuple[float, float, float]) -> Reals:
-    """Estimate the probabilities of single words; that of `<s>` is 1 by convention."""
+    """Estimate the probabilities of single words; `<s>` has 1 by convention."""
     total = max(1, int(level.counts_M.sum()))
     taken = _look_up_discounts(level.counts_M, discount)
     left = float(taken.sum()) / total if level.counts_M.any() else 1.0

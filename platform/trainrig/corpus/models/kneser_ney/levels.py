@@ -55,7 +55,7 @@ def build_levels(backward_nM: Ids, seen_M: Counts, vocabulary: int) -> list[Leve
 
 
 def _find_firsts(backward_nM: Ids) -> list[NDArray[np.bool_]]:
-    """Mark for each order the rows whose last words differ from those of the row before."""
+    """Mark for each order the rows whose last words differ from the row before."""
     found = []
     new = np.zeros(backward_nM.shape[1], np.bool_)
     new[:1] = True

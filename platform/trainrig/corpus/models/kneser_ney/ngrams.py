@@ -13,10 +13,10 @@ from trainrig.corpus.compiled import compile_nogil
 
 UNKNOWN, BEGIN, END = 0, 1, 2
 SPECIAL = ("<unk>", "<s>", "</s>")
-BITS = 21  # of an id
+BITS = 21  # bits of an id
 IDS_PER_KEY = 3
 LONGEST = 2 * IDS_PER_KEY  # words
-MOST_WORDS = 2**BITS  # in a vocabulary
+MOST_WORDS = 2**BITS  # size of a vocabulary
 
 Ids = NDArray[np.uint32]
 Keys = NDArray[np.uint64]

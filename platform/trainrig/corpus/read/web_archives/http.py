@@ -19,7 +19,7 @@ _CHARSET = re.compile(r"""charset\s*=\s*["']?([A-Za-z0-9_.:+-]+)""", re.IGNORECA
 class Response(NamedTuple):
     """The content of a response with status 200."""
 
-    content_type: str  # as the header states it
+    content_type: str  # the header's value
     body: bytes  # decompressed
 
 

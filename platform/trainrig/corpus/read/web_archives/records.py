@@ -25,7 +25,7 @@ class RecordHeader:
     """The parsed header of a record."""
 
     length: int  # bytes of its block
-    # whether archives consist of such records besides pages; they are skipped silently
+    # True if archives consist of such records besides pages; they are skipped silently
     ordinary: bool = False
     reason: str | None = None  # why the record is not a page, if the header shows it
     fields: Any = None  # data that the grammar needs to build a page
@@ -37,8 +37,8 @@ class ArchiveGrammar(Protocol):
     start: re.Pattern[bytes]  # first line of a record, with its line end
     anywhere: re.Pattern[bytes]  # finds what `start` matches in the middle of a file
     signature: bytes  # prefix of every first line
-    many_lines: bool  # whether a header continues up to a blank line
-    apart: bool  # whether a record begins on a new line
+    many_lines: bool  # True if a header continues up to a blank line
+    apart: bool  # True if a record begins on a new line
 
     def parse_head(self, head: bytes) -> RecordHeader:
         """Parse the header lines. Raises NoRecord("bad_head") if they are invalid."""
@@ -52,7 +52,7 @@ class Records:
 
     def __init__(self, stream: BinaryIO, grammar: ArchiveGrammar, position: int = 0) -> None:
         self.start = position
-        self.short = False  # whether the stream ended inside the last record
+        self.short = False  # True if the stream ended inside the last record
         self._stream, self._grammar = stream, grammar
         self._began = self._position = position
         self._left = 0  # unread bytes of the last record's block

@@ -73,7 +73,7 @@ def find_ipv4(views: Views) -> Iterator[FindPosition]:
 
 
 def _is_small(address: str) -> bool:
-    """Return whether the four numbers are as small as those of sections and versions."""
+    """Return whether the four numbers are as small as in sections and versions."""
     first, *others = map(int, address.split("."))
     return address not in _KNOWN and (
         max(others) < _TINY or (first < _SMALL and max(others) < _SMALL)

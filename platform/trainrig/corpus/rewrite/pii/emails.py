@@ -20,7 +20,7 @@ _IN_WORDS = re.compile(
     r"(?![\w@-])"
 )
 _SPELT_AT = b" at "
-_SPELT_LOCAL = re.compile(r"(?:[\w+-]{1,30} tod ){0,3}[\w+-]{1,30}(?!\w)")  # for reversed text
+_SPELT_LOCAL = re.compile(r"(?:[\w+-]{1,30} tod ){0,3}[\w+-]{1,30}(?!\w)")  # matches reversed text
 _SPELT_DOMAIN = re.compile(
     r"[^\W_][\w-]{0,62}(?: dot [^\W_][\w-]{0,62}){0,3} dot"
     r" (?:com|org|net|edu|gov|info|io|me|eu|de|uk|fr|es|it|nl|ch|at|pl|ca|au|in|us)(?![\w@-])"

@@ -39,8 +39,8 @@ class MaskedSpan:
     """One masked find: its span in the original text, without its value."""
 
     kind: Kind
-    start: int  # in characters
-    length: int  # in characters
+    start: int  # characters before the find
+    length: int  # number of characters
     digest: str  # 16 hex digits: keyed BLAKE2b-64 of the value
 
 

@@ -21,8 +21,8 @@ TERMINAL = 32  # ends a sentence
 # Final_Sigma).
 CASED = 64
 IGNORABLE = 128  # skipped in the search for a cased neighbour
-IDEOGRAM = 256  # in a script in which about two characters make a word
-SYLLABLE = 512  # in a script without spaces in which about four letters make a word
+IDEOGRAM = 256  # script with about two characters a word
+SYLLABLE = 512  # script without spaces, with about four letters a word
 MARK = 1024  # belongs to the letter before it
 SENTENCE_END = 2048  # ends a sentence, perhaps before closing quotation marks
 CLOSING = 4096  # a quotation mark or bracket that may follow the end of a sentence

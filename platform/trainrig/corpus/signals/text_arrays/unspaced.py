@@ -26,7 +26,7 @@ SYLLABLES_A_WORD = 4
 
 
 def are_unspaced(languages: Sequence[str]) -> NDArray[np.bool_]:
-    """Mark those of `languages` (ISO 639 codes) that are written without spaces."""
+    """Mark the `languages` (ISO 639 codes) that are written without spaces."""
     return np.fromiter((language in UNSPACED for language in languages), bool, len(languages))
 
 

@@ -33,7 +33,7 @@ class BatchWords(NamedTuple):
     hashes_W: NDArray[np.uint64]  # hashes of the lower-case words
     before_W1: NDArray[np.int64]  # [W + 1] total characters of the words before each, in lower case
     ends_W: NDArray[np.int64]  # end of each word in the batch
-    lettered_W: NDArray[np.bool_]  # whether the word contains a letter
+    lettered_W: NDArray[np.bool_]  # True if the word contains a letter
     firsts_D1: NDArray[np.int64]  # [D + 1] the first word of each text; the last entry is W
 
 
