@@ -80,7 +80,8 @@ class Locator:
 
     def __init__(self, file: Path, line: int) -> None:
         """Locate the function that begins in `file` at `line`."""
-        self._digest, self._line = _compute_digest(file), line
+        self._digest = _compute_digest(file)
+        self._line = line
         self._py_file = str(file)  # numba reads it for warnings about uncacheable functions
 
     @classmethod
@@ -131,7 +132,8 @@ def _compute_digest(file: Path) -> str:
 
     Names count because compiled code contains the name of its module.
     """
-    found, waiting = {file}, [file]
+    found = {file}
+    waiting = [file]
     for each in waiting:  # the list grows during the loop
         new = _find_imports(each) - found
         found |= new

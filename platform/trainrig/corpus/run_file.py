@@ -200,7 +200,8 @@ class Curation(RunFile):
 
     @model_validator(mode="after")
     def _evidence_reaches_down_to_the_threshold(self) -> Self:
-        floor, threshold = self.verification.evidence_floor, self.near_duplicates.threshold
+        floor = self.verification.evidence_floor
+        threshold = self.near_duplicates.threshold
         if floor > threshold:
             raise ValueError(
                 f"verification.evidence_floor ({floor}) is above near_duplicates.threshold "

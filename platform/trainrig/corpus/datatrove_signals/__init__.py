@@ -78,7 +78,8 @@ def _measure_gopher_repetition(
     batch: TextBatch, chunks: Chunks, tokens: Tokens
 ) -> dict[str, NDArray[Any]]:
     characters = np.diff(batch.starts_D1)
-    lines, paragraphs = measure_repeated_lines(batch), measure_repeated_paragraphs(batch)
+    lines = measure_repeated_lines(batch)
+    paragraphs = measure_repeated_paragraphs(batch)
     firsts = _find_first_tokens(chunks, tokens)
     repetition = measure_repetition(tokens.hashes_T, tokens.lengths_T, firsts)
     duplicate_lines = _divide_counts(lines.duplicates, lines.pieces)
@@ -132,7 +133,8 @@ def _measure_c4(texts: Sequence[str], batch: TextBatch) -> dict[str, NDArray[Any
         "c4_sentences_any_end": sentences[0],
     }
     for row, name in ((_LOREM_IPSUM, "lorem_ipsum"), (_CURLY_BRACKETS, "curly_brackets")):
-        columns[name], columns[f"{name}_any_end"] = np.zeros_like(any_end[row]), any_end[row]
+        columns[name] = np.zeros_like(any_end[row])
+        columns[f"{name}_any_end"] = any_end[row]
         columns[name][suspects] = ended[row]
     counts = np.diff(_find_first_tokens(chunks, tokens))
     return columns | _measure_fineweb("c4_", cut, counts, count_marks(cut))

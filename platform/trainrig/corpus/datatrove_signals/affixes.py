@@ -42,7 +42,9 @@ class Rules(NamedTuple):
     sets_S: NDArray[np.int32]  # [S] numbers of sets
 
 
-PREFIXES, SUFFIXES, INFIXES = 0, 1, 2
+PREFIXES = 0
+SUFFIXES = 1
+INFIXES = 2
 # Columns of `rules_R7`: start and end in `sets_S` of the lookbehind and of the body; the set of the
 # lookahead (NOTHING: no condition); 1 if the lookahead is negative; 1 if the last character may
 # repeat.
@@ -121,7 +123,10 @@ def _build_tables(
     lists: Sequence[Sequence[_Rule]], numbers: dict[str, int], holds: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int32], ...]:
     """Return the fields of `Rules` after the first two."""
-    by_class, firsts, rules, sets = list[int](), list[list[int]](), list[list[int]](), list[int]()
+    by_class = list[int]()
+    firsts = list[list[int]]()
+    rules = list[list[int]]()
+    sets = list[int]()
     for kind, each in enumerate(lists):
         sought = [numbers[rule.body[-1 if kind == SUFFIXES else 0]] for rule in each]
         firsts.append([])

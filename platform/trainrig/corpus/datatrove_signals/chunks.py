@@ -43,7 +43,8 @@ def _split_chunks(
 ) -> None:
     chunk = 0
     for text in range(len(texts) - 1):
-        place, end = texts[text], texts[text + 1]
+        place = texts[text]
+        end = texts[text + 1]
         while place < end:
             if classes[place] & SPACE:
                 place += 1
@@ -53,6 +54,7 @@ def _split_chunks(
             while place < end and classes[place] & SPACE == 0:
                 found = (found ^ np.uint64(codes[place])) * PRIME
                 place += 1
-            ends[chunk], hashes[chunk] = place, mix_bits(found)
+            ends[chunk] = place
+            hashes[chunk] = mix_bits(found)
             chunk += 1
         firsts[text + 1] = chunk

@@ -23,7 +23,11 @@ from trainrig.corpus.signals.text_arrays.hashing import (
     hash_characters,
 )
 
-_NEW_LINE, _RETURN, _BULLET, _DASH, _ELLIPSIS = 0x0A, 0x0D, 0x2022, 0x2D, 0x2026
+_NEW_LINE = 0x0A
+_RETURN = 0x0D
+_BULLET = 0x2022
+_DASH = 0x2D
+_ELLIPSIS = 0x2026
 _SHORT_LINE = 30
 
 
@@ -72,7 +76,8 @@ def measure_fineweb_lines(batch: TextBatch, is_terminal: NDArray[np.bool_]) -> F
 
 def _find_pieces(batch: TextBatch, new_lines: int) -> Pieces:
     room = len(batch.codes_C) + len(batch.starts_D1)
-    starts, ends = np.empty(room, np.int64), np.empty(room, np.int64)
+    starts = np.empty(room, np.int64)
+    ends = np.empty(room, np.int64)
     firsts = np.zeros(len(batch.starts_D1), np.int64)
     _split_at_new_lines(*batch, new_lines, starts, ends, firsts)
     count = int(firsts[-1])
@@ -91,7 +96,8 @@ def _split_at_new_lines(
 ) -> None:
     piece = 0
     for text in range(len(texts) - 1):
-        place, end = texts[text], texts[text + 1]
+        place = texts[text]
+        end = texts[text + 1]
         if new_lines > 1:
             while place < end and classes[place] & SPACE:
                 place += 1
@@ -120,7 +126,8 @@ def _count_quality(
     found: NDArray[np.int64],
 ) -> None:
     for text in range(len(texts) - 1):
-        place, end_of_text = texts[text], texts[text + 1]
+        place = texts[text]
+        end_of_text = texts[text + 1]
         while place < end_of_text:
             start = place
             while place < end_of_text and classes[place] & LINE_BREAK == 0:
@@ -151,7 +158,8 @@ def _count_fineweb(
     found: NDArray[np.int64],
 ) -> None:
     for text in range(len(texts) - 1):
-        place, end_of_text = texts[text], texts[text + 1]
+        place = texts[text]
+        end_of_text = texts[text + 1]
         size = compute_table_size((end_of_text - place) // 2 + 1)
         while place < end_of_text:
             start = place

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 PREFIX = "datatrove_"
-_COUNT, _RATIO = np.dtype(np.int64), np.dtype(np.float64)
+_COUNT = np.dtype(np.int64)
+_RATIO = np.dtype(np.float64)
 _FINEWEB = (
     "terminal_lines",
     "short_lines",

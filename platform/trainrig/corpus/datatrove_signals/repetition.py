@@ -31,7 +31,8 @@ def measure_repetition(
     found = Repetition(
         np.zeros((texts, len(TOPS)), np.int64), np.zeros((texts, len(DUPLICATES)), np.int64)
     )
-    positions, places = np.empty(most, np.int64), np.empty(most, np.int64)
+    positions = np.empty(most, np.int64)
+    places = np.empty(most, np.int64)
     grams = np.empty(most, np.uint64)
     table = allocate_seen(most)
     _count_repetition(hashes_T, before, firsts_D1, *table, positions, places, grams, *found)
@@ -54,7 +55,8 @@ def _count_repetition(
 ) -> None:
     generation = 0
     for text in range(len(firsts) - 1):
-        first, end = firsts[text], firsts[text + 1]
+        first = firsts[text]
+        end = firsts[text + 1]
         size = compute_table_size(end - first)
         alive = end - first
         for token in range(first, end):
@@ -69,20 +71,24 @@ def _count_repetition(
                     break
                 gram = mix_bits(grams[index] * _MULTIPLIER + hashes[token + n - 1])
                 places[looked_at] = count_again(keys, stamps, counts, generation, size, gram)
-                positions[looked_at], grams[looked_at] = token, gram
+                positions[looked_at] = token
+                grams[looked_at] = gram
                 looked_at += 1
             if n <= TOPS[-1]:
-                top, most = first, 1
+                top = first
+                most = 1
                 for index in range(looked_at):
                     if counts[places[index]] > most:
-                        top, most = positions[index], counts[places[index]]
+                        top = positions[index]
+                        most = counts[places[index]]
                 if top + n <= end:
                     length = before[top + n] - before[top] + n - 1
                     tops[text, n - TOPS[0]] = most * length
             alive = 0
             for index in range(looked_at):
                 if counts[places[index]] > 1:
-                    positions[alive], grams[alive] = positions[index], grams[index]
+                    positions[alive] = positions[index]
+                    grams[alive] = grams[index]
                     alive += 1
             if n >= DUPLICATES[0]:
                 generation += 1

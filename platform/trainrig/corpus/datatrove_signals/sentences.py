@@ -10,7 +10,8 @@ from trainrig.corpus.datatrove_signals.vocabulary import Tokens
 from trainrig.corpus.signals.line_ends import ends_in_dots
 from trainrig.corpus.signals.text_arrays.batch import TextBatch
 
-_NEW_LINE, _SPACE = 0x0A, 0x20
+_NEW_LINE = 0x0A
+_SPACE = 0x20
 _END_MARKS = tuple(map(ord, ".?!\"'"))
 
 
@@ -39,10 +40,13 @@ def _count(
     found: NDArray[np.int64],
 ) -> None:
     for text in range(len(texts) - 1):
-        sentences, ended = 0, False  # sentences of this line, and whether the last one has ended
+        # sentences of this line, and whether the last one has ended
+        sentences = 0
+        ended = False
         for chunk in range(first_chunks[text], first_chunks[text + 1]):
             if sentences == 0:
-                sentences, line = 1, starts[chunk]
+                sentences = 1
+                line = starts[chunk]
             for token in range(first_tokens[chunk], first_tokens[chunk + 1]):
                 if flags[token] & ENDS_SENTENCE:
                     ended = True
@@ -56,7 +60,8 @@ def _count(
                 found[0, text] += sentences
                 if codes[end - 1] in _END_MARKS and not ends_in_dots(codes, line, end):
                     found[1, text] += sentences
-                sentences, ended = 0, False
+                sentences = 0
+                ended = False
             elif ended and (after - end > 1 or codes[end] != _SPACE):
                 # White space other than one space is a token, and so starts a sentence.
                 sentences += 1

@@ -40,8 +40,12 @@ from trainrig.corpus.signals.text_arrays.hashing import (
     mix_bits,
 )
 
-UNKNOWN, MAYBE_URL = 0, -1  # returned in place of a number of tokens
-NOT_ASKED, NO_URL, URL = -1, 0, 1
+# returned in place of a number of tokens
+UNKNOWN = 0
+MAYBE_URL = -1
+NOT_ASKED = -1
+NO_URL = 0
+URL = 1
 _SURROGATES = (0xD800, 0xDFFF)
 _FULL_STOP = 0x2E
 
@@ -59,15 +63,19 @@ class Specials(NamedTuple):
 def build_specials(tokens: Mapping[str, Sequence[str]]) -> Specials:
     """Build the table from the tokens of each chunk."""
     size = int(compute_table_size(2 * len(tokens)))
-    keys, firsts = np.zeros(size, np.uint64), np.full(size, NOTHING, np.int32)
-    counts, ends = np.zeros(size, np.int32), list[int]()
+    keys = np.zeros(size, np.uint64)
+    firsts = np.full(size, NOTHING, np.int32)
+    counts = np.zeros(size, np.int32)
+    ends = list[int]()
     batch = build_batch(list(tokens))
     for number, parts in enumerate(tokens.values()):
         key = hash_characters(batch.codes_C, batch.starts_D1[number], batch.starts_D1[number + 1])
         place = int(key) & (size - 1)
         while firsts[place] != NOTHING:
             place = (place + 1) & (size - 1)
-        keys[place], firsts[place], counts[place] = key, len(ends), len(parts)
+        keys[place] = key
+        firsts[place] = len(ends)
+        counts[place] = len(parts)
         ends.extend(accumulate(map(len, parts)))
     longest = max(map(len, tokens), default=0)
     return Specials(keys, firsts, counts, np.array(ends, np.int32), longest)
@@ -92,8 +100,10 @@ def split_chunk(
         code = codes[place]
         if code >= CODES or _SURROGATES[0] <= code <= _SURROGATES[1]:
             return UNKNOWN
-    first, last = start, end
-    count, cuts = 0, len(ends)  # tokens from the left; suffix starts from the right
+    first = start
+    last = end
+    count = 0  # tokens from the left
+    cuts = len(ends)  # suffix starts from the right
     special = np.int64(NOTHING)
     while first < last:
         special = _find_special(codes, first, last, specials)
@@ -127,7 +137,8 @@ def split_chunk(
             count += 1
     elif first < last:
         if url == NOT_ASKED and _may_be_url(codes, first, last):
-            ends[0], ends[1] = first, last
+            ends[0] = first
+            ends[1] = last
             return MAYBE_URL
         if url == URL:
             ends[count] = last
@@ -151,7 +162,8 @@ def _cut_at_infixes(
     ends: NDArray[np.int64],
     count: int,
 ) -> int:
-    place, token = first, first
+    place = first
+    token = first
     while place < last:
         infix = _at(codes, place, first, last, rules, INFIXES)
         if infix and place > first:
@@ -217,7 +229,9 @@ def _match_rule(
     rules: Rules,
 ) -> int:
     """Return the length of `rule`'s match at `place` within `start` to `end`, or 0 without one."""
-    classes, holds, sets = rules.classes, rules.holds, rules.sets_S
+    classes = rules.classes
+    holds = rules.holds
+    sets = rules.sets_S
     least = rule[BODY_END] - rule[BODY]
     before = place - (rule[BEHIND_END] - rule[BEHIND])
     if before < start or place + least > end:
@@ -293,7 +307,8 @@ def _makes_special(
     """Return whether adjacent tokens make a special case that has other tokens than these."""
     begin = start
     for token in range(count):
-        found, place = SEED, begin
+        found = SEED
+        place = begin
         for last in range(token, count):
             if ends[last] - begin > specials.longest:
                 break

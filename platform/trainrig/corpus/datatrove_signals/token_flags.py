@@ -77,7 +77,8 @@ def compute_flags(
     codes: NDArray[np.uint32], start: int, end: int, token_hash: np.uint64, kinds: Kinds
 ) -> int:
     """Return the flags of the token from `start` to `end`; its code points must be below CODES."""
-    every, any_of_them = 0xFF, 0
+    every = 0xFF
+    any_of_them = 0
     for place in range(start, end):
         flags = kinds.flags[codes[place]]
         every &= flags

@@ -32,7 +32,9 @@ _MOST_KNOWN = 2**19  # chunks; with more, the cache is cleared: about 40 MB
 _FEWEST_PLACES = 2**12
 _FREE = -1  # marks a slot without a chunk
 # The time of spaCy and of its URL expression grows with the square of the text's length.
-_LONGEST_GIVEN, _LONGEST_URL = 1_000, 10_000  # characters
+# characters
+_LONGEST_GIVEN = 1_000
+_LONGEST_URL = 10_000
 
 # Hashes, lengths in characters, and flags of tokens, in parallel arrays.
 Pool = tuple[NDArray[np.uint64], NDArray[np.int32], NDArray[np.uint8]]
@@ -122,7 +124,8 @@ class ChunkCache:
         urls: NDArray[np.int64],
         asked: NDArray[np.int64],
     ) -> NDArray[np.int64]:
-        starts, ends = chunks.starts_K[new], chunks.ends_K[new]
+        starts = chunks.starts_K[new]
+        ends = chunks.ends_K[new]
         lengths = ends - starts
         self._make_room_for_tokens(int(lengths.sum()))
         outcomes = np.empty(len(new), np.int64)
@@ -153,7 +156,9 @@ class ChunkCache:
         while 4 * (self._held[0] + chunks) > 3 * places:
             places *= 2
         if places > len(self._keys):
-            keys, firsts, counts = self._keys, self._firsts, self._counts
+            keys = self._keys
+            firsts = self._firsts
+            counts = self._counts
             self._keys = np.zeros(places, np.uint64)
             self._firsts = np.full(places, _FREE, np.int64)
             self._counts = np.zeros(places, np.int32)
@@ -162,7 +167,8 @@ class ChunkCache:
     def _make_room_for_tokens(self, tokens: int) -> None:
         needed = int(self._held[1]) + tokens
         if needed > len(self._pool[0]):
-            old, self._pool = self._pool, _allocate_pool(2 * needed)
+            old = self._pool
+            self._pool = _allocate_pool(2 * needed)
             _copy(old, self._pool, 0)
 
     def _ask(
@@ -236,7 +242,8 @@ def _move(
     for old in range(len(keys)):
         if firsts[old] != _FREE:
             new = _find_place(new_keys, new_firsts, keys[old])
-            new_keys[new], new_firsts[new] = keys[old], firsts[old]
+            new_keys[new] = keys[old]
+            new_firsts[new] = firsts[old]
             new_counts[new] = counts[old]
 
 
@@ -265,7 +272,8 @@ def _look_up(
         place = _find_place(keys, firsts, chunks[chunk])
         places[chunk] = place
         if firsts[place] == _FREE:
-            keys[place], firsts[place] = chunks[chunk], held[1]
+            keys[place] = chunks[chunk]
+            firsts[place] = held[1]
             new[count] = chunk
             count += 1
     held[0] += count
@@ -299,17 +307,21 @@ def _learn(
         )
         outcomes[chunk] = found
         if found == MAYBE_URL:
-            asked[chunk, 0], asked[chunk, 1] = token_ends[0], token_ends[1]
+            asked[chunk, 0] = token_ends[0]
+            asked[chunk, 1] = token_ends[1]
         if found <= 0:
             continue
-        token, start = held[1], starts[chunk]
-        firsts[places[chunk]], counts[places[chunk]] = token, found
+        token = held[1]
+        start = starts[chunk]
+        firsts[places[chunk]] = token
+        counts[places[chunk]] = found
         for number in range(found):
             end = token_ends[number]
             hashes[token] = hash_characters(codes, start, end)
             lengths[token] = end - start
             flags[token] = compute_flags(codes, start, end, hashes[token], kinds)
-            token, start = token + 1, end
+            token = token + 1
+            start = end
         held[1] = token
 
 

@@ -29,8 +29,10 @@ def remove_thumbnails(judged: ScoredBlocks) -> ScoredBlocks:
     the page; a heading counts only if the next kept line repeats it. No text is lost, as the line
     stays. Lines of ordinary text may repeat each other, as refrains do.
     """
-    numbers, kept = judged.blocks.numbers, judged.kept
-    kind, characters = numbers[:, KIND], numbers[:, CHARACTERS]
+    numbers = judged.blocks.numbers
+    kept = judged.kept
+    kind = numbers[:, KIND]
+    characters = numbers[:, CHARACTERS]
     thumbnail = (kind == ITEM) | (numbers[:, LINK_CHARACTERS] >= characters)
     text = kept & ~thumbnail & ((kind == TEXT) | (kind == PARAGRAPH))
     again = kept & thumbnail & (numbers[:, WORDS] >= _LEAST_WORDS)
@@ -49,7 +51,8 @@ def _find_repeated_headings(judged: ScoredBlocks) -> NDArray[np.bool_]:
     heading = (numbers[:, KIND] >= H1) & (numbers[:, KIND] <= H4)
     again = np.zeros(len(numbers), np.bool_)
     kept = np.flatnonzero(judged.kept)
-    first, second = kept[:-1], kept[1:]
+    first = kept[:-1]
+    second = kept[1:]
     again[first] = (
         heading[first]
         & ~heading[second]

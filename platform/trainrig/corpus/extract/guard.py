@@ -122,11 +122,13 @@ class Guard:
         return self._failed_pages.get((page.url, hashlib.sha256(page.body).hexdigest()))
 
     def _try(self, pages: Sequence[RawPage]) -> Iterator[Outcome]:
-        left, killed_before = list(pages), False
+        left = list(pages)
+        killed_before = False
         while left:
             self._child = self._child or _Child(self._task)
             for outcome in self._child.extract(left):
-                left, killed_before = left[1:], False
+                left = left[1:]
+                killed_before = False
                 yield outcome
             if not left:
                 return
@@ -141,7 +143,8 @@ class Guard:
             cause = _CAUSES.get(ended_by, "memory" if full else "crashed")
             failed_page = FailedPage(left[0].url, hashlib.sha256(left[0].body).hexdigest(), cause)
             self._failed_pages[failed_page.url, failed_page.sha256] = failed_page
-            left, killed_before = left[1:], False
+            left = left[1:]
+            killed_before = False
             yield NotExtracted(failed_page.cause)
 
 
@@ -242,7 +245,8 @@ def _iterate_batches(pages: Iterable[RawPage]) -> Iterator[list[RawPage]]:
     for page in pages:
         if batch and (len(batch) == BATCH or size + len(page.body) > BATCH_BYTES):
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
         batch.append(page)
         size += len(page.body)
     if batch:

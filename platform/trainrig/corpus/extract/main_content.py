@@ -63,12 +63,14 @@ def extract_by_blocks(
     main = best = judged("main")
     if is_gutted(main):
         return Content(main.keep_all().format_text(bullets), 1.0)
-    text, whole = main.format_text(bullets), None
+    text = main.format_text(bullets)
+    whole = None
     if len(text) < LITTLE:
         whole = judged("whole")
         other = whole.format_text(bullets)
         if len(other) > len(text):
-            best, text = whole, other
+            best = whole
+            text = other
     if ask is not None and best.certainty < UNSURE:
         best = vote(main, whole or judged("whole"), ask)
         text = best.format_text(bullets)

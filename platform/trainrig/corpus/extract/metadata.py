@@ -50,14 +50,16 @@ def find_date(tree: HTMLTree, html: str) -> str:
 
 
 def _from_head(head: ElementNode | None) -> str:
-    best, best_rank = "", len(_DATE_NAMES)
+    best = ""
+    best_rank = len(_DATE_NAMES)
     for meta in head.query_selector_all(_DATED).values() if head else ():
         name = meta.getattr("property") or meta.getattr("name") or meta.getattr("itemprop") or ""
         name = name.lower()
         if name in _DATE_NAMES[:best_rank]:
             found = parse_day(meta.getattr("content") or "")
             if found:
-                best, best_rank = found, _DATE_NAMES.index(name)
+                best = found
+                best_rank = _DATE_NAMES.index(name)
     return best
 
 

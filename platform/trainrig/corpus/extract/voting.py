@@ -62,6 +62,7 @@ def _measure_disagreement(
     whole: ScoredBlocks, ours: NDArray[np.int32], theirs: NDArray[np.int32]
 ) -> int:
     """Return the thousandths of the characters kept by either side that only one side keeps."""
-    one, other = ours > 0, theirs > 0
+    one = ours > 0
+    other = theirs > 0
     of_either = int(whole.characters[one | other].sum())
     return 1000 * int(whole.characters[one != other].sum()) // max(1, of_either)

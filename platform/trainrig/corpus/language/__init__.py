@@ -153,7 +153,8 @@ def _count_capitals(
     codes: NDArray[np.uint32], starts: NDArray[np.int64], found: NDArray[np.bool_]
 ) -> None:
     for text in range(len(found)):
-        capitals, small = 0, 0
+        capitals = 0
+        small = 0
         for place in range(starts[text], starts[text + 1]):
             capitals += 0x41 <= codes[place] <= 0x5A
             small += 0x61 <= codes[place] <= 0x7A

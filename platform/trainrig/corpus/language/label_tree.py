@@ -23,7 +23,9 @@ def build_label_tree(counts: Sequence[int]) -> LabelTree:
     leaves = len(counts)
     weights = [*counts, *[0] * (leaves - 1)]
     tree = LabelTree(np.full(len(weights), -1, np.int64), np.full(len(weights), -1, np.int64))
-    leaf, inner = leaves - 1, leaves  # the lightest leaf and the lightest inner node not joined yet
+    # the lightest leaf and the lightest inner node not joined yet
+    leaf = leaves - 1
+    inner = leaves
     for node in range(leaves, len(weights)):
         joined = []
         for _ in range(2):

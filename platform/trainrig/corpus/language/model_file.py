@@ -14,13 +14,15 @@ from numpy.typing import NDArray
 
 from trainrig.errors import DataError
 
-_MAGIC, _VERSION = 793712314, 12
+_MAGIC = 793712314
+_VERSION = 12
 _SETTINGS = struct.Struct("<12id")
 _COUNTS = struct.Struct("<3i2q")
 _ENTRY = struct.Struct("<qb")
 _SHAPE = struct.Struct("<2q")
 _CENTROIDS = 256
-_HIERARCHICAL_SOFTMAX, _SUPERVISED = 1, 3
+_HIERARCHICAL_SOFTMAX = 1
+_SUPERVISED = 3
 _LABEL = "__label__"
 
 
@@ -62,7 +64,8 @@ class _Cursor:
 
     def read_line(self) -> bytes:
         end = self.data.index(b"\0", self.place)
-        found, self.place = self.data[self.place : end], end + 1
+        found = self.data[self.place : end]
+        self.place = end + 1
         return found
 
 
@@ -82,7 +85,9 @@ def _read(cursor: _Cursor, path: Path) -> FastTextModel:
     if (word_n_grams, loss, kind) != (1, _HIERARCHICAL_SOFTMAX, _SUPERVISED):
         raise DataError(f"{path}: not a classifier of words under a tree of labels")
     entries, _, _, _, pruned = cursor.take(_COUNTS)
-    words, labels, label_counts = [], [], []
+    words = []
+    labels = []
+    label_counts = []
     for _ in range(entries):
         name = cursor.read_line()
         count, is_label = cursor.take(_ENTRY)

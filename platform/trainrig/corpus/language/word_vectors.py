@@ -14,7 +14,9 @@ from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays.characters import LETTER, SPACE
 from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, compute_table_size, mix_bits
 
-_OFFSET, _PRIME = np.uint32(2166136261), np.uint32(16777619)  # constants of 32-bit FNV-1a
+# constants of 32-bit FNV-1a
+_OFFSET = np.uint32(2166136261)
+_PRIME = np.uint32(16777619)
 _BORDERS = (ord("<"), ord(">"))
 _SURROGATES = (0xD800, 0xDFFF)
 _FREE = -1
@@ -23,7 +25,10 @@ _N_GRAMS = 512  # n-grams of a word that are looked up together
 _CACHE_LINE = 64  # bytes
 _ROWS = np.uint64(2**32 - 1)
 _Number = TypeVar("_Number", np.float32, np.uint64)
-_32, _64, _63, _1 = np.uint64(32), np.uint32(6), np.uint32(63), np.uint64(1)
+_32 = np.uint64(32)
+_64 = np.uint32(6)
+_63 = np.uint32(63)
+_1 = np.uint64(1)
 
 
 class Known(NamedTuple):
@@ -82,10 +87,12 @@ def find_own_words(
 ) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
     """Build the hash table `WordRows.words` and `WordRows.word_rows` of words with these hashes."""
     size = int(compute_table_size(len(hashes)))
-    words, word_rows = np.zeros(size, np.uint64), np.full(size, _FREE, np.int32)
+    words = np.zeros(size, np.uint64)
+    word_rows = np.full(size, _FREE, np.int32)
     for key, row in zip(hashes, rows, strict=True):
         at = _find_own_place(words, word_rows, key)
-        words[at], word_rows[at] = key, row
+        words[at] = key
+        word_rows[at] = row
     return words, word_rows
 
 
@@ -116,9 +123,11 @@ def sum_word_rows(
     seen = np.uint16(0)
     # Words are processed in blocks, in three passes, so that the memory loads of a pass overlap.
     block = min(_BLOCK, known.sums.shape[1])
-    hashes, words = np.empty(block, np.uint64), np.empty(block, np.uint64)
+    hashes = np.empty(block, np.uint64)
+    words = np.empty(block, np.uint64)
     edges = np.empty((block, 2), np.int64)
-    spelt, n_grams = np.empty(4 * (end - start) + 2, np.uint8), np.empty(_N_GRAMS, np.uint32)
+    spelt = np.empty(4 * (end - start) + 2, np.uint8)
+    n_grams = np.empty(_N_GRAMS, np.uint32)
     place = start
     while place < end:
         count = 0
@@ -132,7 +141,8 @@ def sum_word_rows(
                 found = (found ^ np.uint64(codes[place])) * PRIME
                 seen |= classes[place]
                 place += 1
-            edges[count, 1], hashes[count] = place, mix_bits(found)
+            edges[count, 1] = place
+            hashes[count] = mix_bits(found)
             count += 1
         _look_up(codes, edges, hashes, count, known, model, spelt, n_grams, words)
         sums = known.sums[known.met[1]]
@@ -161,8 +171,10 @@ def _look_up(
         known.met[0] = 0
         known.met[1] = 1 - known.met[1]
         known.tables[known.met[1]] = 0
-    young, old = known.met[1], 1 - known.met[1]
-    table, sums = known.tables[young], known.sums[young]
+    young = known.met[1]
+    old = 1 - known.met[1]
+    table = known.tables[young]
+    sums = known.sums[young]
     for number in range(count):
         key = hashes[number]
         at = _find_word_place(table, key)
@@ -187,7 +199,8 @@ def _look_up(
                         n_grams,
                     )
                 )
-            table[at, 0], table[at, 1] = key, np.uint64(word + 1) << _32 | rows
+            table[at, 0] = key
+            table[at, 1] = np.uint64(word + 1) << _32 | rows
         words[number] = table[at, 1]
 
 
@@ -237,7 +250,9 @@ def _add_rows(
         if count + longest > len(n_grams):
             rows += _add_n_grams(n_grams, count, model, total)
             count = 0
-        found, place, characters = _OFFSET, begin, 0
+        found = _OFFSET
+        place = begin
+        characters = 0
         while place < length and characters < longest:
             # N-grams consist of whole characters; fastText treats bytes above 127 as negative.
             signed = np.uint32(np.int32(np.int8(spelt[place])))
@@ -258,14 +273,18 @@ def _add_n_grams(
 ) -> np.int64:
     """Add the rows of the buckets that have one to `total`; return their number."""
     # Separate passes without branches, so that the memory loads of a pass overlap.
-    bits, before, n_gram_rows, rows_RC = model.bits, model.before, model.n_gram_rows, model.rows_RC
+    bits = model.bits
+    before = model.before
+    n_gram_rows = model.n_gram_rows
+    rows_RC = model.rows_RC
     kept = np.int64(0)
     for number in range(count):
         bucket = n_grams[number]
         n_grams[kept] = bucket
         kept += np.int64(bits[bucket >> _64] >> np.uint64(bucket & _63) & _1)
     for number in range(kept):
-        word, bit = n_grams[number] >> _64, np.uint64(n_grams[number] & _63)
+        word = n_grams[number] >> _64
+        bit = np.uint64(n_grams[number] & _63)
         below = bits[word] & ((_1 << bit) - _1)
         n_grams[number] = n_gram_rows[before[word] + _count_ones(below)]
     for number in range(kept):
@@ -313,17 +332,21 @@ def _spell(codes: NDArray[np.uint32], first: int, end: int, spelt: NDArray[np.ui
             spelt[length] = code
             length += 1
         elif code < 0x800:
-            spelt[length], spelt[length + 1] = 0xC0 | code >> 6, 0x80 | code & 0x3F
+            spelt[length] = 0xC0 | code >> 6
+            spelt[length + 1] = 0x80 | code & 0x3F
             length += 2
         elif _SURROGATES[0] <= code <= _SURROGATES[1]:
             continue
         elif code < 0x10000:
-            spelt[length], spelt[length + 1] = 0xE0 | code >> 12, 0x80 | code >> 6 & 0x3F
+            spelt[length] = 0xE0 | code >> 12
+            spelt[length + 1] = 0x80 | code >> 6 & 0x3F
             spelt[length + 2] = 0x80 | code & 0x3F
             length += 3
         else:
-            spelt[length], spelt[length + 1] = 0xF0 | code >> 18, 0x80 | code >> 12 & 0x3F
-            spelt[length + 2], spelt[length + 3] = 0x80 | code >> 6 & 0x3F, 0x80 | code & 0x3F
+            spelt[length] = 0xF0 | code >> 18
+            spelt[length + 1] = 0x80 | code >> 12 & 0x3F
+            spelt[length + 2] = 0x80 | code >> 6 & 0x3F
+            spelt[length + 3] = 0x80 | code & 0x3F
             length += 4
     spelt[length] = _BORDERS[1]
     return length + 1

@@ -33,7 +33,8 @@ def write_arrays(path: str, kind: str, arrays: Mapping[str, NDArray[Any]], facts
     placed = sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0]))
     end = 0
     for name, array in placed:
-        begin, end = end, end + array.nbytes
+        begin = end
+        end = end + array.nbytes
         header[name] = {
             "dtype": _NAMES[array.dtype],
             "shape": array.shape,
@@ -67,7 +68,8 @@ def open_arrays(path: str, kind: str) -> tuple[dict[str, NDArray[Any]], Any]:
     try:
         header = json.loads(text)
         described = json.loads(header.pop("__metadata__")["trainrig"])
-        found, made = described["kind"], described["format"]
+        found = described["kind"]
+        made = described["format"]
         ends = [entry["data_offsets"][1] for entry in header.values()]
     except (AttributeError, KeyError, TypeError, ValueError):
         raise DataError(f"{path}: no model that trainrig made, or torn") from None

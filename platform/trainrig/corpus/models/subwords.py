@@ -30,7 +30,9 @@ from trainrig.errors import DataError
 MOST_KNOWN = 1_000_000  # words whose pieces are cached: some 300 MB
 # Normalizers that treat each character independently of its neighbours.
 _OF_A_CHARACTER = ("NFKD", "StripAccents", "Lowercase", "Replace")
-_BEGIN_PIECE, _END_PIECE = -1, -2  # negative indices, for two ids appended after all pieces
+# negative indices, for two ids appended after all pieces
+_BEGIN_PIECE = -1
+_END_PIECE = -2
 
 
 class Subwords(Settings):

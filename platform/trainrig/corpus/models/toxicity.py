@@ -72,7 +72,8 @@ def _measure_covered_words(
     words = sum(token[0].isalnum() or token[0] == "_" for token in tokens)
     if not words:
         return np.nan
-    covered, until = 0, 0
+    covered = 0
+    until = 0
     for place, token in enumerate(tokens):
         for phrase in phrases.get(token, ()):  # longest first
             if tokens[place : place + len(phrase)] == phrase:

@@ -20,7 +20,8 @@ def read(piece: InputPiece, reading: ReadSettings) -> Iterator[RawPage | Unreada
     Raises DataError if a Parquet file lacks a column named in `reading`, FileNotFoundError, and
     ClusterError if storage stays unreachable.
     """
-    begin, end = piece.begin, piece.end
+    begin = piece.begin
+    end = piece.end
     with storage.open_read(piece.path) as stream:
         if piece.format in ("warc", "arc"):
             grammar: ArchiveGrammar = warc.GRAMMAR if piece.format == "warc" else arc.GRAMMAR

@@ -126,7 +126,8 @@ def _group_pieces(cut: Iterator[tuple[InputPiece, int]], size: int) -> Iterator[
         weight = bytes_ + OPENING
         if group and filled + weight > size:
             yield group
-            group, filled = [], 0
+            group = []
+            filled = 0
         group.append(piece)
         filled += weight
     if group:

@@ -40,7 +40,8 @@ def read_text(
     if reading.documents == "file":
         yield _read_whole(stream, name, reading.base_url, "text/plain", reading.encoding)
         return
-    source, unpacked = stream, None
+    source = stream
+    unpacked = None
     if begin == 0 and end is None:
         unpacked = Unpacked(stream)
         source = cast(BinaryIO, unpacked)
@@ -108,7 +109,8 @@ def _begins_inside(stream: BinaryIO, begin: int) -> bool:
     first = next(iterate_lines(stream, begin), None)
     if first is None:
         return True
-    at, ends = first.start, 0
+    at = first.start
+    ends = 0
     while at > 0:
         back = min(_BACK, at)
         stream.seek(at - back)

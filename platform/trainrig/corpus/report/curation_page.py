@@ -73,7 +73,8 @@ def render_curation_page(
 
 
 def _build_verdict(summary: CurationTallies, counts: Mapping[str, Any]) -> report.Verdict:
-    kept, came = counts["documents_kept"], counts["documents_in"]
+    kept = counts["documents_kept"]
+    came = counts["documents_in"]
     idle = [step for step, (_, any_) in sum_steps(summary.steps).items() if not any_]
     warnings = []
     if idle:
@@ -95,7 +96,8 @@ def _build_verdict(summary: CurationTallies, counts: Mapping[str, Any]) -> repor
 def _build_key_figures(
     counts: Mapping[str, Any], cost: Mapping[str, float]
 ) -> tuple[report.KeyFigure, ...]:
-    kept, came = counts["documents_kept"], counts["documents_in"]
+    kept = counts["documents_kept"]
+    came = counts["documents_in"]
     a_second = came / cost["cpu_seconds"] if cost["cpu_seconds"] else 0.0
     return (
         report.KeyFigure(
@@ -203,7 +205,8 @@ def _build_copies_section(summary: CurationTallies, near: MinHash) -> Section:
         gone, stayed = find_differences(row.text, row.kept_text)
         # the end of an excerpt is no difference
         if max(len(row.text), len(row.kept_text)) >= EXCERPT:
-            gone, stayed = gone[:-1], stayed[:-1]
+            gone = gone[:-1]
+            stayed = stayed[:-1]
         fell = TextSample(row.url, row.text, "fell", gone)
         kept = TextSample(row.kept_url, row.kept_text, "was kept", stayed)
         title = f"{row.url}: {row.similarity:.3f} of all shingles in common"

@@ -41,7 +41,8 @@ class LikePairs:
         fell = fell[np.isin(there["repeated"][fell, 0], kept[:, 0])]
         order = np.lexsort((there["ids"][fell, 1], there["ids"][fell, 0]))
         chosen = fell[order][:MOST]
-        ids, partners = format_ids(there["ids"][chosen]), format_ids(there["repeated"][chosen])
+        ids = format_ids(there["ids"][chosen])
+        partners = format_ids(there["repeated"][chosen])
         self._partners = dict(zip(ids, partners, strict=True))
         self._similarities = dict(zip(ids, there["similarities"][chosen].tolist(), strict=True))
         self._rows: dict[str, dict[str, str]] = {}

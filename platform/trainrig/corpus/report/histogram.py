@@ -10,8 +10,12 @@ from collections.abc import Sequence
 from trainrig.report import format_short
 
 Bin = tuple[tuple[float, float | None], int]  # lower bound, upper bound (None: open), documents
-WIDTH, HEIGHT = 420, 180  # CSS pixels; `figures.draw` has the same width
-RIGHT, TOP, BOTTOM = 417.0, 6.0, 159.0  # edges of the axes
+WIDTH = 420  # CSS pixels
+HEIGHT = 180  # `figures.draw` has the same width
+# edges of the axes
+RIGHT = 417.0
+TOP = 6.0
+BOTTOM = 159.0
 SHARE = 2.0  # up to this value the axis is linear; beyond it, logarithmic
 MARGIN = 1.05  # length of an axis relative to its largest value
 MAX_TICKS = 8

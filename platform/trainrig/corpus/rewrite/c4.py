@@ -30,7 +30,10 @@ from trainrig.corpus.signals.text_arrays.phrases import (
     may_have_phrases,
 )
 
-_END_MARKS, _APOSTROPHE, _NEW_LINE = (0x2E, 0x3F, 0x21, 0x22), 0x27, 0x0A  # . ? ! " '
+# . ? ! " '
+_END_MARKS = (0x2E, 0x3F, 0x21, 0x22)
+_APOSTROPHE = 0x27
+_NEW_LINE = 0x0A
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,8 @@ def _apply_rules(
     to = 0
     kept_texts[0] = 0
     for text in range(len(texts) - 1):
-        place, first = texts[text], to
+        place = texts[text]
+        first = to
         speaks = may_have_phrases(codes, place, texts[text + 1])
         while place < texts[text + 1]:
             line = find_line(codes, classes, place, texts[text + 1])
@@ -144,11 +148,16 @@ def _apply_rules(
             if line.longest > rules.max_word_length:
                 counts[_LONG, text] += 1
                 continue
-            some, kinds, start, end, words = codes, classes, line.start, line.end, line.words
+            some = codes
+            kinds = classes
+            start = line.start
+            end = line.end
+            words = line.words
             if rules.citations and line.may_cite:
                 some, kinds, cited = remove_citations(codes, classes, start, end)
                 counts[_CITED, text] += cited
-                start, end = 0, len(some)
+                start = 0
+                end = len(some)
                 if not rules.words_before_citations_are_cut:
                     words = count_words(kinds)
             if rules.ended and not _is_ended(some, start, end, rules.apostrophe_ends):
@@ -169,12 +178,14 @@ def _apply_rules(
                 counts[_POLICY, text] += 1
                 continue
             if to > first:
-                kept_codes[to], kept_classes[to] = _NEW_LINE, SPACE | LINE_BREAK
+                kept_codes[to] = _NEW_LINE
+                kept_classes[to] = SPACE | LINE_BREAK
                 to += 1
             for at in range(start, end):
                 # A removed citation can leave white space before the first word of the text.
                 if to > first or kinds[at] & SPACE == 0:
-                    kept_codes[to], kept_classes[to] = some[at], kinds[at]
+                    kept_codes[to] = some[at]
+                    kept_classes[to] = kinds[at]
                     to += 1
         while to > first and kept_classes[to - 1] & SPACE:
             to -= 1

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compile_nogil
 
 _PLANES = 0x20000  # code points above this are no upper case, digits or white space
-_VISIBLE, _CAPITAL, _DIGIT = 1, 2, 4
+_VISIBLE = 1
+_CAPITAL = 2
+_DIGIT = 4
 _NEW_LINE = 0x0A
 
 
@@ -40,8 +42,13 @@ def _count(codes: NDArray[np.uint32], classes: NDArray[np.uint8], lines: int) ->
     counts = np.empty((5, lines), np.int64)
     place = 0
     for line in range(lines):
-        visible, capitals, digits, words = 0, 0, 0, 0
-        first, end, in_word = 0, 0, False
+        visible = 0
+        capitals = 0
+        digits = 0
+        words = 0
+        first = 0
+        end = 0
+        in_word = False
         while place < len(codes) and codes[place] != _NEW_LINE:
             kind = classes[min(codes[place], _PLANES)]
             is_visible = kind != 0
@@ -55,8 +62,11 @@ def _count(codes: NDArray[np.uint32], classes: NDArray[np.uint8], lines: int) ->
                 capitals += (kind & _CAPITAL) != 0
                 digits += (kind & _DIGIT) != 0
         place += 1
-        counts[0, line], counts[1, line], counts[2, line] = visible, capitals, digits
-        counts[3, line], counts[4, line] = words, end - first
+        counts[0, line] = visible
+        counts[1, line] = capitals
+        counts[2, line] = digits
+        counts[3, line] = words
+        counts[4, line] = end - first
     return counts
 
 

@@ -126,7 +126,8 @@ class RefinedWebLines(Settings):
 
     def _remove_phrases(self, text: str, phrases: re.Pattern[str]) -> tuple[str, int]:
         """Remove `phrases` from short lines; return the text and the number of changed lines."""
-        kept, cuts = [], 0
+        kept = []
+        cuts = 0
         for line in text.split("\n"):
             if len(line.split()) <= self.short_line and phrases.search(line.strip()):
                 line = _cut_phrases(phrases, line.strip())

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from trainrig.config import Settings
 
 _BASIC = 0x10000  # code points of the basic plane; none beyond it is an indication
-_BESIDE, _ALONE, _ASCII = 1, 2, 4
+_BESIDE = 1
+_ALONE = 2
+_ASCII = 4
 
 
 class RepairUnicode(Settings):
@@ -32,14 +34,16 @@ class RepairUnicode(Settings):
 
     def apply(self, text: str, language: str) -> tuple[str, dict[str, int]]:
         """Repair `text` line by line; return it with the counts. Idempotent."""
-        repaired, composed = 0, 0
+        repaired = 0
+        composed = 0
         if suspects := find_suspect_lines(text):
             lines = text.split("\n")
             for at in suspects:
                 fixed = load_fixer()(lines[at])
                 if fixed != lines[at]:
                     by_nfc = fixed == unicodedata.normalize("NFC", lines[at])
-                    composed, repaired = composed + by_nfc, repaired + (not by_nfc)
+                    composed = composed + by_nfc
+                    repaired = repaired + (not by_nfc)
                     lines[at] = fixed
             if repaired or composed:
                 text = "\n".join(lines)
@@ -53,7 +57,8 @@ def find_suspect_lines(text: str) -> list[int]:
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     classes = _build_classes().take(codes, mode="clip")
     suspect = (classes & _ALONE).view(bool)
-    beside, foreign = (classes & _BESIDE).view(bool), classes < _ASCII
+    beside = (classes & _BESIDE).view(bool)
+    foreign = classes < _ASCII
     suspect[1:] |= (beside[1:] & foreign[:-1]) | (beside[:-1] & foreign[1:])
     found = np.flatnonzero(suspect)
     numbers = set()

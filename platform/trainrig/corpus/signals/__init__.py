@@ -29,7 +29,8 @@ from trainrig.corpus.signals.text_arrays.words import split_words
 
 __all__ = ["SIGNALS", "measure"]
 
-_COUNT, _RATIO = np.dtype(np.int64), np.dtype(np.float64)
+_COUNT = np.dtype(np.int64)
+_RATIO = np.dtype(np.float64)
 
 # Column → dtype. All are zero for an empty text. Shares are from 0 to 1.
 SIGNALS: dict[str, np.dtype[Any]] = {

@@ -24,7 +24,8 @@ from trainrig.corpus.signals.text_arrays.phrases import (
 from trainrig.corpus.signals.text_arrays.sentences import count_sentences
 
 _MAX_WORD_LENGTH = 1000
-_MIN_WORDS, _MIN_WORDS_ANY_END = 5, 3  # the authors' code; datatrove
+_MIN_WORDS = 5  # the authors' code
+_MIN_WORDS_ANY_END = 3  # datatrove
 _END_MARKS = (0x2E, 0x3F, 0x21, 0x22)  # . ? ! "
 
 
@@ -59,7 +60,9 @@ def _count(
             place = line.after
             if line.words == 0:
                 continue
-            start, end, words = line.start, line.end, line.words
+            start = line.start
+            end = line.end
+            words = line.words
             if line.may_cite:
                 cut, kinds, _ = remove_citations(codes, classes, start, end)
                 counts = _count_line(
@@ -94,7 +97,8 @@ def _count_line(
     if words_before < _MIN_WORDS_ANY_END or phrases & (JAVASCRIPT | POLICY):
         return 0, 0, has_lorem_ipsum
     ended = end > start and codes[end - 1] in _END_MARKS and not ends_in_dots(codes, start, end)
-    first, last = start, end
+    first = start
+    last = end
     while first < last and classes[first] & SPACE:
         first += 1
     while first < last and classes[last - 1] & SPACE:

@@ -12,7 +12,11 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays.characters import LINE_BREAK, SPACE
 
-_OPEN, _CLOSE, _CURLY_BRACKET, _RETURN, _NEW_LINE = 0x5B, 0x5D, 0x7B, 0x0D, 0x0A
+_OPEN = 0x5B
+_CLOSE = 0x5D
+_CURLY_BRACKET = 0x7B
+_RETURN = 0x0D
+_NEW_LINE = 0x0A
 _EDIT, _NEEDED = (np.array([*map(ord, each)]) for each in ("[edit]", "[citation needed]"))
 # The zero of each script's digits, which its nine other digits follow. None is in a higher plane.
 _ZEROS = np.array([*map(ord, re.findall(r"\d", "".join(map(chr, range(0x20000)))))][::10])
@@ -35,8 +39,12 @@ def find_line(
     codes: NDArray[np.uint32], classes: NDArray[np.uint16], place: int, end_of_text: int
 ) -> C4Line:
     """Return the line that begins at `place`."""
-    start, end, words, longest = place, place, 0, 0
-    may_cite, has_curly_bracket = False, False
+    start = place
+    end = place
+    words = 0
+    longest = 0
+    may_cite = False
+    has_curly_bracket = False
     while place < end_of_text:
         if classes[place] & SPACE:
             if classes[place] & LINE_BREAK:
@@ -77,7 +85,8 @@ def remove_citations(
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint16], int]:
     """Remove [1], [], [edit] and [citation needed] from a line; return also their number."""
     kept = np.empty(end - start, np.int64)
-    count, citations = 0, 0
+    count = 0
+    citations = 0
     place = start
     while place < end:
         length = _measure_citation(codes, place, end) if codes[place] == _OPEN else 0

@@ -11,7 +11,8 @@ from trainrig.corpus.signals.text_arrays.batch import TextBatch
 from trainrig.corpus.signals.text_arrays.characters import BULLET, DASH, SPACE, TERMINAL
 
 SHORT_LINE = 30  # characters; from FineWeb (Penedo et al. 2024, arXiv:2406.17557, section 3.6)
-_FULL_STOP, _ELLIPSIS = 0x2E, 0x2026
+_FULL_STOP = 0x2E
+_ELLIPSIS = 0x2026
 
 
 class LineEnds(NamedTuple):
@@ -52,7 +53,8 @@ def _count(
 ) -> None:
     for text in range(len(firsts) - 1):
         for line in range(firsts[text], firsts[text + 1]):
-            start, end = starts[line], ends[line]
+            start = starts[line]
+            end = ends[line]
             is_bullet = classes[start] & BULLET != 0 or (
                 classes[start] & DASH != 0 and end - start > 1 and classes[start + 1] & SPACE != 0
             )

@@ -44,7 +44,8 @@ def measure_repetition(words: BatchWords) -> Repetition:
         np.zeros((texts, len(TOPS)), np.int64), np.zeros((texts, len(DUPLICATES)), np.int64)
     )
     table = allocate_seen(most)
-    positions, places = np.empty(most, np.int64), np.empty(most, np.int64)
+    positions = np.empty(most, np.int64)
+    places = np.empty(most, np.int64)
     grams = np.empty(most, np.uint64)
     _count_repetition(
         words.hashes_W, words.before_W1, firsts, *table, positions, places, grams, *found
@@ -68,7 +69,8 @@ def _count_repetition(
 ) -> None:
     generation = 0
     for text in range(len(firsts) - 1):
-        first, end = firsts[text], firsts[text + 1]
+        first = firsts[text]
+        end = firsts[text + 1]
         size = compute_table_size(end - first)
         alive = end - first
         for word in range(first, end):
@@ -85,7 +87,8 @@ def _count_repetition(
                     break
                 gram = mix_bits(grams[index] * _MULTIPLIER + hashes[word + n - 1])
                 place = count_again(keys, stamps, counts, generation, size, gram)
-                positions[looked_at], places[looked_at] = word, place
+                positions[looked_at] = word
+                places[looked_at] = place
                 grams[looked_at] = gram
                 looked_at += 1
                 if counts[place] > 1:
@@ -104,7 +107,8 @@ def _count_repetition(
                 word = positions[index]
                 if count == most:
                     longest = max(longest, before[word + n] - before[word])
-                positions[alive], grams[alive] = word, grams[index]
+                positions[alive] = word
+                grams[alive] = grams[index]
                 alive += 1
             if n <= TOPS[-1]:
                 tops[text, n - TOPS[0]] = most * longest

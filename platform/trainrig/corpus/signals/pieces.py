@@ -44,7 +44,8 @@ def find_lines_and_paragraphs(batch: TextBatch) -> tuple[Pieces, Pieces]:
     """Return the lines and the paragraphs of each text."""
     # a piece takes at least a character and a new line
     room = len(batch.codes_C) // 2 + len(batch.starts_D1)
-    starts, ends = np.empty((2, room), np.int64), np.empty((2, room), np.int64)
+    starts = np.empty((2, room), np.int64)
+    ends = np.empty((2, room), np.int64)
     firsts = np.zeros((2, len(batch.starts_D1)), np.int64)
     _split_lines(*batch, starts, ends, firsts)
     lines, paragraphs = (
@@ -73,13 +74,15 @@ def _split_lines(
     firsts: NDArray[np.int64],
 ) -> None:
     """Split at white space: with a new line for lines, with two or more for paragraphs."""
-    line, paragraph = 0, 0
+    line = 0
+    paragraph = 0
     for text in range(len(texts) - 1):
         seen = 2  # new lines since the last visible character
         for place in range(texts[text], texts[text + 1]):
             if classes[place] & SPACE:
                 if seen == 0 and classes[place - 1] & SPACE == 0:
-                    ends[0, line - 1], ends[1, paragraph - 1] = place, place
+                    ends[0, line - 1] = place
+                    ends[1, paragraph - 1] = place
                 seen += codes[place] == _NEW_LINE
                 continue
             if seen >= 1:
@@ -93,8 +96,10 @@ def _split_lines(
             last = texts[text + 1]
             while classes[last - 1] & SPACE:
                 last -= 1
-            ends[0, line - 1], ends[1, paragraph - 1] = last, last
-        firsts[0, text + 1], firsts[1, text + 1] = line, paragraph
+            ends[0, line - 1] = last
+            ends[1, paragraph - 1] = last
+        firsts[0, text + 1] = line
+        firsts[1, text + 1] = paragraph
 
 
 @compile_nogil
@@ -109,9 +114,14 @@ def _count_repeated(
     found: NDArray[np.int64],
 ) -> None:
     for text in range(len(firsts) - 1):
-        first, end = firsts[text], firsts[text + 1]
+        first = firsts[text]
+        end = firsts[text + 1]
         size = compute_table_size(end - first)
-        characters, duplicates, duplicate_characters, run, longest = 0, 0, 0, 0, 0
+        characters = 0
+        duplicates = 0
+        duplicate_characters = 0
+        run = 0
+        longest = 0
         before = np.uint64(0)
         for piece in range(first, end):
             length = ends[piece] - starts[piece]
@@ -124,6 +134,8 @@ def _count_repeated(
             if counts[place] > 1:
                 duplicates += 1
                 duplicate_characters += length
-        found[0, text], found[1, text] = end - first, characters
-        found[2, text], found[3, text] = duplicates, duplicate_characters
+        found[0, text] = end - first
+        found[1, text] = characters
+        found[2, text] = duplicates
+        found[3, text] = duplicate_characters
         found[4, text] = longest

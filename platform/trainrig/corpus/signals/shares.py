@@ -13,7 +13,8 @@ STEPS = 10_000
 
 def compute_shares(parts: NDArray[Any], wholes: NDArray[Any]) -> NDArray[np.float64]:
     """Compute `round(part / whole, 4)` of integers exactly; 0 where the whole is 0."""
-    parts, wholes = parts.astype(np.int64), wholes.astype(np.int64)
+    parts = parts.astype(np.int64)
+    wholes = wholes.astype(np.int64)
     safe = np.maximum(wholes, 1)
     steps, rest = np.divmod(parts * STEPS, safe)
     steps += 2 * rest > safe

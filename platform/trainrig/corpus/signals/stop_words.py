@@ -86,7 +86,8 @@ def _build_table() -> _Table:
     for (language, number, _), word in zip(listed, hashes, strict=True):
         key = np.uint64(_hash_key(word, language))
         place = _find_place(*table, key)
-        table.keys[place], table.numbers[place] = key, number
+        table.keys[place] = key
+        table.numbers[place] = number
     return table
 
 

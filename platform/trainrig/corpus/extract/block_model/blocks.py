@@ -105,7 +105,9 @@ def is_word_byte(byte: int) -> bool:
 @compile_nogil
 def mark_words(text: NDArray[np.uint8], bits: NDArray[np.bool_]) -> None:
     """Set the bit of each word of `text` in `bits`."""
-    hash_, length, before = _FNV_START, 0, 0
+    hash_ = _FNV_START
+    length = 0
+    before = 0
     for i in range(len(text) + 1):
         byte = int(text[i]) if i < len(text) else 32
         if is_word_byte(byte):
@@ -113,14 +115,16 @@ def mark_words(text: NDArray[np.uint8], bits: NDArray[np.bool_]) -> None:
             length += 1
         elif length:
             bits[(hash_ ^ (hash_ >> np.uint64(32))) & np.uint64(len(bits) - 1)] = True
-            hash_, length = _FNV_START, 0
+            hash_ = _FNV_START
+            length = 0
         before = byte
 
 
 @compile_nogil
 def hash_text(text: NDArray[np.uint8]) -> np.uint64:
     """Return the hash of `text` as one word."""
-    hash_, before = _FNV_START, 0
+    hash_ = _FNV_START
+    before = 0
     for i in range(len(text)):
         hash_ = update_word_hash(hash_, int(text[i]), before)
         before = int(text[i])
@@ -238,15 +242,33 @@ def cut_into_blocks(
 ) -> int:
     """Fill `spans`, `numbers` and `digests` for each block; return the number of blocks."""
     # `count` blocks are done; the others describe the current block
-    count, start, gap, opens = 0, 0, 0, 0
-    paragraph, heading, code, link, list_depth = False, 0, False, False, 0  # enclosing elements
+    count = 0
+    start = 0
+    gap = 0
+    opens = 0
+    # enclosing elements
+    paragraph = False
+    heading = 0
+    code = False
+    link = False
+    list_depth = 0
     # `before` is the last byte; `last` and `last_but_one` are code points
-    space, before, last, last_but_one = True, 0, 0, 0
+    space = True
+    before = 0
+    last = 0
+    last_but_one = 0
     # hash of the current word, and hash of the block's words before it
-    hash_, length, digest = _FNV_START, 0, _FNV_START
-    capital, digits, century, after_colon = False, 0, 0, False  # state of the current number
+    hash_ = _FNV_START
+    length = 0
+    digest = _FNV_START
+    # state of the current number
+    capital = False
+    digits = 0
+    century = 0
+    after_colon = False
     row = numbers[0]
-    i, end = 0, len(html)
+    i = 0
+    end = len(html)
     while i <= end:
         byte = int(html[i]) if i < end else 10
         i += 1
@@ -289,7 +311,8 @@ def cut_into_blocks(
             count_word(row, hash_, keys, topics, title_bits)
             row[CAPITALS] += capital
             digest = (digest ^ hash_) * _FNV_PRIME
-            hash_, length = _FNV_START, 0
+            hash_ = _FNV_START
+            length = 0
         if 48 <= byte <= 57:
             row[DIGITS] += 1
             century = century * 10 + byte - 48 if digits < 2 else century
@@ -298,21 +321,29 @@ def cut_into_blocks(
         else:
             row[DATES] += digits == 4 and (century == 19 or century == 20)
             after_colon = byte == 58 and 0 < digits < 3
-            digits, century = 0, 0
+            digits = 0
+            century = 0
         before = byte
         if byte == 10 and (not code or i > end):
             if row[CHARACTERS] == 0:
                 gap += 1
                 row[:] = 0
             else:
-                spans[count, 0], spans[count, 1] = start, min(i - 1, end)
+                spans[count, 0] = start
+                spans[count, 1] = min(i - 1, end)
                 digests[count] = digest
-                row[GAP], row[OPENS] = gap, opens
+                row[GAP] = gap
+                row[OPENS] = opens
                 say_how_it_ends(row, last, last_but_one)
                 count += 1
                 row = numbers[count]
-                gap, opens, space, last, last_but_one = 0, 0, True, 0, 0
-            start, digest = i, _FNV_START
+                gap = 0
+                opens = 0
+                space = True
+                last = 0
+                last_but_one = 0
+            start = i
+            digest = _FNV_START
         elif byte == 32 or byte == 9 or byte == 10 or byte == 13:
             if byte == 9 and row[CHARACTERS] and row[KIND] == TEXT:
                 row[KIND] = ROW

@@ -85,7 +85,8 @@ def _find_next(
     n = len(numbers)
     next_good = np.full(n, FAR, np.int64)
     next_heading = np.full(n, n, np.int64)
-    distance, heading_at = FAR, n
+    distance = FAR
+    heading_at = n
     for i in range(n - 1, -1, -1):
         next_good[i] = min(distance, FAR)
         next_heading[i] = heading_at
@@ -100,7 +101,8 @@ def _write_neighbours(
     i: int, numbers: NDArray[np.int32], topics: NDArray[np.int64], result: NDArray[np.int32]
 ) -> None:
     """Write the features of each neighbour of block `i`; rows before `i` must be filled already."""
-    n, out = len(numbers), result[i]
+    n = len(numbers)
+    out = result[i]
     column = WIDTH + 3
     for step in range(-_REACH, _REACH + 1):
         if step == 0:
@@ -148,9 +150,12 @@ def fill(
     title = _find_title(numbers)
     next_good, next_heading = _find_next(numbers, good)
     good_blocks = max(1, good.sum())
-    distance, heading, run = FAR, -1, 0
+    distance = FAR
+    heading = -1
+    run = 0
     for i in range(n):
-        row, out = numbers[i], result[i]
+        row = numbers[i]
+        out = result[i]
         out[:WIDTH] = row
         out[WIDTH] = _compute_share(int(row[LINK_CHARACTERS]), int(row[CHARACTERS]))
         out[WIDTH + 1] = _compute_share(int(row[TITLE_WORDS]), int(row[WORDS]))
@@ -160,7 +165,8 @@ def fill(
         if H1 <= row[KIND] <= H4:
             heading = i
         run = run + 1 if i and numbers[i - 1, KIND] == row[KIND] else 1
-        low, high = max(0, i - _AROUND), min(n, i + _AROUND + 1)
+        low = max(0, i - _AROUND)
+        high = min(n, i + _AROUND + 1)
         out[column] = size[high] - size[low]
         out[column + 1] = _compute_share(linked[high] - linked[low], size[high] - size[low])
         out[column + 2] = prose[high] - prose[low]

@@ -85,7 +85,8 @@ def measure(
 ) -> None:
     """Fill `depths` with the depth of each tree."""
     for tree, root in enumerate(roots.tolist()):
-        level, depth = [root], 0
+        level = [root]
+        depth = 0
         while level := [left[n] + side for n in level if not is_leaf[n] for side in (0, 1)]:
             depth += 1
         depths[tree] = depth

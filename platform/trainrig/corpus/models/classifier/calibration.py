@@ -32,7 +32,8 @@ def fit_sigmoid(raw: Reals, labels: Labels) -> Sigmoid:
     Target values are (n + 1) / (n + 2) instead of 1, and similarly for 0, as in Platt. Otherwise
     scores that separate the classes perfectly would give probabilities of 0 and 1.
     """
-    wanted, others = int(labels.sum()), int((~labels).sum())
+    wanted = int(labels.sum())
+    others = int((~labels).sum())
     targets = np.where(labels, (wanted + 1) / (wanted + 2), 1 / (others + 2))
     scale = float(np.abs(raw).max()) or 1.0
     columns = np.stack([raw / scale, np.ones_like(raw)])
@@ -46,7 +47,9 @@ def fit_sigmoid(raw: Reals, labels: Labels) -> Sigmoid:
         size = 1.0
         while size > 1e-6 and (now := _compute_loss(at - size * step, columns, targets)) > loss:
             size /= 2
-        at, before, loss = at - size * step, loss, now
+        at = at - size * step
+        before = loss
+        loss = now
         if before - loss < 1e-12 * abs(loss):
             break
     return Sigmoid(float(at[0]) / scale, float(at[1]))
@@ -63,7 +66,8 @@ def compute_area(scores: Reals, labels: Labels) -> float:
 
     It is the share of pairs in which the wanted text scores above the other; ties count half.
     """
-    wanted, others = int(labels.sum()), int((~labels).sum())
+    wanted = int(labels.sum())
+    others = int((~labels).sum())
     _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
     return float((ranks[labels].sum() - wanted * (wanted + 1) / 2) / (wanted * others))

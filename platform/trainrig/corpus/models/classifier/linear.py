@@ -90,7 +90,8 @@ def _find_bucket(key: np.uint64, buckets: int) -> np.int64:
 def _sum_evidence(
     hashes: NDArray[np.uint64], begin: int, end: int, weights: Weights, words: int
 ) -> tuple[float, int]:
-    total, count = 0.0, 0
+    total = 0.0
+    count = 0
     for place in range(begin, end):
         key = hashes[place]
         total += weights[_find_bucket(key, len(weights))]

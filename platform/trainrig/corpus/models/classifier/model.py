@@ -109,7 +109,8 @@ def train(
     # Files are read in order, so every second text gives each half a similar mix.
     fitting = np.concatenate([np.arange(len(side)) % 2 == 0 for side in raw])
     sigmoid = fit_sigmoid(scores[fitting], truths[fitting])
-    probabilities, truths = quantise_scores(sigmoid(scores[~fitting])), truths[~fitting]
+    probabilities = quantise_scores(sigmoid(scores[~fitting]))
+    truths = truths[~fitting]
     facts = {
         "positives": {"learnt": wanted.count, "held_out": len(raw[0])},
         "negatives": {"learnt": others.count, "held_out": len(raw[1])},
@@ -137,7 +138,8 @@ class _Sided:
                 )
         if not learnt:
             raise DataError(f"{name}: no text, so there is nothing to learn from; name some")
-        self.learnt, self.held = concatenate_features(learnt), concatenate_features(held)
+        self.learnt = concatenate_features(learnt)
+        self.held = concatenate_features(held)
         self.count = len(self.learnt.firsts_D1) - 1
         held_out = len(self.held.firsts_D1) - 1
         if not self.count or held_out < LEAST_HELD_OUT:

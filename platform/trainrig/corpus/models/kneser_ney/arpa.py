@@ -213,7 +213,8 @@ def _fill_by_backoff(level: _Level, below: _Level) -> _Level:
     logs = level.logs_M.copy()
     for number in unknown:
         words = tuple(level.words_nM[:, number].tolist())
-        context, shorter = place[words[:-1]], place[words[1:]]
+        context = place[words[:-1]]
+        shorter = place[words[1:]]
         logs[number] = below.back_offs_M[context] + below.logs_M[shorter]
     return level._replace(logs_M=logs)
 

@@ -66,7 +66,8 @@ class Counter:
         keys = pack(grams)
         rows = np.stack([*keys, np.ones(len(keys.high_M), np.uint64)])
         np.save(self._folder / f"{self._written}.npy", _merge([rows]))
-        self._waiting, self._words = [], 0
+        self._waiting = []
+        self._words = 0
         self._written += 1
 
 

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
 
-UNKNOWN, BEGIN, END = 0, 1, 2
+UNKNOWN = 0
+BEGIN = 1
+END = 2
 SPECIAL = ("<unk>", "<s>", "</s>")
 BITS = 21  # bits of an id
 IDS_PER_KEY = 3

@@ -71,7 +71,8 @@ class Trie(NamedTuple):
 
     def iterate_grams(self, order: int) -> Iterator[tuple[Ids, Logs, Logs]]:
         """Yield the n-grams of one order in batches: words [n, M], log probabilities, back-offs."""
-        first, last = int(self.levels[order - 1]), int(self.levels[order])
+        first = int(self.levels[order - 1])
+        last = int(self.levels[order])
         step = 1_000_000
         for begin in range(first, last, step):
             nodes = np.arange(begin, min(begin + step, last))

@@ -67,7 +67,9 @@ def _build_start_test(grammar: ArchiveGrammar) -> Callable[[bytes], bool]:
 
 class _Archive(abc.ABC):
     def __init__(self, stream: BinaryIO, name: str, grammar: ArchiveGrammar) -> None:
-        self.stream, self.name, self.grammar = stream, name, grammar
+        self.stream = stream
+        self.name = name
+        self.grammar = grammar
 
     def read(self, begin: int, end: int | None) -> Iterator[_Found]:
         """Read everything that the starts in [begin, end) own."""
@@ -106,7 +108,8 @@ class _PlainArchive(_Archive):
         if position == 0 and self.grammar.start.match(self.stream.read(LONGEST_LINE)):
             return 0
         # a byte earlier, as the start of a line is recognised by the line end before it
-        kept, at = b"", max(0, position - 1)
+        kept = b""
+        at = max(0, position - 1)
         while True:
             self.stream.seek(at + len(kept))
             more = self.stream.read(_SEARCH_BLOCK)
@@ -220,7 +223,9 @@ def _iterate_records(
     """Yield the records of one compressed stream, usually one; the stream is read to its end."""
     records = Records(stream.open_stream(), grammar)
     held: _Found | None = None
-    number, begun, lost = 0, "", False
+    number = 0
+    begun = ""
+    lost = False
     try:
         while (head := records.read_next()) is not None:
             if held:
@@ -228,7 +233,8 @@ def _iterate_records(
             number += 1
             held = _classify_record(records, grammar, head, _describe_place(name, stream, number))
     except NoRecord as none:
-        begun, lost = str(none), not none.args
+        begun = str(none)
+        lost = not none.args
     short = records.short
     stream.drain()
     last = _describe_place(name, stream, max(1, number))

@@ -35,7 +35,8 @@ def parse_response(block: bytes) -> Response:
     headers = {"content-type": "", "transfer-encoding": "", "content-encoding": ""}
     for found in reversed(_HEADER.findall(head)):  # the first of repeated headers counts
         headers[found[0].lower().decode()] = found[1].decode("latin-1").strip()
-    transfer, content = headers["transfer-encoding"], headers["content-encoding"]
+    transfer = headers["transfer-encoding"]
+    content = headers["content-encoding"]
     return Response(headers["content-type"], unpack(body, transfer, content, LARGEST_BODY))
 
 

@@ -39,7 +39,8 @@ class Packed:
     def read(self) -> bytes:
         """Return some of the next bytes, or b"" at the end."""
         if self._rest:
-            block, self._rest = self._rest, b""
+            block = self._rest
+            self._rest = b""
             return block
         block = self.stream.read(_BLOCK)
         self._position += len(block)
@@ -73,7 +74,8 @@ class Member(io.RawIOBase):
         self._decoder = zlib.decompressobj(31)
         packed.peek(HEAD)
         first = packed.read()
-        self._ready, self._given = self._unpack(first), 0
+        self._ready = self._unpack(first)
+        self._given = 0
         # start of the decompressed content
         self.head = self._ready[:_SHOWN] or _unpack_member_head(first)
 
@@ -90,7 +92,8 @@ class Member(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Fill all or part of `buffer`; return the number of bytes, which is 0 only at the end."""
         while self._given == len(self._ready) and self.state == "open":
-            self._ready, self._given = self._unpack(self._packed.read()), 0
+            self._ready = self._unpack(self._packed.read())
+            self._given = 0
         part = self._ready[self._given : self._given + len(buffer)]
         buffer[: len(part)] = part
         self._given += len(part)
@@ -100,7 +103,8 @@ class Member(io.RawIOBase):
         """Read to the end, so that `state` is final."""
         while self.state == "open":
             self._unpack(self._packed.read())
-        self._ready, self._given = b"", 0
+        self._ready = b""
+        self._given = 0
 
     def _unpack(self, block: bytes) -> bytes:
         """Decompress `block`, to at most 64 MiB."""

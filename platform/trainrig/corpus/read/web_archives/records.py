@@ -53,7 +53,8 @@ class Records:
     def __init__(self, stream: BinaryIO, grammar: ArchiveGrammar, position: int = 0) -> None:
         self.start = position
         self.short = False  # True if the stream ended inside the last record
-        self._stream, self._grammar = stream, grammar
+        self._stream = stream
+        self._grammar = grammar
         self._began = self._position = position
         self._left = 0  # unread bytes of the last record's block
 
@@ -78,7 +79,8 @@ class Records:
 
     def _read_head(self, line: bytes) -> bytes:
         """Return the header lines from `line` up to a blank one."""
-        signature, lines = self._grammar.signature, [line]
+        signature = self._grammar.signature
+        lines = [line]
         while (line := self._stream.readline(_LONGEST_HEAD)).strip():
             if signature in line and self._grammar.anywhere.search(line):
                 raise NoRecord("bad_head")  # the first line of another record

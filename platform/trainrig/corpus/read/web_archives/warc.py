@@ -61,7 +61,8 @@ class _Warc:
             url = url[1:-1]
         if url.startswith(("dns:", "metadata:")):
             raise BadBody("not_a_page")
-        stated, body = fields.get("content-type", ""), block
+        stated = fields.get("content-type", "")
+        body = block
         if fields["warc-type"].lower() == "response":
             stated, body = parse_response(block)
         date = fields.get("warc-date", "")

@@ -54,7 +54,8 @@ def find_ipv4(views: Views) -> Iterator[FindPosition]:
     """Yield the spans of public addresses, but not of version or section numbers."""
     if not _IPV4_SHAPE.search(views.shape):
         return
-    last, was_address = -1, False
+    last = -1
+    was_address = False
     for found in views.find_matches(_IPV4, _IPV4_BEGIN):
         start, end = found.span()
         before = views.lower[max(0, start - _LONGEST_BEFORE) : start]
@@ -67,7 +68,8 @@ def find_ipv4(views: Views) -> Iterator[FindPosition]:
             is_address = not _is_small(found.group()) or bool(
                 _TOLD.search(before) or _TOLD_BEHIND.match(views.lower, end)
             )
-        last, was_address = end, is_address
+        last = end
+        was_address = is_address
         if is_address and _is_public(found.group()):
             yield start, end
 

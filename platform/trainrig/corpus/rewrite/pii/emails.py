@@ -34,7 +34,8 @@ _LONGEST_BEFORE = 48  # characters
 
 def find(views: Views) -> Iterator[FindPosition]:
     """Yield the spans of addresses, in order."""
-    text, end = views.text, 0
+    text = views.text
+    end = 0
     at = text.find("@")
     while at >= 0:
         first = max(end, at - _LOCAL_LENGTH - 1)
@@ -55,7 +56,8 @@ def find_in_words(views: Views) -> Iterator[FindPosition]:
 
 def find_spelt(views: Views) -> Iterator[FindPosition]:
     """Yield the spans of addresses in spoken form: "ann dot lee7 at example dot org"."""
-    text, end = views.text, 0
+    text = views.text
+    end = 0
     if b" dot " not in views.raw:
         return
     at = views.lower.find(_SPELT_AT)
@@ -64,7 +66,8 @@ def find_spelt(views: Views) -> Iterator[FindPosition]:
         domain = _SPELT_DOMAIN.match(text, after)
         local = domain and _SPELT_LOCAL.match(text[max(end, at - 120) : at][::-1])
         if domain and local:
-            said, start = local.group(), at - local.end()
+            said = local.group()
+            start = at - local.end()
             is_name = " tod " in said or any(map(str.isdigit, said))
             if is_name or _TOLD.search(views.lower, max(0, start - _LONGEST_BEFORE), start):
                 end = domain.end()

@@ -36,9 +36,11 @@ _START = re.compile(r"(?<!\w)(?:[A-Z]{2}|[a-z]{2})[0-9]{2}(?= ?[A-Za-z0-9]{4})")
 
 def find(views: Views) -> Iterator[FindPosition]:
     """Yield the spans of IBANs, with or without spaces, in capitals or small letters."""
-    text, at = views.text, 0
+    text = views.text
+    at = 0
     while (at := views.shape.find(b"aa00", at)) >= 0:
-        start, at = at, at + 1
+        start = at
+        at = at + 1
         length = LENGTHS.get(text[start : start + 2].upper())
         if length and _START.match(text, start):
             whole = _compile_pattern(length, text[start].isupper()).match(text, start)

@@ -110,7 +110,8 @@ def find_web_tokens(views: Views) -> Iterator[FindPosition]:
 
 def find_private_keys(views: Views) -> Iterator[FindPosition]:
     """Yield the spans of private keys in PEM (RFC 7468), without an end line up to their base64."""
-    text, at = views.text, 0
+    text = views.text
+    at = 0
     if "PRIVATE KEY" not in text:
         return
     end = _END_OF_KEY.search(text)
@@ -127,7 +128,8 @@ def find_private_keys(views: Views) -> Iterator[FindPosition]:
 
 def find_assigned(views: Views) -> Iterator[FindPosition]:
     """Yield the spans of random-looking values that are assigned to the name of a secret."""
-    text, lower = views.text, views.lower
+    text = views.text
+    lower = views.lower
     for name in _NAMES:
         at = lower.find(name)
         while at >= 0:

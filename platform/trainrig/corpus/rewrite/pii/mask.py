@@ -58,7 +58,8 @@ def mask(text: str, settings: PII, key: bytes = b"") -> tuple[str, tuple[MaskedS
     spans: list[MaskedSpan] = []
     # One find can hide another ("1.2.3.4@x.org"), so the search repeats until it finds nothing. A
     # found span is replaced by "<", spaces and ">", which no pattern matches, as in its mask.
-    views, seen = Views(text), -1
+    views = Views(text)
+    seen = -1
     while len(spans) > seen:
         seen = len(spans)
         for kind, finders in _FINDERS.items():
@@ -69,7 +70,8 @@ def mask(text: str, settings: PII, key: bytes = b"") -> tuple[str, tuple[MaskedS
     if not spans:
         return text, ()
     spans.sort(key=lambda span: span.start)
-    pieces, at = [], 0
+    pieces = []
+    at = 0
     for span in spans:
         pieces += [text[at : span.start], f"<{span.kind}>"]
         at = span.start + span.length
@@ -83,7 +85,8 @@ def _build_span(kind: Kind, text: str, start: int, end: int, key: bytes) -> Mask
 
 
 def _blot(text: str, found: list[tuple[int, int]]) -> str:
-    pieces, at = [], 0
+    pieces = []
+    at = 0
     for start, end in found:
         pieces += [text[at:start], "<", " " * (end - start - 2), ">"]
         at = end

@@ -30,8 +30,12 @@ SMALL = 8192  # a small letter, which starts no sentence
 LINE_BREAK = 16384  # a line break for str.splitlines
 EUROPEAN = 32768  # a letter of the Latin, Greek or Cyrillic script
 
-CAPITAL_SIGMA, SIGMA, FINAL_SIGMA = 0x3A3, 0x3C3, 0x3C2
-CAPITAL_I_WITH_DOT, DOT_ABOVE = 0x130, 0x307  # the only letter whose lower case has two characters
+CAPITAL_SIGMA = 0x3A3
+SIGMA = 0x3C3
+FINAL_SIGMA = 0x3C2
+# the only letter whose lower case has two characters
+CAPITAL_I_WITH_DOT = 0x130
+DOT_ABOVE = 0x307
 
 _BULLETS = "•‣▶◀◦■□▪▫●○·"
 _DASHES = "-*–+"

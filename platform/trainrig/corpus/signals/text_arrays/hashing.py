@@ -16,7 +16,9 @@ SEED = np.uint64(0xCBF29CE484222325)
 PRIME = np.uint64(0x100000001B3)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
-_30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
+_30 = np.uint64(30)
+_27 = np.uint64(27)
+_31 = np.uint64(31)
 
 
 class Seen(NamedTuple):

@@ -6,7 +6,10 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays.characters import CAPITAL_I_WITH_DOT
 
-LOREM_IPSUM, JAVASCRIPT, POLICY = 1, 2, 4  # flags
+# flags
+LOREM_IPSUM = 1
+JAVASCRIPT = 2
+POLICY = 4
 # Each phrase and the position of one of its letters that is rare in English; the other letters are
 # compared only where that one occurs.
 _PHRASES = (
@@ -37,7 +40,9 @@ def may_have_phrases(codes: NDArray[np.uint32], start: int, end: int) -> bool:
     found = 0
     # Without branches, so that the loop is vectorised.
     for place in range(len(some) - 2):
-        a, b, c = some[place] | _CASE, some[place + 1] | _CASE, some[place + 2] | _CASE
+        a = some[place] | _CASE
+        b = some[place + 1] | _CASE
+        c = some[place + 2] | _CASE
         found += (
             ((a == _J) & (b == _A) & (c == _V))  # javascript
             | ((a == _P) & (b == _S) & (c == _U))  # lorem ipsum
@@ -63,7 +68,8 @@ def find_phrases(codes: NDArray[np.uint32], lower: NDArray[np.uint32], start: in
             continue
         code = letter + 0x61
         for phrase in range(len(_FLAGS)):
-            first, length = _STARTS[phrase], _STARTS[phrase + 1] - _STARTS[phrase]
+            first = _STARTS[phrase]
+            length = _STARTS[phrase + 1] - _STARTS[phrase]
             begin = place - _RARE[phrase]
             if begin < start or begin + length > end or _LETTERS[first + _RARE[phrase]] != code:
                 continue

@@ -67,7 +67,8 @@ def _split_text_words(
 ) -> None:
     word = 0
     for text in range(len(starts) - 1):
-        start, end = starts[text], starts[text + 1]
+        start = starts[text]
+        end = starts[text + 1]
         place = start
         while place < end:
             if classes[place] & SPACE:
@@ -79,7 +80,9 @@ def _split_text_words(
                 while stop < end and classes[stop] & SPACE == 0:
                     stop += 1
                 stop = find_unspaced_end(classes, place, stop)
-            found, seen, first = SEED, np.uint16(0), place
+            found = SEED
+            seen = np.uint16(0)
+            first = place
             length = 0
             while place < stop and classes[place] & SPACE == 0:
                 code = lower[codes[place]]
