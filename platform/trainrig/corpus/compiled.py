@@ -134,13 +134,13 @@ def _compute_digest(file: Path) -> str:
     """
     found = {file}
     waiting = [file]
-    for each in waiting:  # the list grows during the loop
-        new = _find_imports(each) - found
+    for path in waiting:  # the list grows during the loop
+        new = _find_imports(path) - found
         found |= new
         waiting += sorted(new)
     contents = (
-        hashlib.sha256(f"{each.relative_to(_ROOT)}\n{_read_source(each)}".encode()).hexdigest()
-        for each in sorted(found)
+        hashlib.sha256(f"{path.relative_to(_ROOT)}\n{_read_source(path)}".encode()).hexdigest()
+        for path in sorted(found)
     )
     return hashlib.sha256("".join(contents).encode()).hexdigest()[:16]
 

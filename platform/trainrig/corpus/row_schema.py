@@ -40,11 +40,14 @@ def build_pool_schema(run: Curation) -> pa.Schema:
     """Return the columns that reading stores for each document of `run`."""
     kinds = {**SIGNALS, **(DATATROVE_SIGNALS if run.needs_datatrove else {})}
     signals = [pa.field(name, pa.from_numpy_dtype(kind)) for name, kind in kinds.items()]
-    scores = [pa.field(each.column, pa.float64()) for each in run.scorers]  # NaN: no score
+    scores = [pa.field(scorer.column, pa.float64()) for scorer in run.scorers]  # NaN: no score
     rewrites = [
         pa.field(name, pa.int64())  # null in sources without the rewrite
         for name in dict.fromkeys(
-            name for source in run.sources for each in source.rewrites for name in each.columns
+            name
+            for source in run.sources
+            for rewrite in source.rewrites
+            for name in rewrite.columns
         )
     ]
     urls = [pa.field(name, pa.int64()) for name in URL_COLUMNS if name in run.measured]

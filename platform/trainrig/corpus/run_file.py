@@ -119,7 +119,7 @@ class CurationSource(Settings):
 
     def check_rules(self, measured: Iterable[str]) -> None:
         """Raise ValueError if a rule needs a column neither `measured` nor counted by a rewrite."""
-        there = {*measured, *(name for each in self.rewrites for name in each.columns)}
+        there = {*measured, *(name for rewrite in self.rewrites for name in rewrite.columns)}
         for column, rule in list_read_columns(self.filters).items():
             if column not in there:
                 raise ValueError(
@@ -224,11 +224,11 @@ class Curation(RunFile):
 
     @model_validator(mode="after")
     def _no_two_columns_share_a_name(self) -> Self:
-        number = Counter((*self.measured, *(each.column for each in self.scorers)))
-        for each in self.scorers:
-            if number[each.column] > 2:
+        number = Counter((*self.measured, *(scorer.column for scorer in self.scorers)))
+        for scorer in self.scorers:
+            if number[scorer.column] > 2:
                 raise ValueError(
-                    f"scorers: the column '{each.column}' is there already; set another `column`"
+                    f"scorers: the column '{scorer.column}' is there already; set another `column`"
                 )
         return self
 
@@ -248,7 +248,7 @@ class Curation(RunFile):
             *MEASURED,
             *(DATATROVE_SIGNALS if self.needs_datatrove else ()),
             *(URL_COLUMNS if self.urls != UrlLists() else ()),
-            *(each.column for each in self.scorers),
+            *(scorer.column for scorer in self.scorers),
         )
 
 

@@ -65,7 +65,7 @@ def build_rules(
     prefixes: Sequence[str], suffixes: Sequence[str], infixes: Sequence[str]
 ) -> Rules | None:
     """Convert three lists of regular expressions into tables; None if a rule is not convertible."""
-    read = [list(_read(each)) for each in (prefixes, suffixes, infixes)]
+    read = [list(_read(patterns)) for patterns in (prefixes, suffixes, infixes)]
     if any(rule is None for rules in read for rule in rules):
         return None
     lists = [[rule for rule in rules if rule is not None] for rules in read]
@@ -127,18 +127,20 @@ def _build_tables(
     firsts = list[list[int]]()
     rules = list[list[int]]()
     sets = list[int]()
-    for kind, each in enumerate(lists):
-        sought = [numbers[rule.body[-1 if kind == SUFFIXES else 0]] for rule in each]
+    for kind, kind_rules in enumerate(lists):
+        sought = [numbers[rule.body[-1 if kind == SUFFIXES else 0]] for rule in kind_rules]
         firsts.append([])
         for of_class in range(holds.shape[1]):
             firsts[-1].append(len(by_class))
             by_class += [len(rules) + at for at, one in enumerate(sought) if holds[one, of_class]]
         firsts[-1].append(len(by_class))
-        for rule in each:
+        for rule in kind_rules:
             behind = len(sets)
             body = behind + len(rule.behind)
             sets += [numbers[one] for one in (*rule.behind, *rule.body)]
             ahead = numbers[rule.ahead] if rule.ahead else NOTHING
             rules.append([behind, body, body, len(sets), ahead, rule.forbids, rule.repeats])
-    by, first, table, named = (np.array(each, np.int32) for each in (by_class, firsts, rules, sets))
+    by, first, table, named = (
+        np.array(values, np.int32) for values in (by_class, firsts, rules, sets)
+    )
     return by, first, table.reshape(-1, 7), named

@@ -176,7 +176,7 @@ class ChunkCache:
     ) -> None:
         texts = _decode_texts(batch, chunks.starts_K[new], chunks.ends_K[new])
         found = _tokenize_with_spacy(texts)
-        tokens = [token for each in found for token in each]
+        tokens = [token for chunk_tokens in found for token in chunk_tokens]
         self._make_room_for_tokens(len(tokens))
         first = int(self._held[1])
         _copy(_build_columns(tokens), self._pool, first)
@@ -189,8 +189,10 @@ class ChunkCache:
 def _tokenize_with_spacy(texts: Sequence[str]) -> list[list[Token]]:
     step = _LONGEST_GIVEN
     pieces = [[text[at : at + step] for at in range(0, len(text), step)] for text in texts]
-    found = iter(load_spacy_words().tokenize([piece for each in pieces for piece in each]))
-    return [[token for _ in each for token in next(found)] for each in pieces]
+    found = iter(
+        load_spacy_words().tokenize([piece for text_pieces in pieces for piece in text_pieces])
+    )
+    return [[token for _ in text_pieces for token in next(found)] for text_pieces in pieces]
 
 
 def _decode_texts(

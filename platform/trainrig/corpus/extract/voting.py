@@ -36,7 +36,7 @@ def vote(main: ScoredBlocks, whole: ScoredBlocks, ask: Ask) -> ScoredBlocks:
     if precise is not None and _measure_disagreement(whole, ours, precise) <= _APART:
         return ScoredBlocks(whole.page, whole.blocks, ours + precise)
     balance = _vote_by_text(lines, ask("balance"))
-    texts = [each for each in (precise, balance) if each is not None]
+    texts = [odds for odds in (precise, balance) if odds is not None]
     theirs = sum(texts, np.zeros(len(lines), np.int32)) // max(1, len(texts))
     return ScoredBlocks(whole.page, whole.blocks, ours + theirs)
 

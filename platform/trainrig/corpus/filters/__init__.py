@@ -78,8 +78,8 @@ _Written = Annotated[
 
 def _expand_presets(written: tuple[_Written, ...]) -> tuple[Filter, ...]:
     filters: list[Filter] = []
-    for each in written:
-        filters.extend(each.build_filters() if isinstance(each, Preset) else (each,))
+    for entry in written:
+        filters.extend(entry.build_filters() if isinstance(entry, Preset) else (entry,))
     return tuple(filters)
 
 
@@ -93,9 +93,9 @@ else:
 def find_broken_rules(filters: Iterable[Filter], columns: Columns) -> dict[str, NDArray[np.bool_]]:
     """Mark the documents that break each rule, keyed as "GopherQuality.word_count", in order."""
     return {
-        f"{each.kind}.{limit.rule}": limit.mark_broken(columns)
-        for each in filters
-        for limit in each.iterate_limits()
+        f"{filter_.kind}.{limit.rule}": limit.mark_broken(columns)
+        for filter_ in filters
+        for limit in filter_.iterate_limits()
     }
 
 
@@ -111,9 +111,9 @@ def find_first_broken_rule(filters: Iterable[Filter], columns: Columns) -> list[
 def list_read_columns(filters: Iterable[Filter]) -> dict[str, str]:
     """Return the columns that the rules read, each with the first rule that reads it."""
     read: dict[str, str] = {}
-    for each in filters:
-        for limit in each.iterate_limits():
-            read.setdefault(limit.signal, f"{each.kind}.{limit.rule}")
+    for filter_ in filters:
+        for limit in filter_.iterate_limits():
+            read.setdefault(limit.signal, f"{filter_.kind}.{limit.rule}")
     return read
 
 

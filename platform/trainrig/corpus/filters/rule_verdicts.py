@@ -49,9 +49,9 @@ class Rule:
 def list_rules(filters: Iterable[HasLimits]) -> tuple[Rule, ...]:
     """List all rules in order; a document is dropped by the first that it breaks."""
     return tuple(
-        Rule(f"{each.kind}.{limit.rule}", limit)
-        for each in filters
-        for limit in each.iterate_limits()
+        Rule(f"{filter_.kind}.{limit.rule}", limit)
+        for filter_ in filters
+        for limit in filter_.iterate_limits()
     )
 
 

@@ -150,7 +150,7 @@ def train(
     made = estimate(build_levels(compact[backward_nM], seen_M, len(vocabulary)), least)
     sizes = np.diff(made.trie.levels).tolist()
     facts = {
-        "discounts": [list(each) for each in made.discounts],
+        "discounts": [list(discount) for discount in made.discounts],
         "orders_with_fallback_discounts": made.fallback,
         "n_grams": sizes,
         **total,

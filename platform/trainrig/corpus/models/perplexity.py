@@ -51,7 +51,11 @@ class Perplexity(Settings):
             return quantise_scores(_load_model(self.path, self.tokenizer).compute_perplexity(texts))
         found = np.full(len(texts), np.nan)
         for language, path in sorted(self.path.items()):
-            of = [number for number, each in enumerate(languages) if each == language]
+            of = [
+                number
+                for number, text_language in enumerate(languages)
+                if text_language == language
+            ]
             if of:
                 model = _load_model(path, self.tokenizer)
                 found[of] = model.compute_perplexity([texts[number] for number in of])

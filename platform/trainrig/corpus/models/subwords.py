@@ -161,8 +161,8 @@ class TextEncoder:
         known = self._encode_units(set().union(*itertools.chain.from_iterable(sentences)))
         ids: list[int] = []
         begins = np.zeros(len(texts) + 1, np.int64)
-        for number, each in enumerate(sentences):
-            for units in each:
+        for number, text_sentences in enumerate(sentences):
+            for units in text_sentences:
                 ids.append(_BEGIN_PIECE)
                 ids.extend(itertools.chain.from_iterable(map(known.__getitem__, units)))
                 ids.append(_END_PIECE)
@@ -176,7 +176,7 @@ class TextEncoder:
             self._known.clear()
         new = sorted(units - self._known.keys())
         encoded = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
-        found = {unit: each.ids for unit, each in zip(new, encoded, strict=True)}
+        found = {unit: encoding.ids for unit, encoding in zip(new, encoded, strict=True)}
         if not self._by_word:
             return found
         self._known.update(found)

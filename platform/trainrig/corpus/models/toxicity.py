@@ -124,7 +124,7 @@ def _load_phrases(path: str) -> Mapping[str, Sequence[Sequence[str]]]:
     for entry in read_entries(path):
         tokens = _TOKEN.findall(entry)
         found.setdefault(tokens[0], []).append(tokens)
-    return {first: sorted(each, key=len, reverse=True) for first, each in found.items()}
+    return {first: sorted(phrases, key=len, reverse=True) for first, phrases in found.items()}
 
 
 @functools.cache

@@ -55,7 +55,7 @@ def format_by_name(name: str) -> str | None:
     name = name.lower()
     for suffix in PACKED:
         name = name.removesuffix(suffix)
-    endings = ((kind, ending) for kind, each in NAMES.items() for ending in each)
+    endings = ((kind, ending) for kind, kind_endings in NAMES.items() for ending in kind_endings)
     return next((kind for kind, ending in endings if name.endswith(ending)), None)
 
 
@@ -86,7 +86,7 @@ def _list_folder(folder: str) -> list[File]:
         )
     found = [path for path in sizes if format_by_name(path)]
     if not found:
-        endings = " ".join(ending for each in NAMES.values() for ending in each)
+        endings = " ".join(ending for kind_endings in NAMES.values() for ending in kind_endings)
         raise DataError(
             f"{folder}: none of its {len(sizes):,} files is named as what is read from folders "
             f"({endings}); name files by a pattern, and set `format`"

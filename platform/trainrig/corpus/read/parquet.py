@@ -91,7 +91,7 @@ def _select_columns(file: pq.ParquetFile, name: str, fields: Fields) -> Sequence
     missing = [
         column
         for column in wanted
-        if column not in there and column not in {getattr(fields, each) for each in optional}
+        if column not in there and column not in {getattr(fields, field) for field in optional}
     ]
     if missing:
         raise DataError(

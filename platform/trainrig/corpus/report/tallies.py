@@ -172,9 +172,9 @@ def tally_curation(
             )
         ),
         samples=tuple(
-            SampleRow(step, each["id"], each["url"], each["language"], each["text"])
+            SampleRow(step, document["id"], document["url"], document["language"], document["text"])
             for step, found in samples.items()
-            for each in found
+            for document in found
         ),
         pairs=tuple(PairRow(**pair) for pair in pairs),
         hosts=build_host_rows(written["hosts"]),

@@ -68,7 +68,7 @@ class Normalise(Settings):
         if self.inner_spaces and ("  " in text or "\t" in text):
             replace("normalised_inner_spaces", _INNER_SPACES, " ")
         # The last line may have no line end, so one is added for the test.
-        if self.spaces_at_end and any(each in f"{text}\n" for each in (" \n", "\t\n")):
+        if self.spaces_at_end and any(ending in f"{text}\n" for ending in (" \n", "\t\n")):
             replace("normalised_spaces_at_end", _SPACE_AT_END, "")
         if self.max_blank_lines is not None:
             kept = "\n" * (self.max_blank_lines + 1)

@@ -17,7 +17,7 @@ _CLOSE = 0x5D
 _CURLY_BRACKET = 0x7B
 _RETURN = 0x0D
 _NEW_LINE = 0x0A
-_EDIT, _NEEDED = (np.array([*map(ord, each)]) for each in ("[edit]", "[citation needed]"))
+_EDIT, _NEEDED = (np.array([*map(ord, citation)]) for citation in ("[edit]", "[citation needed]"))
 # The zero of each script's digits, which its nine other digits follow. None is in a higher plane.
 _ZEROS = np.array([*map(ord, re.findall(r"\d", "".join(map(chr, range(0x20000)))))][::10])
 

@@ -67,7 +67,9 @@ class _Table(NamedTuple):
 def count_stop_words(words: BatchWords, languages: Sequence[str]) -> NDArray[np.int64]:
     """Count the different stop words of its language in each text; 0 without a list."""
     numbers = {language: number for number, language in enumerate(STOP_WORDS)}
-    known = np.fromiter((numbers.get(each, -1) for each in languages), np.int64, len(languages))
+    known = np.fromiter(
+        (numbers.get(language, -1) for language in languages), np.int64, len(languages)
+    )
     found = np.zeros(len(languages), np.int64)
     _count(words.hashes_W, words.firsts_D1, known, *_build_table(), found)
     return found

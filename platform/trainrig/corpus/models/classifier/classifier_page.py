@@ -17,7 +17,7 @@ LEAST_AREA = 0.7  # the page warns if the area under the curve is smaller
 
 def render_classifier_page(facts: Mapping[str, Any]) -> str:
     """Render the report as HTML text."""
-    half = next(each for each in facts["thresholds"] if each["least"] == 0.5)
+    half = next(row for row in facts["thresholds"] if row["least"] == 0.5)
     learnt = facts["positives"]["learnt"] + facts["negatives"]["learnt"]
     page = report.ReportPage(
         title="Classifier of texts",
@@ -70,7 +70,7 @@ def _build_verdict(facts: Mapping[str, Any], half: Mapping[str, float]) -> Verdi
 def build_reliability_chart(facts: Mapping[str, Any]) -> Chart:
     """Build the chart of observed shares over predicted probabilities."""
     curve = facts["reliability"]
-    gap = sum(each["texts"] * abs(each["predicted"] - each["observed"]) for each in curve)
+    gap = sum(row["texts"] * abs(row["predicted"] - row["observed"]) for row in curve)
     return Chart(
         f"Probabilities are {gap / facts['measured_texts']:.3f} off on average",
         figures.draw(partial(plot_reliability, curve=curve), HEIGHT),
@@ -80,7 +80,7 @@ def build_reliability_chart(facts: Mapping[str, Any]) -> Chart:
         table=ReportTable(
             "The reliability curve",
             ("predicted", "observed", "texts"),
-            tuple((each["predicted"], each["observed"], each["texts"]) for each in curve),
+            tuple((row["predicted"], row["observed"], row["texts"]) for row in curve),
         ),
     )
 
@@ -88,8 +88,8 @@ def build_reliability_chart(facts: Mapping[str, Any]) -> Chart:
 def plot_reliability(ax: Axes, curve: list[dict[str, float]]) -> Axes:
     """Plot the points of the reliability curve, and the diagonal of perfect calibration."""
     ax.plot([0, 1], [0, 1], color=MUTED, linestyle="--", linewidth=1)
-    predicted = np.array([each["predicted"] for each in curve])
-    ax.plot(predicted, [each["observed"] for each in curve], color=C1, marker="o")
+    predicted = np.array([row["predicted"] for row in curve])
+    ax.plot(predicted, [row["observed"] for row in curve], color=C1, marker="o")
     ax.set(xlim=(0, 1), ylim=(0, 1))
     ax.set(xlabel="predicted probability", ylabel="share of texts that are wanted")
     return ax
@@ -100,5 +100,5 @@ def _build_threshold_table(facts: Mapping[str, Any]) -> ReportTable:
     return ReportTable(
         "Texts with at least this probability, of those measured",
         ("least", "precision", "recall", "share kept"),
-        tuple((each["least"], each["precision"], each["recall"], each["kept"]) for each in rows),
+        tuple((row["least"], row["precision"], row["recall"], row["kept"]) for row in rows),
     )

@@ -116,8 +116,8 @@ def train(
         "negatives": {"learnt": others.count, "held_out": len(raw[1])},
         "measured_texts": len(truths),
         "auc": round(compute_area(probabilities, truths), 6),
-        "reliability": [each._asdict() for each in compute_reliability(probabilities, truths)],
-        "thresholds": [each._asdict() for each in measure_at_thresholds(probabilities, truths)],
+        "reliability": [row._asdict() for row in compute_reliability(probabilities, truths)],
+        "thresholds": [row._asdict() for row in measure_at_thresholds(probabilities, truths)],
     }
     return ClassifierModel(weights, learning.words, sigmoid, facts)
 
@@ -132,7 +132,7 @@ class _Sided:
             out = [_is_held_out(text, learning.held_out) for text in batch]
             languages, _ = identify_all(batch)
             for into, of in ((learnt, False), (held, True)):
-                chosen = [number for number, each in enumerate(out) if each is of]
+                chosen = [number for number, is_held_out in enumerate(out) if is_held_out is of]
                 into.append(
                     extract_features([batch[n] for n in chosen], [languages[n] for n in chosen])
                 )

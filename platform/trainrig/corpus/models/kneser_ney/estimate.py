@@ -58,7 +58,7 @@ def estimate(levels: Sequence[Level], least: Sequence[int]) -> Estimated:
     `least` must not decrease with the order, so that all parts of a kept n-gram are kept.
     """
     found = [estimate_discounts(level.counts_M) for level in levels]
-    discounts = [each or FALLBACK for each in found]
+    discounts = [estimated or FALLBACK for estimated in found]
     lowest = _estimate_lowest(levels[0], discounts[0])
     probabilities = [lowest]  # one array per level, in suffix order
     back_offs: list[Reals] = []  # one array per level but the highest, in prefix order
@@ -78,7 +78,9 @@ def estimate(levels: Sequence[Level], least: Sequence[int]) -> Estimated:
         for n, level in enumerate(levels)
     ]
     trie = _build_trie(tables, probabilities, back_offs, stay)
-    return Estimated(trie, discounts, [n for n, each in enumerate(found, 1) if each is None])
+    return Estimated(
+        trie, discounts, [n for n, estimated in enumerate(found, 1) if estimated is None]
+    )
 
 
 class _Sorted(NamedTuple):
@@ -144,12 +146,12 @@ def _build_trie(
     # A context whose n-grams all have discount 0 leaves no mass; KenLM's logarithm for that is
     # used.
     held = [
-        np.log10(np.maximum(each[keeps], 10.0**NEVER))
-        for each, keeps in zip(back_offs, kept, strict=False)
+        np.log10(np.maximum(back_off[keeps], 10.0**NEVER))
+        for back_off, keeps in zip(back_offs, kept, strict=False)
     ]
     parents = []
     for table, keeps, above in zip(tables[1:], kept[1:], kept, strict=False):
         renumbered = np.cumsum(above) - 1
         parents.append(renumbered[table.contexts_M[keeps]])
-    assert not math.isnan(sum(float(each.sum()) for each in logs))
+    assert not math.isnan(sum(float(level_logs.sum()) for level_logs in logs))
     return Trie.of(words, logs, held, parents)

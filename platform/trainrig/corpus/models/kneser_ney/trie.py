@@ -40,7 +40,7 @@ class Trie(NamedTuple):
         parents: Sequence[NDArray[np.int64]],
     ) -> Self:
         """Build a trie from the sorted n-grams of each order; `parents` start at order 2."""
-        sizes = [len(each) for each in words]
+        sizes = [len(order_words) for order_words in words]
         begins = np.cumsum([0, *sizes])
         children = [
             np.searchsorted(parent, np.arange(size)) + begin
