@@ -109,7 +109,7 @@ def curate(run: Curation, progress: Progress | None = None) -> Manifest:
     if stage.finished:
         return stage.finished
     if stage.before:
-        _check_that_all_is_there(run, stage.before)
+        _check_texts_were_kept(run, stage.before)
     passes = _Passes(run, stage, splits, progress)
     with stage.undo_if_refused():
         if run.decontamination:
@@ -129,7 +129,7 @@ def _read_finished(run: Curation, before: Manifest) -> tuple[MeasuredDocuments, 
     return DecidedDocuments(run.output), before.cost
 
 
-def _check_that_all_is_there(run: Curation, before: Manifest) -> None:
+def _check_texts_were_kept(run: Curation, before: Manifest) -> None:
     kept = f'keep_dropped = "{before.config["keep_dropped"]}"'
     if before.config["keep_dropped"] != "text":
         raise DataError(

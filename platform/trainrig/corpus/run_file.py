@@ -95,7 +95,7 @@ class Buckets(Settings):
     shares: tuple[float, float] = (0.3, 0.6)
 
     @model_validator(mode="after")
-    def _shares_rise(self) -> Self:
+    def _check_shares(self) -> Self:
         if not 0 < self.shares[0] < self.shares[1] < 1:
             raise ValueError(f"shares: {self.shares[0]}, {self.shares[1]} do not rise from 0 to 1")
         return self
@@ -183,14 +183,14 @@ class Curation(RunFile):
     keep_dropped: Annotated[Literal["text", "signals", "none"], EXTENDABLE] = "text"
 
     @model_validator(mode="after")
-    def _no_two_sources_share_a_name(self) -> Self:
+    def _check_source_names(self) -> Self:
         name, number = Counter(source.name for source in self.sources).most_common(1)[0]
         if number > 1:
             raise ValueError(f"{number} sources are named '{name}'; give each a name of its own")
         return self
 
     @model_validator(mode="after")
-    def _rules_speak_of_what_is_measured(self) -> Self:
+    def _check_rule_columns(self) -> Self:
         for source in self.sources:
             source.check_rules(self.measured)
         if self.buckets and self.buckets.signal not in self.measured:
@@ -199,7 +199,7 @@ class Curation(RunFile):
         return self
 
     @model_validator(mode="after")
-    def _evidence_reaches_down_to_the_threshold(self) -> Self:
+    def _check_evidence_floor(self) -> Self:
         floor = self.verification.evidence_floor
         threshold = self.near_duplicates.threshold
         if floor > threshold:
@@ -210,7 +210,7 @@ class Curation(RunFile):
         return self
 
     @model_validator(mode="after")
-    def _the_keep_rule_speaks_of_what_there_is(self) -> Self:
+    def _check_keep_rule(self) -> Self:
         for column in self.keep_rule.columns:
             if column not in (*self.measured, "date"):
                 hint = suggest_choice(column, self.measured)
@@ -223,7 +223,7 @@ class Curation(RunFile):
         return self
 
     @model_validator(mode="after")
-    def _no_two_columns_share_a_name(self) -> Self:
+    def _check_scorer_columns(self) -> Self:
         number = Counter((*self.measured, *(scorer.column for scorer in self.scorers)))
         for scorer in self.scorers:
             if number[scorer.column] > 2:

@@ -31,7 +31,7 @@ class FineWeb(CountsWords):
     after_c4: bool = False
 
     @model_validator(mode="after")
-    def _only_datatrove_has_two_texts(self) -> Self:
+    def _check_after_c4(self) -> Self:
         if self.after_c4 and self.words != "datatrove":
             raise ValueError(
                 'after_c4 speaks of words = "datatrove"; '

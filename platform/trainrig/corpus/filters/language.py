@@ -26,7 +26,7 @@ class Language(Settings):
     min_scores: Mapping[str, float] = {}
 
     @model_validator(mode="after")
-    def _languages_exist(self) -> Self:
+    def _check_languages(self) -> Self:
         known = list_language_codes()
         for code in self.allowed:
             if code not in known:

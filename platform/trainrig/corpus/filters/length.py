@@ -21,7 +21,7 @@ class Length(Settings):
     max_characters: int | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
-    def _some_text_can_pass(self) -> Self:
+    def _check_length_range(self) -> Self:
         if self.max_characters is not None and self.max_characters < self.min_characters:
             raise ValueError(
                 f"no text has at least {self.min_characters} characters (min_characters) "

@@ -54,7 +54,7 @@ class Preset(Settings):
 
     @field_validator("name")
     @classmethod
-    def _exists(cls, name: str) -> str:
+    def _check_preset_name(cls, name: str) -> str:
         if name not in NAMES:
             raise ValueError(f"no preset '{name}'{suggest_choice(name, NAMES)}")
         return name

@@ -31,7 +31,7 @@ class Score(Settings):
     languages: tuple[str, ...] | None = None
 
     @model_validator(mode="after")
-    def _something_is_bounded(self) -> Self:
+    def _check_bounds(self) -> Self:
         bounds = (self.least, self.most, self.keep_highest, self.keep_lowest)
         if all(bound is None for bound in bounds):
             raise ValueError("set one of least, most, keep_highest, keep_lowest; all are open")

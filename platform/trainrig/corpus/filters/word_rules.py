@@ -25,7 +25,7 @@ class CountsWords(Settings):
     words: WordRule = "spaces"
 
     @model_validator(mode="after")
-    def _spacy_is_there(self) -> Self:
+    def _check_spacy_installed(self) -> Self:
         if self.words == "datatrove" and importlib.util.find_spec("spacy") is None:
             raise ValueError(
                 'words = "datatrove" are spaCy\'s, which is not installed; '

@@ -141,7 +141,7 @@ class TextEncoder:
         self._tokenizer = read_tokenizer(tokenizer, where)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._by_word = _works_by_word(json.loads(tokenizer))
+        self._by_word = _encodes_words_independently(json.loads(tokenizer))
         self._known: dict[str, list[int]] = {}  # pieces of words that were encoded before
         self.pieces = self._tokenizer.get_vocab_size(with_added_tokens=True)
 
@@ -183,7 +183,7 @@ class TextEncoder:
         return self._known
 
 
-def _works_by_word(tokenizer: dict[str, Any]) -> bool:
+def _encodes_words_independently(tokenizer: dict[str, Any]) -> bool:
     """Return whether tokenizing a line equals tokenizing its words one by one.
 
     Exceptions are accepted: words that begin with `▁` themselves, accents that stand alone, and

@@ -60,7 +60,7 @@ class NgramTraining(RunFile):
     arpa: bool = False  # write the model as an ARPA file too
 
     @model_validator(mode="after")
-    def _least_counts_fit(self) -> Self:
+    def _check_least_counts(self) -> Self:
         least = self.least_counts
         if least is None:
             return self

@@ -12,7 +12,7 @@ from trainrig.corpus.read.encoding import is_wide
 from trainrig.corpus.read.files import NAMES, File, format_by_name, read_first_bytes
 from trainrig.corpus.read.settings import Format, ReadSettings
 from trainrig.corpus.read.web_archives import arc, warc
-from trainrig.corpus.read.web_archives.archive import has_a_member_for_each_record
+from trainrig.corpus.read.web_archives.archive import is_compressed_by_record
 from trainrig.corpus.read.web_archives.members import MAGIC as GZIP_MAGIC
 from trainrig.corpus.read.web_archives.packed import ZSTD_MAGIC
 from trainrig.errors import DataError
@@ -47,7 +47,7 @@ def can_be_cut(path: str, format_: Format, reading: ReadSettings) -> bool:
         grammar = warc.GRAMMAR if format_ == "warc" else arc.GRAMMAR
         if head.startswith(GZIP_MAGIC):
             return any(
-                has_a_member_for_each_record(io.BytesIO(read_first_bytes(path, count)), grammar)
+                is_compressed_by_record(io.BytesIO(read_first_bytes(path, count)), grammar)
                 for count in _FIRST_MEMBERS
             )
         return not head.startswith(ZSTD_MAGIC)

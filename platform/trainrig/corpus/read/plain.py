@@ -73,12 +73,12 @@ def iterate_blocks(stream: BinaryIO, begin: int = 0, end: int | None = None) -> 
         if line is not None and not line.strip():
             skipping = False
             if block.size:
-                yield block.as_line()
+                yield block.to_line()
                 block = _Block()
         elif not skipping:
             block.add(at, line)
     if block.size:
-        yield block.as_line()
+        yield block.to_line()
 
 
 class _Block:
@@ -97,7 +97,7 @@ class _Block:
         else:
             self._lines.append(line)
 
-    def as_line(self) -> Line:
+    def to_line(self) -> Line:
         return Line(self.start, b"".join(self._lines) if self.size <= LARGEST_BODY else None)
 
 

@@ -48,7 +48,7 @@ class ReadSettings(Settings):
     piece_bytes: int | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
-    def _encoding_is_known(self) -> Self:
+    def _check_encoding(self) -> Self:
         if self.encoding is not None:
             try:
                 codecs.lookup(self.encoding)

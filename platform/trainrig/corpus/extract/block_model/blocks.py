@@ -201,7 +201,7 @@ def count_word(
 
 
 @compile_nogil
-def say_how_it_ends(row: NDArray[np.int32], last: int, last_but_one: int) -> None:
+def set_end_columns(row: NDArray[np.int32], last: int, last_but_one: int) -> None:
     """Set the columns that depend on a block's last two characters (code points)."""
     quoted = last == 34 or last == 41 or last == 0x201C or last == 0x201D or last == 0xBB
     sign = last_but_one if quoted else last
@@ -334,7 +334,7 @@ def cut_into_blocks(
                 digests[count] = digest
                 row[GAP] = gap
                 row[OPENS] = opens
-                say_how_it_ends(row, last, last_but_one)
+                set_end_columns(row, last, last_but_one)
                 count += 1
                 row = numbers[count]
                 gap = 0

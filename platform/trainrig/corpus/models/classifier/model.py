@@ -87,8 +87,8 @@ def train(
     A repeated text counts each time, but its copies are either all held out or all used for
     training. Raises DataError if either side has too few texts to train on or to hold out.
     """
-    wanted = _Sided("positives", positives, learning)
-    others = _Sided("negatives", negatives, learning)
+    wanted = _ClassTexts("positives", positives, learning)
+    others = _ClassTexts("negatives", negatives, learning)
     learnt = concatenate_features([wanted.learnt, others.learnt])
     labels = np.repeat([True, False], [wanted.count, others.count])
     weights = learn(
@@ -122,7 +122,7 @@ def train(
     return ClassifierModel(weights, learning.words, sigmoid, facts)
 
 
-class _Sided:
+class _ClassTexts:
     """The texts of one class, as features: those for training and those held out."""
 
     def __init__(self, name: str, texts: Iterable[str], learning: Learning) -> None:

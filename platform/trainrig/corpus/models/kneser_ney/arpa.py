@@ -82,7 +82,7 @@ def read_arpa(path: str) -> tuple[Trie, list[str]]:
     vocabulary = [word.decode("utf-8", "replace") for word in ids]
     levels[0] = _index_lowest(levels[0], len(ids))
     for n in range(len(levels) - 1, 1, -1):
-        levels[n - 1] = _with_parts(levels[n - 1], levels[n])
+        levels[n - 1] = _add_missing_parts(levels[n - 1], levels[n])
     for n in range(1, len(levels)):
         levels[n] = _fill_by_backoff(levels[n], levels[n - 1])
     return _build_trie(levels), vocabulary
@@ -185,7 +185,7 @@ def _index_lowest(level: _Level, vocabulary: int) -> _Level:
     return _Level(np.arange(vocabulary, dtype=np.uint32)[None], logs, back_offs)
 
 
-def _with_parts(level: _Level, above: _Level) -> _Level:
+def _add_missing_parts(level: _Level, above: _Level) -> _Level:
     """Add to `level` the parts of the n-grams `above` that it lacks, with unknown values (NaN)."""
     order = len(level.words_nM)
     parts = np.concatenate([above.words_nM[:-1], above.words_nM[1:]], axis=1)

@@ -100,14 +100,14 @@ def _sort_level(level: Level, below: _Sorted) -> _Sorted:
 def _estimate_lowest(level: Level, discount: tuple[float, float, float]) -> Reals:
     """Estimate the probabilities of single words; `<s>` has 1 by convention."""
     total = max(1, int(level.counts_M.sum()))
-    taken = _look_up_discounts(level.counts_M, discount)
+    taken = _select_discounts(level.counts_M, discount)
     left = float(taken.sum()) / total if level.counts_M.any() else 1.0
     found = (level.counts_M - taken) / total + left / (len(taken) - 1)
     found[BEGIN] = 1.0
     return found
 
 
-def _look_up_discounts(counts_M: Counts, discount: tuple[float, float, float]) -> Reals:
+def _select_discounts(counts_M: Counts, discount: tuple[float, float, float]) -> Reals:
     return np.array([0.0, *discount])[np.minimum(counts_M, 3)]
 
 
@@ -121,7 +121,7 @@ def _compute_shares(
     """
     counts = level.counts_M[table.places_M]
     left_out = level.seen_M[table.places_M] < need
-    taken = np.where(left_out, counts, _look_up_discounts(counts, discount))
+    taken = np.where(left_out, counts, _select_discounts(counts, discount))
     totals = np.bincount(table.contexts_M, counts, contexts)
     mass = np.bincount(table.contexts_M, taken, contexts)
     back_off = np.divide(mass, totals, out=np.ones(contexts), where=totals > 0)

@@ -56,7 +56,7 @@ def read_archive(
         yield from _PlainArchive(stream, name, grammar).read(begin, end)
 
 
-def has_a_member_for_each_record(stream: BinaryIO, grammar: ArchiveGrammar) -> bool:
+def is_compressed_by_record(stream: BinaryIO, grammar: ArchiveGrammar) -> bool:
     """Return whether a second gzip member, after the first, starts a record."""
     return find_member(stream, 1, _build_start_test(grammar)) is not None
 

@@ -42,12 +42,12 @@ def find(views: Views) -> Iterator[FindPosition]:
         if not passes_luhn(digits):
             continue
         if _ISSUED.fullmatch(digits) or (
-            _MAESTRO.fullmatch(digits) and _is_told(views, found, len(digits))
+            _MAESTRO.fullmatch(digits) and _is_announced(views, found, len(digits))
         ):
             yield found.span()
 
 
-def _is_told(views: Views, found: re.Match[str], length: int) -> bool:
+def _is_announced(views: Views, found: re.Match[str], length: int) -> bool:
     if len(found.group()) > length or length in _OF_A_CARD:
         return True
     start = found.start()

@@ -136,12 +136,12 @@ def find_assigned(views: Views) -> Iterator[FindPosition]:
             end = at + len(name)
             if name != b"key" or _BEFORE_KEY.search(lower, max(0, at - _LONGEST_BEFORE_KEY), at):
                 found = _ASSIGNED.match(text, end)
-                if found and _looks_assigned(found.group(2)):
+                if found and _looks_like_secret(found.group(2)):
                     yield found.span(2)
             at = lower.find(name, end)
 
 
-def _looks_assigned(value: str) -> bool:
+def _looks_like_secret(value: str) -> bool:
     return sum(map(str.isdigit, value)) >= _LEAST_DIGITS and _is_random(value)
 
 
