@@ -222,7 +222,7 @@ class _Passes:
         if known:
             folder = storage.join(self.run.output, near_duplicates.FOLDER)
             counts = read_known_splits(self.run)
-            self._tell(3 * len(self.splits))
+            self._report_progress(3 * len(self.splits))
         else:
             folder = self.path_of()
             with self._time_phase("sign"):
@@ -264,7 +264,7 @@ class _Passes:
         phase = Phase(_name_done_folder(self.run, self.decision, name), make_work)
         map_splits(phase, tasks, self.run.workers if len(tasks) > 1 else 0, brief=True)
         done = find_step_number(name, self.run.url_duplicates)
-        self._tell(3 * len(self.splits) + done)
+        self._report_progress(3 * len(self.splits) + done)
         return phase
 
     def remove_spans(self, pool: MeasuredDocuments, search: DuplicateSearch) -> RemovalCounts:
@@ -272,11 +272,11 @@ class _Passes:
         own = [split_index for split_index in search.split_indexes if not split_index.earlier]
         surviving = SurvivingDocuments(pool, self.path_of, list_removal_steps(self.run))
         with self._time_phase("cut"):
-            told = SpanRemoval(self.run, surviving, self.splits, self._run_removal_pass).find_spans(
-                own
-            )
-        refuse_cut_away(self.run, told.rows)
-        return told
+            counts = SpanRemoval(
+                self.run, surviving, self.splits, self._run_removal_pass
+            ).find_spans(own)
+        refuse_cut_away(self.run, counts.rows)
+        return counts
 
     def _run_removal_pass(
         self, name: str, make_work: Callable[[], Work], tasks: Sequence[Split]
@@ -285,7 +285,7 @@ class _Passes:
         phase = Phase(_name_done_folder(self.run, self.decision, name), make_work)
         map_splits(phase, tasks, self.run.workers if len(tasks) > 1 else 0, brief=True)
         nth = list_removal_passes(self.run).index(name.rstrip("-0123456789")) + 1
-        self._tell(3 * len(self.splits) + len(list_steps(self.run.url_duplicates)) + nth)
+        self._report_progress(3 * len(self.splits) + len(list_steps(self.run.url_duplicates)) + nth)
         return phase
 
     def write(
@@ -319,10 +319,10 @@ class _Passes:
             raise DataError(f"{self.run.output}: nothing was kept; {explain_nothing_kept(counts)}")
         files = {name: entry for record in records for name, entry in record.files.items()}
         files |= near_duplicates.write_index(self.run, folder, search, found)
-        told = read_tallies(self.run, self.splits, self.path_of)
-        if thin := describe_doubtful(told.hosts):
+        tallies = read_tallies(self.run, self.splits, self.path_of)
+        if thin := describe_doubtful(tallies.hosts):
             log.warning("%s: %s", self.run.output, thin)
-        files |= told.save(folder)
+        files |= tallies.save(folder)
         files |= cut.save(folder)
         rules = {source.name: list_source_rules(self.run, source) for source in self.run.sources}
         near = self.run.near_duplicates
@@ -332,7 +332,7 @@ class _Passes:
         from trainrig.corpus.report.curation_page import render_curation_page
 
         page = render_curation_page(
-            told, counts, rules, cost, self._describe_provenance(), near, more
+            tallies, counts, rules, cost, self._describe_provenance(), near, more
         )
         storage.write(storage.join(folder, REPORT_PAGE), page.encode())
         if self.stage.before:
@@ -360,10 +360,10 @@ class _Passes:
         records = (name,) if name == READ else (self.decision, name)
         phase = Phase(_name_done_folder(self.run, *records), make_work)
         workers = self.run.workers if workers is None else workers
-        map_splits(phase, splits, workers, lambda done, _: self._tell(before + done))
+        map_splits(phase, splits, workers, lambda done, _: self._report_progress(before + done))
         return phase
 
-    def _tell(self, done: int) -> None:
+    def _report_progress(self, done: int) -> None:
         if self.progress:
             passes = len(list_steps(self.run.url_duplicates)) + len(list_removal_passes(self.run))
             self.progress(done, 4 * len(self.splits) + passes)

@@ -79,7 +79,9 @@ class ChunkCache:
         self._make_room(len(chunks.hashes_K))
         places = np.empty(len(chunks.hashes_K), np.int64)
         new = np.empty(len(chunks.hashes_K), np.int64)
-        count = _look_up(chunks.hashes_K, self._keys, self._firsts, self._held, places, new)
+        count = _find_or_add_chunks(
+            chunks.hashes_K, self._keys, self._firsts, self._held, places, new
+        )
         new = new[:count]
         if self._grammar and count:
             new = self._learn_chunks(self._grammar, batch, chunks, new, places[new])
@@ -260,7 +262,7 @@ def _find_place(keys: NDArray[np.uint64], firsts: NDArray[np.int64], key: np.uin
 
 
 @compile_nogil
-def _look_up(
+def _find_or_add_chunks(
     chunks: NDArray[np.uint64],
     keys: NDArray[np.uint64],
     firsts: NDArray[np.int64],

@@ -144,7 +144,7 @@ def sum_word_rows(
             edges[count, 1] = place
             hashes[count] = mix_bits(found)
             count += 1
-        _look_up(codes, edges, hashes, count, known, model, spelt, n_grams, words)
+        _find_or_add_words(codes, edges, hashes, count, known, model, spelt, n_grams, words)
         sums = known.sums[known.met[1]]
         for number in range(count):
             word = np.int64(words[number] >> _32) - 1
@@ -155,7 +155,7 @@ def sum_word_rows(
 
 
 @compile_nogil
-def _look_up(
+def _find_or_add_words(
     codes: NDArray[np.uint32],
     edges: NDArray[np.int64],
     hashes: NDArray[np.uint64],

@@ -76,7 +76,7 @@ def train_classifier(run: ClassifierTraining, progress: Progress | None = None) 
 
     Raises DataError if texts are missing, or too few to train on and to hold out.
     """
-    tell = progress or (lambda done, whole: None)
+    report_progress = progress or (lambda done, whole: None)
     stage = manifest.claim(
         run.output,
         run,
@@ -92,7 +92,7 @@ def train_classifier(run: ClassifierTraining, progress: Progress | None = None) 
 
     storage.write(stage.build_path(REPORT_PAGE), render_classifier_page(made.facts).encode())
     counts = {name: made.facts[name] for name in ("positives", "negatives", "auc")}
-    tell(1, 1)
+    report_progress(1, 1)
     return _finish(stage, made.facts, counts, [CLASSIFIER_FILE])
 
 
@@ -101,7 +101,7 @@ def train_language_model(run: NgramTraining, progress: Progress | None = None) -
 
     Raises DataError if texts are missing or have no lines.
     """
-    tell = progress or (lambda done, whole: None)
+    report_progress = progress or (lambda done, whole: None)
     inputs = {"texts": run.texts.fingerprint()}
     if isinstance(run.pieces, TokenizerFile):
         if not storage.exists(run.pieces.path):
@@ -112,15 +112,15 @@ def train_language_model(run: NgramTraining, progress: Progress | None = None) -
         return stage.finished
     with stage.undo_if_refused():
         tokenizer = make_tokenizer(run.pieces, _take_sample(run.texts.read(), run.sample_bytes))
-        tell(1, 3)
+        report_progress(1, 3)
         least = run.least_counts or (1,) * run.order
         made = language_model.train(run.texts.read(), tokenizer, run.order, least)
-    tell(2, 3)
+    report_progress(2, 3)
     names = [NGRAMS_FILE, ARPA_FILE] if run.arpa else [NGRAMS_FILE]
     for name in names:
         made.save(stage.build_path(name))
     counts = {name: made.facts[name] for name in ("texts", "bytes", "pieces", "n_grams")}
-    tell(3, 3)
+    report_progress(3, 3)
     return _finish(stage, made.facts, counts, names)
 
 

@@ -26,17 +26,17 @@ def build_page(row: Mapping[str, Any], fields: Fields, where: str) -> RawPage | 
     if len(body) > LARGEST_BODY:
         return Unreadable(where, "too_large")
     return RawPage(
-        url=_as_text(row.get(fields.url)),
+        url=_convert_to_text(row.get(fields.url)),
         content_type="text/plain" if fields.html is None else "text/html",
         body=body,
-        date=_as_text(row.get(fields.date)),
+        date=_convert_to_text(row.get(fields.date)),
         charset="utf-8",
-        id=_as_text(row.get(fields.id)),
-        metadata={name: _as_text(row[name]) for name in fields.metadata if name in row},
+        id=_convert_to_text(row.get(fields.id)),
+        metadata={name: _convert_to_text(row[name]) for name in fields.metadata if name in row},
     )
 
 
-def _as_text(value: Any) -> str:
+def _convert_to_text(value: Any) -> str:
     """Convert a value to a string: dates to ISO 8601, tables to JSON, None to ""."""
     if value is None:
         return ""

@@ -24,12 +24,12 @@ def build_batch(texts: Sequence[str]) -> TextBatch:
     starts = np.zeros(len(texts) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)), out=starts[1:])
     classes = np.empty(len(codes), np.uint16)
-    _look_up(codes, build_character_tables().classes, classes)
+    _classify_codes(codes, build_character_tables().classes, classes)
     return TextBatch(codes, classes, starts)
 
 
 @compile_nogil
-def _look_up(
+def _classify_codes(
     codes: NDArray[np.uint32], table: NDArray[np.uint16], classes: NDArray[np.uint16]
 ) -> None:
     # Indexing with numpy would first convert every code to 64 bits.
