@@ -133,8 +133,8 @@ def _check_texts_were_kept(run: Curation, before: Manifest) -> None:
     kept = f'keep_dropped = "{before.config["keep_dropped"]}"'
     if before.config["keep_dropped"] != "text":
         raise DataError(
-            f"{run.output}: the texts of its dropped documents were not kept ({kept}), so other "
-            "rules cannot be tried on them; choose another `output`"
+            f"{run.output}: the texts of its dropped documents were not stored ({kept}), so other "
+            "rules cannot be applied to them; choose another `output`"
         )
 
 
@@ -194,7 +194,7 @@ class _Passes:
         if missing:
             raise DataError(
                 f"{self.run.output}: its documents were read without {', '.join(missing[:3])}"
-                f"{', …' if len(missing) > 3 else ''}, which these rules go by; choose another "
+                f"{', …' if len(missing) > 3 else ''}, which these rules need; choose another "
                 "`output`"
             )
 

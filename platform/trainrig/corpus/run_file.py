@@ -97,7 +97,9 @@ class Buckets(Settings):
     @model_validator(mode="after")
     def _check_shares(self) -> Self:
         if not 0 < self.shares[0] < self.shares[1] < 1:
-            raise ValueError(f"shares: {self.shares[0]}, {self.shares[1]} do not rise from 0 to 1")
+            raise ValueError(
+                f"shares ({self.shares[0]}, {self.shares[1]}) must increase between 0 and 1"
+            )
         return self
 
 
@@ -186,7 +188,9 @@ class Curation(RunFile):
     def _check_source_names(self) -> Self:
         name, number = Counter(source.name for source in self.sources).most_common(1)[0]
         if number > 1:
-            raise ValueError(f"{number} sources are named '{name}'; give each a name of its own")
+            raise ValueError(
+                f"{number} sources have the name '{name}'; give each source a different name"
+            )
         return self
 
     @model_validator(mode="after")
@@ -205,7 +209,7 @@ class Curation(RunFile):
         if floor > threshold:
             raise ValueError(
                 f"verification.evidence_floor ({floor}) is above near_duplicates.threshold "
-                f"({threshold}), so what falls would have no evidence; lower it"
+                f"({threshold}), so dropped documents would have no evidence; lower evidence_floor"
             )
         return self
 
@@ -228,7 +232,7 @@ class Curation(RunFile):
         for scorer in self.scorers:
             if number[scorer.column] > 2:
                 raise ValueError(
-                    f"scorers: the column '{scorer.column}' is there already; set another `column`"
+                    f"scorers: the column '{scorer.column}' exists already; set another `column`"
                 )
         return self
 

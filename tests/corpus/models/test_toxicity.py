@@ -60,7 +60,7 @@ def test_any_text_has_a_share_or_none(words, texts, language):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (None, "no such file"),
+        (None, "does not exist"),
         (b"\n# only this\n", "no entry"),
         (b"\xff\xfe", "not UTF-8 at byte 0"),
     ],

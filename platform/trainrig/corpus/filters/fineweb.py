@@ -34,8 +34,8 @@ class FineWeb(CountsWords):
     def _check_after_c4(self) -> Self:
         if self.after_c4 and self.words != "datatrove":
             raise ValueError(
-                'after_c4 speaks of words = "datatrove"; '
-                "for our own, put C4Lines among the rewrites"
+                'after_c4 requires words = "datatrove"; '
+                'with words = "spaces", add C4Lines to the rewrites'
             )
         return self
 

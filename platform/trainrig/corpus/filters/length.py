@@ -24,8 +24,8 @@ class Length(Settings):
     def _check_length_range(self) -> Self:
         if self.max_characters is not None and self.max_characters < self.min_characters:
             raise ValueError(
-                f"no text has at least {self.min_characters} characters (min_characters) "
-                f"and at most {self.max_characters} (max_characters)"
+                f"min_characters ({self.min_characters}) is above max_characters "
+                f"({self.max_characters}), so no text can pass; lower min_characters"
             )
         return self
 

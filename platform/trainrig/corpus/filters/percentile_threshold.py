@@ -53,7 +53,7 @@ class PercentileThreshold:
         Raises ValueError if the thresholds are not bound yet.
         """
         if self.thresholds is None:
-            raise ValueError(f"{self.rule}: where its cut falls has not been found")
+            raise ValueError(f"{self.rule}: the thresholds are not bound; call `bind` first")
         values = columns[self.signal]
         edge = np.full(len(values), self.thresholds.get(ALL, np.nan))
         if self.by_language:

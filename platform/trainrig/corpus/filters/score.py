@@ -34,11 +34,13 @@ class Score(Settings):
     def _check_bounds(self) -> Self:
         bounds = (self.least, self.most, self.keep_highest, self.keep_lowest)
         if all(bound is None for bound in bounds):
-            raise ValueError("set one of least, most, keep_highest, keep_lowest; all are open")
+            raise ValueError("none of least, most, keep_highest and keep_lowest is set; set one")
         if self.least is not None and self.most is not None and self.least > self.most:
             raise ValueError(f"no value is at least {self.least} and at most {self.most}")
         if self.by_language and self.keep_highest is None and self.keep_lowest is None:
-            raise ValueError("by_language is about keep_highest and keep_lowest; set one of them")
+            raise ValueError(
+                "by_language applies only to keep_highest and keep_lowest; set one of them"
+            )
         return self
 
     def iterate_limits(self) -> Iterator[Limit | PercentileThreshold]:

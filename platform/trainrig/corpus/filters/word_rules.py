@@ -28,8 +28,8 @@ class CountsWords(Settings):
     def _check_spacy_installed(self) -> Self:
         if self.words == "datatrove" and importlib.util.find_spec("spacy") is None:
             raise ValueError(
-                'words = "datatrove" are spaCy\'s, which is not installed; '
-                "pip install 'trainrig[datatrove]', or write words = \"spaces\""
+                'words = "datatrove" requires spaCy, which is not installed; '
+                "run pip install 'trainrig[datatrove]', or set words = \"spaces\""
             )
         return self
 

@@ -74,16 +74,16 @@ def read_model(path: Path) -> FastTextModel:
     try:
         return _read(_Cursor(path.read_bytes()), path)
     except (struct.error, ValueError, IndexError) as error:
-        raise DataError(f"{path}: no whole fastText model: {error}") from None
+        raise DataError(f"{path} is not a complete fastText model: {error}") from None
 
 
 def _read(cursor: _Cursor, path: Path) -> FastTextModel:
     if cursor.take(struct.Struct("<2i")) != (_MAGIC, _VERSION):
-        raise DataError(f"{path}: not a fastText model of version {_VERSION}")
+        raise DataError(f"{path} is not a fastText model of version {_VERSION}")
     settings = cursor.take(_SETTINGS)
     word_n_grams, loss, kind, buckets, shortest, longest = settings[5:11]
     if (word_n_grams, loss, kind) != (1, _HIERARCHICAL_SOFTMAX, _SUPERVISED):
-        raise DataError(f"{path}: not a classifier of words under a tree of labels")
+        raise DataError(f"{path} is not a supervised model of words with hierarchical softmax")
     entries, _, _, _, pruned = cursor.take(_COUNTS)
     words = []
     labels = []
@@ -100,10 +100,10 @@ def _read(cursor: _Cursor, path: Path) -> FastTextModel:
     kept = cursor.read_array("<i4", 2 * pruned).reshape(-1, 2).astype(np.int32)
     n_gram_rows[kept[:, 0]] = kept[:, 1] + len(words)
     if not cursor.read_byte():
-        raise DataError(f"{path}: not a compressed model (.ftz)")
+        raise DataError(f"{path} is not a compressed model (.ftz)")
     rows = _read_quantised_matrix(cursor)
     if cursor.read_byte():
-        raise DataError(f"{path}: a compressed output; only the input may be")
+        raise DataError(f"{path} has a quantised output matrix, which trainrig cannot read")
     height, width = cursor.take(_SHAPE)
     output = cursor.read_array("<f4", height * width).reshape(height, width).astype(np.float32)
     return FastTextModel(

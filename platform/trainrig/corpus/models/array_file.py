@@ -64,7 +64,7 @@ def open_arrays(path: str, kind: str) -> tuple[dict[str, NDArray[Any]], Any]:
             length = int.from_bytes(file.read(8), "little")
             text = file.read(length) if length <= size - 8 else b""
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file; name a model that trainrig made") from None
+        raise DataError(f"{path} does not exist; name a model file that trainrig wrote") from None
     try:
         header = json.loads(text)
         described = json.loads(header.pop("__metadata__")["trainrig"])
@@ -72,16 +72,16 @@ def open_arrays(path: str, kind: str) -> tuple[dict[str, NDArray[Any]], Any]:
         made = described["format"]
         ends = [entry["data_offsets"][1] for entry in header.values()]
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise DataError(f"{path}: no model that trainrig made, or torn") from None
+        raise DataError(f"{path} is not a model that trainrig wrote, or is truncated") from None
     if made > FORMAT:
         raise DataError(
-            f"{path}: format {made}, but this trainrig reads up to {FORMAT}; upgrade it"
+            f"{path} has format {made}, but this trainrig reads up to {FORMAT}; upgrade trainrig"
         )
     if found != kind:
-        raise DataError(f"{path}: a {found}, but a {kind} is wanted")
+        raise DataError(f"{path} is a {found}, but a {kind} is required")
     if max(ends, default=0) > size - 8 - length:
         raise DataError(
-            f"{path}: torn: {size:,} bytes, but its arrays end after that; copy it again"
+            f"{path} is truncated: its arrays end after its {size:,} bytes; copy it again"
         )
     mapped = np.memmap(local, np.uint8, "r", 8 + length) if ends else np.empty(0, np.uint8)
     arrays = {}

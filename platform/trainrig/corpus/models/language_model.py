@@ -56,7 +56,7 @@ class LanguageModel:
         word_of = np.array([ids.get(name, UNKNOWN) for name in names], np.uint32)
         if not word_of.any():
             raise DataError(
-                f"{where}: the model knows none of the tokenizer's pieces; give it its own"
+                f"{where}: the model knows none of the tokenizer's pieces; use its own tokenizer"
             )
         return cls(trie, vocabulary, tokenizer, cutter, word_of, facts)
 
@@ -110,9 +110,9 @@ def _read_text(path: str) -> str:
     try:
         return storage.read(path).decode()
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file; name a tokenizer.json") from None
+        raise DataError(f"{path} does not exist; name a tokenizer.json") from None
     except UnicodeDecodeError:
-        raise DataError(f"{path}: not UTF-8, so no tokenizer.json") from None
+        raise DataError(f"{path} is not UTF-8, so it is not a tokenizer.json") from None
 
 
 def train(
@@ -140,7 +140,7 @@ def train(
             total["pieces"] += int(np.count_nonzero(stream != 1))
         backward_nM, seen_M = counter.sum_counts()
     if not len(seen_M):
-        raise DataError("none of the texts has a line to count; name texts with words")
+        raise DataError("the texts have no words to count; name other texts")
     came = np.unique(backward_nM[0])
     came = came[came >= len(SPECIAL)]
     compact = np.zeros(len(names) + len(SPECIAL), np.uint32)

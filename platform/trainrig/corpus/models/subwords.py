@@ -77,9 +77,9 @@ def make_tokenizer(pieces: Subwords | Words | TokenizerFile, sample: Iterator[st
             text = storage.read(pieces.path).decode()
             read_tokenizer(text, pieces.path)
         except FileNotFoundError:
-            raise DataError(f"{pieces.path}: no such file; name a tokenizer.json") from None
+            raise DataError(f"{pieces.path} does not exist; name a tokenizer.json") from None
         except UnicodeDecodeError:
-            raise DataError(f"{pieces.path}: not UTF-8, so no tokenizer.json") from None
+            raise DataError(f"{pieces.path} is not UTF-8, so it is not a tokenizer.json") from None
         return text
     if isinstance(pieces, Subwords):
         tokenizer = tokenizers.Tokenizer(models.BPE(unk_token=SPECIAL[UNKNOWN], fuse_unk=True))
@@ -120,7 +120,7 @@ def read_tokenizer(text: str, where: str) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises plain Exceptions
-        raise DataError(f"{where}: no tokenizer.json: {error}") from None
+        raise DataError(f"{where} is not a tokenizer.json: {error}") from None
 
 
 def iterate_lines(text: str) -> Iterator[str]:

@@ -36,7 +36,7 @@ class TextFiles(Settings):
                         continue
                     if page.content_type.partition(";")[0].strip() != "text/plain":
                         raise DataError(
-                            f"{piece.path}: holds a page ({page.content_type}), but texts are "
-                            "wanted; curate it, and name the folder `kept` of the output"
+                            f"{piece.path} contains a page ({page.content_type}), not a "
+                            "text; curate it first, and name the folder `kept` of the output"
                         )
                     yield page.body.decode("utf-8", "replace")

@@ -102,12 +102,12 @@ def read_entries(path: str) -> tuple[str, ...]:
     try:
         text = storage.read(path).decode("utf-8-sig")
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file; name a list of words, one entry a line") from None
+        raise DataError(f"{path} does not exist; name a list of words, one entry a line") from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 at byte {error.start}; save it so") from None
+        raise DataError(f"{path} is not UTF-8 at byte {error.start}; save it as UTF-8") from None
     found = tuple(sorted({entry for entry in _iterate_entries(text) if _TOKEN.search(entry)}))
     if not found:
-        raise DataError(f"{path}: no entry; write words or phrases, one a line")
+        raise DataError(f"{path} has no entries; write one word or phrase a line")
     return found
 
 

@@ -65,9 +65,14 @@ class NgramTraining(RunFile):
         if least is None:
             return self
         if len(least) != self.order:
-            raise ValueError(f"least_counts: {len(least)} numbers; order {self.order} has as many")
+            raise ValueError(
+                f"least_counts has {len(least)} numbers; order {self.order} requires {self.order}"
+            )
         if least[0] != 1 or list(least) != sorted(least):
-            raise ValueError(f"least_counts: {list(least)}; they begin with 1 and must not fall")
+            raise ValueError(
+                f"least_counts is {list(least)}; the first must be 1, and "
+                "none may be below the one before"
+            )
         return self
 
 
@@ -105,7 +110,7 @@ def train_language_model(run: NgramTraining, progress: Progress | None = None) -
     inputs = {"texts": run.texts.fingerprint()}
     if isinstance(run.pieces, TokenizerFile):
         if not storage.exists(run.pieces.path):
-            raise DataError(f"{run.pieces.path}: no such file; name a tokenizer.json")
+            raise DataError(f"{run.pieces.path} does not exist; name a tokenizer.json")
         inputs["pieces.path"] = storage.compute_content_key(run.pieces.path)
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:

@@ -81,15 +81,15 @@ def _list_folder(folder: str) -> list[File]:
     sizes = _list_sizes(folder)
     if not sizes:
         raise DataError(
-            f"{folder}: no such file, and no folder of files; `paths` names files and folders, "
-            "* is wild"
+            f"{folder}: no such file or folder with files; name files, folders or patterns with * "
+            "in `paths`"
         )
     found = [path for path in sizes if format_by_name(path)]
     if not found:
         endings = " ".join(ending for kind_endings in NAMES.values() for ending in kind_endings)
         raise DataError(
-            f"{folder}: none of its {len(sizes):,} files is named as what is read from folders "
-            f"({endings}); name files by a pattern, and set `format`"
+            f"{folder}: none of its {len(sizes):,} files has an ending that is read from folders "
+            f"({endings}); name the files by a pattern and set `format`"
         )
     return [File(path, _strip_folder(folder, path), sizes[path]) for path in found]
 

@@ -95,7 +95,7 @@ def _select_columns(file: pq.ParquetFile, name: str, fields: Fields) -> Sequence
     ]
     if missing:
         raise DataError(
-            f"{name}: no column '{missing[0]}'{suggest_choice(missing[0], there)}; say in `fields` "
-            "which column holds what"
+            f"{name}: no column '{missing[0]}'{suggest_choice(missing[0], there)}; set the "
+            "names of the columns in `fields`"
         )
     return [column for column in wanted if column in there]

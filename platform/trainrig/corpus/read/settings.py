@@ -54,6 +54,6 @@ class ReadSettings(Settings):
                 codecs.lookup(self.encoding)
             except LookupError:
                 raise ValueError(
-                    f"no encoding is named {self.encoding!r}; 'utf-8', 'cp1252', 'shift_jis' are"
+                    f"encoding {self.encoding!r} is unknown; use one such as 'utf-8' or 'cp1252'"
                 ) from None
         return self

@@ -31,7 +31,7 @@ def build_steps_chart(tallies: CurationTallies, seen: int) -> Chart:
     ]
     parts = (
         BarPart("the first to drop", C1),
-        BarPart("dropped before, breaks it too", C2, hatched=True),
+        BarPart("dropped before, but breaks the rule too", C2, hatched=True),
     )
     worst = order[0]
     most = steps[worst][0]
@@ -42,8 +42,8 @@ def build_steps_chart(tallies: CurationTallies, seen: int) -> Chart:
             70 + ROW_HEIGHT * len(rows),
         ),
         label="Bars of documents dropped by each step, first and by itself.",
-        caption=f"n = {seen:,} documents. Steps are tried in the order of the run file, and copies "
-        "are looked for among what is left. "
+        caption=f"n = {seen:,} documents. Steps run in the order of the run file; duplicates "
+        "are searched among the documents left. "
         + (f"The {len(drawn)} largest of {len(order)} steps." if len(order) > len(drawn) else ""),
         table=build_steps_table(tallies.steps),
     )

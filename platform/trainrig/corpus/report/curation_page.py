@@ -51,10 +51,10 @@ def render_curation_page(
         verdict=_build_verdict(summary, counts),
         figures=_build_key_figures(counts, cost),
         sections=(
-            Section("dropped", "What fell, and why", _chart_dropped(summary, seen)),
+            Section("dropped", "What was dropped, and why", _chart_dropped(summary, seen)),
             Section("sources", "By source and language", (_build_source_table(summary),)),
             Section("signals", "Where the thresholds lie", _build_signal_details(summary, rules)),
-            Section("samples", "What fell, to read", _build_samples(summary)),
+            Section("samples", "Samples of dropped documents", _build_samples(summary)),
             _build_copies_section(summary, near),
             *more,
             build_hosts_section(summary.hosts),
@@ -63,7 +63,7 @@ def render_curation_page(
         commands=(
             report.PageCommand(
                 "trainrig curate RUN.toml --set …",
-                "Decide again by other thresholds",
+                "Apply other thresholds",
             ),
             report.PageCommand("trainrig tokenizer RUN.toml", "Train a tokenizer on what was kept"),
         ),
@@ -187,7 +187,7 @@ def _build_samples(summary: CurationTallies) -> tuple[Details | Text, ...]:
     for row in summary.samples:
         by_step[row.step].append(row)
     if not by_step:
-        return (Text("Nothing fell, or its texts were not kept (keep_dropped)."),)
+        return (Text("Nothing was dropped, or the texts were not stored (keep_dropped)."),)
     return tuple(
         Details(
             step,
@@ -200,15 +200,17 @@ def _build_samples(summary: CurationTallies) -> tuple[Details | Text, ...]:
 def _build_copies_section(summary: CurationTallies, near: MinHash) -> Section:
     blocks: list[Chart | Details | Text] = [chart_matches(near)]
     if summary.pairs:
-        blocks.append(Text("Near-duplicates beside what was kept, with what differs marked:"))
+        blocks.append(
+            Text("Near-duplicates and the documents kept in their place, with differences marked:")
+        )
     for row in summary.pairs:
         gone, stayed = find_differences(row.text, row.kept_text)
         # the end of an excerpt is no difference
         if max(len(row.text), len(row.kept_text)) >= EXCERPT:
             gone = gone[:-1]
             stayed = stayed[:-1]
-        fell = TextSample(row.url, row.text, "fell", gone)
-        kept = TextSample(row.kept_url, row.kept_text, "was kept", stayed)
+        fell = TextSample(row.url, row.text, "dropped", gone)
+        kept = TextSample(row.kept_url, row.kept_text, "kept", stayed)
         title = f"{row.url}: {row.similarity:.3f} of all shingles in common"
         blocks.append(Details(title, (SampleGroup((fell, kept)),)))
     return Section("copies", "Near-duplicates", tuple(blocks))

@@ -9,7 +9,7 @@ def explain_nothing_read(counts: Mapping[str, Any]) -> str:
     """Explain why none of the records gave a document; `counts` are from the reading."""
     reasons = Counter(counts["quarantined"])
     if not reasons:
-        return "the inputs hold no page"
+        return "the inputs contain no page"
     return (
         f"none of {reasons.total():,} records gave a document ({_format_most_common(reasons)}); "
         "name other files in `paths`, or another `extractor`"
@@ -21,7 +21,8 @@ def explain_nothing_kept(counts: Mapping[str, Any]) -> str:
     reasons = Counter(counts["dropped_by"])
     documents = counts["documents_extracted"]
     return (
-        f"of {documents:,} documents most fell by {_format_most_common(reasons)}; loosen `filters`"
+        f"most of {documents:,} documents were dropped by {_format_most_common(reasons)}; "
+        "relax `filters`"
     )
 
 

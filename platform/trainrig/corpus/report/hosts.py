@@ -82,7 +82,7 @@ def _render_block(rows: Sequence[HostRow]) -> ReportTable | Text:
         return Text(f"No host has {ENOUGH} pages whose extractor says how much it kept.")
     return ReportTable(
         f"Share of the main content kept (extracted_share); the {len(worst):,} lowest medians of "
-        f"hosts with {ENOUGH} pages or more. Below {FAR_BELOW} a host is warned of; "
+        f"hosts with {ENOUGH} pages or more. Below {FAR_BELOW} the report warns of a host; "
         "tallies/hosts.parquet has all",
         ("host", "documents", "median share", f"documents below {FAR_BELOW}"),
         tuple((row.host, row.documents, row.median_share, row.below) for row in worst),

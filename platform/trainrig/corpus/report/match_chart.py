@@ -22,8 +22,8 @@ def chart_matches(settings: MinHash) -> Chart:
         figures.draw(partial(_plot_curve, settings=settings), _HEIGHT),
         label="A curve that rises from 0 to 1 below the threshold.",
         caption=f"Computed, not counted: 1 - (1 - s^{settings.rows})^{settings.bands} for "
-        f"{settings.bands} bands of {settings.rows} rows. What is compared falls only at a Jaccard "
-        f"similarity of {settings.threshold:g} or more.",
+        f"{settings.bands} bands of {settings.rows} rows. A compared pair counts as "
+        f"duplicates only at a Jaccard similarity of {settings.threshold:g} or more.",
         table=ReportTable(
             "Probability that a pair is compared",
             ("Jaccard similarity", "probability"),

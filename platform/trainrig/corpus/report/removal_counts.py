@@ -93,8 +93,8 @@ class RemovalCounts:
 
     def _build_blocks(self) -> tuple[ReportTable | Details | Text, ...]:
         table = ReportTable(
-            "Documents that reached each step, and what it took from them; the column `cut` of a "
-            "kept document has it",
+            "Documents that reached each step, and what it removed from them; the column `cut` of "
+            "a kept document has the removed text",
             ("step", "source", "documents", "cut", "unit", "size", "size cut", "of it"),
             tuple(
                 (

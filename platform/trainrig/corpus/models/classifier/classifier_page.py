@@ -31,9 +31,7 @@ def render_classifier_page(facts: Mapping[str, Any]) -> str:
             ),
         ),
         sections=(
-            Section(
-                "reliability", "What a probability is worth", (build_reliability_chart(facts),)
-            ),
+            Section("reliability", "Calibration", (build_reliability_chart(facts),)),
             Section("thresholds", "What a threshold keeps", (_build_threshold_table(facts),)),
         ),
         commands=(
@@ -61,8 +59,8 @@ def _build_verdict(facts: Mapping[str, Any], half: Mapping[str, float]) -> Verdi
     if facts["auc"] >= LEAST_AREA:
         return Verdict(sentence)
     warning = (
-        f"It hardly tells the two apart (an area of {facts['auc']:.3f}, where 0.5 is chance): give "
-        "it more texts, or such as differ in their words."
+        f"The classifier hardly separates the two (an area of {facts['auc']:.3f}; 0.5 is chance): "
+        "train it on more texts, or on texts that differ in their words."
     )
     return Verdict(sentence, "warning", (warning,))
 
@@ -75,8 +73,8 @@ def build_reliability_chart(facts: Mapping[str, Any]) -> Chart:
         f"Probabilities are {gap / facts['measured_texts']:.3f} off on average",
         figures.draw(partial(plot_reliability, curve=curve), HEIGHT),
         label="Line of the share of wanted texts over the predicted probability, and the diagonal.",
-        caption=f"n = {facts['measured_texts']:,} texts that neither learning nor fitting saw, "
-        "by tenths of the probability. On the diagonal it comes true as often as it says.",
+        caption=f"n = {facts['measured_texts']:,} texts used neither for training nor for "
+        "calibration, by tenths of the probability. On the diagonal, predictions are calibrated.",
         table=ReportTable(
             "The reliability curve",
             ("predicted", "observed", "texts"),

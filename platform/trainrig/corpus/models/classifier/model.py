@@ -137,15 +137,15 @@ class _ClassTexts:
                     extract_features([batch[n] for n in chosen], [languages[n] for n in chosen])
                 )
         if not learnt:
-            raise DataError(f"{name}: no text, so there is nothing to learn from; name some")
+            raise DataError(f"{name}: the files contain no text to train on; name other files")
         self.learnt = concatenate_features(learnt)
         self.held = concatenate_features(held)
         self.count = len(self.learnt.firsts_D1) - 1
         held_out = len(self.held.firsts_D1) - 1
         if not self.count or held_out < LEAST_HELD_OUT:
             raise DataError(
-                f"{name}: {self.count} texts to learn from and {held_out} held out, but at least 1 "
-                f"and {LEAST_HELD_OUT} are needed; name more texts"
+                f"{name}: {self.count} texts to train on and {held_out} held out, but at least 1 "
+                f"and {LEAST_HELD_OUT} are required; name more texts"
             )
 
 

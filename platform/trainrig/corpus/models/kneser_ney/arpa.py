@@ -97,9 +97,9 @@ def _open_lines(path: str) -> Iterator[Iterator[tuple[int, bytes]]]:
             stream = cast(BinaryIO, gzip.GzipFile(fileobj=file)) if packed else file
             yield ((number, line.strip()) for number, line in enumerate(stream, 1))
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file; name an ARPA model, .gz or not") from None
+        raise DataError(f"{path} does not exist; name an ARPA model, gzipped or not") from None
     except (EOFError, gzip.BadGzipFile) as error:
-        raise DataError(f"{path}: torn ({error}); get or write it again") from None
+        raise DataError(f"{path} is truncated ({error}); copy or write it again") from None
 
 
 def _read_sizes(path: str, lines: Iterator[tuple[int, bytes]]) -> list[int]:
@@ -107,7 +107,7 @@ def _read_sizes(path: str, lines: Iterator[tuple[int, bytes]]) -> list[int]:
         if line == b"\\data\\":
             break
     else:
-        raise DataError(f"{path}: no \\data\\ in its first lines, so no ARPA model")
+        raise DataError(f"{path} is not an ARPA model: its first lines have no \\data\\")
     sizes: list[int] = []
     for number, line in lines:
         if not line:
@@ -117,13 +117,15 @@ def _read_sizes(path: str, lines: Iterator[tuple[int, bytes]]) -> list[int]:
         name, _, size = line.partition(b"=")
         if name.split() != [b"ngram", b"%d" % (len(sizes) + 1)] or not size.strip().isdigit():
             raise DataError(
-                f"{path}:{number}: `{_shorten_line(line)}`, but ngram {len(sizes) + 1}=… here"
+                f"{path}:{number}: expected ngram {len(sizes) + 1}=…, found `{_shorten_line(line)}`"
             )
         sizes.append(int(size))
     if not 1 <= len(sizes) <= LONGEST:
-        raise DataError(f"{path}: of order {len(sizes)}; orders 1 to {LONGEST} can be read")
+        raise DataError(f"{path} has order {len(sizes)}; trainrig reads orders 1 to {LONGEST}")
     if sizes[0] > MOST_WORDS - len(SPECIAL):
-        raise DataError(f"{path}: {sizes[0]:,} words; up to {MOST_WORDS - len(SPECIAL):,} fit")
+        raise DataError(
+            f"{path} has {sizes[0]:,} words, above the limit of {MOST_WORDS - len(SPECIAL):,}"
+        )
     return sizes
 
 
@@ -135,7 +137,7 @@ def _read_level(
         if line:
             if line != b"\\%d-grams:" % order:
                 raise DataError(
-                    f"{path}:{number}: `{_shorten_line(line)}`, but \\{order}-grams: here"
+                    f"{path}:{number}: expected \\{order}-grams:, found `{_shorten_line(line)}`"
                 )
             break
     place = 0
@@ -151,14 +153,16 @@ def _read_level(
         except (ValueError, IndexError):
             raise DataError(
                 f"{path}:{number}: `{_shorten_line(line)}` is not a number, {order} words and, "
-                f"below the highest order, a number; or more than the {size:,} said to come"
+                f"below the highest order, a number; or the section has more than {size:,} lines"
             ) from None
         except KeyError as error:
             word = error.args[0].decode("utf-8", "replace")
             raise DataError(f"{path}:{number}: `{word}` is not among its 1-grams") from None
         place += 1
     if place != size:
-        raise DataError(f"{path}: {place:,} {order}-grams, but {size:,} said to come; torn?")
+        raise DataError(
+            f"{path} has {place:,} {order}-grams, but states {size:,}; it may be truncated"
+        )
     return level
 
 
