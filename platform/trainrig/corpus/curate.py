@@ -146,7 +146,7 @@ class _Passes:
     stage: Stage
     splits: Sequence[Split]
     progress: Progress | None
-    seconds: dict[str, float] = field(default_factory=dict)  # of this process, by phase
+    seconds: dict[str, float] = field(default_factory=dict)  # seconds of this process, by phase
 
     @contextlib.contextmanager
     def _time_phase(self, phase: str) -> Iterator[None]:

@@ -169,8 +169,8 @@ class Curation(RunFile):
     # Outputs of earlier crawls, made with `index = true`. Documents that duplicate one of theirs
     # are dropped.
     against: Annotated[tuple[str, ...], NOT_IDENTITY] = ()
-    # Whether to write an index that later crawls can name in `against`. It takes 0.7 bytes per byte
-    # of text.
+    # Whether to write an index that later crawls can name in `against`. The index takes 0.7 bytes
+    # per byte of text.
     index: Annotated[bool, EXTENDABLE] = False
     # Memory in MiB that a worker may use to find duplicates.
     memory: Annotated[int, NOT_IDENTITY] = Field(default=2048, ge=384)
@@ -242,12 +242,12 @@ class Curation(RunFile):
 
     @property
     def needs_datatrove(self) -> bool:
-        """Whether a rule uses datatrove's signals."""
+        """True if a rule uses datatrove's signals."""
         return any(need_datatrove(source.filters) for source in self.sources)
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """Numeric columns of every source, without those of its rewrites."""
+        """Numeric columns of every source, without its rewrites' columns."""
         return (
             *MEASURED,
             *(DATATROVE_SIGNALS if self.needs_datatrove else ()),

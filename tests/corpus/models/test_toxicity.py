@@ -61,7 +61,7 @@ def test_any_text_has_a_share_or_none(words, texts, language):
     ("data", "message"),
     [
         (None, "does not exist"),
-        (b"\n# only this\n", "no entry"),
+        (b"\n# only this\n", "no entries"),
         (b"\xff\xfe", "not UTF-8 at byte 0"),
     ],
 )

@@ -12,7 +12,7 @@ from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, mix_bits
 
 
 class Chunks(NamedTuple):
-    """All chunks of a batch, in order. Shapes: K chunks, D texts."""
+    """The chunks of a batch, in order. Shapes: K chunks, D texts."""
 
     starts_K: NDArray[np.int64]  # offset in the batch, in characters
     ends_K: NDArray[np.int64]

@@ -41,7 +41,7 @@ Pool = tuple[NDArray[np.uint64], NDArray[np.int32], NDArray[np.uint8]]
 
 
 class Tokens(NamedTuple):
-    """All tokens of a batch, in order. Shapes: T tokens, K chunks."""
+    """The tokens of a batch, in order. Shapes: T tokens, K chunks."""
 
     hashes_T: NDArray[np.uint64]
     lengths_T: NDArray[np.int32]  # characters

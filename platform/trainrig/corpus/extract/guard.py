@@ -83,7 +83,7 @@ class Guard:
 
     @property
     def failed_pages(self) -> list[FailedPage]:
-        """The known failed pages, including those of earlier runs, in order of failure."""
+        """The known failed pages, including earlier runs, in order of failure."""
         return list(self._failed_pages.values())
 
     @property

@@ -54,8 +54,8 @@ class NgramTraining(RunFile):
     pieces: Pieces = Subwords()  # units that the n-grams consist of
     sample_bytes: int = Field(default=100_000_000, ge=1)  # bytes of text to train the pieces on
     order: int = Field(default=5, ge=1, le=LONGEST)  # number of pieces in the longest n-grams
-    # Fewest occurrences of an n-gram to keep, for each order from 1: [1, 1, 2, 2, 2] omits n-grams
-    # of three or more pieces that occur once; None: all are kept.
+    # Fewest occurrences of an n-gram to keep, for each order from 1; None: all are kept. The list
+    # [1, 1, 2, 2, 2] omits n-grams of three or more pieces that occur once.
     least_counts: tuple[int, ...] | None = None
     arpa: bool = False  # write the model as an ARPA file too
 

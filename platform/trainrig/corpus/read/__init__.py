@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from trainrig import storage
 from trainrig.corpus.read.files import File, find_files, read_first_bytes
 from trainrig.corpus.read.jsonl import read_jsonl
-from trainrig.corpus.read.pieces import InputPiece, as_json, cut_pieces, from_json
+from trainrig.corpus.read.pieces import InputPiece, cut_pieces, from_json, serialise_piece
 from trainrig.corpus.read.plain import read_page, read_text
 from trainrig.corpus.read.raw_page import RawPage, Unreadable
 from trainrig.corpus.read.settings import Fields, ReadSettings
@@ -48,9 +48,9 @@ __all__ = [
     "RawPage",
     "ReadSettings",
     "Unreadable",
-    "as_json",
     "cut_pieces",
     "find_files",
     "from_json",
     "read",
+    "serialise_piece",
 ]

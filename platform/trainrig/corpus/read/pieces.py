@@ -2,7 +2,7 @@
 
     files  = find_files(source.paths)                # files of the patterns
     groups = cut_pieces(files, source.reading)       # one split per group
-    task   = {"pieces": [as_json(piece) for piece in group]}   # plain JSON
+    task   = {"pieces": [serialise_piece(piece) for piece in group]}   # plain JSON
     for task_piece in task["pieces"]:
         for page in read(from_json(task_piece), source.reading): ...   # RawPage | Unreadable
 
@@ -46,13 +46,13 @@ class InputPiece:
     end: int | None = None  # None: to the end of the file
 
 
-def as_json(piece: InputPiece) -> dict[str, Any]:
+def serialise_piece(piece: InputPiece) -> dict[str, Any]:
     """Return `piece` as plain JSON values."""
     return dataclasses.asdict(piece)
 
 
 def from_json(values: Mapping[str, Any]) -> InputPiece:
-    """Return the piece of `values` that `as_json` returned."""
+    """Return the piece of `values` that `serialise_piece` returned."""
     return InputPiece(**values)
 
 

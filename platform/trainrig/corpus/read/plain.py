@@ -154,8 +154,7 @@ class _Recoded(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         while not self._ready:
             block = self._stream.read(_BLOCK)
-            # "replace" leaves half a surrogate pair of UTF-16 in the text, so UTF-8 must replace
-            # it.
+            # "replace" leaves half a surrogate pair of UTF-16, which encoding to UTF-8 replaces.
             text = self._decoder.decode(block, final=not block)
             self._ready = text.encode("utf-8", "replace")
             if not block:

@@ -32,7 +32,7 @@ class Fields(Settings):
 
 
 class ReadSettings(Settings):
-    """How files are split into pages; part of a run's identity, as it decides names and bytes."""
+    """Settings of reading, all part of a run's identity, as they decide names and bytes."""
 
     # Format of the files; None: detected for each file by its first bytes or its name.
     format: Format | None = None

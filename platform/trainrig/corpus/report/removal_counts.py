@@ -28,7 +28,7 @@ MOST = 10  # passages shown per kind
 
 @dataclass(frozen=True)
 class CutRow:
-    """What one step removed from the documents of one source that reached it."""
+    """Counts of what one step removed from one source's documents that reached it."""
 
     step: str
     source: str
@@ -55,7 +55,7 @@ class CutRow:
 
 @dataclass(frozen=True)
 class RemovalCounts:
-    """All data about removed spans in a report; empty if a run removes none."""
+    """The data about removed spans in a report; empty if a run removes none."""
 
     rows: tuple[CutRow, ...] = ()
     repeated_texts: Mapping[str, Sequence[RepeatedText]] = dataclasses.field(default_factory=dict)

@@ -28,7 +28,7 @@ BYTES_PER_TOKEN = 4.3
 
 @dataclass(frozen=True)
 class StepRow:
-    """What one step dropped of one source's documents in one language."""
+    """Counts of one source's documents in one language that one step dropped."""
 
     step: str  # "GopherQuality.word_count", "near_duplicate"
     source: str
@@ -95,7 +95,7 @@ class PairRow:
 
 @dataclass(frozen=True)
 class CurationTallies:
-    """All tables of one curation."""
+    """The tables of one curation."""
 
     steps: tuple[StepRow, ...]
     sources: tuple[SourceRow, ...]

@@ -8,8 +8,8 @@ from pydantic import Field
 from trainrig.config import Settings
 
 _LINE_END = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
-# Controls but tab and line end; soft hyphen, zero-width space, word joiner and byte-order mark,
-# which split words. Joiners (200C, 200D) stay, as Persian and emoji need them.
+# Controls but tab and line end; soft hyphen, zero-width space, word joiner and byte-order mark.
+# The last four split words. Joiners (200C, 200D) stay, as Persian and emoji need them.
 _INVISIBLE = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\xad\u200b\u2060\ufeff\ufffe]")
 _WIDE_SPACE = re.compile("[\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]")
 _INNER_SPACES = re.compile(r"(?<=\S)[ \t]{2,}(?=\S)|(?<=\S)\t(?=\S)")

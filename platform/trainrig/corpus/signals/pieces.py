@@ -23,7 +23,7 @@ _NEW_LINE = 10
 
 
 class Pieces(NamedTuple):
-    """All lines, or all paragraphs, in order. Shapes: P pieces, D texts."""
+    """The lines, or the paragraphs, in order. Shapes: P pieces, D texts."""
 
     starts_P: NDArray[np.int64]  # offsets in the batch, without the white space around the piece
     ends_P: NDArray[np.int64]

@@ -65,8 +65,8 @@ _PAIR_OF_DECIMALS = re.compile(r"[0-9]{1,3}\.[0-9]{3,}[ ,-]+[0-9]{1,3}\.[0-9]{3,
 _DATE = re.compile(r"[12][0-9]{3}-[01][0-9]-[0-3][0-9]|[0-3]?[0-9][.-][01]?[0-9][.-][12][0-9]{3}")
 _DIGIT = r"(?:zero|oh|one|two|three|four|five|six|seven|eight|nine)"
 _SPELT = re.compile(rf"(?<![\w-]){_DIGIT}(?:[ -]{_DIGIT}){{6,14}}(?![\w-])", re.IGNORECASE)
-# Letters of spelt digits, spaces and dashes become " ", others "x"; 20 characters are the minimum
-# for seven digits.
+# Letters of spelt digits, spaces and dashes become " ", others "x". Seven digits take at least 20
+# characters.
 _OF_DIGITS = bytes(
     ord(" " if chr(code).lower() in "zeroohonetwothreefourfivesixseveneightnine -" else "x")
     for code in range(256)

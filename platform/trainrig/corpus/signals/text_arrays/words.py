@@ -28,7 +28,7 @@ from trainrig.corpus.signals.text_arrays.unspaced import are_unspaced, find_unsp
 
 
 class BatchWords(NamedTuple):
-    """All words of a batch, in order. Shapes: W words, D texts."""
+    """The words of a batch, in order. Shapes: W words, D texts."""
 
     hashes_W: NDArray[np.uint64]  # hashes of the lower-case words
     before_W1: NDArray[np.int64]  # [W + 1] total characters of the words before each, in lower case
