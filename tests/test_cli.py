@@ -628,7 +628,7 @@ def test_inputs_that_cannot_work_are_refused_and_nothing_is_written(
         (
             "curate",
             "sources.0.paths=['{at}/curate.toml']",
-            "{at}/curate.toml: not recognised: it begins with",
+            "{at}/curate.toml: its format is unknown: it begins with",
         ),
         ("tokenizer", "tokenizer.vocabulary=60000", "tokenizer.vocabulary: 27 texts of"),
         ("evaluate", "sequence_length=49", "sequence_length (49) is beyond the model's 48"),

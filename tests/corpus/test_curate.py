@@ -555,7 +555,9 @@ def test_without_the_texts_of_the_dropped_no_other_rules_can_be_tried(
     output = str(tmp_path / "out")
     curate(run_on(archives, output, keep_dropped=kept))
     before = times(output)
-    with pytest.raises(DataError, match=rf'were not kept \(keep_dropped = "{kept}"\), so other ru'):
+    with pytest.raises(
+        DataError, match=rf'were not stored \(keep_dropped = "{kept}"\), so other ru'
+    ):
         curate(other_rules(archives, output, keep_dropped=kept))
     assert times(output) == before
 
@@ -612,7 +614,7 @@ def test_documents_are_named_by_where_a_column_stands_in_their_language(tmp_path
     assert {row["bucket"] for row in read_rows(run.output, KEPT, ["bucket"])} == {None}
     with pytest.raises(ValueError, match="buckets: nothing measures 'wordz'; did you mean 'words'"):
         run_on_pages(tmp_path, pages, buckets=Buckets(signal="wordz"))
-    with pytest.raises(ValueError, match="do not rise from 0 to 1"):
+    with pytest.raises(ValueError, match="must increase between 0 and 1"):
         Buckets(shares=(0.6, 0.3))
 
 
@@ -752,7 +754,9 @@ def test_a_file_of_no_known_format_is_named(archives: str, tmp_path: Path) -> No
     path.write_bytes(b"Just a text.\n")
     source = CurationSource(name="web", paths=(f"{archives}/web/a.warc.gz", str(path)))
     run = Curation(output=str(tmp_path / "out"), workers=0, sources=(source,))
-    with pytest.raises(DataError, match=rf"{path}: not recognised: it begins with b'Just a text"):
+    with pytest.raises(
+        DataError, match=rf"{path}: its format is unknown: it begins with b'Just a text"
+    ):
         curate(run)
     assert not Path(run.output).exists()
 
@@ -797,8 +801,8 @@ def test_when_nothing_is_kept_the_reasons_are_told(tmp_path: Path) -> None:
     ]
     with pytest.raises(
         DataError,
-        match=r"out: nothing was kept; of 5 documents most fell by Length\.too_short 3, "
-        r"Language\.not_allowed 2; loosen `filters`",
+        match=r"out: nothing was kept; most of 5 documents were dropped by Length\.too_short 3, "
+        r"Language\.not_allowed 2; relax `filters`",
     ):
         curate(run_on_pages(tmp_path, pages))
     run = run_on_pages(tmp_path, pages)
@@ -812,7 +816,7 @@ def test_when_nothing_is_kept_the_reasons_are_told(tmp_path: Path) -> None:
 def test_two_sources_of_one_name_are_refused() -> None:
     table = {"name": "web", "paths": ["a.warc"]}
     data = {"stage": "curate", "output": "out", "sources": [table, table]}
-    with pytest.raises(ConfigError, match=r"run\.toml: 2 sources are named 'web'; give each"):
+    with pytest.raises(ConfigError, match=r"run\.toml: 2 sources have the name 'web'; give each"):
         config.build(Curation, data, "run.toml")
 
 

@@ -1,15 +1,15 @@
-"""Curation: pages in, documents out, each drop with its reason.
+"""Curation: turns pages into documents, with a reason for each dropped document.
 
     OUTPUT/  kept/SPLIT.parquet  dropped/SPLIT.parquet  quarantine/SPLIT.jsonl  manifest.json
-             tallies/*.parquet  report.html  copies/ (`copies.py`)
+             tallies/*.parquet  report.html  copies/ (dedup/decisions)
 
-Passes over splits. *read* extracts and measures pages: all that ever touches one. *judge* holds the
-stored columns to the rules. *sign* digests the texts that passed. The passes of `dedup.search` find
-what repeats what, over digests and shingles alone. *write* puts each document where it belongs.
-Texts never travel.
+Curation runs passes over splits. *read* extracts and measures pages; no other pass reads them.
+*judge* applies the rules to the stored columns. *sign* computes digests of the texts that passed.
+The passes of `dedup.search` find duplicates from digests and shingles alone. *write* writes each
+document to its folder. Texts are never sent between workers.
 
-All but *read* follow from what reading left. A finished curation that is run again with other rules
-therefore starts at *judge*, from the documents that it kept and dropped.
+All passes but *read* depend only on what reading stored. So a finished curation that is run again
+with other rules starts at *judge*, from the documents that it kept and dropped.
 """
 
 import contextlib
@@ -86,19 +86,20 @@ __all__ = ["DROPPED", "KEPT", "Curation", "curate", "read_rows"]
 log = logging.getLogger(__name__)
 
 REPORT_PAGE = "report.html"
-# Of the files that the passes after the first leave for each other. A run that another version
-# began goes on from the pages read alone, where those files are not these: count up.
+# Version of the files that passes after *read* leave for each other; increase it when they change.
+# A run that another version began then continues from the pages read.
 PASSES_FORMAT = 4
-READ = "read"  # where the records of the first pass are; those of the others are a decision's own
+READ = "read"  # folder of the first pass's records; other passes' records belong to a decision
 
-JUDGED_HERE = 500  # splits: judging reads columns of numbers alone, and workers take time to start
+# splits; up to this many, rules are applied in this process, as workers take time to start
+JUDGED_HERE = 500
 
 
 def curate(run: Curation, progress: Progress | None = None) -> Manifest:
-    """Curate as `run` says, going on where an earlier call stopped; the manifest of the output.
+    """Curate as `run` says, resuming an earlier call; return the manifest of the output.
 
-    The same bytes at any number of workers. Raises DataError for inputs that are missing or of no
-    known format, if a step takes nearly all of a source, and if nothing is kept.
+    The output is bit-identical at any number of workers. Raises DataError if inputs are missing or
+    of an unknown format, if a step drops nearly all of a source, or if nothing is kept.
     """
     Replacement(run.output).go_on()
     splits, inputs = plan_splits(run)
@@ -108,7 +109,7 @@ def curate(run: Curation, progress: Progress | None = None) -> Manifest:
     if stage.finished:
         return stage.finished
     if stage.before:
-        _check_that_all_is_there(run, stage.before)
+        _check_texts_were_kept(run, stage.before)
     passes = _Passes(run, stage, splits, progress)
     with stage.undo_if_refused():
         if run.decontamination:
@@ -124,28 +125,28 @@ def curate(run: Curation, progress: Progress | None = None) -> Manifest:
 
 
 def _read_finished(run: Curation, before: Manifest) -> tuple[MeasuredDocuments, dict[str, float]]:
-    """The documents of a finished curation, and what reading them took."""
+    """Return the documents of a finished curation, and the cost of reading them."""
     return DecidedDocuments(run.output), before.cost
 
 
-def _check_that_all_is_there(run: Curation, before: Manifest) -> None:
+def _check_texts_were_kept(run: Curation, before: Manifest) -> None:
     kept = f'keep_dropped = "{before.config["keep_dropped"]}"'
     if before.config["keep_dropped"] != "text":
         raise DataError(
-            f"{run.output}: the texts of its dropped documents were not kept ({kept}), so other "
-            "rules cannot be tried on them; choose another `output`"
+            f"{run.output}: the texts of its dropped documents were not stored ({kept}), so other "
+            "rules cannot be applied to them; choose another `output`"
         )
 
 
 @dataclass(frozen=True)
 class _Passes:
-    """The passes of one run, and what the driver does between them."""
+    """The passes of one run, and the work of the driver between them."""
 
     run: Curation
     stage: Stage
     splits: Sequence[Split]
     progress: Progress | None
-    seconds: dict[str, float] = field(default_factory=dict)  # by phase, of this process
+    seconds: dict[str, float] = field(default_factory=dict)  # seconds of this process, by phase
 
     @contextlib.contextmanager
     def _time_phase(self, phase: str) -> Iterator[None]:
@@ -158,18 +159,18 @@ class _Passes:
 
     @functools.cached_property
     def decision(self) -> str:
-        """The folder of what follows from the rules: another for other rules."""
+        """The folder of all that depends on the rules; other rules give another folder."""
         follows_from = [extract_identity(self.run), self.stage.claim.inputs, PASSES_FORMAT]
         return f"decision-{manifest.digest(follows_from)[:16]}"
 
     @functools.cached_property
     def path_of(self) -> PathBuilder:
-        """Where something of this decision lies until it is finished."""
+        """Builder of paths to intermediate files of this decision."""
         folder = storage.join(self.run.output, manifest.SCRATCH, self.decision)
         return functools.partial(storage.join, folder)
 
     def read(self) -> tuple[MeasuredDocuments, dict[str, float]]:
-        """Pages to measured documents; what that took, which is nearly all."""
+        """Read pages into measured documents; return these and the cost of reading."""
         work = functools.partial(read_all_pages, self.run)
         with self._time_phase("read"):
             records = self._map(READ, work, self.splits, before=0).read_results(self.splits)
@@ -184,19 +185,21 @@ class _Passes:
         return Parts(self.run.output, parts), cost
 
     def check_columns(self, pool: MeasuredDocuments) -> None:
-        """Raise DataError for rules about what was not measured when the pages were read. What no
-        rule reads may be missing: they stay without a signal that is newer."""
+        """Raise DataError if a rule needs a column that was not measured when pages were read.
+
+        Columns that no rule needs may be missing, such as signals of newer versions.
+        """
         there = set().union(*(pool.list_columns(split.name) for split in self.splits))
         missing = sorted(list_deciding_columns(self.run) - there)
         if missing:
             raise DataError(
                 f"{self.run.output}: its documents were read without {', '.join(missing[:3])}"
-                f"{', …' if len(missing) > 3 else ''}, which these rules go by; choose another "
+                f"{', …' if len(missing) > 3 else ''}, which these rules need; choose another "
                 "`output`"
             )
 
     def judge(self, pool: MeasuredDocuments) -> None:
-        """Which rules each document breaks. Raises DataError where one wipes out a source."""
+        """Apply the rules to all documents. Raises DataError if a rule wipes out a source."""
         for name, find in (
             ("cuts.json", find_thresholds),
             ("bucket_cuts.json", find_bucket_thresholds),
@@ -214,12 +217,12 @@ class _Passes:
         refuse_rules_that_wipe_out(self.run, counts["tally"])
 
     def find_duplicates(self, pool: MeasuredDocuments) -> tuple[DuplicateSearch, DuplicatesFound]:
-        """Which of the documents that passed the rules repeat another: the search, what it left."""
+        """Find duplicates among the documents that passed; return the search and its result."""
         known = self.stage.before is not None and pairs_are_known(self.run)
         if known:
             folder = storage.join(self.run.output, near_duplicates.FOLDER)
             counts = read_known_splits(self.run)
-            self._tell(3 * len(self.splits))
+            self._report_progress(3 * len(self.splits))
         else:
             folder = self.path_of()
             with self._time_phase("sign"):
@@ -245,7 +248,7 @@ class _Passes:
         return search, found
 
     def _sign(self, pool: MeasuredDocuments) -> dict[str, tuple[int, int]]:
-        """Sign the texts that passed; documents and shingles, by split."""
+        """Sign the texts that passed; return the numbers of documents and shingles by split."""
         work = functools.partial(write_signatures, self.run, pool, self.path_of)
         before = 2 * len(self.splits)
         phase = Phase(_name_done_folder(self.run, self.decision, "sign"), work)
@@ -257,32 +260,32 @@ class _Passes:
         }
 
     def _step(self, name: str, make_work: Callable[[], Work], tasks: Sequence[Split]) -> Phase:
-        """Do one pass of the search for copies; all of them count as much as a split each."""
+        """Run one pass of the search for duplicates; each pass counts as one split of progress."""
         phase = Phase(_name_done_folder(self.run, self.decision, name), make_work)
         map_splits(phase, tasks, self.run.workers if len(tasks) > 1 else 0, brief=True)
         done = find_step_number(name, self.run.url_duplicates)
-        self._tell(3 * len(self.splits) + done)
+        self._report_progress(3 * len(self.splits) + done)
         return phase
 
     def remove_spans(self, pool: MeasuredDocuments, search: DuplicateSearch) -> RemovalCounts:
-        """What is cut out of the documents that stay."""
+        """Find the spans to remove from the surviving documents; return their counts."""
         own = [split_index for split_index in search.split_indexes if not split_index.earlier]
         surviving = SurvivingDocuments(pool, self.path_of, list_removal_steps(self.run))
         with self._time_phase("cut"):
-            told = SpanRemoval(self.run, surviving, self.splits, self._run_removal_pass).find_spans(
-                own
-            )
-        refuse_cut_away(self.run, told.rows)
-        return told
+            counts = SpanRemoval(
+                self.run, surviving, self.splits, self._run_removal_pass
+            ).find_spans(own)
+        refuse_cut_away(self.run, counts.rows)
+        return counts
 
     def _run_removal_pass(
         self, name: str, make_work: Callable[[], Work], tasks: Sequence[Split]
     ) -> Phase:
-        """Do one pass of those that cut; each counts as much as a split."""
+        """Run one pass of span removal; each pass counts as one split of progress."""
         phase = Phase(_name_done_folder(self.run, self.decision, name), make_work)
         map_splits(phase, tasks, self.run.workers if len(tasks) > 1 else 0, brief=True)
         nth = list_removal_passes(self.run).index(name.rstrip("-0123456789")) + 1
-        self._tell(3 * len(self.splits) + len(list_steps(self.run.url_duplicates)) + nth)
+        self._report_progress(3 * len(self.splits) + len(list_steps(self.run.url_duplicates)) + nth)
         return phase
 
     def write(
@@ -293,8 +296,8 @@ class _Passes:
         cut: RemovalCounts,
         cost: Mapping[str, float],
     ) -> Manifest:
-        """Each document to where it belongs; the manifest."""
-        # What is finished stays whole until all that takes its place is there.
+        """Write each document to its folder; return the manifest."""
+        # A finished output stays complete until all of its replacement is written.
         folder = self.path_of("new") if self.stage.before else self.run.output
         split_indexes = {
             split_index.name: split_index
@@ -316,20 +319,20 @@ class _Passes:
             raise DataError(f"{self.run.output}: nothing was kept; {explain_nothing_kept(counts)}")
         files = {name: entry for record in records for name, entry in record.files.items()}
         files |= near_duplicates.write_index(self.run, folder, search, found)
-        told = read_tallies(self.run, self.splits, self.path_of)
-        if thin := describe_doubtful(told.hosts):
+        tallies = read_tallies(self.run, self.splits, self.path_of)
+        if thin := describe_doubtful(tallies.hosts):
             log.warning("%s: %s", self.run.output, thin)
-        files |= told.save(folder)
+        files |= tallies.save(folder)
         files |= cut.save(folder)
         rules = {source.name: list_source_rules(self.run, source) for source in self.run.sources}
         near = self.run.near_duplicates
         cost = {**cost, **{name: round(took, 3) for name, took in self.seconds.items()}}
         more = cut.build_sections()
-        # Here, as workers and `check` import this module and would load matplotlib for it.
+        # Imported here because workers and `check` import this module and would load matplotlib.
         from trainrig.corpus.report.curation_page import render_curation_page
 
         page = render_curation_page(
-            told, counts, rules, cost, self._describe_provenance(), near, more
+            tallies, counts, rules, cost, self._describe_provenance(), near, more
         )
         storage.write(storage.join(folder, REPORT_PAGE), page.encode())
         if self.stage.before:
@@ -353,25 +356,25 @@ class _Passes:
         before: int,
         workers: int | None = None,
     ) -> Phase:
-        """Do one pass, its progress told as a part of all; by all workers unless told otherwise."""
+        """Run one pass, reporting its progress as a part of the whole; None: with all workers."""
         records = (name,) if name == READ else (self.decision, name)
         phase = Phase(_name_done_folder(self.run, *records), make_work)
         workers = self.run.workers if workers is None else workers
-        map_splits(phase, splits, workers, lambda done, _: self._tell(before + done))
+        map_splits(phase, splits, workers, lambda done, _: self._report_progress(before + done))
         return phase
 
-    def _tell(self, done: int) -> None:
+    def _report_progress(self, done: int) -> None:
         if self.progress:
             passes = len(list_steps(self.run.url_duplicates)) + len(list_removal_passes(self.run))
             self.progress(done, 4 * len(self.splits) + passes)
 
 
 def _name_done_folder(run: Curation, *names: str) -> str:
-    """The folder of the records of a pass."""
+    """Return the folder of a pass's records."""
     return storage.join(run.output, manifest.SCRATCH, "done", *names)
 
 
 def read_rows(output: str, folder: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The documents in one folder (KEPT or DROPPED) of a curated output, file after file."""
+    """Yield the documents in one folder (KEPT or DROPPED) of a curated output, file by file."""
     for path in storage.list_files(storage.join(output, folder), ".parquet"):
         yield from pq.read_table(storage.fetch_local_path(path), columns=list(columns)).to_pylist()

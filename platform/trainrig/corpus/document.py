@@ -1,4 +1,4 @@
-"""The document: what the corpus floor hands to the tokens floor."""
+"""The document: the output of the corpus stages and the input of tokenization."""
 
 import hashlib
 from dataclasses import dataclass
@@ -6,21 +6,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Document:
-    """One text and where it is from. Signals about it are columns beside it, not fields."""
+    """A text with its origin. Signals are columns of its row, not fields."""
 
     id: str  # `compute_document_id`: 32 hex digits
     url: str
     text: str
-    source: str  # the mixture's domain
-    language: str  # ISO 639 code, or "" where nobody asked
-    date: str  # ISO 8601, when the page was fetched
+    source: str  # name of the source in the run file
+    language: str  # ISO 639 code, or "" if not identified
+    date: str  # ISO 8601 time when the page was fetched
     metadata: str = "{}"  # a JSON object
 
 
 def compute_document_id(source: str, url: str, body: bytes) -> str:
-    """BLAKE2b-128 over the source, the URL and the SHA-256 of the raw body, in hex.
+    """Compute BLAKE2b-128, in hex, over the source, the URL and the SHA-256 of the raw body.
 
-    The text has no part in it: a better extractor gives the same document a better text.
+    The text is not included, so a better extractor gives the same document a better text.
     """
     digest = hashlib.blake2b(digest_size=16)
     for part in (source, "\n", url, "\n"):

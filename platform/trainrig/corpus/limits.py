@@ -1,5 +1,7 @@
-"""What a rule is: a bound on one column of signals. Pure data, so that the same bound decides, is
-drawn into a histogram, and is told to a reader."""
+"""Bounds on one column of signals, as pure data.
+
+The same object decides about documents, is drawn in histograms and is described to readers.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-LANGUAGE = "language"  # the column that `languages` speaks of
+LANGUAGE = "language"  # the column that `languages` refers to
 LANGUAGE_SCORE = "language_score"
 
 Columns = Mapping[str, NDArray[Any]]
@@ -16,17 +18,17 @@ Columns = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Limit:
-    """Keeps documents whose `signal` is at least `least` and at most `most`, both included."""
+    """Bound that keeps documents whose `signal` is from `least` to `most`, both included."""
 
-    rule: str  # "word_count": what a reader is told
-    signal: str  # the column
+    rule: str  # name for reports, such as "word_count"
+    signal: str  # name of the column
     least: float | None = None
     most: float | None = None
-    languages: tuple[str, ...] | None = None  # the only ones that it speaks of; None: all
-    except_languages: tuple[str, ...] = ()  # ones that it does not speak of
+    languages: tuple[str, ...] | None = None  # languages that the bound applies to; None: all
+    except_languages: tuple[str, ...] = ()  # languages that it does not apply to
 
     def mark_broken(self, columns: Columns) -> NDArray[np.bool_]:
-        """Which documents break the rule. A value that is no number (NaN) breaks no bound."""
+        """Mark the documents that break the bound; NaN breaks no bound."""
         values = columns[self.signal]
         broken = np.zeros(len(values), bool)
         if self.least is not None:
@@ -42,12 +44,12 @@ class Limit:
 
 @dataclass(frozen=True)
 class Among:
-    """Keeps documents whose `signal` is one of `values`."""
+    """Bound that keeps documents whose `signal` is one of `values`."""
 
     rule: str
     signal: str
     values: tuple[str, ...]
 
     def mark_broken(self, columns: Columns) -> NDArray[np.bool_]:
-        """Which documents break the rule."""
+        """Mark the documents that break the bound."""
         return ~np.isin(columns[self.signal], self.values)

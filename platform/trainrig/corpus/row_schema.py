@@ -1,4 +1,4 @@
-"""The columns of a document's row: what it is, what was measured of it, what became of it."""
+"""Arrow schemas of a document's row: the document, its signals and the verdict on it."""
 
 import pyarrow as pa
 
@@ -13,37 +13,41 @@ _SPAN = pa.struct([("kind", pa.string()), ("start", pa.int64()), ("length", pa.i
 DOCUMENT = pa.schema(
     [
         *((name, pa.string()) for name in ("id", "url", "text", "source", "language", "date")),
-        ("metadata", pa.string()),  # a JSON object: title, and what else is known
-        ("row", pa.int64()),  # the record's place among those read of its split
-        ("bytes", pa.int64()),  # of the text in UTF-8, before anything was cut
+        ("metadata", pa.string()),  # a JSON object: title and other metadata
+        ("row", pa.int64()),  # number of the record within its split
+        ("bytes", pa.int64()),  # UTF-8 bytes of the text, before span removal
         ("language_score", pa.float64()),
-        # Of the characters of the page's main content; null where its extractor does not look.
+        # Share of the main content's characters; null if the extractor does not measure it.
         ("extracted_share", pa.float64()),
-        ("pii", pa.list_(_SPAN)),  # places in the text before masking; never the value
+        ("pii", pa.list_(_SPAN)),  # spans in the text before masking, without the values
         ("pii_finds", pa.int64()),
     ]
 )
 VERDICT = pa.schema(
     [
-        ("bucket", pa.string()),  # "head", "middle" or "tail", where that was asked for
+        ("bucket", pa.string()),  # "head", "middle" or "tail", if `buckets` is set
         ("dropped_by", pa.string()),
-        ("duplicate_of", pa.string()),  # id of the kept document that it repeats
-        ("similarity", pa.float64()),  # of the two, on their shingles
-        ("cut", pa.list_(REMOVED)),  # of the text, by place in it as it was; null: nothing
-        ("cluster", pa.string()),  # lowest id of all that are linked by likeness, kept and dropped
+        ("duplicate_of", pa.string()),  # id of the kept document that this one duplicates
+        ("similarity", pa.float64()),  # Jaccard similarity of the shingles of the two
+        ("cut", pa.list_(REMOVED)),  # removed spans, by position in the original text; null: none
+        # lowest id of all near-duplicates linked with each other, kept and dropped
+        ("cluster", pa.string()),
     ]
 )
 
 
 def build_pool_schema(run: Curation) -> pa.Schema:
-    """The columns that reading leaves of each document of `run`."""
+    """Return the columns that reading stores for each document of `run`."""
     kinds = {**SIGNALS, **(DATATROVE_SIGNALS if run.needs_datatrove else {})}
     signals = [pa.field(name, pa.from_numpy_dtype(kind)) for name, kind in kinds.items()]
-    scores = [pa.field(each.column, pa.float64()) for each in run.scorers]  # NaN: it has none
+    scores = [pa.field(scorer.column, pa.float64()) for scorer in run.scorers]  # NaN: no score
     rewrites = [
-        pa.field(name, pa.int64())  # null in a source that is not rewritten so
+        pa.field(name, pa.int64())  # null in sources without the rewrite
         for name in dict.fromkeys(
-            name for source in run.sources for each in source.rewrites for name in each.columns
+            name
+            for source in run.sources
+            for rewrite in source.rewrites
+            for name in rewrite.columns
         )
     ]
     urls = [pa.field(name, pa.int64()) for name in URL_COLUMNS if name in run.measured]
@@ -51,5 +55,5 @@ def build_pool_schema(run: Curation) -> pa.Schema:
 
 
 def build_row_schema(run: Curation) -> pa.Schema:
-    """The columns of a kept document of `run`."""
+    """Return the columns of a kept document of `run`."""
     return pa.schema([*build_pool_schema(run), *VERDICT])

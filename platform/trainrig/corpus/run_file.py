@@ -42,10 +42,10 @@ from trainrig.corpus.rewrite.pii import PII
 from trainrig.corpus.signals import SIGNALS
 from trainrig.corpus.urls.blocklist import URL_COLUMNS, UrlLists
 
-# Columns of numbers that every document has.
+# Numeric columns that every document has.
 MEASURED = (*SIGNALS, "language", "language_score", "extracted_share", "bytes", "pii_finds")
 
-# What documents of prose are held to unless a run file says otherwise.
+# Default filters of a source, for prose.
 PROSE: Filters = (
     Length(),
     Language(),
@@ -57,7 +57,7 @@ PROSE: Filters = (
 
 
 def _suggest_measure(column: str) -> str:
-    """What to write for a column that not every run has; "" for one that no run has."""
+    """Suggest how to get a column that only some runs have; "" for one that no run has."""
     if column in URL_COLUMNS:
         return "; name lists of domains and words in [urls]"
     if column == BadWords.model_fields["column"].default:
@@ -70,56 +70,58 @@ def _suggest_measure(column: str) -> str:
 
 
 class WipeOut(Settings):
-    """When a step takes so much of a source that the run stops and says so.
+    """Limits at which the run stops because a step drops too much of a source.
 
-    Unverified copies once took 859,092 documents to 2; a threshold in percent where a share was
-    meant does as much. Nothing is lost by stopping: what was read stays, and the run goes on under
-    other rules.
+    Unverified near-duplicates once reduced 859,092 documents to 2, and a percentage in place of a
+    share does similar harm. Stopping loses nothing: the pages read are stored, and the run
+    continues with other rules.
     """
 
-    # Largest share of the documents that reach a step which it may drop.
+    # Largest share of the documents reaching a step that the step may drop.
     max_share: float = Field(default=0.9, gt=0, le=1)
-    # Documents below which a step is not judged: a few say nothing.
+    # Steps that fewer documents reach are not checked, as a share of few documents means little.
     min_documents: int = Field(default=100, ge=1)
 
 
 class Buckets(Settings):
-    """Names each document "head", "middle" or "tail" by where a column stands in its language.
+    """Labels each document "head", "middle" or "tail" by the rank of a column in its language.
 
-    CCNet's (Wenzek et al. 2019, arXiv:1911.00359): the lowest 30% of perplexities, the next 30%,
-    the rest. All documents read count, dropped ones as well.
+    As in CCNet (Wenzek et al. 2019, arXiv:1911.00359): the lowest 30% of perplexities, the next
+    30%, and the rest. All documents read count, including dropped ones.
     """
 
-    signal: str = "perplexity"  # column to divide documents by
-    # Share of documents, from the lowest values, up to which "head" and "middle" reach.
+    signal: str = "perplexity"  # column to rank documents by
+    # Shares of documents, from the lowest value, at which "head" and "middle" end.
     shares: tuple[float, float] = (0.3, 0.6)
 
     @model_validator(mode="after")
-    def _shares_rise(self) -> Self:
+    def _check_shares(self) -> Self:
         if not 0 < self.shares[0] < self.shares[1] < 1:
-            raise ValueError(f"shares: {self.shares[0]}, {self.shares[1]} do not rise from 0 to 1")
+            raise ValueError(
+                f"shares ({self.shares[0]}, {self.shares[1]}) must increase between 0 and 1"
+            )
         return self
 
 
 class CurationSource(Settings):
-    """One domain of the mixture: where its pages are, and what they are held to."""
+    """One source of the mixture: its pages and the rules for them."""
 
     # Name of the source in the mixture: letters, digits, "_" and "-".
     name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
-    # Files, folders and patterns (* and ? are wildcards) to read, on disk or in buckets.
+    # Files, folders and patterns (with the wildcards * and ?) to read, on disk or in buckets.
     paths: Annotated[tuple[str, ...], NOT_IDENTITY] = Field(min_length=1)
-    reading: ReadSettings = ReadSettings()  # how its files are split into pages
-    extractor: Extractor = MainContent()  # how the text of a page is found
-    # Changes made to each text, in this order, before personal data are masked.
+    reading: ReadSettings = ReadSettings()  # how the files are split into pages
+    extractor: Extractor = MainContent()  # how the text of a page is extracted
+    # Changes to each text, in this order, before personal data are masked.
     rewrites: tuple[Rewrite, ...] = ()
-    # Rules that a document must meet; those of prose (`PROSE`) unless told otherwise.
+    # Rules that a document must fulfil to be kept. The default is the rules for prose (`PROSE`).
     filters: Annotated[Filters, EXTENDABLE] = PROSE
     # When to stop because a step drops nearly everything.
     wipe_out: Annotated[WipeOut, EXTENDABLE] = WipeOut()
 
     def check_rules(self, measured: Iterable[str]) -> None:
-        """Raise ValueError for a rule about what is neither `measured` nor counted by a rewrite."""
-        there = {*measured, *(name for each in self.rewrites for name in each.columns)}
+        """Raise ValueError if a rule needs a column neither `measured` nor counted by a rewrite."""
+        there = {*measured, *(name for rewrite in self.rewrites for name in rewrite.columns)}
         for column, rule in list_read_columns(self.filters).items():
             if column not in there:
                 raise ValueError(
@@ -132,9 +134,9 @@ _SIMILARITIES = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9)
 
 
 class Curation(RunFile):
-    """`trainrig curate`: pages to documents.
+    """`trainrig curate`: turns pages into documents.
 
-    What is marked EXTENDABLE can be changed and decided again without a page being read.
+    Keys marked EXTENDABLE can be changed later without reading pages again.
     """
 
     verb: ClassVar[str] = "curate"
@@ -145,51 +147,54 @@ class Curation(RunFile):
     output_format: ClassVar[int] = 2
 
     stage: Literal["curate"] = "curate"
-    output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
-    # Worker processes; 0: work in this process, without Ray.
+    output: Annotated[str, OUTPUT]  # folder to write to, on disk or s3://
+    # Number of worker processes; 0: work in this process, without Ray.
     workers: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=0)
-    # The domains of the mixture, each a `[[sources]]` table.
+    # The sources of the mixture, each a `[[sources]]` table.
     sources: tuple[CurationSource, ...] = Field(min_length=1)
-    pii: PII = PII()  # which personal data to mask
-    urls: UrlLists = UrlLists()  # lists of domains and words to judge URLs by
-    # Models that score each text, each into a column that rules may bound.
+    pii: PII = PII()  # kinds of personal data to mask
+    urls: UrlLists = UrlLists()  # lists of domains and words that filters of URLs use
+    # Models that score each text; each writes a column that rules may bound.
     scorers: tuple[Scorer, ...] = ()
-    # How to fill the column `bucket`; None: it stays empty.
+    # How to fill the column `bucket`; None: the column stays empty.
     buckets: Annotated[Buckets | None, EXTENDABLE] = None
-    # Whether to drop all but one document of the same URL.
+    # Whether to keep only one document of each URL.
     url_duplicates: Annotated[bool, EXTENDABLE] = False
-    # How documents that resemble each other are found.
+    # How near-duplicates are found.
     near_duplicates: Annotated[NearDuplicates, EXTENDABLE] = MinHash()
-    # How a pair that was found is compared before one of it is dropped.
+    # How candidate pairs are compared before one of a pair is dropped.
     verification: Annotated[Verification, EXTENDABLE] = Verification()
-    # Which of several near-duplicates stays.
+    # Which of several near-duplicates is kept.
     keep_rule: Annotated[KeepRule, EXTENDABLE] = Field(default=Longest(), discriminator="kind")
-    # Outputs of earlier crawls made with `index = true`; documents that repeat one of theirs are
-    # dropped.
+    # Outputs of earlier crawls, made with `index = true`. Documents that duplicate one of theirs
+    # are dropped.
     against: Annotated[tuple[str, ...], NOT_IDENTITY] = ()
-    # Whether to write an index that later crawls can name in `against`: 0.7 bytes for each byte of
-    # text.
+    # Whether to write an index that later crawls can name in `against`. The index takes 0.7 bytes
+    # per byte of text.
     index: Annotated[bool, EXTENDABLE] = False
-    # MiB that a worker may use to find duplicates.
+    # Memory in MiB that a worker may use to find duplicates.
     memory: Annotated[int, NOT_IDENTITY] = Field(default=2048, ge=384)
-    # Cut lines that many documents share; None: cut none.
+    # Settings to remove lines that many documents share; None: none are removed.
     common_lines: Annotated[CommonLines | None, EXTENDABLE] = None
-    # Cut spans that occur more than once; None: cut none.
+    # Settings to remove spans that occur more than once; None: none are removed.
     exact_substrings: Annotated[ExactSubstrings | None, EXTENDABLE] = None
-    # Cut or drop what benchmarks contain; None: nothing.
+    # Settings to remove or drop text that benchmarks contain; None: nothing is removed.
     decontamination: Annotated[Decontamination | None, EXTENDABLE] = None
-    # What to keep of dropped documents: everything, everything but the text, or nothing.
+    # What to store of dropped documents: everything ("text"), everything but the text ("signals"),
+    # or nothing ("none").
     keep_dropped: Annotated[Literal["text", "signals", "none"], EXTENDABLE] = "text"
 
     @model_validator(mode="after")
-    def _no_two_sources_share_a_name(self) -> Self:
+    def _check_source_names(self) -> Self:
         name, number = Counter(source.name for source in self.sources).most_common(1)[0]
         if number > 1:
-            raise ValueError(f"{number} sources are named '{name}'; give each a name of its own")
+            raise ValueError(
+                f"{number} sources have the name '{name}'; give each source a different name"
+            )
         return self
 
     @model_validator(mode="after")
-    def _rules_speak_of_what_is_measured(self) -> Self:
+    def _check_rule_columns(self) -> Self:
         for source in self.sources:
             source.check_rules(self.measured)
         if self.buckets and self.buckets.signal not in self.measured:
@@ -198,17 +203,18 @@ class Curation(RunFile):
         return self
 
     @model_validator(mode="after")
-    def _evidence_reaches_down_to_the_threshold(self) -> Self:
-        floor, threshold = self.verification.evidence_floor, self.near_duplicates.threshold
+    def _check_evidence_floor(self) -> Self:
+        floor = self.verification.evidence_floor
+        threshold = self.near_duplicates.threshold
         if floor > threshold:
             raise ValueError(
                 f"verification.evidence_floor ({floor}) is above near_duplicates.threshold "
-                f"({threshold}), so what falls would have no evidence; lower it"
+                f"({threshold}), so dropped documents would have no evidence; lower evidence_floor"
             )
         return self
 
     @model_validator(mode="after")
-    def _the_keep_rule_speaks_of_what_there_is(self) -> Self:
+    def _check_keep_rule(self) -> Self:
         for column in self.keep_rule.columns:
             if column not in (*self.measured, "date"):
                 hint = suggest_choice(column, self.measured)
@@ -221,38 +227,40 @@ class Curation(RunFile):
         return self
 
     @model_validator(mode="after")
-    def _no_two_columns_share_a_name(self) -> Self:
-        number = Counter((*self.measured, *(each.column for each in self.scorers)))
-        for each in self.scorers:
-            if number[each.column] > 2:
+    def _check_scorer_columns(self) -> Self:
+        number = Counter((*self.measured, *(scorer.column for scorer in self.scorers)))
+        for scorer in self.scorers:
+            if number[scorer.column] > 2:
                 raise ValueError(
-                    f"scorers: the column '{each.column}' is there already; set another `column`"
+                    f"scorers: the column '{scorer.column}' exists already; set another `column`"
                 )
         return self
 
     def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
-        """Its workers, on cores."""
+        """Request a core for each worker."""
         return ResourceRequest.on_cores(self.workers)
 
     @property
     def needs_datatrove(self) -> bool:
-        """Whether a rule goes by that library's words."""
+        """True if a rule uses datatrove's signals."""
         return any(need_datatrove(source.filters) for source in self.sources)
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """The columns of numbers that each source has, whatever rewrites it has besides."""
+        """Numeric columns of every source, without its rewrites' columns."""
         return (
             *MEASURED,
             *(DATATROVE_SIGNALS if self.needs_datatrove else ()),
             *(URL_COLUMNS if self.urls != UrlLists() else ()),
-            *(each.column for each in self.scorers),
+            *(scorer.column for scorer in self.scorers),
         )
 
 
 def odds_of_comparison(run: Curation, _: object) -> dict[str, float]:
-    """How likely near-duplicates are to be compared, 1 - (1 - s^rows)^bands, at a few similarities
-    s."""
+    """Compute the probability that near-duplicates are compared, at several similarities s.
+
+    The probability is 1 - (1 - s^rows)^bands.
+    """
     near = run.near_duplicates
     found = {
         f"compared at similarity {similarity}": round(

@@ -65,7 +65,7 @@ def test_words_of_spacy_are_refused_without_it(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_two_texts_are_datatroves_alone():
-    with pytest.raises(ValidationError, match='after_c4 speaks of words = "datatrove"'):
+    with pytest.raises(ValidationError, match='after_c4 requires words = "datatrove"'):
         FineWeb(after_c4=True)
 
 

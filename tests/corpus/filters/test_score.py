@@ -62,16 +62,19 @@ def test_nothing_at_all_has_no_cut() -> None:
 
 def test_a_cut_that_was_not_placed_cannot_decide() -> None:
     (limit,) = Score(signal="quality", keep_highest=0.5).iterate_limits()
-    with pytest.raises(ValueError, match="where its cut falls has not been found"):
+    with pytest.raises(ValueError, match="thresholds are not bound"):
         limit.mark_broken(COLUMNS)
 
 
 @pytest.mark.parametrize(
     ("score", "message"),
     [
-        ({"signal": "words"}, "set one of least, most, keep_highest, keep_lowest"),
+        ({"signal": "words"}, "none of least, most, keep_highest and keep_lowest is set"),
         ({"signal": "words", "least": 3.0, "most": 2.0}, "no value is at least 3.0 and at most 2"),
-        ({"signal": "words", "most": 2.0, "by_language": True}, "by_language is about keep_high"),
+        (
+            {"signal": "words", "most": 2.0, "by_language": True},
+            "by_language applies only to keep_high",
+        ),
         ({"signal": "words", "keep_highest": 1.5}, r"keep_highest: .*less than 1"),
         ({"signal": "wordz", "most": 2.0}, r"'wordz', which nothing .* did you mean 'words'\?"),
     ],

@@ -24,9 +24,9 @@ def test_the_model_tells_176_languages_apart_by_16_channels():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "no whole fastText model"),
+        (b"", "not a complete fastText model"),
         (b"not a model at all, but text", "not a fastText model of version 12"),
-        (MODEL.read_bytes()[:100_000], "no whole fastText model"),
+        (MODEL.read_bytes()[:100_000], "not a complete fastText model"),
     ],
 )
 def test_what_is_no_model_is_refused_by_name(tmp_path: Path, data: bytes, message: str):

@@ -129,7 +129,7 @@ def test_a_tokenizer_may_be_there_already(tmp_path):
     path.write_text(make_tokenizer(Subwords(vocabulary=300), iter(TEXTS)))
     text = make_tokenizer(TokenizerFile(path=str(path)), iter([]))
     assert train(TEXTS, text, 3, [1, 1, 1]).compute_perplexity(["the cat"])[0] > 1
-    with pytest.raises(DataError, match="no such file; name a tokenizer"):
+    with pytest.raises(DataError, match="does not exist; name a tokenizer"):
         make_tokenizer(TokenizerFile(path=str(tmp_path / "nothing")), iter([]))
     path.write_text("{}")
     with pytest.raises(DataError, match=r"tokenizer\.json: no tokenizer"):
@@ -157,17 +157,17 @@ def test_a_tokenizer_that_may_look_beyond_a_word_is_given_lines():
 
 
 def test_texts_without_a_line_train_nothing():
-    with pytest.raises(DataError, match="none of the texts has a line"):
+    with pytest.raises(DataError, match="no words to count"):
         train(["", " \n"], make_tokenizer(Words(), iter(["a"])), 2, [1, 1])
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "no model that trainrig made"),
-        (b"x" * 100, "no model that trainrig made"),
-        ((2**62).to_bytes(8, "little") + b"{}", "no model that trainrig made"),
-        ((2).to_bytes(8, "little") + b"[]", "no model that trainrig made"),
+        (b"", "is not a model that trainrig wrote"),
+        (b"x" * 100, "is not a model that trainrig wrote"),
+        ((2**62).to_bytes(8, "little") + b"{}", "is not a model that trainrig wrote"),
+        ((2).to_bytes(8, "little") + b"[]", "is not a model that trainrig wrote"),
     ],
 )
 def test_what_is_no_model_is_refused(tmp_path, data, message):
@@ -181,9 +181,9 @@ def test_a_torn_model_is_refused(model, tmp_path):
     path = tmp_path / "model.lm"
     model.save(str(path))
     path.write_bytes(path.read_bytes()[:-3000])
-    with pytest.raises(DataError, match="torn"):
+    with pytest.raises(DataError, match="is truncated"):
         LanguageModel.open(str(path))
-    with pytest.raises(DataError, match="no such file"):
+    with pytest.raises(DataError, match="does not exist"):
         LanguageModel.open(str(tmp_path / "nothing.lm"))
 
 

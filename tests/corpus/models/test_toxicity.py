@@ -60,8 +60,8 @@ def test_any_text_has_a_share_or_none(words, texts, language):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (None, "no such file"),
-        (b"\n# only this\n", "no entry"),
+        (None, "does not exist"),
+        (b"\n# only this\n", "no entries"),
         (b"\xff\xfe", "not UTF-8 at byte 0"),
     ],
 )

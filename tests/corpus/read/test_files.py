@@ -57,9 +57,9 @@ def test_a_bucket_is_named_like_a_folder(s3: str):
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        ("none.warc.gz", "no such file, and no folder of files"),
+        ("none.warc.gz", "no such file or folder with files"),
         ("*.warc", "matches none of the 1 files below"),
-        ("pictures", "none of its 1 files is named as what is read from folders"),
+        ("pictures", "none of its 1 files has an ending that is read from folders"),
     ],
 )
 def test_a_pattern_that_names_nothing_is_refused(tmp_path: Path, pattern: str, message: str):

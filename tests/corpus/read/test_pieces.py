@@ -23,11 +23,11 @@ from trainrig.corpus.read import (
     RawPage,
     ReadSettings,
     Unreadable,
-    as_json,
     cut_pieces,
     find_files,
     from_json,
     read,
+    serialise_piece,
 )
 from trainrig.corpus.read.jsonl import read_jsonl
 from trainrig.corpus.read.pieces import (
@@ -97,7 +97,7 @@ def test_by_default_a_source_is_cut_by_its_own_size(total: int, piece_bytes: int
 
 def test_a_piece_travels_as_plain_json():
     piece = InputPiece("s3://a/b.warc.gz", "b.warc.gz", "warc", 10, None)
-    assert from_json(json.loads(json.dumps(as_json(piece)))) == piece
+    assert from_json(json.loads(json.dumps(serialise_piece(piece)))) == piece
 
 
 def test_one_packed_stream_is_one_piece(tmp_path: Path):

@@ -1,10 +1,10 @@
-"""What datatrove 0.10's filters measure, as they measure it, a batch at a time.
+"""Signals that datatrove 0.10's filters measure, computed as datatrove computes them.
 
-For verdicts equal to its own at fifty times its pace; for rules as their papers have them there
-are the plain signals. Known to differ: n-grams are compared as words, where datatrove compares
-their letters run together ("ab c" is "a bc" to it); white space is trimmed from the end of a text
-whose last line ends in a citation; what runs on without a space for ten thousand characters is no
-URL, and of what is left to spaCy it is given a thousand at a time.
+Use them for verdicts equal to datatrove's at fifty times its speed. The plain signals follow the
+papers instead. Known differences: n-grams are compared as words, where datatrove compares the
+concatenated letters (it takes "ab c" for "a bc"); white space is trimmed from the end of a text
+whose last line ends in a citation; a run of ten thousand characters without a space is never a URL;
+and spaCy gets the chunks that it must split in pieces of at most a thousand characters.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ _LOREM_IPSUM, _CURLY_BRACKETS = map(C4Lines.columns.index, ("c4_lorem_ipsum", "c
 
 
 def measure_datatrove(texts: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Every column of DATATROVE_SIGNALS for `texts`, taken for English as datatrove takes them."""
+    """Return every column of DATATROVE_SIGNALS for `texts`, which are read as English."""
     batch = build_batch(texts)
     chunks = find_chunks(batch)
     tokens = get_thread_vocabulary().tokenize(batch, chunks)
@@ -78,7 +78,8 @@ def _measure_gopher_repetition(
     batch: TextBatch, chunks: Chunks, tokens: Tokens
 ) -> dict[str, NDArray[Any]]:
     characters = np.diff(batch.starts_D1)
-    lines, paragraphs = measure_repeated_lines(batch), measure_repeated_paragraphs(batch)
+    lines = measure_repeated_lines(batch)
+    paragraphs = measure_repeated_paragraphs(batch)
     firsts = _find_first_tokens(chunks, tokens)
     repetition = measure_repetition(tokens.hashes_T, tokens.lengths_T, firsts)
     duplicate_lines = _divide_counts(lines.duplicates, lines.pieces)
@@ -118,9 +119,10 @@ def _measure_fineweb(
 
 
 def _measure_c4(texts: Sequence[str], batch: TextBatch) -> dict[str, NDArray[Any]]:
-    """What C4's filter counts, and FineWeb's of the text that it leaves."""
+    """Return the counts of C4's filter, and FineWeb's signals of the text that C4 keeps."""
     cut, any_end = _ANY_END.apply_to_batch(batch)
-    # What drops a page of lines that end as they should also drops one of any lines.
+    # A page that the stricter filter drops is also dropped by the one that accepts any line end, so
+    # only the pages that the latter drops are measured again.
     (suspects,) = np.nonzero(any_end[_LOREM_IPSUM] | any_end[_CURLY_BRACKETS])
     _, ended = _ENDED.apply_to_batch(build_batch([texts[number] for number in suspects.tolist()]))
     chunks = find_chunks(cut)
@@ -131,7 +133,8 @@ def _measure_c4(texts: Sequence[str], batch: TextBatch) -> dict[str, NDArray[Any
         "c4_sentences_any_end": sentences[0],
     }
     for row, name in ((_LOREM_IPSUM, "lorem_ipsum"), (_CURLY_BRACKETS, "curly_brackets")):
-        columns[name], columns[f"{name}_any_end"] = np.zeros_like(any_end[row]), any_end[row]
+        columns[name] = np.zeros_like(any_end[row])
+        columns[f"{name}_any_end"] = any_end[row]
         columns[name][suspects] = ended[row]
     counts = np.diff(_find_first_tokens(chunks, tokens))
     return columns | _measure_fineweb("c4_", cut, counts, count_marks(cut))
@@ -149,7 +152,7 @@ def _is_terminal() -> NDArray[np.bool_]:
 
 
 def _divide_counts(parts: NDArray[Any], wholes: NDArray[Any]) -> NDArray[np.float64]:
-    """The quotients of pairs of counts, NaN where the second is 0."""
+    """Return `parts / wholes` element by element, NaN where the whole is 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         found: NDArray[np.float64] = parts / wholes
     found[wholes == 0] = np.nan
@@ -157,7 +160,10 @@ def _divide_counts(parts: NDArray[Any], wholes: NDArray[Any]) -> NDArray[np.floa
 
 
 def _count_token_kinds(tokens: Tokens, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[4, D] words that are not symbols alone, their characters, words with letters, stop words."""
+    """Count words that are not only symbols, their characters, words with letters, and stop words.
+
+    The result has shape [4, texts], in that order.
+    """
     found = np.zeros((4, len(firsts) - 1), np.int64)
     _count(tokens.lengths_T, tokens.flags_T, firsts, found)
     return found
@@ -171,7 +177,7 @@ def _count(
     found: NDArray[np.int64],
 ) -> None:
     for text in range(len(firsts) - 1):
-        met = 0  # a bit for each stop word
+        met = 0  # one bit for each stop word that was seen
         for token in range(firsts[text], firsts[text + 1]):
             if flags[token] & SYMBOLS_ONLY == 0:
                 found[0, text] += 1

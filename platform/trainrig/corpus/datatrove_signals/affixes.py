@@ -1,8 +1,8 @@
-"""spaCy's rules of affixes as tables: what a chunk begins with, ends with, and is cut at.
+"""spaCy's prefix, suffix and infix rules as lookup tables.
 
-spaCy has a list of regular expressions for each. They are of few kinds: characters, the last one
-perhaps more than once, between what must stand before and after. Rules of other kinds are not read
-here; whoever has any must ask spaCy itself.
+spaCy has a list of regular expressions for each of the three. They are of a few kinds: characters,
+the last one possibly repeated, with lookbehind and lookahead. Rules of other kinds cannot be
+converted; the caller then has to use spaCy itself.
 """
 
 import functools
@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-CODES = 0x10000  # code points that the tables know
+CODES = 0x10000  # code points that the tables cover
 NOTHING = -1
 
-# One character: a class, an escaped sign, or itself.
+# Matches one character of a rule: a class, an escaped sign, or a literal character.
 _ONE = r"(?:\[(?:\\.|[^\]\\])+\]|\\\W|[^\\.^$*+?{}\[\]|()])"
 _ONE_CHARACTER = re.compile(_ONE)
 _RULE = re.compile(
@@ -27,29 +27,32 @@ _RULE = re.compile(
 
 
 class Rules(NamedTuple):
-    """All rules of affixes. R rules, S sets of characters that they name one after another, K
-    classes of characters that no rule tells apart.
+    """Lookup tables of all affix rules.
 
-    Prefixes and infixes are looked up by their first character, suffixes by their last.
+    Shapes: R rules, S references to character sets, K classes of characters that no rule
+    distinguishes. Prefixes and infixes are looked up by their first character, suffixes by their
+    last.
     """
 
     classes: NDArray[np.int16]  # [CODES]
-    holds: NDArray[np.bool_]  # [sets, K] whether a set has the characters of a class
-    by_class: NDArray[np.int32]  # rules, in their order for each list and class
-    firsts_3K1: NDArray[np.int32]  # [lists, K + 1] from where to where in by_class
-    rules_R7: NDArray[np.int32]  # columns as below
-    sets_S: NDArray[np.int32]  # numbers of sets
+    holds: NDArray[np.bool_]  # [sets, K] whether a set contains the characters of a class
+    by_class: NDArray[np.int32]  # rule numbers, in order, for each list and class
+    firsts_3K1: NDArray[np.int32]  # [lists, K + 1] offsets in by_class
+    rules_R7: NDArray[np.int32]  # [R, 7] columns as named below
+    sets_S: NDArray[np.int32]  # [S] numbers of sets
 
 
-PREFIXES, SUFFIXES, INFIXES = 0, 1, 2
-# First and end in sets_S of what must stand before, and of the characters themselves; the set of
-# the next character (NOTHING: any or none); 1 if it must not be of that set; 1 if the last
-# character may come more than once.
+PREFIXES = 0
+SUFFIXES = 1
+INFIXES = 2
+# Columns of `rules_R7`: start and end in `sets_S` of the lookbehind and of the body; the set of the
+# lookahead (NOTHING: no condition); 1 if the lookahead is negative; 1 if the last character may
+# repeat.
 BEHIND, BEHIND_END, BODY, BODY_END, AHEAD, FORBIDS, REPEATS = range(7)
 
 
 class _Rule(NamedTuple):
-    """Each string is the regular expression of one character."""
+    """One rule, in which each string is the regular expression of one character."""
 
     behind: list[str]
     body: list[str]
@@ -61,12 +64,12 @@ class _Rule(NamedTuple):
 def build_rules(
     prefixes: Sequence[str], suffixes: Sequence[str], infixes: Sequence[str]
 ) -> Rules | None:
-    """The tables of three lists of regular expressions; None if one of them is of another kind."""
-    read = [list(_read(each)) for each in (prefixes, suffixes, infixes)]
+    """Convert three lists of regular expressions into tables; None if a rule is not convertible."""
+    read = [list(_read(patterns)) for patterns in (prefixes, suffixes, infixes)]
     if any(rule is None for rules in read for rule in rules):
         return None
     lists = [[rule for rule in rules if rule is not None] for rules in read]
-    # Where a suffix ends, nothing follows.
+    # A suffix ends where the text ends, so a lookahead there is not convertible.
     if any(rule.ahead for rule in lists[1]):
         return None
     numbers: dict[str, int] = {}
@@ -106,7 +109,7 @@ def _read(patterns: Iterable[str]) -> Iterator[_Rule | None]:
 
 
 def _list_codes(one: str) -> list[int]:
-    if len(one) <= 2:  # itself, or escaped
+    if len(one) <= 2:  # a literal or escaped character
         return [code for code in [ord(one[-1])] if code < CODES]
     return [ord(character) for character in re.findall(one, _list_characters())]
 
@@ -119,20 +122,25 @@ def _list_characters() -> str:
 def _build_tables(
     lists: Sequence[Sequence[_Rule]], numbers: dict[str, int], holds: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int32], ...]:
-    """What stands in `Rules` after its first two."""
-    by_class, firsts, rules, sets = list[int](), list[list[int]](), list[list[int]](), list[int]()
-    for kind, each in enumerate(lists):
-        sought = [numbers[rule.body[-1 if kind == SUFFIXES else 0]] for rule in each]
+    """Return the fields of `Rules` after the first two."""
+    by_class = list[int]()
+    firsts = list[list[int]]()
+    rules = list[list[int]]()
+    sets = list[int]()
+    for kind, kind_rules in enumerate(lists):
+        sought = [numbers[rule.body[-1 if kind == SUFFIXES else 0]] for rule in kind_rules]
         firsts.append([])
         for of_class in range(holds.shape[1]):
             firsts[-1].append(len(by_class))
             by_class += [len(rules) + at for at, one in enumerate(sought) if holds[one, of_class]]
         firsts[-1].append(len(by_class))
-        for rule in each:
+        for rule in kind_rules:
             behind = len(sets)
             body = behind + len(rule.behind)
             sets += [numbers[one] for one in (*rule.behind, *rule.body)]
             ahead = numbers[rule.ahead] if rule.ahead else NOTHING
             rules.append([behind, body, body, len(sets), ahead, rule.forbids, rule.repeats])
-    by, first, table, named = (np.array(each, np.int32) for each in (by_class, firsts, rules, sets))
+    by, first, table, named = (
+        np.array(values, np.int32) for values in (by_class, firsts, rules, sets)
+    )
     return by, first, table.reshape(-1, 7), named

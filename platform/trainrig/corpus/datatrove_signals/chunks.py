@@ -1,4 +1,4 @@
-"""The white-space chunks of a batch: what spaCy's rules take apart."""
+"""The chunks of a batch: runs of characters between white space, which spaCy's rules split."""
 
 from typing import NamedTuple
 
@@ -12,16 +12,16 @@ from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, mix_bits
 
 
 class Chunks(NamedTuple):
-    """All chunks, one after another. K chunks, D texts."""
+    """The chunks of a batch, in order. Shapes: K chunks, D texts."""
 
-    starts_K: NDArray[np.int64]  # in the batch
+    starts_K: NDArray[np.int64]  # offset in the batch, in characters
     ends_K: NDArray[np.int64]
     hashes_K: NDArray[np.uint64]
-    firsts_D1: NDArray[np.int64]  # [D + 1] the first of each text; the last is K
+    firsts_D1: NDArray[np.int64]  # [D + 1] the first chunk of each text; the last entry is K
 
 
 def find_chunks(batch: TextBatch) -> Chunks:
-    """The chunks of each text."""
+    """Return the chunks of every text in `batch`."""
     room = len(batch.codes_C) // 2 + len(batch.starts_D1)
     places = np.empty((2, room), np.int64)
     hashes = np.empty(room, np.uint64)
@@ -43,7 +43,8 @@ def _split_chunks(
 ) -> None:
     chunk = 0
     for text in range(len(texts) - 1):
-        place, end = texts[text], texts[text + 1]
+        place = texts[text]
+        end = texts[text + 1]
         while place < end:
             if classes[place] & SPACE:
                 place += 1
@@ -53,6 +54,7 @@ def _split_chunks(
             while place < end and classes[place] & SPACE == 0:
                 found = (found ^ np.uint64(codes[place])) * PRIME
                 place += 1
-            ends[chunk], hashes[chunk] = place, mix_bits(found)
+            ends[chunk] = place
+            hashes[chunk] = mix_bits(found)
             chunk += 1
         firsts[text + 1] = chunk

@@ -1,8 +1,9 @@
-"""datatrove's lines, of three kinds, none of them trimmed.
+"""Line signals by datatrove's three definitions of a line, none of which trims lines.
 
-Gopher's repetition cuts at runs of new lines (and counts the empty pieces before the first and
-after the last); Gopher's quality as `str.splitlines` does; FineWeb at each new line, blank lines
-left out. Its lines end a sentence by their very last character, a space included.
+Gopher's repetition filter splits at runs of new lines, and counts the empty pieces before the first
+run and after the last. Gopher's quality filter splits as `str.splitlines` does. FineWeb's splits at
+each new line and leaves out blank lines; a line ends a sentence by its very last character, even a
+space.
 """
 
 from typing import NamedTuple
@@ -22,12 +23,16 @@ from trainrig.corpus.signals.text_arrays.hashing import (
     hash_characters,
 )
 
-_NEW_LINE, _RETURN, _BULLET, _DASH, _ELLIPSIS = 0x0A, 0x0D, 0x2022, 0x2D, 0x2026
+_NEW_LINE = 0x0A
+_RETURN = 0x0D
+_BULLET = 0x2022
+_DASH = 0x2D
+_ELLIPSIS = 0x2026
 _SHORT_LINE = 30
 
 
 class QualityLines(NamedTuple):
-    """Lines of each text as `str.splitlines` gives them."""
+    """Counts of each text's lines, as `str.splitlines` splits them."""
 
     lines: NDArray[np.int64]
     bullets: NDArray[np.int64]
@@ -35,34 +40,34 @@ class QualityLines(NamedTuple):
 
 
 class FineWebLines(NamedTuple):
-    """Lines of each text that are not blank."""
+    """Counts of each text's lines that are not blank."""
 
     lines: NDArray[np.int64]
     terminals: NDArray[np.int64]
     short: NDArray[np.int64]
     duplicate_characters: NDArray[np.int64]
-    characters: NDArray[np.int64]  # of the text, new lines left out
+    characters: NDArray[np.int64]  # characters of the text without new lines
 
 
 def measure_repeated_lines(batch: TextBatch) -> RepeatedPieces:
-    """Of pieces between runs of new lines."""
+    """Measure how often pieces between runs of new lines repeat."""
     return measure_repeated(batch, _find_pieces(batch, 1))
 
 
 def measure_repeated_paragraphs(batch: TextBatch) -> RepeatedPieces:
-    """Of pieces of the trimmed text between runs of two new lines and more."""
+    """Measure how often pieces between runs of two or more new lines repeat, in trimmed texts."""
     return measure_repeated(batch, _find_pieces(batch, 2))
 
 
 def measure_quality_lines(batch: TextBatch) -> QualityLines:
-    """How the lines of each text start and end."""
+    """Count the lines of each text, and those that start with a bullet or end with an ellipsis."""
     found = np.zeros((len(QualityLines._fields), len(batch.starts_D1) - 1), np.int64)
     _count_quality(*batch, found)
     return QualityLines(*found)
 
 
 def measure_fineweb_lines(batch: TextBatch, is_terminal: NDArray[np.bool_]) -> FineWebLines:
-    """How the lines of each text end; `is_terminal` by code point."""
+    """Count the lines of each text by how they end; `is_terminal` is indexed by code point."""
     found = np.zeros((len(FineWebLines._fields), len(batch.starts_D1) - 1), np.int64)
     table = allocate_seen(int(np.diff(batch.starts_D1).max(initial=0)) // 2 + 1)
     _count_fineweb(*batch, is_terminal, *table, found)
@@ -71,7 +76,8 @@ def measure_fineweb_lines(batch: TextBatch, is_terminal: NDArray[np.bool_]) -> F
 
 def _find_pieces(batch: TextBatch, new_lines: int) -> Pieces:
     room = len(batch.codes_C) + len(batch.starts_D1)
-    starts, ends = np.empty(room, np.int64), np.empty(room, np.int64)
+    starts = np.empty(room, np.int64)
+    ends = np.empty(room, np.int64)
     firsts = np.zeros(len(batch.starts_D1), np.int64)
     _split_at_new_lines(*batch, new_lines, starts, ends, firsts)
     count = int(firsts[-1])
@@ -90,7 +96,8 @@ def _split_at_new_lines(
 ) -> None:
     piece = 0
     for text in range(len(texts) - 1):
-        place, end = texts[text], texts[text + 1]
+        place = texts[text]
+        end = texts[text + 1]
         if new_lines > 1:
             while place < end and classes[place] & SPACE:
                 place += 1
@@ -119,7 +126,8 @@ def _count_quality(
     found: NDArray[np.int64],
 ) -> None:
     for text in range(len(texts) - 1):
-        place, end_of_text = texts[text], texts[text + 1]
+        place = texts[text]
+        end_of_text = texts[text + 1]
         while place < end_of_text:
             start = place
             while place < end_of_text and classes[place] & LINE_BREAK == 0:
@@ -150,7 +158,8 @@ def _count_fineweb(
     found: NDArray[np.int64],
 ) -> None:
     for text in range(len(texts) - 1):
-        place, end_of_text = texts[text], texts[text + 1]
+        place = texts[text]
+        end_of_text = texts[text + 1]
         size = compute_table_size((end_of_text - place) // 2 + 1)
         while place < end_of_text:
             start = place

@@ -1,11 +1,12 @@
-"""The columns of datatrove's readings of the rules, and their types."""
+"""Names and dtypes of the columns of datatrove's signals."""
 
 from typing import Any
 
 import numpy as np
 
 PREFIX = "datatrove_"
-_COUNT, _RATIO = np.dtype(np.int64), np.dtype(np.float64)
+_COUNT = np.dtype(np.int64)
+_RATIO = np.dtype(np.float64)
 _FINEWEB = (
     "terminal_lines",
     "short_lines",
@@ -13,32 +14,34 @@ _FINEWEB = (
     "new_lines_per_word",
 )
 
-# Ratios are quotients of two counts as they are, neither rounded: datatrove rounds none. They are
-# NaN, which breaks no rule, where datatrove has no number either.
+# Ratios are unrounded quotients of two counts, as in datatrove. They are NaN, which breaks no rule,
+# where datatrove has no number either.
 DATATROVE_SIGNALS: dict[str, np.dtype[Any]] = {
     PREFIX + name: dtype
     for name, dtype in (
-        ("words", _COUNT),  # tokens that are not punctuation alone
-        ("mean_word_length", _RATIO),  # characters, of those
-        ("hashes_per_word", _RATIO),  # by all tokens, as are the next ones
+        ("words", _COUNT),  # tokens that are not only punctuation
+        ("mean_word_length", _RATIO),  # characters per token that is not only punctuation
+        ("hashes_per_word", _RATIO),  # this and the next ratios are per token, of all tokens
         ("ellipses_per_word", _RATIO),
         ("alphabetic_words", _RATIO),
         ("stop_words", _COUNT),
         ("bullet_lines", _RATIO),
         ("ellipsis_lines", _RATIO),
         ("duplicate_lines", _RATIO),
-        ("duplicate_line_characters", _RATIO),  # of the text's characters, as are the next ones
+        # this and the next shares are of all characters of the text
+        ("duplicate_line_characters", _RATIO),
         ("duplicate_paragraphs", _RATIO),
         ("duplicate_paragraph_characters", _RATIO),
         *((f"top_{n}_gram", _RATIO) for n in (2, 3, 4)),
         *((f"duplicate_{n}_grams", _RATIO) for n in range(5, 11)),
         ("c4_sentences", _COUNT),
         ("c4_sentences_any_end", _COUNT),
-        ("lorem_ipsum", _COUNT),  # lines that make C4's filter drop the page
+        ("lorem_ipsum", _COUNT),  # number of lines that make C4's filter drop the page
         ("curly_brackets", _COUNT),
-        ("lorem_ipsum_any_end", _COUNT),  # the same without the rule of terminal punctuation
+        ("lorem_ipsum_any_end", _COUNT),  # the same without the rule about terminal punctuation
         ("curly_brackets_any_end", _COUNT),
         *((name, _RATIO) for name in _FINEWEB),
-        *((f"c4_{name}", _RATIO) for name in _FINEWEB),  # of the text that C4's filter leaves
+        # measured on the text that C4's filter keeps
+        *((f"c4_{name}", _RATIO) for name in _FINEWEB),
     )
 }

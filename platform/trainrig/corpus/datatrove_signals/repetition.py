@@ -1,8 +1,8 @@
-"""What datatrove counts as repetition of n-grams, in characters.
+"""Repetition of n-grams in characters, counted as datatrove counts it.
 
-The top n-gram is the most frequent one, the first of equally frequent ones, also where it occurs
-once; its length has the spaces between its words. Duplicates are counted from left to right: what
-follows one is not looked at until it ends, and their lengths have no spaces.
+The top n-gram is the most frequent one (the first, among equally frequent ones), even if it occurs
+only once; its length includes the spaces between words. Duplicates are counted from left to right
+without overlap: n-grams that start inside a duplicate are skipped. Their lengths include no spaces.
 """
 
 import numpy as np
@@ -17,13 +17,13 @@ from trainrig.corpus.signals.text_arrays.hashing import (
     mix_bits,
 )
 
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, rounded to an odd number
 
 
 def measure_repetition(
     hashes_T: NDArray[np.uint64], lengths_T: NDArray[np.int32], firsts_D1: NDArray[np.int64]
 ) -> Repetition:
-    """What each text repeats, from its tokens."""
+    """Measure the characters in each text's top n-grams and in its duplicate n-grams."""
     texts = len(firsts_D1) - 1
     most = int(np.diff(firsts_D1).max(initial=0))
     before = np.zeros(len(lengths_T) + 1, np.int64)
@@ -31,7 +31,8 @@ def measure_repetition(
     found = Repetition(
         np.zeros((texts, len(TOPS)), np.int64), np.zeros((texts, len(DUPLICATES)), np.int64)
     )
-    positions, places = np.empty(most, np.int64), np.empty(most, np.int64)
+    positions = np.empty(most, np.int64)
+    places = np.empty(most, np.int64)
     grams = np.empty(most, np.uint64)
     table = allocate_seen(most)
     _count_repetition(hashes_T, before, firsts_D1, *table, positions, places, grams, *found)
@@ -54,7 +55,8 @@ def _count_repetition(
 ) -> None:
     generation = 0
     for text in range(len(firsts) - 1):
-        first, end = firsts[text], firsts[text + 1]
+        first = firsts[text]
+        end = firsts[text + 1]
         size = compute_table_size(end - first)
         alive = end - first
         for token in range(first, end):
@@ -69,24 +71,28 @@ def _count_repetition(
                     break
                 gram = mix_bits(grams[index] * _MULTIPLIER + hashes[token + n - 1])
                 places[looked_at] = count_again(keys, stamps, counts, generation, size, gram)
-                positions[looked_at], grams[looked_at] = token, gram
+                positions[looked_at] = token
+                grams[looked_at] = gram
                 looked_at += 1
             if n <= TOPS[-1]:
-                top, most = first, 1
+                top = first
+                most = 1
                 for index in range(looked_at):
                     if counts[places[index]] > most:
-                        top, most = positions[index], counts[places[index]]
+                        top = positions[index]
+                        most = counts[places[index]]
                 if top + n <= end:
                     length = before[top + n] - before[top] + n - 1
                     tops[text, n - TOPS[0]] = most * length
             alive = 0
             for index in range(looked_at):
                 if counts[places[index]] > 1:
-                    positions[alive], grams[alive] = positions[index], grams[index]
+                    positions[alive] = positions[index]
+                    grams[alive] = grams[index]
                     alive += 1
             if n >= DUPLICATES[0]:
                 generation += 1
-                free = first  # the first token after the last duplicate
+                free = first  # the first token after the last duplicate n-gram
                 for index in range(alive):
                     token = positions[index]
                     if token < free:

@@ -1,4 +1,4 @@
-"""spaCy's sentences (its `sentencizer`) of the lines that datatrove's C4 filter keeps."""
+"""Count spaCy's sentences (its `sentencizer`) in the lines that datatrove's C4 filter keeps."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,12 +10,13 @@ from trainrig.corpus.datatrove_signals.vocabulary import Tokens
 from trainrig.corpus.signals.line_ends import ends_in_dots
 from trainrig.corpus.signals.text_arrays.batch import TextBatch
 
-_NEW_LINE, _SPACE = 0x0A, 0x20
+_NEW_LINE = 0x0A
+_SPACE = 0x20
 _END_MARKS = tuple(map(ord, ".?!\"'"))
 
 
 def count_sentences(batch: TextBatch, chunks: Chunks, tokens: Tokens) -> NDArray[np.int64]:
-    """[2, D] of all lines of each text, and of those that end as C4 wants lines to."""
+    """Count each text's sentences, [2, texts]: of all lines, and of lines with a C4 line end."""
     found = np.zeros((2, len(batch.starts_D1) - 1), np.int64)
     _count(
         batch.codes_C,
@@ -39,10 +40,13 @@ def _count(
     found: NDArray[np.int64],
 ) -> None:
     for text in range(len(texts) - 1):
-        sentences, ended = 0, False  # of this line; whether the last has had its end
+        # sentences of this line, and whether the last one has ended
+        sentences = 0
+        ended = False
         for chunk in range(first_chunks[text], first_chunks[text + 1]):
             if sentences == 0:
-                sentences, line = 1, starts[chunk]
+                sentences = 1
+                line = starts[chunk]
             for token in range(first_tokens[chunk], first_tokens[chunk + 1]):
                 if flags[token] & ENDS_SENTENCE:
                     ended = True
@@ -56,8 +60,9 @@ def _count(
                 found[0, text] += sentences
                 if codes[end - 1] in _END_MARKS and not ends_in_dots(codes, line, end):
                     found[1, text] += sentences
-                sentences, ended = 0, False
+                sentences = 0
+                ended = False
             elif ended and (after - end > 1 or codes[end] != _SPACE):
-                # White space that is not one space is a token, and so starts a sentence.
+                # White space other than one space is a token, and so starts a sentence.
                 sentences += 1
                 ended = False

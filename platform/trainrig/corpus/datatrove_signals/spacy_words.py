@@ -1,7 +1,7 @@
-"""spaCy's English tokens, one white-space chunk at a time.
+"""spaCy's English tokens, one chunk (a run of characters without white space) at a time.
 
-datatrove 0.10 takes `spacy.blank("en")` for its words whatever the filter, and the default
-`sentencizer` for its sentences. Its rules are read from the spaCy that is installed: none are here.
+datatrove 0.10 takes the words of `spacy.blank("en")` for every filter, and the sentences of the
+default `sentencizer`. The rules are read from the installed spaCy; no copy of them is kept here.
 """
 
 import functools
@@ -13,18 +13,18 @@ from trainrig.corpus.datatrove_signals.affixes import Rules, build_rules
 from trainrig.corpus.datatrove_signals.splitting import Specials, build_specials
 from trainrig.corpus.datatrove_signals.token_flags import Kinds, TokenFlags
 
-_AT_ONCE = 4_000  # chunks given to spaCy in one text
+_AT_ONCE = 4_000  # chunks that spaCy tokenizes in one text
 
 
 class Token(NamedTuple):
-    """One word of spaCy's."""
+    """One token of spaCy's."""
 
     text: str
     flags: int
 
 
 class SplittingRules(NamedTuple):
-    """What it takes to split chunks without spaCy."""
+    """Tables that split chunks without spaCy."""
 
     rules: Rules
     specials: Specials
@@ -33,7 +33,7 @@ class SplittingRules(NamedTuple):
 
 
 class SpacyWords:
-    """spaCy's tokenizer, asked for chunks: runs of characters without white space."""
+    """spaCy's tokenizer, applied to chunks: runs of characters without white space."""
 
     def __init__(self) -> None:
         import spacy
@@ -42,7 +42,8 @@ class SpacyWords:
 
         self._english: Any = spacy.blank("en")
         rules: Any = self._english.tokenizer
-        # The rules without the vocabulary: it would work out twenty attributes of each new word.
+        # A tokenizer with an empty vocabulary: spaCy's own computes twenty attributes of each new
+        # word.
         self._vocabulary = Vocab()
         self._tokenizer: Any = Tokenizer(
             self._vocabulary,
@@ -61,25 +62,25 @@ class SpacyWords:
 
     @functools.cached_property
     def grammar(self) -> SplittingRules | None:
-        """Its rules as tables; None if they are of other kinds than those known here."""
+        """The tokenizer's rules as tables; None if a rule cannot be converted."""
         defaults = self._english.Defaults
         rules = build_rules(defaults.prefixes, defaults.suffixes, defaults.infixes)
         if rules is None or self._tokenizer.token_match is not None:
             return None
         cases: Iterable[str] = self._tokenizer.rules
-        # A chunk has no white space.
+        # Special cases that contain white space cannot occur in a chunk.
         chunks = sorted(case for case in cases if case.split() == [case])
         texts = [[token.text for token in tokens] for tokens in self.tokenize(chunks)]
         specials = build_specials(dict(zip(chunks, texts, strict=True)))
         return SplittingRules(rules, specials, self._kinds(), self._tokenizer.url_match)
 
     def tokenize(self, chunks: Sequence[str]) -> list[list[Token]]:
-        """The words of each chunk."""
+        """Return the tokens of each chunk."""
         pieces = (chunks[n : n + _AT_ONCE] for n in range(0, len(chunks), _AT_ONCE))
         return list(chain.from_iterable(map(self._tokenize, pieces)))
 
     def _tokenize(self, chunks: Sequence[str]) -> Iterator[list[Token]]:
-        # A new line is a token of its own, which no special case reaches over.
+        # A new line is always a token, and no special case extends over it.
         with self._vocabulary.memory_zone():
             found: list[list[Token]] = [[]]
             for token in self._tokenizer("\n".join(chunks)):
@@ -94,5 +95,5 @@ class SpacyWords:
 
 @functools.cache
 def load_spacy_words() -> SpacyWords:
-    """The one of this process; a second to make."""
+    """Return this process's tokenizer, which takes a second to build."""
     return SpacyWords()

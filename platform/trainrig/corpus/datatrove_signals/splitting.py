@@ -1,11 +1,11 @@
-"""Chunks taken apart as spaCy's tokenizer does, by the same rules in tables (affixes.py).
+"""Split chunks as spaCy's tokenizer does, by the same rules in tables (affixes.py).
 
-What a chunk begins and ends with is cut off, one affix at either side at a time, until nothing is
-left to cut or the rest has tokens of its own (a special case: "can't"). The rest is whole if it is
-a URL; else it is cut at infixes.
+Prefixes and suffixes are removed, one at either side at a time, until none is left or the rest is a
+special case with fixed tokens ("can't"). The rest is one token if it is a URL; otherwise it is
+split at infixes.
 
-Not decided here: whether a rest is a URL, which is asked, and chunks whose tokens together make a
-special case again (":" and ")"), or that have a character beyond the tables.
+Two decisions are left to the caller: whether a rest is a URL, and how to split chunks whose tokens
+together make a special case again (":" and ")") or that contain a character beyond the tables.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,34 +40,42 @@ from trainrig.corpus.signals.text_arrays.hashing import (
     mix_bits,
 )
 
-UNKNOWN, MAYBE_URL = 0, -1  # instead of a number of tokens
-NOT_ASKED, NO_URL, URL = -1, 0, 1
+# returned in place of a number of tokens
+UNKNOWN = 0
+MAYBE_URL = -1
+NOT_ASKED = -1
+NO_URL = 0
+URL = 1
 _SURROGATES = (0xD800, 0xDFFF)
 _FULL_STOP = 0x2E
 
 
 class Specials(NamedTuple):
-    """Chunks with tokens of their own: open addressing by the hashes of their characters."""
+    """Hash table (open addressing, keyed by hash of characters) of chunks with fixed tokens."""
 
     keys: NDArray[np.uint64]
-    firsts: NDArray[np.int32]  # in `ends`; NOTHING: no chunk is here
-    counts: NDArray[np.int32]  # tokens
-    ends: NDArray[np.int32]  # of each token, in characters from the start of the chunk
-    longest: int  # characters
+    firsts: NDArray[np.int32]  # offset in `ends`; NOTHING marks a free slot
+    counts: NDArray[np.int32]  # number of tokens
+    ends: NDArray[np.int32]  # end of each token, in characters from the start of the chunk
+    longest: int  # characters of the longest chunk
 
 
 def build_specials(tokens: Mapping[str, Sequence[str]]) -> Specials:
-    """The table of the tokens of each chunk."""
+    """Build the table from the tokens of each chunk."""
     size = int(compute_table_size(2 * len(tokens)))
-    keys, firsts = np.zeros(size, np.uint64), np.full(size, NOTHING, np.int32)
-    counts, ends = np.zeros(size, np.int32), list[int]()
+    keys = np.zeros(size, np.uint64)
+    firsts = np.full(size, NOTHING, np.int32)
+    counts = np.zeros(size, np.int32)
+    ends = list[int]()
     batch = build_batch(list(tokens))
     for number, parts in enumerate(tokens.values()):
         key = hash_characters(batch.codes_C, batch.starts_D1[number], batch.starts_D1[number + 1])
         place = int(key) & (size - 1)
         while firsts[place] != NOTHING:
             place = (place + 1) & (size - 1)
-        keys[place], firsts[place], counts[place] = key, len(ends), len(parts)
+        keys[place] = key
+        firsts[place] = len(ends)
+        counts[place] = len(parts)
         ends.extend(accumulate(map(len, parts)))
     longest = max(map(len, tokens), default=0)
     return Specials(keys, firsts, counts, np.array(ends, np.int32), longest)
@@ -83,17 +91,19 @@ def split_chunk(
     url: int,
     ends: NDArray[np.int64],
 ) -> int:
-    """Writes where each token of the chunk ends; how many, or UNKNOWN, or MAYBE_URL.
+    """Write the end of each token of the chunk; return their number, or UNKNOWN, or MAYBE_URL.
 
-    `ends` has room for two entries a character. After MAYBE_URL it begins with the edges of what
-    to ask about; split again with `url` answered.
+    `ends` must hold two entries a character. After MAYBE_URL its first two entries are the start
+    and end of the possible URL; call again with the answer in `url`.
     """
     for place in range(start, end):
         code = codes[place]
         if code >= CODES or _SURROGATES[0] <= code <= _SURROGATES[1]:
             return UNKNOWN
-    first, last = start, end
-    count, cuts = 0, len(ends)  # tokens from the left; starts of suffixes, from the right
+    first = start
+    last = end
+    count = 0  # tokens from the left
+    cuts = len(ends)  # suffix starts from the right
     special = np.int64(NOTHING)
     while first < last:
         special = _find_special(codes, first, last, specials)
@@ -127,7 +137,8 @@ def split_chunk(
             count += 1
     elif first < last:
         if url == NOT_ASKED and _may_be_url(codes, first, last):
-            ends[0], ends[1] = first, last
+            ends[0] = first
+            ends[1] = last
             return MAYBE_URL
         if url == URL:
             ends[count] = last
@@ -151,7 +162,8 @@ def _cut_at_infixes(
     ends: NDArray[np.int64],
     count: int,
 ) -> int:
-    place, token = first, first
+    place = first
+    token = first
     while place < last:
         infix = _at(codes, place, first, last, rules, INFIXES)
         if infix and place > first:
@@ -172,7 +184,7 @@ def _cut_at_infixes(
 def _at(
     codes: NDArray[np.uint32], place: int, start: int, end: int, rules: Rules, kind: int
 ) -> int:
-    """The length of what the first rule that holds at `place` finds there; 0 if none does."""
+    """Return the length of the first rule's match at `place`, or 0 if no rule matches."""
     at = rules.classes[codes[place]]
     for number in range(rules.firsts_3K1[kind, at], rules.firsts_3K1[kind, at + 1]):
         length = _match_rule(
@@ -185,7 +197,7 @@ def _at(
 
 @compile_nogil
 def _measure_suffix(codes: NDArray[np.uint32], start: int, end: int, rules: Rules) -> int:
-    """The length of the longest suffix of `start` to `end`."""
+    """Return the length of the longest suffix of `start` to `end`, or 0 if there is none."""
     if start == end:
         return 0
     longest = 0
@@ -216,8 +228,10 @@ def _match_rule(
     rule: NDArray[np.int32],
     rules: Rules,
 ) -> int:
-    """How long what `rule` finds at `place`, within `start` to `end`, is; 0 if it finds nothing."""
-    classes, holds, sets = rules.classes, rules.holds, rules.sets_S
+    """Return the length of `rule`'s match at `place` within `start` to `end`, or 0 without one."""
+    classes = rules.classes
+    holds = rules.holds
+    sets = rules.sets_S
     least = rule[BODY_END] - rule[BODY]
     before = place - (rule[BEHIND_END] - rule[BEHIND])
     if before < start or place + least > end:
@@ -244,7 +258,7 @@ def _match_rule(
 
 @compile_nogil
 def _find_special(codes: NDArray[np.uint32], start: int, end: int, specials: Specials) -> np.int64:
-    """Where the special case from `start` to `end` stands in the table; NOTHING if none does."""
+    """Return the table slot of the special case from `start` to `end`, or NOTHING."""
     if start >= end or end - start > specials.longest:
         return np.int64(NOTHING)
     return _find(hash_characters(codes, start, end), specials)
@@ -263,7 +277,7 @@ def _find(key: np.uint64, specials: Specials) -> np.int64:
 
 @compile_nogil
 def _may_be_url(codes: NDArray[np.uint32], start: int, end: int) -> bool:
-    """Whether it has what each URL has: two letters after a full stop, or three full stops."""
+    """Return whether the text can be a URL: two letters after a full stop, or three full stops."""
     stops = 0
     for place in range(start, end):
         if codes[place] == _FULL_STOP:
@@ -290,10 +304,11 @@ def _makes_special(
     count: int,
     specials: Specials,
 ) -> bool:
-    """Whether tokens side by side make a special case, and are not its own tokens."""
+    """Return whether adjacent tokens make a special case that has other tokens than these."""
     begin = start
     for token in range(count):
-        found, place = SEED, begin
+        found = SEED
+        place = begin
         for last in range(token, count):
             if ends[last] - begin > specials.longest:
                 break

@@ -1,7 +1,7 @@
-"""The tokens that each white-space chunk is known to have.
+"""Cache of the tokens of each chunk.
 
-Most chunks of a text have been met before; most new ones are taken apart by spaCy's rules without
-spaCy (splitting.py). Only the rest are given to it.
+Most chunks of a text have occurred before. Most new ones are split by spaCy's rules without spaCy
+(splitting.py); only the rest are given to spaCy.
 """
 
 import threading
@@ -28,34 +28,36 @@ from trainrig.corpus.datatrove_signals.token_flags import Kinds, compute_flags
 from trainrig.corpus.signals.text_arrays.batch import TextBatch, build_batch
 from trainrig.corpus.signals.text_arrays.hashing import hash_characters
 
-_MOST_KNOWN = 2**19  # chunks; then all are forgotten: about 40 MB
+_MOST_KNOWN = 2**19  # chunks; with more, the cache is cleared: about 40 MB
 _FEWEST_PLACES = 2**12
-_FREE = -1  # of a place: no chunk is there
-# spaCy and its expression for URLs take time that grows with the square of what they are given.
-_LONGEST_GIVEN, _LONGEST_URL = 1_000, 10_000  # characters
+_FREE = -1  # marks a slot without a chunk
+# The time of spaCy and of its URL expression grows with the square of the text's length.
+# characters
+_LONGEST_GIVEN = 1_000
+_LONGEST_URL = 10_000
 
-# Hashes, lengths in characters, and flags of tokens.
+# Hashes, lengths in characters, and flags of tokens, in parallel arrays.
 Pool = tuple[NDArray[np.uint64], NDArray[np.int32], NDArray[np.uint8]]
 
 
 class Tokens(NamedTuple):
-    """All tokens, one after another. T tokens, K chunks."""
+    """The tokens of a batch, in order. Shapes: T tokens, K chunks."""
 
     hashes_T: NDArray[np.uint64]
     lengths_T: NDArray[np.int32]  # characters
-    flags_T: NDArray[np.uint8]  # of token_flags.py
-    firsts_K1: NDArray[np.int64]  # [K + 1] the first of each chunk; the last is T
+    flags_T: NDArray[np.uint8]  # bits as in token_flags.py
+    firsts_K1: NDArray[np.int64]  # [K + 1] the first token of each chunk; the last entry is T
 
 
 class ChunkCache:
-    """What chunks are known to be. A cache: what it holds changes no result."""
+    """Hash table of the tokens of known chunks; its contents change no result, only the speed."""
 
     def __init__(self, grammar: SplittingRules | None) -> None:
-        self._grammar = grammar  # None: spaCy is asked for every new chunk
+        self._grammar = grammar  # None: every new chunk is given to spaCy
         self._forget()
 
     def tokenize(self, batch: TextBatch, chunks: Chunks) -> Tokens:
-        """The tokens of each chunk of `batch`."""
+        """Return the tokens of each chunk of `batch`."""
         if self._held[0] > _MOST_KNOWN:
             self._forget()
         places = self._find_places(batch, chunks)
@@ -67,17 +69,19 @@ class ChunkCache:
 
     def _forget(self) -> None:
         self._keys = np.zeros(_FEWEST_PLACES, np.uint64)
-        self._firsts = np.full(_FEWEST_PLACES, _FREE, np.int64)  # in the pool
+        self._firsts = np.full(_FEWEST_PLACES, _FREE, np.int64)  # first token in the pool
         self._counts = np.zeros(_FEWEST_PLACES, np.int32)
         self._pool = _allocate_pool(_FEWEST_PLACES)
-        self._held = np.zeros(2, np.int64)  # chunks, tokens
+        self._held = np.zeros(2, np.int64)  # number of chunks, number of tokens
 
     def _find_places(self, batch: TextBatch, chunks: Chunks) -> NDArray[np.int64]:
-        """[K] where the chunks are. New ones are learnt."""
+        """Return the table slots of the chunks, [K]; add new chunks to the table."""
         self._make_room(len(chunks.hashes_K))
         places = np.empty(len(chunks.hashes_K), np.int64)
         new = np.empty(len(chunks.hashes_K), np.int64)
-        count = _look_up(chunks.hashes_K, self._keys, self._firsts, self._held, places, new)
+        count = _find_or_add_chunks(
+            chunks.hashes_K, self._keys, self._firsts, self._held, places, new
+        )
         new = new[:count]
         if self._grammar and count:
             new = self._learn_chunks(self._grammar, batch, chunks, new, places[new])
@@ -93,7 +97,7 @@ class ChunkCache:
         new: NDArray[np.int64],
         places: NDArray[np.int64],
     ) -> NDArray[np.int64]:
-        """Learns `new` chunks by `grammar`; those of them that it leaves open."""
+        """Add the tokens of `new` chunks by `grammar`; return the chunks that it cannot split."""
         asked = np.empty((len(new), 2), np.int64)
         outcomes = self._learn(
             grammar, batch, chunks, new, places, np.full(len(new), NOT_ASKED), asked
@@ -122,7 +126,8 @@ class ChunkCache:
         urls: NDArray[np.int64],
         asked: NDArray[np.int64],
     ) -> NDArray[np.int64]:
-        starts, ends = chunks.starts_K[new], chunks.ends_K[new]
+        starts = chunks.starts_K[new]
+        ends = chunks.ends_K[new]
         lengths = ends - starts
         self._make_room_for_tokens(int(lengths.sum()))
         outcomes = np.empty(len(new), np.int64)
@@ -153,7 +158,9 @@ class ChunkCache:
         while 4 * (self._held[0] + chunks) > 3 * places:
             places *= 2
         if places > len(self._keys):
-            keys, firsts, counts = self._keys, self._firsts, self._counts
+            keys = self._keys
+            firsts = self._firsts
+            counts = self._counts
             self._keys = np.zeros(places, np.uint64)
             self._firsts = np.full(places, _FREE, np.int64)
             self._counts = np.zeros(places, np.int32)
@@ -162,7 +169,8 @@ class ChunkCache:
     def _make_room_for_tokens(self, tokens: int) -> None:
         needed = int(self._held[1]) + tokens
         if needed > len(self._pool[0]):
-            old, self._pool = self._pool, _allocate_pool(2 * needed)
+            old = self._pool
+            self._pool = _allocate_pool(2 * needed)
             _copy(old, self._pool, 0)
 
     def _ask(
@@ -170,7 +178,7 @@ class ChunkCache:
     ) -> None:
         texts = _decode_texts(batch, chunks.starts_K[new], chunks.ends_K[new])
         found = _tokenize_with_spacy(texts)
-        tokens = [token for each in found for token in each]
+        tokens = [token for chunk_tokens in found for token in chunk_tokens]
         self._make_room_for_tokens(len(tokens))
         first = int(self._held[1])
         _copy(_build_columns(tokens), self._pool, first)
@@ -183,8 +191,10 @@ class ChunkCache:
 def _tokenize_with_spacy(texts: Sequence[str]) -> list[list[Token]]:
     step = _LONGEST_GIVEN
     pieces = [[text[at : at + step] for at in range(0, len(text), step)] for text in texts]
-    found = iter(load_spacy_words().tokenize([piece for each in pieces for piece in each]))
-    return [[token for _ in each for token in next(found)] for each in pieces]
+    found = iter(
+        load_spacy_words().tokenize([piece for text_pieces in pieces for piece in text_pieces])
+    )
+    return [[token for _ in text_pieces for token in next(found)] for text_pieces in pieces]
 
 
 def _decode_texts(
@@ -217,7 +227,7 @@ _of_this_thread = threading.local()
 
 
 def get_thread_vocabulary() -> ChunkCache:
-    """The one of this thread."""
+    """Return the cache of this thread."""
     if not hasattr(_of_this_thread, "vocabulary"):
         _of_this_thread.vocabulary = ChunkCache(load_spacy_words().grammar)
     known: ChunkCache = _of_this_thread.vocabulary
@@ -236,13 +246,14 @@ def _move(
     for old in range(len(keys)):
         if firsts[old] != _FREE:
             new = _find_place(new_keys, new_firsts, keys[old])
-            new_keys[new], new_firsts[new] = keys[old], firsts[old]
+            new_keys[new] = keys[old]
+            new_firsts[new] = firsts[old]
             new_counts[new] = counts[old]
 
 
 @compile_nogil
 def _find_place(keys: NDArray[np.uint64], firsts: NDArray[np.int64], key: np.uint64) -> np.int64:
-    """The place of `key`, or the free one where it would be."""
+    """Return the slot of `key`, or the free slot where it would go."""
     mask = len(keys) - 1
     place = np.int64(key & np.uint64(mask))
     while firsts[place] != _FREE and keys[place] != key:
@@ -251,7 +262,7 @@ def _find_place(keys: NDArray[np.uint64], firsts: NDArray[np.int64], key: np.uin
 
 
 @compile_nogil
-def _look_up(
+def _find_or_add_chunks(
     chunks: NDArray[np.uint64],
     keys: NDArray[np.uint64],
     firsts: NDArray[np.int64],
@@ -259,13 +270,14 @@ def _look_up(
     places: NDArray[np.int64],
     new: NDArray[np.int64],
 ) -> int:
-    """Fills `places`; how many `new` chunks there are, each once."""
+    """Fill `places` with the slot of each chunk; list `new` chunks once and return their number."""
     count = 0
     for chunk in range(len(chunks)):
         place = _find_place(keys, firsts, chunks[chunk])
         places[chunk] = place
         if firsts[place] == _FREE:
-            keys[place], firsts[place] = chunks[chunk], held[1]
+            keys[place] = chunks[chunk]
+            firsts[place] = held[1]
             new[count] = chunk
             count += 1
     held[0] += count
@@ -292,24 +304,28 @@ def _learn(
     held: NDArray[np.int64],
     outcomes: NDArray[np.int64],
 ) -> None:
-    """Writes the tokens of each chunk; `asked`, from where to where a URL may be."""
+    """Write the tokens of each chunk, and in `asked` the start and end of a possible URL."""
     for chunk in range(len(starts)):
         found = split_chunk(
             codes, starts[chunk], ends[chunk], rules, specials, urls[chunk], token_ends
         )
         outcomes[chunk] = found
         if found == MAYBE_URL:
-            asked[chunk, 0], asked[chunk, 1] = token_ends[0], token_ends[1]
+            asked[chunk, 0] = token_ends[0]
+            asked[chunk, 1] = token_ends[1]
         if found <= 0:
             continue
-        token, start = held[1], starts[chunk]
-        firsts[places[chunk]], counts[places[chunk]] = token, found
+        token = held[1]
+        start = starts[chunk]
+        firsts[places[chunk]] = token
+        counts[places[chunk]] = found
         for number in range(found):
             end = token_ends[number]
             hashes[token] = hash_characters(codes, start, end)
             lengths[token] = end - start
             flags[token] = compute_flags(codes, start, end, hashes[token], kinds)
-            token, start = token + 1, end
+            token = token + 1
+            start = end
         held[1] = token
 
 

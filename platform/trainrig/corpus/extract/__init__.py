@@ -1,6 +1,6 @@
-"""From the bytes of a page to the text a reader would want, and what the page says of itself.
+"""Extraction of the main text and of metadata from the bytes of a page.
 
-A new extractor: its settings in kinds.py, a line in page.py.
+To add an extractor, add its settings to kinds.py and a branch to extract_page.py.
 """
 
 from trainrig.corpus.extract.extract_page import extract

@@ -1,4 +1,4 @@
-"""How much of each block another extractor's text has, too."""
+"""The share of each block that another extractor's text contains as well."""
 
 import re
 
@@ -10,10 +10,9 @@ _GRAM = 3  # words
 
 
 def measure_agreement(blocks: list[str], text: str) -> NDArray[np.int32]:
-    """Of each block, how many thousandths of its runs of three words are in `text`.
+    """Return for each block the thousandths of its three-word runs that `text` contains.
 
-    A block of three words or fewer has all or nothing: whether a line of `text` has these words and
-    no others.
+    A block of three words or fewer counts 1000 if a line of `text` has exactly these words, else 0.
     """
     words = _WORD.findall(text)
     grams = set(zip(*(words[i:] for i in range(_GRAM)), strict=False))

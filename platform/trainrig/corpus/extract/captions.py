@@ -1,4 +1,4 @@
-"""Captions that a gallery has twice: under the picture, and as its heading or a thumbnail's."""
+"""Removes captions that a gallery repeats, as a heading or beside a thumbnail."""
 
 import dataclasses
 from typing import Final
@@ -19,18 +19,20 @@ from trainrig.corpus.extract.block_model.blocks import (
 )
 from trainrig.corpus.extract.verdict import ScoredBlocks
 
-_LEAST_WORDS: Final = 5  # shorter lines are repeated for many reasons
+_LEAST_WORDS: Final = 5  # shorter lines may be repeated for other reasons
 
 
 def remove_thumbnails(judged: ScoredBlocks) -> ScoredBlocks:
-    """`judged` without thumbnails' captions and headings that a kept line of text repeats in full.
+    """Return `judged` without thumbnail captions and headings that a kept line repeats in full.
 
-    A thumbnail is a list item or a link, and the line may stand anywhere; a heading is repeated
-    only by the line after it. Nothing is lost: the line of text stays. Lines of text may repeat
-    each other, as refrains do.
+    A thumbnail is a list item or a link, and the line that repeats its caption may be anywhere on
+    the page; a heading counts only if the next kept line repeats it. No text is lost, as the line
+    stays. Lines of ordinary text may repeat each other, as refrains do.
     """
-    numbers, kept = judged.blocks.numbers, judged.kept
-    kind, characters = numbers[:, KIND], numbers[:, CHARACTERS]
+    numbers = judged.blocks.numbers
+    kept = judged.kept
+    kind = numbers[:, KIND]
+    characters = numbers[:, CHARACTERS]
     thumbnail = (kind == ITEM) | (numbers[:, LINK_CHARACTERS] >= characters)
     text = kept & ~thumbnail & ((kind == TEXT) | (kind == PARAGRAPH))
     again = kept & thumbnail & (numbers[:, WORDS] >= _LEAST_WORDS)
@@ -44,12 +46,13 @@ def remove_thumbnails(judged: ScoredBlocks) -> ScoredBlocks:
 
 
 def _find_repeated_headings(judged: ScoredBlocks) -> NDArray[np.bool_]:
-    """Which kept headings have all their words again in the kept line after them."""
+    """Mark kept headings whose words the next kept line repeats."""
     numbers = judged.blocks.numbers
     heading = (numbers[:, KIND] >= H1) & (numbers[:, KIND] <= H4)
     again = np.zeros(len(numbers), np.bool_)
     kept = np.flatnonzero(judged.kept)
-    first, second = kept[:-1], kept[1:]
+    first = kept[:-1]
+    second = kept[1:]
     again[first] = (
         heading[first]
         & ~heading[second]

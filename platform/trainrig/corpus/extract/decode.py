@@ -1,4 +1,4 @@
-"""From the bytes of a page to its characters."""
+"""Decoding of a page's bytes, and detection of binary bodies."""
 
 import codecs
 import re
@@ -15,15 +15,16 @@ _BOMS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-_DAMAGED: Final = 10  # times as many characters whole as damaged: UTF-8 that was cut or mixed
-# Western text has single accented letters among ASCII. Where most such bytes stand side by side, it
-# is Cyrillic, Greek or Chinese under the name that many servers give to every page.
+_DAMAGED: Final = 10  # times as many whole characters as damaged ones: UTF-8 that was cut or mixed
+# In Western text, accented letters stand alone among ASCII. Where most bytes beyond ASCII are
+# adjacent, the text is Cyrillic, Greek or Chinese under an encoding that many servers declare for
+# every page.
 _WESTERN: Final = frozenset({"cp1252", "iso8859-15"})
 _SIDE_BY_SIDE = re.compile(rb"[\x80-\xff]{3,}")
 _BEYOND_ASCII = bytes(range(128, 256))
-_FEW: Final = 16  # bytes beyond ASCII that say nothing
+_FEW: Final = 16  # fewer bytes beyond ASCII are not enough evidence
 
-# What files of other kinds begin with; none of it begins a text.
+# First bytes of other file types; no text begins with them.
 _MAGIC = (
     b"\x89PNG\r\n",
     b"\xff\xd8\xff",
@@ -38,24 +39,25 @@ _MAGIC = (
     b"\xd0\xcf\x11\xe0",
 )
 _CONTROL = re.compile("[\0-\x08\x0e-\x1a\x1c-\x1f]")
-_LOOKED_AT: Final = 4096  # characters
-_MOST_CONTROLS: Final = 0.02  # of them; random bytes have a tenth
+_LOOKED_AT: Final = 4096  # characters at the start that are examined
+# largest share of control characters in a text; random bytes have a tenth
+_MOST_CONTROLS: Final = 0.02
 _A_FEW_CONTROLS: Final = 4
 
 
 def decode(page: RawPage) -> str:
-    """The body as text: by byte-order mark, as UTF-8 if it is that, by what it claims, by guess.
+    """Decode the body: by byte-order mark, else as UTF-8, else as declared, else by a guess.
 
-    Bytes that are valid UTF-8 are UTF-8 whatever they claim: no other text looks so by chance. A
-    claim that leaves more characters damaged than whole is given up for the next that does not.
-    What cannot be decoded becomes U+FFFD.
+    Valid UTF-8 is decoded as UTF-8 whatever the page declares, as other text is never valid UTF-8
+    by chance. A declared encoding that damages more characters than it decodes is replaced by the
+    next candidate. Undecodable bytes become U+FFFD.
     """
     for mark, encoding in _BOMS:
         if page.body.startswith(mark):
             return page.body[len(mark) :].decode(encoding, "replace")
-    if b"\x1b" not in page.body:  # an ISO-2022 encoding, which is ASCII with escapes
+    if b"\x1b" not in page.body:  # ISO-2022 encodings are ASCII with escapes
         try:
-            # Not final: a page cut at a number of bytes may end inside a character.
+            # Not final: a page truncated at a number of bytes may end inside a character.
             return codecs.utf_8_decode(page.body, "strict", False)[0]
         except UnicodeDecodeError:
             pass
@@ -74,7 +76,7 @@ def decode(page: RawPage) -> str:
 
 
 def is_binary(page: RawPage, text: str) -> bool:
-    """Whether the body is no text at all, whatever type it claims; `text` is what it decodes to."""
+    """Return whether the body is not text, whatever its type; `text` is the decoded body."""
     if page.body.startswith(_MAGIC):
         return True
     head = text[:_LOOKED_AT]
@@ -84,7 +86,7 @@ def is_binary(page: RawPage, text: str) -> bool:
 
 
 def _iterate_encodings(page: RawPage) -> Iterator[str]:
-    """By header, by the page's own head, by its bytes; the last decodes anything."""
+    """Yield encodings: from the header, from the page's head, guessed from bytes, and cp1252."""
     claimed = map_encoding_to_html5(page.charset, fallback_utf8=False) if page.charset else None
     if claimed:
         yield claimed
@@ -105,6 +107,6 @@ def _fits(body: bytes, encoding: str, text: str) -> bool:
 
 
 def _count_characters(text: str) -> tuple[int, int]:
-    """The characters beyond ASCII that are whole, and those that are damaged."""
+    """Count the characters beyond ASCII that are whole, and those that are damaged."""
     damaged = text.count("\ufffd")
     return len(text) - len(text.encode("ascii", "ignore")) - damaged, damaged

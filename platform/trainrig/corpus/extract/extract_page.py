@@ -1,4 +1,4 @@
-"""One page in, its text out, by the extractor asked for."""
+"""Extraction of one page's text by the chosen extractor."""
 
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.encoding import detect_mime
@@ -24,7 +24,7 @@ TEXT_TYPES = ("text/plain", "text/markdown")
 
 
 def extract(page: RawPage, extractor: HTMLExtractor | PlainText) -> Extracted | NotExtracted:
-    """The text of `page`. No bytes at all make it raise."""
+    """Extract the text of `page`; whatever its bytes are, this does not raise."""
     if len(page.body) > extractor.max_bytes:
         return NotExtracted("too_large")
     if isinstance(extractor, PlainText):
@@ -57,9 +57,9 @@ def _build_result(
 
 
 def _extract_text(tree: HTMLTree, html: str, extractor: HTMLExtractor) -> tuple[str, float | None]:
-    """The text, and the share of the main content that it is, where that is known."""
+    """Return the text, and its share of the page's main content where that is known."""
     if isinstance(extractor, MainContent):
-        # Loads numba, which the others have no use for.
+        # Imported here because it loads numba, which the other extractors do not need.
         from trainrig.corpus.extract.main_content import extract_main_content
 
         return extract_main_content(tree, html, extractor)

@@ -1,13 +1,13 @@
-"""Extraction in a child process, so that a page that ends the process costs that page alone.
+"""Extraction in a child process, so that a page that kills its process costs only itself.
 
-The limits that decide about pages are the extractor's own, and depend on the page alone. Those here
-are far above them, for what they do not foresee: an endless loop, a leak, a fault in a library. A
-page that meets one becomes a *failed page*: its URL and digest are kept, and what it died of. When
-it died may depend on the machine, so whoever calls writes failed pages down, and gives them back
-when the work is done again: then the page is not tried, and the outcome is the same.
+The limits that decide about pages belong to the extractor and depend on the page alone. The limits
+here are far above them, for unforeseen failures: an endless loop, a leak, a crash in a library. A
+page that hits one becomes a *failed page*, of which the URL, the digest and the cause are kept.
+When a page fails can depend on the machine, so callers store failed pages and pass them in when the
+work is repeated: such a page is not tried again, and the outcome is the same.
 
-The child is a fresh interpreter, not a fork: the caller may have threads (in a Ray worker it does).
-Bodies pass through shared memory, and one batch is one exchange of messages.
+The child is a fresh interpreter, not a fork, because the caller may have threads (it has in a Ray
+worker). Bodies are passed in shared memory, and each batch is one exchange of messages.
 """
 
 import contextlib
@@ -36,31 +36,32 @@ Outcome = Extracted | NotExtracted
 Cause = Literal["cpu_time", "memory", "crashed"]
 
 BATCH = 64  # pages
-BATCH_BYTES = 16 * 2**20  # of bodies, but for a page that is larger by itself
-LENGTH = struct.Struct("<Q")  # before each message, its bytes
+BATCH_BYTES = 16 * 2**20  # bytes of bodies, unless a single page is larger
+LENGTH = struct.Struct("<Q")  # number of bytes, written before each message
 _CAUSES: dict[int, Cause] = {
     signal.SIGPROF: "cpu_time",  # the timer that the child sets before each page
-    signal.SIGABRT: "memory",  # what libraries do when an allocation fails
-    signal.SIGKILL: "memory",  # what the kernel does when there is none
+    signal.SIGABRT: "memory",  # libraries abort when an allocation fails
+    signal.SIGKILL: "memory",  # the kernel kills when memory runs out
 }
-# Of the allowed memory. A fault at more is taken for an allocation that failed: tables double.
+# Share of the allowed memory. A crash above it counts as a failed allocation, as tables double in
+# size.
 FULL = 0.25
 
 
 @dataclass(frozen=True)
 class FailedPage:
-    """A page that its extraction did not survive."""
+    """A page that killed the process that extracted it."""
 
     url: str
-    sha256: str  # of the body, hex
+    sha256: str  # SHA-256 of the body, in hex
     cause: Cause
 
 
 class Guard:
-    """Extracts pages in a child process; use as a context, whose end ends the child.
+    """Extracts pages in a child process; use it as a context manager, which ends the child.
 
-    Pages that do not end within `cpu_seconds` or need `memory` bytes more than the child does
-    without them are given up. `failed_pages` are those of an earlier try.
+    A page fails if it takes more than `cpu_seconds` or needs `memory` bytes more than the child
+    uses without pages. `failed_pages` are those of an earlier run.
     """
 
     def __init__(
@@ -68,8 +69,8 @@ class Guard:
         settings: Settings,
         failed_pages: Iterable[FailedPage] = (),
         *,
-        # 10 MB of 499,000 paragraphs, within all limits of MainContent's, take 6.6 s and 0.5 GB.
-        cpu_seconds: float = 60.0,  # a page
+        # 10 MB with 499,000 paragraphs, within all limits of MainContent, take 6.6 s and 0.5 GB.
+        cpu_seconds: float = 60.0,  # limit of one page
         memory: int = 4 * 2**30,  # bytes
         by: Callable[[RawPage, Settings], Outcome] = extract,  # type: ignore[assignment]
     ) -> None:
@@ -82,12 +83,12 @@ class Guard:
 
     @property
     def failed_pages(self) -> list[FailedPage]:
-        """All that are known, earlier ones included, in the order in which they were met."""
+        """The known failed pages, including earlier runs, in order of failure."""
         return list(self._failed_pages.values())
 
     @property
     def cpu_seconds(self) -> float:
-        """What the child has used so far; 0 where the system does not tell."""
+        """CPU seconds of the current child so far; 0 where the system does not report them."""
         return self._child.cpu_seconds if self._child else 0.0
 
     def __enter__(self) -> Self:
@@ -97,13 +98,13 @@ class Guard:
         self.close()
 
     def close(self) -> None:
-        """End the child. Extracting again starts another."""
+        """End the child process. The next extraction starts another."""
         if self._child:
             self._child.close()
             self._child = None
 
     def extract(self, pages: Iterable[RawPage]) -> Iterator[Outcome]:
-        """The outcome of each page, in order."""
+        """Extract each page; yield the outcomes in order."""
         for batch in _iterate_batches(pages):
             yield from self._extract_batch(batch)
 
@@ -121,17 +122,20 @@ class Guard:
         return self._failed_pages.get((page.url, hashlib.sha256(page.body).hexdigest()))
 
     def _try(self, pages: Sequence[RawPage]) -> Iterator[Outcome]:
-        left, killed_before = list(pages), False
+        left = list(pages)
+        killed_before = False
         while left:
             self._child = self._child or _Child(self._task)
             for outcome in self._child.extract(left):
-                left, killed_before = left[1:], False
+                left = left[1:]
+                killed_before = False
                 yield outcome
             if not left:
                 return
             ended_by, memory = self._child.end()
             self.close()
-            # A kill from outside may have meant another process: the page gets a second try.
+            # A kill from outside may have been meant for another process, so the page is tried
+            # twice.
             if ended_by == signal.SIGKILL and not killed_before:
                 killed_before = True
                 continue
@@ -139,14 +143,15 @@ class Guard:
             cause = _CAUSES.get(ended_by, "memory" if full else "crashed")
             failed_page = FailedPage(left[0].url, hashlib.sha256(left[0].body).hexdigest(), cause)
             self._failed_pages[failed_page.url, failed_page.sha256] = failed_page
-            left, killed_before = left[1:], False
+            left = left[1:]
+            killed_before = False
             yield NotExtracted(failed_page.cause)
 
 
 class _Child:
-    """One process that extracts (guarded.py), and the memory that it shares with this one.
+    """A child process that extracts pages (guarded.py), and the memory shared with it.
 
-    Raises RuntimeError if it cannot start.
+    Raises RuntimeError if the process cannot start.
     """
 
     def __init__(self, task: bytes) -> None:
@@ -163,10 +168,10 @@ class _Child:
         ready = receive(self._process.stdout)
         if ready is None:
             raise RuntimeError(f"{self._process.args!r} ended with {self._process.wait()}")
-        self._without_pages = int(ready)  # bytes of memory
+        self._without_pages = int(ready)  # bytes of memory before the first page
 
     def extract(self, pages: Sequence[RawPage]) -> Iterator[Outcome]:
-        """The outcomes of the first pages: of all of them, unless the child ends before."""
+        """Yield the outcomes of the pages in order; fewer than `pages` if the child dies."""
         size = sum(len(page.body) for page in pages)
         os.ftruncate(self._shared, max(size, 1))
         with mmap.mmap(self._shared, max(size, 1)) as memory:
@@ -184,12 +189,12 @@ class _Child:
 
     def _send(self, message: bytes) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # then reading will say so
+        with contextlib.suppress(BrokenPipeError):  # the next read then finds the end of the stream
             send(self._process.stdin, message)
 
     @property
     def cpu_seconds(self) -> float:
-        """Of user and system time, so far (Linux)."""
+        """User and system time of the child so far, in seconds (Linux)."""
         try:
             stat = Path(f"/proc/{self._process.pid}/stat").read_text()
         except OSError:
@@ -198,20 +203,20 @@ class _Child:
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def end(self) -> tuple[int, int]:
-        """Once it has ended: by which signal, 0 if by itself, and how many bytes pages took."""
+        """Wait for the child; return the signal that ended it (or 0), and the pages' memory."""
         _, status, usage = os.wait4(self._process.pid, 0)
         self._process.returncode = os.waitstatus_to_exitcode(status)
         pages_took = usage.ru_maxrss * 1024 - self._without_pages
         return max(0, -self._process.returncode), pages_took
 
     def close(self) -> None:
-        """End the child and give back the memory."""
+        """End the child process and release the shared memory."""
         end_process(self._process)
         os.close(self._shared)
 
 
 def _open_memory_file() -> int:
-    """A file without a name, in memory where the system has such."""
+    """Open a file without a name, in memory where the system supports it."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("pages")
     with tempfile.TemporaryFile() as file:
@@ -219,13 +224,13 @@ def _open_memory_file() -> int:
 
 
 def send(pipe: IO[bytes], message: bytes) -> None:
-    """Write one message."""
+    """Write one message to `pipe`, after its length."""
     pipe.write(LENGTH.pack(len(message)) + message)
     pipe.flush()
 
 
 def receive(pipe: IO[bytes]) -> bytes | None:
-    """The next message, or None when the other side has ended."""
+    """Read the next message, or None if the other side has closed the pipe."""
     head = pipe.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None
@@ -240,7 +245,8 @@ def _iterate_batches(pages: Iterable[RawPage]) -> Iterator[list[RawPage]]:
     for page in pages:
         if batch and (len(batch) == BATCH or size + len(page.body) > BATCH_BYTES):
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
         batch.append(page)
         size += len(page.body)
     if batch:

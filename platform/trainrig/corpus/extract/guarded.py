@@ -1,4 +1,4 @@
-"""The child process of a Guard: extracts pages until its parent ends or a page kills it.
+"""Child process of a Guard: extracts pages until its parent exits or a page kills it.
 
 python -m trainrig.corpus.extract.guarded DESCRIPTOR
 """
@@ -18,17 +18,18 @@ from trainrig.corpus.read import RawPage
 
 
 def main(shared: int) -> None:
-    """Answer batches of pages, whose bodies lie one after the other in `shared`."""
+    """Answer batches of pages; `shared` is the descriptor of the memory with their bodies."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the parent's to decide
+        signal.signal(number, signal.SIG_IGN)  # the parent decides about signals
     requests = sys.stdin.buffer
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a library that prints must not answer
+    # output that a library prints must not mix with the answers
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     task = receive(requests)
     if task is None:
         return
     extract, settings, cpu_seconds, memory = pickle.loads(task)
-    # Loads what is loaded at first use: no page is to pay for it, nor be blamed.
+    # A first extraction loads lazy imports, so that no page is charged for their time and memory.
     extract(RawPage("", "text/html", b"<p>A first page.", "", None), settings)
     _limit_memory(memory)
     without_pages = read_peak_memory()
@@ -40,27 +41,27 @@ def main(shared: int) -> None:
             for page, length in pages:
                 body = bodies[at : at + length]
                 at += length
-                # Its signal ends the process, wherever it is: no library can hold it up.
+                # The timer's signal ends the process even inside a library's native code.
                 signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
                 try:
                     outcome = extract(dataclasses.replace(page, body=body), settings)
                 except MemoryError:
                     os.abort()
-                except Exception:  # whatever a library raises costs its page alone
+                except Exception:  # an exception of a library costs only this page
                     if read_peak_memory() - without_pages > FULL * memory:
-                        os.abort()  # some say by other exceptions that there is no memory
+                        os.abort()  # some libraries raise other exceptions when memory runs out
                     outcome = NotExtracted("crashed")
                 signal.setitimer(signal.ITIMER_PROF, 0)
                 send(answers, pickle.dumps(outcome))
 
 
 def read_peak_memory() -> int:
-    """The most bytes that this process ever held in memory."""
+    """Return the peak memory of this process, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _limit_memory(allowed: int) -> None:
-    """Let this process have `allowed` bytes of address space beyond what it has already (Linux)."""
+    """Limit the address space to `allowed` bytes more than this process uses now (Linux)."""
     sizes = Path("/proc/self/statm")
     if not sizes.exists():
         return

@@ -1,4 +1,4 @@
-"""The extractors that a run file may name, and their limits."""
+"""The extractors that a run file can choose, and their limits."""
 
 from typing import Annotated, Final, Literal
 
@@ -13,67 +13,70 @@ TRAFILATURA_NODES: Final = 50_000  # tags; 660 real pages reach 19,300
 
 
 class PlainText(Settings):
-    """Every page is text as it stands, whatever type it claims."""
+    """Takes every page as plain text, whatever its content type."""
 
     kind: Literal["PlainText"] = "PlainText"
-    # Largest body of a page, in bytes; larger ones are refused.
+    # Largest body of a page, in bytes; larger pages are not extracted.
     max_bytes: int = Field(default=10 * 2**20, gt=0)
 
 
 class HTMLExtractor(Settings):
-    """What an HTML page must not exceed. Which pages do is the same on every machine.
+    """Limits on an HTML page, which depend on the page alone, not on the machine.
 
-    Defaults: 660 pages of news and blogs reach 1.6 MB, 60 levels and 19,300 tags.
+    The defaults are far above 660 measured pages of news and blogs, which reach 1.6 MB, 60 levels
+    and 19,300 tags.
     """
 
-    # Largest body of a page, in bytes; larger ones are refused.
+    # Largest body of a page, in bytes; larger pages are not extracted.
     max_bytes: int = Field(default=10 * 2**20, gt=0)
-    # Most levels of nested elements; browsers stop at 512. Extraction takes time with their square:
-    # 10,000 levels 1.7 s, 100,000 minutes. Pages of at most four tags a level are not looked at.
+    # Most levels of nested elements; browsers stop at 512. Extraction time grows with their square:
+    # 10,000 levels take 1.7 s, 100,000 minutes. The depth is checked only for pages with more than
+    # four tags per level.
     max_depth: int = Field(default=512, gt=0)
-    # Most tags and comments (places where a "<" stands) in a page.
+    # Most tags and comments in a page, counted as "<" signs.
     max_nodes: int = Field(default=500_000, gt=0)
 
 
 class Resiliparse(HTMLExtractor):
-    """HTML by resiliparse (Bevendorff et al. 2018 and after); plain text passes through.
+    """Extracts HTML by resiliparse (Bevendorff et al. 2018 and later); plain text is kept as it is.
 
-    On 181 pages with known text it keeps .980 of what should be kept at a precision of .878
-    (4-gram shingles; trafilatura .972 and .929), 16 to 25 times as fast as trafilatura.
+    On 181 pages with known text its recall is .980 at a precision of .878 (4-gram shingles;
+    trafilatura has .972 and .929), and it is 16 to 25 times as fast as trafilatura.
     """
 
     kind: Literal["Resiliparse"] = "Resiliparse"
-    main_content: bool = True  # whether to drop navigation, headers and footers
-    list_bullets: bool = True  # whether list items keep a bullet
+    main_content: bool = True  # drop navigation, headers and footers
+    list_bullets: bool = True  # True if list items keep their bullets
     # Whether to keep the alternative texts of images: captions at best, file names at worst.
     alt_texts: bool = False
-    comments: bool = False  # whether to keep sections of readers' comments
+    comments: bool = False  # keep sections of reader comments
 
 
 class MainContent(HTMLExtractor):
-    """The article of a page, at one of three prices; docs/performance.md has their figures.
+    """Extracts the main article of a page, at one of three speeds; see docs/performance.md.
 
-    `fast` is resiliparse's main content as it stands. `balanced` cuts that into blocks and lets
-    trees trained for it drop the furniture left in it; where they leave almost nothing, it looks
-    at the whole page. `precise` lets the trees and trafilatura vote on the blocks of those pages,
-    four in five, that the trees are not quite sure of, at 1.3 times trafilatura's price.
+    `fast` is resiliparse's main content unchanged. `balanced` splits that into blocks, and decision
+    trees trained for it drop the remaining furniture; where almost nothing is left, the whole page
+    is examined. `precise` lets the trees and trafilatura vote on the blocks of pages of which the
+    trees are not certain (four in five), at 1.3 times the cost of trafilatura.
     """
 
     kind: Literal["MainContent"] = "MainContent"
-    quality: Quality = "balanced"  # `fast`, `balanced` or `precise`: the better, the slower
-    list_bullets: bool = True  # whether list items keep a bullet
+    quality: Quality = "balanced"  # `fast`, `balanced` or `precise`, from fastest to best
+    list_bullets: bool = True  # True if list items keep their bullets
 
 
 class Trafilatura(HTMLExtractor):
-    """HTML by trafilatura (Barbaresi 2021), alone: 10 times as dear as MainContent."""
+    """Extracts HTML by trafilatura (Barbaresi 2021) alone, at 10 times the cost of MainContent."""
 
     kind: Literal["Trafilatura"] = "Trafilatura"
-    # Most tags and comments in a page; time outgrows them: 2.2 s for 49,000, more than 60 s for
-    # 499,000.
+    # Most tags and comments in a page. The time grows faster than their number: 2.2 s for 49,000,
+    # over 60 s for 499,000.
     max_nodes: int = Field(default=TRAFILATURA_NODES, gt=0)
-    favour: Favour = "balance"  # what to prefer in doubt: precision, recall, or a balance of both
-    tables: bool = True  # whether to keep tables
-    comments: bool = False  # whether to keep sections of readers' comments
+    # "precision", "recall", or a "balance" of both
+    favour: Favour = "balance"
+    tables: bool = True  # keep tables
+    comments: bool = False  # keep sections of reader comments
 
 
 Extractor = Annotated[

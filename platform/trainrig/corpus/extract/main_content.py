@@ -1,4 +1,4 @@
-"""Extracts the article of a page without its surroundings, at one of three speeds."""
+"""Extracts the main article of a page, at one of three qualities."""
 
 import functools
 from collections.abc import Callable
@@ -15,28 +15,30 @@ from trainrig.corpus.extract.kinds import TRAFILATURA_NODES, Favour, MainContent
 from trainrig.corpus.extract.verdict import ScoredBlocks, judge
 from trainrig.corpus.extract.voting import Ask, vote
 
-# The figures below are F1 of five-fold cross-validation over the hosts that the trees were trained
-# on, the mean of four ways to make the folds (tests/benchmarks/train_block_model.py), where
-# trafilatura has .920.
+# The F1 figures below are of five-fold cross-validation over the hosts of the training pages, as
+# the mean of four ways to make the folds (tests/benchmarks/train_block_model.py). Trafilatura has
+# .920.
 
-# Characters; at fewer, the article may stand outside what resiliparse takes for the main content.
-# .910 without a second look at the whole page, .924 with one at 250, .925 at 500, .926 at 1,000.
+# Characters. A shorter main content may miss the article, so the whole page is examined. F1 is .910
+# without this, .924 with a limit of 250, .925 with 500, .926 with 1,000.
 LITTLE: Final = 250
-# Mean log-odds of a character's block (times SCALE) below which `precise` asks trafilatura: four
-# fifths of the pages, .945. Three tenths .936, half .941, three fifths .944, all .944.
+# Mean log-odds per character, times SCALE, below which `precise` runs trafilatura: four fifths of
+# the pages, F1 .945. For three tenths of the pages F1 is .936, half .941, three fifths .944, all
+# .944.
 UNSURE: Final = 29_000
 
 
 class Content(NamedTuple):
-    """A text, and how much of the page's main content it is."""
+    """A text, and its share of the page's main content."""
 
     text: str
-    # Of the characters of resiliparse's main content; None where it has none, or was not asked.
+    # Share of the characters of resiliparse's main content; None if that is empty or was not
+    # measured.
     share: float | None
 
 
 def extract_main_content(tree: HTMLTree, html: str, settings: MainContent) -> Content:
-    """The text of `tree`'s article; `html` is what it was parsed from."""
+    """Extract the article of `tree`, which was parsed from `html`."""
     if settings.quality == "fast":
         text = extract_plain_text(
             tree,
@@ -53,16 +55,22 @@ def extract_main_content(tree: HTMLTree, html: str, settings: MainContent) -> Co
 def extract_by_blocks(
     judged: Callable[[Name], ScoredBlocks], ask: Ask | None, bullets: bool
 ) -> Content:
-    """The text of the blocks that `judged` gives for each part of a page, and `ask`'s vote."""
+    """Extract the text of the blocks that `judged` scores for a part of the page.
+
+    `ask` returns trafilatura's text, for pages of which the trees are uncertain; None: the trees
+    decide alone.
+    """
     main = best = judged("main")
     if is_gutted(main):
         return Content(main.keep_all().format_text(bullets), 1.0)
-    text, whole = main.format_text(bullets), None
+    text = main.format_text(bullets)
+    whole = None
     if len(text) < LITTLE:
         whole = judged("whole")
         other = whole.format_text(bullets)
         if len(other) > len(text):
-            best, text = whole, other
+            best = whole
+            text = other
     if ask is not None and best.certainty < UNSURE:
         best = vote(main, whole or judged("whole"), ask)
         text = best.format_text(bullets)
@@ -73,7 +81,7 @@ def extract_by_blocks(
 
 
 def _compute_kept_share(best: ScoredBlocks, main: ScoredBlocks) -> float | None:
-    """Of the characters of `main`, how many `best` keeps; what it has besides is not counted."""
+    """Return the share of the characters of `main` that `best` keeps, at most 1."""
     all_of_it = int(main.characters.sum())
     if not all_of_it:
         return None

@@ -1,4 +1,4 @@
-"""What a page says of itself: its title, its language, the day it was published."""
+"""Metadata that a page declares: title, language, day of publication."""
 
 import datetime
 import re
@@ -8,7 +8,7 @@ from resiliparse.parse.html import ElementNode, HTMLTree
 from trainrig.corpus.extract.tidy import tidy
 
 _LANGUAGE_TAG = re.compile(r"([a-z]{2,3})(?:[-_]|$)")
-# In the order in which they are believed: what is written for machines that show articles first.
+# In order of precedence: first the names written for machines that display articles.
 _DATE_NAMES = (
     "article:published_time",
     "og:article:published_time",
@@ -26,37 +26,40 @@ _DATE_NAMES = (
     "dcterms.date",
     "date",
 )
-_DATED = 'meta[content^="19"],meta[content^="20"]'  # few are: the library finds them faster
+# few elements match, and the library's selector is faster than a loop
+_DATED = 'meta[content^="19"],meta[content^="20"]'
 _JSON_KEY = '"datePublished"'
-_FIRST_YEAR = 1990  # of the web
+_FIRST_YEAR = 1990  # first year of the web; earlier dates are ignored
 
 
 def find_title(tree: HTMLTree) -> str:
-    """What the page's <title> says, on one line."""
+    """Return the content of the page's <title> on one line, or ""."""
     return " ".join(tidy(tree.title or "").split())
 
 
 def find_language(tree: HTMLTree) -> str:
-    """The language that the page claims, as ISO 639 has it: "en" of "en-GB"."""
+    """Return the language that the page declares, as an ISO 639 code: "en" for "en-GB"; or ""."""
     root = tree.document.document_element if tree.document else None
     tag = _LANGUAGE_TAG.match((root.getattr("lang") or "").strip().lower()) if root else None
     return tag.group(1) if tag else ""
 
 
 def find_date(tree: HTMLTree, html: str) -> str:
-    """The day of publication that the page names in its head, in JSON-LD or in a <time>."""
+    """Return the day of publication from the page's head, from JSON-LD or from a <time>, or ""."""
     return _from_head(tree.head) or _from_json(html) or _from_time(tree)
 
 
 def _from_head(head: ElementNode | None) -> str:
-    best, best_rank = "", len(_DATE_NAMES)
+    best = ""
+    best_rank = len(_DATE_NAMES)
     for meta in head.query_selector_all(_DATED).values() if head else ():
         name = meta.getattr("property") or meta.getattr("name") or meta.getattr("itemprop") or ""
         name = name.lower()
         if name in _DATE_NAMES[:best_rank]:
             found = parse_day(meta.getattr("content") or "")
             if found:
-                best, best_rank = found, _DATE_NAMES.index(name)
+                best = found
+                best_rank = _DATE_NAMES.index(name)
     return best
 
 
@@ -73,7 +76,7 @@ def _from_time(tree: HTMLTree) -> str:
 
 
 def parse_day(text: str) -> str:
-    """The ISO 8601 day that `text` begins with, or ""."""
+    """Return the ISO 8601 day at the start of `text`, or ""."""
     day = text.strip()[:10].replace("/", "-")
     if len(day) == 8 and day.isascii() and day.isdigit():
         day = f"{day[:4]}-{day[4:6]}-{day[6:]}"

@@ -1,29 +1,29 @@
-"""What extraction gives: a text and what the page says of itself, or a reason."""
+"""Results of an extraction: a text with metadata, or the reason why there is none."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Extracted:
-    """What a page says."""
+    """The extracted text and metadata of a page."""
 
     text: str
-    title: str  # "" where there is none
-    language_hint: str  # what the page claims: "en", "" where it claims nothing
-    date: str = ""  # ISO 8601 day on which it says it was published, "" where it does not
-    # Of the characters of the page's main content, how many the text has; None where the extractor
-    # takes no second look to know.
+    title: str  # "" if the page has none
+    language_hint: str  # language that the page declares, such as "en"; "" if none
+    date: str = ""  # ISO 8601 day of publication that the page declares; "" if none
+    # Share of the characters of the page's main content that the text has; None if the extractor
+    # does not measure it.
     share: float | None = None
 
 
 @dataclass(frozen=True)
 class NotExtracted:
-    """Why a page gave no text.
+    """Reason why a page gave no text.
 
-    "too_large", "too_deep", "too_many_nodes": beyond a limit of the extractor's. "not_text": of
-    the type of an image, a script. "binary": bytes that are no text, under the type of a page.
-    "empty": nothing is left. "cpu_time", "memory", "crashed": it was the end of
-    the process that extracted it (see guard.py).
+    "too_large", "too_deep", "too_many_nodes": beyond a limit of the extractor. "not_text": the
+    content type is that of an image, a script or similar. "binary": the bytes are not text,
+    although the content type is. "empty": no text is left. "cpu_time", "memory", "crashed": the
+    process that extracted the page died (see guard.py).
     """
 
     reason: str

@@ -1,4 +1,4 @@
-"""Text by trafilatura, which is imported when first asked for: it takes 0.5 s and 50 MB."""
+"""Extraction by trafilatura, imported at first use as that takes 0.5 s and 50 MB."""
 
 import logging
 
@@ -6,10 +6,10 @@ from trainrig.corpus.extract.kinds import Trafilatura
 
 
 def extract(html: str, settings: Trafilatura) -> str:
-    """The text of `html`; "" where trafilatura finds none."""
+    """Extract the text of `html`; return "" if trafilatura finds none."""
     import trafilatura
 
-    # It says of each page without a text that it has none; the caller counts these.
+    # trafilatura logs an error for each page without text; callers count these pages.
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
     found = trafilatura.extract(
         html,

@@ -1,4 +1,4 @@
-"""HTML to a tree, within limits that depend on the page alone."""
+"""Parses HTML into a tree, within limits that depend on the page alone."""
 
 import functools
 
@@ -7,12 +7,12 @@ from resiliparse.parse.html import HTMLTree
 from trainrig.corpus.extract.kinds import HTMLExtractor
 from trainrig.corpus.extract.outcome import NotExtracted
 
-_TAGS_A_LEVEL = 4  # a page of fewer is not deep enough to cost anything
+_TAGS_A_LEVEL = 4  # pages with fewer tags per level are not deep enough to be slow
 _SHALLOW = 64  # levels: 660 real pages reach 60
 
 
 def parse(html: str, limits: HTMLExtractor) -> HTMLTree | NotExtracted:
-    """The tree of `html`, or which limit it breaks."""
+    """Parse `html`, or return the limit that it exceeds."""
     tags = html.count("<")
     if tags > limits.max_nodes:
         return NotExtracted("too_many_nodes")
@@ -23,10 +23,11 @@ def parse(html: str, limits: HTMLExtractor) -> HTMLTree | NotExtracted:
 
 
 def _is_deeper_than(tree: HTMLTree, levels: int) -> bool:
-    """Whether any element has that many others around it.
+    """Return whether any element has more than `levels` ancestors.
 
-    A chain of child selectors asks the library's own code: 100 times as fast as walking the tree. A
-    short one first, as most pages are shallow, and long ones take time to read.
+    A selector of chained children runs in the library's native code, 100 times as fast as walking
+    the tree. A short selector goes first, since most pages are shallow and long selectors take time
+    to parse.
     """
     document = tree.document
     if document is None:
@@ -39,5 +40,5 @@ def _is_deeper_than(tree: HTMLTree, levels: int) -> bool:
 
 @functools.cache
 def _build_selector(levels: int) -> str:
-    # Where there is a deep element there is one that is the first of its parent's.
+    # If there is a deep element, there is one that is its parent's first child.
     return "*>" * levels + "*:first-child"

@@ -1,4 +1,4 @@
-"""The blocks of a page, and how likely each is a part of its text."""
+"""The blocks of a page with the likelihood that each is part of its text."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -14,28 +14,28 @@ from trainrig.corpus.extract.block_model.blocks import CHARACTERS, PageBlocks
 from trainrig.corpus.extract.block_model.features import compute_features
 from trainrig.corpus.extract.block_model.text import extract_lines, format_blocks
 
-_SURE: Final = 3 * trees.SCALE  # log-odds that count as no surer than this
+_SURE: Final = 3 * trees.SCALE  # log-odds above this are clipped
 
 
 @dataclass(frozen=True)
 class ScoredBlocks:
-    """The blocks of a page, and how likely each is a part of its text."""
+    """The blocks of a page, and the log-odds that each is part of its text."""
 
-    page: bytes  # what the blocks are places in
+    page: bytes  # minimal HTML that the blocks' offsets refer to
     blocks: PageBlocks
-    odds: NDArray[np.int32]  # log, times SCALE
+    odds: NDArray[np.int32]  # log-odds, times SCALE
 
     def format_text(self, bullets: bool) -> str:
-        """The blocks that are more likely text than not."""
+        """Return the text of the blocks that are more likely text than not."""
         return format_blocks(self.page, self.blocks, self.kept, bullets)
 
     @property
     def kept(self) -> NDArray[np.bool_]:
-        """Which blocks are more likely text than not."""
+        """Mask of the blocks that are more likely text than not."""
         return self.odds > 0
 
     def keep_all(self) -> "ScoredBlocks":
-        """The same with every block kept."""
+        """Return a copy that keeps every block."""
         return dataclasses.replace(self, odds=np.ones_like(self.odds))
 
     @property
@@ -45,25 +45,25 @@ class ScoredBlocks:
 
     @property
     def characters(self) -> NDArray[np.int64]:
-        """Of each block."""
+        """Number of characters of each block."""
         return self.blocks.numbers[:, CHARACTERS].astype(np.int64)
 
     @property
     def certainty(self) -> int:
-        """The mean size of the log-odds, over characters, times SCALE; 0 without blocks."""
+        """Mean absolute log-odds per character, clipped, times SCALE; 0 without blocks."""
         sizes = np.minimum(np.abs(self.odds), _SURE)
         return int((self.characters * sizes).sum() // max(1, self.characters.sum()))
 
 
 def judge(tree: HTMLTree, part: trees.Name) -> ScoredBlocks:
-    """The blocks of resiliparse's main content, or of the whole page."""
+    """Score the blocks of resiliparse's main content, or of the whole page."""
     page = render_minimal_html(tree, part).replace("\0", "").encode("utf-8", "replace")
     blocks = PageBlocks(page, tree.title or "")
     return ScoredBlocks(page, blocks, trees.load(part).compute_odds(compute_features(blocks)))
 
 
 def render_minimal_html(tree: HTMLTree, part: trees.Name) -> str:
-    """What the blocks are cut from. The trees were trained on exactly this."""
+    """Render the HTML that the blocks are cut from; the trees were trained on exactly this form."""
     return str(
         extract_plain_text(
             tree,

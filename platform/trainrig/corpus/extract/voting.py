@@ -1,4 +1,4 @@
-"""A vote on the blocks of a page: the trees on one side, on the other trafilatura, twice."""
+"""Votes on the blocks of a page by the trees and by trafilatura, at one or two settings."""
 
 from collections.abc import Callable
 from typing import Final
@@ -11,22 +11,24 @@ from trainrig.corpus.extract.block_model.trees import SCALE
 from trainrig.corpus.extract.kinds import Favour
 from trainrig.corpus.extract.verdict import ScoredBlocks
 
-Ask = Callable[[Favour], str]  # trafilatura's text of the page at hand, "" where it finds none
+Ask = Callable[[Favour], str]  # trafilatura's text of the current page, or ""
 
-# What voters may say, in log-odds times SCALE. F1 in cross-validation as in main_content.py: .945.
-_TREES: Final = 2 * SCALE  # at most, either way; 1.5: .937, 3: .944
-_OTHERS: Final = 2 * SCALE  # trafilatura, either way, half of it a run of two; 1.5: .944, 2.5: .938
-_OUTSIDE: Final = SCALE  # against what is not in resiliparse's main content; 0: .942, 1.5: .945
-# Thousandths of the characters that either keeps and the other does not, from which on trafilatura
-# is asked a second time: of 22% of the pages. Always .943, never .937.
+# Weights of the votes, in log-odds times SCALE. F1 in cross-validation as in main_content.py: .945.
+_TREES: Final = 2 * SCALE  # limit of the trees' vote, either way; F1 with 1.5: .937, 3: .944
+# trafilatura's vote, either way, the mean of one or two runs; F1 with 1.5: .944, 2.5: .938
+_OTHERS: Final = 2 * SCALE
+# vote against blocks outside resiliparse's main content; F1 with 0: .942, 1.5: .945
+_OUTSIDE: Final = SCALE
+# Trafilatura runs a second time (on 22% of the pages) if more than these thousandths of the
+# characters that either side keeps are kept by only one. F1 if it always runs: .943, never: .937.
 _APART: Final = 200
 
 
 def vote(main: ScoredBlocks, whole: ScoredBlocks, ask: Ask) -> ScoredBlocks:
-    """The blocks of `whole` when the trees for each part and trafilatura have voted.
+    """Score the blocks of `whole` by the votes of the trees for both parts and of trafilatura.
 
-    Trafilatura is asked for precision, and for balance where precision agrees little with the
-    trees. Where it finds nothing, the trees decide.
+    Trafilatura runs in favour of precision, and a second time balanced if its first result differs
+    much from the trees' choice. Where it finds nothing, the trees decide.
     """
     ours = _vote_by_trees(main, whole)
     lines = whole.lines
@@ -34,13 +36,13 @@ def vote(main: ScoredBlocks, whole: ScoredBlocks, ask: Ask) -> ScoredBlocks:
     if precise is not None and _measure_disagreement(whole, ours, precise) <= _APART:
         return ScoredBlocks(whole.page, whole.blocks, ours + precise)
     balance = _vote_by_text(lines, ask("balance"))
-    texts = [each for each in (precise, balance) if each is not None]
+    texts = [odds for odds in (precise, balance) if odds is not None]
     theirs = sum(texts, np.zeros(len(lines), np.int32)) // max(1, len(texts))
     return ScoredBlocks(whole.page, whole.blocks, ours + theirs)
 
 
 def _vote_by_trees(main: ScoredBlocks, whole: ScoredBlocks) -> NDArray[np.int32]:
-    """The mean of both, on the blocks of `whole`; `main` is of two minds about those it lacks."""
+    """Average both scores on the blocks of `whole`; blocks that `main` lacks count 0 in it."""
     places = {digest: at for at, digest in reversed(list(enumerate(main.blocks.digests.tolist())))}
     at = np.array([places.get(digest, -1) for digest in whole.blocks.digests.tolist()], np.int64)
     inside = at >= 0
@@ -59,7 +61,8 @@ def _vote_by_text(lines: list[str], text: str) -> NDArray[np.int32] | None:
 def _measure_disagreement(
     whole: ScoredBlocks, ours: NDArray[np.int32], theirs: NDArray[np.int32]
 ) -> int:
-    """Of the characters that either keeps, how many thousandths the other does not."""
-    one, other = ours > 0, theirs > 0
+    """Return the thousandths of the characters kept by either side that only one side keeps."""
+    one = ours > 0
+    other = theirs > 0
     of_either = int(whole.characters[one | other].sum())
     return 1000 * int(whole.characters[one != other].sum()) // max(1, of_either)

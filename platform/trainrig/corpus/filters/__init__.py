@@ -1,6 +1,6 @@
-"""Rules that drop documents. Each is a threshold over signals, so it can be decided again later.
+"""Rules that drop documents: thresholds over stored signals, so that they can be applied again.
 
-A new one: a file beside this, and its name in `Filter` and in `_Written`.
+To add a filter, write a module beside this one and add its class to `Filter` and `_Written`.
 """
 
 from collections.abc import Iterable
@@ -78,12 +78,12 @@ _Written = Annotated[
 
 def _expand_presets(written: tuple[_Written, ...]) -> tuple[Filter, ...]:
     filters: list[Filter] = []
-    for each in written:
-        filters.extend(each.build_filters() if isinstance(each, Preset) else (each,))
+    for entry in written:
+        filters.extend(entry.build_filters() if isinstance(entry, Preset) else (entry,))
     return tuple(filters)
 
 
-# What a run file writes as `filters`: presets among them are replaced by what they stand for.
+# The type of `filters` in a run file: validation replaces each preset by its filters.
 if TYPE_CHECKING:
     Filters = tuple[Filter, ...]
 else:
@@ -91,16 +91,16 @@ else:
 
 
 def find_broken_rules(filters: Iterable[Filter], columns: Columns) -> dict[str, NDArray[np.bool_]]:
-    """For each rule, as "GopherQuality.word_count", in order: which documents break it."""
+    """Mark the documents that break each rule, keyed as "GopherQuality.word_count", in order."""
     return {
-        f"{each.kind}.{limit.rule}": limit.mark_broken(columns)
-        for each in filters
-        for limit in each.iterate_limits()
+        f"{filter_.kind}.{limit.rule}": limit.mark_broken(columns)
+        for filter_ in filters
+        for limit in filter_.iterate_limits()
     }
 
 
 def find_first_broken_rule(filters: Iterable[Filter], columns: Columns) -> list[str | None]:
-    """For each document the reason to drop it, or None to keep it."""
+    """Return for each document the first rule that it breaks, or None to keep it."""
     reasons: list[str | None] = [None] * len(next(iter(columns.values())))
     for rule, broken in find_broken_rules(filters, columns).items():
         for document in np.flatnonzero(broken).tolist():
@@ -109,14 +109,14 @@ def find_first_broken_rule(filters: Iterable[Filter], columns: Columns) -> list[
 
 
 def list_read_columns(filters: Iterable[Filter]) -> dict[str, str]:
-    """The columns that the rules are thresholds over, each with the first rule that reads it."""
+    """Return the columns that the rules read, each with the first rule that reads it."""
     read: dict[str, str] = {}
-    for each in filters:
-        for limit in each.iterate_limits():
-            read.setdefault(limit.signal, f"{each.kind}.{limit.rule}")
+    for filter_ in filters:
+        for limit in filter_.iterate_limits():
+            read.setdefault(limit.signal, f"{filter_.kind}.{limit.rule}")
     return read
 
 
 def need_datatrove(filters: Iterable[Filter]) -> bool:
-    """Whether any rule reads a column that `measure` only has with `datatrove=True`."""
+    """Return whether any rule reads a column that `measure` adds only with `datatrove=True`."""
     return any(column.startswith(PREFIX) for column in list_read_columns(filters))

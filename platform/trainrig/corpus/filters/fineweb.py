@@ -1,10 +1,11 @@
 """FineWeb's own rules (Penedo et al. 2024, arXiv:2406.17557, section 3.6).
 
-The paper drops a page with 10% of its characters in repeated lines; datatrove's default is 1%, and
-it has a rule of lists (new lines by words) that the paper does not name: it is on here, as the
-data were made with it. The lines and characters are ours: without the white space around a line,
-of the lines' characters; a line of "..." ends no sentence, and a closing quotation mark does not
-hide an end (datatrove: see signals/datatrove/lines.py).
+The paper drops a page with 10% of its characters in repeated lines; datatrove's default is 1%.
+datatrove also limits new lines per word, to drop lists. The paper does not name this rule, but the
+data were made with it, so it is on here. Unless `words` is "datatrove", lines are measured without
+the white space around them, shares are of the lines' characters, a line of "..." ends no sentence,
+and a closing quotation mark after the end mark is accepted (for datatrove's lines see
+datatrove_signals/lines.py).
 """
 
 from collections.abc import Iterator
@@ -17,29 +18,29 @@ from trainrig.corpus.limits import Limit
 
 
 class FineWeb(CountsWords):
-    """Drops lists, menus and pages of broken or repeated lines."""
+    """Drops lists, menus and pages with broken or repeated lines."""
 
     kind: Literal["FineWeb"] = "FineWeb"
-    # Smallest share of lines that end in a terminal mark.
+    # Smallest share of lines that end with a terminal punctuation mark.
     min_terminal_lines: float = Field(default=0.12, ge=0, le=1)
     max_short_lines: float = Field(default=0.67, ge=0, le=1)  # largest share of short lines
-    # Largest share of characters in repeated lines; datatrove has 0.01.
+    # Largest share of characters in repeated lines; datatrove uses 0.01.
     max_duplicate_line_characters: float = Field(default=0.1, ge=0, le=1)
-    max_new_lines_per_word: float = Field(default=0.3, ge=0)  # most line ends for each word
-    # Whether to measure the text that datatrove's C4 filter leaves, as FineWeb was made.
+    max_new_lines_per_word: float = Field(default=0.3, ge=0)  # most new lines per word
+    # Whether to measure the text that datatrove's C4 filter keeps, as was done for FineWeb.
     after_c4: bool = False
 
     @model_validator(mode="after")
-    def _only_datatrove_has_two_texts(self) -> Self:
+    def _check_after_c4(self) -> Self:
         if self.after_c4 and self.words != "datatrove":
             raise ValueError(
-                'after_c4 speaks of words = "datatrove"; '
-                "for our own, put C4Lines among the rewrites"
+                'after_c4 requires words = "datatrove"; '
+                'with words = "spaces", add C4Lines to the rewrites'
             )
         return self
 
     def iterate_limits(self) -> Iterator[Limit]:
-        """Its rules."""
+        """Yield the limits of this filter."""
         text = "c4_" if self.after_c4 else ""
         for signal, least, most in (
             ("terminal_lines", self.min_terminal_lines, None),
@@ -51,6 +52,6 @@ class FineWeb(CountsWords):
             yield Limit(rule, self.name_column(text + signal), least, most)
 
     def _name_duplicates_signal(self) -> str:
-        # datatrove's two filters count them by different lines.
+        # datatrove's two filters count duplicates by different definitions of a line.
         own = "duplicate_line_characters"
         return f"fineweb_{own}" if self.words == "datatrove" else own

@@ -1,10 +1,10 @@
 """Gopher's rules for web pages (Rae et al. 2021, arXiv:2112.11446, appendix A1.1, table A1).
 
-datatrove reads them otherwise, which `words = "datatrove"` follows: its words are spaCy's tokens,
-so a full stop is a word without a letter; "word" counts leave tokens of punctuation out; its stop
-words are English for every language and case matters; shares of characters are of the whole text,
-with white space; an n-gram that occurs once is a top one; what follows a duplicate n-gram is not
-compared until it ends; its bullets are "•" and "-".
+datatrove implements them differently, which `words = "datatrove"` follows. Its words are spaCy's
+tokens, so a full stop is a word without a letter. Counts of words leave out tokens of punctuation.
+Its stop words are English for every language, compared with case. Shares of characters are of the
+whole text, with white space. The top n-gram may occur only once. N-grams that overlap a duplicate
+n-gram are skipped. Its bullets are "•" and "-".
 """
 
 from collections.abc import Iterator
@@ -21,9 +21,9 @@ from trainrig.corpus.signals.text_arrays.unspaced import UNSPACED
 class GopherQuality(CountsWords):
     """Drops text that is too short, too long, or not made of sentences.
 
-    All of the paper's quality rules. Stop words are of the document's language; where there is no
-    list of them (signals/stop_words.py) the rule says nothing. They are counted as different ones,
-    as datatrove counts them. Words of languages without spaces have no length to speak of.
+    These are all quality rules of the paper. Stop words are those of the document's language;
+    without a list for it (signals/stop_words.py) the rule does not apply. Different stop words are
+    counted, as in datatrove. The mean word length does not apply to languages without spaces.
     """
 
     kind: Literal["GopherQuality"] = "GopherQuality"
@@ -33,19 +33,19 @@ class GopherQuality(CountsWords):
     min_mean_word_length: float = Field(default=3.0, ge=0)
     # Highest mean length of words, in characters.
     max_mean_word_length: float = Field(default=10.0, gt=0)
-    max_hashes_per_word: float = Field(default=0.1, ge=0)  # most "#" for each word
-    max_ellipses_per_word: float = Field(default=0.1, ge=0)  # most ellipses for each word
+    max_hashes_per_word: float = Field(default=0.1, ge=0)  # most "#" signs per word
+    max_ellipses_per_word: float = Field(default=0.1, ge=0)  # most ellipses per word
     # Largest share of lines that begin with a bullet.
     max_bullet_lines: float = Field(default=0.9, ge=0, le=1)
     # Largest share of lines that end in an ellipsis.
     max_ellipsis_lines: float = Field(default=0.3, ge=0, le=1)
-    # Smallest share of words with a letter in them.
+    # Smallest share of words that contain a letter.
     min_alphabetic_words: float = Field(default=0.8, ge=0, le=1)
     # Fewest different stop words of the document's language.
     min_stop_words: int = Field(default=2, ge=0, le=8)
 
     def iterate_limits(self) -> Iterator[Limit]:
-        """Its rules."""
+        """Yield the limits of this filter."""
         own = self.words == "spaces"
         for rule, signal, least, most in (
             ("word_count", "words", self.min_words, self.max_words),
@@ -73,11 +73,11 @@ class GopherQuality(CountsWords):
 
 
 class GopherRepetition(CountsWords):
-    """Drops text that repeats itself: all of table A1, each value a share.
+    """Drops text that repeats itself, by all limits of table A1; each value is a share.
 
-    Shares of characters are of the lines', the paragraphs' or the words' own characters, without
-    the white space between them. A duplicate is what had been there before; words inside several
-    duplicate n-grams count once.
+    Shares of characters are of the characters of the lines, paragraphs or words, without the white
+    space between them. A duplicate is a repetition of an earlier one; a word inside several
+    duplicate n-grams counts once.
     """
 
     kind: Literal["GopherRepetition"] = "GopherRepetition"
@@ -89,11 +89,11 @@ class GopherRepetition(CountsWords):
     max_duplicate_line_characters: float = Field(default=0.20, ge=0, le=1)
     # Largest share of characters in repeated paragraphs.
     max_duplicate_paragraph_characters: float = Field(default=0.20, ge=0, le=1)
-    # Largest share of characters in the commonest 2-gram of words.
+    # Largest share of characters in the most frequent 2-gram of words.
     max_top_2_gram: float = Field(default=0.20, ge=0, le=1)
-    # Largest share of characters in the commonest 3-gram of words.
+    # Largest share of characters in the most frequent 3-gram of words.
     max_top_3_gram: float = Field(default=0.18, ge=0, le=1)
-    # Largest share of characters in the commonest 4-gram of words.
+    # Largest share of characters in the most frequent 4-gram of words.
     max_top_4_gram: float = Field(default=0.16, ge=0, le=1)
     # Largest share of characters in repeated 5-grams of words.
     max_duplicate_5_grams: float = Field(default=0.15, ge=0, le=1)
@@ -109,7 +109,7 @@ class GopherRepetition(CountsWords):
     max_duplicate_10_grams: float = Field(default=0.10, ge=0, le=1)
 
     def iterate_limits(self) -> Iterator[Limit]:
-        """Its rules, each named as the signal it limits."""
+        """Yield the limits of this filter, each named after its signal."""
         for field in type(self).model_fields:
             signal = field.removeprefix("max_")
             if signal != field:

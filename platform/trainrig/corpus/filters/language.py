@@ -1,4 +1,4 @@
-"""Texts in a language that nobody asked for, or in none for certain."""
+"""A filter that drops texts in other languages, or whose language is uncertain."""
 
 from collections.abc import Iterator, Mapping
 from typing import Literal, Self
@@ -11,21 +11,22 @@ from trainrig.corpus.limits import LANGUAGE, LANGUAGE_SCORE, Among, Limit
 
 
 class Language(Settings):
-    """Keeps texts in one of `allowed`, of which the model is sure enough.
+    """Keeps texts that the model identifies as one of the `allowed` languages, with a high score.
 
-    The score is FineWeb's (Penedo et al. 2024, arXiv:2406.17557): at least 0.65. It fits English;
-    for languages with near relatives set one of their own in `min_scores`, by code.
+    The default score of 0.65 is FineWeb's (Penedo et al. 2024, arXiv:2406.17557) and suits English.
+    For languages with close relatives, set another score by language code in `min_scores`.
     """
 
     kind: Literal["Language"] = "Language"
     # Languages to keep, as ISO 639 codes of the model lid.176.
     allowed: tuple[str, ...] = Field(default=("en",), min_length=1)
-    # Lowest score of the language that was found, 0 to 1.
+    # Lowest score of the identified language, 0 to 1.
     min_score: float = Field(default=0.65, ge=0, le=1)
-    min_scores: Mapping[str, float] = {}  # lowest scores for single languages, by code
+    # lowest scores of single languages, by code, in place of `min_score`
+    min_scores: Mapping[str, float] = {}
 
     @model_validator(mode="after")
-    def _languages_exist(self) -> Self:
+    def _check_languages(self) -> Self:
         known = list_language_codes()
         for code in self.allowed:
             if code not in known:
@@ -40,7 +41,7 @@ class Language(Settings):
         return self
 
     def iterate_limits(self) -> Iterator[Limit | Among]:
-        """Which languages, and how sure of them."""
+        """Yield the limits on the language and on its score."""
         yield Among("not_allowed", LANGUAGE, self.allowed)
         others = tuple(self.min_scores)
         yield Limit("unsure", LANGUAGE_SCORE, self.min_score, except_languages=others)

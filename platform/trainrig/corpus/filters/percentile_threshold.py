@@ -1,4 +1,4 @@
-"""A bound that the corpus itself sets: the best share of the documents stays."""
+"""A threshold set by a percentile of the corpus itself: the best share of the documents is kept."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,29 +8,29 @@ from numpy.typing import NDArray
 
 from trainrig.corpus.limits import LANGUAGE, Columns
 
-ALL = ""  # the language under which the value for all others stands
+ALL = ""  # key of the threshold for all languages without their own
 
 
 @dataclass(frozen=True)
 class PercentileThreshold:
-    """Keeps the `share` of a source's documents with the highest values, or the lowest.
+    """Bound that keeps the `share` of a source's documents with the highest or lowest values.
 
-    Where the cut falls is known once all documents are measured: `resolve` finds it, and only the
-    bound that `bind` gives can decide.
+    The threshold is known only after all documents are measured: `resolve` computes it, and only
+    the copy that `bind` returns can mark documents.
     """
 
     rule: str
     signal: str
-    share: float  # of 1
+    share: float  # share of documents to keep, from 0 to 1
     highest: bool = True
-    by_language: bool = False  # that share of each language, as CCNet does
-    # value by language; ALL: of those without their own
+    by_language: bool = False  # True if the share is of each language, as in CCNet
+    # threshold by language; ALL: for languages without their own
     thresholds: Mapping[str, float] | None = None
 
     def resolve(self, columns: Columns) -> dict[str, float]:
-        """The value at the edge of what stays; documents of equal value stay together.
+        """Return the threshold by language; documents of equal value are kept or dropped together.
 
-        Of nothing at all, there is no value.
+        The result is empty if no document has a value.
         """
         values = columns[self.signal].astype(np.float64)
         if not self.by_language:
@@ -42,15 +42,18 @@ class PercentileThreshold:
         return thresholds
 
     def bind(self, thresholds: Mapping[str, float]) -> "PercentileThreshold":
-        """The same bound with its values."""
+        """Return a copy of this bound with its thresholds."""
         return PercentileThreshold(
             self.rule, self.signal, self.share, self.highest, self.by_language, thresholds
         )
 
     def mark_broken(self, columns: Columns) -> NDArray[np.bool_]:
-        """Which documents lie beyond the cut. A value that is no number (NaN) breaks no bound."""
+        """Mark the documents beyond the threshold; NaN breaks no bound.
+
+        Raises ValueError if the thresholds are not bound yet.
+        """
         if self.thresholds is None:
-            raise ValueError(f"{self.rule}: where its cut falls has not been found")
+            raise ValueError(f"{self.rule}: the thresholds are not bound; call `bind` first")
         values = columns[self.signal]
         edge = np.full(len(values), self.thresholds.get(ALL, np.nan))
         if self.by_language:

@@ -1,10 +1,10 @@
-"""Rule sets under the names of the data they made: a run file's short way to write several filters.
+"""Presets: the filters of well-known data sets under one name, for short run files.
 
     filters = [{ kind = "Preset", name = "fineweb" }, { kind = "Length", min_characters = 200 }]
 
-A preset stands for its filters, one by one, in the resolved run file and in reasons to drop.
-"datatrove" in a name: that library's verdicts (see filters/word_rules.py); else the papers' rules,
-with our words. What is known to differ stands with each filter.
+The resolved run file and the reasons for dropping name the preset's filters one by one. A name with
+"datatrove" gives that library's verdicts (see filters/word_rules.py); other names give the papers'
+rules with trainrig's words. Each filter documents its known differences.
 """
 
 from typing import Literal
@@ -47,27 +47,30 @@ Single = (
 
 
 class Preset(Settings):
-    """Filters by one name; `trainrig check` prints which."""
+    """A set of filters under one name; `trainrig check` prints the filters."""
 
     kind: Literal["Preset"] = "Preset"
-    name: str  # name of the preset
+    name: str  # name of the preset, such as "fineweb"
 
     @field_validator("name")
     @classmethod
-    def _exists(cls, name: str) -> str:
+    def _check_preset_name(cls, name: str) -> str:
         if name not in NAMES:
             raise ValueError(f"no preset '{name}'{suggest_choice(name, NAMES)}")
         return name
 
     def build_filters(self) -> tuple[Single, ...]:
-        """What the name stands for. Raises ValueError where spaCy is asked for and missing."""
-        # With only the thresholds written that differ from the filters' own.
+        """Return the preset's filters.
+
+        Raises ValueError if they need spaCy and it is not installed.
+        """
+        # Only thresholds that differ from the filters' defaults are written out.
         match self.name:
             case "c4-tfds":
                 return (C4(),)
             case "c4-datatrove":
                 return (C4(words="datatrove", min_sentences=5),)
-            case "ccnet":  # Wenzek et al. 2019, arXiv:1911.00359; perplexity is a model's to say
+            case "ccnet":  # Wenzek et al. 2019, arXiv:1911.00359, whose perplexity needs a model
                 anything = Language(allowed=list_language_codes(), min_score=0.5)
                 return Length(min_characters=300), anything
             case "fineweb":  # Penedo et al. 2024, arXiv:2406.17557, section 3
@@ -87,6 +90,6 @@ class Preset(Settings):
                 return GopherRepetition(words="datatrove"), GopherQuality(words="datatrove")
             case "refinedweb":  # Penedo et al. 2023, arXiv:2306.01116, appendix G
                 return Language(), GopherRepetition(), GopherQuality(), RefinedWeb()
-            case _:  # "plain": our own, for text of any kind
+            case _:  # "plain": trainrig's own, for text of any kind
                 signs = Symbols(max_symbols_per_word=1.0)
                 return Length(min_characters=200), signs, RepeatedLines()

@@ -1,7 +1,7 @@
-"""Which documents a set of rules drops, from their stored columns alone: no text is looked at.
+"""Apply rules to stored columns, without reading any text, so new thresholds take seconds.
 
-So other thresholds decide again in seconds. Every rule is tried on every document, whichever came
-first: the tallies tell what a rule would drop by itself beside what it was the first to drop.
+Every rule is applied to every document, even if an earlier rule dropped it: tallies count both what
+a rule was the first to drop and what it would drop alone.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from trainrig.corpus.filters.percentile_threshold import PercentileThreshold
 from trainrig.corpus.limits import LANGUAGE, Among, Columns, Limit
 
-BYTES = "bytes"  # the column of UTF-8 bytes of a document's text
+BYTES = "bytes"  # column with the UTF-8 bytes of a document's text
 NO_LANGUAGE = "none"
 
-# Where histograms are cut: counts by powers of two, all else finely up to 1 and by quarter
-# octaves above, since most are shares.
+# Edges of histogram bins. Counts have bins by powers of two; other values, most of which are
+# shares, have fine bins up to 1 and four bins an octave above.
 INTEGER_EDGES = np.concatenate([[0], 2.0 ** np.arange(0, 41)])
-# Shares end with a bin for 1 itself.
+# The last bin of shares is for 1 itself.
 EDGES = np.concatenate([np.arange(0, 52) / 50, 2.0 ** (np.arange(1, 81) / 4)])
 
 
@@ -28,44 +28,44 @@ Bound = Limit | Among | PercentileThreshold
 
 
 class HasLimits(Protocol):
-    """A filter, or whatever else of a run file can drop a document."""
+    """A filter, or another entry of a run file that can drop documents."""
 
     @property
     def kind(self) -> str:
-        """Its name in a run file and in what it drops."""
+        """The name in the run file and in reasons for dropping."""
 
     def iterate_limits(self) -> Iterator[Bound]:
-        """Its rules."""
+        """Yield the limits."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One limit under its full name: "GopherQuality.word_count"."""
+    """One limit under its full name, such as "GopherQuality.word_count"."""
 
     name: str
     limit: Bound
 
 
 def list_rules(filters: Iterable[HasLimits]) -> tuple[Rule, ...]:
-    """All rules in their order; the first that a document breaks is why it falls."""
+    """List all rules in order; a document is dropped by the first that it breaks."""
     return tuple(
-        Rule(f"{each.kind}.{limit.rule}", limit)
-        for each in filters
-        for limit in each.iterate_limits()
+        Rule(f"{filter_.kind}.{limit.rule}", limit)
+        for filter_ in filters
+        for limit in filter_.iterate_limits()
     )
 
 
 Thresholds = Mapping[str, Mapping[str, float]]
-"""Rule → language → value: where the cuts of the rules that need it fall."""
+"""Thresholds of the rules whose limits depend on the corpus: rule → language → value."""
 
 
 def select_unbound(rules: Sequence[Rule]) -> list[Rule]:
-    """The rules whose cuts the corpus sets."""
+    """Return the rules whose thresholds depend on the corpus."""
     return [rule for rule in rules if isinstance(rule.limit, PercentileThreshold)]
 
 
 def bind_rules(rules: Sequence[Rule], thresholds: Thresholds) -> tuple[Rule, ...]:
-    """`rules` with their cuts, so that all can decide."""
+    """Return `rules` with their thresholds from `thresholds`, so that all can be applied."""
     return tuple(
         Rule(rule.name, rule.limit.bind(thresholds[rule.name]))
         if isinstance(rule.limit, PercentileThreshold)
@@ -75,32 +75,32 @@ def bind_rules(rules: Sequence[Rule], thresholds: Thresholds) -> tuple[Rule, ...
 
 
 def list_columns(rules: Sequence[Rule]) -> list[str]:
-    """The columns that deciding and telling need."""
+    """Return the columns that rules and tallies read, sorted."""
     signals = {rule.limit.signal for rule in rules}
     return sorted(signals | {LANGUAGE, BYTES})
 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What became of each document by the rules."""
+    """The rules that each document breaks."""
 
     rules: tuple[Rule, ...]
     broken: NDArray[np.bool_]  # [rules, documents]
 
     @property
     def first(self) -> NDArray[np.int64]:
-        """[documents] the index of the first rule broken, or -1."""
+        """The index of the first rule that each document breaks, or -1: [documents]."""
         if not self.rules:
             return np.full(self.broken.shape[1], -1, np.int64)
         return np.where(self.broken.any(0), self.broken.argmax(0), -1)
 
     def list_reasons(self) -> list[str | None]:
-        """The name of the first rule that each document breaks, or None."""
+        """Return the name of the first rule that each document breaks, or None."""
         return [self.rules[index].name if index >= 0 else None for index in self.first.tolist()]
 
 
 def decide(rules: Sequence[Rule], columns: Columns, documents: int) -> Verdicts:
-    """What `rules` say of `documents` documents."""
+    """Apply all `rules` to all documents, of which there are `documents`."""
     broken = np.zeros((len(rules), documents), bool)
     for index, rule in enumerate(rules):
         broken[index] = rule.limit.mark_broken(columns)
@@ -108,10 +108,10 @@ def decide(rules: Sequence[Rule], columns: Columns, documents: int) -> Verdicts:
 
 
 def tally(verdicts: Verdicts, columns: Columns) -> dict[str, Any]:
-    """Documents and bytes by language: seen, kept, and for each rule dropped first and broken.
+    """Count documents and bytes by language: seen, kept, and dropped by each rule.
 
-    {"seen": {language: {"documents", "bytes"}}, "passed": the same, "rules": {rule: {language:
-    {"first_documents", "first_bytes", "any_documents", "any_bytes"}}}}.
+    The result is {"seen": {language: {"documents", "bytes"}}, "passed": the same, "rules": {rule:
+    {language: {"first_documents", "first_bytes", "any_documents", "any_bytes"}}}}.
     """
     names, which = np.unique(columns[LANGUAGE].astype(str), return_inverse=True)
     languages = [name or NO_LANGUAGE for name in names.tolist()]
@@ -120,7 +120,7 @@ def tally(verdicts: Verdicts, columns: Columns) -> dict[str, Any]:
 
     def by_language(chosen: NDArray[np.bool_], prefix: str = "") -> dict[str, dict[str, int]]:
         documents = np.bincount(which[chosen], minlength=len(languages))
-        # Weights are added as doubles, exact to 2**53 bytes.
+        # Weights are summed as doubles, which are exact up to 2**53 bytes.
         sums = np.bincount(which[chosen], weights=sizes[chosen], minlength=len(languages))
         return {
             name: {f"{prefix}documents": int(documents[n]), f"{prefix}bytes": int(sums[n])}
@@ -139,7 +139,10 @@ def tally(verdicts: Verdicts, columns: Columns) -> dict[str, Any]:
 
 
 def build_histograms(verdicts: Verdicts, columns: Columns) -> dict[str, dict[str, int]]:
-    """Signal → index of a bin of `choose_edges` → documents, for each signal that a rule bounds."""
+    """Count documents by bin, for each signal that a rule bounds.
+
+    The result is signal → index of a bin of `choose_edges` → documents.
+    """
     found: dict[str, dict[str, int]] = {}
     for rule in verdicts.rules:
         values = columns[rule.limit.signal]
@@ -153,31 +156,31 @@ def build_histograms(verdicts: Verdicts, columns: Columns) -> dict[str, dict[str
 
 
 def choose_edges(counts: bool) -> NDArray[np.float64]:
-    """The lower edges of the bins of a column of counts, or of another; the last bin is open."""
+    """Return the lower edges of the bins of a count column, or of another; the last bin is open."""
     return INTEGER_EDGES if counts else EDGES
 
 
 @dataclass(frozen=True)
 class WipedOut:
-    """A step that took too much of a source."""
+    """A step that dropped too large a share of a source."""
 
     source: str
-    step: str  # a rule, or how copies are found
+    step: str  # a rule, or a kind of deduplication
     dropped: int
-    documents: int  # that the step was given
+    documents: int  # documents that reached the step
 
 
 def find_wiped_out(
     dropped: Mapping[str, int], documents: int, source: str, share: float, least: int
 ) -> WipedOut | None:
-    """The first step that dropped over `share` of the documents, `least` or more, that reached it.
+    """Find the first step that dropped more than `share` of the documents that reached it.
 
     Args:
-        dropped: documents by the step that was the first to drop them, in the order of the steps.
-        documents: that reached the first step.
-        source: whose they are.
-        share: of the documents that reached a step.
-        least: documents below which a share says nothing.
+        dropped: documents dropped first by each step, in the order of the steps.
+        documents: number of documents that reached the first step.
+        source: name of the source, for the result.
+        share: largest accepted share of the documents that reached a step.
+        least: steps that fewer documents reach are not checked.
     """
     left = documents
     for step, number in dropped.items():

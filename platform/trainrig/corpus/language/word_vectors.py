@@ -1,7 +1,7 @@
-"""What fastText makes of a text: the mean of the rows of its words and of their n-grams.
+"""fastText's vector of a text: the mean of the rows of its words and of their n-grams.
 
-The sum of the rows of a word does not depend on its neighbours: it is kept for the next time the
-word is met, which spares most of the work.
+The sum of a word's rows does not depend on its neighbours. It is cached for the next occurrence of
+the word, which saves most of the work.
 """
 
 from collections.abc import Sequence
@@ -14,34 +14,40 @@ from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays.characters import LETTER, SPACE
 from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, compute_table_size, mix_bits
 
-_OFFSET, _PRIME = np.uint32(2166136261), np.uint32(16777619)  # of FNV-1a in 32 bits
+# constants of 32-bit FNV-1a
+_OFFSET = np.uint32(2166136261)
+_PRIME = np.uint32(16777619)
 _BORDERS = (ord("<"), ord(">"))
 _SURROGATES = (0xD800, 0xDFFF)
 _FREE = -1
 _BLOCK = 512  # words
-_N_GRAMS = 512  # of a word, looked up together
+_N_GRAMS = 512  # n-grams of a word that are looked up together
 _CACHE_LINE = 64  # bytes
 _ROWS = np.uint64(2**32 - 1)
 _Number = TypeVar("_Number", np.float32, np.uint64)
-_32, _64, _63, _1 = np.uint64(32), np.uint32(6), np.uint32(63), np.uint64(1)
+_32 = np.uint64(32)
+_64 = np.uint32(6)
+_63 = np.uint32(63)
+_1 = np.uint64(1)
 
 
 class Known(NamedTuple):
-    """Words met before, in two generations.
+    """Cache of the row sums of known words, in two generations.
 
-    When the younger is full it becomes the older, whose words are forgotten; a word of the older
-    that is met again is among the younger from then on. So what is frequent stays.
+    When the younger generation is full it becomes the older, and the words of the previous older
+    one are dropped. A word of the older generation that occurs again is copied to the younger, so
+    frequent words stay.
     """
 
-    # [2, places, 2] open addressing over the hashes of the words' characters: the hash; the word's
-    # number, from 1, times 2^32 and how many rows were added up for it. 0: no word is here.
+    # [2, places, 2] hash tables (open addressing) over the words' characters. Each entry has the
+    # hash, then the word's number, from 1, times 2^32 plus the number of its rows. 0: a free slot.
     tables: NDArray[np.uint64]
     sums: NDArray[np.float32]  # [2, words, channels]
-    met: NDArray[np.int64]  # [2] words of the younger generation; which of the two that is
+    met: NDArray[np.int64]  # [2] words in the younger generation; its index, 0 or 1
 
 
 def allocate_known_words(places: int, channels: int) -> Known:
-    """Room for three quarters of `places`, a power of two, in each generation."""
+    """Allocate the cache; each generation holds 3/4 of `places` words, a power of two."""
     return Known(
         align_to_cache_lines(np.zeros((2, places, 2), np.uint64)),
         align_to_cache_lines(np.zeros((2, places * 3 // 4, channels), np.float32)),
@@ -50,7 +56,7 @@ def allocate_known_words(places: int, channels: int) -> Known:
 
 
 def align_to_cache_lines(rows: NDArray[_Number]) -> NDArray[_Number]:
-    """A copy of `rows` that begins where a line of the cache does, so that few lie on two."""
+    """Return a copy of `rows` that begins at a cache line, so that few rows span two lines."""
     room = np.empty(rows.nbytes + _CACHE_LINE, np.uint8)
     first = -room.ctypes.data % _CACHE_LINE
     copy = room[first : first + rows.nbytes].view(rows.dtype).reshape(rows.shape)
@@ -59,15 +65,15 @@ def align_to_cache_lines(rows: NDArray[_Number]) -> NDArray[_Number]:
 
 
 class NGrams(NamedTuple):
-    """The n-grams that the model kept, a fiftieth of all, in half a megabyte."""
+    """The n-grams that the model kept, one in fifty, in half a megabyte."""
 
-    bits: NDArray[np.uint64]  # a bit for each bucket: is there a row for it?
-    before: NDArray[np.int32]  # how many bits are set before each 64
-    rows: NDArray[np.int32]  # in the order of the buckets
+    bits: NDArray[np.uint64]  # one bit per bucket: whether it has a row
+    before: NDArray[np.int32]  # number of bits set before each word of 64 bits
+    rows: NDArray[np.int32]  # rows in the order of the buckets
 
 
 def index_kept_n_grams(n_gram_rows: NDArray[np.int32]) -> NGrams:
-    """From the row of each bucket, or -1."""
+    """Build the index from the row of each bucket, or -1."""
     kept = np.zeros(-(-len(n_gram_rows) // 64) * 64, np.bool_)
     kept[: len(n_gram_rows)] = n_gram_rows >= 0
     counts = kept.reshape(-1, 64).sum(1)
@@ -79,25 +85,27 @@ def index_kept_n_grams(n_gram_rows: NDArray[np.int32]) -> NGrams:
 def find_own_words(
     hashes: NDArray[np.uint64], rows: Sequence[int]
 ) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
-    """`Rows.words` and `Rows.word_rows` of words with these hashes."""
+    """Build the hash table `WordRows.words` and `WordRows.word_rows` of words with these hashes."""
     size = int(compute_table_size(len(hashes)))
-    words, word_rows = np.zeros(size, np.uint64), np.full(size, _FREE, np.int32)
+    words = np.zeros(size, np.uint64)
+    word_rows = np.full(size, _FREE, np.int32)
     for key, row in zip(hashes, rows, strict=True):
         at = _find_own_place(words, word_rows, key)
-        words[at], word_rows[at] = key, row
+        words[at] = key
+        word_rows[at] = row
     return words, word_rows
 
 
 class WordRows(NamedTuple):
-    """The model's side: which rows a word has."""
+    """The model's rows, and the tables that find the rows of a word."""
 
     rows_RC: NDArray[np.float32]
-    bits: NDArray[np.uint64]  # these three as in NGrams
+    bits: NDArray[np.uint64]  # this and the next two as in NGrams
     before: NDArray[np.int32]
     n_gram_rows: NDArray[np.int32]
-    words: NDArray[np.uint64]  # the model's own: open addressing by the hashes of their characters
-    word_rows: NDArray[np.int32]  # their rows; _FREE: no word is here
-    numbers: NDArray[np.uint32]  # [3] buckets; characters of the shortest and longest n-gram
+    words: NDArray[np.uint64]  # hash table (open addressing) of the model's own words
+    word_rows: NDArray[np.int32]  # rows of these words; _FREE marks a free slot
+    numbers: NDArray[np.uint32]  # [3] buckets; characters of the shortest and of the longest n-gram
 
 
 @compile_nogil
@@ -110,14 +118,16 @@ def sum_word_rows(
     model: WordRows,
     vector: NDArray[np.float32],
 ) -> np.int64:
-    """Adds the rows of the text's words up in `vector`; how many they are, -1 without letters."""
+    """Add the rows of the text's words to `vector`; return their number, or -1 without letters."""
     total = np.uint64(0)
     seen = np.uint16(0)
-    # A block of words at a time, in three passes: loads of one pass do not wait for each other.
+    # Words are processed in blocks, in three passes, so that the memory loads of a pass overlap.
     block = min(_BLOCK, known.sums.shape[1])
-    hashes, words = np.empty(block, np.uint64), np.empty(block, np.uint64)
+    hashes = np.empty(block, np.uint64)
+    words = np.empty(block, np.uint64)
     edges = np.empty((block, 2), np.int64)
-    spelt, n_grams = np.empty(4 * (end - start) + 2, np.uint8), np.empty(_N_GRAMS, np.uint32)
+    spelt = np.empty(4 * (end - start) + 2, np.uint8)
+    n_grams = np.empty(_N_GRAMS, np.uint32)
     place = start
     while place < end:
         count = 0
@@ -131,9 +141,10 @@ def sum_word_rows(
                 found = (found ^ np.uint64(codes[place])) * PRIME
                 seen |= classes[place]
                 place += 1
-            edges[count, 1], hashes[count] = place, mix_bits(found)
+            edges[count, 1] = place
+            hashes[count] = mix_bits(found)
             count += 1
-        _look_up(codes, edges, hashes, count, known, model, spelt, n_grams, words)
+        _find_or_add_words(codes, edges, hashes, count, known, model, spelt, n_grams, words)
         sums = known.sums[known.met[1]]
         for number in range(count):
             word = np.int64(words[number] >> _32) - 1
@@ -144,7 +155,7 @@ def sum_word_rows(
 
 
 @compile_nogil
-def _look_up(
+def _find_or_add_words(
     codes: NDArray[np.uint32],
     edges: NDArray[np.int64],
     hashes: NDArray[np.uint64],
@@ -155,13 +166,15 @@ def _look_up(
     n_grams: NDArray[np.uint32],
     words: NDArray[np.uint64],
 ) -> None:
-    """What the younger generation's table says of `count` words; new ones are learnt."""
+    """Write the cache entries of `count` words to `words`, adding new words to the cache."""
     if known.met[0] + count > known.sums.shape[1]:
         known.met[0] = 0
         known.met[1] = 1 - known.met[1]
         known.tables[known.met[1]] = 0
-    young, old = known.met[1], 1 - known.met[1]
-    table, sums = known.tables[young], known.sums[young]
+    young = known.met[1]
+    old = 1 - known.met[1]
+    table = known.tables[young]
+    sums = known.sums[young]
     for number in range(count):
         key = hashes[number]
         at = _find_word_place(table, key)
@@ -186,13 +199,14 @@ def _look_up(
                         n_grams,
                     )
                 )
-            table[at, 0], table[at, 1] = key, np.uint64(word + 1) << _32 | rows
+            table[at, 0] = key
+            table[at, 1] = np.uint64(word + 1) << _32 | rows
         words[number] = table[at, 1]
 
 
 @compile_nogil
 def _find_word_place(table: NDArray[np.uint64], key: np.uint64) -> np.int64:
-    """Where the word with this hash is, or the free place where it would be."""
+    """Return the slot of the word with this hash, or the free slot where it would go."""
     mask = len(table) - 1
     at = np.int64(key & np.uint64(mask))
     while table[at, 1] != 0 and table[at, 0] != key:
@@ -202,7 +216,7 @@ def _find_word_place(table: NDArray[np.uint64], key: np.uint64) -> np.int64:
 
 @compile_nogil
 def _separates(code: np.uint32, classes: np.uint16) -> bool:
-    return bool(classes & SPACE != 0 or code == 0)  # as fastText's own reader has it
+    return bool(classes & SPACE != 0 or code == 0)  # the separators of fastText's own reader
 
 
 @compile_nogil
@@ -216,9 +230,9 @@ def _add_rows(
     spelt: NDArray[np.uint8],
     n_grams: NDArray[np.uint32],
 ) -> np.int64:
-    """Adds up the rows of the word and of its n-grams; how many they are.
+    """Add the rows of the word and of its n-grams to `total`; return their number.
 
-    `spelt` has room for the word, `n_grams` for some of them.
+    `spelt` must hold the word's bytes; `n_grams` is a buffer that may be smaller than needed.
     """
     rows = np.int64(0)
     row = model.word_rows[_find_own_place(model.words, model.word_rows, key)]
@@ -226,7 +240,7 @@ def _add_rows(
         total += model.rows_RC[row]
         rows += 1
     length = _spell(codes, first, end, spelt)
-    if length == 2:  # the borders of nothing
+    if length == 2:  # an empty word: only the two borders
         return np.int64(0)
     buckets, shortest, longest = model.numbers
     count = 0
@@ -236,9 +250,11 @@ def _add_rows(
         if count + longest > len(n_grams):
             rows += _add_n_grams(n_grams, count, model, total)
             count = 0
-        found, place, characters = _OFFSET, begin, 0
+        found = _OFFSET
+        place = begin
+        characters = 0
         while place < length and characters < longest:
-            # Characters go in whole; bytes above 127 are negative to fastText.
+            # N-grams consist of whole characters; fastText treats bytes above 127 as negative.
             signed = np.uint32(np.int32(np.int8(spelt[place])))
             found = np.uint32((found ^ signed) * _PRIME)
             place += 1
@@ -255,16 +271,20 @@ def _add_rows(
 def _add_n_grams(
     n_grams: NDArray[np.uint32], count: int, model: WordRows, total: NDArray[np.float32]
 ) -> np.int64:
-    """Adds up the rows of those buckets that have one; how many they are."""
-    # In passes without branches: loads of one pass do not wait for each other.
-    bits, before, n_gram_rows, rows_RC = model.bits, model.before, model.n_gram_rows, model.rows_RC
+    """Add the rows of the buckets that have one to `total`; return their number."""
+    # Separate passes without branches, so that the memory loads of a pass overlap.
+    bits = model.bits
+    before = model.before
+    n_gram_rows = model.n_gram_rows
+    rows_RC = model.rows_RC
     kept = np.int64(0)
     for number in range(count):
         bucket = n_grams[number]
         n_grams[kept] = bucket
         kept += np.int64(bits[bucket >> _64] >> np.uint64(bucket & _63) & _1)
     for number in range(kept):
-        word, bit = n_grams[number] >> _64, np.uint64(n_grams[number] & _63)
+        word = n_grams[number] >> _64
+        bit = np.uint64(n_grams[number] & _63)
         below = bits[word] & ((_1 << bit) - _1)
         n_grams[number] = n_gram_rows[before[word] + _count_ones(below)]
     for number in range(kept):
@@ -278,7 +298,7 @@ def _add_n_grams(
 def _find_own_place(
     words: NDArray[np.uint64], word_rows: NDArray[np.int32], key: np.uint64
 ) -> np.int64:
-    """The place of the word with this hash, or the free one where it would be."""
+    """Return the slot of the word with this hash, or the free slot where it would go."""
     mask = len(words) - 1
     at = np.int64(key & np.uint64(mask))
     while word_rows[at] != _FREE and words[at] != key:
@@ -288,7 +308,7 @@ def _find_own_place(
 
 @compile_nogil
 def _count_ones(bits: np.uint64) -> np.int64:
-    """How many bits are set: each step adds up neighbours of twice the width."""
+    """Count the bits that are set, by sums of neighbours of doubling width."""
     bits -= bits >> _1 & np.uint64(0x5555555555555555)
     pairs = np.uint64(0x3333333333333333)
     bits = (bits & pairs) + (bits >> np.uint64(2) & pairs)
@@ -298,12 +318,12 @@ def _count_ones(bits: np.uint64) -> np.int64:
 
 @compile_nogil
 def _continues(byte: np.uint8) -> bool:
-    return bool(byte & 0xC0 == 0x80)  # not the first byte of a character
+    return bool(byte & 0xC0 == 0x80)  # a continuation byte of UTF-8
 
 
 @compile_nogil
 def _spell(codes: NDArray[np.uint32], first: int, end: int, spelt: NDArray[np.uint8]) -> int:
-    """Writes the word in UTF-8 between borders, lone surrogates left out; the bytes written."""
+    """Write the word as UTF-8 between borders, without lone surrogates; return its bytes."""
     spelt[0] = _BORDERS[0]
     length = 1
     for place in range(first, end):
@@ -312,17 +332,21 @@ def _spell(codes: NDArray[np.uint32], first: int, end: int, spelt: NDArray[np.ui
             spelt[length] = code
             length += 1
         elif code < 0x800:
-            spelt[length], spelt[length + 1] = 0xC0 | code >> 6, 0x80 | code & 0x3F
+            spelt[length] = 0xC0 | code >> 6
+            spelt[length + 1] = 0x80 | code & 0x3F
             length += 2
         elif _SURROGATES[0] <= code <= _SURROGATES[1]:
             continue
         elif code < 0x10000:
-            spelt[length], spelt[length + 1] = 0xE0 | code >> 12, 0x80 | code >> 6 & 0x3F
+            spelt[length] = 0xE0 | code >> 12
+            spelt[length + 1] = 0x80 | code >> 6 & 0x3F
             spelt[length + 2] = 0x80 | code & 0x3F
             length += 3
         else:
-            spelt[length], spelt[length + 1] = 0xF0 | code >> 18, 0x80 | code >> 12 & 0x3F
-            spelt[length + 2], spelt[length + 3] = 0x80 | code >> 6 & 0x3F, 0x80 | code & 0x3F
+            spelt[length] = 0xF0 | code >> 18
+            spelt[length + 1] = 0x80 | code >> 12 & 0x3F
+            spelt[length + 2] = 0x80 | code >> 6 & 0x3F
+            spelt[length + 3] = 0x80 | code & 0x3F
             length += 4
     spelt[length] = _BORDERS[1]
     return length + 1

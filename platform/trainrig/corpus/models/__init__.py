@@ -1,7 +1,7 @@
-"""Models of quality: scores of texts by models that a user trains, or names.
+"""Quality models: scores of texts by models that a user trains or names.
 
-A new scorer: a Settings with a `kind`, a `column`, `content()` (what to fingerprint) and
-`score(texts, languages)`, and its name in `Scorer`.
+To add a scorer, write a Settings class with `kind`, `column`, `read_content_keys()` (hashes for the
+fingerprint) and `score(texts, languages)`, and add it to `Scorer`.
 """
 
 from typing import Annotated

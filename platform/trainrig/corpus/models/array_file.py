@@ -1,8 +1,8 @@
-"""Arrays and facts in one immutable file, read by mapping it into memory.
+"""Immutable files of arrays and JSON metadata, read by mapping them into memory.
 
 The layout is that of safetensors (8 bytes of length, a JSON header, the arrays), so other tools can
-open it, and opening executes nothing. The facts lie in the header's `__metadata__`, as one JSON
-string; so the same arrays and facts give the same bytes.
+open the files, and opening executes no code. The metadata ("facts") is one JSON string in the
+header's `__metadata__`, so equal arrays and facts give equal bytes.
 """
 
 import json
@@ -16,24 +16,25 @@ from numpy.typing import NDArray
 from trainrig import storage
 from trainrig.errors import DataError
 
-ALIGNMENT = 64  # bytes, of where the arrays begin
+ALIGNMENT = 64  # the arrays begin at a multiple of this many bytes
 FORMAT = 1
 _TYPES = {"U8": "u1", "U32": "<u4", "U64": "<u8", "I64": "<i8", "F32": "<f4", "F64": "<f8"}
 _NAMES = {np.dtype(numpy): name for name, numpy in _TYPES.items()}
 
 
 def write_arrays(path: str, kind: str, arrays: Mapping[str, NDArray[Any]], facts: Any) -> None:
-    """Write a file of `kind`, a word that `open_arrays` asks for again."""
+    """Write a file of the given `kind`, which `open_arrays` checks."""
     header: dict[str, Any] = {
         "__metadata__": {
             "trainrig": json.dumps({"format": FORMAT, "kind": kind, "facts": facts}, sort_keys=True)
         }
     }
-    # Widest numbers first: the format has no gaps, and so each array still lies on its own width.
+    # Widest dtypes first: the format has no padding, so this keeps each array aligned to its dtype.
     placed = sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0]))
     end = 0
     for name, array in placed:
-        begin, end = end, end + array.nbytes
+        begin = end
+        end = end + array.nbytes
         header[name] = {
             "dtype": _NAMES[array.dtype],
             "shape": array.shape,
@@ -52,7 +53,10 @@ def _align_length(length: int) -> int:
 
 
 def open_arrays(path: str, kind: str) -> tuple[dict[str, NDArray[Any]], Any]:
-    """The arrays, read-only, and the facts. DataError for a file of another kind, or torn."""
+    """Open a file of arrays; return the arrays, read-only, and the facts.
+
+    Raises DataError if the file is missing, truncated or of another kind.
+    """
     try:
         local = storage.fetch_local_path(path)
         size = local.stat().st_size
@@ -60,23 +64,24 @@ def open_arrays(path: str, kind: str) -> tuple[dict[str, NDArray[Any]], Any]:
             length = int.from_bytes(file.read(8), "little")
             text = file.read(length) if length <= size - 8 else b""
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file; name a model that trainrig made") from None
+        raise DataError(f"{path} does not exist; name a model file that trainrig wrote") from None
     try:
         header = json.loads(text)
         described = json.loads(header.pop("__metadata__")["trainrig"])
-        found, made = described["kind"], described["format"]
+        found = described["kind"]
+        made = described["format"]
         ends = [entry["data_offsets"][1] for entry in header.values()]
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise DataError(f"{path}: no model that trainrig made, or torn") from None
+        raise DataError(f"{path} is not a model that trainrig wrote, or is truncated") from None
     if made > FORMAT:
         raise DataError(
-            f"{path}: format {made}, but this trainrig reads up to {FORMAT}; upgrade it"
+            f"{path} has format {made}, but this trainrig reads up to {FORMAT}; upgrade trainrig"
         )
     if found != kind:
-        raise DataError(f"{path}: a {found}, but a {kind} is wanted")
+        raise DataError(f"{path} is a {found}, but a {kind} is required")
     if max(ends, default=0) > size - 8 - length:
         raise DataError(
-            f"{path}: torn: {size:,} bytes, but its arrays end after that; copy it again"
+            f"{path} is truncated: its arrays end after its {size:,} bytes; copy it again"
         )
     mapped = np.memmap(local, np.uint8, "r", 8 + length) if ends else np.empty(0, np.uint8)
     arrays = {}

@@ -1,4 +1,4 @@
-"""An n-gram language model with what it cuts texts by: trained, kept in a file, asked for texts."""
+"""An n-gram language model with its tokenizer: training, storage and perplexity of texts."""
 
 import json
 import tempfile
@@ -22,19 +22,19 @@ from trainrig.corpus.models.subwords import TextEncoder, build_word_tokenizer
 from trainrig.errors import DataError
 
 KIND = "n-gram model"
-BATCH = 256  # texts cut at a time
+BATCH = 256  # texts tokenized at a time
 
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """Scores texts, each line a sentence of its own between `<s>` and `</s>`."""
+    """Language model that scores texts, with each line as a sentence between `<s>` and `</s>`."""
 
     trie: Trie
     vocabulary: Sequence[str]
     tokenizer: str  # JSON
     cutter: TextEncoder
-    word_of: Ids  # the model's word for each piece of the tokenizer
-    facts: dict[str, Any]  # what it was made with and from
+    word_of: Ids  # word id of the model for each tokenizer piece
+    facts: dict[str, Any]  # training data and settings
 
     @classmethod
     def of(
@@ -45,23 +45,26 @@ class LanguageModel:
         where: str,
         facts: dict[str, Any],
     ) -> Self:
-        """A model whose words are pieces of `tokenizer`, by name. Raises DataError if none is."""
+        """Build a model whose words are pieces of `tokenizer`, matched by name.
+
+        Raises DataError if the model knows none of the pieces.
+        """
         cutter = TextEncoder(tokenizer, where)
         ids = {word: number for number, word in enumerate(vocabulary)}
-        # The name of a special word in a text is not that word.
+        # A text that spells out a special word such as "<s>" does not get its id.
         names = [name if name not in SPECIAL else SPECIAL[UNKNOWN] for name in cutter.list_pieces()]
         word_of = np.array([ids.get(name, UNKNOWN) for name in names], np.uint32)
         if not word_of.any():
             raise DataError(
-                f"{where}: the model knows none of the tokenizer's pieces; give it its own"
+                f"{where}: the model knows none of the tokenizer's pieces; use its own tokenizer"
             )
         return cls(trie, vocabulary, tokenizer, cutter, word_of, facts)
 
     def compute_perplexity(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        """10^(-log10 p / length) of each text; NaN for one without a line.
+        """Compute 10^(-log10 p / length) of each text; NaN for a text without lines.
 
-        p is the probability of all its sentences, and length the number of their pieces, with one
-        `</s>` each: what CCNet computes.
+        p is the probability of all its sentences, and length the number of their pieces plus one
+        `</s>` each, as in CCNet.
         """
         found = np.full(len(texts), np.nan)
         for begin in range(0, len(texts), BATCH):
@@ -75,7 +78,7 @@ class LanguageModel:
         return found
 
     def save(self, path: str) -> None:
-        """Write the model; as ARPA, which holds no tokenizer, if the path ends so."""
+        """Write the model; in the ARPA format, which has no tokenizer, if `path` ends like one."""
         if path.endswith(ENDINGS):
             write_arpa(path, self.trie, self.vocabulary)
             return
@@ -88,10 +91,10 @@ class LanguageModel:
 
     @classmethod
     def open(cls, path: str, tokenizer: str | None = None) -> Self:
-        """The model at `path`, mapped into memory, or read as ARPA if its name ends so.
+        """Open the model at `path`, mapped into memory, or read it as ARPA if it is named so.
 
-        `tokenizer` is the path of the tokenizer.json of an ARPA model; None: words at white space.
-        Raises DataError.
+        `tokenizer` is the path of the tokenizer.json of an ARPA model; None splits at white space.
+        Raises DataError for an invalid model or tokenizer.
         """
         if path.endswith(ENDINGS):
             trie, vocabulary = read_arpa(path)
@@ -107,23 +110,23 @@ def _read_text(path: str) -> str:
     try:
         return storage.read(path).decode()
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file; name a tokenizer.json") from None
+        raise DataError(f"{path} does not exist; name a tokenizer.json") from None
     except UnicodeDecodeError:
-        raise DataError(f"{path}: not UTF-8, so no tokenizer.json") from None
+        raise DataError(f"{path} is not UTF-8, so it is not a tokenizer.json") from None
 
 
 def train(
     texts: Iterable[str], tokenizer: str, order: int, least: Sequence[int], chunk: int = CHUNK
 ) -> LanguageModel:
-    """A model of the n-grams of `texts`, up to `order` words, cut by `tokenizer` (JSON).
+    """Train a model on the n-grams of `texts`, up to `order` pieces of `tokenizer` (JSON).
 
-    `least[n - 1]` is how often an n-gram of order n must have come to be kept. Raises DataError for
-    texts without a word.
+    An n-gram of order n is kept if it occurs at least `least[n - 1]` times. Raises DataError if the
+    texts have no words.
     """
     cutter = TextEncoder(tokenizer, "tokenizer")
     names = cutter.list_pieces()
     counted = [name not in SPECIAL for name in names]
-    # Pieces by their own numbers while nobody knows which will come.
+    # Pieces are numbered by the tokenizer until the pieces that occur are known.
     word_of = np.where(counted, np.arange(len(names)) + len(SPECIAL), UNKNOWN).astype(np.uint32)
     total = {"texts": 0, "bytes": 0, "pieces": 0}
     with tempfile.TemporaryDirectory(prefix="trainrig-") as folder:
@@ -137,7 +140,7 @@ def train(
             total["pieces"] += int(np.count_nonzero(stream != 1))
         backward_nM, seen_M = counter.sum_counts()
     if not len(seen_M):
-        raise DataError("none of the texts has a line to count; name texts with words")
+        raise DataError("the texts have no words to count; name other texts")
     came = np.unique(backward_nM[0])
     came = came[came >= len(SPECIAL)]
     compact = np.zeros(len(names) + len(SPECIAL), np.uint32)
@@ -147,7 +150,7 @@ def train(
     made = estimate(build_levels(compact[backward_nM], seen_M, len(vocabulary)), least)
     sizes = np.diff(made.trie.levels).tolist()
     facts = {
-        "discounts": [list(each) for each in made.discounts],
+        "discounts": [list(discount) for discount in made.discounts],
         "orders_with_fallback_discounts": made.fallback,
         "n_grams": sizes,
         **total,

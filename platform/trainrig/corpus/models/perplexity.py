@@ -1,4 +1,4 @@
-"""The scorer of perplexity by an n-gram model, and CCNet's thirds by it."""
+"""The scorer that computes perplexity by an n-gram model, and CCNet's buckets of perplexity."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -18,22 +18,22 @@ BUCKETS = ("head", "middle", "tail")
 
 
 class Perplexity(Settings):
-    """10^(-log10 p / length) of each text, by a model that trainrig trained, or an ARPA file.
+    """The perplexity 10^(-log10 p / length) of a text, by a model of trainrig's or an ARPA file.
 
-    Low is what the model's training text is like. A text without a line, or in a language that no
-    model is for, has none (NaN), which breaks no bound.
+    A low value means that the text resembles the model's training data. A text without lines, or in
+    a language without a model, has no perplexity (NaN), which breaks no rule.
     """
 
     kind: Literal["Perplexity"] = "Perplexity"
-    # Model of all texts, or one for each language: {en = "en.lm", de = "de.arpa.gz"}.
+    # Model for all texts, or one for each language: {en = "en.lm", de = "de.arpa.gz"}.
     path: Annotated[str | dict[str, str], NOT_IDENTITY]
-    # Tokenizer.json for an ARPA model, which holds none; None: words are split at white space.
+    # Tokenizer.json for an ARPA model, which contains none; None: text is split at white space.
     tokenizer: Annotated[str | None, NOT_IDENTITY] = None
-    # Column to write the perplexity to.
+    # Column for the perplexity.
     column: str = Field(default="perplexity", pattern=r"^[a-z][a-z0-9_]*$")
 
     def read_content_keys(self) -> dict[str, str]:
-        """What the scores depend on besides these settings. Raises FileNotFoundError."""
+        """Return content hashes of the files. Raises FileNotFoundError if one is missing."""
         paths = self.path if isinstance(self.path, dict) else {"": self.path}
         keys = {
             language: storage.compute_content_key(path) for language, path in sorted(paths.items())
@@ -43,12 +43,19 @@ class Perplexity(Settings):
         )
 
     def score(self, texts: Sequence[str], languages: Sequence[str]) -> NDArray[np.float64]:
-        """The perplexity of each text, in steps of 1/10000. Raises DataError for a bad model."""
+        """Return the perplexity of each text, in steps of 1/10000.
+
+        Raises DataError for an invalid model.
+        """
         if isinstance(self.path, str):
             return quantise_scores(_load_model(self.path, self.tokenizer).compute_perplexity(texts))
         found = np.full(len(texts), np.nan)
         for language, path in sorted(self.path.items()):
-            of = [number for number, each in enumerate(languages) if each == language]
+            of = [
+                number
+                for number, text_language in enumerate(languages)
+                if text_language == language
+            ]
             if of:
                 model = _load_model(path, self.tokenizer)
                 found[of] = model.compute_perplexity([texts[number] for number in of])
@@ -65,10 +72,10 @@ def find_cutoffs(
     languages: Sequence[str],
     shares: tuple[float, float] = (0.3, 0.6),
 ) -> dict[str, tuple[float, float]]:
-    """For each language, the perplexities below which these shares of its texts lie.
+    """Find for each language the perplexities below which the given shares of its texts lie.
 
-    A cut-off is one of the perplexities that are there, so it does not depend on how a quantile is
-    interpolated. CCNet's head is the lowest 30%, its middle the next 30%.
+    A cut-off is always one of the given perplexities, so it does not depend on interpolation.
+    CCNet's head is the lowest 30%, its middle the next 30%.
     """
     found = {}
     of = np.asarray(languages)
@@ -85,8 +92,11 @@ def assign_buckets(
     languages: Sequence[str],
     cuts: Mapping[str, tuple[float, float]],
 ) -> list[str]:
-    """ "head", "middle" or "tail" of each text by the cut-offs of its language; a text at a cut-off
-    is above it. "" for one without a perplexity, or in a language without cut-offs."""
+    """Assign each text to "head", "middle" or "tail" by the cut-offs of its language.
+
+    A text at a cut-off is above it. The bucket is "" for a text without a perplexity, or in a
+    language without cut-offs.
+    """
     found = []
     for value, language in zip(perplexities.tolist(), languages, strict=True):
         if language not in cuts or value != value:

@@ -1,4 +1,4 @@
-"""What all scores have in common."""
+"""Rounding that all scores share."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,5 +7,5 @@ Scores = NDArray[np.float64]
 
 
 def quantise_scores(scores: Scores) -> Scores:
-    """`scores` in steps of 1/10000: a threshold must not depend on a last bit."""
+    """Round `scores` to steps of 1/10000, so that thresholds do not depend on rounding errors."""
     return np.round(scores, 4)

@@ -1,7 +1,7 @@
-"""Which pieces of a text an n-gram model counts: subwords of a tokenizer, or words.
+"""The units of text that an n-gram model counts: subwords of a tokenizer, or words.
 
-Each line of a text is a sentence, its white space folded; blank lines are none. Any of the kinds
-below ends as one `tokenizers.Tokenizer`, whose JSON lies in the model's file.
+Each line of a text is a sentence, its white space collapsed; blank lines are ignored. Every kind
+below becomes a `tokenizers.Tokenizer`, whose JSON is stored in the model's file.
 """
 
 import itertools
@@ -27,56 +27,59 @@ from trainrig.corpus.models.kneser_ney.ngrams import (
 )
 from trainrig.errors import DataError
 
-MOST_KNOWN = 1_000_000  # words whose pieces are remembered: some 300 MB
-# Normalizers that change a character whatever stands beside it.
+MOST_KNOWN = 1_000_000  # words whose pieces are cached: some 300 MB
+# Normalizers that treat each character independently of its neighbours.
 _OF_A_CHARACTER = ("NFKD", "StripAccents", "Lowercase", "Replace")
-_BEGIN_PIECE, _END_PIECE = -1, -2  # behind all pieces
+# negative indices, for two ids appended after all pieces
+_BEGIN_PIECE = -1
+_END_PIECE = -2
 
 
 class Subwords(Settings):
-    """Byte-pair encoding (Sennrich et al. 2016) trained on the sample, words marked by `▁`.
+    """Byte-pair encoding (Sennrich et al. 2016) trained on a sample; `▁` marks word starts.
 
-    `normalise` is CCNet's (Wenzek et al. 2020): lower case, no accents, each digit a 0. Its 65,536
-    pieces are the default; a sample of fewer megabytes than thousands of pieces gives fewer.
+    `normalise` is CCNet's (Wenzek et al. 2020): lower case, no accents, each digit a 0. The default
+    of 65,536 pieces is CCNet's as well. A sample with fewer megabytes than thousands of pieces
+    gives fewer pieces.
     """
 
     kind: Literal["Subwords"] = "Subwords"
-    # Most pieces in the vocabulary.
+    # Largest number of pieces in the vocabulary.
     vocabulary: int = Field(default=65_536, ge=256, le=MOST_WORDS - 8)
-    # Whether to lower case, drop accents and make each digit a 0, as CCNet does.
+    # Whether to convert to lower case, drop accents and replace each digit by 0, as CCNet does.
     normalise: bool = True
 
 
 class Words(Settings):
-    """Words between white space, the most frequent ones; the others are `<unk>`."""
+    """The most frequent words between white space; other words become `<unk>`."""
 
     kind: Literal["Words"] = "Words"
-    # Most words in the vocabulary.
+    # Largest number of words in the vocabulary.
     vocabulary: int = Field(default=500_000, ge=1, le=MOST_WORDS - 8)
-    # Whether to lower case, drop accents and make each digit a 0, as CCNet does.
+    # Whether to convert to lower case, drop accents and replace each digit by 0, as CCNet does.
     normalise: bool = True
 
 
 class TokenizerFile(Settings):
-    """A tokenizer that is there already."""
+    """An existing tokenizer."""
 
     kind: Literal["TokenizerFile"] = "TokenizerFile"
-    path: Annotated[str, NOT_IDENTITY]  # a tokenizer.json
+    path: Annotated[str, NOT_IDENTITY]  # path of a tokenizer.json
 
 
 Pieces = Annotated[Subwords | Words | TokenizerFile, Field(discriminator="kind")]
 
 
 def make_tokenizer(pieces: Subwords | Words | TokenizerFile, sample: Iterator[str]) -> str:
-    """The JSON of the tokenizer, trained on `sample` unless it is there already."""
+    """Return the JSON of the tokenizer, which is trained on `sample` unless it is a file."""
     if isinstance(pieces, TokenizerFile):
         try:
             text = storage.read(pieces.path).decode()
             read_tokenizer(text, pieces.path)
         except FileNotFoundError:
-            raise DataError(f"{pieces.path}: no such file; name a tokenizer.json") from None
+            raise DataError(f"{pieces.path} does not exist; name a tokenizer.json") from None
         except UnicodeDecodeError:
-            raise DataError(f"{pieces.path}: not UTF-8, so no tokenizer.json") from None
+            raise DataError(f"{pieces.path} is not UTF-8, so it is not a tokenizer.json") from None
         return text
     if isinstance(pieces, Subwords):
         tokenizer = tokenizers.Tokenizer(models.BPE(unk_token=SPECIAL[UNKNOWN], fuse_unk=True))
@@ -105,7 +108,7 @@ def make_tokenizer(pieces: Subwords | Words | TokenizerFile, sample: Iterator[st
 
 
 def build_word_tokenizer(vocabulary: Sequence[str]) -> str:
-    """The JSON of a tokenizer that cuts at white space, for a model that names none."""
+    """Return the JSON of a tokenizer that splits at white space, for a model without its own."""
     ids = {word: number for number, word in enumerate(vocabulary)}
     tokenizer = tokenizers.Tokenizer(models.WordLevel(ids, unk_token=SPECIAL[UNKNOWN]))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -113,43 +116,43 @@ def build_word_tokenizer(vocabulary: Sequence[str]) -> str:
 
 
 def read_tokenizer(text: str, where: str) -> tokenizers.Tokenizer:
-    """The tokenizer of a JSON. Raises DataError naming `where`."""
+    """Parse the JSON of a tokenizer. Raises DataError, naming `where`, if it is invalid."""
     try:
         return tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # the library raises nothing more particular
-        raise DataError(f"{where}: no tokenizer.json: {error}") from None
+    except Exception as error:  # the library raises plain Exceptions
+        raise DataError(f"{where} is not a tokenizer.json: {error}") from None
 
 
 def iterate_lines(text: str) -> Iterator[str]:
-    """The sentences of a text, white space folded, without lone surrogates (UTF-8 has none)."""
+    """Yield the non-blank lines of a text with collapsed white space and no lone surrogates."""
     for line in text.encode("utf-8", "ignore").decode().split("\n"):
         if folded := " ".join(line.split()):
             yield folded
 
 
 class TextEncoder:
-    """Cuts texts into the ids of a model's words.
+    """Encodes texts as ids of a model's words.
 
-    A tokenizer that works on each word by itself is asked once for each: a text is then cut ten
-    times as fast as the tokenizer would.
+    If the tokenizer treats each word independently, each word is tokenized once and cached, which
+    is ten times as fast as tokenizing the texts.
     """
 
     def __init__(self, tokenizer: str, where: str) -> None:
         self._tokenizer = read_tokenizer(tokenizer, where)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._by_word = _works_by_word(json.loads(tokenizer))
-        self._known: dict[str, list[int]] = {}  # pieces of words met before
+        self._by_word = _encodes_words_independently(json.loads(tokenizer))
+        self._known: dict[str, list[int]] = {}  # pieces of words that were encoded before
         self.pieces = self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     def list_pieces(self) -> list[str]:
-        """The pieces by their numbers."""
+        """Return the pieces in the order of their ids."""
         return [self._tokenizer.id_to_token(number) or "" for number in range(self.pieces)]
 
     def encode_sentences(self, texts: Sequence[str], word_of: Ids) -> tuple[Ids, NDArray[np.int64]]:
-        """All sentences as `<s> word … </s> …`, and where each text begins; [texts + 1].
+        """Encode sentences as `<s> word … </s> …`; also return where each text begins, [texts + 1].
 
-        `word_of` is the model's word for each piece.
+        `word_of` is the model's word id for each piece.
         """
         sentences = [
             [line.split(" ") if self._by_word else [line] for line in iterate_lines(text)]
@@ -158,8 +161,8 @@ class TextEncoder:
         known = self._encode_units(set().union(*itertools.chain.from_iterable(sentences)))
         ids: list[int] = []
         begins = np.zeros(len(texts) + 1, np.int64)
-        for number, each in enumerate(sentences):
-            for units in each:
+        for number, text_sentences in enumerate(sentences):
+            for units in text_sentences:
                 ids.append(_BEGIN_PIECE)
                 ids.extend(itertools.chain.from_iterable(map(known.__getitem__, units)))
                 ids.append(_END_PIECE)
@@ -168,23 +171,23 @@ class TextEncoder:
         return np.concatenate([word_of, [END, BEGIN]]).astype(np.uint32)[pieces], begins
 
     def _encode_units(self, units: set[str]) -> Mapping[str, list[int]]:
-        """The pieces of each of `units`."""
+        """Return the piece ids of each of `units`."""
         if len(self._known) > MOST_KNOWN:
             self._known.clear()
         new = sorted(units - self._known.keys())
         encoded = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
-        found = {unit: each.ids for unit, each in zip(new, encoded, strict=True)}
+        found = {unit: encoding.ids for unit, encoding in zip(new, encoded, strict=True)}
         if not self._by_word:
             return found
         self._known.update(found)
         return self._known
 
 
-def _works_by_word(tokenizer: dict[str, Any]) -> bool:
-    """Whether the pieces of a line are those of its words, one after another.
+def _encodes_words_independently(tokenizer: dict[str, Any]) -> bool:
+    """Return whether tokenizing a line equals tokenizing its words one by one.
 
-    They are, but for words that begin with `▁` themselves, accents that stand alone, and signs
-    whose compatible form begins with a space (¨, ‗): here these have one `▁` less.
+    Exceptions are accepted: words that begin with `▁` themselves, accents that stand alone, and
+    signs whose compatible form begins with a space (¨, ‗) get one `▁` less here.
     """
     cut = tokenizer.get("pre_tokenizer") or {}
     steps = (tokenizer.get("normalizer") or {"normalizers": []}).get("normalizers", [{}])

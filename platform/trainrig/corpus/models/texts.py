@@ -14,20 +14,20 @@ from trainrig.errors import DataError
 class TextFiles(Settings):
     """Files of texts: curated or other Parquet, JSONL, plain text. Pages must be curated first."""
 
-    # Files, folders and patterns (* and ? are wildcards), on disk or in buckets.
+    # Files, folders and patterns (with the wildcards * and ?), on disk or in buckets.
     paths: Annotated[tuple[str, ...], NOT_IDENTITY] = Field(min_length=1)
     reading: ReadSettings = ReadSettings()  # how the files are split into texts
 
     def fingerprint(self) -> str:
-        """Of the contents. Raises DataError if a path names nothing."""
+        """Return a digest of the files' contents. Raises DataError if a path matches nothing."""
         return manifest.digest(
             [storage.compute_content_key(file.path) for file in find_files(self.paths)]
         )
 
     def read(self) -> Iterator[str]:
-        """The texts, in the order of the files. What cannot be read is passed over.
+        """Yield the texts in the order of the files; unreadable records are skipped.
 
-        Raises DataError for files that hold pages, not texts.
+        Raises DataError for files that contain pages instead of texts.
         """
         for group in cut_pieces(find_files(self.paths), self.reading):
             for piece in group:
@@ -36,7 +36,7 @@ class TextFiles(Settings):
                         continue
                     if page.content_type.partition(";")[0].strip() != "text/plain":
                         raise DataError(
-                            f"{piece.path}: holds a page ({page.content_type}), but texts are "
-                            "wanted; curate it, and name the folder `kept` of the output"
+                            f"{piece.path} contains a page ({page.content_type}), not a "
+                            "text; curate it first, and name the folder `kept` of the output"
                         )
                     yield page.body.decode("utf-8", "replace")

@@ -1,6 +1,6 @@
-"""Words that nobody wants to read: the share of a text that a list of them covers.
+"""Measures the share of a text that a list of unwanted words covers.
 
-A trained classifier of toxicity is a `Classifier` under another column.
+For a trained classifier of toxicity, use a `Classifier` with another column.
 """
 
 import functools
@@ -17,35 +17,35 @@ from trainrig.corpus.models.scores import Scores, quantise_scores
 from trainrig.corpus.signals.text_arrays.unspaced import UNSPACED
 from trainrig.errors import DataError
 
-ANY = ""  # the language of a list for all texts
-# A word, or a sign that may stand in an entry ("f*ck"); white space only parts them.
+ANY = ""  # key of the list for all languages without their own
+# A word, or a sign that may be part of an entry ("f*ck"); white space only separates them.
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
 class WordList(Settings):
     """The share of a text's words that are entries of a list, or parts of its phrases.
 
-    A list has one entry a line, of one word or several; blank lines and those that begin with "# "
-    are none. Entries match whole words, whatever their case. In languages without spaces between
-    words (Chinese, Japanese, Thai, …) they match anywhere, and characters are counted for words.
-    A text without a word has no share (NaN), and neither has one in a language without a list.
+    A list has one word or phrase a line; blank lines and lines that begin with "# " are ignored.
+    Entries match whole words, regardless of case. In languages without spaces between words
+    (Chinese, Japanese, Thai, …) they match anywhere, and characters are counted instead of words. A
+    text without words, or in a language without a list, has no share (NaN).
     """
 
     kind: Literal["WordList"] = "WordList"
     # List for all texts, or one for each language: {en = "en.txt", ja = "ja.txt"}.
     path: Annotated[str | dict[str, str], NOT_IDENTITY]
-    # Column to write the share of words to.
+    # Column for the share of words.
     column: str = Field(default="toxic_words", pattern=r"^[a-z][a-z0-9_]*$")
 
     def read_content_keys(self) -> dict[str, str]:
-        """What the scores depend on besides these settings. Raises FileNotFoundError."""
+        """Return content hashes of the lists. Raises FileNotFoundError if one is missing."""
         return {
             language: storage.compute_content_key(path)
             for language, path in sorted(self._paths.items())
         }
 
     def score(self, texts: Sequence[str], languages: Sequence[str]) -> Scores:
-        """The share of each text, in steps of 1/10000. Raises DataError for a bad list."""
+        """Return each text's share, in steps of 1/10000. Raises DataError for an invalid list."""
         shares = [
             _compute_share(text, language, self._paths)
             for text, language in zip(texts, languages, strict=True)
@@ -72,7 +72,8 @@ def _measure_covered_words(
     words = sum(token[0].isalnum() or token[0] == "_" for token in tokens)
     if not words:
         return np.nan
-    covered, until = 0, 0
+    covered = 0
+    until = 0
     for place, token in enumerate(tokens):
         for phrase in phrases.get(token, ()):  # longest first
             if tokens[place : place + len(phrase)] == phrase:
@@ -94,16 +95,19 @@ def _measure_covered_characters(text: str, pattern: re.Pattern[str]) -> float:
 
 @functools.cache
 def read_entries(path: str) -> tuple[str, ...]:
-    """What the list at `path` holds, case folded, sorted. Raises DataError for a bad list."""
+    """Return the entries of the list at `path`, case-folded and sorted.
+
+    Raises DataError if the list is missing, not UTF-8 or empty.
+    """
     try:
         text = storage.read(path).decode("utf-8-sig")
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file; name a list of words, one entry a line") from None
+        raise DataError(f"{path} does not exist; name a list of words, one entry a line") from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 at byte {error.start}; save it so") from None
+        raise DataError(f"{path} is not UTF-8 at byte {error.start}; save it as UTF-8") from None
     found = tuple(sorted({entry for entry in _iterate_entries(text) if _TOKEN.search(entry)}))
     if not found:
-        raise DataError(f"{path}: no entry; write words or phrases, one a line")
+        raise DataError(f"{path} has no entries; write one word or phrase a line")
     return found
 
 
@@ -115,12 +119,12 @@ def _iterate_entries(text: str) -> Iterator[str]:
 
 @functools.cache
 def _load_phrases(path: str) -> Mapping[str, Sequence[Sequence[str]]]:
-    """Entries by their first token, longest first."""
+    """Return the entries as tokens, keyed by their first token, longest first."""
     found: dict[str, list[list[str]]] = {}
     for entry in read_entries(path):
         tokens = _TOKEN.findall(entry)
         found.setdefault(tokens[0], []).append(tokens)
-    return {first: sorted(each, key=len, reverse=True) for first, each in found.items()}
+    return {first: sorted(phrases, key=len, reverse=True) for first, phrases in found.items()}
 
 
 @functools.cache

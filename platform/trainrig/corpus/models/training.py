@@ -1,4 +1,4 @@
-"""The stages that train models of quality: `classifier` and `ngrams`.
+"""The stages that train quality models: `classifier` and `ngrams`.
 
 CLASSIFIER/  classifier.safetensors  report.json
 NGRAMS/      ngrams.safetensors      report.json   (and ngrams.arpa.gz if asked for)
@@ -30,7 +30,7 @@ REPORT_PAGE = "report.html"
 
 
 class ClassifierTraining(RunFile):
-    """`trainrig classifier`: from texts that are wanted and texts that are not, a classifier."""
+    """`trainrig classifier`: trains a classifier on wanted and unwanted texts."""
 
     verb: ClassVar[str] = "classifier"
     progress: ClassVar[ProgressUnit] = "splits"
@@ -38,45 +38,50 @@ class ClassifierTraining(RunFile):
     stage: Literal["classifier"] = "classifier"
     positives: TextFiles  # texts that are wanted
     negatives: TextFiles  # texts that are not wanted
-    output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
-    learning: Learning = Learning()  # how the classifier is trained
+    output: Annotated[str, OUTPUT]  # folder to write to, on disk or s3://
+    learning: Learning = Learning()  # hyperparameters of the training
 
 
 class NgramTraining(RunFile):
-    """`trainrig ngrams`: an n-gram language model, for perplexities."""
+    """`trainrig ngrams`: trains an n-gram language model, for perplexities."""
 
     verb: ClassVar[str] = "ngrams"
     progress: ClassVar[ProgressUnit] = "splits"
 
     stage: Literal["ngrams"] = "ngrams"
     texts: TextFiles  # texts to train on
-    output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
-    pieces: Pieces = Subwords()  # what the n-grams are made of
+    output: Annotated[str, OUTPUT]  # folder to write to, on disk or s3://
+    pieces: Pieces = Subwords()  # units that the n-grams consist of
     sample_bytes: int = Field(default=100_000_000, ge=1)  # bytes of text to train the pieces on
-    order: int = Field(default=5, ge=1, le=LONGEST)  # words in the longest n-grams
-    # Fewest occurrences of an n-gram that is kept, for each order from 1: [1, 1, 2, 2, 2] leaves
-    # out those of three words and more that came once; None: all are kept.
+    order: int = Field(default=5, ge=1, le=LONGEST)  # number of pieces in the longest n-grams
+    # Fewest occurrences of an n-gram to keep, for each order from 1; None: all are kept. The list
+    # [1, 1, 2, 2, 2] omits n-grams of three or more pieces that occur once.
     least_counts: tuple[int, ...] | None = None
-    arpa: bool = False  # whether to write the model as an ARPA file as well
+    arpa: bool = False  # write the model as an ARPA file too
 
     @model_validator(mode="after")
-    def _least_counts_fit(self) -> Self:
+    def _check_least_counts(self) -> Self:
         least = self.least_counts
         if least is None:
             return self
         if len(least) != self.order:
-            raise ValueError(f"least_counts: {len(least)} numbers; order {self.order} has as many")
+            raise ValueError(
+                f"least_counts has {len(least)} numbers; order {self.order} requires {self.order}"
+            )
         if least[0] != 1 or list(least) != sorted(least):
-            raise ValueError(f"least_counts: {list(least)}; they begin with 1 and must not fall")
+            raise ValueError(
+                f"least_counts is {list(least)}; the first must be 1, and "
+                "none may be below the one before"
+            )
         return self
 
 
 def train_classifier(run: ClassifierTraining, progress: Progress | None = None) -> Manifest:
-    """Learn the classifier that `run` describes; the manifest of its folder.
+    """Train the classifier that `run` describes; return the manifest of its output folder.
 
-    Raises DataError for texts that are missing or too few to learn from and measure on.
+    Raises DataError if texts are missing, or too few to train on and to hold out.
     """
-    tell = progress or (lambda done, whole: None)
+    report_progress = progress or (lambda done, whole: None)
     stage = manifest.claim(
         run.output,
         run,
@@ -87,45 +92,45 @@ def train_classifier(run: ClassifierTraining, progress: Progress | None = None) 
     with stage.undo_if_refused():
         made = classifier.train(run.positives.read(), run.negatives.read(), run.learning)
     made.save(stage.build_path(CLASSIFIER_FILE))
-    # Here, as `check` imports this module and would load matplotlib for it.
+    # Imported here because `check` imports this module and would load matplotlib.
     from trainrig.corpus.models.classifier.classifier_page import render_classifier_page
 
     storage.write(stage.build_path(REPORT_PAGE), render_classifier_page(made.facts).encode())
     counts = {name: made.facts[name] for name in ("positives", "negatives", "auc")}
-    tell(1, 1)
+    report_progress(1, 1)
     return _finish(stage, made.facts, counts, [CLASSIFIER_FILE])
 
 
 def train_language_model(run: NgramTraining, progress: Progress | None = None) -> Manifest:
-    """Train the n-gram model that `run` describes; the manifest of its folder.
+    """Train the n-gram model that `run` describes; return the manifest of its output folder.
 
-    Raises DataError for texts that are missing or hold no line.
+    Raises DataError if texts are missing or have no lines.
     """
-    tell = progress or (lambda done, whole: None)
+    report_progress = progress or (lambda done, whole: None)
     inputs = {"texts": run.texts.fingerprint()}
     if isinstance(run.pieces, TokenizerFile):
         if not storage.exists(run.pieces.path):
-            raise DataError(f"{run.pieces.path}: no such file; name a tokenizer.json")
+            raise DataError(f"{run.pieces.path} does not exist; name a tokenizer.json")
         inputs["pieces.path"] = storage.compute_content_key(run.pieces.path)
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished
     with stage.undo_if_refused():
         tokenizer = make_tokenizer(run.pieces, _take_sample(run.texts.read(), run.sample_bytes))
-        tell(1, 3)
+        report_progress(1, 3)
         least = run.least_counts or (1,) * run.order
         made = language_model.train(run.texts.read(), tokenizer, run.order, least)
-    tell(2, 3)
+    report_progress(2, 3)
     names = [NGRAMS_FILE, ARPA_FILE] if run.arpa else [NGRAMS_FILE]
     for name in names:
         made.save(stage.build_path(name))
     counts = {name: made.facts[name] for name in ("texts", "bytes", "pieces", "n_grams")}
-    tell(3, 3)
+    report_progress(3, 3)
     return _finish(stage, made.facts, counts, names)
 
 
 def _take_sample(texts: Iterator[str], most: int) -> Iterator[str]:
-    """The first texts, up to about `most` bytes of UTF-8."""
+    """Yield the first texts, up to about `most` bytes of UTF-8."""
     taken = 0
     for text in texts:
         yield text

@@ -1,11 +1,11 @@
-"""From files of many formats to pages. Nothing that is wrong with a file stops the reading."""
+"""Reads files of many formats into pages; damage in a file never stops the reading."""
 
 from collections.abc import Iterator
 
 from trainrig import storage
 from trainrig.corpus.read.files import File, find_files, read_first_bytes
 from trainrig.corpus.read.jsonl import read_jsonl
-from trainrig.corpus.read.pieces import InputPiece, as_json, cut_pieces, from_json
+from trainrig.corpus.read.pieces import InputPiece, cut_pieces, from_json, serialise_piece
 from trainrig.corpus.read.plain import read_page, read_text
 from trainrig.corpus.read.raw_page import RawPage, Unreadable
 from trainrig.corpus.read.settings import Fields, ReadSettings
@@ -15,12 +15,13 @@ from trainrig.corpus.read.web_archives.records import ArchiveGrammar
 
 
 def read(piece: InputPiece, reading: ReadSettings) -> Iterator[RawPage | Unreadable]:
-    """What `piece` holds, in its order: pages, and what was none, with a reason to count it by.
+    """Read the pages of `piece` in order, and Unreadable records with a reason to count them by.
 
-    Raises DataError for columns that are named in `reading` and that a Parquet file lacks,
-    FileNotFoundError, and ClusterError where storage stays away.
+    Raises DataError if a Parquet file lacks a column named in `reading`, FileNotFoundError, and
+    ClusterError if storage stays unreachable.
     """
-    begin, end = piece.begin, piece.end
+    begin = piece.begin
+    end = piece.end
     with storage.open_read(piece.path) as stream:
         if piece.format in ("warc", "arc"):
             grammar: ArchiveGrammar = warc.GRAMMAR if piece.format == "warc" else arc.GRAMMAR
@@ -29,7 +30,8 @@ def read(piece: InputPiece, reading: ReadSettings) -> Iterator[RawPage | Unreada
         elif piece.format == "jsonl":
             yield from read_jsonl(stream, piece.name, reading.fields, begin, end)
         elif piece.format == "parquet":
-            # Loads pyarrow, which whoever only extracts pages has no use for.
+            # Imported here because it loads pyarrow, which callers that only extract pages do not
+            # need.
             from trainrig.corpus.read.parquet import read_parquet
 
             yield from read_parquet(stream, piece.name, reading.fields, begin, end)
@@ -46,9 +48,9 @@ __all__ = [
     "RawPage",
     "ReadSettings",
     "Unreadable",
-    "as_json",
     "cut_pieces",
     "find_files",
     "from_json",
     "read",
+    "serialise_piece",
 ]

@@ -1,4 +1,4 @@
-"""The files that a source's patterns name."""
+"""Finds the input files that a source's paths and patterns name."""
 
 import fnmatch
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from pathlib import Path
 from trainrig import storage
 from trainrig.errors import DataError
 
-# Of a folder that is named whole, these are read: a saved site has images and styles, too.
+# Name endings that are read from a folder; a saved site has images and styles as well.
 PACKED = (".gz", ".zst")
 NAMES = {
     "warc": (".warc", ".wet", ".wat"),
@@ -22,7 +22,7 @@ NAMES = {
 
 @dataclass(frozen=True)
 class File:
-    """One file of input. `name` is its path below what the pattern fixes: it may show in output."""
+    """One input file; `name` is its path below the fixed part of the pattern, and may be output."""
 
     path: str
     name: str
@@ -30,11 +30,10 @@ class File:
 
 
 def find_files(patterns: Sequence[str]) -> list[File]:
-    """The files that paths, patterns (`*`, `?` and `[` are wild, `*` also across `/`) and folders
-    name, each once, in the order of their names. Of a folder, those whose names end as one of
-    NAMES.
+    """Find the files that paths, patterns and folders name, sorted by name without repetitions.
 
-    Raises DataError for a pattern that names none.
+    In patterns `*`, `?` and `[` are wildcards, and `*` matches `/` as well. Of a folder, only files
+    with an ending in NAMES are returned. Raises DataError for a path or pattern without files.
     """
     found: dict[str, File] = {}
     for pattern in patterns:
@@ -46,23 +45,23 @@ def find_files(patterns: Sequence[str]) -> list[File]:
 
 
 def read_first_bytes(path: str, count: int) -> bytes:
-    """The first `count` bytes of the file at `path`, or all. Of an object in S3 no more is sent."""
+    """Return the first `count` bytes of the file at `path`, or all; from S3 no more is fetched."""
     buffer = bytearray(count)
     return bytes(buffer[: storage.read_into(path, 0, memoryview(buffer))])
 
 
 def format_by_name(name: str) -> str | None:
-    """What a file is by the end of its name: a key of NAMES."""
+    """Return the format of a file by the ending of its name (a key of NAMES), or None."""
     name = name.lower()
     for suffix in PACKED:
         name = name.removesuffix(suffix)
-    endings = ((kind, ending) for kind, each in NAMES.items() for ending in each)
+    endings = ((kind, ending) for kind, kind_endings in NAMES.items() for ending in kind_endings)
     return next((kind for kind, ending in endings if name.endswith(ending)), None)
 
 
 def _find_matching(pattern: str) -> list[File]:
     if not pattern.startswith(storage.S3):
-        pattern = str(Path(pattern))  # "./a" and "a" are one file
+        pattern = str(Path(pattern))  # "./a" and "a" are the same file
     if storage.exists(pattern):
         return [File(pattern, pattern.rpartition("/")[2], storage.measure_size(pattern))]
     wild = min((pattern.find(sign) for sign in "*?[" if sign in pattern), default=None)
@@ -82,15 +81,15 @@ def _list_folder(folder: str) -> list[File]:
     sizes = _list_sizes(folder)
     if not sizes:
         raise DataError(
-            f"{folder}: no such file, and no folder of files; `paths` names files and folders, "
-            "* is wild"
+            f"{folder}: no such file or folder with files; name files, folders or patterns with * "
+            "in `paths`"
         )
     found = [path for path in sizes if format_by_name(path)]
     if not found:
-        endings = " ".join(ending for each in NAMES.values() for ending in each)
+        endings = " ".join(ending for kind_endings in NAMES.values() for ending in kind_endings)
         raise DataError(
-            f"{folder}: none of its {len(sizes):,} files is named as what is read from folders "
-            f"({endings}); name files by a pattern, and set `format`"
+            f"{folder}: none of its {len(sizes):,} files has an ending that is read from folders "
+            f"({endings}); name the files by a pattern and set `format`"
         )
     return [File(path, _strip_folder(folder, path), sizes[path]) for path in found]
 

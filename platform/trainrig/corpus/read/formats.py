@@ -1,4 +1,4 @@
-"""What a file is: by its first bytes, and where these do not say, by its name."""
+"""Detects a file's format by its first bytes or, if they do not tell, by its name."""
 
 import io
 import json
@@ -12,13 +12,13 @@ from trainrig.corpus.read.encoding import is_wide
 from trainrig.corpus.read.files import NAMES, File, format_by_name, read_first_bytes
 from trainrig.corpus.read.settings import Format, ReadSettings
 from trainrig.corpus.read.web_archives import arc, warc
-from trainrig.corpus.read.web_archives.archive import has_a_member_for_each_record
+from trainrig.corpus.read.web_archives.archive import is_compressed_by_record
 from trainrig.corpus.read.web_archives.members import MAGIC as GZIP_MAGIC
 from trainrig.corpus.read.web_archives.packed import ZSTD_MAGIC
 from trainrig.errors import DataError
 
-_HEAD = 2**14  # bytes that are looked at
-# Bytes in which a file with a member for each record shows its second: nearly all do in the first.
+_HEAD = 2**14  # bytes at the start that are examined
+# Prefixes in which to look for a second gzip member; nearly always the first is enough.
 _FIRST_MEMBERS = (2**18, 2**24)
 
 _HTML = re.compile(
@@ -28,26 +28,27 @@ _HTML = re.compile(
 
 
 def recognise(file: File) -> Format:
-    """The format of `file`. Raises DataError, with what would work, where nothing tells."""
+    """Detect the format of `file`. Raises DataError, with a remedy, if it is unknown."""
     packed = read_first_bytes(file.path, _HEAD)
     by_content = _recognise_content(unpack_head(packed))
     format_ = by_content or format_by_name(file.name)
     if format_ is None:
         raise DataError(
-            f"{file.path}: not recognised: it begins with {packed[:24]!r}, and its name ends as no "
-            f"format's does; set `format` to one of {', '.join(NAMES)}, or leave it out of `paths`"
+            f"{file.path}: its format is unknown: it begins with {packed[:24]!r}, and its name has "
+            f"no known ending; set `format` to one of {', '.join(NAMES)}, "
+            "or leave the file out of `paths`"
         )
     return cast(Format, format_)
 
 
 def can_be_cut(path: str, format_: Format, reading: ReadSettings) -> bool:
-    """Whether parts of the file, which is no Parquet, can be read without what is before them."""
+    """Return whether a part of the file (not Parquet) can be read without the bytes before it."""
     head = read_first_bytes(path, _HEAD)
     if format_ in ("warc", "arc"):
         grammar = warc.GRAMMAR if format_ == "warc" else arc.GRAMMAR
         if head.startswith(GZIP_MAGIC):
             return any(
-                has_a_member_for_each_record(io.BytesIO(read_first_bytes(path, count)), grammar)
+                is_compressed_by_record(io.BytesIO(read_first_bytes(path, count)), grammar)
                 for count in _FIRST_MEMBERS
             )
         return not head.startswith(ZSTD_MAGIC)
@@ -57,7 +58,7 @@ def can_be_cut(path: str, format_: Format, reading: ReadSettings) -> bool:
 
 
 def unpack_head(head: bytes) -> bytes:
-    """The first bytes of what `head`, the first bytes of a file, holds if it is packed."""
+    """Decompress the start of a file's first bytes if they are gzip or zstd."""
     if head.startswith(GZIP_MAGIC):
         try:
             return zlib.decompressobj(31).decompress(head, _HEAD)
@@ -85,7 +86,7 @@ def _recognise_content(head: bytes) -> Format | None:
 
 
 def _is_object(text: bytes) -> bool:
-    """Whether the first line is a JSON object, or looks like one that goes on behind the head."""
+    """Return whether the first line is a JSON object, or the start of one longer than the head."""
     line, end, _ = text.partition(b"\n")
     if not end:
         return re.match(rb'\{\s*("|\}\s*$)', line) is not None

@@ -1,4 +1,4 @@
-"""JSON lines: an object a line, UTF-8, plain or packed."""
+"""Reads JSON lines: one object a line, in UTF-8, plain or compressed."""
 
 import json
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ _MARK = b"\xef\xbb\xbf"
 def read_jsonl(
     stream: BinaryIO, name: str, fields: Fields, begin: int = 0, end: int | None = None
 ) -> Iterator[RawPage | Unreadable]:
-    """The texts of the lines that begin in [begin, end), which is all of a packed file.
+    """Read the texts of the lines that begin in [begin, end); a compressed file is read whole.
 
-    Blank lines pass in silence. Unreadable: "too_large", "not_utf8", "bad_json", "not_an_object",
-    and what `page` has; once, behind all else, for a packed stream that is "truncated" or
-    damaged.
+    Blank lines are skipped. Reasons of Unreadable: "too_large", "not_utf8", "bad_json",
+    "not_an_object", and those of `build_page`; once, at the end, "truncated" or damage of a
+    compressed stream.
     """
     unpacked = None if begin or end is not None else Unpacked(stream)
     source = stream if unpacked is None else cast(BinaryIO, unpacked)
@@ -41,11 +41,11 @@ def read_jsonl(
 
 
 def _parse_object(line: bytes) -> dict[str, Any] | str:
-    """The object in `line`, or why there is none."""
+    """Return the object in `line`, or the reason why there is none."""
     try:
         value = json.loads(line.decode())
     except UnicodeDecodeError:
         return "not_utf8"
-    except (ValueError, RecursionError):  # nested thousands deep, numbers of thousands of digits
+    except (ValueError, RecursionError):  # nested thousands deep, or numbers of thousands of digits
         return "bad_json"
     return value if isinstance(value, dict) else "not_an_object"

@@ -1,4 +1,4 @@
-"""The lines of a text file, or of a part of it; none is ever held that is too long."""
+"""Reads the lines of a text file or of a part of it, without holding overlong lines in memory."""
 
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
@@ -9,18 +9,18 @@ _BLOCK = 2**16  # bytes
 
 
 class Line(NamedTuple):
-    """A line with its end. `text` is None if it is longer than LARGEST_BODY."""
+    """A line with its end; `text` is None if the line is longer than LARGEST_BODY."""
 
-    start: int  # byte at which it begins
+    start: int  # byte offset of the line
     text: bytes | None
 
 
 def iterate_lines(stream: BinaryIO, begin: int = 0, end: int | None = None) -> Iterator[Line]:
-    """The lines that begin in [begin, end). A stream that cannot seek is read from 0 only."""
+    """Yield the lines that begin in [begin, end); an unseekable stream must start at 0."""
     at = begin
     if begin:
         stream.seek(begin - 1)
-        at += _skip_line(stream) - 1  # of the line before, at least its end
+        at += _skip_line(stream) - 1  # skips the rest of the line before, at least its end
     while end is None or at < end:
         text = stream.readline(LARGEST_BODY + 1)
         if not text:
@@ -34,7 +34,7 @@ def iterate_lines(stream: BinaryIO, begin: int = 0, end: int | None = None) -> I
 
 
 def _skip_line(stream: BinaryIO) -> int:
-    """Read on to behind the next line end; how many bytes that were."""
+    """Skip to after the next line end; return the number of bytes skipped."""
     count = 0
     while text := stream.readline(_BLOCK):
         count += len(text)

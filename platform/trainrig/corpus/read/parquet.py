@@ -1,4 +1,4 @@
-"""Parquet: rows of texts, read by row groups, and of these only the columns that are asked for."""
+"""Reads texts from Parquet by row groups, and only the required columns."""
 
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
@@ -13,14 +13,14 @@ from trainrig.corpus.read.rows import build_page
 from trainrig.corpus.read.settings import Fields
 from trainrig.errors import DataError
 
-_ROWS = 256  # unpacked at a time
-_BUFFER = 2**20  # bytes of a column read at a time: row groups may be larger than memory
+_ROWS = 256  # rows decoded at a time
+_BUFFER = 2**20  # bytes of a column read at a time, as row groups may be larger than memory
 
 
 def measure_row_groups(path: str, fields: Fields) -> list[int]:
-    """Bytes, as stored, of what is read of each row group; none if the file is damaged.
+    """Measure the stored bytes to read of each row group; return [] if the file is damaged.
 
-    Raises DataError for columns that are named and not there.
+    Raises DataError if a named column is missing.
     """
     with storage.open_read(path) as stream:
         try:
@@ -46,10 +46,10 @@ def measure_row_groups(path: str, fields: Fields) -> list[int]:
 def read_parquet(
     stream: BinaryIO, name: str, fields: Fields, begin: int = 0, end: int | None = None
 ) -> Iterator[RawPage | Unreadable]:
-    """The texts of the row groups [begin, end).
+    """Read the texts of the row groups [begin, end).
 
-    Unreadable: what `page` has, and "damaged_parquet" for a file or a row group. Raises
-    DataError for columns that are named and not there.
+    Reasons of Unreadable: those of `build_page`, and "damaged_parquet" for a file or a row group.
+    Raises DataError if a named column is missing.
     """
     try:
         file = _open(stream)
@@ -78,24 +78,24 @@ def _open(stream: BinaryIO) -> pq.ParquetFile:
 
 
 def _raise_if_not_damage(error: Exception) -> None:
-    """An error with a number is the disk's; those of what is read have none."""
+    """Raise `error` if it has an errno: it is then the storage's, not due to damaged contents."""
     if isinstance(error, OSError) and error.errno is not None:
         raise error
 
 
 def _select_columns(file: pq.ParquetFile, name: str, fields: Fields) -> Sequence[str]:
-    """Those of the named columns that are there. Raises DataError for one that has to be."""
+    """Return the named columns that exist. Raises DataError if a required one is missing."""
     there = file.schema_arrow.names
     wanted = fields.list_columns()
     optional = {"url", "id", "date"} - fields.model_fields_set
     missing = [
         column
         for column in wanted
-        if column not in there and column not in {getattr(fields, each) for each in optional}
+        if column not in there and column not in {getattr(fields, field) for field in optional}
     ]
     if missing:
         raise DataError(
-            f"{name}: no column '{missing[0]}'{suggest_choice(missing[0], there)}; say in `fields` "
-            "which column holds what"
+            f"{name}: no column '{missing[0]}'{suggest_choice(missing[0], there)}; set the "
+            "names of the columns in `fields`"
         )
     return [column for column in wanted if column in there]

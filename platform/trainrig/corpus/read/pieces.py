@@ -1,20 +1,20 @@
-"""Input cut into pieces of about one size: large files split, small ones grouped.
+"""Splits input into pieces of similar size: large files are cut, small ones grouped.
 
-    files  = files_of(source.paths)                  # what the patterns name
-    groups = pieces(files, source.reading)           # a split for each group
-    task   = {"pieces": [as_json(piece) for piece in group]}   # plain JSON, travels anywhere
+    files  = find_files(source.paths)                # files of the patterns
+    groups = cut_pieces(files, source.reading)       # one split per group
+    task   = {"pieces": [serialise_piece(piece) for piece in group]}   # plain JSON
     for task_piece in task["pieces"]:
-        for page in read(from_json(task_piece), source.reading): ...   # Page | Unreadable
+        for page in read(from_json(task_piece), source.reading): ...   # RawPage | Unreadable
 
-Where a file is cut follows from the files' sizes and the run file alone, so outputs that are named
-by their piece are the same whoever reads them, beside how many others. The pages of all pieces of a
-file, one after another, are those of the file read at once, wherever the cuts fall:
+Where a file is cut depends on the file sizes and the run file alone, so outputs that are named
+after their piece are the same at any number of workers. Reading all pieces of a file in order gives
+the same pages as reading the file at once:
 
-- WARC and ARC, plain or with a gzip member for each record (as crawlers write them): by bytes; a
-  piece has the records that begin in it.
-- JSONL and text read by lines or blocks, not packed: by bytes, likewise.
-- Parquet: by row groups.
-- All else (one gzip or zstd stream, an HTML file, a text that is one document) is one piece.
+- WARC and ARC, plain or with a gzip member for each record (as crawlers write them), are cut by
+  bytes; a piece has the records that begin in it.
+- Uncompressed JSONL, and text read by lines or blocks, are cut by bytes in the same way.
+- Parquet is cut by row groups.
+- Other files (one gzip or zstd stream, HTML, a text that is one document) are one piece.
 """
 
 import dataclasses
@@ -28,39 +28,39 @@ from trainrig.corpus.read.files import File
 from trainrig.corpus.read.formats import can_be_cut, recognise
 from trainrig.corpus.read.settings import Format, ReadSettings
 
-PIECES = 256  # that a source is cut into, unless they would be smaller or larger than:
+PIECES = 256  # number of pieces per source, within the limits of a piece's size:
 SMALLEST_PIECE = 4 * 2**20  # bytes
 LARGEST_PIECE = 64 * 2**20  # bytes
-OPENING = 2**14  # bytes that could be read in the time that opening a file takes
-_THREADS = 8  # that look at first bytes at a time; S3 answers each after some 30 ms
+OPENING = 2**14  # cost of opening a file, as the bytes that could be read in that time
+_THREADS = 8  # threads that read first bytes; S3 answers each request after some 30 ms
 
 
 @dataclass(frozen=True)
 class InputPiece:
-    """A file, or a part of one. `begin` and `end` count bytes; of a Parquet file, row groups."""
+    """A file, or a part of one; `begin` and `end` are byte offsets, or row groups of Parquet."""
 
     path: str
-    name: str  # what may show in output: the path below what the pattern fixes
+    name: str  # name for output: the path below the fixed part of the pattern
     format: Format
     begin: int = 0
     end: int | None = None  # None: to the end of the file
 
 
-def as_json(piece: InputPiece) -> dict[str, Any]:
-    """`piece` as plain JSON values."""
+def serialise_piece(piece: InputPiece) -> dict[str, Any]:
+    """Return `piece` as plain JSON values."""
     return dataclasses.asdict(piece)
 
 
 def from_json(values: Mapping[str, Any]) -> InputPiece:
-    """The piece that `as_json` gave `values` for."""
+    """Return the piece of `values` that `serialise_piece` returned."""
     return InputPiece(**values)
 
 
 def cut_pieces(files: Sequence[File], reading: ReadSettings) -> list[list[InputPiece]]:
-    """Groups of pieces of about one size, in the order of `files`.
+    """Split `files` into groups of pieces of similar size, in order.
 
-    Looks at the first bytes of each file (a Parquet file's last). Raises DataError for a file that
-    is not recognised.
+    Reads the first bytes of each file (the last of a Parquet file). Raises DataError for a file of
+    unknown format.
     """
     size = reading.piece_bytes or choose_piece_size(files)
     with ThreadPoolExecutor(_THREADS) as threads:
@@ -69,13 +69,13 @@ def cut_pieces(files: Sequence[File], reading: ReadSettings) -> list[list[InputP
 
 
 def choose_piece_size(files: Sequence[File]) -> int:
-    """Bytes that a piece of `files` has about, where the run file says nothing of it."""
+    """Return the approximate bytes of a piece of `files` if the run file does not set them."""
     share = sum(file.bytes for file in files) // PIECES
     return min(max(share, SMALLEST_PIECE), LARGEST_PIECE)
 
 
 def _cut_file(file: File, reading: ReadSettings, size: int) -> list[tuple[InputPiece, int]]:
-    """The pieces of one file, each with its bytes."""
+    """Split one file into pieces; return each with its size in bytes."""
     format_ = reading.format or recognise(file)
     whole = InputPiece(file.path, file.name, format_)
     number = round(file.bytes / size)
@@ -108,7 +108,7 @@ def _cut_by_row_groups(
 
 
 def _iterate_runs(sizes: Sequence[int], limit: int) -> Iterator[list[int]]:
-    """Neighbours together as long as they are at most `limit` in sum."""
+    """Yield runs of neighbours that together have at most `limit`."""
     run: list[int] = []
     for size in sizes:
         if run and sum(run) + size > limit:
@@ -126,7 +126,8 @@ def _group_pieces(cut: Iterator[tuple[InputPiece, int]], size: int) -> Iterator[
         weight = bytes_ + OPENING
         if group and filled + weight > size:
             yield group
-            group, filled = [], 0
+            group = []
+            filled = 0
         group.append(piece)
         filled += weight
     if group:

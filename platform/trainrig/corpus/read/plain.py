@@ -1,4 +1,4 @@
-"""Text files, and pages saved as files: one document a file, a line, or lines up to a blank one."""
+"""Reads text files and saved pages: a document per file, line, or block up to a blank line."""
 
 import codecs
 import io
@@ -13,21 +13,22 @@ from trainrig.corpus.read.settings import ReadSettings
 from trainrig.corpus.read.web_archives.packed import Unpacked
 
 _BLOCK = 2**16  # bytes
-_BACK = 2**12  # bytes read at a time when looking back
+_BACK = 2**12  # bytes read at a time when searching backwards
 _SPACE = b" \t\r\n\v\f"
 
 
 def read_page(stream: BinaryIO, name: str, base_url: str) -> Iterator[RawPage | Unreadable]:
-    """A file that is one page of HTML. Unreadable: "too_large", "truncated", "damaged_gzip"…"""
+    """Read a file that is one HTML page. Reasons: "too_large", "truncated", "damaged_gzip" etc."""
     yield _read_whole(stream, name, base_url, "text/html", None)
 
 
 def read_text(
     stream: BinaryIO, name: str, reading: ReadSettings, begin: int = 0, end: int | None = None
 ) -> Iterator[RawPage | Unreadable]:
-    """The documents that begin in [begin, end), which is all of a packed file.
+    """Read the documents that begin in [begin, end); a compressed file is read whole.
 
-    Unreadable: "not_text", "too_large"; of a packed file "truncated", "damaged_gzip"…
+    Reasons of Unreadable: "not_text", "too_large"; for a compressed file also "truncated",
+    "damaged_gzip" and the like.
     """
     head = Unpacked(stream).read(HEAD)
     encoding = reading.encoding or find_encoding(head)
@@ -39,7 +40,8 @@ def read_text(
     if reading.documents == "file":
         yield _read_whole(stream, name, reading.base_url, "text/plain", reading.encoding)
         return
-    source, unpacked = stream, None
+    source = stream
+    unpacked = None
     if begin == 0 and end is None:
         unpacked = Unpacked(stream)
         source = cast(BinaryIO, unpacked)
@@ -62,7 +64,7 @@ def read_text(
 
 
 def iterate_blocks(stream: BinaryIO, begin: int = 0, end: int | None = None) -> Iterator[Line]:
-    """Lines up to a blank one, together; those whose first line begins in [begin, end)."""
+    """Yield blocks of lines up to a blank line, whose first line begins in [begin, end)."""
     skipping = begin > 0 and _begins_inside(stream, begin)
     block = _Block()
     for at, line in iterate_lines(stream, begin):
@@ -71,16 +73,16 @@ def iterate_blocks(stream: BinaryIO, begin: int = 0, end: int | None = None) -> 
         if line is not None and not line.strip():
             skipping = False
             if block.size:
-                yield block.as_line()
+                yield block.to_line()
                 block = _Block()
         elif not skipping:
             block.add(at, line)
     if block.size:
-        yield block.as_line()
+        yield block.to_line()
 
 
 class _Block:
-    """Lines that belong together, of which too many are not kept."""
+    """Lines of one block; the text of an overlong block is not kept."""
 
     def __init__(self) -> None:
         self.start = self.size = 0
@@ -95,16 +97,20 @@ class _Block:
         else:
             self._lines.append(line)
 
-    def as_line(self) -> Line:
+    def to_line(self) -> Line:
         return Line(self.start, b"".join(self._lines) if self.size <= LARGEST_BODY else None)
 
 
 def _begins_inside(stream: BinaryIO, begin: int) -> bool:
-    """Whether the line before the first that begins at `begin` or after is not blank."""
+    """Return whether the first line at or after `begin` continues a block.
+
+    That is so unless a blank line, or only blank lines, precede it.
+    """
     first = next(iterate_lines(stream, begin), None)
     if first is None:
         return True
-    at, ends = first.start, 0
+    at = first.start
+    ends = 0
     while at > 0:
         back = min(_BACK, at)
         stream.seek(at - back)
@@ -114,7 +120,7 @@ def _begins_inside(stream: BinaryIO, begin: int) -> bool:
         if len(spaces) < len(block) or ends > 1:
             return ends < 2
         at -= back
-    return False  # nothing but blank lines before it
+    return False  # only blank lines before it
 
 
 def _read_whole(
@@ -130,12 +136,12 @@ def _read_whole(
 
 
 def _build_url(base_url: str, name: str) -> str:
-    """The file's place below `base_url`; without one it is the root of a file system."""
+    """Return the file's URL below `base_url`; the default is the root of a file system."""
     return f"{base_url.rstrip('/') or 'file://'}/{quote(name, safe='/~@!$&()*+,;=:')}"
 
 
 class _Recoded(io.RawIOBase):
-    """Text of any encoding as UTF-8; what cannot be decoded becomes U+FFFD."""
+    """Stream that converts text of any encoding to UTF-8; undecodable bytes become U+FFFD."""
 
     def __init__(self, stream: BinaryIO, encoding: str) -> None:
         self._stream = stream
@@ -148,7 +154,7 @@ class _Recoded(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         while not self._ready:
             block = self._stream.read(_BLOCK)
-            # "replace" keeps half a surrogate pair as it stands in UTF-16.
+            # "replace" leaves half a surrogate pair of UTF-16, which encoding to UTF-8 replaces.
             text = self._decoder.decode(block, final=not block)
             self._ready = text.encode("utf-8", "replace")
             if not block:

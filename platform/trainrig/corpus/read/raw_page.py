@@ -1,9 +1,9 @@
-"""What reading gives, whatever the format: pages, and what could not be read."""
+"""Results of reading, for every format: pages, and records that could not be read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-LARGEST_BODY = 64 * 2**20  # bytes; Common Crawl cuts bodies at 1 to 5 MiB, larger ones are no pages
+LARGEST_BODY = 64 * 2**20  # bytes; Common Crawl truncates bodies at 1 to 5 MiB
 
 
 @dataclass(frozen=True)
@@ -11,11 +11,11 @@ class RawPage:
     """One page, or one text of a file of texts."""
 
     url: str
-    content_type: str  # media type only, lower case: "text/html"; "" when none was given
-    body: bytes  # decoded from chunked / content-encoding
-    date: str  # ISO 8601: when it was fetched, or what its file says
-    charset: str | None  # what it claims: from the Content-Type header, or the run file
-    id: str = ""  # what its file calls it; "" where it has no name
+    content_type: str  # media type without parameters, in lower case: "text/html"; "" if unknown
+    body: bytes  # without chunked transfer encoding and content encoding
+    date: str  # ISO 8601: time of the fetch, or a date in the file
+    charset: str | None  # declared charset: from the Content-Type header, or the run file
+    id: str = ""  # id in the file; "" if none
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -23,5 +23,5 @@ class RawPage:
 class Unreadable:
     """A record, or the rest of a file, that could not be used."""
 
-    where: str  # "crawl.warc.gz: record at byte 1234"; never the folder, which may move
+    where: str  # "crawl.warc.gz: record at byte 1234", without the folder, which may change
     reason: str  # a code to count by: "revisit", "not_http_200", "truncated", …

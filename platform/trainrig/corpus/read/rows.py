@@ -1,4 +1,4 @@
-"""Rows of a table, JSON objects or Parquet's, to pages."""
+"""Converts table rows (JSON objects or Parquet rows) into pages."""
 
 import json
 import re
@@ -9,11 +9,11 @@ from typing import Any
 from trainrig.corpus.read.raw_page import LARGEST_BODY, RawPage, Unreadable
 from trainrig.corpus.read.settings import Fields
 
-_SURROGATE = re.compile("[\ud800-\udfff]")  # alone; UTF-8 has no bytes for them
+_SURROGATE = re.compile("[\ud800-\udfff]")  # a lone surrogate, which UTF-8 cannot encode
 
 
 def build_page(row: Mapping[str, Any], fields: Fields, where: str) -> RawPage | Unreadable:
-    """The page in `row`. Unreadable: "no_text" (or null), "text_is_no_string", "too_large"."""
+    """Build the page of `row`. Reasons: "no_text" (or null), "text_is_no_string", "too_large"."""
     text = row.get(fields.text if fields.html is None else fields.html)
     if text is None:
         return Unreadable(where, "no_text")
@@ -26,23 +26,23 @@ def build_page(row: Mapping[str, Any], fields: Fields, where: str) -> RawPage | 
     if len(body) > LARGEST_BODY:
         return Unreadable(where, "too_large")
     return RawPage(
-        url=_as_text(row.get(fields.url)),
+        url=_convert_to_text(row.get(fields.url)),
         content_type="text/plain" if fields.html is None else "text/html",
         body=body,
-        date=_as_text(row.get(fields.date)),
+        date=_convert_to_text(row.get(fields.date)),
         charset="utf-8",
-        id=_as_text(row.get(fields.id)),
-        metadata={name: _as_text(row[name]) for name in fields.metadata if name in row},
+        id=_convert_to_text(row.get(fields.id)),
+        metadata={name: _convert_to_text(row[name]) for name in fields.metadata if name in row},
     )
 
 
-def _as_text(value: Any) -> str:
-    """A value that should be a string, as one: dates in ISO 8601, tables as JSON."""
+def _convert_to_text(value: Any) -> str:
+    """Convert a value to a string: dates to ISO 8601, tables to JSON, None to ""."""
     if value is None:
         return ""
     if isinstance(value, str):
         return _clean(value)
-    if isinstance(value, date):  # a datetime is one
+    if isinstance(value, date):  # includes datetimes
         return value.isoformat()
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")

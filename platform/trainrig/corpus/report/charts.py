@@ -1,4 +1,4 @@
-"""The charts of a curation's page: each a finding with its drawing, worded from the numbers."""
+"""Charts of the curation report; each title states a finding computed from the numbers."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,12 @@ from trainrig.corpus.report.tallies import BinRow, CurationTallies, StepRow
 from trainrig.figures import C1, C2, BarPart, BarRow
 from trainrig.report import Chart, ReportTable, format_percent, format_short
 
-MOST_ROWS = 14  # in a chart; its table has all
+MOST_ROWS = 14  # rows of a chart; the table has all rows
 ROW_HEIGHT = 34  # CSS pixels
 
 
 def build_steps_chart(tallies: CurationTallies, seen: int) -> Chart:
-    """What each step dropped: the first to do so, and what it alone would have besides."""
+    """Chart the documents that each step dropped first, and those it would drop besides."""
     steps = sum_steps(tallies.steps)
     order = sorted(steps, key=lambda step: (-steps[step][0], -steps[step][1], step))
     drawn = [step for step in order if steps[step][1]][:MOST_ROWS]
@@ -31,7 +31,7 @@ def build_steps_chart(tallies: CurationTallies, seen: int) -> Chart:
     ]
     parts = (
         BarPart("the first to drop", C1),
-        BarPart("dropped before, breaks it too", C2, hatched=True),
+        BarPart("dropped before, but breaks the rule too", C2, hatched=True),
     )
     worst = order[0]
     most = steps[worst][0]
@@ -42,15 +42,15 @@ def build_steps_chart(tallies: CurationTallies, seen: int) -> Chart:
             70 + ROW_HEIGHT * len(rows),
         ),
         label="Bars of documents dropped by each step, first and by itself.",
-        caption=f"n = {seen:,} documents. Steps are tried in the order of the run file, and copies "
-        "are looked for among what is left. "
+        caption=f"n = {seen:,} documents. Steps run in the order of the run file; duplicates "
+        "are searched among the documents left. "
         + (f"The {len(drawn)} largest of {len(order)} steps." if len(order) > len(drawn) else ""),
         table=build_steps_table(tallies.steps),
     )
 
 
 def sum_steps(rows: Sequence[StepRow]) -> dict[str, tuple[int, int]]:
-    """Step → documents that it was the first to drop, and that it would drop by itself."""
+    """Sum for each step the documents that it dropped first, and that it would drop alone."""
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for row in rows:
         sums[row.step][0] += row.first_documents
@@ -59,7 +59,7 @@ def sum_steps(rows: Sequence[StepRow]) -> dict[str, tuple[int, int]]:
 
 
 def build_steps_table(rows: Sequence[StepRow]) -> ReportTable:
-    """Documents and bytes by step, in the order of the steps."""
+    """Build the table of documents and bytes by step, in the order of the steps."""
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for row in rows:
         values = (row.first_documents, row.any_documents, row.first_bytes, row.any_bytes)
@@ -74,7 +74,7 @@ def build_steps_table(rows: Sequence[StepRow]) -> ReportTable:
 def build_signal_charts(
     tallies: CurationTallies, rules: Mapping[str, Sequence[Rule]]
 ) -> tuple[Chart, ...]:
-    """The distribution of each bounded signal, its bounds drawn in."""
+    """Chart the distribution of each bounded signal, with its bounds."""
     by_signal: dict[str, list[BinRow]] = defaultdict(list)
     for row in tallies.bins:
         by_signal[row.signal].append(row)

@@ -1,7 +1,7 @@
-"""The page that a curation is read on: a pure function of its account.
+"""The HTML report of a curation, a pure function of its tallies.
 
-What fell and why, by rule, source and language; where the thresholds lie in what was measured; a
-few documents that fell for each rule, as they are; what could not be read.
+It shows what was dropped and why, by rule, source and language; the thresholds within the
+distribution of each signal; samples of dropped documents for each rule; and what could not be read.
 """
 
 from collections import defaultdict
@@ -40,10 +40,10 @@ def render_curation_page(
     near: MinHash,
     more: tuple[Section, ...] = (),
 ) -> str:
-    """The page as HTML text; `rules` are those of each source, `counts`, `cost` the manifest's.
+    """Render the report as HTML text.
 
-    `near` is how near-duplicates were looked for; `more` are sections about what happened to
-    documents that no rule drops.
+    `rules` are those of each source, `counts` and `cost` those of the manifest, `near` the settings
+    of the search for near-duplicates. `more` are sections about spans removed from documents.
     """
     seen = counts["documents_extracted"]
     page = report.ReportPage(
@@ -51,10 +51,10 @@ def render_curation_page(
         verdict=_build_verdict(summary, counts),
         figures=_build_key_figures(counts, cost),
         sections=(
-            Section("dropped", "What fell, and why", _chart_dropped(summary, seen)),
+            Section("dropped", "What was dropped, and why", _chart_dropped(summary, seen)),
             Section("sources", "By source and language", (_build_source_table(summary),)),
             Section("signals", "Where the thresholds lie", _build_signal_details(summary, rules)),
-            Section("samples", "What fell, to read", _build_samples(summary)),
+            Section("samples", "Samples of dropped documents", _build_samples(summary)),
             _build_copies_section(summary, near),
             *more,
             build_hosts_section(summary.hosts),
@@ -63,7 +63,7 @@ def render_curation_page(
         commands=(
             report.PageCommand(
                 "trainrig curate RUN.toml --set …",
-                "Decide again by other thresholds",
+                "Apply other thresholds",
             ),
             report.PageCommand("trainrig tokenizer RUN.toml", "Train a tokenizer on what was kept"),
         ),
@@ -73,7 +73,8 @@ def render_curation_page(
 
 
 def _build_verdict(summary: CurationTallies, counts: Mapping[str, Any]) -> report.Verdict:
-    kept, came = counts["documents_kept"], counts["documents_in"]
+    kept = counts["documents_kept"]
+    came = counts["documents_in"]
     idle = [step for step, (_, any_) in sum_steps(summary.steps).items() if not any_]
     warnings = []
     if idle:
@@ -95,7 +96,8 @@ def _build_verdict(summary: CurationTallies, counts: Mapping[str, Any]) -> repor
 def _build_key_figures(
     counts: Mapping[str, Any], cost: Mapping[str, float]
 ) -> tuple[report.KeyFigure, ...]:
-    kept, came = counts["documents_kept"], counts["documents_in"]
+    kept = counts["documents_kept"]
+    came = counts["documents_in"]
     a_second = came / cost["cpu_seconds"] if cost["cpu_seconds"] else 0.0
     return (
         report.KeyFigure(
@@ -185,7 +187,7 @@ def _build_samples(summary: CurationTallies) -> tuple[Details | Text, ...]:
     for row in summary.samples:
         by_step[row.step].append(row)
     if not by_step:
-        return (Text("Nothing fell, or its texts were not kept (keep_dropped)."),)
+        return (Text("Nothing was dropped, or the texts were not stored (keep_dropped)."),)
     return tuple(
         Details(
             step,
@@ -198,13 +200,17 @@ def _build_samples(summary: CurationTallies) -> tuple[Details | Text, ...]:
 def _build_copies_section(summary: CurationTallies, near: MinHash) -> Section:
     blocks: list[Chart | Details | Text] = [chart_matches(near)]
     if summary.pairs:
-        blocks.append(Text("Near-duplicates beside what was kept, with what differs marked:"))
+        blocks.append(
+            Text("Near-duplicates and the documents kept in their place, with differences marked:")
+        )
     for row in summary.pairs:
         gone, stayed = find_differences(row.text, row.kept_text)
-        if max(len(row.text), len(row.kept_text)) >= EXCERPT:  # where an excerpt ends is no finding
-            gone, stayed = gone[:-1], stayed[:-1]
-        fell = TextSample(row.url, row.text, "fell", gone)
-        kept = TextSample(row.kept_url, row.kept_text, "was kept", stayed)
+        # the end of an excerpt is no difference
+        if max(len(row.text), len(row.kept_text)) >= EXCERPT:
+            gone = gone[:-1]
+            stayed = stayed[:-1]
+        fell = TextSample(row.url, row.text, "dropped", gone)
+        kept = TextSample(row.kept_url, row.kept_text, "kept", stayed)
         title = f"{row.url}: {row.similarity:.3f} of all shingles in common"
         blocks.append(Details(title, (SampleGroup((fell, kept)),)))
     return Section("copies", "Near-duplicates", tuple(blocks))

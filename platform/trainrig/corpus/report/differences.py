@@ -1,4 +1,4 @@
-"""Where two texts differ, word by word."""
+"""Finds the words in which two texts differ."""
 
 import difflib
 import re
@@ -8,9 +8,9 @@ Span = tuple[int, int]
 
 
 def find_differences(one: str, other: str) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
-    """The spans of `one` that `other` does not have, and the reverse; whole words, in order."""
+    """Return the spans of words only in `one`, and of words only in `other`, in order."""
     words = [list(_WORD.finditer(text)) for text in (one, other)]
-    first_text, second_text = ([word.group() for word in each] for each in words)
+    first_text, second_text = ([word.group() for word in text_words] for text_words in words)
     matcher = difflib.SequenceMatcher(None, first_text, second_text, autojunk=False)
     found: tuple[list[Span], list[Span]] = ([], [])
     for kind, *places in matcher.get_opcodes():

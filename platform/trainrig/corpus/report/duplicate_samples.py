@@ -1,4 +1,4 @@
-"""A few near-duplicates of a split beside the documents that stand for them, for the report."""
+"""Samples of near-duplicates in a split, with the documents kept in their place, for reports."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,15 +11,15 @@ from trainrig.corpus.dedup.decisions.documents import BY_LIKENESS, KEPT
 from trainrig.corpus.dedup.pairs.document_reference import format_ids
 from trainrig.corpus.files.arrays import load_arrays
 
-MOST = 3  # pairs told of
+MOST = 3  # pairs in a report
 EXCERPT = 2000  # characters of each text
 
 
 @dataclass(frozen=True, order=True)
 class LikePair:
-    """A document that fell and the one it fell for, as they were compared."""
+    """A dropped document and the kept one that it duplicates, as they were compared."""
 
-    id: str  # of the one that fell
+    id: str  # id of the dropped document
     url: str
     text: str
     kept_url: str
@@ -28,8 +28,11 @@ class LikePair:
 
 
 class LikePairs:
-    """The pairs of the lowest ids of which both are in one split: ids are digests, so these are
-    any; and nothing has to be looked for elsewhere."""
+    """Pairs of a dropped document and its kept duplicate within one split.
+
+    Those with the lowest ids are chosen: ids are digests, so this is a random sample, and it needs
+    no data of other splits.
+    """
 
     def __init__(self, settled: str) -> None:
         there = load_arrays(settled, ["ids", "kinds", "repeated", "similarities"])
@@ -38,20 +41,21 @@ class LikePairs:
         fell = fell[np.isin(there["repeated"][fell, 0], kept[:, 0])]
         order = np.lexsort((there["ids"][fell, 1], there["ids"][fell, 0]))
         chosen = fell[order][:MOST]
-        ids, partners = format_ids(there["ids"][chosen]), format_ids(there["repeated"][chosen])
+        ids = format_ids(there["ids"][chosen])
+        partners = format_ids(there["repeated"][chosen])
         self._partners = dict(zip(ids, partners, strict=True))
         self._similarities = dict(zip(ids, there["similarities"][chosen].tolist(), strict=True))
         self._rows: dict[str, dict[str, str]] = {}
 
     def add(self, rows: pa.Table) -> None:
-        """Look for them in some rows of the split, whose texts nothing was cut out of."""
+        """Collect the texts of the pairs from some rows of the split, before any span removal."""
         wanted = pa.array([*self._partners, *self._partners.values()], pa.string())
         found = rows.select(["id", "url", "text"]).filter(pc.is_in(rows["id"], wanted))
         for row in found.to_pylist():
             self._rows[row["id"]] = row | {"text": row["text"][:EXCERPT]}
 
     def to_json(self) -> list[dict[str, Any]]:
-        """The pairs, as JSON has them."""
+        """Return the pairs as JSON objects."""
         return [
             asdict(
                 LikePair(

@@ -6,10 +6,10 @@ from typing import Any
 
 
 def explain_nothing_read(counts: Mapping[str, Any]) -> str:
-    """What became of the records, none of which gave a document; `counts` are of the reading."""
+    """Explain why none of the records gave a document; `counts` are from the reading."""
     reasons = Counter(counts["quarantined"])
     if not reasons:
-        return "the inputs hold no page"
+        return "the inputs contain no page"
     return (
         f"none of {reasons.total():,} records gave a document ({_format_most_common(reasons)}); "
         "name other files in `paths`, or another `extractor`"
@@ -17,11 +17,12 @@ def explain_nothing_read(counts: Mapping[str, Any]) -> str:
 
 
 def explain_nothing_kept(counts: Mapping[str, Any]) -> str:
-    """What documents fell by, all of which did; `counts` are those of the manifest."""
+    """Explain which steps dropped all documents; `counts` are from the manifest."""
     reasons = Counter(counts["dropped_by"])
     documents = counts["documents_extracted"]
     return (
-        f"of {documents:,} documents most fell by {_format_most_common(reasons)}; loosen `filters`"
+        f"most of {documents:,} documents were dropped by {_format_most_common(reasons)}; "
+        "relax `filters`"
     )
 
 

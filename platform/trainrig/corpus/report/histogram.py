@@ -1,7 +1,7 @@
-"""The histogram of a signal as SVG, in the colours of the page's theme.
+"""Draws the histogram of a signal as SVG, in the colours of the page's theme.
 
-A curation's page has two dozen of them. They are written here element by element: by way of
-matplotlib each took about 70 ms, most of the time of a small curation.
+A curation report has two dozen histograms. They are written element by element here, because
+matplotlib took about 70 ms for each: most of the time of a small curation.
 """
 
 import math
@@ -9,20 +9,24 @@ from collections.abc import Sequence
 
 from trainrig.report import format_short
 
-Bin = tuple[tuple[float, float | None], int]  # from, to below (None: no end), documents
-WIDTH, HEIGHT = 420, 180  # CSS pixels, as those of `figures.draw` are wide
-RIGHT, TOP, BOTTOM = 417.0, 6.0, 159.0  # of the axes
-SHARE = 2.0  # values up to here stand on a scale of their own, others on one of logarithms
-MARGIN = 1.05  # how far an axis goes beyond what is drawn on it
+Bin = tuple[tuple[float, float | None], int]  # lower bound, upper bound (None: open), documents
+WIDTH = 420  # CSS pixels
+HEIGHT = 180  # `figures.draw` has the same width
+# edges of the axes
+RIGHT = 417.0
+TOP = 6.0
+BOTTOM = 159.0
+SHARE = 2.0  # up to this value the axis is linear; beyond it, logarithmic
+MARGIN = 1.05  # length of an axis relative to its largest value
 MAX_TICKS = 8
 TEXT = "font-size: 11px; fill: var(--muted); text-anchor:"
 LINE = "fill: none; stroke: var(--grid); stroke-width: 0.8"
 
 
 def draw_histogram(bins: Sequence[Bin], bounds: Sequence[float]) -> str:
-    """Documents by bin, and a line for each of `bounds`.
+    """Draw the documents by bin as bars, and each of `bounds` as a line.
 
-    Values over 2 stand on a scale of logarithms (below 1: linear), shares on their own.
+    If values exceed 2, the axis is logarithmic (linear below 1); otherwise it is linear.
     """
     edges = [(least, least * 2 if below is None else below) for (least, below), _ in bins]
     furthest = max([most for _, most in edges] + list(bounds))
@@ -56,7 +60,7 @@ def draw_histogram(bins: Sequence[Bin], bounds: Sequence[float]) -> str:
 
 
 def scale_symlog(value: float) -> float:
-    """Linear below 1 and logarithmic above, as matplotlib's `symlog` of threshold 1."""
+    """Scale linearly below 1 and logarithmically above, as matplotlib's `symlog` (threshold 1)."""
     return value / 0.9 if value <= 1 else 1 / 0.9 + math.log10(value)
 
 
@@ -72,9 +76,9 @@ def _choose_x_ticks(furthest: float, linear: bool) -> list[float]:
 
 
 def _choose_round_ticks(most: float, whole: bool = False) -> list[float]:
-    """From 0 to at most `most`, at most MAX_TICKS, a power of ten times 1, 2 or 5 apart.
+    """Return ticks from 0 to at most `most`, 1, 2 or 5 times a power of ten apart.
 
-    `whole`: a whole number apart.
+    There are at most MAX_TICKS. `whole`: the distance is a whole number.
     """
     size = 10.0 ** math.floor(math.log10(most / MAX_TICKS))
     steps = (factor * size for factor in (1, 2, 5, 10))
@@ -85,7 +89,7 @@ def _choose_round_ticks(most: float, whole: bool = False) -> list[float]:
 
 
 def _estimate_width(text: str) -> float:
-    """Of a number in DejaVu Sans, about: points and spaces are half as wide as digits."""
+    """Estimate a number's width in DejaVu Sans: points and spaces are half as wide as digits."""
     return sum(3.5 if letter in ".,\u00a0 " else 7.0 for letter in text)
 
 

@@ -1,7 +1,7 @@
-"""How much of their pages' main content extraction kept, host by host.
+"""Shares of the main content that extraction kept, by host.
 
-A template that the extractor misreads is the same on all pages of a host, and its texts look whole:
-nothing else tells that half of each is gone.
+A template that the extractor misreads is the same on all pages of a host, and the texts look
+complete: nothing else shows that half of each page is missing.
 """
 
 from collections import Counter
@@ -10,23 +10,23 @@ from dataclasses import dataclass
 
 from trainrig.report import ReportTable, Section, Text
 
-FAR_BELOW = 0.5  # a host's median share that is worth a warning
-ENOUGH = 5  # pages of a host: of fewer, one odd page makes the median
+FAR_BELOW = 0.5  # a median share below this is worth a warning
+ENOUGH = 5  # smallest number of pages; with fewer, one odd page decides the median
 SHOWN = 20  # hosts
 
 
 @dataclass(frozen=True)
 class HostRow:
-    """The pages of one host of which the extractor said how much it kept."""
+    """The pages of one host for which the extractor measured the share that it kept."""
 
     host: str
     documents: int
-    median_share: float  # to a hundredth
+    median_share: float  # rounded to a hundredth
     below: int  # documents whose share is below FAR_BELOW
 
 
 def build_host_rows(told: Mapping[str, Mapping[str, int]]) -> tuple[HostRow, ...]:
-    """The hosts, those of the lowest median first; `told`: documents by host and percent kept."""
+    """Build a row per host, lowest median first; `told`: documents by host and percent kept."""
     shares = {
         host: Counter({int(percent): documents for percent, documents in counts.items()})
         for host, counts in told.items()
@@ -44,7 +44,7 @@ def build_host_rows(told: Mapping[str, Mapping[str, int]]) -> tuple[HostRow, ...
 
 
 def _median(counts: Counter[int]) -> int:
-    """The lower of the two in the middle, where there are two."""
+    """Return the median, the lower of two middle values."""
     left = (counts.total() + 1) // 2
     for percent in sorted(counts):
         left -= counts[percent]
@@ -54,12 +54,12 @@ def _median(counts: Counter[int]) -> int:
 
 
 def find_doubtful(rows: Sequence[HostRow]) -> list[HostRow]:
-    """Those hosts of enough pages whose median is far below 1."""
+    """Return the hosts with enough pages whose median share is far below 1."""
     return [row for row in rows if row.documents >= ENOUGH and row.median_share < FAR_BELOW]
 
 
 def describe_doubtful(rows: Sequence[HostRow]) -> str | None:
-    """One sentence about the doubtful hosts; None if there is none."""
+    """Describe the doubtful hosts in one sentence; None if there are none."""
     found = find_doubtful(rows)
     if not found:
         return None
@@ -72,7 +72,7 @@ def describe_doubtful(rows: Sequence[HostRow]) -> str | None:
 
 
 def build_hosts_section(rows: Sequence[HostRow]) -> Section:
-    """The hosts whose pages lost most, worst first."""
+    """Build the report section with the hosts whose pages lost most, worst first."""
     return Section("extraction", "How much of the pages was extracted", (_render_block(rows),))
 
 
@@ -82,7 +82,7 @@ def _render_block(rows: Sequence[HostRow]) -> ReportTable | Text:
         return Text(f"No host has {ENOUGH} pages whose extractor says how much it kept.")
     return ReportTable(
         f"Share of the main content kept (extracted_share); the {len(worst):,} lowest medians of "
-        f"hosts with {ENOUGH} pages or more. Below {FAR_BELOW} a host is warned of; "
+        f"hosts with {ENOUGH} pages or more. Below {FAR_BELOW} the report warns of a host; "
         "tallies/hosts.parquet has all",
         ("host", "documents", "median share", f"documents below {FAR_BELOW}"),
         tuple((row.host, row.documents, row.median_share, row.below) for row in worst),

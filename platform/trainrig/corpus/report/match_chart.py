@@ -1,4 +1,4 @@
-"""How likely two texts are to be compared, by how alike they are: the curve of a MinHash."""
+"""Chart of the probability that two texts are compared, by similarity, for a MinHash."""
 
 from functools import partial
 
@@ -13,7 +13,7 @@ _HEIGHT = 200  # CSS pixels
 
 
 def chart_matches(settings: MinHash) -> Chart:
-    """The curve, with the threshold drawn in."""
+    """Chart the probability curve with the similarity threshold."""
     similarities, probabilities = compute_match_curve(settings)
     found = format_percent(settings.compute_candidate_probability(settings.threshold), 1)
     steps = slice(0, None, 5)
@@ -22,8 +22,8 @@ def chart_matches(settings: MinHash) -> Chart:
         figures.draw(partial(_plot_curve, settings=settings), _HEIGHT),
         label="A curve that rises from 0 to 1 below the threshold.",
         caption=f"Computed, not counted: 1 - (1 - s^{settings.rows})^{settings.bands} for "
-        f"{settings.bands} bands of {settings.rows} rows. What is compared falls only at a Jaccard "
-        f"similarity of {settings.threshold:g} or more.",
+        f"{settings.bands} bands of {settings.rows} rows. A compared pair counts as "
+        f"duplicates only at a Jaccard similarity of {settings.threshold:g} or more.",
         table=ReportTable(
             "Probability that a pair is compared",
             ("Jaccard similarity", "probability"),

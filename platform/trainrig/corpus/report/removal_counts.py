@@ -1,4 +1,4 @@
-"""What was cut out of documents: numbers and passages, and the parts of the page with them."""
+"""Counts and samples of spans removed from documents, and their sections of the report."""
 
 import dataclasses
 import json
@@ -23,24 +23,24 @@ from trainrig.report import (
     format_percent,
 )
 
-MOST = 10  # passages shown of a kind
+MOST = 10  # passages shown per kind
 
 
 @dataclass(frozen=True)
 class CutRow:
-    """What one step did to the documents of one source that reached it."""
+    """Counts of what one step removed from one source's documents that reached it."""
 
     step: str
     source: str
     documents: int
     documents_cut: int
-    unit: str  # of the sizes: "characters" or "bytes"
-    size: int  # of the texts before the step
+    unit: str  # unit of the sizes: "characters" or "bytes"
+    size: int  # total size of the texts before the step
     size_cut: int
 
     @classmethod
     def of(cls, step: str, source: str, counts: Mapping[str, Any]) -> "CutRow":
-        """From the sum of a step's counts over the splits of a source."""
+        """Build the row from a step's counts, summed over the splits of a source."""
         unit = "bytes" if "bytes" in counts else "characters"
         return cls(
             step,
@@ -55,14 +55,14 @@ class CutRow:
 
 @dataclass(frozen=True)
 class RemovalCounts:
-    """All that a report shows of it; empty where a run cuts nothing."""
+    """The data about removed spans in a report; empty if a run removes none."""
 
     rows: tuple[CutRow, ...] = ()
     repeated_texts: Mapping[str, Sequence[RepeatedText]] = dataclasses.field(default_factory=dict)
     contamination: ContaminationTallies | None = None
 
     def save(self, folder: str) -> dict[str, FileSum]:
-        """Write it below `folder`, where there is anything; sums by the names below it."""
+        """Write the data below `folder`, if there are any; return file sums by relative name."""
         if not self.rows:
             return {}
         below = f"{TALLIES}/cut.json"
@@ -71,7 +71,7 @@ class RemovalCounts:
         return {below: manifest.compute_file_sum(path)}
 
     def compute_counts(self) -> dict[str, dict[str, int]]:
-        """What the manifest says of it, nothing where there is nothing to say."""
+        """Return the counts for the manifest; empty if there are none."""
         if not self.rows:
             return {}
         cut: Counter[str] = Counter()
@@ -83,7 +83,7 @@ class RemovalCounts:
         return {"cut": dict(cut), **({"contaminated_by": found} if self.contamination else {})}
 
     def build_sections(self) -> tuple[Section, ...]:
-        """The parts of the page."""
+        """Build the sections of the report."""
         found = []
         if self.rows:
             found.append(Section("cut", "What was cut out of documents", self._build_blocks()))
@@ -93,8 +93,8 @@ class RemovalCounts:
 
     def _build_blocks(self) -> tuple[ReportTable | Details | Text, ...]:
         table = ReportTable(
-            "Documents that reached each step, and what it took from them; the column `cut` of a "
-            "kept document has it",
+            "Documents that reached each step, and what it removed from them; the column `cut` of "
+            "a kept document has the removed text",
             ("step", "source", "documents", "cut", "unit", "size", "size cut", "of it"),
             tuple(
                 (

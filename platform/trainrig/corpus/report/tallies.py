@@ -1,4 +1,4 @@
-"""The numbers of a curation: rows of Parquet tables, each step by source and language.
+"""Tallies of a curation as Parquet tables, for each step by source and language.
 
 tallies/steps.parquet       documents and bytes that each step dropped first, and by itself
 tallies/sources.parquet     documents and bytes seen and kept
@@ -21,27 +21,27 @@ from trainrig.corpus.report.hosts import HostRow, build_host_rows
 from trainrig.manifest import FileSum
 
 TALLIES = "tallies"
-# A rule of thumb for English and byte-pair encodings of 32,000 entries and more; the tokenizer's
-# own report has the number for its vocabulary.
+# A rule of thumb for English and byte-pair encodings of 32,000 or more entries; a tokenizer's
+# report has the figure for its vocabulary.
 BYTES_PER_TOKEN = 4.3
 
 
 @dataclass(frozen=True)
 class StepRow:
-    """What one step did to the documents of one source in one language."""
+    """Counts of one source's documents in one language that one step dropped."""
 
     step: str  # "GopherQuality.word_count", "near_duplicate"
     source: str
     language: str
-    first_documents: int  # that no step before dropped
+    first_documents: int  # not dropped by an earlier step
     first_bytes: int
-    any_documents: int  # that it would drop by itself
+    any_documents: int  # would be dropped by this step alone
     any_bytes: int
 
 
 @dataclass(frozen=True)
 class SourceRow:
-    """The documents of one source in one language."""
+    """Documents and bytes of one source in one language."""
 
     source: str
     language: str
@@ -53,7 +53,7 @@ class SourceRow:
 
 @dataclass(frozen=True)
 class BinRow:
-    """How many documents of a source have a signal from `least` to below `below`."""
+    """Number of documents of a source with a signal from `least` to below `below`."""
 
     signal: str
     source: str
@@ -64,7 +64,7 @@ class BinRow:
 
 @dataclass(frozen=True)
 class QuarantineRow:
-    """Records that gave no document."""
+    """Number of records that gave no document, for one reason."""
 
     reason: str
     records: int
@@ -72,7 +72,7 @@ class QuarantineRow:
 
 @dataclass(frozen=True)
 class SampleRow:
-    """A document that fell, as far as it is shown."""
+    """A dropped document, shown as an excerpt."""
 
     step: str
     id: str
@@ -83,19 +83,19 @@ class SampleRow:
 
 @dataclass(frozen=True)
 class PairRow:
-    """A near-duplicate, and the document that was kept in its place."""
+    """A near-duplicate, and the document kept in its place."""
 
-    id: str  # of the one that fell
+    id: str  # id of the dropped document
     url: str
     text: str
     kept_url: str
     kept_text: str
-    similarity: float  # of their shingles
+    similarity: float  # Jaccard similarity of their shingles
 
 
 @dataclass(frozen=True)
 class CurationTallies:
-    """All tables of one curation."""
+    """The tables of one curation."""
 
     steps: tuple[StepRow, ...]
     sources: tuple[SourceRow, ...]
@@ -103,10 +103,10 @@ class CurationTallies:
     quarantine: tuple[QuarantineRow, ...]
     samples: tuple[SampleRow, ...]
     pairs: tuple[PairRow, ...]
-    hosts: tuple[HostRow, ...]  # those of which the least was extracted first
+    hosts: tuple[HostRow, ...]  # lowest median share first
 
     def save(self, folder: str) -> dict[str, FileSum]:
-        """Write the tables below `folder`; their sums by their names below it."""
+        """Write the tables below `folder`; return file sums by relative name."""
         files = {}
         for name, model, rows in (
             ("steps", StepRow, self.steps),
@@ -151,15 +151,15 @@ def tally_curation(
     pairs: Sequence[Mapping[str, Any]],
     integers: frozenset[str],
 ) -> CurationTallies:
-    """The account of a curation from the counts of its passes.
+    """Build the tallies of a curation from the counts of its passes.
 
     Args:
-        rules: what judging counted: "tally" and "histograms" by source.
-        written: what writing counted: "kept", "copies" by source and language; "quarantined";
-            "hosts", documents by host and by the share extracted, in percent.
-        samples: documents that fell, by step.
-        pairs: near-duplicates beside what was kept.
-        integers: the signals whose histograms are cut as counts.
+        rules: counts of the rules pass: "tally" and "histograms" by source.
+        written: counts of the write pass: "kept" and "copies" by source and language;
+        "quarantined"; "hosts", documents by host and by the percentage extracted.
+        samples: dropped documents, by step.
+        pairs: near-duplicates with the documents kept in their place.
+        integers: the signals whose histograms have bins for counts.
     """
     return CurationTallies(
         steps=tuple(_build_step_rows(rules["tally"], written["copies"])),
@@ -172,9 +172,9 @@ def tally_curation(
             )
         ),
         samples=tuple(
-            SampleRow(step, each["id"], each["url"], each["language"], each["text"])
+            SampleRow(step, document["id"], document["url"], document["language"], document["text"])
             for step, found in samples.items()
-            for each in found
+            for document in found
         ),
         pairs=tuple(PairRow(**pair) for pair in pairs),
         hosts=build_host_rows(written["hosts"]),
@@ -196,7 +196,7 @@ def _build_step_rows(tally: Mapping[str, Any], copies: Mapping[str, Any]) -> lis
         for rule, languages in of_source["rules"].items()
         for language, found in (languages or {NO_LANGUAGE: {}}).items()
     ]
-    # Copies are looked for among what passed: first and by itself are one.
+    # Duplicates are searched only among documents that passed, so both counts are equal.
     return rows + [
         StepRow(step, source, language, *(found["documents"], found["bytes"]) * 2)
         for source, steps in copies.items()

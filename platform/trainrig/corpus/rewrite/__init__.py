@@ -1,9 +1,9 @@
-"""What changes a text rather than judging it.
+"""Rewrites: steps that change a text instead of deciding about it.
 
-A rewrite has `columns`, the names of the counts of what it changed, and
-`apply(text, language) -> (text, counts)`: the same for the same text, whoever asks. A new one: a
-file beside this, and its name in `Rewrite`. Masking of personal data (`rewrite.pii`) stands apart,
-as it tells where it masked.
+A rewrite has `columns`, the names of the counts of its changes, and `apply(text, language) ->
+(text, counts)`, which depends on its arguments alone. To add one, write a module beside this one
+and add its class to `Rewrite`. Masking of personal data (`rewrite.pii`) is separate, as it also
+reports where it masked.
 """
 
 from typing import Annotated

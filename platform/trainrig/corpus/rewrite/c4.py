@@ -1,12 +1,12 @@
-"""The line rules of C4 (Raffel et al. 2020, JMLR 21:140, section 2.2), in two published readings.
+"""The line rules of C4 (Raffel et al. 2020, JMLR 21:140, section 2.2), in two implementations.
 
-They differ where nobody would look. Its authors' code (TensorFlow Datasets, `c4_utils.py`) asks a
-line for 5 words and a page for 3 sentences; datatrove, which FineWeb was made with, has the two
-numbers the other way round; it takes ' for an end of a sentence as well; and it
-counts words before citations are cut out, not after.
+They differ in details. The authors' code (TensorFlow Datasets, `c4_utils.py`) requires 5 words of a
+line and 3 sentences of a page; datatrove, which FineWeb was made with, swaps the two numbers.
+datatrove also accepts ' as the end of a sentence, and counts words before citations are removed,
+not after.
 
-Both look at the end of a line before they would cut the space that a citation has left there: so
-"As was shown. [1]" goes for want of an end mark, and so it does here.
+Both check the end of a line before they strip the space that a removed citation leaves. So "As was
+shown. [1]" is dropped for lack of an end mark, as it is here.
 """
 
 from dataclasses import dataclass
@@ -30,12 +30,15 @@ from trainrig.corpus.signals.text_arrays.phrases import (
     may_have_phrases,
 )
 
-_END_MARKS, _APOSTROPHE, _NEW_LINE = (0x2E, 0x3F, 0x21, 0x22), 0x27, 0x0A  # . ? ! " '
+# . ? ! " '
+_END_MARKS = (0x2E, 0x3F, 0x21, 0x22)
+_APOSTROPHE = 0x27
+_NEW_LINE = 0x0A
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """Where the published codes differ."""
+    """The details in which the implementations differ."""
 
     min_words: int
     apostrophe_ends: bool
@@ -49,44 +52,47 @@ _READINGS = {
 
 
 class C4Lines(Settings):
-    """Keeps the lines that C4 keeps, without citations, and counts what the others fell by.
+    """Keeps the lines that C4 keeps, without citations, and counts the lines dropped by each rule.
 
-    Each line falls by the first rule that it breaks, in the order of the fields. What C4 drops
-    whole pages for is counted (`c4_lorem_ipsum`, `c4_curly_brackets`: lines that would have) and
-    left for a filter.
+    A line is dropped by the first rule that it breaks, in the order of the fields. Lines for which
+    C4 drops whole pages are counted (`c4_lorem_ipsum`, `c4_curly_brackets`) and left to a filter.
     """
 
     kind: Literal["C4Lines"] = "C4Lines"
-    # Whose reading of C4's rules: of TensorFlow Datasets (tfds) or of datatrove.
+    # Implementation to follow: TensorFlow Datasets (tfds) or datatrove.
     reading: Literal["tfds", "datatrove"] = "tfds"
-    # Longest word of a line that stays, in characters.
+    # Longest word of a line to keep, in characters.
     max_word_length: int = Field(default=1000, gt=0)
-    citations: bool = True  # whether to cut out [1], [], [edit] and [citation needed]
-    terminal_punctuation: bool = True  # whether to drop lines that end in no end mark, or in "..."
-    # Fewest words of a line that stays; None: as the reading has it.
+    citations: bool = True  # remove [1], [], [edit] and [citation needed]
+    # drop lines without an end mark, or that end in "..."
+    terminal_punctuation: bool = True
+    # Fewest words of a line to keep; None: the number of the implementation in `reading`.
     min_words: int | None = Field(default=None, ge=0)
-    javascript: bool = True  # whether to drop lines that mention JavaScript
-    policy: bool = True  # whether to drop lines about cookies, privacy or terms of use
+    javascript: bool = True  # drop lines that mention JavaScript
+    policy: bool = True  # drop lines about cookies, privacy or terms of use
 
     columns: ClassVar[tuple[str, ...]] = (
-        "c4_long_words",  # lines, each
+        "c4_long_words",  # this and the next columns count lines
         "c4_unended",
         "c4_few_words",
         "c4_javascript",
         "c4_policy",
         "c4_lorem_ipsum",
         "c4_curly_brackets",
-        "c4_citations",  # citations, of the lines whose words are not too long
+        "c4_citations",  # citations removed, in lines without overlong words
     )
 
     def apply(self, text: str, language: str) -> tuple[str, dict[str, int]]:
-        """`text` without what falls, and the counts. Not idempotent: "[[1]2]" is cut twice."""
+        """Return `text` without the dropped lines and citations, and the counts.
+
+        Not idempotent: "[[1]2]" contains another citation after the first run.
+        """
         left, counts = self.apply_to_batch(build_batch([text]))
         kept = left.codes_C.tobytes().decode("utf-32-le", "surrogatepass")
         return kept, dict(zip(self.columns, counts[:, 0].tolist(), strict=True))
 
     def apply_to_batch(self, batch: TextBatch) -> tuple[TextBatch, NDArray[np.int64]]:
-        """The same of many texts, and the counts [columns, texts]."""
+        """Apply the rules to many texts; return the kept texts, and the counts [columns, texts]."""
         reading = _READINGS[self.reading]
         rules = _Rules(
             self.max_word_length,
@@ -111,7 +117,7 @@ class _Rules(NamedTuple):
     apostrophe_ends: bool
     min_words: int
     words_before_citations_are_cut: bool
-    topics: int  # flags of phrases.py that drop a line
+    topics: int  # flags of phrases.py; a line with one of them is dropped
 
 
 # Rows of the counts.
@@ -133,7 +139,8 @@ def _apply_rules(
     to = 0
     kept_texts[0] = 0
     for text in range(len(texts) - 1):
-        place, first = texts[text], to
+        place = texts[text]
+        first = to
         speaks = may_have_phrases(codes, place, texts[text + 1])
         while place < texts[text + 1]:
             line = find_line(codes, classes, place, texts[text + 1])
@@ -141,11 +148,16 @@ def _apply_rules(
             if line.longest > rules.max_word_length:
                 counts[_LONG, text] += 1
                 continue
-            some, kinds, start, end, words = codes, classes, line.start, line.end, line.words
+            some = codes
+            kinds = classes
+            start = line.start
+            end = line.end
+            words = line.words
             if rules.citations and line.may_cite:
                 some, kinds, cited = remove_citations(codes, classes, start, end)
                 counts[_CITED, text] += cited
-                start, end = 0, len(some)
+                start = 0
+                end = len(some)
                 if not rules.words_before_citations_are_cut:
                     words = count_words(kinds)
             if rules.ended and not _is_ended(some, start, end, rules.apostrophe_ends):
@@ -154,7 +166,7 @@ def _apply_rules(
             if words < rules.min_words:
                 counts[_FEW, text] += 1
                 continue
-            # What a citation parted can be a phrase without it.
+            # Removing a citation can join the parts of a phrase.
             looks = speaks or (rules.citations and line.may_cite)
             phrases = find_phrases(some, lower, start, end) if looks else 0
             counts[_LOREM, text] += phrases & LOREM_IPSUM != 0
@@ -166,12 +178,14 @@ def _apply_rules(
                 counts[_POLICY, text] += 1
                 continue
             if to > first:
-                kept_codes[to], kept_classes[to] = _NEW_LINE, SPACE | LINE_BREAK
+                kept_codes[to] = _NEW_LINE
+                kept_classes[to] = SPACE | LINE_BREAK
                 to += 1
             for at in range(start, end):
-                # A citation that was cut can leave white space before the first word of all.
+                # A removed citation can leave white space before the first word of the text.
                 if to > first or kinds[at] & SPACE == 0:
-                    kept_codes[to], kept_classes[to] = some[at], kinds[at]
+                    kept_codes[to] = some[at]
+                    kept_classes[to] = kinds[at]
                     to += 1
         while to > first and kept_classes[to - 1] & SPACE:
             to -= 1

@@ -1,4 +1,4 @@
-"""One spelling for what looks alike: line ends, spaces, quotation marks; nothing invisible."""
+"""Normalises line ends, spaces and quotation marks, and removes invisible characters."""
 
 import re
 from typing import ClassVar, Literal
@@ -8,12 +8,12 @@ from pydantic import Field
 from trainrig.config import Settings
 
 _LINE_END = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
-# Controls but tab and line end; soft hyphen, zero-width space, word joiner, byte order mark: they
-# cut words in two. Joiners (200C, 200D) stay: Persian and emoji need them.
+# Controls but tab and line end; soft hyphen, zero-width space, word joiner and byte-order mark.
+# The last four split words. Joiners (200C, 200D) stay, as Persian and emoji need them.
 _INVISIBLE = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\xad\u200b\u2060\ufeff\ufffe]")
 _WIDE_SPACE = re.compile("[\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]")
 _INNER_SPACES = re.compile(r"(?<=\S)[ \t]{2,}(?=\S)|(?<=\S)\t(?=\S)")
-_SPACE_AT_END = re.compile(r"(?<![ \t])[ \t]++(?=\n|\Z)")  # tried once a run
+_SPACE_AT_END = re.compile(r"(?<![ \t])[ \t]++(?=\n|\Z)")  # the lookbehind starts one match per run
 _QUOTES = (
     (re.compile("[\u2018\u2019\u201a\u201b\u2032]"), "'"),
     (re.compile("[\u201c\u201d\u201e\u201f\u2033\xab\xbb]"), '"'),
@@ -22,16 +22,17 @@ _PLAIN = bytes(range(0x20, 0x7F)) + b"\t\n"
 
 
 class Normalise(Settings):
-    """Folds what differs for no reader. Indentation stays: code means something by it."""
+    """Normalises characters that readers do not distinguish; indentation stays, for code."""
 
     kind: Literal["Normalise"] = "Normalise"
-    line_ends: bool = True  # whether all line ends become "\n"
-    invisible: bool = True  # whether to drop control characters and characters without width
-    wide_spaces: bool = True  # whether all kinds of space become " "
-    inner_spaces: bool = False  # whether to leave one space between words; takes tables apart
-    spaces_at_end: bool = True  # whether to drop spaces at the ends of lines
-    quotes: bool = False  # whether to write straight quotes for ‘’‚‛′ and “”„‟″«»
-    # Most blank lines in a row; None: any number.
+    line_ends: bool = True  # convert all line ends to "\n"
+    invisible: bool = True  # drop control characters and characters of zero width
+    wide_spaces: bool = True  # convert all kinds of space to " "
+    # leave a single space between words, which misaligns tables
+    inner_spaces: bool = False
+    spaces_at_end: bool = True  # drop spaces at the ends of lines
+    quotes: bool = False  # convert ‘’‚‛′ and “”„‟″«» to straight quotes
+    # Most blank lines in a row; None: no limit.
     max_blank_lines: int | None = Field(default=1, ge=0)
 
     columns: ClassVar[tuple[str, ...]] = (
@@ -45,7 +46,7 @@ class Normalise(Settings):
     )
 
     def apply(self, text: str, language: str) -> tuple[str, dict[str, int]]:
-        """`text` normalised, and what each step changed, in places. Idempotent."""
+        """Normalise `text`; return it with the number of places each step changed. Idempotent."""
         counts = dict.fromkeys(self.columns, 0)
 
         def replace(column: str, pattern: re.Pattern[str], by: str) -> None:
@@ -66,8 +67,8 @@ class Normalise(Settings):
                     replace("normalised_quotes", quotes, straight)
         if self.inner_spaces and ("  " in text or "\t" in text):
             replace("normalised_inner_spaces", _INNER_SPACES, " ")
-        # At the end of the text, too.
-        if self.spaces_at_end and any(each in f"{text}\n" for each in (" \n", "\t\n")):
+        # The last line may have no line end, so one is added for the test.
+        if self.spaces_at_end and any(ending in f"{text}\n" for ending in (" \n", "\t\n")):
             replace("normalised_spaces_at_end", _SPACE_AT_END, "")
         if self.max_blank_lines is not None:
             kept = "\n" * (self.max_blank_lines + 1)
@@ -77,6 +78,6 @@ class Normalise(Settings):
 
 
 def _find_rare(text: str) -> str:
-    """The characters of `text` that are not plain ones of ASCII: what most steps look for."""
+    """Return the characters of `text` that are not plain ASCII, which most steps search."""
     rest = text.encode("utf-8", "surrogatepass").translate(None, _PLAIN)
     return rest.decode("utf-8", "surrogatepass")

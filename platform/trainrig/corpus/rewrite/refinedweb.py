@@ -1,9 +1,10 @@
 """The line rules of RefinedWeb (Penedo et al. 2023, arXiv:2306.01116, appendix G.2).
 
 The paper gives one example of each kind of phrase ("3 likes"; "sign-in", "Read more...", "items in
-cart") and no code, so readings differ. DCLM's takes a space for no digit, which leaves its rule of
-numeric lines no more to find than that of single words; takes each dot of "Read more..." for any
-character; and judges a line before it is cut, not after.
+cart") and no code, so implementations differ. DCLM's does not treat a space as part of a number, so
+its rule about numeric lines finds no more than the one about single words; its pattern of "Read
+more..." matches any characters for the dots; and it applies rules to a line before phrases are
+removed, not after.
 """
 
 import functools
@@ -20,14 +21,14 @@ from trainrig.config import Settings
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.rewrite.line_shapes import LineShapes
 
-_COUNTER_WORDS = 4  # at most: a number, what it counts, and signs beside them
+_COUNTER_WORDS = 4  # at most: a number, the counted thing, and signs around them
 _COUNTER = re.compile(
     r"\W*[0-9][0-9.,]*\s?[kmb]?\s+"
     r"(?:likes?|shares?|comments?|repl(?:y|ies)|views?|followers?|retweets?|reposts?|quotes?"
     r"|bookmarks?|(?:up|down)?votes?|downloads?)\W*",
     re.IGNORECASE,
 )
-# In the order in which they are asked.
+# In the order in which they are applied.
 _RULES = (
     "refinedweb_upper_case",
     "refinedweb_numeric",
@@ -37,39 +38,43 @@ _RULES = (
 
 _UPPER_CASE, _NUMERIC, _COUNTERS, _FEW_WORDS = range(1, 5)
 
-_Phrase = Annotated[str, Field(pattern=r"^\S(.*\S)?$")]  # of one line
+_Phrase = Annotated[str, Field(pattern=r"^\S(.*\S)?$")]  # a phrase within one line
 
 
 class RefinedWebLines(Settings):
-    """Drops lines that carry no prose, and cuts calls to act from short ones.
+    """Drops lines without prose, and removes calls to action from short lines.
 
-    Cutting comes first; then each line falls by the first rule that it breaks, in the order of the
-    fields. Blank lines stay.
+    Phrases are removed first; then a line is dropped by the first rule that it breaks, in the order
+    of the fields. Blank lines stay.
     """
 
     kind: Literal["RefinedWebLines"] = "RefinedWebLines"
-    # Largest share of upper-case characters in a line that stays.
+    # Largest share of upper-case characters in a line to keep.
     max_upper_case: float = Field(default=0.5, ge=0, le=1)
-    numeric: bool = True  # whether to drop lines of digits alone, white space apart
-    counters: bool = True  # whether to drop lines such as "3 likes" and "1.2k views"
-    min_words: int = Field(default=2, ge=0)  # fewest words of a line that stays
-    short_line: int = Field(default=10, ge=0)  # longest line, in words, that phrases are cut from
-    # Phrases to cut from the beginnings of short lines, whatever the case of ASCII letters.
+    numeric: bool = True  # drop lines of digits and white space alone
+    counters: bool = True  # drop lines such as "3 likes" and "1.2k views"
+    min_words: int = Field(default=2, ge=0)  # fewest words of a line to keep
+    # longest line, in words, from which phrases are removed
+    short_line: int = Field(default=10, ge=0)
+    # Phrases to remove from the beginnings of short lines; the case of ASCII letters is ignored.
     prefixes: tuple[_Phrase, ...] = ("sign-in",)
-    suffixes: tuple[_Phrase, ...] = ("read more...",)  # phrases to cut from the ends of short lines
-    # Phrases to cut from short lines wherever they stand.
+    # phrases to remove from the ends of short lines
+    suffixes: tuple[_Phrase, ...] = ("read more...",)
+    # Phrases to remove anywhere in short lines.
     anywhere: tuple[_Phrase, ...] = ("items in cart",)
 
     columns: ClassVar[tuple[str, ...]] = (
-        *_RULES,  # lines dropped by each
-        "refinedweb_cuts",  # lines cut, fallen after or not
-        "refinedweb_words",  # before
+        *_RULES,  # lines dropped by each rule
+        # lines from which phrases were removed, whether dropped afterwards or not
+        "refinedweb_cuts",
+        "refinedweb_words",  # words of the original text
         "refinedweb_removed_words",
-        "refinedweb_removed_per_10000",  # words, rounded down: above 500 the paper drops the page
+        # removed words, rounded down; above 500 the paper drops the page
+        "refinedweb_removed_per_10000",
     )
 
     def apply(self, text: str, language: str) -> tuple[str, dict[str, int]]:
-        """`text` without what falls, and the counts. Idempotent."""
+        """Return `text` without dropped lines and phrases, and the counts. Idempotent."""
         counts = dict.fromkeys(self.columns, 0)
         shapes = LineShapes.of(text)
         before = int(shapes.words.sum())
@@ -92,7 +97,7 @@ class RefinedWebLines(Settings):
         return text, counts
 
     def _find_broken_rules(self, lines: Sequence[str], shapes: LineShapes) -> NDArray[np.int8]:
-        """For each line the first rule that it breaks, counted from 1 in _RULES; 0: none."""
+        """Return for each line the first rule that it breaks, as 1 + its index in _RULES, or 0."""
         broken = np.empty(len(lines), np.int8)
         suspects = _judge(
             shapes.visible,
@@ -112,7 +117,7 @@ class RefinedWebLines(Settings):
         return broken
 
     def _find_phrase_pattern(self, text: str) -> re.Pattern[str] | None:
-        """What to cut; None where `text` has none of it, which costs far less to find out."""
+        """Return the pattern of the phrases, or None if `text` contains none (a fast test)."""
         phrases = (*self.prefixes, *self.suffixes, *self.anywhere)
         folded = _fold_case(text)
         if any(_fold_case(phrase) in folded for phrase in phrases):
@@ -120,8 +125,9 @@ class RefinedWebLines(Settings):
         return None
 
     def _remove_phrases(self, text: str, phrases: re.Pattern[str]) -> tuple[str, int]:
-        """`text` without `phrases` in its short lines, and how many lines that changed."""
-        kept, cuts = [], 0
+        """Remove `phrases` from short lines; return the text and the number of changed lines."""
+        kept = []
+        cuts = 0
         for line in text.split("\n"):
             if len(line.split()) <= self.short_line and phrases.search(line.strip()):
                 line = _cut_phrases(phrases, line.strip())
@@ -144,7 +150,7 @@ def _judge(
     min_words: int,
     broken: NDArray[np.int8],
 ) -> NDArray[np.int64]:
-    """Fills `broken`, but for the rule of counters; which lines that rule may speak of."""
+    """Fill `broken` except for the rule about counters; return the lines to check for that rule."""
     suspects = np.empty(len(broken), np.int64)
     count = 0
     for line in range(len(broken)):
@@ -165,13 +171,13 @@ def _judge(
 
 
 def _fold_case(text: str) -> bytes:
-    """What `text` has in common with its spellings that differ by the case of ASCII letters."""
+    """Encode `text` so that spellings that differ in the case of ASCII letters are equal."""
     return text.encode("utf-8", "surrogatepass").lower()
 
 
 def _cut_phrases(phrases: re.Pattern[str], line: str) -> str:
     times = 1
-    while times:  # what a cut brings together can be a phrase again
+    while times:  # removing one phrase can join the parts of another
         line, times = phrases.subn("", line)
         line = line.strip()
     return line

@@ -1,8 +1,8 @@
-"""Repairs text that was decoded wrongly somewhere on its way ("dÃ©jÃ  vu"), by ftfy.
+"""Repairs text that was decoded wrongly ("dÃ©jÃ  vu"), by ftfy.
 
-ftfy (Speer 2019, doi:10.5281/zenodo.2591652) knows what such text looks like, and takes a
-millisecond for five kilobytes to find that it doesn't. It is therefore shown only lines that could
-be any of it: what all of its signs have in common can be found in a hundredth of the time.
+ftfy (Speer 2019, doi:10.5281/zenodo.2591652) recognises such text, but takes a millisecond for five
+kilobytes of correct text. So it gets only lines that contain a character that all wrongly decoded
+text has; these are found in a hundredth of the time.
 """
 
 import functools
@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 
 from trainrig.config import Settings
 
-_BASIC = 0x10000  # code points of the basic plane; none beyond it is a sign
-_BESIDE, _ALONE, _ASCII = 1, 2, 4
+_BASIC = 0x10000  # code points of the basic plane; none beyond it is an indication
+_BESIDE = 1
+_ALONE = 2
+_ASCII = 4
 
 
 class RepairUnicode(Settings):
-    """Decodes anew what was decoded wrongly, joins surrogates, and composes characters (NFC)."""
+    """Repairs wrongly decoded text, joins surrogates and composes characters (NFC)."""
 
     kind: Literal["RepairUnicode"] = "RepairUnicode"
 
@@ -31,15 +33,17 @@ class RepairUnicode(Settings):
     )
 
     def apply(self, text: str, language: str) -> tuple[str, dict[str, int]]:
-        """`text` repaired line by line, and the counts. Idempotent."""
-        repaired, composed = 0, 0
+        """Repair `text` line by line; return it with the counts. Idempotent."""
+        repaired = 0
+        composed = 0
         if suspects := find_suspect_lines(text):
             lines = text.split("\n")
             for at in suspects:
                 fixed = load_fixer()(lines[at])
                 if fixed != lines[at]:
                     by_nfc = fixed == unicodedata.normalize("NFC", lines[at])
-                    composed, repaired = composed + by_nfc, repaired + (not by_nfc)
+                    composed = composed + by_nfc
+                    repaired = repaired + (not by_nfc)
                     lines[at] = fixed
             if repaired or composed:
                 text = "\n".join(lines)
@@ -47,13 +51,14 @@ class RepairUnicode(Settings):
 
 
 def find_suspect_lines(text: str) -> list[int]:
-    """The numbers of all lines that ftfy might repair, from 0, and of few others."""
+    """Return the numbers (from 0) of all lines that ftfy might repair, and of few others."""
     if text.isascii():
         return []
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     classes = _build_classes().take(codes, mode="clip")
     suspect = (classes & _ALONE).view(bool)
-    beside, foreign = (classes & _BESIDE).view(bool), classes < _ASCII
+    beside = (classes & _BESIDE).view(bool)
+    foreign = classes < _ASCII
     suspect[1:] |= (beside[1:] & foreign[:-1]) | (beside[:-1] & foreign[1:])
     found = np.flatnonzero(suspect)
     numbers = set()
@@ -71,8 +76,8 @@ def find_suspect_lines(text: str) -> list[int]:
 
 @functools.cache
 def load_fixer() -> Callable[[str], str]:
-    """All of ftfy that repairs; nothing of what it can also change to its taste."""
-    # Loaded when first asked for: a tenth of a second, and most processes repair nothing.
+    """Load ftfy with all its repairs, and without its optional normalisations."""
+    # Imported here: it takes a tenth of a second, and most processes repair nothing.
     import ftfy
 
     settings = ftfy.TextFixerConfig(
@@ -91,12 +96,12 @@ def load_fixer() -> Callable[[str], str]:
 
 @functools.cache
 def _build_classes() -> NDArray[np.uint8]:
-    """Of each code point: whether it is a sign alone, or beside another that is not ASCII."""
+    """Classify each code point as an indication alone, or only beside another non-ASCII one."""
     from ftfy.badness import MOJIBAKE_CATEGORIES
 
     classes = np.zeros(_BASIC + 1, np.uint8)
     classes[:0x80] = _ASCII
-    # Letters of other alphabets and what stands beside any letter are signs only beside others.
+    # Letters of other alphabets, and common signs, are an indication only beside others.
     harmless = {"common", "lower_common", "upper_common", "kaomoji"}
     for name, signs in MOJIBAKE_CATEGORIES.items():
         if name not in harmless:
@@ -107,6 +112,6 @@ def _build_classes() -> NDArray[np.uint8]:
 
 
 def _list_codes(signs: str) -> list[int]:
-    """The code points of what stands between the brackets of a regular expression."""
+    """Return the code points that a regular expression's bracket content `signs` matches."""
     every_sign = "".join(map(chr, range(0x80, _BASIC)))
     return [ord(sign) for sign in re.findall(f"[{signs}]", every_sign)]

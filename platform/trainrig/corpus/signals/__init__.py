@@ -1,14 +1,14 @@
-"""What can be counted about a text: the columns that rules are thresholds over.
+"""Signals of a text: the counts and ratios that rules compare with thresholds.
 
-A word is a run of characters without white space; languages that write none have a rule of their
-own (unspaced.py). A line is one with something on it, without the space around it. A paragraph is
-lines up to a blank one. Case is ignored where words or n-grams are compared. Ratios are rounded to
-1e-4 before any threshold sees them (shares.py).
+A word is a run of characters without white space; languages without spaces have their own rule
+(text_arrays/unspaced.py). A line is a non-blank line without the white space around it. A paragraph
+is a block of lines up to a blank one. Words and n-grams are compared without case. Ratios are
+rounded to 1e-4 before any threshold is applied (shares.py).
 
-A batch of texts is counted at a time, by compiled loops over flat arrays; what a loop counts is
-told in its file. Sources of the definitions: Rae et al. 2021 (arXiv:2112.11446, appendix A1.1 and
-table A1), Raffel et al. 2020 (JMLR 21:140, section 2.2) and Penedo et al. 2024 (arXiv:2406.17557,
-section 3). Where they leave a choice, it is stated.
+A batch of texts is measured at a time, by compiled loops over flat arrays. Sources of the
+definitions: Rae et al. 2021 (arXiv:2112.11446, appendix A1.1 and table A1), Raffel et al. 2020
+(JMLR 21:140, section 2.2) and Penedo et al. 2024 (arXiv:2406.17557, section 3). Where these leave a
+choice, the module documents it.
 """
 
 from collections.abc import Sequence
@@ -29,9 +29,10 @@ from trainrig.corpus.signals.text_arrays.words import split_words
 
 __all__ = ["SIGNALS", "measure"]
 
-_COUNT, _RATIO = np.dtype(np.int64), np.dtype(np.float64)
+_COUNT = np.dtype(np.int64)
+_RATIO = np.dtype(np.float64)
 
-# Column → type. All are zero for an empty text. Shares are of 1.
+# Column → dtype. All are zero for an empty text. Shares are from 0 to 1.
 SIGNALS: dict[str, np.dtype[Any]] = {
     "characters": _COUNT,
     "words": _COUNT,
@@ -43,25 +44,26 @@ SIGNALS: dict[str, np.dtype[Any]] = {
     "symbols_per_word": _RATIO,  # characters that are punctuation or symbols
     "symbols": _RATIO,  # share of characters that are punctuation or symbols (Unicode P and S)
     "alphabetic_words": _RATIO,  # share of words with at least one letter
-    "stop_words": _COUNT,  # how many different ones of its language (stop_words.py)
+    "stop_words": _COUNT,  # number of different stop words of its language (stop_words.py)
     "bullet_lines": _RATIO,  # share of lines that start with a bullet
     "ellipsis_lines": _RATIO,  # share of lines that end with an ellipsis
     "terminal_lines": _RATIO,  # share of lines that end as a sentence does, not in "..."
     "short_lines": _RATIO,  # share of lines of at most 30 characters
     "longest_run_of_equal_lines": _COUNT,
-    "c4_sentences": _COUNT,  # of the lines that C4 keeps (c4.py, sentences.py)
+    # sentences on the lines that C4 keeps (c4.py, text_arrays/sentences.py)
+    "c4_sentences": _COUNT,
     "c4_sentences_any_end": _COUNT,  # the same without the rule of terminal punctuation
-    "lorem_ipsum": _COUNT,  # lines with these words
-    "curly_brackets": _COUNT,  # "{"
-    # Shares of what had been there before: the first of several equals is no duplicate.
+    "lorem_ipsum": _COUNT,  # lines that contain these words
+    "curly_brackets": _COUNT,  # number of "{"
+    # Shares of repetitions: the first of several equal pieces is not a duplicate.
     "duplicate_lines": _RATIO,
-    "duplicate_line_characters": _RATIO,  # of the lines' characters
+    "duplicate_line_characters": _RATIO,  # share of the lines' characters
     "duplicate_paragraphs": _RATIO,
-    "duplicate_paragraph_characters": _RATIO,  # of the paragraphs' characters
+    "duplicate_paragraph_characters": _RATIO,  # share of the paragraphs' characters
     # Share of the words' characters in the most frequent n-gram of words (of equally frequent
     # ones, the longest); 0 if it occurs once.
     **{f"top_{n}_gram": _RATIO for n in TOPS},
-    # Share of the words' characters inside n-grams that had been there before, each word once.
+    # Share of the words' characters inside n-grams that occurred before; each word counts once.
     **{f"duplicate_{n}_grams": _RATIO for n in DUPLICATES},
 }
 
@@ -69,10 +71,10 @@ SIGNALS: dict[str, np.dtype[Any]] = {
 def measure(
     texts: Sequence[str], languages: Sequence[str], batch: TextBatch | None = None
 ) -> dict[str, NDArray[Any]]:
-    """Every column of SIGNALS for `texts`, whose `languages` are ISO 639 codes or "".
+    """Measure every column of SIGNALS for `texts`; `languages` are ISO 639 codes or "".
 
-    A text's signals depend on itself alone, not on what else is in the batch. `batch` is
-    `batch_of(texts)`, where it was made already.
+    A text's signals do not depend on the other texts of the batch. `batch` may be passed if
+    `build_batch(texts)` exists already.
     """
     if len(texts) != len(languages):
         raise ValueError(f"{len(texts)} texts, but {len(languages)} languages")
@@ -118,7 +120,7 @@ def measure(
             paragraphs.duplicate_characters, paragraphs.characters
         ),
         **{
-            # Occurrences that overlap can have more characters than there are.
+            # Overlapping occurrences can be longer in total than the text.
             f"top_{n}_gram": np.minimum(
                 1.0, compute_shares(repetition.tops[:, column], word_characters)
             )

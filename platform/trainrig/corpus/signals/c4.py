@@ -1,7 +1,7 @@
-"""What C4 would keep of a text (Raffel et al. 2020, JMLR 21:140, section 2.2), counted, not cut.
+"""Counts what C4 would keep of a text (Raffel et al. 2020, section 2.2), without removing lines.
 
-`rewrite/c4.py` cuts by the same rules and says where the readings of them differ; what it has
-cut counts the same again.
+`rewrite/c4.py` removes lines by the same rules, and documents the differences between
+implementations. Counting the text that it keeps gives the same counts.
 """
 
 from typing import NamedTuple
@@ -24,20 +24,21 @@ from trainrig.corpus.signals.text_arrays.phrases import (
 from trainrig.corpus.signals.text_arrays.sentences import count_sentences
 
 _MAX_WORD_LENGTH = 1000
-_MIN_WORDS, _MIN_WORDS_ANY_END = 5, 3  # of its authors' code, and of datatrove
+_MIN_WORDS = 5  # the authors' code
+_MIN_WORDS_ANY_END = 3  # datatrove
 _END_MARKS = (0x2E, 0x3F, 0x21, 0x22)  # . ? ! "
 
 
 class C4Counts(NamedTuple):
     """Counts for each text."""
 
-    sentences: NDArray[np.int64]  # of lines that end as sentences do, of 5 words or more
-    sentences_any_end: NDArray[np.int64]  # of lines of 3 words or more, however they end
-    lorem_ipsum: NDArray[np.int64]  # lines that have it
+    sentences: NDArray[np.int64]  # on lines of 5 or more words with an end mark
+    sentences_any_end: NDArray[np.int64]  # on lines of 3 or more words, with or without an end mark
+    lorem_ipsum: NDArray[np.int64]  # lines that contain "lorem ipsum"
 
 
 def count_c4(batch: TextBatch) -> C4Counts:
-    """What the lines that C4 keeps have."""
+    """Count the sentences on lines that C4 keeps, and lines with "lorem ipsum"."""
     found = np.zeros((len(C4Counts._fields), len(batch.starts_D1) - 1), np.int64)
     _count(*batch, build_character_tables().lower, found)
     return C4Counts(*found)
@@ -59,7 +60,9 @@ def _count(
             place = line.after
             if line.words == 0:
                 continue
-            start, end, words = line.start, line.end, line.words
+            start = line.start
+            end = line.end
+            words = line.words
             if line.may_cite:
                 cut, kinds, _ = remove_citations(codes, classes, start, end)
                 counts = _count_line(
@@ -84,14 +87,18 @@ def _count_line(
     speaks: bool,
     lower: NDArray[np.uint32],
 ) -> tuple[int, int, int]:
-    """What the line adds to each count. `words_before` the citations were cut out; without
-    `speaks` it has no phrase."""
+    """Return what a line adds to each count.
+
+    `words_before` is the number of words before citations are removed. If `speaks` is false, the
+    line contains none of the phrases.
+    """
     phrases = find_phrases(codes, lower, start, end) if speaks else 0
     has_lorem_ipsum = 1 if phrases & LOREM_IPSUM else 0
     if words_before < _MIN_WORDS_ANY_END or phrases & (JAVASCRIPT | POLICY):
         return 0, 0, has_lorem_ipsum
     ended = end > start and codes[end - 1] in _END_MARKS and not ends_in_dots(codes, start, end)
-    first, last = start, end
+    first = start
+    last = end
     while first < last and classes[first] & SPACE:
         first += 1
     while first < last and classes[last - 1] & SPACE:

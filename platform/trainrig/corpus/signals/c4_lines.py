@@ -1,4 +1,7 @@
-"""The lines of a text as C4's rules look at them (Raffel et al. 2020, JMLR 21:140, section 2.2)."""
+"""Splits a text into lines and removes citations as C4's rules require.
+
+Source: Raffel et al. 2020, JMLR 21:140, section 2.2.
+"""
 
 import re
 from typing import NamedTuple
@@ -9,31 +12,39 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays.characters import LINE_BREAK, SPACE
 
-_OPEN, _CLOSE, _CURLY_BRACKET, _RETURN, _NEW_LINE = 0x5B, 0x5D, 0x7B, 0x0D, 0x0A
-_EDIT, _NEEDED = (np.array([*map(ord, each)]) for each in ("[edit]", "[citation needed]"))
-# The zero of each script that has digits; its nine others follow. None is in a higher plane.
+_OPEN = 0x5B
+_CLOSE = 0x5D
+_CURLY_BRACKET = 0x7B
+_RETURN = 0x0D
+_NEW_LINE = 0x0A
+_EDIT, _NEEDED = (np.array([*map(ord, citation)]) for citation in ("[edit]", "[citation needed]"))
+# The zero of each script's digits, which its nine other digits follow. None is in a higher plane.
 _ZEROS = np.array([*map(ord, re.findall(r"\d", "".join(map(chr, range(0x20000)))))][::10])
 
 
 class C4Line(NamedTuple):
-    """A line, as `str.splitlines` cuts them, without the white space around it."""
+    """A line, as `str.splitlines` splits them, without the white space around it."""
 
     start: int
     end: int
     words: int  # runs of characters without white space
     longest: int  # characters of the longest word
-    may_cite: bool  # has "["
+    may_cite: bool  # True if the line contains "["
     has_curly_bracket: bool
-    after: int  # where the next line begins
+    after: int  # start of the next line
 
 
 @compile_nogil
 def find_line(
     codes: NDArray[np.uint32], classes: NDArray[np.uint16], place: int, end_of_text: int
 ) -> C4Line:
-    """The line that begins at `place`."""
-    start, end, words, longest = place, place, 0, 0
-    may_cite, has_curly_bracket = False, False
+    """Return the line that begins at `place`."""
+    start = place
+    end = place
+    words = 0
+    longest = 0
+    may_cite = False
+    has_curly_bracket = False
     while place < end_of_text:
         if classes[place] & SPACE:
             if classes[place] & LINE_BREAK:
@@ -58,7 +69,7 @@ def find_line(
 
 @compile_nogil
 def count_words(classes: NDArray[np.uint16]) -> int:
-    """Runs of characters without white space."""
+    """Count the runs of characters without white space."""
     words = 0
     in_word = False
     for place in range(len(classes)):
@@ -72,9 +83,10 @@ def count_words(classes: NDArray[np.uint16]) -> int:
 def remove_citations(
     codes: NDArray[np.uint32], classes: NDArray[np.uint16], start: int, end: int
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint16], int]:
-    """The line without [1], [], [edit] and [citation needed]; and how many there were."""
+    """Remove [1], [], [edit] and [citation needed] from a line; return also their number."""
     kept = np.empty(end - start, np.int64)
-    count, citations = 0, 0
+    count = 0
+    citations = 0
     place = start
     while place < end:
         length = _measure_citation(codes, place, end) if codes[place] == _OPEN else 0
@@ -90,7 +102,7 @@ def remove_citations(
 
 @compile_nogil
 def _measure_citation(codes: NDArray[np.uint32], start: int, end: int) -> int:
-    """The length of the citation at `start`; 0 if there is none."""
+    """Return the length of the citation at `start`, or 0 if there is none."""
     place = start + 1
     while place < end and _is_decimal(codes[place]):
         place += 1
@@ -111,7 +123,7 @@ def _measure_citation(codes: NDArray[np.uint32], start: int, end: int) -> int:
 
 @compile_nogil
 def _is_decimal(code: np.uint32) -> bool:
-    """`str.isdecimal`, which is what regular expressions call a digit."""
+    """Return whether `code` is `str.isdecimal`, which is a digit to regular expressions."""
     if code < 0x80:
         return bool(0x30 <= code <= 0x39)
     at = np.searchsorted(_ZEROS, code, "right") - 1

@@ -1,4 +1,4 @@
-"""How the lines of a text start and end: lists, teasers, sentences."""
+"""Counts lines by how they start and end: bullets, ellipses, ends of sentences."""
 
 from typing import NamedTuple
 
@@ -10,21 +10,22 @@ from trainrig.corpus.signals.pieces import Pieces
 from trainrig.corpus.signals.text_arrays.batch import TextBatch
 from trainrig.corpus.signals.text_arrays.characters import BULLET, DASH, SPACE, TERMINAL
 
-SHORT_LINE = 30  # characters; of FineWeb (Penedo et al. 2024, arXiv:2406.17557, section 3.6)
-_FULL_STOP, _ELLIPSIS = 0x2E, 0x2026
+SHORT_LINE = 30  # characters; from FineWeb (Penedo et al. 2024, arXiv:2406.17557, section 3.6)
+_FULL_STOP = 0x2E
+_ELLIPSIS = 0x2026
 
 
 class LineEnds(NamedTuple):
-    """Lines of each text."""
+    """Numbers of lines of each text."""
 
-    bullets: NDArray[np.int64]  # that start with one
-    ellipses: NDArray[np.int64]  # that end with "..." or "…"
-    terminals: NDArray[np.int64]  # that end as a sentence does, not in "..."
-    short: NDArray[np.int64]  # of at most SHORT_LINE characters
+    bullets: NDArray[np.int64]  # lines that start with a bullet
+    ellipses: NDArray[np.int64]  # lines that end with "..." or "…"
+    terminals: NDArray[np.int64]  # lines that end as a sentence does, not in "..."
+    short: NDArray[np.int64]  # lines of at most SHORT_LINE characters
 
 
 def count_line_ends(batch: TextBatch, lines: Pieces) -> LineEnds:
-    """The kinds of lines of each text."""
+    """Count the lines of each text by kind."""
     found = np.zeros((len(LineEnds._fields), len(batch.starts_D1) - 1), np.int64)
     _count(batch.codes_C, batch.classes_C, *lines, found)
     return LineEnds(*found)
@@ -32,7 +33,7 @@ def count_line_ends(batch: TextBatch, lines: Pieces) -> LineEnds:
 
 @compile_nogil
 def ends_in_dots(codes: NDArray[np.uint32], start: int, end: int) -> bool:
-    """Whether `start` to `end` ends with "..."."""
+    """Return whether the characters `start` to `end` end with "..."."""
     return (
         end - start >= 3
         and codes[end - 1] == _FULL_STOP
@@ -52,7 +53,8 @@ def _count(
 ) -> None:
     for text in range(len(firsts) - 1):
         for line in range(firsts[text], firsts[text + 1]):
-            start, end = starts[line], ends[line]
+            start = starts[line]
+            end = ends[line]
             is_bullet = classes[start] & BULLET != 0 or (
                 classes[start] & DASH != 0 and end - start > 1 and classes[start + 1] & SPACE != 0
             )

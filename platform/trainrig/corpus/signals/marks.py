@@ -1,4 +1,4 @@
-"""Signs that are counted over a whole text: what stands in it, whatever the words and lines."""
+"""Counts signs over whole texts, independent of words and lines."""
 
 from typing import NamedTuple
 
@@ -9,13 +9,17 @@ from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays.batch import TextBatch
 from trainrig.corpus.signals.text_arrays.characters import SYMBOL
 
-_NEW_LINE, _HASH, _FULL_STOP, _CURLY_BRACKET, _ELLIPSIS = 0x0A, 0x23, 0x2E, 0x7B, 0x2026
+_NEW_LINE = 0x0A
+_HASH = 0x23
+_FULL_STOP = 0x2E
+_CURLY_BRACKET = 0x7B
+_ELLIPSIS = 0x2026
 
 
 class Marks(NamedTuple):
     """Counts for each text."""
 
-    symbols: NDArray[np.int64]  # characters of Unicode's classes P and S
+    symbols: NDArray[np.int64]  # characters of Unicode categories P and S
     hashes: NDArray[np.int64]  # "#"
     ellipses: NDArray[np.int64]  # "..." or "…"
     new_lines: NDArray[np.int64]
@@ -23,7 +27,7 @@ class Marks(NamedTuple):
 
 
 def count_marks(batch: TextBatch) -> Marks:
-    """The signs of each text."""
+    """Count the signs of each text."""
     found = np.zeros((len(Marks._fields), len(batch.starts_D1) - 1), np.int64)
     _count(*batch, found)
     return Marks(*found)
@@ -37,7 +41,11 @@ def _count(
     found: NDArray[np.int64],
 ) -> None:
     for text in range(len(starts) - 1):
-        symbols, hashes, ellipses, new_lines, curly_brackets = 0, 0, 0, 0, 0
+        symbols = 0
+        hashes = 0
+        ellipses = 0
+        new_lines = 0
+        curly_brackets = 0
         dots = 0
         for place in range(starts[text], starts[text + 1]):
             code = codes[place]
@@ -53,5 +61,8 @@ def _count(
             if dots == 3 or code == _ELLIPSIS:
                 ellipses += 1
                 dots = 0
-        found[0, text], found[1, text], found[2, text] = symbols, hashes, ellipses
-        found[3, text], found[4, text] = new_lines, curly_brackets
+        found[0, text] = symbols
+        found[1, text] = hashes
+        found[2, text] = ellipses
+        found[3, text] = new_lines
+        found[4, text] = curly_brackets

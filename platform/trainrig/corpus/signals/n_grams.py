@@ -1,7 +1,7 @@
-"""How much of a text is runs of words that it repeats (Rae et al. 2021, table A1).
+"""Repetition of word n-grams in a text (Rae et al. 2021, table A1).
 
-A run of n words can only repeat where one of n - 1 words did: each order looks at what the order
-before has left, which after the pairs is little.
+An n-gram can repeat only where its (n - 1)-gram does. So each order examines only the positions
+that the order before has left, which are few after the bigrams.
 """
 
 from typing import NamedTuple
@@ -20,21 +20,21 @@ from trainrig.corpus.signals.text_arrays.words import BatchWords
 
 TOPS = (2, 3, 4)
 DUPLICATES = (5, 6, 7, 8, 9, 10)
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, rounded to an odd number
 
 
 class Repetition(NamedTuple):
-    """Characters of words, for each text."""
+    """Characters of words in repeated n-grams, for each text."""
 
-    tops: NDArray[np.int64]  # [D, 3] of all occurrences of the most frequent n-gram, n = 2, 3, 4
-    duplicates: NDArray[np.int64]  # [D, 6] inside n-grams that came before, n = 5 to 10
+    tops: NDArray[np.int64]  # [D, 3] in all occurrences of the most frequent n-gram, n = 2, 3, 4
+    duplicates: NDArray[np.int64]  # [D, 6] inside n-grams that occurred before, n = 5 to 10
 
 
 def measure_repetition(words: BatchWords) -> Repetition:
-    """What each text repeats.
+    """Measure the characters in each text's top n-grams and in its duplicate n-grams.
 
-    Of equally frequent n-grams the longest is the top one; one that occurs once is none.
-    Occurrences may overlap: "a a a" holds "a a" twice. A word inside several duplicates counts
+    Of equally frequent n-grams the longest is the top one; an n-gram that occurs once is none.
+    Occurrences may overlap: "a a a" contains "a a" twice. A word inside several duplicates counts
     once.
     """
     firsts = words.firsts_D1
@@ -44,7 +44,8 @@ def measure_repetition(words: BatchWords) -> Repetition:
         np.zeros((texts, len(TOPS)), np.int64), np.zeros((texts, len(DUPLICATES)), np.int64)
     )
     table = allocate_seen(most)
-    positions, places = np.empty(most, np.int64), np.empty(most, np.int64)
+    positions = np.empty(most, np.int64)
+    places = np.empty(most, np.int64)
     grams = np.empty(most, np.uint64)
     _count_repetition(
         words.hashes_W, words.before_W1, firsts, *table, positions, places, grams, *found
@@ -68,7 +69,8 @@ def _count_repetition(
 ) -> None:
     generation = 0
     for text in range(len(firsts) - 1):
-        first, end = firsts[text], firsts[text + 1]
+        first = firsts[text]
+        end = firsts[text + 1]
         size = compute_table_size(end - first)
         alive = end - first
         for word in range(first, end):
@@ -77,15 +79,16 @@ def _count_repetition(
         for n in range(2, DUPLICATES[-1] + 1):
             generation += 1
             looked_at = 0
-            most = 1  # occurrences of one n-gram
-            covered = first  # words before this are inside a duplicate, or never will be
+            most = 1  # occurrences of the most frequent n-gram
+            covered = first  # words before this are counted already, or not in a duplicate
             for index in range(alive):
                 word = positions[index]
                 if word + n > end:
                     break
                 gram = mix_bits(grams[index] * _MULTIPLIER + hashes[word + n - 1])
                 place = count_again(keys, stamps, counts, generation, size, gram)
-                positions[looked_at], places[looked_at] = word, place
+                positions[looked_at] = word
+                places[looked_at] = place
                 grams[looked_at] = gram
                 looked_at += 1
                 if counts[place] > 1:
@@ -104,7 +107,8 @@ def _count_repetition(
                 word = positions[index]
                 if count == most:
                     longest = max(longest, before[word + n] - before[word])
-                positions[alive], grams[alive] = word, grams[index]
+                positions[alive] = word
+                grams[alive] = grams[index]
                 alive += 1
             if n <= TOPS[-1]:
                 tops[text, n - TOPS[0]] = most * longest

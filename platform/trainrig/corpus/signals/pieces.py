@@ -1,6 +1,6 @@
-"""What repeats among the lines, and among the paragraphs, of a batch of texts.
+"""Finds the lines and paragraphs of a batch of texts, and measures how often they repeat.
 
-A line is one with something on it, without the white space around it. A paragraph is lines up to
+A line is a non-blank line without the white space around it. A paragraph is a block of lines up to
 a blank one.
 """
 
@@ -23,11 +23,11 @@ _NEW_LINE = 10
 
 
 class Pieces(NamedTuple):
-    """All lines, or all paragraphs, one after another. P pieces, D texts."""
+    """The lines, or the paragraphs, in order. Shapes: P pieces, D texts."""
 
-    starts_P: NDArray[np.int64]  # in the batch, white space around them left out
+    starts_P: NDArray[np.int64]  # offsets in the batch, without the white space around the piece
     ends_P: NDArray[np.int64]
-    firsts_D1: NDArray[np.int64]  # [D + 1] the first of each text; the last is P
+    firsts_D1: NDArray[np.int64]  # [D + 1] the first piece of each text; the last entry is P
 
 
 class RepeatedPieces(NamedTuple):
@@ -37,13 +37,15 @@ class RepeatedPieces(NamedTuple):
     characters: NDArray[np.int64]
     duplicates: NDArray[np.int64]  # pieces equal to an earlier one
     duplicate_characters: NDArray[np.int64]
-    longest_run: NDArray[np.int64]  # of pieces equal to the one before
+    longest_run: NDArray[np.int64]  # most consecutive equal pieces
 
 
 def find_lines_and_paragraphs(batch: TextBatch) -> tuple[Pieces, Pieces]:
-    """The lines and the paragraphs of each text."""
-    room = len(batch.codes_C) // 2 + len(batch.starts_D1)  # a character and a new line each
-    starts, ends = np.empty((2, room), np.int64), np.empty((2, room), np.int64)
+    """Return the lines and the paragraphs of each text."""
+    # a piece takes at least a character and a new line
+    room = len(batch.codes_C) // 2 + len(batch.starts_D1)
+    starts = np.empty((2, room), np.int64)
+    ends = np.empty((2, room), np.int64)
     firsts = np.zeros((2, len(batch.starts_D1)), np.int64)
     _split_lines(*batch, starts, ends, firsts)
     lines, paragraphs = (
@@ -54,7 +56,7 @@ def find_lines_and_paragraphs(batch: TextBatch) -> tuple[Pieces, Pieces]:
 
 
 def measure_repeated(batch: TextBatch, pieces: Pieces) -> RepeatedPieces:
-    """How often pieces repeat an earlier one of the same text."""
+    """Measure how often pieces repeat an earlier one of the same text."""
     texts = len(batch.starts_D1) - 1
     found = np.zeros((len(RepeatedPieces._fields), texts), np.int64)
     table = allocate_seen(int(np.diff(pieces.firsts_D1).max(initial=0)))
@@ -71,14 +73,16 @@ def _split_lines(
     ends: NDArray[np.int64],
     firsts: NDArray[np.int64],
 ) -> None:
-    """Lines are cut at white space with a new line in it, paragraphs at such with two."""
-    line, paragraph = 0, 0
+    """Split at white space: with a new line for lines, with two or more for paragraphs."""
+    line = 0
+    paragraph = 0
     for text in range(len(texts) - 1):
-        seen = 2  # new lines since the last character that is no white space
+        seen = 2  # new lines since the last visible character
         for place in range(texts[text], texts[text + 1]):
             if classes[place] & SPACE:
                 if seen == 0 and classes[place - 1] & SPACE == 0:
-                    ends[0, line - 1], ends[1, paragraph - 1] = place, place
+                    ends[0, line - 1] = place
+                    ends[1, paragraph - 1] = place
                 seen += codes[place] == _NEW_LINE
                 continue
             if seen >= 1:
@@ -92,8 +96,10 @@ def _split_lines(
             last = texts[text + 1]
             while classes[last - 1] & SPACE:
                 last -= 1
-            ends[0, line - 1], ends[1, paragraph - 1] = last, last
-        firsts[0, text + 1], firsts[1, text + 1] = line, paragraph
+            ends[0, line - 1] = last
+            ends[1, paragraph - 1] = last
+        firsts[0, text + 1] = line
+        firsts[1, text + 1] = paragraph
 
 
 @compile_nogil
@@ -108,9 +114,14 @@ def _count_repeated(
     found: NDArray[np.int64],
 ) -> None:
     for text in range(len(firsts) - 1):
-        first, end = firsts[text], firsts[text + 1]
+        first = firsts[text]
+        end = firsts[text + 1]
         size = compute_table_size(end - first)
-        characters, duplicates, duplicate_characters, run, longest = 0, 0, 0, 0, 0
+        characters = 0
+        duplicates = 0
+        duplicate_characters = 0
+        run = 0
+        longest = 0
         before = np.uint64(0)
         for piece in range(first, end):
             length = ends[piece] - starts[piece]
@@ -123,6 +134,8 @@ def _count_repeated(
             if counts[place] > 1:
                 duplicates += 1
                 duplicate_characters += length
-        found[0, text], found[1, text] = end - first, characters
-        found[2, text], found[3, text] = duplicates, duplicate_characters
+        found[0, text] = end - first
+        found[1, text] = characters
+        found[2, text] = duplicates
+        found[3, text] = duplicate_characters
         found[4, text] = longest

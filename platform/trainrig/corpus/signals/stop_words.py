@@ -1,8 +1,8 @@
-"""Words that hardly any text of a language does without: how many of them a text has.
+"""Counts the different stop words of a text, by language.
 
-English has Gopher's own (Rae et al. 2021, arXiv:2112.11446, appendix A1.1). The others are our
-choice after its example: eight of each language's most frequent words that are words of no other
-kind there: articles, conjunctions, prepositions, forms of "to be".
+The English ones are Gopher's (Rae et al. 2021, arXiv:2112.11446, appendix A1.1). The others were
+chosen by its example: eight of each language's most frequent words that are nothing but articles,
+conjunctions, prepositions or forms of "to be".
 """
 
 import functools
@@ -58,16 +58,18 @@ LANGUAGES = tuple(STOP_WORDS)
 
 
 class _Table(NamedTuple):
-    """Open addressing: (language, word) to the word's number within its language, or -1."""
+    """Hash table (open addressing): (language, word) → the word's number in its language, or -1."""
 
     keys: NDArray[np.uint64]
     numbers: NDArray[np.int64]
 
 
 def count_stop_words(words: BatchWords, languages: Sequence[str]) -> NDArray[np.int64]:
-    """How many different stop words of its language each text has; 0 where there is no list."""
+    """Count the different stop words of its language in each text; 0 without a list."""
     numbers = {language: number for number, language in enumerate(STOP_WORDS)}
-    known = np.fromiter((numbers.get(each, -1) for each in languages), np.int64, len(languages))
+    known = np.fromiter(
+        (numbers.get(language, -1) for language in languages), np.int64, len(languages)
+    )
     found = np.zeros(len(languages), np.int64)
     _count(words.hashes_W, words.firsts_D1, known, *_build_table(), found)
     return found
@@ -86,7 +88,8 @@ def _build_table() -> _Table:
     for (language, number, _), word in zip(listed, hashes, strict=True):
         key = np.uint64(_hash_key(word, language))
         place = _find_place(*table, key)
-        table.keys[place], table.numbers[place] = key, number
+        table.keys[place] = key
+        table.numbers[place] = number
     return table
 
 
@@ -115,7 +118,7 @@ def _count(
     for text in range(len(languages)):
         if languages[text] < 0:
             continue
-        met = np.uint64(0)  # a bit for each word of the list
+        met = np.uint64(0)  # one bit for each word of the list
         for word in range(firsts[text], firsts[text + 1]):
             place = _find_place(keys, numbers, _hash_key(words[word], languages[text]))
             if numbers[place] >= 0:

@@ -1,7 +1,7 @@
 """Inputs of a curation: the files of its sources, grouped into splits."""
 
 from trainrig import manifest, storage
-from trainrig.corpus.read import as_json, cut_pieces, find_files
+from trainrig.corpus.read import cut_pieces, find_files, serialise_piece
 from trainrig.corpus.run_file import Curation
 from trainrig.splits import Split
 
@@ -23,6 +23,10 @@ def plan_splits(run: Curation) -> tuple[list[Split], dict[str, str]]:
         inputs[source.name] = manifest.digest(keys)
         for number, group in enumerate(cut_pieces(files, source.reading)):
             name = f"{source.name}-{number:05d}"
-            task = {"name": name, "source": index, "pieces": [as_json(piece) for piece in group]}
+            task = {
+                "name": name,
+                "source": index,
+                "pieces": [serialise_piece(piece) for piece in group],
+            }
             splits.append(Split(name, task))
     return splits, inputs

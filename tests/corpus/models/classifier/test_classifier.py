@@ -153,9 +153,13 @@ def test_a_sigmoid_is_found_where_classes_part_or_do_not(raw):
     ("positives", "negatives", "message"),
     [
         ([], ["a"] * 100, "positives: no text"),
-        (["a b"], ["", " "], "positives: . texts to learn from"),
+        (["a b"], ["", " "], "positives: . texts to train on"),
         ([f"a {n}" for n in range(300)], [" "], "negatives: no text"),
-        ([f"a {n}" for n in range(300)], ["b", "c"], "negatives: .* at least 1 and 10 are needed"),
+        (
+            [f"a {n}" for n in range(300)],
+            ["b", "c"],
+            "negatives: .* at least 1 and 10 are required",
+        ),
     ],
 )
 def test_too_few_texts_are_refused(positives, negatives, message):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from trainrig.corpus.read.raw_page import RawPage, Unreadable
 from trainrig.corpus.read.web_archives import arc, archive, members, warc
-from trainrig.corpus.read.web_archives.archive import has_a_member_for_each_record, read_archive
+from trainrig.corpus.read.web_archives.archive import is_compressed_by_record, read_archive
 from trainrig.corpus.read.web_archives.records import ArchiveGrammar
 
 NOISE = random.Random(0).randbytes(3_000)
@@ -189,7 +189,7 @@ def test_looking_back_is_what_tells_an_archive_within_a_page(no_look_back: None)
 
 def test_each_member_of_a_record_is_told_from_one_stream():
     def of_members(data: bytes) -> bool:
-        return has_a_member_for_each_record(io.BytesIO(data), warc.GRAMMAR)
+        return is_compressed_by_record(io.BytesIO(data), warc.GRAMMAR)
 
     assert of_members(GZ_A + GZ_B)
     assert not of_members(gzip.compress(A + B + C))

@@ -1,9 +1,9 @@
-"""A page's content, cut into blocks: lines of text, each with numbers that say what it is like.
+"""A page's content as blocks (lines of text), each with counts that describe it.
 
-What is cut is resiliparse's `minimal_html`: one line a paragraph, heading, list item or line break,
-with hardly a tag but <p>, <h1> to <h6>, <ul>, <ol>, <li>, <pre> and <a>. One pass over its bytes
-counts all that is needed; nothing here makes a string. Everything is a whole number, so that no
-rounding can differ between machines.
+The input is resiliparse's `minimal_html`: one line per paragraph, heading, list item or line break,
+with few tags besides <p>, <h1> to <h6>, <ul>, <ol>, <li>, <pre> and <a>. One pass over its bytes
+counts everything, without making strings. All values are whole numbers, so machines cannot differ
+in rounding.
 """
 
 import functools
@@ -15,27 +15,27 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.extract.block_model.words import TOPICS
 
-TEXT, PARAGRAPH, H1, H2, H3, H4, ITEM, CODE, ROW = range(9)  # kinds of block; H4 to H6 are one
+TEXT, PARAGRAPH, H1, H2, H3, H4, ITEM, CODE, ROW = range(9)  # kinds of block; H4 includes H5 and H6
 
-# Columns of a block's numbers; after them one for each topic, how many of the words speak of it.
+# Columns of a block's counts; one more column per topic follows, with the words of that topic.
 COLUMNS: Final = (
     "kind",
-    "characters",  # a run of white space is one
+    "characters",  # a run of white space counts as one
     "words",
     "link_characters",
     "links",
-    "ends_sentence",  # with . ! ? … or their likes, perhaps inside quotation marks
-    "stops",  # commas, full stops, semicolons
+    "ends_sentence",  # with . ! ? … or similar, possibly inside quotation marks
+    "stops",  # commas, full stops and semicolons
     "digits",
-    "capitals",  # words that begin with one
-    "dates",  # years of the last and this century, times of the day
-    "gap",  # blank lines before
-    "opens",  # begins an element, where others go on after a line break
+    "capitals",  # words that begin with a capital
+    "dates",  # years from 1900 to 2099, and times of day
+    "gap",  # blank lines before the block
+    "opens",  # 1 if the block begins an element, 0 if it continues one after a line break
     "list_depth",
     "ends_colon",
     "ends_ellipsis",
     "separators",  # | » › · • /
-    "title_words",  # words that the page's title has too
+    "title_words",  # words that the page's title has as well
 )
 (
     KIND,
@@ -59,14 +59,14 @@ COLUMNS: Final = (
 FIRST_TOPIC: Final = len(COLUMNS)
 WIDTH: Final = FIRST_TOPIC + len(TOPICS)
 
-_SLOTS: Final = 2048  # of the table of words, a power of two; about 400 are taken
+_SLOTS: Final = 2048  # slots of the word table, a power of two; about 400 are used
 _TITLE_BITS: Final = 1024
 _FNV_START: Final = np.uint64(0xCBF29CE484222325)
 _FNV_PRIME: Final = np.uint64(0x100000001B3)
 
 
 class PageBlocks:
-    """The blocks of one page, in order."""
+    """The blocks of one page, in page order."""
 
     def __init__(self, html: bytes, title: str) -> None:
         data = np.frombuffer(html, np.uint8)
@@ -74,9 +74,10 @@ class PageBlocks:
         title_bits = np.zeros(_TITLE_BITS, np.bool_)
         mark_words(np.frombuffer(title.encode("utf-8", "ignore"), np.uint8), title_bits)
         room = html.count(b"\n") + 2
-        self.spans = np.empty((room, 2), np.int64)  # bytes of `html`, end exclusive
+        self.spans = np.empty((room, 2), np.int64)  # [blocks, 2] byte offsets in `html`: start, end
         self.numbers = np.zeros((room, WIDTH), np.int32)
-        self.digests = np.empty(room, np.uint64)  # of the words: the same text, the same digest
+        # hash of the words: equal words have equal digests
+        self.digests = np.empty(room, np.uint64)
         count = cut_into_blocks(
             data, keys, topics, title_bits, self.spans, self.numbers, self.digests
         )
@@ -86,7 +87,10 @@ class PageBlocks:
 
 @compile_nogil
 def update_word_hash(hash_: np.uint64, byte: int, before: int) -> np.uint64:
-    """FNV-1a with one more byte, folded to lower case (ASCII, and Latin-1 as UTF-8 writes it)."""
+    """Add one byte, in lower case, to an FNV-1a hash; `before` is the byte before it.
+
+    Lower case is applied to ASCII, and to Latin-1 letters encoded as UTF-8.
+    """
     if 65 <= byte <= 90 or (before == 0xC3 and 0x80 <= byte <= 0x9E):
         byte |= 32
     return (hash_ ^ np.uint64(byte)) * _FNV_PRIME
@@ -94,14 +98,16 @@ def update_word_hash(hash_: np.uint64, byte: int, before: int) -> np.uint64:
 
 @compile_nogil
 def is_word_byte(byte: int) -> bool:
-    """Whether `byte` is part of a word: a letter or a digit, or not ASCII."""
+    """Return whether `byte` is part of a word: a letter, a digit, or not ASCII."""
     return byte >= 128 or 97 <= byte <= 122 or 65 <= byte <= 90 or 48 <= byte <= 57
 
 
 @compile_nogil
 def mark_words(text: NDArray[np.uint8], bits: NDArray[np.bool_]) -> None:
-    """Set the bit of each word of `text`."""
-    hash_, length, before = _FNV_START, 0, 0
+    """Set the bit of each word of `text` in `bits`."""
+    hash_ = _FNV_START
+    length = 0
+    before = 0
     for i in range(len(text) + 1):
         byte = int(text[i]) if i < len(text) else 32
         if is_word_byte(byte):
@@ -109,14 +115,16 @@ def mark_words(text: NDArray[np.uint8], bits: NDArray[np.bool_]) -> None:
             length += 1
         elif length:
             bits[(hash_ ^ (hash_ >> np.uint64(32))) & np.uint64(len(bits) - 1)] = True
-            hash_, length = _FNV_START, 0
+            hash_ = _FNV_START
+            length = 0
         before = byte
 
 
 @compile_nogil
 def hash_text(text: NDArray[np.uint8]) -> np.uint64:
-    """The hash of `text` as one word."""
-    hash_, before = _FNV_START, 0
+    """Return the hash of `text` as one word."""
+    hash_ = _FNV_START
+    before = 0
     for i in range(len(text)):
         hash_ = update_word_hash(hash_, int(text[i]), before)
         before = int(text[i])
@@ -125,7 +133,7 @@ def hash_text(text: NDArray[np.uint8]) -> np.uint64:
 
 @functools.cache
 def _build_word_table() -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
-    """Hashes of the words of TOPICS by open addressing (0 is free), and their topics as bits."""
+    """Build a hash table (open addressing, 0 is free) of the words of TOPICS with topic bits."""
     keys = np.zeros(_SLOTS, np.uint64)
     topics = np.zeros(_SLOTS, np.int32)
     for topic, words in enumerate(TOPICS.values()):
@@ -141,7 +149,7 @@ def _build_word_table() -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
 
 @compile_nogil
 def skip_tag(html: NDArray[np.uint8], i: int) -> int:
-    """The first byte after the tag that `i` is in. A ">" within quotation marks does not end it."""
+    """Return the index after the tag around `i`; a ">" within quotation marks does not end it."""
     quote = 0
     while i < len(html) and (quote or html[i] != 62):
         if quote == 0 and (html[i] == 34 or html[i] == 39):
@@ -154,7 +162,7 @@ def skip_tag(html: NDArray[np.uint8], i: int) -> int:
 
 @compile_nogil
 def skip_entity(html: NDArray[np.uint8], i: int) -> int:
-    """The first byte after the entity whose "&" stands before `i`; `i` itself if it is none."""
+    """Return the index after the entity whose "&" is just before `i`, or `i` if it is no entity."""
     for at in range(i, min(i + 10, len(html))):
         if html[at] == 59:
             return at + 1
@@ -163,7 +171,7 @@ def skip_entity(html: NDArray[np.uint8], i: int) -> int:
 
 @compile_nogil
 def is_capital(byte: int, after: int) -> bool:
-    """Whether a word of these first bytes begins with a Latin, Greek or Cyrillic capital."""
+    """Return whether these first two bytes of a word are a Latin, Greek or Cyrillic capital."""
     return (
         65 <= byte <= 90
         or (byte == 0xC3 and 0x80 <= after <= 0x9E)
@@ -180,7 +188,7 @@ def count_word(
     topics: NDArray[np.int32],
     title_bits: NDArray[np.bool_],
 ) -> None:
-    """Count a word, by its hash, into its block's numbers."""
+    """Add a word, given by its hash, to its block's counts."""
     row[WORDS] += 1
     row[TITLE_WORDS] += title_bits[(hash_ ^ (hash_ >> np.uint64(32))) & np.uint64(_TITLE_BITS - 1)]
     slot = np.int64(hash_ & np.uint64(_SLOTS - 1))
@@ -193,8 +201,8 @@ def count_word(
 
 
 @compile_nogil
-def say_how_it_ends(row: NDArray[np.int32], last: int, last_but_one: int) -> None:
-    """Fill in what a block's last two signs (code points) say."""
+def set_end_columns(row: NDArray[np.int32], last: int, last_but_one: int) -> None:
+    """Set the columns that depend on a block's last two characters (code points)."""
     quoted = last == 34 or last == 41 or last == 0x201C or last == 0x201D or last == 0xBB
     sign = last_but_one if quoted else last
     row[ENDS_SENTENCE] = (
@@ -212,7 +220,7 @@ def say_how_it_ends(row: NDArray[np.int32], last: int, last_but_one: int) -> Non
 
 @compile_nogil
 def choose_kind(code: bool, heading: int, list_depth: int, paragraph: bool) -> int:
-    """The kind of a block that begins inside these elements."""
+    """Return the kind of a block that begins inside the given elements."""
     if code:
         return CODE
     if heading:
@@ -232,14 +240,35 @@ def cut_into_blocks(
     numbers: NDArray[np.int32],
     digests: NDArray[np.uint64],
 ) -> int:
-    """Fill `spans`, `numbers` and `digests`; returns how many blocks there are."""
-    count, start, gap, opens = 0, 0, 0, 0  # blocks done; of the block at hand
-    paragraph, heading, code, link, list_depth = False, 0, False, False, 0  # elements around
-    space, before, last, last_but_one = True, 0, 0, 0  # signs: a byte, then code points
-    hash_, length, digest = _FNV_START, 0, _FNV_START  # of the word at hand; of the words before
-    capital, digits, century, after_colon = False, 0, 0, False  # of the number at hand
+    """Fill `spans`, `numbers` and `digests` for each block; return the number of blocks."""
+    # `count` blocks are done; the others describe the current block
+    count = 0
+    start = 0
+    gap = 0
+    opens = 0
+    # enclosing elements
+    paragraph = False
+    heading = 0
+    code = False
+    link = False
+    list_depth = 0
+    # `before` is the last byte; `last` and `last_but_one` are code points
+    space = True
+    before = 0
+    last = 0
+    last_but_one = 0
+    # hash of the current word, and hash of the block's words before it
+    hash_ = _FNV_START
+    length = 0
+    digest = _FNV_START
+    # state of the current number
+    capital = False
+    digits = 0
+    century = 0
+    after_colon = False
     row = numbers[0]
-    i, end = 0, len(html)
+    i = 0
+    end = len(html)
     while i <= end:
         byte = int(html[i]) if i < end else 10
         i += 1
@@ -268,7 +297,7 @@ def cut_into_blocks(
             if first == 97:
                 continue  # a link may begin or end inside a word
             byte = 32
-        elif byte == 38:  # &: an entity stands for one sign, the quotation mark or another
+        elif byte == 38:  # &: an entity counts as one character, a quotation mark or another sign
             at = i
             i = skip_entity(html, i)
             if i > at:
@@ -282,7 +311,8 @@ def cut_into_blocks(
             count_word(row, hash_, keys, topics, title_bits)
             row[CAPITALS] += capital
             digest = (digest ^ hash_) * _FNV_PRIME
-            hash_, length = _FNV_START, 0
+            hash_ = _FNV_START
+            length = 0
         if 48 <= byte <= 57:
             row[DIGITS] += 1
             century = century * 10 + byte - 48 if digits < 2 else century
@@ -291,27 +321,35 @@ def cut_into_blocks(
         else:
             row[DATES] += digits == 4 and (century == 19 or century == 20)
             after_colon = byte == 58 and 0 < digits < 3
-            digits, century = 0, 0
+            digits = 0
+            century = 0
         before = byte
         if byte == 10 and (not code or i > end):
             if row[CHARACTERS] == 0:
                 gap += 1
                 row[:] = 0
             else:
-                spans[count, 0], spans[count, 1] = start, min(i - 1, end)
+                spans[count, 0] = start
+                spans[count, 1] = min(i - 1, end)
                 digests[count] = digest
-                row[GAP], row[OPENS] = gap, opens
-                say_how_it_ends(row, last, last_but_one)
+                row[GAP] = gap
+                row[OPENS] = opens
+                set_end_columns(row, last, last_but_one)
                 count += 1
                 row = numbers[count]
-                gap, opens, space, last, last_but_one = 0, 0, True, 0, 0
-            start, digest = i, _FNV_START
+                gap = 0
+                opens = 0
+                space = True
+                last = 0
+                last_but_one = 0
+            start = i
+            digest = _FNV_START
         elif byte == 32 or byte == 9 or byte == 10 or byte == 13:
             if byte == 9 and row[CHARACTERS] and row[KIND] == TEXT:
                 row[KIND] = ROW
             row[CHARACTERS] += not space
             space = True
-        elif 128 <= byte < 192:  # a further byte of a character
+        elif 128 <= byte < 192:  # a continuation byte of UTF-8
             space = False
             last = (last << 6) | (byte & 63)
             row[SEPARATORS] += last == 0xBB or last == 0xB7 or last == 0x203A or last == 0x2022

@@ -1,6 +1,6 @@
-"""What a block is like among its neighbours: the numbers that the trees look at.
+"""Features of a block and its neighbours: the inputs of the decision trees.
 
-Shapes: N blocks of a page, in order. All are whole numbers; shares are in thousandths.
+Shapes: N blocks of a page, in order. All features are whole numbers; shares are in thousandths.
 """
 
 from typing import Final
@@ -23,16 +23,16 @@ from trainrig.corpus.extract.block_model.blocks import (
     PageBlocks,
 )
 
-FAR: Final = 60  # blocks: no distance is told apart beyond it
-_REACH: Final = 3  # neighbours on each side that are looked at one by one
-_AROUND: Final = 5  # neighbours on each side that are looked at together
+FAR: Final = 60  # largest distance, in blocks; larger ones are set to this
+_REACH: Final = 3  # neighbours on each side that have separate features
+_AROUND: Final = 5  # neighbours on each side whose features are summed
 _ABOUT_NEIGHBOUR: Final = 5
 _CONTEXT: Final = 27
 FEATURES: Final = WIDTH + 3 + 2 * _REACH * _ABOUT_NEIGHBOUR + _CONTEXT
 
 
 def compute_features(blocks: PageBlocks) -> NDArray[np.int32]:
-    """[N, FEATURES] of the blocks of one page."""
+    """Compute the features of one page's blocks, [N, FEATURES]."""
     result = np.zeros((len(blocks.numbers), FEATURES), np.int32)
     if len(result):
         order = np.argsort(blocks.digests, kind="stable")
@@ -49,7 +49,7 @@ def _compute_share(part: int, whole: int) -> int:
 def _count_repeats(
     sorted_digests: NDArray[np.uint64], order: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """[N] how often each block's words are on the page."""
+    """Count how many blocks of the page have the same words, for each block: [N]."""
     n = len(order)
     repeats = np.zeros(n, np.int64)
     i = 0
@@ -65,7 +65,7 @@ def _count_repeats(
 
 @compile_nogil
 def _find_title(numbers: NDArray[np.int32]) -> int:
-    """The first heading whose words are mostly those of the page's title; -1: none."""
+    """Return the first heading whose words are mostly in the page's title, or -1."""
     for i in range(len(numbers)):
         row = numbers[i]
         is_heading = H1 <= row[KIND] <= H4
@@ -78,11 +78,15 @@ def _find_title(numbers: NDArray[np.int32]) -> int:
 def _find_next(
     numbers: NDArray[np.int32], good: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """[N] blocks from each to the next that looks like prose, and [N] the next heading."""
+    """Compute for each block the distance to the next prose-like block, and the next heading.
+
+    Both have shape [N]. The distance is at most FAR; the next heading is N where none follows.
+    """
     n = len(numbers)
     next_good = np.full(n, FAR, np.int64)
     next_heading = np.full(n, n, np.int64)
-    distance, heading_at = FAR, n
+    distance = FAR
+    heading_at = n
     for i in range(n - 1, -1, -1):
         next_good[i] = min(distance, FAR)
         next_heading[i] = heading_at
@@ -96,8 +100,9 @@ def _find_next(
 def _write_neighbours(
     i: int, numbers: NDArray[np.int32], topics: NDArray[np.int64], result: NDArray[np.int32]
 ) -> None:
-    """Write what the blocks around block `i` are, one by one; before it they are written."""
-    n, out = len(numbers), result[i]
+    """Write the features of each neighbour of block `i`; rows before `i` must be filled already."""
+    n = len(numbers)
+    out = result[i]
     column = WIDTH + 3
     for step in range(-_REACH, _REACH + 1):
         if step == 0:
@@ -125,12 +130,12 @@ def fill(
     order: NDArray[np.int64],
     result: NDArray[np.int32],
 ) -> None:
-    """Write the features of a page's blocks into `result`."""
+    """Write the features of all blocks of a page into `result`."""
     n = len(numbers)
     repeats = _count_repeats(sorted_digests, order)
     size = np.zeros(n + 1, np.int64)  # characters before each block
-    linked = np.zeros(n + 1, np.int64)  # of them in links
-    prose = np.zeros(n + 1, np.int64)  # of them in blocks that look like prose
+    linked = np.zeros(n + 1, np.int64)  # characters in links before each block
+    prose = np.zeros(n + 1, np.int64)  # characters in prose-like blocks before each block
     topics = np.zeros(n, np.int64)
     good = np.zeros(n, np.bool_)
     for i in range(n):
@@ -145,9 +150,12 @@ def fill(
     title = _find_title(numbers)
     next_good, next_heading = _find_next(numbers, good)
     good_blocks = max(1, good.sum())
-    distance, heading, run = FAR, -1, 0
+    distance = FAR
+    heading = -1
+    run = 0
     for i in range(n):
-        row, out = numbers[i], result[i]
+        row = numbers[i]
+        out = result[i]
         out[:WIDTH] = row
         out[WIDTH] = _compute_share(int(row[LINK_CHARACTERS]), int(row[CHARACTERS]))
         out[WIDTH + 1] = _compute_share(int(row[TITLE_WORDS]), int(row[WORDS]))
@@ -157,7 +165,8 @@ def fill(
         if H1 <= row[KIND] <= H4:
             heading = i
         run = run + 1 if i and numbers[i - 1, KIND] == row[KIND] else 1
-        low, high = max(0, i - _AROUND), min(n, i + _AROUND + 1)
+        low = max(0, i - _AROUND)
+        high = min(n, i + _AROUND + 1)
         out[column] = size[high] - size[low]
         out[column + 1] = _compute_share(linked[high] - linked[low], size[high] - size[low])
         out[column + 2] = prose[high] - prose[low]

@@ -1,4 +1,4 @@
-"""The text of blocks, one by one and together."""
+"""The text of single blocks, and of a selection of blocks."""
 
 import html
 import re
@@ -20,16 +20,16 @@ from trainrig.corpus.extract.block_model.blocks import (
 _TAG = re.compile(r"""<(?:[^>"']++|"[^"]*+"|'[^']*+')*+>""")
 
 
-_BETWEEN = "\0"  # blocks; no page has it
+_BETWEEN = "\0"  # separates blocks; no page contains it
 
 
 def extract_lines(page: bytes, blocks: PageBlocks) -> list[str]:
-    """The text of each block, without tags and entities."""
+    """Return the text of each block, without tags and entities."""
     return _clean_lines(page, blocks.spans, blocks.numbers[:, KIND])
 
 
 def format_blocks(page: bytes, blocks: PageBlocks, kept: NDArray[np.bool_], bullets: bool) -> str:
-    """Lines of text in order, with a blank line wherever the page had one between two of them."""
+    """Join the kept blocks' lines, with a blank line where the page had one between them."""
     lines = iter(_clean_lines(page, blocks.spans[kept], blocks.numbers[kept, KIND]))
     parts: list[str] = []
     gap = False
@@ -49,7 +49,7 @@ def format_blocks(page: bytes, blocks: PageBlocks, kept: NDArray[np.bool_], bull
 
 
 def _clean_lines(page: bytes, spans: NDArray[np.int64], kinds: NDArray[np.int32]) -> list[str]:
-    """The text at each of `spans`; all in one go, as starting an expression costs more than it."""
+    """Return the text at each of `spans`, all in one pass, as each regex call has a fixed cost."""
     if not len(spans):
         return []
     cuttings = _BETWEEN.encode().join(page[start:end] for start, end in spans.tolist())

@@ -1,4 +1,4 @@
-"""Boosted trees in whole numbers: the same answer on every machine, to the last bit.
+"""Boosted decision trees in whole-number arithmetic: identical results on every machine.
 
 Shapes: N blocks, F features, T trees, M nodes of all trees.
 """
@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
 
-LEAF: Final = -1  # in place of a feature
-SCALE: Final = 10_000  # of the leaves: a sum of 10,000 is a log-odds of 1
+LEAF: Final = -1  # marks a leaf in place of a feature
+SCALE: Final = 10_000  # factor of the leaf values: a sum of 10,000 is a log-odds of 1
 
 Name = Literal["main", "whole"]
 
 
 @dataclass(frozen=True)
 class Trees:
-    """Trees as flat arrays; the right child of a node stands beside the left.
+    """Trees as flat arrays; the right child of a node follows the left.
 
-    A leaf is its own left child and no feature is above its bound: who has come to one stays. So
-    all blocks go down a tree side by side, as many steps as its deepest leaf takes, and no branch
-    is there to be guessed wrong: three fifths of the time.
+    A leaf is its own left child and no feature exceeds its bound, so a block that reaches a leaf
+    stays there. All blocks descend a tree together, for as many steps as its deepest leaf needs.
+    This avoids mispredicted branches and saves two fifths of the time.
     """
 
     roots: NDArray[np.int32]  # [T]
@@ -34,7 +34,7 @@ class Trees:
     features: NDArray[np.int16]  # [M]
     bounds: NDArray[np.int32]  # [M]: left if the feature is at most this
     left: NDArray[np.int32]  # [M]
-    leaves: NDArray[np.int32]  # [M]: what a leaf adds; 0 of other nodes
+    leaves: NDArray[np.int32]  # value that a leaf adds; 0 for other nodes
 
     @classmethod
     def of(
@@ -44,7 +44,10 @@ class Trees:
         values: NDArray[np.int32],
         left: NDArray[np.int32],
     ) -> "Trees":
-        """Those of a file: `features` is LEAF where `values` is what a leaf adds, not a bound."""
+        """Build the trees from a file's arrays.
+
+        Where `features` is LEAF, `values` is the value of the leaf; elsewhere it is the bound.
+        """
         is_leaf = features == LEAF
         places = np.arange(len(features), dtype=np.int32)
         depths = np.empty(len(roots), np.int32)
@@ -59,7 +62,7 @@ class Trees:
         )
 
     def compute_odds(self, features: NDArray[np.int32]) -> NDArray[np.int32]:
-        """[N] log-odds, times SCALE, for [N, F] features."""
+        """Compute the log-odds, times SCALE, of [N, F] features: [N]."""
         result = np.zeros(len(features), np.int32)
         add_up(
             features,
@@ -80,9 +83,10 @@ def measure(
     left: NDArray[np.int32],
     depths: NDArray[np.int32],
 ) -> None:
-    """Fill in how deep each tree is."""
+    """Fill `depths` with the depth of each tree."""
     for tree, root in enumerate(roots.tolist()):
-        level, depth = [root], 0
+        level = [root]
+        depth = 0
         while level := [left[n] + side for n in level if not is_leaf[n] for side in (0, 1)]:
             depth += 1
         depths[tree] = depth
@@ -99,7 +103,7 @@ def add_up(
     leaves: NDArray[np.int32],
     result: NDArray[np.int32],
 ) -> None:
-    """Add the leaf that each of `rows` falls into, in every tree, to `result`."""
+    """Add the value of the leaf that each row reaches, in every tree, to `result`."""
     nodes = np.empty(len(rows), np.int32)
     for tree in range(len(roots)):
         nodes[:] = roots[tree]
@@ -113,7 +117,7 @@ def add_up(
 
 @functools.cache
 def load(name: Name) -> Trees:
-    """The trees shipped in this folder: for resiliparse's main content, or for whole pages."""
+    """Load the trees shipped in this folder, for resiliparse's main content or for whole pages."""
     packed = (importlib.resources.files(__package__) / f"{name}.npz").read_bytes()
     with np.load(io.BytesIO(packed), allow_pickle=False) as arrays:
         return Trees.of(*(arrays[key] for key in ("roots", "features", "values", "left")))

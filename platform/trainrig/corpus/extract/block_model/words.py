@@ -1,7 +1,7 @@
-"""Words that furniture is made of, in the languages that most pages are in, by what they speak of.
+"""Words typical of navigation and other furniture of pages, by topic, in the most common languages.
 
-Counting them tells "Share this article" from a sentence about shares only together with how short
-the block is and where it stands; that is for the trees to weigh.
+"Share this article" and a sentence about shares differ only by the block's length and position as
+well; the trees combine these.
 """
 
 from typing import Final

@@ -1,4 +1,4 @@
-"""Whether a classifier's probabilities mean what they say, on texts it did not learn from."""
+"""Calibration of a classifier's probabilities on held-out texts, and measures of its quality."""
 
 from typing import NamedTuple
 
@@ -8,30 +8,32 @@ from numpy.typing import NDArray
 BINS = 10
 THRESHOLDS = tuple(n / 10 for n in range(1, 10))
 _STEPS = 100
-_PRIOR = 1e-3  # of the slope, as a square: keeps it finite where two classes part without error
+# regularisation of the slope; keeps it finite where a threshold separates the classes
+_PRIOR = 1e-3
 
 Reals = NDArray[np.float64]
 Labels = NDArray[np.bool_]
 
 
 class Sigmoid(NamedTuple):
-    """Probability of a raw score: 1 / (1 + exp(-(slope · score + shift)))."""
+    """Maps a raw score to a probability: 1 / (1 + exp(-(slope · score + shift)))."""
 
     slope: float
     shift: float
 
     def __call__(self, raw: Reals) -> Reals:
-        """The probability of each raw score."""
+        """Return the probability of each raw score."""
         return 1 / (1 + np.exp(-np.clip(self.slope * raw + self.shift, -500, 500)))
 
 
 def fit_sigmoid(raw: Reals, labels: Labels) -> Sigmoid:
-    """The sigmoid that makes `labels` likeliest (Platt 1999), by Newton's method.
+    """Fit the sigmoid that maximises the likelihood of `labels` (Platt 1999), by Newton's method.
 
-    Labels are drawn in a little, by (n + 1) / (n + 2), as Platt does: else scores that part the
-    classes without error would have probabilities of 0 and 1.
+    Target values are (n + 1) / (n + 2) instead of 1, and similarly for 0, as in Platt. Otherwise
+    scores that separate the classes perfectly would give probabilities of 0 and 1.
     """
-    wanted, others = int(labels.sum()), int((~labels).sum())
+    wanted = int(labels.sum())
+    others = int((~labels).sum())
     targets = np.where(labels, (wanted + 1) / (wanted + 2), 1 / (others + 2))
     scale = float(np.abs(raw).max()) or 1.0
     columns = np.stack([raw / scale, np.ones_like(raw)])
@@ -45,7 +47,9 @@ def fit_sigmoid(raw: Reals, labels: Labels) -> Sigmoid:
         size = 1.0
         while size > 1e-6 and (now := _compute_loss(at - size * step, columns, targets)) > loss:
             size /= 2
-        at, before, loss = at - size * step, loss, now
+        at = at - size * step
+        before = loss
+        loss = now
         if before - loss < 1e-12 * abs(loss):
             break
     return Sigmoid(float(at[0]) / scale, float(at[1]))
@@ -58,23 +62,27 @@ def _compute_loss(at: Reals, columns: Reals, targets: Reals) -> float:
 
 
 def compute_area(scores: Reals, labels: Labels) -> float:
-    """The area under the ROC curve: how often a wanted text scores above another (ties a half)."""
-    wanted, others = int(labels.sum()), int((~labels).sum())
+    """Compute the area under the ROC curve.
+
+    It is the share of pairs in which the wanted text scores above the other; ties count half.
+    """
+    wanted = int(labels.sum())
+    others = int((~labels).sum())
     _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
     return float((ranks[labels].sum() - wanted * (wanted + 1) / 2) / (wanted * others))
 
 
 class Bin(NamedTuple):
-    """Texts of about one probability; a calibrated model has `predicted` near `observed`."""
+    """Texts of similar probability; a calibrated model has `predicted` near `observed`."""
 
     predicted: float  # mean probability
-    observed: float  # share of texts that are wanted ones
+    observed: float  # share of the texts that are wanted
     texts: int
 
 
 def compute_reliability(scores: Reals, labels: Labels) -> list[Bin]:
-    """The reliability curve: tenths of the probabilities that have texts."""
+    """Compute the reliability curve over those tenths of the probability range that have texts."""
     place = np.minimum((scores * BINS).astype(np.int64), BINS - 1)
     return [
         Bin(
@@ -88,16 +96,16 @@ def compute_reliability(scores: Reals, labels: Labels) -> list[Bin]:
 
 
 class AtThreshold(NamedTuple):
-    """What keeping texts of at least `least` would keep."""
+    """Precision and recall of keeping texts with a probability of at least `least`."""
 
     least: float
-    precision: float  # share of what is kept that is wanted; 1 if nothing is
-    recall: float  # share of what is wanted that is kept
-    kept: float  # share of all
+    precision: float  # share of the kept texts that are wanted; 1 if none is kept
+    recall: float  # share of the wanted texts that are kept
+    kept: float  # share of all texts that are kept
 
 
 def measure_at_thresholds(scores: Reals, labels: Labels) -> list[AtThreshold]:
-    """The trade of precision and recall, from 0.1 to 0.9."""
+    """Measure precision and recall at thresholds from 0.1 to 0.9."""
     found = []
     for least in THRESHOLDS:
         kept = scores >= least

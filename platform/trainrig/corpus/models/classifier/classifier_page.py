@@ -1,4 +1,4 @@
-"""The page that a classifier is read on: a pure function of its facts."""
+"""The HTML report of a classifier, a pure function of its facts."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -12,12 +12,12 @@ from trainrig.figures import C1, MUTED
 from trainrig.report import Chart, KeyFigure, ReportTable, Section, Verdict
 
 HEIGHT = 300  # CSS pixels
-LEAST_AREA = 0.7  # of an area under the curve below which the page warns
+LEAST_AREA = 0.7  # the page warns if the area under the curve is smaller
 
 
 def render_classifier_page(facts: Mapping[str, Any]) -> str:
-    """The page as HTML text."""
-    half = next(each for each in facts["thresholds"] if each["least"] == 0.5)
+    """Render the report as HTML text."""
+    half = next(row for row in facts["thresholds"] if row["least"] == 0.5)
     learnt = facts["positives"]["learnt"] + facts["negatives"]["learnt"]
     page = report.ReportPage(
         title="Classifier of texts",
@@ -31,9 +31,7 @@ def render_classifier_page(facts: Mapping[str, Any]) -> str:
             ),
         ),
         sections=(
-            Section(
-                "reliability", "What a probability is worth", (build_reliability_chart(facts),)
-            ),
+            Section("reliability", "Calibration", (build_reliability_chart(facts),)),
             Section("thresholds", "What a threshold keeps", (_build_threshold_table(facts),)),
         ),
         commands=(
@@ -61,35 +59,35 @@ def _build_verdict(facts: Mapping[str, Any], half: Mapping[str, float]) -> Verdi
     if facts["auc"] >= LEAST_AREA:
         return Verdict(sentence)
     warning = (
-        f"It hardly tells the two apart (an area of {facts['auc']:.3f}, where 0.5 is chance): give "
-        "it more texts, or such as differ in their words."
+        f"The classifier hardly separates the two (an area of {facts['auc']:.3f}; 0.5 is chance): "
+        "train it on more texts, or on texts that differ in their words."
     )
     return Verdict(sentence, "warning", (warning,))
 
 
 def build_reliability_chart(facts: Mapping[str, Any]) -> Chart:
-    """Observed shares over predicted probabilities."""
+    """Build the chart of observed shares over predicted probabilities."""
     curve = facts["reliability"]
-    gap = sum(each["texts"] * abs(each["predicted"] - each["observed"]) for each in curve)
+    gap = sum(row["texts"] * abs(row["predicted"] - row["observed"]) for row in curve)
     return Chart(
         f"Probabilities are {gap / facts['measured_texts']:.3f} off on average",
         figures.draw(partial(plot_reliability, curve=curve), HEIGHT),
         label="Line of the share of wanted texts over the predicted probability, and the diagonal.",
-        caption=f"n = {facts['measured_texts']:,} texts that neither learning nor fitting saw, "
-        "by tenths of the probability. On the diagonal it comes true as often as it says.",
+        caption=f"n = {facts['measured_texts']:,} texts used neither for training nor for "
+        "calibration, by tenths of the probability. On the diagonal, predictions are calibrated.",
         table=ReportTable(
             "The reliability curve",
             ("predicted", "observed", "texts"),
-            tuple((each["predicted"], each["observed"], each["texts"]) for each in curve),
+            tuple((row["predicted"], row["observed"], row["texts"]) for row in curve),
         ),
     )
 
 
 def plot_reliability(ax: Axes, curve: list[dict[str, float]]) -> Axes:
-    """The points of the curve and the diagonal that they should lie on."""
+    """Plot the points of the reliability curve, and the diagonal of perfect calibration."""
     ax.plot([0, 1], [0, 1], color=MUTED, linestyle="--", linewidth=1)
-    predicted = np.array([each["predicted"] for each in curve])
-    ax.plot(predicted, [each["observed"] for each in curve], color=C1, marker="o")
+    predicted = np.array([row["predicted"] for row in curve])
+    ax.plot(predicted, [row["observed"] for row in curve], color=C1, marker="o")
     ax.set(xlim=(0, 1), ylim=(0, 1))
     ax.set(xlabel="predicted probability", ylabel="share of texts that are wanted")
     return ax
@@ -100,5 +98,5 @@ def _build_threshold_table(facts: Mapping[str, Any]) -> ReportTable:
     return ReportTable(
         "Texts with at least this probability, of those measured",
         ("least", "precision", "recall", "share kept"),
-        tuple((each["least"], each["precision"], each["recall"], each["kept"]) for each in rows),
+        tuple((row["least"], row["precision"], row["recall"], row["kept"]) for row in rows),
     )

@@ -1,13 +1,13 @@
-"""A linear classifier over hashed words and n-grams of words, as fastText's of two classes.
+"""A linear classifier over hashed words and word n-grams, equivalent to fastText with two classes.
 
 fastText (Joulin et al. 2016, arXiv:1607.01759) averages a vector for each word and n-gram of a text
-and compares the mean with two others. For two classes that is a mean of one number for each n-gram:
-the projection of its vector on their difference. So those numbers are what is learnt here, by
-logistic regression: 8 MB where fastText's vectors take 800. Their sum is divided by the root of
-their number, where a mean divides by the number: the evidence of a long text then weighs more than
-that of a short one, and texts held out were told apart better (docs/performance.md).
+and compares the mean with two output vectors. For two classes that equals a mean of one number per
+n-gram: the projection of its vector on the difference of the outputs. These numbers are learnt
+directly, by logistic regression: 8 MB where fastText's vectors take 800. Their sum is divided by
+the square root of their number, where a mean divides by the number. So the evidence of a long text
+weighs more than that of a short one, which classified held-out texts better (docs/performance.md).
 
-W words of all texts, D texts, B buckets.
+Shapes: W words of all texts, D texts, B buckets.
 """
 
 from collections.abc import Sequence
@@ -23,32 +23,34 @@ from trainrig.corpus.signals.text_arrays.words import split_words
 
 Weights = NDArray[np.float32]
 
-LONGEST = 100_000  # words of a text that are looked at
+LONGEST = 100_000  # words at the start of a text that are used
 
 
 class Features(NamedTuple):
-    """The words of texts, by 64-bit hashes of their lower case."""
+    """The words of texts, as 64-bit hashes of their lower case."""
 
     hashes_W: NDArray[np.uint64]
-    firsts_D1: NDArray[np.int64]  # [D + 1] the first word of each text; the last is W
+    firsts_D1: NDArray[np.int64]  # [D + 1] the first word of each text; the last entry is W
 
 
 def extract_features(texts: Sequence[str], languages: Sequence[str]) -> Features:
-    """The words of `texts`, cut by the rules of their languages ("" for none known)."""
+    """Split `texts` into words by the rules of their languages ("" if unknown)."""
     words = split_words(build_batch(texts), languages)
     return Features(words.hashes_W, words.firsts_D1)
 
 
 def concatenate_features(parts: Sequence[Features]) -> Features:
-    """Features of several batches of texts as of one."""
+    """Concatenate the features of several batches of texts."""
     counts = [np.diff(part.firsts_D1) for part in parts]
     firsts = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(counts))])
     return Features(np.concatenate([part.hashes_W for part in parts]), firsts)
 
 
 def compute_evidence(features: Features, weights_B: Weights, words: int) -> NDArray[np.float64]:
-    """The weights of each text's n-grams, up to `words` words, added up, by the root of their
-    number; NaN for a text without any."""
+    """Sum each text's n-gram weights and divide by the square root of their number.
+
+    N-grams have up to `words` words. The result is NaN for a text without words.
+    """
     found = np.full(len(features.firsts_D1) - 1, np.nan)
     _fill_evidence(*features, weights_B, words, found)
     return found
@@ -63,10 +65,10 @@ def learn(
     rate: float,
     seed: int,
 ) -> Weights:
-    """The weights [B] that tell texts labelled true from the others.
+    """Learn the weights [B] that separate texts labelled true from the others.
 
-    Logistic regression by AdaGrad (Duchi et al. 2011), one text at a time in an order drawn from
-    `seed`; the rate falls linearly to 0. One thread: the same weights each time.
+    Logistic regression by AdaGrad (Duchi et al. 2011), one text at a time in a random order from
+    `seed`; the learning rate falls linearly to 0. A single thread makes the weights reproducible.
     """
     weights = np.zeros(buckets, np.float32)
     squares = np.ones(buckets, np.float32)
@@ -88,7 +90,8 @@ def _find_bucket(key: np.uint64, buckets: int) -> np.int64:
 def _sum_evidence(
     hashes: NDArray[np.uint64], begin: int, end: int, weights: Weights, words: int
 ) -> tuple[float, int]:
-    total, count = 0.0, 0
+    total = 0.0
+    count = 0
     for place in range(begin, end):
         key = hashes[place]
         total += weights[_find_bucket(key, len(weights))]
@@ -132,8 +135,8 @@ def _learn(
         end = min(firsts[text + 1], begin + LONGEST)
         total = _sum_evidence(hashes, begin, end, weights, words)[0]
         error = 1.0 / (1.0 + np.exp(-total)) - labels[text]
-        # The gradient is the error by the root of the number of n-grams. That number is left out: a
-        # word of a long text learns as fast as one of a short text.
+        # The exact gradient would divide the error by the root of the number of n-grams. That
+        # factor is omitted, so a word of a long text learns as fast as one of a short text.
         square = np.float32(error * error)
         change = rates[step] * error
         for place in range(begin, end):

@@ -1,4 +1,4 @@
-"""The classifier of texts: a linear model, calibrated on texts held out, and kept in one file."""
+"""The text classifier: a linear model, calibrated on held-out texts and stored in one file."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,51 +30,51 @@ from trainrig.corpus.models.scores import Scores, quantise_scores
 from trainrig.errors import DataError
 
 KIND = "classifier"
-BATCH = 1_000  # texts cut into words at a time
-LEAST_HELD_OUT = 10  # texts of each kind: fewer say nothing of a probability
+BATCH = 1_000  # texts split into words at a time
+LEAST_HELD_OUT = 10  # smallest number of held-out texts of each kind to calibrate with
 
 
 class Learning(Settings):
-    """How a classifier is learnt. The values are our own (docs/performance.md)."""
+    """Hyperparameters of a classifier. The defaults are trainrig's own (docs/performance.md)."""
 
     # Longest n-grams, in words: fastText's `wordNgrams`; DCLM used 2.
     words: int = Field(default=2, ge=1, le=5)
     # Log2 of the number of hash buckets, each of 4 bytes; fastText has 2 million buckets.
     buckets_log2: int = Field(default=21, ge=8, le=28)
     epochs: int = Field(default=5, ge=1)  # passes over the texts
-    rate: float = Field(default=0.5, gt=0)  # learning rate of AdaGrad at the start
-    # Share of the texts to measure on, by hash: one half calibrates the scores, the other tells how
-    # good they are.
+    rate: float = Field(default=0.5, gt=0)  # initial learning rate of AdaGrad
+    # Share of the texts to hold out, chosen by hash. One half calibrates the scores; the other half
+    # measures the classifier.
     held_out: float = Field(default=0.2, gt=0, lt=1)
-    seed: int = Field(default=0, ge=0, lt=2**63)  # random seed
+    seed: int = Field(default=0, ge=0, lt=2**63)  # random seed of the order of the texts
 
 
 @dataclass(frozen=True)
 class ClassifierModel:
-    """Gives each text the probability that it is one of the wanted ones."""
+    """Computes the probability that a text is one of the wanted texts."""
 
     weights_B: Weights
     words: int
     sigmoid: Sigmoid
-    facts: dict[str, Any]  # what it was learnt from, and how good it is
+    facts: dict[str, Any]  # training data and measured quality
 
     def score(self, texts: Sequence[str], languages: Sequence[str]) -> Scores:
-        """Probabilities in steps of 1/10000; NaN for a text without a word.
+        """Return probabilities in steps of 1/10000; NaN for a text without words.
 
-        They are those of the mix of texts that it learnt from. A language only says how words are
-        cut.
+        They hold for a mix of texts like the training data. The language only decides how a text is
+        split into words.
         """
         raw = compute_evidence(extract_features(texts, languages), self.weights_B, self.words)
         return quantise_scores(self.sigmoid(raw))
 
     def save(self, path: str) -> None:
-        """Write the model."""
+        """Write the model to `path`."""
         facts = {"words": self.words, "sigmoid": list(self.sigmoid), "facts": self.facts}
         write_arrays(path, KIND, {"weights": self.weights_B}, facts)
 
     @classmethod
     def open(cls, path: str) -> Self:
-        """The model at `path`, mapped into memory. Raises DataError."""
+        """Open the model at `path`, mapped into memory. Raises DataError if it is invalid."""
         arrays, facts = open_arrays(path, KIND)
         return cls(arrays["weights"], facts["words"], Sigmoid(*facts["sigmoid"]), facts["facts"])
 
@@ -82,13 +82,13 @@ class ClassifierModel:
 def train(
     positives: Iterable[str], negatives: Iterable[str], learning: Learning
 ) -> ClassifierModel:
-    """Learn to tell `positives` from `negatives`. The same model each time.
+    """Train a classifier that separates `positives` from `negatives`, reproducibly.
 
-    A text that comes again counts again, but all its copies are held out or none is. Raises
-    DataError if either has too few texts to learn from and to measure on.
+    A repeated text counts each time, but its copies are either all held out or all used for
+    training. Raises DataError if either side has too few texts to train on or to hold out.
     """
-    wanted = _Sided("positives", positives, learning)
-    others = _Sided("negatives", negatives, learning)
+    wanted = _ClassTexts("positives", positives, learning)
+    others = _ClassTexts("negatives", negatives, learning)
     learnt = concatenate_features([wanted.learnt, others.learnt])
     labels = np.repeat([True, False], [wanted.count, others.count])
     weights = learn(
@@ -106,23 +106,24 @@ def train(
     ]
     scores = np.concatenate(raw)
     truths = np.repeat([True, False], [len(side) for side in raw])
-    # Every second text of each kind: they are in the order of the files.
+    # Files are read in order, so every second text gives each half a similar mix.
     fitting = np.concatenate([np.arange(len(side)) % 2 == 0 for side in raw])
     sigmoid = fit_sigmoid(scores[fitting], truths[fitting])
-    probabilities, truths = quantise_scores(sigmoid(scores[~fitting])), truths[~fitting]
+    probabilities = quantise_scores(sigmoid(scores[~fitting]))
+    truths = truths[~fitting]
     facts = {
         "positives": {"learnt": wanted.count, "held_out": len(raw[0])},
         "negatives": {"learnt": others.count, "held_out": len(raw[1])},
         "measured_texts": len(truths),
         "auc": round(compute_area(probabilities, truths), 6),
-        "reliability": [each._asdict() for each in compute_reliability(probabilities, truths)],
-        "thresholds": [each._asdict() for each in measure_at_thresholds(probabilities, truths)],
+        "reliability": [row._asdict() for row in compute_reliability(probabilities, truths)],
+        "thresholds": [row._asdict() for row in measure_at_thresholds(probabilities, truths)],
     }
     return ClassifierModel(weights, learning.words, sigmoid, facts)
 
 
-class _Sided:
-    """The texts of one kind: those to learn from and those held out."""
+class _ClassTexts:
+    """The texts of one class, as features: those for training and those held out."""
 
     def __init__(self, name: str, texts: Iterable[str], learning: Learning) -> None:
         learnt: list[Features] = []
@@ -131,19 +132,20 @@ class _Sided:
             out = [_is_held_out(text, learning.held_out) for text in batch]
             languages, _ = identify_all(batch)
             for into, of in ((learnt, False), (held, True)):
-                chosen = [number for number, each in enumerate(out) if each is of]
+                chosen = [number for number, is_held_out in enumerate(out) if is_held_out is of]
                 into.append(
                     extract_features([batch[n] for n in chosen], [languages[n] for n in chosen])
                 )
         if not learnt:
-            raise DataError(f"{name}: no text, so there is nothing to learn from; name some")
-        self.learnt, self.held = concatenate_features(learnt), concatenate_features(held)
+            raise DataError(f"{name}: the files contain no text to train on; name other files")
+        self.learnt = concatenate_features(learnt)
+        self.held = concatenate_features(held)
         self.count = len(self.learnt.firsts_D1) - 1
         held_out = len(self.held.firsts_D1) - 1
         if not self.count or held_out < LEAST_HELD_OUT:
             raise DataError(
-                f"{name}: {self.count} texts to learn from and {held_out} held out, but at least 1 "
-                f"and {LEAST_HELD_OUT} are needed; name more texts"
+                f"{name}: {self.count} texts to train on and {held_out} held out, but at least 1 "
+                f"and {LEAST_HELD_OUT} are required; name more texts"
             )
 
 

@@ -1,4 +1,4 @@
-"""The scorer by a classifier that trainrig learnt."""
+"""The scorer that applies a classifier trained by trainrig."""
 
 import functools
 from collections.abc import Sequence
@@ -13,23 +13,26 @@ from trainrig.corpus.models.scores import Scores
 
 
 class Classifier(Settings):
-    """The probability that a text is like the positives that the classifier was learnt from.
+    """The probability that a text resembles the positives that the classifier was trained on.
 
-    Of quality, toxicity or anything else: `column` says what. A text without a word has none (NaN),
-    which breaks no bound.
+    It may measure quality, toxicity or anything else; name `column` accordingly. A text without
+    words has no probability (NaN), which breaks no rule.
     """
 
     kind: Literal["Classifier"] = "Classifier"
-    path: Annotated[str, NOT_IDENTITY]  # file that `trainrig classifier` wrote
-    # Column to write the probability to.
+    path: Annotated[str, NOT_IDENTITY]  # file written by `trainrig classifier`
+    # Column for the probability.
     column: str = Field(default="quality", pattern=r"^[a-z][a-z0-9_]*$")
 
     def read_content_keys(self) -> dict[str, str]:
-        """What the scores depend on besides these settings. Raises FileNotFoundError."""
+        """Return the content hash of the model. Raises FileNotFoundError if it is missing."""
         return {"path": storage.compute_content_key(self.path)}
 
     def score(self, texts: Sequence[str], languages: Sequence[str]) -> Scores:
-        """The probability of each text, in steps of 1/10000. Raises DataError for a bad model."""
+        """Return the probability of each text, in steps of 1/10000.
+
+        Raises DataError for an invalid model.
+        """
         return _load_model(self.path).score(texts, languages)
 
 

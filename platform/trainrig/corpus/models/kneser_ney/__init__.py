@@ -1,4 +1,5 @@
-"""n-gram language models: modified Kneser-Ney smoothing, trained and asked without a tool beside.
+"""n-gram language models with modified Kneser-Ney smoothing, trained and applied without KenLM.
 
-counting → levels → estimate → trie; arpa reads and writes the format that other tools share.
+Training runs counting → levels → estimate → trie. `arpa` reads and writes the exchange format of
+other tools.
 """

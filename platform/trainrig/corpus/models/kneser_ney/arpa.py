@@ -1,11 +1,11 @@
-"""The ARPA format of n-gram models, which KenLM, SRILM and others write and read, packed or not.
+r"""The ARPA format of n-gram models, as KenLM, SRILM and others read and write it, or gzipped.
 
-    \\data\\            how many n-grams of each order
-    \\1-grams:         log10 of the probability <tab> words <tab> log10 of the back-off
-    \\end\\
+    \data\            how many n-grams of each order
+    \1-grams:         log10 of the probability <tab> words <tab> log10 of the back-off
+    \end\
 
-Other tools may leave out an n-gram whose longer ones they list. It is put in here with the value
-that backing off gives, so that no text is scored otherwise.
+Other tools may omit an n-gram that is part of a listed longer one. Such an n-gram is added here
+with the value that backing off gives, so that scores stay the same.
 """
 
 import gzip
@@ -36,10 +36,11 @@ ENDINGS = (".arpa", ".arpa.gz")
 
 
 def write_arpa(path: str, trie: Trie, vocabulary: Sequence[str]) -> None:
-    """Write the model, packed if `path` ends with .gz. Nine digits hold a float32 exactly."""
+    """Write the model, gzipped if `path` ends with .gz. Nine digits represent a float32 exactly."""
     words = np.array([word.encode() for word in vocabulary], object)
     with storage.atomic_file(path) as temporary, open(temporary, "wb") as file:  # noqa: PTH123
-        if path.endswith(".gz"):  # no name and no time in the header: the same bytes again
+        # no name and no time in the header, so that the bytes are reproducible
+        if path.endswith(".gz"):
             with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed:
                 _write(cast(BinaryIO, packed), trie, words)
         else:
@@ -70,7 +71,10 @@ class _Level(NamedTuple):
 
 
 def read_arpa(path: str) -> tuple[Trie, list[str]]:
-    """The model and its vocabulary, `<unk>`, `<s>` and `</s>` first. Raises DataError."""
+    """Read a model and its vocabulary, which begins with `<unk>`, `<s>` and `</s>`.
+
+    Raises DataError if the file is missing or not a valid ARPA model.
+    """
     with _open_lines(path) as lines:
         sizes = _read_sizes(path, lines)
         ids = {word.encode(): number for number, word in enumerate(SPECIAL)}
@@ -78,7 +82,7 @@ def read_arpa(path: str) -> tuple[Trie, list[str]]:
     vocabulary = [word.decode("utf-8", "replace") for word in ids]
     levels[0] = _index_lowest(levels[0], len(ids))
     for n in range(len(levels) - 1, 1, -1):
-        levels[n - 1] = _with_parts(levels[n - 1], levels[n])
+        levels[n - 1] = _add_missing_parts(levels[n - 1], levels[n])
     for n in range(1, len(levels)):
         levels[n] = _fill_by_backoff(levels[n], levels[n - 1])
     return _build_trie(levels), vocabulary
@@ -93,9 +97,9 @@ def _open_lines(path: str) -> Iterator[Iterator[tuple[int, bytes]]]:
             stream = cast(BinaryIO, gzip.GzipFile(fileobj=file)) if packed else file
             yield ((number, line.strip()) for number, line in enumerate(stream, 1))
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file; name an ARPA model, .gz or not") from None
+        raise DataError(f"{path} does not exist; name an ARPA model, gzipped or not") from None
     except (EOFError, gzip.BadGzipFile) as error:
-        raise DataError(f"{path}: torn ({error}); get or write it again") from None
+        raise DataError(f"{path} is truncated ({error}); copy or write it again") from None
 
 
 def _read_sizes(path: str, lines: Iterator[tuple[int, bytes]]) -> list[int]:
@@ -103,7 +107,7 @@ def _read_sizes(path: str, lines: Iterator[tuple[int, bytes]]) -> list[int]:
         if line == b"\\data\\":
             break
     else:
-        raise DataError(f"{path}: no \\data\\ in its first lines, so no ARPA model")
+        raise DataError(f"{path} is not an ARPA model: its first lines have no \\data\\")
     sizes: list[int] = []
     for number, line in lines:
         if not line:
@@ -113,13 +117,15 @@ def _read_sizes(path: str, lines: Iterator[tuple[int, bytes]]) -> list[int]:
         name, _, size = line.partition(b"=")
         if name.split() != [b"ngram", b"%d" % (len(sizes) + 1)] or not size.strip().isdigit():
             raise DataError(
-                f"{path}:{number}: `{_shorten_line(line)}`, but ngram {len(sizes) + 1}=… here"
+                f"{path}:{number}: expected ngram {len(sizes) + 1}=…, found `{_shorten_line(line)}`"
             )
         sizes.append(int(size))
     if not 1 <= len(sizes) <= LONGEST:
-        raise DataError(f"{path}: of order {len(sizes)}; orders 1 to {LONGEST} can be read")
+        raise DataError(f"{path} has order {len(sizes)}; trainrig reads orders 1 to {LONGEST}")
     if sizes[0] > MOST_WORDS - len(SPECIAL):
-        raise DataError(f"{path}: {sizes[0]:,} words; up to {MOST_WORDS - len(SPECIAL):,} fit")
+        raise DataError(
+            f"{path} has {sizes[0]:,} words, above the limit of {MOST_WORDS - len(SPECIAL):,}"
+        )
     return sizes
 
 
@@ -131,7 +137,7 @@ def _read_level(
         if line:
             if line != b"\\%d-grams:" % order:
                 raise DataError(
-                    f"{path}:{number}: `{_shorten_line(line)}`, but \\{order}-grams: here"
+                    f"{path}:{number}: expected \\{order}-grams:, found `{_shorten_line(line)}`"
                 )
             break
     place = 0
@@ -147,14 +153,16 @@ def _read_level(
         except (ValueError, IndexError):
             raise DataError(
                 f"{path}:{number}: `{_shorten_line(line)}` is not a number, {order} words and, "
-                f"below the highest order, a number; or more than the {size:,} said to come"
+                f"below the highest order, a number; or the section has more than {size:,} lines"
             ) from None
         except KeyError as error:
             word = error.args[0].decode("utf-8", "replace")
             raise DataError(f"{path}:{number}: `{word}` is not among its 1-grams") from None
         place += 1
     if place != size:
-        raise DataError(f"{path}: {place:,} {order}-grams, but {size:,} said to come; torn?")
+        raise DataError(
+            f"{path} has {place:,} {order}-grams, but states {size:,}; it may be truncated"
+        )
     return level
 
 
@@ -170,7 +178,7 @@ def _shorten_line(line: bytes) -> str:
 
 
 def _index_lowest(level: _Level, vocabulary: int) -> _Level:
-    """The words by their ids. Words that are given, not predicted, may have any value."""
+    """Index the 1-grams by word id. The value of `<s>` is ignored, as it is never predicted."""
     logs = np.full(vocabulary, NEVER)
     logs[BEGIN] = 0.0
     back_offs = np.zeros(vocabulary)
@@ -181,8 +189,8 @@ def _index_lowest(level: _Level, vocabulary: int) -> _Level:
     return _Level(np.arange(vocabulary, dtype=np.uint32)[None], logs, back_offs)
 
 
-def _with_parts(level: _Level, above: _Level) -> _Level:
-    """`level` and those parts of the n-grams `above` that it lacks, their values not known yet."""
+def _add_missing_parts(level: _Level, above: _Level) -> _Level:
+    """Add to `level` the parts of the n-grams `above` that it lacks, with unknown values (NaN)."""
     order = len(level.words_nM)
     parts = np.concatenate([above.words_nM[:-1], above.words_nM[1:]], axis=1)
     there = np.concatenate([level.words_nM, parts], axis=1)
@@ -199,7 +207,7 @@ def _with_parts(level: _Level, above: _Level) -> _Level:
 
 
 def _fill_by_backoff(level: _Level, below: _Level) -> _Level:
-    """`level` with the values that backing off to `below` gives where none are known."""
+    """Fill unknown values (NaN) of `level` with those that backing off to `below` gives."""
     unknown = np.flatnonzero(np.isnan(level.logs_M))
     if not len(unknown):
         return level
@@ -209,7 +217,8 @@ def _fill_by_backoff(level: _Level, below: _Level) -> _Level:
     logs = level.logs_M.copy()
     for number in unknown:
         words = tuple(level.words_nM[:, number].tolist())
-        context, shorter = place[words[:-1]], place[words[1:]]
+        context = place[words[:-1]]
+        shorter = place[words[1:]]
         logs[number] = below.back_offs_M[context] + below.logs_M[shorter]
     return level._replace(logs_M=logs)
 

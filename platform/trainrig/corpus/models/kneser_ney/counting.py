@@ -1,7 +1,7 @@
-"""Counting the n-grams of a text of any length in bounded memory.
+"""Counts the n-grams of a text of any length in bounded memory.
 
-Chunks are sorted, counted and written to a folder. In the end they are merged range by range of
-the order, each range in memory at a time. What comes out depends on the text alone: not on chunks.
+Chunks are sorted, counted and written to a folder. At the end they are merged one key range at a
+time. The result depends on the text alone, not on the chunks.
 """
 
 from pathlib import Path
@@ -21,13 +21,13 @@ from trainrig.corpus.models.kneser_ney.ngrams import (
 )
 
 CHUNK = 4_000_000  # n-grams sorted at a time: about 0.4 GB
-SAMPLED = 1_000  # of each chunk, to cut ranges by
+SAMPLED = 1_000  # keys sampled of each chunk, to choose the ranges
 
 
 class Counter:
-    """n-grams of `order` words by their last word, then the one before, and so on: "suffix order".
+    """Counter of n-grams of `order` words, in suffix order: by last word, then the one before, etc.
 
-    Each sentence begins with as many `<s>` as give its first word a whole n-gram.
+    Each sentence is padded with `<s>`, so that its first word ends a full n-gram.
     """
 
     def __init__(self, order: int, folder: Path, chunk: int = CHUNK) -> None:
@@ -39,14 +39,14 @@ class Counter:
         self._written = 0
 
     def add(self, stream: Ids) -> None:
-        """Count whole sentences: `<s> word … word </s> <s> …`."""
+        """Count the n-grams of whole sentences: `<s> word … </s> <s> …`."""
         self._waiting.append(stream)
         self._words += len(stream)
         if self._words >= self._chunk:
             self._write()
 
     def sum_counts(self) -> tuple[Ids, Counts]:
-        """The n-grams [n, M], last word first and so sorted, and how often each came."""
+        """Return all n-grams [n, M], last word first and sorted, and the count of each [M]."""
         if self._words:
             self._write()
         runs = [
@@ -66,12 +66,13 @@ class Counter:
         keys = pack(grams)
         rows = np.stack([*keys, np.ones(len(keys.high_M), np.uint64)])
         np.save(self._folder / f"{self._written}.npy", _merge([rows]))
-        self._waiting, self._words = [], 0
+        self._waiting = []
+        self._words = 0
         self._written += 1
 
 
 def _list_grams(stream: Ids, order: int) -> Ids:
-    """The n-grams [n, M] that end in each word but `<s>`, last word first."""
+    """Return the n-grams [n, M] that end in each word except `<s>`, last word first."""
     grams = np.empty((order, len(stream)), np.uint32)
     grams[0] = stream
     for back in range(1, order):
@@ -83,7 +84,7 @@ def _list_grams(stream: Ids, order: int) -> Ids:
 
 
 def _cut_ranges(runs: list[Keys], size: int) -> list[list[Keys]]:
-    """The runs cut into ranges of high keys, each of about `size` rows in all."""
+    """Split the runs into ranges of high keys, each of about `size` rows in total."""
     rows = sum(run.shape[1] for run in runs)
     sample = np.sort(np.concatenate([run[0, :: max(1, run.shape[1] // SAMPLED)] for run in runs]))
     count = -(-rows // size)
@@ -97,7 +98,7 @@ def _cut_ranges(runs: list[Keys], size: int) -> list[list[Keys]]:
 
 
 def _merge(runs: list[Keys]) -> NDArray[np.uint64]:
-    """Rows of high key, low key and count [3, M], sorted, equal keys once with their sum."""
+    """Merge rows of high key, low key and count [3, M], sorted, summing counts of equal keys."""
     rows = np.concatenate(runs, axis=1)
     rows = rows[:, sort_places(NgramKeys(rows[0], rows[1]))]
     if not rows.shape[1]:

@@ -2,8 +2,9 @@
 
     p(w | h) = (c(hw) - D(c(hw))) / c(h·) + back-off(h) · p(w | h less its first word)
 
-with adjusted counts c (levels.py), three discounts D an order, and the uniform distribution over
-all words but `<s>` below the lowest order. As KenLM's lmplz estimates (Heafield et al. 2013).
+c are the adjusted counts (levels.py). Each order has three discounts D. Below the lowest order is
+the uniform distribution over all words but `<s>`. KenLM's lmplz estimates the same (Heafield et al.
+2013).
 """
 
 import math
@@ -26,20 +27,20 @@ from trainrig.corpus.models.kneser_ney.trie import NEVER, Trie
 
 Reals = NDArray[np.float64]
 
-# For an order whose counts of counts allow none: what lmplz takes under --discount_fallback.
+# Discounts of lmplz's --discount_fallback, for orders whose counts of counts give none.
 FALLBACK = (0.5, 1.0, 1.5)
 
 
 class Estimated(NamedTuple):
-    """A model, and what it was made with."""
+    """An estimated model with its discounts."""
 
     trie: Trie
-    discounts: list[tuple[float, float, float]]  # of each order
-    fallback: list[int]  # the orders whose discounts are FALLBACK
+    discounts: list[tuple[float, float, float]]  # three for each order
+    fallback: list[int]  # orders that use FALLBACK
 
 
 def estimate_discounts(counts_M: Counts) -> tuple[float, float, float] | None:
-    """What to take from counts of 1, 2, and 3 or more; None where too few n-grams came so often."""
+    """Estimate the discounts of counts 1, 2, and 3 or more; None if n-grams are too few."""
     t = [int(np.count_nonzero(counts_M == k)) for k in range(5)]
     if not (t[1] and t[2] and t[3]):
         return None
@@ -51,16 +52,16 @@ def estimate_discounts(counts_M: Counts) -> tuple[float, float, float] | None:
 
 
 def estimate(levels: Sequence[Level], least: Sequence[int]) -> Estimated:
-    """The model of `levels`, less the n-grams of order n that came fewer than `least[n - 1]` times.
+    """Estimate a model that omits n-grams of order n with fewer than `least[n - 1]` occurrences.
 
-    Discounts are those of all n-grams; the mass of what is left out goes to the back-off. `least`
-    must not fall, so that an n-gram that stays has all its parts.
+    Discounts are estimated from all n-grams; the mass of omitted n-grams goes to the back-off.
+    `least` must not decrease with the order, so that all parts of a kept n-gram are kept.
     """
     found = [estimate_discounts(level.counts_M) for level in levels]
-    discounts = [each or FALLBACK for each in found]
+    discounts = [estimated or FALLBACK for estimated in found]
     lowest = _estimate_lowest(levels[0], discounts[0])
-    probabilities = [lowest]  # of each level, in suffix order
-    back_offs: list[Reals] = []  # of each level but the highest, in prefix order
+    probabilities = [lowest]  # one array per level, in suffix order
+    back_offs: list[Reals] = []  # one array per level but the highest, in prefix order
     below = _Sorted(levels[0].words_nM, np.arange(len(lowest)), np.arange(0))
     tables = [below]
     for level, discount, need in zip(levels[1:], discounts[1:], least[1:], strict=True):
@@ -77,15 +78,17 @@ def estimate(levels: Sequence[Level], least: Sequence[int]) -> Estimated:
         for n, level in enumerate(levels)
     ]
     trie = _build_trie(tables, probabilities, back_offs, stay)
-    return Estimated(trie, discounts, [n for n, each in enumerate(found, 1) if each is None])
+    return Estimated(
+        trie, discounts, [n for n, estimated in enumerate(found, 1) if estimated is None]
+    )
 
 
 class _Sorted(NamedTuple):
-    """The n-grams of a level in prefix order: by their first word, then the next, …"""
+    """The n-grams of a level in prefix order: by their first word, then the next, and so on."""
 
     words_nM: Ids
-    places_M: Places  # where the level has each
-    contexts_M: Places  # where the table below has each, less its last word
+    places_M: Places  # index of each n-gram in the level
+    contexts_M: Places  # index in the table below of each n-gram without its last word
 
 
 def _sort_level(level: Level, below: _Sorted) -> _Sorted:
@@ -95,27 +98,30 @@ def _sort_level(level: Level, below: _Sorted) -> _Sorted:
 
 
 def _estimate_lowest(level: Level, discount: tuple[float, float, float]) -> Reals:
-    """Probabilities of single words. That of `<s>`, which is given, is 1 by convention."""
+    """Estimate the probabilities of single words; `<s>` has 1 by convention."""
     total = max(1, int(level.counts_M.sum()))
-    taken = _look_up_discounts(level.counts_M, discount)
+    taken = _select_discounts(level.counts_M, discount)
     left = float(taken.sum()) / total if level.counts_M.any() else 1.0
     found = (level.counts_M - taken) / total + left / (len(taken) - 1)
     found[BEGIN] = 1.0
     return found
 
 
-def _look_up_discounts(counts_M: Counts, discount: tuple[float, float, float]) -> Reals:
+def _select_discounts(counts_M: Counts, discount: tuple[float, float, float]) -> Reals:
     return np.array([0.0, *discount])[np.minimum(counts_M, 3)]
 
 
 def _compute_shares(
     level: Level, table: _Sorted, discount: tuple[float, float, float], need: int, contexts: int
 ) -> tuple[Reals, Reals]:
-    """What each n-gram has of its context's mass before interpolation, in suffix order; and what
-    each of `contexts` contexts leaves to shorter ones, in prefix order."""
+    """Compute the discounted shares of n-grams, and the back-off weights of their contexts.
+
+    The shares of the context's mass, before interpolation, are in suffix order; the weights of the
+    `contexts` contexts, for shorter n-grams, are in prefix order.
+    """
     counts = level.counts_M[table.places_M]
     left_out = level.seen_M[table.places_M] < need
-    taken = np.where(left_out, counts, _look_up_discounts(counts, discount))
+    taken = np.where(left_out, counts, _select_discounts(counts, discount))
     totals = np.bincount(table.contexts_M, counts, contexts)
     mass = np.bincount(table.contexts_M, taken, contexts)
     back_off = np.divide(mass, totals, out=np.ones(contexts), where=totals > 0)
@@ -130,21 +136,22 @@ def _build_trie(
     back_offs: Sequence[Reals],
     stay: Sequence[NDArray[np.bool_]],
 ) -> Trie:
-    """The n-grams that stay, level after level in prefix order."""
+    """Build the trie of the n-grams that are kept, level by level in prefix order."""
     kept = [stays[table.places_M] for stays, table in zip(stay, tables, strict=True)]
     words = [table.words_nM[-1][keeps] for table, keeps in zip(tables, kept, strict=True)]
     logs = [
         np.log10(probability[table.places_M][keeps])
         for probability, table, keeps in zip(probabilities, tables, kept, strict=True)
     ]
-    # A context whose n-grams all have a discount of 0 leaves nothing: KenLM's logarithm of that.
+    # A context whose n-grams all have discount 0 leaves no mass; KenLM's logarithm for that is
+    # used.
     held = [
-        np.log10(np.maximum(each[keeps], 10.0**NEVER))
-        for each, keeps in zip(back_offs, kept, strict=False)
+        np.log10(np.maximum(back_off[keeps], 10.0**NEVER))
+        for back_off, keeps in zip(back_offs, kept, strict=False)
     ]
     parents = []
     for table, keeps, above in zip(tables[1:], kept[1:], kept, strict=False):
         renumbered = np.cumsum(above) - 1
         parents.append(renumbered[table.contexts_M[keeps]])
-    assert not math.isnan(sum(float(each.sum()) for each in logs))
+    assert not math.isnan(sum(float(level_logs.sum()) for level_logs in logs))
     return Trie.of(words, logs, held, parents)

@@ -1,7 +1,7 @@
-"""From the n-grams of the highest order to those of every order, each with its adjusted count.
+"""n-grams of every order with adjusted counts, derived from the n-grams of the highest order.
 
-The adjusted count of an n-gram of the highest order, or one that begins with `<s>`, is how often it
-came; of any other, how many different words came before it (Kneser & Ney 1995).
+The adjusted count of an n-gram of the highest order, or of one that begins with `<s>`, is its
+number of occurrences; for others it is the number of different words before it (Kneser & Ney 1995).
 """
 
 from typing import NamedTuple
@@ -15,23 +15,23 @@ Places = NDArray[np.int64]
 
 
 class Level(NamedTuple):
-    """The M n-grams of one order in suffix order: by their last word, then the one before, …"""
+    """The M n-grams of one order in suffix order: by last word, then the one before, and so on."""
 
-    words_nM: Ids  # first word first
-    counts_M: Counts  # adjusted
-    seen_M: Counts  # how often each came
-    shorter_M: Places  # where the level below has each, less its first word
+    words_nM: Ids  # [n, M] first word first
+    counts_M: Counts  # adjusted counts
+    seen_M: Counts  # numbers of occurrences
+    shorter_M: Places  # index in the level below of each n-gram without its first word
 
 
 def build_levels(backward_nM: Ids, seen_M: Counts, vocabulary: int) -> list[Level]:
-    """The levels of orders 1, 2, … n, by what `Counter.sum_counts` gave.
+    """Build the levels of orders 1 to n from the result of `Counter.sum_counts`.
 
-    The lowest has all `vocabulary` words, also those that never came.
+    The lowest level has all `vocabulary` words, including those that never occur.
     """
     order = len(backward_nM)
     found: list[Level] = []
     firsts = _find_firsts(backward_nM)
-    # Whether a row has an n-gram of this order, and where: none holds <s> after its first word.
+    # Whether a row has a valid n-gram of this order: one without <s> after its first word.
     there = np.ones(len(seen_M), np.bool_)
     below = np.empty(0, np.int64)
     for n in range(1, order + 1):
@@ -55,7 +55,7 @@ def build_levels(backward_nM: Ids, seen_M: Counts, vocabulary: int) -> list[Leve
 
 
 def _find_firsts(backward_nM: Ids) -> list[NDArray[np.bool_]]:
-    """For each order, which rows differ from the one before in their last words of that number."""
+    """Mark for each order the rows whose last words differ from the row before."""
     found = []
     new = np.zeros(backward_nM.shape[1], np.bool_)
     new[:1] = True

@@ -1,6 +1,6 @@
-"""n-grams of word ids as pairs of 64-bit keys, so that they sort as numbers.
+"""n-grams of word ids packed into pairs of 64-bit keys, which sort as numbers.
 
-Shapes: M n-grams, n words in each. A key holds three ids of 21 bits, the first of them highest.
+Shapes: M n-grams, n words in each. A key holds three ids of 21 bits, the first in the highest bits.
 Words 0, 1 and 2 are `<unk>`, `<s>` and `</s>`.
 """
 
@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
 
-UNKNOWN, BEGIN, END = 0, 1, 2
+UNKNOWN = 0
+BEGIN = 1
+END = 2
 SPECIAL = ("<unk>", "<s>", "</s>")
-BITS = 21  # of an id
+BITS = 21  # bits of an id
 IDS_PER_KEY = 3
 LONGEST = 2 * IDS_PER_KEY  # words
-MOST_WORDS = 2**BITS  # in a vocabulary
+MOST_WORDS = 2**BITS  # size of a vocabulary
 
 Ids = NDArray[np.uint32]
 Keys = NDArray[np.uint64]
@@ -24,14 +26,14 @@ Counts = NDArray[np.int64]
 
 
 class NgramKeys(NamedTuple):
-    """The keys of n-grams: what comes first in the order, and what decides where that is equal."""
+    """Sort keys of n-grams: `high_M` is compared first, `low_M` breaks ties."""
 
     high_M: Keys
     low_M: Keys
 
 
 def pack(words_nM: Ids) -> NgramKeys:
-    """The keys of n-grams by their words, the first of which counts most."""
+    """Pack n-grams into keys that sort by the first word, then the next, and so on."""
     none = np.zeros(words_nM.shape[1], np.uint64)
     padded = [*words_nM, *[none] * (LONGEST - len(words_nM))]
     return NgramKeys(_pack_words(padded[:IDS_PER_KEY]), _pack_words(padded[IDS_PER_KEY:]))
@@ -45,7 +47,7 @@ def _pack_words(words: list[Ids]) -> Keys:
 
 
 def unpack(keys: NgramKeys, order: int) -> Ids:
-    """The words [n, M] of n-grams of `order` words."""
+    """Unpack keys into the words [n, M] of n-grams of `order` words."""
     mask = np.uint64(MOST_WORDS - 1)
     words = np.empty((order, len(keys.high_M)), np.uint32)
     for place in range(order):
@@ -56,12 +58,15 @@ def unpack(keys: NgramKeys, order: int) -> Ids:
 
 
 def sort_places(keys: NgramKeys) -> NDArray[np.int64]:
-    """The places of the n-grams when they are sorted."""
+    """Return the order that sorts the n-grams."""
     return np.lexsort((keys.low_M, keys.high_M))
 
 
 def find_contexts(words_nM: Ids, below_nM: Ids) -> NDArray[np.int64]:
-    """Where each of sorted n-grams, less its last word, stands among sorted ones that hold all."""
+    """Return the index in `below_nM` of each n-gram without its last word; both must be sorted.
+
+    `below_nM` must contain every such context.
+    """
     contexts = words_nM[:-1]
     new = np.ones(contexts.shape[1], np.bool_)
     new[1:] = (contexts[:, 1:] != contexts[:, :-1]).any(axis=0)

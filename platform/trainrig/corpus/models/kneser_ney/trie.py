@@ -1,8 +1,8 @@
-"""n-grams of all orders as a trie in flat arrays, and the scoring of texts by it.
+"""A trie of n-grams of all orders in flat arrays, which scores texts.
 
-Nodes are numbered level by level: the word w is node w, the bigrams follow in the order of their
-words, then the trigrams, … So the children of a node lie side by side, sorted by their last word,
-and end where those of the next node begin.
+Nodes are numbered level by level: word w is node w, then come the bigrams sorted by their words,
+then the trigrams, and so on. The children of a node are adjacent, sorted by their last word, and
+end where those of the next node begin.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,22 +14,22 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.models.kneser_ney.ngrams import BEGIN, LONGEST, Ids
 
-NEVER = -100.0  # log10 of what has no probability, or leaves none, as KenLM takes it
+NEVER = -100.0  # log10 of probability 0, as in KenLM
 
 Logs = NDArray[np.float32]
 
 
 class Trie(NamedTuple):
-    """Every n-gram stands there with all its parts, as `estimate` and `arpa` see to.
+    """n-gram trie that contains all parts of each n-gram, as `estimate` and `arpa` ensure.
 
-    T nodes, C of them with an order below the highest. Logarithms are to base 10.
+    Shapes: T nodes, C of them below the highest order. Logarithms are to base 10.
     """
 
-    words_T: Ids  # the last word of each
-    logs_T: Logs  # of the probability of the last word after those before
-    back_offs_C: Logs  # what a word costs that never came after this n-gram
-    children_C1: NDArray[np.uint32] | NDArray[np.uint64]  # [C + 1] the first child; the last is T
-    levels: NDArray[np.int64]  # [orders + 1] the first node of each order; the last is T
+    words_T: Ids  # last word of each n-gram
+    logs_T: Logs  # log probability of the last word after the words before it
+    back_offs_C: Logs  # log weight added for a word that never followed this n-gram
+    children_C1: NDArray[np.uint32] | NDArray[np.uint64]  # [C + 1] first child; the last entry is T
+    levels: NDArray[np.int64]  # [orders + 1] first node of each order; the last entry is T
 
     @classmethod
     def of(
@@ -39,8 +39,8 @@ class Trie(NamedTuple):
         back_offs: Sequence[NDArray[np.float64]],
         parents: Sequence[NDArray[np.int64]],
     ) -> Self:
-        """From the n-grams of each order, sorted; `parents` of those of order 2 and above."""
-        sizes = [len(each) for each in words]
+        """Build a trie from the sorted n-grams of each order; `parents` start at order 2."""
+        sizes = [len(order_words) for order_words in words]
         begins = np.cumsum([0, *sizes])
         children = [
             np.searchsorted(parent, np.arange(size)) + begin
@@ -57,19 +57,22 @@ class Trie(NamedTuple):
 
     @property
     def order(self) -> int:
-        """Words in the longest n-grams."""
+        """The number of words in the longest n-grams."""
         return len(self.levels) - 1
 
     def score(self, stream: Ids) -> Logs:
-        """The log10 of the probability of each word of whole sentences, `<s> word … </s>`, after
-        those before it; 0 for each `<s>`."""
+        """Compute the log10 probability of each word of whole sentences `<s> word … </s>`.
+
+        Each word is conditioned on the words before it; the value of each `<s>` is 0.
+        """
         found = np.zeros(len(stream), np.float32)
         _score(self.words_T, self.logs_T, self.back_offs_C, self.children_C1, stream, found)
         return found
 
     def iterate_grams(self, order: int) -> Iterator[tuple[Ids, Logs, Logs]]:
-        """The n-grams of one order, some at a time: words [n, M], logarithms, back-offs."""
-        first, last = int(self.levels[order - 1]), int(self.levels[order])
+        """Yield the n-grams of one order in batches: words [n, M], log probabilities, back-offs."""
+        first = int(self.levels[order - 1])
+        last = int(self.levels[order])
         step = 1_000_000
         for begin in range(first, last, step):
             nodes = np.arange(begin, min(begin + step, last))
@@ -85,7 +88,7 @@ class Trie(NamedTuple):
 
 @compile_nogil
 def _find_child(words: Ids, begin: np.int64, end: np.int64, word: np.int64) -> np.int64 | int:
-    """The node among `begin` to `end` that ends with `word`, or -1."""
+    """Return the node among `begin` to `end` whose last word is `word`, or -1."""
     last = end
     while begin < end:
         middle = (begin + end) // 2
@@ -106,7 +109,7 @@ def _score(
     found: Logs,
 ) -> None:
     inner = len(back_offs)
-    # The nodes of the last word, the last two, …, as far as the model has them.
+    # Nodes of the last word, the last two words, and so on, as far as the model contains them.
     nodes = np.empty(LONGEST, np.int64)
     longer = np.empty(LONGEST, np.int64)
     known = 0

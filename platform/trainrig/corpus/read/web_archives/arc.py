@@ -1,7 +1,7 @@
-"""Archives of the years before WARC: ARC 1 and 1.1, the Internet Archive's format of 1996.
+"""Reads ARC 1 and 1.1, the Internet Archive's format of 1996, used before WARC.
 
-A record is a line (URL, address, date, type, length; in version 2, more between type and length)
-and as many bytes. Its length is the last field of the line in both versions.
+A record is a line (URL, address, date, type, length; in version 2 with more fields between type and
+length) and that many bytes. The length is the last field of the line in both versions.
 """
 
 import re
@@ -12,7 +12,7 @@ from trainrig.corpus.read.web_archives.http import parse_charset, parse_media_ty
 from trainrig.corpus.read.web_archives.records import NoRecord, RecordHeader
 from trainrig.corpus.read.web_archives.transfer import BadBody
 
-# A URL may hold what it should not, a space; address and date tell where it ends.
+# A URL may wrongly contain spaces; the address and date after it show where it ends.
 _LINE = (
     rb"([a-zA-Z][a-zA-Z0-9+.-]{1,20}:[^\r\n]{1,6000}?) ([0-9a-fA-F.:]{1,45}|-) (\d{8,17}) "
     rb"([^\r\n]{0,200}?) ?(\d{1,15})[ \t]*\r?\n"
@@ -25,7 +25,7 @@ class _Arc:
 
     start = re.compile(_LINE)
     anywhere = re.compile(rb"(?<=\n)" + _LINE)
-    signature = b"\0"  # none that a cut line could be known by
+    signature = b"\0"  # none: the start of a truncated line cannot be recognised
     many_lines = False
     apart = True
 
@@ -42,7 +42,7 @@ class _Arc:
         if not url.lower().startswith(("http:", "https:")):
             raise BadBody("not_a_page")
         stated, body = parse_response(block)
-        # What the line says of the type is what the server said, less its charset.
+        # The type in the record's line is the server's, without its charset.
         content_type = parse_media_type(stated or head.fields.group(_TYPE).decode("latin-1"))
         date = _format_date(head.fields.group(_DATE).decode())
         return RawPage(url, content_type, body, date, parse_charset(stated))
@@ -52,7 +52,7 @@ GRAMMAR = _Arc()
 
 
 def _format_date(digits: str) -> str:
-    """`20080430204825` as WARC writes it; "" for what is no date."""
+    """Format `20080430204825` as WARC does, or return "" for an invalid date."""
     try:
         return f"{datetime.strptime(digits[:14].ljust(14, '0'), '%Y%m%d%H%M%S'):%Y-%m-%dT%H:%M:%SZ}"
     except ValueError:

@@ -1,11 +1,11 @@
-"""Archives of records, WARC or ARC, plain or packed, read whole or in pieces and never given up.
+"""Reads archives of records, WARC or ARC, plain or compressed, whole or in pieces.
 
-A *start* is a place where a record can be found without what is before it: its first byte in a
-plain file, in a packed one that of the gzip member that begins with it. A piece of an archive is
-what its starts own: their records, and whatever else is found before the next start. Reading
-depends on nothing but the place it is at, so the pieces of a file give what the file gives at once.
+A *start* is a position where a record can be read without the bytes before it: its first byte in a
+plain file, or the first byte of its gzip member in a compressed one. A piece of an archive owns the
+starts in its range: their records, and everything up to the next start. Reading depends on the
+position alone, so the pieces of a file give the same pages as the whole file.
 
-Damage costs the record it is found in. Reading goes on at the next start that can be seen.
+Damage costs only the record that it is in. Reading resumes at the next recognisable start.
 """
 
 import abc
@@ -24,10 +24,10 @@ from trainrig.corpus.read.web_archives.records import (
 )
 from trainrig.corpus.read.web_archives.transfer import BadBody
 
-# A record may hold an archive, whose records look like starts. So reading a piece begins this many
-# bytes before it: what is inside of a record that began there is then known for what it is.
+# A record may contain an archive, whose records look like starts. So reading a piece begins this
+# many bytes before it, where the outer record is recognised as such.
 LOOK_BACK = 2 * 2**20
-_SEARCH_BLOCK = 2**20  # bytes read at a time when looking for the next record
+_SEARCH_BLOCK = 2**20  # bytes read at a time when searching for the next record
 _BUFFER = 2**16  # bytes
 
 _Found = RawPage | Unreadable
@@ -43,9 +43,10 @@ def read_archive(
     begin: int = 0,
     end: int | None = None,
 ) -> Iterator[_Found]:
-    """The pages of the records that begin in [begin, end), in their order, and what was no page.
+    """Yield the pages of the records that begin in [begin, end), and the unreadable records.
 
-    `magic` is the first bytes of the file. One that is packed as one stream has one start, at 0.
+    `magic` is the first bytes of the file. A file compressed as one stream has a single start, at
+    0.
     """
     if magic.startswith(ZSTD_MAGIC):
         yield from _iterate_records(Frames(stream), name, grammar) if begin == 0 else ()
@@ -55,8 +56,8 @@ def read_archive(
         yield from _PlainArchive(stream, name, grammar).read(begin, end)
 
 
-def has_a_member_for_each_record(stream: BinaryIO, grammar: ArchiveGrammar) -> bool:
-    """Whether a second gzip member that starts a record is seen behind the first."""
+def is_compressed_by_record(stream: BinaryIO, grammar: ArchiveGrammar) -> bool:
+    """Return whether a second gzip member, after the first, starts a record."""
     return find_member(stream, 1, _build_start_test(grammar)) is not None
 
 
@@ -66,10 +67,12 @@ def _build_start_test(grammar: ArchiveGrammar) -> Callable[[bytes], bool]:
 
 class _Archive(abc.ABC):
     def __init__(self, stream: BinaryIO, name: str, grammar: ArchiveGrammar) -> None:
-        self.stream, self.name, self.grammar = stream, name, grammar
+        self.stream = stream
+        self.name = name
+        self.grammar = grammar
 
     def read(self, begin: int, end: int | None) -> Iterator[_Found]:
-        """What the starts in [begin, end) own."""
+        """Read everything that the starts in [begin, end) own."""
         at: _Start
         if begin <= LOOK_BACK:
             at, reason = self.find_first()
@@ -82,15 +85,15 @@ class _Archive(abc.ABC):
 
     @abc.abstractmethod
     def find_first(self) -> tuple[_Start, str | None]:
-        """The first start, and the reason to count what is before it by, if anything is."""
+        """Return the first start, and the reason for anything unreadable before it."""
 
     @abc.abstractmethod
     def find(self, position: int) -> _Start:
-        """The first start that can be seen at or after `position`."""
+        """Return the first recognisable start at or after `position`, or None."""
 
     @abc.abstractmethod
     def iterate_own(self, at: int, begin: int, end: int | None) -> _Owned:
-        """What starts from `at` on own, as far as they are in [begin, end); returns the next."""
+        """Read what the starts from `at` own, if in [begin, end); return the next start."""
 
 
 class _PlainArchive(_Archive):
@@ -104,12 +107,14 @@ class _PlainArchive(_Archive):
         self.stream.seek(position)
         if position == 0 and self.grammar.start.match(self.stream.read(LONGEST_LINE)):
             return 0
-        kept, at = b"", max(0, position - 1)  # the byte before a line may show that it is one
+        # a byte earlier, as the start of a line is recognised by the line end before it
+        kept = b""
+        at = max(0, position - 1)
         while True:
             self.stream.seek(at + len(kept))
             more = self.stream.read(_SEARCH_BLOCK)
             block = kept + more
-            # A line that might be cut at the block's end is looked at with the next block.
+            # A line that may be truncated at the block's end is searched again with the next block.
             last = len(block) - LONGEST_LINE if more else len(block)
             for match in self.grammar.anywhere.finditer(block):
                 if position <= at + match.start() and match.start() < last:
@@ -122,7 +127,7 @@ class _PlainArchive(_Archive):
     def iterate_own(self, at: int, begin: int, end: int | None) -> _Owned:
         self.stream.seek(at)
         records = Records(self.stream, self.grammar, at)
-        # One record is held back: whether its length is right shows only behind it.
+        # One record is held back, since only the bytes after it show whether its length is right.
         held: _Found | None = None
         while True:
             before = records.start
@@ -164,7 +169,7 @@ class _PackedArchive(_Archive):
         super().__init__(stream, name, grammar)
         self.packed = Packed(stream, 0)
         self.starts = _build_start_test(grammar)
-        self.opened: Member | None = None  # the one that `find_next_start` found, not read yet
+        self.opened: Member | None = None  # opened by `find_next_start`, not read yet
 
     def find_first(self) -> tuple[_Start, str | None]:
         self.packed.move(0)
@@ -189,7 +194,7 @@ class _PackedArchive(_Archive):
         return following
 
     def find_next_start(self) -> tuple[_Start, str | None]:
-        """The next start from where reading is, and the reason to count what lies before it by."""
+        """Return the next start from the current position, and a reason for what precedes it."""
         reason = None
         while magic := self.packed.peek(len(MAGIC)):
             at = self.packed.position
@@ -200,7 +205,7 @@ class _PackedArchive(_Archive):
             if self.starts(member.head):
                 self.opened = member
                 return at, reason
-            # A member of something else, or of nothing: harmless if it is blank.
+            # A member with something other than a record; it is ignored if it is blank.
             blank = True
             while block := member.read(_BUFFER):
                 blank = blank and not block.strip()
@@ -215,10 +220,12 @@ class _PackedArchive(_Archive):
 def _iterate_records(
     stream: Member | Frames, name: str, grammar: ArchiveGrammar
 ) -> Iterator[_Found]:
-    """The records of one packed stream, most often a single one. Reads the stream to its end."""
+    """Yield the records of one compressed stream, usually one; the stream is read to its end."""
     records = Records(stream.open_stream(), grammar)
     held: _Found | None = None
-    number, begun, lost = 0, "", False
+    number = 0
+    begun = ""
+    lost = False
     try:
         while (head := records.read_next()) is not None:
             if held:
@@ -226,7 +233,8 @@ def _iterate_records(
             number += 1
             held = _classify_record(records, grammar, head, _describe_place(name, stream, number))
     except NoRecord as none:
-        begun, lost = str(none), not none.args
+        begun = str(none)
+        lost = not none.args
     short = records.short
     stream.drain()
     last = _describe_place(name, stream, max(1, number))
@@ -237,7 +245,7 @@ def _iterate_records(
     else:
         if held:
             yield held
-        # Cut behind its only record, a stream has lost nothing but what keeps records apart.
+        # A stream truncated after its only record has lost nothing but the separator of records.
         if begun or number == 0 or (stream.state == "cut" and number > 1):
             reason = "truncated" if stream.state == "cut" else begun or "not_a_record"
             yield Unreadable(_describe_place(name, stream, number + 1), reason)
@@ -252,7 +260,7 @@ def _describe_place(name: str, stream: Member | Frames, number: int) -> str:
 def _classify_record(
     records: Records, grammar: ArchiveGrammar, head: RecordHeader, where: str
 ) -> _Found | None:
-    """The record as a page, or why it is none; None for one that is ordinary, or cut short."""
+    """Return the record as a page or as Unreadable; None if it has no page, or is truncated."""
     if head.ordinary:
         return None
     if head.reason or head.length > LARGEST_BODY:

@@ -1,4 +1,4 @@
-"""An HTTP response as crawlers store it: to a page."""
+"""Parses stored HTTP responses into pages."""
 
 import re
 from typing import NamedTuple
@@ -17,14 +17,14 @@ _CHARSET = re.compile(r"""charset\s*=\s*["']?([A-Za-z0-9_.:+-]+)""", re.IGNORECA
 
 
 class Response(NamedTuple):
-    """What a response with status 200 brought."""
+    """The content of a response with status 200."""
 
-    content_type: str  # as stated
-    body: bytes  # unpacked
+    content_type: str  # the header's value
+    body: bytes  # decompressed
 
 
 def parse_response(block: bytes) -> Response:
-    """The response in `block`. Raises BadBody: "not_http", "not_http_200", or what `unpack` has."""
+    """Parse the response in `block`. Raises BadBody: "not_http", "not_http_200", or as `unpack`."""
     end = _END.search(block)
     head, body = (block, b"") if end is None else (block[: end.start()], block[end.end() :])
     status = _STATUS.match(head)
@@ -33,19 +33,20 @@ def parse_response(block: bytes) -> Response:
     if status.group(1) != b"200":
         raise BadBody("not_http_200")
     headers = {"content-type": "", "transfer-encoding": "", "content-encoding": ""}
-    for found in reversed(_HEADER.findall(head)):  # of equals the first stands
+    for found in reversed(_HEADER.findall(head)):  # the first of repeated headers counts
         headers[found[0].lower().decode()] = found[1].decode("latin-1").strip()
-    transfer, content = headers["transfer-encoding"], headers["content-encoding"]
+    transfer = headers["transfer-encoding"]
+    content = headers["content-encoding"]
     return Response(headers["content-type"], unpack(body, transfer, content, LARGEST_BODY))
 
 
 def parse_media_type(stated: str) -> str:
-    """The media type in a Content-Type header: "text/html"; "" where there is none."""
+    """Return the media type in a Content-Type header, such as "text/html", or ""."""
     found = _MEDIA_TYPE.match(stated.strip().lower())
     return found.group() if found else ""
 
 
 def parse_charset(stated: str) -> str | None:
-    """The charset in a Content-Type header."""
+    """Return the charset in a Content-Type header, or None."""
     found = _CHARSET.search(stated)
     return found.group(1) if found else None

@@ -1,56 +1,57 @@
-"""Gzip members (RFC 1952), one behind another: archives have one for each record.
+"""Reads gzip members (RFC 1952), which follow one another: archives have one per record.
 
-A member is read as a stream of what it holds, never raises for what is wrong with it, and says so
-afterwards: where it ended, and whether it was whole.
+A member is a stream of its decompressed bytes. Reading never raises for damage; afterwards the
+member reports where it ended and whether it was whole.
 """
 
 import io
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Literal, cast
 
-from zlib_ng import zlib_ng as zlib  # twice as fast as the one of Python
+from zlib_ng import zlib_ng as zlib  # twice as fast as Python's zlib
 
 MAGIC = b"\x1f\x8b\x08"
-_NoGzip = cast(type[Exception], zlib.error)  # its stub takes it for an instance
-_BLOCK = 2**16  # bytes read at a time; of text, four records of a crawl
-_SEARCH_BLOCK = 2**20  # bytes read at a time when looking for a member
-HEAD = 2**13  # bytes of a member that are surely enough to see its first line
-_SHOWN = 2**10  # unpacked bytes of it that are looked at
+_NoGzip = cast(type[Exception], zlib.error)  # the type stubs declare an instance
+_BLOCK = 2**16  # bytes read at a time; about four text records of a crawl
+_SEARCH_BLOCK = 2**20  # bytes read at a time when searching for a member
+HEAD = 2**13  # bytes of a member that always include its first line
+_SHOWN = 2**10  # decompressed bytes of it that are examined
 
 
 class Packed:
-    """A stream of packed bytes, read in turn; what was read too far can be given back."""
+    """A stream of compressed bytes, read sequentially, to which unused bytes can be returned."""
 
     def __init__(self, stream: BinaryIO, position: int) -> None:
         self.stream = stream
         self.move(position)
 
     def move(self, position: int) -> None:
-        """Go on at `position`."""
+        """Continue at `position`."""
         self.stream.seek(position)
         self._rest = b""
         self._position = position
 
     @property
     def position(self) -> int:
-        """Of the next byte."""
+        """Position of the next byte."""
         return self._position - len(self._rest)
 
     def read(self) -> bytes:
-        """The next bytes, some; none at the end."""
+        """Return some of the next bytes, or b"" at the end."""
         if self._rest:
-            block, self._rest = self._rest, b""
+            block = self._rest
+            self._rest = b""
             return block
         block = self.stream.read(_BLOCK)
         self._position += len(block)
         return block
 
     def give_back(self, block: bytes) -> None:
-        """Let `block`, which was read last, be read again."""
+        """Return the unused end `block` of the last read, so that it is read again."""
         self._rest = block
 
     def peek(self, count: int) -> bytes:
-        """The next `count` bytes, or those that there are; they are read again."""
+        """Return the next `count` bytes, or fewer at the end, without consuming them."""
         while len(self._rest) < count and (block := self.stream.read(_BLOCK)):
             self._rest += block
             self._position += len(block)
@@ -58,35 +59,41 @@ class Packed:
 
 
 class Member(io.RawIOBase):
-    """What the next member of `packed` holds; read to its end, it has moved `packed` behind it."""
+    """The decompressed content of the next member of `packed`.
 
-    damage = "damaged_gzip"  # the reason to count it by if it is broken
+    Reading it to its end moves `packed` to after the member.
+    """
+
+    damage = "damaged_gzip"  # the reason to report if `state` is "broken"
 
     def __init__(self, packed: Packed) -> None:
         self.start = packed.position
-        # "cut": the file ends first; "broken": the bytes are no gzip, or not what was packed.
+        # "cut": the file ends inside the member; "broken": the bytes are not valid gzip.
         self.state: Literal["open", "whole", "cut", "broken"] = "open"
         self._packed = packed
         self._decoder = zlib.decompressobj(31)
         packed.peek(HEAD)
         first = packed.read()
-        self._ready, self._given = self._unpack(first), 0
-        self.head = self._ready[:_SHOWN] or _unpack_member_head(first)  # what it begins with
+        self._ready = self._unpack(first)
+        self._given = 0
+        # start of the decompressed content
+        self.head = self._ready[:_SHOWN] or _unpack_member_head(first)
 
     def open_stream(self) -> BinaryIO:
-        """A buffered stream of it, from its first byte on."""
-        if self.state == "whole":  # all of it is here: the usual case
+        """Return a buffered stream of the member, from its first byte."""
+        if self.state == "whole":  # the usual case: all of the member is decompressed already
             return io.BytesIO(self._ready)
         return cast(BinaryIO, io.BufferedReader(self, _BLOCK))
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill `buffer`, or some of it; how much, which is 0 at the end alone."""
+        """Fill all or part of `buffer`; return the number of bytes, which is 0 only at the end."""
         while self._given == len(self._ready) and self.state == "open":
-            self._ready, self._given = self._unpack(self._packed.read()), 0
+            self._ready = self._unpack(self._packed.read())
+            self._given = 0
         part = self._ready[self._given : self._given + len(buffer)]
         buffer[: len(part)] = part
         self._given += len(part)
@@ -96,10 +103,11 @@ class Member(io.RawIOBase):
         """Read to the end, so that `state` is final."""
         while self.state == "open":
             self._unpack(self._packed.read())
-        self._ready, self._given = b"", 0
+        self._ready = b""
+        self._given = 0
 
     def _unpack(self, block: bytes) -> bytes:
-        """What `block` gives; it swells to 64 MiB at most."""
+        """Decompress `block`, to at most 64 MiB."""
         try:
             unpacked = self._decoder.decompress(block)
         except _NoGzip:
@@ -114,8 +122,10 @@ class Member(io.RawIOBase):
 
 
 def find_member(stream: BinaryIO, position: int, wanted: Callable[[bytes], bool]) -> int | None:
-    """Where the first member at or after `position` begins of whose first bytes `wanted` is true,
-    or None."""
+    """Find the first member at or after `position` whose first bytes fulfil `wanted`.
+
+    Returns its position, or None.
+    """
     for found in _iterate_places(stream, position, MAGIC):
         if wanted(_read_head(stream, found)):
             return found
@@ -128,7 +138,7 @@ def _read_head(stream: BinaryIO, position: int) -> bytes:
 
 
 def _unpack_member_head(member: bytes) -> bytes:
-    """The first bytes of what a member holds, from its own; none if it is no member."""
+    """Decompress the start of a member; return b"" if it is not a member."""
     try:
         return zlib.decompressobj(31).decompress(member[:HEAD], _SHOWN)
     except _NoGzip:
@@ -136,7 +146,7 @@ def _unpack_member_head(member: bytes) -> bytes:
 
 
 def _iterate_places(stream: BinaryIO, position: int, sign: bytes) -> Iterator[int]:
-    """Where `sign` stands at or after `position`. The stream may be moved between two of them."""
+    """Yield positions of `sign` at or after `position`; the stream may be moved in between."""
     kept = b""
     while True:
         stream.seek(position + len(kept))
@@ -148,5 +158,5 @@ def _iterate_places(stream: BinaryIO, position: int, sign: bytes) -> Iterator[in
         while at >= 0:
             yield position + at
             at = block.find(sign, at + 1)
-        kept = block[-(len(sign) - 1) :]  # a sign may lie across two blocks
+        kept = block[-(len(sign) - 1) :]  # a sign may span two blocks
         position += len(block) - len(kept)

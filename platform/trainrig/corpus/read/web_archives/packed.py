@@ -1,4 +1,4 @@
-"""Files of one packed stream, gzip or zstd, or of plain bytes: read as what they hold."""
+"""Reads files that are one compressed stream, gzip or zstd, or uncompressed."""
 
 import io
 from typing import Any, BinaryIO, Literal, cast
@@ -15,7 +15,7 @@ State = Literal["open", "whole", "cut", "broken"]
 
 
 class Frames(io.RawIOBase):
-    """What the zstd frames of a file hold. Never raises for damage: `state` tells of it."""
+    """The decompressed content of a file's zstd frames; `state` reports damage, nothing raises."""
 
     damage = "damaged_zstd"
     start = 0
@@ -25,19 +25,19 @@ class Frames(io.RawIOBase):
         self._reader = ZstdReader(stream)
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill `buffer`, or some of it; how much, which is 0 at the end alone."""
+        """Fill all or part of `buffer`; return the number of bytes, which is 0 only at the end."""
         if self.state != "open":
             return 0
         try:
             block = self._reader.read(min(len(buffer), _BLOCK))
         except OSError as error:
-            if error.errno is not None:  # the disk's, not the reader's
+            if error.errno is not None:  # an error of the disk, not of the decoder
                 raise
-            # The reader tells the two apart in words alone (2.0.1).
+            # The decoder (2.0.1) distinguishes the two only in the text of its message.
             self.state = "cut" if "incomplete" in str(error) else "broken"
             return 0
         if not block:
@@ -46,7 +46,7 @@ class Frames(io.RawIOBase):
         return len(block)
 
     def open_stream(self) -> BinaryIO:
-        """A buffered stream of it."""
+        """Return a buffered stream of the content."""
         return cast(BinaryIO, io.BufferedReader(self, _BUFFER))
 
     def drain(self) -> None:
@@ -56,7 +56,7 @@ class Frames(io.RawIOBase):
 
 
 class Members(io.RawIOBase):
-    """What all gzip members of a file hold, one behind another."""
+    """The decompressed content of all gzip members of a file, concatenated."""
 
     damage = "damaged_gzip"
 
@@ -66,15 +66,15 @@ class Members(io.RawIOBase):
 
     @property
     def state(self) -> State:
-        """Of the member that is being read: the last one, at the end."""
+        """State of the member being read; at the end, of the last one."""
         return self._member.state
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill `buffer`, or some of it; how much, which is 0 at the end alone."""
+        """Fill all or part of `buffer`; return the number of bytes, which is 0 only at the end."""
         while (count := self._member.readinto(buffer)) == 0 and self.state == "whole":
             if not self._packed.peek(len(MAGIC)).strip(b"\0"):  # the end, or padding
                 return 0
@@ -83,7 +83,7 @@ class Members(io.RawIOBase):
 
 
 class Plain(io.RawIOBase):
-    """A file that is not packed. Nothing can be wrong with it."""
+    """A file that is not compressed, and so never damaged."""
 
     damage = ""
     state: State = "whole"
@@ -92,18 +92,18 @@ class Plain(io.RawIOBase):
         self._stream = stream
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill `buffer`, or some of it; how much, which is 0 at the end alone."""
+        """Fill all or part of `buffer`; return the number of bytes, which is 0 only at the end."""
         block = self._stream.read(len(buffer))
         buffer[: len(block)] = block
         return len(block)
 
 
 class Unpacked(io.BufferedReader):
-    """What a file holds. Damage ends it: `reason` then says what to count it by."""
+    """The decompressed content of a file. Damage ends it; `reason` then names the damage."""
 
     def __init__(self, stream: BinaryIO) -> None:
         magic = stream.read(len(ZSTD_MAGIC))
@@ -114,7 +114,7 @@ class Unpacked(io.BufferedReader):
 
     @property
     def reason(self) -> str | None:
-        """Why it ended before it was whole: "truncated" or its damage; None if it did not."""
+        """Why the content ended early: "truncated" or the kind of damage; None if it is whole."""
         if self._source.state == "broken":
             return str(self._source.damage)
         return "truncated" if self._source.state == "cut" else None

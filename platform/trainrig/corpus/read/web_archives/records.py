@@ -1,4 +1,4 @@
-"""The records of an archive, one behind another in a stream of unpacked bytes."""
+"""Splits a stream of decompressed bytes into the records of an archive."""
 
 import re
 from dataclasses import dataclass
@@ -7,54 +7,59 @@ from typing import Any, BinaryIO, Protocol
 from trainrig.corpus.read.raw_page import RawPage
 
 LONGEST_LINE = 2**13  # bytes of a record's first line
-_LONGEST_HEAD = 2**15  # bytes of the lines that say what a record is; fastwarc's limit, too
-_MOST_LINES = 2**10  # of it
+_LONGEST_HEAD = 2**15  # bytes of a record's header lines; also fastwarc's limit
+_MOST_LINES = 2**10  # header lines
 _BLOCK = 2**16  # bytes skipped at a time
 
 
 class NoRecord(Exception):
-    """Something else follows. The argument is the reason to count it by: "bad_head" or "truncated";
-    there is none if it cannot have been meant as a record."""
+    """Raised where no record follows.
+
+    The argument is the reason to count: "bad_head" or "truncated". There is none if the bytes do
+    not look like a record at all.
+    """
 
 
 @dataclass(frozen=True)
 class RecordHeader:
-    """What a record says of itself."""
+    """The parsed header of a record."""
 
     length: int  # bytes of its block
-    ordinary: bool = False  # what archives are made of, and no page: it passes in silence
-    reason: str | None = None  # why it is no page, where the head says so
-    fields: Any = None  # what the grammar needs to make a page of it
+    # True if archives consist of such records besides pages; they are skipped silently
+    ordinary: bool = False
+    reason: str | None = None  # why the record is not a page, if the header shows it
+    fields: Any = None  # data that the grammar needs to build a page
 
 
 class ArchiveGrammar(Protocol):
-    """What tells one kind of archive from another."""
+    """The properties in which kinds of archives differ."""
 
-    start: re.Pattern[bytes]  # a record's first line, with its end
-    anywhere: re.Pattern[bytes]  # finds in the midst of a file what `start` matches
-    signature: bytes  # what each first line begins with
-    many_lines: bool  # a head goes on until a blank line
-    apart: bool  # a record begins on a line of its own
+    start: re.Pattern[bytes]  # first line of a record, with its line end
+    anywhere: re.Pattern[bytes]  # finds what `start` matches in the middle of a file
+    signature: bytes  # prefix of every first line
+    many_lines: bool  # True if a header continues up to a blank line
+    apart: bool  # True if a record begins on a new line
 
     def parse_head(self, head: bytes) -> RecordHeader:
-        """What the lines of a head say. Raises NoRecord("bad_head")."""
+        """Parse the header lines. Raises NoRecord("bad_head") if they are invalid."""
 
     def parse_page(self, head: RecordHeader, block: bytes) -> RawPage:
-        """The page in a record's block. Raises BadBody with the reason if it holds none."""
+        """Build the page of a record's block. Raises BadBody with the reason if there is none."""
 
 
 class Records:
-    """Records read in turn. `start` is where the last one began, counted as `position` is."""
+    """Sequential reader of records; `start` is the position of the last record."""
 
     def __init__(self, stream: BinaryIO, grammar: ArchiveGrammar, position: int = 0) -> None:
         self.start = position
-        self.short = False  # whether the stream ended before the last record did
-        self._stream, self._grammar = stream, grammar
+        self.short = False  # True if the stream ended inside the last record
+        self._stream = stream
+        self._grammar = grammar
         self._began = self._position = position
-        self._left = 0  # bytes of the last record's block that are still to be read
+        self._left = 0  # unread bytes of the last record's block
 
     def read_next(self) -> RecordHeader | None:
-        """The next record's head, or None at the end. Raises NoRecord."""
+        """Read the next record's header, or return None at the end. Raises NoRecord."""
         self.skip()
         apart = self._position == self._began or not self._grammar.apart
         while not (line := self._stream.readline(LONGEST_LINE)).strip():
@@ -73,11 +78,12 @@ class Records:
         return head
 
     def _read_head(self, line: bytes) -> bytes:
-        """The lines from `line` on to a blank one."""
-        signature, lines = self._grammar.signature, [line]
+        """Return the header lines from `line` up to a blank one."""
+        signature = self._grammar.signature
+        lines = [line]
         while (line := self._stream.readline(_LONGEST_HEAD)).strip():
             if signature in line and self._grammar.anywhere.search(line):
-                raise NoRecord("bad_head")  # another record's first line
+                raise NoRecord("bad_head")  # the first line of another record
             lines.append(line)
             if len(lines) > _MOST_LINES:
                 raise NoRecord("bad_head")
@@ -90,14 +96,14 @@ class Records:
         return head
 
     def read_block(self) -> bytes:
-        """The last record's block, as far as it is there."""
+        """Read the last record's block, or as much of it as exists."""
         block = self._stream.read(self._left)
         self._advance(len(block))
         self.short = self._left > 0
         return block
 
     def skip(self) -> None:
-        """Pass over what was not read of the last record."""
+        """Skip the unread rest of the last record."""
         while self._left and (block := self._stream.read(min(self._left, _BLOCK))):
             self._advance(len(block))
         self.short = self._left > 0

@@ -1,7 +1,8 @@
-"""What HTTP did to a body on its way, undone: chunks (RFC 9112, section 7.1), then compression.
+"""Decodes HTTP bodies: chunked transfer (RFC 9112, section 7.1), then compression.
 
-Archives lie about both: crawlers often store a body already unpacked under the headers of a packed
-one. So a body that does not look packed is taken as it is; one that does, and then breaks, is not.
+Archives are unreliable about both: crawlers often store a decompressed body under the headers of a
+compressed one. So a body that does not look compressed is kept as it is; one that looks compressed
+but is damaged is not.
 """
 
 import io
@@ -14,18 +15,18 @@ from fastwarc.stream_io import BrotliReader, ZstdReader
 _CHUNK_HEAD = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
 _GZIP_MAGIC = b"\x1f\x8b\x08"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_MORE_LAYERS = 2  # of compression than the headers tell of
+_MORE_LAYERS = 2  # most layers of compression beyond the headers'
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
 
 
 class BadBody(Exception):
-    """A body that cannot be unpacked. Its one argument is the reason, a code to count by."""
+    """A body that cannot be decoded; its argument is the reason, a code to count by."""
 
 
 def unpack(body: bytes, transfer_encoding: str, content_encoding: str, limit: int) -> bytes:
-    """`body` as the server meant it, from the two headers' values ("" where absent).
+    """Decode `body` by the values of the two headers ("" if absent).
 
-    Raises BadBody: "bad_chunks", "bad_content_encoding", or "too_large" past `limit` bytes.
+    Raises BadBody: "bad_chunks", "bad_content_encoding", or "too_large" beyond `limit` bytes.
     """
     if "chunked" in transfer_encoding.lower():
         body = _join_chunks(body)
@@ -43,9 +44,10 @@ def unpack(body: bytes, transfer_encoding: str, content_encoding: str, limit: in
 
 
 def _unpack_again(body: bytes, content_encoding: str, limit: int) -> bytes | None:
-    """What is packed inside of an unpacked body: proxies pack what a server had packed before.
+    """Decompress another layer of a decoded body, or return None if there is none.
 
-    The headers do not tell, so the bytes must: what does not unpack to its end is no second layer.
+    Proxies compress bodies that a server compressed already, without a header. So the bytes decide:
+    what does not decompress to its end is not another layer.
     """
     try:
         if body.startswith(_GZIP_MAGIC):
@@ -54,7 +56,7 @@ def _unpack_again(body: bytes, content_encoding: str, limit: int) -> bytes | Non
             return _read_all(ZstdReader(io.BytesIO(body)), limit)
         if _is_zlib(body) and "deflate" in content_encoding.lower():
             return _inflate(body, 15, limit)
-        # Brotli has no signature; no text has a control where this one's first bytes are.
+        # Brotli has no signature, but text has no control characters in its first bytes.
         if "br" in content_encoding.lower() and _CONTROL.search(body, 0, 64):
             return _read_all(BrotliReader(io.BytesIO(body)), limit) or None
     except BadBody as bad:
@@ -84,11 +86,11 @@ def _join_chunks(body: bytes) -> bytes:
 
 
 def _decompress(body: bytes, coding: str, limit: int) -> bytes:
-    """Undo one coding; a name we do not know was never a compression ("utf-8" is the usual one)."""
+    """Undo one coding; an unknown name was never a compression ("utf-8" is the usual one)."""
     if coding in ("gzip", "x-gzip"):
         return _inflate(body, 31, limit) if body.startswith(_GZIP_MAGIC[:2]) else body
     elif coding == "deflate":
-        # RFC 9110 says zlib's format; many servers send it bare.
+        # RFC 9110 requires zlib's format; many servers send raw deflate.
         return _unpack_or_keep(body, lambda: _inflate(body, 15 if _is_zlib(body) else -15, limit))
     elif coding == "br":
         return _unpack_or_keep(body, lambda: _read_all(BrotliReader(io.BytesIO(body)), limit))
@@ -98,7 +100,7 @@ def _decompress(body: bytes, coding: str, limit: int) -> bytes:
 
 
 def _unpack_or_keep(body: bytes, unpacked: Callable[[], bytes]) -> bytes:
-    """`unpacked()`; where that fails, `body` if it is markup: stored unpacked, as most are."""
+    """Return `unpacked()` or, if that fails, `body` if it is markup, stored decompressed."""
     try:
         return unpacked()
     except BadBody as bad:

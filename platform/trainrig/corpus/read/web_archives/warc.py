@@ -1,7 +1,7 @@
-"""Web archives: WARC 0.17 to 1.1 (ISO 28500), with WET and WAT, which are WARC; and writing them.
+"""Reads WARC 0.17 to 1.1 (ISO 28500), including WET and WAT, and writes WARC.
 
-What cannot be used is reported, not raised: real archives hold cut-off tails, bodies that are no
-HTTP, lengths that lie.
+Unusable records are reported, not raised: real archives contain truncated ends, bodies that are not
+HTTP, and wrong lengths.
 """
 
 import gzip
@@ -45,7 +45,8 @@ class _Warc:
         if not kind:
             raise NoRecord("bad_head")
         length = fields.get("content-length", "")
-        # A length that is none: the next record is not where it should be, or the block is empty.
+        # An invalid length counts as 0: the next record is then found by search, or the block is
+        # empty.
         number = int(length) if length.isascii() and length.isdigit() and len(length) < 19 else 0
         if kind in _ORDINARY:
             return RecordHeader(number, ordinary=True)
@@ -60,7 +61,8 @@ class _Warc:
             url = url[1:-1]
         if url.startswith(("dns:", "metadata:")):
             raise BadBody("not_a_page")
-        stated, body = fields.get("content-type", ""), block
+        stated = fields.get("content-type", "")
+        body = block
         if fields["warc-type"].lower() == "response":
             stated, body = parse_response(block)
         date = fields.get("warc-date", "")
@@ -71,8 +73,9 @@ GRAMMAR = _Warc()
 
 
 def _parse_fields(head: bytes) -> dict[str, str]:
-    """The fields that are asked for, names in lower case, the first of equals."""
-    if b"\n " in head or b"\n\t" in head:  # a line that begins with a space goes on
+    """Return the required header fields, names in lower case; of repeated ones the first counts."""
+    # a line that begins with white space continues the one before
+    if b"\n " in head or b"\n\t" in head:
         head = _GOES_ON.sub(b" ", head)
     return {
         name.lower().decode(): value.decode("utf-8", "replace").strip()
@@ -81,15 +84,15 @@ def _parse_fields(head: bytes) -> dict[str, str]:
 
 
 def read_warc(path: str) -> Iterator[RawPage | Unreadable]:
-    """The pages of an archive (a path or an `s3://` URL) in their order, and what was no page.
+    """Yield the pages of an archive (a path or an `s3://` URL) and its unreadable records.
 
     A page is a `response` with HTTP status 200, a `resource` or a `conversion` (WET). Requests,
-    warcinfo and metadata records are what an archive is made of and pass in silence.
+    warcinfo and metadata records are skipped silently.
 
     Reasons: "not_an_archive" (no record at all), "not_a_record" (something else between records),
     "bad_head", "revisit", "continuation", "unknown_type", "not_http_200", "not_http", "not_a_page"
     (DNS answers and the like), "truncated", "wrong_content_length" (the next record is not where
-    this one says it ends), "damaged_gzip", "damaged_zstd", "bad_chunks", "bad_content_encoding",
+    this one should end), "damaged_gzip", "damaged_zstd", "bad_chunks", "bad_content_encoding",
     "too_large".
     """
     with storage.open_read(path) as stream:
@@ -97,10 +100,11 @@ def read_warc(path: str) -> Iterator[RawPage | Unreadable]:
 
 
 def write_warc(path: str, pages: Iterable[RawPage]) -> None:
-    """Write `pages` as responses with status 200, each in a gzip member of its own.
+    """Write `pages` as responses with status 200, one gzip member each.
 
-    The bytes depend on the pages alone (and on zlib's version): record ids are hashes of the
-    pages, gzip carries no time. No pages give an empty file, which `read_warc` calls no archive.
+    The bytes depend on the pages alone (and on zlib's version): record ids are hashes of the pages,
+    and gzip headers have no time. Without pages the file is empty, which `read_warc` reports as no
+    archive.
 
     Raises DataError for a page whose URL, type, date or charset does not fit a header line.
     """

@@ -1,6 +1,6 @@
-"""Masks what identifies a person or a machine: `ann@example.com` becomes `<EMAIL>`.
+"""Masks data that identify a person or a machine: `ann@example.com` becomes `<EMAIL>`.
 
-A file for each kind of find; `mask` brings them together.
+Each kind of data has its own module; `mask` combines them.
 """
 
 from trainrig.corpus.rewrite.pii.mask import PII, Kind, MaskedSpan, mask

@@ -1,4 +1,4 @@
-"""Addresses of machines on the public internet, IPv4 and IPv6."""
+"""Finds public IPv4 and IPv6 addresses."""
 
 import ipaddress
 import re
@@ -9,7 +9,7 @@ from trainrig.corpus.rewrite.pii.views import FindPosition, Views
 _IPV4_SHAPE = re.compile(rb"0\.0{1,3}\.0{1,3}\.0")
 _IPV4_BEGIN = re.compile(rb"0(?<![a0_.-]0)(?=0{0,2}\.0{1,3}\.0{1,3}\.0)")
 _IPV4 = re.compile(r"(?<![\w.-])[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?![\w-]|\.[0-9])")
-# What stands before four numbers that count something: a version, a section, a table.
+# Words before four numbers that are not an address: a version, a section, a table.
 _COUNTED = (
     rb"v|vers?|versions?|releases?|released|update[ds]?|updated to|upgraded?(?: to| from)?"
     rb"|downgraded?(?: to| from)?|firmware|drivers?|builds?|rev|revisions?|patch"
@@ -23,8 +23,8 @@ _BEFORE_A_VERSION = re.compile(
     rb"(?:(?<![a-z0-9])(?:" + _COUNTED + rb")[.:]?\s{0,3}[(\"']?|[=~<>^]=?\s{0,2}|[a-z0-9_]/)\Z"
 )
 _AND_ANOTHER = re.compile(rb"\s{0,3}(?:,|;|and|or|to|through|und|-|/|\xe2)?\s{1,3}|-")
-# Numbers of sections and versions are small, all four of one address in 250 are: such a one is an
-# address where something says so.
+# The numbers of sections and versions are small; all four are in only one address of 250. Such
+# numbers count as an address only if the context says so.
 _SMALL = 64
 _TINY = 10
 _TOLD = re.compile(
@@ -40,10 +40,10 @@ _TOLD = re.compile(
 )
 _TOLD_BEHIND = re.compile(rb":[0-9]{2,5}(?![0-9.])|/(?:[89]|[12][0-9]|3[0-2])(?![0-9.])")
 _LONGEST_BEFORE = 32  # characters
-# Of the resolvers that everybody knows.
+# Addresses of well-known DNS resolvers.
 _KNOWN = frozenset({"8.8.8.8", "8.8.4.4", "1.1.1.1", "1.0.0.1", "9.9.9.9", "4.2.2.2", "4.2.2.1"})
-# All that is allocated begins so (IANA's IPv6 Global Unicast Address Assignments, 2019-11), in
-# lower case and with its zeros. Shorter ones than of three groups could be slices of Python.
+# Prefixes of all allocated addresses (IANA's IPv6 Global Unicast Address Assignments, 2019-11), in
+# lower case and with all zeros. Three groups at least, as shorter ones could be Python slices.
 _IPV6 = re.compile(
     rb"2(?<![\w:.]2)(?:00[123]|4[01][0-9a-f]|6[0-3][0-9a-f]|80[0-9a-f]|a[01][0-9a-f]|c0[0-9a-f])"
     rb"(?::{1,2}[0-9a-f]{1,4}){2,7}(?:::)?(?![\w:])(?!\.[0-9])"
@@ -51,10 +51,11 @@ _IPV6 = re.compile(
 
 
 def find_ipv4(views: Views) -> Iterator[FindPosition]:
-    """The places of addresses that are not private, reserved, or the number of something."""
+    """Yield the spans of public addresses, but not of version or section numbers."""
     if not _IPV4_SHAPE.search(views.shape):
         return
-    last, was_address = -1, False
+    last = -1
+    was_address = False
     for found in views.find_matches(_IPV4, _IPV4_BEGIN):
         start, end = found.span()
         before = views.lower[max(0, start - _LONGEST_BEFORE) : start]
@@ -67,13 +68,14 @@ def find_ipv4(views: Views) -> Iterator[FindPosition]:
             is_address = not _is_small(found.group()) or bool(
                 _TOLD.search(before) or _TOLD_BEHIND.match(views.lower, end)
             )
-        last, was_address = end, is_address
+        last = end
+        was_address = is_address
         if is_address and _is_public(found.group()):
             yield start, end
 
 
 def _is_small(address: str) -> bool:
-    """Whether its four numbers are such as sections and versions have."""
+    """Return whether the four numbers are as small as in sections and versions."""
     first, *others = map(int, address.split("."))
     return address not in _KNOWN and (
         max(others) < _TINY or (first < _SMALL and max(others) < _SMALL)
@@ -81,7 +83,7 @@ def _is_small(address: str) -> bool:
 
 
 def find_ipv6(views: Views) -> Iterator[FindPosition]:
-    """The places of addresses that are allocated and not for documentation alone."""
+    """Yield the spans of allocated addresses that are not reserved for documentation."""
     for found in _IPV6.finditer(views.lower):
         if _is_public(found.group().decode("ascii")):
             yield found.span()

@@ -1,4 +1,4 @@
-"""Numbers of payment cards: of an issuer, and with the right check digit."""
+"""Finds payment card numbers, by the issuers' prefixes and the check digit."""
 
 import re
 from collections.abc import Iterator
@@ -14,15 +14,16 @@ _CARD = re.compile(
     r"|6[0-9]{5}[ -][0-9]{13})(?![\w-]|[.,][0-9])"
 )
 # Prefixes and lengths of the large issuers: Visa; Mastercard; American Express; Discover; JCB;
-# Diners Club; UnionPay; Mir. A tenth of all numbers passes Luhn's test, and few of those begin so.
+# Diners Club; UnionPay; Mir. A tenth of all numbers passes Luhn's test, but few of those have such
+# a prefix.
 _ISSUED = re.compile(
     r"4(?:[0-9]{12}|[0-9]{15}|[0-9]{18})|5[1-5][0-9]{14}"
     r"|2(?:22[1-9]|2[3-9][0-9]|[3-6][0-9]{2}|7[01][0-9]|720)[0-9]{12}"
     r"|3[47][0-9]{13}|6(?:011|4[4-9][0-9]|5[0-9]{2})[0-9]{12}|35(?:2[89]|[3-8][0-9])[0-9]{12}"
     r"|3(?:0[0-5]|[689][0-9])[0-9]{11}|62[0-9]{14,17}|220[0-4][0-9]{12,15}"
 )
-# Maestro's are as long as they like, and its prefixes those of barcodes and many other numbers: in
-# groups of four as on a card, of a card's length, or after a word that says what it is.
+# Maestro numbers vary in length, and share prefixes with barcodes and many other numbers. So they
+# count only in groups as on a card, with the length of a card number, or after a word for cards.
 _MAESTRO = re.compile(r"(?:50|5[6-9]|6[0-9])[0-9]{10,17}")
 _OF_A_CARD = (16, 19)  # digits
 _SAID = re.compile(
@@ -33,7 +34,7 @@ _LONGEST_BEFORE = 48  # characters
 
 
 def find(views: Views) -> Iterator[FindPosition]:
-    """The places of card numbers."""
+    """Yield the spans of card numbers."""
     if _SHAPE not in views.shape and not _SHAPE_IN_GROUPS.search(views.shape):
         return
     for found in views.find_matches(_CARD, _BEGIN):
@@ -41,12 +42,12 @@ def find(views: Views) -> Iterator[FindPosition]:
         if not passes_luhn(digits):
             continue
         if _ISSUED.fullmatch(digits) or (
-            _MAESTRO.fullmatch(digits) and _is_told(views, found, len(digits))
+            _MAESTRO.fullmatch(digits) and _is_announced(views, found, len(digits))
         ):
             yield found.span()
 
 
-def _is_told(views: Views, found: re.Match[str], length: int) -> bool:
+def _is_announced(views: Views, found: re.Match[str], length: int) -> bool:
     if len(found.group()) > length or length in _OF_A_CARD:
         return True
     start = found.start()
@@ -54,6 +55,6 @@ def _is_told(views: Views, found: re.Match[str], length: int) -> bool:
 
 
 def passes_luhn(digits: str) -> bool:
-    """Whether the last of `digits` is their check digit (ISO/IEC 7812-1, annex B)."""
+    """Return whether the last digit is the check digit of the others (ISO/IEC 7812-1, annex B)."""
     doubled = (int(d) * (1 + i % 2) for i, d in enumerate(reversed(digits)))
     return sum(d - 9 if d > 9 else d for d in doubled) % 10 == 0

@@ -1,4 +1,4 @@
-"""E-mail addresses, and those written for people alone: "ann [at] example.org"."""
+"""Finds e-mail addresses, including those spelt out such as "ann [at] example.org"."""
 
 import re
 from collections.abc import Iterator
@@ -7,10 +7,10 @@ from trainrig.corpus.rewrite.pii.views import FindPosition, Views
 
 _DOMAIN = re.compile(r"(?:[^\W_](?:[\w-]{0,62})\.){1,8}([^\W\d_]{2,24})(?![\w@-])")
 _LOCAL_LENGTH = 64  # characters (RFC 5321, section 4.5.3.1)
-# Of the text read backwards. What is longer is no local part.
+# For the reversed text before the "@"; a longer match is not a local part.
 _LOCAL = re.compile(rf"[\w.%+-]{{1,{_LOCAL_LENGTH}}}(?![\w.%+-])")
 _FILE_ENDINGS = frozenset({"png", "jpg", "jpeg", "gif", "svg", "webp", "css", "js"})  # "a@2x.png"
-# One pattern a bracket: a pattern that begins with one sign is found at the speed of memory.
+# One pattern per bracket: a pattern that begins with a fixed character is searched much faster.
 _AT_IN_WORDS = tuple(
     re.compile(at) for at in (rb"\((?:at|@|\xe4t)\)", rb"\[(?:at|@)\]", rb"\{(?:at|@)\}")
 )
@@ -20,12 +20,12 @@ _IN_WORDS = re.compile(
     r"(?![\w@-])"
 )
 _SPELT_AT = b" at "
-_SPELT_LOCAL = re.compile(r"(?:[\w+-]{1,30} tod ){0,3}[\w+-]{1,30}(?!\w)")  # read backwards
+_SPELT_LOCAL = re.compile(r"(?:[\w+-]{1,30} tod ){0,3}[\w+-]{1,30}(?!\w)")  # matches reversed text
 _SPELT_DOMAIN = re.compile(
     r"[^\W_][\w-]{0,62}(?: dot [^\W_][\w-]{0,62}){0,3} dot"
     r" (?:com|org|net|edu|gov|info|io|me|eu|de|uk|fr|es|it|nl|ch|at|pl|ca|au|in|us)(?![\w@-])"
 )
-# "Look at example dot com" is no address, "write to ann at example dot com" is.
+# "Look at example dot com" is no address, but "write to ann at example dot com" contains one.
 _TOLD = re.compile(
     rb"\b(?:e-?mails?|mail|contact|write|writes|reach(?:ed)?|address)\b[^.\n<>]{0,24}\Z"
 )
@@ -33,8 +33,9 @@ _LONGEST_BEFORE = 48  # characters
 
 
 def find(views: Views) -> Iterator[FindPosition]:
-    """The places of addresses, in order."""
-    text, end = views.text, 0
+    """Yield the spans of addresses, in order."""
+    text = views.text
+    end = 0
     at = text.find("@")
     while at >= 0:
         first = max(end, at - _LOCAL_LENGTH - 1)
@@ -47,15 +48,16 @@ def find(views: Views) -> Iterator[FindPosition]:
 
 
 def find_in_words(views: Views) -> Iterator[FindPosition]:
-    """The places of addresses whose "@" is written as a word in brackets."""
+    """Yield the spans of addresses whose "@" is written as a word in brackets."""
     if any(at.search(views.lower) for at in _AT_IN_WORDS):
         for found in _IN_WORDS.finditer(views.text):
             yield found.span()
 
 
 def find_spelt(views: Views) -> Iterator[FindPosition]:
-    """The places of addresses written as they are spoken: "ann dot lee7 at example dot org"."""
-    text, end = views.text, 0
+    """Yield the spans of addresses in spoken form: "ann dot lee7 at example dot org"."""
+    text = views.text
+    end = 0
     if b" dot " not in views.raw:
         return
     at = views.lower.find(_SPELT_AT)
@@ -64,7 +66,8 @@ def find_spelt(views: Views) -> Iterator[FindPosition]:
         domain = _SPELT_DOMAIN.match(text, after)
         local = domain and _SPELT_LOCAL.match(text[max(end, at - 120) : at][::-1])
         if domain and local:
-            said, start = local.group(), at - local.end()
+            said = local.group()
+            start = at - local.end()
             is_name = " tod " in said or any(map(str.isdigit, said))
             if is_name or _TOLD.search(views.lower, max(0, start - _LONGEST_BEFORE), start):
                 end = domain.end()

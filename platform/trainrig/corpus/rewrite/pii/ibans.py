@@ -1,4 +1,4 @@
-"""Bank accounts as IBANs: of a country that has them, as long as there, with right check digits."""
+"""Finds IBANs (bank accounts), by the country's length and the check digits."""
 
 import functools
 import re
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from trainrig.corpus.rewrite.pii.views import FindPosition, Views
 
-# Characters of an IBAN by country (the registry of ISO 13616, release 100, 2025).
+# Length of an IBAN by country (the registry of ISO 13616, release 100, 2025).
 LENGTHS = {
     country: length
     for length, countries in {
@@ -35,10 +35,12 @@ _START = re.compile(r"(?<!\w)(?:[A-Z]{2}|[a-z]{2})[0-9]{2}(?= ?[A-Za-z0-9]{4})")
 
 
 def find(views: Views) -> Iterator[FindPosition]:
-    """The places of IBANs, with or without spaces, in capitals or small letters."""
-    text, at = views.text, 0
+    """Yield the spans of IBANs, with or without spaces, in capitals or small letters."""
+    text = views.text
+    at = 0
     while (at := views.shape.find(b"aa00", at)) >= 0:
-        start, at = at, at + 1
+        start = at
+        at = at + 1
         length = LENGTHS.get(text[start : start + 2].upper())
         if length and _START.match(text, start):
             whole = _compile_pattern(length, text[start].isupper()).match(text, start)
@@ -54,11 +56,11 @@ def _compile_pattern(length: int, capitals: bool) -> re.Pattern[str]:
 
 
 def _is_iban(iban: str) -> bool:
-    # What is in small letters may be words and numbers in a row.
+    # A match in small letters may be a sequence of words and numbers.
     digits = sum(map(str.isdigit, iban))
     return (iban.isupper() or 2 * digits >= len(iban)) and passes_mod_97(iban.upper())
 
 
 def passes_mod_97(iban: str) -> bool:
-    """Whether the check digits of `iban` (upper case, no spaces) are right (ISO 13616, mod 97)."""
+    """Return whether the check digits of `iban` (upper case, no spaces) are right (ISO 13616)."""
     return int("".join(str(int(sign, 36)) for sign in iban[4:] + iban[:4])) % 97 == 1

@@ -1,10 +1,8 @@
-"""Keys and tokens that open something: those whose makers gave them a form, private keys, and
-what is assigned to a name that says so.
+"""Finds secrets: tokens of known formats, private keys, and values assigned to secret names.
 
-Forms are their makers' own (AWS, GitHub, GitLab, Slack, Google, Stripe, OpenAI, Anthropic, npm,
-PyPI, SendGrid, Hugging Face, DigitalOcean, Docker,
-Shopify; webhooks of Slack and Discord). What looks made up (too few different characters,
-"EXAMPLE") stays.
+The formats are those of AWS, GitHub, GitLab, Slack, Google, Stripe, OpenAI, Anthropic, npm, PyPI,
+SendGrid, Hugging Face, DigitalOcean, Docker and Shopify, and of webhooks of Slack and Discord.
+Values that look made up (too few different characters, "EXAMPLE") are not masked.
 """
 
 import base64
@@ -17,7 +15,7 @@ from collections.abc import Iterator
 
 from trainrig.corpus.rewrite.pii.views import FindPosition, Views
 
-# How each begins, and the whole.
+# Fixed prefix and whole pattern of each format.
 _FORMS = tuple(
     (begin.encode(), re.compile(rf"(?<![A-Za-z0-9_-]){begin}{rest}(?![A-Za-z0-9_-])"))
     for begin, rest in (
@@ -47,8 +45,8 @@ _FORMS = tuple(
         ("discordapp.com/api/webhooks/", "[0-9]{16,20}/[A-Za-z0-9_-]{60,80}"),
     )
 )
-# What every form has, each beginning with one sign: found at the speed of memory. What stands
-# before it is asked for last, as most words are short.
+# Every format matches one of these; each begins with a fixed character, which is searched fast. The
+# lookbehind comes last, as most words are short.
 _BEFORE_LINE = "|".join(rf"(?<={begin.decode()})" for begin, _ in _FORMS if begin.endswith(b"_"))
 _ALL_HAVE = tuple(
     re.compile(sign)
@@ -67,14 +65,14 @@ _JWT = re.compile(
 )
 _PRIVATE_KEY = re.compile(r"-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----")
 _END_OF_KEY = re.compile(r"-----END (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----")
-_LONGEST_KEY = 20_000  # characters; RSA of 16,384 bits takes 13,000
+_LONGEST_KEY = 20_000  # characters; 16,384-bit RSA takes 13,000
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{40}")
-# And a shorter one at the end, if nothing else is on that line.
+# The last line may be shorter, if nothing else is on it.
 _LINES_OF_BASE64 = re.compile(
     r"(?:\s{0,3}[A-Za-z0-9+/=]{40,80}(?![A-Za-z0-9+/=]))+(?:\n[A-Za-z0-9+/=]{1,39}(?=\n|\Z))?"
 )
 _NAMES = (b"key", b"secret", b"token", b"password", b"passwd", b"credentials")
-# "key" alone may be of a table, a lock, or a song.
+# "key" alone may belong to a table, a lock or a song.
 _BEFORE_KEY = re.compile(
     rb"(?:api|access|secret|private|auth|encryption|signing|client|account|shared|master)[ _-]?\Z"
 )
@@ -84,12 +82,12 @@ _ASSIGNED = re.compile(
     r"([\"']?)([A-Za-z0-9_/+-]{16,200}={0,2})\1(?![A-Za-z0-9_/+.(\[-])",
     re.IGNORECASE,
 )
-_LEAST_ENTROPY = 3.0  # bits a character; 20 random hexadecimal digits have 3.5, words repeat more
+_LEAST_ENTROPY = 3.0  # bits per character; 20 random hexadecimal digits have 3.5, words have less
 _LEAST_DIGITS = 3  # names of variables have fewer
 
 
 def find_formed(views: Views) -> Iterator[FindPosition]:
-    """The places of tokens with a form of their own, in order of the forms."""
+    """Yield the spans of tokens of known formats, format by format."""
     if not any(sign.search(views.raw) for sign in _ALL_HAVE):
         return
     text = views.text
@@ -103,7 +101,7 @@ def find_formed(views: Views) -> Iterator[FindPosition]:
 
 
 def find_web_tokens(views: Views) -> Iterator[FindPosition]:
-    """The places of JSON Web Tokens (RFC 7519), by a header that names its algorithm."""
+    """Yield the spans of JSON Web Tokens (RFC 7519) whose header names an algorithm."""
     if "eyJ" in views.text:
         for found in _JWT.finditer(views.text):
             if _names_an_algorithm(found.group(1)):
@@ -111,8 +109,9 @@ def find_web_tokens(views: Views) -> Iterator[FindPosition]:
 
 
 def find_private_keys(views: Views) -> Iterator[FindPosition]:
-    """The places of private keys in PEM (RFC 7468); one without an end, as far as its base64."""
-    text, at = views.text, 0
+    """Yield the spans of private keys in PEM (RFC 7468), without an end line up to their base64."""
+    text = views.text
+    at = 0
     if "PRIVATE KEY" not in text:
         return
     end = _END_OF_KEY.search(text)
@@ -128,20 +127,21 @@ def find_private_keys(views: Views) -> Iterator[FindPosition]:
 
 
 def find_assigned(views: Views) -> Iterator[FindPosition]:
-    """The places of values, random by their looks, that a name of a key or secret is given."""
-    text, lower = views.text, views.lower
+    """Yield the spans of random-looking values that are assigned to the name of a secret."""
+    text = views.text
+    lower = views.lower
     for name in _NAMES:
         at = lower.find(name)
         while at >= 0:
             end = at + len(name)
             if name != b"key" or _BEFORE_KEY.search(lower, max(0, at - _LONGEST_BEFORE_KEY), at):
                 found = _ASSIGNED.match(text, end)
-                if found and _looks_assigned(found.group(2)):
+                if found and _looks_like_secret(found.group(2)):
                     yield found.span(2)
             at = lower.find(name, end)
 
 
-def _looks_assigned(value: str) -> bool:
+def _looks_like_secret(value: str) -> bool:
     return sum(map(str.isdigit, value)) >= _LEAST_DIGITS and _is_random(value)
 
 

@@ -1,7 +1,7 @@
-"""From what the finders find to a masked text, and to places that tell nothing.
+"""Masks personal data in a text, and reports the masked spans without their values.
 
-Patterns find, checks confirm: check digits, publicness of addresses, randomness of keys. Names,
-streets and anything else that needs to be understood are not found.
+Patterns find candidates, and checks confirm them: check digits, public addresses, randomness of
+keys. Names, streets and other data that require understanding are not found.
 """
 
 import hashlib
@@ -20,45 +20,46 @@ Kind = Literal["KEY", "EMAIL", "IBAN", "CARD", "SSN", "IP", "PHONE"]
 
 
 class PII(Settings):
-    """Which kinds to mask, and when a document holds so many that it should go."""
+    """Kinds of personal data to mask, and the number of finds at which a document is dropped."""
 
     kind: Literal["PII"] = "PII"
     # Kinds of personal data to mask.
     kinds: tuple[Kind, ...] = ("KEY", "EMAIL", "IBAN", "CARD", "SSN", "IP", "PHONE")
-    # Finds above which the document is dropped; None: any number is masked.
+    # Most finds in a document; with more it is dropped. None: no limit.
     max_per_document: Annotated[int | None, EXTENDABLE] = Field(default=None, ge=0)
 
     def iterate_limits(self) -> Iterator[Limit]:
-        """How many finds a document may have."""
+        """Yield the limit on the number of finds in a document."""
         if self.max_per_document is not None:
             yield Limit("too_many", "pii_finds", most=self.max_per_document)
 
 
 @dataclass(frozen=True)
 class MaskedSpan:
-    """One find, by its place in the text as it was, without its value."""
+    """One masked find: its span in the original text, without its value."""
 
     kind: Kind
-    start: int  # character
-    length: int  # characters
-    digest: str  # 16 hex digits: BLAKE2b-64 of the value, keyed
+    start: int  # characters before the find
+    length: int  # number of characters
+    digest: str  # 16 hex digits: keyed BLAKE2b-64 of the value
 
 
 def mask(text: str, settings: PII, key: bytes = b"") -> tuple[str, tuple[MaskedSpan, ...]]:
-    """`text` with each find replaced by its kind in angle brackets, and the finds in their order.
+    """Replace each find by its kind in angle brackets; return the text and the finds in order.
 
     Idempotent: a masked text has nothing left to mask.
 
     Args:
         text: any text.
-        settings: which kinds to mask.
-        key: at most 64 bytes, kept secret, for the digests. Without one, equal values can still
-            be recognised, but so can short values be guessed: there are only 2^32 addresses.
+        settings: the kinds to mask.
+        key: secret key of the digests, at most 64 bytes. Without a key, equal values can still be
+        matched, but short values can also be guessed: there are only 2^32 IPv4 addresses.
     """
     spans: list[MaskedSpan] = []
-    # What hides a find can itself be one ("1.2.3.4@x.org"), so we look until nothing is left. A
-    # blotted find looks to its neighbours as its mask will: "<" and ">" are part of no pattern.
-    views, seen = Views(text), -1
+    # One find can hide another ("1.2.3.4@x.org"), so the search repeats until it finds nothing. A
+    # found span is replaced by "<", spaces and ">", which no pattern matches, as in its mask.
+    views = Views(text)
+    seen = -1
     while len(spans) > seen:
         seen = len(spans)
         for kind, finders in _FINDERS.items():
@@ -69,7 +70,8 @@ def mask(text: str, settings: PII, key: bytes = b"") -> tuple[str, tuple[MaskedS
     if not spans:
         return text, ()
     spans.sort(key=lambda span: span.start)
-    pieces, at = [], 0
+    pieces = []
+    at = 0
     for span in spans:
         pieces += [text[at : span.start], f"<{span.kind}>"]
         at = span.start + span.length
@@ -83,14 +85,15 @@ def _build_span(kind: Kind, text: str, start: int, end: int, key: bytes) -> Mask
 
 
 def _blot(text: str, found: list[tuple[int, int]]) -> str:
-    pieces, at = [], 0
+    pieces = []
+    at = 0
     for start, end in found:
         pieces += [text[at:start], "<", " " * (end - start - 2), ">"]
         at = end
     return "".join([*pieces, text[at:]])
 
 
-# In the order of `kinds`' precedence: what two kinds could be is of the first.
+# In order of precedence: a span that fits two kinds is masked as the first.
 _FINDERS: dict[Kind, tuple[Callable[[Views], Iterator[FindPosition]], ...]] = {
     "KEY": (
         keys.find_private_keys,

@@ -1,9 +1,8 @@
-"""Telephone numbers in the forms that tell them from other numbers.
+"""Finds telephone numbers, in formats that distinguish them from other numbers.
 
-International: a plus and 8 to 15 digits (ITU-T E.164). North American, as it is written there: area
-and exchange codes do not begin with 0 or 1 (NANP). Not with spaces alone between the three groups:
-so are the rows of a table written. Of other national forms, what a word before says is one: "Tel.
-030 123456".
+International: a plus and 8 to 15 digits (ITU-T E.164). North American: area and exchange codes do
+not begin with 0 or 1 (NANP); numbers separated by spaces alone are excluded, as rows of tables look
+the same. Other national formats count only after a word that announces a number: "Tel. 030 123456".
 """
 
 import re
@@ -19,13 +18,13 @@ _AMERICAN = re.compile(
     r"(?<![\w.+/-])(?:1[ .-])?(?:\([2-9][0-9]{2}\) ?|[2-9][0-9]{2}[.-])[2-9][0-9]{2}[ .-][0-9]{4}"
     r"(?![\w/-]|[.,][0-9])"
 )
-# One slash, after the area code; else space, dot, dash, and brackets. Seven digits at the least:
-# most numbers are shorter, and given up at once.
+# One slash, after the area code; otherwise space, dot, dash and brackets. At least seven digits:
+# most numbers are shorter and are rejected at once.
 _NATIONAL_SHAPE = re.compile(
     rb"0(?<![A-Za-z0-9_.+/-]0)(?=(?:[ ()./-]{0,9}0){6})"
     rb"(?:[0)]{1,6} ?/ ?0)?(?:[ ().-]{0,3}0){2,17}(?![\w/-]|[.,]0)"
 )
-_NATIONAL_DIGITS = range(7, 19)  # with what relays ask to be dialled before
+_NATIONAL_DIGITS = range(7, 19)  # including the prefix to dial for relay services
 _LABEL = re.compile(
     rb"\b(?:(?:tele)?(?:phone?|fon|fax)|tel|t\xe9l(?:\xe9phone)?|mobile?|mobil(?:e|telefon)?|handy"
     rb"|cell|call|whatsapp|hotline|ruf(?:nummer)?|gsm|tfno|telefono|tel\xe9fono|telefax|ph|tlf|puh"
@@ -35,7 +34,7 @@ _LABEL = re.compile(
     rb"|at|on"
     rb"|le|al|il|para|auf))?[.:]{0,2}\s{0,3}\(?\Z"
 )
-# What speaks of a telephone some words before: then the number must look like one, by itself.
+# Words for telephones some words before the number; the number must then look like one.
 _SPOKEN_OF = re.compile(
     rb"\b(?:(?:tele)?phones?|tele(?:f|ph)on\w{0,4}|tel|mobile|cell|call|ring|dial|reach(?:ed)?"
     rb"|hotline"
@@ -52,13 +51,13 @@ _NATIONAL_LOOKS = re.compile(
 )
 _LONGEST_LABEL = 48  # characters
 _AND_ANOTHER = re.compile(rb"\s{0,3}(?:or|oder|ou|and|und|et|[,;/])?\s{1,3}\(?")
-# An area code in brackets that begins with the zero which one dials within the country.
+# An area code in brackets that begins with the trunk prefix 0 of national calls.
 _BRACKETS_SHAPE = re.compile(rb"\(00{1,4}\) ?00")
 _IN_BRACKETS = re.compile(
     r"(?<![\w.+/-])\(0[0-9]{1,4}\) ?[0-9]{2,8}(?:[ -][0-9]{2,4}){0,3}(?![\w/-]|[.,][0-9])"
 )
 _BRACKETS_DIGITS = range(9, 13)
-# A decimal of degrees, alone or (ISO 6709) with its longitude behind it.
+# A decimal number of degrees, alone or (ISO 6709) followed by its longitude.
 _DEGREES = re.compile(
     r"\+[0-9]{1,3}\.[0-9]{4,8}|\+[0-9]{2,6}(?:\.[0-9]+)?[ -]+[0-9]{2,7}(?:\.[0-9]*)?"
 )
@@ -66,7 +65,8 @@ _PAIR_OF_DECIMALS = re.compile(r"[0-9]{1,3}\.[0-9]{3,}[ ,-]+[0-9]{1,3}\.[0-9]{3,
 _DATE = re.compile(r"[12][0-9]{3}-[01][0-9]-[0-3][0-9]|[0-3]?[0-9][.-][01]?[0-9][.-][12][0-9]{3}")
 _DIGIT = r"(?:zero|oh|one|two|three|four|five|six|seven|eight|nine)"
 _SPELT = re.compile(rf"(?<![\w-]){_DIGIT}(?:[ -]{_DIGIT}){{6,14}}(?![\w-])", re.IGNORECASE)
-# Their letters, spaces and dashes as " ", the rest as "x"; the least that seven of them take.
+# Letters of spelt digits, spaces and dashes become " ", others "x". Seven digits take at least 20
+# characters.
 _OF_DIGITS = bytes(
     ord(" " if chr(code).lower() in "zeroohonetwothreefourfivesixseveneightnine -" else "x")
     for code in range(256)
@@ -75,7 +75,7 @@ _SEVEN_DIGITS = b" " * 20
 
 
 def find_international(views: Views) -> Iterator[FindPosition]:
-    """The places of numbers with a plus. Degrees have one, too, unless a word says other."""
+    """Yield the spans of numbers with a plus, except degrees that no word announces as a number."""
     if "+" in views.text:
         for found in _INTERNATIONAL.finditer(views.text):
             if not 8 <= sum(map(str.isdigit, found.group())) <= 15:
@@ -88,7 +88,7 @@ def find_international(views: Views) -> Iterator[FindPosition]:
 def _is_degrees(views: Views, start: int, end: int) -> bool:
     text = views.text[start:end]
     alone = _DEGREES.fullmatch(text)
-    # A longitude may begin like the further groups of a number, and go on behind a full stop.
+    # A longitude may look like further groups of the number, and continue after a full stop.
     return bool(alone) and ("." in text or views.text[end : end + 1] in ".°/")
 
 
@@ -97,14 +97,14 @@ def _is_labelled(views: Views, start: int) -> bool:
 
 
 def find_american(views: Views) -> Iterator[FindPosition]:
-    """The places of numbers of the United States, Canada and their neighbours."""
+    """Yield the spans of numbers of the United States, Canada and other NANP countries."""
     if _AMERICAN_SHAPE.search(views.shape):
         for found in _AMERICAN.finditer(views.text):
             yield found.span()
 
 
 def find_in_brackets(views: Views) -> Iterator[FindPosition]:
-    """The places of national numbers whose area code stands in brackets: "(020) 7946 0958"."""
+    """Yield the spans of national numbers with an area code in brackets: "(020) 7946 0958"."""
     if _BRACKETS_SHAPE.search(views.shape):
         for found in _IN_BRACKETS.finditer(views.text):
             if sum(map(str.isdigit, found.group())) in _BRACKETS_DIGITS:
@@ -112,14 +112,14 @@ def find_in_brackets(views: Views) -> Iterator[FindPosition]:
 
 
 def find_labelled(views: Views) -> Iterator[FindPosition]:
-    """The places of numbers of any form after a word that announces one, or after such a number."""
+    """Yield the spans of numbers after a word that announces one, or after another such number."""
     last = -1
     for found in _NATIONAL_SHAPE.finditer(views.shape):
         start, end = found.span()
         text = views.text[start:end]
         if found.group().count(b"0") not in _NATIONAL_DIGITS or _PAIR_OF_DECIMALS.match(text):
             continue
-        if _DATE.fullmatch(text):  # of a call
+        if _DATE.fullmatch(text):  # the date of a call
             continue
         another = last >= 0 and _AND_ANOTHER.fullmatch(views.lower, last, start)
         if another or _is_labelled(views, start) or _is_spoken_of(views, start, text):
@@ -135,7 +135,11 @@ def _is_spoken_of(views: Views, start: int, text: str) -> bool:
 
 
 def find_spelt(views: Views) -> Iterator[FindPosition]:
-    """The places of ten digits in words, as they begin in North America, or of 7 to 15 if told."""
+    """Yield the spans of numbers in words.
+
+    These are ten digits that are valid in North America, or 7 to 15 after a word that announces a
+    number.
+    """
     letters = views.raw.translate(_OF_DIGITS)
     begin = end = letters.find(_SEVEN_DIGITS)
     while begin >= 0:

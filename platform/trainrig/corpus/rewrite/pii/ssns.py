@@ -1,7 +1,8 @@
-"""US social security numbers: of an area, group and serial that the administration gives out.
+"""Finds US social security numbers with an area, group and serial that can be issued.
 
 No area is 000, 666 or 9xx, no group 00, no serial 0000 (20 CFR 422.103; SSA, "Social Security
-Number Randomization"). With dashes the form alone tells; with spaces or nothing, a word before.
+Number Randomization"). With dashes the format alone suffices; with spaces or without separators, a
+word must announce the number.
 """
 
 import re
@@ -20,12 +21,12 @@ _SAID = re.compile(
     rb"[^0-9.\n<>]{0,24}\Z"
 )
 _LONGEST_BEFORE = 60  # characters
-# Printed in advertisements, and never anybody's since.
+# Printed in advertisements and therefore void.
 _ADVERTISED = frozenset({"078051120", "219099999"})
 
 
 def find(views: Views) -> Iterator[FindPosition]:
-    """The places of social security numbers."""
+    """Yield the spans of social security numbers."""
     if not _SHAPE.search(views.shape):
         return
     for found in views.find_matches(_SSN, _BEGIN):

@@ -1,7 +1,7 @@
-"""A text, and what shows at a glance that there is nothing to find in it.
+"""Byte views of a text that make it cheap to see that it contains nothing to mask.
 
-Most texts hold nothing that a finder looks for. To find that out by its pattern costs up to 80 ns
-a character; by a search for a few bytes, one.
+Most texts contain nothing to mask. To find this out with the finders' patterns takes up to 80 ns
+per character; searching for a few bytes takes one.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-# Digits as "0", letters of either case as "a".
+# Digits become "0", ASCII letters "a".
 _SHAPES = bytes(
     ord("0") if chr(code) in "0123456789" else ord("a") if chr(code).isalpha() else code
     for code in range(128)
@@ -18,31 +18,32 @@ _SHAPES = bytes(
 
 @dataclass(frozen=True)
 class Views:
-    """Views of a text, one entry a character in each, so that places are the same in all."""
+    """Views of a text with one entry per character, so that positions are the same in all."""
 
     text: str
 
     @cached_property
     def raw(self) -> bytes:
-        """In Latin-1, with "?" for what it has not."""
+        """The text in Latin-1, with "?" for other characters."""
         return self.text.encode("latin-1", "replace")
 
     @cached_property
     def lower(self) -> bytes:
-        """In lower case, as far as it is ASCII."""
+        """The `raw` view with ASCII letters in lower case."""
         return self.raw.lower()
 
     @cached_property
     def shape(self) -> bytes:
-        """Digits as "0", letters of ASCII as "a"."""
+        """The `raw` view with digits as "0" and ASCII letters as "a"."""
         return self.raw.translate(_SHAPES)
 
     def find_matches(
         self, pattern: re.Pattern[str], begin: re.Pattern[bytes]
     ) -> Iterator[re.Match[str]]:
-        """What `pattern.finditer` yields; `begin` matches the shape wherever a find can begin.
+        """Find the non-overlapping matches that `pattern.finditer` would find, only faster.
 
-        `begin` should match a single entry: what it takes, no other can begin in.
+        `begin` matches, in the shape view, every position where a match can begin. It should match
+        a single entry, because no other match can begin inside its own.
         """
         end = 0
         for at in begin.finditer(self.shape):
@@ -52,5 +53,5 @@ class Views:
                 yield whole
 
 
-# of a find in the text: its first character, and the one after its last
+# Start and end (exclusive) of a find in the text.
 FindPosition = tuple[int, int]

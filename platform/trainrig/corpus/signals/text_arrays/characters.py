@@ -1,7 +1,7 @@
-"""What rules ask of a single character, for every character of Unicode, in one table.
+"""Tables of character properties for all of Unicode.
 
-Python's own `str` methods and `unicodedata` are asked, once in a process, so that a compiled loop
-answers as Python would.
+They are built once per process from Python's `str` methods and `unicodedata`, so that compiled
+loops agree with Python.
 """
 
 import functools
@@ -13,32 +13,37 @@ from numpy.typing import NDArray
 
 SPACE = 1  # str.isspace
 LETTER = 2  # a letter, or lower-cased to one
-SYMBOL = 4  # punctuation or a symbol (Unicode P and S)
-BULLET = 8  # by itself one; "-" and its like are bullets before a space only
+SYMBOL = 4  # punctuation or a symbol (Unicode categories P and S)
+BULLET = 8  # always a bullet; "-" and similar signs are bullets only before a space
 DASH = 16  # a bullet before white space
 TERMINAL = 32  # ends a sentence
-# For the sigma that ends a word, which is another letter (Unicode, table 3-17: Final_Sigma).
+# For the lower case of a capital sigma, which differs at the end of a word (Unicode, table 3-17:
+# Final_Sigma).
 CASED = 64
-IGNORABLE = 128  # looked past where a cased neighbour is sought
-IDEOGRAM = 256  # of a script in which about two characters make a word
-SYLLABLE = 512  # of a script without spaces in which about four letters make a word
+IGNORABLE = 128  # skipped in the search for a cased neighbour
+IDEOGRAM = 256  # script with about two characters a word
+SYLLABLE = 512  # script without spaces, with about four letters a word
 MARK = 1024  # belongs to the letter before it
-SENTENCE_END = 2048  # a sentence ends with it, what closes it aside
-CLOSING = 4096  # a quotation mark or bracket that a sentence may end with, after its end
-SMALL = 8192  # a small letter: no sentence starts with it
-LINE_BREAK = 16384  # str.splitlines cuts here
+SENTENCE_END = 2048  # ends a sentence, perhaps before closing quotation marks
+CLOSING = 4096  # a quotation mark or bracket that may follow the end of a sentence
+SMALL = 8192  # a small letter, which starts no sentence
+LINE_BREAK = 16384  # a line break for str.splitlines
 EUROPEAN = 32768  # a letter of the Latin, Greek or Cyrillic script
 
-CAPITAL_SIGMA, SIGMA, FINAL_SIGMA = 0x3A3, 0x3C3, 0x3C2
-CAPITAL_I_WITH_DOT, DOT_ABOVE = 0x130, 0x307  # the only letter that two characters are the lower of
+CAPITAL_SIGMA = 0x3A3
+SIGMA = 0x3C3
+FINAL_SIGMA = 0x3C2
+# the only letter whose lower case has two characters
+CAPITAL_I_WITH_DOT = 0x130
+DOT_ABOVE = 0x307
 
 _BULLETS = "•‣▶◀◦■□▪▫●○·"
 _DASHES = "-*–+"
 _TERMINALS = ".!?\"”'’»。！？।؟"
 _SENTENCE_ENDS = ".!?…。！？।؟۔։"
 _CLOSING = "\"'”’»)]}」』）"
-_ASSIGNED = (range(0x40000), range(0xE0000, 0xE1000))  # elsewhere: nothing, or private
-# Of these whoever is asked says the same of each that is assigned: Han and Hangul, most of Unicode.
+_ASSIGNED = (range(0x40000), range(0xE0000, 0xE1000))  # other code points are unassigned or private
+# Ranges in which all assigned characters have the same properties: Han and Hangul.
 _ALIKE = (
     range(0x3400, 0x4DC0),
     range(0x4E00, 0xA000),
@@ -51,15 +56,15 @@ _SYLLABLE_NAMES = ("THAI", "LAO", "KHMER", "MYANMAR")
 
 
 class Characters(NamedTuple):
-    """Tables over all code points."""
+    """Tables indexed by code point."""
 
-    classes: NDArray[np.uint16]  # flags, as above
-    lower: NDArray[np.uint32]  # the code point in lower case; CAPITAL_* need more than a table
+    classes: NDArray[np.uint16]  # flags as above
+    lower: NDArray[np.uint32]  # code point in lower case; CAPITAL_* need additional code
 
 
 @functools.cache
 def build_character_tables() -> Characters:
-    """The tables; about a tenth of a second when first asked for."""
+    """Build the tables, once per process, in about a tenth of a second."""
     classes = np.zeros(0x110000, np.uint16)
     lower = np.arange(0x110000, dtype=np.uint32)
     alike = np.zeros(0x110000, np.bool_)
@@ -80,7 +85,7 @@ def _classify(character: str) -> int:
     category = unicodedata.category(character)
     if category in ("Cn", "Co", "Cs"):
         return 0
-    # Which neighbours make a sigma final says how Python classes them.
+    # Python's lower case of a sigma reveals how Python classifies the sigma's neighbours.
     ignorable = f"A{character}Σ".lower()[-1] == "ς" and f"{character}Σ".lower()[-1] != "ς"
     flags = {
         SPACE: character.isspace(),

@@ -1,4 +1,4 @@
-"""Phrases that rules look for in lines, found in one pass, whatever their case."""
+"""Finds phrases that rules search for in lines, in one pass, ignoring case."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,9 +6,12 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays.characters import CAPITAL_I_WITH_DOT
 
-LOREM_IPSUM, JAVASCRIPT, POLICY = 1, 2, 4  # flags
-# Each phrase and the place of a letter in it that is rare in English: the others are looked at
-# only where that stands.
+# flags
+LOREM_IPSUM = 1
+JAVASCRIPT = 2
+POLICY = 4
+# Each phrase and the position of one of its letters that is rare in English; the other letters are
+# compared only where that one occurs.
 _PHRASES = (
     (LOREM_IPSUM, "lorem ipsum", 7),
     (JAVASCRIPT, "javascript", 0),
@@ -23,21 +26,23 @@ _FLAGS = np.array([flag for flag, _, _ in _PHRASES])
 _RARE = np.array([rare for _, _, rare in _PHRASES])
 _LETTERS = np.array([ord(letter) for _, phrase, _ in _PHRASES for letter in phrase])
 _STARTS = np.cumsum([0, *(len(phrase) for _, phrase, _ in _PHRASES)])
-# A bit for each letter from "a".
+# One bit per letter, from "a".
 _IS_RARE = sum({1 << ord(phrase[rare]) - ord("a") for _, phrase, rare in _PHRASES})
 _A, _E, _F, _I, _J, _K, _P, _S, _U, _V, _Y, _BLANK = (np.uint32(ord(_)) for _ in "aefijkpsuvy ")
-_CASE = np.uint32(0x20)  # the bit that parts a capital letter of ASCII from its small one
-_KELVIN = np.uint32(0x212A)  # the only sign beyond ASCII whose small letter is one of those: "k"
+_CASE = np.uint32(0x20)  # the bit in which capital and small ASCII letters differ
+_KELVIN = np.uint32(0x212A)  # the only non-ASCII sign whose lower case is one of the letters: "k"
 
 
 @compile_nogil
 def may_have_phrases(codes: NDArray[np.uint32], start: int, end: int) -> bool:
-    """False where no three signs in a row are three that a phrase has."""
+    """Return False if no three consecutive characters occur in one of the phrases."""
     some = codes[start:end]
     found = 0
-    # Without branches, so that many characters are looked at together.
+    # Without branches, so that the loop is vectorised.
     for place in range(len(some) - 2):
-        a, b, c = some[place] | _CASE, some[place + 1] | _CASE, some[place + 2] | _CASE
+        a = some[place] | _CASE
+        b = some[place + 1] | _CASE
+        c = some[place + 2] | _CASE
         found += (
             ((a == _J) & (b == _A) & (c == _V))  # javascript
             | ((a == _P) & (b == _S) & (c == _U))  # lorem ipsum
@@ -50,7 +55,7 @@ def may_have_phrases(codes: NDArray[np.uint32], start: int, end: int) -> bool:
 
 @compile_nogil
 def find_phrases(codes: NDArray[np.uint32], lower: NDArray[np.uint32], start: int, end: int) -> int:
-    """The flags of all phrases from `start` to `end`; `lower` is the table of small letters."""
+    """Return the flags of all phrases in `start` to `end`; `lower` is the lower-case table."""
     found = 0
     for place in range(start, end):
         code = np.int64(codes[place])
@@ -58,12 +63,13 @@ def find_phrases(codes: NDArray[np.uint32], lower: NDArray[np.uint32], start: in
             if code != _KELVIN:
                 continue
             code = np.int64(lower[code])
-        letter = (code | 0x20) - 0x61  # a to z are 0 to 25, and no other sign below 128 is
+        letter = (code | 0x20) - 0x61  # a to z become 0 to 25, and no other sign below 128 does
         if letter < 0 or letter > 25 or not _IS_RARE >> letter & 1:
             continue
         code = letter + 0x61
         for phrase in range(len(_FLAGS)):
-            first, length = _STARTS[phrase], _STARTS[phrase + 1] - _STARTS[phrase]
+            first = _STARTS[phrase]
+            length = _STARTS[phrase + 1] - _STARTS[phrase]
             begin = place - _RARE[phrase]
             if begin < start or begin + length > end or _LETTERS[first + _RARE[phrase]] != code:
                 continue
@@ -71,7 +77,7 @@ def find_phrases(codes: NDArray[np.uint32], lower: NDArray[np.uint32], start: in
             while (
                 same < length
                 and lower[codes[begin + same]] == _LETTERS[first + same]
-                and codes[begin + same] != CAPITAL_I_WITH_DOT  # two signs, in small letters
+                and codes[begin + same] != CAPITAL_I_WITH_DOT  # has two characters in lower case
             ):
                 same += 1
             if same == length:

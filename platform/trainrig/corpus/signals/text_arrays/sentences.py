@@ -1,8 +1,7 @@
-"""Sentences, by their ends: no list of abbreviations, so "Dr. Who" has two.
+"""Counts sentences by their end marks, without a list of abbreviations: "Dr. Who" counts two.
 
-A line is one sentence, and one more for each place within it where marks that end a sentence, and
-what closes it, are followed by white space and by no small letter. Full-width marks need no white
-space after them.
+A line has one sentence, plus one for each place inside it where end marks and closing signs are
+followed by white space and then not by a small letter. Full-width marks need no white space.
 """
 
 import numpy as np
@@ -11,14 +10,14 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays.characters import CLOSING, SENTENCE_END, SMALL, SPACE
 
-_FULL_WIDTH = 0x3000  # the first code point of those
+_FULL_WIDTH = 0x3000  # first code point of full-width marks
 
 
 @compile_nogil
 def count_sentences(
     codes: NDArray[np.uint32], classes: NDArray[np.uint16], start: int, end: int
 ) -> int:
-    """Sentences of the line from `start` to `end`, with no white space at its ends."""
+    """Count the sentences of the line from `start` to `end`, which must have no outer space."""
     found = 1
     place = start
     while place < end:

@@ -1,6 +1,6 @@
 """The words of a batch of texts: runs of characters without white space, in lower case.
 
-Languages without spaces have a rule of their own (signals/unspaced.py).
+Languages without spaces have their own rule (text_arrays/unspaced.py).
 """
 
 from collections.abc import Sequence
@@ -28,17 +28,17 @@ from trainrig.corpus.signals.text_arrays.unspaced import are_unspaced, find_unsp
 
 
 class BatchWords(NamedTuple):
-    """All words, one after another. W words, D texts."""
+    """The words of a batch, in order. Shapes: W words, D texts."""
 
-    hashes_W: NDArray[np.uint64]  # of the word in lower case
-    before_W1: NDArray[np.int64]  # [W + 1] characters of all words before each, in lower case
-    ends_W: NDArray[np.int64]  # where each ends in the batch
-    lettered_W: NDArray[np.bool_]  # whether it has a letter
-    firsts_D1: NDArray[np.int64]  # [D + 1] the first word of each text; the last is W
+    hashes_W: NDArray[np.uint64]  # hashes of the lower-case words
+    before_W1: NDArray[np.int64]  # [W + 1] total characters of the words before each, in lower case
+    ends_W: NDArray[np.int64]  # end of each word in the batch
+    lettered_W: NDArray[np.bool_]  # True if the word contains a letter
+    firsts_D1: NDArray[np.int64]  # [D + 1] the first word of each text; the last entry is W
 
 
 def split_words(batch: TextBatch, languages: Sequence[str]) -> BatchWords:
-    """The words of the texts, one language each."""
+    """Split the texts into words; each text has one of `languages`."""
     room = len(batch.codes_C)
     hashes = np.empty(room, np.uint64)
     before = np.zeros(room + 1, np.int64)
@@ -67,7 +67,8 @@ def _split_text_words(
 ) -> None:
     word = 0
     for text in range(len(starts) - 1):
-        start, end = starts[text], starts[text + 1]
+        start = starts[text]
+        end = starts[text + 1]
         place = start
         while place < end:
             if classes[place] & SPACE:
@@ -79,11 +80,13 @@ def _split_text_words(
                 while stop < end and classes[stop] & SPACE == 0:
                     stop += 1
                 stop = find_unspaced_end(classes, place, stop)
-            found, seen, first = SEED, np.uint16(0), place
+            found = SEED
+            seen = np.uint16(0)
+            first = place
             length = 0
             while place < stop and classes[place] & SPACE == 0:
                 code = lower[codes[place]]
-                # The lower case of two letters is not in a table; both lie above 0xFF.
+                # The lower case of these two letters is not in the table; both are above 0xFF.
                 if codes[place] == CAPITAL_SIGMA:
                     code = np.uint32(_lower_sigma(classes, start, place, end))
                 found = (found ^ np.uint64(code)) * PRIME
@@ -103,7 +106,7 @@ def _split_text_words(
 
 @compile_nogil
 def _lower_sigma(classes: NDArray[np.uint16], start: int, place: int, end: int) -> int:
-    """The sigma that `str.lower` writes for the capital at `place` of the text `start` to `end`."""
+    """Return the sigma that `str.lower` writes for the capital at `place`, in `start` to `end`."""
     left = place - 1
     while left >= start and classes[left] & IGNORABLE:
         left -= 1
