@@ -1,8 +1,9 @@
-"""Changes to the run file of a training run that has begun, where what was learnt stays the same.
+"""Checks which run-file changes are safe for a training run that has already started.
 
-`training.steps` may change as long as each step that was made had the same learning rate.
-`batches.micro_batch` may change where a loss is a mean over tokens, whichever micro-batch they are
-in; gradients are then added in another order, so the bits of the weights differ.
+`training.steps` may change if every step made so far had the same learning rate under both values.
+`batches.micro_batch` may change if the loss is a mean over tokens, independent of the micro-batch
+that holds them. The gradients are then added in another order, so the weights are not
+bit-identical.
 """
 
 import logging
@@ -31,8 +32,9 @@ def claim_run(
 ) -> Stage:
     """Claim the run folder for `run`, as `manifest.claim` does.
 
-    A run that has begun, and is not finished, may be claimed with another number of steps or
-    another micro-batch where the module says so. Raises OutputTaken, with the reason, where not.
+    A run that has started and is not finished may be claimed with another number of steps or
+    another micro-batch size where the module's rules allow it. Raises OutputTaken, with the reason,
+    where they do not. `inputs` maps each input's name to the fingerprint of its content.
     """
     there = manifest.read_claim(folder)
     wanted = manifest.build_claim(run, inputs)
@@ -54,7 +56,7 @@ def _get(claim: Claim, key: tuple[str, str]) -> object:
 
 
 def _with_values_of(there: Claim, wanted: Claim, keys: list[tuple[str, str]]) -> Claim:
-    """Return `wanted` with the values that `there` has of `keys`."""
+    """Return `wanted` with the values of `keys` taken from `there`."""
     config = dict(wanted.config)
     for table, name in keys:
         config[table] = {**config[table], name: there.config[table][name]}
@@ -68,7 +70,7 @@ def _check_changes(
     changed: list[tuple[str, str]],
     micro_batch_may_change: bool,
 ) -> None:
-    """Raise OutputTaken if what was learnt would be another for what has `changed`."""
+    """Raise OutputTaken if the steps made so far would differ under the `changed` keys."""
     if storage.exists(storage.join(folder, MANIFEST)):
         if STEPS in changed:
             raise OutputTaken(

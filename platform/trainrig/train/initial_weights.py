@@ -1,4 +1,4 @@
-"""Continued pretraining: another run's weights, with a schedule and data of this run's own."""
+"""Continued pretraining: start from another run's weights, with a new schedule and new data."""
 
 import logging
 import re
@@ -14,15 +14,15 @@ from trainrig.tokens.encoding.encode import Encoder
 from trainrig.train import checkpoint
 
 log = logging.getLogger(__name__)
-# Share of the earlier run's peak rate above which more is unlearnt of the old data than needs be,
-# as a rule of thumb; 10% to 30% is where to begin.
+# Share of the earlier run's peak learning rate above which more of the old data is forgotten than
+# necessary. A rule of thumb; 10% to 30% is a good start.
 HIGH_RATE = 0.3
 RUN_OF_CHECKPOINT = re.compile(r"(.*)/checkpoints/step_\d+/attempt-\d+")
 
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """The checkpoint whose weights a run begins with."""
+    """Checkpoint whose weights a run starts with."""
 
     path: str
     model: DecoderConfig
@@ -31,11 +31,11 @@ class InitialWeights:
 def find_initial_weights(
     path: str, tokens: str, encoder: Encoder, model: DecoderConfig | None
 ) -> InitialWeights:
-    """The newest whole checkpoint at `path`, a run folder or one checkpoint in it, without further
-    heads.
+    """Find the newest complete checkpoint at `path`, a run folder or one of its checkpoints.
 
-    Raises ConfigError if it is of another model than `model` (None: whatever it is of), DataError
-    if `tokens`, whose tokenizer is `encoder`, were made by another than it was trained with.
+    Further prediction heads of the checkpoint's model are ignored. Raises ConfigError if its model
+    differs from `model` (None accepts any), and DataError if `tokens`, encoded with `encoder`, were
+    made by another tokenizer than the checkpoint's.
     """
     found = checkpoint.resolve(storage.make_absolute(path))
     there, tokenizer = checkpoint.describe(found)
@@ -58,7 +58,7 @@ def find_initial_weights(
 
 
 def warn_of_high_rate(path: str, peak: float) -> None:
-    """Say so if `peak` is high beside that of the run that made the checkpoint at `path`."""
+    """Log a warning if the rate `peak` is over 30% of that of the checkpoint's own run."""
     before = _read_peak_rate(path)
     if before is not None and peak > HIGH_RATE * before:
         log.warning(
@@ -73,7 +73,7 @@ def warn_of_high_rate(path: str, peak: float) -> None:
 
 
 def _read_peak_rate(path: str) -> float | None:
-    """The peak rate of the run that made the checkpoint at `path`; None if nothing tells."""
+    """Return the peak rate of the run that made the checkpoint at `path`; None if unknown."""
     run = RUN_OF_CHECKPOINT.fullmatch(path)
     file = storage.join(run[1], "run.toml") if run else ""
     if not run or not storage.exists(file):
