@@ -201,7 +201,7 @@ class Pretraining(TrainingRunFile):
             context.check_length(stage.sequence_length)
 
     def check_positions(self, model: DecoderConfig) -> None:
-        """Raise ValueError if sequences of a stage are longer than the positions of `model` then."""
+        """Raise ValueError if a stage's sequences exceed the positions of `model` at that step."""
         if self.context and self.context[0].from_step == 0 and self.continue_from is None:
             raise ValueError(
                 "context: a stage from step 0 of a run that continues no other; say it in [model]"
