@@ -23,7 +23,7 @@ class Averaging(Settings):
     """Averages of the weights to keep; each takes as much memory as the weights."""
 
     # Number of updates that each average covers, approximately: one average per number. Each
-    # average is saved in the checkpoints, and its held-out loss is measured next to that of the
+    # average is saved in the checkpoints, and its held-out loss is measured next to the loss of the
     # weights.
     horizons: tuple[int, ...] = ()
 

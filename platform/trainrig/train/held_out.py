@@ -211,10 +211,10 @@ def evaluate(
 class RowSizes:
     """How held-out text is cut into rows."""
 
-    rows: int  # of each source, at most
+    rows: int  # maximum for each source
     length: int  # T
     micro_batch: int  # B
-    by_document: bool  # whether attention is limited to the token's own document
+    by_document: bool  # True if attention is limited to the token's document
 
 
 def open_held_out(shards: TokenShards, sizes: RowSizes) -> HeldOutSets:

@@ -58,7 +58,7 @@ def find_initial_weights(
 
 
 def warn_of_high_rate(path: str, peak: float) -> None:
-    """Log a warning if the rate `peak` is over 30% of that of the checkpoint's own run."""
+    """Log a warning if the rate `peak` is over 30% of the peak rate of the checkpoint's run."""
     before = _read_peak_rate(path)
     if before is not None and peak > HIGH_RATE * before:
         log.warning(

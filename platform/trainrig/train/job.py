@@ -48,7 +48,7 @@ class TrainedModel:
 
     model: DecoderConfig
     weights: str  # checkpoint of its initial weights; a missing score head is drawn at random
-    optimizer: Optimizer  # its peak rate is its own; the schedule is that of the run
+    optimizer: Optimizer  # with its own peak rate; the run's schedule applies
     clip_norm: float = 1.0  # norm above which this model's own gradient is scaled down
 
 

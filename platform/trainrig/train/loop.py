@@ -38,8 +38,8 @@ class LoopResult:
     """Result of an attempt that ended without an error."""
 
     step: int  # updates made, all of them saved
-    stopped: bool  # whether the run was asked to stop before its last step
-    # whether a loss spike ended it; the next attempt resumes from an earlier checkpoint
+    stopped: bool  # True if the run was asked to stop before its last step
+    # True after a loss spike; the next attempt resumes from an earlier checkpoint
     rolled_back: bool = False
 
 

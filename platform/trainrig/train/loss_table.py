@@ -39,7 +39,7 @@ class Loss:
     # are left out.
     diagnostics: Mapping[str, float] = field(default_factory=dict)
     # Variance of the micro-batches' mean losses around the global mean, weighted by their targets;
-    # None if the loss has several terms with denominators of their own.
+    # None if the loss has several terms, each with another denominator.
     variance: float | None = None
     # Integer counts of the model by name, such as `expert_tokens/3`: tokens of each expert of layer
     # 3.

@@ -288,7 +288,7 @@ def _add_remembered(
     cache: BlockCache,
     corruption: Corruption | None,
 ) -> HeldOutSets | None:
-    """Open the held-out rows of `make`, together with those of the earlier data in `folders`.
+    """Open the held-out rows of `make`, and of the earlier data in `folders`.
 
     The sources of the latter are named FOLDER/SOURCE. Raises DataError for a folder without
     held-out rows, and ConfigError if two folders have the same name.

@@ -15,14 +15,14 @@ class Checkpoints(Settings):
     keep: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=2)
     # Checkpoints at multiples of this many steps are saved and kept permanently; None keeps none.
     keep_every: Annotated[int | None, NOT_IDENTITY] = Field(default=None, ge=1)
-    # Steps whose checkpoints are saved and kept permanently, such as those that other runs branch
-    # from.
+    # Steps whose checkpoints are saved and kept permanently, such as branching points of other
+    # runs.
     keep_at: Annotated[tuple[int, ...], NOT_IDENTITY] = ()
     # Steps between additional short-lived checkpoints. Only the newest of them is kept, until the
     # next regular checkpoint; None saves none.
     short_lived_every: Annotated[int | None, NOT_IDENTITY] = Field(default=None, ge=1)
-    # Another disk or bucket that receives a copy of each checkpoint. A run resumes from there if
-    # its folder has no checkpoint; None makes no copies.
+    # Another disk or bucket that receives a copy of each checkpoint. A run without a checkpoint
+    # in its folder resumes from there; None makes no copies.
     copy_to: Annotated[str | None, OUTPUT] = None
     # Consecutive saves that may fail (full disk, rejected upload) before the run ends.
     failures: Annotated[int, NOT_IDENTITY] = Field(default=1, ge=0)

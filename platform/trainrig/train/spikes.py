@@ -21,8 +21,8 @@ from trainrig.config import Field, Settings
 
 # Ratio of the standard deviation to the median absolute deviation, for a normal distribution.
 NORMAL = 1.4826
-# Lower limits of a deviation, so that a nearly constant series does not make everything an outlier:
-# as a share of the median loss, in nats of loss, and of the logarithm of the norm.
+# Lower limits of a deviation, so that a nearly constant series does not make everything an
+# outlier: a share of the median loss, nats of loss, and a difference of the norm's logarithm.
 LEAST_LOSS_DEVIATION = 0.01
 # Memorised data has losses near 0 that differ by large factors: on sums of two digits, .0098 is 15
 # deviations above .0007, and nothing is wrong.
@@ -109,7 +109,7 @@ class SpikeDetector:
         self._settings = settings
         self._new_levels = tuple(sorted(new_levels))
         self.skipped = tuple(sorted(skipped))
-        self._losses: list[float] = []  # of the newest updates, the oldest first
+        self._losses: list[float] = []  # losses of the newest updates, the oldest first
         self._norms: list[float] = []  # logarithms of the norms of the same updates
         self._open: _Open | None = None
         self._seen = 0  # the newest data step that was observed

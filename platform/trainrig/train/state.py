@@ -73,11 +73,11 @@ class TrainState:
     other_optimizers: dict[str, OptimizerSet] = field(default_factory=dict)
     # Numbers that the objective keeps from batch to batch (objectives/contract.py).
     carried: dict[str, float] = field(default_factory=dict)
-    adapted: bool = False  # whether an adapter is trained instead of the model's own weights
+    adapted: bool = False  # True if an adapter is trained, not the model's own weights
     shared: SharedLayers | None = None  # how ranks share layers; None: each rank has whole layers
 
     averages: WeightAverages = field(default_factory=lambda: WeightAverages(nn.Module()))
-    stage: StageShare | None = None  # which pipeline stage `model` is; None: the whole model
+    stage: StageShare | None = None  # pipeline stage of `model`; None: the whole model
 
     @property
     def split(self) -> RowSplit:

@@ -39,8 +39,8 @@ NORM_FLOOR = 1e-6
 class StepFigures:
     """Results of one step; equal on every rank."""
 
-    loss: Loss  # of the global batch
-    grad_norm: float  # of the whole gradient, before clipping
+    loss: Loss  # loss of the global batch
+    grad_norm: float  # norm of the whole gradient, before clipping
     rate: float  # learning rate
     tokens: int  # targets of the global batch
     # Gradient norms of the additional trained models, before clipping, by name.
@@ -70,7 +70,7 @@ class _Gradient:
 
     loss: Loss
     norm: float
-    other_norms: Mapping[str, float]  # of the additional trained models, by name
+    other_norms: Mapping[str, float]  # norms of the additional trained models, by name
     # mean square of the virtual workers' gradient norms; None: not measured
     part_squared: float | None
 
@@ -101,7 +101,7 @@ class Stepper:
         self._schedule: Schedule = pipeline.schedule if pipeline else "1F1B"
         self._chunks = training.parallel.pipeline_chunks
         self._parameters: list[nn.Parameter] = [
-            parameter for group in state.optimizer.param_groups for parameter in group["params"]
+            tensor for group in state.optimizer.param_groups for tensor in group["params"]
         ]
         self._others = {name: list(state.others[name].parameters()) for name in job.trained}
         self._models: list[nn.Module] = [state.model]
@@ -118,9 +118,7 @@ class Stepper:
         alike = state.shared.list_alike(state.model) if state.shared else frozenset[int]()
         stage = state.stage
         names = {parameter: name for name, parameter in state.model.named_parameters()}
-        firsts = (
-            stage.find_firsts(names[parameter] for parameter in self._parameters) if stage else None
-        )
+        firsts = stage.find_firsts(names[tensor] for tensor in self._parameters) if stage else None
         places = RowPlaces(firsts, sum(stage.whole.values())) if stage and firsts else None
         counted = [first is not None for first in firsts] if firsts else None
         mesh = state.mesh
@@ -150,9 +148,7 @@ class Stepper:
         self._norms = ParameterNorms(state.model, state.shared, stage)
         self._activations = ActivationStatistics(state.model)
         self._dropouts = list_dropouts(state.model)
-        self._some_frozen = any(
-            not parameter.requires_grad for parameter in state.model.parameters()
-        )
+        self._some_frozen = any(not tensor.requires_grad for tensor in state.model.parameters())
 
     def begin(self) -> None:
         """Begin a step; call this before its batch is read."""
@@ -306,7 +302,7 @@ class Stepper:
                 under_way[chunk, number] = passed, batch.samples_B
                 continue
             passed, samples_B = under_way.pop((chunk, number))
-            self._drop_by(samples_B)  # for layers that are recomputed in the backward pass
+            self._drop_by(samples_B)  # recomputed layers need the same dropout
             with self.clock.time_phase("backward"):
                 loss = self._compute_loss(passed, local)
                 self._gradients.backward(loss, slot, number == count - 1, chunk)

@@ -160,7 +160,7 @@ class OpenAdapter:
     """Adapter of a checkpoint, with complete tensors on the CPU."""
 
     of: Adapter
-    tensors: dict[str, Tensor]  # by parameter name of the model
+    tensors: dict[str, Tensor]  # keyed by the model's parameter names
 
 
 def open_adapter(checkpoint: str, adapter: Adapter, config: DecoderConfig) -> OpenAdapter:

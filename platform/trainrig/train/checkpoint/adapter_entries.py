@@ -84,6 +84,6 @@ def build_adapter_entries(adapter: Adapter) -> dict[str, Any]:
 
 
 def keep_base(adapter: Adapter, run_folder: str) -> None:
-    """Mark the base as needed, so that the clean-up of its own run never deletes it."""
+    """Mark the base as needed; the clean-up of the base's run then never deletes it."""
     by = json.dumps({"adapter": run_folder}).encode()
     storage.create(storage.join(adapter.base, KEPT), by)

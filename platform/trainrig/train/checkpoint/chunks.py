@@ -32,7 +32,7 @@ class FileChunks(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    ends: tuple[int, ...]  # in bytes from the beginning of the file, ascending
+    ends: tuple[int, ...]  # byte offsets from the beginning of the file, ascending
     sha256: tuple[str, ...]
 
     @property
@@ -90,7 +90,7 @@ def read_file(path: str, wanted: FileChunks) -> bytes:
 
 
 def find_damaged_chunk(wanted: Iterable[tuple[str, Chunk]]) -> str | None:
-    """Return what is wrong with the first damaged chunk, in words; None if all are valid.
+    """Describe the problem of the first damaged chunk; return None if all are valid.
 
     `wanted` are pairs of a file's path and a chunk. READERS chunks are read concurrently, across
     files.

@@ -127,7 +127,7 @@ def find_rows(index: Index, file: int) -> dict[str, tuple[int, int]]:
 class Copy:
     """Byte range of a file, to be copied to the wanted rows of a tensor."""
 
-    begin: int  # in bytes from the beginning of the file
+    begin: int  # byte offset from the beginning of the file
     end: int
     name: str
     at: int  # target offset in bytes, from the first wanted row

@@ -112,7 +112,7 @@ def name_checkpoint_folder(place: str, step: int, attempt: int) -> str:
 
 
 def commit(target: str, manifest: CheckpointManifest) -> None:
-    """Make the folder `target`, all of whose files are written, a checkpoint.
+    """Make the folder `target` a checkpoint, once all of its other files are written.
 
     Raises ClusterError if it already is one.
     """
@@ -194,7 +194,7 @@ def list_committed(folder: RunFolder, place: str) -> Iterator[tuple[str, int, in
 def find_damage(
     path: str, thorough: bool = True, kinds: tuple[str, ...] | None = None
 ) -> str | None:
-    """Return what is wrong with the checkpoint at `path`, in words; None if it is valid.
+    """Describe the problem of the checkpoint at `path`; return None if it is valid.
 
     Unless `thorough`, only the sizes of tensor files are compared, not their bytes. `kinds`:
     prefixes of the names of tensors to read. Raises DataError if the checkpoint has another format

@@ -54,7 +54,7 @@ class CheckpointModel:
     tokenizer: str  # content of tokenizer.json
     beside: dict[str, str]  # further files of the tokenizer, by name
     weights: dict[str, Tensor]  # complete, float32, by parameter name
-    # whether it was last trained on conversations; None: unknown, as it was made elsewhere
+    # True if last trained on conversations; None: unknown, as it was made elsewhere
     tuned: bool | None = None
     # the adapter that is merged into `weights`, if it is an adapter's checkpoint
     adapter: OpenAdapter | None = None
@@ -126,7 +126,7 @@ class StoredModel:
         self.step: int = opened.entries["step"]
         # the adapter that is merged into the tensors that are read
         self.adapter: OpenAdapter | None = None
-        self._manifest = opened.manifest  # of the checkpoint with the model's own tensors
+        self._manifest = opened.manifest  # manifest of the checkpoint with the model's own tensors
         if of := read_adapter(self.path, opened.entries):
             self.adapter = open_adapter(self.path, of, self.config)
             require_base(of)

@@ -73,12 +73,12 @@ class Saver:
         self._group = dist.new_group(backend="gloo")
         self._staged: StagedFile | None = None
         self._index: dict[str, IndexedTensor] = {}  # index of the files of all ranks
-        # Path of the last complete checkpoint, and those of its files that this rank verifies.
+        # Path of the last complete checkpoint, and its files that this rank verifies.
         self._written: tuple[str, dict[str, FileChunks]] | None = None
         self._thread: threading.Thread | None = None
         self._failures = 0  # consecutive failed saves
-        self._problem = ""  # of the last failure, the same on all ranks
-        self._broken: Exception | None = None  # what ended this rank's thread
+        self._problem = ""  # text of the last failure, the same on all ranks
+        self._broken: Exception | None = None  # error that ended this rank's thread
 
     def due(self, step: int) -> bool:
         """Return whether the run file wants a checkpoint after `step`."""

@@ -89,7 +89,7 @@ def _assign_writers(tensors: Mapping[str, Tensor], lead: int) -> dict[str, int]:
         replicas = _find_replica(tensor)[1]
         load = loads.setdefault(replicas, [0] * replicas)
         writers[name] = load.index(min(load))
-        # of the whole tensor, so that all ranks compute the same
+        # bytes of the whole tensor, which all ranks know
         load[writers[name]] += tensor.nbytes
     return writers
 

@@ -47,7 +47,7 @@ class TensorRows:
     dtype: torch.dtype
     shape: tuple[int, ...]  # shape of this part
     first: int  # index of its first row in the whole tensor
-    begin: int = 0  # its byte range in the file
+    begin: int = 0  # byte range in the file, from here up to `end`
     end: int = 0
 
     @property
@@ -94,7 +94,7 @@ class StagedFile:
         self._views[name].copy_(source.detach())
 
     def write(self, path: str) -> FileChunks:
-        """Write the file to `path`, and return its chunks; the header is a chunk of its own."""
+        """Write the file to `path`, and return its chunks; the header is a separate chunk."""
         return write_file(path, self._buffer.numpy().data, self._header_bytes)
 
 

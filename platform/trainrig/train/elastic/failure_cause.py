@@ -22,7 +22,7 @@ NO_MEMORY = (
 )
 # Parts of the messages of CUDA and its libraries for a broken device, not a broken program.
 BROKEN_DEVICE = (
-    "uncorrectable",  # of the device's memory or links
+    "uncorrectable",  # an error of the device's memory or links
     "hardware error",
     "CUDA error: unknown error",
     "CUDA-capable device(s) is/are busy or unavailable",

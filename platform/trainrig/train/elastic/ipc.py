@@ -31,7 +31,7 @@ class RankInfo:
     device: int | None  # index of its GPU among those visible to it; None if it has none
     rendezvous: str  # URL of the rendezvous endpoint
     node: str  # node id in Ray
-    agent: Process  # its worker agent
+    agent: Process  # the process of its worker agent
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class RankExit:
     rank: int
     node: str  # node id in Ray
     reason: str | RankError  # how its process died, or the exception that it raised
-    # from the agent of rank 0: a rendezvous URL that the next attempt can use; "" from the others
+    # rendezvous URL for the next attempt, from the agent of rank 0; "" from the others
     rendezvous: str
 
 

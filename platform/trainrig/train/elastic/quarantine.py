@@ -29,8 +29,8 @@ class Choice:
 
     size: int | None  # number of workers; None: too few fit
     faulty: frozenset[str]  # nodes that made too many attempts fail
-    avoided: frozenset[str]  # those of `faulty` that the attempt would not use
-    changes: bool  # whether more workers would fit once everything on the nodes has ended
+    avoided: frozenset[str]  # faulty nodes that the attempt would not use
+    changes: bool  # True if more workers would fit once everything on the nodes has ended
 
 
 class Quarantine:
@@ -80,5 +80,5 @@ class Quarantine:
         self.avoided = choice.avoided
 
     def drop_avoided(self, nodes: Iterable[WorkerNode]) -> list[WorkerNode]:
-        """Return those of `nodes` that the newest attempt does not avoid."""
+        """Return `nodes` without the nodes that the newest attempt avoids."""
         return [node for node in nodes if node.id not in self.avoided]

@@ -271,6 +271,6 @@ def _unpickle_error(raised: RankError) -> Exception:
     """Return the exception that the rank raised, or its text as a RuntimeError."""
     try:
         own: Exception = pickle.loads(raised.error)
-    except Exception:  # its class cannot be imported here
+    except Exception:  # the exception's class cannot be imported here
         return RuntimeError(raised.line)
     return own

@@ -19,7 +19,7 @@ class WorkerNode:
 
     id: str
     capacity: int  # workers of this run that fit now, including those already there
-    draining: bool = False  # whether it will be taken away soon
+    draining: bool = False  # True if it will be taken away soon
     slots: int = 0  # workers that would fit if nothing else ran there
 
 
@@ -123,13 +123,13 @@ class Failure:
     """How an attempt failed."""
 
     problem: str  # description in one line
-    seen_by: str  # who noticed it: "agents", "Ray", "heartbeats", "grace", "storage"
+    seen_by: str  # observer: "agents", "Ray", "heartbeats", "grace", "storage"
     step: int  # updates done when it failed, as far as is known
     # Type and message of an exception that a worker raised by itself, not because of a lost peer.
     exception: str | None = None
     # The checkpoint to resume from was unreadable; the next attempt uses the one before it.
     damaged: bool = False
-    memory: bool = False  # whether a device or a node ran out of memory
+    memory: bool = False  # True if a device or a node ran out of memory
     # The rank that died or whose device broke, by itself, and its node; None if no single rank did.
     rank: int | None = None
     node: str | None = None
@@ -139,7 +139,7 @@ class RestartPolicy:
     """Decides after each failure whether to restart, and after what delay."""
 
     def __init__(self, faults: Faults, step: int) -> None:
-        """Start the policy; `step` is that of the newest checkpoint."""
+        """Start the policy; `step`: step of the newest checkpoint."""
         self._faults = faults
         self._newest = step
         self._without_progress = 0

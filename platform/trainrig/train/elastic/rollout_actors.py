@@ -41,7 +41,7 @@ TURN = 1.0  # s that one polling thread runs; it is abandoned if Ray is lost mea
 # Seconds without space for the workers until surplus actors are ended: workers that are starting
 # have not reported their nodes yet.
 YIELD_AFTER = 10.0
-TRIES = 3  # of a unit whose sampling raises, and of actors that die before sampling anything
+TRIES = 3  # tries of a failing unit, and deaths of actors in a row before sampling anything
 LONGEST_PROBLEM = 500  # characters of a recorded problem
 
 Unit = tuple[str, int]  # request folder and unit index
@@ -54,7 +54,7 @@ class _Actor:
     number: int
     handle: Any
     node: str = ""  # node id; empty until the actor has started
-    leaving: bool = False  # whether it must end, as its node is going away or its place is needed
+    leaving: bool = False  # True if it must end, as its node is going away or its place is needed
     asked: Any = None  # Ray object reference of the call in progress
     unit: tuple[RolloutRequest, int] | None = None  # unit of that call; None: its start, or no call
     since: float = 0.0  # when that call began

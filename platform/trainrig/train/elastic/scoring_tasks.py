@@ -33,7 +33,7 @@ from trainrig.train.scoring.contract import ScoringRequest, make_scoring
 
 log = logging.getLogger(__name__)
 LOOK_EVERY = 0.5  # s between two checks for a checkpoint to score
-TRIES = 3  # of one checkpoint, if its task dies or raises
+TRIES = 3  # tries of one checkpoint, if its task dies or raises
 LONGEST_PROBLEM = 500  # characters of a recorded problem
 
 Outcome = tuple[Mapping[str, CheckpointScore], str | None]

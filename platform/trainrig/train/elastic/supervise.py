@@ -188,8 +188,8 @@ class _Run:
     def _find_newest(self) -> Checkpoint | None:
         settings = self.job.training.checkpoints
         newest, damages = find_newest_valid(self.folder, thorough=False, copy=settings.copy_to)
-        # No rank will load the last checkpoint, so it is verified here, unless the ranks that wrote
-        # it have already read it back.
+        # No rank will load the last checkpoint, so it is verified here, unless its ranks have
+        # already read it back.
         last = newest is not None and newest.step >= self._find_last_step()
         if newest and last and read_verified_sums(newest.path) is None:
             newest, damages = find_newest_valid(self.folder, copy=settings.copy_to)
@@ -198,7 +198,7 @@ class _Run:
         return newest
 
     def _find_last_step(self) -> int:
-        """Return the last step: that of the run file, or an earlier one if scores ended the run."""
+        """Return the last step, by the run file, or earlier if scores ended the run."""
         training = self.job.training
         return find_last_step(self.folder, training.steps) if training.stop_if else training.steps
 

@@ -145,7 +145,7 @@ class RayCluster:
         self._avoid = frozenset[str]()  # node ids that the last attempt avoids
         self._faulty = frozenset[str]()  # node ids for which replacements are requested
         self._lost: ClusterLost | None = None  # set while the cluster is lost
-        self._ours = False  # whether the lost cluster was started for this process
+        self._ours = False  # True if the lost cluster was started for this process
         self._attempt: RayAttempt | None = None  # the last attempt
         self._connect()
 
@@ -156,7 +156,7 @@ class RayCluster:
         self._need = _find_need(pools)
         self._most = self._wanted.most
         self._what = "GPU" if "GPU" in self._need else "CPU"
-        self._scaled = pools != []  # whether the autoscaler can add and remove nodes on request
+        self._scaled = pools != []  # True if the autoscaler can add and remove nodes
         self._autoscaler_request = AutoscalerRequest()
         actor: Any = ray.remote(Coordinator)
         # Ray restarts it when its process dies; the next poll sends our state again.

@@ -127,7 +127,7 @@ def _start_controller() -> Any:
     import ray
 
     actor: Any = ray.remote(TrainController)
-    blocks = {"RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0"}  # as Ray Train sets it for its controller
+    blocks = {"RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0"}  # Ray Train sets it for its controller too
     return actor.options(
         num_cpus=0,
         scheduling_strategy=place_only_on(ray.get_runtime_context().get_node_id()),

@@ -49,7 +49,7 @@ class WorkerGroup:
         self.number: int = config["attempt"]  # number of its first attempt
         self.workers = workers
         self.nodes: dict[int, str] = {}  # node id by rank, as far as reported
-        self.standing_by = False  # whether every worker agent waits for an assignment
+        self.standing_by = False  # True if every worker agent waits for an assignment
         self.rendezvous = ""  # URL of the rendezvous endpoint for the next attempt
         self._coordinator = coordinator
         self._warm_actors = warm_actors
@@ -152,7 +152,7 @@ class WorkerGroup:
         import ray
 
         ray.wait([self.fit], timeout=END_TIMEOUT)
-        if not self.is_over():  # it waits for worker agents that will never answer
+        if not self.is_over():  # the controller waits for worker agents that will never answer
             ray.kill(self._controller)
             self._warm_actors.mark_controller_lost()
         elif self.controller_died():

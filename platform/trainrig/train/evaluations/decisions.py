@@ -34,7 +34,7 @@ class ScoredCheckpoint:
     evaluation: str
     step: int
     attempt: int  # the attempt that saved the checkpoint
-    scores: Mapping[str, CheckpointScore]  # by TASK/METRIC; and each task's headline score by TASK
+    scores: Mapping[str, CheckpointScore]  # keys: TASK/METRIC, and TASK for its headline score
     problem: str | None = None  # why there are no scores
 
     def find(self, named: NamedScore) -> CheckpointScore:

@@ -40,10 +40,10 @@ class RolloutRequest:
     units: int  # number of units, with indices from 0
     weights: str  # folder of the weights
     attempt: int  # the attempt that asks
-    has_asked: bool = False  # whether the folder has a file ASKED
+    has_asked: bool = False  # True if the folder has a file ASKED
 
     def write(self, asked: Arrays = NO_ARRAYS) -> None:
-        """Write the request, replacing an earlier attempt's; `asked`: further input of its units."""
+        """Write the request, replacing an earlier attempt's; `asked`: more input of the units."""
         if self.has_asked:
             storage.write(storage.join(self.folder, ASKED), pack_arrays(asked))
         entries = {name: value for name, value in asdict(self).items() if name != "folder"}
@@ -92,7 +92,7 @@ def find_open(rollouts: str) -> list[tuple[RolloutRequest, list[int]]]:
             continue
         try:
             request = RolloutRequest.read(folder)
-        except FileNotFoundError:  # its batch has just been stored
+        except FileNotFoundError:  # the batch has just been stored
             continue
         if missing := [n for n in range(request.units) if unit_name(n) not in names]:
             found.append((request, missing))

@@ -28,7 +28,7 @@ from trainrig.train.rollout_pool.requests import RolloutRequest, write_unit
 from trainrig.train.rollout_pool.weights import read_weights
 from trainrig.train.state import build_fresh_state
 
-TIMEOUT = timedelta(seconds=60)  # of a group of one process, which never waits
+TIMEOUT = timedelta(seconds=60)  # timeout of a group of one process, which never waits
 
 
 class RolloutSampler:

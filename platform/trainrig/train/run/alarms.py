@@ -242,7 +242,7 @@ class AlarmWatch:
         self._rules = AlarmRules(steps, read_prediction(folder))
         self._tails = [Tail(storage.join(folder, name)) for name in (EVENTS, METRICS)]
         alarms = [event for event in self._folder.read_events() if event["event"] == "alarm"]
-        self._told = {alarm["name"] for alarm in alarms}  # raised before; assumed to hold still
+        self._told = {alarm["name"] for alarm in alarms}  # raised before; still assumed to hold
         self._begin_with = [alarm for alarm in begin_with if alarm.name not in self._told]
 
     def look(self) -> list[Alarm]:

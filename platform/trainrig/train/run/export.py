@@ -39,11 +39,11 @@ class SettledSteps:
     """Reads a run's metrics and events, and returns each step once no roll-back can undo it."""
 
     def __init__(self, spikes: Spikes | None) -> None:
-        # Data steps that a spike may reach back from its first outlier (on the second roll-back to
-        # its place), and forward until it has ended.
+        # Data steps that a spike may reach back from its first outlier (at the second roll-back),
+        # and forward until it has ended.
         self._back = spikes.margin * WIDER if spikes else 0
         self._on = spikes.longest + spikes.margin if spikes else 0
-        self._lines: dict[int, dict[str, Any]] = {}  # by step, those not returned yet
+        self._lines: dict[int, dict[str, Any]] = {}  # lines not returned yet, by step
         self._attempt = 0  # attempt of the newest line
         self._newest = -1  # data step of the newest line
         self._outliers: list[int] = []  # data steps
@@ -94,12 +94,12 @@ class Exporter:
         self._metrics = Tail(storage.join(folder, metrics.METRICS))
         self._events = Tail(storage.join(folder, EVENTS))
         self._steps = SettledSteps(spikes)
-        self._writers: dict[int, SinkWriter] = {}  # by index in `sinks`
+        self._writers: dict[int, SinkWriter] = {}  # keys: index in `sinks`
         self._waiting: dict[int, list[Line]] = {at: [] for at in range(len(self._sinks))}
         self._told: set[int] = set()
 
     def look(self, over: bool = False) -> bool:
-        """Send what was written since the last call, or all if the run is `over`.
+        """Send the new lines since the last call, or all if the run is `over`.
 
         Returns whether nothing is left to send.
         """
@@ -193,7 +193,7 @@ def export_figures(folder: str, sinks: Sequence[Sink], spikes: Spikes | None) ->
         try:
             with s3_retries.briefly():
                 return exporter.look(last)
-        except Exception as problem:  # of the run's own storage; the next try follows soon
+        except Exception as problem:  # the run's own storage may fail; the next try follows soon
             log.debug("%s: not sent: %s", folder, problem)
             return False
 

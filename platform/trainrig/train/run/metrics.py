@@ -39,7 +39,7 @@ class Metric:
 
     name: str  # words in capitals are placeholders
     unit: str
-    source: str  # who measures it, and when
+    source: str  # measured by, and when
     meaning: str
 
 
@@ -159,7 +159,7 @@ def describe(name: str) -> tuple[str, dict[str, str], str]:
     The labels map each placeholder, in lower case, to what it stands for. Raises KeyError for a
     name that TABLE does not have.
     """
-    # "eval/loss" is a name of its own, although a source may have any name.
+    # "eval/loss" is also a metric itself, although a source may have any name.
     matches = ((metric, pattern.fullmatch(name)) for metric, pattern in _PATTERNS)
     found = sorted(((m, f) for m, f in matches if f), key=lambda pair: len(pair[1].groupdict()))
     if not found:
@@ -310,8 +310,8 @@ class _Board:
         return lenient
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        # A single event for all values: one per value took longer than all other logging of a step,
-        # as each passes through a queue to a thread that computes checksums in pure Python.
+        # A single event for all values: one per value took longer than all other logging of a
+        # step, because each passes through a queue to a thread with checksums in pure Python.
         summary = self._summary()
         for name, value in values.items():
             # TensorBoard allows fewer characters than names of sources may have

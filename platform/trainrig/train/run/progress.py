@@ -27,12 +27,12 @@ class TrainingProgress:
 
     step: int  # updates made
     loss: float | None  # None: not finite
-    held_out: float | None  # of all sources together, as last measured; None: not yet
+    held_out: float | None  # last loss over all sources; None: not measured yet
     tokens_per_second: float
     workers: int
     restarts: int
     seconds_left: float | None  # None until the pace of the attempt is known
-    waiting: str | None  # what the run waits for; None while it trains
+    waiting: str | None  # reason for waiting; None while the run trains
     mfu: float | None = None  # share of the devices' peak FLOPs; None: unknown
     # share of the step spent waiting for data, on rank 0, as last measured
     data_wait: float | None = None
@@ -90,7 +90,7 @@ class ProgressFollower:
         self._held_out: float | None = None
         self._sampled: dict[str, float] = {}  # last values of the metrics in SAMPLED, by name
         self._attempts = 0  # number of the newest attempt
-        self._waiting = ""  # what the run waits for
+        self._waiting = ""  # reason for waiting
         self._awaited = 0  # the attempt whose first update ends the wait
 
     def look(self) -> TrainingProgress | None:

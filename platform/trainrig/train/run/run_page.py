@@ -59,7 +59,7 @@ EVENTS_SHOWN = 200
 ALARMS_SHOWN = 5
 FIRST_ROWS = "the answers of some checkpoints to the first rows of the tasks, as these were scored"
 FIRST_DRAWN = "the first completions of the batches above to prompts that several of them have"
-# Events that the table leaves out: those of each worker, and those of normal operation.
+# Events that the table leaves out: events of single workers and of normal operation.
 ORDINARY = {
     *("worker_started", "first_step", "checkpoint", "numerics"),
     *("evaluation_started", "evaluated"),

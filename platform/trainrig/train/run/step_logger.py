@@ -41,7 +41,7 @@ WATCHED_STEPS = 10  # over which diagnostics are averaged before an objective ma
 
 
 class StepLogger:
-    """Logger of one rank's steps; what is equal on all ranks is written by rank 0 alone."""
+    """Logger of one rank's steps; rank 0 alone writes values that are equal on all ranks."""
 
     def __init__(self, job: TrainingJob, attempt: TrainingAttempt, state: TrainState) -> None:
         """Open the logs; `state` is the state of the attempt, which training changes in place."""
@@ -55,7 +55,7 @@ class StepLogger:
         self._samples = SampleLog(job.folder, attempt.number, dist.get_rank()) if speaks else None
         # Start of the current step; end of the update before it, for the wall time.
         self._began = self._ended = time.perf_counter()
-        self._stepped = False  # whether this attempt has made an update
+        self._stepped = False  # True once this attempt has made an update
         self._noise = RunningNoiseScale()
         if first:
             for line in metrics.read_series(job.folder):
@@ -63,7 +63,7 @@ class StepLogger:
                     self._hear_noise(line)
         self._utilisation = Utilisation(job) if first else None
         self._newest: deque[Mapping[str, float]] = deque(maxlen=WATCHED_STEPS)  # newest diagnostics
-        self._warned = False  # whether the objective has warned in this attempt
+        self._warned = False  # True once the objective has warned in this attempt
 
     def begin_step(self) -> None:
         """Mark the beginning of a step."""
@@ -159,7 +159,7 @@ class StepLogger:
             )
 
     def log_held_out(self, loss: Loss, averaged: Mapping[int, float], seconds: float) -> None:
-        """Log the held-out loss, measured in `seconds`; `averaged`: that of averages by horizon."""
+        """Log the held-out loss, measured in `seconds`; `averaged`: loss of each average."""
         if self._metrics:
             values = metrics.list_loss_values("eval", loss) | {"speed/held_out_seconds": seconds}
             values |= {f"averages/{horizon}/loss": value for horizon, value in averaged.items()}
@@ -267,7 +267,7 @@ class Utilisation:
         """
         if self._model is None or seconds <= 0:
             return None
-        # Micro-batches of a mixture differ in width; those of this rank represent all.
+        # Micro-batches of a mixture differ in width; this rank's stand for all.
         shapes = [
             (*micro.arrays[IDS].shape, micro.arrays[TARGETS].shape[1])
             for micro, _ in local.assigned

@@ -41,8 +41,8 @@ class TrainingRunFile(RunFile):
     resumes: ClassVar[bool] = True
     trains: ClassVar[bool] = True
     progress: ClassVar[ProgressUnit] = "steps"
-    splits_rows: ClassVar[bool] = False  # whether workers can share rows, micro-batches or layers
-    if TYPE_CHECKING:  # subclasses declare these, in the order of their own fields
+    splits_rows: ClassVar[bool] = False  # True if workers can share rows, micro-batches or layers
+    if TYPE_CHECKING:  # subclasses declare these among their other fields
         output: str
         workers: Workers
         training: Training
@@ -119,7 +119,7 @@ class Pretraining(TrainingRunFile):
     stage: Literal["pretrain"] = "pretrain"
     tokens: Annotated[str, NOT_IDENTITY]  # folder that `tokenize` wrote
     output: Annotated[str, OUTPUT]  # run folder to write, on disk or s3://
-    # Worker processes: a number, or [fewest, most] to use as many as the cluster has space for.
+    # Worker processes: a number, or [fewest, most] to use all that the cluster has space for.
     workers: Workers = 1
     cache: BlockCache = BlockCache()  # local cache for tokens in a bucket
     # Run folder or checkpoint to take the initial weights from. The schedule, the data and the
@@ -128,7 +128,7 @@ class Pretraining(TrainingRunFile):
     # Folders that `tokenize` wrote of data the model was trained on before. Their held-out loss is
     # measured too, which shows how much is forgotten.
     remembered: Annotated[tuple[str, ...], NOT_IDENTITY] = ()
-    model: Model | None = None  # model configuration; None: that of `continue_from`
+    model: Model | None = None  # model configuration; None: the model of `continue_from`
     # Whether to convert the decoder of `continue_from` to an encoder, in which each token sees all
     # others.
     convert: bool = False

@@ -67,10 +67,10 @@ class Training(Settings):
     """How long and how to train, and how to handle faults."""
 
     steps: int = Field(ge=1)  # number of optimizer steps
-    # Random seed of the initial weights; `batches.seed` is that of the data.
+    # Random seed of the initial weights; `batches.seed` is the seed of the data.
     seed: int = Field(default=0, ge=0)
     optimizer: Optimizer = AdamW()  # optimizer, with its peak learning rate
-    # Parameters with settings of their own, or frozen, selected by patterns of their names.
+    # Groups of parameters that are frozen or have other settings, by patterns of their names.
     groups: tuple[NamedGroup, ...] = ()
     schedule: Schedule = Cosine()  # schedule of the learning rate
     # Gradient norm above which the whole gradient is scaled down to it (GPT-3, arXiv:2005.14165,
@@ -79,9 +79,9 @@ class Training(Settings):
     # CPU threads of each worker. Changing the number changes the last bits of results.
     threads: int = Field(default=1, ge=1)
     parallel: Layout = FSDP()  # how the model is distributed over workers
-    # Layouts for fewer workers than a replica of `parallel` needs, largest first. The run continues
-    # in them after losing workers, and returns to its own layout when workers come back. Results
-    # are not bit-identical across layouts.
+    # Layouts for fewer workers than a replica of `parallel` needs, largest first. After losing
+    # workers, the run continues in one of them, and returns to its own layout when workers come
+    # back. Results are not bit-identical across layouts.
     fallbacks: Annotated[tuple[Fallback, ...], NOT_IDENTITY] = ()
     precision: Precision = Precision()  # number format to compute in
     # Activations to recompute in the backward pass, to save memory; None recomputes nothing.
@@ -98,7 +98,7 @@ class Training(Settings):
     fuse_projections: bool = False
     # Attention kernel. Another kernel changes the last bits of results.
     attention: Annotated[AttentionExecution, NOT_IDENTITY] = AttentionExecution()
-    deterministic: bool = True  # whether results are bit-identical at any number of workers
+    deterministic: bool = True  # true: results are bit-identical at any number of workers
     # Maximum number of workers that share a step in deterministic mode. Changing it changes the
     # last bits of results. Each doubling beyond the number of workers costs the memory of one
     # gradient.
@@ -120,7 +120,7 @@ class Training(Settings):
     best: Annotated[BestBy | None, NOT_IDENTITY] = None
     # When to measure the held-out loss, and on how many rows.
     held_out: Annotated[HeldOutSettings, NOT_IDENTITY] = HeldOutSettings()
-    # which metrics are measured, and how often
+    # how often metrics are measured
     metrics: Annotated[Metrics, NOT_IDENTITY] = Metrics()
     # Steps to profile operation by operation; None: none.
     profile: Annotated[StepProfile | None, NOT_IDENTITY] = None

@@ -25,7 +25,7 @@ class ScoringRequest:
     evaluation: RunEvaluation
     checkpoint: str  # folder of one checkpoint; "" if there is none yet
     output: str  # folder for the scorecard
-    device: str  # "auto" (that of the process) or "cpu"
+    device: str  # "auto" (the process's device) or "cpu"
     threads: int
 
 

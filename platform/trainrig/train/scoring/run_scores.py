@@ -104,7 +104,7 @@ class RunScores:
         if self._first and not self._is_known(evaluation.name, step):
             found = [self._find_checkpoint(step)]
         dist.broadcast_object_list(found, src=0)
-        if found[0] is None:  # it is scored already, or could not be saved
+        if found[0] is None:  # the checkpoint is scored already, or could not be saved
             return True
         path, number = found[0]
         output = scorecard_folder(self._folder, evaluation.name, step, number)

@@ -14,7 +14,7 @@ class ExportedRun:
 
     folder: str  # on disk or s3://
     id: str  # drawn when the run began: another run in the same folder has another id
-    name: str  # for display
+    name: str  # display name
     settings: Mapping[str, Any]  # content of the run file
     # Maps a metric's name to its family's name, its labels, and its description.
     describe: Callable[[str], tuple[str, Mapping[str, str], str]]
@@ -26,7 +26,7 @@ class SinkWriter(Protocol):
     Any method may raise any error: the caller opens the sink again later.
     """
 
-    live: bool  # whether steps are sent at once, instead of when they are final
+    live: bool  # True: steps are sent at once, not when they are final
     sent: int  # newest step that the service already has, which is not sent again
 
     def write(self, step: int, seconds: float, values: Mapping[str, float]) -> None:

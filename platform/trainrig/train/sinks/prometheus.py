@@ -37,7 +37,7 @@ class PrometheusWriter:
     def __init__(self, settings: Prometheus, run: ExportedRun) -> None:
         self._label = settings.name or run.name
         self._describe = run.describe
-        self._gauges: dict[str, Any] = {}  # by family
+        self._gauges: dict[str, Any] = {}  # keys: families
 
     def write(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
         """Set the gauges to `values`; see SinkWriter."""

@@ -76,7 +76,7 @@ class WandBWriter:
             ),
         )
 
-        self.sent = max(0, self._run.starting_step - 1)  # for a run that the server resumes
+        self.sent = max(0, self._run.starting_step - 1)  # not 0 for a run that the server resumes
         if settings.mode == "offline":
             history = read_history(storage.join(run.folder, FOLDER), run.id)
             self.sent = max((line["_step"] for line in history), default=0)

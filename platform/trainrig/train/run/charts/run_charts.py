@@ -65,7 +65,7 @@ class RunReportData:
     held_out: Sequence[Line]
     events: Sequence[Line]
     goodput: Goodput
-    prediction: Prediction | None = None  # by the scaling law that it was planned with
+    prediction: Prediction | None = None  # prediction of the scaling law that it was planned with
     # Scores that count, by evaluation, each in order of steps.
     evaluated: Sequence[Sequence[ScoredCheckpoint]] = ()
     # Answers to the same prompts, by evaluation.
@@ -89,7 +89,7 @@ class RunReportData:
 
     @property
     def scores(self) -> bool:
-        """Whether the model scores texts instead of generating them."""
+        """True if the model scores texts instead of generating them."""
         return self.objective in ("Reward", "ProcessReward", "Classification", "AnswerSpan")
 
     @property

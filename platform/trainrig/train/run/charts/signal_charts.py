@@ -12,7 +12,7 @@ from trainrig.figures import C1, C2, C3, C4, Numbers
 from trainrig.report import Chart, ReportTable, format_percent, format_short
 from trainrig.train.run.charts.run_charts import Line, RunReportData, list_values
 
-COLUMNS = 60  # of the heat map; further measurements are dropped evenly
+COLUMNS = 60  # columns of the heat map; further measurements are dropped evenly
 PHASES = {
     "data": "waiting for data",
     "forward": "forward",
