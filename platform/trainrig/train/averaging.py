@@ -28,7 +28,7 @@ class Averaging(Settings):
     horizons: tuple[int, ...] = ()
 
     @model_validator(mode="after")
-    def _horizons_are_some(self) -> Self:
+    def _check_horizons(self) -> Self:
         if len(set(self.horizons)) < len(self.horizons) or any(
             horizon < 2 for horizon in self.horizons
         ):

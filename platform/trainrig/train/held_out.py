@@ -96,7 +96,7 @@ class StepProfile(Settings):
     stacks: bool = False
 
     @model_validator(mode="after")
-    def _a_range_that_can_be_opened(self) -> Self:
+    def _check_step_range(self) -> Self:
         first, last = self.steps
         if not 1 <= first <= last:
             raise ValueError(

@@ -80,21 +80,21 @@ class _StopRequests:
         self._state = state
         self._heartbeats = heartbeats
 
-    def tell(self, doing: str) -> None:
+    def report_phase(self, doing: str) -> None:
         """Report to the supervisor that this rank is in the phase `doing`."""
         self._heartbeats.heartbeat(self._state.step, doing)
 
     def ask(self, doing: str) -> bool:
         """Return whether all ranks have agreed to stop. Collective: every rank must call it."""
-        self.tell(doing)
+        self.report_phase(doing)
         return self.consensus.any(self._heartbeats.stop_wanted())
 
-    def ask_in_step(self) -> bool:
+    def agree_to_stop_in_step(self) -> bool:
         """Return whether all ranks have agreed to stop, asked before a micro-batch.
 
         Usually, the ranks ask each other only once a step.
         """
-        self.tell("train")
+        self.report_phase("train")
         return self._questions.ask(self._state.data_step, self._heartbeats.stop_wanted())
 
     def settle(self) -> None:
@@ -131,7 +131,7 @@ class _RankLoop:
         self._then = Next.GO_ON  # the evaluation scores' decision on how the run continues
         settle = self._saver.settle
         self._scores = RunScores(job, attempt, stops.consensus, stops.ask, settle)
-        self._stepper = Stepper(job, made.sources, state, stops.ask_in_step)
+        self._stepper = Stepper(job, made.sources, state, stops.agree_to_stop_in_step)
         self._comparison = RunComparison(
             job.folder, job.make_comparison(), stops.consensus, stops.ask, state.mesh
         )
@@ -179,7 +179,7 @@ class _RankLoop:
         self._measure_first()
         ahead = 0 if self._online else self._training.prefetch_steps
         with Prefetch(self._read, ahead) as prefetch, self._saver.keep_if_diverged():
-            while self._goes_on():
+            while self._should_continue():
                 if self._state.is_to_skip():
                     self._state.skip()
                 else:
@@ -199,13 +199,13 @@ class _RankLoop:
             missing = dist.get_rank() == 0 and not metrics.is_measured(job.folder, state.step)
             self._stopped = self._stops.consensus.any(missing) and not self._measure()
         if not self._stopped:
-            self._stopped = not self._comparison.see_before(state.model, state.step)
+            self._stopped = not self._comparison.record_before(state.model, state.step)
 
     @property
     def _held_out_due(self) -> bool:
         return self._training.held_out.due(self._state.step, self._training.steps)
 
-    def _goes_on(self) -> bool:
+    def _should_continue(self) -> bool:
         """Return whether to train another step; if not, record the reason."""
         if self._at_the_end or self._stopped:
             return False
@@ -232,7 +232,7 @@ class _RankLoop:
         with self._recorder.record_step(state.step + 1):
             with stepper.clock.time_phase("data"):
                 if self._online:
-                    self._online.prepare(state, lambda: self._stops.tell("sample"))
+                    self._online.prepare(state, lambda: self._stops.report_phase("sample"))
                 local = prefetch.at(state.data_step)
             state.model.config = self._job.model_after(state.data_step + 1)
             figures = stepper.take(local)
@@ -269,7 +269,7 @@ class _RankLoop:
 
     def _save(self) -> None:
         self._logger.flush()
-        self._stops.tell("save")
+        self._stops.report_phase("save")
         began = time.perf_counter()
         self._saver.save(self._state)
         self._logger.log_save(time.perf_counter() - began)
@@ -285,11 +285,11 @@ class _RankLoop:
         self._saver.finish()
         complete = self._at_the_end or self._then is Next.END
         if complete:
-            self._saver.verify(lambda: self._stops.tell("save"))
+            self._saver.verify(lambda: self._stops.report_phase("save"))
         if self._at_the_end:
             self._scores.ask_workers(state.step, to_the_end=True)
         if complete:
-            self._comparison.see_after(state.model, state.step)
+            self._comparison.record_after(state.model, state.step)
         self._logger.close()
 
 

@@ -126,7 +126,7 @@ class FakeCluster:
     def abandon(self, lost):
         self.lost.append(lost)
 
-    def begin_again(self):
+    def restart_if_lost(self):
         if self.lost and not self.ours:
             raise self.lost[-1]
 
@@ -640,7 +640,7 @@ class FakeFolder:
     def is_gone(self, attempt):
         return False
 
-    def has_rolled_back(self, attempt):
+    def is_rolled_back(self, attempt):
         return False
 
     def take_attempt(self, step):

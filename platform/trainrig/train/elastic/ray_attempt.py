@@ -80,7 +80,7 @@ class RayAttempt:
     def poll_end(self, wait: float) -> bool:
         """Wait up to `wait` seconds for the end; see AttemptHandle."""
         until = time.monotonic() + wait
-        while not self._has_failed():
+        while not self._should_end():
             left = until - time.monotonic()
             if left <= 0:
                 return self._group.is_over()
@@ -111,7 +111,7 @@ class RayAttempt:
                     dead[rank] = self._describe_agent_death(rank)
                 else:
                     raised.setdefault(rank, raised_by_worker)
-        elif error and not self._has_own_reason():
+        elif error and not self._any_failed_by_itself():
             if not isinstance(error, TrainingFailedError) and not self._group.controller_died():
                 raise error
             problem = f"Ray's controller of the attempt failed: {format_last_line(error)}"
@@ -155,7 +155,7 @@ class RayAttempt:
         until = time.monotonic() + self._stand_by_timeout
         while not self._group.is_over() and not self._have_all_exited():
             left = until - time.monotonic()
-            if left <= 0 or self._has_lost_node():
+            if left <= 0 or self._is_node_lost():
                 self._kill(agents_too=True)
                 break
             self._poll(min(left, BLAME_POLL), exits=self._group.workers - 1)
@@ -186,24 +186,24 @@ class RayAttempt:
             return f"its Ray worker was ended, as {MEMORY_RAN_OUT} on its node ({node[:8]})"
         return "its Ray worker was killed or crashed; its node is well, and has memory"
 
-    def _has_failed(self) -> bool:
+    def _should_end(self) -> bool:
         """Return whether there is a reason not to wait any longer."""
-        if self._group.is_over() or self._have_all_exited() or self._has_own_reason():
+        if self._group.is_over() or self._have_all_exited() or self._any_failed_by_itself():
             return True
         if not self._exits:
             return False
         now = time.monotonic()
         self._lost_since = self._lost_since or now
-        return now - self._lost_since > BLAME_TIMEOUT or self._has_lost_node()
+        return now - self._lost_since > BLAME_TIMEOUT or self._is_node_lost()
 
-    def _has_lost_node(self) -> bool:
+    def _is_node_lost(self) -> bool:
         """Return whether a node of the group is unreachable; Ray notices it seconds later."""
         return not self._all_reachable(set(self._group.nodes.values()))
 
     def _have_all_exited(self) -> bool:
         return len(self._exits) == self._group.workers
 
-    def _has_own_reason(self) -> bool:
+    def _any_failed_by_itself(self) -> bool:
         """Return whether a rank failed by itself, not because it lost a peer."""
         reasons = [end.reason for end in self._exits.values()]
         return any(isinstance(reason, str) or not follows_peer(reason.line) for reason in reasons)

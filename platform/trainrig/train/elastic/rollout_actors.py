@@ -35,9 +35,9 @@ from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.worker_bounds import parse_bounds
 
 log = logging.getLogger(__name__)
-LOOK_AT_NODES = 1.0  # s between two checks of the free capacity
-LOST_AGAIN = 0.5  # s between two attempts to find Ray after it was lost
-TURN = 1.0  # s that one polling thread runs; it is abandoned if Ray is lost meanwhile
+CHECK_NODES_EVERY = 1.0  # s between two checks of the free capacity
+RETRY_AFTER_LOSS = 0.5  # s between two attempts to find Ray after it was lost
+POLL_TURN = 1.0  # s that one polling thread runs; it is abandoned if Ray is lost meanwhile
 # Seconds without space for the workers until surplus actors are ended: workers that are starting
 # have not reported their nodes yet.
 YIELD_AFTER = 10.0
@@ -108,7 +108,7 @@ class RolloutPool:
     def _run(self) -> None:
         while not self._closing.is_set():
             try:
-                call_while_ray_lives(self._look_on, self._turn)
+                call_while_ray_lives(self._serve_requests, self._turn)
                 continue
             except ClusterLost:  # the supervisor of the run starts another cluster, or ends
                 self._actors = []  # the waiting ranks raise it
@@ -116,22 +116,22 @@ class RolloutPool:
                 log.exception("rollout actors")
                 self._fail_all(ClusterError(f"rollout actors: {format_last_line(error)}"))
             self._turn += 1
-            self._closing.wait(LOST_AGAIN)
+            self._closing.wait(RETRY_AFTER_LOSS)
 
-    def _look_on(self, turn: int) -> None:
+    def _serve_requests(self, turn: int) -> None:
         import ray
 
-        until = time.monotonic() + TURN
+        until = time.monotonic() + POLL_TURN
         pause = choose_poll_interval(self._rollouts)
         while turn == self._turn and not self._closing.is_set() and time.monotonic() < until:
             if not ray.is_initialized():  # while the run changes clusters
                 self._actors = []
-                self._closing.wait(LOST_AGAIN)
+                self._closing.wait(RETRY_AFTER_LOSS)
                 return
-            if time.monotonic() - self._looked >= LOOK_AT_NODES:
+            if time.monotonic() - self._looked >= CHECK_NODES_EVERY:
                 self._looked = time.monotonic()
                 self._resize()
-            self._give_out()
+            self._assign_units()
             asked = [actor.asked for actor in self._actors if actor.asked]
             if asked:
                 ray.wait(asked, timeout=pause)
@@ -139,7 +139,7 @@ class RolloutPool:
             else:
                 self._closing.wait(pause)
 
-    def _give_out(self) -> None:
+    def _assign_units(self) -> None:
         free = [
             actor for actor in self._actors if actor.node and not actor.asked and not actor.leaving
         ]

@@ -35,8 +35,8 @@ from trainrig.train.worker_bounds import WorkerBounds
 
 log = logging.getLogger(__name__)
 POLL = 0.2  # s between two polls of a running attempt, at least
-LOOK_AT_NODES = 1.0  # s between two checks of the cluster's nodes
-LOOK_AT_FOLDER = 5.0  # s between two checks that the run folder still exists
+CHECK_NODES_EVERY = 1.0  # s between two checks of the cluster's nodes
+CHECK_FOLDER_EVERY = 5.0  # s between two checks that the run folder still exists
 FREED_WITHIN = 2.0  # s until Ray has noticed that the workers of an attempt are gone
 # s after the kill until an attempt counts as over, even if Ray has not noticed
 ABANDON_AFTER = 15.0
@@ -100,7 +100,7 @@ class TrainingCluster(Protocol):
     def abandon(self, lost: ClusterLost) -> None:
         """End whatever is left of a lost cluster, so that no rank trains on."""
 
-    def begin_again(self) -> None:
+    def restart_if_lost(self) -> None:
         """Start a new cluster after `abandon`; do nothing otherwise.
 
         Raises ClusterLost if the lost cluster was not started by this process.
@@ -194,7 +194,7 @@ class _Run:
         if newest and last and read_verified_sums(newest.path) is None:
             newest, damages = find_newest_valid(self.folder, copy=settings.copy_to)
         if damages:
-            self._tell_of(damages)
+            self._report_damages(damages)
         return newest
 
     def _find_last_step(self) -> int:
@@ -202,7 +202,7 @@ class _Run:
         training = self.job.training
         return find_last_step(self.folder, training.steps) if training.stop_if else training.steps
 
-    def _tell_of(self, damages: Sequence[str]) -> None:
+    def _report_damages(self, damages: Sequence[str]) -> None:
         """Record and log each damaged checkpoint once, although every search finds it again."""
         events = self.folder.read_events()
         known = {event["problem"] for event in events if event["event"] == "checkpoint_damaged"}
@@ -243,20 +243,20 @@ class _Run:
                 capacity = sum(node.capacity for node in nodes if not node.draining)
                 self.folder.record("waiting_for_nodes", step=step, capacity=capacity)
                 log.warning("room for %d workers of %s: waiting for nodes", capacity, self.bounds)
-            self._pause(LOOK_AT_NODES if waiting else POLL)
+            self._pause(CHECK_NODES_EVERY if waiting else POLL)
 
     def _wait_for_nodes(self) -> Sequence[WorkerNode]:
         """Return the nodes of the cluster, starting another cluster if it was lost."""
         while True:
             try:
-                self.cluster.begin_again()
+                self.cluster.restart_if_lost()
             except ClusterLost as lost:
                 self._end_unfinished(str(lost))
             try:
                 return self.cluster.list_nodes()
             except ClusterLost as lost:
                 self._abandon_cluster(lost)
-                self._pause(LOOK_AT_NODES)
+                self._pause(CHECK_NODES_EVERY)
 
     def _pause(self, seconds: float) -> None:
         """Wait `seconds`. Raise Unfinished if a stop is requested meanwhile."""
@@ -281,7 +281,7 @@ class _Run:
 
         Raises ClusterError if the restart policy gives up.
         """
-        if failure is None and asked is None and self.folder.has_rolled_back(attempt):
+        if failure is None and asked is None and self.folder.is_rolled_back(attempt):
             asked = "rollback"
         elif failure is None and asked is None and newest < self._find_last_step():
             failure = Failure("it left no whole checkpoint behind", "storage", newest)
@@ -349,7 +349,7 @@ class _AttemptWatcher:
                 now = time.monotonic()
                 if now > self._give_up:
                     return self._asked, self._killed
-                self._look(now)
+                self._check_attempt(now)
             failure = self._group.find_failure()
         except BaseException:
             # a second Ctrl-C, or an error for the user to fix: leave no rank running
@@ -357,9 +357,9 @@ class _AttemptWatcher:
             raise
         return self._asked, failure and (self._killed or failure)
 
-    def _look_at_folder(self, now: float) -> None:
+    def _check_folder(self, now: float) -> None:
         """Raise FolderGone if the run folder was removed: going on would be useless."""
-        if now - self._looked_at_folder < LOOK_AT_FOLDER:
+        if now - self._looked_at_folder < CHECK_FOLDER_EVERY:
             return
         self._looked_at_folder = now
         folder = self._run.folder
@@ -371,8 +371,8 @@ class _AttemptWatcher:
                 "there, and the same command begins anew"
             )
 
-    def _look(self, now: float) -> None:
-        self._look_at_folder(now)
+    def _check_attempt(self, now: float) -> None:
+        self._check_folder(now)
         heartbeats = self._group.heartbeats()
         pauses = (
             compute_send_interval(POLL, heartbeat, self._faults.hang_seconds)
@@ -390,11 +390,11 @@ class _AttemptWatcher:
         if self._asked != "stop" and (how := self._run.stop.read_request()):
             self._ask("stop", heartbeats, "stop_requested", how=how)
             self._grace_over = now + self._faults.grace
-        elif self._asked is None and now - self._looked >= LOOK_AT_NODES:
+        elif self._asked is None and now - self._looked >= CHECK_NODES_EVERY:
             self._looked = now
-            self._look_at_nodes(heartbeats, now)
+            self._check_nodes(heartbeats, now)
 
-    def _look_at_nodes(self, heartbeats: Mapping[int, Heartbeat], now: float) -> None:
+    def _check_nodes(self, heartbeats: Mapping[int, Heartbeat], now: float) -> None:
         used = frozenset(heartbeat.node for heartbeat in heartbeats.values())
         stepped = self._find_step(heartbeats) > self._attempt.resumed_step
         nodes = self._run.quarantine.drop_avoided(self._run.cluster.list_nodes())

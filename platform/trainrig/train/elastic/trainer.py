@@ -180,7 +180,7 @@ class RayCluster:
             aside.join(ENDS_WITHIN)
         self._attempt = None
 
-    def begin_again(self) -> None:
+    def restart_if_lost(self) -> None:
         """Start a new cluster if the lost one was ours; see TrainingCluster."""
         if self._lost is None:
             return

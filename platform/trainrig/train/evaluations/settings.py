@@ -33,7 +33,7 @@ class RunEvaluation(Settings):
     run_code: bool = False
 
     @model_validator(mode="after")
-    def _tasks_are_named_once(self) -> Self:
+    def _check_task_settings(self) -> Self:
         if bool(self.tasks) == (self.task_list is not None):
             raise ValueError(f"evaluation '{self.name}': give either `tasks` or `task_list`")
         return self
@@ -81,7 +81,7 @@ class StopIf(NamedScore):
     patience: int = Field(default=1, ge=1)
 
     @model_validator(mode="after")
-    def _value_where_it_is_compared_with(self) -> Self:
+    def _check_value(self) -> Self:
         if (self.value is None) != (self.comparison == "no_better"):
             missing = "gives no `value`" if self.value is None else "gives a `value`"
             raise ValueError(f"stop_if: comparison = '{self.comparison}' {missing}")

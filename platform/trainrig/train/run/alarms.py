@@ -242,8 +242,8 @@ class AlarmWatch:
         self._rules = AlarmRules(steps, read_prediction(folder))
         self._tails = [Tail(storage.join(folder, name)) for name in (EVENTS, METRICS)]
         alarms = [event for event in self._folder.read_events() if event["event"] == "alarm"]
-        self._told = {alarm["name"] for alarm in alarms}  # raised before; still assumed to hold
-        self._begin_with = [alarm for alarm in begin_with if alarm.name not in self._told]
+        self._reported = {alarm["name"] for alarm in alarms}  # raised before; still assumed to hold
+        self._begin_with = [alarm for alarm in begin_with if alarm.name not in self._reported]
 
     def look(self) -> list[Alarm]:
         """Check the lines written since the last check; raise and return the new alarms."""
@@ -254,8 +254,8 @@ class AlarmWatch:
                 except ValueError:  # a torn line; other readers warn of it
                     continue
         holding = self._rules.list_holding(self._measure_free_bytes())
-        new = [*self._begin_with, *(alarm for alarm in holding if alarm.name not in self._told)]
-        self._told = {alarm.name for alarm in (*holding, *self._begin_with)}
+        new = [*self._begin_with, *(alarm for alarm in holding if alarm.name not in self._reported)]
+        self._reported = {alarm.name for alarm in (*holding, *self._begin_with)}
         self._begin_with = []
         for alarm in new:
             self._tell(alarm)

@@ -96,7 +96,7 @@ class Exporter:
         self._steps = SettledSteps(spikes)
         self._writers: dict[int, SinkWriter] = {}  # keys: index in `sinks`
         self._waiting: dict[int, list[Line]] = {at: [] for at in range(len(self._sinks))}
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
 
     def look(self, over: bool = False) -> bool:
         """Send the new lines since the last call, or all if the run is `over`.
@@ -161,14 +161,14 @@ class Exporter:
             describe=metrics.describe,
         )
         self._writers[at] = writer = self._sinks[at].open(run)
-        self._told.discard(at)
+        self._reported.discard(at)
         return writer
 
     def _tell(self, at: int, problem: Exception) -> None:
-        if at not in self._told:
+        if at not in self._reported:
             kind = self._sinks[at].kind
             log.warning("%s: %s: not all is there yet: %s", self._folder.path, kind, problem)
-        self._told.add(at)
+        self._reported.add(at)
 
 
 def _write(writer: SinkWriter, line: Line) -> None:

@@ -187,8 +187,8 @@ def list_loss_values(split: str, loss: Loss) -> dict[str, float]:
     return values
 
 
-def measure_expert_loads(loss: Loss, each: bool) -> dict[str, float]:
-    """Return the highest and lowest load of experts; with `each`, also every expert's load.
+def measure_expert_loads(loss: Loss, all_experts: bool) -> dict[str, float]:
+    """Return the highest and lowest load of experts; with `all_experts`, also every expert's load.
 
     A load is the number of tokens of the global batch sent to an expert, over the mean of its
     layer: 1 is even. Returns {} for a model without experts.
@@ -202,7 +202,7 @@ def measure_expert_loads(loss: Loss, each: bool) -> dict[str, float]:
         return {}
     loads = by_expert.values()
     ends = {"experts/highest_load": max(loads), "experts/lowest_load": min(loads)}
-    return ends | by_expert if each else ends
+    return ends | by_expert if all_experts else ends
 
 
 class MetricsWriter:
@@ -290,7 +290,7 @@ class _Board:
             filename_suffix=f".attempt-{attempt}",
             flush_secs=5,
         )
-        self._told = False
+        self._reported = False
         # A full disk would end the writer's thread, and then adding to its queue would block
         # forever. What these files lack is in `metrics.jsonl`.
         writer = self._events.file_writer.event_writer._ev_writer
@@ -302,9 +302,9 @@ class _Board:
             try:
                 return act(*arguments)
             except OSError as problem:
-                if not self._told:
+                if not self._reported:
                     log.warning("%s: not all is written there: %s", self._folder, problem)
-                self._told = True
+                self._reported = True
                 return None
 
         return lenient

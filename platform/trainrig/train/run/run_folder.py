@@ -109,7 +109,7 @@ class RunFolder:
         first = storage.read(storage.join(self.path, "attempts", "0001.json"))
         return str(json.loads(first)["owner"])
 
-    def has_rolled_back(self, attempt: TrainingAttempt) -> bool:
+    def is_rolled_back(self, attempt: TrainingAttempt) -> bool:
         """Return whether the run rolled back to before a spike after `attempt`."""
         return any(later.skip and later.number > attempt.number for later in self.read_attempts())
 

@@ -48,7 +48,7 @@ class TrainingRunFile(RunFile):
         training: Training
 
     @model_validator(mode="after")
-    def _fallbacks_fit_the_run(self) -> Self:
+    def _check_fallback_layouts(self) -> Self:
         """Check each fallback layout as if the run used it from the beginning."""
         own, *fallbacks = self.training.layouts
         if not fallbacks or not self._takes(own, self.workers):
@@ -93,7 +93,7 @@ class TrainingRunFile(RunFile):
         return True
 
     @model_validator(mode="after")
-    def _whole_rows_unless_it_splits_them(self) -> Self:
+    def _check_row_sharing(self) -> Self:
         if not self.splits_rows:
             self.training.parallel.check_apart(self.verb)
         return self
@@ -142,7 +142,7 @@ class Pretraining(TrainingRunFile):
     training: Training  # how long and how to train
 
     @model_validator(mode="after")
-    def _sequence_fits_model(self) -> Self:
+    def _check_model_fit(self) -> Self:
         if self.model is None and self.continue_from is None:
             raise ValueError("[model] is missing; give it, or the run to `continue_from`")
         parts = [part for _, part in find_parts(self.objective)]

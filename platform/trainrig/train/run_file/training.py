@@ -150,7 +150,7 @@ class Training(Settings):
         return self.model_copy(update=changes)
 
     @model_validator(mode="after")
-    def _deterministic_when_sliced(self) -> Self:
+    def _check_determinism(self) -> Self:
         if self.deterministic and (setting := self.parallel.inexact_by()):
             raise ValueError(
                 f"parallel.{setting} adds gradients in an order that depends on the number of "
@@ -159,7 +159,7 @@ class Training(Settings):
         return self
 
     @model_validator(mode="after")
-    def _layout_goes_with_the_rest(self) -> Self:
+    def _check_layout_settings(self) -> Self:
         compiled = bool(self.compile)
         again = self.recompute.kind if self.recompute else None
         self.parallel.check_beside(compiled, again, self.fuse_projections)
@@ -171,7 +171,7 @@ class Training(Settings):
         return self
 
     @model_validator(mode="after")
-    def _scales_are_of_whole_matrices(self) -> Self:
+    def _check_float8_fusion(self) -> Self:
         if self.fuse_projections and self.precision.compute == "float8":
             raise ValueError(
                 "fuse_projections joins matrices that precision.compute = 'float8' scales one by "
@@ -180,7 +180,7 @@ class Training(Settings):
         return self
 
     @model_validator(mode="after")
-    def _fallbacks_go_with_the_rest(self) -> Self:
+    def _check_fallback_settings(self) -> Self:
         check_order(self.parallel, self.fallbacks)
         for number, laid_out in enumerate(self.layouts[1:]):
             with name_setting(f"fallbacks[{number}]"):
@@ -188,7 +188,7 @@ class Training(Settings):
         return self
 
     @model_validator(mode="after")
-    def _skipped_ranges_are_ranges(self) -> Self:
+    def _check_skip_data(self) -> Self:
         for begin, end in self.skip_data:
             if not 0 <= begin < end:
                 raise ValueError(
@@ -198,7 +198,7 @@ class Training(Settings):
         return self
 
     @model_validator(mode="after")
-    def _scores_are_there_to_decide_by(self) -> Self:
+    def _check_deciding_scores(self) -> Self:
         check_names(self.evaluations)
         for where, named in (("stop_if", self.stop_if), ("best", self.best)):
             if named is not None:

@@ -75,7 +75,7 @@ class RunScores:
         if not all(self._wait_for_score(named, step) for named in self._list_named()):
             return Next.STOP
         self._looked_at = step
-        return Next.END if self._has_ended(step) else Next.GO_ON
+        return Next.END if self._decide_end(step) else Next.GO_ON
 
     def ask_workers(self, step: int, to_the_end: bool = False) -> bool:
         """Score the checkpoint of `step` by the evaluations that run on the workers. Collective.
@@ -172,7 +172,7 @@ class RunScores:
         found[0].find(named)  # raises on all ranks alike where it has no such score
         return True
 
-    def _has_ended(self, step: int) -> bool:
+    def _decide_end(self, step: int) -> bool:
         """Return whether the run ends after `step`, by the scores up to `lag` steps before."""
         rule = self._training.stop_if
         if rule is None:

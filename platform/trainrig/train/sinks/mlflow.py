@@ -32,7 +32,7 @@ class MLflow(Settings):
     name: str | None = None  # name of the run; None: the name of its folder
 
     @model_validator(mode="after")
-    def _holds_no_password(self) -> Self:
+    def _reject_password(self) -> Self:
         if self.uri and "@" in urlsplit(self.uri).netloc:
             raise ValueError(
                 "uri holds a name or password, and run files are copied about; set "

@@ -43,20 +43,22 @@ class RunComparison:
         self._agreement = agreement
         self._agreed_to_stop = agreed_to_stop
 
-    def see_before(self, model: "nn.Module", step: int) -> bool:
+    def record_before(self, model: "nn.Module", step: int) -> bool:
         """Record the model's answers before its first step. Return False if all agreed to stop."""
-        return step > 0 or self._see(model, step, lambda: self._agreed_to_stop("compare"))
+        return step > 0 or self._record_view(model, step, lambda: self._agreed_to_stop("compare"))
 
-    def see_after(self, model: "nn.Module", step: int) -> None:
+    def record_after(self, model: "nn.Module", step: int) -> None:
         """Record the model's answers after its last step; stop requests are ignored."""
 
         def never() -> bool:
             self._agreed_to_stop("compare")
             return False
 
-        self._see(model, step, never)
+        self._record_view(model, step, never)
 
-    def _see(self, model: "nn.Module", step: int, agreed_to_stop: Callable[[], bool]) -> bool:
+    def _record_view(
+        self, model: "nn.Module", step: int, agreed_to_stop: Callable[[], bool]
+    ) -> bool:
         import torch.distributed as dist
 
         if self._asked is None:
