@@ -8,7 +8,7 @@ from trainrig.config import NOT_IDENTITY, Settings
 
 
 class Faults(Settings):
-    """How a run handles worker failures and stop requests. All times are in seconds."""
+    """Handling of worker failures and stop requests in a run. All times are in seconds."""
 
     # Restarts allowed without a new checkpoint between them. One more failure ends the run.
     max_restarts: Annotated[int, NOT_IDENTITY] = Field(default=5, ge=0)

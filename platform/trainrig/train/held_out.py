@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class HeldOutSettings(Settings):
-    """How often the held-out loss is measured, and on how many rows."""
+    """Frequency and size of the held-out loss measurements."""
 
     # Steps between measurements. The last step is always measured.
     every: int = Field(default=100, ge=1)
@@ -61,7 +61,7 @@ class HeldOutSettings(Settings):
 
 
 class Metrics(Settings):
-    """How often the costlier metrics are measured. They do not change the trained weights."""
+    """Frequency of the costlier metrics. They do not change the trained weights."""
 
     # Steps between measurements of the gradient noise scale and, on CPUs, of the slowest rank; 0
     # means never.
@@ -209,7 +209,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class RowSizes:
-    """How held-out text is cut into rows."""
+    """Sizes of the rows that held-out text is cut into."""
 
     rows: int  # maximum for each source
     length: int  # T

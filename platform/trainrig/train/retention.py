@@ -21,8 +21,8 @@ class Checkpoints(Settings):
     # Steps between additional short-lived checkpoints. Only the newest of them is kept, until the
     # next regular checkpoint; None saves none.
     short_lived_every: Annotated[int | None, NOT_IDENTITY] = Field(default=None, ge=1)
-    # Another disk or bucket that receives a copy of each checkpoint. A run without a checkpoint
-    # in its folder resumes from there; None makes no copies.
+    # Another disk or bucket that receives a copy of each checkpoint. If the run folder has no
+    # checkpoint, the run resumes from there; None makes no copies.
     copy_to: Annotated[str | None, OUTPUT] = None
     # Consecutive saves that may fail (full disk, rejected upload) before the run ends.
     failures: Annotated[int, NOT_IDENTITY] = Field(default=1, ge=0)

@@ -90,8 +90,7 @@ class Stepper:
         `sources`: names of the sources of the batches. `agreed_to_stop` is called before each
         micro-batch and returns the same on all ranks; it may cache the answer.
         """
-        self._objective = job.objective
-        self._sources = tuple(sources)
+        self._objective, self._sources = job.objective, tuple(sources)
         self._beside = job.trained
         training = job.training
         self._training = training

@@ -120,7 +120,7 @@ class HangDetector:
 
 @dataclass(frozen=True)
 class Failure:
-    """How an attempt failed."""
+    """Failure of an attempt, with its cause as far as is known."""
 
     problem: str  # description in one line
     seen_by: str  # observer: "agents", "Ray", "heartbeats", "grace", "storage"

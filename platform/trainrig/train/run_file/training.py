@@ -64,7 +64,7 @@ def name_setting(setting: str) -> Iterator[None]:
 
 
 class Training(Settings):
-    """How long and how to train, and how to handle faults."""
+    """Duration, optimisation, layout and fault handling of a training run."""
 
     steps: int = Field(ge=1)  # number of optimizer steps
     # Random seed of the initial weights; `batches.seed` is the seed of the data.

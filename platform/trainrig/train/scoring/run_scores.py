@@ -27,7 +27,7 @@ LOOK_EVERY = 0.2  # s between two checks for a score
 
 
 class Next(Enum):
-    """What all ranks do after a step."""
+    """Decision of all ranks on how the run continues after a step."""
 
     GO_ON = "go on"
     STOP = "stop"  # because all ranks agreed to stop
