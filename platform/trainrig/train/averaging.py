@@ -33,7 +33,8 @@ class Averaging(Settings):
             horizon < 2 for horizon in self.horizons
         ):
             raise ValueError(
-                f"horizons = {list(self.horizons)}: give different numbers of updates, 2 or more"
+                f"horizons = {list(self.horizons)} are not different numbers of 2 or more; list "
+                "each number of updates once"
             )
         return self
 

@@ -74,9 +74,9 @@ def _check_changes(
     if storage.exists(storage.join(folder, MANIFEST)):
         if STEPS in changed:
             raise OutputTaken(
-                f"{folder}: is finished, with training.steps = {_get(there, STEPS)}, not "
-                f"{training.steps}; to train on, begin another run with `continue_from` or "
-                "`checkpoint` naming it"
+                f"{folder}: the run is finished with training.steps = {_get(there, STEPS)}, not "
+                f"{training.steps}; to train further, start another run with `continue_from` or "
+                "`checkpoint` set to this one"
             )
         return
     newest, _ = find_newest_valid(RunFolder(folder), thorough=False)
@@ -85,14 +85,15 @@ def _check_changes(
         _check_steps(folder, int(str(_get(there, STEPS))), training, made)
     if MICRO_BATCH in changed and made and not micro_batch_may_change:
         raise OutputTaken(
-            f"{folder}: begun with batches.micro_batch = {_get(there, MICRO_BATCH)}; of its "
-            "objective or model the loss depends on which rows are in one micro-batch, so the "
-            "steps made would have been others; set it back, or choose another `output`"
+            f"{folder}: the run started with batches.micro_batch = {_get(there, MICRO_BATCH)}. "
+            "With its "
+            "objective or model, the loss depends on which rows share a micro-batch, so the steps "
+            "made so far would differ; set it back, or choose another `output`"
         )
 
 
 def _check_steps(folder: str, before: int, training: Training, made: int) -> None:
-    begun = f"{folder}: begun with training.steps = {before}, not {training.steps}"
+    begun = f"{folder}: the run started with training.steps = {before}, not {training.steps}"
     if training.steps < made:
         raise OutputTaken(
             f"{begun}, and step {made} is saved; set {made} or more, or choose another `output`"
@@ -102,16 +103,16 @@ def _check_steps(folder: str, before: int, training: Training, made: int) -> Non
         then, now = (schedule.multiplier(step, steps) for steps in (before, training.steps))
         if then != now:
             raise OutputTaken(
-                f"{begun}: by schedule {schedule.kind} the rate of step {step + 1}, which is made, "
+                f"{begun}. In schedule {schedule.kind}, the rate of step {step + 1}, already made, "
                 f"was {then:.4g} of the peak and would have been {now:.4g}; set it back, or choose "
                 "another `output`"
             )
 
 
 def _announce(folder: str, key: tuple[str, str], there: Claim, wanted: Claim) -> None:
-    then = "no step made would have been another"
+    then = "the steps made so far stay the same"
     if key == MICRO_BATCH:
-        then = "gradients are added in another order, so weights are not those of either to the bit"
+        then = "gradients are added in another order from now on, so results are not bit-identical"
     log.warning(
         "%s: %s was %s and is %s; %s",
         folder,

@@ -44,7 +44,7 @@ def check_disk_space(job: TrainingJob) -> None:
     if needed > free:
         raise ConfigError(f"{what}; free some, or choose another `output`")
     if kept * needed > free + _sum_bytes(f"{job.folder}/checkpoints"):
-        log.warning("%s, and up to %d are there at a time: it may become full", what, kept)
+        log.warning("%s, and up to %d exist at a time: the disk may become full", what, kept)
 
 
 def _list_saved_shapes(job: TrainingJob) -> Mapping[str, tuple[int, ...]]:

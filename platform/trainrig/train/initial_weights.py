@@ -41,7 +41,7 @@ def find_initial_weights(
     there, tokenizer = checkpoint.describe(found)
     if Encoder(tokenizer).fingerprint != encoder.fingerprint:
         raise DataError(
-            f"{tokens}: tokens of another tokenizer than continue_from was trained with; tokenize "
+            f"{tokens}: the tokenizer differs from that of continue_from; tokenize "
             f"the documents with {found}/tokenizer.json"
         )
     if model is not None:
@@ -51,7 +51,7 @@ def find_initial_weights(
         )
         if differing:
             raise ConfigError(
-                f"continue_from: {found} is of another model ({differing}); leave [model] out, and "
+                f"continue_from: {found} has another model ({differing}); leave out [model], and "
                 "it is taken from there. Longer sequences are a stage of [[context]] from step 0"
             )
     return InitialWeights(found, there)
@@ -62,8 +62,9 @@ def warn_of_high_rate(path: str, peak: float) -> None:
     before = _read_peak_rate(path)
     if before is not None and peak > HIGH_RATE * before:
         log.warning(
-            "training.optimizer.lr is %g, %.0f%% of the earlier run's %g: what it learnt may be "
-            "lost; %g to %g (10%% to 30%%) is where to begin",
+            "training.optimizer.lr is %g, %.0f%% of the earlier run's %g: some of what it learnt "
+            "may be "
+            "lost; %g to %g (10%% to 30%%) is a good start",
             peak,
             100 * peak / before,
             before,

@@ -99,7 +99,8 @@ class OnlineBatches:
         if stored is None:
             if update:
                 raise DataError(
-                    f"{folder}: gone, and the run is {update} of {self.maker.updates} updates into "
+                    f"{folder}: the folder is missing after {update} of {self.maker.updates} "
+                    "updates from "
                     "it; restore that folder, or remove the checkpoints after it"
                 )
             if at_once:
@@ -248,7 +249,8 @@ class OnlineBatches:
         before = self._broadcast(StoredBatch.read(folder) if dist.get_rank() == 0 else None)
         if before is None:
             raise DataError(
-                f"{folder}: gone, and with it the completions that batch {number} goes on with; "
+                f"{folder}: the folder is missing, with the completions that batch {number} "
+                "continues; "
                 "restore that folder, or remove the checkpoints after it"
             )
         return before.read_left()

@@ -99,7 +99,7 @@ def prepare(run: Pretraining) -> TrainingJob:
     epochs = batches.check_epochs(run.training.steps)
     for source in batches.left_out:
         log.warning(
-            "%s: source '%s' is left out: it has not one window of %d tokens",
+            "%s: source '%s' is left out: it has no window of %d tokens",
             run.tokens,
             source,
             run.batches.longest_length + 1,
@@ -190,7 +190,9 @@ def _read_plan(run: Pretraining, folder: str) -> bytes | None:
             data = storage.read(path)
             parse_prediction(data, path)  # fail now rather than in the report at the end of the run
             return data
-    raise ConfigError(f"plan: {run.plan} is not there; leave it out, or plan again")
+    raise ConfigError(
+        f"plan: {run.plan} does not exist; leave it out, or run `trainrig plan` again"
+    )
 
 
 def _begin(run: Pretraining, encoder: Encoder) -> tuple[DecoderConfig, str | None]:
@@ -235,8 +237,8 @@ def _convert(path: str, model: DecoderConfig) -> EncoderConfig:
     window = model.attention.window
     local = "" if window is None else f", as far as {window.size - 1} places in local layers"
     log.warning(
-        "%s: a decoder, which goes on as an encoder: each token also sees those after it%s, and "
-        "the head says what stands at a place, no longer what follows; all weights are kept",
+        "%s: the decoder becomes an encoder: each token also sees later tokens%s, and "
+        "the head predicts the token itself instead of the next one; all weights are kept",
         path,
         local,
     )

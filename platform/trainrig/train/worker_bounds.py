@@ -63,7 +63,8 @@ def check_fallbacks(bounds: WorkerBounds) -> None:
         units = bounds.multiples
         nearest = sorted({max(bounds.least // unit, 1) * unit for unit in units})
         raise ValueError(
-            f"workers: the fewest ({bounds.least}) are no whole number of replicas of any layout; "
+            f"workers: the minimum ({bounds.least}) is not a multiple of the replica size of any "
+            "layout; "
             f"use {' or '.join(map(str, nearest))}"
         )
     sizes = bounds.list_sizes()

@@ -70,7 +70,8 @@ def test_the_load_of_an_expert_is_its_tokens_over_their_mean_in_its_layer():
         "experts/2/1/load": 1.0,
     }
     assert all(
-        LOSSES.fullmatch(name) or name in NAMES for name in measure_expert_loads(loss, all_experts=True)
+        LOSSES.fullmatch(name) or name in NAMES
+        for name in measure_expert_loads(loss, all_experts=True)
     )
     assert measure_expert_loads(Loss(2.0, {}, {}), all_experts=True) == {}
 

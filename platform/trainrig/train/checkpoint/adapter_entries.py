@@ -30,12 +30,12 @@ def check_base(adapter: Adapter) -> None:
         found = compute_manifest_sum(adapter.base)
     except FileNotFoundError:
         raise ConfigError(
-            f"{adapter.base}: gone, but an adapter needs it as its base; put it back"
+            f"{adapter.base}: the base checkpoint of the adapter is missing; restore it"
         ) from None
     if found != adapter.base_sum:
         raise ConfigError(
-            f"{adapter.base}: another checkpoint than the base of the adapter (manifest "
-            f"{found[:12]}…, wanted {adapter.base_sum[:12]}…); put that one back"
+            f"{adapter.base}: this checkpoint is not the adapter's base (manifest "
+            f"{found[:12]}…, expected {adapter.base_sum[:12]}…); restore the original"
         )
 
 
@@ -64,7 +64,7 @@ def check_adapter(checkpoint: str, entries: Mapping[str, Any], wanted: Adapter |
         return
     if found.base_sum != wanted.base_sum:
         raise ConfigError(
-            f"{checkpoint}: an adapter of another base ({found.base}) than the run file's "
+            f"{checkpoint}: the adapter has another base ({found.base}) than the run file's "
             f"({wanted.base}); name that one, or use another `output`"
         )
     if found.lora != wanted.lora:

@@ -26,7 +26,8 @@ def write_mean_of_last(run: str, count: int, out: str) -> tuple[str, list[int]]:
             paths[step] = path
     if len(paths) < count:
         raise DataError(
-            f"{run}: {len(paths)} whole checkpoints, so the last {count} cannot be averaged; give "
+            f"{run}: only {len(paths)} valid checkpoints, so the last {count} cannot be "
+            "averaged; use "
             "a smaller --last, or train with a larger training.checkpoints.keep"
         )
     total: dict[str, Tensor] = {}

@@ -80,8 +80,8 @@ def read_chunk(path: str, begin: int, end: int, sha256: str) -> Bytes:
         if count == len(data) and hashlib.sha256(data.data).hexdigest() == sha256:
             return data
     if count < len(data):
-        raise DamagedCheckpoint(f"{path}: ends at byte {begin + count}, in mid-chunk")
-    raise DamagedCheckpoint(f"{path}: other bytes than were written, from byte {begin} on")
+        raise DamagedCheckpoint(f"{path}: the file ends early, at byte {begin + count}")
+    raise DamagedCheckpoint(f"{path}: bytes differ from those written, from byte {begin} on")
 
 
 def read_file(path: str, wanted: FileChunks) -> bytes:

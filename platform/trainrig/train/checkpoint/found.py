@@ -106,7 +106,9 @@ def resolve(path: str, verify: bool = True) -> str:
     # `path` is the checkpoint itself, wherever it lies
     if storage.exists(storage.join(path, STATE)):
         if damage := find_damage(path, verify, WEIGHTS):
-            raise DataError(f"{path}: a damaged checkpoint ({damage}); name its run folder instead")
+            raise DataError(
+                f"{path}: the checkpoint is damaged ({damage}); name its run folder instead"
+            )
         return path
     if path == BEST or path.endswith(f"/{BEST}"):
         return _find_best(path.removesuffix(BEST).rstrip("/") or ".", verify)
@@ -117,11 +119,11 @@ def resolve(path: str, verify: bool = True) -> str:
         below = storage.join(run, inside[2])
     found, damages = find_newest_valid(RunFolder(run), below, verify, kinds=WEIGHTS)
     for damage in damages:
-        log.warning("passed over a damaged checkpoint: %s", damage)
+        log.warning("skipped a damaged checkpoint: %s", damage)
     if found is None:
         why = f"; damaged: {damages[0]}" if damages else ""
         raise DataError(
-            f"{path}: no whole checkpoint there{why}; name the folder of a training run"
+            f"{path}: no valid checkpoint there{why}; name the folder of a training run"
         )
     return found.path
 
@@ -133,11 +135,13 @@ def _find_best(run: str, verify: bool) -> str:
     """
     path = storage.join(run, "run.toml")
     if not storage.exists(path):
-        raise DataError(f"{run}: no run.toml; `best` stands behind the folder of a training run")
+        raise DataError(
+            f"{run}: no run.toml; `best` must follow the folder of a training run, as in RUN/best"
+        )
     named = tomllib.loads(storage.read(path).decode()).get("training", {}).get("best")
     if named is None:
         raise DataError(
-            f"{run}: its run file has no [training.best], so no checkpoint is the best; name the "
+            f"{run}: the run file has no [training.best], so no checkpoint is the best; name the "
             "run, or one of its checkpoints"
         )
     folder = RunFolder(run)
@@ -146,7 +150,10 @@ def _find_best(run: str, verify: bool) -> str:
     }
     best = find_best(folder, build(BestBy, named, path), there)
     if best is None:
-        raise DataError(f"{run}: no checkpoint of it that is still there has been scored")
+        raise DataError(
+            f"{run}: none of the existing checkpoints has a score; name the run, or one of its "
+            "checkpoints"
+        )
     found = there[best.step, best.attempt]
     if damage := find_damage(found, verify, WEIGHTS):
         raise DataError(f"{found}: the best checkpoint is damaged ({damage})")
@@ -165,14 +172,15 @@ def check_entries(checkpoint: str, entries: Mapping[str, Any], batches: DataHist
     """Run `check_data` for a checkpoint whose `entries` were already read."""
     if "data" not in entries:
         raise ConfigError(
-            f"{checkpoint}: does not say what data it was trained on (a run cannot go on from "
+            f"{checkpoint}: the checkpoint does not record its data (a run cannot resume from "
             "weights alone); use another `output`"
         )
     changed = describe_table_difference(entries["data"], batches.data_before(entries["data_step"]))
     if changed:
         raise ConfigError(
-            f"{checkpoint}: trained on other data than this run file names ({changed}); use that "
-            "data, or another `output`; stages may be changed from here on alone"
+            f"{checkpoint}: the run was trained on other data than in the run file ({changed}); "
+            "use that "
+            "data, or another `output`; only stages after this checkpoint may change"
         )
 
 
@@ -188,8 +196,9 @@ def check_context(checkpoint: str, entries: Mapping[str, Any], job: TrainingJob)
     changed = describe_table_difference({"context": there}, {"context": here})
     if changed:
         raise ConfigError(
-            f"{checkpoint}: trained with other stages of [[context]] than this run file has "
-            f"({changed}); use those, or another `output`; they may be changed from here on alone"
+            f"{checkpoint}: the run was trained with other [[context]] stages than in the run file "
+            f"({changed}); use those, or another `output`; only stages after this checkpoint may "
+            "change"
         )
 
 

@@ -44,7 +44,7 @@ class Partition(NamedTuple):
 
 def _check_type(name: str) -> str:
     if name not in WIDTHS:
-        raise ValueError(f"knows no numbers of type '{name}'")
+        raise ValueError(f"has an unknown dtype '{name}'")
     return name
 
 
@@ -62,10 +62,10 @@ class IndexedTensor(BaseModel):
         end = 0
         for partition in self.partitions:
             if partition.first != end:
-                raise ValueError(f"has rows {partition.first} on behind row {end}")
+                raise ValueError(f"continues with row {partition.first} after row {end}")
             end += partition.rows * partition.files
         if end != self.rows:
-            raise ValueError(f"has {end} rows of {self.rows}")
+            raise ValueError(f"has only {end} of {self.rows} rows")
         return self
 
     @property
@@ -177,7 +177,7 @@ def _plan_copies(
         for partition in tensor.partitions:
             there = slice(partition.file, partition.file + partition.files)
             if there.stop > len(files):
-                raise DamagedCheckpoint(f"{path}: its index names a file that is not there")
+                raise DamagedCheckpoint(f"{path}: the index names a file that does not exist")
             if name in wanted:
                 for file, copy in _find_copies(partition, name, tensor.row_bytes, *wanted[name]):
                     begin = int(at_F[file])
@@ -185,7 +185,7 @@ def _plan_copies(
                     copies.setdefault(file, []).append(moved)
             at_F[there] += partition.rows * tensor.row_bytes
     if at_F.tolist() != [chunks.bytes for chunks in files]:
-        raise DamagedCheckpoint(f"{path}: its index is of other files than are there")
+        raise DamagedCheckpoint(f"{path}: the index does not match the sizes of the files")
     return copies
 
 

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 def _check_file_name(name: str) -> str:
     if not FILE_NAME.fullmatch(name):
-        raise ValueError(f"names '{name}', which no checkpoint holds")
+        raise ValueError(f"names '{name}', which cannot be a file of a checkpoint")
     return name
 
 
@@ -82,19 +82,19 @@ class CheckpointManifest(BaseModel):
         except FileNotFoundError:
             raise DamagedCheckpoint(f"{path}: gone, or never written") from None
         except (ValueError, AttributeError):
-            raise DamagedCheckpoint(f"{path}: torn") from None
+            raise DamagedCheckpoint(f"{path}: the file is incomplete") from None
         if right != digest(entries):
-            raise DamagedCheckpoint(f"{path}: other bytes than were written")
+            raise DamagedCheckpoint(f"{path}: bytes differ from those written")
         if found != FORMAT:
             raise DataError(
-                f"{path}: of format {found}, but this trainrig reads {FORMAT}; use the trainrig "
+                f"{path}: format {found} is not supported, only {FORMAT}; use the trainrig version "
                 "that wrote it, or another `output`"
             )
         try:
             return cls.model_validate(entries)
         except ValidationError as error:
             what = error.errors()[0]["msg"].removeprefix("Value error, ")
-            raise DamagedCheckpoint(f"{path}: not as trainrig writes it: {what}") from None
+            raise DamagedCheckpoint(f"{path}: not a valid manifest: {what}") from None
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def commit(target: str, manifest: CheckpointManifest) -> None:
     """
     created = storage.create(storage.join(target, MANIFEST), manifest.encode())
     if not created:
-        raise ClusterError(f"{target}: was committed before, by whom else?")
+        raise ClusterError(f"{target}: another process has already committed this checkpoint")
 
 
 def find_newest_valid(

@@ -77,7 +77,7 @@ def open_model(path: str) -> CheckpointModel:
     try:
         return _open(checkpoint)  # verifies each byte as it is read, and reads no optimizer state
     except DamagedCheckpoint as damage:
-        log.warning("passed over a damaged checkpoint: %s", damage)
+        log.warning("skipped a damaged checkpoint: %s", damage)
     return _open(resolve(path))
 
 

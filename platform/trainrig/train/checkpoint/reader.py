@@ -65,7 +65,8 @@ def load(checkpoint: str, state: TrainState, job: TrainingJob, batches: DataHist
         check_entries(checkpoint, entries, batches)
         if opened.tokenizer != job.tokenizer:
             raise ConfigError(
-                f"{checkpoint}: of another tokenizer than the tokens of this run; use its tokens, "
+                f"{checkpoint}: the tokenizer differs from that of this run's tokens; use its "
+                "tokens, "
                 "or another `output`"
             )
         wanted = rows if first else {n: t for n, t in rows.items() if n not in whole}
@@ -204,7 +205,8 @@ def check_model(checkpoint: str, entries: Mapping[str, Any], model: DecoderConfi
     if differ := _find_first_difference(there, wanted):
         key, value, other = differ
         raise ConfigError(
-            f"{checkpoint}: of another model: {key} is {value} there, {other} in the run file"
+            f"{checkpoint}: the checkpoint has another model: {key} is {value} there, {other} in "
+            "the run file"
         )
 
 

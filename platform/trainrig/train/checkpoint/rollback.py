@@ -43,9 +43,9 @@ def roll_back(
     """
     if state.detector.gives_up(spike):
         raise Diverged(
-            f"{job.folder}: a spike at the data steps {spike.first} to {spike.last}, where the run "
-            f"has gone back {spike.again} times; lower training.optimizer.lr, set "
-            "training.spikes.rate_cut, or see with `trainrig trace` what data it is"
+            f"{job.folder}: loss spike at data steps {spike.first} to {spike.last}, where the run "
+            f"has already rolled back {spike.again} times; lower training.optimizer.lr, set "
+            "training.spikes.rate_cut, or inspect the data with `trainrig trace`"
         )
     answer: list[int | None] = [None]
     if dist.get_rank() == 0:

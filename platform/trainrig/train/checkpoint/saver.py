@@ -150,7 +150,7 @@ class Saver:
                     )
                 # the driver then verifies the whole checkpoint itself
                 except (OSError, TrainrigError) as error:
-                    log.warning("%s: cannot be said to be verified: %s", target, error)
+                    log.warning("%s: could not record the verification: %s", target, error)
         dist.barrier(self._group)  # no rank may report the end of the run before the record exists
         if problem:
             raise problem
@@ -173,7 +173,7 @@ class Saver:
             self._thread = None
         if self._broken:
             raise ClusterError(
-                f"{self._folder.checkpoints}: the ranks lost each other while they saved: "
+                f"{self._folder.checkpoints}: the ranks lost their connection while saving: "
                 f"{self._broken}"
             ) from self._broken
 

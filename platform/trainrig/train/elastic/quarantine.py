@@ -68,13 +68,14 @@ class Quarantine:
         for node in sorted(choice.avoided - self.avoided):
             faults = self._faults[node]
             self._folder.record("node_quarantined", node=node, faults=faults, step=step)
-            log.warning("node %s is used no more: %d attempts failed by it", node[:8], faults)
+            log.warning("node %s is no longer used: it made %d attempts fail", node[:8], faults)
         for node in sorted(choice.faulty - choice.avoided):
             faults = self._faults[node]
             self._folder.record("node_needed", node=node, faults=faults, step=step)
             log.warning(
-                "node %s is used although %d attempts failed by it: without it there is no room "
-                "for workers = %s; add a node",
+                "node %s is still used although it made %d attempts fail: without it, the nodes "
+                "cannot run "
+                "workers = %s; add a node",
                 *(node[:8], faults, self._bounds),
             )
         self.avoided = choice.avoided

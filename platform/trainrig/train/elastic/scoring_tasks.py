@@ -89,8 +89,9 @@ class ScoringTasks:
                 if how := stop.read_request():
                     stop.remove_request()
                     raise Unfinished(
-                        f"{self._folder.path}: trained to its end, and stopped by {how} before all "
-                        "of it was scored; the same command goes on from there"
+                        f"{self._folder.path}: training is complete, but {how} stopped the run "
+                        "before all "
+                        "checkpoints were scored; run the same command to continue"
                     )
                 if evaluation.where == "workers":  # the workers ended before they had scored it
                     self._score_oldest(evaluation)

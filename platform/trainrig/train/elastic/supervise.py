@@ -209,7 +209,7 @@ class _Run:
         for damage in damages:
             if damage[:500] not in known:
                 self.folder.record("checkpoint_damaged", problem=damage[:500])
-                log.warning("passed over a damaged checkpoint: %s", damage)
+                log.warning("skipped a damaged checkpoint: %s", damage)
 
     def _wait_for_size(self, step: int) -> int:
         """Wait for enough space, and return the number of workers for the next attempt.
@@ -234,15 +234,19 @@ class _Run:
                 return choice.size
             if choice.size is None and waited > faults.wait_for_nodes:
                 raise ClusterError(
-                    f"{self.job.folder}: stands at step {step}; for {faults.wait_for_nodes:g} s "
-                    f"there was no room for workers = {self.bounds}; add nodes and run it again, "
+                    f"{self.job.folder}: the run is at step {step}; for "
+                    f"{faults.wait_for_nodes:g} s, "
+                    f"the cluster had no space for workers = {self.bounds}; add nodes and run it "
+                    "again, "
                     "or allow fewer"
                 )
             if choice.size is None and settled and not waiting:
                 waiting = True
                 capacity = sum(node.capacity for node in nodes if not node.draining)
                 self.folder.record("waiting_for_nodes", step=step, capacity=capacity)
-                log.warning("room for %d workers of %s: waiting for nodes", capacity, self.bounds)
+                log.warning(
+                    "space for only %d workers of %s: waiting for nodes", capacity, self.bounds
+                )
             self._pause(CHECK_NODES_EVERY if waiting else POLL)
 
     def _wait_for_nodes(self) -> Sequence[WorkerNode]:
@@ -316,8 +320,8 @@ class _Run:
         step = newest.step if newest else 0
         self.folder.record("run_stopped", step=step, how=how or why)
         raise Unfinished(
-            f"{self.job.folder}: {why}; step {step} of {self.job.training.steps} is saved, and the "
-            "same command goes on from there"
+            f"{self.job.folder}: {why}; step {step} of {self.job.training.steps} is saved; run the "
+            "same command to continue"
         )
 
 
@@ -366,9 +370,9 @@ class _AttemptWatcher:
         storage.check_held(folder.path)
         if folder.is_gone(self._attempt):
             raise FolderGone(
-                f"{folder.path}: removed while the run was going on (the record of its attempt "
-                f"{self._attempt.number} is gone), so the run was ended; delete what is left "
-                "there, and the same command begins anew"
+                f"{folder.path}: the folder was removed during the run (the record of attempt "
+                f"{self._attempt.number} is missing), so the run ended; delete what is left "
+                "there, and run the same command to start again"
             )
 
     def _check_attempt(self, now: float) -> None:

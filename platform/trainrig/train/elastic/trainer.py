@@ -75,7 +75,8 @@ def check_fit(workers: int | tuple[int, int], actors: int | tuple[int, int] = 0)
     if beside and found.later is not None and least + beside > room:
         left = f"set rollouts.actors = {room - least} or fewer" if room > least else "leave it out"
         raise ConfigError(
-            f"rollouts.actors: {beside} beside {least} workers, and Ray has room for {room} in "
+            f"rollouts.actors: Ray has space for {room} processes, not for {least} workers and "
+            f"{beside} actors in "
             f"all; {left}, or add nodes"
         )
 

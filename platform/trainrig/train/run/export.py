@@ -167,7 +167,9 @@ class Exporter:
     def _tell(self, at: int, problem: Exception) -> None:
         if at not in self._reported:
             kind = self._sinks[at].kind
-            log.warning("%s: %s: not all is there yet: %s", self._folder.path, kind, problem)
+            log.warning(
+                "%s: %s: some metrics are not sent yet: %s", self._folder.path, kind, problem
+            )
         self._reported.add(at)
 
 

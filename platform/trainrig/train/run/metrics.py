@@ -303,7 +303,9 @@ class _Board:
                 return act(*arguments)
             except OSError as problem:
                 if not self._reported:
-                    log.warning("%s: not all is written there: %s", self._folder, problem)
+                    log.warning(
+                        "%s: some TensorBoard events are not written: %s", self._folder, problem
+                    )
                 self._reported = True
                 return None
 

@@ -102,7 +102,7 @@ def read_report_data(folder: str) -> RunReportData:
         )
     lines = list(metrics.read_lines(folder))
     if not lines:
-        raise DataError(f"{folder}: not one update yet, so there is nothing to report")
+        raise DataError(f"{folder}: the run has no update yet, so there is nothing to report")
     run = tomllib.loads(storage.read(file).decode())
     named = [evaluation["name"] for evaluation in run["training"].get("evaluations", ())]
     scores = [read_usable_scores(RunFolder(folder), name) for name in named]

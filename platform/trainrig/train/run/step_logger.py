@@ -155,7 +155,7 @@ class StepLogger:
             raise Diverged(
                 f"{self._job.folder}: no update can be made from {end - first} global batches in a "
                 f"row (the last: {what}); training.max_skipped_steps allows {allowed}. Lower "
-                "training.optimizer.lr, or see with `trainrig trace` what data it was"
+                "training.optimizer.lr, or inspect the data with `trainrig trace`"
             )
 
     def log_held_out(self, loss: Loss, averaged: Mapping[int, float], seconds: float) -> None:
@@ -219,7 +219,9 @@ class StepLogger:
         number = self._attempt.number
         step = self._state.step
         self._folder.record("numerics_changed", attempt=number, step=step, what=difference[:500])
-        log.warning("from step %d on, other bits than before may result (%s)", step, difference)
+        log.warning(
+            "from step %d on, results may not be bit-identical to before (%s)", step, difference
+        )
 
     def flush(self) -> None:
         """Wait until everything is stored in the run folder. Raise ClusterError if that fails."""

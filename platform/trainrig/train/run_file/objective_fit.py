@@ -62,7 +62,7 @@ def check_fit(objective: CausalLM, model: DecoderConfig, convert: bool) -> None:
     check_beside(objective, model)
     if masked and not model.bidirectional and not convert:
         raise ValueError(
-            "objective MaskedLM asks for what stands on both sides, which a decoder does not "
+            "objective MaskedLM needs the context on both sides, which a decoder does not "
             'see; set model.kind = "Encoder", or with `continue_from` convert = true'
         )
     if model.bidirectional and not masked:

@@ -204,7 +204,8 @@ class Pretraining(TrainingRunFile):
         """Raise ValueError if a stage's sequences exceed the positions of `model` at that step."""
         if self.context and self.context[0].from_step == 0 and self.continue_from is None:
             raise ValueError(
-                "context: a stage from step 0 of a run that continues no other; say it in [model]"
+                "context: a stage starts at step 0 of a run without `continue_from`; put its "
+                "settings into [model]"
             )
         models = build_model_stages(model, self.context)
         batches = self.batches.resolve_stages()
