@@ -602,7 +602,7 @@ def test_a_wrong_run_file_is_refused_by_file_and_line(
         ("pretrain", ["tokens='{at}/none'"], "{at}/none: no manifest.json"),
         ("pretrain", ["model.vocabulary=100"], "model.vocabulary (100) is below the tokenizer's"),
         ("posttrain", ["checkpoint='{at}/none'"], "{at}/none"),
-        ("score", ["checkpoint='{at}/none'"], "{at}/none: no whole checkpoint"),
+        ("score", ["checkpoint='{at}/none'"], "{at}/none: no valid checkpoint"),
         ("score", ["checkpoint='{at}/fresh'"], "checkpoint: {at}/fresh/"),
         ("posttrain", ["conversations='{at}/none'"], "{at}/none: no manifest.json"),
         ("posttrain", ["batches.sequence_length=49"], "batches: sequence_length (49 tokens) is"),

@@ -65,6 +65,7 @@ REWRITTEN: tuple[str, ...] = (
     "tokens/tokenizers",
     "tokens/tokens_verbs.py",
     "tokens/vocabulary",
+    "train",
 )
 
 # A summary or a comment that begins so is a scrap of a sentence.

@@ -45,7 +45,7 @@ def stop_at_random(job, chaos, dice, how):
     try:
         trainer.run(job, 2)
     except Unfinished as stopped:
-        assert "the same command goes on from there" in str(stopped)
+        assert "run the same command to continue" in str(stopped)
         return events.all("run_stopped")[-1]["step"]
     finally:
         with one_at_a_time:

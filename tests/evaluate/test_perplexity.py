@@ -221,7 +221,7 @@ def test_windows_longer_than_the_model_can_read_are_refused(run):
 
 def test_what_is_not_there_is_named(run, tmp_path):
     for field, message in {
-        "checkpoint": "no whole checkpoint there",
+        "checkpoint": "no valid checkpoint there",
         "tokens": "no manifest.json, so no stage made it",
         "conversations": "no manifest.json, so no stage made it",
     }.items():

@@ -83,5 +83,5 @@ def test_a_question_beyond_the_positions_is_refused(fresh):
 
 
 def test_there_must_be_a_checkpoint(tmp_path):
-    with pytest.raises(DataError, match="no whole checkpoint there"):
+    with pytest.raises(DataError, match="no valid checkpoint there"):
         TextGenerator.open(str(tmp_path))

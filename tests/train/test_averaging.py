@@ -108,7 +108,7 @@ def test_what_cannot_be_averaged_is_refused(kept, tmp_path):
         return str(done.exception)
 
     out = str(tmp_path / "out")
-    assert "cannot be averaged; give a smaller --last" in said(out, "--last", "9")
+    assert "cannot be averaged; use a smaller --last" in said(out, "--last", "9")
     assert "horizons = [7]" in said(out, "--horizon", "7")
     assert "name one of --last and --horizon" in said(out)
     assert "there is something already" in said(kept.folder, "--last", "2")

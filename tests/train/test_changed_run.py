@@ -57,14 +57,14 @@ def test_a_run_of_constant_rate_may_end_at_another_step(make, begin, caplog, las
     begin(make("run", CONSTANT))
     changed = make("run", CONSTANT, steps=steps)
     assert pretrain(changed).counts["steps"] == steps
-    told = f"training.steps was {STEPS} and is {steps}; no step made would have been another"
+    told = f"training.steps was {STEPS} and is {steps}; the steps made so far stay the same"
     assert told in caplog.text
     from_start = make("from-start", CONSTANT, steps=steps)
     pretrain(from_start)
     assert read_losses(changed) == read_losses(from_start)
     assert last_weights(prepare(changed)) == last_weights(prepare(from_start))
     assert pretrain(changed).counts["steps"] == steps  # made before
-    with pytest.raises(OutputTaken, match=rf"is finished, with training\.steps = {steps}, not 12;"):
+    with pytest.raises(OutputTaken, match=rf"is finished with training\.steps = {steps}, not 12;"):
         pretrain(make("run", CONSTANT))
 
 
@@ -72,9 +72,9 @@ def test_a_run_of_constant_rate_may_end_at_another_step(make, begin, caplog, las
 @pytest.mark.parametrize(
     ("schedule", "steps", "why"),
     [
-        (COSINE, 16, r"by schedule Cosine the rate of step 3, which is made, was 0\.\d+ of the"),
+        (COSINE, 16, r"In schedule Cosine, the rate of step 3, already made, was 0\.\d+ of the"),
         # It would have begun to fall at the fifth step.
-        (DECAYS_LAST_QUARTER, 7, r"by schedule WarmupStableDecay the rate of step 6, which is"),
+        (DECAYS_LAST_QUARTER, 7, r"In schedule WarmupStableDecay, the rate of step 6, already"),
         (CONSTANT, 5, "and step 6 is saved; set 6 or more"),
     ],
 )

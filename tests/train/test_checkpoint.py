@@ -181,7 +181,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(name, how, copy)
     elif name == "manifest.json":
         assert len(damages) == 1 and str(at(copy, 20)) in damages[0]
     else:
-        said = {"deleted": "gone", "truncated": "bytes of", "flipped": "other bytes than"}[how]
+        said = {"deleted": "gone", "truncated": "bytes of", "flipped": "bytes differ from"}[how]
         assert len(damages) == 1 and damages[0].startswith(f"{path}: ") and said in damages[0]
 
 
@@ -210,7 +210,7 @@ def test_the_place_of_the_damage_is_told_to_the_chunk(monkeypatch, tmp_path):
     assert find_damage(str(path.parent)) is None
     flip(path, 2_345)
     assert find_damage(str(path.parent)) == (
-        f"{path}: other bytes than were written, from byte 2010 on"
+        f"{path}: bytes differ from those written, from byte 2010 on"
     )
 
 
@@ -382,10 +382,12 @@ def test_a_copied_checkpoint_is_one_wherever_it_lies(copy, tmp_path):
 def test_a_damaged_newest_one_is_passed_over_unless_it_is_named(copy, caplog):
     (at(copy, 20) / "tokenizer.json").write_text("{}")
     assert resolve(str(copy)) == str(at(copy, 16))
-    assert "passed over a damaged checkpoint" in caplog.text
-    with pytest.raises(DataError, match=r"a damaged checkpoint \(.*tokenizer.json: 2 bytes of"):
+    assert "skipped a damaged checkpoint" in caplog.text
+    with pytest.raises(
+        DataError, match=r"the checkpoint is damaged \(.*tokenizer.json: 2 bytes of"
+    ):
         resolve(str(at(copy, 20)))
-    with pytest.raises(DataError, match=r"no whole checkpoint there; damaged: .*tokenizer.json"):
+    with pytest.raises(DataError, match=r"no valid checkpoint there; damaged: .*tokenizer.json"):
         resolve(str(at(copy, 20).parent))
 
 
@@ -397,7 +399,7 @@ def test_a_folder_without_a_manifest_is_no_checkpoint(copy):
 
 @pytest.mark.parametrize("where", ["", "nowhere", "checkpoints", "checkpoints/step_00000001"])
 def test_where_there_is_no_checkpoint_the_message_says_what_to_name(where, tmp_path):
-    with pytest.raises(DataError, match="no whole checkpoint there; name the folder of a training"):
+    with pytest.raises(DataError, match="no valid checkpoint there; name the folder of a training"):
         resolve(str(tmp_path / where))
 
 
@@ -433,7 +435,7 @@ def test_weights_alone_are_nothing_to_go_on_from(alone, make_job, tmp_path):
     job = make_job(tmp_path)
     weights = write_model(job.folder, job.model, "{}", Decoder(job.model).state_dict())
     state = build_fresh_state(job, find_local_device())
-    with pytest.raises(ConfigError, match="does not say what data it was trained on"):
+    with pytest.raises(ConfigError, match="does not record its data"):
         checkpoint.load(weights, state, job, job.make_batches())
 
 
@@ -452,7 +454,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_size_that_differs(
 def test_a_checkpoint_of_another_tokenizer_is_refused(alone, straight):
     job = dataclasses.replace(straight(1), tokenizer="{}")
     state = build_fresh_state(job, find_local_device())
-    with pytest.raises(ConfigError, match=r"step_00000008/.*: of another tokenizer than"):
+    with pytest.raises(ConfigError, match=r"step_00000008/.*: the tokenizer differs from"):
         checkpoint.load(str(at(job.folder, 8)), state, job, job.make_batches())
 
 

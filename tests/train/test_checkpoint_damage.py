@@ -78,7 +78,7 @@ def test_a_flipped_bit_that_only_ranks_can_see_is_seen_and_marked(ranks, copy):
     spoil(path, "flipped")
     assert find_newest_valid(RunFolder(copy.folder), thorough=False)[0].step == 20
     refusals = ranks(2, "refusal", job=copy, resume_from=str(path.parent))
-    said = ("DamagedCheckpoint", f"{path}: other bytes than were written, from byte ")
+    said = ("DamagedCheckpoint", f"{path}: bytes differ from those written, from byte ")
     assert all((kind, text[: len(said[1])]) == said for kind, text in refusals)
     assert refusals[0] == refusals[1]
     mark = json.loads((path.parent / "damaged.json").read_text())
@@ -186,7 +186,7 @@ def test_a_manifest_that_names_what_no_checkpoint_holds_is_refused(name, alone, 
     there = CheckpointManifest.read(str(folder))
     hostile = there.model_copy(update={"files": there.files | {name: sums}})
     (folder / "manifest.json").write_bytes(hostile.encode())
-    said = f"names '{name}', which no checkpoint holds"
+    said = f"names '{name}', which cannot be a file of a checkpoint"
     assert said in find_damage(str(folder))
     with pytest.raises(DamagedCheckpoint, match="names '"):
         load(str(folder), build_fresh_state(copy, find_local_device()), copy, copy.make_batches())
@@ -199,10 +199,10 @@ def test_a_manifest_that_names_what_no_checkpoint_holds_is_refused(name, alone, 
 @pytest.mark.parametrize(
     ("partitions", "said"),
     [
-        ([[1, 0, 16, 2]], "its index names a file that is not there"),
-        ([[0, 0, 20, 1], [1, 20, 12, 1]], "its index is of other files than are there"),
-        ([[0, 0, 16, 1], [1, 0, 16, 1]], "has rows 0 on behind row 16"),
-        ([[0, 0, 16, 1]], "has 16 rows of 32"),
+        ([[1, 0, 16, 2]], "the index names a file that does not exist"),
+        ([[0, 0, 20, 1], [1, 20, 12, 1]], "the index does not match the sizes of the files"),
+        ([[0, 0, 16, 1], [1, 0, 16, 1]], "continues with row 0 after row 16"),
+        ([[0, 0, 16, 1]], "has only 16 of 32 rows"),
         ([[0, 0, 16, 0]], "greater than 0"),
     ],
 )
@@ -227,7 +227,7 @@ def test_a_checkpoint_of_another_format_is_refused_in_one_line_and_not_taken_for
     with pytest.raises(DataError) as refused:
         find_newest_valid(RunFolder(copy.folder), thorough=False)
     assert str(refused.value) == (
-        f"{path}: of format 4, but this trainrig reads 5; use the trainrig that wrote it, or "
+        f"{path}: format 4 is not supported, only 5; use the trainrig version that wrote it, or "
         "another `output`"
     )
 
@@ -238,7 +238,7 @@ def test_a_manifest_with_one_digit_changed_is_damaged_though_it_reads_well(copy)
     text = path.read_text()
     path.write_text(text.replace('"step": 20,', '"step": 21,'))
     assert path.read_text() != text
-    assert find_damage(str(path.parent)) == f"{path}: other bytes than were written"
+    assert find_damage(str(path.parent)) == f"{path}: bytes differ from those written"
 
 
 # --- outlived

@@ -39,7 +39,7 @@ def test_room_is_12_bytes_a_parameter(make_job, disk_with, caplog, tmp_path):
         check_disk_space(job)
     disk_with(one)
     check_disk_space(job)
-    assert "up to 3 are there at a time: it may become full" in caplog.text
+    assert "up to 3 exist at a time: the disk may become full" in caplog.text
     caplog.clear()
     disk_with(3 * one)
     check_disk_space(job)

@@ -119,7 +119,7 @@ def test_stages_ahead_may_be_edited_and_those_behind_may_not(extended, make_run)
         checkpoint.check_context(at_6, entries, prepare(with_context(run, list(context))))
 
     check(LONG, {"from_step": 7, "positions": 256})
-    with pytest.raises(ConfigError, match=r"other stages of \[\[context\]\].*from_step"):
+    with pytest.raises(ConfigError, match=r"other \[\[context\]\] stages.*from_step"):
         check(LONG | {"from_step": 2})
     with pytest.raises(ConfigError, match=r"positions: 192 there, 256 here"):
         check(LONG | {"positions": 256})

@@ -123,7 +123,7 @@ def test_a_decoder_goes_on_as_an_encoder_only_where_the_run_file_says_so(
         prepare(run(convert=True).model_copy(update={"convert": False}))
     with caplog.at_level(logging.WARNING):
         job = prepare(run(convert=True))
-    assert "each token also sees those after it" in caplog.text
+    assert "each token also sees later tokens" in caplog.text
     assert job.model.bidirectional
     (tmp_path / "encoder").mkdir()
     ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))

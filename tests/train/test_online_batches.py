@@ -114,7 +114,7 @@ def test_a_batch_that_is_gone_in_the_midst_of_its_updates_is_asked_for(whole, ra
     shutil.rmtree(gone)
     for path in Path(job.folder).glob("checkpoints/step_0000000[68]"):
         shutil.rmtree(path)
-    with pytest.raises(AssertionError, match="1 of 2 updates into it; restore that folder"):
+    with pytest.raises(AssertionError, match="1 of 2 updates from it; restore that folder"):
         go_on(ranks, job, 1)
 
 

@@ -212,7 +212,7 @@ def test_damage_that_is_met_while_weights_are_read_leads_to_the_one_before(
     file.write_bytes(data)
     assert len(there.files[name].ends) == 2  # one chunk beside the header: both lie in it
     assert open_model(str(run)).step == 16
-    assert "passed over a damaged checkpoint" in caplog.text
+    assert "skipped a damaged checkpoint" in caplog.text
 
 
 # --- the end of a run
@@ -260,7 +260,7 @@ def test_other_bytes_than_were_written_are_found_by_the_rank_that_wrote_them(
     attempt = RunFolder(job.folder).take_attempt(0)
     found = ranks(2, "read_back", job=job, attempt=attempt, spoilt_by=1)
     (path,) = Path(job.folder).glob("checkpoints/*/*")
-    said = f"{path}/shard-00002-model-00001-of-00001.safetensors: other bytes than were written"
+    said = f"{path}/shard-00002-model-00001-of-00001.safetensors: bytes differ from those written"
     assert all(kind == "DamagedCheckpoint" and text.startswith(said) for kind, text in found)
     assert json.loads((path / "damaged.json").read_text())["problem"] == found[0][1]
     assert not (path / VERIFIED).exists()

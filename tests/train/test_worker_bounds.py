@@ -80,7 +80,7 @@ def test_a_run_shrinks_through_its_layouts():
 @pytest.mark.parametrize(
     ("workers", "said"),
     [
-        ((3, 8), "fewest (3) are no whole number of replicas of any layout; use 2 or 4"),
+        ((3, 8), "minimum (3) is not a multiple of the replica size of any layout; use 2 or 4"),
         ((4, 8), "fallbacks[0] is never used: workers = [4, 8] has room"),
         (4, "fallbacks[0] is never used: workers = 4 has room"),
     ],

@@ -284,7 +284,7 @@ def without_ray(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def run(job: TrainingJob, workers: int) -> trainer.TrainingResult:
         folder, attempt = RunFolder(job.folder), None
-        while attempt is None or folder.has_rolled_back(attempt):  # as it is supervised
+        while attempt is None or folder.is_rolled_back(attempt):  # as it is supervised
             newest, _ = find_newest_valid(folder)
             attempt = folder.take_attempt(newest.step if newest else 0)
             path = newest.path if newest else None

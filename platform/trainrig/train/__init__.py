@@ -1,1 +1,1 @@
-"""Pretraining: the verb, the loop, the step and the state."""
+"""Training runs: the training loop, one step, the state, and the settings of a run."""

@@ -1,8 +1,9 @@
-"""Averages of the weights along a run, which often predict better than the last weights do.
+"""Running averages of the weights, which often predict better than the last weights do.
 
 An exponential moving average (Polyak and Juditsky 1992; Izmailov et al. 2018, arXiv:1803.05407)
-takes no second run: after each update it moves towards the weights by 1 / horizon. Until as many
-updates were made it is their plain mean, so what it began with leaves no trace.
+needs no second run: after each update, the average moves towards the weights by 1 / horizon. For
+the first `horizon` updates it is the plain mean of the weights so far, so the initial weights leave
+no trace in it.
 """
 
 import contextlib
@@ -13,56 +14,63 @@ from pydantic import model_validator
 
 from trainrig.config import Settings
 
-# Run files are read without torch.
+# Run files are read without importing torch.
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
 class Averaging(Settings):
-    """Averages of the weights to keep beside them; each takes the memory of the weights once."""
+    """Averages of the weights to keep; each takes as much memory as the weights."""
 
-    # Updates that an average reaches back over, about; one average for each. It is saved, and its
-    # held-out loss measured beside that of the weights.
+    # Number of updates that each average covers, approximately: one average per number. Each
+    # average is saved in the checkpoints, and its held-out loss is measured next to the loss of the
+    # weights.
     horizons: tuple[int, ...] = ()
 
     @model_validator(mode="after")
-    def _horizons_are_some(self) -> Self:
-        if len(set(self.horizons)) < len(self.horizons) or any(each < 2 for each in self.horizons):
+    def _check_horizons(self) -> Self:
+        if len(set(self.horizons)) < len(self.horizons) or any(
+            horizon < 2 for horizon in self.horizons
+        ):
             raise ValueError(
-                f"horizons = {list(self.horizons)}: give different numbers of updates, 2 or more"
+                f"horizons = {list(self.horizons)} are not different numbers of 2 or more; list "
+                "each number of updates once"
             )
         return self
 
 
 class WeightAverages:
-    """The averages that one rank keeps: of its slices of the weights, so nothing is sent."""
+    """Averages of one rank's slices of the weights; updating them needs no communication."""
 
     def __init__(self, model: "nn.Module", horizons: Sequence[int] = ()) -> None:
         self._parameters = dict(model.named_parameters())
         self._averages = {
-            horizon: {name: each.detach().clone() for name, each in self._parameters.items()}
+            horizon: {
+                name: parameter.detach().clone() for name, parameter in self._parameters.items()
+            }
             for horizon in horizons
         }
 
     @property
     def horizons(self) -> tuple[int, ...]:
-        """Of each average."""
+        """Number of updates that each average covers."""
         return tuple(self._averages)
 
     def update(self, step: int) -> None:
-        """Update number `step`, from 1, was made."""
+        """Update all averages after update number `step`, counted from 1."""
         for horizon, averages in self._averages.items():
             share = max(1 / horizon, 1 / step)
             for name, average in averages.items():
                 weights = _to_local(self._parameters[name].detach())
-                # What an average began with may be no number, which times 0 is none either.
+                # An average may start as NaN, and NaN times 0 is NaN: copy instead of
+                # interpolating.
                 if share == 1:
                     _to_local(average).copy_(weights)
                 else:
                     _to_local(average).lerp_(weights, share)
 
     def list_tensors(self) -> "dict[str, Tensor]":
-        """Each average as `average.HORIZON.NAME`; not copies."""
+        """Return all averages keyed by `average.HORIZON.NAME`; the tensors are not copies."""
         return {
             f"average.{horizon}.{name}": average
             for horizon, averages in self._averages.items()
@@ -71,15 +79,18 @@ class WeightAverages:
 
     @contextlib.contextmanager
     def swap_in(self, horizon: int) -> Iterator[None]:
-        """While the block runs, the model has the average in the place of its weights."""
-        kept = {name: _to_local(each.detach()).clone() for name, each in self._parameters.items()}
-        for name, each in self._parameters.items():
-            _to_local(each.detach()).copy_(_to_local(self._averages[horizon][name]))
+        """Replace the model's weights by the average of `horizon` while the block runs."""
+        kept = {
+            name: _to_local(parameter.detach()).clone()
+            for name, parameter in self._parameters.items()
+        }
+        for name, parameter in self._parameters.items():
+            _to_local(parameter.detach()).copy_(_to_local(self._averages[horizon][name]))
         try:
             yield
         finally:
-            for name, each in self._parameters.items():
-                _to_local(each.detach()).copy_(kept[name])
+            for name, parameter in self._parameters.items():
+                _to_local(parameter.detach()).copy_(kept[name])
 
 
 def _to_local(tensor: "Tensor") -> "Tensor":

@@ -1,8 +1,9 @@
-"""Changes to the run file of a training run that has begun, where what was learnt stays the same.
+"""Checks which run-file changes are safe for a training run that has already started.
 
-`training.steps` may change as long as each step that was made had the same learning rate.
-`batches.micro_batch` may change where a loss is a mean over tokens, whichever micro-batch they are
-in; gradients are then added in another order, so the bits of the weights differ.
+`training.steps` may change if every step made so far had the same learning rate under both values.
+`batches.micro_batch` may change if the loss is a mean over tokens, independent of the micro-batch
+that holds them. The gradients are then added in another order, so the weights are not
+bit-identical.
 """
 
 import logging
@@ -31,8 +32,9 @@ def claim_run(
 ) -> Stage:
     """Claim the run folder for `run`, as `manifest.claim` does.
 
-    A run that has begun, and is not finished, may be claimed with another number of steps or
-    another micro-batch where the module says so. Raises OutputTaken, with the reason, where not.
+    A run that has started and is not finished may be claimed with another number of steps or
+    another micro-batch size where the module's rules allow it. Raises OutputTaken, with the reason,
+    where they do not. `inputs` maps each input's name to the fingerprint of its content.
     """
     there = manifest.read_claim(folder)
     wanted = manifest.build_claim(run, inputs)
@@ -54,7 +56,7 @@ def _get(claim: Claim, key: tuple[str, str]) -> object:
 
 
 def _with_values_of(there: Claim, wanted: Claim, keys: list[tuple[str, str]]) -> Claim:
-    """Return `wanted` with the values that `there` has of `keys`."""
+    """Return `wanted` with the values of `keys` taken from `there`."""
     config = dict(wanted.config)
     for table, name in keys:
         config[table] = {**config[table], name: there.config[table][name]}
@@ -68,13 +70,13 @@ def _check_changes(
     changed: list[tuple[str, str]],
     micro_batch_may_change: bool,
 ) -> None:
-    """Raise OutputTaken if what was learnt would be another for what has `changed`."""
+    """Raise OutputTaken if the steps made so far would differ under the `changed` keys."""
     if storage.exists(storage.join(folder, MANIFEST)):
         if STEPS in changed:
             raise OutputTaken(
-                f"{folder}: is finished, with training.steps = {_get(there, STEPS)}, not "
-                f"{training.steps}; to train on, begin another run with `continue_from` or "
-                "`checkpoint` naming it"
+                f"{folder}: the run is finished with training.steps = {_get(there, STEPS)}, not "
+                f"{training.steps}; to train further, start another run with `continue_from` or "
+                "`checkpoint` set to this one"
             )
         return
     newest, _ = find_newest_valid(RunFolder(folder), thorough=False)
@@ -83,14 +85,15 @@ def _check_changes(
         _check_steps(folder, int(str(_get(there, STEPS))), training, made)
     if MICRO_BATCH in changed and made and not micro_batch_may_change:
         raise OutputTaken(
-            f"{folder}: begun with batches.micro_batch = {_get(there, MICRO_BATCH)}; of its "
-            "objective or model the loss depends on which rows are in one micro-batch, so the "
-            "steps made would have been others; set it back, or choose another `output`"
+            f"{folder}: the run started with batches.micro_batch = {_get(there, MICRO_BATCH)}. "
+            "With its "
+            "objective or model, the loss depends on which rows share a micro-batch, so the steps "
+            "made so far would differ; set it back, or choose another `output`"
         )
 
 
 def _check_steps(folder: str, before: int, training: Training, made: int) -> None:
-    begun = f"{folder}: begun with training.steps = {before}, not {training.steps}"
+    begun = f"{folder}: the run started with training.steps = {before}, not {training.steps}"
     if training.steps < made:
         raise OutputTaken(
             f"{begun}, and step {made} is saved; set {made} or more, or choose another `output`"
@@ -100,16 +103,16 @@ def _check_steps(folder: str, before: int, training: Training, made: int) -> Non
         then, now = (schedule.multiplier(step, steps) for steps in (before, training.steps))
         if then != now:
             raise OutputTaken(
-                f"{begun}: by schedule {schedule.kind} the rate of step {step + 1}, which is made, "
+                f"{begun}. In schedule {schedule.kind}, the rate of step {step + 1}, already made, "
                 f"was {then:.4g} of the peak and would have been {now:.4g}; set it back, or choose "
                 "another `output`"
             )
 
 
 def _announce(folder: str, key: tuple[str, str], there: Claim, wanted: Claim) -> None:
-    then = "no step made would have been another"
+    then = "the steps made so far stay the same"
     if key == MICRO_BATCH:
-        then = "gradients are added in another order, so weights are not those of either to the bit"
+        then = "gradients are added in another order from now on, so results are not bit-identical"
     log.warning(
         "%s: %s was %s and is %s; %s",
         folder,

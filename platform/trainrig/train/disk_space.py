@@ -14,26 +14,29 @@ from trainrig.report import format_short
 from trainrig.train.job import TrainingJob
 
 log = logging.getLogger(__name__)
-WEIGHT = 4  # bytes of a weight in a checkpoint: float32
+WEIGHT = 4  # bytes per weight in a checkpoint: float32
 
 
 def check_disk_space(job: TrainingJob) -> None:
-    """Raise ConfigError if the run folder's disk has no room for one checkpoint; a bucket has.
+    """Raise ConfigError if the run folder's disk has no space for one checkpoint.
 
-    Room for one alone, of a run that keeps several, is worth a warning.
+    Log a warning if one checkpoint fits, but not as many as the run keeps. A run folder in a bucket
+    is not checked.
     """
     if job.folder.startswith(storage.S3):
         return
-    shapes, training = _list_saved_shapes(job), job.training
+    shapes = _list_saved_shapes(job)
+    training = job.training
     parameters = sum(map(math.prod, shapes.values()))
     needed = WEIGHT * parameters + count_state_bytes(shapes, training.optimizer, training.groups)
-    for each in job.trained.values():
-        beside = parameter_shapes(each.model)
-        count = sum(map(math.prod, beside.values()))
+    for other in job.trained.values():
+        other_shapes = parameter_shapes(other.model)
+        count = sum(map(math.prod, other_shapes.values()))
         parameters += count
-        needed += WEIGHT * count + count_state_bytes(beside, each.optimizer)
+        needed += WEIGHT * count + count_state_bytes(other_shapes, other.optimizer)
     free = _measure_free_bytes(job.folder)
-    kept = job.training.checkpoints.keep + 1  # the newest is whole before the oldest goes
+    # The oldest checkpoint is removed only once the newest is complete.
+    kept = job.training.checkpoints.keep + 1
     what = (
         f"{job.folder}: {format_short(free)}B free; a checkpoint of {format_short(parameters)} "
         f"parameters takes {format_short(needed)}B ({needed / parameters:.3g} bytes each)"
@@ -41,21 +44,22 @@ def check_disk_space(job: TrainingJob) -> None:
     if needed > free:
         raise ConfigError(f"{what}; free some, or choose another `output`")
     if kept * needed > free + _sum_bytes(f"{job.folder}/checkpoints"):
-        log.warning("%s, and up to %d are there at a time: it may become full", what, kept)
+        log.warning("%s, and up to %d exist at a time: the disk may become full", what, kept)
 
 
 def _list_saved_shapes(job: TrainingJob) -> Mapping[str, tuple[int, ...]]:
-    """Of the model's parameters, or of the adapter's alone, by name."""
+    """Return the shapes of the saved parameters by name: the model's, or the adapter's alone."""
     if job.adapter is None:
         return parameter_shapes(job.model)
-    from trainrig.models.lora.layers import list_adapter_shapes  # torch takes seconds
+    # Imported here, as it loads torch, which takes seconds.
+    from trainrig.models.lora.layers import list_adapter_shapes
 
     found = list_adapter_shapes(job.model, job.adapter.lora)
     return {name: tuple(shape) for name, shape in found.items()}
 
 
 def _measure_free_bytes(folder: str) -> int:
-    """Of the disk that `folder` is on, or will be."""
+    """Return the free bytes of the disk that holds `folder`, which need not exist yet."""
     path = Path(folder)
     while not path.exists():
         path = path.parent

@@ -1,4 +1,4 @@
-"""What a run file says of faults: how long to wait for what, and when to give up."""
+"""Run-file settings for fault handling: how long to wait, and when to give up."""
 
 from typing import Annotated
 
@@ -8,33 +8,34 @@ from trainrig.config import NOT_IDENTITY, Settings
 
 
 class Faults(Settings):
-    """How a run meets the failure of its workers, and a stop request. All times in seconds."""
+    """Handling of worker failures and stop requests in a run. All times are in seconds."""
 
-    # Restarts without a new checkpoint between them before the run is given up.
+    # Restarts allowed without a new checkpoint between them. One more failure ends the run.
     max_restarts: Annotated[int, NOT_IDENTITY] = Field(default=5, ge=0)
-    # Attempts that failed by one node (a rank died there, or its device broke) after which
-    # this run puts no worker on it again, as long as there is room for enough without it.
+    # Failed attempts caused by one node (a rank died there, or its device broke) after which the
+    # run no longer uses that node, as long as enough workers fit on the others.
     quarantine_after: Annotated[int, NOT_IDENTITY] = Field(default=3, ge=1)
-    # Seconds before the second restart without a new checkpoint, doubled for each further one; the
-    # first waits for nothing.
+    # Seconds to wait before the second restart without a new checkpoint; doubled for each further
+    # one. The first restart does not wait.
     back_off: Annotated[float, NOT_IDENTITY] = Field(default=1.0, ge=0)
-    # Seconds that `back_off` may grow to.
+    # Upper limit of `back_off`, in seconds.
     longest_back_off: Annotated[float, NOT_IDENTITY] = Field(default=60.0, ge=0)
-    # Seconds that a collective waits for a rank before the attempt has failed.
+    # Seconds that a collective operation waits for a rank before the attempt fails.
     collective_timeout: Annotated[float, NOT_IDENTITY] = Field(default=60.0, gt=0)
-    # Seconds without progress of a rank, at least, before its attempt is killed; the limit is the
-    # larger of this and `hang_steps`.
+    # Seconds without progress of a rank before its attempt is killed. The limit is the larger of
+    # this and `hang_steps`.
     hang_seconds: Annotated[float, NOT_IDENTITY] = Field(default=30.0, gt=0)
-    # Usual step times without progress of a rank, at least, before its attempt is killed.
+    # Time without progress of a rank before its attempt is killed, in usual step times. The limit
+    # is the larger of this and `hang_seconds`.
     hang_steps: Annotated[float, NOT_IDENTITY] = Field(default=10.0, gt=1)
-    # Seconds that the first step, save or evaluation of an attempt may take: it may be compiling or
-    # allocating.
+    # Seconds allowed for the first step, save or evaluation of an attempt, which may include
+    # compilation and memory allocation.
     start_limit: Annotated[float, NOT_IDENTITY] = Field(default=600.0, gt=0)
-    # Seconds between a request to stop and the kill; clouds give about as much before they take a
-    # machine back.
+    # Seconds between a stop request and the kill. Clouds give about as much notice before they take
+    # a machine back.
     grace: Annotated[float, NOT_IDENTITY] = Field(default=30.0, gt=0)
-    # Seconds that a larger cluster must last before the run moves to it: nodes often come in
-    # groups.
+    # Seconds that additional nodes must stay before the run moves to the larger cluster: nodes
+    # often arrive in groups.
     settle: Annotated[float, NOT_IDENTITY] = Field(default=1.0, ge=0)
-    # Seconds to wait with fewer nodes than `workers` needs before the run is given up.
+    # Seconds to wait with fewer nodes than `workers` needs before the run gives up.
     wait_for_nodes: Annotated[float, NOT_IDENTITY] = Field(default=1800.0, ge=0)

@@ -1,8 +1,9 @@
-"""The loss on text that is not trained on, by source, while a run is on its way.
+"""Held-out loss by source, measured during a training run.
 
-The rows are the same each time, so two figures differ by the model alone. A micro-batch is of one
-source and is computed the same way whoever computes it; what each comes to is added in the order of
-their numbers. So the losses have the same bits at any number of workers.
+The rows are the same at every measurement, so two values differ by the model alone. Each
+micro-batch holds rows of one source and is computed the same way on any rank; the sums of
+micro-batches are added in the order of their indices. So the losses are bit-identical at any number
+of workers.
 
 Shapes: B rows of a micro-batch, T positions, M micro-batches, P pieces of documents in B rows.
 """
@@ -35,7 +36,7 @@ from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards, check_rows
 from trainrig.train.sinks import Sink
 
-# torch is imported where it is needed: `check` opens what is held out, and does without.
+# torch is imported where it is needed: `check` opens the held-out data without it.
 if TYPE_CHECKING:
     import torch
 
@@ -46,55 +47,56 @@ log = logging.getLogger(__name__)
 
 
 class HeldOutSettings(Settings):
-    """How often the held-out loss is measured, and on how much."""
+    """Frequency and size of the held-out loss measurements."""
 
-    # Steps between measurements; the last step always has one.
+    # Steps between measurements. The last step is always measured.
     every: int = Field(default=100, ge=1)
-    # Sequences of each source to measure on; 0: no held-out loss. A row costs a third of one in
-    # training.
+    # Sequences of each source to measure on; 0 turns the held-out loss off. A row costs a third of
+    # a training row.
     rows: int = Field(default=16, ge=0)
 
     def due(self, step: int, last: int) -> bool:
-        """Whether it is to be measured after update number `step` of `last`."""
+        """Return whether the loss is measured after update number `step` of `last`."""
         return self.rows > 0 and step > 0 and (step % self.every == 0 or step == last)
 
 
 class Metrics(Settings):
-    """Steps between the measurements that cost something; none of them changes a bit of the run."""
+    """Frequency of the costlier metrics. They do not change the trained weights."""
 
-    # Steps between measurements of the gradient noise scale, and, on CPUs, of the slowest rank; 0:
-    # never.
+    # Steps between measurements of the gradient noise scale and, on CPUs, of the slowest rank; 0
+    # means never.
     every: int = Field(default=10, ge=0)
-    # Steps between measurements of gradient, weight and update norms by layer and by kind, which
-    # take a copy of each rank's slices of the weights for as long as an update, and of activations,
-    # which take a forward pass over one micro-batch; and, on accelerators, of where the time of a
-    # step goes and of the slowest rank, which wait for the device; 0: never.
+    # Steps between the costliest measurements; 0 means never. They are gradient, weight and update
+    # norms by layer and by kind, which need a copy of each rank's slices of the weights during the
+    # update; activations, which need a forward pass over one micro-batch; and, on accelerators, the
+    # time shares of a step and the slowest rank, which synchronise with the device.
     layers_every: int = Field(default=100, ge=0)
-    # Where the figures go beside `metrics.jsonl` and TensorBoard.
+    # Services that receive the metrics in addition to `metrics.jsonl` and TensorBoard.
     sinks: tuple[Sink, ...] = ()
 
     def due(self, step: int) -> bool:
-        """Whether update number `step`, from 1, is measured."""
+        """Return whether update number `step`, counted from 1, is measured."""
         return self.every > 0 and step % self.every == 0
 
     def layers_due(self, step: int) -> bool:
-        """Whether update number `step`, from 1, is measured by layer."""
+        """Return whether update number `step`, counted from 1, is measured by layer."""
         return self.layers_every > 0 and step % self.layers_every == 0
 
 
 class StepProfile(Settings):
-    """Steps to record, each operation and allocation of them; those take longer."""
+    """Steps to profile, with each operation and allocation. Profiled steps take longer."""
 
-    # First and last update to record, counted from 1; the first ones of an attempt also compile
-    # and allocate.
+    # First and last update to record, counted from 1. The first updates of an attempt also compile
+    # and allocate memory.
     steps: tuple[int, int]
-    # Ranks that record; a rank that the attempt does not have is passed over. None: all.
+    # Ranks that record; numbers that the attempt does not have are ignored. None means all ranks.
     ranks: tuple[int, ...] | None = None
-    # Whether the trace also says from which lines of Python each operation came; larger files.
+    # Whether the trace also records the Python lines that each operation came from. This makes
+    # larger files.
     stacks: bool = False
 
     @model_validator(mode="after")
-    def _a_range_that_can_be_opened(self) -> Self:
+    def _check_step_range(self) -> Self:
         first, last = self.steps
         if not 1 <= first <= last:
             raise ValueError(
@@ -106,28 +108,32 @@ class StepProfile(Settings):
 
 @dataclass(frozen=True)
 class HeldOutSets:
-    """What is held out of training, in micro-batches of one source each."""
+    """Held-out rows of a run, in micro-batches of one source each."""
 
     sources: tuple[str, ...]
-    batches: tuple[MicroBatch, ...]  # in the order of `sources`, which their `sources` count by
-    # Of earlier data: measured by source, and no part of the loss of all.
+    # Grouped by source, in the order of `sources`, which their source numbers index.
+    batches: tuple[MicroBatch, ...]
+    # Held-out rows of earlier data: measured by source, not part of the total loss.
     beside: "HeldOutSets | None" = None
 
     def micro_batches(self) -> int:
-        """How many there are of all sources together."""
+        """Return the number of micro-batches of all sources together."""
         return len(self.batches)
 
     def micro_batch(self, index: int) -> MicroBatch:
-        """Micro-batch `index`."""
+        """Return micro-batch number `index`."""
         return self.batches[index]
 
     def count_targets(self, source: str) -> int:
-        """Targets of all rows of `source`."""
+        """Return the number of targets in all rows of `source`."""
         return sum(int((m.targets != IGNORE).sum()) for _, m in self._list_batches(source))
 
     def corrupt(self, corruption: Corruption) -> "HeldOutSets":
-        """The same rows as `corruption` makes them, each time alike; of several kinds, each row by
-        itself, so that a few rows have all of them."""
+        """Return the same rows with `corruption` applied, identically at each call.
+
+        A mixture of corruptions is applied row by row rather than by micro-batch, so that even a
+        few rows contain every kind.
+        """
         if isinstance(corruption, MixedCorruption):
             corruption = corruption.choose_by_sample()
         return HeldOutSets(self.sources, tuple(corruption.apply(m, 0) for m in self.batches))
@@ -138,7 +144,7 @@ class HeldOutSets:
 
 
 def hold_nothing_out() -> HeldOutSets | None:
-    """No sets: for runs that measure no held-out loss."""
+    """Return None: the factory of held-out sets for runs that measure no held-out loss."""
     return None
 
 
@@ -150,11 +156,16 @@ def evaluate(
     mesh: "WorkerMesh",
     others: "Mapping[str, torch.nn.Module] | None" = None,
 ) -> "Loss | None":
-    """The loss of `model` on `sets`; every rank calls it.
+    """Compute the loss of `model` on `sets`. Collective: every rank must call it.
 
-    `agreed_to_stop` is called before each micro-batch and answers all ranks alike: None is returned
-    as soon as it says so. `mesh`: the ranks that hold `model`. `others`: the run's other
-    models, by name.
+    Args:
+        objective: The loss to compute.
+        model: The model, sharded over `mesh`.
+        sets: The held-out micro-batches; all ranks have the same.
+        agreed_to_stop: Called before each micro-batch; returns the same on all ranks. As soon as it
+        returns True, None is returned.
+        mesh: The ranks that hold `model`.
+        others: The run's other models, by name.
     """
     import torch
 
@@ -164,8 +175,10 @@ def evaluate(
     from trainrig.parallel.pipeline.passes import StagePasses
     from trainrig.train.loss_table import LossTable, measure_statistics
 
-    count, device = sets.micro_batches(), find_local_device()
-    split, passes = find_row_split(mesh), StagePasses(model, mesh)
+    count = sets.micro_batches()
+    device = find_local_device()
+    split = find_row_split(mesh)
+    passes = StagePasses(model, mesh)
     table = LossTable(objective, sets.sources, count, device, double=True, split=split)
     table.expect(passes.auxiliary())
     slots = assign_micro_batches(count, mesh.data_size, mesh.data_rank, mesh.data_size)
@@ -189,33 +202,34 @@ def evaluate(
                     table.fill(slot, computed, batch.sources_B)
         table.expect_diagnostics(passes.share_names(table.diagnostics))
     finally:
-        for each in (model, *(others or {}).values()):
-            reshard(each)
+        for held in (model, *(others or {}).values()):
+            reshard(held)
     return table.reduce()
 
 
 @dataclass(frozen=True)
 class RowSizes:
-    """How held-out text is cut."""
+    """Sizes of the rows that held-out text is cut into."""
 
-    rows: int  # of each source, at most
+    rows: int  # maximum for each source
     length: int  # T
     micro_batch: int  # B
-    by_document: bool  # a token looks back on its own document alone
+    by_document: bool  # True if attention is limited to the token's document
 
 
 def open_held_out(shards: TokenShards, sizes: RowSizes) -> HeldOutSets:
-    """Rows spread evenly over each source of `shards`, from its first to its last.
+    """Cut rows from each source of `shards`, spread evenly from its first token to its last.
 
-    A source with one token is left out: the first is no target. So there may be no source at all.
+    A source with fewer than two tokens is left out, as its first token is no target. So the result
+    may have no source at all.
     """
     sources = tuple(source for source in shards.sources if shards.tokens(source) > 1)
     batches: list[MicroBatch] = []
     for number, source in enumerate(sources):
-        windows = -(-(shards.tokens(source) - 1) // sizes.length)  # the last may be part of one
+        windows = -(-(shards.tokens(source) - 1) // sizes.length)  # the last one may be shorter
         chosen = np.unique(np.arange(sizes.rows, dtype=np.int64) * windows // sizes.rows)
-        for at in range(0, len(chosen), sizes.micro_batch):
-            samples = chosen[at : at + sizes.micro_batch]
+        for first_chosen in range(0, len(chosen), sizes.micro_batch):
+            samples = chosen[first_chosen : first_chosen + sizes.micro_batch]
             batches.append(_read_micro_batch(shards, source, number, samples, sizes))
     return HeldOutSets(sources, tuple(batches))
 
@@ -223,9 +237,9 @@ def open_held_out(shards: TokenShards, sizes: RowSizes) -> HeldOutSets:
 def _read_micro_batch(
     shards: TokenShards, source: str, number: int, samples: Integers, sizes: RowSizes
 ) -> MicroBatch:
-    """The windows `samples` [B] of `source`, each of its T tokens after the one before it.
+    """Read the windows `samples` [B] of `source` into one micro-batch.
 
-    Windows that follow one another are read at once.
+    Window n holds the T tokens from n * T on. Consecutive windows are read in one call.
     """
     shape = (len(samples), sizes.length)
     ids_BT = np.zeros(shape, dtype=np.int64)
@@ -233,7 +247,8 @@ def _read_micro_batch(
     places_BT = np.zeros(shape, dtype=np.int64)
     pieces_P3: list[NDArray[np.int64]] = []
     for rows in np.split(np.arange(len(samples)), np.flatnonzero(np.diff(samples) != 1) + 1):
-        first, past = int(rows[0]), int(rows[-1]) + 1
+        first = int(rows[0])
+        past = int(rows[-1]) + 1
         start = int(samples[first]) * sizes.length
         length = min((past - first) * sizes.length, shards.tokens(source) - 1 - start)
         held = shards.read_window(source, start, length + 1)
@@ -241,7 +256,8 @@ def _read_micro_batch(
         targets_BT[first:past].reshape(-1)[:length] = held[1:]
         documents = shards.find_boundaries(source, start, length) - start
         begins = np.union1d(np.arange(0, length, sizes.length), documents)
-        of_rows, places = first + begins // sizes.length, begins % sizes.length
+        of_rows = first + begins // sizes.length
+        places = begins % sizes.length
         numbers = shards.find_document_numbers(source, begins + start)
         pieces_P3.append(np.stack([of_rows, places, numbers], axis=1))
         places_BT[of_rows, places] = places
@@ -261,10 +277,11 @@ def open_held_out_conversations(
     rows: int | None = None,
     cache: BlockCache | None = None,
 ) -> HeldOutSets:
-    """Conversations that are held out in `folder`, each in a row of its own, source by source.
+    """Open the held-out conversations of `folder`, one per row, source by source.
 
-    `rows`: of each source at most so many, spread evenly from its first to its last; None: all.
-    Raises DataError for one that is longer than `sequence_length` + 1 tokens.
+    `rows` limits the number of conversations of each source, which are spread evenly from its first
+    to its last; None means all. Raises DataError if a conversation is longer than `sequence_length`
+    + 1 tokens.
     """
     shards = TokenShards.open(storage.join(folder, HELD_OUT), cache)
     check_rows(shards, "conversations")
@@ -281,7 +298,7 @@ def open_held_out_conversations(
 
 
 def _read_conversation(layout: WholeRows, source: str, number: int, window: int) -> MicroBatch:
-    """One conversation, no wider than it is."""
+    """Read one conversation as a micro-batch of one row, cut to the conversation's length."""
     ids, targets, weights = np.empty((3, 1, layout.length), dtype=np.int64)
     pieces = layout.read(source, window, 1, ids[0], targets[0])
     layout.read_target_weights(source, window, weights[0])

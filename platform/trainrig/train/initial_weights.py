@@ -1,4 +1,4 @@
-"""Continued pretraining: another run's weights, with a schedule and data of this run's own."""
+"""Continued pretraining: start from another run's weights, with a new schedule and new data."""
 
 import logging
 import re
@@ -14,15 +14,15 @@ from trainrig.tokens.encoding.encode import Encoder
 from trainrig.train import checkpoint
 
 log = logging.getLogger(__name__)
-# Share of the earlier run's peak rate above which more is unlearnt of the old data than needs be,
-# as a rule of thumb; 10% to 30% is where to begin.
+# Share of the earlier run's peak learning rate above which more of the old data is forgotten than
+# necessary. A rule of thumb; 10% to 30% is a good start.
 HIGH_RATE = 0.3
 RUN_OF_CHECKPOINT = re.compile(r"(.*)/checkpoints/step_\d+/attempt-\d+")
 
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """The checkpoint whose weights a run begins with."""
+    """Checkpoint whose weights a run starts with."""
 
     path: str
     model: DecoderConfig
@@ -31,17 +31,17 @@ class InitialWeights:
 def find_initial_weights(
     path: str, tokens: str, encoder: Encoder, model: DecoderConfig | None
 ) -> InitialWeights:
-    """The newest whole checkpoint at `path`, a run folder or one checkpoint in it, without further
-    heads.
+    """Find the newest complete checkpoint at `path`, a run folder or one of its checkpoints.
 
-    Raises ConfigError if it is of another model than `model` (None: whatever it is of), DataError
-    if `tokens`, whose tokenizer is `encoder`, were made by another than it was trained with.
+    Further prediction heads of the checkpoint's model are ignored. Raises ConfigError if its model
+    differs from `model` (None accepts any), and DataError if `tokens`, encoded with `encoder`, were
+    made by another tokenizer than the checkpoint's.
     """
     found = checkpoint.resolve(storage.make_absolute(path))
     there, tokenizer = checkpoint.describe(found)
     if Encoder(tokenizer).fingerprint != encoder.fingerprint:
         raise DataError(
-            f"{tokens}: tokens of another tokenizer than continue_from was trained with; tokenize "
+            f"{tokens}: the tokenizer differs from that of continue_from; tokenize "
             f"the documents with {found}/tokenizer.json"
         )
     if model is not None:
@@ -51,19 +51,20 @@ def find_initial_weights(
         )
         if differing:
             raise ConfigError(
-                f"continue_from: {found} is of another model ({differing}); leave [model] out, and "
+                f"continue_from: {found} has another model ({differing}); leave out [model], and "
                 "it is taken from there. Longer sequences are a stage of [[context]] from step 0"
             )
     return InitialWeights(found, there)
 
 
 def warn_of_high_rate(path: str, peak: float) -> None:
-    """Say so if `peak` is high beside that of the run that made the checkpoint at `path`."""
+    """Log a warning if the rate `peak` is over 30% of the peak rate of the checkpoint's run."""
     before = _read_peak_rate(path)
     if before is not None and peak > HIGH_RATE * before:
         log.warning(
-            "training.optimizer.lr is %g, %.0f%% of the earlier run's %g: what it learnt may be "
-            "lost; %g to %g (10%% to 30%%) is where to begin",
+            "training.optimizer.lr is %g, %.0f%% of the earlier run's %g: some of what it learnt "
+            "may be "
+            "lost; %g to %g (10%% to 30%%) is a good start",
             peak,
             100 * peak / before,
             before,
@@ -73,7 +74,7 @@ def warn_of_high_rate(path: str, peak: float) -> None:
 
 
 def _read_peak_rate(path: str) -> float | None:
-    """The peak rate of the run that made the checkpoint at `path`; None if nothing tells."""
+    """Return the peak rate of the run that made the checkpoint at `path`; None if unknown."""
     run = RUN_OF_CHECKPOINT.fullmatch(path)
     file = storage.join(run[1], "run.toml") if run else ""
     if not run or not storage.exists(file):

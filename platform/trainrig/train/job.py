@@ -1,4 +1,4 @@
-"""What the workers of a training run are told."""
+"""Description of a training run that is sent to its workers."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Adapter:
-    """Low-rank adapters to train, and the frozen model that they are of."""
+    """Low-rank adapters to train, and the checkpoint of the frozen model below them."""
 
     lora: LoRA
     base: str  # checkpoint of the frozen model
@@ -36,7 +36,7 @@ class Adapter:
 
 @dataclass(frozen=True)
 class FrozenModel:
-    """A model beside the one that is trained: loaded, laid out as that is, never saved."""
+    """Frozen model used by the objective: sharded like the trained model, never saved."""
 
     model: DecoderConfig
     weights: str  # checkpoint
@@ -44,64 +44,69 @@ class FrozenModel:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model that is trained beside: with an optimizer of its own, saved and resumed."""
+    """Additional trained model, with its own optimizer; saved and resumed with the run."""
 
     model: DecoderConfig
-    weights: str  # checkpoint that it begins with; a head for scores that it lacks is drawn
-    optimizer: Optimizer  # its peak rate is its own, the schedule that of the run
-    clip_norm: float = 1.0  # norm above which its gradient, by itself, is scaled down to it
+    weights: str  # checkpoint of its initial weights; a missing score head is drawn at random
+    optimizer: Optimizer  # with its own peak rate; the run's schedule applies
+    clip_norm: float = 1.0  # norm above which this model's own gradient is scaled down
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """Everything that a worker needs to know of its run. Travels to the workers by pickle."""
+    """Everything that a worker needs to know of its run; sent to the workers by pickle."""
 
     folder: str  # the run folder
-    model: DecoderConfig  # its vocabulary settled
+    model: DecoderConfig  # with the vocabulary size of the tokenizer
     training: Training
     make_batches: Callable[[], Batches | BatchMaker]
-    tokenizer: str  # the text of its tokenizer.json: a checkpoint is of use by itself
-    # The files that its tokenizer was brought with, by name: they go with every checkpoint.
+    tokenizer: str  # the text of tokenizer.json, saved so that a checkpoint can be used alone
+    # Contents of the other tokenizer files by name; every checkpoint gets a copy.
     beside: Mapping[str, str] = field(default_factory=dict)
     objective: Objective = field(default_factory=CausalLM)
-    initial_weights: str | None = None  # a checkpoint to start from; None: fresh ones
-    # Whether the held-out loss is measured before the first step, too: what was known then.
+    initial_weights: str | None = None  # checkpoint to start from; None: random weights
+    # Whether the held-out loss is also measured before the first step, as the baseline for
+    # measuring forgetting.
     measures_beginning: bool = False
-    adapter: Adapter | None = None  # what is trained instead of the model's own weights
-    # Models that the objective is handed beside, by name: `reference`, say.
+    adapter: Adapter | None = None  # trained instead of the model's own weights
+    # Frozen models that the objective uses, by name, such as `reference`.
     frozen: Mapping[str, FrozenModel] = field(default_factory=dict)
-    # Models that are trained with it by the same loss, by name: `critic`, say.
+    # Further models trained by the same loss, by name, such as `critic`.
     trained: Mapping[str, TrainedModel] = field(default_factory=dict)
-    # A checkpoint of another run, on the same data up to there, whose whole state this one takes
-    # over and goes on from: weights, optimizer and counters.
+    # Checkpoint of another run to continue with its whole state: weights, optimizer and counters.
+    # The data of both runs must be the same up to there.
     branch_from: str | None = None
-    # Data steps from which the loss may be of another level, as the mixture changes there.
+    # Data steps at which the loss may change level, because the data mixture changes.
     new_levels: tuple[int, ...] = ()
-    # From which steps of data on its positions are others than those of `model`; (): never.
+    # Pairs of a data step and the model configuration, with other positions, from that step on; ()
+    # if the positions never change.
     model_stages: ModelStages = ()
-    # Times that the run reads each of its sources; {}: not known.
+    # Times that the run reads each of its sources; {} if unknown.
     epochs: Mapping[str, float] = field(default_factory=dict)
-    # What each rank measures the held-out loss on; None of it: the run has no held-out loss.
+    # Opens the held-out rows on each rank; returns None if the run has no held-out loss.
     make_held_out: Callable[[], HeldOutSets | None] = hold_nothing_out
-    # Actors on Ray that sample beside the workers (train/rollout_pool/); 0: the workers do.
+    # Ray actors that sample rollouts in addition to the workers (train/rollout_pool/): a number or
+    # (fewest, most); 0 if the workers sample themselves.
     rollout_actors: int | tuple[int, int] = 0
-    # What each rank asks the model before the first step and after the last; None of it: nothing.
+    # Opens the questions asked before the first step and after the last; None if there are none.
     make_comparison: Callable[[], ModelComparison | None] = compare_nothing
 
-    tokens_at_once: int = 0  # places of the largest micro-batch that the model is given
-    # Whether layers are compiled on GPUs where nothing is said of it: their rows have few shapes.
+    tokens_at_once: int = 0  # tokens of the largest micro-batch that the model is given
+    # Whether layers are compiled on GPUs by default: true where rows come in few shapes.
     compiles_on_gpus: bool = False
 
     def resolve(self, device: "torch.device") -> Self:
-        """The same, on `device`: with the numbers to compute in named, and whether to compile."""
+        """Return this job with the precision and the compilation chosen for `device`."""
         on_gpu = device.type == "cuda"
         compiles = on_gpu and self.compiles_on_gpus and can_compile()
         training = self.training.resolve(has_bfloat16(device), compiles)
         return dataclasses.replace(self, training=training)
 
     def check_budget(self) -> None:
-        """Raise ConfigError if layers cannot keep to the budget of `recompute`, in any layout, on
-        a device that computes in the fewest bytes."""
+        """Raise ConfigError if the layers cannot fit the memory budget of `recompute`.
+
+        Every layout of the run is checked, for a device that computes in the smallest dtype.
+        """
         lora = self.adapter.lora if self.adapter else None
         for training in self.training.layouts:
             if isinstance(training.recompute, Budget):
@@ -113,13 +118,15 @@ class TrainingJob:
                     plan_kept(self.model, room, rank)
 
     def lay_out(self, workers: int) -> Self:
-        """The job as that many `workers` do it: in its own layout, or in one to fall back on."""
+        """Return this job in the layout for `workers`: its own, or a fallback layout."""
         return dataclasses.replace(self, training=self.training.lay_out(workers))
 
     def describe_attention(self) -> str | None:
-        """Return which kernel computes the documents, windows, caps, sinks and ALiBi of the model
-        on this process's device; None for what a CPU does unless it is told otherwise."""
-        # Here, as they take seconds, for which reading a run file should not have to wait.
+        """Return the attention kernel that this process's device uses for the model's features.
+
+        The features are documents, windows, caps, sinks and ALiBi. None means the default of a CPU.
+        """
+        # Imported here: they take seconds, which reading a run file should not wait for.
         from trainrig.models.kernels.cards import read_card
         from trainrig.parallel.mesh import find_local_device
 
@@ -130,12 +137,14 @@ class TrainingJob:
         return describe_choice(choice)
 
     def model_after(self, data_step: int) -> DecoderConfig:
-        """The model with the positions of the last batch before `data_step`."""
+        """Return the model configuration that the last batch before `data_step` is trained with."""
         return find_model(self.model_stages, data_step - 1) if self.model_stages else self.model
 
     def context_before(self, data_step: int) -> list[dict[str, Any]]:
-        """The positions that the model had up to the last batch before `data_step`, as plain JSON:
-        a table for each change of them, and one for those at the beginning."""
+        """Return the position settings used for the batches before `data_step`, as plain JSON.
+
+        The list has one table for the beginning and one for each change, in the order of steps.
+        """
         stages = self.model_stages or ((0, self.model),)
         return [
             {

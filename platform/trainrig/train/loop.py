@@ -1,4 +1,4 @@
-"""The training loop. It knows no Ray: only ranks, batches and storage."""
+"""The training loop of one rank. It does not use Ray, only ranks, batches and storage."""
 
 import functools
 import time
@@ -35,11 +35,12 @@ from trainrig.train.step import Stepper
 
 @dataclass(frozen=True)
 class LoopResult:
-    """How an attempt ended in which nothing went wrong."""
+    """Result of an attempt that ended without an error."""
 
-    step: int  # updates done, all of them saved
-    stopped: bool  # asked to, before the last step
-    rolled_back: bool = False  # a spike: the next attempt goes on from an earlier checkpoint
+    step: int  # updates made, all of them saved
+    stopped: bool  # True if the run was asked to stop before its last step
+    # True after a loss spike; the next attempt resumes from an earlier checkpoint
+    rolled_back: bool = False
 
 
 def train(
@@ -48,10 +49,17 @@ def train(
     resume_from: str | None,
     heartbeats: HeartbeatSink = UNSUPERVISED,
 ) -> LoopResult:
-    """Train to the end of `job` from the checkpoint `resume_from`; every rank must call it.
+    """Train from the checkpoint `resume_from` to the end of `job`. Every rank must call it.
 
-    The process group must be up. The losses are a function of the job and its data, however often
-    it was stopped and resumed; in deterministic mode, also on however many ranks.
+    The process group must be initialised. The losses depend only on the job and its data, not on
+    how often the run was stopped and resumed; in deterministic mode, not on the number of ranks
+    either. Returns early if all ranks agree to stop or if a loss spike needs a roll-back.
+
+    Args:
+        job: The run.
+        attempt: The attempt that this process belongs to.
+        resume_from: Path of a checkpoint; None starts from the initial weights.
+        heartbeats: Receives progress reports and says whether a stop is requested.
     """
     job = job.resolve(find_local_device())
     training = job.training
@@ -63,35 +71,39 @@ def train(
 
 
 class _StopRequests:
-    """Tells the supervisor what this rank does, and asks all ranks whether to stop."""
+    """Heartbeats to the supervisor, and the collective decision whether to stop."""
 
     def __init__(self, job: TrainingJob, state: TrainState, heartbeats: HeartbeatSink) -> None:
         training = job.training
         self.consensus = StopConsensus(timedelta(seconds=training.collective_timeout))
         self._questions = StopQuestions(self.consensus, training.faults.grace)
-        self._state, self._heartbeats = state, heartbeats
+        self._state = state
+        self._heartbeats = heartbeats
 
-    def tell(self, doing: str) -> None:
-        """Say that this rank is at it."""
+    def report_phase(self, doing: str) -> None:
+        """Report to the supervisor that this rank is in the phase `doing`."""
         self._heartbeats.heartbeat(self._state.step, doing)
 
     def ask(self, doing: str) -> bool:
-        """Whether all have agreed to stop; each of them has to ask."""
-        self.tell(doing)
+        """Return whether all ranks have agreed to stop. Collective: every rank must call it."""
+        self.report_phase(doing)
         return self.consensus.any(self._heartbeats.stop_wanted())
 
-    def ask_in_step(self) -> bool:
-        """The same before a micro-batch: the ranks ask each other once a step as a rule."""
-        self.tell("train")
+    def agree_to_stop_in_step(self) -> bool:
+        """Return whether all ranks have agreed to stop, asked before a micro-batch.
+
+        Usually, the ranks ask each other only once a step.
+        """
+        self.report_phase("train")
         return self._questions.ask(self._state.data_step, self._heartbeats.stop_wanted())
 
     def settle(self) -> None:
-        """Wait for the answers that are still on their way."""
+        """Wait for the answers that have not arrived yet."""
         self._questions.settle()
 
 
 class _RankLoop:
-    """One rank's part in one attempt: its steps, and what is measured and saved between them."""
+    """One rank's part in one attempt: its steps, and the measurements and saves between them."""
 
     def __init__(
         self,
@@ -100,21 +112,26 @@ class _RankLoop:
         resume_from: str | None,
         heartbeats: HeartbeatSink,
     ) -> None:
-        """Collective: as `train`."""
+        """Load the state. Collective, with the arguments of `train`."""
         heartbeats.heartbeat(0, "load")
-        made, self._held_out = job.make_batches(), job.make_held_out()
-        self._job, self._attempt, self._training = job, attempt, job.training
+        made = job.make_batches()
+        self._held_out = job.make_held_out()
+        self._job = job
+        self._attempt = attempt
+        self._training = job.training
         self._state = state = _build_first_state(job, resume_from, made)
         self._stops = stops = _StopRequests(job, state, heartbeats)
         self._logger = StepLogger(job, attempt, state)
         self._logger.log_numerics()
         self._logger.log_placement()
         self._saver = checkpoint.Saver(RunFolder(job.folder), attempt, job, made)
-        self._saved, self._stopped, self._rolled_back = state.step, False, False
-        self._then = Next.GO_ON  # what its scores have come to
+        self._saved = state.step
+        self._stopped = False
+        self._rolled_back = False
+        self._then = Next.GO_ON  # the evaluation scores' decision on how the run continues
         settle = self._saver.settle
         self._scores = RunScores(job, attempt, stops.consensus, stops.ask, settle)
-        self._stepper = Stepper(job, made.sources, state, stops.ask_in_step)
+        self._stepper = Stepper(job, made.sources, state, stops.agree_to_stop_in_step)
         self._comparison = RunComparison(
             job.folder, job.make_comparison(), stops.consensus, stops.ask, state.mesh
         )
@@ -137,8 +154,9 @@ class _RankLoop:
         )
 
     def _make_reader(self, batches: Batches) -> Callable[[int], LocalBatch]:
-        """What reads this rank's part of the batch of a step."""
-        training, mesh = self._training, self._state.mesh
+        """Return the function that reads this rank's part of the batch of a given step."""
+        training = self._training
+        mesh = self._state.mesh
         return functools.partial(
             read_local_batch,
             batches,
@@ -157,11 +175,11 @@ class _RankLoop:
         return self._state.step == self._training.steps
 
     def run(self) -> LoopResult:
-        """Take the steps that are left, or those until all agree to stop."""
+        """Train the remaining steps, or until all ranks agree to stop; then save."""
         self._measure_first()
         ahead = 0 if self._online else self._training.prefetch_steps
         with Prefetch(self._read, ahead) as prefetch, self._saver.keep_if_diverged():
-            while self._goes_on():
+            while self._should_continue():
                 if self._state.is_to_skip():
                     self._state.skip()
                 else:
@@ -172,22 +190,23 @@ class _RankLoop:
         return LoopResult(self._state.step, stopped=stopped, rolled_back=self._rolled_back)
 
     def _measure_first(self) -> None:
-        """What an attempt that ended before may have left unmeasured."""
-        job, state = self._job, self._state
-        # What a run knew when it began is what it may forget.
+        """Measure what an earlier attempt may have left unmeasured."""
+        job = self._job
+        state = self._state
+        # Held-out loss at step 0: the baseline for measuring forgetting.
         begins = state.step == 0 and job.measures_beginning
         if self._held_out and (begins or self._held_out_due):
             missing = dist.get_rank() == 0 and not metrics.is_measured(job.folder, state.step)
             self._stopped = self._stops.consensus.any(missing) and not self._measure()
         if not self._stopped:
-            self._stopped = not self._comparison.see_before(state.model, state.step)
+            self._stopped = not self._comparison.record_before(state.model, state.step)
 
     @property
     def _held_out_due(self) -> bool:
         return self._training.held_out.due(self._state.step, self._training.steps)
 
-    def _goes_on(self) -> bool:
-        """Whether there is another step; else why not is known."""
+    def _should_continue(self) -> bool:
+        """Return whether to train another step; if not, record the reason."""
         if self._at_the_end or self._stopped:
             return False
         if self._roll_back():
@@ -197,7 +216,7 @@ class _RankLoop:
         return self._then is Next.GO_ON
 
     def _roll_back(self) -> bool:
-        """Whether a spike has become whole, and the run is to go on from before it."""
+        """Return whether a loss spike has ended and the run must roll back to before it."""
         spike = self._state.detector.find_spike()
         if spike is None:
             return False
@@ -206,13 +225,14 @@ class _RankLoop:
         return checkpoint.roll_back(self._job, self._attempt, self._state, spike) is not None
 
     def _take_step(self, prefetch: Prefetch[LocalBatch]) -> None:
-        state, stepper = self._state, self._stepper
+        state = self._state
+        stepper = self._stepper
         self._logger.begin_step()
         stepper.begin()
         with self._recorder.record_step(state.step + 1):
             with stepper.clock.time_phase("data"):
                 if self._online:
-                    self._online.prepare(state, lambda: self._stops.tell("sample"))
+                    self._online.prepare(state, lambda: self._stops.report_phase("sample"))
                 local = prefetch.at(state.data_step)
             state.model.config = self._job.model_after(state.data_step + 1)
             figures = stepper.take(local)
@@ -230,10 +250,11 @@ class _RankLoop:
                 self._save()
 
     def _measure(self) -> bool:
-        """Measure the held-out loss; false: all agreed to stop instead."""
+        """Measure and log the held-out loss; return False if all ranks agreed to stop instead."""
         if self._held_out is None:
             return True
-        # After the last step it is measured now or never: a run that has saved it is at its end.
+        # A stop is ignored after the last step: once that step is saved, the run is complete and no
+        # later attempt would measure it.
         last = self._at_the_end
         began = time.perf_counter()
         found = _measure_held_out(
@@ -248,14 +269,14 @@ class _RankLoop:
 
     def _save(self) -> None:
         self._logger.flush()
-        self._stops.tell("save")
+        self._stops.report_phase("save")
         began = time.perf_counter()
         self._saver.save(self._state)
         self._logger.log_save(time.perf_counter() - began)
         self._saved = self._state.step
 
     def _finish(self) -> None:
-        """Save what is not saved; at the end of a run, measure what is now or never."""
+        """Save unsaved updates; at the end of a run, also make the final measurements."""
         state = self._state
         self._recorder.finish()
         self._stops.settle()
@@ -264,19 +285,21 @@ class _RankLoop:
         self._saver.finish()
         complete = self._at_the_end or self._then is Next.END
         if complete:
-            self._saver.verify(lambda: self._stops.tell("save"))
+            self._saver.verify(lambda: self._stops.report_phase("save"))
         if self._at_the_end:
             self._scores.ask_workers(state.step, to_the_end=True)
         if complete:
-            self._comparison.see_after(state.model, state.step)
+            self._comparison.record_after(state.model, state.step)
         self._logger.close()
 
 
 def _measure_held_out(
     job: TrainingJob, state: TrainState, sets: HeldOutSets, agreed_to_stop: Callable[[], bool]
 ) -> tuple[Loss, dict[int, float]] | None:
-    """The held-out loss of the weights, and of each of their averages by its horizon. None: all
-    agreed to stop instead."""
+    """Measure the held-out loss of the weights, and of each average, keyed by its horizon.
+
+    Returns None if all ranks agreed to stop instead.
+    """
     measure = functools.partial(
         evaluate,
         job.objective,
@@ -285,7 +308,8 @@ def _measure_held_out(
         others=state.others,
         mesh=state.mesh,
     )
-    loss, averaged = measure(sets), dict[int, float]()
+    loss = measure(sets)
+    averaged = dict[int, float]()
     if loss and sets.beside:
         remembered = measure(sets.beside)
         if remembered is None:

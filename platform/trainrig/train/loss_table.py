@@ -1,11 +1,11 @@
-"""What the micro-batches of a step come to, added over all ranks in one order.
+"""Reduction of the losses of a step's micro-batches over all ranks, in a fixed order.
 
-Each micro-batch fills a row of a table, whoever computes it. Ranks add their tables, in which a row
-is zero on all ranks but one; then rows are added in the order of their numbers. So every figure has
-the same bits on any number of ranks.
+Each micro-batch fills one row of a table, on whichever rank computes it. The ranks all-reduce their
+tables, in which a row is zero on all ranks but one; then the rows are added in the order of their
+indices. So every figure is bit-identical on any number of ranks.
 
-Shapes: M micro-batches, B rows of one, S sources, N terms, A auxiliary terms, D diagnostics,
-K columns.
+Shapes: M micro-batches, B rows of one, S sources, N terms, A auxiliary terms, D diagnostics, K
+columns.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,22 +30,24 @@ from trainrig.tokens.batches import MicroBatchSlot
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss of a global batch, and what it is made of."""
+    """Loss of a global batch, with its parts."""
 
-    total: float  # of all terms, each times its weight
-    terms: Mapping[str, float]  # of each term and auxiliary term, before a term's weight
-    by_source: Mapping[str, float]  # of the rows of each source that has any, without auxiliary
-    # What the objective looks at beside, each a mean over what was counted of it, if anything was.
+    total: float  # weighted sum of all terms, plus the auxiliary terms
+    terms: Mapping[str, float]  # value of each term and auxiliary term, before weighting
+    by_source: Mapping[str, float]  # loss of each source that has rows, without auxiliary terms
+    # Further figures of the objective: each is a mean over its own count; those with a count of 0
+    # are left out.
     diagnostics: Mapping[str, float] = field(default_factory=dict)
-    # Of the mean losses of micro-batches around that of the global batch, each weighted by its
-    # targets; None where several terms have denominators of their own.
+    # Variance of the micro-batches' mean losses around the global mean, weighted by their targets;
+    # None if the loss has several terms, each with another denominator.
     variance: float | None = None
-    # Whole numbers that the model counts, as `expert_tokens/3` of each expert of layer 3.
+    # Integer counts of the model by name, such as `expert_tokens/3`: tokens of each expert of layer
+    # 3.
     counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 class LossTable:
-    """The sums of a step's terms, by micro-batch and source."""
+    """Sums and counts of a step's loss terms, by micro-batch and source."""
 
     def __init__(
         self,
@@ -56,26 +58,37 @@ class LossTable:
         double: bool = False,
         split: RowSplit | None = None,
     ) -> None:
-        """`sources`: the names that the rows' sources number. `double`: a micro-batch's sum is
-        taken in float64, where it is not the very sum that goes backward. `split`: each rank has
-        parts of rows; None: whole ones."""
-        self._double, self._split = double, split or RowSplit()
-        self._terms, self._sources = tuple(objective.terms), tuple(sources)
+        """Allocate the table for `micro_batches` micro-batches.
+
+        Args:
+            objective: The loss whose terms are added.
+            sources: Names of the sources; the rows' source numbers index them.
+            micro_batches: Number of micro-batches of the global batch, M.
+            device: Device of the table.
+            double: Whether to sum a micro-batch in float64; otherwise its sum is exactly the one
+            that the backward pass starts from.
+            split: The part of each row that this rank computes; None means whole rows.
+        """
+        self._double = double
+        self._split = split or RowSplit()
+        self._terms = tuple(objective.terms)
+        self._sources = tuple(sources)
         self._derive = objective.derive if isinstance(objective, Deriving) else None
-        # Of each term: its sum, then its sum by source, then its count by source.
+        # Columns of each term: its total sum, its sums by source, its counts by source.
         shape = (micro_batches, len(self._terms), 1 + 2 * len(sources))
         self._sums_MNK = torch.zeros(shape, dtype=torch.float64, device=device)
         self._auxiliary: tuple[str, ...] = ()
         self._auxiliary_MA = self._sums_MNK.new_zeros(micro_batches, 0)
-        self._counts: dict[str, Tensor] = {}  # int64: added up in any order they are the same
+        self._counts: dict[str, Tensor] = {}  # int64 sums are exact in any order
         self._diagnostics: tuple[str, ...] = ()
-        self._diagnostics_MD2 = self._sums_MNK.new_zeros(micro_batches, 0, 2)  # sums and counts
+        # sum and count of each
+        self._diagnostics_MD2 = self._sums_MNK.new_zeros(micro_batches, 0, 2)
 
     def fill(self, slot: MicroBatchSlot, computed: Computed, sources_B: Tensor) -> None:
-        """Enter what the micro-batch of `slot` came to, whose rows are of `sources_B`."""
+        """Enter the results of the micro-batch of `slot`, whose rows belong to `sources_B`."""
         self.expect(computed.auxiliary)
         self.expect_diagnostics(tuple(computed.diagnostics))
-        if not slot.real or (computed.alike and self._split.over.rank):  # another rank enters it
+        if not slot.real or (computed.alike and self._split.over.rank):  # entered by another rank
             return
         for number, term in enumerate(self._terms):
             self._fill_term(
@@ -91,19 +104,21 @@ class LossTable:
 
     @property
     def diagnostics(self) -> tuple[str, ...]:
-        """The names of those that there is room for."""
+        """Names of the diagnostics that the table has columns for."""
         return self._diagnostics
 
     def expect(self, auxiliary: Mapping[str, Tensor]) -> None:
-        """Make room for what is known by name only once a micro-batch was computed: on ranks that
-        compute none, to add up the same table as those that do."""
+        """Add columns for the auxiliary terms, whose names are known only after a micro-batch.
+
+        Ranks that compute no micro-batch call this too, so that all ranks reduce equal tables.
+        """
         rows = len(self._sums_MNK)
-        added = tuple(name for name, each in auxiliary.items() if each.ndim == 0)
+        added = tuple(name for name, value in auxiliary.items() if value.ndim == 0)
         if not self._counts:
             self._counts = {
-                name: torch.zeros(each.shape, dtype=torch.int64, device=self._sums_MNK.device)
-                for name, each in auxiliary.items()
-                if each.ndim
+                name: torch.zeros(value.shape, dtype=torch.int64, device=self._sums_MNK.device)
+                for name, value in auxiliary.items()
+                if value.ndim
             }
         if added != self._auxiliary:
             assert not self._auxiliary, "auxiliary terms differ between micro-batches"
@@ -111,7 +126,7 @@ class LossTable:
             self._auxiliary_MA = self._sums_MNK.new_zeros(rows, len(self._auxiliary))
 
     def expect_diagnostics(self, names: tuple[str, ...]) -> None:
-        """Make room for diagnostics of those `names`, as `expect` does."""
+        """Add columns for the diagnostics `names`."""
         if names != self._diagnostics:
             assert not self._diagnostics, "diagnostics differ between micro-batches"
             self._diagnostics = names
@@ -126,15 +141,16 @@ class LossTable:
         sums_K[1 + count :].index_add_(0, sources_B, found.counts_B.double())
 
     def reduce(self, denominators: Mapping[str, int] | None = None) -> Loss:
-        """The loss of the global batch. Every rank calls it, after its last micro-batch.
+        """Compute the loss of the global batch. Collective, after a rank's last micro-batch.
 
-        `denominators`: those that went into the gradient; None: as the rows were counted.
+        `denominators`: what each term's gradient was divided by, by name; None means the counts of
+        the rows.
         """
         tables = (self._sums_MNK, self._auxiliary_MA, self._diagnostics_MD2)
         for table in tables:
             self._split.add(table)
         squares_M1 = self._divide_squares()
-        parts = [*(each.flatten(1) for each in tables), squares_M1]
+        parts = [*(table.flatten(1) for table in tables), squares_M1]
         sums_K = add_rows(torch.cat(parts, dim=1))
         micro_batches, terms_N, width = self._sums_MNK.shape
         ends = np.cumsum([terms_N * width, len(self._auxiliary)]).tolist()
@@ -166,7 +182,7 @@ class LossTable:
         return Loss(total, terms, self._average_by_source(sums_NK), diagnostics, variance, counts)
 
     def _divide_squares(self) -> Tensor:
-        """[M, 1] of each micro-batch, the squared sum of the first term over its targets."""
+        """Return the squared sum of the first term over its count, for each micro-batch: [M, 1]."""
         counts_M = self._sums_MNK[:, 0, 1 + len(self._sources) :].sum(1)
         return (self._sums_MNK[:, 0, 0].square() / counts_M.clamp(min=1))[:, None]
 
@@ -174,16 +190,18 @@ class LossTable:
         if not self._counts:
             return {}
         whole = torch.cat(list(self._counts.values()))
-        if self._split.alike.rank > 0:  # ranks that share layers count the same
+        # ranks that share layers have equal counts, so only one adds them
+        if self._split.alike.rank > 0:
             whole.zero_()
         dist.all_reduce(whole)
-        parts = torch.split(whole.cpu(), [len(each) for each in self._counts.values()])
+        parts = torch.split(whole.cpu(), [len(count) for count in self._counts.values()])
         return {name: tuple(part.tolist()) for name, part in zip(self._counts, parts, strict=True)}
 
     def _average_by_source(self, sums_NK: NDArray[np.float64]) -> dict[str, float]:
         count = len(self._sources)
         weights_N = np.array([term.weight for term in self._terms])
-        sums_NS, counts_NS = sums_NK[:, 1 : 1 + count], sums_NK[:, 1 + count :]
+        sums_NS = sums_NK[:, 1 : 1 + count]
+        counts_NS = sums_NK[:, 1 + count :]
         seen_S = np.min(counts_NS, axis=0) > 0
         means_NS = sums_NS / np.where(counts_NS, counts_NS, 1)
         losses_S = weights_N @ means_NS
@@ -202,11 +220,12 @@ def measure_statistics(
     agreed_to_stop: Callable[[], bool],
     split: RowSplit,
 ) -> Mapping[str, float] | None:
-    """The objective's sums over the global batch, by a forward pass over all of it without
-    gradients; {} if it needs none. None: all agreed to stop.
+    """Sum the objective's statistics over the global batch, in a forward pass without gradients.
 
-    `batches`: those of this rank, of `micro_batches` in all, `split` as it says. Every rank calls
-    it, and has to let go of gathered parameters afterwards: no backward pass follows.
+    Returns {} if the objective has none, and None if all ranks agreed to stop. Collective. The
+    caller must reshard the model afterwards: no backward pass follows to do it.
+
+    `batches`: this rank's micro-batches, of `micro_batches` in all, in the row parts of `split`.
     """
     names = tuple(objective.statistics)
     if not names:
@@ -215,12 +234,13 @@ def measure_statistics(
     with torch.no_grad():
         for slot, batch in batches:
             if table_MK is None:
-                shape, device = (micro_batches, len(names)), batch.sources_B.device
+                shape = (micro_batches, len(names))
+                device = batch.sources_B.device
                 table_MK = torch.zeros(shape, dtype=torch.float64, device=device)
             if agreed_to_stop():
                 return None
             found = objective.measure(model, batch)
-            # Another only joins the others' collectives; of whole rows one of those that share them
+            # A padding slot only takes part in collectives. Of the ranks that share whole rows, one
             # counts.
             if slot.real and (batch.parts is None or split.over.rank == 0):
                 table_MK[slot.index] = torch.stack([found[name] for name in names])
@@ -230,9 +250,9 @@ def measure_statistics(
 
 
 def add_rows(table_MK: Tensor) -> NDArray[np.float64]:
-    """[K] the sum of all rows over all ranks, in the order of rows. Every rank calls it.
+    """Add all rows over all ranks, in the order of their indices: [K]. Collective.
 
-    A row is zero on all ranks but on the one that filled it.
+    A row must be zero on all ranks but the one that filled it.
     """
     dist.all_reduce(table_MK)
     total_K = np.zeros(table_MK.shape[1])

@@ -1,18 +1,18 @@
-"""Batches that are made while a run goes on, each from the weights that the step before left.
+"""Batches made during training, each from the weights after the previous step.
 
-A batch is made by all ranks, one micro-batch after another by whose turn it is, and stored whole
-before anything is trained on it. What of it is sampled may come from elsewhere, and from weights of
-before (rollout_pool/asking.py). From then on it is a batch like any other: read from the run
-folder, by whichever ranks there are. A run that resumes reads what is stored and makes nothing
-again; so what is random or costly about a batch happens once.
+All ranks make a batch together, each its assigned micro-batches, and store all of it before
+training on it. Its samples may come from rollout actors, and from earlier weights
+(rollout_pool/asking.py). Afterwards it is read from the run folder like any other batch, on any
+number of ranks. A resumed run reads stored batches and never makes one again, so their randomness
+and their cost occur once.
 
     online/batch_00000003-c0ffee01/attempt-2/00001.npz  a micro-batch, by the attempt that made it
-    online/batch_00000003-c0ffee01/attempt-2/left.npz   what the next one goes on with, if it does
-    online/batch_00000003-c0ffee01/batch.json           sums of all; created once, at the end
+    online/batch_00000003-c0ffee01/attempt-2/left.npz   what the next batch continues with, if any
+    online/batch_00000003-c0ffee01/batch.json           totals; created once, at the end
 
-The first to create the record has made the batch; an attempt that outlives its successor comes too
-late. The second part of the name is of the data that the run went past before: after a roll-back
-that leaves data out, a batch made from the weights of before is not met again.
+The first attempt to create `batch.json` has made the batch; an old attempt that still runs comes
+too late. The hash in the folder's name identifies the data skipped before the batch. After a
+roll-back that skips data, a batch made from the old weights is thus not used again.
 """
 
 import functools
@@ -38,12 +38,12 @@ from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run.stored_batches import FOLDER, LEFT, RECORD, StoredBatch, pack_arrays
 from trainrig.train.state import TrainState
 
-# Of what is carried from batch to batch: waves that the run has drawn, where batches take several.
+# Key in `TrainState.carried`: waves of rollouts drawn so far, where batches may need several.
 WAVES_DRAWN = "waves_drawn"
 
 
 class OnlineBatches:
-    """The batches of a run whose `maker` makes them. All ranks call `prepare` before each step."""
+    """Batches that `maker` makes during the run. All ranks call `prepare` before each step."""
 
     def __init__(
         self,
@@ -56,11 +56,24 @@ class OnlineBatches:
         gather_once: bool = True,
         actors: bool = False,
     ) -> None:
-        """Collective. `virtual`: virtual workers at most; None: as many as ranks. `gather_once`: as
-        `shard` was told, if it was, over `mesh`. `actors`: there are some that sample."""
-        self.maker, self.sources = maker, maker.sources
-        self._folder, self._attempt, self._virtual = folder, attempt, virtual
-        self._gather_once, self._mesh = gather_once, mesh
+        """Set up the batches. Collective.
+
+        Args:
+            maker: Makes the micro-batches.
+            folder: Run folder that stores them.
+            attempt: The current attempt.
+            virtual: Upper limit of virtual workers; None means the number of ranks.
+            mesh: The ranks that hold the models.
+            gather_once: Whether the models are sharded to be gathered once a step.
+            actors: Whether the run has rollout actors that sample.
+        """
+        self.maker = maker
+        self.sources = maker.sources
+        self._folder = folder
+        self._attempt = attempt
+        self._virtual = virtual
+        self._gather_once = gather_once
+        self._mesh = mesh
         self._group = dist.new_group(backend="gloo")
         self._stored: StoredBatch | None = None
         self._ahead: RolloutsAhead | None = None
@@ -68,18 +81,17 @@ class OnlineBatches:
             self._ahead = RolloutsAhead(maker, folder, attempt, self._group, actors)
 
     def prepare(self, state: TrainState, alive: Callable[[], None] = lambda: None) -> None:
-        """See that the batch of the next step of `state` is stored; calls `alive` while it waits
-        for actors. Collective.
+        """Ensure that the batch of the next step of `state` is stored. Collective.
 
-        Raises DataError if it was begun to be trained on and is gone, and where what is left to be
-        sampled can't be any more.
+        `alive` is called while this waits for actors. Raises DataError if training on the batch has
+        begun and its folder is gone, or if the remaining samples can no longer be made.
         """
         number, update = divmod(state.data_step, self.maker.updates)
         if self._stored and self._stored.number == number and update:
             return
         folder = self._name_folder(number, state)
         stored = self._broadcast(StoredBatch.read(folder) if dist.get_rank() == 0 else None)
-        # Waves are asked for when what the one before gave is known.
+        # A wave is requested only once the results of the previous one are known.
         at_once = self._ahead if self._ahead and not self._ahead.maker.draws_waves else None
         if at_once and not update and (stored is None or at_once.lag):
             is_stored = functools.partial(self._is_stored, state)
@@ -87,7 +99,8 @@ class OnlineBatches:
         if stored is None:
             if update:
                 raise DataError(
-                    f"{folder}: gone, and the run is {update} of {self.maker.updates} updates into "
+                    f"{folder}: the folder is missing after {update} of {self.maker.updates} "
+                    "updates from "
                     "it; restore that folder, or remove the checkpoints after it"
                 )
             if at_once:
@@ -100,8 +113,11 @@ class OnlineBatches:
     def carry(
         self, state: TrainState, objective: Objective, diagnostics: Mapping[str, float]
     ) -> None:
-        """Have what `objective` carries, and the number of the next wave, go on if the update that
-        `state` has just made was the last of its batch."""
+        """Update the numbers that `state` carries to the next batch, after a batch's last update.
+
+        They are those of `objective`, which gets the step's `diagnostics`, and the number of the
+        next wave. After any other update of a batch, this does nothing.
+        """
         if state.data_step % self.maker.updates:
             return
         batch = self._find_batch(state.data_step - 1)
@@ -112,19 +128,19 @@ class OnlineBatches:
             state.carried = {**state.carried, WAVES_DRAWN: _find_next_wave(state) + batch.waves}
 
     def micro_batches(self, step: int) -> int:
-        """See tokens.batches.Batches."""
+        """Return the number of micro-batches of the batch of `step`."""
         return len(self._find_batch(step).files)
 
     def denominators(self, step: int) -> Mapping[str, int]:
-        """See tokens.batches.Batches."""
+        """Return the denominators of the loss terms of the batch of `step`, by name."""
         return self._find_batch(step).denominators
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
-        """See tokens.batches.Batches."""
+        """Read micro-batch `index` of the batch of `step`."""
         return self._find_batch(step).read_micro_batch(index)
 
     def data_before(self, step: int) -> Mapping[str, Any]:
-        """See tokens.batches.Batches."""
+        """Return the description of the data used before `step`, which checkpoints record."""
         return self.maker.data_before(step)
 
     def _find_batch(self, step: int) -> StoredBatch:
@@ -163,14 +179,14 @@ class OnlineBatches:
                         file = self._write(_collect_arrays(micro), folder, f"{slot.index:05d}")
                         mine[slot.index] = file, denominators
         finally:
-            # Gathered, for a backward pass that does not come.
+            # No backward pass follows that would release the gathered parameters.
             for model in (state.model, *state.others.values()):
                 reshard(model)
         parts: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(parts, mine, group=self._group)
         if dist.get_rank():
             return self._broadcast_made(None)
-        made = {index: each for part in parts for index, each in part.items()}
+        made = {index: result for part in parts for index, result in part.items()}
         totals: Counter[str] = Counter()
         for _, denominators in made.values():
             totals.update(denominators)
@@ -186,7 +202,7 @@ class OnlineBatches:
         }
         if left:
             record["left"] = self._write(left, folder, LEFT)
-        # Not created: another attempt was the first, and what it stored is the batch.
+        # If the record exists, another attempt was first, and its batch is the one that counts.
         storage.create(storage.join(folder, RECORD), json.dumps(record, indent=1).encode())
         return self._broadcast_made(StoredBatch.read(folder))
 
@@ -197,20 +213,28 @@ class OnlineBatches:
         slots: Sequence[MicroBatchSlot],
         alive: Callable[[], None],
     ) -> tuple[Callable[[int], MicroBatch], int, Arrays]:
-        """What makes the micro-batches of `slots`, once all that it is going to need is there, how
-        many waves that took, and what is left for the next batch."""
-        models, ahead = (state.model, state.others), self._ahead
+        """Prepare to make the micro-batches of `slots` for batch `number`.
+
+        Waits for all samples that they need. Returns the function that makes a micro-batch by
+        index, the number of waves drawn, and what is left for the next batch.
+        """
+        models = (state.model, state.others)
+        ahead = self._ahead
         if ahead is None:
             return functools.partial(self.maker.make, *models, number), 1, NO_ARRAYS
-        maker, waves, left = ahead.maker, 1, NO_ARRAYS
+        maker = ahead.maker
+        waves = 1
+        left = NO_ARRAYS
         sampled: Mapping[int, Arrays]
         if maker.draws_waves:
             drawn = maker.begin(number, self._read_left_before(number, state))
-            first, gather = _find_next_wave(state), self._gather_once
+            first = _find_next_wave(state)
+            gather = self._gather_once
             units, waves = ahead.draw_waves(state, drawn, first, self._assign_slots, gather, alive)
-            sampled, left = dict(enumerate(units)), drawn.list_left()
+            sampled = dict(enumerate(units))
+            left = drawn.list_left()
         else:
-            sampled = ahead.wait(number, [each.index for each in slots], alive)
+            sampled = ahead.wait(number, [slot.index for slot in slots], alive)
 
         def complete(index: int) -> MicroBatch:
             return maker.complete(*models, number, index, sampled[index])
@@ -218,20 +242,22 @@ class OnlineBatches:
         return complete, waves, left
 
     def _read_left_before(self, number: int, state: TrainState) -> Arrays:
-        """What the batch before batch `number` left for it. Raises DataError if that is gone."""
+        """Read what the previous batch left for batch `number`. Raise DataError if it is gone."""
         if not (number and self._ahead and self._ahead.maker.carries_over):
             return NO_ARRAYS
         folder = self._name_folder(number - 1, state)
         before = self._broadcast(StoredBatch.read(folder) if dist.get_rank() == 0 else None)
         if before is None:
             raise DataError(
-                f"{folder}: gone, and with it the completions that batch {number} goes on with; "
+                f"{folder}: the folder is missing, with the completions that batch {number} "
+                "continues; "
                 "restore that folder, or remove the checkpoints after it"
             )
         return before.read_left()
 
     def _write(self, arrays: Arrays, folder: str, file: str) -> dict[str, str]:
-        name, data = f"attempt-{self._attempt.number}/{file}.npz", pack_arrays(arrays)
+        name = f"attempt-{self._attempt.number}/{file}.npz"
+        data = pack_arrays(arrays)
         storage.write(storage.join(folder, name), data)
         return {"name": name, "sha256": hashlib.sha256(data).hexdigest()}
 
@@ -241,19 +267,19 @@ class OnlineBatches:
         return stored
 
     def _broadcast(self, found: StoredBatch | None) -> StoredBatch | None:
-        """What the first rank found."""
+        """Return the value of `found` on rank 0. Collective."""
         held = [found]
         dist.broadcast_object_list(held, src=0, group=self._group)
         return held[0]
 
 
 def _collect_arrays(micro: MicroBatch) -> Arrays:
-    """All that `micro` is, by name."""
+    """Return all arrays of `micro` by name, as they are stored."""
     arrays = {f"array.{name}": array for name, array in micro.arrays.items()}
     named = {"samples": micro.samples, "sources": micro.sources, "pieces": micro.pieces}
     return arrays | named
 
 
 def _find_next_wave(state: TrainState) -> int:
-    """The number of the next wave that a batch of `state` draws."""
+    """Return the number of the next wave that a batch of `state` draws."""
     return int(state.carried.get(WAVES_DRAWN, 0))

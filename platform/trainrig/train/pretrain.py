@@ -1,4 +1,4 @@
-"""Pretraining: from a folder of token shards to a run folder with a model in it."""
+"""The `pretrain` verb: from a folder of token shards to a run folder with a trained model."""
 
 import functools
 import logging
@@ -52,9 +52,9 @@ log = logging.getLogger(__name__)
 
 
 def pretrain(run: Pretraining) -> Manifest:
-    """Train to the end of `run`, going on where an earlier call stopped; the run folder's manifest.
+    """Train to the end of `run`, or resume an earlier call; return the run folder's manifest.
 
-    Raises InputError for what cannot work, before any worker starts; ClusterError when workers
+    Raises InputError for a run that cannot work, before any worker starts; ClusterError if workers
     fail more often than the run allows.
     """
     tokens = manifest.read_input(run.tokens, "tokenize")
@@ -82,9 +82,10 @@ def pretrain(run: Pretraining) -> Manifest:
 
 
 def prepare(run: Pretraining) -> TrainingJob:
-    """The job that `run` describes.
+    """Build the job that `run` describes.
 
-    Raises InputError if its parts do not fit each other, or if there is not enough data.
+    Logs a warning for each source that is too short to use. Raises InputError if the parts of the
+    run do not fit each other, or if there is not enough data.
     """
     tokens = storage.make_absolute(run.tokens)
     tokenizer = manifest.read_file(tokens, "tokenizer.json").decode()
@@ -98,7 +99,7 @@ def prepare(run: Pretraining) -> TrainingJob:
     epochs = batches.check_epochs(run.training.steps)
     for source in batches.left_out:
         log.warning(
-            "%s: source '%s' is left out: it has not one window of %d tokens",
+            "%s: source '%s' is left out: it has no window of %d tokens",
             run.tokens,
             source,
             run.batches.longest_length + 1,
@@ -129,18 +130,19 @@ def prepare(run: Pretraining) -> TrainingJob:
 
 
 def _is_mean_over_tokens(run: Pretraining, model: DecoderConfig) -> bool:
-    """Return whether the loss of a batch does not depend on which rows are in one micro-batch.
+    """Return whether the loss of a batch does not depend on which rows share a micro-batch.
 
-    A mixture of experts balances its load over a micro-batch, and corruptions are dealt to one.
+    It does for a mixture of experts, which balances its load over a micro-batch, and for
+    corruptions, which are assigned to micro-batches.
     """
     return run.objective.kind == "CausalLM" and not isinstance(model.feedforward, MixtureOfExperts)
 
 
 def count_tokens_at_once(run: Pretraining) -> int:
-    """Places of the largest micro-batch of `run`."""
+    """Return the number of tokens in the largest micro-batch of `run`, padding included."""
     return max(
-        each.micro_batch * compute_widest_row(run.objective, each.sequence_length)
-        for each in run.batches.resolve_stages()
+        stage.micro_batch * compute_widest_row(run.objective, stage.sequence_length)
+        for stage in run.batches.resolve_stages()
     )
 
 
@@ -150,8 +152,9 @@ def _is_dense_decoder(model: DecoderConfig) -> bool:
 
 
 def describe_waits(run: Pretraining) -> list[str]:
-    """What to know of a run whose stages have few micro-batches; [] for most."""
-    parallel, found = run.training.parallel, list[str]()
+    """Return a warning for each batch stage with too few micro-batches to fill the pipeline."""
+    parallel = run.training.parallel
+    found = list[str]()
     if parallel.pipeline is None:
         return found
     replicas = parallel.data_workers(parse_bounds(run.workers).most)
@@ -169,36 +172,42 @@ def describe_waits(run: Pretraining) -> list[str]:
 
 
 def _find_new_levels(run: Pretraining) -> tuple[int, ...]:
-    """The data steps from which batches are others, or the model's positions."""
+    """Return the data steps at which the batch settings or the model's positions change."""
     batches = (stage.from_step for stage in run.batches.resolve_stages())
     steps = {*batches, *(stage.from_step for stage in run.context)}
     return tuple(sorted(steps - {0}))
 
 
 def _read_plan(run: Pretraining, folder: str) -> bytes | None:
-    """The plan that `run` names, or the copy in its folder. Raises ConfigError if both are gone."""
+    """Read the plan that `run` names, or its copy in the run folder.
+
+    Returns None if the run names no plan. Raises ConfigError if both files are missing.
+    """
     if run.plan is None:
         return None
     for path in (run.plan, storage.join(folder, PLAN)):
         if storage.exists(path):
             data = storage.read(path)
-            parse_prediction(data, path)  # the report will want it when the run ends
+            parse_prediction(data, path)  # fail now rather than in the report at the end of the run
             return data
-    raise ConfigError(f"plan: {run.plan} is not there; leave it out, or plan again")
+    raise ConfigError(
+        f"plan: {run.plan} does not exist; leave it out, or run `trainrig plan` again"
+    )
 
 
 def _begin(run: Pretraining, encoder: Encoder) -> tuple[DecoderConfig, str | None]:
-    """The model, and the checkpoint that it begins with, if one is named."""
+    """Return the model, and the checkpoint it starts with, or None for random weights."""
     if run.continue_from is None:
-        assert run.model is not None  # the run file was refused otherwise
+        assert run.model is not None  # the validation of the run file ensures it
         model = run.model.for_tokenizer(encoder.vocabulary_size)
         try:
-            run.check_layouts(model)  # now that its vocabulary is settled
+            run.check_layouts(model)  # again, now that the vocabulary size is known
         except ValueError as error:
             raise ConfigError(str(error)) from None
         return model, None
     begun = find_initial_weights(run.continue_from, run.tokens, encoder, run.model)
-    model, heads = begun.model, count_further_heads(run.objective)
+    model = begun.model
+    heads = count_further_heads(run.objective)
     try:
         run.check_positions(model)
     except ValueError as error:
@@ -216,7 +225,7 @@ def _begin(run: Pretraining, encoder: Encoder) -> tuple[DecoderConfig, str | Non
 
 
 def _convert(path: str, model: DecoderConfig) -> EncoderConfig:
-    """The encoder that the decoder at `path` becomes; says what changes."""
+    """Return the encoder that the decoder at `path` becomes; log what changes."""
     if model.bidirectional:
         raise ConfigError(f"convert: {path} is an encoder already; leave it out")
     if isinstance(model, EncoderDecoderConfig):
@@ -228,8 +237,8 @@ def _convert(path: str, model: DecoderConfig) -> EncoderConfig:
     window = model.attention.window
     local = "" if window is None else f", as far as {window.size - 1} places in local layers"
     log.warning(
-        "%s: a decoder, which goes on as an encoder: each token also sees those after it%s, and "
-        "the head says what stands at a place, no longer what follows; all weights are kept",
+        "%s: the decoder becomes an encoder: each token also sees later tokens%s, and "
+        "the head predicts the token itself instead of the next one; all weights are kept",
         path,
         local,
     )
@@ -239,7 +248,10 @@ def _convert(path: str, model: DecoderConfig) -> EncoderConfig:
 def _prepare_held_out(
     run: Pretraining, tokens: str, encoder: Encoder, corruption: Corruption | None
 ) -> Callable[[], HeldOutSets | None]:
-    """What opens the held-out rows; says so if the run wants some and there are none."""
+    """Return the function that opens the held-out rows on a rank.
+
+    Logs a warning if the run asks for held-out rows and the tokens have none.
+    """
     if run.training.held_out.rows == 0:
         return hold_nothing_out
     sizes = RowSizes(
@@ -258,7 +270,7 @@ def _prepare_held_out(
         )
         return hold_nothing_out
     if run.remembered:
-        folders = tuple(storage.make_absolute(each) for each in run.remembered)
+        folders = tuple(storage.make_absolute(folder) for folder in run.remembered)
         for folder in folders:
             theirs = Encoder(manifest.read_file(folder, "tokenizer.json").decode())
             if theirs.fingerprint != encoder.fingerprint:
@@ -267,7 +279,7 @@ def _prepare_held_out(
                     f"tokenize its documents with {tokens}/tokenizer.json"
                 )
         make = functools.partial(_add_remembered, make, folders, sizes, run.cache, corruption)
-        make()  # so that what is not there is said before the start
+        make()  # open them once here, to report missing data before the start
     return make
 
 
@@ -278,8 +290,11 @@ def _add_remembered(
     cache: BlockCache,
     corruption: Corruption | None,
 ) -> HeldOutSets | None:
-    """What `make` gives, with the held-out rows of `folders` beside, whose sources are named
-    FOLDER/SOURCE. Raises DataError for one with nothing held out."""
+    """Open the held-out rows of `make`, and of the earlier data in `folders`.
+
+    The sources of the latter are named FOLDER/SOURCE. Raises DataError for a folder without
+    held-out rows, and ConfigError if two folders have the same name.
+    """
     sets = make()
     assert sets is not None
     sources: list[str] = []
@@ -301,8 +316,10 @@ def _add_remembered(
 def open_held_out_split(
     tokens: str, sizes: RowSizes, cache: BlockCache, corruption: Corruption | None = None
 ) -> HeldOutSets | None:
-    """The held-out rows of the folder `tokens`, as `corruption` makes them; None if nothing is held
-    out there."""
+    """Open the held-out rows of the folder `tokens`, with `corruption` applied to them.
+
+    Returns None if the folder has no held-out rows.
+    """
     sets = open_held_out(TokenShards.open(storage.join(tokens, HELD_OUT), cache), sizes)
     if not sets.sources:
         return None
@@ -315,8 +332,11 @@ def open_batches(
     cache: BlockCache | None = None,
     corruption: Corruption | None = None,
 ) -> PretrainBatches:
-    """The batches of the training split of the folder `tokens`; `cache`: for one in a bucket;
-    `corruption`: what the objective makes of them."""
+    """Open the training batches of the folder `tokens`.
+
+    `cache`: local cache, for a folder in a bucket. `corruption`: how the objective changes the
+    rows.
+    """
     shards = TokenShards.open(storage.join(tokens, TRAIN), cache)
     return PretrainBatches(shards, settings, cache, corruption=corruption)
 
@@ -328,17 +348,19 @@ def drive(
     workers: int | tuple[int, int],
     counted: Mapping[str, int] | None = None,
 ) -> Manifest:
-    """Train `job` to its end in the claimed folder `stage`, as its only driver.
+    """Train `job` to its end in the claimed folder `stage`, as the only driver of the run.
 
-    Raises InputError for what cannot work, before any worker starts. `counted`: see `finish`.
+    `counted`: further counts for the manifest. Raises InputError for a run that cannot work, before
+    any worker starts.
     """
-    # Here, as whoever is refused before should not wait for torch.
+    # Imported here, so that a run refused before this point need not wait for torch.
     from trainrig.train.elastic import trainer
 
     with lease.hold_lease(job.folder):
         with stage.undo_if_refused():
             copy = job.training.checkpoints.copy_to
-            if copy and not stage.resumed:  # later on, a second copy that fails stops nobody
+            # once the run has started, a failing copy does not end it
+            if copy and not stage.resumed:
                 check_folder(copy)
             newest, _ = checkpoint.find_newest_valid(
                 RunFolder(job.folder), thorough=False, copy=copy
@@ -354,10 +376,11 @@ def drive(
             trainer.check_fit(workers, job.rollout_actors)
             trainer.warn_of_emulation(job.training.precision)
         storage.write(stage.build_path("run.toml"), to_toml(with_absolute_paths(run)).encode())
-        # Here, as each worker imports this module and would load matplotlib for it.
+        # Imported here: each worker imports this module and need not load matplotlib.
         from trainrig.train.run.run_page import report_at_end
 
-        training, alarms = job.training, find_repetition_alarms(job.epochs)
+        training = job.training
+        alarms = find_repetition_alarms(job.epochs)
         with (
             report_at_end(job.folder),
             watch_alarms(job.folder, training.steps, alarms),
@@ -373,7 +396,10 @@ def finish(
     outcome: "TrainingResult",
     counted: Mapping[str, int] | None = None,
 ) -> Manifest:
-    """Write the manifest of a run folder whose last checkpoint is whole, with `counted` in it."""
+    """Write the manifest of a run folder whose last checkpoint is complete.
+
+    `counted`: further counts for the manifest, by name. Raises DataError if the metrics are gone.
+    """
     losses = metrics.read_series(job.folder)
     if not losses:
         raise DataError(f"{job.folder}/{metrics.METRICS}: gone, though the run is at its end")
@@ -391,12 +417,15 @@ def finish(
 
 
 def _compute_sums(stage: Stage, path: str) -> dict[str, FileSum]:
-    """Of the last checkpoint alone: events and metrics hold times, which no fingerprint should."""
+    """Return the checksums of the last checkpoint's files and of run.toml, by relative path.
+
+    Events and metrics are left out: they hold times, which must not change a fingerprint.
+    """
     found = checkpoint.read_verified_sums(path) or {}
-    known = {storage.join(path, name): each for name, each in found.items()}
+    known = {storage.join(path, name): file_sum for name, file_sum in found.items()}
     files = [*storage.list_files(path), stage.build_path("run.toml")]
     return {
         file.removeprefix(f"{stage.folder}/"): known.get(file) or manifest.compute_file_sum(file)
         for file in files
-        if file != storage.join(path, checkpoint.VERIFIED)  # not of every last checkpoint
+        if file != storage.join(path, checkpoint.VERIFIED)  # only some checkpoints have this file
     }

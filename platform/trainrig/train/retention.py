@@ -1,4 +1,4 @@
-"""When a run saves itself, and which of its checkpoints stay."""
+"""Run-file settings for checkpoints: when they are saved, and which are kept."""
 
 from collections.abc import Iterable, Set
 from typing import Annotated
@@ -7,38 +7,40 @@ from trainrig.config import NOT_IDENTITY, OUTPUT, Field, Settings
 
 
 class Checkpoints(Settings):
-    """When a run saves itself, what it keeps, and where."""
+    """When a run saves checkpoints, which of them it keeps, and where."""
 
-    # Steps between checkpoints; the last step always makes one.
+    # Steps between checkpoints. The last step is always saved.
     every: int = Field(default=100, ge=1)
-    # Newest checkpoints to keep; at least two, should the newest prove damaged.
+    # Number of newest checkpoints to keep; at least two, in case the newest is damaged.
     keep: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=2)
-    # Steps whose multiples make checkpoints that are kept for good; None: no such ones.
+    # Checkpoints at multiples of this many steps are saved and kept permanently; None keeps none.
     keep_every: Annotated[int | None, NOT_IDENTITY] = Field(default=None, ge=1)
-    # Steps that make checkpoints which are kept for good: where other runs branch from this one.
+    # Steps whose checkpoints are saved and kept permanently, such as branching points of other
+    # runs.
     keep_at: Annotated[tuple[int, ...], NOT_IDENTITY] = ()
-    # Steps between further checkpoints, of which only the newest is kept until one of `every`
-    # follows; None: no such ones.
+    # Steps between additional short-lived checkpoints. Only the newest of them is kept, until the
+    # next regular checkpoint; None saves none.
     short_lived_every: Annotated[int | None, NOT_IDENTITY] = Field(default=None, ge=1)
-    # Another disk or bucket that gets a copy of each checkpoint, to resume from if the run folder
-    # has none; None: no copies.
+    # Another disk or bucket that receives a copy of each checkpoint. If the run folder has no
+    # checkpoint, the run resumes from there; None makes no copies.
     copy_to: Annotated[str | None, OUTPUT] = None
-    # Saves in a row that may fail (a full disk, a bucket that refuses) before the run ends.
+    # Consecutive saves that may fail (full disk, rejected upload) before the run ends.
     failures: Annotated[int, NOT_IDENTITY] = Field(default=1, ge=0)
 
     def due(self, step: int, last: int) -> bool:
-        """Whether a run of `last` steps saves itself after `step`."""
+        """Return whether a run of `last` steps saves a checkpoint after `step`."""
         intervals = (self.every, self.keep_every, self.short_lived_every)
         wanted = step == last or step in self.keep_at
-        return wanted or any(each and step % each == 0 for each in intervals)
+        return wanted or any(interval and step % interval == 0 for interval in intervals)
 
     def select_kept(
         self, steps: Iterable[int], held: Set[int] = frozenset(), passing: Set[int] = frozenset()
     ) -> set[int]:
-        """Which of the checkpoints at `steps` stay. All of `steps` are taken to be whole.
+        """Return the steps whose checkpoints are kept, of those at `steps`, all complete.
 
-        `held`: those that are wanted for something else. `passing`: those that were made for
-        something else alone, which take no place of the newest; but the newest of all stays.
+        `held`: steps whose checkpoints are needed for something else, such as an evaluation.
+        `passing`: steps saved only for such a purpose, which do not count among the `keep` newest;
+        but the newest of all is always kept.
         """
         ordered = sorted(set(steps), reverse=True)
         for_good = {s for s in ordered if self.keep_every and s % self.keep_every == 0}

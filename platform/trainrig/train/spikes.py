@@ -1,15 +1,14 @@
-"""Spikes of the loss: which steps no update should be made of, and which data a run goes past.
+"""Loss spikes: which steps to leave out of training, and which data to skip.
 
 A step is an *outlier* if its loss or its gradient norm lies far above those of the updates before
-it, in robust deviations (median and median absolute deviation: what is judged does not shift the
-scale much that it is judged by). No update is made of an outlier. Several outliers close together
-are a *spike*: once it has passed, or has lasted too long, the run goes back to a checkpoint from
-before it and past its data (PaLM, arXiv:2204.02311, section 5.1), as the updates just before a
-spike are those that may have caused it.
+it, measured in robust deviations (median and median absolute deviation, which outliers hardly
+shift). No update is made from an outlier. Several outliers close together are a *spike*. Once it
+has ended, or lasted too long, the run rolls back to a checkpoint before the spike and skips its
+data (PaLM, arXiv:2204.02311, section 5.1), as the updates just before a spike may have caused it.
 
-The detector is a pure function of what it was shown: losses and norms that all ranks have alike, in
-the order of data steps. So every rank comes to the same verdict, and a run that goes over the same
-steps again, from whichever checkpoint, to the same range.
+The detector is a pure function of the losses and norms that it observed, in the order of data
+steps, and these are equal on all ranks. So every rank reaches the same decision, and a run that
+repeats the steps, from any checkpoint, finds the same range.
 """
 
 import math
@@ -20,46 +19,48 @@ from typing import Any, Self
 
 from trainrig.config import Field, Settings
 
-# Of a normal distribution, the standard deviation over the median absolute one.
+# Ratio of the standard deviation to the median absolute deviation, for a normal distribution.
 NORMAL = 1.4826
-# A deviation is taken for this much at least, lest a series that hardly moves make outliers of
-# everything: as a share of the median loss, and of the logarithm of the norm.
+# Lower limits of a deviation, so that a nearly constant series does not make everything an
+# outlier: a share of the median loss, nats of loss, and a difference of the norm's logarithm.
 LEAST_LOSS_DEVIATION = 0.01
-# Also of the loss, in nats. What a model knows by heart has losses near 0 that differ by factors:
-# on sums of two digits, .0098 is 15 deviations above .0007, and nothing is wrong.
+# Memorised data has losses near 0 that differ by large factors: on sums of two digits, .0098 is 15
+# deviations above .0007, and nothing is wrong.
 LEAST_LOSS_NATS = 0.005
 LEAST_NORM_DEVIATION = 0.1
-TINY = 1e-30  # in the place of 0, which has no logarithm
-WIDER = 4  # times the margin for each time that the run went back to the same place
+TINY = 1e-30  # replaces 0, which has no logarithm
+WIDER = 4  # factor on the margin for each earlier roll-back to the same place
 
 
 class Spikes(Settings):
-    """When a step is an outlier, when outliers are a spike, and what is done about it."""
+    """When a step is an outlier, when outliers form a spike, and how the run reacts."""
 
-    # Updates whose losses and norms say what is usual; before there are as many, nothing is judged.
+    # Recent updates whose losses and norms are the reference. Until there are this many, no step is
+    # an outlier.
     window: int = Field(default=128, ge=16)
     # Deviations above the median loss from which a step is an outlier.
     loss_deviations: float = Field(default=10.0, gt=0)
     # Deviations above the median logarithm of the gradient norm from which a step is an outlier.
     norm_deviations: float = Field(default=20.0, gt=0)
-    # Outliers close together that are a spike; fewer are skipped, and no more comes of them.
+    # Number of outliers close together that form a spike. Fewer are skipped without further action.
     confirm: int = Field(default=3, ge=1)
-    # Steps of data to skip on either side of a spike; as many in a row without an outlier end it.
-    # At the same place again, four times as many before it.
+    # Data steps to skip on either side of a spike. The same number of steps in a row without an
+    # outlier ends the spike. Each further roll-back to the same place skips four times as many
+    # steps before it.
     margin: int = Field(default=2, ge=1)
-    # Steps after which a spike that has not ended is taken for whole.
+    # Steps after which a spike that has not ended is treated as ended.
     longest: int = Field(default=64, ge=1)
-    # Times that a run may go back to one place before it ends.
+    # Number of roll-backs to the same place before the run ends with an error.
     rollbacks: int = Field(default=3, ge=0)
-    # What the learning rate is multiplied by after data that was skipped; 1: nothing changes.
+    # Factor on the learning rate after skipped data; 1 leaves the rate as it is.
     rate_cut: float = Field(default=1.0, gt=0, le=1)
-    # Steps of data for which it is.
+    # Number of data steps after skipped data for which `rate_cut` applies.
     rate_cut_steps: int = Field(default=100, ge=1)
 
 
 @dataclass(frozen=True, order=True)
 class DataRange:
-    """Data steps from `begin` up to, without, `end`."""
+    """Data steps from `begin` (included) to `end` (excluded)."""
 
     begin: int
     end: int
@@ -73,18 +74,18 @@ class DataRange:
 
 @dataclass(frozen=True)
 class Spike:
-    """A spike that has passed, or has lasted as long as it may."""
+    """Spike that has ended, or lasted as long as it may."""
 
     first: int  # data step of its first outlier
-    last: int  # of its last
+    last: int  # data step of its last outlier
     outliers: int
-    skip: DataRange  # to be skipped once the run has gone back
-    again: int  # times that the run went back to this place before
+    skip: DataRange  # data to skip after the roll-back
+    again: int  # earlier roll-backs to the same place
 
 
 @dataclass
 class _Open:
-    """Outliers that may yet become a spike."""
+    """Outliers that may still become a spike."""
 
     first: int
     last: int
@@ -92,11 +93,11 @@ class _Open:
 
 
 class SpikeDetector:
-    """Is shown each step's loss and gradient norm, and says what to make of it.
+    """Detector of outliers and spikes in the sequence of losses and gradient norms.
 
-    `settings` None: nothing is ever an outlier. `new_levels`: data steps from which the loss may be
-    of another level, as where a mixture changes: what was usual before says nothing of them.
-    `skipped`: ranges that the run has gone back for before.
+    With `settings` None, nothing is an outlier. `new_levels`: data steps at which the loss may
+    change level, such as a change of the mixture; earlier steps are then no reference. `skipped`:
+    ranges that earlier roll-backs skipped.
     """
 
     def __init__(
@@ -105,22 +106,26 @@ class SpikeDetector:
         new_levels: Sequence[int] = (),
         skipped: Iterable[DataRange] = (),
     ) -> None:
-        self._settings, self._new_levels = settings, tuple(sorted(new_levels))
+        self._settings = settings
+        self._new_levels = tuple(sorted(new_levels))
         self.skipped = tuple(sorted(skipped))
-        self._losses: list[float] = []  # of the newest updates, the oldest first
-        self._norms: list[float] = []  # logarithms
+        self._losses: list[float] = []  # losses of the newest updates, the oldest first
+        self._norms: list[float] = []  # logarithms of the norms of the same updates
         self._open: _Open | None = None
-        self._seen = 0  # data steps that were shown or passed over, from 0
+        self._seen = 0  # the newest data step that was observed
 
     def observe(self, data_step: int, loss: float, norm: float) -> str | None:
-        """Why no update should be made of `data_step`, in words; None if one should.
+        """Return why no update should be made from `data_step`, in words; None if one should.
 
-        To be called once for each step that is computed, in order.
+        Call it once for each step that is computed, in order. An outlier counts towards a spike;
+        any other finite step becomes part of the reference.
         """
         if self._settings is None:
             return None
-        if any(self._seen < each <= data_step for each in self._new_levels):
-            self._losses, self._norms, self._open = [], [], None
+        if any(self._seen < level <= data_step for level in self._new_levels):
+            self._losses = []
+            self._norms = []
+            self._open = None
         self._seen = data_step
         why = self._judge(loss, norm)
         if why:
@@ -133,8 +138,9 @@ class SpikeDetector:
         return why
 
     def find_spike(self) -> Spike | None:
-        """The spike that has just become whole, if one has; to be asked between two steps."""
-        there, settings = self._open, self._settings
+        """Return the spike that has just ended, if any. Call it between two steps."""
+        there = self._open
+        settings = self._settings
         if there is None or settings is None:
             return None
         passed = self._seen - there.last >= settings.margin
@@ -145,22 +151,26 @@ class SpikeDetector:
         if there.outliers < settings.confirm:
             return None
         oldest = there.first - settings.window
-        again = sum(each.begin <= there.first and each.end > oldest for each in self.skipped)
+        again = sum(
+            skipped.begin <= there.first and skipped.end > oldest for skipped in self.skipped
+        )
         begin = there.first - settings.margin * WIDER**again
         last = there.last if passed else self._seen
         skip = DataRange(max(0, begin), last + 1 + settings.margin)
         return Spike(there.first, there.last, there.outliers, skip, again)
 
     def gives_up(self, spike: Spike) -> bool:
-        """Whether the run has gone back to the place of `spike` as often as it may."""
+        """Return whether the run has rolled back to the place of `spike` as often as it may."""
         return self._settings is not None and spike.again >= self._settings.rollbacks
 
     def compute_rate_share(self, data_step: int) -> float:
-        """What the learning rate of `data_step` is multiplied by."""
+        """Return the factor on the learning rate of `data_step`."""
         if self._settings is None:
             return 1.0
         steps = self._settings.rate_cut_steps
-        cuts = sum(data_step in DataRange(each.end, each.end + steps) for each in self.skipped)
+        cuts = sum(
+            data_step in DataRange(skipped.end, skipped.end + steps) for skipped in self.skipped
+        )
         return float(self._settings.rate_cut**cuts)
 
     def _judge(self, loss: float, norm: float) -> str | None:
@@ -183,13 +193,14 @@ class SpikeDetector:
         return None
 
     def build_entries(self) -> dict[str, Any]:
-        """All that it remembers, as JSON has it, to the last bit."""
+        """Return the detector's whole memory as JSON values, exact to the last bit."""
         there = asdict(self._open) if self._open else None
         return {"losses": self._losses, "norms": self._norms, "open": there, "seen": self._seen}
 
     def restore(self, entries: Mapping[str, Any]) -> Self:
-        """Remember what another's `entries` were."""
-        self._losses, self._norms = list(entries["losses"]), list(entries["norms"])
+        """Restore the memory that `build_entries` returned, and return this detector."""
+        self._losses = list(entries["losses"])
+        self._norms = list(entries["norms"])
         self._open = _Open(**entries["open"]) if entries["open"] else None
         self._seen = entries["seen"]
         return self
@@ -200,8 +211,10 @@ def _take_logarithm(norm: float) -> float:
 
 
 def _measure_deviations(value: float, series: Sequence[float], least: float) -> tuple[float, float]:
-    """How many robust deviations, each taken for `least` at least, `value` lies above the median of
-    `series`; and the median."""
+    """Return how many robust deviations `value` lies above the median of `series`; and the median.
+
+    A deviation counts as at least `least`.
+    """
     usual = statistics.median(series)
-    spread = NORMAL * statistics.median(abs(each - usual) for each in series)
+    spread = NORMAL * statistics.median(abs(element - usual) for element in series)
     return (value - usual) / max(spread, least), usual

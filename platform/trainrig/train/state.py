@@ -1,4 +1,4 @@
-"""What training changes: weights, the optimizer's memory, and two counters."""
+"""The state that training changes: weights, optimizer state, and counters."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,78 +49,81 @@ MEMORY = "optimizer.state."
 
 @dataclass
 class TrainState:
-    """The state after `step` updates, the last of them on the batch before `data_step`.
+    """State after `step` updates, the last of them on the batch before `data_step`.
 
-    `step` drives the schedule, `data_step` names the next batch: they part when a run skips data.
+    `step` determines the learning rate, `data_step` the next batch; they differ once a run has
+    skipped data.
     """
 
     model: Decoder
     optimizer: OptimizerSet
-    mesh: WorkerMesh  # the ranks that hold it
+    mesh: WorkerMesh  # the ranks that hold the state
     step: int = 0
     data_step: int = 0
     tokens: int = 0  # targets trained on so far
-    # Ranges of data steps, from the first up to, without, the second, that no update was made of.
+    # Ranges [begin, end) of data steps that no update was made from.
     skipped: list[tuple[int, int]] = field(default_factory=list)
     loss_scale: LossScale | None = None  # None: losses are not scaled
-    # Data to go past without looking at it, as the run file or an earlier spike says.
+    # Data to skip without computing its loss, from the run file or an earlier spike.
     skip_ranges: tuple[DataRange, ...] = ()
     detector: SpikeDetector = field(default_factory=lambda: SpikeDetector(None))
     # The run's other models by name, frozen or trained.
     others: dict[str, nn.Module] = field(default_factory=dict)
-    # Of those among `others` that are trained, by name.
+    # Optimizers of the trained models among `others`, by name.
     other_optimizers: dict[str, OptimizerSet] = field(default_factory=dict)
-    # Numbers that the objective carries from batch to batch (objectives/contract.py).
+    # Numbers that the objective keeps from batch to batch (objectives/contract.py).
     carried: dict[str, float] = field(default_factory=dict)
-    adapted: bool = False  # whether an adapter is trained, not the model's own weights
-    shared: SharedLayers | None = None  # how ranks share layers; None: each has all of a layer
+    adapted: bool = False  # True if an adapter is trained, not the model's own weights
+    shared: SharedLayers | None = None  # how ranks share layers; None: each rank has whole layers
 
     averages: WeightAverages = field(default_factory=lambda: WeightAverages(nn.Module()))
-    stage: StageShare | None = None  # what `model` is of a whole one; None: all
+    stage: StageShare | None = None  # pipeline stage of `model`; None: the whole model
 
     @property
     def split(self) -> RowSplit:
-        """Which parts of rows this rank reads."""
+        """The parts of rows that this rank reads."""
         return find_row_split(self.mesh)
 
     def is_to_skip(self) -> bool:
-        """Whether the next batch is one to go past."""
-        return any(self.data_step in each for each in self.skip_ranges)
+        """Return whether the next batch is to be skipped."""
+        return any(self.data_step in skipped for skipped in self.skip_ranges)
 
     def advance(self, targets: int) -> None:
-        """An update was made of the batch at `data_step`, which has so many `targets`."""
+        """Count an update on the batch at `data_step`, which has `targets` targets."""
         self.step += 1
         self.data_step += 1
         self.tokens += targets
 
     def skip(self) -> None:
-        """No update is made of the batch at `data_step`."""
+        """Count the batch at `data_step` as skipped, without an update."""
         at = self.data_step
         begin = self.skipped.pop()[0] if self.skipped and self.skipped[-1][1] == at else at
         self.skipped.append((begin, at + 1))
         self.data_step += 1
 
     def list_weights(self) -> dict[str, Tensor]:
-        """All weights as `model.NAME`, or an adapter's alone as `adapter.NAME`; not copies."""
+        """Return all weights by `model.NAME`, or the adapter's by `adapter.NAME`; not copies."""
         options = StateDictOptions(ignore_frozen_params=self.adapted)
         named: dict[str, Any] = get_model_state_dict(self.model, options=options)
         kind = "adapter" if self.adapted else "model"
         return {f"{kind}.{name}": self.whole(name, value) for name, value in named.items()}
 
     def list_tensors(self) -> dict[str, Tensor]:
-        """Weights, and optimizer memory as `optimizer.state.NAME.WHAT`; not copies. Of another
-        model that is trained both are `beside.MODEL.model.NAME` and so on.
+        """Return weights, and optimizer state by `optimizer.state.NAME.WHAT`; not copies.
 
-        Learning rates and their like are no part of it: they are functions of the step. Asked of a
-        fresh optimizer, torch gives it a memory, of one step that changed nothing: good to be
-        filled from a checkpoint, not to train on.
+        The tensors of another trained model have the prefix `beside.MODEL.`, as in
+        `beside.MODEL.model.NAME`. Learning rates are not included: they are functions of the step.
+        For a fresh optimizer, torch creates the state of one step without an effect: it can be
+        filled from a checkpoint, but not trained on.
         """
         beside: dict[str, Tensor] = {}
         for name, optimizer in self.other_optimizers.items():
             model = self.others[name]
             named: dict[str, Any] = get_model_state_dict(model)
-            own = {f"model.{n}": each for n, each in named.items()} | _list_memory(model, optimizer)
-            beside |= {f"beside.{name}.{n}": each for n, each in own.items()}
+            own = {f"model.{n}": tensor for n, tensor in named.items()} | _list_memory(
+                model, optimizer
+            )
+            beside |= {f"beside.{name}.{n}": tensor for n, tensor in own.items()}
         memory = {
             name: self.whole(name.removeprefix(MEMORY).rpartition(".")[0], value)
             for name, value in _list_memory(self.model, self.optimizer).items()
@@ -132,60 +135,67 @@ class TrainState:
         return self.list_weights() | memory | averages | beside
 
     def rows(self, tensors: dict[str, Tensor], filled: bool = True) -> dict[str, Tensor]:
-        """`tensors` of this state, of which this rank has whole rows: see `SharedLayers.rows`."""
+        """Return `tensors` in whole rows, as `SharedLayers.rows` does."""
         return self.shared.rows(tensors, filled) if self.shared else tensors
 
     def take_rows(self, rows: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
-        """Have in `tensors` what was read into `rows`: see `SharedLayers.take_rows`."""
+        """Copy `rows`, read from a checkpoint, to `tensors`, as `SharedLayers.take_rows` does."""
         if self.shared:
             self.shared.take_rows(rows, tensors)
 
     def whole(self, name: str, tensor: Tensor) -> Tensor:
-        """`tensor`, as this rank has the parameter `name`, as a part of the whole one."""
+        """Return this rank's `tensor` of the parameter `name` as a part of the whole parameter."""
         return self.shared.whole(name, tensor) if self.shared else tensor
 
     def list_counted_tensors(self) -> dict[str, Tensor]:
-        """Those of `tensors` that ranks which have other layers do not count as theirs."""
+        """Return the tensors of `list_tensors` that this pipeline stage counts as its own."""
         stage = self.stage
-        return {n: each for n, each in self.list_tensors().items() if not stage or stage.counts(n)}
+        return {
+            n: tensor for n, tensor in self.list_tensors().items() if not stage or stage.counts(n)
+        }
 
 
 def _list_memory(model: nn.Module, optimizer: OptimizerSet) -> dict[str, Tensor]:
     options = StateDictOptions(flatten_optimizer_state_dict=True)
     memory: dict[str, Any] = get_optimizer_state_dict(model, optimizer.parts, options=options)
-    return {f"optimizer.{n}": each for n, each in memory.items() if isinstance(each, Tensor)}
+    return {f"optimizer.{n}": tensor for n, tensor in memory.items() if isinstance(tensor, Tensor)}
 
 
 def build_fresh_state(job: TrainingJob, device: torch.device, draw: bool = True) -> TrainState:
-    """The state at step 0, sharded over the process group.
+    """Build the state at step 0, sharded over the process group.
 
-    No rank ever holds more of it than its shards: each draws its own slices, the same weights at
-    any number of ranks. `draw` false: weights are noise, for a checkpoint to be read over them.
+    Each rank draws only its own slices, so no rank ever holds more than its shards, and the weights
+    are the same at any number of ranks. With `draw` false, the weights are uninitialised memory, to
+    be overwritten from a checkpoint.
     """
     mesh = job.training.parallel.mesh(device)
     model, split = _build_empty(job, job.model, mesh, job.adapter)
     shared = SharedLayers(split, mesh) if split else None
-    seed, adapted = job.training.seed, job.adapter is not None
+    seed = job.training.seed
+    adapted = job.adapter is not None
     for name, parameter in model.named_parameters() if draw else ():
         whole = shared.whole(name, parameter.detach()) if shared else parameter
         part, first = find_local_slice(whole)
         if not adapted:
             fill_fresh(part, name, whole.shape, first, job.model, seed)
-        elif is_adapter(name):  # the rest is the base's, which is still to be loaded
+        elif is_adapter(name):  # base weights are loaded later
             fresh = draw_adapter_value(name, whole.shape, seed)
             for dim, (begin, size) in enumerate(zip(first, part.shape, strict=True)):
                 fresh = fresh.narrow(dim, begin, size)
             part.copy_(fresh)
     others: dict[str, nn.Module] = {}
-    for name, each in job.frozen.items():
-        others[name], _ = _build_empty(job, each.model, mesh, beside=True, frozen=True)
-    training, other_optimizers = job.training, dict[str, OptimizerSet]()
+    for name, frozen_model in job.frozen.items():
+        others[name], _ = _build_empty(job, frozen_model.model, mesh, beside=True, frozen=True)
+    training = job.training
+    other_optimizers = dict[str, OptimizerSet]()
     hosted = training.offload.optimizer
     for name, beside in job.trained.items():
         others[name], _ = _build_empty(job, beside.model, mesh, beside=True)
-        named, scale = others[name].named_parameters(), find_width_transfer(beside.model)
+        named = others[name].named_parameters()
+        scale = find_width_transfer(beside.model)
         other_optimizers[name] = build_optimizer(named, beside.optimizer, (), scale, hosted)
-    parameters, transfer = model.named_parameters(), find_width_transfer(job.model)
+    parameters = model.named_parameters()
+    transfer = find_width_transfer(job.model)
     groups = _choose_groups(model, training)
     optimizer = build_optimizer(parameters, training.optimizer, groups, transfer, hosted)
     return TrainState(
@@ -204,14 +214,17 @@ def build_fresh_state(job: TrainingJob, device: torch.device, draw: bool = True)
 
 
 def _choose_groups(model: nn.Module, training: Training) -> tuple[NamedGroup, ...]:
-    """The groups of `training` that `model` has parameters of: all, unless it is a stage."""
+    """Return the parameter groups of `training` that occur in `model`, which may be one stage."""
     if not isinstance(model, StageDecoder):
         return training.groups
     return choose_matching((name for name, _ in model.named_parameters()), training.groups)
 
 
 def _find_stage_share(job: TrainingJob, stage: StageDecoder) -> StageShare:
-    """What `stage` is of the model of `job`, whose trained parameters one optimizer would have."""
+    """Return the share that `stage` has in the whole model of `job`.
+
+    It refers to the trained parameters in the order of a single optimizer.
+    """
     training = job.training
     with torch.device("meta"):
         model = build_model(job.model)
@@ -220,11 +233,14 @@ def _find_stage_share(job: TrainingJob, stage: StageDecoder) -> StageShare:
         else:
             freeze(model, training.groups)
     named = dict(model.named_parameters())
-    groups, transfer = training.groups, find_width_transfer(job.model)
+    groups = training.groups
+    transfer = find_width_transfer(job.model)
     whole = build_optimizer(named.items(), training.optimizer, groups, transfer)
     names = {parameter: name for name, parameter in named.items()}
-    ordered = [each for group in whole.param_groups for each in group["params"]]
-    return StageShare({names[each]: len(each) for each in ordered}, stage.copies_embedding)
+    ordered = [parameter for group in whole.param_groups for parameter in group["params"]]
+    return StageShare(
+        {names[parameter]: len(parameter) for parameter in ordered}, stage.copies_embedding
+    )
 
 
 def _build_empty(
@@ -235,8 +251,11 @@ def _build_empty(
     beside: bool = False,
     frozen: bool = False,
 ) -> tuple[Decoder, LayerSplit | None]:
-    """A decoder over `mesh` whose parameters have room, and no values yet; how it is divided over
-    ranks that share layers, None if none do."""
+    """Build a decoder over `mesh` with uninitialised parameters.
+
+    Also returns how its layers are split over ranks that share them; None if none do. `beside`:
+    whether it is another model than the one that the job is about.
+    """
     training = job.training
     with torch.device("meta"):
         chunks = training.parallel.pipeline_chunks
@@ -249,7 +268,9 @@ def _build_empty(
     if training.fuse_projections:
         fuse_projections(model)
     _set_attention(model, training, mesh.devices.device_type)
-    split, tensor, kept = None, training.parallel.tensor, _choose_kept(job, model, mesh, beside)
+    split = None
+    tensor = training.parallel.tensor
+    kept = _choose_kept(job, model, mesh, beside)
     if mesh.tensor.group and tensor and not beside:
         again = [number for number, what in enumerate(kept) if what != "all"]
         split = split_layers(model, mesh.tensor, tensor.sequence_parallel, again)
@@ -261,7 +282,8 @@ def _build_empty(
     compile_layers(model.every_layer, training.compile)
     if training.offload.activations and not frozen:
         keep_on_host(_list_stages(model))
-    precision, reshard = training.precision, training.parallel.reshard
+    precision = training.precision
+    reshard = training.parallel.reshard
     if needs_sharding(dist.get_world_size(), precision, reshard):
         once = reshard == "step"
         shard(model, model.every_layer, mesh.sharding, once, precision, mesh.experts)
@@ -272,16 +294,15 @@ def _build_empty(
 
 
 def _set_attention(model: Decoder, training: Training, device: str) -> None:
-    """Have `model` compute attention by the kernel that `training` names. Raises ConfigError if
-    that cannot."""
+    """Set the attention kernel that `training` names. Raise ConfigError if it cannot be used."""
     training.choose_attention(model.config, read_card(torch.device(device)))
-    for part in model.modules():  # of an encoder, the generator too
+    for part in model.modules():  # an encoder also contains a generator
         if isinstance(part, Decoder):
             part.attention_kernel = training.attention.kernel
 
 
 def _list_stages(model: Decoder) -> list[list[nn.Module]]:
-    """The layers that a forward pass goes through one after another."""
+    """Return the layers of the model, grouped by the forward pass that runs them in sequence."""
     if not isinstance(model, StageDecoder):
         return [model.every_layer]
     return [
@@ -292,8 +313,12 @@ def _list_stages(model: Decoder) -> list[list[nn.Module]]:
 def _choose_kept(
     job: TrainingJob, model: Decoder, mesh: WorkerMesh, beside: bool
 ) -> tuple[Kept, ...]:
-    """What each layer of `model` keeps for the backward pass; a budget is for that of the job."""
-    training, count = job.training, len(model.every_layer)
+    """Return which activations each layer of `model` keeps for the backward pass.
+
+    A memory budget applies to the job's own model; with one, models beside it keep the default.
+    """
+    training = job.training
+    count = len(model.every_layer)
     settings = training.recompute
     if not isinstance(settings, Budget):
         return choose_kept(count, settings)
@@ -307,7 +332,7 @@ def _choose_kept(
 def _build_model(
     config: DecoderConfig, mesh: WorkerMesh, training: Training, chunks: int
 ) -> Decoder:
-    """The decoder, or the stages of it that this rank has, `chunks` of them."""
+    """Build the decoder, or this rank's `chunks` stages of its pipeline."""
     if mesh.pipeline.group is None:
         return build_model(config)
     stages = cut_for_ranks(config, mesh.pipeline.size, chunks)

@@ -1,6 +1,6 @@
-"""One update of the weights: what of it is arithmetic, and what each rank does of it.
+"""One update of the weights: the arithmetic, and each rank's part in it.
 
-What is made small is the objective's to know (objectives/contract.py).
+The loss is defined by the objective (objectives/contract.py).
 """
 
 import itertools
@@ -31,26 +31,27 @@ from trainrig.train.job import TrainingJob
 from trainrig.train.loss_table import Loss, LossTable, measure_statistics
 from trainrig.train.state import TrainState
 
-# Of torch.nn.utils.clip_grad_norm_, so that a norm of 0 divides nothing by 0.
+# As in torch.nn.utils.clip_grad_norm_: avoids a division by 0 for a norm of 0.
 NORM_FLOOR = 1e-6
 
 
 @dataclass(frozen=True)
 class StepFigures:
-    """What one step was like; the same on every rank."""
+    """Results of one step; equal on every rank."""
 
-    loss: Loss  # of the global batch
-    grad_norm: float  # of the whole gradient, before clipping
+    loss: Loss  # loss of the global batch
+    grad_norm: float  # norm of the whole gradient, before clipping
     rate: float  # learning rate
     tokens: int  # targets of the global batch
-    # Of the gradients of models that are trained beside, before clipping, by name.
+    # Gradient norms of the additional trained models, before clipping, by name.
     other_norms: Mapping[str, float] = field(default_factory=dict)
-    outlier: str | None = None  # why it is one, in words
-    measured: Mapping[str, float] = field(default_factory=dict)  # what some steps measure, by name
+    outlier: str | None = None  # why the step is an outlier, in words; None if it is not
+    # metrics that only some steps measure, by name
+    measured: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def fault(self) -> str | None:
-        """Why no update can be made of it, in words; None if one was."""
+        """The reason why no update can be made from this step (not finite); None if one can."""
         if not math.isfinite(self.loss.total):
             return f"loss {self.loss.total}"
         norms = {"": self.grad_norm, **{f" of the {n}": x for n, x in self.other_norms.items()}}
@@ -59,22 +60,23 @@ class StepFigures:
 
     @property
     def why_skipped(self) -> str | None:
-        """Why no update was made of it, in words; None if one was."""
+        """The reason why no update was made from this step; None if one was."""
         return self.fault or self.outlier
 
 
 @dataclass(frozen=True)
 class _Gradient:
-    """What there is to know of the gradient that a step has left with the parameters."""
+    """Loss and gradient norms of a step; the gradient itself is stored in the parameters."""
 
     loss: Loss
     norm: float
-    other_norms: Mapping[str, float]  # of models that are trained beside, by name
-    part_squared: float | None  # mean square of the virtual workers' norms; None: not measured
+    other_norms: Mapping[str, float]  # norms of the additional trained models, by name
+    # mean square of the virtual workers' gradient norms; None: not measured
+    part_squared: float | None
 
 
 class Stepper:
-    """Takes the steps of one rank of a run. All ranks take each together."""
+    """One rank's executor of training steps. All ranks must make each step together."""
 
     def __init__(
         self,
@@ -83,16 +85,22 @@ class Stepper:
         state: TrainState,
         agreed_to_stop: Callable[[], bool],
     ) -> None:
-        """`sources`: of the batches. `agreed_to_stop` is called before each micro-batch and answers
-        all ranks alike; how often it asks them is its own to know."""
-        self._objective, self._sources, self._beside = job.objective, tuple(sources), job.trained
+        """Set up the gradient reduction and the metrics of one rank.
+
+        `sources`: names of the sources of the batches. `agreed_to_stop` is called before each
+        micro-batch and returns the same on all ranks; it may cache the answer.
+        """
+        self._objective, self._sources = job.objective, tuple(sources)
+        self._beside = job.trained
         training = job.training
-        self._training, self._state, self._agreed_to_stop = training, state, agreed_to_stop
+        self._training = training
+        self._state = state
+        self._agreed_to_stop = agreed_to_stop
         pipeline = training.parallel.pipeline
         self._schedule: Schedule = pipeline.schedule if pipeline else "1F1B"
         self._chunks = training.parallel.pipeline_chunks
         self._parameters: list[nn.Parameter] = [
-            each for group in state.optimizer.param_groups for each in group["params"]
+            tensor for group in state.optimizer.param_groups for tensor in group["params"]
         ]
         self._others = {name: list(state.others[name].parameters()) for name in job.trained}
         self._models: list[nn.Module] = [state.model]
@@ -101,15 +109,17 @@ class Stepper:
         gather_once = training.parallel.reshard == "step"
         every = [*self._parameters, *itertools.chain(*self._others.values())]
         device = self._parameters[0].device
-        self.clock, self._compares_ranks = PhaseClock(device), False
+        self.clock = PhaseClock(device)
+        self._compares_ranks = False
         if state.mesh.slices.size > 1:
             parts = [unit for model in self._models for unit in list_units(model)]
             time_collectives(parts, self.clock, device, reduces=not training.deterministic)
         alike = state.shared.list_alike(state.model) if state.shared else frozenset[int]()
-        stage, names = state.stage, {each: n for n, each in state.model.named_parameters()}
-        firsts = stage.find_firsts(names[each] for each in self._parameters) if stage else None
+        stage = state.stage
+        names = {parameter: name for name, parameter in state.model.named_parameters()}
+        firsts = stage.find_firsts(names[tensor] for tensor in self._parameters) if stage else None
         places = RowPlaces(firsts, sum(stage.whole.values())) if stage and firsts else None
-        counted = [each is not None for each in firsts] if firsts else None
+        counted = [first is not None for first in firsts] if firsts else None
         mesh = state.mesh
         self._gradients: Gradients = (
             SummedInTree(
@@ -137,22 +147,23 @@ class Stepper:
         self._norms = ParameterNorms(state.model, state.shared, stage)
         self._activations = ActivationStatistics(state.model)
         self._dropouts = list_dropouts(state.model)
-        self._some_frozen = any(not each.requires_grad for each in state.model.parameters())
+        self._some_frozen = any(not tensor.requires_grad for tensor in state.model.parameters())
 
     def begin(self) -> None:
-        """A step begins, and its batch is about to be asked for."""
-        step, metrics = self._state.step + 1, self._training.metrics
+        """Begin a step; call this before its batch is read."""
+        step = self._state.step + 1
+        metrics = self._training.metrics
         on_host = self._parameters[0].device.type == "cpu"
-        # An accelerator is waited for when ranks are compared, so less often.
+        # Comparing ranks synchronises with an accelerator, so it is done less often there.
         self._compares_ranks = metrics.due(step) if on_host else metrics.layers_due(step)
         self.clock.begin(self._compares_ranks)
 
     def take(self, local: LocalBatch) -> StepFigures | None:
-        """One step on a global batch of which this rank has `local`.
+        """Make one step on a global batch of which this rank has `local`.
 
-        None: all agreed to stop, and the state is as it was. If its loss or its gradient is not
-        finite, or an outlier, no update is made of it: the state goes past its data and notes them
-        as skipped.
+        Returns None if all ranks agreed to stop; the state is then unchanged. If the loss or the
+        gradient is not finite or is an outlier, no update is made: the batch is recorded as
+        skipped.
         """
         statistics = self._measure_statistics(local)
         if statistics is None:
@@ -163,7 +174,8 @@ class Stepper:
         if found is None:
             self._abandon()
             return None
-        training, state = self._training, self._state
+        training = self._training
+        state = self._state
         rate = training.optimizer.lr * training.schedule.multiplier(state.step, training.steps)
         tokens = local.denominators[TOKENS]
         rate *= state.detector.compute_rate_share(state.data_step)
@@ -176,33 +188,41 @@ class Stepper:
             measured = noise | self._update(figures, activations)
             figures = replace(figures, measured=measured)
         self._forget_gradients()
-        if self._some_frozen:  # no backward pass lets go of what needs no gradient
+        if self._some_frozen:  # frozen parameters stay gathered after the backward pass
             self._abandon()
         return figures
 
     def _measure_statistics(self, local: LocalBatch) -> Mapping[str, float] | None:
-        """The objective's sums over the global batch, by a forward pass over all of it without
-        gradients; {} if it needs none. None: all agreed to stop."""
-        device, state = self._parameters[0].device, self._state
+        """Sum the objective's statistics over the global batch, in a pass without gradients.
+
+        Returns {} if the objective has none, and None if all ranks agreed to stop.
+        """
+        device = self._parameters[0].device
+        state = self._state
         batches = (
             (slot, self._copy(micro, device))
             for slot, (micro, _) in zip(local.slots, local.assigned, strict=True)
         )
-        count, stop = local.micro_batches, self._agreed_to_stop
+        count = local.micro_batches
+        stop = self._agreed_to_stop
         try:
             return measure_statistics(
                 self._objective, state.model, batches, count, stop, state.split
             )
         finally:
             if self._objective.statistics:
-                self._abandon()  # parameters gathered for a backward pass that does not come
+                self._abandon()  # parameters were gathered for a backward pass that does not follow
 
     def _measure_activations(
         self, local: LocalBatch, statistics: Mapping[str, float]
     ) -> dict[str, Tensor]:
-        """What passes through the model, of this rank's first micro-batch; {} of parts of one, or
-        of layers, which are not what a whole one is like, and of stages."""
-        due, mesh = self._training.metrics.layers_due(self._state.step + 1), self._state.mesh
+        """Measure the activations of the model on this rank's first micro-batch.
+
+        Returns {} if they are not due, or if this rank has only parts of rows, of layers or of the
+        model, whose activations differ from those of a whole one.
+        """
+        due = self._training.metrics.layers_due(self._state.step + 1)
+        mesh = self._state.mesh
         if not due or mesh.parts.group or mesh.tensor.group or mesh.pipeline.group:
             return {}
         batch = self._copy(local.assigned[0][0], self._parameters[0].device)
@@ -211,14 +231,15 @@ class Stepper:
                 lambda: self._objective.compute(self._state.model, batch, statistics)
             )
         finally:
-            self._abandon()  # parameters gathered for a backward pass that does not come
+            self._abandon()  # parameters were gathered for a backward pass that does not follow
 
     def _find_gradient(
         self, local: LocalBatch, statistics: Mapping[str, float]
     ) -> _Gradient | None:
-        """Leave the gradient of the global batch with the parameters. None: all agreed to stop.
+        """Leave the gradient of the global batch in the parameters' `grad`.
 
-        In float16, gradients that overflow are computed again from a loss that is scaled by less.
+        Returns None if all ranks agreed to stop. In float16, a gradient that overflows is computed
+        again with a smaller loss scale.
         """
         scale = self._state.loss_scale
         while True:
@@ -229,9 +250,11 @@ class Stepper:
                 for parameters in (self._parameters, *self._others.values()):
                     _multiply_gradients(parameters, 1 / scale.factor)
             norms = [self._gradients.compute_norm(self._parameters)]
-            norms += [self._gradients.compute_norm(each) for each in self._others.values()]
+            norms += [
+                self._gradients.compute_norm(parameters) for parameters in self._others.values()
+            ]
             squared = self._gradients.compute_part_squared()
-            # Read when the device has been asked for all of it, so that it never waits to be asked.
+            # Read from the device only after all work of the step is enqueued, so it never idles.
             loss = table.reduce(local.denominators)
             norm, *found = torch.stack(norms if squared is None else [*norms, squared]).tolist()
             part_squared = None if squared is None else found.pop()
@@ -243,13 +266,15 @@ class Stepper:
             self._forget_gradients()
 
     def _go_backward(self, local: LocalBatch, statistics: Mapping[str, float]) -> LossTable | None:
-        """Leave the gradient of the global batch with the parameters; and this rank's sums.
-        None: all agreed to stop.
+        """Run the forward and backward passes of this rank; return its sums of the loss terms.
 
-        Each micro-batch's terms are divided by the denominators of the *global* batch before its
-        backward pass, so the gradient is that of the whole, however micro-batches are dealt.
+        Leaves the gradient of the global batch in the parameters' `grad`. Returns None if all ranks
+        agreed to stop. The terms of each micro-batch are divided by the denominators of the
+        *global* batch before its backward pass, so the gradient is that of the whole batch, however
+        its micro-batches are assigned to ranks.
         """
-        objective, device = self._objective, self._parameters[0].device
+        objective = self._objective
+        device = self._parameters[0].device
         split = self._state.split
         table = LossTable(objective, self._sources, local.micro_batches, device, split=split)
         table.expect(self._passes.auxiliary())
@@ -257,13 +282,14 @@ class Stepper:
         measured = self._training.metrics.due(self._state.step + 1)
         measured = measured and equal_parts and local.virtual > 1
         self._gradients.begin(local.micro_batches, local.virtual, measured)
-        count, pipeline = len(local.slots), self._state.mesh.pipeline
+        count = len(local.slots)
+        pipeline = self._state.mesh.pipeline
         under_way: dict[tuple[int, int], tuple[StagePass, Tensor]] = {}
         order = plan_turns(self._schedule, pipeline.rank, pipeline.size, count, self._chunks)
         for place, (forward, number, chunk) in enumerate(order):
             slot = local.slots[number]
             if forward:
-                # Stages are at different micro-batches, so they ask before the first alone.
+                # Pipeline stages are at different micro-batches, so they ask only before the first.
                 if (place == 0 or pipeline.group is None) and self._agreed_to_stop():
                     return None
                 batch = self._copy(local.assigned[number][0], device)
@@ -275,12 +301,12 @@ class Stepper:
                 under_way[chunk, number] = passed, batch.samples_B
                 continue
             passed, samples_B = under_way.pop((chunk, number))
-            self._drop_by(samples_B)  # in layers that are computed again
+            self._drop_by(samples_B)  # recomputed layers need the same dropout
             with self.clock.time_phase("backward"):
                 loss = self._compute_loss(passed, local)
                 self._gradients.backward(loss, slot, number == count - 1, chunk)
                 self._passes.send_back(passed)
-            del passed, loss  # nothing is kept of it while the next goes forward
+            del passed, loss  # free its memory before the next forward pass
         with self.clock.time_phase("communication"):
             table.expect_diagnostics(self._passes.share_names(table.diagnostics))
             self._passes.settle()
@@ -291,11 +317,15 @@ class Stepper:
         return table
 
     def _drop_by(self, samples_B: Tensor) -> None:
-        for each in self._dropouts:
-            each.samples_B = samples_B
+        for dropout in self._dropouts:
+            dropout.samples_B = samples_B
 
     def _compute_loss(self, passed: StagePass, local: LocalBatch) -> Tensor:
-        """What this rank goes backward from: the loss, or the gradient of what it has passed on."""
+        """Return the tensor that this rank's backward pass starts from.
+
+        It is the loss, or on earlier pipeline stages a stand-in with the gradient of the next
+        stage.
+        """
         if passed.computed is None:
             return self._passes.receive_loss(passed)
         loss = compute_differentiable_loss(
@@ -305,23 +335,24 @@ class Stepper:
         return loss * scale.factor if scale else loss
 
     def _add_copy(self) -> None:
-        """Where the first and the last stage have the embedding: have both have the gradients of
-        both."""
-        pipeline, model = self._state.mesh.pipeline, self._state.model
+        """Add the embedding's gradients over the first and last pipeline stage if both have it."""
+        pipeline = self._state.mesh.pipeline
+        model = self._state.model
         ends = isinstance(model, StageDecoder) and (model.first or model.copies_embedding)
         if ends and model.config.shapes.head is None:
-            for each in model.embedding.parameters():
-                if each.requires_grad:
-                    assert isinstance(each.grad, DTensor)
-                    add_shared(each.grad.to_local(), pipeline)
+            for parameter in model.embedding.parameters():
+                if parameter.requires_grad:
+                    assert isinstance(parameter.grad, DTensor)
+                    add_shared(parameter.grad.to_local(), pipeline)
 
     def _copy(self, micro: MicroBatch, device: torch.device) -> DeviceBatch:
-        """What this rank reads of `micro`, on `device`."""
+        """Return this rank's part of `micro`, on `device`."""
         return self._state.split.take_part(DeviceBatch.copy(micro, device, self._state.others))
 
     def _update(self, figures: StepFigures, activations: Mapping[str, Tensor]) -> dict[str, float]:
-        """Make the update; what was measured of it, and of `activations`."""
-        step, metrics = self._state.step + 1, self._training.metrics
+        """Make the update; return the metrics measured for it and for `activations`."""
+        step = self._state.step + 1
+        metrics = self._training.metrics
         measured: dict[str, float] = {}
         if metrics.layers_due(step):
             self._norms.begin()
@@ -337,14 +368,18 @@ class Stepper:
     def _measure_noise(
         self, figures: StepFigures, squared: float | None, virtual: int
     ) -> dict[str, float]:
-        """What the gradients of the virtual workers, of the mean square `squared`, say of the noise
-        in that of the whole batch."""
-        if squared is None or self._others:  # of whose gradients it would tell too
+        """Estimate the gradient noise scale from the virtual workers' gradients.
+
+        `squared` is the mean square of their norms; None returns no metrics.
+        """
+        if squared is None or self._others:  # their gradients would be included in it
             return {}
         if self._state.loss_scale:
             squared /= self._state.loss_scale.factor**2
-        # Each is a part of the mean over all targets: the mean over its own is `virtual` times it.
-        small, whole = squared * virtual**2, figures.grad_norm**2
+        # Each is a part of the mean over all targets; the mean over its own is `virtual` times as
+        # large.
+        small = squared * virtual**2
+        whole = figures.grad_norm**2
         found = estimate_noise(small, figures.tokens / virtual, whole, figures.tokens)
         return {"noise/gradient_squared": found.gradient_squared, "noise/trace": found.trace}
 
@@ -352,9 +387,9 @@ class Stepper:
         _clip(self._parameters, figures.grad_norm, self._training.clip_norm)
         _step(self._state.optimizer, figures.rate)
         share = figures.rate / self._training.optimizer.lr
-        for name, each in self._beside.items():
-            _clip(self._others[name], figures.other_norms[name], each.clip_norm)
-            _step(self._state.other_optimizers[name], share * each.optimizer.lr)
+        for name, trained in self._beside.items():
+            _clip(self._others[name], figures.other_norms[name], trained.clip_norm)
+            _step(self._state.other_optimizers[name], share * trained.optimizer.lr)
         if self._state.loss_scale:
             self._state.loss_scale.succeed()
         self._state.advance(figures.tokens)
@@ -365,9 +400,9 @@ class Stepper:
             optimizer.zero_grad(set_to_none=True)
 
     def _abandon(self) -> None:
-        """Let go of gathered parameters, as after a whole step, for the state to be saved.
+        """Release gathered parameters, as after a whole step, so that the state can be saved.
 
-        Gradients that were not added up yet stay where they are: no step may follow.
+        Partial gradients stay where they are: no step may follow.
         """
         for model in self._models:
             reshard(model)
@@ -384,7 +419,7 @@ def _multiply_gradients(parameters: Sequence[nn.Parameter], factor: float) -> No
     for parameter in parameters:
         assert parameter.grad is not None
         gradients.append(find_local_slice(parameter.grad)[0])
-    torch._foreach_mul_(gradients, factor)  # few kernels for all of them, on an accelerator
+    torch._foreach_mul_(gradients, factor)  # few kernel launches for all of them
 
 
 def _step(optimizer: OptimizerSet, rate: float) -> None:

@@ -1,4 +1,4 @@
-"""How many workers a run may have: `workers = 4`, or `workers = [2, 8]` for whatever there is."""
+"""Limits on the number of workers: `workers = 4`, or `workers = [2, 8]` for an elastic run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,17 +11,19 @@ from trainrig.config import NOT_IDENTITY
 
 @dataclass(frozen=True)
 class WorkerBounds:
-    """The fewest and the most workers of a run, multiples of one of `multiples`."""
+    """Smallest and largest number of workers of a run, in multiples of a layout's unit."""
 
     least: int
     most: int
-    # Workers that come and go together: in the run's layout, then in each that it falls back on
-    # where there are too few for those before.
+    # Workers of one replica, which are added and removed together: in the run's own layout, then in
+    # each fallback layout, which are used when the workers are too few for those before.
     multiples: tuple[int, ...] = (1,)
 
     def fit_within(self, room: int) -> int | None:
-        """The workers that `room` for so many leaves, as many as the first layout takes that has
-        enough in it; None if there is too little for any."""
+        """Return the largest usable number of workers among `room`, in the first layout that fits.
+
+        Returns None if no layout has `least` workers there.
+        """
         for multiple in self.multiples:
             whole = min(self.most, room) // multiple * multiple
             if whole >= self.least:
@@ -29,12 +31,15 @@ class WorkerBounds:
         return None
 
     def find_layout(self, workers: int) -> int:
-        """In which layout a run has so many `workers`, of those that `fit_within` gives: 0 for its
-        own, then those it falls back on. A layout has what the ones before it cannot be of."""
-        return next(n for n, each in enumerate(self.multiples) if workers % each == 0)
+        """Return the index of the layout that a run with `workers` uses.
+
+        0 is the run's own layout; then come its fallbacks. `workers` must be a number that
+        `fit_within` returns. The first layout that divides it is the one.
+        """
+        return next(n for n, multiple in enumerate(self.multiples) if workers % multiple == 0)
 
     def list_sizes(self) -> list[list[int]]:
-        """The numbers of workers that each layout may come to have, ascending."""
+        """Return the numbers of workers that each layout may be used with, ascending."""
         found: list[list[int]] = [[] for _ in self.multiples]
         sizes = {self.fit_within(room) for room in range(self.least, self.most + 1)}
         for size in sorted(size for size in sizes if size is not None):
@@ -42,24 +47,24 @@ class WorkerBounds:
         return found
 
     def __str__(self) -> str:
-        """As a run file says it."""
+        """Return the limits as a run file has them."""
         return str(self.least) if self.least == self.most else f"[{self.least}, {self.most}]"
 
 
 def parse_bounds(workers: int | tuple[int, int], multiples: Sequence[int] = (1,)) -> WorkerBounds:
-    """What the `workers` of a run file mean, of which one of `multiples` come and go together."""
+    """Parse the `workers` of a run file; `multiples` are the workers of a replica by layout."""
     least, most = workers if isinstance(workers, tuple) else (workers, workers)
     return WorkerBounds(least, most, tuple(multiples))
 
 
 def check_fallbacks(bounds: WorkerBounds) -> None:
-    """Raise ValueError unless the fewest workers can be laid out, and each layout to fall back on
-    comes to be used."""
+    """Raise ValueError unless the fewest workers fit a layout and every fallback can be used."""
     if bounds.fit_within(bounds.least) != bounds.least:
         units = bounds.multiples
-        nearest = sorted({max(bounds.least // each, 1) * each for each in units})
+        nearest = sorted({max(bounds.least // unit, 1) * unit for unit in units})
         raise ValueError(
-            f"workers: the fewest ({bounds.least}) are no whole number of replicas of any layout; "
+            f"workers: the minimum ({bounds.least}) is not a multiple of the replica size of any "
+            "layout; "
             f"use {' or '.join(map(str, nearest))}"
         )
     sizes = bounds.list_sizes()
@@ -73,7 +78,10 @@ def check_fallbacks(bounds: WorkerBounds) -> None:
 
 
 def _check_workers(written: Any) -> Any:
-    """What is neither is refused here: pydantic would name the two forms one after the other."""
+    """Return `written` if it is a number or a pair of numbers of workers; raise ValueError if not.
+
+    pydantic alone would list the errors of both forms one after the other.
+    """
     numbers = written if isinstance(written, list | tuple) and len(written) == 2 else [written]
     shown = list(written) if isinstance(written, tuple) else repr(written)
     if not all(type(number) is int for number in numbers) or not 1 <= numbers[0] <= numbers[-1]:

@@ -125,5 +125,5 @@ def test_what_cannot_be_embedded_is_refused(embedding, tmp_path):
     with pytest.raises(ConfigError, match="is a reward model"):
         embed(embedding("reward"))
     assert not (tmp_path / "out" / "manifest.json").exists()
-    with pytest.raises(DataError, match="no whole checkpoint there"):
+    with pytest.raises(DataError, match="no valid checkpoint there"):
         embed(embedding(checkpoint=str(tmp_path / "nowhere")))

@@ -110,5 +110,5 @@ def test_a_judge_that_is_not_there_or_another_one_is_told(judges):
     evaluate(run_of(judges, "reward"))
     with pytest.raises(OutputTaken, match="task 'better'"):
         evaluate(run_of(judges, "asked"))
-    with pytest.raises(DataError, match="nowhere: no whole checkpoint there"):
+    with pytest.raises(DataError, match="nowhere: no valid checkpoint there"):
         evaluate(run_of(judges, "nowhere", output="other"))

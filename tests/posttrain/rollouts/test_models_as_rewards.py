@@ -87,7 +87,7 @@ def test_a_model_of_the_wrong_kind_is_refused_in_one_line(reward_model, fresh, t
         RewardModel(checkpoint=fresh).open()
     with pytest.raises(ConfigError, match="is a reward model, which does not speak"):
         JudgeModel(checkpoint=reward_model, question="?").open()
-    with pytest.raises(DataError, match="no whole checkpoint there"):
+    with pytest.raises(DataError, match="no valid checkpoint there"):
         RewardModel(checkpoint=str(tmp_path)).open()
 
 

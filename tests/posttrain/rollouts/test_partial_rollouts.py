@@ -389,7 +389,7 @@ def test_what_was_left_off_and_is_gone_is_asked_for(alone, ranks, make_run, tmp_
     for gone in ("checkpoints/step_0000000[4-6]*", "online/batch_0000000[2345]*"):
         for path in list(tmp_path.glob(f"run/{gone}")):
             shutil.rmtree(path)
-    with pytest.raises(AssertionError, match=r"the completions that batch 3 goes on with; restore"):
+    with pytest.raises(AssertionError, match=r"the completions that batch 3 continues; restore"):
         trained(ranks, left_off(make_run, tmp_path / "run"), 1)
 
 

@@ -126,7 +126,7 @@ class FakeCluster:
     def abandon(self, lost):
         self.lost.append(lost)
 
-    def begin_again(self):
+    def restart_if_lost(self):
         if self.lost and not self.ours:
             raise self.lost[-1]
 
@@ -232,8 +232,8 @@ def test_a_run_whose_folder_is_removed_ends_at_once_and_says_so(play):
 
     cluster, error = play(Play(), at=[(2, removed)])
     assert isinstance(error, DataError)
-    assert str(error).startswith(f"{play.folder.path}: removed while the run was going on")
-    assert str(error).endswith("delete what is left there, and the same command begins anew")
+    assert str(error).startswith(f"{play.folder.path}: the folder was removed during the run")
+    assert str(error).endswith("delete what is left there, and run the same command to start again")
     assert cluster.groups[0].killed and play.clock.now < 100 + STEPS
 
 
@@ -470,7 +470,7 @@ def test_a_loss_is_told_before_what_is_left_is_ended_which_takes_seconds(play, c
 def test_anothers_cluster_that_is_lost_ends_the_run_whole(play):
     _, error = play(Play(4, ClusterLost(LOST)), at=[(0, is_anothers)])
     assert isinstance(error, Unfinished)
-    saved = "step 4 of 12 is saved, and the same command goes on from there"
+    saved = "step 4 of 12 is saved; run the same command to continue"
     assert str(error) == f"{play.folder.path}: {LOST}; {saved}"
 
 
@@ -512,7 +512,7 @@ def test_and_gives_up_after_the_time_it_was_told(play):
     lost = Play(4, "its node lost")
     _, error = play(lost, workers=2, at=[(3.5, goes("node1"))], wait_for_nodes=100.0)
     assert isinstance(error, ClusterError)
-    assert "stands at step 4; for 100 s there was no room for workers = 2" in str(error)
+    assert "the run is at step 4; for 100 s, the cluster had no space for workers = 2" in str(error)
 
 
 def test_a_request_to_stop_ends_the_run_whole(play):
@@ -613,7 +613,7 @@ def _one_life(data, clock, patch):
     try:
         outcome = supervise(job, parse_bounds((1, 2)), cluster, NoStop())
     except ClusterError as error:
-        assert "no progress beyond step" in str(error) or "no room for" in str(error)
+        assert "no progress beyond step" in str(error) or "no space for" in str(error)
         outcome = None
     steps = [attempt.resumed_step for attempt in folder.read_attempts()]
     assert steps == sorted(steps)
@@ -640,7 +640,7 @@ class FakeFolder:
     def is_gone(self, attempt):
         return False
 
-    def has_rolled_back(self, attempt):
+    def is_rolled_back(self, attempt):
         return False
 
     def take_attempt(self, step):

@@ -62,17 +62,18 @@ def events(folder):
 def test_the_load_of_an_expert_is_its_tokens_over_their_mean_in_its_layer():
     loss = Loss(2.0, {}, {}, counts={"expert_tokens/1": (6, 2), "expert_tokens/2": (4, 4)})
     ends = {"experts/highest_load": 1.5, "experts/lowest_load": 0.5}
-    assert measure_expert_loads(loss, each=False) == ends
-    assert measure_expert_loads(loss, each=True) == ends | {
+    assert measure_expert_loads(loss, all_experts=False) == ends
+    assert measure_expert_loads(loss, all_experts=True) == ends | {
         "experts/1/0/load": 1.5,
         "experts/1/1/load": 0.5,
         "experts/2/0/load": 1.0,
         "experts/2/1/load": 1.0,
     }
     assert all(
-        LOSSES.fullmatch(name) or name in NAMES for name in measure_expert_loads(loss, each=True)
+        LOSSES.fullmatch(name) or name in NAMES
+        for name in measure_expert_loads(loss, all_experts=True)
     )
-    assert measure_expert_loads(Loss(2.0, {}, {}), each=True) == {}
+    assert measure_expert_loads(Loss(2.0, {}, {}), all_experts=True) == {}
 
 
 def test_what_is_written_comes_back_to_the_last_digit(tmp_path):

@@ -1,14 +1,15 @@
-"""Checkpoints: written by all ranks together, whole or not at all, readable at any worker count.
+"""Checkpoints, written by all ranks together and readable at any number of workers.
 
     checkpoints/step_00001000/attempt-0002/
-        shard-00001-model-00001-of-00001.safetensors   rank 0's part, and so on
-        state.json  tokenizer.json  brought.json       all that is no tensor
-        manifest.json                                  created last: the sums of the rest
-        damaged.json                                   by a rank that found it so, to its successors
-        verified.json                                  of a run's last: the ranks read it back
+        shard-00001-model-00001-of-00001.safetensors   tensors of rank 0, and so on
+        state.json  tokenizer.json  brought.json       everything that is not a tensor
+        manifest.json                                  created last: checksums of the other files
+        damaged.json                                   mark of a rank that could not load it
+        verified.json                                  of a run's last one: its ranks read it back
 
-No file of a checkpoint holds anything that could be executed. The manifest is the truth: a folder
-without one is no checkpoint, and one whose bytes do not match it is passed over for the one before.
+No file of a checkpoint holds anything that could be executed. The manifest decides: a folder
+without one is no checkpoint, and one whose bytes do not match its manifest is skipped in favour of
+an earlier one.
 """
 
 import importlib
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from trainrig.train.checkpoint.rollback import roll_back, watch_for_spikes
     from trainrig.train.checkpoint.saver import Saver
 
-# What needs torch, which takes seconds: imported when it is first asked for.
+# Names that need torch, by module. They are imported at first use, as torch takes seconds.
 _WITH_TENSORS = {
     "CheckpointModel": "model",
     "OpenAdapter": "adapter",

@@ -1,6 +1,6 @@
-"""Checkpoints that hold an adapter alone: `adapter.NAME` and their optimizer's memory.
+"""Checkpoints that hold only an adapter: tensors `adapter.NAME` and their optimizer state.
 
-The base is another checkpoint, which adapter_entries.py knows by path and sum.
+The base model is another checkpoint, which adapter_entries.py records by path and checksum.
 """
 
 from collections import defaultdict
@@ -40,10 +40,11 @@ from trainrig.train.state import TrainState
 
 
 def load_base(state: TrainState, job: TrainingJob) -> None:
-    """Fill the frozen weights of `state` from the base of the job's adapter, and what of the
-    adapter begins with them. Every rank must call it.
+    """Fill the frozen weights of `state` from the base checkpoint of the job's adapter.
 
-    Raises ConfigError if the base is of another model, or is no longer what the job names.
+    Also sets the adapter's values that depend on the base, such as the magnitudes of DoRA.
+    Collective: every rank must call it. Raises ConfigError if the base has another model than the
+    job, or has changed since the adapter was created.
     """
     adapter = job.adapter
     assert adapter is not None
@@ -57,7 +58,7 @@ def load_base(state: TrainState, job: TrainingJob) -> None:
     def read() -> None:
         check_start(adapter.base, opened.entries, job.model)
         fresh = find_fresh_parameters(opened.entries, job.model)
-        there = dict(state.model.named_parameters())  # of a stage of the model, some
+        there = dict(state.model.named_parameters())  # only some of them on a pipeline stage
         for name in fresh:
             if name in there:
                 draw_parameter(state.model, name, job.model, job.training.seed)
@@ -72,8 +73,10 @@ def load_base(state: TrainState, job: TrainingJob) -> None:
 
 
 def _group_by_layer(model: nn.Module) -> dict[str, list[str]]:
-    """Names of the frozen weights, those of a layer together: what is read at once is held in
-    float32 beside them."""
+    """Return the names of the frozen weights, grouped by layer.
+
+    Weights of a group are read together, and held in float32 next to the model meanwhile.
+    """
     groups: dict[str, list[str]] = defaultdict(list)
     for name, _ in model.named_parameters():
         if name.rpartition(".")[2] not in (*TRAINED, SCALES):
@@ -86,8 +89,11 @@ def _group_by_layer(model: nn.Module) -> dict[str, list[str]]:
 def _read_frozen(
     opened: OpenedCheckpoint, state: TrainState, names: list[str], problem: TrainrigError | None
 ) -> TrainrigError | None:
-    """Fill the frozen weights `names`, unless there was a `problem` before; what there is now. With
-    one, too, this rank does its part where ranks that share layers send each other columns."""
+    """Fill the frozen weights `names`, unless there was a `problem` before; return the problem.
+
+    With a problem, this rank still takes part in the exchange of columns among ranks that share
+    layers.
+    """
     parameters = dict(state.model.named_parameters())
     values = {
         name: parameters[name]
@@ -109,10 +115,13 @@ def _read_frozen(
 
 
 def _hold(state: TrainState, name: str, value: Tensor, parameters: Mapping[str, Tensor]) -> None:
-    """Have the frozen weight `name` be what was read into `value`, in its own numbers; and what of
-    its adapter begins with it."""
+    """Convert `value` to the dtype of the frozen weight `name`, and store it there.
+
+    Also sets the quantisation scales and the adapter's magnitude that depend on it.
+    """
     path, _, last = name.rpartition(".")
-    local, shared = _to_local(value), state.shared
+    local = _to_local(value)
+    shared = state.shared
     scales = parameters.get(f"{path}.{SCALES}") if last == "weight" else None
     if scales is not None:
         largest = compute_row_maxima(local)
@@ -125,7 +134,7 @@ def _hold(state: TrainState, name: str, value: Tensor, parameters: Mapping[str, 
         _to_local(parameters[name]).copy_(local)
         local = _to_local(parameters[name]).float()
     if last == "weight" and (magnitude := parameters.get(f"{path}.magnitude")) is not None:
-        squares = sum_rows(local)  # the same bits on any slice
+        squares = sum_rows(local)  # bit-identical on any slice
         squares = shared.combine_columns(name, squares) if shared else squares
         _to_local(magnitude).copy_(squares.sqrt())
 
@@ -135,7 +144,7 @@ def _is_float32(parameter: Tensor) -> bool:
 
 
 def _allocate_float32(parameter: Tensor) -> Tensor:
-    """Room for `parameter` in float32, sharded as it is."""
+    """Allocate a float32 tensor of the shape and sharding of `parameter`."""
     if not isinstance(parameter, DTensor):
         return torch.empty(parameter.shape)
     local = torch.empty(parameter.to_local().shape, device=parameter.device)
@@ -148,14 +157,14 @@ def _to_local(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class OpenAdapter:
-    """The adapter of a checkpoint, whole and on the CPU."""
+    """Adapter of a checkpoint, with complete tensors on the CPU."""
 
     of: Adapter
-    tensors: dict[str, Tensor]  # by the model's own names
+    tensors: dict[str, Tensor]  # keyed by the model's parameter names
 
 
 def open_adapter(checkpoint: str, adapter: Adapter, config: DecoderConfig) -> OpenAdapter:
-    """The tensors of the adapter in `checkpoint`."""
+    """Read the tensors of the adapter in `checkpoint`."""
     shapes = list_adapter_shapes(config, adapter.lora)
     tensors = {f"adapter.{name}": torch.empty(shape) for name, shape in shapes.items()}
     read_tensors(checkpoint, tensors)
@@ -163,10 +172,13 @@ def open_adapter(checkpoint: str, adapter: Adapter, config: DecoderConfig) -> Op
 
 
 def merge_weight(opened: OpenAdapter, name: str, weight: Tensor) -> Tensor:
-    """A tensor of the base, float32, with the adapter in it, or the adapter's own; the base
-    as it was trained on: rounded if it was held in bfloat16 or int8."""
+    """Return a float32 weight of the base with the adapter merged in.
+
+    The base is rounded as it was held during training, in bfloat16 or int8. A weight that the
+    adapter holds itself is returned instead of the base's.
+    """
     lora = opened.of.lora
-    if name in opened.tensors:  # a head that is trained whole
+    if name in opened.tensors:  # a head that is trained without an adapter
         return opened.tensors[name]
     path, _, _ = name.rpartition(".")
     own = {n: t for n, t in opened.tensors.items() if n.rpartition(".")[0] == path}
@@ -175,7 +187,7 @@ def merge_weight(opened: OpenAdapter, name: str, weight: Tensor) -> Tensor:
 
 
 def require_base(adapter: Adapter) -> None:
-    """Raise DataError unless the base of `adapter` is there, and is what it was."""
+    """Raise DataError unless the base of `adapter` exists and is unchanged."""
     try:
         check_base(adapter)
     except ConfigError as problem:

@@ -1,4 +1,4 @@
-"""What a checkpoint of an adapter says of itself and of its base; needs no torch.
+"""The metadata of an adapter's checkpoint: its settings and its base. It needs no torch.
 
 In state.json:
 
@@ -20,27 +20,27 @@ from trainrig.train.job import Adapter
 
 
 def compute_manifest_sum(checkpoint: str) -> str:
-    """SHA-256 of the manifest of `checkpoint`, which names the sums of all else there."""
+    """Return the SHA-256 of the manifest of `checkpoint`, which contains all other checksums."""
     return hashlib.sha256(storage.read(storage.join(checkpoint, MANIFEST))).hexdigest()
 
 
 def check_base(adapter: Adapter) -> None:
-    """Raise ConfigError unless the base of `adapter` is there, and is what it was."""
+    """Raise ConfigError unless the base of `adapter` exists and is unchanged."""
     try:
         found = compute_manifest_sum(adapter.base)
     except FileNotFoundError:
         raise ConfigError(
-            f"{adapter.base}: gone, but an adapter needs it as its base; put it back"
+            f"{adapter.base}: the base checkpoint of the adapter is missing; restore it"
         ) from None
     if found != adapter.base_sum:
         raise ConfigError(
-            f"{adapter.base}: another checkpoint than the base of the adapter (manifest "
-            f"{found[:12]}…, wanted {adapter.base_sum[:12]}…); put that one back"
+            f"{adapter.base}: this checkpoint is not the adapter's base (manifest "
+            f"{found[:12]}…, expected {adapter.base_sum[:12]}…); restore the original"
         )
 
 
 def read_adapter(checkpoint: str, entries: Mapping[str, Any]) -> Adapter | None:
-    """The adapter that `checkpoint`, whose `entries` were read, is of; None: it is a model."""
+    """Return the adapter that `checkpoint` holds, from its `entries`; None for a whole model."""
     there = entries.get("adapter")
     if there is None:
         return None
@@ -49,8 +49,10 @@ def read_adapter(checkpoint: str, entries: Mapping[str, Any]) -> Adapter | None:
 
 
 def check_adapter(checkpoint: str, entries: Mapping[str, Any], wanted: Adapter | None) -> None:
-    """Raise ConfigError unless `checkpoint`, whose `entries` were read, is of the same kind of
-    adapter of the same base; None: a model."""
+    """Raise ConfigError unless `checkpoint` holds the `wanted` adapter, with the same base.
+
+    `entries` are those of the checkpoint; `wanted` None stands for a whole model.
+    """
     found = read_adapter(checkpoint, entries)
     if found is None or wanted is None:
         if found is not wanted:
@@ -62,7 +64,7 @@ def check_adapter(checkpoint: str, entries: Mapping[str, Any], wanted: Adapter |
         return
     if found.base_sum != wanted.base_sum:
         raise ConfigError(
-            f"{checkpoint}: an adapter of another base ({found.base}) than the run file's "
+            f"{checkpoint}: the adapter has another base ({found.base}) than the run file's "
             f"({wanted.base}); name that one, or use another `output`"
         )
     if found.lora != wanted.lora:
@@ -73,7 +75,7 @@ def check_adapter(checkpoint: str, entries: Mapping[str, Any], wanted: Adapter |
 
 
 def build_adapter_entries(adapter: Adapter) -> dict[str, Any]:
-    """What a checkpoint says of `adapter`."""
+    """Return the entries of `adapter` in a checkpoint's state.json."""
     return {
         "lora": adapter.lora.model_dump(mode="json"),
         "base": adapter.base,
@@ -82,6 +84,6 @@ def build_adapter_entries(adapter: Adapter) -> dict[str, Any]:
 
 
 def keep_base(adapter: Adapter, run_folder: str) -> None:
-    """Have the run that made the base never delete it: whoever cleans up there looks for this."""
+    """Mark the base as needed; the clean-up of the base's run then never deletes it."""
     by = json.dumps({"adapter": run_folder}).encode()
     storage.create(storage.join(adapter.base, KEPT), by)

@@ -1,4 +1,4 @@
-"""Averaged weights as a checkpoint of their own, which can be evaluated, exported and tuned."""
+"""Averaged weights written as checkpoints, which can be evaluated, exported and fine-tuned."""
 
 import torch
 from torch import Tensor
@@ -13,11 +13,11 @@ from trainrig.train.run.run_folder import RunFolder
 
 
 def write_mean_of_last(run: str, count: int, out: str) -> tuple[str, list[int]]:
-    """Write the mean of the weights of the `count` newest whole checkpoints of the run folder `run`
-    as a new run folder `out`; its checkpoint, and their steps.
+    """Write the mean of the weights of the `count` newest valid checkpoints of `run`.
 
-    Added in float64, the oldest first: the same bits whoever wrote them. Raises DataError if there
-    are not as many.
+    It becomes step 0 of the new run folder `out`. Returns the path of that checkpoint, and the
+    steps that were averaged, ascending. The sums are in float64, in the order of steps, so the
+    result is bit-identical on any machine. Raises DataError if the run has fewer checkpoints.
     """
     folder = RunFolder(run)
     paths: dict[int, str] = {}
@@ -26,7 +26,8 @@ def write_mean_of_last(run: str, count: int, out: str) -> tuple[str, list[int]]:
             paths[step] = path
     if len(paths) < count:
         raise DataError(
-            f"{run}: {len(paths)} whole checkpoints, so the last {count} cannot be averaged; give "
+            f"{run}: only {len(paths)} valid checkpoints, so the last {count} cannot be "
+            "averaged; use "
             "a smaller --last, or train with a larger training.checkpoints.keep"
         )
     total: dict[str, Tensor] = {}
@@ -38,12 +39,17 @@ def write_mean_of_last(run: str, count: int, out: str) -> tuple[str, list[int]]:
 
 
 def write_average(run: str, horizon: int, out: str) -> str:
-    """Write the average over about `horizon` updates that the newest checkpoint of `run` holds as a
-    new run folder `out`; its checkpoint. Raises ConfigError if it holds none such."""
+    """Write the average over `horizon` updates, stored in the newest checkpoint of `run`.
+
+    It becomes step 0 of the new run folder `out`; returns the path of that checkpoint. Raises
+    ConfigError if the checkpoint has no such average.
+    """
     path = resolve(run)
     config, _ = describe(path)
     with torch.device("meta"):
-        shapes = {name: each.shape for name, each in build_model(config).named_parameters()}
+        shapes = {
+            name: parameter.shape for name, parameter in build_model(config).named_parameters()
+        }
     held = {f"average.{horizon}.{name}": torch.empty(shape) for name, shape in shapes.items()}
     try:
         read_tensors(path, held)
@@ -53,7 +59,7 @@ def write_average(run: str, horizon: int, out: str) -> str:
             f"training.averaging.horizons = [{horizon}], or average the last checkpoints (--last)"
         ) from None
     prefix = f"average.{horizon}."
-    return _write(path, {name.removeprefix(prefix): each for name, each in held.items()}, out)
+    return _write(path, {name.removeprefix(prefix): tensor for name, tensor in held.items()}, out)
 
 
 def _write(like: str, weights: dict[str, Tensor], out: str) -> str:

@@ -1,4 +1,4 @@
-"""Deleting the checkpoints that a run file does not want kept, and what crashes left."""
+"""Deletes the checkpoints that the run file does not keep, and the remains of failed saves."""
 
 import re
 
@@ -20,20 +20,21 @@ def clean_up(
     settings: Checkpoints,
     training: Training | None = None,
 ) -> None:
-    """Delete what `settings` do not keep of the run's checkpoints at `place`.
+    """Delete the run's checkpoints at `place` that `settings` do not keep.
 
-    Called by the one process that just committed the newest there, which belongs to `attempt`. Only
-    what counts and has all its files is kept in the place of another. Parts without a manifest are
-    deleted if they are of earlier attempts, which are over; those of later ones are left alone.
-    `training`: has evaluations, which some are held for.
+    Called by the process that has just committed the newest checkpoint there, as part of `attempt`.
+    Only checkpoints that count and have all their files are kept. Folders without a manifest are
+    deleted if they belong to earlier attempts, which are over; those of later attempts are left
+    alone. `training`: its evaluations may need further checkpoints.
     """
     found = [
-        each
-        for each in list_committed(folder, place)
-        if find_damage(each[0], thorough=False) is None
+        committed
+        for committed in list_committed(folder, place)
+        if find_damage(committed[0], thorough=False) is None
     ]
     whole = {path: step for path, step, _ in found}
-    held, passing = set[int](), set[int]()
+    held = set[int]()
+    passing = set[int]()
     if training and training.evaluations:
         held, passing = find_held_for_scores(folder, training, {s: n for _, s, n in found[::-1]})
     kept = settings.select_kept(whole.values(), held, passing)
@@ -45,11 +46,12 @@ def clean_up(
             number = ATTEMPT_FOLDER.fullmatch(path.rpartition("/")[2])
             if number is None or int(number[1]) > attempt.number or whole.get(path) in kept:
                 continue
-            if storage.exists(storage.join(path, KEPT)):  # an adapter's base
+            if storage.exists(storage.join(path, KEPT)):  # needed as the base of an adapter
                 continue
             manifest = storage.join(path, MANIFEST)
             if int(number[1]) < attempt.number or storage.exists(manifest):
-                storage.delete(manifest)  # first: what a deletion cut short leaves is no checkpoint
+                # first, so that an interrupted deletion leaves no checkpoint
+                storage.delete(manifest)
                 storage.delete_folder(path)
         if not storage.list_folders(step_folder):
             storage.delete_folder(step_folder)

@@ -1,9 +1,10 @@
-"""Where the rows of each tensor lie in the files of a checkpoint, without opening one of them.
+"""Index of the rows of each tensor in the files of a checkpoint.
 
-The manifest holds this index, so a rank that resumes asks for its own rows alone. FSDP cuts all
-tensors alike, so a few numbers a tensor serve any number of files: a *partition* is a run of
-neighbouring files that hold equally many rows each, one after another. In a file the tensors follow
-its header in one order, those of wide types first, then by name: no offset has to be written down.
+The manifest contains this index, so a resuming rank reads only its own rows, without opening other
+files. FSDP cuts all tensors alike, so a few numbers per tensor describe any number of files: a
+*partition* is a sequence of neighbouring files that hold equally many rows each, one after another.
+In each file, the tensors follow its header in the same order, those of wide dtypes first, then by
+name; so no offsets are stored.
 """
 
 from bisect import bisect_right
@@ -16,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from trainrig.train.checkpoint.chunks import Chunk, DamagedCheckpoint, FileChunks
 
-# Bytes of a number of each type, as safetensors calls them.
+# Bytes of an element of each dtype, by its safetensors name.
 WIDTHS = {
     "F64": 8,
     "I64": 8,
@@ -33,22 +34,22 @@ Whole = Annotated[int, Field(ge=0)]
 
 
 class Partition(NamedTuple):
-    """Neighbouring files with equally many rows of a tensor each, the first of them first."""
+    """Neighbouring files that hold equally many rows of a tensor each, in the order of rows."""
 
-    file: Whole  # number of the first, among the checkpoint's tensor files in the order of names
-    first: Whole  # row of the tensor that is the first in it
-    rows: Annotated[int, Field(gt=0)]  # in each
+    file: Whole  # index of the first file, among the checkpoint's tensor files sorted by name
+    first: Whole  # first row of the tensor that this file holds
+    rows: Annotated[int, Field(gt=0)]  # rows in each file
     files: Annotated[int, Field(gt=0)]
 
 
 def _check_type(name: str) -> str:
     if name not in WIDTHS:
-        raise ValueError(f"knows no numbers of type '{name}'")
+        raise ValueError(f"has an unknown dtype '{name}'")
     return name
 
 
 class IndexedTensor(BaseModel):
-    """A tensor of a checkpoint, whole; rows are places along dim 0, a scalar is one."""
+    """Whole tensor of a checkpoint. Rows are indices of dim 0; a scalar is one row."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -61,20 +62,20 @@ class IndexedTensor(BaseModel):
         end = 0
         for partition in self.partitions:
             if partition.first != end:
-                raise ValueError(f"has rows {partition.first} on behind row {end}")
+                raise ValueError(f"continues with row {partition.first} after row {end}")
             end += partition.rows * partition.files
         if end != self.rows:
-            raise ValueError(f"has {end} rows of {self.rows}")
+            raise ValueError(f"has only {end} of {self.rows} rows")
         return self
 
     @property
     def rows(self) -> int:
-        """How many it has."""
+        """Number of rows."""
         return self.shape[0] if self.shape else 1
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one."""
+        """Bytes of one row."""
         return WIDTHS[self.type] * int(np.prod(self.shape[1:], dtype=np.int64))
 
 
@@ -82,14 +83,16 @@ Index = Mapping[str, IndexedTensor]
 
 
 def sort_names(index: Index) -> list[str]:
-    """The names of `index` in the order in which they lie in every file."""
+    """Return the names of `index` in the order in which the tensors lie in every file."""
     return sorted(index, key=lambda name: (-WIDTHS[index[name].type], name))
 
 
 def compute_partitions(files: Sequence[int], rows: int, parts: int = 1) -> tuple[Partition, ...]:
-    """Where `rows` rows lie that are cut over `files` as `torch.chunk` cuts: equal parts, the last
-    of them shorter or missing. Into so many `parts` first, each of them then over its share of the
-    files."""
+    """Return the partitions of `rows` rows that are cut over `files` as `torch.chunk` cuts.
+
+    All parts are equal, except that the last ones may be shorter or missing. The rows are first cut
+    into `parts`, then each part over its share of the files.
+    """
     found: list[Partition] = []
     share = len(files) // parts
     sizes = [size for part in _split_rows(rows, parts) for size in _split_rows(part, share)]
@@ -105,13 +108,13 @@ def compute_partitions(files: Sequence[int], rows: int, parts: int = 1) -> tuple
 
 
 def _split_rows(rows: int, parts: int) -> list[int]:
-    """How many rows `torch.chunk` would put into each part."""
-    each = -(-rows // parts)
-    return [max(0, min(each, rows - part * each)) for part in range(parts)]
+    """Return the number of rows that `torch.chunk` would put into each part."""
+    size = -(-rows // parts)
+    return [max(0, min(size, rows - part * size)) for part in range(parts)]
 
 
 def find_rows(index: Index, file: int) -> dict[str, tuple[int, int]]:
-    """The first row and the number of rows of each tensor that `file` holds any of."""
+    """Return (first row, number of rows) of each tensor in `file`, by name."""
     found = {}
     for name, tensor in index.items():
         for start, first, rows, files in tensor.partitions:
@@ -122,17 +125,17 @@ def find_rows(index: Index, file: int) -> dict[str, tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Copy:
-    """Bytes of a file that go to a place among the wanted rows of a tensor."""
+    """Byte range of a file, to be copied to the wanted rows of a tensor."""
 
-    begin: int  # in the file
+    begin: int  # byte offset from the beginning of the file
     end: int
     name: str
-    at: int  # byte of the wanted rows
+    at: int  # target offset in bytes, from the first wanted row
 
 
 @dataclass(frozen=True)
 class ChunkRead:
-    """One chunk of a file, to be read once, and the copies that need some of it."""
+    """Chunk of a file to read once, and the copies that need some of its bytes."""
 
     file: int
     chunk: Chunk
@@ -142,10 +145,10 @@ class ChunkRead:
 def plan_reads(
     path: str, index: Index, files: Sequence[FileChunks], wanted: Mapping[str, tuple[int, int]]
 ) -> list[ChunkRead]:
-    """The chunks of the checkpoint at `path` that hold the `wanted` rows (name → the first, and how
-    many), in the order of files. A name that `index` lacks is passed over.
+    """Return the chunks of the checkpoint at `path` that hold `wanted` rows, in file order.
 
-    Raises DamagedCheckpoint if `index` does not fit `files`.
+    `wanted` maps a tensor's name to its first wanted row and their number; names that `index` lacks
+    are ignored. Raises DamagedCheckpoint if `index` does not match `files`.
     """
     reads = []
     for file, copies in sorted(_plan_copies(path, index, files, wanted).items()):
@@ -166,34 +169,38 @@ def plan_reads(
 def _plan_copies(
     path: str, index: Index, files: Sequence[FileChunks], wanted: Mapping[str, tuple[int, int]]
 ) -> dict[int, list[Copy]]:
-    """The copies by file."""
-    at_F = np.array([each.ends[0] if each.ends else 0 for each in files], dtype=np.int64)
+    """Return the copies for the `wanted` rows, by file index."""
+    at_F = np.array([chunks.ends[0] if chunks.ends else 0 for chunks in files], dtype=np.int64)
     copies: dict[int, list[Copy]] = {}
     for name in sort_names(index):
         tensor = index[name]
         for partition in tensor.partitions:
             there = slice(partition.file, partition.file + partition.files)
             if there.stop > len(files):
-                raise DamagedCheckpoint(f"{path}: its index names a file that is not there")
+                raise DamagedCheckpoint(f"{path}: the index names a file that does not exist")
             if name in wanted:
                 for file, copy in _find_copies(partition, name, tensor.row_bytes, *wanted[name]):
                     begin = int(at_F[file])
                     moved = Copy(copy.begin + begin, copy.end + begin, name, copy.at)
                     copies.setdefault(file, []).append(moved)
             at_F[there] += partition.rows * tensor.row_bytes
-    if at_F.tolist() != [each.bytes for each in files]:
-        raise DamagedCheckpoint(f"{path}: its index is of other files than are there")
+    if at_F.tolist() != [chunks.bytes for chunks in files]:
+        raise DamagedCheckpoint(f"{path}: the index does not match the sizes of the files")
     return copies
 
 
 def _find_copies(
     partition: Partition, name: str, row_bytes: int, first: int, count: int
 ) -> Iterator[tuple[int, Copy]]:
-    """What of `partition` is among `count` rows from `first` on: by file, from its beginning."""
+    """Yield (file index, copy) for `partition`'s share of the `count` rows from `first` on.
+
+    Byte offsets are relative to the tensor's first byte in the file.
+    """
     low = max(0, (first - partition.first) // partition.rows)
     for number in range(low, partition.files):
         there = partition.first + number * partition.rows
-        begin, end = max(there, first), min(there + partition.rows, first + count)
+        begin = max(there, first)
+        end = min(there + partition.rows, first + count)
         if there >= first + count:
             return
         if begin < end:

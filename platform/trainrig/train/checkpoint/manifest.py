@@ -1,4 +1,4 @@
-"""What makes a folder a checkpoint: the manifest, created once and last, and which ones count."""
+"""The manifest, created last, that makes a folder a checkpoint, and which checkpoints count."""
 
 import json
 import logging
@@ -25,12 +25,12 @@ FORMAT: Literal[5] = 5
 MANIFEST = "manifest.json"
 STATE = "state.json"
 TOKENIZER = "tokenizer.json"
-BROUGHT = "brought.json"  # the files that its tokenizer came with, where it came from elsewhere
+BROUGHT = "brought.json"  # further files of a tokenizer that was made elsewhere
 DAMAGED = "damaged.json"
-KEPT = "kept.json"  # by whoever needs the checkpoint, whatever its own run keeps
+KEPT = "kept.json"  # mark of another run that needs the checkpoint, whatever its own run keeps
 SUFFIX = ".safetensors"
 COMMIT = re.compile(r"(.*/step_(\d+))/attempt-(\d+)/manifest\.json")
-# No other file is ever opened. `.metadata`, a pickle in torch's own checkpoints, is none of them.
+# No other file is ever opened, so not `.metadata`, a pickle in torch's own checkpoints.
 _TEXTS = "|".join(map(re.escape, (STATE, TOKENIZER, BROUGHT)))
 FILE_NAME = re.compile(rf"{_TEXTS}|[\w-]+{re.escape(SUFFIX)}")
 
@@ -39,13 +39,15 @@ log = logging.getLogger(__name__)
 
 def _check_file_name(name: str) -> str:
     if not FILE_NAME.fullmatch(name):
-        raise ValueError(f"names '{name}', which no checkpoint holds")
+        raise ValueError(f"names '{name}', which cannot be a file of a checkpoint")
     return name
 
 
 class CheckpointManifest(BaseModel):
-    """The sums of all other files of a checkpoint, and where its tensors lie in them. It also
-    holds a sum of itself."""
+    """Checksums of all other files of a checkpoint, and the index of its tensors.
+
+    The file also contains a checksum of itself.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -57,18 +59,21 @@ class CheckpointManifest(BaseModel):
 
     @property
     def tensor_files(self) -> list[str]:
-        """The names of the files with tensors, in the order in which the index numbers them."""
+        """Names of the files with tensors, in the order in which the index numbers them."""
         return sorted(name for name in self.files if name.endswith(SUFFIX))
 
     def encode(self) -> bytes:
-        """The bytes of the file."""
+        """Return the bytes of the manifest file."""
         entries = self.model_dump(mode="json")
         return json.dumps(entries | {"sum": digest(entries)}, indent=1).encode()
 
     @classmethod
     def read(cls, folder: str) -> "CheckpointManifest":
-        """That of the checkpoint in `folder`. Raises DamagedCheckpoint; DataError if it is whole
-        and of another format."""
+        """Read the manifest of the checkpoint in `folder`.
+
+        Raises DamagedCheckpoint if it is missing or damaged, and DataError if it is valid but of
+        another format version.
+        """
         path = storage.join(folder, MANIFEST)
         try:
             entries = json.loads(storage.read(path))
@@ -77,40 +82,43 @@ class CheckpointManifest(BaseModel):
         except FileNotFoundError:
             raise DamagedCheckpoint(f"{path}: gone, or never written") from None
         except (ValueError, AttributeError):
-            raise DamagedCheckpoint(f"{path}: torn") from None
+            raise DamagedCheckpoint(f"{path}: the file is incomplete") from None
         if right != digest(entries):
-            raise DamagedCheckpoint(f"{path}: other bytes than were written")
+            raise DamagedCheckpoint(f"{path}: bytes differ from those written")
         if found != FORMAT:
             raise DataError(
-                f"{path}: of format {found}, but this trainrig reads {FORMAT}; use the trainrig "
+                f"{path}: format {found} is not supported, only {FORMAT}; use the trainrig version "
                 "that wrote it, or another `output`"
             )
         try:
             return cls.model_validate(entries)
         except ValidationError as error:
             what = error.errors()[0]["msg"].removeprefix("Value error, ")
-            raise DamagedCheckpoint(f"{path}: not as trainrig writes it: {what}") from None
+            raise DamagedCheckpoint(f"{path}: not a valid manifest: {what}") from None
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was found to be whole."""
+    """Checkpoint that was found to be valid."""
 
-    path: str  # the attempt's folder, which holds the files
+    path: str  # folder of the attempt, which contains the files
     step: int
     attempt: int
 
 
 def name_checkpoint_folder(place: str, step: int, attempt: int) -> str:
-    """Where the checkpoint of `step` lies below `place`, a folder of checkpoints."""
+    """Return the folder of the checkpoint of `step` and `attempt` below `place`."""
     return storage.join(place, f"step_{step:08d}", f"attempt-{attempt:04d}")
 
 
 def commit(target: str, manifest: CheckpointManifest) -> None:
-    """Make the folder `target`, all of whose files are written, a checkpoint."""
+    """Make the folder `target` a checkpoint, once all of its other files are written.
+
+    Raises ClusterError if it already is one.
+    """
     created = storage.create(storage.join(target, MANIFEST), manifest.encode())
     if not created:
-        raise ClusterError(f"{target}: was committed before, by whom else?")
+        raise ClusterError(f"{target}: another process has already committed this checkpoint")
 
 
 def find_newest_valid(
@@ -120,13 +128,17 @@ def find_newest_valid(
     copy: str | None = None,
     kinds: tuple[str, ...] | None = None,
 ) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint of the run that is whole, and what was wrong with newer ones.
+    """Return the newest valid checkpoint of the run, and the problems of newer ones.
 
-    With `below`, only those in that folder are looked at. `thorough` reads and checks every byte,
-    of the tensors those alone whose names begin with one of `kinds`, if these are given; without,
-    it is enough that the files of tensors are there, as long as they should be, and that no rank
-    has marked the checkpoint as damaged: who loads it checks the rest. In `copy`, where the run
-    keeps a second copy of each, one is looked for only if there is none in the run folder.
+    Args:
+        folder: The run folder.
+        below: Only checkpoints whose path begins with this are considered.
+        thorough: Whether to read and verify all bytes. Otherwise, tensor files must exist with the
+        right size, and no rank may have marked the checkpoint as damaged; their bytes are verified
+        when they are loaded.
+        copy: Where the run stores second copies. It is searched only if the run folder has no valid
+        checkpoint.
+        kinds: If given, `thorough` reads only tensors whose names begin with one of these.
     """
     newest: Checkpoint | None = None
     damages: list[str] = []
@@ -146,11 +158,11 @@ def find_newest_valid(
 
 
 def _find_without_manifest(folder: RunFolder, below: str, after: int) -> list[str]:
-    """What of the run's checkpoints later than step `after` has lost its manifest, in words.
+    """Return a problem for each checkpoint after step `after` whose manifest was lost.
 
-    Those that were never whole have none either: one under way, or of an attempt that died in it.
-    They are not damaged, and never had an event of their own. Nor is what clean-up has left, which
-    takes the manifest first, but never of the newest.
+    Folders that never were a checkpoint, of saves in progress or of dead attempts, are not
+    reported: they have no `checkpoint` event. Nor are the remains of a clean-up, which removes the
+    manifest first, but never that of the newest checkpoint.
     """
     found = []
     for event in folder.read_events():
@@ -164,10 +176,10 @@ def _find_without_manifest(folder: RunFolder, below: str, after: int) -> list[st
 
 
 def list_committed(folder: RunFolder, place: str) -> Iterator[tuple[str, int, int]]:
-    """(folder, step, attempt) of everything at `place` with a manifest that counts, newest first.
+    """Yield (folder, step, attempt) of each committed checkpoint at `place`, newest first.
 
-    It counts only if no later attempt resumed from before it: what an outlived worker commits
-    behind its successors' backs is ignored (fencing), and so is what they found to be damaged.
+    Only those count that no later attempt ignored by resuming from an earlier step. So checkpoints
+    that a replaced worker still commits are ignored (fencing), as are those found to be damaged.
     """
     attempts = folder.read_attempts()
     found = []
@@ -182,11 +194,11 @@ def list_committed(folder: RunFolder, place: str) -> Iterator[tuple[str, int, in
 def find_damage(
     path: str, thorough: bool = True, kinds: tuple[str, ...] | None = None
 ) -> str | None:
-    """What is wrong with the checkpoint at `path`, in words; None if it is whole. Raises DataError
-    if it is of another format.
+    """Describe the problem of the checkpoint at `path`; return None if it is valid.
 
-    Unless `thorough`, the bytes of the tensors are not read, only counted; `kinds`: what the names
-    of those begin with that are.
+    Unless `thorough`, only the sizes of tensor files are compared, not their bytes. `kinds`:
+    prefixes of the names of tensors to read. Raises DataError if the checkpoint has another format
+    version.
     """
     try:
         manifest = CheckpointManifest.read(path)
@@ -210,7 +222,10 @@ def find_damage(
 def _list_chunks_to_check(
     path: str, manifest: CheckpointManifest, thorough: bool, kinds: tuple[str, ...] | None
 ) -> Iterator[tuple[str, Chunk]]:
-    """The chunks to check, each with the path of its file. Raises DamagedCheckpoint."""
+    """Yield the chunks to verify, each with the path of its file.
+
+    Raises DamagedCheckpoint if the index does not match the files.
+    """
     tensor_files = manifest.tensor_files
     for name, wanted in manifest.files.items():
         if name not in tensor_files or (thorough and kinds is None):
@@ -218,15 +233,15 @@ def _list_chunks_to_check(
     if thorough and kinds is not None:
         rows = {n: (0, t.rows) for n, t in manifest.tensors.items() if n.startswith(kinds)}
         files = [manifest.files[name] for name in tensor_files]
-        for each in plan_reads(path, manifest.tensors, files, rows):
-            yield storage.join(path, tensor_files[each.file]), each.chunk
+        for read in plan_reads(path, manifest.tensors, files, rows):
+            yield storage.join(path, tensor_files[read.file]), read.chunk
 
 
 def mark_damaged(path: str, problem: str) -> None:
-    """Have every later reader pass over the checkpoint at `path`, which a rank could not load."""
+    """Mark the checkpoint at `path`, which a rank could not load, so that readers skip it."""
     try:
         storage.create(storage.join(path, DAMAGED), json.dumps({"problem": problem}).encode())
-    except (OSError, ClusterError) as error:  # a full disk, say: it is then found again
+    except (OSError, ClusterError) as error:  # such as a full disk: the damage is then found again
         log.warning("%s: could not be marked as damaged: %s", path, error)
 
 

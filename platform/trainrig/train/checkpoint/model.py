@@ -1,4 +1,4 @@
-"""Checkpoints for those who only use the model in them: opened, made."""
+"""Checkpoints for users of the model alone: opening, reading and writing them."""
 
 import json
 import logging
@@ -38,7 +38,7 @@ from trainrig.train.checkpoint.tensor_file import StagedFile, tensor_file_name
 from trainrig.train.job import Adapter
 from trainrig.train.run.run_folder import RunFolder
 
-# Of tensors that are written together where a model is made, and so in memory at a time.
+# Maximum bytes of tensors that are written together, and so are in memory together.
 FILE_BYTES = 2**28
 
 log = logging.getLogger(__name__)
@@ -46,19 +46,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CheckpointModel:
-    """What a checkpoint holds for those who only use it."""
+    """Model of a checkpoint, without the training state."""
 
     path: str
     step: int
     config: DecoderConfig
-    tokenizer: str  # the text of its tokenizer.json
-    beside: dict[str, str]  # the files that it was brought with, by name
-    weights: dict[str, Tensor]  # float32, whole, by the decoder's own names
-    tuned: bool | None = None  # whether conversations taught it last; None: it was made elsewhere
-    adapter: OpenAdapter | None = None  # which `weights` have in them, if it is one's checkpoint
+    tokenizer: str  # content of tokenizer.json
+    beside: dict[str, str]  # further files of the tokenizer, by name
+    weights: dict[str, Tensor]  # complete, float32, by parameter name
+    # True if last trained on conversations; None: unknown, as it was made elsewhere
+    tuned: bool | None = None
+    # the adapter that is merged into `weights`, if it is an adapter's checkpoint
+    adapter: OpenAdapter | None = None
 
     def build(self) -> Decoder:
-        """The decoder with these weights, ready to evaluate."""
+        """Build the decoder with these weights, in evaluation mode."""
         with torch.device("meta"):
             decoder = build_model(self.config)
         decoder.load_state_dict(self.weights, assign=True)
@@ -66,22 +68,23 @@ class CheckpointModel:
 
 
 def open_model(path: str) -> CheckpointModel:
-    """The weights of the checkpoint that `path` names, on the CPU, without a process group.
+    """Read the weights of the checkpoint that `path` names to the CPU, without a process group.
 
     `path` may be a run folder, its `checkpoints`, one step, or one attempt's folder: the newest
-    whole checkpoint there is taken. Raises DataError if there is none.
+    valid checkpoint there is used. Raises DataError if there is none.
     """
     checkpoint = resolve(path, verify=False)
     try:
-        return _open(checkpoint)  # checks each byte as it is read, and reads no optimizer's memory
+        return _open(checkpoint)  # verifies each byte as it is read, and reads no optimizer state
     except DamagedCheckpoint as damage:
-        log.warning("passed over a damaged checkpoint: %s", damage)
+        log.warning("skipped a damaged checkpoint: %s", damage)
     return _open(resolve(path))
 
 
 def _open(checkpoint: str) -> CheckpointModel:
     opened = OpenedCheckpoint.read(checkpoint)
-    config, entries = opened.config, opened.entries
+    config = opened.config
+    entries = opened.entries
     with torch.device("meta"):
         names = {name: value.shape for name, value in build_model(config).state_dict().items()}
     of = read_adapter(checkpoint, entries)
@@ -89,7 +92,8 @@ def _open(checkpoint: str) -> CheckpointModel:
     if of:
         require_base(of)
     tensors = {f"model.{name}": torch.empty(shape) for name, shape in names.items()}
-    own = adapter.tensors if adapter else {}  # a head that is trained whole may not be the base's
+    # the base may lack a head that is trained without an adapter
+    own = adapter.tensors if adapter else {}
     in_base = {name: t for name, t in tensors.items() if name.removeprefix("model.") not in own}
     read_tensors(of.base if of else checkpoint, in_base, None if of else opened.manifest)
     weights = {name.removeprefix("model."): value for name, value in tensors.items()}
@@ -108,16 +112,21 @@ def _open(checkpoint: str) -> CheckpointModel:
 
 
 class StoredModel:
-    """A checkpoint whose tensors are read when they are asked for, one at a time."""
+    """Checkpoint whose tensors are read on request, one at a time."""
 
     def __init__(self, path: str) -> None:
-        """The newest whole checkpoint at `path`, as `open_model` finds it. Raises DataError."""
+        """Open the newest valid checkpoint at `path`, as `open_model` finds it.
+
+        Raises DataError if there is none.
+        """
         self.path = resolve(path)
         opened = OpenedCheckpoint.read(self.path)
-        self.config, self.files = opened.config, opened.read_beside()
+        self.config = opened.config
+        self.files = opened.read_beside()
         self.step: int = opened.entries["step"]
-        self.adapter: OpenAdapter | None = None  # which what is read has in it
-        self._manifest = opened.manifest  # of the checkpoint that has the model's own tensors
+        # the adapter that is merged into the tensors that are read
+        self.adapter: OpenAdapter | None = None
+        self._manifest = opened.manifest  # manifest of the checkpoint with the model's own tensors
         if of := read_adapter(self.path, opened.entries):
             self.adapter = open_adapter(self.path, of, self.config)
             require_base(of)
@@ -127,7 +136,7 @@ class StoredModel:
         self._shapes = {name: t.shape for name, t in model.state_dict().items()}
 
     def read(self, name: str) -> Tensor:
-        """A whole tensor by the decoder's own name: float32, on the CPU."""
+        """Read a whole tensor by its parameter name: float32, on the CPU."""
         if self.adapter and name in self.adapter.tensors:
             return self.adapter.tensors[name]
         tensor = torch.empty(self._shapes[name])
@@ -143,9 +152,10 @@ def write_model(
     weights: Mapping[str, Tensor | PlannedTensor],
     beside: Mapping[str, str] | None = None,
 ) -> str:
-    """Write `weights` as step 0 of a new run folder, without a process group; its checkpoint.
+    """Write `weights` as step 0 of a new run folder, and return the checkpoint's path.
 
-    No more of planned ones is in memory than the largest, or FILE_BYTES of smaller ones.
+    Needs no process group. Of planned tensors, only FILE_BYTES are in memory at a time, or the
+    largest tensor if that is larger. `beside`: further files of the tokenizer, by name.
     """
     tensors = {f"model.{name}": value for name, value in weights.items()}
     entries = {"model": config.model_dump(mode="json")}
@@ -160,7 +170,7 @@ def write_adapter(
     tensors: Mapping[str, Tensor],
     beside: Mapping[str, str] | None = None,
 ) -> str:
-    """Write `tensors` of an `adapter` as step 0 of a new run folder; its checkpoint."""
+    """Write the tensors of an `adapter` as step 0 of a new run folder; return its checkpoint."""
     named = {f"adapter.{name}": value for name, value in tensors.items()}
     entries = {"model": config.model_dump(mode="json"), "adapter": build_adapter_entries(adapter)}
     return _write_first(run_folder, entries, tokenizer, named, beside)
@@ -182,7 +192,8 @@ def _write_first(
     }
     if beside:
         texts[BROUGHT] = TokenizerFiles(tokenizer, beside).brought
-    files, index = {}, {}
+    files = {}
+    index = {}
     for number, names in enumerate(_group_by_file(tensors)):
         file = tensor_file_name(number)
         files[file] = _stage(tensors, names).write(storage.join(target, file))
@@ -197,13 +208,13 @@ def _write_first(
 
 
 def _group_by_file(tensors: Mapping[str, Tensor | PlannedTensor]) -> list[list[str]]:
-    """Names of tensors that are written together."""
+    """Return the names of tensors, in groups of at most FILE_BYTES that are written together."""
     sizes = {name: 4 * math.prod(value.shape) for name, value in tensors.items()}
     return list(split_into_files(sizes, FILE_BYTES).values())
 
 
 def _stage(tensors: Mapping[str, Tensor | PlannedTensor], names: list[str]) -> StagedFile:
-    with torch.device("meta"):  # the file's own memory is all that they need
+    with torch.device("meta"):  # only the file's buffer needs memory
         parts = {name: (torch.empty(tensors[name].shape), 0) for name in names}
     staged = StagedFile(parts)
     for name in names:

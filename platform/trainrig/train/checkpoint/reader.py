@@ -1,4 +1,4 @@
-"""Loading a checkpoint into a state: each rank its own rows, every byte checked as it is read."""
+"""Loads a checkpoint into a state: each rank reads its own rows, and verifies each byte."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -41,29 +41,32 @@ HEADS = ("head", "pooler")  # modules that a head of another kind lacks
 
 
 def load(checkpoint: str, state: TrainState, job: TrainingJob, batches: DataHistory) -> None:
-    """Fill `state` from `checkpoint`, whatever the number of ranks that wrote it; all must call it.
+    """Fill `state` from `checkpoint`, at any number of ranks. Collective.
 
-    Raises, on all ranks alike, ConfigError if it is of another model, tokenizer or data, and
-    DamagedCheckpoint, having marked it so, if some rank read other bytes than were written.
+    Raises on all ranks alike: ConfigError if the checkpoint has another model, tokenizer or data
+    than `job`; DamagedCheckpoint, after marking the checkpoint as damaged, if any rank read wrong
+    bytes.
     """
-
     opened = open_together(checkpoint)
-    entries, tensors, first = opened.entries, state.list_tensors(), dist.get_rank() == 0
+    entries = opened.entries
+    tensors = state.list_tensors()
+    first = dist.get_rank() == 0
     rows = state.rows(tensors, filled=False)
-    # What is not sharded lies in one file, which would have all ranks ask for it. Of stages each
-    # has its own.
+    # An unsharded tensor lies in a single file, so rank 0 reads it and broadcasts it to spare that
+    # file. Pipeline stages have different unsharded tensors, so each rank reads its own.
     alike = state.mesh.pipeline.group is None
     whole = {n: t for n, t in tensors.items() if alike and not isinstance(t, DTensor)}
 
     def read() -> None:
         check_context(checkpoint, entries, job)
-        # Weights alone have no step, and are refused for it below.
+        # a checkpoint without training state has no step; check_entries refuses it
         check_model(checkpoint, entries, job.model_after(entries.get("data_step", 0)))
         check_adapter(checkpoint, entries, job.adapter)
         check_entries(checkpoint, entries, batches)
         if opened.tokenizer != job.tokenizer:
             raise ConfigError(
-                f"{checkpoint}: of another tokenizer than the tokens of this run; use its tokens, "
+                f"{checkpoint}: the tokenizer differs from that of this run's tokens; use its "
+                "tokens, "
                 "or another `output`"
             )
         wanted = rows if first else {n: t for n, t in rows.items() if n not in whole}
@@ -72,22 +75,23 @@ def load(checkpoint: str, state: TrainState, job: TrainingJob, batches: DataHist
     read_together(checkpoint, read)
     state.take_rows(rows, tensors)
     _tell(whole)
-    state.step, state.data_step = entries["step"], entries["data_step"]
+    state.step = entries["step"]
+    state.data_step = entries["data_step"]
     state.tokens = entries["tokens"]
-    if state.loss_scale and "loss_scale" in entries:  # else what it is resumed from had none
+    # otherwise the earlier attempts used no loss scale
+    if state.loss_scale and "loss_scale" in entries:
         state.loss_scale.factor, state.loss_scale.clean = entries["loss_scale"]
     state.skipped = [(begin, end) for begin, end in entries["skipped"]]
     state.carried |= entries.get("carried", {})
-    if "spikes" in entries:  # not of checkpoints that were written before there was a detector
+    if "spikes" in entries:  # missing in checkpoints that are older than spike detection
         state.detector.restore(entries["spikes"])
 
 
 def load_weights(checkpoint: str, state: TrainState, job: TrainingJob) -> None:
-    """Fill only the weights of `state`, for a run of its own that starts from `checkpoint`.
+    """Fill only the weights of `state`, for a new run that starts from `checkpoint`.
 
-    All ranks must call it; it raises as `load` does.
+    Collective; raises as `load` does.
     """
-
     opened = open_together(checkpoint)
     weights = state.list_weights()
     rows = state.rows(weights, filled=False)
@@ -97,7 +101,7 @@ def load_weights(checkpoint: str, state: TrainState, job: TrainingJob) -> None:
         check_adapter(checkpoint, opened.entries, None)
         wanted = dict(rows)
         for name in find_fresh_parameters(opened.entries, job.model):
-            if f"model.{name}" in wanted:  # else another stage has it
+            if f"model.{name}" in wanted:  # otherwise it is on another stage
                 draw_parameter(state.model, name, job.model, job.training.seed)
                 del wanted[f"model.{name}"]
         read_tensors(checkpoint, wanted, opened.manifest)
@@ -107,9 +111,11 @@ def load_weights(checkpoint: str, state: TrainState, job: TrainingJob) -> None:
 
 
 def find_fresh_parameters(entries: Mapping[str, Any], model: DecoderConfig) -> tuple[str, ...]:
-    """Names of the parameters of `model` that are still to be drawn: those of its head, if that
-    says something else than the head of the model that `entries` are of, and of further heads that
-    that one has not."""
+    """Return the names of the parameters of `model` that the checkpoint does not provide.
+
+    `entries` are those of the checkpoint. Missing are the head, if it is of another kind or has
+    other labels, and further prediction heads that the checkpoint's model does not have.
+    """
     further = range(entries["model"].get("further_heads", 0), model.further_heads)
     layers = tuple(f"further_layers.{number}." for number in further)
     added = tuple(name for name in parameter_shapes(model) if name.startswith(layers))
@@ -120,42 +126,49 @@ def _find_fresh_head(entries: Mapping[str, Any], model: DecoderConfig) -> tuple[
     there = entries["model"].get("head", "tokens"), tuple(entries["model"].get("labels", ()))
     if model.head == "tokens" or there == (model.head, model.labels):
         return ()
-    parts = (*HEADS, "transform") if there[0] == "replaced" else HEADS  # which is of another kind
+    # a replaced head also has another kind of transform
+    parts = (*HEADS, "transform") if there[0] == "replaced" else HEADS
     return tuple(n for n in parameter_shapes(model) if n.partition(".")[0] in parts)
 
 
 def check_start(checkpoint: str, entries: Mapping[str, Any], model: DecoderConfig) -> None:
-    """Raise ConfigError unless `model` may begin with the weights of `checkpoint`, whose `entries`
-    were read: the same, but for heads that are still to be drawn."""
+    """Raise ConfigError unless `model` may start with the weights of `checkpoint`.
+
+    `entries` are those of the checkpoint. The models must be equal, except for heads that are drawn
+    anew.
+    """
     if _find_fresh_head(entries, model):
         there = read_settings(entries, checkpoint).with_head(model.head, model.labels)
         entries = {**entries, "model": there.model_dump(mode="json")}
     there = read_settings(entries, checkpoint)
     there = there.model_copy(update={"further_heads": model.further_heads})
     if isinstance(model, EncoderConfig) and not there.bidirectional:
-        there = EncoderConfig.of_decoder(there)  # the run file says so: its verb asked
+        # the caller asked to convert a decoder to an encoder
+        there = EncoderConfig.of_decoder(there)
     entries = {**entries, "model": there.model_dump(mode="json")}
     check_model(checkpoint, entries, model)
 
 
 def draw_parameter(model: nn.Module, name: str, config: DecoderConfig, seed: int) -> None:
-    """Give the parameter `name` of `model` its fresh values; each rank its own slice."""
+    """Draw the initial values of the parameter `name` of `model`; each rank draws its slice."""
     parameter = model.get_parameter(name)
     part, first = find_local_slice(parameter)
     fill_fresh(part, name, parameter.shape, first, config, seed)
 
 
 def load_frozen(state: TrainState, job: TrainingJob) -> None:
-    """Fill the models beside the one that is trained. All ranks must call it; raises as `load`."""
+    """Fill the frozen models that the objective uses. Collective; raises as `load` does."""
     for name, frozen in job.frozen.items():
         _load_frozen(state.others[name], frozen)
 
 
 def load_trained(state: TrainState, job: TrainingJob) -> None:
-    """Fill the models that are trained beside with what they begin with. All ranks must call it;
-    raises as `load`."""
-    for name, each in job.trained.items():
-        _load_trained(state.others[name], each, job.training.seed)
+    """Fill the additional trained models with their initial weights.
+
+    Collective; raises as `load` does.
+    """
+    for name, trained in job.trained.items():
+        _load_trained(state.others[name], trained, job.training.seed)
 
 
 def _load_trained(model: nn.Module, trained: TrainedModel, seed: int) -> None:
@@ -164,7 +177,7 @@ def _load_trained(model: nn.Module, trained: TrainedModel, seed: int) -> None:
     def read() -> None:
         check_start(trained.weights, opened.entries, trained.model)
         check_adapter(trained.weights, opened.entries, None)
-        wanted = {f"model.{name}": each for name, each in model.named_parameters()}
+        wanted = {f"model.{name}": parameter for name, parameter in model.named_parameters()}
         for name in find_fresh_parameters(opened.entries, trained.model):
             draw_parameter(model, name, trained.model, seed)
             del wanted[f"model.{name}"]
@@ -186,20 +199,21 @@ def _load_frozen(model: nn.Module, frozen: FrozenModel) -> None:
 
 
 def check_model(checkpoint: str, entries: Mapping[str, Any], model: DecoderConfig) -> None:
-    """Raise ConfigError unless `checkpoint`, whose `entries` were read, is of `model`."""
+    """Raise ConfigError unless the model of `checkpoint`, by its `entries`, equals `model`."""
     wanted = model.model_dump(mode="json")
     there = read_settings(entries, checkpoint).model_dump(mode="json")
     if differ := _find_first_difference(there, wanted):
         key, value, other = differ
         raise ConfigError(
-            f"{checkpoint}: of another model: {key} is {value} there, {other} in the run file"
+            f"{checkpoint}: the checkpoint has another model: {key} is {value} there, {other} in "
+            "the run file"
         )
 
 
 def _find_first_difference(
     there: Mapping[str, Any], wanted: Mapping[str, Any], above: str = ""
 ) -> tuple[str, Any, Any] | None:
-    """The dotted key of the first value of `wanted` that `there` has otherwise, and both."""
+    """Return the dotted key of the first value that differs, and its values in both tables."""
     for key, other in wanted.items():
         value = there.get(key)
         if value == other:
@@ -211,42 +225,50 @@ def _find_first_difference(
 
 
 def open_together(checkpoint: str) -> OpenedCheckpoint:
-    """The checkpoint, read by rank 0 and told to all, which must call it; raises on all alike."""
+    """Read the metadata of `checkpoint` on rank 0 and broadcast it. Collective.
+
+    Raises on all ranks alike.
+    """
     return read_on_first(checkpoint, lambda: OpenedCheckpoint.read(checkpoint))
 
 
 def read_on_first(checkpoint: str, read: Callable[[], Result]) -> Result:
-    """What `read` gives rank 0, on all ranks, which must call it; raises on all alike.
+    """Return the result of `read`, called on rank 0, to all ranks. Collective.
 
-    Thousands of ranks that each read the manifest would ask one object for gigabytes.
+    Raises on all ranks alike. If thousands of ranks each read the manifest, one file would have to
+    serve gigabytes.
     """
-    told: list[Result | TrainrigError | None] = [None]
+    broadcast: list[Result | TrainrigError | None] = [None]
     if dist.get_rank() == 0:
         try:
-            told = [read()]
+            broadcast = [read()]
         except TrainrigError as error:
             if isinstance(error, DamagedCheckpoint):
                 mark_damaged(checkpoint, str(error))
-            told = [error]
-    dist.broadcast_object_list(told, src=0)
-    if isinstance(told[0], TrainrigError):
-        raise told[0]
-    return cast(Result, told[0])
+            broadcast = [error]
+    dist.broadcast_object_list(broadcast, src=0)
+    if isinstance(broadcast[0], TrainrigError):
+        raise broadcast[0]
+    return cast(Result, broadcast[0])
 
 
 @torch.no_grad()
 def _tell(tensors: Mapping[str, Tensor]) -> None:
-    """Give all ranks, which must call it, the values that rank 0 has in `tensors`."""
+    """Broadcast rank 0's values of `tensors` to all ranks, in place. Collective."""
     if dist.get_world_size() == 1:
         return
-    told = [{name: tensor.cpu() for name, tensor in tensors.items()}]
-    dist.broadcast_object_list(told, src=0)
+    values = [{name: tensor.cpu() for name, tensor in tensors.items()}]
+    dist.broadcast_object_list(values, src=0)
     for name, tensor in tensors.items():
-        tensor.copy_(told[0][name])
+        tensor.copy_(values[0][name])
 
 
 def read_together(checkpoint: str, read: Callable[[], Result]) -> Result:
-    """What `read` gives, unless it fails on some rank: then all fail alike."""
+    """Return the result of `read`, or raise on all ranks alike if it fails on any. Collective.
+
+    If it fails because the checkpoint is damaged, the checkpoint is marked. Of several errors, an
+    InputError is raised first.
+    """
     problem: TrainrigError | None = None
     try:
         result = read()
@@ -257,25 +279,24 @@ def read_together(checkpoint: str, read: Callable[[], Result]) -> Result:
         problem = error
     problems: list[TrainrigError | None] = [problem] * dist.get_world_size()
     dist.all_gather_object(problems, problem)
-    found = [each for each in problems if each]
+    found = [error for error in problems if error]
     if found:
-        raise next((each for each in found if isinstance(each, InputError)), found[0])
+        raise next((error for error in found if isinstance(error, InputError)), found[0])
     return result
 
 
 def read_tensors(
     checkpoint: str, tensors: Mapping[str, Tensor], manifest: CheckpointManifest | None = None
 ) -> None:
-    """Fill the rows of `tensors` that this rank holds, in place; no other byte is kept.
+    """Fill the rows of `tensors` that this rank holds, in place.
 
-    Every chunk of a file that holds any of them is read once, and checked; nothing else is asked
-    for, but for the manifest where it is not given.
-
-    Raises DamagedCheckpoint; ConfigError if `checkpoint` has no such tensors.
+    Each chunk that contains any of them is read once and verified; nothing else is read, except the
+    manifest if it is not given. Raises DamagedCheckpoint for wrong bytes, and ConfigError if
+    `checkpoint` does not contain the tensors.
     """
     manifest = manifest or CheckpointManifest.read(checkpoint)
     mine = {name: find_held(tensor) for name, tensor in tensors.items()}
-    # Memory of the host, to read into: that of a tensor itself if it is there.
+    # Host buffers to read into: the tensor itself if it is on the CPU and contiguous.
     hosts = {name: _find_host_buffer(local) for name, (local, _) in mine.items()}
     for name, (local, first) in mine.items():
         _check_there(checkpoint, name, manifest.tensors.get(name), local, first)
@@ -290,7 +311,8 @@ def read_tensors(
         begin, end, _ = job.chunk
         data = read_chunk(storage.join(checkpoint, names[job.file]), *job.chunk)
         for copy in job.copies:
-            low, high = max(copy.begin, begin), min(copy.end, end)
+            low = max(copy.begin, begin)
+            high = min(copy.end, end)
             at = copy.at - copy.begin
             into[copy.name][low + at : high + at] = data[low - begin : high - begin]
 
@@ -316,7 +338,7 @@ def _count_rows(local: Tensor) -> int:
 def _check_there(
     checkpoint: str, name: str, there: IndexedTensor | None, local: Tensor, first: int
 ) -> None:
-    """Raise ConfigError unless the tensor that is `there` has the rows that are wanted."""
+    """Raise ConfigError unless the stored tensor `there` has the wanted rows and dtype."""
     if there is None or first + _count_rows(local) > there.rows:
         raise ConfigError(
             f"{checkpoint}: has no {name}, or not all of it; was it trained with another optimizer?"

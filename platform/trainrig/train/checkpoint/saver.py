@@ -1,7 +1,7 @@
-"""Saving a run while it goes on: it waits for a copy in memory, a thread writes that to storage.
+"""Saves checkpoints during training: a copy in memory first, then a thread writes it.
 
-The ranks' threads meet over a process group of their own: each writes its part, rank 0 gathers the
-sums of all, writes the rest, and the manifest last. So they also agree on what went wrong.
+The ranks' threads communicate over a process group of their own: each writes its part; rank 0
+gathers all checksums, writes the other files, and the manifest last. They also agree on any error.
 """
 
 import contextlib
@@ -42,58 +42,64 @@ from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.state import TrainState
 
 log = logging.getLogger(__name__)
-LONGEST_PROBLEM = 500  # characters of a problem in an event: a line of them has to be short
+LONGEST_PROBLEM = 500  # characters of a problem in an event, to keep its line short
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What is saved besides the tensors, as it was when `save` was called."""
+    """Non-tensor part of a save, as it was when `save` was called."""
 
     step: int
-    entries: bytes  # of STATE
+    entries: bytes  # content of state.json; empty except on rank 0
     began: float  # time.perf_counter() when `save` was called
-    stall_seconds: float  # that the run waited
+    stall_seconds: float  # seconds that training waited
 
 
 class Saver:
-    """Writes the checkpoints of one rank of one attempt. All ranks must call the same methods."""
+    """Writer of one rank's checkpoints in one attempt. All ranks must call the same methods."""
 
     def __init__(
         self, folder: RunFolder, attempt: TrainingAttempt, job: TrainingJob, batches: DataHistory
     ) -> None:
-        """Collective. `batches` are those that the run is trained on."""
-        self._folder, self._attempt, self._job, self._batches = folder, attempt, job, batches
+        """Create the process group. Collective. `batches` are those that the run is trained on."""
+        self._folder = folder
+        self._attempt = attempt
+        self._job = job
+        self._batches = batches
         self._settings = job.training.checkpoints
-        self._rank, self._world = dist.get_rank(), dist.get_world_size()
-        # Its waits have torch's default limit of 30 minutes: storage is tried again for minutes.
+        self._rank = dist.get_rank()
+        self._world = dist.get_world_size()
+        # It keeps torch's default timeout of 30 minutes: storage calls are retried for minutes.
         self._group = dist.new_group(backend="gloo")
         self._staged: StagedFile | None = None
-        self._index: dict[str, IndexedTensor] = {}  # of the files of all ranks
-        # The last that is whole, and which of its files are this rank's.
+        self._index: dict[str, IndexedTensor] = {}  # index of the files of all ranks
+        # Path of the last complete checkpoint, and its files that this rank verifies.
         self._written: tuple[str, dict[str, FileChunks]] | None = None
         self._thread: threading.Thread | None = None
-        self._failures = 0  # in a row, of the newest saves
-        self._problem = ""  # the last failure's, the same on all ranks
-        self._broken: Exception | None = None  # this rank's thread ended by it
+        self._failures = 0  # consecutive failed saves
+        self._problem = ""  # text of the last failure, the same on all ranks
+        self._broken: Exception | None = None  # error that ended this rank's thread
 
     def due(self, step: int) -> bool:
-        """Whether the run file wants a checkpoint after `step`."""
+        """Return whether the run file wants a checkpoint after `step`."""
         return self._job.training.saves_after(step)
 
     def save(self, state: TrainState) -> None:
-        """Write a checkpoint of `state` as it is now; returns once that is copied.
+        """Write a checkpoint of `state`; return once it is copied to memory.
 
-        An earlier save still being written is waited for first. Raises ClusterError if more saves
-        in a row failed than the run file allows.
+        First waits for an earlier save that is still being written. Raises ClusterError if more
+        consecutive saves failed than the run file allows.
         """
         began = time.perf_counter()
         self._wait()
         if self._failures > self._settings.failures:
             raise ClusterError(f"{self._problem}; saves that failed in a row: {self._failures}")
-        tensors, mesh = state.rows(state.list_counted_tensors()), state.mesh
+        tensors = state.rows(state.list_counted_tensors())
+        mesh = state.mesh
         parts = find_written(tensors, mesh.lead)
         if self._staged is None:
-            self._staged, self._index = StagedFile(parts), index_stages(tensors, mesh)
+            self._staged = StagedFile(parts)
+            self._index = index_stages(tensors, mesh)
             mine = {n: (first, _count_rows(part)) for n, (part, first) in parts.items()}
             assert mine == find_rows(self._index, self._rank), "not as the index has them"
         self._staged.fill(parts)
@@ -107,19 +113,21 @@ class Saver:
         self._thread.start()
 
     def settle(self) -> None:
-        """Return once no checkpoint is being written, whatever became of the last."""
+        """Wait until no checkpoint is being written, whether or not the last save succeeded."""
         self._wait()
 
     def finish(self) -> None:
-        """Return once the last save is whole. Raises ClusterError if it failed."""
+        """Wait until the last save is complete. Raise ClusterError if it failed."""
         self._wait()
         if self._failures:
             raise ClusterError(self._problem)
 
     def verify(self, go_on: Callable[[], None]) -> None:
-        """Have what was saved last, if anything was, read back: each rank its own file, calling
-        `go_on` between reads. Raises on all ranks alike; DamagedCheckpoint, having marked it so, if
-        other bytes are there than were written."""
+        """Read the last checkpoint back and verify it, each rank its own file. Collective.
+
+        `go_on` is called between reads. Does nothing if nothing was saved. Raises on all ranks
+        alike, and marks the checkpoint as damaged before raising DamagedCheckpoint.
+        """
         if self._written is None:
             return
         target, mine = self._written
@@ -131,23 +139,28 @@ class Saver:
             problem = error
         outcomes = [(sums, problem)] * self._world
         dist.all_gather_object(outcomes, (sums, problem), group=self._group)
-        problem = next((each for _, each in outcomes if each), None)
+        problem = next((error for _, error in outcomes if error), None)
         if self._rank == 0:
             if isinstance(problem, DamagedCheckpoint):
                 mark_damaged(target, str(problem))
             elif problem is None:
                 try:
-                    record_verified(target, {n: s for each, _ in outcomes for n, s in each.items()})
-                except (OSError, TrainrigError) as error:  # the driver then reads it all itself
-                    log.warning("%s: cannot be said to be verified: %s", target, error)
-        dist.barrier(self._group)  # none says that the run is at its end before this is on record
+                    record_verified(
+                        target, {n: s for found, _ in outcomes for n, s in found.items()}
+                    )
+                # the driver then verifies the whole checkpoint itself
+                except (OSError, TrainrigError) as error:
+                    log.warning("%s: could not record the verification: %s", target, error)
+        dist.barrier(self._group)  # no rank may report the end of the run before the record exists
         if problem:
             raise problem
 
     @contextlib.contextmanager
     def keep_if_diverged(self) -> Iterator[None]:
-        """Have the last save made whole if the block ends because no update can be made: every
-        rank ends then, and what was saved is what the user goes on from."""
+        """Complete the last save if the block ends with Diverged.
+
+        All ranks end then, and the user continues from the last checkpoint.
+        """
         try:
             yield
         except Diverged:
@@ -160,18 +173,18 @@ class Saver:
             self._thread = None
         if self._broken:
             raise ClusterError(
-                f"{self._folder.checkpoints}: the ranks lost each other while they saved: "
+                f"{self._folder.checkpoints}: the ranks lost their connection while saving: "
                 f"{self._broken}"
             ) from self._broken
 
     def _build_entries(self, state: TrainState) -> dict[str, object]:
-        """All of the state that is no tensor, and what it is the state of."""
+        """Return the content of state.json: the non-tensor state, and a description of the run."""
         scale = state.loss_scale
         return {
             "step": state.step,
             "data_step": state.data_step,
             "tokens": state.tokens,
-            "skipped": [list(each) for each in state.skipped],
+            "skipped": [list(skipped) for skipped in state.skipped],
             **({} if scale is None else {"loss_scale": [scale.factor, scale.clean]}),
             **({"carried": state.carried} if state.carried else {}),
             "spikes": state.detector.build_entries(),
@@ -210,14 +223,16 @@ class Saver:
                     self._record("checkpoint_copy_failed", step=snapshot.step, problem=problem)
                 else:
                     self._clean_up(second)
-        except Exception as error:  # raised by whoever waits for this thread
+        except Exception as error:  # `_wait` raises it
             self._broken = error
 
     def _write_to(
         self, place: str, staged: StagedFile, snapshot: Snapshot, kept: bool = False
     ) -> tuple[int, str]:
-        """One checkpoint below `place`, by all ranks; its bytes, and what went wrong or "". `kept`:
-        it is the one to `verify`."""
+        """Write a checkpoint below `place` with all ranks; return its bytes and its problem or "".
+
+        `kept`: whether it is the one for `verify` to check.
+        """
         target = name_checkpoint_folder(place, snapshot.step, self._attempt.number)
         mine = tensor_file_name(self._rank)
         outcome = _try_action(
@@ -225,11 +240,11 @@ class Saver:
         )
         outcomes: list[FileChunks | str] = [""] * self._world
         dist.all_gather_object(outcomes, outcome, group=self._group)
-        problem = next((each for each in outcomes if isinstance(each, str)), "")
+        problem = next((outcome for outcome in outcomes if isinstance(outcome, str)), "")
         files = {
-            tensor_file_name(rank): each
-            for rank, each in enumerate(outcomes)
-            if isinstance(each, FileChunks)
+            tensor_file_name(rank): chunks
+            for rank, chunks in enumerate(outcomes)
+            if isinstance(chunks, FileChunks)
         }
         answer = [problem]
         if self._rank == 0 and not problem:
@@ -244,10 +259,10 @@ class Saver:
             own = files if self._rank == 0 else {mine: files[mine]}
             others = {tensor_file_name(rank) for rank in range(1, self._world)}
             self._written = target, {n: c for n, c in own.items() if n not in others or n == mine}
-        return sum(each.bytes for each in files.values()), problem
+        return sum(chunks.bytes for chunks in files.values()), problem
 
     def _commit(self, target: str, snapshot: Snapshot, files: dict[str, FileChunks]) -> FileChunks:
-        """Write all but the tensors, and the manifest last."""
+        """Write all files without tensors, and the manifest last."""
         texts = {STATE: snapshot.entries, TOKENIZER: self._job.tokenizer.encode()}
         if self._job.beside:
             texts[BROUGHT] = TokenizerFiles(self._job.tokenizer, self._job.beside).brought
@@ -264,7 +279,7 @@ class Saver:
             try:
                 training = self._job.training
                 clean_up(self._folder, place, self._attempt, self._settings, training)
-            except (OSError, TrainrigError) as error:  # what is left over is tried again next time
+            except (OSError, TrainrigError) as error:  # the next clean-up tries the rest again
                 log.warning("%s: could not be cleaned up: %s", place, error)
 
     def _record(self, event: str, **details: object) -> None:
@@ -282,7 +297,7 @@ def _count_rows(part: Tensor) -> int:
 
 
 def _try_action(action: Callable[[], FileChunks], who: str) -> FileChunks | str:
-    """What `action` gives, or what went wrong in words: the other ranks are waiting for either."""
+    """Return the result of `action`, or its error in words: the other ranks wait for either."""
     try:
         return action()
     except (OSError, TrainrigError) as error:
@@ -293,7 +308,7 @@ def _try_action(action: Callable[[], FileChunks], who: str) -> FileChunks | str:
 
 
 def _remove(target: str, names: list[str]) -> None:
-    """Give the room back that a save took which failed."""
+    """Delete the files of a failed save."""
     for name in names:
-        with contextlib.suppress(OSError, TrainrigError):  # where writing failed, this may too
+        with contextlib.suppress(OSError, TrainrigError):  # this may fail too where writing failed
             storage.delete(storage.join(target, name))

@@ -15,9 +15,9 @@ from trainrig.train.checkpoint.tensor_file import TYPE_NAMES
 
 
 def find_held(tensor: Tensor) -> tuple[Tensor, int]:
-    """The rows of `tensor` that this rank holds, not a copy, and the first of them.
+    """Return the rows of `tensor` on this rank, not a copy, and the index of the first.
 
-    Dim 0 alone may be sharded, as FSDP does it.
+    Only dim 0 may be sharded, as FSDP does it.
     """
     local, first = find_local_slice(tensor)
     assert not any(first[1:]) and local.shape[1:] == tensor.shape[1:], (
@@ -27,10 +27,13 @@ def find_held(tensor: Tensor) -> tuple[Tensor, int]:
 
 
 def find_written(tensors: Mapping[str, Tensor], lead: int = 0) -> dict[str, tuple[Tensor, int]]:
-    """What this rank writes of `tensors`: its rows of the sharded ones, of what replicas hold alike
-    a part as large as each other's, by bytes, and rank `lead`, the first of those that hold them,
-    what is not sharded at all (a few numbers, which rank 0 will read for all). All ranks together
-    write all once."""
+    """Return the rows of `tensors` that this rank writes, with the first row's index, by name.
+
+    Sharded rows are written by the rank that holds them; if several replicas hold the same rows,
+    the tensors are spread over them evenly by bytes. Tensors that are not sharded at all (a few
+    numbers) are written by rank `lead`, the first of their holders. Together, all ranks write each
+    row once.
+    """
     mine = {}
     for name, writer in _assign_writers(tensors, lead).items():
         tensor = tensors[name]
@@ -43,9 +46,9 @@ def find_written(tensors: Mapping[str, Tensor], lead: int = 0) -> dict[str, tupl
 
 
 def index_all(tensors: Mapping[str, Tensor], lead: int = 0) -> dict[str, IndexedTensor]:
-    """Where the rows of `tensors` lie in the files that all ranks write; file 0 is rank 0's.
+    """Return the index of `tensors` in the files that all ranks write; file n is rank n's.
 
-    Every rank knows it without asking another: it follows from how the tensors are cut.
+    Every rank computes it without communication, from how the tensors are sharded.
     """
     writers = _assign_writers(tensors, lead)
     found = {}
@@ -60,19 +63,23 @@ def index_all(tensors: Mapping[str, Tensor], lead: int = 0) -> dict[str, Indexed
 
 
 def index_stages(tensors: Mapping[str, Tensor], mesh: WorkerMesh) -> dict[str, IndexedTensor]:
-    """As `index_all`, of the `tensors` of all stages of the pipeline of `mesh`, whose ranks hold
-    some each and all call it."""
-    mine, pipeline = index_all(tensors, mesh.lead), mesh.pipeline
+    """Return the index of the tensors of all pipeline stages, as `index_all` does for one.
+
+    Collective over the pipeline ranks of `mesh`, each of which holds some of the tensors.
+    """
+    mine = index_all(tensors, mesh.lead)
+    pipeline = mesh.pipeline
     if pipeline.group is None:
         return mine
     found = [mine] * pipeline.size
     dist.all_gather_object(found, mine, group=pipeline.group)
-    return {name: tensor for each in found for name, tensor in each.items()}
+    return {name: tensor for stage in found for name, tensor in stage.items()}
 
 
 def _assign_writers(tensors: Mapping[str, Tensor], lead: int) -> dict[str, int]:
-    """Which of the replicas of each of `tensors` writes it, by name in order."""
-    loads: dict[int, list[int]] = defaultdict(list)  # by number of replicas: bytes each writes
+    """Return the replica that writes each of `tensors`, by name in order."""
+    # bytes that each replica writes, by number of replicas
+    loads: dict[int, list[int]] = defaultdict(list)
     writers = {}
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -82,17 +89,20 @@ def _assign_writers(tensors: Mapping[str, Tensor], lead: int) -> dict[str, int]:
         replicas = _find_replica(tensor)[1]
         load = loads.setdefault(replicas, [0] * replicas)
         writers[name] = load.index(min(load))
-        load[writers[name]] += tensor.nbytes  # of the whole tensor: the same to every rank
+        # bytes of the whole tensor, which all ranks know
+        load[writers[name]] += tensor.nbytes
     return writers
 
 
 def _find_ranks(tensor: Tensor, replica: int) -> tuple[list[int], int]:
-    """The ranks that hold the rows of a replica of `tensor`, in the order of rows, and in how many
-    parts the rows are cut before each part is cut over its ranks."""
+    """Return the ranks that hold a replica of `tensor`, in the order of rows; and the parts.
+
+    The rows are first cut into that number of parts, then each part over its share of the ranks.
+    """
     if not isinstance(tensor, DTensor):
         return [replica], 1
     places: list[int | slice] = []
-    sliced = 0  # axes
+    sliced = 0  # number of sharded mesh axes
     for axis in reversed(range(tensor.device_mesh.ndim)):
         if tensor.placements[axis].is_replicate():
             replica, place = divmod(replica, tensor.device_mesh.size(axis))
@@ -103,24 +113,24 @@ def _find_ranks(tensor: Tensor, replica: int) -> tuple[list[int], int]:
     ranks = tensor.device_mesh.mesh[tuple(places)]
     if sliced < 2:
         return ranks.flatten().tolist(), 1
-    # Of experts that are divided, the last axis cuts first, and the one before it what is left; of
-    # layers that are shared, the first does.
-    if any(isinstance(each, _StridedShard) for each in tensor.placements):
+    # For expert parallelism, the last axis cuts first, and the one before it cuts the parts; for
+    # tensor parallelism, the first axis cuts first.
+    if any(isinstance(placement, _StridedShard) for placement in tensor.placements):
         ranks = ranks.T
     return ranks.flatten().tolist(), ranks.shape[0]
 
 
 def _find_replica(tensor: Tensor) -> tuple[int, int]:
-    """Which one of the replicas of its rows this rank holds, and how many there are."""
+    """Return the index of the replica that this rank holds, and the number of replicas."""
     if not isinstance(tensor, DTensor):
         return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    number, replicas, place = 0, 1, tensor.device_mesh.get_coordinate()
+    number = 0
+    replicas = 1
+    place = tensor.device_mesh.get_coordinate()
     assert place is not None
     for axis, placement in enumerate(tensor.placements):
         if placement.is_replicate():
             size = tensor.device_mesh.size(axis)
-            number, replicas = (
-                number * size + place[axis],
-                replicas * size,
-            )
+            number = number * size + place[axis]
+            replicas = replicas * size
     return number, replicas

@@ -1,9 +1,9 @@
-"""One rank's rows of all tensors, as a safetensors file in memory, ready to be written.
+"""One rank's rows of all tensors, as a safetensors file in memory.
 
-The header names the tensors, their types, shapes and places in the file, and in its metadata the
-first row of each part, as torch's distributed checkpointing puts it there: torch's
-HuggingFaceStorageReader reads these files too; readers here go by the index in the manifest
-(index.py). Nothing in them can be executed.
+The header lists the tensors with their dtypes, shapes and byte ranges. Its metadata has the first
+row of each part in the format of torch's distributed checkpointing, so torch's
+HuggingFaceStorageReader reads these files too. trainrig's readers use the index in the manifest
+instead (index.py). Nothing in these files can be executed.
 """
 
 import json
@@ -31,54 +31,56 @@ TYPES = {
     "BOOL": torch.bool,
 }
 TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()}
-LENGTH = 8  # bytes that say how long the header is
+LENGTH = 8  # bytes of the field with the header's length
 
 
 def tensor_file_name(rank: int) -> str:
-    """What torch calls the file that `rank` writes: it numbers them from 1."""
+    """Return torch's name for the file that `rank` writes: numbered from 1."""
     return f"shard-{rank + 1:05d}-model-00001-of-00001{SUFFIX}"
 
 
 @dataclass(frozen=True)
 class TensorRows:
-    """Some neighbouring rows (places along dim 0) of a tensor; a scalar is one row."""
+    """Neighbouring rows (indices of dim 0) of a tensor; a scalar is one row."""
 
     name: str
     dtype: torch.dtype
-    shape: tuple[int, ...]  # of this part
-    first: int  # row of the whole tensor that is this part's first
-    begin: int = 0  # where its bytes are in its file
+    shape: tuple[int, ...]  # shape of this part
+    first: int  # index of its first row in the whole tensor
+    begin: int = 0  # byte range in the file, from here up to `end`
     end: int = 0
 
     @property
     def count(self) -> int:
-        """How many rows."""
+        """Number of rows."""
         return self.shape[0] if self.shape else 1
 
 
 class StagedFile:
-    """A safetensors file in memory, whose tensors are filled in again and again."""
+    """Safetensors file in memory, whose tensors are filled again for each save."""
 
     def __init__(self, parts: Mapping[str, tuple[Tensor, int]]) -> None:
-        """`parts`: name → (some rows of the tensor, the first of them)."""
+        """Allocate the file for `parts`: name → (rows of the tensor, index of the first row)."""
         rows = [
             TensorRows(name, part.dtype, tuple(part.shape), first)
             for name, (part, first) in parts.items()
         ]
         header, placed = _lay_out(rows)
         self._header_bytes = len(header)
-        # Pinned, so that a device copies into it at its full rate.
+        # Pinned memory, so that copies from the device run at full speed.
         pinned = any(part.is_cuda for part, _ in parts.values())
-        size = max((each.end for each in placed), default=len(header))
+        size = max((rows_in_file.end for rows_in_file in placed), default=len(header))
         self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
         self._buffer[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
         self._views = {
-            each.name: self._buffer[each.begin : each.end].view(each.dtype).view(each.shape)
-            for each in placed
+            rows_in_file.name: self._buffer[rows_in_file.begin : rows_in_file.end]
+            .view(rows_in_file.dtype)
+            .view(rows_in_file.shape)
+            for rows_in_file in placed
         }
 
     def fill(self, parts: Mapping[str, tuple[Tensor, int]]) -> None:
-        """Copy the tensors, laid out as those this file was made for; returns when that is done."""
+        """Copy the tensors, with the layout given at creation; return when the copy is complete."""
         on_device = False
         for name, view in self._views.items():
             source = parts[name][0].detach()
@@ -88,23 +90,27 @@ class StagedFile:
             torch.cuda.current_stream().synchronize()
 
     def fill_one(self, name: str, source: Tensor) -> None:
-        """Copy one tensor, which is on the CPU, in whatever type."""
+        """Copy one tensor from the CPU, converting its dtype."""
         self._views[name].copy_(source.detach())
 
     def write(self, path: str) -> FileChunks:
-        """Put the file at `path`; its sums. Its header is a chunk by itself."""
+        """Write the file to `path`, and return its chunks; the header is a separate chunk."""
         return write_file(path, self._buffer.numpy().data, self._header_bytes)
 
 
 def _lay_out(rows: Iterable[TensorRows]) -> tuple[bytes, list[TensorRows]]:
-    """The header of a file of `rows`, and their places in it: a function of the rows alone."""
-    # Wide types first, and a header of a multiple of 8 bytes: each tensor is aligned to its type.
-    ordered = sorted(rows, key=lambda each: (-each.dtype.itemsize, each.name))
+    """Return the header of a file of `rows`, and the rows with their byte ranges.
+
+    Both depend on `rows` alone.
+    """
+    # Wide dtypes first, and a header whose size is a multiple of 8 bytes: so each tensor is aligned
+    # to its dtype.
+    ordered = sorted(rows, key=lambda part: (-part.dtype.itemsize, part.name))
     firsts = {
-        each.name: {
-            "saved_offsets": [each.first, *([0] * (len(each.shape) - 1))][: len(each.shape)]
+        part.name: {
+            "saved_offsets": [part.first, *([0] * (len(part.shape) - 1))][: len(part.shape)]
         }
-        for each in ordered
+        for part in ordered
     }
     entries: dict[str, Any] = {
         "__metadata__": {
@@ -113,23 +119,24 @@ def _lay_out(rows: Iterable[TensorRows]) -> tuple[bytes, list[TensorRows]]:
             "format": "pt",
         }
     }
-    at, ends = 0, []
-    for each in ordered:
-        size = each.dtype.itemsize * torch.Size(each.shape).numel()
-        entries[each.name] = {
-            "dtype": TYPE_NAMES[each.dtype],
-            "shape": list(each.shape),
+    at = 0
+    ends = []
+    for part in ordered:
+        size = part.dtype.itemsize * torch.Size(part.shape).numel()
+        entries[part.name] = {
+            "dtype": TYPE_NAMES[part.dtype],
+            "shape": list(part.shape),
             "data_offsets": [at, at + size],
         }
         at += size
         ends.append(at)
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    text = text.ljust(-(-len(text) // 8) * 8)  # the format allows for blanks at its end
+    text = text.ljust(-(-len(text) // 8) * 8)  # the format allows trailing spaces
     header = len(text).to_bytes(LENGTH, "little") + text
     placed = [
         TensorRows(
-            each.name, each.dtype, each.shape, each.first, begin + len(header), end + len(header)
+            part.name, part.dtype, part.shape, part.first, begin + len(header), end + len(header)
         )
-        for each, begin, end in zip(ordered, [0, *ends], ends, strict=False)
+        for part, begin, end in zip(ordered, [0, *ends], ends, strict=False)
     ]
     return header, placed

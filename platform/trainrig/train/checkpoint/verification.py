@@ -1,6 +1,6 @@
-"""The check at the end of a run: each rank reads back what it wrote, all of them side by side.
+"""Verification at the end of a run: all ranks read back what they wrote, in parallel.
 
-What they found is a file beside the manifest, so that no single process has to read it all again:
+The result is a file next to the manifest, so that no single process has to read everything again:
 
     verified.json    {"manifest": SUM of the manifest, "files": {NAME: SHA-256 of the whole file}}
 """
@@ -17,19 +17,21 @@ from trainrig.train.checkpoint.chunks import READERS, FileChunks, batched, read_
 from trainrig.train.checkpoint.manifest import CheckpointManifest
 
 VERIFIED = "verified.json"
-Sums = dict[str, str]  # file → SHA-256
+Sums = dict[str, str]  # file name → SHA-256
 
 
 def read_back(target: str, files: Mapping[str, FileChunks], go_on: Callable[[], None]) -> Sums:
-    """The SHA-256 of each of `files` of the checkpoint at `target`, each chunk checked on the way;
-    `go_on` is called between reads. Raises DamagedCheckpoint."""
+    """Return the SHA-256 of each of `files` of the checkpoint `target`, verifying each chunk.
+
+    `go_on` is called between reads. Raises DamagedCheckpoint on a mismatch.
+    """
     return {name: _compute_sum(storage.join(target, name), c, go_on) for name, c in files.items()}
 
 
 def _compute_sum(path: str, wanted: FileChunks, go_on: Callable[[], None]) -> str:
     whole = hashlib.sha256()
     with ThreadPoolExecutor(READERS) as threads:
-        for some in batched(wanted.iterate_chunks(), READERS):  # in memory together
+        for some in batched(wanted.iterate_chunks(), READERS):  # chunks in memory at the same time
             for data in threads.map(lambda chunk: read_chunk(path, *chunk), some):
                 whole.update(data.data)
             go_on()
@@ -37,15 +39,16 @@ def _compute_sum(path: str, wanted: FileChunks, go_on: Callable[[], None]) -> st
 
 
 def record_verified(target: str, sums: Mapping[str, str]) -> None:
-    """Leave it beside the manifest of the checkpoint at `target` that all its files were read
-    back."""
+    """Record next to the manifest of `target` that all its files were read back and are valid."""
     found = {"manifest": compute_manifest_sum(target), "files": dict(sorted(sums.items()))}
     storage.create(storage.join(target, VERIFIED), json.dumps(found, indent=1).encode())
 
 
 def read_verified_sums(checkpoint: str) -> dict[str, FileSum] | None:
-    """Size and SHA-256 of each file of `checkpoint` that its manifest lists, if those who wrote it
-    read all of it back; None: nobody has, or what they say of it is of other bytes."""
+    """Return size and SHA-256 of each file of `checkpoint`, as its ranks verified them.
+
+    Returns None if they did not, or if the record does not match the manifest.
+    """
     try:
         found = json.loads(storage.read(storage.join(checkpoint, VERIFIED)))
         sums: dict[str, str] = found["files"]

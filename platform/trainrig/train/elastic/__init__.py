@@ -1,1 +1,1 @@
-"""Elastic training on Ray: attempts supervised, worker groups, agents, messages."""
+"""Elastic training on Ray: supervised attempts, worker groups, worker agents and messages."""

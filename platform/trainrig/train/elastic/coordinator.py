@@ -1,8 +1,8 @@
 """The coordinator between the driver and the ranks of a run: an actor on the head node.
 
-The driver leaves there what an attempt should do, worker agents what became of their ranks; calls
-block only on request. It knows no Ray and imports no torch: it is up before the
-first rank is. Small enough that losing it (it restarts) loses nothing: clients re-send their state.
+The driver stores there what an attempt should do; worker agents store how their ranks ended. Calls
+block only on request. The module imports neither Ray nor torch, so the actor is up before the first
+rank. It is disposable: if it is lost, Ray restarts it, and clients re-send their state.
 """
 
 import asyncio
@@ -12,7 +12,10 @@ from trainrig.train.elastic.messages import Assignment, Command, RankExit, RankR
 
 
 class Coordinator:
-    """Heartbeats, exits and commands by attempt, assignments by group. For one event loop."""
+    """Store of heartbeats, exits and commands by attempt, and of assignments by worker group.
+
+    All methods must run in one event loop.
+    """
 
     def __init__(self) -> None:
         self._attempt = 0
@@ -20,17 +23,18 @@ class Coordinator:
         self._exits: dict[int, RankExit] = {}
         self._command = Command.TRAIN
         self._assignment: Assignment | None = None
-        self._released_group = 0  # the newest worker group that has nothing to do any more
-        # One for each kind of waiting: thousands of agents must not wake for each other's news.
-        self._exit_reported, self._command_given, self._assignment_given = (
-            _Condition(),
-            _Condition(),
-            _Condition(),
-        )
+        self._released_group = 0  # the newest worker group that gets no further assignment
+        # One condition per kind of event: thousands of agents must not wake up for unrelated
+        # events.
+        self._exit_reported = _Condition()
+        self._command_given = _Condition()
+        self._assignment_given = _Condition()
 
     async def record_heartbeat(self, attempt: int, heartbeat: Heartbeat) -> bool:
-        """Leave `heartbeat`; whether the ranks of `attempt` should stop: so should an outlived
-        one."""
+        """Store `heartbeat`, and return whether the ranks of `attempt` should stop.
+
+        Returns True for an attempt that a newer one has replaced.
+        """
         if attempt < self._attempt:
             return True
         self._advance_to(attempt)
@@ -38,9 +42,10 @@ class Coordinator:
         return self._command != Command.TRAIN
 
     async def poll(self, attempt: int, command: Command, exits: int, wait: float) -> RankReports:
-        """What is here of `attempt`, to whose ranks `command` is said from now on.
+        """Give `command` to the ranks of `attempt`, and return their heartbeats and exits.
 
-        As soon as there are more than so many `exits`, or after `wait` seconds.
+        Returns as soon as more than `exits` ranks have exited, or after `wait` seconds. The reports
+        are empty if a newer attempt has begun.
         """
         self._advance_to(attempt)
         if attempt == self._attempt and command != self._command:
@@ -59,7 +64,7 @@ class Coordinator:
         )
 
     async def wait_for_end(self, attempt: int) -> None:
-        """Return once the ranks of `attempt` should be no more."""
+        """Wait until the ranks of `attempt` must exit."""
         while attempt > self._attempt or (
             attempt == self._attempt and self._command != Command.END
         ):
@@ -68,9 +73,9 @@ class Coordinator:
     async def wait_for_assignment(
         self, group: int, attempt: int, rank_exit: RankExit
     ) -> Assignment | None:
-        """Leave the `rank_exit` of a rank of `attempt`; what follows, once that is decided.
+        """Store the `rank_exit` of a rank of `attempt`, and wait for the next assignment.
 
-        None: nothing; `group` is dismissed.
+        Returns None once `group` is released and its agents must exit.
         """
         self._advance_to(attempt)
         if attempt == self._attempt:
@@ -87,25 +92,27 @@ class Coordinator:
         return None
 
     async def assign(self, assignment: Assignment) -> None:
-        """To each worker agent of its worker group. May be said again."""
+        """Publish `assignment` to the worker agents of its group. Calling it again is harmless."""
         self._assignment = assignment
         self._assignment_given.notify_all()
 
     async def release_agents(self, group: int) -> None:
-        """Let its worker agents go, and those of all before it."""
+        """Release the worker agents of `group` and of all earlier groups."""
         self._released_group = max(group, self._released_group)
         self._assignment_given.notify_all()
 
     def _advance_to(self, attempt: int) -> None:
         if attempt > self._attempt:
-            self._attempt, self._heartbeats, self._exits = attempt, {}, {}
+            self._attempt = attempt
+            self._heartbeats = {}
+            self._exits = {}
             self._command = Command.TRAIN
             self._command_given.notify_all()
             self._exit_reported.notify_all()
 
 
 class _Condition:
-    """Wakes all who wait for it."""
+    """Condition variable for one event loop: `notify_all` wakes all that wait."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -115,5 +122,5 @@ class _Condition:
         self._event = asyncio.Event()
 
     async def wait(self) -> None:
-        """The next time."""
+        """Wait for the next `notify_all`."""
         await self._event.wait()

@@ -1,4 +1,4 @@
-"""Determines why a worker group failed: by the errors of its ranks, or by what they wait for."""
+"""Determines why a worker group failed, from the errors of its ranks or the ranks they wait for."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from trainrig.processes.heartbeats import Heartbeat
 from trainrig.train.checkpoint import DamagedCheckpoint
 from trainrig.train.elastic.restart_policy import Failure, Hang
 
-# In what torch's allocators and the system say when there is no more memory.
+# Parts of the messages of torch's allocators and the operating system when memory runs out.
 NO_MEMORY = (
     "out of memory",
     "OutOfMemoryError",
@@ -20,21 +20,21 @@ NO_MEMORY = (
     "MemoryError",
     "std::bad_alloc",
 )
-# In what CUDA and its libraries say when a device is broken, and not the program.
+# Parts of the messages of CUDA and its libraries for a broken device, not a broken program.
 BROKEN_DEVICE = (
-    "uncorrectable",  # of its memory or its links
+    "uncorrectable",  # an error of the device's memory or links
     "hardware error",
     "CUDA error: unknown error",
     "CUDA-capable device(s) is/are busy or unavailable",
     "GPU is lost",
     "this rank was given GPU",  # parallel/mesh.py
 )
-# How a rank died whose whole node is gone: no fault that another attempt would meet there.
+# Reason of a rank whose whole node is gone. Another attempt elsewhere would not meet it.
 LOST_NODE = "its node is lost"
-# In what a rank raises when it lost another, or waited for it in vain (words of c10d, gloo, NCCL).
-# Neither "gloo" nor "NCCL" alone is among them: a rank's own mistakes bear them too, "Duplicate GPU
-# detected" say, or sizes in a collective that do not fit.
-OWN_MISTAKE = "enforce fail at"  # what gloo says of the arguments of a collective
+# Parts of the messages of a rank that lost a peer or waited for it in vain (from c10d, gloo and
+# NCCL). "gloo" or "NCCL" alone would also match a rank's own mistakes, such as "Duplicate GPU
+# detected" or mismatched sizes in a collective.
+OWN_MISTAKE = "enforce fail at"  # gloo's words for invalid arguments of a collective
 LOST_PEER = (
     "gloo/transport",
     "gloo/rendezvous",
@@ -52,15 +52,19 @@ LOST_PEER = (
 def find_cause(
     failures: Mapping[int, Exception], dead: Mapping[int, str], steps: Mapping[int, int], step: int
 ) -> Failure:
-    """The failure behind `failures`, by rank. Raises it if it is for the user to mend.
+    """Return the failure that caused `failures`, the exceptions by rank.
 
-    A broken device is the cause, else a dead process, and broken collectives follow it; of several,
-    one that had too little memory. It is laid to a node only where one rank alone died, and its
-    node did not: a collective that times out ends sound ranks, all together.
+    Raises it instead if it is an InputError, which the user must fix. A broken device is the cause
+    first, then a dead process; broken collectives are consequences of either. Of several dead
+    processes, the first one that ran out of memory is named. A node is blamed only if exactly one
+    rank died and its node is still alive: a collective that times out ends sound ranks too, all
+    together.
 
-    `dead`: how a rank's process died; `steps`: updates that ranks had done when they raised, those
-    of the rank that raised first before others;
-    `step`: as far as is known of the group.
+    Args:
+        failures: What each rank raised.
+        dead: How the processes of other ranks died.
+        steps: Updates that ranks had made when they raised, in the order in which they raised.
+        step: Updates made by the group, as far as is known.
     """
     for error in failures.values():
         if isinstance(error, DamagedCheckpoint):
@@ -70,7 +74,7 @@ def find_cause(
     if broken := [rank for rank, error in failures.items() if _is_broken_device(error)]:
         rank = min(broken)
         line = format_last_line(failures[rank])
-        # No exception to be met again: elsewhere it may go well.
+        # Without `exception`, as it is no repeatable error: another device may work.
         return Failure(f"rank {rank}: {line}", "Ray", steps.get(rank, step), rank=rank)
     if dead:
         short = [rank for rank, how in dead.items() if MEMORY_RAN_OUT in how]
@@ -97,10 +101,11 @@ def find_cause(
 def find_absent_ranks(
     events: Iterable[Mapping[str, Any]], attempt: int, world: int
 ) -> frozenset[int]:
-    """Of the `world` ranks of a hung `attempt`, those that have not said that they wait in a
-    collective: those that came to it wait, and who says nothing, or waits in none, did not come.
+    """Return the ranks of a hung `attempt` that do not wait in a collective.
 
-    Empty if no rank has said so, or all have: a network that fails looks alike from both its ends.
+    They are the ranks that the others wait for: of the `world` ranks, those that reported no
+    collective that they wait in. Returns an empty set if no rank or every rank waits: then the
+    network may have failed, which looks alike from both ends.
     """
     waiting = {
         event["rank"]
@@ -115,8 +120,11 @@ def find_absent_ranks(
 def find_hang_cause(
     hang: Hang, absent: frozenset[int], heartbeats: Mapping[int, Heartbeat], step: int
 ) -> Failure:
-    """The failure that `hang` is: by a node, if all of `absent`, for which the others wait, are
-    there by the newest heartbeats of the ranks. `step`: as far as is known of the group."""
+    """Return the failure for `hang`, attributed to a node if all `absent` ranks are on it.
+
+    `absent`: the ranks that the others wait for. `heartbeats`: the newest of each rank. `step`:
+    updates made by the group, as far as is known.
+    """
     nodes = {heartbeats[rank].node for rank in absent if rank in heartbeats}
     if len(nodes) != 1 or not absent <= heartbeats.keys():
         return Failure(str(hang), "heartbeats", step)
@@ -132,28 +140,28 @@ def _is_broken_device(error: BaseException) -> bool:
 
 
 def _describe_error(error: BaseException) -> str:
-    """All that `error` says: its last line may be advice."""
+    """Return type and whole message of `error`: the last line alone may be advice."""
     return f"{type(error).__name__}: {error}"
 
 
 def follows_peer(said: str) -> bool:
-    """Whether a rank that said so was well before another was lost."""
+    """Return whether the error message `said` shows that a rank failed because a peer was lost."""
     return OWN_MISTAKE not in said and any(words in said for words in LOST_PEER)
 
 
 def is_out_of_memory(said: str) -> bool:
-    """Whether a rank that said so had too little memory."""
+    """Return whether the error message `said` shows that memory ran out."""
     return any(words in said for words in NO_MEMORY)
 
 
 def format_last_line(error: BaseException) -> str:
-    """Type and last line of `error`."""
+    """Return the type and the last line of the message of `error`."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"
 
 
 def describe_out_of_memory(said: str) -> str:
-    """Which node had too little, from what Ray `said` of it at length."""
+    """Return which node ran out of memory, in one line, from Ray's long message `said`."""
     found = re.search(r"Memory on the node \(IP: ([^,)]+).*? was (\S+) used / (\S+)", said)
     node = f"node {found[1]} ran out of memory ({found[2]} of {found[3]})" if found else "no memory"
     return f"{node}: Ray ended the attempt to free some"

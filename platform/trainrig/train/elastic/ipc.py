@@ -1,6 +1,6 @@
-"""Messages between the driver, a rank and its worker agent, besides heartbeats.
+"""Messages between the driver, a rank and its worker agent, except heartbeats.
 
-Imports little: the processes of the driver and of the worker agent have no torch.
+It imports little: the processes of the driver and of the worker agents do not load torch.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankTask:
-    """What every rank of an attempt is given."""
+    """Task that every rank of an attempt receives."""
 
     job: "TrainingJob"
     attempt: "TrainingAttempt"
@@ -24,24 +24,24 @@ class RankTask:
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Where a rank is, and who keeps it."""
+    """Identity and location of a rank, and its worker agent."""
 
     rank: int
     world: int
-    device: int | None  # its GPU, among those that it can see; None: it was given none
-    rendezvous: str  # the URL at which the ranks meet
-    node: str  # as the supervisor calls it
-    agent: Process  # its worker agent
+    device: int | None  # index of its GPU among those visible to it; None if it has none
+    rendezvous: str  # URL of the rendezvous endpoint
+    node: str  # node id in Ray
+    agent: Process  # the process of its worker agent
 
 
 @dataclass(frozen=True)
 class RankError:
-    """What a rank ended with."""
+    """Exception that ended a rank."""
 
-    error: bytes  # pickled by itself: its worker agent need not import what it is made of
-    line: str  # what it says
+    error: bytes  # the pickled exception; the worker agent need not be able to import its class
+    line: str  # type and message
 
 
 @dataclass(frozen=True)
 class RankDone:
-    """A rank came to its end."""
+    """Message that a rank has finished its work."""

@@ -1,6 +1,6 @@
-"""Messages that the driver of a run and its worker agents exchange through the coordinator.
+"""Messages that a run's driver and its worker agents exchange through the coordinator.
 
-Imports no torch: neither does the worker agent's process.
+The module does not import torch, as the worker agents' processes do not load it.
 """
 
 from collections.abc import Mapping
@@ -12,37 +12,37 @@ from trainrig.train.elastic.ipc import RankError
 
 
 class Command(IntEnum):
-    """What the driver has to say to the ranks of an attempt."""
+    """Command of the driver to the ranks of an attempt."""
 
     TRAIN = 0
-    STOP = 1  # when all agree on a step, and saved
-    END = 2  # at once: the attempt has failed
+    STOP = 1  # after saving, at a step that all ranks agree on
+    END = 2  # exit at once: the attempt has failed
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What the rank of each worker agent of a worker group is to do next."""
+    """Next task for the rank of each worker agent of a worker group."""
 
-    group: int  # the attempt for which the worker agents were started
+    group: int  # number of the attempt that the worker agents were started for
     attempt: int
-    work: bytes  # pickled
-    rendezvous: str  # the URL at which the ranks meet
+    work: bytes  # a pickled RankTask
+    rendezvous: str  # URL of the rendezvous endpoint
 
 
 @dataclass(frozen=True)
 class RankExit:
-    """How a rank ended before its work was done. Its worker agent stands by for an assignment."""
+    """Report that a rank ended before its work was done; its agent waits for an assignment."""
 
     rank: int
-    node: str  # as the supervisor calls it
-    reason: str | RankError  # its process died so, or it raised this
-    # at which the ranks of another attempt could meet, from the worker agent of rank 0
+    node: str  # node id in Ray
+    reason: str | RankError  # how its process died, or the exception that it raised
+    # rendezvous URL for the next attempt, from the agent of rank 0; "" from the others
     rendezvous: str
 
 
 @dataclass(frozen=True)
 class RankReports:
-    """What the driver finds at the coordinator: the newest of each rank."""
+    """Newest heartbeat and exit of each rank, as stored at the coordinator."""
 
     heartbeats: Mapping[int, Heartbeat]
     exits: Mapping[int, RankExit]
@@ -50,12 +50,12 @@ class RankReports:
 
 @dataclass(frozen=True)
 class WorkerGroupSpec:
-    """What Ray is told of an attempt's workers."""
+    """Parameters of a worker group for Ray Train."""
 
-    name: str  # one that was used before would make Ray resume by its own record
+    name: str  # must be new: for a known name, Ray Train would restore its own state
     workers: int
     gpus: bool
     environment: Mapping[str, str]
-    avoid: frozenset[str] = frozenset()  # nodes on which none may be
-    # Workers of the groups that should be on one node, each made of those before it.
+    avoid: frozenset[str] = frozenset()  # node ids on which no worker may run
+    # Sizes of groups of ranks to place on one node; each size is a multiple of the one before.
     nested: tuple[int, ...] = ()

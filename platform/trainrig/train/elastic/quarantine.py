@@ -1,7 +1,7 @@
-"""Nodes that a run is not put on again, since too many of its faults came from there.
+"""Quarantine of nodes that caused too many failures of a run.
 
-It knows no Ray: a node is what the supervisor calls it, and what happened on it is read from the
-events of the run. So a second driver avoids what the first did, while the cluster stands.
+The module does not use Ray: nodes are known by their ids, and failures are read from the run's
+events. So a second driver avoids the same nodes, as long as the cluster exists.
 """
 
 import logging
@@ -18,37 +18,42 @@ log = logging.getLogger(__name__)
 
 
 def count_faults(events: Iterable[Mapping[str, Any]]) -> Counter[str]:
-    """How many attempts failed by each node, of those that failed by one."""
+    """Return the number of attempts that each node made fail; nodes without failures are absent."""
     failed = (event for event in events if event["event"] == "attempt_failed")
     return Counter(event["node"] for event in failed if event.get("node"))
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Where the next attempt could be."""
+    """Placement that is possible for the next attempt."""
 
-    size: int | None  # workers; None: there is no room for enough
-    faulty: frozenset[str]  # nodes by which too many attempts failed
-    avoided: frozenset[str]  # those of them on which it would not be
-    changes: bool  # there would be more room if all that runs on the nodes ended
+    size: int | None  # number of workers; None: too few fit
+    faulty: frozenset[str]  # nodes that made too many attempts fail
+    avoided: frozenset[str]  # faulty nodes that the attempt would not use
+    changes: bool  # True if more workers would fit once everything on the nodes has ended
 
 
 class Quarantine:
-    """The nodes that one run avoids. While there is no room for enough workers without them, it
-    avoids none: a run that goes on badly is better than one that stands."""
+    """Nodes that a run avoids.
+
+    If enough workers do not fit without the faulty nodes, none is avoided: a run that fails now and
+    then is better than one that waits.
+    """
 
     def __init__(self, folder: RunFolder, most: int, bounds: WorkerBounds) -> None:
-        """`most`: faults by a node, with which it is avoided."""
-        self._folder, self._most, self._bounds = folder, most, bounds
+        """Set up the quarantine; `most` is the number of failures from which a node is avoided."""
+        self._folder = folder
+        self._most = most
+        self._bounds = bounds
         self._faults = Counter[str]()
-        self.avoided = frozenset[str]()  # by the newest attempt
+        self.avoided = frozenset[str]()  # node ids avoided by the newest attempt
 
     def count(self) -> None:
-        """Learn of what has failed since, before the next attempt is placed."""
+        """Read the failures so far from the run's events; call this before placing an attempt."""
         self._faults = count_faults(self._folder.read_events())
 
     def choose(self, nodes: Sequence[WorkerNode]) -> Choice:
-        """Where on `nodes` an attempt could be now."""
+        """Return where on `nodes` an attempt could run now."""
         faulty = frozenset(node.id for node in nodes if self._faults[node.id] >= self._most)
         sound = [node for node in nodes if node.id not in faulty]
         changes = may_be_freed(sound, self._bounds) or may_be_freed(nodes, self._bounds)
@@ -59,21 +64,22 @@ class Quarantine:
         return Choice(size, faulty, faulty, changes)
 
     def take(self, choice: Choice, step: int) -> None:
-        """Go by `choice` from here on, and put on record what it changes."""
+        """Apply `choice` to the next attempt, and record and log what it changes."""
         for node in sorted(choice.avoided - self.avoided):
             faults = self._faults[node]
             self._folder.record("node_quarantined", node=node, faults=faults, step=step)
-            log.warning("node %s is used no more: %d attempts failed by it", node[:8], faults)
+            log.warning("node %s is no longer used: it made %d attempts fail", node[:8], faults)
         for node in sorted(choice.faulty - choice.avoided):
             faults = self._faults[node]
             self._folder.record("node_needed", node=node, faults=faults, step=step)
             log.warning(
-                "node %s is used although %d attempts failed by it: without it there is no room "
-                "for workers = %s; add a node",
+                "node %s is still used although it made %d attempts fail: without it, the nodes "
+                "cannot run "
+                "workers = %s; add a node",
                 *(node[:8], faults, self._bounds),
             )
         self.avoided = choice.avoided
 
     def drop_avoided(self, nodes: Iterable[WorkerNode]) -> list[WorkerNode]:
-        """Those of `nodes` that the newest attempt does not avoid."""
+        """Return `nodes` without the nodes that the newest attempt avoids."""
         return [node for node in nodes if node.id not in self.avoided]

@@ -1,8 +1,7 @@
-"""One rank of an attempt on Ray, in a process of its own that a Ray worker keeps.
+"""Process of one rank of an attempt, forked for a worker agent.
 
-It knows no Ray: what it tells its supervisor goes through the channel to its worker agent, which
-passes it on. Importing this module imports all that training needs: fork servers have done so in
-advance.
+It does not use Ray: it reports over a pipe to its worker agent, which relays the reports. Importing
+this module imports everything that training needs; fork servers do so in advance.
 """
 
 import os
@@ -25,39 +24,42 @@ from trainrig.train.loop import train
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run_file.training import Training
 
-# s between two heartbeats of a rank, at least: well under the least hang worth finding,
+# Minimum seconds between two heartbeats of a rank: well under the shortest useful hang limit.
 HEARTBEAT_SECONDS = 0.25
-# and, of many ranks, as seldom as lets the coordinator take all heartbeats in half of its time
-# (0.45 ms each: tests/benchmarks/test_control_plane.py): 8 s for 8,000 ranks.
+# Seconds between two heartbeats, for each rank of the group. The coordinator then spends at most
+# half of its time on heartbeats (0.45 ms each: tests/benchmarks/test_control_plane.py): 8 s for
+# 8,000 ranks.
 HEARTBEAT_PER_RANK = 0.001
 
-# Of the time without progress that is a hang: then a rank says what it waits for. The supervisor
-# ends it soon after.
+# Share of the hang limit after which a rank without progress writes what it waits for. The
+# supervisor kills it soon afterwards.
 BEFORE_A_HANG = 0.75
-COLLECTIVES = "collectives"  # the folder of what they say, in the run folder
+COLLECTIVES = "collectives"  # subfolder of the run folder for the dumps of pending collectives
 
 
 def compute_heartbeat_interval(world: int) -> float:
-    """Seconds between two heartbeats of a rank that is one of `world`."""
+    """Return the seconds between two heartbeats of a rank in a group of `world` ranks."""
     return max(HEARTBEAT_SECONDS, HEARTBEAT_PER_RANK * world)
 
 
 def main(channel: Connection) -> None:
-    """Do the work that the channel gives, and say there how it ended."""
+    """Do the task received from `channel`, and send there how it ended."""
     info, pickled = channel.recv()
     try:
         work = pickle.loads(pickled)
         with follow_lease(work.job.folder):
             _train(channel, info, work)
     except Exception as error:
-        traceback.print_exc()  # goes to the log of its Ray worker
+        traceback.print_exc()  # goes to the log of the Ray worker
         channel.send(RankError(_pickle(error), f"{type(error).__name__}: {error}"))
     else:
         channel.send(RankDone())
 
 
 def _train(channel: Connection, info: RankInfo, work: RankTask) -> None:
-    job, attempt, folder = work.job, work.attempt, RunFolder(work.job.folder)
+    job = work.job
+    attempt = work.attempt
+    folder = RunFolder(work.job.folder)
     folder.record("worker_started", attempt=attempt.number, rank=info.rank, agent=info.agent.pid)
 
     def send_heartbeat(heartbeat: Heartbeat) -> bool:
@@ -65,7 +67,7 @@ def _train(channel: Connection, info: RankInfo, work: RankTask) -> None:
             channel.send(heartbeat)
             wanted: bool = channel.recv()
         except (EOFError, OSError):
-            os._exit(1)  # its worker agent is gone, and so is its attempt
+            os._exit(1)  # the worker agent is gone, and so is the attempt
         return wanted
 
     first = Heartbeat(info.rank, (Process.here(), info.agent), info.node)
@@ -94,8 +96,11 @@ def _train(channel: Connection, info: RankInfo, work: RankTask) -> None:
 
 
 def _compute_stall_seconds(training: Training, hangs: HangDetector, heartbeat: Heartbeat) -> float:
-    """After how long without progress the last collectives are written: before this rank is ended
-    for a hang and, in a step, before the collective that it waits in gives up."""
+    """Return the seconds without progress after which this rank dumps its last collectives.
+
+    That is before this rank is killed for a hang and, in a step, before the collective that it
+    waits in times out.
+    """
     allowed = hangs.compute_allowed(heartbeat)
     if heartbeat.doing == "train":
         allowed = min(allowed, training.collective_timeout)
@@ -103,7 +108,7 @@ def _compute_stall_seconds(training: Training, hangs: HangDetector, heartbeat: H
 
 
 def dump_collectives(folder: RunFolder, attempt: TrainingAttempt, heartbeat: Heartbeat) -> None:
-    """Write the last collectives of this rank into the run folder, and put on record where."""
+    """Write this rank's last collectives to the run folder, and record an event with the path."""
     if (found := flight_recorder.dump()) is None:
         return
     name = f"{COLLECTIVES}/attempt-{attempt.number:04d}-rank-{heartbeat.rank:05d}.json"
@@ -122,7 +127,7 @@ def dump_collectives(folder: RunFolder, attempt: TrainingAttempt, heartbeat: Hea
 def _pickle(error: Exception) -> bytes:
     try:
         pickled = pickle.dumps(error)
-        pickle.loads(pickled)  # some can be written and not read
+        pickle.loads(pickled)  # some exceptions can be pickled but not unpickled
     except Exception:
         return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
     return pickled

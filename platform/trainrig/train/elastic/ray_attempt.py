@@ -1,4 +1,4 @@
-"""One attempt of a worker group on Ray: the exits of its ranks, as the supervisor sees them."""
+"""One attempt of a worker group on Ray, as the supervisor sees it."""
 
 import pickle
 import threading
@@ -25,21 +25,22 @@ from trainrig.train.elastic.restart_policy import Failure
 from trainrig.train.elastic.worker_group import WorkerGroup
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 
-CALL_TIMEOUT = 1.0  # s for the coordinator, beyond what it was asked to wait
-RETRY_SECONDS = 0.2  # s until one that was lost is asked again
-SETTLE_SECONDS = 0.05  # s in which the ends of ranks that have one cause come in
-# s in which Ray sees that a worker agent is gone, after other ranks lost their connection to its
+CALL_TIMEOUT = 1.0  # s to wait for the coordinator's answer, beyond the wait it was asked for
+RETRY_SECONDS = 0.2  # s between two calls to a lost coordinator
+SETTLE_SECONDS = 0.05  # s in which further exits with the same cause arrive
+# Seconds to wait for Ray to report a dead worker agent, after ranks lost their connection to its
 # rank.
 BLAME_TIMEOUT = 2.0
-BLAME_POLL = 0.1  # s between two looks for that
-# s for worker agents to end their ranks and stand by, after which they are killed as well; and for
-# each, which the coordinator takes 0.8 ms for (tests/benchmarks/test_control_plane.py).
+BLAME_POLL = 0.1  # s between two polls during that wait
+# Seconds for worker agents to end their ranks and stand by, before they are killed too; plus
+# seconds per rank, as the coordinator takes 0.8 ms for each
+# (tests/benchmarks/test_control_plane.py).
 STAND_BY_TIMEOUT = 2.0
 STAND_BY_PER_RANK = 0.001
 
 
 class RayAttempt:
-    """See AttemptHandle."""
+    """Implementation of AttemptHandle for Ray."""
 
     def __init__(
         self,
@@ -49,30 +50,37 @@ class RayAttempt:
         group: WorkerGroup,
         reachable: Callable[[Set[str]], bool],
     ) -> None:
-        """`coordinator`: the handle of the Coordinator actor; `reachable`: whether those nodes all
-        do."""
-        self._folder, self._attempt = folder, attempt
-        self._coordinator, self._group, self._all_reachable = coordinator, group, reachable
+        """Set up the handle of an attempt; `assign` or the group's start gives it work.
+
+        `coordinator`: handle of the Coordinator actor. `reachable`: returns whether all given nodes
+        are reachable.
+        """
+        self._folder = folder
+        self._attempt = attempt
+        self._coordinator = coordinator
+        self._group = group
+        self._all_reachable = reachable
         self._command = Command.TRAIN
         self._assignment: Assignment | None = None
         self._heartbeats: Mapping[int, Heartbeat] = {}
         self._exits: Mapping[int, RankExit] = {}
         self._lost_since: float | None = None
-        self._killed: set[tuple[str, Process]] = set()  # by node
+        # (node id, process) pairs that were sent SIGKILL
+        self._killed: set[tuple[str, Process]] = set()
         self._killed_since: float | None = None
         self._stand_by_timeout = STAND_BY_TIMEOUT + STAND_BY_PER_RANK * group.workers
 
     def assign(self, work: bytes) -> None:
-        """Have a worker group that stands by do `work`."""
+        """Give the pickled RankTask `work` to a worker group that stands by."""
         group = self._group
         self._assignment = Assignment(group.number, self._attempt.number, work, group.rendezvous)
         group.standing_by = False
         self._coordinator.assign.remote(self._assignment)
 
     def poll_end(self, wait: float) -> bool:
-        """See AttemptHandle."""
+        """Wait up to `wait` seconds for the end; see AttemptHandle."""
         until = time.monotonic() + wait
-        while not self._has_failed():
+        while not self._should_end():
             left = until - time.monotonic()
             if left <= 0:
                 return self._group.is_over()
@@ -81,10 +89,10 @@ class RayAttempt:
         return True
 
     def find_failure(self) -> Failure | None:
-        """See AttemptHandle."""
+        """Return why the attempt failed; see AttemptHandle."""
         if not self._exits and self._group.is_over() and self._group.read_error() is None:
             return None
-        # Here: who imports Ray Train imports pandas, too.
+        # Imported here, as Ray Train imports pandas.
         from ray.exceptions import OutOfMemoryError
         from ray.train import TrainingFailedError, WorkerGroupError
 
@@ -98,12 +106,12 @@ class RayAttempt:
         step = max(step, self._attempt.resumed_step)
         error = self._group.read_error() if self._group.is_over() else None
         if isinstance(error, WorkerGroupError):
-            for rank, each in error.worker_failures.items():
-                if ray_private.died_of_health_check(each):
+            for rank, raised_by_worker in error.worker_failures.items():
+                if ray_private.died_of_health_check(raised_by_worker):
                     dead[rank] = self._describe_agent_death(rank)
                 else:
-                    raised.setdefault(rank, each)
-        elif error and not self._has_own_reason():
+                    raised.setdefault(rank, raised_by_worker)
+        elif error and not self._any_failed_by_itself():
             if not isinstance(error, TrainingFailedError) and not self._group.controller_died():
                 raise error
             problem = f"Ray's controller of the attempt failed: {format_last_line(error)}"
@@ -118,34 +126,36 @@ class RayAttempt:
         return replace(failure, seen_by="Ray" if error else "agents", node=node)
 
     def heartbeats(self) -> Mapping[int, Heartbeat]:
-        """See AttemptHandle."""
+        """Return the newest heartbeat of each rank; see AttemptHandle."""
         return self._heartbeats
 
     def ask_to_stop(self) -> None:
-        """See AttemptHandle."""
+        """Ask the ranks to stop; see AttemptHandle."""
         self._command = Command.STOP
         self._coordinator.poll.remote(self._attempt.number, self._command, 0, 0.0)
 
     def kill(self) -> None:
-        """See AttemptHandle. The ranks first: a worker agent that does not say so soon stands still
-        as well."""
+        """Kill the ranks, and later also worker agents that do not respond; see AttemptHandle."""
         now = time.monotonic()
         self._killed_since = self._killed_since or now
         self._kill(agents_too=now - self._killed_since > self._stand_by_timeout)
 
     def end_soon(self) -> None:
-        """Have every rank ended, as far as one can be told, by a Ray that hardly does anything."""
+        """Try to end every rank on an unresponsive Ray cluster, without waiting for an answer."""
         self._command = Command.END
         self._coordinator.poll.remote(self._attempt.number, self._command, 0, 0.0)
         self._kill(agents_too=True)
 
     def release(self) -> None:
-        """See AttemptHandle. Worker agents that all stand by are kept for the next attempt."""
+        """End a failed attempt, and keep the worker agents if all of them stand by.
+
+        See AttemptHandle.
+        """
         self._command = Command.END
         until = time.monotonic() + self._stand_by_timeout
         while not self._group.is_over() and not self._have_all_exited():
             left = until - time.monotonic()
-            if left <= 0 or self._has_lost_node():
+            if left <= 0 or self._is_node_lost():
                 self._kill(agents_too=True)
                 break
             self._poll(min(left, BLAME_POLL), exits=self._group.workers - 1)
@@ -155,15 +165,19 @@ class RayAttempt:
             self._group.free()
 
     def _find_node(self, rank: int | None) -> str | None:
-        """As far as it is known."""
+        """Return the node id of `rank`, or None if it is unknown."""
         if rank is None:
             return None
         end = self._exits.get(rank)
         return end.node if end else self._group.nodes.get(rank)
 
     def _describe_agent_death(self, rank: int) -> str:
-        """As far as its node tells: not even Ray knows which signal it was."""
-        node, heartbeat = self._group.nodes.get(rank), self._heartbeats.get(rank)
+        """Return how the Ray worker of `rank` died, as far as its node shows.
+
+        Ray does not report the signal.
+        """
+        node = self._group.nodes.get(rank)
+        heartbeat = self._heartbeats.get(rank)
         if node is None or heartbeat is None:
             return "its Ray worker died before it had said anything"
         if not self._all_reachable({node}):
@@ -172,33 +186,34 @@ class RayAttempt:
             return f"its Ray worker was ended, as {MEMORY_RAN_OUT} on its node ({node[:8]})"
         return "its Ray worker was killed or crashed; its node is well, and has memory"
 
-    def _has_failed(self) -> bool:
-        """Whether there is a reason not to wait any longer."""
-        if self._group.is_over() or self._have_all_exited() or self._has_own_reason():
+    def _should_end(self) -> bool:
+        """Return whether there is a reason not to wait any longer."""
+        if self._group.is_over() or self._have_all_exited() or self._any_failed_by_itself():
             return True
         if not self._exits:
             return False
         now = time.monotonic()
         self._lost_since = self._lost_since or now
-        return now - self._lost_since > BLAME_TIMEOUT or self._has_lost_node()
+        return now - self._lost_since > BLAME_TIMEOUT or self._is_node_lost()
 
-    def _has_lost_node(self) -> bool:
-        """Ray believes in a dead node for some seconds more."""
+    def _is_node_lost(self) -> bool:
+        """Return whether a node of the group is unreachable; Ray notices it seconds later."""
         return not self._all_reachable(set(self._group.nodes.values()))
 
     def _have_all_exited(self) -> bool:
         return len(self._exits) == self._group.workers
 
-    def _has_own_reason(self) -> bool:
-        """Whether a rank ended of itself, and not since another did."""
+    def _any_failed_by_itself(self) -> bool:
+        """Return whether a rank failed by itself, not because it lost a peer."""
         reasons = [end.reason for end in self._exits.values()]
         return any(isinstance(reason, str) or not follows_peer(reason.line) for reason in reasons)
 
     def _poll(self, wait: float, exits: int | None = None) -> None:
-        """Learn what is new at the coordinator: as soon as more ranks have ended than so many (if
-        not said: than are known to have), or the worker group is no more, or after `wait` seconds.
+        """Fetch heartbeats and exits from the coordinator.
 
-        In a thread of its own: Ray swallows some of what signals raise in its code.
+        Returns as soon as more than `exits` ranks have exited (default: more than are known), the
+        worker group is over, or `wait` seconds have passed. It runs in a thread of its own, as Ray
+        swallows some exceptions that signal handlers raise inside its code.
         """
         polled: Future[None] = Future()
 
@@ -222,7 +237,8 @@ class RayAttempt:
             return
         try:
             seen = ray.get(asked)
-        except ray.exceptions.RayActorError:  # Ray is starting another, which knows nothing
+        # Ray restarts the coordinator, which then knows nothing
+        except ray.exceptions.RayActorError:
             time.sleep(min(wait, RETRY_SECONDS))
             if self._assignment:
                 self._coordinator.assign.remote(self._assignment)
@@ -243,7 +259,7 @@ class RayAttempt:
         self._killed |= wanted
 
     def _read_raised_steps(self) -> Mapping[int, int]:
-        """Steps done by each rank when it raised."""
+        """Return the number of updates that each rank had made when it raised, by rank."""
         return {
             event["rank"]: event["step"]
             for event in self._folder.read_events()
@@ -252,9 +268,9 @@ class RayAttempt:
 
 
 def _unpickle_error(raised: RankError) -> Exception:
-    """What the rank itself raised."""
+    """Return the exception that the rank raised, or its text as a RuntimeError."""
     try:
         own: Exception = pickle.loads(raised.error)
-    except Exception:  # made of what this machine lacks
+    except Exception:  # the exception's class cannot be imported here
         return RuntimeError(raised.line)
     return own

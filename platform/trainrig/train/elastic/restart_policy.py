@@ -1,8 +1,7 @@
-"""The restart policy: decides what to do next from the state of a run, without Ray, clock or
-storage.
+"""The restart policy: decisions of the supervisor as pure functions of the run's state.
 
-How many workers to go on with, whether to leave a running attempt, whether it hangs, and whether
-another attempt is worth making.
+It decides how many workers the next attempt has, whether to leave a running attempt, whether a rank
+hangs, and whether another attempt is worthwhile. It uses no Ray, no clock and no storage.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,21 +15,21 @@ from trainrig.train.worker_bounds import WorkerBounds
 
 @dataclass(frozen=True)
 class WorkerNode:
-    """A machine of the cluster that answers."""
+    """Reachable machine of the cluster."""
 
     id: str
-    capacity: int  # workers of this run that it can hold, those that it holds included
-    draining: bool = False  # about to be taken away
-    slots: int = 0  # workers that it could hold if nothing else ran there
+    capacity: int  # workers of this run that fit now, including those already there
+    draining: bool = False  # True if it will be taken away soon
+    slots: int = 0  # workers that would fit if nothing else ran there
 
 
 def find_best_size(nodes: Iterable[WorkerNode], bounds: WorkerBounds) -> int | None:
-    """The number of workers for the next attempt; None while there are too few nodes."""
+    """Return the number of workers for the next attempt; None while too few fit."""
     return bounds.fit_within(sum(node.capacity for node in nodes if not node.draining))
 
 
 def may_be_freed(nodes: Iterable[WorkerNode], bounds: WorkerBounds) -> bool:
-    """Whether there would be more workers if all that runs on `nodes` ended."""
+    """Return whether the best size would change if everything running on `nodes` ended."""
     nodes = list(nodes)
     slots = sum(max(node.capacity, node.slots) for node in nodes if not node.draining)
     return bounds.fit_within(slots) != find_best_size(nodes, bounds)
@@ -43,10 +42,15 @@ def find_reason_to_leave(
     nodes: Iterable[WorkerNode],
     bounds: WorkerBounds,
 ) -> str | None:
-    """Why an attempt of `workers` on the nodes `used` should stop: "drain", "grow", or not at all.
+    """Return why a running attempt should stop: "drain", "grow", or None.
 
-    Only once it has `stepped`: a run on nodes that come and go gets on nevertheless. That a node is
-    lost need not be seen here: the attempt fails.
+    Args:
+        workers: Number of workers of the attempt.
+        used: Ids of the nodes that they run on.
+        stepped: Whether the attempt has made a step. Before that, it is left alone, so that a run
+        on unstable nodes makes progress nevertheless.
+        nodes: The nodes now. A lost node is not handled here: the attempt fails by itself.
+        bounds: Allowed numbers of workers.
     """
     nodes = list(nodes)
     if not stepped:
@@ -59,7 +63,7 @@ def find_reason_to_leave(
 
 @dataclass(frozen=True)
 class Hang:
-    """A rank that shows no progress."""
+    """Rank without progress for longer than allowed."""
 
     rank: int
     silent: float  # seconds
@@ -67,7 +71,7 @@ class Hang:
     doing: str
 
     def __str__(self) -> str:
-        """In words."""
+        """Return the hang as a sentence."""
         return (
             f"rank {self.rank} hangs: no progress for {self.silent:.1f} s "
             f"(allowed: {self.allowed:.1f} s) while it was to {self.doing}"
@@ -75,16 +79,18 @@ class Hang:
 
 
 class HangDetector:
-    """Follows the heartbeats of one attempt's ranks."""
+    """Detector of ranks without progress, from the heartbeats of one attempt."""
 
     def __init__(self, faults: Faults, workers: int, now: float) -> None:
-        """`now`: in seconds, on the same clock as in `update`."""
-        self._faults, self._workers, self._began = faults, workers, now
-        # the newest of each rank, and since when
+        """Start the detector; `now` is in seconds, on the same clock as in `update`."""
+        self._faults = faults
+        self._workers = workers
+        self._began = now
+        # newest heartbeat of each rank, and when it was first seen
         self._newest_heartbeats: dict[int, tuple[Heartbeat, float]] = {}
 
     def update(self, heartbeats: Mapping[int, Heartbeat], now: float) -> Hang | None:
-        """The first rank that has shown no progress for longer than it may."""
+        """Record `heartbeats`, and return the first rank without progress for too long, if any."""
         for rank, heartbeat in heartbeats.items():
             if (
                 rank not in self._newest_heartbeats
@@ -106,7 +112,7 @@ class HangDetector:
         return None
 
     def compute_allowed(self, heartbeat: Heartbeat) -> float:
-        """Seconds that may pass after `heartbeat` before the next."""
+        """Return the seconds allowed between `heartbeat` and the next one."""
         if not heartbeat.usual or heartbeat.step_seconds is None:
             return max(self._faults.start_limit, self._faults.hang_seconds)
         return max(self._faults.hang_seconds, self._faults.hang_steps * heartbeat.step_seconds)
@@ -114,36 +120,39 @@ class HangDetector:
 
 @dataclass(frozen=True)
 class Failure:
-    """How an attempt failed."""
+    """Failure of an attempt, with its cause as far as is known."""
 
-    problem: str  # in one line
-    seen_by: str  # "worker agents", "Ray", "heartbeats", "grace"
+    problem: str  # description in one line
+    seen_by: str  # observer: "agents", "Ray", "heartbeats", "grace", "storage"
     step: int  # updates done when it failed, as far as is known
-    # Type and message of an exception that a worker raised of its own, not since another died.
+    # Type and message of an exception that a worker raised by itself, not because of a lost peer.
     exception: str | None = None
-    # It could not read the checkpoint it was to resume from; the next one takes the one before.
+    # The checkpoint to resume from was unreadable; the next attempt uses the one before it.
     damaged: bool = False
-    memory: bool = False  # a device or a node had too little
-    # The rank whose process died or whose device broke, of itself, and the node it was on.
+    memory: bool = False  # True if a device or a node ran out of memory
+    # The rank that died or whose device broke, by itself, and its node; None if no single rank did.
     rank: int | None = None
     node: str | None = None
 
 
 class RestartPolicy:
-    """Decides after each failure whether to go on, and how long to wait before."""
+    """Decides after each failure whether to restart, and after what delay."""
 
     def __init__(self, faults: Faults, step: int) -> None:
-        """`step`: of the newest checkpoint."""
+        """Start the policy; `step`: step of the newest checkpoint."""
         self._faults = faults
         self._newest = step
         self._without_progress = 0
         self._history = FailureHistory(last_only=True)
 
     def decide_after(self, failure: Failure, newest: int) -> float | GiveUp:
-        """Seconds to wait before the next attempt, which resumes from step `newest`."""
+        """Return the seconds to wait before the next attempt, or GiveUp.
+
+        `newest`: the step that the next attempt resumes from.
+        """
         repeated = self._history.repeats(_compute_signature(failure), failure.step)
         if failure.damaged:
-            return 0.0  # there are only so many checkpoints, and each is tried once
+            return 0.0  # every damaged checkpoint is tried only once, so this ends
         if repeated and failure.memory:
             return GiveUp(
                 f"out of memory at step {failure.step} twice in a row, so a third attempt would be "
@@ -171,7 +180,10 @@ class RestartPolicy:
 
 
 def _compute_signature(failure: Failure) -> tuple[int, bool, str] | None:
-    """Equal for two that come from the run itself; None where processes died of something else."""
+    """Return a key that is equal for repeated failures of the run itself.
+
+    Returns None if a process died for another reason, such as a signal or a lost node.
+    """
     if failure.memory:
         return failure.step, True, ""
     if failure.exception is None:

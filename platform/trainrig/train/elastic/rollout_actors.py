@@ -1,9 +1,9 @@
-"""The actors on Ray that sample for a run, beside its workers.
+"""Pool of Ray actors that sample rollouts for a run, in addition to its workers.
 
-The driver looks at the run folder, not at the workers: units that are asked for and not there are
-given to actors that are free, those of the oldest batch first. So a driver that follows another, or
-an actor that died, goes on from what is there, and it makes no difference how many actors there
-are, when they come and when they go.
+The driver watches the run folder, not the workers. It gives each requested unit without a result to
+a free actor, those of the oldest batch first. So a new driver, or the replacement of a dead actor,
+continues from the stored units. The result does not depend on how many actors there are, nor on
+when they start and end.
 """
 
 import contextlib
@@ -35,37 +35,43 @@ from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.worker_bounds import parse_bounds
 
 log = logging.getLogger(__name__)
-LOOK_AT_NODES = 1.0  # s between two looks at how much room there is
-LOST_AGAIN = 0.5  # s until Ray is looked for again after it was lost
-TURN = 1.0  # s that looks go on, in a thread that is left to itself once Ray is lost
-# s without room for the workers until an actor beyond the fewest makes some: groups that start have
-# not said yet where they are.
+CHECK_NODES_EVERY = 1.0  # s between two checks of the free capacity
+RETRY_AFTER_LOSS = 0.5  # s between two attempts to find Ray after it was lost
+POLL_TURN = 1.0  # s that one polling thread runs; it is abandoned if Ray is lost meanwhile
+# Seconds without space for the workers until surplus actors are ended: workers that are starting
+# have not reported their nodes yet.
 YIELD_AFTER = 10.0
-TRIES = 3  # of a unit whose sampling raises, and of actors that die before they sampled anything
-LONGEST_PROBLEM = 500  # characters
+TRIES = 3  # tries of a failing unit, and deaths of actors in a row before sampling anything
+LONGEST_PROBLEM = 500  # characters of a recorded problem
 
-Unit = tuple[str, int]  # folder of the request, and number
+Unit = tuple[str, int]  # request folder and unit index
 
 
 @dataclass
 class _Actor:
-    """One of the pool, as the driver knows it."""
+    """One actor of the pool, as the driver knows it."""
 
     number: int
     handle: Any
-    node: str = ""  # empty: not up yet
-    leaving: bool = False  # its node is to go
-    asked: Any = None  # the object that it is at
-    unit: tuple[RolloutRequest, int] | None = None  # that is; None: its start, or nothing
-    since: float = 0.0  # when it began with that
+    node: str = ""  # node id; empty until the actor has started
+    leaving: bool = False  # True if it must end, as its node is going away or its place is needed
+    asked: Any = None  # Ray object reference of the call in progress
+    unit: tuple[RolloutRequest, int] | None = None  # unit of that call; None: its start, or no call
+    since: float = 0.0  # when that call began
 
 
 class RolloutPool:
-    """The actors of one run, from one driver's start to its end."""
+    """Rollout actors of one run, during the life of one driver; a context manager."""
 
     def __init__(self, job: TrainingJob, need: Need, room: Callable[[], int]) -> None:
-        """`need`: what an actor takes of a node; `room`: for how many the workers leave some."""
-        self._job, self._need, self._room = job, need, room
+        """Set up the pool; entering the context starts it.
+
+        `need`: resources of one actor. `room`: returns how many actors fit next to the workers,
+        negative if the workers lack space themselves.
+        """
+        self._job = job
+        self._need = need
+        self._room = room
         self._wanted = parse_bounds(job.rollout_actors)
         self._folder = RunFolder(job.folder)
         self._rollouts = name_rollouts_folder(self._folder)
@@ -73,11 +79,12 @@ class RolloutPool:
         self._actors: list[_Actor] = []
         self._numbers = itertools.count(1)
         self._tries: dict[Unit, int] = {}
-        self._lost = 0  # actors in a row, none of which had sampled anything
-        self._longest = 0.0  # s that a unit took
+        self._lost = 0  # actors lost in a row without a unit sampled in between
+        self._longest = 0.0  # longest time of a unit, in s
         self._looked = float("-inf")
-        self._short_since: float | None = None  # the workers lack room
-        self._turn = 0  # of looks; those of another are over
+        # when the workers began to lack space; None: they do not
+        self._short_since: float | None = None
+        self._turn = 0  # number of the current polling thread; older ones stop
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
 
@@ -101,61 +108,67 @@ class RolloutPool:
     def _run(self) -> None:
         while not self._closing.is_set():
             try:
-                call_while_ray_lives(self._look_on, self._turn)
+                call_while_ray_lives(self._serve_requests, self._turn)
                 continue
-            except ClusterLost:  # the supervisor of the run starts another, or ends
-                self._actors = []
+            except ClusterLost:  # the supervisor of the run starts another cluster, or ends
+                self._actors = []  # the waiting ranks raise it
             except Exception as error:  # raised by the ranks, who wait
                 log.exception("rollout actors")
                 self._fail_all(ClusterError(f"rollout actors: {format_last_line(error)}"))
             self._turn += 1
-            self._closing.wait(LOST_AGAIN)
+            self._closing.wait(RETRY_AFTER_LOSS)
 
-    def _look_on(self, turn: int) -> None:
+    def _serve_requests(self, turn: int) -> None:
         import ray
 
-        until, pause = time.monotonic() + TURN, choose_poll_interval(self._rollouts)
+        until = time.monotonic() + POLL_TURN
+        pause = choose_poll_interval(self._rollouts)
         while turn == self._turn and not self._closing.is_set() and time.monotonic() < until:
-            if not ray.is_initialized():  # between two clusters
+            if not ray.is_initialized():  # while the run changes clusters
                 self._actors = []
-                self._closing.wait(LOST_AGAIN)
+                self._closing.wait(RETRY_AFTER_LOSS)
                 return
-            if time.monotonic() - self._looked >= LOOK_AT_NODES:
+            if time.monotonic() - self._looked >= CHECK_NODES_EVERY:
                 self._looked = time.monotonic()
                 self._resize()
-            self._give_out()
-            asked = [each.asked for each in self._actors if each.asked]
+            self._assign_units()
+            asked = [actor.asked for actor in self._actors if actor.asked]
             if asked:
                 ray.wait(asked, timeout=pause)
                 self._collect()
             else:
                 self._closing.wait(pause)
 
-    def _give_out(self) -> None:
-        free = [each for each in self._actors if each.node and not each.asked and not each.leaving]
+    def _assign_units(self) -> None:
+        free = [
+            actor for actor in self._actors if actor.node and not actor.asked and not actor.leaving
+        ]
         if not free:
             return
         for actor, (request, index) in zip(free, self._list_units(), strict=False):
-            actor.unit, actor.since = (request, index), time.monotonic()
+            actor.unit = (request, index)
+            actor.since = time.monotonic()
             actor.asked = actor.handle.sample.remote(request, index)
 
     def _list_units(self) -> Iterator[tuple[RolloutRequest, int]]:
-        under_way = {(each.unit[0].folder, each.unit[1]) for each in self._actors if each.unit}
+        under_way = {(actor.unit[0].folder, actor.unit[1]) for actor in self._actors if actor.unit}
         for request, missing in find_open(self._rollouts):
             for index in missing:
                 if (request.folder, index) not in under_way:
                     yield request, index
 
     def _collect(self) -> None:
-        """See what has become of what the actors were asked."""
+        """Process the finished calls of the actors, and end actors that take too long."""
         import ray
         import ray.exceptions
 
-        asked = {each.asked: each for each in self._actors if each.asked}
+        asked = {actor.asked: actor for actor in self._actors if actor.asked}
         done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=0) if asked else ([], [])
         for reference in done:
             actor = asked[reference]
-            unit, actor.asked, actor.unit = actor.unit, None, None
+            unit = actor.unit
+            actor.asked = None
+            actor.unit = None
             try:
                 answer = ray.get(reference)
             except ray.exceptions.RayActorError as error:
@@ -173,37 +186,40 @@ class RolloutPool:
                 self._lost = 0
                 self._longest = max(self._longest, time.monotonic() - actor.since)
         now = time.monotonic()
-        for actor in [each for each in self._actors if each.unit]:
+        for actor in [actor for actor in self._actors if actor.unit]:
             if now - actor.since > self._compute_unit_timeout():
                 self._lose(actor, f"no unit for {now - actor.since:.0f} s")
 
     def _record_begin(self, actor: _Actor, answer: str | TrainrigError) -> None:
-        if isinstance(answer, TrainrigError):  # it can sample nothing, and nor can another
+        if isinstance(answer, TrainrigError):  # no other actor could start either
             self._fail_all(answer)
             self._end(actor)
         else:
             actor.node = answer
 
     def _handle_failure(self, request: RolloutRequest, index: int, error: TrainrigError) -> None:
-        """Sampling a unit has raised: try again where that may help, and it is still asked for."""
+        """Handle an error in sampling a unit: retry a cluster error, otherwise report it.
+
+        A unit that is no longer requested is ignored.
+        """
         unit = request.folder, index
         self._tries[unit] = self._tries.get(unit, 0) + 1
         again = isinstance(error, ClusterError) and self._tries[unit] < TRIES
-        still = any(each.folder == request.folder for each, _ in find_open(self._rollouts))
+        still = any(opened.folder == request.folder for opened, _ in find_open(self._rollouts))
         if again or not still:
             return
         del self._tries[unit]
         write_failure(request.folder, error)
 
     def _compute_unit_timeout(self) -> float:
-        """Seconds that a unit may take. The first may compile and allocate."""
+        """Return the seconds that a unit may take; the first may compile and allocate."""
         faults = self._faults
         if not self._longest:
             return faults.start_limit
         return max(faults.hang_seconds, faults.hang_steps * self._longest)
 
     def _lose(self, actor: _Actor, why: str) -> None:
-        """It died, or is as good as dead; another will sample what it was at."""
+        """Remove an actor that died or hangs; its unit is then given to another one."""
         self._record("rollout_actor_lost", actor=actor.number, problem=why)
         log.warning("rollout actor %d: %s", actor.number, why)
         self._end(actor)
@@ -219,7 +235,7 @@ class RolloutPool:
         import ray
 
         self._actors.remove(actor)
-        with contextlib.suppress(Exception):  # it is dead, or Ray is
+        with contextlib.suppress(Exception):  # the actor or Ray is already dead
             ray.kill(actor.handle)
 
     def _end_all(self) -> None:
@@ -227,16 +243,19 @@ class RolloutPool:
             self._end(actor)
 
     def _resize(self) -> None:
-        """Have the fewest, whether there is room or not, and more as long as the workers leave
-        some."""
+        """Start the minimum of actors in any case, and more while the workers leave space.
+
+        Actors on draining nodes are ended after their current unit.
+        """
         draining = ray_private.list_draining_nodes()
         for actor in list(self._actors):
             if actor.node in draining and not actor.leaving:
                 self._leave(actor)
             if actor.leaving and not actor.asked:
                 self._end(actor)
-        surviving = [each for each in self._actors if not each.leaving]
-        wanted, starting = self._wanted.least, any(not each.node for each in surviving)
+        surviving = [actor for actor in self._actors if not actor.leaving]
+        wanted = self._wanted.least
+        starting = any(not actor.node for actor in surviving)
         if self._wanted.most > wanted and len(surviving) >= wanted and not starting:
             room = self._room()
             wanted = max(wanted, min(self._wanted.most, len(surviving) + room))
@@ -250,7 +269,7 @@ class RolloutPool:
             self._actors.append(self._start())
 
     def _leave(self, actor: _Actor) -> None:
-        """Give it no more to do; it ends after what it is at."""
+        """Give `actor` no more units; it ends after the current one."""
         actor.leaving = True
         self._record("rollout_actor_leaves", actor=actor.number, node=actor.node)
 
@@ -258,12 +277,13 @@ class RolloutPool:
         import ray
 
         kind: Any = ray.remote(RolloutActor)
-        number, gpus = next(self._numbers), self._need.get("GPU", 0)
+        number = next(self._numbers)
+        gpus = self._need.get("GPU", 0)
         handle = kind.options(num_cpus=self._need["CPU"], num_gpus=gpus, max_restarts=0).remote()
         return _Actor(number, handle, asked=handle.begin.remote(self._job, number))
 
     def _fail_all(self, error: TrainrigError) -> None:
-        """Have the ranks raise `error`, whatever they wait for."""
+        """Have the ranks raise `error`, for every request that they wait for."""
         with contextlib.suppress(OSError, TrainrigError):
             for request, _ in find_open(self._rollouts):
                 write_failure(request.folder, error)
@@ -273,18 +293,17 @@ class RolloutPool:
 
 
 class RolloutActor:
-    """An actor that samples units, one at a time."""
+    """Ray actor that samples units, one at a time."""
 
     def __init__(self) -> None:
         self._sampler: Any = None
         self._until_it_ends = contextlib.ExitStack()
 
     def begin(self, job: TrainingJob, number: int) -> str | TrainrigError:
-        """Load what sampling needs; the node that this is on, or what trainrig foresees of why it
-        can't."""
+        """Load what sampling needs; return this node's id, or the error if that fails."""
         import ray
 
-        # Here, as torch takes seconds to import, and the driver imports this module.
+        # Imported here: torch takes seconds to import, and the driver imports this module.
         from trainrig.train.rollout_pool.sampler import RolloutSampler
 
         node: str = ray.get_runtime_context().get_node_id()
@@ -297,7 +316,7 @@ class RolloutActor:
         return node
 
     def sample(self, request: RolloutRequest, index: int) -> TrainrigError | None:
-        """Put unit `index` of `request` where that is; else what trainrig foresees of why not."""
+        """Sample unit `index` of `request` and store it; return the error if that fails."""
         try:
             self._sampler.sample(request, index)
         except TrainrigError as error:

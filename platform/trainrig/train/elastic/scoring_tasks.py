@@ -1,8 +1,8 @@
-"""Scores the checkpoints of a run in Ray tasks beside its training.
+"""Scores the checkpoints of a run in Ray tasks while it trains.
 
-The driver looks at the run folder, not at the workers: a checkpoint that is whole, due and without
-a score is asked, the oldest first, one at a time for each evaluation. So a driver that follows
-another, or a task that died, goes on from what is there.
+The driver watches the run folder, not the workers. It scores complete checkpoints that are due and
+have no score, the oldest first, one at a time for each evaluation. So a new driver, or the retry of
+a dead task, continues from the stored scores.
 """
 
 import logging
@@ -32,26 +32,29 @@ from trainrig.train.run.scores.records import (
 from trainrig.train.scoring.contract import ScoringRequest, make_scoring
 
 log = logging.getLogger(__name__)
-LOOK_EVERY = 0.5  # s between two looks for a checkpoint to score
-TRIES = 3  # of one checkpoint, whose task dies or raises
-LONGEST_PROBLEM = 500  # characters
+LOOK_EVERY = 0.5  # s between two checks for a checkpoint to score
+TRIES = 3  # tries of one checkpoint, if its task dies or raises
+LONGEST_PROBLEM = 500  # characters of a recorded problem
 
 Outcome = tuple[Mapping[str, CheckpointScore], str | None]
-"""Scores, and why there are none."""
+"""Scores, and the problem if there are none."""
 
 
 class ScoringTasks:
-    """The evaluations of one run, from one driver's start to its end."""
+    """Evaluations of one run, during the life of one driver; a context manager."""
 
     def __init__(self, job: TrainingJob) -> None:
-        self._training, self._folder = job.training, RunFolder(job.folder)
+        self._training = job.training
+        self._folder = RunFolder(job.folder)
         self._closing = threading.Event()
-        self._tries: dict[tuple[str, str], int] = {}  # by evaluation and checkpoint
-        self._broken: Exception | None = None  # what a thread of ours ended by
+        self._tries: dict[tuple[str, str], int] = {}  # tries so far, by evaluation and checkpoint
+        self._broken: Exception | None = None  # the error that ended a scoring thread
         self._threads = [
-            threading.Thread(target=self._run, args=(each,), name=f"score {each.name}", daemon=True)
-            for each in job.training.evaluations
-            if each.where == "task"
+            threading.Thread(
+                target=self._run, args=(evaluation,), name=f"score {evaluation.name}", daemon=True
+            )
+            for evaluation in job.training.evaluations
+            if evaluation.where == "task"
         ]
 
     def __enter__(self) -> Self:
@@ -72,9 +75,10 @@ class ScoringTasks:
             thread.join()
 
     def finish(self, stop: StopRequests) -> None:
-        """Return once every checkpoint that is due is scored, and those that were held for it are
-        no more. Raises Unfinished when asked to stop, ClusterError for what scores too badly to go
-        on."""
+        """Score every checkpoint that is due, then remove those kept only for that.
+
+        Raises Unfinished if the run is asked to stop, and ClusterError if a scoring thread failed.
+        """
         evaluations = self._training.evaluations
         if not evaluations:
             return
@@ -85,10 +89,11 @@ class ScoringTasks:
                 if how := stop.read_request():
                     stop.remove_request()
                     raise Unfinished(
-                        f"{self._folder.path}: trained to its end, and stopped by {how} before all "
-                        "of it was scored; the same command goes on from there"
+                        f"{self._folder.path}: training is complete, but {how} stopped the run "
+                        "before all "
+                        "checkpoints were scored; run the same command to continue"
                     )
-                if evaluation.where == "workers":  # they ended before they had scored it
+                if evaluation.where == "workers":  # the workers ended before they had scored it
                     self._score_oldest(evaluation)
                 else:
                     self._closing.wait(LOOK_EVERY)
@@ -101,13 +106,13 @@ class ScoringTasks:
             while not self._closing.wait(LOOK_EVERY):
                 while self._list_unscored(evaluation) and not self._closing.is_set():
                     self._score_oldest(evaluation)
-        except Exception as error:  # raised by whoever waits for the scores
+        except Exception as error:  # `finish` raises it
             log.exception("evaluation '%s'", evaluation.name)
             self._broken = error
 
     def _list_unscored(self, evaluation: RunEvaluation) -> list[tuple[int, int, str]]:
-        """(step, attempt, folder) of the checkpoints to score, the oldest first."""
-        over = {each.step for each in read_scores(self._folder, evaluation.name)}
+        """Return (step, attempt, folder) of the checkpoints to score, the oldest first."""
+        over = {score.step for score in read_scores(self._folder, evaluation.name)}
         return sorted(
             (step, number, path)
             for path, step, number in list_committed(self._folder, self._folder.checkpoints)
@@ -124,7 +129,7 @@ class ScoringTasks:
         began = time.monotonic()
         try:
             scores, problem = self._run_task(request)
-        except ClusterLost:  # whoever drives the run has another begun, or ends
+        except ClusterLost:  # the driver starts another cluster, or ends
             self._closing.wait(LOOK_EVERY)
             return
         if self._closing.is_set() and problem:
@@ -136,7 +141,7 @@ class ScoringTasks:
         key = evaluation.name, path
         self._tries[key] = tries = self._tries.get(key, 0) + 1
         if (step, number, path) not in self._list_unscored(evaluation):
-            return  # the run went back to before it
+            return  # the run has rolled back to before it
         self._record("evaluation_failed", evaluation, step, problem=problem, tries=tries)
         log.warning("evaluation '%s' of step %d: %s", evaluation.name, step, problem)
         if tries >= TRIES:
@@ -144,7 +149,7 @@ class ScoringTasks:
             write_scores(self._folder, failed)
 
     def _run_task(self, request: ScoringRequest) -> Outcome:
-        """What a task makes of `request`. Raises ClusterLost."""
+        """Run a Ray task for `request` and return its outcome. Raise ClusterLost if Ray is lost."""
         task: Any = call_while_ray_lives(_start, request, self._folder.path)
         while not call_while_ray_lives(_is_over, task):
             if self._closing.is_set():
@@ -157,8 +162,11 @@ class ScoringTasks:
 
 
 def _start(request: ScoringRequest, folder: str) -> Any:
-    """A task on Ray. It asks for no CPU: where all are taken by workers that wait for its score it
-    would else never begin."""
+    """Start a Ray task that scores a checkpoint.
+
+    It requests no CPU: if the workers hold all CPUs while they wait for its score, it would never
+    start.
+    """
     import ray
 
     task: Any = ray.remote(score_checkpoint)
@@ -189,8 +197,7 @@ def _read_outcome(task: Any) -> Outcome:
 
 
 def score_checkpoint(request: ScoringRequest, folder: str) -> Outcome:
-    """The scores that `request` asks for, in a process of Ray's; or what trainrig foresees of why
-    there are none."""
+    """Compute the scores for `request`, in a Ray task; return the problem if that fails."""
     name = request.evaluation.name
     try:
         with follow_lease(folder):

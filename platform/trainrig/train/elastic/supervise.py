@@ -1,10 +1,9 @@
-"""Supervises a run from its first attempt to its end, through failures, resizes and stop
-requests.
+"""Supervises a run from its first attempt to its end: failures, resizes, stop requests.
 
-Attempts follow each other, each a group of workers of fixed size, started and watched through a
-`TrainingCluster`. What they achieved is read from storage: the newest whole checkpoint is the
-truth, and nothing that Ray remembers counts. So the run outlives its workers, their nodes and Ray's
-own controller, and a second driver goes on where a dead one left it.
+A run is a sequence of attempts. Each is a group of workers of fixed size, started and watched
+through a `TrainingCluster`. Progress is read from storage: the newest complete checkpoint counts,
+not Ray's own state. So the run survives the loss of workers, nodes and Ray's controller, and a
+second driver continues where a dead one stopped.
 """
 
 import logging
@@ -35,52 +34,58 @@ from trainrig.train.run.scores.records import find_last_step
 from trainrig.train.worker_bounds import WorkerBounds
 
 log = logging.getLogger(__name__)
-POLL = 0.2  # s between two looks at a running attempt, at least
-LOOK_AT_NODES = 1.0  # s between two looks at the cluster
-LOOK_AT_FOLDER = 5.0  # s between two looks whether the run folder is still there
-FREED_WITHIN = 2.0  # s in which Ray has seen that the workers of an attempt are gone
-ABANDON_AFTER = 15.0  # s after the kill: then an attempt is over even if Ray has not noticed
+POLL = 0.2  # s between two polls of a running attempt, at least
+CHECK_NODES_EVERY = 1.0  # s between two checks of the cluster's nodes
+CHECK_FOLDER_EVERY = 5.0  # s between two checks that the run folder still exists
+FREED_WITHIN = 2.0  # s until Ray has noticed that the workers of an attempt are gone
+# s after the kill until an attempt counts as over, even if Ray has not noticed
+ABANDON_AFTER = 15.0
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """How a job ended."""
+    """Result of a finished job."""
 
-    checkpoint: Checkpoint  # of the last step
+    checkpoint: Checkpoint  # checkpoint of the last step
     restarts: int  # over the whole life of the run folder
 
 
 class AttemptHandle(Protocol):
-    """The workers of one attempt."""
+    """Worker group of one attempt, as the supervisor uses it."""
 
     def poll_end(self, wait: float) -> bool:
-        """Whether it is over, or part of it is that the rest cannot go on without; waits for that,
-        up to `wait` seconds."""
+        """Return whether the attempt has ended, or lost a rank it cannot continue without.
+
+        Waits up to `wait` seconds for that.
+        """
 
     def find_failure(self) -> Failure | None:
-        """Why it failed, once it is over. Raises InputError for what the user must mend."""
+        """Return why the attempt failed, once it is over; None if it succeeded.
+
+        Raises InputError for a problem that the user must fix.
+        """
 
     def heartbeats(self) -> Mapping[int, Heartbeat]:
-        """The newest heartbeat of each rank."""
+        """Return the newest heartbeat of each rank."""
 
     def ask_to_stop(self) -> None:
-        """Tell the ranks that a stop is wanted."""
+        """Ask the ranks to save and stop."""
 
     def kill(self) -> None:
-        """End the process of every rank at once. May be called again."""
+        """Kill the process of every rank at once. May be called again."""
 
     def release(self) -> None:
-        """End what is left of a failed attempt, and free what the next one has no use for."""
+        """End what is left of a failed attempt, and free what the next one does not reuse."""
 
 
 class TrainingCluster(Protocol):
-    """The machines of a run. It and its groups raise ClusterLost once it is gone."""
+    """Machines of a run. Once they are gone, its methods and its groups raise ClusterLost."""
 
     def list_nodes(self) -> Sequence[WorkerNode]:
-        """Those that answer now."""
+        """Return the nodes that respond now."""
 
     def replace(self, faulty: frozenset[str]) -> None:
-        """Have others in the place of these nodes, where more can be asked for."""
+        """Request other nodes in place of the `faulty` ones, if the cluster can grow."""
 
     def start(
         self,
@@ -90,13 +95,16 @@ class TrainingCluster(Protocol):
         workers: int,
         avoid: frozenset[str],
     ) -> AttemptHandle:
-        """Start a group, none of it on the nodes `avoid`; returns before it is up."""
+        """Start a worker group with no worker on the nodes `avoid`; return before it is up."""
 
     def abandon(self, lost: ClusterLost) -> None:
-        """End whatever is left of one that is gone, so that no rank trains on."""
+        """End whatever is left of a lost cluster, so that no rank trains on."""
 
-    def begin_again(self) -> None:
-        """After `abandon`: have one anew; else nothing. Raises ClusterLost if it is another's."""
+    def restart_if_lost(self) -> None:
+        """Start a new cluster after `abandon`; do nothing otherwise.
+
+        Raises ClusterLost if the lost cluster was not started by this process.
+        """
 
 
 def supervise(
@@ -104,8 +112,8 @@ def supervise(
 ) -> TrainingResult:
     """Train `job` to its last step.
 
-    Raises InputError for what the user must fix, ClusterError when attempts fail more often than
-    the job allows or too few nodes are left, Unfinished when asked to stop.
+    Raises InputError for a problem that the user must fix; ClusterError if attempts fail more often
+    than the job allows or too few nodes are left; Unfinished if asked to stop.
     """
     folder = RunFolder(job.folder)
     quarantine = Quarantine(folder, job.training.faults.quarantine_after, bounds)
@@ -124,32 +132,41 @@ class _Run:
     def train_to_end(self) -> TrainingResult:
         newest = self._find_newest()
         policy = RestartPolicy(self.job.training.faults, newest.step if newest else 0)
-        why, workers = "start", 0
+        why = "start"
+        workers = 0
         while not newest or newest.step < self._find_last_step():
             step = newest.step if newest else 0
-            before, workers = workers, self._wait_for_size(step)
+            before = workers
+            workers = self._wait_for_size(step)
             if why == "fault" and workers < before:
                 why = "shrink"
-            attempt, job = self.folder.take_attempt(step), self.job.lay_out(workers)
+            attempt = self.folder.take_attempt(step)
+            job = self.job.lay_out(workers)
             record_start(self.folder, attempt, job.training.parallel, workers, why)
             asked, failure = self._run_attempt(job, attempt, newest, workers)
             newest = self._find_newest()
             why = self._record_end(attempt, newest.step if newest else 0, asked, failure, policy)
         self._record_finished(newest.step)
-        attempts = [each for each in self.folder.read_attempts() if not each.skip]
+        attempts = [attempt for attempt in self.folder.read_attempts() if not attempt.skip]
         return TrainingResult(newest, restarts=max(0, len(attempts) - 1))
 
     def _record_finished(self, step: int) -> None:
-        """Put on record that the run is at its end, unless another driver has: one that took it
-        over, or one that died after it had said so."""
+        """Record the `finished` event, unless it is recorded already.
+
+        Another driver may have done so: one that took the run over, or one that died after the
+        event.
+        """
         events = self.folder.read_events()
-        if not any(each["event"] == "finished" and each["step"] == step for each in events):
+        if not any(event["event"] == "finished" and event["step"] == step for event in events):
             self.folder.record("finished", step=step)
 
     def _run_attempt(
         self, job: TrainingJob, attempt: TrainingAttempt, newest: Checkpoint | None, workers: int
     ) -> tuple[str | None, Failure | None]:
-        """Why the attempt was asked to stop, if it was, and how it failed, if it did."""
+        """Run one attempt; return why it was asked to stop, and how it failed.
+
+        Either is None if it does not apply.
+        """
         try:
             path = newest.path if newest else None
             avoid = self.quarantine.avoided
@@ -163,7 +180,7 @@ class _Run:
         return asked, failure
 
     def _abandon_cluster(self, lost: ClusterLost) -> None:
-        """Told first: to end what is left takes seconds."""
+        """Record that the cluster is lost, then end what is left of it, which takes seconds."""
         log.warning("%s; ending what is left of it", lost)
         self.folder.record("cluster_lost", problem=str(lost)[:500])
         self.cluster.abandon(lost)
@@ -171,40 +188,44 @@ class _Run:
     def _find_newest(self) -> Checkpoint | None:
         settings = self.job.training.checkpoints
         newest, damages = find_newest_valid(self.folder, thorough=False, copy=settings.copy_to)
-        # No rank is going to load the last one; those that wrote it have read it back, if they
-        # lived to do so.
+        # No rank will load the last checkpoint, so it is verified here, unless its ranks have
+        # already read it back.
         last = newest is not None and newest.step >= self._find_last_step()
         if newest and last and read_verified_sums(newest.path) is None:
             newest, damages = find_newest_valid(self.folder, copy=settings.copy_to)
         if damages:
-            self._tell_of(damages)
+            self._report_damages(damages)
         return newest
 
     def _find_last_step(self) -> int:
-        """Of the run file, or earlier where scores have ended the run."""
+        """Return the last step, by the run file, or earlier if scores ended the run."""
         training = self.job.training
         return find_last_step(self.folder, training.steps) if training.stop_if else training.steps
 
-    def _tell_of(self, damages: Sequence[str]) -> None:
-        """Each once: every look meets them again."""
+    def _report_damages(self, damages: Sequence[str]) -> None:
+        """Record and log each damaged checkpoint once, although every search finds it again."""
         events = self.folder.read_events()
         known = {event["problem"] for event in events if event["event"] == "checkpoint_damaged"}
         for damage in damages:
             if damage[:500] not in known:
                 self.folder.record("checkpoint_damaged", problem=damage[:500])
-                log.warning("passed over a damaged checkpoint: %s", damage)
+                log.warning("skipped a damaged checkpoint: %s", damage)
 
     def _wait_for_size(self, step: int) -> int:
-        """Workers for the next attempt, once there is room for enough of them.
+        """Wait for enough space, and return the number of workers for the next attempt.
 
-        While something runs on the nodes it waits a moment: the room of a group that has just
-        ended is not seen as free at once.
+        As long as more would fit once everything on the nodes has ended, it waits up to
+        FREED_WITHIN: the places of an ended group are not free at once. Raises ClusterError after
+        `faults.wait_for_nodes` seconds without enough space.
         """
-        faults, began, waiting = self.job.training.faults, time.monotonic(), False
+        faults = self.job.training.faults
+        began = time.monotonic()
+        waiting = False
         self._pause(0)
         self.quarantine.count()
         while True:
-            nodes, waited = self._wait_for_nodes(), time.monotonic() - began
+            nodes = self._wait_for_nodes()
+            waited = time.monotonic() - began
             choice = self.quarantine.choose(nodes)
             self.cluster.replace(choice.faulty)
             settled = waited >= FREED_WITHIN or not choice.changes
@@ -213,32 +234,36 @@ class _Run:
                 return choice.size
             if choice.size is None and waited > faults.wait_for_nodes:
                 raise ClusterError(
-                    f"{self.job.folder}: stands at step {step}; for {faults.wait_for_nodes:g} s "
-                    f"there was no room for workers = {self.bounds}; add nodes and run it again, "
+                    f"{self.job.folder}: the run is at step {step}; for "
+                    f"{faults.wait_for_nodes:g} s, "
+                    f"the cluster had no space for workers = {self.bounds}; add nodes and run it "
+                    "again, "
                     "or allow fewer"
                 )
             if choice.size is None and settled and not waiting:
                 waiting = True
                 capacity = sum(node.capacity for node in nodes if not node.draining)
                 self.folder.record("waiting_for_nodes", step=step, capacity=capacity)
-                log.warning("room for %d workers of %s: waiting for nodes", capacity, self.bounds)
-            self._pause(LOOK_AT_NODES if waiting else POLL)
+                log.warning(
+                    "space for only %d workers of %s: waiting for nodes", capacity, self.bounds
+                )
+            self._pause(CHECK_NODES_EVERY if waiting else POLL)
 
     def _wait_for_nodes(self) -> Sequence[WorkerNode]:
-        """Of the cluster, or of the one that follows it."""
+        """Return the nodes of the cluster, starting another cluster if it was lost."""
         while True:
             try:
-                self.cluster.begin_again()
+                self.cluster.restart_if_lost()
             except ClusterLost as lost:
                 self._end_unfinished(str(lost))
             try:
                 return self.cluster.list_nodes()
             except ClusterLost as lost:
                 self._abandon_cluster(lost)
-                self._pause(LOOK_AT_NODES)
+                self._pause(CHECK_NODES_EVERY)
 
     def _pause(self, seconds: float) -> None:
-        """Do nothing for so long, but for ending the run when asked to."""
+        """Wait `seconds`. Raise Unfinished if a stop is requested meanwhile."""
         until = time.monotonic() + seconds
         while True:
             if self.stop.read_request():
@@ -256,8 +281,11 @@ class _Run:
         failure: Failure | None,
         policy: RestartPolicy,
     ) -> str:
-        """Put the end of `attempt` on record; why there is another one. Raises if there is none."""
-        if failure is None and asked is None and self.folder.has_rolled_back(attempt):
+        """Record how `attempt` ended, and return the reason for another one, "" at the end.
+
+        Raises ClusterError if the restart policy gives up.
+        """
+        if failure is None and asked is None and self.folder.is_rolled_back(attempt):
             asked = "rollback"
         elif failure is None and asked is None and newest < self._find_last_step():
             failure = Failure("it left no whole checkpoint behind", "storage", newest)
@@ -288,63 +316,67 @@ class _Run:
         self._end_unfinished(f"stopped by {how}", how)
 
     def _end_unfinished(self, why: str, how: str | None = None) -> NoReturn:
-        newest = self._find_newest()  # which a rank may have saved since its attempt was given up
+        newest = self._find_newest()  # a rank may have saved since its attempt was given up
         step = newest.step if newest else 0
         self.folder.record("run_stopped", step=step, how=how or why)
         raise Unfinished(
-            f"{self.job.folder}: {why}; step {step} of {self.job.training.steps} is saved, and the "
-            "same command goes on from there"
+            f"{self.job.folder}: {why}; step {step} of {self.job.training.steps} is saved; run the "
+            "same command to continue"
         )
 
 
 class _AttemptWatcher:
-    """Watches one attempt, and moves or ends it when there is reason to."""
+    """Watches one attempt, and stops or kills it if necessary."""
 
     def __init__(
         self, run: _Run, group: AttemptHandle, attempt: TrainingAttempt, workers: int
     ) -> None:
-        self._run, self._group, self._attempt, self._workers = run, group, attempt, workers
+        self._run = run
+        self._group = group
+        self._attempt = attempt
+        self._workers = workers
         self._faults = run.job.training.faults
         self._hangs = HangDetector(self._faults, workers, time.monotonic())
         self._asked: str | None = None  # why the ranks were asked to stop
-        self._grace_over = float("inf")
+        self._grace_over = float("inf")  # when the grace period of a stop request ends
         self._killed: Failure | None = None
-        self._give_up = float("inf")  # waiting for Ray to notice
-        self._larger_since: float | None = None
+        self._give_up = float("inf")  # when to stop waiting for Ray to notice the kill
+        self._larger_since: float | None = None  # since when more workers would fit
         self._looked = float("-inf")
         self._looked_at_folder = time.monotonic()
         self._wait = POLL
 
     def watch_until_over(self) -> tuple[str | None, Failure | None]:
-        """Why it was asked to stop, if it was, and how it failed, if it did."""
+        """Watch until the end; return why it was asked to stop, and how it failed."""
         try:
             while not self._group.poll_end(self._wait):
                 now = time.monotonic()
                 if now > self._give_up:
                     return self._asked, self._killed
-                self._look(now)
+                self._check_attempt(now)
             failure = self._group.find_failure()
         except BaseException:
-            self._group.kill()  # a second Ctrl-C, and what the user must mend: leave nobody behind
+            # a second Ctrl-C, or an error for the user to fix: leave no rank running
+            self._group.kill()
             raise
         return self._asked, failure and (self._killed or failure)
 
-    def _look_at_folder(self, now: float) -> None:
-        """Raise FolderGone if somebody removed the run folder: nothing would come of going on."""
-        if now - self._looked_at_folder < LOOK_AT_FOLDER:
+    def _check_folder(self, now: float) -> None:
+        """Raise FolderGone if the run folder was removed: going on would be useless."""
+        if now - self._looked_at_folder < CHECK_FOLDER_EVERY:
             return
         self._looked_at_folder = now
         folder = self._run.folder
         storage.check_held(folder.path)
         if folder.is_gone(self._attempt):
             raise FolderGone(
-                f"{folder.path}: removed while the run was going on (the record of its attempt "
-                f"{self._attempt.number} is gone), so the run was ended; delete what is left "
-                "there, and the same command begins anew"
+                f"{folder.path}: the folder was removed during the run (the record of attempt "
+                f"{self._attempt.number} is missing), so the run ended; delete what is left "
+                "there, and run the same command to start again"
             )
 
-    def _look(self, now: float) -> None:
-        self._look_at_folder(now)
+    def _check_attempt(self, now: float) -> None:
+        self._check_folder(now)
         heartbeats = self._group.heartbeats()
         pauses = (
             compute_send_interval(POLL, heartbeat, self._faults.hang_seconds)
@@ -352,7 +384,8 @@ class _AttemptWatcher:
         )
         self._wait = min(pauses, default=POLL)
         if hang := self._hangs.update(heartbeats, now):
-            events, step = self._run.folder.read_events(), self._find_step(heartbeats)
+            events = self._run.folder.read_events()
+            step = self._find_step(heartbeats)
             absent = find_absent_ranks(events, self._attempt.number, self._workers)
             self._kill(find_hang_cause(hang, absent, heartbeats, step), "hang_seen", now)
         elif now > self._grace_over:
@@ -361,11 +394,11 @@ class _AttemptWatcher:
         if self._asked != "stop" and (how := self._run.stop.read_request()):
             self._ask("stop", heartbeats, "stop_requested", how=how)
             self._grace_over = now + self._faults.grace
-        elif self._asked is None and now - self._looked >= LOOK_AT_NODES:
+        elif self._asked is None and now - self._looked >= CHECK_NODES_EVERY:
             self._looked = now
-            self._look_at_nodes(heartbeats, now)
+            self._check_nodes(heartbeats, now)
 
-    def _look_at_nodes(self, heartbeats: Mapping[int, Heartbeat], now: float) -> None:
+    def _check_nodes(self, heartbeats: Mapping[int, Heartbeat], now: float) -> None:
         used = frozenset(heartbeat.node for heartbeat in heartbeats.values())
         stepped = self._find_step(heartbeats) > self._attempt.resumed_step
         nodes = self._run.quarantine.drop_avoided(self._run.cluster.list_nodes())
@@ -390,7 +423,8 @@ class _AttemptWatcher:
 
     def _kill(self, failure: Failure, event: str, now: float) -> None:
         if self._killed is None:
-            self._killed, self._give_up = failure, now + ABANDON_AFTER
+            self._killed = failure
+            self._give_up = now + ABANDON_AFTER
             self._run.folder.record(
                 event, attempt=self._attempt.number, problem=failure.problem, step=failure.step
             )

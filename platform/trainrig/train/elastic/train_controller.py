@@ -1,7 +1,7 @@
-"""Ray Train's controller, for one worker group after another in the same process.
+"""Ray Train's controller, run for one worker group after another in the same process.
 
-In Ray's own way each attempt begins by starting a process for its controller and another to clean
-up after it, which a run that lost a worker would wait for. Nothing here imports torch.
+Ray Train itself starts each attempt with a new process for its controller and another to clean up
+after it, which a restart would have to wait for. This module does not import torch.
 """
 
 import functools
@@ -21,7 +21,10 @@ NODE_LABEL = "ray.io/node-id"
 
 
 def fit(group: WorkerGroupSpec, config: Mapping[str, Any]) -> Exception | None:
-    """Let each worker of `group` run an agent of `config`; what Ray raised, if anything."""
+    """Run a worker agent with `config` on each worker of `group`; return what Ray raised.
+
+    Returns None once all agents have ended without an error.
+    """
     try:
         ray_private.fit_in_this_process(
             run_agent,
@@ -49,8 +52,8 @@ def fit(group: WorkerGroupSpec, config: Mapping[str, Any]) -> Exception | None:
 
 
 def select_nodes(avoid: frozenset[str]) -> dict[str, str] | None:
-    """What Ray asks of the labels of a worker's node; each has its id as one."""
-    # No space after a comma: to Ray it would be part of the next id.
+    """Return the label selector for nodes other than `avoid`; None if there are none to avoid."""
+    # Without a space after the comma: Ray would make it part of the next id.
     return {NODE_LABEL: f"!in({','.join(sorted(avoid))})"} if avoid else None
 
 
@@ -61,9 +64,9 @@ class _RendezvousConfig(BackendConfig):
 
 
 class _RendezvousBackend(Backend):
-    """Tells the workers where their ranks meet: on the node of rank 0."""
+    """Ray Train backend that gives all workers a rendezvous endpoint on the node of rank 0."""
 
-    share_cuda_visible_devices = True  # peers on a node reach each other's memory
+    share_cuda_visible_devices = True  # ranks on a node can access each other's GPU memory
 
     def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
         worker_group.execute(_set_rendezvous, worker_group.execute_single(0, find_free_endpoint))

@@ -1,7 +1,7 @@
-"""Carries out the decisions of the supervisor with Ray Train.
+"""Carries out the supervisor's decisions with Ray Train.
 
-Ray is told as little as can be. It starts a group of workers of fixed size and says when one of
-them died; how many there should be, from which step, and when to leave, is decided in `supervise`.
+Ray's part is kept small: it starts a worker group of fixed size and reports when a worker dies.
+`supervise` decides the number of workers, the step to resume from, and when to leave.
 """
 
 import contextlib
@@ -54,32 +54,37 @@ __all__ = ["TrainingResult", "check_fit", "run", "start_fork_servers", "warn_of_
 
 log = logging.getLogger(__name__)
 
-ENDS_WITHIN = 3.0  # s for what is asked of a Ray that was lost, as far as it still does anything
-MAX_CONCURRENT_CALLS = 100_000  # calls of the coordinator: two of each agent
-CONCURRENT_PROBES = 64  # endpoints probed together
+ENDS_WITHIN = 3.0  # s for calls to an unresponsive Ray cluster
+MAX_CONCURRENT_CALLS = 100_000  # concurrent calls of the coordinator: two of each agent
+CONCURRENT_PROBES = 64  # endpoints probed at the same time
 
 
 def check_fit(workers: int | tuple[int, int], actors: int | tuple[int, int] = 0) -> None:
-    """Raise ConfigError if Ray, which is joined or started for it, has no room for the fewest, and
-    will have none; `actors`: of rollouts, beside."""
+    """Raise ConfigError if Ray cannot run the fewest workers, now or after scaling up.
+
+    Joins or starts Ray. `actors`: rollout actors that must fit in addition.
+    """
     join()
     pools = find_pools()
-    least, beside, need = parse_bounds(workers).least, parse_bounds(actors).least, _find_need(pools)
+    least = parse_bounds(workers).least
+    beside = parse_bounds(actors).least
+    need = _find_need(pools)
     check_capacity(least, need, "workers", pools)
     found = find_capacity(need, {}, pools)
     room = max(found.live, found.later or 0)
     if beside and found.later is not None and least + beside > room:
         left = f"set rollouts.actors = {room - least} or fewer" if room > least else "leave it out"
         raise ConfigError(
-            f"rollouts.actors: {beside} beside {least} workers, and Ray has room for {room} in "
+            f"rollouts.actors: Ray has space for {room} processes, not for {least} workers and "
+            f"{beside} actors in "
             f"all; {left}, or add nodes"
         )
 
 
 def warn_of_emulation(precision: Precision) -> None:
-    """Say so if workers will compute on CPUs like this machine's, in numbers that it has not.
+    """Log a warning if workers would emulate a dtype that CPUs like this machine's do not have.
 
-    Raises ConfigError for numbers that no CPU has.
+    Raises ConfigError for a dtype that no CPU can emulate.
     """
     slow = precision.compute == "bfloat16" and not hardware.cpu_has_bfloat16()
     if precision.compute == "float8" and not has_gpus(find_pools()):
@@ -92,10 +97,10 @@ def warn_of_emulation(precision: Precision) -> None:
 
 
 def run(job: TrainingJob, workers: int | tuple[int, int]) -> TrainingResult:
-    """Train `job` to its last step on `workers` Ray workers, going on after faults.
+    """Train `job` to its last step on `workers` Ray workers, restarting after failures.
 
-    Raises InputError for what the user must fix, ClusterError when workers fail more often than
-    the job allows, Unfinished when asked to stop.
+    Raises InputError for a problem that the user must fix; ClusterError if workers fail more often
+    than the job allows; Unfinished if asked to stop.
     """
     check_fit(workers, job.rollout_actors)
     wanted = job.training.bound_workers(workers)
@@ -111,13 +116,16 @@ def run(job: TrainingJob, workers: int | tuple[int, int]) -> TrainingResult:
 
 
 def _find_need(pools: Sequence[NodePool] | None) -> Need:
-    """What one worker takes: an accelerator where there are some, or may be."""
+    """Return the resources of one worker: with a GPU where there are some or may be later."""
     return {"CPU": 1, "GPU": 1} if has_gpus(pools) else {"CPU": 1}
 
 
 def start_fork_servers() -> dict[str, ServerAddress]:
-    """For each node of the Ray that this process is connected to, the address of a fork server
-    there that will have imported what training needs."""
+    """Start a fork server on each node, and return their addresses by node id.
+
+    The nodes are those of the Ray cluster that this process is connected to. The servers import
+    what training needs.
+    """
     import ray
 
     here = ray.get_runtime_context()
@@ -129,48 +137,52 @@ def start_fork_servers() -> dict[str, ServerAddress]:
 
 
 class RayCluster:
-    """The Ray that this process is connected to, and the one that follows it if it is lost."""
+    """Ray cluster that this process is connected to, and its successor if it is lost."""
 
     def __init__(self, wanted: WorkerBounds, beside: int = 0) -> None:
-        """`beside`: actors of rollouts, at the most, which need nodes as well."""
-        self._wanted, self._beside = wanted, beside
-        self._avoid = frozenset[str]()  # nodes, by the last attempt
-        self._faulty = frozenset[str]()  # nodes in whose place others are asked for
-        self._lost: ClusterLost | None = None  # until there is another
-        self._ours = False  # that one: it was started for this process
-        self._attempt: RayAttempt | None = None  # of the last attempt
+        """Connect; `beside` is the largest number of rollout actors, which need nodes too."""
+        self._wanted = wanted
+        self._beside = beside
+        self._avoid = frozenset[str]()  # node ids that the last attempt avoids
+        self._faulty = frozenset[str]()  # node ids for which replacements are requested
+        self._lost: ClusterLost | None = None  # set while the cluster is lost
+        self._ours = False  # True if the lost cluster was started for this process
+        self._attempt: RayAttempt | None = None  # the last attempt
         self._connect()
 
     def _connect(self) -> None:
         import ray
 
         pools = find_pools()
-        self._need, self._most = _find_need(pools), self._wanted.most
+        self._need = _find_need(pools)
+        self._most = self._wanted.most
         self._what = "GPU" if "GPU" in self._need else "CPU"
-        self._scaled = pools != []  # nodes may come and go at its word
+        self._scaled = pools != []  # True if the autoscaler can add and remove nodes
         self._autoscaler_request = AutoscalerRequest()
         actor: Any = ray.remote(Coordinator)
-        # Ray starts it again when its process dies; our next look says again what we want.
+        # Ray restarts it when its process dies; the next poll sends our state again.
         self._coordinator = actor.options(
             num_cpus=0, resources=ON_HEAD, max_restarts=-1, max_concurrency=MAX_CONCURRENT_CALLS
         ).remote()
         here = ray.get_runtime_context()
-        self._group: WorkerGroup | None = None  # the last that was started
-        self._fit: frozenset[str] = frozenset()  # nodes to be on, when they were last looked at
+        self._group: WorkerGroup | None = None  # the last one started
+        # ids of the nodes that were usable when last listed
+        self._fit: frozenset[str] = frozenset()
         self._warm_actors = get_warm_actors(here.get_node_id(), here.get_job_id())
 
     def abandon(self, lost: ClusterLost) -> None:
-        """See TrainingCluster."""
+        """End what is left of the lost cluster; see TrainingCluster."""
         keep_logs()
-        self._lost, self._ours = lost, end_own()
+        self._lost = lost
+        self._ours = end_own()
         if self._attempt and not self._ours:
             aside = threading.Thread(target=self._attempt.end_soon, name="abandon", daemon=True)
             aside.start()
             aside.join(ENDS_WITHIN)
         self._attempt = None
 
-    def begin_again(self) -> None:
-        """See TrainingCluster."""
+    def restart_if_lost(self) -> None:
+        """Start a new cluster if the lost one was ours; see TrainingCluster."""
         if self._lost is None:
             return
         if not self._ours:
@@ -180,13 +192,16 @@ class RayCluster:
         self._lost = None
 
     def list_nodes(self) -> Sequence[WorkerNode]:
-        """See TrainingCluster. A GCS that outlives its raylet tells of no nodes, and at once."""
+        """Return the nodes that respond; see TrainingCluster.
+
+        Raises ClusterLost also for a GCS that survives its raylet, which lists no nodes.
+        """
         found = call_while_ray_lives(self._list_nodes)
         raise_if_lost()
         return found
 
     def replace(self, faulty: frozenset[str]) -> None:
-        """See TrainingCluster. The next request for nodes asks for as much more."""
+        """Request more nodes in place of `faulty`, with the next request; see TrainingCluster."""
         self._faulty = faulty
 
     def start(
@@ -197,28 +212,36 @@ class RayCluster:
         workers: int,
         avoid: frozenset[str],
     ) -> AttemptHandle:
-        """See TrainingCluster. By the worker group of the attempt before, if that stands by where
-        it should."""
+        """Start an attempt; see TrainingCluster.
+
+        It reuses the worker group of the attempt before if that stands by on suitable nodes.
+        """
         self._avoid = avoid
         self._attempt = call_while_ray_lives(self._start, job, attempt, resume_from, workers)
         return Watched(self._attempt)
 
     def close(self) -> None:
-        """Ask for no nodes any more, and hold none."""
+        """Release the workers, and cancel the request for nodes."""
         with contextlib.suppress(ClusterLost):
             call_while_ray_lives(self._close)
 
     def count_room_beside(self) -> int:
-        """Places that are free, less those that the most workers still lack."""
+        """Return the number of free places, less those that the run's workers may still need."""
         unfit = {*ray_private.list_draining_nodes(), *self._avoid}
         free = ray_private.list_free_resources()
-        places = [int(each.get(self._what, 0)) for node, each in free.items() if node not in unfit]
+        places = [
+            int(resources.get(self._what, 0))
+            for node, resources in free.items()
+            if node not in unfit
+        ]
         ours = sum(self._group.count_agents().values()) if self._group else 0
         return sum(places) - (self._most - ours)
 
     def _list_nodes(self) -> Sequence[WorkerNode]:
-        """Those that answer now, with a place for a worker in each whole CPU or GPU that is free
-        or ours."""
+        """Return the nodes that respond.
+
+        Each whole CPU or GPU that is free or ours is a place for one worker.
+        """
         import ray
 
         draining = ray_private.list_draining_nodes()
@@ -230,14 +253,14 @@ class RayCluster:
             return WorkerNode(id_, capacity, id_ in draining, places)
 
         found = [
-            each
-            for each in ray.nodes()  # type: ignore[no-untyped-call]
-            if each["Alive"] and each["Resources"].get(self._what, 0) >= 1
+            found_node
+            for found_node in ray.nodes()  # type: ignore[no-untyped-call]
+            if found_node["Alive"] and found_node["Resources"].get(self._what, 0) >= 1
         ]
-        # Ray believes in a dead node for some seconds more.
+        # Ray lists a dead node for some seconds more.
         nodes = [
-            node(each["NodeID"], int(each["Resources"][self._what]))
-            for each, reachable in zip(found, _probe(_list_endpoints(found)), strict=True)
+            node(found_node["NodeID"], int(found_node["Resources"][self._what]))
+            for found_node, reachable in zip(found, _probe(_list_endpoints(found)), strict=True)
             if reachable
         ]
         self._fit = frozenset(node.id for node in nodes if not node.draining)
@@ -267,7 +290,8 @@ class RayCluster:
         from ray import cloudpickle
 
         work: bytes = cloudpickle.dumps(RankTask(job, attempt, resume_from))  # type: ignore[no-untyped-call]
-        folder, worker_group = RunFolder(job.folder), self._group
+        folder = RunFolder(job.folder)
+        worker_group = self._group
         if worker_group and worker_group.can_run(workers, self._fit - self._avoid):
             attempt_handle = RayAttempt(
                 folder, attempt, self._coordinator, worker_group, _all_reachable
@@ -282,7 +306,8 @@ class RayCluster:
             "coordinator": self._coordinator,
             "fork_servers": dict(self._warm_actors.fork_servers.by_node),
         }
-        gpus, nested = self._what == "GPU", job.training.parallel.nest(workers)
+        gpus = self._what == "GPU"
+        nested = job.training.parallel.nest(workers)
         self._group = WorkerGroup(
             self._warm_actors, self._coordinator, config, workers, gpus, self._avoid, nested
         )
@@ -290,56 +315,62 @@ class RayCluster:
 
 
 class Watched:
-    """A group of a Ray that may be lost while something is asked of it."""
+    """AttemptHandle that raises ClusterLost if Ray is lost during a call."""
 
     def __init__(self, attempt_handle: RayAttempt) -> None:
         self._attempt = attempt_handle
 
     def poll_end(self, wait: float) -> bool:
-        """See AttemptHandle."""
+        """Wait for the end of the attempt; see AttemptHandle."""
         return call_while_ray_lives(self._attempt.poll_end, wait)
 
     def find_failure(self) -> Failure | None:
-        """See AttemptHandle. A lost Ray is why whatever runs on it fails, and Ray says so late."""
+        """Return why the attempt failed; see AttemptHandle.
+
+        Raises ClusterLost if Ray is lost: that is then the cause, which Ray reports late.
+        """
         failure = call_while_ray_lives(self._attempt.find_failure)
         if failure:
             raise_if_lost(surely=True)
         return failure
 
     def heartbeats(self) -> Mapping[int, Heartbeat]:
-        """See AttemptHandle."""
+        """Return the newest heartbeat of each rank; see AttemptHandle."""
         return self._attempt.heartbeats()
 
     def ask_to_stop(self) -> None:
-        """See AttemptHandle."""
+        """Ask the ranks to stop; see AttemptHandle."""
         call_while_ray_lives(self._attempt.ask_to_stop)
 
     def kill(self) -> None:
-        """See AttemptHandle."""
+        """Kill the ranks; see AttemptHandle."""
         call_while_ray_lives(self._attempt.kill)
 
     def release(self) -> None:
-        """See AttemptHandle."""
+        """End what is left of a failed attempt; see AttemptHandle."""
         keep_logs()
         call_while_ray_lives(self._attempt.release)
 
 
 def _all_reachable(nodes: Set[str]) -> bool:
-    """Whether those `nodes` are all there."""
+    """Return whether all `nodes` are alive and reachable."""
     import ray
 
     there: Any = ray.nodes()  # type: ignore[no-untyped-call]
-    found = [each for each in there if each["Alive"] and each["NodeID"] in nodes]
+    found = [node for node in there if node["Alive"] and node["NodeID"] in nodes]
     return len(found) == len(nodes) and all(_probe(_list_endpoints(found)))
 
 
 def _list_endpoints(nodes: Iterable[Mapping[str, Any]]) -> list[tuple[str, int]]:
-    """Where those `nodes` listen, as Ray tells of them."""
-    return [(each["NodeManagerAddress"], each["NodeManagerPort"]) for each in nodes]
+    """Return the address and port that each of `nodes` listens on, as Ray lists them."""
+    return [(node["NodeManagerAddress"], node["NodeManagerPort"]) for node in nodes]
 
 
 def _probe(endpoints: Sequence[tuple[str, int]]) -> list[bool]:
-    """Whether somebody opens each of `endpoints`, address and port: knocked at many at a time, as
-    the machines that vanished in a storm would else be waited for one after the other."""
+    """Return whether each of `endpoints`, address and port, accepts a connection.
+
+    Many are probed at the same time: many machines may vanish together, and probing them one after
+    the other would wait for each timeout.
+    """
     with ThreadPoolExecutor(min(CONCURRENT_PROBES, len(endpoints)) or 1) as threads:
         return list(threads.map(is_reachable, endpoints))

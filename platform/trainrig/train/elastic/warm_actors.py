@@ -1,5 +1,7 @@
-"""Warm actors: fork servers and the train controller, which outlive attempts with all that they
-have imported."""
+"""Warm actors: fork servers and train controllers that outlive attempts.
+
+They keep the modules that they have imported, which makes restarts fast.
+"""
 
 import functools
 import os
@@ -20,11 +22,16 @@ def find_idle_surplus(
     most: int,
     avoid: frozenset[str] = frozenset(),
 ) -> set[str]:
-    """Nodes on which nothing runs, and onto which a run of `most` workers at the most would not
-    grow either; `ours`: its workers by node; `avoid`: nodes that it keeps off.
+    """Return idle nodes that the run does not need even at its largest size.
 
-    Ray's autoscaler ends no node that an actor lives on, and one that nobody needs costs as much
-    as one that somebody does.
+    Ray's autoscaler does not remove a node with an actor on it, so an unneeded node with a fork
+    server would cost money for nothing.
+
+    Args:
+        nodes: The nodes of the cluster.
+        ours: Number of the run's workers by node.
+        most: Largest number of workers of the run.
+        avoid: Nodes that the run does not use.
     """
     left = most - sum(ours.values())
     beyond = set()
@@ -39,31 +46,31 @@ def find_idle_surplus(
 
 @functools.cache
 def get_warm_actors(node: str, job: str) -> "WarmActors":
-    """Those of this connection to Ray, which is the `job` of a driver on `node`."""
+    """Return the warm actors of the driver on `node` with the Ray job id `job`."""
     return WarmActors(get_fork_servers(node, job))
 
 
 @functools.cache
 def get_fork_servers(node: str, job: str) -> "ForkServerPool":
-    """Those of this connection to Ray, as of `get_warm_actors`."""
+    """Return the fork servers of the driver on `node` with the Ray job id `job`."""
     del node, job
     return ForkServerPool()
 
 
 class ForkServerPool:
-    """One on each node that was asked for."""
+    """Fork-server actors of a driver, at most one per node."""
 
     def __init__(self) -> None:
         self.by_node: dict[str, Any] = {}
 
     def serve(self, nodes: Iterable[str]) -> None:
-        """Have a fork server on each of `nodes`, before a worker is there that asks for it."""
+        """Start a fork server on each of `nodes` that has none."""
         for node in nodes:
             if node not in self.by_node:
                 self.by_node[node] = _start_fork_server(node)
 
     def leave(self, nodes: Iterable[str]) -> None:
-        """Have none on `nodes` any more."""
+        """End the fork servers on `nodes`."""
         import ray
 
         for node in self.by_node.keys() & set(nodes):
@@ -71,19 +78,20 @@ class ForkServerPool:
 
 
 class WarmActors:
-    """Actors that outlive attempts, and runs of this process: what they imported stays so."""
+    """Actors that outlive the attempts and runs of this process, with their imported modules."""
 
     def __init__(self, servers: ForkServerPool) -> None:
         self.fork_servers = servers
         self._controller: Any = _start_controller()
-        self._busy_until: Any = None  # until this has a result
+        # Ray object reference; the controller is busy until it has a result
+        self._busy_until: Any = None
 
     def take_controller(self) -> Any:
-        """One that is alive, as far as is known, and free."""
+        """Return a controller that is free and, as far as is known, alive."""
         import ray
 
         busy = self._busy_until is not None and not ray.wait([self._busy_until], timeout=0)[0]
-        if self._controller and busy:  # with a worker group that was left to itself
+        if self._controller and busy:  # with a worker group that was abandoned
             ray.kill(self._controller)
             self._controller = None
         self._busy_until = None
@@ -91,16 +99,19 @@ class WarmActors:
         return self._controller
 
     def mark_busy(self, until: Any) -> None:
-        """The train controller is not free before `until`, an object of Ray's, is there."""
+        """Mark the train controller as busy until the Ray object `until` has a result."""
         self._busy_until = until
 
     def mark_controller_lost(self) -> None:
-        """It died, or has to."""
+        """Forget the train controller, as it died or was killed; the next call starts another."""
         self._controller = None
 
 
 class TrainController:
-    """An actor on the driver's node. It alone imports Ray Train: a second, and pandas."""
+    """Actor on the driver's node that runs Ray Train's controller.
+
+    It alone imports Ray Train, which takes a second and includes pandas.
+    """
 
     def __init__(self) -> None:
         from trainrig.train.elastic import train_controller as controller
@@ -108,7 +119,7 @@ class TrainController:
         self._fit = controller.fit
 
     def fit(self, group: WorkerGroupSpec, config: Mapping[str, Any]) -> Exception | None:
-        """See the module that it imports."""
+        """Run a worker group; see `train_controller.fit`."""
         return self._fit(group, config)
 
 
@@ -116,7 +127,7 @@ def _start_controller() -> Any:
     import ray
 
     actor: Any = ray.remote(TrainController)
-    blocks = {"RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0"}  # as Ray Train's controller does
+    blocks = {"RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0"}  # Ray Train sets it for its controller too
     return actor.options(
         num_cpus=0,
         scheduling_strategy=place_only_on(ray.get_runtime_context().get_node_id()),
@@ -125,7 +136,7 @@ def _start_controller() -> Any:
 
 
 def _read_train_settings() -> dict[str, str]:
-    """What Ray Train itself hands on, from the environment of this process."""
+    """Return the environment variables that Ray Train itself passes to its workers."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -142,7 +153,7 @@ def _start_fork_server(node: str) -> Any:
 
 
 def place_only_on(node: str) -> Any:
-    """The placement on `node` or nowhere."""
+    """Return the scheduling strategy that places an actor on `node` or fails."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return NodeAffinitySchedulingStrategy(node, soft=False)

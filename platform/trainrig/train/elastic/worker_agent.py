@@ -1,8 +1,8 @@
 """The worker agent, in a Ray worker: runs the process of a rank and relays its heartbeats.
 
-Nothing here imports torch: a Ray worker is up as soon as Python and Ray are, and the rank's process
-comes from a fork server that had imported everything long before. A worker agent outlives its rank:
-when an attempt fails, the ranks of the next are forked at once, and Ray has nothing to start.
+It does not import torch: the Ray worker is up as soon as Python and Ray are, and the rank's process
+is forked from a fork server that imported everything in advance. A worker agent outlives its rank:
+when an attempt fails, the ranks of the next one are forked at once, and Ray starts nothing.
 """
 
 import contextlib
@@ -20,19 +20,24 @@ from trainrig.train.elastic.ipc import RankDone, RankError, RankInfo
 from trainrig.train.elastic.messages import Assignment, RankExit
 
 RANK = "trainrig.train.elastic.rank"
-# What a rank needs, and what torch and others would import on the way to the first step (0.8 s).
+# Modules that fork servers import: a rank's own, and those that torch and others would import on
+# the way to the first step (0.8 s).
 MODULES = (RANK, "torch._dynamo", "trainrig.train.pretrain", "boto3", "tensorboardX")
-# the variable with the URL at which the ranks of an attempt meet
+# Environment variable with the URL of the rendezvous endpoint.
 RENDEZVOUS = "TRAINRIG_RENDEZVOUS"
-CALL_TIMEOUT = 5.0  # s for the coordinator to take a heartbeat
-START_TIMEOUT = 60.0  # s for an actor with a fork server to be up; one takes about one
-RETRY_SECONDS = 0.2  # s until a coordinator that was lost is asked again
+CALL_TIMEOUT = 5.0  # s for the coordinator to accept a heartbeat
+START_TIMEOUT = 60.0  # s for the actor of a fork server to be up; usually one
+RETRY_SECONDS = 0.2  # s between two calls to a lost coordinator
 
 
 def run_agent(config: Mapping[str, Any]) -> None:
-    """Have the rank of this Ray worker do `config["work"]` and, when its attempt has failed, the
-    next assignment, until a rank has done its work or the worker group is dismissed."""
-    coordinator, group = config["coordinator"], config["attempt"]
+    """Run the rank of this Ray worker, for one attempt after another.
+
+    The first task is `config["work"]`; after a failed attempt, it waits for the next assignment.
+    Returns once a rank has finished its work or the worker group is released.
+    """
+    coordinator = config["coordinator"]
+    group = config["attempt"]
     assignment: Assignment | None = Assignment(group, group, config["work"], os.environ[RENDEZVOUS])
     while assignment:
         end = _run_rank(assignment, config["fork_servers"], coordinator)
@@ -46,7 +51,7 @@ def run_agent(config: Mapping[str, Any]) -> None:
 def _run_rank(
     assignment: Assignment, servers: Mapping[str, Any], coordinator: Any
 ) -> RankExit | None:
-    """How the rank of this worker ended, once it is gone; None if it has done its work."""
+    """Run one rank to its end; return how it failed, or None if it finished its work."""
     info = _build_rank_info(assignment.rendezvous)
     reason: str | RankError
     try:
@@ -71,7 +76,7 @@ def _relay(process: ForkedProcess, attempt: int, coordinator: Any) -> RankDone |
 
     while not isinstance(message := process.receive(), RankDone | RankError):
         stop = False
-        # Without a coordinator nobody wants anything; Ray is starting another.
+        # Ignore a lost coordinator: Ray is restarting it, and no stop is requested meanwhile.
         with contextlib.suppress(ray.exceptions.RayError):
             stop = ray.get(
                 coordinator.record_heartbeat.remote(attempt, message), timeout=CALL_TIMEOUT
@@ -81,13 +86,13 @@ def _relay(process: ForkedProcess, attempt: int, coordinator: Any) -> RankDone |
 
 
 def _end_on_command(process: ForkedProcess, coordinator: Any, attempt: int) -> None:
-    """A rank that another one left alone may wait for it long."""
+    """Ask the rank to exit once the attempt is ended: it may be waiting long for a lost peer."""
     _call_coordinator(coordinator.wait_for_end, attempt)
     process.ask_to_end()
 
 
 def _call_coordinator(method: Any, *arguments: Any) -> Any:
-    """Of a method of the coordinator, however often Ray has to start that."""
+    """Call `method` of the coordinator until it succeeds, across restarts of that actor."""
     import ray
     import ray.exceptions
 
@@ -99,7 +104,10 @@ def _call_coordinator(method: Any, *arguments: Any) -> Any:
 
 
 def _fork_rank(servers: Mapping[str, Any], info: RankInfo, work: bytes) -> ForkedProcess:
-    """By this node's fork server; by one of our own, if the node has none yet or a dead one."""
+    """Fork a rank from the node's fork server.
+
+    Falls back on a server of this process if the node has none yet or a dead one.
+    """
     import ray
     import ray.exceptions
 
@@ -114,7 +122,7 @@ def _fork_rank(servers: Mapping[str, Any], info: RankInfo, work: bytes) -> Forke
     return ForkedProcess(_own_server.get_address(), f"{RANK}:main", first)
 
 
-_own_server: ForkServer | None = None  # for as long as this process lives
+_own_server: ForkServer | None = None  # kept for the life of this process
 
 
 def _build_rank_info(rendezvous: str) -> RankInfo:
@@ -133,29 +141,33 @@ def _build_rank_info(rendezvous: str) -> RankInfo:
 
 
 def find_free_endpoint() -> str:
-    """A URL at which the ranks of an attempt could meet: at a port of this node that is free."""
+    """Return a URL for a rendezvous of ranks: tcp:// with a free port of this node."""
     address, port = ray_private.find_address_and_port()
     host = f"[{address}]" if ":" in address else address
     return f"tcp://{host}:{port}"
 
 
 def find_given_device() -> int | None:
-    """Ray has given this worker a GPU of its own, and sight of its neighbours'; None: it has none.
+    """Return the index of the GPU that Ray gave this worker, among those visible; None: no GPU.
 
-    Raises ClusterError if the one it was given cannot be seen.
+    The GPUs of other workers on the node are visible too. Raises ClusterError if the given GPU is
+    not visible.
     """
     import ray
 
-    own, visible = ray.get_gpu_ids(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return find_device_number([str(each) for each in own], visible)
+    own = ray.get_gpu_ids()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return find_device_number([str(gpu) for gpu in own], visible)
 
 
 def find_device_number(own: Sequence[str], visible: str) -> int | None:
-    """Which of the `visible` GPUs, as CUDA_VISIBLE_DEVICES has them, is the first of those that are
-    `own`; None if none is. Raises ClusterError if it is not among them."""
+    """Return the index of GPU `own[0]` in `visible`, the value of CUDA_VISIBLE_DEVICES.
+
+    Returns None if `own` is empty. Raises ClusterError if the GPU is not visible.
+    """
     if not own:
         return None
-    there = [each.strip() for each in visible.split(",")]
+    there = [gpu.strip() for gpu in visible.split(",")]
     if own[0] not in there:
         raise ClusterError(
             f"Ray gave this worker GPU {own[0]}, which is not among CUDA_VISIBLE_DEVICES="

@@ -1,8 +1,8 @@
-"""The worker group: Ray Train's workers, one agent in each, for as many attempts as they live.
+"""The worker group: Ray Train's workers with a worker agent each, reused across attempts.
 
-A rank that dies leaves its worker agent, which stands by. The next attempt is assigned to the same
-worker group, and takes no longer than forks do. A worker agent that dies, a node that goes and a
-run that moves take the worker group with them, and Ray starts another.
+When a rank dies, its worker agent stands by, and the next attempt is assigned to the same worker
+group; it starts as fast as a fork. If a worker agent dies, a node is lost or the run moves, the
+worker group ends, and Ray starts another.
 """
 
 import contextlib
@@ -16,12 +16,13 @@ from trainrig.ray_runtime.ray_session import WORKER_ENVIRONMENT
 from trainrig.train.elastic.messages import RankExit, WorkerGroupSpec
 from trainrig.train.elastic.warm_actors import WarmActors, place_only_on
 
-ANSWER = 1.0  # s for a fork server's actor to say what its node has seen
-END_TIMEOUT = 3.0  # s; Ray Train looks every half second whether its workers are done, or dead
+ANSWER = 1.0  # s for the actor of a fork server to answer
+# s for Ray Train to end; it checks every half second whether its workers are done or dead
+END_TIMEOUT = 3.0
 
 
 class WorkerGroup:
-    """As its driver sees it."""
+    """Worker group, as its driver sees it."""
 
     def __init__(
         self,
@@ -33,18 +34,25 @@ class WorkerGroup:
         avoid: frozenset[str],
         nested: tuple[int, ...] = (),
     ) -> None:
-        """Have Ray start `workers` worker agents, each for `config` and none on the nodes `avoid`;
-        returns before one is up. `nested`: sizes of groups of ranks, each of the ones before, that
-        should be on one node.
+        """Have Ray start the worker agents; return before one is up.
 
-        `coordinator`: the handle of the Coordinator actor.
+        Args:
+            warm_actors: Provides the train controller and the fork servers.
+            coordinator: Handle of the Coordinator actor.
+            config: Configuration of each worker agent.
+            workers: Number of worker agents.
+            gpus: Whether each of them gets a GPU.
+            avoid: Ids of nodes on which none may run.
+            nested: Sizes of groups of ranks that should be on one node; each size is a multiple of
+            the one before.
         """
-        self.number: int = config["attempt"]  # of its first attempt
+        self.number: int = config["attempt"]  # number of its first attempt
         self.workers = workers
-        self.nodes: dict[int, str] = {}  # by rank, as far as they have said so
-        self.standing_by = False  # every worker agent does, and waits for an assignment
-        self.rendezvous = ""  # where the ranks could meet then
-        self._coordinator, self._warm_actors = coordinator, warm_actors
+        self.nodes: dict[int, str] = {}  # node id by rank, as far as reported
+        self.standing_by = False  # True if every worker agent waits for an assignment
+        self.rendezvous = ""  # URL of the rendezvous endpoint for the next attempt
+        self._coordinator = coordinator
+        self._warm_actors = warm_actors
         self._controller = warm_actors.take_controller()
         name = f"attempt-{self.number:04d}"
         group = WorkerGroupSpec(
@@ -59,13 +67,13 @@ class WorkerGroup:
         warm_actors.mark_busy(self.fit)
 
     def is_over(self) -> bool:
-        """Whether Ray says that it is no more."""
+        """Return whether the worker group has ended, according to Ray."""
         import ray
 
         return bool(ray.wait([self.fit], timeout=0)[0])
 
     def read_error(self) -> BaseException | None:
-        """What ended it, once it is over, if it was not the end of its work."""
+        """Wait for the end of the group; return the error that ended it, if any."""
         import ray
 
         try:
@@ -75,28 +83,30 @@ class WorkerGroup:
         return raised
 
     def controller_died(self) -> bool:
-        """Of a worker group that is over."""
+        """Return whether the train controller died, of a worker group that is over."""
         import ray.exceptions
 
-        error, raised_there = self.read_error(), ray.exceptions.RayTaskError
+        error = self.read_error()
+        raised_there = ray.exceptions.RayTaskError
         return isinstance(error, ray.exceptions.RayError) and not isinstance(error, raised_there)
 
     def stand_by(self, exits: Mapping[int, RankExit]) -> None:
-        """It does, as all its ranks came to those `exits`."""
-        self.standing_by, self.rendezvous = True, exits[0].rendezvous
+        """Record that all worker agents wait for an assignment, after their ranks' `exits`."""
+        self.standing_by = True
+        self.rendezvous = exits[0].rendezvous
         self.nodes = {rank: end.node for rank, end in exits.items()}
 
     def can_run(self, workers: int, nodes: Set[str]) -> bool:
-        """Whether it waits for an assignment, has so many `workers`, and all of them on `nodes`."""
+        """Return whether the group stands by with `workers` workers, all of them on `nodes`."""
         there = set(self.nodes.values()) <= nodes
         return self.standing_by and self.workers == workers and there and not self.is_over()
 
     def count_agents(self) -> Counter[str]:
-        """How many of its worker agents are on each node, as far as they have said so."""
+        """Return the number of its worker agents on each node, as far as they have reported it."""
         return Counter(() if self.is_over() else self.nodes.values())
 
     def kill(self, processes: Iterable[tuple[str, Process]]) -> None:
-        """Send SIGKILL to processes by node, as far as they still live."""
+        """Send SIGKILL to (node id, process) pairs, as far as the processes still live."""
         import ray
 
         here = ray.get_runtime_context().get_node_id()
@@ -112,8 +122,10 @@ class WorkerGroup:
                 ).remote(left)
 
     def ended_for_memory(self, node: str, pid: int) -> bool:
-        """Whether the worker agent of that `pid`, which died, was ended by Ray or the kernel of its
-        `node` for want of memory."""
+        """Return whether the dead worker agent `pid` on `node` was killed because memory ran out.
+
+        Ray or the kernel may have done so.
+        """
         import ray
         import ray.exceptions
 
@@ -126,20 +138,21 @@ class WorkerGroup:
         return False
 
     def leave(self) -> None:
-        """Let the worker agents go that stand by; free what they hold."""
+        """Release the worker agents that stand by, and free their resources."""
         self.standing_by = False
         self._coordinator.release_agents.remote(self.number)
         self.free()
 
     def free(self) -> None:
-        """What it holds, once it is no more, or does not get there.
+        """Free the resources of a worker group that is ending; end it if it does not end in time.
 
-        The next worker group would wait for what a train controller that died leaves reserved.
+        Otherwise, the next worker group would wait for resources that a dead train controller
+        holds.
         """
         import ray
 
         ray.wait([self.fit], timeout=END_TIMEOUT)
-        if not self.is_over():  # it waits for worker agents that will never answer
+        if not self.is_over():  # the controller waits for worker agents that will never answer
             ray.kill(self._controller)
             self._warm_actors.mark_controller_lost()
         elif self.controller_died():

@@ -1,1 +1,1 @@
-"""Evaluations in a training run: what is asked when, and what is decided by the scores."""
+"""Evaluations in a training run: their settings, and the decisions that follow from scores."""

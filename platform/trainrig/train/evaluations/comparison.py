@@ -1,10 +1,10 @@
-"""What is asked of a model before the first step of its run and after the last."""
+"""Comparison of a model before the first step of its run and after the last: the contract."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:  # a run file is checked without torch
+if TYPE_CHECKING:  # run files are checked without importing torch
     from torch import nn
 
     from trainrig.parallel.mesh import WorkerMesh
@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # a run file is checked without torch
 
 @dataclass(frozen=True)
 class GivenAnswer:
-    """What the model said to a prompt, in how many tokens, and what ended it (see generate.py)."""
+    """Answer of the model to a prompt, its number of tokens, and what ended it (generate.py)."""
 
     prompt: str
     text: str
@@ -22,7 +22,7 @@ class GivenAnswer:
 
 @dataclass(frozen=True)
 class ModelView:
-    """A model at one step: the loss on held-out text by source, nats per token, and answers."""
+    """View of a model at one step: held-out losses by source, in nats per token, and answers."""
 
     step: int
     losses: dict[str, float]
@@ -30,15 +30,17 @@ class ModelView:
 
 
 class ModelComparison(Protocol):
-    """What is asked of a model."""
+    """Comparison: what to ask a model."""
 
     def view(
         self, model: "nn.Module", mesh: "WorkerMesh", step: int, agreed_to_stop: Callable[[], bool]
     ) -> ModelView | None:
-        """What `model`, held by `mesh`, is like after `step`; all ranks call it and get the same.
-        None: all agreed to stop instead."""
+        """Return the losses and answers of `model` after `step`, equal on all ranks. Collective.
+
+        Returns None if all ranks agreed to stop. `mesh`: the ranks that hold `model`.
+        """
 
 
 def compare_nothing() -> ModelComparison | None:
-    """No comparison: for runs whose reports show none."""
+    """Return None: the factory of comparisons for runs that make none."""
     return None

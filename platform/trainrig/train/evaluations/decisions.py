@@ -1,6 +1,7 @@
-"""What follows from scores: whether the run ends, and which checkpoint is its best.
+"""Decisions from scores: whether a run ends early, and which checkpoint is its best.
 
-Pure functions of the scores that count, so every rank and every later reader decides alike.
+They are pure functions of the scores that count, so every rank and every later reader decides
+alike.
 """
 
 import math
@@ -20,7 +21,7 @@ class CheckpointScore:
     higher_is_better: bool
 
     def is_better_than(self, other: "CheckpointScore") -> bool:
-        """Whether it is better; not by being equal, nor by being no number."""
+        """Return whether this score is better than `other`, not equal; NaN is the worst."""
         if math.isnan(other.value):
             return not math.isnan(self.value)
         return self.value > other.value if self.higher_is_better else self.value < other.value
@@ -28,16 +29,16 @@ class CheckpointScore:
 
 @dataclass(frozen=True)
 class ScoredCheckpoint:
-    """The scores of one checkpoint by one evaluation."""
+    """Scores of one checkpoint by one evaluation."""
 
     evaluation: str
     step: int
-    attempt: int  # that saved the checkpoint
-    scores: Mapping[str, CheckpointScore]  # by TASK/METRIC, and each task's headline by TASK
-    problem: str | None = None  # why there are none, in words
+    attempt: int  # the attempt that saved the checkpoint
+    scores: Mapping[str, CheckpointScore]  # keys: TASK/METRIC, and TASK for its headline score
+    problem: str | None = None  # why there are no scores
 
     def find(self, named: NamedScore) -> CheckpointScore:
-        """The score that `named` means. Raises ConfigError if there is no such one."""
+        """Return the score that `named` selects. Raise ConfigError if it does not exist."""
         if named.score not in self.scores:
             there = ", ".join(sorted(self.scores))
             raise ConfigError(
@@ -48,14 +49,17 @@ class ScoredCheckpoint:
 
 
 def find_stop_reason(rule: StopIf, scored: Sequence[ScoredCheckpoint]) -> str | None:
-    """Why the run ends by `rule`, in words; None if it goes on. `scored`: in order of steps."""
-    scores = [each.find(rule) for each in scored]
+    """Return why the run ends by `rule`, in words; None if it continues.
+
+    `scored`: in order of steps.
+    """
+    scores = [checkpoint.find(rule) for checkpoint in scored]
     if len(scores) < rule.patience:
         return None
     newest = len(scores) - rule.patience
     if not all(_holds(rule, scores, at) for at in range(newest, len(scores))):
         return None
-    shown = ", ".join(f"{each.value:.4g}" for each in scores[newest:])
+    shown = ", ".join(f"{score.value:.4g}" for score in scores[newest:])
     what = "no better than before" if rule.value is None else f"{rule.comparison} {rule.value:g}"
     last = scored[-1].step
     return f"{rule.evaluation}: {rule.score} was {shown} up to step {last}, {what}"
@@ -69,12 +73,12 @@ def _holds(rule: StopIf, scores: Sequence[CheckpointScore], at: int) -> bool:
 
 
 def choose_best(named: NamedScore, scored: Sequence[ScoredCheckpoint]) -> ScoredCheckpoint | None:
-    """The checkpoint with the best score, of equals the earliest; None of none."""
+    """Return the checkpoint with the best score, the earliest of equal ones; None if none has."""
     best: ScoredCheckpoint | None = None
-    for each in scored:
-        score = each.find(named)
+    for checkpoint in scored:
+        score = checkpoint.find(named)
         if math.isnan(score.value):
             continue
         if best is None or score.is_better_than(best.find(named)):
-            best = each
+            best = checkpoint
     return best

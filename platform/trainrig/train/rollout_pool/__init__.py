@@ -1,1 +1,1 @@
-"""Sampling by processes of their own: what is asked of them, with which weights, and the pool."""
+"""Sampling of rollouts in separate processes: requests, weights and the sampler."""

@@ -1,7 +1,7 @@
-"""What the ranks of a run have sampled for them, ahead of the batch that they train on.
+"""Requests of a run's ranks for rollouts ahead of the batch that they train on.
 
-All ranks call the same methods. With actors they write the weights and ask; without, where there is
-a lag, they sample themselves, and what they sample waits in the run folder.
+All ranks call the same methods. With actors, they write the weights and a request. Without actors,
+they sample themselves, and the samples of later batches wait in the run folder.
 """
 
 import contextlib
@@ -35,11 +35,11 @@ from trainrig.train.rollout_pool.weights import WeightWriter
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.state import TrainState
 
-TELL_AFTER = 30.0  # s of waiting until that is on record
+TELL_AFTER = 30.0  # s of waiting until an event records it
 
 
 class RolloutsAhead:
-    """The rollouts of batches to come, as one rank sees to them."""
+    """Rollouts of later batches, on one rank."""
 
     def __init__(
         self,
@@ -49,9 +49,15 @@ class RolloutsAhead:
         group: dist.ProcessGroup,
         actors: bool,
     ) -> None:
-        """`actors`: whether there are some to ask. Collective."""
-        self.maker, self._folder, self._attempt = maker, folder, attempt
-        self._group, self._actors = group, actors
+        """Delete the requests of earlier attempts that are of no use. Collective.
+
+        `actors`: whether the run has actors that sample.
+        """
+        self.maker = maker
+        self._folder = folder
+        self._attempt = attempt
+        self._group = group
+        self._actors = actors
         self.lag = maker.lag
         self._writer = WeightWriter(group)
         self._rollouts = name_rollouts_folder(folder)
@@ -67,14 +73,16 @@ class RolloutsAhead:
         slots: Callable[[int], Sequence[MicroBatchSlot]],
         gather_once: bool,
     ) -> None:
-        """See that what is to be sampled with the weights of `state`, from which batch `number` is
-        trained on, is asked for or sampled.
+        """Request or sample all rollouts to be made with the weights of `state`. Collective.
 
-        `stored`: whether a batch is; `slots`: this rank's, of so many micro-batches.
+        Batch `number` is trained on next. `stored`: returns whether a batch is stored. `slots`:
+        returns this rank's slots among a number of micro-batches. `gather_once`: whether to gather
+        the parameters once for all of them.
         """
         first = range(self.lag) if number == 0 else ()
         for wanted in (*first, number + self.lag):
-            count, folder = self.maker.micro_batches(wanted), self._name_folder(wanted)
+            count = self.maker.micro_batches(wanted)
+            folder = self._name_folder(wanted)
             missing = self._broadcast(
                 functools.partial(_find_lacking, stored, wanted, folder, count)
             )
@@ -86,9 +94,9 @@ class RolloutsAhead:
                 if dist.get_rank() == 0:
                     RolloutRequest(folder, wanted, count, weights, self._attempt.number).write()
             else:
-                mine = [each.index for each in slots(count) if each.real and each.index in missing]
+                mine = [slot.index for slot in slots(count) if slot.real and slot.index in missing]
                 self._sample(state, wanted, mine, gather_once)
-                dist.barrier(self._group)  # what the others sample is there, too
+                dist.barrier(self._group)  # wait for the samples of the other ranks
 
     def draw_waves(
         self,
@@ -99,10 +107,10 @@ class RolloutsAhead:
         gather_once: bool,
         alive: Callable[[], None],
     ) -> tuple[Sequence[Arrays], int]:
-        """What is sampled with the weights of `state` for the batch of `waves`, wave by wave from
-        number `first` on until it is full, and how many waves that took.
+        """Sample waves with the weights of `state` until the batch of `waves` is full. Collective.
 
-        `slots`: see `ask`. Collective.
+        The first wave has number `first`. Returns the samples by unit, and the number of waves.
+        `slots`: see `ask`. `alive` is called while this waits for actors.
         """
         weights = storage.join(self._name_folder(first), f"weights-attempt-{self._attempt.number}")
         wave = first
@@ -111,9 +119,9 @@ class RolloutsAhead:
                 self._writer.write(state, weights, self._attempt.number)
             count, asked = waves.next()
             if not self._actors:
-                mine = [each.index for each in slots(count) if each.real]
+                mine = [slot.index for slot in slots(count) if slot.real]
                 self._sample(state, wave, mine, gather_once, asked)
-                dist.barrier(self._group)  # what the others sample is there, too
+                dist.barrier(self._group)  # wait for the samples of the other ranks
             elif dist.get_rank() == 0:
                 request = RolloutRequest(
                     self._name_folder(wave), wave, count, weights, self._attempt.number, bool(asked)
@@ -122,14 +130,15 @@ class RolloutsAhead:
             units = self.wait(wave, range(count), alive)
             waves.take([units[index] for index in range(count)])
             wave += 1
-        dist.barrier(self._group)  # all have read what is deleted now
+        dist.barrier(self._group)  # all ranks have read what is now deleted
         for drawn in range(first, wave):
             self.forget(drawn)
         return filled, wave - first
 
     def check_asked(self, number: int) -> None:
-        """Raise DataError unless what batch `number` lacks is going to be sampled."""
-        folder, count = self._name_folder(number), self.maker.micro_batches(number)
+        """Raise DataError unless what batch `number` still lacks can be sampled. Collective."""
+        folder = self._name_folder(number)
+        count = self.maker.micro_batches(number)
         missing, asked = self._broadcast(
             lambda: (
                 find_missing_units(folder, count),
@@ -150,9 +159,14 @@ class RolloutsAhead:
     def wait(
         self, number: int, indices: Sequence[int], alive: Callable[[], None]
     ) -> Mapping[int, Arrays]:
-        """What was sampled for those micro-batches of batch `number`, once all that any rank waits
-        for is there; calls `alive` meanwhile. Raises what sampling it failed by. Collective."""
-        folder, began, told = self._name_folder(number), time.monotonic(), False
+        """Wait for the samples of micro-batches `indices` of batch `number`, and return them.
+
+        Collective: returns when all ranks have theirs. Calls `alive` meanwhile. Raises the error of
+        a failed sampler.
+        """
+        folder = self._name_folder(number)
+        began = time.monotonic()
+        told = False
         found: dict[int, Arrays] = {}
         for index in indices:
             while (sampled := read_unit(folder, index)) is None:
@@ -164,15 +178,15 @@ class RolloutsAhead:
                     self._folder.record("waiting_for_rollouts", **details)
                 time.sleep(choose_poll_interval(folder))
             found[index] = sampled
-        # Collectives that follow have less patience than a pool without actors may need.
+        # The timeout of the collectives that follow may be shorter than the wait for a pool of
+        # actors.
         dist.barrier(self._group)
         return found
 
     def forget(self, number: int) -> None:
-        """Delete what was sampled for batch `number`, which is stored, or as the wave `number`,
-        which has been read."""
+        """Delete the samples of a stored batch, or of a wave that was read, by its `number`."""
         if dist.get_rank() == 0:
-            with contextlib.suppress(OSError):  # an actor that was given up may still write there
+            with contextlib.suppress(OSError):  # an abandoned actor may still write there
                 delete_requests(self._name_batch_folder(number))
 
     def _sample(
@@ -188,7 +202,7 @@ class RolloutsAhead:
                 for index in indices:
                     arrays = self.maker.sample(state.model, number, index, asked)
                     write_unit(self._name_folder(number), index, arrays)
-        finally:  # gathered, for a backward pass that does not come
+        finally:  # no backward pass follows that would release the gathered parameters
             reshard(state.model)
 
     def _name_batch_folder(self, number: int) -> str:
@@ -197,25 +211,25 @@ class RolloutsAhead:
 
     def _name_folder(self, number: int) -> str:
         folder = self._name_batch_folder(number)
-        if self.lag:  # the weights are of before: no attempt after has them
+        if self.lag:  # with a lag, later attempts no longer have the weights, so samples are shared
             return folder
         return storage.join(folder, f"attempt-{self._attempt.number}")
 
     def _forget_earlier(self) -> None:
-        """What earlier attempts failed by; and without a lag, all that they asked for."""
+        """Delete the failures of earlier attempts; without a lag, all their requests too."""
         if not self.lag:
-            with contextlib.suppress(OSError):  # an actor may still write for the attempt before
+            with contextlib.suppress(OSError):  # an actor may still write for an earlier attempt
                 delete_requests(self._rollouts)
         for path in storage.list_files(self._rollouts, FAILED):
             storage.delete(path)
 
     def _broadcast(self, look: Callable[[], Any]) -> Any:
-        """What the first rank sees."""
+        """Return the result of `look`, called on rank 0, to all ranks. Collective."""
         held = [look() if dist.get_rank() == 0 else None]
         dist.broadcast_object_list(held, src=0, group=self._group)
         return held[0]
 
 
 def _find_lacking(stored: Callable[[int], bool], number: int, folder: str, count: int) -> list[int]:
-    """Units of batch `number` that are to be sampled into `folder`: none of one that is stored."""
+    """Return the units of batch `number` missing in `folder`; [] if the batch is stored."""
     return [] if stored(number) else find_missing_units(folder, count)

@@ -1,15 +1,16 @@
-"""What is to be sampled for a batch, as it lies in the run folder: so workers and actors, which may
-die at any time, know nothing of each other.
+"""Requests for rollouts, and their samples, as files in the run folder.
 
-    online/rollouts/batch_00000007-c0ffee01/            where there is a lag
-    online/rollouts/batch_00000007-c0ffee01/attempt-2/  else: on-policy, an attempt has its own
-        weights-attempt-2/  to sample with, in files as a checkpoint has them
-        request.json        once they are whole; the waves of a batch share those of the first
-        asked.npz           what is asked beside the number, where batches leave something open
-        00001.npz           a unit of what was sampled: whole or not there
+Workers and actors, which may die at any time, communicate only through these files:
+
+    online/rollouts/batch_00000007-c0ffee01/            for batches with a lag
+    online/rollouts/batch_00000007-c0ffee01/attempt-2/  without a lag, one folder per attempt
+        weights-attempt-2/  weights to sample with, in the format of a checkpoint
+        request.json        written once the weights are complete; all waves of a batch share them
+        asked.npz           further input of the request, for batches that continue completions
+        00001.npz           the samples of one unit; appears only when complete
         failed.json         why there will be none
 
-All of it is deleted once the batch is stored whole.
+All of it is deleted once the batch is stored.
 """
 
 import json
@@ -24,23 +25,25 @@ from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.stored_batches import FOLDER, pack_arrays, unpack_arrays
 
 ROLLOUTS = "rollouts"
-REQUEST, FAILED, ASKED, UNIT = "request.json", "failed.json", "asked.npz", ".npz"
+REQUEST = "request.json"
+FAILED = "failed.json"
+ASKED = "asked.npz"
+UNIT = ".npz"
 
 
 @dataclass(frozen=True)
 class RolloutRequest:
-    """Units that are to be sampled with certain weights."""
+    """Units to sample with given weights."""
 
     folder: str
-    number: int  # of the batch; of the wave, where batches are filled by several
-    units: int  # of it, numbered from 0
-    weights: str  # folder
-    attempt: int  # that asks
-    has_asked: bool = False  # whether ASKED lies beside it
+    number: int  # number of the batch, or of the wave if batches take several waves
+    units: int  # number of units, with indices from 0
+    weights: str  # folder of the weights
+    attempt: int  # the attempt that asks
+    has_asked: bool = False  # True if the folder has a file ASKED
 
     def write(self, asked: Arrays = NO_ARRAYS) -> None:
-        """Put it where samplers look, in place of an earlier attempt's; `asked`: as `asked` has
-        it."""
+        """Write the request, replacing an earlier attempt's; `asked`: more input of the units."""
         if self.has_asked:
             storage.write(storage.join(self.folder, ASKED), pack_arrays(asked))
         entries = {name: value for name, value in asdict(self).items() if name != "folder"}
@@ -48,12 +51,14 @@ class RolloutRequest:
 
     @classmethod
     def read(cls, folder: str) -> "RolloutRequest":
-        """The one in `folder`. Raises FileNotFoundError."""
+        """Read the request in `folder`. Raise FileNotFoundError if there is none."""
         return cls(folder, **json.loads(storage.read(storage.join(folder, REQUEST))))
 
     def read_asked(self) -> Arrays:
-        """What its units are asked beside their numbers. Raises ClusterError if that is gone:
-        then the request was withdrawn."""
+        """Read the further input of its units.
+
+        Raises ClusterError if it is gone, because the request was withdrawn.
+        """
         if not self.has_asked:
             return NO_ARRAYS
         try:
@@ -63,18 +68,20 @@ class RolloutRequest:
 
 
 def name_rollouts_folder(folder: RunFolder) -> str:
-    """Where all requests of a run lie."""
+    """Return the folder of all requests of a run."""
     return storage.join(folder.path, FOLDER, ROLLOUTS)
 
 
 def choose_poll_interval(folder: str) -> float:
-    """Seconds between two looks at `folder`: in a bucket, each is a request."""
+    """Return the seconds between two checks of `folder`; in a bucket, each check is a request."""
     return 1.0 if folder.startswith(storage.S3) else 0.01
 
 
 def find_open(rollouts: str) -> list[tuple[RolloutRequest, list[int]]]:
-    """The requests below `rollouts` that lack units, and which, the batch to be trained on first
-    first."""
+    """Return the requests below `rollouts` that lack units, with the missing unit indices.
+
+    The next batch to train on comes first; of its requests, the newest attempt's.
+    """
     by_folder: dict[str, set[str]] = {}
     for path in storage.list_files(rollouts):
         folder, _, name = path.rpartition("/")
@@ -85,17 +92,17 @@ def find_open(rollouts: str) -> list[tuple[RolloutRequest, list[int]]]:
             continue
         try:
             request = RolloutRequest.read(folder)
-        except FileNotFoundError:  # its batch was stored just now
+        except FileNotFoundError:  # the batch has just been stored
             continue
         if missing := [n for n in range(request.units) if unit_name(n) not in names]:
             found.append((request, missing))
-    return sorted(found, key=lambda each: (each[0].number, -each[0].attempt))
+    return sorted(found, key=lambda entry: (entry[0].number, -entry[0].attempt))
 
 
 def delete_requests(folder: str) -> None:
-    """Delete `folder`, with all below it that was asked for and sampled.
+    """Delete `folder` with all requests and samples below it.
 
-    The requests go first: else a sampler that looks meanwhile sees one that lacks units.
+    The requests are deleted first: otherwise a sampler would see a request that lacks units.
     """
     for path in storage.list_files(folder, REQUEST):
         storage.delete(path)
@@ -103,23 +110,23 @@ def delete_requests(folder: str) -> None:
 
 
 def unit_name(index: int) -> str:
-    """The file of unit `index`."""
+    """Return the file name of unit `index`."""
     return f"{index:05d}{UNIT}"
 
 
 def find_missing_units(folder: str, units: int) -> list[int]:
-    """Those of so many that `folder` lacks."""
+    """Return the indices of `units` units that are missing in `folder`."""
     names = {path.rpartition("/")[2] for path in storage.list_files(folder, UNIT)}
     return [n for n in range(units) if unit_name(n) not in names]
 
 
 def write_unit(folder: str, index: int, arrays: Arrays) -> None:
-    """Put unit `index` into `folder`, whole."""
+    """Write unit `index` to `folder`, atomically."""
     storage.write(storage.join(folder, unit_name(index)), pack_arrays(arrays))
 
 
 def read_unit(folder: str, index: int) -> Arrays | None:
-    """Unit `index` of `folder`; None: it is not there yet."""
+    """Read unit `index` of `folder`; None if it is not there yet."""
     try:
         data = storage.read(storage.join(folder, unit_name(index)))
     except FileNotFoundError:
@@ -128,13 +135,13 @@ def read_unit(folder: str, index: int) -> Arrays | None:
 
 
 def write_failure(folder: str, error: TrainrigError) -> None:
-    """Have those who wait for what `folder` lacks raise `error`."""
+    """Have those that wait for units of `folder` raise `error`."""
     entries = {"kind": type(error).__name__, "problem": str(error)}
     storage.write(storage.join(folder, FAILED), json.dumps(entries).encode())
 
 
 def raise_failure(folder: str) -> None:
-    """Raise what sampling for `folder` failed by, if it did."""
+    """Raise the error that sampling for `folder` failed with, if it did."""
     try:
         entries: Mapping[str, Any] = json.loads(storage.read(storage.join(folder, FAILED)))
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Samples units of rollouts in a process of its own, as a rank of the trainer would.
+"""Samples units of rollouts in a separate process, bit-identical to a rank of the trainer.
 
-The model is built, cast and adapted as a rank that is alone does it, and called by the same kernels
-with as many threads. So every process samples the same, bit for bit.
+The model is built, cast and adapted as on a single rank, and called with the same kernels and the
+same number of threads.
 """
 
 import contextlib
@@ -28,15 +28,18 @@ from trainrig.train.rollout_pool.requests import RolloutRequest, write_unit
 from trainrig.train.rollout_pool.weights import read_weights
 from trainrig.train.state import build_fresh_state
 
-TIMEOUT = timedelta(seconds=60)  # of a group of one process: it waits for nobody
+TIMEOUT = timedelta(seconds=60)  # timeout of a group of one process, which never waits
 
 
 class RolloutSampler:
-    """A model with a version of the weights, ready to sample."""
+    """Model with one version of the weights, ready to sample."""
 
     def __init__(self, job: TrainingJob, device: int | None = None) -> None:
-        """`device`: the GPU of this process; None: it has none. Forms a process group of its own,
-        unless this process has one, which must be of it alone."""
+        """Build the model on GPU number `device`; None: on the CPU.
+
+        Forms a process group of this process alone, unless it already has one, which must be such a
+        group.
+        """
         use_device(device)
         job = job.resolve(find_local_device())
         training = job.training
@@ -45,7 +48,7 @@ class RolloutSampler:
         if not dist.is_initialized():
             with tempfile.TemporaryDirectory(prefix="trainrig-sampler-") as folder:
                 join_group(0, 1, Path(folder, "store").as_uri(), TIMEOUT)
-        # The model alone, over one process: no model beside it, no average, no optimizer's memory.
+        # Only the model, in one process: no other models, no averages, no optimizer state.
         alone = training.model_copy(update={"parallel": FSDP(), "averaging": Averaging()})
         job = dataclasses.replace(job, training=alone, frozen={}, trained={})
         self._state = build_fresh_state(job, find_local_device(), draw=False)
@@ -53,11 +56,14 @@ class RolloutSampler:
             load_base(self._state, job)
         self._state.model.config = job.model_after(0)
         self._maker = cast(RolloutMaker, job.make_batches())
-        self._loaded = ""  # the version of the weights that is in the model
+        self._loaded = ""  # folder of the weights that are loaded
 
     def sample(self, request: RolloutRequest, index: int) -> None:
-        """Sample unit `index` of `request`, and put it where that is. Raises ClusterError if its
-        weights are gone: then the request was withdrawn."""
+        """Sample unit `index` of `request`, and store it in the request's folder.
+
+        Loads the request's weights first if others are loaded. Raises ClusterError if they are
+        gone, because the request was withdrawn.
+        """
         if request.weights != self._loaded:
             self._loaded = ""
             read_weights(request.weights, self._state)
@@ -74,5 +80,5 @@ class RolloutSampler:
         try:
             with torch.no_grad(), keep_gathered(self._state.model, gather_once=True):
                 yield
-        finally:  # for a backward pass that does not come
+        finally:  # no backward pass follows that would release the gathered parameters
             reshard(self._state.model)

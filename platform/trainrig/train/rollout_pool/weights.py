@@ -1,7 +1,7 @@
-"""The weights of a step, written by all ranks for those who sample with them.
+"""The weights of one step, written by all ranks for the processes that sample with them.
 
-In the files of a checkpoint: each rank writes its rows, so the model is whole nowhere; who reads
-checks every byte. On one machine what was written is read from memory.
+They have the format of a checkpoint: each rank writes its own rows, so no process holds the whole
+model, and readers verify every byte. On a single machine, they are read from the page cache.
 """
 
 import torch.distributed as dist
@@ -17,34 +17,38 @@ from trainrig.train.state import TrainState
 
 
 class WeightWriter:
-    """Writes versions of the weights of one run; an adapter's alone, where one is trained."""
+    """Writer of versions of a run's weights; only of the adapter, if one is trained."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        """`group`: to gather sums over."""
+        """Set up the writer; checksums are gathered over `group`."""
         self._group = group
         self._staged: StagedFile | None = None
         self._index: dict[str, IndexedTensor] = {}
 
     def write(self, state: TrainState, folder: str, attempt: int) -> None:
-        """Put the weights of `state` into `folder`, whole once its manifest is there. Collective;
-        nothing may be gathered."""
+        """Write the weights of `state` to `folder`; they are complete once its manifest exists.
+
+        Collective. No parameters may be gathered.
+        """
         tensors = state.list_weights()
         parts = find_written(tensors)
         if self._staged is None:
-            self._staged, self._index = StagedFile(parts), index_all(tensors)
+            self._staged = StagedFile(parts)
+            self._index = index_all(tensors)
         self._staged.fill(parts)
         rank = dist.get_rank()
         mine = self._staged.write(storage.join(folder, tensor_file_name(rank)))
         sums: list[FileChunks] = [mine] * dist.get_world_size()
         dist.all_gather_object(sums, mine, group=self._group)
         if rank == 0:
-            files = {tensor_file_name(each): chunks for each, chunks in enumerate(sums)}
-            step, index = state.step, self._index
+            files = {tensor_file_name(writer): chunks for writer, chunks in enumerate(sums)}
+            step = state.step
+            index = self._index
             commit(
                 folder, CheckpointManifest(step=step, attempt=attempt, files=files, tensors=index)
             )
 
 
 def read_weights(folder: str, state: TrainState) -> None:
-    """Fill the weights of `state` with those in `folder`. Raises DamagedCheckpoint."""
+    """Fill the weights of `state` from `folder`. Raise DamagedCheckpoint on wrong bytes."""
     read_tensors(folder, state.list_weights())

@@ -1,1 +1,1 @@
-"""The run folder: metrics, events, samples, goodput, report."""
+"""The run folder: metrics, events, samples, goodput and the report."""

@@ -1,7 +1,8 @@
-"""Alarms: what in a run's figures asks for somebody's attention, and what to do about it.
+"""Alarms: signs of trouble in a run's metrics, each with advice on what to do.
 
-Each rule is a pure function of the lines that the run has written. An alarm is told once, and again
-only after its cause has been away: in `events.jsonl`, in the log, and to whom `notify` names.
+Each rule is a pure function of the lines that the run has written. An alarm is raised once, and
+again only after its cause has been absent: in `events.jsonl`, in the log, and to the target of
+`--notify`.
 """
 
 import itertools
@@ -34,22 +35,26 @@ Line = Mapping[str, Any]
 
 _EXPERT = re.compile(r"experts/\d+/\d+/load")
 LOOK_SECONDS = 5.0
-NOW, BEFORE = 50, 200  # updates that are compared: the newest, and those before them
-NORM_RISE = 2.0  # times
-FLAT_LOSS = 1.02  # times: as much as a loss that "has not moved" may have moved
-RISING = 3  # held-out losses in a row, each above the one before
-DEAD_SHARE = 1e-6  # of the median layer's gradient norm
-DEAD_LOAD, DEAD_LOOKS = 0.01, 3  # even shares of tokens, in so many measurements in a row
-SLOWER = 0.7  # of the best throughput on as many workers
-SLOW_RANK, SLOW_LOOKS = 0.3, 3  # excess over the median rank, in so many measurements in a row
-ABOVE_PREDICTION = 1.05  # times the upper end of what was predicted, or the value without one
+NOW = 50  # newest updates, which are compared with those before them
+BEFORE = 200
+NORM_RISE = 2.0  # factor between the medians of the gradient norm
+FLAT_LOSS = 1.02  # factor up to which the loss counts as unchanged
+RISING = 3  # consecutive increases of the held-out loss
+DEAD_SHARE = 1e-6  # share of the median layer's gradient norm
+DEAD_LOAD = 0.01  # tokens of an expert, as a share of its even share
+DEAD_LOOKS = 3  # consecutive measurements below that
+SLOWER = 0.7  # share of the best throughput with the same number of workers
+SLOW_RANK = 0.3  # excess time over the median rank, as a share
+SLOW_LOOKS = 3  # consecutive measurements with the same slowest rank
+# factor on the upper end of the prediction, or on its value if it has no interval
+ABOVE_PREDICTION = 1.05
 WORTH_OF_REPEATS = 15.387756  # epochs: R_D* of Muennighoff et al. 2023 (arXiv:2305.16264)
-EPOCHS = 4.0  # up to which repeated data are nearly as good as new (ibid., section 1)
+EPOCHS = 4.0  # epochs up to which repeated data are nearly as good as new (ibid., section 1)
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """What is wrong, and what to do."""
+    """Problem of a run, and what to do about it."""
 
     name: str
     what: str
@@ -60,20 +65,21 @@ class Alarm:
 
 
 class AlarmRules:
-    """Is shown a run's lines one after another, and says which alarms hold now."""
+    """The alarm rules: they read a run's lines one after another, and tell which alarms hold."""
 
     def __init__(self, steps: int, prediction: Prediction | None = None) -> None:
-        self._steps, self._prediction = steps, prediction
+        self._steps = steps
+        self._prediction = prediction
         self._updates: deque[Line] = deque(maxlen=NOW + BEFORE)
         self._held_out: deque[Line] = deque(maxlen=RISING + 1)
         self._layers: Line = {}
         self._experts: deque[Line] = deque(maxlen=DEAD_LOOKS)
         self._slowest: deque[Line] = deque(maxlen=SLOW_LOOKS)
-        self._best: dict[int, float] = {}  # tokens per second, by workers
-        self._checkpoint = 0  # bytes of the newest
+        self._best: dict[int, float] = {}  # highest tokens per second, by number of workers
+        self._checkpoint = 0  # bytes of the newest checkpoint
 
     def hear(self, line: Line) -> None:
-        """A line of metrics or an event."""
+        """Record a line of metrics or an event."""
         if line.get("event") == "checkpoint":
             self._checkpoint = line["bytes"]
         elif "train/loss" in line:
@@ -89,7 +95,10 @@ class AlarmRules:
             self._held_out.append(line)
 
     def list_holding(self, free_bytes: int | None) -> list[Alarm]:
-        """The alarms that hold; `free_bytes`: of the run folder's disk, None of a bucket."""
+        """Return the alarms that hold now.
+
+        `free_bytes`: free space of the run folder's disk; None for a bucket.
+        """
         rules: tuple[Callable[[], Alarm | None], ...] = (
             self._check_norm,
             self._check_gap,
@@ -105,7 +114,8 @@ class AlarmRules:
     def _check_norm(self) -> Alarm | None:
         if len(self._updates) < NOW + BEFORE:
             return None
-        before, now = list(self._updates)[:BEFORE], list(self._updates)[BEFORE:]
+        before = list(self._updates)[:BEFORE]
+        now = list(self._updates)[BEFORE:]
         old, new = (_compute_median(part, "train/grad_norm") for part in (before, now))
         flat = _compute_median(now, "train/loss") <= FLAT_LOSS * _compute_median(
             before, "train/loss"
@@ -117,7 +127,7 @@ class AlarmRules:
         return Alarm("gradient_norm_rises", what, action)
 
     def _check_gap(self) -> Alarm | None:
-        losses = [each["eval/loss"] for each in self._held_out if each["eval/loss"] is not None]
+        losses = [line["eval/loss"] for line in self._held_out if line["eval/loss"] is not None]
         if len(losses) <= RISING or any(a >= b for a, b in itertools.pairwise(losses)):
             return None
         first = self._held_out[0]
@@ -154,7 +164,7 @@ class AlarmRules:
 
     def _check_throughput(self) -> Alarm | None:
         recent = list(self._updates)[-20:]
-        if len(recent) < 20 or len({each["cluster/workers"] for each in recent}) > 1:
+        if len(recent) < 20 or len({line["cluster/workers"] for line in recent}) > 1:
             return None
         workers = int(recent[0]["cluster/workers"])
         speed = _compute_median(recent, "speed/tokens_per_second")
@@ -165,8 +175,8 @@ class AlarmRules:
         return Alarm("throughput_falls", what, "see the time shares in the report for what grew")
 
     def _check_ranks(self) -> Alarm | None:
-        ranks = {each["cluster/slowest_rank"] for each in self._slowest}
-        least = min((each["cluster/slowest_excess"] for each in self._slowest), default=0.0)
+        ranks = {line["cluster/slowest_rank"] for line in self._slowest}
+        least = min((line["cluster/slowest_excess"] for line in self._slowest), default=0.0)
         if len(self._slowest) < SLOW_LOOKS or len(ranks) > 1 or least < SLOW_RANK:
             return None
         what = f"rank {int(ranks.pop())} takes {least:.0%} longer than the others, time and again"
@@ -184,7 +194,8 @@ class AlarmRules:
         if self._prediction is None or len(self._updates) < NOW:
             return None
         recent = list(self._updates)[-NOW:]
-        if 2 * recent[-1]["step"] < self._steps:  # a rate that has not fallen says little yet
+        # a learning rate that has not decayed yet says little about the final loss
+        if 2 * recent[-1]["step"] < self._steps:
             return None
         predicted, _, high = self._prediction.interpolate(recent[-1]["train/tokens"])
         limit = ABOVE_PREDICTION * (predicted if math.isnan(high) else high)
@@ -201,14 +212,17 @@ def _compute_median(lines: Sequence[Line], name: str) -> float:
 
 
 def compute_effective_epochs(epochs: float) -> float:
-    """What `epochs` of the same data are worth, in epochs of new data (arXiv:2305.16264, eq. 5)."""
+    """Return how many epochs of new data `epochs` of the same data are worth.
+
+    By arXiv:2305.16264, eq. 5.
+    """
     if epochs <= 1:
         return epochs
     return 1 + WORTH_OF_REPEATS * (1 - math.exp(-(epochs - 1) / WORTH_OF_REPEATS))
 
 
 def find_repetition_alarms(epochs: Mapping[str, float]) -> list[Alarm]:
-    """One for each source that a run reads more often than its data bear."""
+    """Return an alarm for each source that a run reads too often; `epochs`: times by source."""
     found = []
     for source, count in epochs.items():
         if count > EPOCHS:
@@ -220,27 +234,28 @@ def find_repetition_alarms(epochs: Mapping[str, float]) -> list[Alarm]:
 
 
 class AlarmWatch:
-    """Looks at the run in `folder` from time to time, and tells of its alarms."""
+    """Follows the run in `folder` and raises its alarms."""
 
     def __init__(self, folder: str, steps: int, begin_with: Sequence[Alarm] = ()) -> None:
-        self._folder, self._notify = RunFolder(folder), notify_to.get()
+        self._folder = RunFolder(folder)
+        self._notify = notify_to.get()
         self._rules = AlarmRules(steps, read_prediction(folder))
         self._tails = [Tail(storage.join(folder, name)) for name in (EVENTS, METRICS)]
-        told = [each for each in self._folder.read_events() if each["event"] == "alarm"]
-        self._told = {each["name"] for each in told}  # and hold still, as far as is known
-        self._begin_with = [each for each in begin_with if each.name not in self._told]
+        alarms = [event for event in self._folder.read_events() if event["event"] == "alarm"]
+        self._reported = {alarm["name"] for alarm in alarms}  # raised before; still assumed to hold
+        self._begin_with = [alarm for alarm in begin_with if alarm.name not in self._reported]
 
     def look(self) -> list[Alarm]:
-        """Tell of what has begun to hold since the last look."""
+        """Check the lines written since the last check; raise and return the new alarms."""
         for tail in self._tails:
             for raw in tail.read_new_lines():
                 try:
                     self._rules.hear(json.loads(raw))
-                except ValueError:  # torn; who reads them for good says so
+                except ValueError:  # a torn line; other readers warn of it
                     continue
         holding = self._rules.list_holding(self._measure_free_bytes())
-        new = [*self._begin_with, *(each for each in holding if each.name not in self._told)]
-        self._told = {each.name for each in (*holding, *self._begin_with)}
+        new = [*self._begin_with, *(alarm for alarm in holding if alarm.name not in self._reported)]
+        self._reported = {alarm.name for alarm in (*holding, *self._begin_with)}
         self._begin_with = []
         for alarm in new:
             self._tell(alarm)
@@ -263,8 +278,9 @@ class AlarmWatch:
 
 @contextmanager
 def watch_alarms(folder: str, steps: int, begin_with: Sequence[Alarm] = ()) -> Iterator[None]:
-    """While the block, which drives the run in `folder`, runs: tell of its alarms."""
-    watch, over = AlarmWatch(folder, steps, begin_with), threading.Event()
+    """Raise the alarms of the run in `folder` while the block, which drives it, runs."""
+    watch = AlarmWatch(folder, steps, begin_with)
+    over = threading.Event()
 
     def follow() -> None:
         last = False
@@ -273,7 +289,7 @@ def watch_alarms(folder: str, steps: int, begin_with: Sequence[Alarm] = ()) -> I
             try:
                 with s3_retries.briefly():
                     watch.look()
-            except (OSError, ClusterError) as problem:  # the next look is near
+            except (OSError, ClusterError) as problem:  # the next check follows soon
                 log.debug("%s: not looked at: %s", folder, problem)
 
     thread = threading.Thread(target=follow, name="alarms", daemon=True)

@@ -1,4 +1,4 @@
-"""What is put on record when an attempt starts: how many workers, in which layout, and why."""
+"""Records the start of an attempt: the number of workers, their layout, and the reason."""
 
 import logging
 
@@ -21,9 +21,12 @@ def record_start(
     workers: int,
     why: str,
 ) -> None:
-    """Put the start of `attempt` on record, and before it, if `layout` is another than that of the
-    attempt before, that it has changed."""
-    events, now = folder.read_events(), describe_layout(layout)
+    """Record the start of `attempt`, and a change of its layout since the attempt before.
+
+    `why`: the reason of the attempt, such as "start" or "fault".
+    """
+    events = folder.read_events()
+    now = describe_layout(layout)
     started = [event for event in events if event["event"] == "attempt_started"]
     before = started[-1].get("layout", now) if started else now
     where = {"attempt": attempt.number, "step": attempt.resumed_step}

@@ -1,12 +1,12 @@
-"""Sends the figures of a run to the sinks that its run file names, from `metrics.jsonl`.
+"""Sends the metrics of a run to the sinks that its run file names, from `metrics.jsonl`.
 
-The run's driver reads what its ranks have written, so that no rank ever waits for a sink, and a
-sink that fails costs the run nothing: it is opened again at the next look.
+The run's driver reads what the ranks have written, so no rank ever waits for a sink. A sink that
+fails does not affect the run: it is opened again at the next try.
 
-Each step goes out once, in order, and as it counts in the end. A step is held back while a spike
-may still undo it: while one is open that began near it, and for the few steps by which a spike
-begins before its first outlier. What a kill has taken again has the same figures and is not sent
-again; nor is, after a rollback that reached further than that, what had been sent.
+Each step is sent once, in order, and only when it is final. A step is held back while a spike may
+still undo it: while a spike that began near it is open, and for the few steps by which a spike may
+begin before its first outlier. Steps repeated after a kill have the same values and are not sent
+again. Nor are steps that were sent before a roll-back that reached further back.
 """
 
 import json
@@ -31,32 +31,34 @@ log = logging.getLogger(__name__)
 Line = Mapping[str, Any]
 
 LOOK_SECONDS = 5.0
-GIVE_UP_SECONDS = 60.0  # once the run is over: for sinks that do not answer
+GIVE_UP_SECONDS = 60.0  # s after the end of the run to wait for sinks that do not respond
 NOT_FIGURES = {"step", "attempt", "time"}
 
 
 class SettledSteps:
-    """Hears a run's lines and events, and gives each step once it counts for good."""
+    """Reads a run's metrics and events, and returns each step once no roll-back can undo it."""
 
     def __init__(self, spikes: Spikes | None) -> None:
-        # How far a spike may reach: back from its first outlier (the second time at its place), and
-        # on from there until it is over.
+        # Data steps that a spike may reach back from its first outlier (at the second roll-back),
+        # and forward until it has ended.
         self._back = spikes.margin * WIDER if spikes else 0
         self._on = spikes.longest + spikes.margin if spikes else 0
-        self._lines: dict[int, dict[str, Any]] = {}  # by step, those that were not given
-        self._attempt, self._newest = 0, -1  # the newest line's attempt, and its data step
+        self._lines: dict[int, dict[str, Any]] = {}  # lines not returned yet, by step
+        self._attempt = 0  # attempt of the newest line
+        self._newest = -1  # data step of the newest line
         self._outliers: list[int] = []  # data steps
 
     def hear(self, line: Line) -> None:
-        """A line of metrics, or an event."""
+        """Record a line of metrics, or an event."""
         if line.get("event") == "step_skipped":
             self._outliers.append(line["data_step"])
         if "event" in line or line["attempt"] < self._attempt:
             return
         step = line["step"]
-        if line["attempt"] > self._attempt:  # it takes again what comes after
+        # the new attempt repeats what comes after its first step
+        if line["attempt"] > self._attempt:
             self._attempt = line["attempt"]
-            self._lines = {at: each for at, each in self._lines.items() if at < step}
+            self._lines = {at: held for at, held in self._lines.items() if at < step}
         if "train/loss" in line:
             self._newest = line["train/data_step"]
             self._lines[step] = dict(line)
@@ -64,13 +66,16 @@ class SettledSteps:
             self._lines[step] |= line
 
     def take(self, over: bool = False) -> list[dict[str, Any]]:
-        """The steps that have come to count since the last call, in order; all, if it is `over`."""
+        """Return the steps that became final since the last call, in order.
+
+        If the run is `over`, all remaining steps are final.
+        """
         given = [at for at in sorted(self._lines) if over or self._is_settled(self._lines[at])]
         return [self._lines.pop(at) for at in given]
 
     def _is_settled(self, line: Line) -> bool:
         data_step = line["train/data_step"]
-        # Its held-out loss is written after it and before the next.
+        # The held-out loss of a step is written after its line and before the next.
         if data_step >= self._newest - self._back:
             return False
         return not any(
@@ -80,19 +85,24 @@ class SettledSteps:
 
 
 class Exporter:
-    """Sends what the run in `folder` writes to `sinks`, look by look. One driver has one."""
+    """Sends the metrics of the run in `folder` to `sinks`. Each driver has one."""
 
     def __init__(self, folder: str, sinks: Sequence[Sink], spikes: Spikes | None) -> None:
-        self._folder, self._sinks, self._spikes = RunFolder(folder), tuple(sinks), spikes
+        self._folder = RunFolder(folder)
+        self._sinks = tuple(sinks)
+        self._spikes = spikes
         self._metrics = Tail(storage.join(folder, metrics.METRICS))
         self._events = Tail(storage.join(folder, EVENTS))
         self._steps = SettledSteps(spikes)
-        self._writers: dict[int, SinkWriter] = {}  # by place in `sinks`
+        self._writers: dict[int, SinkWriter] = {}  # keys: index in `sinks`
         self._waiting: dict[int, list[Line]] = {at: [] for at in range(len(self._sinks))}
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
 
     def look(self, over: bool = False) -> bool:
-        """Send what came since the last look, all if the run is `over`; whether nothing waits."""
+        """Send the new lines since the last call, or all if the run is `over`.
+
+        Returns whether nothing is left to send.
+        """
         live = self._read()
         settled = self._steps.take(over)
         for at in range(len(self._sinks)):
@@ -101,23 +111,23 @@ class Exporter:
         return not any(self._waiting.values())
 
     def close(self) -> None:
-        """Have every sink finish."""
+        """Close every sink."""
         for at, writer in self._writers.items():
             try:
-                writer.close()
+                writer.close()  # a third-party client may raise anything
             except Exception as problem:  # whatever a stranger's client may raise
                 self._tell(at, problem)
         self._writers = {}
 
     def _read(self) -> Line | None:
-        """Hear what is new; the newest line of an update, if there is one."""
+        """Read the new lines and events; return the newest line of an update, if any."""
         newest = None
-        # Lines first: an outlier is on record before the lines after it.
+        # Metrics are read first: an outlier's event is written before the lines after it.
         for tail in (self._metrics, self._events):
             for raw in tail.read_new_lines():
                 try:
                     line = json.loads(raw)
-                except ValueError:  # torn; who reads them for good says so
+                except ValueError:  # a torn line; other readers warn of it
                     continue
                 self._steps.hear(line)
                 newest = line if "train/loss" in line else newest
@@ -137,7 +147,7 @@ class Exporter:
                 if waiting[0]["step"] > writer.sent:
                     _write(writer, waiting[0])
                 waiting.pop(0)
-        except Exception as problem:  # whatever a stranger's client may raise
+        except Exception as problem:  # a third-party client may raise anything
             self._writers.pop(at, None)
             self._tell(at, problem)
 
@@ -151,14 +161,16 @@ class Exporter:
             describe=metrics.describe,
         )
         self._writers[at] = writer = self._sinks[at].open(run)
-        self._told.discard(at)
+        self._reported.discard(at)
         return writer
 
     def _tell(self, at: int, problem: Exception) -> None:
-        if at not in self._told:
+        if at not in self._reported:
             kind = self._sinks[at].kind
-            log.warning("%s: %s: not all is there yet: %s", self._folder.path, kind, problem)
-        self._told.add(at)
+            log.warning(
+                "%s: %s: some metrics are not sent yet: %s", self._folder.path, kind, problem
+            )
+        self._reported.add(at)
 
 
 def _write(writer: SinkWriter, line: Line) -> None:
@@ -172,17 +184,18 @@ def _write(writer: SinkWriter, line: Line) -> None:
 
 @contextmanager
 def export_figures(folder: str, sinks: Sequence[Sink], spikes: Spikes | None) -> Iterator[None]:
-    """While the block, which drives the run in `folder`, runs: send its figures to `sinks`."""
+    """Send the metrics of the run in `folder` to `sinks` while the block, which drives it, runs."""
     if not sinks:
         yield
         return
-    exporter, over = Exporter(folder, sinks, spikes), threading.Event()
+    exporter = Exporter(folder, sinks, spikes)
+    over = threading.Event()
 
     def look(last: bool) -> bool:
         try:
             with s3_retries.briefly():
                 return exporter.look(last)
-        except Exception as problem:  # of the run's own storage; the next look is near
+        except Exception as problem:  # the run's own storage may fail; the next try follows soon
             log.debug("%s: not sent: %s", folder, problem)
             return False
 

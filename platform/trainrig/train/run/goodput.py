@@ -1,14 +1,14 @@
-"""Computes where the time of a run went, from its event log.
+"""Goodput: where the wall time of a run went, computed from its events and metrics.
 
-Goodput is the share of the wall time in which steps were taken that count. All of the rest has a
-name, and the names add up to the wall time:
+Goodput is the share of the wall time spent on steps that count. The rest is split into named parts,
+which add up to the wall time:
 
-    lost       steps that a later attempt took again
-    detection  from the last step before a fault until the fault was seen, half a step included
+    lost       steps that a later attempt repeated
+    detection  from the last step before a failure until it was noticed, an unfinished step included
     restart    from there, or from a move to other nodes, until the first step begins
-    stall      steps held up while the state was copied for a checkpoint; the last save of all
-    waiting    for nodes, and backing off
-    stopped    nobody drove the run: it was asked to stop, or its driver died
+    stall      steps delayed while the state was copied for a checkpoint; and the final save
+    waiting    for nodes, or before a restart (back-off)
+    stopped    no driver ran: the run was asked to stop, or its driver died
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ ENDS = {"attempt_failed": "failed", "attempt_stopped": "stopped"}
 
 @dataclass(frozen=True)
 class Goodput:
-    """Seconds of a run by what they were spent on. The module says what the names mean."""
+    """Seconds of a run by what they were spent on; the module explains the names."""
 
     productive: float = 0.0
     lost: float = 0.0
@@ -43,21 +43,21 @@ class Goodput:
 
     @property
     def share(self) -> float:
-        """Of the time in which a driver was running, that in which it got on; 0 before any."""
+        """Productive share of the time with a running driver; 0 before the first attempt."""
         driven = self.wall - self.stopped
         return self.productive / driven if driven else 0.0
 
 
 def measure_goodput(folder: str) -> Goodput:
-    """Of the run in `folder`, so far."""
+    """Measure the goodput so far of the run in `folder`."""
     return account_time(RunFolder(folder).read_events(), metrics.read_lines(folder))
 
 
 def account_time(events: Iterable[Line], lines: Iterable[Line]) -> Goodput:
-    """`events` of a run folder and the `lines` of its updates, in seconds by what they went to."""
+    """Compute the goodput from the `events` of a run and the metrics `lines` of its updates."""
     events = sorted(events, key=_read_time)
     lines = sorted(lines, key=_read_time)
-    newest: dict[int, int] = {}  # attempt whose update counts, by step
+    newest: dict[int, int] = {}  # newest attempt that made each step
     for line in lines:
         newest[line["step"]] = max(line["attempt"], newest.get(line["step"], 0))
     book = _Book()
@@ -70,7 +70,7 @@ def account_time(events: Iterable[Line], lines: Iterable[Line]) -> Goodput:
 
 
 class _Book:
-    """Each stretch of time is entered once, and they follow each other."""
+    """Sums of seconds by purpose, entered as consecutive intervals."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys((field.name for field in dataclasses.fields(Goodput)), 0.0)
@@ -83,9 +83,10 @@ class _Book:
 class _Span:
     begin: float
     end: float
-    how: str  # "failed", "stopped" or "silent": its driver died, or it still goes on
+    how: str  # "failed", "stopped" or "silent" (its driver died, or it still runs)
     lines: Sequence[Line]
-    stalls: Sequence[tuple[float, float]]  # when each save began, and seconds that steps waited
+    # start of each save, and the seconds that steps waited for it
+    stalls: Sequence[tuple[float, float]]
 
 
 def _read_time(line: Line) -> float:
@@ -115,7 +116,8 @@ def _find_spans(events: Sequence[Line], lines: Sequence[Line]) -> list[_Span]:
 
 
 def _account_steps(book: _Book, span: _Span, newest: Mapping[int, int]) -> None:
-    cursor, first = span.begin, True
+    cursor = span.begin
+    first = True
     for line in span.lines:
         end = min(max(_read_time(line), cursor), span.end)
         began = min(max(end - metrics.wall_seconds(line), cursor), end)
@@ -126,7 +128,8 @@ def _account_steps(book: _Book, span: _Span, newest: Mapping[int, int]) -> None:
             "productive" if newest[line["step"]] == line["attempt"] else "lost", began, working
         )
         book.enter("stall", working, end)
-        cursor, first = end, False
+        cursor = end
+        first = False
     after_steps = "stall" if span.how == "stopped" else "detection"
     book.enter("restart" if first else after_steps, cursor, span.end)
 

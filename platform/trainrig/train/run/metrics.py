@@ -1,13 +1,13 @@
-"""The figures of a run: their names, where they are written, how they are read back.
+"""The metrics of a run: their names, how they are written, and how they are read back.
 
 A line of `metrics.jsonl` is `{"step", "attempt", "time", name: value, …}`. The step is the number
-of updates done: the first line of a run says step 1. Held-out losses are a line of their own, and
-so is each score of `training.evaluations`, written when it is known, with the attempt that saved
+of updates made: the first line of a run has step 1. Held-out losses have lines of their own. So do
+the scores of `training.evaluations`, written as soon as they are known, with the attempt that saved
 the scored checkpoint.
-A step that was taken again after a fault has a line of each attempt that took it: `read_series` is
-the one reader of what counts, a line a step, of the newest attempt; `read_lines` gives all, for
-what was spent on them. TensorBoard gets the same names, and hides what was taken again. In a
-bucket, `metrics.jsonl` is a folder (append_log.py).
+A step that was repeated after a failure has a line for each attempt that made it. `read_series`
+returns the lines that count: one per step, of the newest attempt. `read_lines` returns all, to
+account for the time spent. TensorBoard gets the same names, and hides repeated steps. In a bucket,
+`metrics.jsonl` is a folder (append_log.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from trainrig import storage
 from trainrig.processes import append_log
 
-if TYPE_CHECKING:  # whoever reads metrics needs no torch
+if TYPE_CHECKING:  # readers of metrics need no torch
     from trainrig.train.evaluations.decisions import ScoredCheckpoint
     from trainrig.train.loss_table import Loss
 
@@ -35,11 +35,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure of a run; the rows of docs/metrics.md."""
+    """One metric of a run: a row of docs/metrics.md."""
 
-    name: str  # in capitals what stands for one of several
+    name: str  # words in capitals are placeholders
     unit: str
-    source: str  # who measures it, and when
+    source: str  # measured by, and when
     meaning: str
 
 
@@ -137,25 +137,30 @@ TABLE = (
     Metric("kinds/KIND/update_ratio", "", "all ranks, " + BY_LAYER, "update over weight norm"),
 )
 _FAMILY = re.compile("[A-Z]+")
-NAMES = {each.name: each.meaning for each in TABLE if not _FAMILY.search(each.name)}
+NAMES = {metric.name: metric.meaning for metric in TABLE if not _FAMILY.search(metric.name)}
 LOSSES = re.compile(
-    "|".join(_FAMILY.sub(".+", re.escape(each.name)) for each in TABLE if _FAMILY.search(each.name))
+    "|".join(
+        _FAMILY.sub(".+", re.escape(metric.name)) for metric in TABLE if _FAMILY.search(metric.name)
+    )
     + "|eval/loss",
     re.DOTALL,
 )
-_PATTERNS = tuple(  # the name of a family holds what its capitals stand for
-    (each, re.compile(_FAMILY.sub(lambda found: f"(?P<{found[0]}>.+)", each.name), re.DOTALL))
-    for each in TABLE
+_PATTERNS = tuple(  # placeholders of a name become groups of its pattern
+    (metric, re.compile(_FAMILY.sub(lambda found: f"(?P<{found[0]}>.+)", metric.name), re.DOTALL))
+    for metric in TABLE
 )
 METRICS = "metrics.jsonl"
 BOARD = "tensorboard"
 
 
 def describe(name: str) -> tuple[str, dict[str, str], str]:
-    """The name in TABLE of the figure `name`, what its capitals stand for by lower-case name, and
-    what it is, with its unit. Raises KeyError if there is none."""
-    # "eval/loss" is a name of its own, though a source may be called anything.
-    matches = ((each, pattern.fullmatch(name)) for each, pattern in _PATTERNS)
+    """Return the name in TABLE of the metric `name`, its labels, and its description with unit.
+
+    The labels map each placeholder, in lower case, to what it stands for. Raises KeyError for a
+    name that TABLE does not have.
+    """
+    # "eval/loss" is also a metric itself, although a source may have any name.
+    matches = ((metric, pattern.fullmatch(name)) for metric, pattern in _PATTERNS)
     found = sorted(((m, f) for m, f in matches if f), key=lambda pair: len(pair[1].groupdict()))
     if not found:
         raise KeyError(name)
@@ -166,9 +171,10 @@ def describe(name: str) -> tuple[str, dict[str, str], str]:
 
 
 def list_loss_values(split: str, loss: Loss) -> dict[str, float]:
-    """The metrics of `loss`: of all rows, by source, by term where there are several, diagnostics.
+    """Return the metrics of `loss`: total, by source, by term, and diagnostics.
 
-    `split`: "train" or "eval". Where training has one source, that is the loss itself.
+    Terms are left out if there is only one, and sources if training has only one. `split`: "train"
+    or "eval".
     """
     values = {f"{split}/loss": loss.total}
     if split == "train" and loss.variance is not None:
@@ -181,10 +187,12 @@ def list_loss_values(split: str, loss: Loss) -> dict[str, float]:
     return values
 
 
-def measure_expert_loads(loss: Loss, each: bool) -> dict[str, float]:
-    """The metrics of experts, if there are any: the highest and the lowest load, and with `each`
-    that of every expert. A load is the tokens of the global batch that an expert is sent, over
-    their mean in its layer: 1 is even."""
+def measure_expert_loads(loss: Loss, all_experts: bool) -> dict[str, float]:
+    """Return the highest and lowest load of experts; with `all_experts`, also every expert's load.
+
+    A load is the number of tokens of the global batch sent to an expert, over the mean of its
+    layer: 1 is even. Returns {} for a model without experts.
+    """
     by_expert = {
         f"experts/{name.split('/')[1]}/{expert}/load": tokens * len(counts) / max(1, sum(counts))
         for name, counts in loss.counts.items()
@@ -194,11 +202,11 @@ def measure_expert_loads(loss: Loss, each: bool) -> dict[str, float]:
         return {}
     loads = by_expert.values()
     ends = {"experts/highest_load": max(loads), "experts/lowest_load": min(loads)}
-    return ends | by_expert if each else ends
+    return ends | by_expert if all_experts else ends
 
 
 class MetricsWriter:
-    """Appends to a run folder's `metrics.jsonl` and TensorBoard events. One process writes."""
+    """Writer of a run folder's `metrics.jsonl` and TensorBoard events, in a single process."""
 
     def __init__(self, folder: str, attempt: int, resumed_step: int) -> None:
         self._attempt = attempt
@@ -208,9 +216,9 @@ class MetricsWriter:
         self._board = _Board(storage.join(folder, BOARD), attempt, resumed_step)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Log `values`, named as TABLE says, for `step`.
+        """Log `values` for `step`; their names must be in TABLE.
 
-        A value that is no number is written as null.
+        A value that is not finite is written as null.
         """
         unknown = {n for n in values if n not in NAMES and not LOSSES.fullmatch(n)}
         assert not unknown, f"metrics without a unit in NAMES: {unknown}"
@@ -220,31 +228,34 @@ class MetricsWriter:
         self._board.add(step, values)
 
     def flush(self) -> None:
-        """Return once all that was written lies in the run folder. Raises ClusterError.
+        """Wait until everything is stored in the run folder. Raise ClusterError if that fails.
 
-        To be called before a checkpoint is made: no later attempt takes the steps before it again.
+        Call this before a checkpoint is saved: no later attempt repeats the steps before it.
         """
         self._lines.flush()
         self._board.flush()
 
     def close(self) -> None:
-        """Flush and close both."""
+        """Flush and close both outputs."""
         self._lines.close()
         self._board.close()
 
 
 def append_scores(folder: str, scored: ScoredCheckpoint) -> None:
-    """Log the scores of a checkpoint. Not by the one process that writes all else: they come when
-    they come, so TensorBoard has them as a run of their own below the run's."""
+    """Append the scores of a checkpoint to the metrics.
+
+    Other processes than the MetricsWriter's call this, at any time. So TensorBoard shows them as a
+    run of their own below the run's.
+    """
     values: dict[str, float] = {}
     for name, score in scored.scores.items():
-        if "/" not in name:  # a headline score stands there under its own name as well
+        if "/" not in name:  # headline scores are also listed under their full names
             continue
         values[f"scores/{scored.evaluation}/{name}"] = score.value
         if score.error is not None:
             values[f"scores/{scored.evaluation}/{name}/error"] = score.error
     shown = {name: value if math.isfinite(value) else None for name, value in values.items()}
-    # One line for each, as several processes append and a line of them has to be short.
+    # One line for each score: several processes append, which needs short lines.
     for name, value in shown.items():
         line = {"step": scored.step, "attempt": scored.attempt, "time": round(time.time(), 3)}
         append_log.append_line(
@@ -257,29 +268,31 @@ def append_scores(folder: str, scored: ScoredCheckpoint) -> None:
 
 
 class _Board:
-    """TensorBoard's events. For a bucket they are written to a local file, which is copied."""
+    """TensorBoard events. For a bucket, they are written to a local file, which is then copied."""
 
     def __init__(self, folder: str, attempt: int, resumed_step: int) -> None:
-        # Slow to import, and only one process needs it.
+        # Slow to import, and needed in one process only.
         from tensorboardX import SummaryWriter
         from tensorboardX.proto.summary_pb2 import Summary
         from tensorboardX.summary import scalar
 
-        self._summary, self._scalar, self._tags = Summary, scalar, dict[str, str]()
+        self._summary = Summary
+        self._scalar = scalar
+        self._tags = dict[str, str]()
         self._folder = folder
         self._local: tempfile.TemporaryDirectory[str] | None = None
         if folder.startswith(storage.S3):
             self._local = tempfile.TemporaryDirectory(prefix="trainrig-")
-        # purge_step hides what a dead attempt logged past the step that this one resumes from.
+        # purge_step hides what a dead attempt logged after the step that this one resumes from.
         self._events = SummaryWriter(
             self._local.name if self._local else folder,
             purge_step=resumed_step + 1,
             filename_suffix=f".attempt-{attempt}",
             flush_secs=5,
         )
-        self._told = False
-        # A disk that is full would end the thread that writes, and whoever adds to its queue then
-        # waits for ever. What these files lack is in `metrics.jsonl`.
+        self._reported = False
+        # A full disk would end the writer's thread, and then adding to its queue would block
+        # forever. What these files lack is in `metrics.jsonl`.
         writer = self._events.file_writer.event_writer._ev_writer
         for name in ("write_event", "flush", "close"):
             setattr(writer, name, self._make_lenient(getattr(writer, name)))
@@ -289,19 +302,22 @@ class _Board:
             try:
                 return act(*arguments)
             except OSError as problem:
-                if not self._told:
-                    log.warning("%s: not all is written there: %s", self._folder, problem)
-                self._told = True
+                if not self._reported:
+                    log.warning(
+                        "%s: some TensorBoard events are not written: %s", self._folder, problem
+                    )
+                self._reported = True
                 return None
 
         return lenient
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        # One event for all of them: one for each took longer than all else that logs a step, as
-        # each goes through a queue to a thread, which makes its check sums in pure Python.
+        # A single event for all values: one per value took longer than all other logging of a
+        # step, because each passes through a queue to a thread with checksums in pure Python.
         summary = self._summary()
         for name, value in values.items():
-            if name not in self._tags:  # TensorBoard allows fewer characters than sources may have
+            # TensorBoard allows fewer characters than names of sources may have
+            if name not in self._tags:
                 self._tags[name] = self._scalar(name, 0.0).value[0].tag
             summary.value.add(tag=self._tags[name], simple_value=value)
         self._events.file_writer.add_summary(summary, step)
@@ -323,29 +339,34 @@ class _Board:
 
 
 def read_lines(folder: str) -> Iterator[dict[str, Any]]:
-    """The line of every update in a run folder's metrics, in the order written."""
+    """Return the metrics lines of all updates, in the order written, repeated ones included."""
     return (line for line in _read_all_lines(folder) if "train/loss" in line)
 
 
 def read_series(folder: str) -> list[dict[str, Any]]:
-    """One line an update, in order of steps: that of the newest attempt that took it."""
+    """Return one metrics line per update, of the newest attempt that made it, in order of steps."""
     return _select_newest(read_lines(folder))
 
 
 def read_held_out_series(folder: str) -> list[dict[str, Any]]:
-    """The lines of held-out losses, in order of steps, each step's as the newest attempt has it."""
+    """Return one line of held-out losses per step, of the newest attempt, in order of steps."""
     return _select_newest(line for line in _read_all_lines(folder) if "eval/loss" in line)
 
 
 def wall_seconds(line: Mapping[str, Any]) -> float:
-    """What the update of `line` took with all that came between it and the one before. Runs of
-    earlier versions have it under the step's name."""
+    """Return the seconds of the update of `line`, with everything since the one before.
+
+    Runs of earlier versions have this value under the name of the step time.
+    """
     return float(line.get("speed/wall_seconds", line["speed/step_seconds"]))
 
 
 def measure_attempt_seconds(folder: str, attempt: int) -> float:
-    """What an attempt trained for: from the beginning of its first update to the end of its last,
-    or of the held-out loss after it; 0 if it made none."""
+    """Return the training seconds of an attempt; 0 if it made no update.
+
+    They last from the beginning of its first update to the end of its last one, or of the held-out
+    loss after that.
+    """
     updates = [line for line in read_lines(folder) if line["attempt"] == attempt]
     if not updates:
         return 0.0
@@ -355,7 +376,7 @@ def measure_attempt_seconds(folder: str, attempt: int) -> float:
 
 
 def is_measured(folder: str, step: int) -> bool:
-    """Whether the held-out loss at `step` is among the metrics of the run in `folder`."""
+    """Return whether the metrics of the run in `folder` have the held-out loss at `step`."""
     return any(line["step"] == step for line in read_held_out_series(folder))
 
 

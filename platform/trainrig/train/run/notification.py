@@ -1,7 +1,7 @@
-"""Telling somebody who does not look: a command to run, or a URL to send to.
+"""Notifications about a run, to a command or a URL.
 
-It is named on the command line alone. A run file that could name a command would run it for whoever
-trains by that file.
+The target is given on the command line only: a run file that could name a command would run it for
+everyone who trains with that file.
 """
 
 import contextvars
@@ -10,14 +10,16 @@ import shlex
 import subprocess
 import urllib.request
 
-SECONDS = 30.0  # that a command or a URL may take
+SECONDS = 30.0  # limit of a command or a request
 
 notify_to: contextvars.ContextVar[str | None] = contextvars.ContextVar("notify_to", default=None)
 
 
 def send(target: str, folder: str, name: str, what: str) -> None:
-    """Tell `target`: a URL that is sent JSON, or a command that is given the text as its last
-    argument. Raises OSError, ValueError or SubprocessError."""
+    """Send a notification to `target`: a URL, as JSON, or a command, as its last argument.
+
+    Raises OSError, ValueError or SubprocessError if that fails.
+    """
     text = f"{folder}: {what}"
     if target.startswith(("http://", "https://")):
         body = json.dumps({"text": text, "run": folder, "alarm": name}).encode()

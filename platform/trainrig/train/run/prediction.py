@@ -1,7 +1,7 @@
-"""What a law of scaling said of a run before it was trained: the `plan.json` in its folder.
+"""Predicted loss of a run, by a scaling law: the `plan.json` in its folder.
 
-Training knows nothing of laws: it reads the numbers that `trainrig plan` left, and no more of them
-than the report draws.
+Training does not know scaling laws: it only reads the numbers that `trainrig plan` wrote, as far as
+the report shows them.
 """
 
 import json
@@ -21,29 +21,33 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Prediction:
-    """The loss of runs that end after so many tokens; `low` and `high` are NaN without interval."""
+    """Predicted loss by number of tokens; `low` and `high` are NaN if there is no interval."""
 
     law: str
-    tokens: Numbers  # rising
+    tokens: Numbers  # increasing
     loss: Numbers  # nats per token
     low: Numbers
     high: Numbers
 
     def interpolate(self, tokens: float) -> tuple[float, float, float]:
-        """Loss, low and high of a run that ends after `tokens`, between the points by log."""
-        x, grid = np.log(tokens), np.log(self.tokens)
+        """Return loss, low and high for `tokens`, interpolated over the logarithm of tokens."""
+        x = np.log(tokens)
+        grid = np.log(self.tokens)
         loss, low, high = (float(np.interp(x, grid, y)) for y in (self.loss, self.low, self.high))
         return loss, low, high
 
 
 def read_prediction(folder: str) -> Prediction | None:
-    """That of the run in `folder`; None if nobody planned it. Raises DataError for a broken one."""
+    """Read the prediction of the run in `folder`; None if it has no plan.
+
+    Raises DataError if the plan is invalid.
+    """
     path = storage.join(folder, PLAN)
     return parse_prediction(storage.read(path), path) if storage.exists(path) else None
 
 
 def parse_prediction(data: bytes, path: str) -> Prediction:
-    """The prediction in a plan's bytes, which come from `path`. Raises DataError if it is none."""
+    """Parse a plan's bytes; errors name its `path`. Raise DataError if the plan is invalid."""
     try:
         plan: Mapping[str, Any] = json.loads(data)
         points = plan["curve"]

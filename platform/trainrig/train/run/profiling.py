@@ -1,9 +1,10 @@
-"""Records what some steps of a run did: a trace of every operation, and what memory it took.
+"""Profiles steps of a run: a trace of every operation, and its memory.
 
-A file for each rank of each attempt, `profile/attempt-0001/rank-00000.trace.json.gz`, in Chrome's
-format (ui.perfetto.dev opens it). On a GPU there is also `rank-00000.memory.pickle`, the history of
-the allocator's blocks (docs.pytorch.org/memory_viz opens it); on the CPU, which has none, the trace
-says at each allocation how much is held. Nothing of it changes a bit of the run.
+Each rank of each attempt writes a file `profile/attempt-0001/rank-00000.trace.json.gz` in Chrome's
+format (open it with ui.perfetto.dev). On a GPU, it also writes `rank-00000.memory.pickle`, the
+history of the allocator's blocks (open it with docs.pytorch.org/memory_viz). A CPU has no such
+history; there, the trace has the allocated memory at each allocation. Profiling does not change the
+results of a run.
 """
 
 import contextlib
@@ -18,16 +19,16 @@ from trainrig.errors import ClusterError
 from trainrig.train.held_out import StepProfile
 from trainrig.train.run.run_folder import TrainingAttempt
 
-if TYPE_CHECKING:  # run files are read without torch
+if TYPE_CHECKING:  # run files are read without importing torch
     import torch
 
 log = logging.getLogger(__name__)
 FOLDER = "profile"
-HISTORY = 200_000  # allocations of a GPU that are remembered, with where they were asked for
+HISTORY = 200_000  # GPU allocations kept in the history, with their call sites
 
 
 class StepRecorder:
-    """Records the chosen steps of one rank of an attempt, if it is one of those that do."""
+    """Profiler of the chosen steps of one rank in one attempt; inactive on other ranks."""
 
     def __init__(
         self, profile: StepProfile | None, folder: str, attempt: TrainingAttempt, rank: int
@@ -40,10 +41,10 @@ class StepRecorder:
 
     @contextlib.contextmanager
     def record_step(self, number: int) -> Iterator[None]:
-        """The block takes update `number`; it is recorded if it is one of the chosen.
+        """Profile the block, which makes update `number`, if it is one of the chosen steps.
 
-        What is done between two of them is recorded too, outside of their names. A block that
-        raises leaves no trace.
+        Work between two chosen steps is recorded too, outside of their named ranges. If the block
+        raises, no trace is written.
         """
         if self._profile is None:
             yield
@@ -72,12 +73,13 @@ class StepRecorder:
         self._trace.start()
 
     def finish(self) -> None:
-        """Write what was recorded, unless it is written. What storage refuses is only told."""
+        """Stop the profiler, if it runs, and write its files; storage errors are only logged."""
         if self._trace is None:
             return
         import torch
 
-        trace, self._trace = self._trace, None
+        trace = self._trace
+        self._trace = None
         trace.stop()
         with tempfile.TemporaryDirectory(prefix="trainrig-") as folder:
             written = Path(folder, "trace.json.gz")

@@ -1,6 +1,6 @@
-"""Formats the progress line of a run from its metrics.
+"""The progress line of a run, from its metrics and events.
 
-It reads the run folder and nothing else, so it can follow a run that another process drives.
+It only reads the run folder, so it can follow a run that another process drives.
 """
 
 import json
@@ -15,30 +15,33 @@ from trainrig.report import format_duration
 from trainrig.train.run.metrics import METRICS
 from trainrig.train.run.run_folder import EVENTS
 
-SAMPLED = {"time/data", "time/communication", "memory/peak_gib"}  # not of every update
-LEAST_WAIT = 0.01  # share of a step that is worth a word
-RECENT = 50  # updates whose pace says how long the others will take
+# metrics that not every update has
+SAMPLED = {"time/data", "time/communication", "memory/peak_gib"}
+LEAST_WAIT = 0.01  # smallest share of a step that is shown
+RECENT = 50  # updates over which the pace is measured for the remaining time
 
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """How far a run is."""
+    """Progress of a run."""
 
-    step: int  # updates done
-    loss: float | None  # None: not a number
-    held_out: float | None  # of all sources together, as last measured; None: never yet
+    step: int  # updates made
+    loss: float | None  # None: not finite
+    held_out: float | None  # last loss over all sources; None: not measured yet
     tokens_per_second: float
     workers: int
     restarts: int
-    seconds_left: float | None  # None before the attempt has a pace
-    waiting: str | None  # for what, while no update is being made
-    mfu: float | None = None  # share of what the devices could do; None: it is not known
-    data_wait: float | None = None  # share of the step; this and the next of rank 0, as last timed
-    ranks_wait: float | None = None  # for other ranks
-    peak_gib: float | None = None  # of memory, of rank 0, as last measured
+    seconds_left: float | None  # None until the pace of the attempt is known
+    waiting: str | None  # reason for waiting; None while the run trains
+    mfu: float | None = None  # share of the devices' peak FLOPs; None: unknown
+    # share of the step spent waiting for data, on rank 0, as last measured
+    data_wait: float | None = None
+    # share spent waiting for other ranks, on rank 0, as last measured
+    ranks_wait: float | None = None
+    peak_gib: float | None = None  # peak memory of rank 0, as last measured
 
     def describe(self) -> str:
-        """All but the step, in words."""
+        """Return everything but the step as text."""
         parts = [f"loss {'NaN' if self.loss is None else f'{self.loss:.3f}'}"]
         if self.held_out is not None:
             parts.append(f"held-out {self.held_out:.3f}")
@@ -53,7 +56,7 @@ class TrainingProgress:
         return ", ".join([*parts, *self._describe_limits()])
 
     def _describe_speed(self) -> str:
-        """How fast it is, and what of that is of each worker."""
+        """Return the throughput as text, in total and per worker, with MFU if known."""
         speed = f"{self.tokens_per_second:,.0f} tokens/s"
         if self.workers > 1:
             speed += f" ({self.tokens_per_second / self.workers:,.0f} each)"
@@ -62,7 +65,7 @@ class TrainingProgress:
         return speed
 
     def _describe_limits(self) -> Iterator[str]:
-        """What it waits for, and what it holds."""
+        """Yield the waiting shares and the peak memory as text."""
         waits = [("data", self.data_wait), ("ranks", self.ranks_wait)]
         told = [f"{share:.0%} {name}" for name, share in waits if share and share >= LEAST_WAIT]
         if told:
@@ -76,20 +79,22 @@ def _format_count(count: int, noun: str) -> str:
 
 
 class ProgressFollower:
-    """Reads what a run of `steps` steps has written since the last look."""
+    """Reader of the progress of a run of `steps` steps."""
 
     def __init__(self, folder: str, steps: int) -> None:
         self._steps = steps
         self._metrics = Tail(storage.join(folder, METRICS))
         self._events = Tail(storage.join(folder, EVENTS))
-        self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT)  # updates of one attempt
+        # newest updates, all of one attempt
+        self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
         self._held_out: float | None = None
-        self._sampled: dict[str, float] = {}  # by name, as last measured
-        self._attempts = 0  # the number of the newest
-        self._waiting, self._awaited = "", 0  # for what; and whose update ends it
+        self._sampled: dict[str, float] = {}  # last values of the metrics in SAMPLED, by name
+        self._attempts = 0  # number of the newest attempt
+        self._waiting = ""  # reason for waiting
+        self._awaited = 0  # the attempt whose first update ends the wait
 
     def look(self) -> TrainingProgress | None:
-        """How far the run is now; None before its first update."""
+        """Read what was written since the last call; return None before the first update."""
         for event in _parse_lines(self._events.read_new_lines()):
             self._hear(event)
         for line in _parse_lines(self._metrics.read_new_lines()):
@@ -120,7 +125,7 @@ class ProgressFollower:
 
     def _count(self, update: dict[str, Any]) -> None:
         if self._recent and update["attempt"] < self._recent[-1]["attempt"]:
-            return  # of a worker that has outlived its attempt
+            return  # written by a worker that outlived its attempt
         if self._recent and update["attempt"] > self._recent[-1]["attempt"]:
             self._recent.clear()
         self._recent.append(update)
@@ -137,7 +142,8 @@ class ProgressFollower:
             self._awaited = self._attempts + 1
 
     def _estimate_seconds_left(self) -> float | None:
-        first, last = self._recent[0], self._recent[-1]
+        first = self._recent[0]
+        last = self._recent[-1]
         if last["step"] <= first["step"]:
             return None
         pace = (last["time"] - first["time"]) / (last["step"] - first["step"])
@@ -156,5 +162,5 @@ def _parse_lines(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
     for line in lines:
         try:
             yield json.loads(line)
-        except ValueError:  # torn; who reads them for good says so
+        except ValueError:  # a torn line; other readers warn of it
             continue

@@ -1,9 +1,9 @@
-"""A run's folder: what happened in it, and who may write to it.
+"""A run's folder: its event log, and the right to write checkpoints.
 
-`events.jsonl` holds starts, failures, restarts and the end, with times. `attempts/0001.json` and so
-on are taken one after another by exclusive create, each with the step it resumes from: a checkpoint
-of an earlier attempt counts only up to there, so a worker that outlives its attempt is never
-believed. No clocks, no leases.
+`events.jsonl` has starts, failures, restarts and the end, with times. `attempts/0001.json` and so
+on are created one after another, exclusively, each with the step that it resumes from. A checkpoint
+of an earlier attempt counts only up to that step, so a worker that outlives its attempt has no
+effect. This needs no clocks and no leases.
 """
 
 import json
@@ -21,33 +21,33 @@ from trainrig.processes import append_log
 from trainrig.storage import s3_retries
 
 EVENTS = "events.jsonl"
-PLAN = "plan.json"  # what was predicted of the run, where it follows a plan
+PLAN = "plan.json"  # predicted loss, if the run follows a plan
 
 
 @dataclass(frozen=True)
 class TrainingAttempt:
-    """One try at the run by one group of workers, numbered from 1."""
+    """One attempt at the run by one worker group, numbered from 1."""
 
     number: int
     resumed_step: int
-    # It was no try at all, but a record that the run goes back to `resumed_step` and past this data
-    # (from, up to, without).
+    # Set if this is not an attempt but the record of a roll-back to `resumed_step` that skips the
+    # data steps [first, second).
     skip: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder at `path`."""
+    """Folder of a run at `path`, on disk or in a bucket."""
 
     path: str
 
     @property
     def checkpoints(self) -> str:
-        """Where the checkpoints lie."""
+        """Path of the folder with the checkpoints."""
         return storage.join(self.path, "checkpoints")
 
     def record(self, event: str, **details: Any) -> None:
-        """Append one event with the time, and the process and host that saw it."""
+        """Append an event with the time, process id and host."""
         line = {
             "event": event,
             "time": round(time.time(), 3),
@@ -58,7 +58,10 @@ class RunFolder:
         append_log.append_line(self._events, (json.dumps(line) + "\n").encode())
 
     def read_events(self) -> Iterator[dict[str, Any]]:
-        """All events so far; a line still being written, or torn by a full disk, is left out."""
+        """Yield all events so far, without lines that are incomplete.
+
+        A line may be incomplete because it is still being written, or was cut off by a full disk.
+        """
         for line in append_log.read_lines(self._events):
             try:
                 yield json.loads(line)
@@ -70,7 +73,7 @@ class RunFolder:
         return storage.join(self.path, EVENTS)
 
     def read_attempts(self) -> list[TrainingAttempt]:
-        """The attempts made so far, in order."""
+        """Return the attempts made so far, in order."""
         found = [
             json.loads(storage.read(path))
             for path in storage.list_files(storage.join(self.path, "attempts"), ".json")
@@ -87,24 +90,35 @@ class RunFolder:
 
     @staticmethod
     def counts(step: int, number: int, attempts: Sequence[TrainingAttempt]) -> bool:
-        """Whether what attempt `number` left of `step` counts: none of `attempts` after it resumed
-        from before. So what an outlived worker leaves behind its successors' backs is ignored
-        (fencing), and so is what they went back from."""
-        return not any(each.number > number and each.resumed_step < step for each in attempts)
+        """Return whether the checkpoint of `step` by attempt `number` counts.
+
+        It does if none of the later `attempts` resumed from an earlier step. So checkpoints of a
+        worker that outlived its attempt are ignored (fencing), as are those that the run rolled
+        back from.
+        """
+        return not any(
+            attempt.number > number and attempt.resumed_step < step for attempt in attempts
+        )
 
     def read_identity(self) -> str:
-        """What tells this run from any other, in this folder or elsewhere: drawn with its first
-        attempt. Raises FileNotFoundError before."""
+        """Return the run's random identity, which is drawn with its first attempt.
+
+        It differs between any two runs, also in the same folder. Raises FileNotFoundError before
+        the first attempt.
+        """
         first = storage.read(storage.join(self.path, "attempts", "0001.json"))
         return str(json.loads(first)["owner"])
 
-    def has_rolled_back(self, attempt: TrainingAttempt) -> bool:
-        """Whether `attempt` ended for the run to go on from before a spike."""
-        return any(each.skip and each.number > attempt.number for each in self.read_attempts())
+    def is_rolled_back(self, attempt: TrainingAttempt) -> bool:
+        """Return whether the run rolled back to before a spike after `attempt`."""
+        return any(later.skip and later.number > attempt.number for later in self.read_attempts())
 
     def is_gone(self, attempt: TrainingAttempt) -> bool:
-        """Whether the record of `attempt` was removed, and so, surely, the folder: nothing that is
-        written there now will be found again. False where storage does not answer."""
+        """Return whether the record of `attempt` was removed, and so probably the whole folder.
+
+        What is written there afterwards will not be found again. Returns False if storage does not
+        respond.
+        """
         path = storage.join(self.path, "attempts", f"{attempt.number:04d}.json")
         try:
             with s3_retries.briefly():
@@ -115,10 +129,10 @@ class RunFolder:
     def take_attempt(
         self, resumed_step: int, skip: tuple[int, int] | None = None
     ) -> TrainingAttempt:
-        """The next attempt's number, ours alone, on record as resuming from `resumed_step`.
+        """Take the next attempt number, exclusively, and record its `resumed_step`.
 
-        `skip`: it stands for a rollback to there, past this data. So one file, created at once or
-        not at all, has every reader ignore the checkpoints after that step, and skip the data.
+        With `skip`, the attempt stands for a roll-back to that step. The single file, created
+        atomically, makes every reader ignore the checkpoints after that step, and skip the data.
         """
         while True:
             number = max((attempt.number for attempt in self.read_attempts()), default=0) + 1

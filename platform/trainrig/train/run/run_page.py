@@ -1,6 +1,6 @@
-"""`report.html` of a run folder: its losses, speed, faults and where its time went.
+"""The report of a run, `report.html`: losses, speed, failures, and where the time went.
 
-It is drawn anew from what the folder holds, so it may be asked for while the run goes on.
+It is built from the run folder alone, so it can be requested while the run goes on.
 """
 
 import contextlib
@@ -59,18 +59,19 @@ EVENTS_SHOWN = 200
 ALARMS_SHOWN = 5
 FIRST_ROWS = "the answers of some checkpoints to the first rows of the tasks, as these were scored"
 FIRST_DRAWN = "the first completions of the batches above to prompts that several of them have"
-# Left out of the table: each worker's, and what is as usual.
+# Events that the table leaves out: events of single workers and of normal operation.
 ORDINARY = {
     *("worker_started", "first_step", "checkpoint", "numerics"),
     *("evaluation_started", "evaluated"),
 }
-COMMON = {"event", "time", "pid", "host", "attempt", "step"}  # have columns, or say nothing here
+# shown as columns, or not informative here
+COMMON = {"event", "time", "pid", "host", "attempt", "step"}
 
 
 def write_report(folder: str) -> str:
-    """Draw the report of the run in `folder`; where it is.
+    """Write the report of the run in `folder`, and return its path.
 
-    Raises DataError for a folder without a run, or without one update in it.
+    Raises DataError for a folder without a run, or a run without an update.
     """
     path = storage.join(folder, PAGE)
     run_data = read_report_data(folder)
@@ -81,7 +82,7 @@ def write_report(folder: str) -> str:
 
 @contextlib.contextmanager
 def report_at_end(folder: str) -> Iterator[None]:
-    """However the block, which drives the run in `folder`, ends: write its report after it."""
+    """Write the report of a run after the block that drives it, however the block ends."""
     try:
         yield
     finally:
@@ -90,7 +91,10 @@ def report_at_end(folder: str) -> Iterator[None]:
 
 
 def read_report_data(folder: str) -> RunReportData:
-    """What the files of the run in `folder` say so far. Raises DataError if that is nothing."""
+    """Read what the report needs from the run in `folder`.
+
+    Raises DataError if the folder has no run, or the run has no update.
+    """
     file = storage.join(folder, RUN_FILE)
     if not storage.exists(file):
         raise DataError(
@@ -98,9 +102,9 @@ def read_report_data(folder: str) -> RunReportData:
         )
     lines = list(metrics.read_lines(folder))
     if not lines:
-        raise DataError(f"{folder}: not one update yet, so there is nothing to report")
+        raise DataError(f"{folder}: the run has no update yet, so there is nothing to report")
     run = tomllib.loads(storage.read(file).decode())
-    named = [each["name"] for each in run["training"].get("evaluations", ())]
+    named = [evaluation["name"] for evaluation in run["training"].get("evaluations", ())]
     scores = [read_usable_scores(RunFolder(folder), name) for name in named]
     events = list(RunFolder(folder).read_events())
     updates = metrics.read_series(folder)
@@ -119,9 +123,11 @@ def read_report_data(folder: str) -> RunReportData:
         events=events,
         goodput=account_time(events, lines),
         prediction=read_prediction(folder),
-        evaluated=[each for each in scores if each],
+        evaluated=[scored for scored in scores if scored],
         followed={
-            each[-1].evaluation: read_followed(RunFolder(folder), each) for each in scores if each
+            scored[-1].evaluation: read_followed(RunFolder(folder), scored)
+            for scored in scores
+            if scored
         },
         end=read_end(RunFolder(folder)),
         objective=run.get("objective", {}).get("kind", ""),
@@ -132,7 +138,7 @@ def read_report_data(folder: str) -> RunReportData:
 
 
 def build_run_page(run_data: RunReportData) -> str:
-    """The page as HTML text."""
+    """Build the page as HTML."""
     charts = [build_loss_chart(run_data)]
     if run_data.prediction:
         charts.append(build_prediction_chart(run_data, run_data.prediction))
@@ -145,7 +151,7 @@ def build_run_page(run_data: RunReportData) -> str:
     ):
         charts.append(members)
     sections = [Section("loss", "How well it predicts", tuple(charts))]
-    if rollouts := build_rollout_charts(run_data):  # first: a policy's loss says little
+    if rollouts := build_rollout_charts(run_data):  # at the top: a policy's loss says little
         said = build_answer_samples(run_data.answers, run_data.measured)
         again = build_followed_prompts(follow_prompts(run_data.answers), FIRST_DRAWN)
         blocks = (*rollouts, *said, *again)
@@ -217,7 +223,8 @@ def _build_verdict(run_data: RunReportData) -> report.Verdict:
 
 
 def _describe_spike(spike: Line) -> str:
-    (begin, end), back_to = spike["skip"], spike["back_to"]
+    (begin, end) = spike["skip"]
+    back_to = spike["back_to"]
     done = "its outliers were skipped"
     if back_to is not None:
         done = f"back to step {back_to:,}, and past the data steps {begin:,} to {end - 1:,}"
@@ -264,12 +271,16 @@ def _build_key_figures(run_data: RunReportData) -> tuple[KeyFigure, ...]:
 
 
 def _describe_speed(run_data: RunReportData) -> str:
-    """What a step takes, without held-out losses and saves, and of what its devices could do."""
+    """Describe the step time, the throughput per worker, and MFU, as medians.
+
+    Held-out losses and saves are not part of a step's time.
+    """
     seconds = list_values(run_data.updates, "speed/step_seconds")
     workers = list_values(run_data.updates, "cluster/workers")
-    each = np.median(list_values(run_data.updates, "speed/tokens_per_second") / workers)
+    per_worker = np.median(list_values(run_data.updates, "speed/tokens_per_second") / workers)
     note = (
-        f"medians: {np.median(seconds):.3g} s a step, {format_short(float(each))} tokens/s a worker"
+        f"medians: {np.median(seconds):.3g} s a step, "
+        f"{format_short(float(per_worker))} tokens/s a worker"
     )
     if shares := [line["speed/mfu"] for line in run_data.updates if line.get("speed/mfu")]:
         note += f", {format_percent(float(np.median(shares)), 1)} MFU (PaLM's rule, causal)"

@@ -1,7 +1,7 @@
-"""Which samples each step was trained on, as each worker saw it.
+"""Log of the samples that each step was trained on, as each rank saw them.
 
-A file for each rank of each attempt, `samples/attempt-0001/rank-00000.bin`, of (step, sample) pairs
-of int64: 16 bytes a sequence, beside some kilobytes of tokens. In a bucket it is a folder
+Each rank of each attempt writes a file `samples/attempt-0001/rank-00000.bin` of int64 pairs (step,
+sample): 16 bytes a sequence, compared with kilobytes of tokens. In a bucket, it is a folder
 (append_log.py). It is evidence, not state: nothing is resumed from it.
 """
 
@@ -16,40 +16,40 @@ from trainrig.tokens.batches import MicroBatch
 from trainrig.train.run.run_folder import RunFolder
 
 PAIR = np.dtype([("step", "<i8"), ("sample", "<i8")])
-# s, in a bucket: of 8,000 ranks each flush is 8,000 requests. What counts is flushed with every
-# checkpoint; steps that were lost with their ranks are taken, and logged, again.
+# Seconds between flushes to a bucket: with 8,000 ranks, each flush is 8,000 requests. Every
+# checkpoint flushes too; steps lost with their ranks are made, and logged, again.
 FLUSH_SECONDS = 60.0
 
 
 class SampleLog:
-    """Appends what one rank trains on."""
+    """Log of the samples that one rank trains on."""
 
     def __init__(self, folder: str, attempt: int, rank: int) -> None:
         path = storage.join(folder, "samples", f"attempt-{attempt:04d}", f"rank-{rank:05d}.bin")
         self._log = open_appender(path, "part", FLUSH_SECONDS)
 
     def write(self, step: int, trained: Iterable[MicroBatch]) -> None:
-        """Log that update number `step` (from 1) was made with the micro-batches `trained`."""
+        """Log that update number `step` (from 1) was made from the micro-batches `trained`."""
         samples = [micro.samples for micro in trained]
-        pairs = np.empty(sum(len(each) for each in samples), PAIR)
+        pairs = np.empty(sum(len(array) for array in samples), PAIR)
         pairs["step"] = step
         pairs["sample"] = np.concatenate(samples) if samples else []
         self._log.write(pairs.tobytes())
 
     def flush(self) -> None:
-        """Return once all that was written lies in the run folder. Raises ClusterError."""
+        """Wait until everything is stored in the run folder. Raise ClusterError if that fails."""
         self._log.flush()
 
     def close(self) -> None:
-        """Flush, and write no more."""
+        """Flush and close the log."""
         self._log.close()
 
 
 def read_trained_samples(folder: RunFolder) -> dict[int, list[int]]:
-    """Step → the samples, sorted, that the final model's step of that number was made with.
+    """Return the samples, sorted, that each step of the final model was trained on, by step.
 
-    A step that was taken again after a restart counts as the newest attempt took it: what an
-    earlier one made of it went with its workers.
+    Of a step that was repeated after a restart, the newest attempt's samples count: the result of
+    an earlier attempt was lost with its workers.
     """
     history: dict[int, list[int]] = {}
     for attempt in folder.read_attempts():
@@ -61,7 +61,7 @@ def read_trained_samples(folder: RunFolder) -> dict[int, list[int]]:
 
 
 def _read_pairs(folder: RunFolder, attempt: int) -> NDArray[np.void]:
-    """All whole pairs of one attempt; a torn last one is left out."""
+    """Read all complete pairs of one attempt; an incomplete last one is dropped."""
     parts = [np.empty(0, PAIR)]
     for path in storage.list_files(
         storage.join(folder.path, "samples", f"attempt-{attempt:04d}"), ".bin"

@@ -1,4 +1,4 @@
-"""What a rank writes down of an attempt: figures, samples, and what was out of the ordinary."""
+"""Logs an attempt on one rank: metrics, samples, and unusual events."""
 
 import logging
 import resource
@@ -41,39 +41,43 @@ WATCHED_STEPS = 10  # over which diagnostics are averaged before an objective ma
 
 
 class StepLogger:
-    """Of one rank; what is the same on all of them is written by rank 0 alone."""
+    """Logger of one rank's steps; rank 0 alone writes values that are equal on all ranks."""
 
     def __init__(self, job: TrainingJob, attempt: TrainingAttempt, state: TrainState) -> None:
-        """`state` is that which the attempt begins with, and which it changes."""
-        self._job, self._attempt, self._state = job, attempt, state
+        """Open the logs; `state` is the state of the attempt, which training changes in place."""
+        self._job = job
+        self._attempt = attempt
+        self._state = state
         self._folder = RunFolder(job.folder)
         first = dist.get_rank() == 0
         self._metrics = MetricsWriter(job.folder, attempt.number, state.step) if first else None
         speaks = state.mesh.speaks
         self._samples = SampleLog(job.folder, attempt.number, dist.get_rank()) if speaks else None
-        # When the step under way began; and where the wall time of the update before it ended.
+        # Start of the current step; end of the update before it, for the wall time.
         self._began = self._ended = time.perf_counter()
-        self._stepped = False  # in this attempt
+        self._stepped = False  # True once this attempt has made an update
         self._noise = RunningNoiseScale()
         if first:
             for line in metrics.read_series(job.folder):
                 if line["step"] <= state.step:
                     self._hear_noise(line)
         self._utilisation = Utilisation(job) if first else None
-        self._newest: deque[Mapping[str, float]] = deque(maxlen=WATCHED_STEPS)  # diagnostics
-        self._warned = False  # by the objective, in this attempt
+        self._newest: deque[Mapping[str, float]] = deque(maxlen=WATCHED_STEPS)  # newest diagnostics
+        self._warned = False  # True once the objective has warned in this attempt
 
     def begin_step(self) -> None:
-        """A step begins: what came before it was something else."""
+        """Mark the beginning of a step."""
         self._began = time.perf_counter()
 
     def log_step(self, local: LocalBatch, figures: StepFigures, clock: PhaseClock) -> None:
-        """An update was made, of which this rank had `local`, and whose phases `clock` timed."""
+        """Log the update just made from `local`, whose phases `clock` timed."""
         step = self._state.step
         if self._samples:
             self._samples.write(step, (micro for micro, real in local.assigned if real))
         now = time.perf_counter()
-        seconds, wall, self._ended = now - self._began, now - self._ended, now
+        seconds = now - self._began
+        wall = now - self._ended
+        self._ended = now
         phases = clock.take()
         if self._metrics:
             if not self._stepped:
@@ -108,7 +112,7 @@ class StepLogger:
             self._watch(step, figures.loss.diagnostics)
 
     def _watch(self, step: int, diagnostics: Mapping[str, float]) -> None:
-        """Have the objective say once if its diagnostics of the newest steps are not as wanted."""
+        """Log a warning of the objective, once, about its mean diagnostics over recent steps."""
         objective = self._job.objective
         if self._warned or not isinstance(objective, Watchful):
             return
@@ -116,9 +120,9 @@ class StepLogger:
         if len(self._newest) < WATCHED_STEPS:
             return
         means = {
-            name: sum(each[name] for each in self._newest) / WATCHED_STEPS
+            name: sum(diagnosed[name] for diagnosed in self._newest) / WATCHED_STEPS
             for name in diagnostics
-            if all(name in each for each in self._newest)
+            if all(name in diagnosed for diagnosed in self._newest)
         }
         if problem := objective.find_warning(means):
             self._warned = True
@@ -132,9 +136,15 @@ class StepLogger:
             self._noise.add(found)
 
     def log_skipped(self, figures: StepFigures) -> None:
-        """No update was made. Raises Diverged if none could be, once too often in a row."""
-        step, (first, end) = self._state.step, self._state.skipped[-1]
-        first = max([first, *(each.end for each in self._state.skip_ranges if each.end < end)])
+        """Log that no update was made. Raise Diverged after too many consecutive ones.
+
+        Only steps with a loss or gradient that is not finite count for that.
+        """
+        step = self._state.step
+        (first, end) = self._state.skipped[-1]
+        first = max(
+            [first, *(skipped.end for skipped in self._state.skip_ranges if skipped.end < end)]
+        )
         what = f"data step {end - 1}, after step {step}: {figures.why_skipped}"
         if self._metrics:
             details = {"step": step, "data_step": end - 1, "what": figures.why_skipped}
@@ -145,26 +155,25 @@ class StepLogger:
             raise Diverged(
                 f"{self._job.folder}: no update can be made from {end - first} global batches in a "
                 f"row (the last: {what}); training.max_skipped_steps allows {allowed}. Lower "
-                "training.optimizer.lr, or see with `trainrig trace` what data it was"
+                "training.optimizer.lr, or inspect the data with `trainrig trace`"
             )
 
     def log_held_out(self, loss: Loss, averaged: Mapping[int, float], seconds: float) -> None:
-        """The held-out loss was measured, in `seconds`; `averaged`: that of each average, by its
-        horizon."""
+        """Log the held-out loss, measured in `seconds`; `averaged`: loss of each average."""
         if self._metrics:
             values = metrics.list_loss_values("eval", loss) | {"speed/held_out_seconds": seconds}
-            values |= {f"averages/{horizon}/loss": each for horizon, each in averaged.items()}
+            values |= {f"averages/{horizon}/loss": value for horizon, value in averaged.items()}
             self._metrics.write(self._state.step, values)
 
     def log_save(self, seconds: float) -> None:
-        """The state was taken for a checkpoint, in `seconds` in which no step was taken."""
+        """Log that training waited `seconds` for the copy of the state for a checkpoint."""
         if self._metrics:
             self._metrics.write(self._state.step, {"speed/save_seconds": seconds})
 
     def log_numerics(self) -> None:
-        """Note what the bits depend on, and say so if it is not what it was; every rank calls it.
+        """Record what the bits of the results depend on; warn of changes. Collective.
 
-        A change suspends the promise of equal bits, not the run.
+        After a change, results may no longer be bit-identical; the run continues.
         """
         training = self._job.training
         mine = numerics.describe_numerics(
@@ -184,8 +193,7 @@ class StepLogger:
             self._say_changed(difference)
 
     def log_placement(self) -> None:
-        """Say so, with its price, if workers that share layers are on several nodes; every rank
-        calls it."""
+        """Warn if ranks that share layers are on several nodes, with the traffic. Collective."""
         tensor = self._job.training.parallel.tensor
         if tensor is None:
             return
@@ -195,7 +203,8 @@ class StepLogger:
         if not spanning or not self._metrics:
             return
         sent = tensor.count_sent(self._job.model, self._job.training.precision.bytes)
-        groups, number = len(nodes) // tensor.ranks, self._attempt.number
+        groups = len(nodes) // tensor.ranks
+        number = self._attempt.number
         self._folder.record(
             "tensor_spans_nodes", attempt=number, groups=spanning, of=groups, bytes_per_token=sent
         )
@@ -207,19 +216,22 @@ class StepLogger:
         )
 
     def _say_changed(self, difference: str) -> None:
-        number, step = self._attempt.number, self._state.step
+        number = self._attempt.number
+        step = self._state.step
         self._folder.record("numerics_changed", attempt=number, step=step, what=difference[:500])
-        log.warning("from step %d on, other bits than before may result (%s)", step, difference)
+        log.warning(
+            "from step %d on, results may not be bit-identical to before (%s)", step, difference
+        )
 
     def flush(self) -> None:
-        """Return once all of it lies in the run folder. Raises ClusterError."""
+        """Wait until everything is stored in the run folder. Raise ClusterError if that fails."""
         if self._samples:
             self._samples.flush()
         if self._metrics:
             self._metrics.flush()
 
     def close(self) -> None:
-        """Flush, and write no more."""
+        """Flush and close the logs."""
         if self._samples:
             self._samples.close()
         if self._metrics:
@@ -227,34 +239,37 @@ class StepLogger:
 
 
 class Utilisation:
-    """How much of its devices a run uses, all like this rank's: model FLOPs utilisation (Chowdhery
-    et al. 2022, arXiv:2204.02311, appendix B).
+    """Model FLOPs utilisation of a run's devices (Chowdhery et al. 2022, arXiv:2204.02311, B).
 
-    Counted is what a step takes by `trainrig.flops`, forward and backward; neither what is
-    recomputed nor the half of attention that a causal model does not see.
+    It counts the forward and backward FLOPs of a step by `trainrig.flops`, without recomputation
+    and without the half of attention that a causal model does not see. All devices are assumed to
+    be like this rank's.
     """
 
     def __init__(self, job: TrainingJob) -> None:
-        # Of others, not each pass goes forward and backward through this model alone.
+        # With other models, not every pass runs forward and backward through this model alone.
         alone = not (job.adapter or job.frozen or job.trained)
         plain = isinstance(job.objective, CausalLM | SFT) and alone
-        self._model, self._peak = job.model if plain else None, 0.0  # FLOP/s of one worker
-        self._of_row = dict[tuple[int, int], float]()  # FLOPs, by what is read and written
+        self._model = job.model if plain else None
+        self._peak = 0.0  # FLOP/s of one worker
+        self._of_row = dict[tuple[int, int], float]()  # FLOPs of a row, by input and target length
         offers = hardware.load()
         device = offers.devices[hardware.identify_local_device(offers)]
         try:
             peak = device.find_peak(job.training.precision.peak)
-        except ConfigError:  # the table does not say
+        except ConfigError:  # the table has no value for this precision
             self._model = None
         else:
             self._peak = peak * (1 if device.accelerator else job.training.threads)
 
     def compute(self, local: LocalBatch, seconds: float) -> float | None:
-        """Share of the peak of all workers in a step of `seconds`, of which this rank had `local`;
-        None where it is not known."""
+        """Return the share of the peak FLOPs of all workers in a step of `seconds`.
+
+        `local`: this rank's part of the batch. Returns None if the share is not known.
+        """
         if self._model is None or seconds <= 0:
             return None
-        # A mixture's micro-batches differ in width: those of this rank stand for all.
+        # Micro-batches of a mixture differ in width; this rank's stand for all.
         shapes = [
             (*micro.arrays[IDS].shape, micro.arrays[TARGETS].shape[1])
             for micro, _ in local.assigned
@@ -265,13 +280,17 @@ class Utilisation:
         return mean * local.micro_batches / (seconds * self._peak * dist.get_world_size())
 
     def _count_flops(self, predicted: float, rows: int, length: int, written: int) -> float:
-        """Of a micro-batch of so many rows, which a model reads, and of which it writes; a
-        generator makes logits for the share `predicted`."""
+        """Return the FLOPs of a micro-batch with `rows` rows.
+
+        `length`: input tokens of a row; `written`: target tokens of a row; `predicted`: share of
+        the tokens for which a generator computes logits.
+        """
         model = self._model
         assert model is not None
         if model.generator_model is not None:
             return rows * length * count_detection_flops(model, length, predicted)
-        if (length, written) not in self._of_row:  # to count takes longer than to write a line
+        # cached: counting takes longer than logging a step
+        if (length, written) not in self._of_row:
             if isinstance(model, EncoderDecoderConfig):
                 found = count_encoder_decoder_flops(model, length, written)
             else:
@@ -284,7 +303,7 @@ class Utilisation:
 
 
 def measure_peak_memory() -> int:
-    """Most bytes that this rank has held at a time: of its accelerator's, or of the host's."""
+    """Return the peak memory of this rank in bytes: of its GPU if there is one, or of the host."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_reserved()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,4 +1,4 @@
-"""What a run's model said on its way, with what it was worth, from the batches that it stored."""
+"""Completions that a run's model sampled, with their rewards, from its stored batches."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,35 +21,38 @@ from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.scores.answers import AnswerAt, FollowedPrompt, choose_moments
 from trainrig.train.run.stored_batches import StoredBatch, list_stored_batches
 
-PROMPTS = 3  # that are followed over a run
+PROMPTS = 3  # number of prompts to follow over a run
 
 
 @dataclass(frozen=True)
 class StoredAnswer:
-    """A completion that a run drew and was trained on."""
+    """Completion that a run sampled and was trained on."""
 
     prompt: str
-    text: str  # all that follows the prompt, what an environment said among it
+    text: str  # everything after the prompt, including what an environment wrote
     reward: float
     advantage: float
-    parts: Mapping[str, float]  # of the reward, by name, before their weights
+    parts: Mapping[str, float]  # parts of the reward by name, before weighting
 
 
 @dataclass(frozen=True)
 class BatchAnswers:
-    """The completions of one batch."""
+    """Completions of one batch."""
 
-    step: int  # updates made before it
+    step: int  # updates made before the batch
     answers: Sequence[StoredAnswer]
 
     def sort_by_worth(self) -> list[StoredAnswer]:
-        """The worst first; those worth the same in the order that they were drawn in."""
-        return sorted(self.answers, key=lambda each: each.reward)
+        """Return the completions by reward, lowest first; equal ones in the order of sampling."""
+        return sorted(self.answers, key=lambda answer: answer.reward)
 
 
 def read_answers(folder: RunFolder) -> list[BatchAnswers]:
-    """Those of some batches of the run in `folder`, in order of steps; none of a run without, and
-    before its first checkpoint, which has the tokenizer."""
+    """Read the completions of a few batches of a run, spread over it, in order of steps.
+
+    Returns [] for a run without stored batches, or before its first checkpoint, which has the
+    tokenizer.
+    """
     batches = list_stored_batches(folder)
     tokenizers = sorted(storage.list_files(folder.checkpoints, TOKENIZER))
     if not (batches and tokenizers):
@@ -59,15 +62,17 @@ def read_answers(folder: RunFolder) -> list[BatchAnswers]:
 
 
 def follow_prompts(batches: Sequence[BatchAnswers]) -> list[FollowedPrompt]:
-    """The first completion of each of `batches` to prompts that several of them have, those first
-    that most have."""
+    """Return prompts that occur in several of `batches`, with the first completion of each.
+
+    Those in most batches come first.
+    """
     by_prompt: dict[str, dict[int, AnswerAt]] = {}
     for batch in batches:
-        for each in batch.answers:
-            said = AnswerAt(batch.step, each.text, "reward", each.reward)
-            by_prompt.setdefault(each.prompt, {}).setdefault(batch.step, said)
+        for answer in batch.answers:
+            said = AnswerAt(batch.step, answer.text, "reward", answer.reward)
+            by_prompt.setdefault(answer.prompt, {}).setdefault(batch.step, said)
     again = [(prompt, said) for prompt, said in by_prompt.items() if len(said) > 1]
-    again.sort(key=lambda each: -len(each[1]))
+    again.sort(key=lambda entry: -len(entry[1]))
     return [
         FollowedPrompt(f"Prompt {number}", prompt, None, tuple(said.values()))
         for number, (prompt, said) in enumerate(again[:PROMPTS], 1)
@@ -83,9 +88,11 @@ def _read_answers(batch: StoredBatch, encoder: Encoder) -> BatchAnswers:
 
 
 def _read_answer(micro: MicroBatch, row: int, encoder: Encoder) -> StoredAnswer:
-    ids, targets = micro.arrays[IDS][row], micro.arrays[TARGETS][row]
+    ids = micro.arrays[IDS][row]
+    targets = micro.arrays[TARGETS][row]
     drawn = np.flatnonzero(targets != IGNORE)
-    first, last = int(drawn[0]), int(drawn[-1])
+    first = int(drawn[0])
+    last = int(drawn[-1])
     said = [*ids[first + 1 : last + 1].tolist(), int(targets[last])]
     parts = {
         name.removeprefix(REWARD_PART): float(array[row])

@@ -1,4 +1,4 @@
-"""Batches that a run made itself, as they lie in its folder (see train/online_batches.py)."""
+"""Batches that a run made itself, as stored in its folder (see train/online_batches.py)."""
 
 import hashlib
 import io
@@ -15,29 +15,30 @@ from trainrig.errors import DataError
 from trainrig.tokens.batches import MicroBatch
 from trainrig.train.run.run_folder import RunFolder
 
-RECORD, LEFT = "batch.json", "left"  # file of what the next batch goes on with
+RECORD = "batch.json"
+LEFT = "left"  # file with what the next batch continues with
 FOLDER = "online"
 
 
 @dataclass(frozen=True)
 class StoredBatch:
-    """A batch that lies whole in the run folder."""
+    """Batch that is stored completely in the run folder."""
 
     folder: str
     number: int
-    step: int  # updates made before it
-    updates: int  # steps that it is for
-    attempt: int  # that made it
-    sources: tuple[str, ...]  # names that the `sources` of micro-batches number
-    files: tuple[Mapping[str, str], ...]  # name and SHA-256, by micro-batch
+    step: int  # updates made before the batch
+    updates: int  # updates that are made from it
+    attempt: int  # the attempt that made it
+    sources: tuple[str, ...]  # names of the sources, which micro-batches index
+    files: tuple[Mapping[str, str], ...]  # name and SHA-256 of each micro-batch's file
     denominators: Mapping[str, int]
-    waves: int = 1  # of sampling that it took
-    # Name and SHA-256 of what it left for the next to go on with; None: nothing.
+    waves: int = 1  # sampling waves that the batch took
+    # Name and SHA-256 of the file that the next batch continues with; None: there is none.
     left: Mapping[str, str] | None = None
 
     @classmethod
     def read(cls, folder: str) -> "StoredBatch | None":
-        """The one at `folder`; None: nobody has made it whole."""
+        """Read the batch at `folder`; None if it is not complete."""
         path = storage.join(folder, RECORD)
         if not storage.exists(path):
             return None
@@ -46,14 +47,14 @@ class StoredBatch:
         return cls(folder, **entries | sequences)
 
     def read_micro_batch(self, index: int) -> MicroBatch:
-        """Micro-batch `index`. Raises DataError if it is not what was stored."""
+        """Read micro-batch `index`. Raise DataError if its bytes differ from those stored."""
         held = self._read(self.files[index])
         arrays = {name.removeprefix("array."): array for name, array in held.items()}
         samples, sources, pieces = (arrays.pop(name) for name in ("samples", "sources", "pieces"))
         return MicroBatch(arrays, samples, sources, pieces)
 
     def read_left(self) -> Mapping[str, NDArray[Any]]:
-        """What it left for the next to go on with. Raises DataError as `read_micro_batch` does."""
+        """Read what the next batch continues with. Raise DataError as `read_micro_batch` does."""
         return self._read(self.left) if self.left else {}
 
     def _read(self, file: Mapping[str, str]) -> dict[str, NDArray[Any]]:
@@ -65,20 +66,20 @@ class StoredBatch:
 
 
 def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """A file that holds `arrays` by name."""
+    """Return the bytes of an .npz file with `arrays` by name."""
     file = io.BytesIO()
     np.savez(file, allow_pickle=False, **arrays)
     return file.getvalue()
 
 
 def unpack_arrays(data: bytes) -> dict[str, NDArray[Any]]:
-    """The arrays of such a file."""
+    """Return the arrays of an .npz file by name."""
     with np.load(io.BytesIO(data), allow_pickle=False) as held:
         return {name: held[name] for name in held.files}
 
 
 def list_stored_batches(folder: RunFolder) -> list[StoredBatch]:
-    """All batches that a run made and stored, in the order of their steps."""
+    """Return all complete stored batches of a run, in the order of their steps."""
     paths = storage.list_files(storage.join(folder.path, FOLDER), RECORD)
     found = [StoredBatch.read(path.rpartition("/")[0]) for path in paths]
-    return sorted((each for each in found if each), key=lambda batch: (batch.step, batch.number))
+    return sorted((batch for batch in found if batch), key=lambda batch: (batch.step, batch.number))

@@ -1,1 +1,1 @@
-"""What a training run is told."""
+"""Run files of training runs: their settings and the checks of them."""

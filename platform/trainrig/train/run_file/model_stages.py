@@ -1,4 +1,4 @@
-"""What a model is at each step: its positions may change in a run."""
+"""Model configurations by data step: the positions of a model may change during a run."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,9 +10,9 @@ ModelStages = tuple[tuple[int, DecoderConfig], ...]
 
 
 def build_model_stages(model: DecoderConfig, context: Sequence[ContextStage]) -> ModelStages:
-    """From which step of data on the model is what: `model` from 0 on, then by `context`.
+    """Return the model configuration from each step on: `model` from 0, then by `context`.
 
-    Raises ValueError if its stages are out of order, or cannot be of this model.
+    Raises ValueError if the stages of `context` are out of order, or do not fit this model.
     """
     found = [(0, model)]
     for number, stage in enumerate(context):
@@ -31,7 +31,10 @@ def build_model_stages(model: DecoderConfig, context: Sequence[ContextStage]) ->
 
 
 def _find_changes(model: DecoderConfig, stage: ContextStage) -> dict[str, Any]:
-    """What `stage` changes of the settings of `model`."""
+    """Return the model settings that `stage` changes.
+
+    Raises ValueError if `stage` changes nothing, or does not fit `model`.
+    """
     where = f"context: from step {stage.from_step}"
     embedding = model.position_embedding
     if stage.positions is not None and isinstance(embedding, LearnedPositions):
@@ -50,5 +53,5 @@ def _find_changes(model: DecoderConfig, stage: ContextStage) -> dict[str, Any]:
 
 
 def find_model(stages: ModelStages, data_step: int) -> DecoderConfig:
-    """The model at `data_step`."""
+    """Return the model configuration at `data_step`."""
     return [model for step, model in stages if step <= max(data_step, 0)][-1]

@@ -1,4 +1,4 @@
-"""Whether a model can learn what an objective asks, of rows as long as they are."""
+"""Checks that a model can learn what an objective asks, on rows of their length."""
 
 from trainrig.models import ENCODER_DECODER
 from trainrig.models.architecture.attention import takes_no_mask
@@ -17,8 +17,10 @@ from trainrig.objectives.denoising.row_shapes import (
 
 
 def check_beside(objective: CausalLM, model: DecoderConfig) -> None:
-    """Raise ValueError unless `model` has just the generator and the further heads that `objective`
-    trains."""
+    """Raise ValueError unless `model` has exactly the additional parts that `objective` trains.
+
+    They are the generator of ReplacedTokenDetection and further prediction heads.
+    """
     heads = count_further_heads(objective)
     if heads != model.further_heads and not model.bidirectional:
         raise ValueError(
@@ -41,8 +43,10 @@ def check_beside(objective: CausalLM, model: DecoderConfig) -> None:
 
 
 def check_fit(objective: CausalLM, model: DecoderConfig, convert: bool) -> None:
-    """Raise ValueError if `model`, which becomes an encoder by `convert`, cannot learn what
-    `objective` asks."""
+    """Raise ValueError if `model` cannot learn what `objective` asks.
+
+    `convert`: whether the model is a decoder that becomes an encoder first.
+    """
     spans = isinstance(objective, SpanCorruption)
     joined = isinstance(objective, SpanCorruption) and objective.joined
     asked = spans and not joined
@@ -58,7 +62,7 @@ def check_fit(objective: CausalLM, model: DecoderConfig, convert: bool) -> None:
     check_beside(objective, model)
     if masked and not model.bidirectional and not convert:
         raise ValueError(
-            "objective MaskedLM asks for what stands on both sides, which a decoder does not "
+            "objective MaskedLM needs the context on both sides, which a decoder does not "
             'see; set model.kind = "Encoder", or with `continue_from` convert = true'
         )
     if model.bidirectional and not masked:
@@ -80,8 +84,11 @@ def check_positions(
     setting: str = "model.positions",
     places: int | None = None,
 ) -> None:
-    """Raise ValueError if sequences are longer than the model can tell positions apart; `setting`:
-    what allows for more; `places`: of a row that an objective makes of one; None: as many."""
+    """Raise ValueError if sequences are longer than the model's positions.
+
+    `setting`: the setting to raise, for the message. `places`: length of the row that the objective
+    makes of a sequence; None means the same length.
+    """
     needed = places or sequence_length
     if needed > model.positions:
         wider = f" in a row of {needed} places" if needed > sequence_length else ""

@@ -1,4 +1,4 @@
-"""What a training run is told: what all runs share, and what is pretraining's own."""
+"""The run file of `pretrain`, and the base class of all training run files."""
 
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
@@ -36,23 +36,23 @@ from trainrig.train.worker_bounds import Workers, check_fallbacks, parse_bounds
 
 
 class TrainingRunFile(RunFile):
-    """A run file whose verb trains a model, step by step, into a run folder."""
+    """Run file of a verb that trains a model, step by step, in a run folder."""
 
     resumes: ClassVar[bool] = True
     trains: ClassVar[bool] = True
     progress: ClassVar[ProgressUnit] = "steps"
-    splits_rows: ClassVar[bool] = False  # whether workers can share rows, micro-batches or layers
-    if TYPE_CHECKING:  # each declares its own, among its other fields
+    splits_rows: ClassVar[bool] = False  # True if workers can share rows, micro-batches or layers
+    if TYPE_CHECKING:  # subclasses declare these among their other fields
         output: str
         workers: Workers
         training: Training
 
     @model_validator(mode="after")
-    def _fallbacks_fit_the_run(self) -> Self:
-        """Each as if the run were laid out so from its beginning."""
+    def _check_fallback_layouts(self) -> Self:
+        """Check each fallback layout as if the run used it from the beginning."""
         own, *fallbacks = self.training.layouts
         if not fallbacks or not self._takes(own, self.workers):
-            return self  # what its own layout is refused for is said for itself
+            return self  # the other validators report what is wrong with the run's own layout
         check_fallbacks(self.training.bound_workers(self.workers))
         for number in range(len(fallbacks)):
             with name_setting(f"training.fallbacks[{number}]"):
@@ -60,22 +60,24 @@ class TrainingRunFile(RunFile):
         return self
 
     def check_row_split(self, model: DecoderConfig) -> None:
-        """Raise ValueError if workers are to share rows or layers of `model`, or divide them, and
-        cannot. Here none do."""
+        """Raise ValueError if workers cannot share rows or layers of `model` as the layout asks.
+
+        In this base class, layouts do not share any.
+        """
 
     def check_layouts(self, model: DecoderConfig) -> None:
-        """The same in its own layout, and in those that it falls back on."""
+        """Run `check_row_split` for the run's own layout and for each fallback."""
         self.check_row_split(model)
         for number in range(len(self.training.fallbacks)):
             with name_setting(f"training.fallbacks[{number}]"):
                 self._fall_back(number).check_row_split(model)
 
     def list_laid_out(self) -> list[Self]:
-        """Itself, and as it is laid out where it falls back."""
+        """Return this run file, and a copy for each fallback layout."""
         return [self, *(self._fall_back(n) for n in range(len(self.training.fallbacks)))]
 
     def _fall_back(self, number: int) -> Self:
-        """As it is in the fallback of that `number`, on the workers that it may have then."""
+        """Return a copy in fallback layout `number`, with the workers that it may be used at."""
         sizes = self.training.bound_workers(self.workers).list_sizes()[number + 1]
         return self._lay_out_as(self.training.layouts[number + 1], (sizes[0], sizes[-1]))
 
@@ -83,7 +85,7 @@ class TrainingRunFile(RunFile):
         return type(self).model_validate(dict(self) | {"training": training, "workers": workers})
 
     def _takes(self, training: Training, workers: Workers) -> bool:
-        """Whether its settings go with so laid out a `training`."""
+        """Return whether the other settings are valid together with the layout of `training`."""
         try:
             self._lay_out_as(training, workers)
         except ValidationError:
@@ -91,25 +93,25 @@ class TrainingRunFile(RunFile):
         return True
 
     @model_validator(mode="after")
-    def _whole_rows_unless_it_splits_them(self) -> Self:
+    def _check_row_sharing(self) -> Self:
         if not self.splits_rows:
             self.training.parallel.check_apart(self.verb)
         return self
 
     def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
-        """Its workers, each with a GPU where there are any."""
+        """Return the resources of the workers, each with a GPU if there are any."""
         return ResourceRequest.on_devices(self.workers, there_are_gpus)
 
     def total_steps(self) -> int:
-        """Updates to make in all."""
+        """Return the number of updates of the run."""
         return self.training.steps
 
 
 class Pretraining(TrainingRunFile):
-    """`trainrig pretrain`: a fresh model, or another run's, on token shards."""
+    """Run file of `trainrig pretrain`: trains a new model, or another run's, on token shards."""
 
     verb: ClassVar[str] = "pretrain"
-    output_format: ClassVar[int] = 2  # fresh weights are drawn by place
+    output_format: ClassVar[int] = 2  # 2: fresh weights are drawn by their position
     estimate: ClassVar[str] = "trainrig.estimate.training_facts:estimate_pretraining"
     estimates_cost: ClassVar[bool] = True
     splits_rows: ClassVar[bool] = True
@@ -117,32 +119,34 @@ class Pretraining(TrainingRunFile):
     stage: Literal["pretrain"] = "pretrain"
     tokens: Annotated[str, NOT_IDENTITY]  # folder that `tokenize` wrote
     output: Annotated[str, OUTPUT]  # run folder to write, on disk or s3://
-    workers: Workers = 1  # worker processes: a number, or [fewest, most] to take what room there is
-    cache: BlockCache = BlockCache()  # cache on this machine for tokens in a bucket
-    # Run folder or checkpoint whose weights to begin with; schedule, data and optimizer state are
-    # this run's own; None: fresh weights.
+    # Worker processes: a number, or [fewest, most] to use all that the cluster has space for.
+    workers: Workers = 1
+    cache: BlockCache = BlockCache()  # local cache for tokens in a bucket
+    # Run folder or checkpoint to take the initial weights from. The schedule, the data and the
+    # optimizer state are new. None starts from random weights.
     continue_from: Annotated[str | None, NOT_IDENTITY] = None
-    # Folders that `tokenize` wrote of what was learnt before, whose held-out loss is measured
-    # beside this run's own: what is forgotten shows.
+    # Folders that `tokenize` wrote of data the model was trained on before. Their held-out loss is
+    # measured too, which shows how much is forgotten.
     remembered: Annotated[tuple[str, ...], NOT_IDENTITY] = ()
-    model: Model | None = None  # sizes of the model; None: that of `continue_from`
-    # Whether a decoder to continue from becomes an encoder: each token then sees all others.
+    model: Model | None = None  # model configuration; None: the model of `continue_from`
+    # Whether to convert the decoder of `continue_from` to an encoder, in which each token sees all
+    # others.
     convert: bool = False
-    # Changes of the model's positions at a step, for longer sequences; those ahead of an unfinished
-    # run may be edited.
+    # Changes of the model's positions at given steps, for longer sequences. Changes at steps that
+    # an unfinished run has not reached may be edited.
     context: Annotated[tuple[ContextStage, ...], EXTENDABLE] = ()
-    # Plan that `trainrig plan` wrote, for the report to compare with; None: no comparison.
+    # Plan that `trainrig plan` wrote, which the report compares the loss with; None: no comparison.
     plan: Annotated[str | None, NOT_IDENTITY] = None
-    batches: BatchSettings  # what a batch is made of
-    objective: PretrainingObjective = CausalLM()  # what training makes small
-    training: Training  # how long to train, and how
+    batches: BatchSettings  # size and content of the batches
+    objective: PretrainingObjective = CausalLM()  # loss to minimise
+    training: Training  # how long and how to train
 
     @model_validator(mode="after")
-    def _sequence_fits_model(self) -> Self:
+    def _check_model_fit(self) -> Self:
         if self.model is None and self.continue_from is None:
             raise ValueError("[model] is missing; give it, or the run to `continue_from`")
-        parts = [each for _, each in find_parts(self.objective)]
-        masked = all(isinstance(each, MaskedLM) for each in parts)
+        parts = [part for _, part in find_parts(self.objective)]
+        masked = all(isinstance(part, MaskedLM) for part in parts)
         if self.convert and (self.continue_from is None or not masked):
             raise ValueError(
                 "convert makes an encoder of the decoder to `continue_from`, for objective "
@@ -162,12 +166,13 @@ class Pretraining(TrainingRunFile):
 
     def check_objective(self, model: DecoderConfig) -> None:
         """Raise ValueError if `model` cannot learn what the objective asks."""
-        for _, each in find_parts(self.objective):
-            check_fit(each, model, self.convert)
+        for _, part in find_parts(self.objective):
+            check_fit(part, model, self.convert)
 
     def check_row_split(self, model: DecoderConfig) -> None:
-        """Raise ValueError if workers are to share rows or layers or divide them, and cannot."""
-        parallel, context = self.training.parallel, self.training.parallel.context
+        """Raise ValueError if workers cannot share rows or layers of `model` as the layout asks."""
+        parallel = self.training.parallel
+        context = self.training.parallel.context
         if parallel.expert:
             parallel.expert.check_run(model, self.objective.kind, self.batches.resolve_stages())
         for axis in (parallel.pipeline, parallel.tensor):
@@ -175,8 +180,8 @@ class Pretraining(TrainingRunFile):
                 axis.check_run(model, self.objective.kind)
         if parallel.pipeline is not None:
             replicas = max(1, parallel.data_workers(parse_bounds(self.workers).most))
-            for each in self.batches.resolve_stages():
-                parallel.pipeline.check_batch(each.global_batch, each.micro_batch, replicas)
+            for stage in self.batches.resolve_stages():
+                parallel.pipeline.check_batch(stage.global_batch, stage.micro_batch, replicas)
         if parallel.tensor:
             for stage in self.batches.resolve_stages():
                 parallel.tensor.check_length(stage.sequence_length, context.ranks if context else 1)
@@ -196,10 +201,11 @@ class Pretraining(TrainingRunFile):
             context.check_length(stage.sequence_length)
 
     def check_positions(self, model: DecoderConfig) -> None:
-        """Raise ValueError if a stage's sequences are longer than `model` can tell apart then."""
+        """Raise ValueError if a stage's sequences exceed the positions of `model` at that step."""
         if self.context and self.context[0].from_step == 0 and self.continue_from is None:
             raise ValueError(
-                "context: a stage from step 0 of a run that continues no other; say it in [model]"
+                "context: a stage starts at step 0 of a run without `continue_from`; put its "
+                "settings into [model]"
             )
         models = build_model_stages(model, self.context)
         batches = self.batches.resolve_stages()

@@ -1,4 +1,4 @@
-"""A check, before a run starts, that its gradients add up in one fixed order."""
+"""A check before the start of a run that its gradients are added in one fixed order."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -6,18 +6,19 @@ from collections.abc import Iterable, Sequence
 from trainrig.errors import ConfigError
 from trainrig.train.run_file.training import Training
 
-# Numbers of workers that are checked in a layout: the fewest, the most, and some between. A plan
-# takes about 5 µs a micro-batch and rank that shares it.
+# Numbers of workers to check per layout: the fewest, the most, and some between. Planning takes
+# about 5 µs per micro-batch and rank that shares it.
 SIZES_CHECKED = 32
 
 
 def check_sums(
     training: Training, workers: int | tuple[int, int], micro_batches: Iterable[int]
 ) -> None:
-    """Raise ConfigError if ranks would disagree on which sums of gradients travel between them.
+    """Raise ConfigError if ranks would disagree on which partial sums of gradients they exchange.
 
-    `micro_batches`: the numbers that a step of the run may have. Every layout of the run is
-    checked, on the numbers of workers that it may have. Without `deterministic`, torch adds up.
+    `micro_batches`: the numbers of micro-batches that a step of the run may have. Every layout of
+    the run is checked, at the numbers of workers it may be used with. Without `deterministic`,
+    nothing is checked: torch adds the gradients.
     """
     if not training.deterministic:
         return
@@ -36,7 +37,7 @@ def check_sums(
 
 
 def _choose_sizes(sizes: Sequence[int]) -> list[int]:
-    """Return up to SIZES_CHECKED of `sizes`, evenly, the first and the last among them."""
+    """Return up to SIZES_CHECKED of `sizes`, evenly spaced, with the first and the last."""
     last = len(sizes) - 1
     chosen = min(len(sizes), SIZES_CHECKED)
     return [sizes[last * number // max(chosen - 1, 1)] for number in range(chosen)]

@@ -1,4 +1,4 @@
-"""How long a run trains, how, and what it does about faults."""
+"""The `training` table of run files: duration, optimisation, layout, and handling of faults."""
 
 import contextlib
 from collections.abc import Iterator
@@ -46,13 +46,14 @@ from trainrig.train.retention import Checkpoints
 from trainrig.train.spikes import Spikes
 from trainrig.train.worker_bounds import WorkerBounds, parse_bounds
 
-# Steps that make up for the first one, which takes 8 to 16 s longer (124M and 1.3B on an H200).
+# Steps that compensate for compilation, which makes the first step 8 to 16 s longer (124M and 1.3B
+# on an H200).
 WORTH_COMPILING = 1_000
 
 
 @contextlib.contextmanager
 def name_setting(setting: str) -> Iterator[None]:
-    """Have what is refused inside name the `setting` that it is of."""
+    """Prefix the ValueErrors raised in the block with the name of the `setting` they concern."""
     try:
         yield
     except ValidationError as error:
@@ -63,76 +64,85 @@ def name_setting(setting: str) -> Iterator[None]:
 
 
 class Training(Settings):
-    """How long to train, how, and what to do about faults."""
+    """Duration, optimisation, layout and fault handling of a training run."""
 
-    steps: int = Field(ge=1)  # optimizer steps to train
-    # Random seed of fresh weights; `batches.seed` is that of the data.
+    steps: int = Field(ge=1)  # number of optimizer steps
+    # Random seed of the initial weights; `batches.seed` is the seed of the data.
     seed: int = Field(default=0, ge=0)
-    optimizer: Optimizer = AdamW()  # optimizer, and its peak learning rate
-    # Parameters that are trained otherwise than the rest, or frozen, by patterns of their names.
+    optimizer: Optimizer = AdamW()  # optimizer, with its peak learning rate
+    # Groups of parameters that are frozen or have other settings, by patterns of their names.
     groups: tuple[NamedGroup, ...] = ()
-    schedule: Schedule = Cosine()  # how the learning rate rises and falls
-    # Norm above which the whole gradient is scaled down to it (GPT-3, arXiv:2005.14165, app. B).
+    schedule: Schedule = Cosine()  # schedule of the learning rate
+    # Gradient norm above which the whole gradient is scaled down to it (GPT-3, arXiv:2005.14165,
+    # app. B).
     clip_norm: float = Field(default=1.0, gt=0)
-    # CPU threads of a worker; another number gives other bits.
+    # CPU threads of each worker. Changing the number changes the last bits of results.
     threads: int = Field(default=1, ge=1)
-    parallel: Layout = FSDP()  # how the model is laid out over workers
-    # Layouts for fewer workers than a replica of `parallel` takes, the larger first: the run goes
-    # on in them after losses, and back in its own when workers come. Bits differ between layouts.
+    parallel: Layout = FSDP()  # how the model is distributed over workers
+    # Layouts for fewer workers than a replica of `parallel` needs, largest first. After losing
+    # workers, the run continues in one of them, and returns to its own layout when workers come
+    # back. Results are not bit-identical across layouts.
     fallbacks: Annotated[tuple[Fallback, ...], NOT_IDENTITY] = ()
     precision: Precision = Precision()  # number format to compute in
-    # What to compute again in the backward pass, to save memory; None: nothing.
+    # Activations to recompute in the backward pass, to save memory; None recomputes nothing.
     recompute: Recompute | None = None
-    # What to keep in the host's memory, to leave that of GPUs to the rest.
+    # What to keep in host memory, to save GPU memory.
     offload: Annotated[Offload, NOT_IDENTITY] = Offload()
-    # How to compile the layers; false: not at all; None: as by an empty table where `pretrain`
-    # trains a dense decoder for 1,000 steps and more on GPUs, in a layout that divides no layers,
-    # else not at all.
+    # How to compile the layers; false: never. None: with default settings where `pretrain` trains a
+    # dense decoder for 1,000 steps or more on GPUs, in a layout that does not divide layers;
+    # otherwise not.
     compile: Compile | Literal[False] | None = None
-    # Whether queries, keys and values of a layer are one product, and so are gate and up, for GPUs
-    # that small products leave idle. Parameters and checkpoints stay as they are; bits differ.
+    # Whether to compute queries, keys and values of a layer in one matrix product, and gate and up
+    # projections in another, for GPUs that small products do not fill. Parameters and checkpoints
+    # stay the same; the last bits of results change.
     fuse_projections: bool = False
-    # How attention is computed; another kernel gives other bits.
+    # Attention kernel. Another kernel changes the last bits of results.
     attention: Annotated[AttentionExecution, NOT_IDENTITY] = AttentionExecution()
-    deterministic: bool = True  # whether results are the same bits at any number of workers
-    # Most workers that may share a step in deterministic mode. Another number gives other bits; a
-    # doubling beyond the number of workers costs the memory of a gradient.
+    deterministic: bool = True  # true: results are bit-identical at any number of workers
+    # Maximum number of workers that share a step in deterministic mode. Changing it changes the
+    # last bits of results. Each doubling beyond the number of workers costs the memory of one
+    # gradient.
     virtual_workers: int = Field(default=8, ge=1)
-    # Most steps in a row to skip because the loss or gradient is not finite, before the run ends;
-    # those that `spikes` sees to are none of them.
+    # Consecutive steps that may be skipped because the loss or gradient is not finite, before the
+    # run ends with an error. Steps that `spikes` handles do not count.
     max_skipped_steps: Annotated[int, NOT_IDENTITY] = Field(default=10, ge=0)
     averaging: Averaging = Averaging()  # averages of the weights to keep
-    # What to do about spikes of the loss; None: nothing but for losses that are not finite.
+    # Handling of loss spikes; None skips only steps whose loss or gradient is not finite.
     spikes: Spikes | None = Spikes()
-    # Ranges of data steps, counted from 0, to train on nothing of: from the first of each pair up
-    # to, without, the second.
+    # Data steps to leave out of training, counted from 0, as pairs [first, one after the last].
     skip_data: tuple[tuple[int, int], ...] = ()
-    checkpoints: Checkpoints = Checkpoints()  # when to save, and what to keep
-    faults: Faults = Faults()  # how failures and stops are met
-    # Benchmarks to ask checkpoints of the run while it trains.
+    checkpoints: Checkpoints = Checkpoints()  # when to save checkpoints, and which to keep
+    faults: Faults = Faults()  # handling of failures and stop requests
+    # Benchmarks that score checkpoints of the run while it trains.
     evaluations: Annotated[tuple[RunEvaluation, ...], NOT_IDENTITY] = ()
-    stop_if: StopIf | None = None  # scores that end the run early; None: none do
-    # Score by which one checkpoint is the best, and is kept; None: none is.
+    stop_if: StopIf | None = None  # condition on scores that ends the run early; None: never
+    # Score that decides which checkpoint is the best, which is always kept; None: no best one.
     best: Annotated[BestBy | None, NOT_IDENTITY] = None
-    # When to measure the held-out loss, and on how much.
+    # When to measure the held-out loss, and on how many rows.
     held_out: Annotated[HeldOutSettings, NOT_IDENTITY] = HeldOutSettings()
-    metrics: Annotated[Metrics, NOT_IDENTITY] = Metrics()  # how much of the run is measured
-    # Steps to record operation by operation; None: none.
+    # how often metrics are measured
+    metrics: Annotated[Metrics, NOT_IDENTITY] = Metrics()
+    # Steps to profile operation by operation; None: none.
     profile: Annotated[StepProfile | None, NOT_IDENTITY] = None
-    # Steps whose batches are read ahead; 0: each is read when it is needed.
+    # Number of steps whose batches are read in advance; 0 reads each batch when it is needed.
     prefetch_steps: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=0)
 
     @property
     def collective_timeout(self) -> float:
-        """Seconds that a collective waits for a rank, which may be compiling what another's cache
-        had."""
+        """Seconds that a collective operation waits for a rank.
+
+        With compilation it is at least `faults.start_limit`: a rank may compile what another has
+        cached.
+        """
         wanted = self.faults.collective_timeout
         return max(wanted, self.faults.start_limit) if self.compile else wanted
 
     def resolve(self, has_bfloat16: bool, compiles: bool) -> Self:
-        """The same, with the number format named that its devices compute in, and layers compiled
-        if `compiles` and nothing is said of it; `has_bfloat16`: the devices are accelerators that
-        have it."""
+        """Return a copy with the number format and the compilation chosen for the devices.
+
+        `has_bfloat16`: whether they are accelerators that support it. `compiles`: whether to
+        compile if `compile` is None and the run is long enough.
+        """
         changes: dict[str, Any] = {"precision": self.precision.resolve(has_bfloat16)}
         divides = self.parallel.context or self.parallel.tensor or self.parallel.expert
         if compiles and self.compile is None and not divides and self.steps >= WORTH_COMPILING:
@@ -140,7 +150,7 @@ class Training(Settings):
         return self.model_copy(update=changes)
 
     @model_validator(mode="after")
-    def _deterministic_when_sliced(self) -> Self:
+    def _check_determinism(self) -> Self:
         if self.deterministic and (setting := self.parallel.inexact_by()):
             raise ValueError(
                 f"parallel.{setting} adds gradients in an order that depends on the number of "
@@ -149,18 +159,19 @@ class Training(Settings):
         return self
 
     @model_validator(mode="after")
-    def _layout_goes_with_the_rest(self) -> Self:
-        compiled, again = bool(self.compile), self.recompute.kind if self.recompute else None
+    def _check_layout_settings(self) -> Self:
+        compiled = bool(self.compile)
+        again = self.recompute.kind if self.recompute else None
         self.parallel.check_beside(compiled, again, self.fuse_projections)
         tensor = self.parallel.tensor
         self.offload.check_beside(self.recompute, tensor is not None and tensor.sequence_parallel)
         if self.parallel.tensor:
-            own = [each.optimizer.kind for each in self.groups if each.optimizer]
+            own = [group.optimizer.kind for group in self.groups if group.optimizer]
             self.parallel.tensor.check_training(self.precision.compute, [self.optimizer.kind, *own])
         return self
 
     @model_validator(mode="after")
-    def _scales_are_of_whole_matrices(self) -> Self:
+    def _check_float8_fusion(self) -> Self:
         if self.fuse_projections and self.precision.compute == "float8":
             raise ValueError(
                 "fuse_projections joins matrices that precision.compute = 'float8' scales one by "
@@ -169,7 +180,7 @@ class Training(Settings):
         return self
 
     @model_validator(mode="after")
-    def _fallbacks_go_with_the_rest(self) -> Self:
+    def _check_fallback_settings(self) -> Self:
         check_order(self.parallel, self.fallbacks)
         for number, laid_out in enumerate(self.layouts[1:]):
             with name_setting(f"fallbacks[{number}]"):
@@ -177,7 +188,7 @@ class Training(Settings):
         return self
 
     @model_validator(mode="after")
-    def _skipped_ranges_are_ranges(self) -> Self:
+    def _check_skip_data(self) -> Self:
         for begin, end in self.skip_data:
             if not 0 <= begin < end:
                 raise ValueError(
@@ -187,7 +198,7 @@ class Training(Settings):
         return self
 
     @model_validator(mode="after")
-    def _scores_are_there_to_decide_by(self) -> Self:
+    def _check_deciding_scores(self) -> Self:
         check_names(self.evaluations)
         for where, named in (("stop_if", self.stop_if), ("best", self.best)):
             if named is not None:
@@ -195,19 +206,21 @@ class Training(Settings):
         return self
 
     def saves_after(self, step: int) -> bool:
-        """Whether a checkpoint is made after `step`: to go on from, or to be scored."""
+        """Return whether a checkpoint is saved after `step`, to resume from or to be scored."""
         return self.checkpoints.due(step, self.steps) or any(
-            each.due(step, self.steps) for each in self.evaluations
+            evaluation.due(step, self.steps) for evaluation in self.evaluations
         )
 
     def make_paths_absolute(self) -> Self:
-        """The same, for processes that run in other folders."""
-        found = tuple(each.make_paths_absolute() for each in self.evaluations)
+        """Return a copy with absolute paths, for processes with other working directories."""
+        found = tuple(evaluation.make_paths_absolute() for evaluation in self.evaluations)
         return self.model_copy(update={"evaluations": found})
 
     def choose_attention(self, model: DecoderConfig, card: Card) -> Choice:
-        """Return the kernel of attention for `model` on `card`, in this layout. Raises ConfigError
-        if the one that `attention` names cannot compute it there."""
+        """Return the attention kernel for `model` on `card`, in this layout.
+
+        Raises ConfigError if the kernel that `attention` names cannot compute it there.
+        """
         if isinstance(model, EncoderDecoderConfig):
             if self.attention.kernel != "auto":
                 raise ConfigError(
@@ -221,19 +234,21 @@ class Training(Settings):
         return choose_kernel(self.attention.kernel, case, card)
 
     def check_attention(self, model: DecoderConfig, card: Card | None = None) -> None:
-        """Raise ConfigError if the kernel that `attention` names cannot compute `model` on `card`
-        in one of the layouts; None: on a usual GPU, in whose number format `auto` is then."""
+        """Raise ConfigError if the named attention kernel cannot compute `model` in some layout.
+
+        `card` None stands for a usual GPU and its number format.
+        """
         wanted = self if card else self.resolve(has_bfloat16=True, compiles=False)
         for laid_out in wanted.layouts:
             laid_out.choose_attention(model, card or USUAL_GPU)
 
     def check_parameters(self, model: DecoderConfig) -> None:
-        """Raise ConfigError if `groups`, optimizers or the kernel of attention do not fit
-        `model`."""
+        """Raise ConfigError if groups, optimizers or the attention kernel do not fit `model`."""
         self.check_attention(model)
-        shapes, transfer = parameter_shapes(model), find_width_transfer(model)
+        shapes = parameter_shapes(model)
+        transfer = find_width_transfer(model)
         assigned = assign(shapes, self.groups)
-        for parallel in (each.parallel for each in self.layouts):
+        for parallel in (layout.parallel for layout in self.layouts):
             if parallel.expert:
                 parallel.expert.check_optimizers(shapes, assigned, self.optimizer)
             if parallel.pipeline and assigned:
@@ -247,7 +262,7 @@ class Training(Settings):
                 transfer.share(chosen, name, shape)
 
     def check_adapters(self) -> None:
-        """Raise ValueError if it is not for layers with adapters."""
+        """Raise ValueError if a setting does not support layers with adapters."""
         if self.fuse_projections:
             raise ValueError(
                 "training.fuse_projections and [lora]: a frozen matrix with an adapter is "
@@ -256,28 +271,33 @@ class Training(Settings):
 
     @property
     def layouts(self) -> tuple[Self, ...]:
-        """Itself in its own layout, then in each that it falls back on."""
+        """Copies of these settings in their own layout, then in each fallback layout."""
         own = self.model_copy(update={"fallbacks": ()})
         return own, *(
             own.model_copy(
-                update={"parallel": each.parallel, "recompute": each.recompute or self.recompute}
+                update={
+                    "parallel": fallback.parallel,
+                    "recompute": fallback.recompute or self.recompute,
+                }
             )
-            for each in self.fallbacks
+            for fallback in self.fallbacks
         )
 
     def bound_workers(self, workers: int | tuple[int, int]) -> WorkerBounds:
-        """What `workers` mean in its layouts."""
+        """Parse `workers` into limits, with the multiples of each layout."""
         return parse_bounds(workers, list_units(self.parallel, self.fallbacks))
 
     def lay_out(self, workers: int) -> Self:
-        """Itself in the layout in which a run has so many `workers`."""
+        """Return these settings in the layout that a run with `workers` uses."""
         if not self.fallbacks:
             return self
         return self.layouts[self.bound_workers(workers).find_layout(workers)]
 
     def check_workers(self, workers: int | tuple[int, int]) -> None:
-        """Raise ConfigError if any number of whole replicas within `workers` cannot share in a
-        step, in the layout in which there are so many."""
+        """Raise ConfigError if some number of workers within `workers` cannot share a step.
+
+        Each number is checked in the layout that it uses.
+        """
         if not self.fallbacks:
             self._check_own_workers(workers)
             return
@@ -302,7 +322,7 @@ class Training(Settings):
 
 
 def find_width_transfer(model: DecoderConfig) -> WidthTransfer | None:
-    """How rates go with the width of `model`; None: not at all."""
+    """Return how learning rates scale with the width of `model`; None without muP."""
     if model.mup is None:
         return None
     return WidthTransfer(model.mup.multiple(model.channels), find_roles(parameter_shapes(model)))

@@ -1,1 +1,1 @@
-"""Scoring checkpoints of a run while it trains."""
+"""Scoring of a run's checkpoints while it trains."""

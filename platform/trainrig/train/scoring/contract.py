@@ -1,6 +1,6 @@
-"""What training knows of evaluation: a contract, and by which name its maker is found.
+"""The contract between training and evaluation, and the name of its implementation.
 
-Evaluation stands above training, so nothing here imports it.
+Evaluation depends on training, so nothing here imports it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,43 +17,52 @@ MAKER = "trainrig.evaluate.checkpoint_scoring:CheckpointScoring"
 
 @dataclass(frozen=True)
 class ScoringRequest:
-    """What is to be scored, and where. Plain data, so it travels."""
+    """Checkpoint to score, with the evaluation, the output folder and the device.
+
+    Plain data, which can be sent to another process.
+    """
 
     evaluation: RunEvaluation
-    checkpoint: str  # folder of one checkpoint; "" while there is none yet
+    checkpoint: str  # folder of one checkpoint; "" if there is none yet
     output: str  # folder for the scorecard
-    device: str  # "auto": that of the process; "cpu"
+    device: str  # "auto" (the process's device) or "cpu"
     threads: int
 
 
 class Scoring(Protocol):
-    """Scores one checkpoint. What was done of it by a process that died is not done again."""
+    """Scoring of one checkpoint. It resumes from the results of a process that died."""
 
     def check(self, scores: Sequence[str]) -> None:
-        """Raise InputError if it cannot be asked, or will have none of the named `scores`. Asks no
-        checkpoint."""
+        """Raise InputError if the evaluation is not possible, or lacks one of the named `scores`.
+
+        Does not read a checkpoint.
+        """
 
     def begin(self) -> None:
-        """Make its folder ready. To be called by one process, before any calls `share`."""
+        """Prepare the output folder. One process calls this, before any calls `share`."""
 
     def share(self, rank: int, world: int) -> Iterator[None]:
-        """Ask what falls to `rank` of `world` processes; yields after each part of it."""
+        """Score the share of `rank` among `world` processes; yield after each part of it."""
 
     def finish(self) -> Mapping[str, CheckpointScore]:
-        """Ask what is left, by this process alone, and write the scorecard; the scores in it, by
-        TASK/METRIC, and each task's headline by TASK."""
+        """Score what is left, in this process alone, and write the scorecard.
+
+        Returns its scores by TASK/METRIC, and each task's headline score by TASK.
+        """
 
 
 def make_scoring(request: ScoringRequest) -> Scoring:
-    """The scoring that `request` describes."""
+    """Build the scoring that `request` describes."""
     scoring: Scoring = load_named(MAKER)(request)
     return scoring
 
 
 def check_evaluations(training: Training) -> None:
-    """Raise InputError if a run cannot be evaluated as `training` says, or will lack a score that
-    it is to be decided by."""
-    named = [each for each in (training.stop_if, training.best) if each]
+    """Raise InputError if an evaluation of `training` is not possible, or lacks a needed score.
+
+    A score is needed if `stop_if` or `best` decides by it.
+    """
+    named = [decision for decision in (training.stop_if, training.best) if decision]
     for evaluation in training.evaluations:
-        wanted = [each.score for each in named if each.evaluation == evaluation.name]
+        wanted = [decision.score for decision in named if decision.evaluation == evaluation.name]
         make_scoring(ScoringRequest(evaluation, "", "", "cpu", training.threads)).check(wanted)

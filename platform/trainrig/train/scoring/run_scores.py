@@ -1,4 +1,4 @@
-"""The scores of a run as its ranks see them: asked between steps, waited for, decided by."""
+"""The scores of a run on its ranks: computed between steps, waited for, and decided by."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -23,19 +23,19 @@ from trainrig.train.run.scores.records import (
 )
 from trainrig.train.scoring.contract import Scoring, ScoringRequest, make_scoring
 
-LOOK_EVERY = 0.2  # s between two looks for a score
+LOOK_EVERY = 0.2  # s between two checks for a score
 
 
 class Next(Enum):
-    """What a rank does after a step, and all others with it."""
+    """Decision of all ranks on how the run continues after a step."""
 
     GO_ON = "go on"
-    STOP = "stop"  # as all agreed to, when asked
-    END = "end"  # the run is at its end before its last step
+    STOP = "stop"  # because all ranks agreed to stop
+    END = "end"  # the run ends before its last step
 
 
 class RunScores:
-    """Of one rank of one attempt. All ranks must call the same methods."""
+    """Scores of a run on one rank of one attempt. All ranks must call the same methods."""
 
     def __init__(
         self,
@@ -45,30 +45,43 @@ class RunScores:
         agreed_to_stop: Callable[[str], bool],
         settle: Callable[[], None],
     ) -> None:
-        """`agreed_to_stop` is told what is being done, and answers all ranks alike; `settle`
-        returns once no checkpoint is being written."""
-        self._training, self._attempt = job.training, attempt
+        """Set up the scores.
+
+        Args:
+            job: The run.
+            attempt: The current attempt.
+            agreement: Collective decisions of all ranks.
+            agreed_to_stop: Called with what the ranks are doing; returns the same on all ranks.
+            settle: Waits until no checkpoint is being written.
+        """
+        self._training = job.training
+        self._attempt = attempt
         self._folder = RunFolder(job.folder)
-        self._agreement, self._agreed_to_stop = agreement, agreed_to_stop
+        self._agreement = agreement
+        self._agreed_to_stop = agreed_to_stop
         self._settle = settle
         self._first = dist.get_rank() == 0
-        self._looked_at = -1  # the step that was last decided after
+        self._looked_at = -1  # the step of the last decision
 
     def decide_after(self, step: int) -> Next:
-        """Have the workers score the checkpoint of `step` where they are to, and decide what is to
-        be decided after it. Waits for scores that decisions need."""
-        if step == self._looked_at:  # data was skipped since
+        """Score the checkpoint of `step` where workers do that, and return how the run continues.
+
+        Waits for scores that decisions need. Collective.
+        """
+        if step == self._looked_at:  # decided already; data was skipped since
             return Next.GO_ON
         if not self.ask_workers(step):
             return Next.STOP
-        if not all(self._wait_for_score(each, step) for each in self._list_named()):
+        if not all(self._wait_for_score(named, step) for named in self._list_named()):
             return Next.STOP
         self._looked_at = step
-        return Next.END if self._has_ended(step) else Next.GO_ON
+        return Next.END if self._decide_end(step) else Next.GO_ON
 
     def ask_workers(self, step: int, to_the_end: bool = False) -> bool:
-        """Have all ranks score the checkpoint of `step` by the evaluations that run on them; false:
-        all agreed to stop instead, which `to_the_end` rules out."""
+        """Score the checkpoint of `step` by the evaluations that run on the workers. Collective.
+
+        Returns False if all ranks agreed to stop, which `to_the_end` prevents.
+        """
         for evaluation in self._training.evaluations:
             due = evaluation.where == "workers" and evaluation.due(step, self._training.steps)
             if due and not self._ask(evaluation, step, to_the_end):
@@ -76,12 +89,14 @@ class RunScores:
         return True
 
     def _list_named(self) -> list[NamedScore]:
-        return [each for each in (self._training.stop_if, self._training.best) if each]
+        return [named for named in (self._training.stop_if, self._training.best) if named]
 
     def _find_evaluation(self, name: str) -> RunEvaluation:
-        return next(each for each in self._training.evaluations if each.name == name)
+        return next(
+            evaluation for evaluation in self._training.evaluations if evaluation.name == name
+        )
 
-    # --- by the workers
+    # --- scoring on the workers
 
     def _ask(self, evaluation: RunEvaluation, step: int, to_the_end: bool) -> bool:
         self._settle()
@@ -89,7 +104,7 @@ class RunScores:
         if self._first and not self._is_known(evaluation.name, step):
             found = [self._find_checkpoint(step)]
         dist.broadcast_object_list(found, src=0)
-        if found[0] is None:  # known already, or it could not be saved
+        if found[0] is None:  # the checkpoint is scored already, or could not be saved
             return True
         path, number = found[0]
         output = scorecard_folder(self._folder, evaluation.name, step, number)
@@ -100,13 +115,14 @@ class RunScores:
         if self._first:
             scores: Mapping[str, CheckpointScore] = scoring.finish()
             write_scores(self._folder, ScoredCheckpoint(evaluation.name, step, number, scores))
-        self._agreed_to_stop("score")  # all wait for the first; who was asked to stop does so next
+        # all wait here for rank 0; a stop request takes effect at the next question
+        self._agreed_to_stop("score")
         return True
 
     def _ask_by_all(self, scoring: Scoring, to_the_end: bool) -> bool:
         if self._first:
             scoring.begin()
-        self._agreement.any(False)  # it is ready
+        self._agreement.any(False)  # all ranks wait until the folder is prepared
         parts = scoring.share(dist.get_rank(), dist.get_world_size())
         ended = object()
         while True:
@@ -119,12 +135,14 @@ class RunScores:
     # --- decisions
 
     def _wait_for_score(self, named: NamedScore, step: int) -> bool:
-        """Wait until the score that is decided by after `step` is known; false: all agreed to stop.
+        """Wait until the score for the decision after `step` is known. Collective.
 
-        Raises ClusterError if it could not be scored, ConfigError if that gave no such score. A
-        checkpoint that was never saved has none, and nothing is decided by it.
+        Returns False if all ranks agreed to stop. Raises ClusterError if the checkpoint could not
+        be scored, and ConfigError if it has no such score. A checkpoint that was never saved has no
+        score, and nothing is decided by it.
         """
-        evaluation, scored = self._find_evaluation(named.evaluation), step - named.lag
+        evaluation = self._find_evaluation(named.evaluation)
+        scored = step - named.lag
         if not evaluation.due(scored, self._training.steps):
             return True
         while True:
@@ -143,7 +161,7 @@ class RunScores:
         found: list[ScoredCheckpoint | None] = [None]
         if self._first:
             known_scores = read_scores(self._folder, evaluation.name)
-            found = [next(each for each in known_scores if each.step == scored)]
+            found = [next(checkpoint for checkpoint in known_scores if checkpoint.step == scored)]
         dist.broadcast_object_list(found, src=0)
         assert found[0] is not None
         if found[0].problem is not None:
@@ -154,8 +172,8 @@ class RunScores:
         found[0].find(named)  # raises on all ranks alike where it has no such score
         return True
 
-    def _has_ended(self, step: int) -> bool:
-        """Whether the run is at its end after `step`, by the scores up to `lag` steps before."""
+    def _decide_end(self, step: int) -> bool:
+        """Return whether the run ends after `step`, by the scores up to `lag` steps before."""
         rule = self._training.stop_if
         if rule is None:
             return False
@@ -165,7 +183,7 @@ class RunScores:
         why: list[str | None] = [None]
         if self._first:
             known = read_usable_scores(self._folder, rule.evaluation)
-            until = [each for each in known if each.step <= scored]
+            until = [checkpoint for checkpoint in known if checkpoint.step <= scored]
             if until and until[-1].step == scored:
                 why = [find_stop_reason(rule, until)]
             if why[0]:
@@ -175,10 +193,10 @@ class RunScores:
         return why[0] is not None
 
     def _is_known(self, evaluation: str, step: int) -> bool:
-        return any(each.step == step for each in read_scores(self._folder, evaluation))
+        return any(checkpoint.step == step for checkpoint in read_scores(self._folder, evaluation))
 
     def _find_checkpoint(self, step: int) -> tuple[str, int] | None:
-        """Folder and attempt of the checkpoint of `step` that counts."""
+        """Return folder and attempt of the checkpoint of `step` that counts, if there is one."""
         for path, found, number in list_committed(self._folder, self._folder.checkpoints):
             if found == step:
                 return path, number

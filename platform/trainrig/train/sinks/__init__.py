@@ -1,4 +1,4 @@
-"""Other places that a run's figures go to while it goes on. Add a new one to the union here."""
+"""Services that receive a run's metrics while it trains. Add a new one to the union here."""
 
 from typing import Annotated
 

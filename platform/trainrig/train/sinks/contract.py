@@ -1,4 +1,4 @@
-"""What a sink is told of a run, and what it has to be able to do."""
+"""The contract of a sink: what it gets from a run, and what it must do."""
 
 import importlib.util
 from collections.abc import Callable, Mapping
@@ -10,34 +10,36 @@ from trainrig.errors import ConfigError
 
 @dataclass(frozen=True)
 class ExportedRun:
-    """The run whose figures go out."""
+    """Run whose metrics are sent."""
 
     folder: str  # on disk or s3://
-    id: str  # drawn when the run began: another run in the same folder has another
-    name: str  # for people
-    settings: Mapping[str, Any]  # the run file
-    # Of a figure's name: that of its family, what its capitals stand for, and what it is.
+    id: str  # drawn when the run began: another run in the same folder has another id
+    name: str  # display name
+    settings: Mapping[str, Any]  # content of the run file
+    # Maps a metric's name to its family's name, its labels, and its description.
     describe: Callable[[str], tuple[str, Mapping[str, str], str]]
 
 
 class SinkWriter(Protocol):
-    """Takes the figures of one run, from its one driver. Any method may raise any error: whoever
-    calls it opens the sink again later."""
+    """Writer of the metrics of one run, used by its only driver.
 
-    live: bool  # takes a step as soon as it was taken, not once it counts for good
-    sent: int  # the newest step that is there already: it is not sent again
+    Any method may raise any error: the caller opens the sink again later.
+    """
+
+    live: bool  # True: steps are sent at once, not when they are final
+    sent: int  # newest step that the service already has, which is not sent again
 
     def write(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
-        """The figures of `step`, in ascending order of steps; `seconds` since the epoch."""
+        """Send the metrics of `step`, in ascending order of steps; `seconds`: since the epoch."""
         ...
 
     def close(self) -> None:
-        """Return once all of it is there."""
+        """Send everything that is left, and end the connection."""
         ...
 
 
 def need_package(package: str, kind: str, extra: str) -> None:
-    """Raise ConfigError if `package`, which the sink `kind` sends with, is not installed."""
+    """Raise ConfigError if `package`, which the sink `kind` needs, is not installed."""
     if importlib.util.find_spec(package) is None:
         raise ConfigError(
             f"training.metrics.sinks: {kind} needs the package {package}, which is not installed; "

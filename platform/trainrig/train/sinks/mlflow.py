@@ -1,8 +1,8 @@
-"""MLflow: a tracking server, or a database.
+"""MLflow sink: sends metrics to a tracking server or a database.
 
-The server itself says which step it has got to, so that after a kill nothing is there twice and
-nothing is missing. Name and password of a server are the environment's
-(`MLFLOW_TRACKING_USERNAME`, `MLFLOW_TRACKING_PASSWORD`); a run file never holds them.
+The server knows the newest step it has, so after a kill, no step is sent twice and none is missing.
+User name and password come from the environment (`MLFLOW_TRACKING_USERNAME`,
+`MLFLOW_TRACKING_PASSWORD`), never from a run file.
 """
 
 import re
@@ -15,24 +15,24 @@ from pydantic import model_validator
 from trainrig.config import Field, Settings
 from trainrig.train.sinks.contract import ExportedRun, need_package
 
-TAG = "trainrig.run"  # of an MLflow run: the id of ours
-STEPS = "train/loss"  # a figure that every step has
-AT_ONCE = 1000  # figures that MLflow takes in one call
-_REFUSED = re.compile(r"[^\w\-. /:]")  # in names of figures
+TAG = "trainrig.run"  # tag of an MLflow run with our run's id
+STEPS = "train/loss"  # a metric that every step has
+AT_ONCE = 1000  # metrics that MLflow accepts in one call
+_REFUSED = re.compile(r"[^\w\-. /:]")  # characters not allowed in metric names
 
 
 class MLflow(Settings):
-    """MLflow; needs the extra `mlflow`."""
+    """MLflow sink; needs the extra `mlflow`."""
 
     kind: Literal["MLflow"] = "MLflow"
-    # Address of the tracking server, or of a database, `sqlite:////data/mlflow.db`, which needs the
-    # package mlflow in full; None: what MLFLOW_TRACKING_URI says.
+    # Address of the tracking server, or of a database, as in `sqlite:////data/mlflow.db`, which
+    # needs the full package mlflow; None uses MLFLOW_TRACKING_URI.
     uri: str | None = None
     experiment: str = Field(default="trainrig", min_length=1)  # experiment to log to
-    name: str | None = None  # name of the run; None: that of its folder
+    name: str | None = None  # name of the run; None: the name of its folder
 
     @model_validator(mode="after")
-    def _holds_no_password(self) -> Self:
+    def _reject_password(self) -> Self:
         if self.uri and "@" in urlsplit(self.uri).netloc:
             raise ValueError(
                 "uri holds a name or password, and run files are copied about; set "
@@ -41,21 +41,21 @@ class MLflow(Settings):
         return self
 
     def check(self, folder: str) -> None:
-        """Raise ConfigError if the run in `folder` cannot be sent."""
+        """Raise ConfigError if the metrics of the run in `folder` cannot be sent."""
         need_package("mlflow", "MLflow", "mlflow")
 
     def open(self, run: ExportedRun) -> "MLflowWriter":
-        """Begin to send, or go on."""
+        """Start sending, or resume."""
         return MLflowWriter(self, run)
 
 
 class MLflowWriter:
-    """Of one driver of a run."""
+    """Writer to MLflow, of one driver of a run."""
 
     live = False
 
     def __init__(self, settings: MLflow, run: ExportedRun) -> None:
-        from mlflow import MlflowClient  # an extra, and slow to import
+        from mlflow import MlflowClient  # an extra, slow to import
 
         self._client: Any = MlflowClient(tracking_uri=settings.uri)
         experiment = self._client.get_experiment_by_name(settings.experiment)
@@ -73,13 +73,13 @@ class MLflowWriter:
             name = settings.name or run.name
             self._run = self._client.create_run(number, tags=tags, run_name=name).info.run_id
         there = self._client.get_metric_history(self._run, STEPS)
-        self.sent = max((each.step for each in there), default=0)
+        self.sent = max((metric.step for metric in there), default=0)
 
     def write(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
-        """See SinkWriter."""
+        """Send the metrics of `step`; see SinkWriter."""
         from mlflow.entities import Metric
 
-        # What says that the step is there goes last.
+        # STEPS goes last: it marks the step as complete.
         names = sorted(values, key=lambda name: name == STEPS)
         figures = [
             Metric(_REFUSED.sub("_", name), values[name], int(seconds * 1000), step)
@@ -90,5 +90,5 @@ class MLflowWriter:
         self.sent = step
 
     def close(self) -> None:
-        """See SinkWriter."""
+        """End the MLflow run; see SinkWriter."""
         self._client.set_terminated(self._run)

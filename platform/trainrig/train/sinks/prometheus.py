@@ -1,7 +1,7 @@
-"""Prometheus, by the metrics that each node of Ray exports for it.
+"""Prometheus sink, through the metrics that each node of Ray exports.
 
-A gauge holds the newest value alone: Prometheus asks for it when it likes, and puts its own time to
-it. A family of figures, as one a layer, is one gauge with a label.
+A gauge has only the newest value: Prometheus reads it at times of its own choice, and adds its own
+timestamps. A family of metrics, such as one per layer, is one gauge with a label.
 """
 
 import re
@@ -11,40 +11,42 @@ from typing import Any, Literal
 from trainrig.config import Settings
 from trainrig.train.sinks.contract import ExportedRun
 
-_REFUSED = re.compile(r"[^a-z0-9]+")  # in names of gauges
+_REFUSED = re.compile(r"[^a-z0-9]+")  # characters not allowed in gauge names
 
 
 class Prometheus(Settings):
-    """Prometheus, through Ray's own exporter."""
+    """Prometheus sink, through Ray's exporter."""
 
     kind: Literal["Prometheus"] = "Prometheus"
-    name: str | None = None  # label `run` of every figure; None: the name of the run's folder
+    name: str | None = None  # label `run` of every metric; None: the name of the run's folder
 
     def check(self, folder: str) -> None:
-        """Nothing can be wrong: Ray, which every run has, brings it."""
+        """Do nothing: every run has Ray, which includes the exporter."""
 
     def open(self, run: ExportedRun) -> "PrometheusWriter":
-        """Begin to show."""
+        """Start exporting."""
         return PrometheusWriter(self, run)
 
 
 class PrometheusWriter:
-    """Of one driver of a run."""
+    """Exporter to Prometheus, of one driver of a run."""
 
-    live, sent = True, 0
+    live = True
+    sent = 0
 
     def __init__(self, settings: Prometheus, run: ExportedRun) -> None:
-        self._label, self._describe = settings.name or run.name, run.describe
-        self._gauges: dict[str, Any] = {}  # by family
+        self._label = settings.name or run.name
+        self._describe = run.describe
+        self._gauges: dict[str, Any] = {}  # keys: families
 
     def write(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
-        """See SinkWriter."""
+        """Set the gauges to `values`; see SinkWriter."""
         self._show("train/step", {}, "Updates done.", step)
         for name, value in values.items():
             self._show(*self._describe(name), value)
 
     def close(self) -> None:
-        """Nothing is left to send: Ray asks this process while it lives."""
+        """Do nothing: Ray reads the gauges as long as this process lives."""
 
     def _show(self, family: str, labels: Mapping[str, str], meaning: str, value: float) -> None:
         from ray.util.metrics import Gauge
@@ -56,6 +58,8 @@ class PrometheusWriter:
 
 
 def gauge_name(family: str) -> str:
-    """What Prometheus calls the figures `family`: `train/SOURCE/loss` is
-    `trainrig_train_source_loss`; Ray puts `ray_` before it."""
+    """Return Prometheus' name of the metrics `family`.
+
+    `train/SOURCE/loss` becomes `trainrig_train_source_loss`; Ray adds `ray_` in front.
+    """
     return "trainrig_" + _REFUSED.sub("_", family.lower()).strip("_")

@@ -1,9 +1,9 @@
-"""Weights & Biases.
+"""Weights & Biases sink.
 
-A step of its history can be written once and in order alone. How far it has got is asked of W&B
-whenever a driver begins: of the server, or of the files that were written offline. So after a kill
-no step is there twice, and none is missing. The key is the environment's, `WANDB_API_KEY`, or that
-of `wandb login`; a run file never holds it.
+W&B accepts each step once, in order. At the start, a driver asks for the newest step: of the
+server, or of the files that were written offline. So after a kill, no step is sent twice and none
+is missing. The API key comes from the environment (`WANDB_API_KEY`) or from `wandb login`, never
+from a run file.
 """
 
 import shutil
@@ -17,21 +17,22 @@ from trainrig.errors import ConfigError
 from trainrig.train.sinks.contract import ExportedRun, need_package
 from trainrig.train.sinks.wandb_files import read_history
 
-FOLDER = "wandb"  # below the run folder: W&B's own, with what is written offline
+FOLDER = "wandb"  # W&B's folder in the run folder, with the offline files
 
 
 class WandB(Settings):
-    """Weights & Biases; needs the extra `wandb`."""
+    """Weights & Biases sink; needs the extra `wandb`."""
 
     kind: Literal["WandB"] = "WandB"
     project: str = Field(default="trainrig", min_length=1)  # project to log to
-    entity: str | None = None  # user or team whose project it is; None: the key's own
-    name: str | None = None  # name of the run; None: that of its folder
-    # "offline": written to `wandb/` in the run folder, for `wandb sync`; nothing is sent.
+    entity: str | None = None  # user or team that owns the project; None: the key's default
+    name: str | None = None  # name of the run; None: the name of its folder
+    # "online" sends the metrics. "offline" only writes them to `wandb/` in the run folder, for
+    # `wandb sync`.
     mode: Literal["online", "offline"] = "online"
 
     def check(self, folder: str) -> None:
-        """Raise ConfigError if the run in `folder` cannot be sent."""
+        """Raise ConfigError if the metrics of the run in `folder` cannot be sent."""
         need_package("wandb", "WandB", "wandb")
         if self.mode == "offline" and folder.startswith(storage.S3):
             raise ConfigError(
@@ -40,17 +41,17 @@ class WandB(Settings):
             )
 
     def open(self, run: ExportedRun) -> "WandBWriter":
-        """Begin to send, or go on."""
+        """Start sending, or resume."""
         return WandBWriter(self, run)
 
 
 class WandBWriter:
-    """Of one driver of a run."""
+    """Writer to Weights & Biases, of one driver of a run."""
 
     live = False
 
     def __init__(self, settings: WandB, run: ExportedRun) -> None:
-        import wandb  # an extra, and slow to import
+        import wandb  # an extra, slow to import
 
         in_bucket = run.folder.startswith(storage.S3)
         self._scratch = tempfile.mkdtemp(prefix="trainrig-") if in_bucket else None
@@ -60,11 +61,11 @@ class WandBWriter:
             name=settings.name or run.name,
             id=run.id,
             resume="allow",
-            reinit="finish_previous",  # one that failed is opened again
+            reinit="finish_previous",  # a failed run is opened again
             mode=settings.mode,
             dir=self._scratch or run.folder,
             config=dict(run.settings),
-            # Of this process and machine nothing is sent beside: no output, no code, no host.
+            # Nothing else about this process and machine is sent: no output, no code, no host.
             settings=wandb.Settings(
                 console="off",
                 silent=True,
@@ -75,19 +76,19 @@ class WandBWriter:
             ),
         )
 
-        self.sent = max(0, self._run.starting_step - 1)  # of a run that the server goes on with
+        self.sent = max(0, self._run.starting_step - 1)  # not 0 for a run that the server resumes
         if settings.mode == "offline":
             history = read_history(storage.join(run.folder, FOLDER), run.id)
             self.sent = max((line["_step"] for line in history), default=0)
 
     def write(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
-        """See SinkWriter."""
-        # Its own clock would be that of the sending.
+        """Send the metrics of `step`; see SinkWriter."""
+        # Without it, W&B would record the time of sending.
         self._run.log({**values, "_timestamp": seconds}, step=step, commit=True)
         self.sent = step
 
     def close(self) -> None:
-        """See SinkWriter."""
+        """Send what is left, and end the W&B run; see SinkWriter."""
         try:
             self._run.finish()
         finally:

@@ -1,7 +1,7 @@
-"""Reads the files that W&B writes offline: what of a run's history is in them.
+"""Reads a run's history from the files that W&B writes offline.
 
-A file is a log in LevelDB's format, of blocks of 32 KiB, whose entries are W&B's protobuf records.
-W&B keeps the newest block in memory: what a driver that was killed had handed over last is in none.
+A file is a log in LevelDB's format: blocks of 32 KiB, whose entries are W&B's protobuf records. W&B
+keeps the newest block in memory, so the last lines of a killed driver are in no file.
 """
 
 import json
@@ -9,15 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-HEADER = 7  # bytes: of a file, ":W&B" and its version; of a piece, sum, length and kind
+# bytes of a file's header (":W&B" and version) and of a piece's (checksum, length, kind)
+HEADER = 7
 BLOCK = 32768  # bytes
-WHOLE, LAST = 1, 4  # kinds of pieces with which an entry ends
+WHOLE = 1  # kinds of pieces that complete an entry
+LAST = 4
 
 
 def read_history(folder: str | Path, run: str) -> Iterator[dict[str, Any]]:
-    """What was logged of the run with the id `run`, in the order of the files and in theirs.
+    """Yield the logged lines of the run with the id `run`, in order.
 
-    `folder`: the one named `wandb`. A piece that was still being written is left out.
+    `folder`: the one named `wandb`. An incomplete last piece is dropped.
     """
     from wandb.proto.wandb_internal_pb2 import Record  # an extra
 
@@ -32,17 +34,20 @@ def read_history(folder: str | Path, run: str) -> Iterator[dict[str, Any]]:
 
 
 def _read_entries(data: bytes) -> Iterator[bytes]:
-    at, entry = HEADER, b""
+    at = HEADER
+    entry = b""
     while at + HEADER <= len(data):
         left = BLOCK - at % BLOCK
-        if left < HEADER:  # too little for another piece: zeros
+        if left < HEADER:  # too short for another piece, so it is padding
             at += left
             continue
-        size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        size = int.from_bytes(data[at + 4 : at + 6], "little")
+        kind = data[at + 6]
         piece = data[at + HEADER : at + HEADER + size]
         if len(piece) < size:
             return
-        entry, at = entry + piece, at + HEADER + size
+        entry = entry + piece
+        at = at + HEADER + size
         if kind in (WHOLE, LAST):
             yield entry
             entry = b""

@@ -1,1 +1,1 @@
-"""Charts of the report of a training run, by what they show."""
+"""Charts of the report of a training run, by subject."""

@@ -1,17 +1,21 @@
-"""The report's look at completions themselves: the worst, the best, and those that a trained reward
-likes and a verifier does not."""
+"""Sample completions for the report: the worst, the best, and the overrated ones.
+
+Overrated completions are those that a trained reward rates high and a verifier low.
+"""
 
 from collections.abc import Sequence
 
 from trainrig.report import Block, Details, SampleGroup, Text, TextSample, format_percent
 from trainrig.train.run.stored_answers import BatchAnswers, StoredAnswer
 
-SHOWN = 2  # at either end of a batch
+SHOWN = 2  # samples from either end of a batch
 
 
 def build_answer_samples(batches: Sequence[BatchAnswers], measured: Sequence[str]) -> list[Block]:
-    """Blocks of what was said at some steps, the last one open; `measured`: parts of the reward
-    that have no weight in it."""
+    """Build blocks with completions of some batches, the newest one unfolded.
+
+    `measured`: parts of the reward that have no weight in it. Returns [] without batches.
+    """
     if not batches:
         return []
     last = batches[-1]
@@ -20,7 +24,9 @@ def build_answer_samples(batches: Sequence[BatchAnswers], measured: Sequence[str
         f"after {last.step:,} updates; earlier ones are folded below."
     )
     blocks: list[Block] = [said, *_pick_ends(last)]
-    blocks += [each for name in measured if (each := _find_overrated(last, name)) is not None]
+    blocks += [
+        overrated for name in measured if (overrated := _find_overrated(last, name)) is not None
+    ]
     for batch in reversed(batches[:-1]):
         summary = f"The worst and the best after {batch.step:,} updates"
         blocks.append(Details(summary, tuple(_pick_ends(batch))))
@@ -32,26 +38,30 @@ def _pick_ends(batch: BatchAnswers) -> list[SampleGroup]:
     some = min(SHOWN, len(ordered) // 2)
     if not some:
         return [SampleGroup((_build_sample("The only one", ordered[0]),))]
-    worst, best = ordered[:some], ordered[-some:][::-1]
+    worst = ordered[:some]
+    best = ordered[-some:][::-1]
     return [
-        SampleGroup(tuple(_build_sample(label, each) for each in some_of))
+        SampleGroup(tuple(_build_sample(label, answer) for answer in some_of))
         for label, some_of in (("Among the worst", worst), ("Among the best", best))
     ]
 
 
 def _find_overrated(batch: BatchAnswers, name: str) -> Block | None:
-    """Those worth at least the batch's mean that the part `name`, which has no weight, gives less
-    than its own; None: there are none."""
-    known = [each for each in batch.answers if name in each.parts]
+    """Build a block with completions whose reward is high although the part `name` is low.
+
+    That is a reward of at least the batch's mean, with a score by the part `name`, which has no
+    weight in the reward, below its mean. Returns None if there are none.
+    """
+    known = [answer for answer in batch.answers if name in answer.parts]
     if not known:
         return None
-    mean = sum(each.reward for each in known) / len(known)
-    of_part = sum(each.parts[name] for each in known) / len(known)
+    mean = sum(answer.reward for answer in known) / len(known)
+    of_part = sum(answer.parts[name] for answer in known) / len(known)
     found = [e for e in known if e.reward >= mean and e.parts[name] < of_part]
     if not found:
         return None
-    found.sort(key=lambda each: -each.reward)
-    samples = tuple(_build_sample("Overrated", each) for each in found[:SHOWN])
+    found.sort(key=lambda answer: -answer.reward)
+    samples = tuple(_build_sample("Overrated", answer) for answer in found[:SHOWN])
     said = Text(
         f"{format_percent(len(found), len(known))} of the completions after {batch.step:,} updates "
         f"are worth the mean or more, though '{name}', which is measured and not trained on, gives "

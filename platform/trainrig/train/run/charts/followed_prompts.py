@@ -1,15 +1,18 @@
-"""The report's look at a few prompts over the run: how the answers to each change with steps."""
+"""A few prompts for the report, with the model's answers over the run."""
 
 from collections.abc import Sequence
 
 from trainrig.report import Block, SampleGroup, Text, TextSample
 from trainrig.train.run.scores.answers import AnswerAt, FollowedPrompt
 
-LONGEST = 600  # characters shown of a text: a screenful of a phone holds a prompt and an answer
+LONGEST = 600  # characters shown of a text: a phone's screen then holds a prompt and an answer
 
 
 def build_followed_prompts(followed: Sequence[FollowedPrompt], what: str) -> list[Block]:
-    """Each prompt with its answers in order of steps; `what` those are. No blocks for no prompt."""
+    """Build blocks with each prompt and its answers in order of steps; [] without prompts.
+
+    `what` describes the answers.
+    """
     if not followed:
         return []
     said = Text(f"The same prompts over the run: {what}. Equal ones in a row are shown once.")
@@ -20,7 +23,8 @@ def _group(followed: FollowedPrompt) -> SampleGroup:
     expected = "" if followed.expected is None else f"expected: {_shorten(followed.expected)}"
     samples = [TextSample(followed.source, _shorten(followed.prompt), expected)]
     for same in _group_equal(followed.answers):
-        first, last = same[0], same[-1]
+        first = same[0]
+        last = same[-1]
         steps = f"Step {first.step:,}"
         if first is not last:
             steps += f" to {last.step:,}, the same"
@@ -33,12 +37,12 @@ def _group(followed: FollowedPrompt) -> SampleGroup:
 
 def _group_equal(answers: Sequence[AnswerAt]) -> list[list[AnswerAt]]:
     found: list[list[AnswerAt]] = []
-    for each in answers:
-        same = found and (found[-1][-1].text, found[-1][-1].worth) == (each.text, each.worth)
+    for answer in answers:
+        same = found and (found[-1][-1].text, found[-1][-1].worth) == (answer.text, answer.worth)
         if same:
-            found[-1].append(each)
+            found[-1].append(answer)
         else:
-            found.append([each])
+            found.append([answer])
     return found
 
 

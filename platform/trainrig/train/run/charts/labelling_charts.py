@@ -1,4 +1,4 @@
-"""Charts of how often a run is right about whole texts, from the diagnostics of its objective."""
+"""Chart of the accuracy of a run on whole texts, from the diagnostics of its objective."""
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -8,14 +8,15 @@ from trainrig.figures import C1, C2
 from trainrig.report import Chart, ReportTable, format_percent
 from trainrig.train.run.charts.run_charts import RunReportData, list_values
 
-TRAIN, EVAL = "train/diagnostics/", "eval/diagnostics/"
-# Which share of rows is right, by the objective (objectives/classification.py).
+TRAIN = "train/diagnostics/"
+EVAL = "eval/diagnostics/"
+# Diagnostic with the share of correct rows, by objective (objectives/classification.py).
 RIGHT = {"Classification": "accuracy", "AnswerSpan": "exact"}
 F1 = "f1"
 
 
 def build_labelling_charts(run_data: RunReportData) -> list[Chart]:
-    """The one chart of a run that learns of whole texts, if it has measured anything."""
+    """Build the accuracy chart of a run that labels whole texts; [] without measurements."""
     name = RIGHT.get(run_data.objective)
     lines = [line for line in run_data.updates if line.get(f"{TRAIN}{name}") is not None]
     if name is None or not lines:
@@ -28,7 +29,8 @@ def build_labelling_charts(run_data: RunReportData) -> list[Chart]:
         x, y = figures.thin(list_values(lines, "step"), means)
         ax.plot(x, y, color=C1, linewidth=1.8, label="trained on")
         if held_out:
-            at, found = list_values(held_out, "step"), list_values(held_out, EVAL + name)
+            at = list_values(held_out, "step")
+            found = list_values(held_out, EVAL + name)
             ax.plot(at, found, "D-", color=C2, markersize=5, label="held out")
         ax.legend(ncols=2)
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))

@@ -1,4 +1,4 @@
-"""A chart of what a run learnt of each objective of its mixture."""
+"""Chart of the loss of each objective in a run with a mixture of objectives."""
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator
@@ -8,12 +8,12 @@ from trainrig.figures import C1, C2, C3, C4
 from trainrig.report import Chart, ReportTable, escape_invisible
 from trainrig.train.run.charts.run_charts import RunReportData, list_values
 
-COLOURS = (C1, C2, C3, C4)  # more lines than these cannot be told apart
-OF_MEMBER = "diagnostics/loss/"  # metrics of a split, and the member's name
+COLOURS = (C1, C2, C3, C4)  # more lines would be hard to tell apart
+OF_MEMBER = "diagnostics/loss/"  # prefix of metric names, between the split and the member's name
 
 
 def build_members_chart(run_data: RunReportData) -> Chart | None:
-    """The loss of each objective by step, held out if it was measured; None: there is but one."""
+    """Plot the loss of each objective by step, held out if measured; None for a single one."""
     held = _find_names(run_data, "eval") if run_data.held_out else []
     split, lines = ("eval", run_data.held_out) if held else ("train", run_data.updates)
     names = held or _find_names(run_data, split)

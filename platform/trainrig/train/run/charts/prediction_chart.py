@@ -1,4 +1,4 @@
-"""What was predicted of a run's loss, and what came."""
+"""Chart of a run's loss against its prediction by a scaling law."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -18,20 +18,20 @@ BAND = 0.22  # opacity
 
 @dataclass(frozen=True)
 class MeasuredLoss:
-    """The loss that came, by the tokens trained on."""
+    """Measured loss by the tokens trained on."""
 
     tokens: Numbers
     loss: Numbers  # nats per token
-    held_out: bool  # else of the training batches
+    held_out: bool  # otherwise of the training batches
 
     @property
     def what(self) -> str:
-        """The loss by its name."""
+        """Name of the loss."""
         return "held-out loss" if self.held_out else "training loss"
 
 
 def measure_loss(run_data: RunReportData) -> MeasuredLoss:
-    """The held-out loss where there is one, which is what laws are fitted to."""
+    """Return the held-out loss, which laws are fitted to, or else the training loss."""
     tokens_at = {line["step"]: float(line["train/tokens"]) for line in run_data.updates}
     lines = [line for line in run_data.held_out if line["step"] in tokens_at]
     if lines:
@@ -44,13 +44,13 @@ def measure_loss(run_data: RunReportData) -> MeasuredLoss:
 def compare_prediction(
     run_data: RunReportData, prediction: Prediction
 ) -> tuple[float, float, float, float]:
-    """What came at last, and what was predicted for that many tokens, with low and high."""
+    """Return the last loss, and the predicted value, low and high for its number of tokens."""
     came = measure_loss(run_data)
     return float(came.loss[-1]), *prediction.interpolate(float(came.tokens[-1]))
 
 
 def build_prediction_chart(run_data: RunReportData, prediction: Prediction) -> Chart:
-    """The predicted loss, with its interval, under the loss that came."""
+    """Plot the predicted loss with its interval, and the measured loss."""
     came = measure_loss(run_data)
     actual, predicted, low, high = compare_prediction(run_data, prediction)
     sure = "" if np.isnan(low) else f" [{low:.3f}, {high:.3f}]"
@@ -79,7 +79,7 @@ def build_prediction_chart(run_data: RunReportData, prediction: Prediction) -> C
 
 
 def plot_prediction(ax: Axes, measured: MeasuredLoss, prediction: Prediction) -> Axes:
-    """Predicted loss dashed with its band, measured loss as points."""
+    """Plot the predicted loss as a dashed line with its band, and the measured loss as points."""
     ax.plot(
         prediction.tokens, prediction.loss, "--", color=C2, linewidth=2, label="predicted, if ended"
     )

@@ -1,4 +1,4 @@
-"""Charts of what a run learnt of preferences, from the diagnostics of its objective."""
+"""Charts of preference learning in a run, from the diagnostics of its objective."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -12,13 +12,16 @@ from trainrig.figures import C1, C2, C3, Numbers
 from trainrig.report import Chart, ReportTable, format_percent
 from trainrig.train.run.charts.run_charts import Line, RunReportData, list_values
 
-TRAIN, EVAL = "train/diagnostics/", "eval/diagnostics/"
-ACCURACY, CHOSEN, REJECTED = "reward_accuracy", "chosen_reward", "rejected_reward"
-CALIBRATION = f"{EVAL}calibration/"  # as objectives/reward.py names it
+TRAIN = "train/diagnostics/"
+EVAL = "eval/diagnostics/"
+ACCURACY = "reward_accuracy"
+CHOSEN = "chosen_reward"
+REJECTED = "rejected_reward"
+CALIBRATION = f"{EVAL}calibration/"  # metric names of objectives/reward.py
 
 
 def build_preference_charts(run_data: RunReportData) -> list[Chart]:
-    """Those for which the run has measured something."""
+    """Build the charts for which the run has measurements."""
     made = (build_accuracy_chart, build_rewards_chart, build_reliability_chart)
     charts = [make(run_data) for make in made]
     return [chart for chart in charts if chart]
@@ -29,7 +32,7 @@ def _select_lines(lines: Sequence[Line], name: str) -> list[Line]:
 
 
 def build_accuracy_chart(run_data: RunReportData) -> Chart | None:
-    """How often the chosen answer has the higher reward, by step."""
+    """Plot the share of pairs whose chosen answer has the higher reward, by step."""
     lines = _select_lines(run_data.updates, TRAIN + ACCURACY)
     if not lines:
         return None
@@ -41,7 +44,8 @@ def build_accuracy_chart(run_data: RunReportData) -> Chart | None:
         x, y = figures.thin(list_values(lines, "step"), figures.compute_trailing_mean(shares, over))
         ax.plot(x, y, color=C1, linewidth=1.8, label="trained on")
         if held_out:
-            at, found = list_values(held_out, "step"), list_values(held_out, EVAL + ACCURACY)
+            at = list_values(held_out, "step")
+            found = list_values(held_out, EVAL + ACCURACY)
             ax.plot(at, found, "D-", color=C2, markersize=5, label="held out")
         ax.axhline(0.5, color=C3, linewidth=1, linestyle=":", label="chance")
         ax.legend(ncols=3)
@@ -68,7 +72,7 @@ def build_accuracy_chart(run_data: RunReportData) -> Chart | None:
 
 
 def build_rewards_chart(run_data: RunReportData) -> Chart | None:
-    """The mean reward of chosen and of rejected answers by step."""
+    """Plot the mean reward of chosen and of rejected answers by step."""
     lines = _select_lines(run_data.updates, TRAIN + CHOSEN)
     lines = _select_lines(lines, TRAIN + REJECTED)
     if not lines:
@@ -85,7 +89,8 @@ def build_rewards_chart(run_data: RunReportData) -> Chart | None:
         ax.set(xlabel="step", ylabel="reward")
 
     last = lines[-1]
-    chosen, rejected = last[TRAIN + CHOSEN], last[TRAIN + REJECTED]
+    chosen = last[TRAIN + CHOSEN]
+    rejected = last[TRAIN + REJECTED]
     return Chart(
         f"Rewards end {chosen - rejected:.3g} apart: chosen {chosen:.3g}, rejected {rejected:.3g}",
         figures.draw(plot, 240),
@@ -100,7 +105,7 @@ def build_rewards_chart(run_data: RunReportData) -> Chart | None:
 
 
 def build_reliability_chart(run_data: RunReportData) -> Chart | None:
-    """How often a reward model is right where it is so and so sure, on held-out pairs."""
+    """Plot how often a reward model is right on held-out pairs, by its confidence."""
     last = run_data.held_out[-1] if run_data.held_out else {}
     shares = {
         int(name.removeprefix(CALIBRATION).split("/")[0]): value
@@ -111,10 +116,10 @@ def build_reliability_chart(run_data: RunReportData) -> Chart | None:
         return None
     bins = sorted(shares)
     confidences, accuracies = (
-        np.array([last[f"{CALIBRATION}{each}/{what}"] for each in bins])
+        np.array([last[f"{CALIBRATION}{lowest}/{what}"] for lowest in bins])
         for what in ("confidence", "accuracy")
     )
-    weights = np.array([shares[each] for each in bins])
+    weights = np.array([shares[lowest] for lowest in bins])
     error = float((weights * np.abs(confidences - accuracies)).sum() / weights.sum())
     plot = partial(
         plot_reliability, confidences=confidences, accuracies=accuracies, weights=weights
@@ -140,7 +145,7 @@ def build_reliability_chart(run_data: RunReportData) -> Chart | None:
 
 
 def plot_reliability(ax: Axes, confidences: Numbers, accuracies: Numbers, weights: Numbers) -> Axes:
-    """Right pairs against confidence, a dot for each range of it."""
+    """Plot the share of correct pairs against confidence, with a dot for each range of it."""
     ax.plot([0.5, 1], [0.5, 1], color=C3, linewidth=1, linestyle=":", label="calibrated")
     ax.plot(confidences, accuracies, color=C1, linewidth=1.2)
     ax.scatter(confidences, accuracies, s=30 + 200 * weights, color=C1)

@@ -1,4 +1,4 @@
-"""Charts of what a run's own answers were worth, from the diagnostics of its objective."""
+"""Charts of the rewards of a run's own completions, from the diagnostics of its objective."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,21 +11,26 @@ from trainrig.report import Chart, ReportTable, format_percent
 from trainrig.train.run.charts.run_charts import Line, RunReportData, list_values
 
 TRAIN = "train/diagnostics/"
-REWARD, ENTROPY, REFERENCE = f"{TRAIN}reward", f"{TRAIN}entropy", f"{TRAIN}reference_divergence"
+REWARD = f"{TRAIN}reward"
+ENTROPY = f"{TRAIN}entropy"
+REFERENCE = f"{TRAIN}reference_divergence"
 GAP = f"{TRAIN}sampler_gap"
-STALE, STALENESS = f"{TRAIN}stale_tokens", f"{TRAIN}staleness"
-AWAY, TEACHER = f"{TRAIN}completion_divergence", f"{TRAIN}teacher_divergence"
+STALE = f"{TRAIN}stale_tokens"
+STALENESS = f"{TRAIN}staleness"
+AWAY = f"{TRAIN}completion_divergence"
+TEACHER = f"{TRAIN}teacher_divergence"
 PARTS = f"{REWARD}_"
 FAULTS = f"{REWARD}_faults"
 COLOURS = (C2, C3, C4)
 
 
 def build_rollout_charts(run_data: RunReportData) -> list[Chart]:
-    """Those of a run whose completions were worth something; none for another."""
+    """Build the charts of a run that samples completions; [] for other runs."""
     lines = [line for line in run_data.updates if line.get(ENTROPY) is not None]
     if not lines:
         return []
-    taught, parts = all(line.get(TEACHER) is not None for line in lines), _list_parts(lines)
+    taught = all(line.get(TEACHER) is not None for line in lines)
+    parts = _list_parts(lines)
     charts = [build_teacher_chart(lines)] if taught else []
     if parts or not taught:
         charts.append(build_reward_chart(lines))
@@ -43,7 +48,10 @@ def build_rollout_charts(run_data: RunReportData) -> list[Chart]:
 
 
 def measure_answer_worth(run_data: RunReportData) -> tuple[str, float, float] | None:
-    """What a policy is judged by, with its last and its first means; None: it is no policy."""
+    """Return the name of the measure that judges a policy, with its last and its first mean.
+
+    Returns None for a run without a policy.
+    """
     lines = [line for line in run_data.updates if line.get(ENTROPY) is not None]
     if not lines:
         return None
@@ -54,19 +62,19 @@ def measure_answer_worth(run_data: RunReportData) -> tuple[str, float, float] | 
 
 
 def _list_parts(lines: Sequence[Line]) -> list[str]:
-    """The figures of the parts of the reward."""
+    """Return the metric names of the parts of the reward."""
     return sorted(name for name in lines[0] if name.startswith(PARTS) and name != FAULTS)
 
 
 def _average_ends(lines: Sequence[Line], name: str) -> tuple[float, float, int]:
-    """The means of the figure `name` over the first and over the last steps, and over how many."""
+    """Return the means of `name` over the first and the last steps, and the number of steps."""
     some = min(10, max(1, len(lines) // 2))
     first, last = (sum(v[name] for v in part) / some for part in (lines[:some], lines[-some:]))
     return first, last, some
 
 
 def build_reward_chart(lines: list[Line]) -> Chart:
-    """The reward by step, with its parts where there are several."""
+    """Plot the reward by step, with its parts if there are several."""
     over = max(1, len(lines) // 40)
     parts = _list_parts(lines)
     shown = parts if len(parts) > 1 else []
@@ -105,9 +113,13 @@ def build_reward_chart(lines: list[Line]) -> Chart:
 
 
 def build_verifier_chart(lines: list[Line], part: str) -> Chart:
-    """The reward that is trained on beside a part that is only measured: where the first rises and
-    the second falls, the reward is fooled (Gao et al. 2023, arXiv:2210.10760)."""
-    name, over = part.removeprefix(PARTS), max(1, len(lines) // 40)
+    """Plot the trained reward next to a part that is measured but not trained on.
+
+    If the reward rises and the part falls, the reward is being exploited (Gao et al. 2023,
+    arXiv:2210.10760).
+    """
+    name = part.removeprefix(PARTS)
+    over = max(1, len(lines) // 40)
     steps = list_values(lines, "step")
     trained, true = (
         figures.compute_trailing_mean(list_values(lines, n), over) for n in (REWARD, part)
@@ -121,10 +133,8 @@ def build_verifier_chart(lines: list[Line], part: str) -> Chart:
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         ax.set(xlabel="step", ylabel="mean over completions")
 
-    (first, last, some), (before, after, _) = (
-        _average_ends(lines, REWARD),
-        _average_ends(lines, part),
-    )
+    (first, last, some) = _average_ends(lines, REWARD)
+    (before, after, _) = _average_ends(lines, part)
     if last > first and after < before:
         title = f"Fooled: the reward rose by {last - first:.3g}, '{name}' fell by "
         title += f"{before - after:.3g}"
@@ -146,7 +156,7 @@ def build_verifier_chart(lines: list[Line], part: str) -> Chart:
 
 
 def build_teacher_chart(lines: list[Line]) -> Chart:
-    """How far the student is from its teacher, by step."""
+    """Plot the divergence of the student from its teacher, by step."""
     return _build_line_chart(
         lines,
         TEACHER,
@@ -158,7 +168,7 @@ def build_teacher_chart(lines: list[Line]) -> Chart:
 
 
 def build_gap_chart(lines: list[Line]) -> Chart:
-    """How far what sampled is from what is trained, by step."""
+    """Plot the difference between log-probabilities as sampled and as trained on, by step."""
     most = max(line[GAP] for line in lines)
     return _build_line_chart(
         lines,
@@ -172,7 +182,7 @@ def build_gap_chart(lines: list[Line]) -> Chart:
 
 
 def build_staleness_chart(lines: list[Line]) -> Chart:
-    """How much of a batch earlier weights have sampled, and how much earlier, by step."""
+    """Plot the share of tokens that earlier weights sampled, and their age, by step."""
     over = max(1, len(lines) // 40)
     named = [(STALE, C1, "share of earlier weights"), (STALENESS, C2, "batches behind, mean")]
 
@@ -184,7 +194,8 @@ def build_staleness_chart(lines: list[Line]) -> Chart:
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         ax.set(xlabel="step", ylabel="of tokens", ylim=(0, None))
 
-    (_, share, some), (_, behind, _) = _average_ends(lines, STALE), _average_ends(lines, STALENESS)
+    (_, share, some) = _average_ends(lines, STALE)
+    (_, behind, _) = _average_ends(lines, STALENESS)
     return Chart(
         f"{format_percent(share, 1)} of the tokens were taken over from earlier batches",
         figures.draw(plot, 240),
@@ -231,7 +242,7 @@ def _build_line_chart(
 
 
 def build_exploration_chart(lines: list[Line]) -> Chart:
-    """How undecided the policy is, and how far it has gone from its reference, by step."""
+    """Plot the entropy of the policy, and its divergence from the reference, by step."""
     over = max(1, len(lines) // 40)
     held = all(line.get(REFERENCE) is not None for line in lines)
     named = [(ENTROPY, C1, "entropy")]
@@ -263,8 +274,11 @@ def build_exploration_chart(lines: list[Line]) -> Chart:
 
 
 def build_price_chart(lines: list[Line]) -> Chart:
-    """The reward against how far the policy has gone for it: what rises on the right alone is
-    bought dearly, and may be a reward that is fooled (Gao et al. 2023, arXiv:2210.10760)."""
+    """Plot the reward against the divergence of the policy from its reference.
+
+    Reward that rises only at a large divergence is costly, and the reward may be exploited (Gao et
+    al. 2023, arXiv:2210.10760).
+    """
     over = max(1, len(lines) // 40)
     away = figures.compute_trailing_mean(list_values(lines, AWAY), over)
     rewards = figures.compute_trailing_mean(list_values(lines, REWARD), over)

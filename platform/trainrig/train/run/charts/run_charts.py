@@ -1,4 +1,4 @@
-"""The charts of a run's report: each turns a part of what the run wrote into a finding.
+"""The main charts of a run's report.
 
 Titles are worded from the numbers, so a worse run gets a worse title.
 """
@@ -43,63 +43,63 @@ from trainrig.train.run.scores.records import EarlyEnd
 from trainrig.train.run.stored_answers import BatchAnswers
 
 Line = Mapping[str, Any]
-FORGETTING_ROWS = 12  # sources that are drawn: those that changed most
-TABLE_ROWS = 50  # about a screenful folded below a chart; metrics.jsonl holds every step
-# Objectives whose loss is of tokens.
+FORGETTING_ROWS = 12  # sources shown: those that changed most
+TABLE_ROWS = 50  # about a screenful, folded below a chart; metrics.jsonl has every step
+# Objectives whose loss is a mean over tokens.
 PER_TOKEN = (
     *("", "CausalLM", "FillInTheMiddle", "MaskedLM", "MixtureOfObjectives", "PrefixLM", "SFT"),
     *("SpanCorruption", "UL2"),
 )
-SOURCE_COLOURS = (C1, C2, C3, C4)  # more lines than these cannot be told apart
+SOURCE_COLOURS = (C1, C2, C3, C4)  # more lines would be hard to tell apart
 
 
 @dataclass(frozen=True)
 class RunReportData:
-    """What a run folder's files say, ready to be drawn."""
+    """Content of a run folder's files, as the charts need it."""
 
     folder: str
     verb: str
-    steps: int  # that the run file asks for
-    updates: Sequence[Line]  # one a step, of the attempt that counts
-    thrown_away: Sequence[Sequence[Line]]  # updates that a later attempt took again, by attempt
+    steps: int  # steps that the run file asks for
+    updates: Sequence[Line]  # one line per step, of the attempt that counts
+    thrown_away: Sequence[Sequence[Line]]  # updates that a later attempt repeated, by attempt
     held_out: Sequence[Line]
     events: Sequence[Line]
     goodput: Goodput
-    prediction: Prediction | None = None  # of the law that it was planned by
-    # Of each evaluation that has some, those that count, in order of steps.
+    prediction: Prediction | None = None  # prediction of the scaling law that it was planned with
+    # Scores that count, by evaluation, each in order of steps.
     evaluated: Sequence[Sequence[ScoredCheckpoint]] = ()
-    # By evaluation: what was answered to the same prompts.
+    # Answers to the same prompts, by evaluation.
     followed: Mapping[str, Sequence[FollowedPrompt]] = field(default_factory=dict)
-    end: EarlyEnd | None = None  # what scores decided
+    end: EarlyEnd | None = None  # early end decided by scores
 
     @property
     def last_step(self) -> int:
-        """At which the run is at its end."""
+        """Step at which the run ends, by its scores or its run file."""
         return self.end.step if self.end else self.steps
 
-    objective: str = ""  # kind of it
-    compared: Sequence[ModelView] = ()  # before the first step, and after the last
-    answers: Sequence[BatchAnswers] = ()  # of some batches that the model drew itself
+    objective: str = ""  # kind of the objective
+    compared: Sequence[ModelView] = ()  # views before the first step, and after the last
+    answers: Sequence[BatchAnswers] = ()  # completions of some batches that the model sampled
     measured: Sequence[str] = ()  # parts of the reward that have no weight in it
 
     @property
     def unit(self) -> str:
-        """Of the loss: nats of a token, but for objectives of answers."""
+        """Unit of the loss: nats per token, or nats for objectives of whole answers."""
         return "nats per token" if self.objective in PER_TOKEN else "nats"
 
     @property
     def scores(self) -> bool:
-        """Whether the model is to score, not to speak."""
+        """True if the model scores texts instead of generating them."""
         return self.objective in ("Reward", "ProcessReward", "Classification", "AnswerSpan")
 
     @property
     def moves(self) -> list[Line]:
-        """The start of every attempt after the first."""
+        """Events of the start of every attempt after the first."""
         return [event for event in self.events if event["event"] == "attempt_started"][1:]
 
     @property
     def marks(self) -> list[Mark]:
-        """What happened along its steps: restarts, resizes, and spikes with what was undone."""
+        """Marks along the steps: restarts, resizes, and spikes with the steps that they undid."""
         found: list[Mark] = []
         workers: int = 0
         spike: int | None = None
@@ -109,7 +109,8 @@ class RunReportData:
                 name = "spike" if spike is None else "spike, rolled back"
                 found.append(Mark(event["step"], name, spike))
             elif event["event"] == "attempt_started":
-                before, workers = workers, event["workers"]
+                before = workers
+                workers = event["workers"]
                 if before and workers != before:
                     found.append(Mark(event["step"], f"resize, {before} → {workers}"))
                 elif before and spike is None:
@@ -119,22 +120,20 @@ class RunReportData:
 
 
 def list_values(lines: Sequence[Line], name: str) -> Numbers:
-    """One figure of each line; NaN where it was none."""
+    """Return the metric `name` of each line as an array; NaN for null."""
     found = [line[name] for line in lines]
     return np.array([np.nan if value is None else value for value in found], dtype=np.float64)
 
 
 def _choose_mean_over(points: int) -> int:
-    """Updates to smooth a curve over: a fortieth of them, but four where there are as many."""
+    """Return the number of updates to smooth over: a fortieth of all, but at least four."""
     return max(1, min(points, max(4, points // 40)))
 
 
 def build_loss_chart(run_data: RunReportData) -> Chart:
-    """The training loss by step through every restart, with the held-out loss."""
-    steps, losses = (
-        list_values(run_data.updates, "step"),
-        list_values(run_data.updates, "train/loss"),
-    )
+    """Plot the training loss by step across restarts, with the held-out loss."""
+    steps = list_values(run_data.updates, "step")
+    losses = list_values(run_data.updates, "train/loss")
     curve = NoisyCurve(
         steps, losses, _choose_mean_over(len(steps)), "step", f"loss ({run_data.unit})"
     )
@@ -165,7 +164,7 @@ def build_loss_chart(run_data: RunReportData) -> Chart:
 
 
 def _add_marks(plot: Callable[[Axes], object], marks: Sequence[Mark]) -> Callable[[Axes], None]:
-    """`plot`, and what happened along it."""
+    """Return a function that draws `plot`, and the marks over it."""
 
     def both(ax: Axes) -> None:
         plot(ax)
@@ -175,7 +174,7 @@ def _add_marks(plot: Callable[[Axes], object], marks: Sequence[Mark]) -> Callabl
 
 
 def _describe_marks(marks: Sequence[Mark]) -> str:
-    """What the marks are, in words."""
+    """Return a caption for the marks; "" if there are none."""
     if not marks:
         return ""
     undone = any(mark.since is not None for mark in marks)
@@ -184,14 +183,18 @@ def _describe_marks(marks: Sequence[Mark]) -> str:
 
 
 def build_forgetting_chart(run_data: RunReportData) -> Chart:
-    """The held-out loss of each source before the first step of a run that continues another, and
-    now."""
-    first, last = run_data.held_out[0], run_data.held_out[-1]
+    """Plot the held-out loss by source before the first step and now.
+
+    For a run that continues another.
+    """
+    first = run_data.held_out[0]
+    last = run_data.held_out[-1]
     names = sorted(n for n in _list_held_out_sources(last) if n in first)
     names = [n for n in names if None not in (first[n], last[n])]
     pairs = [BeforeAfter(n[5:-5], first[n], last[n]) for n in names]
     change = {pair.name: pair.after - pair.before for pair in pairs}
-    worst, best = max(change, key=lambda n: change[n]), min(change, key=lambda n: change[n])
+    worst = max(change, key=lambda n: change[n])
+    best = min(change, key=lambda n: change[n])
     title = f"Forgot nothing: no held-out loss has risen; {best} fell by {-change[best]:.2f}"
     if change[worst] > 0:
         title = f"Forgot most of {worst}, {change[worst]:+.2f} {run_data.unit}"
@@ -213,13 +216,13 @@ def build_forgetting_chart(run_data: RunReportData) -> Chart:
 
 
 def _list_held_out_sources(line: Line) -> list[str]:
-    """Names of the losses by source among the figures of `line`; terms and diagnostics are none."""
+    """Return the metric names of held-out losses by source, without terms and diagnostics."""
     names = (n for n in line if n.startswith("eval/") and n.endswith("/loss") and n != "eval/loss")
     return [n for n in names if not n.startswith(("eval/terms/", "eval/diagnostics/"))]
 
 
 def build_sources_chart(run_data: RunReportData) -> Chart:
-    """The held-out loss of each source by step."""
+    """Plot the held-out loss of each source by step."""
     last = run_data.held_out[-1]
     names = {n: n[5:-5] for n in _list_held_out_sources(last)}
     ordered = sorted(names, key=lambda name: -last[name])
@@ -258,7 +261,7 @@ def build_sources_chart(run_data: RunReportData) -> Chart:
 
 
 def build_gradient_chart(run_data: RunReportData) -> Chart:
-    """The norm of the gradient by step."""
+    """Plot the norm of the gradient by step."""
     norms = list_values(run_data.updates, "train/grad_norm")
     highest = int(np.nanargmax(norms))
     at = f"step {run_data.updates[highest]['step']:,}"
@@ -267,14 +270,14 @@ def build_gradient_chart(run_data: RunReportData) -> Chart:
 
 
 def build_rate_chart(run_data: RunReportData) -> Chart:
-    """The learning rate by step."""
+    """Plot the learning rate by step."""
     rates = list_values(run_data.updates, "train/lr")
     title = f"Learning rate up to {rates.max():.3g}, {rates[-1]:.3g} at the end"
     return _build_line_chart(run_data, "train/lr", "learning rate", title, smooth=False)
 
 
 def build_speed_chart(run_data: RunReportData) -> Chart:
-    """Tokens per second by step."""
+    """Plot the tokens per second by step."""
     speeds = list_values(run_data.updates, "speed/tokens_per_second")
     title = f"{np.median(speeds):,.0f} tokens/s at the median"
     return _build_line_chart(run_data, "speed/tokens_per_second", "tokens per second", title)
@@ -283,7 +286,8 @@ def build_speed_chart(run_data: RunReportData) -> Chart:
 def _build_line_chart(
     run_data: RunReportData, name: str, unit: str, title: str, smooth: bool = True
 ) -> Chart:
-    steps, found = list_values(run_data.updates, "step"), list_values(run_data.updates, name)
+    steps = list_values(run_data.updates, "step")
+    found = list_values(run_data.updates, name)
     over = _choose_mean_over(len(steps)) if smooth else 1
 
     def plot(ax: Axes) -> None:
@@ -323,7 +327,7 @@ WHERE_TIME_GOES = {
 
 
 def build_goodput_chart(goodput: Goodput) -> Chart:
-    """Where the time went."""
+    """Plot the seconds of a run by what they were spent on."""
     seconds = {label: getattr(goodput, name) for name, label in WHERE_TIME_GOES.items()}
     shown = {label: value for label, value in seconds.items() if value > 0}
     rows = [

@@ -1,4 +1,4 @@
-"""Charts of what some steps measure: norms by layer, the noise scale, where a step's time goes."""
+"""Charts of sampled measurements: norms by layer, gradient noise scale, time by phase, memory."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -12,7 +12,7 @@ from trainrig.figures import C1, C2, C3, C4, Numbers
 from trainrig.report import Chart, ReportTable, format_percent, format_short
 from trainrig.train.run.charts.run_charts import Line, RunReportData, list_values
 
-COLUMNS = 60  # of the heat map: measurements beyond as many are passed over evenly
+COLUMNS = 60  # columns of the heat map; further measurements are dropped evenly
 PHASES = {
     "data": "waiting for data",
     "forward": "forward",
@@ -23,7 +23,7 @@ PHASES = {
 
 
 def build_signal_charts(run_data: RunReportData) -> list[Chart]:
-    """Those for which the run has measured something."""
+    """Build the charts for which the run has measurements."""
     made = (build_norms_chart, build_noise_chart, build_phases_chart, build_memory_chart)
     charts = [make(run_data) for make in made]
     return [chart for chart in charts if chart]
@@ -34,19 +34,21 @@ def _select_lines(run_data: RunReportData, name: str) -> list[Line]:
 
 
 def build_norms_chart(run_data: RunReportData) -> Chart | None:
-    """A heat map of the gradient norm by layer and step."""
+    """Plot a heat map of the gradient norm by layer and step."""
     lines = _select_lines(run_data, "layers/00/grad_norm")
     if not lines:
         return None
     names = sorted(n for n in lines[-1] if n.startswith("layers/") and n.endswith("/grad_norm"))
-    # A policy whose completions are all worth the same has no gradient, and no logarithm of it.
+    # A policy whose completions all have the same reward has no gradient, whose logarithm does not
+    # exist.
     lines = [line for line in lines if any(line.get(name) for name in names)]
     if not lines:
         return None
     chosen = np.unique(np.linspace(0, len(lines) - 1, min(COLUMNS, len(lines))).astype(int))
     shown = [lines[index] for index in chosen]
     norms_LS = np.array([[line.get(name) or np.nan for line in shown] for name in names])
-    logs_LS, layers = np.log10(norms_LS), [int(name.split("/")[1]) for name in names]
+    logs_LS = np.log10(norms_LS)
+    layers = [int(name.split("/")[1]) for name in names]
     largest = layers[int(np.nanargmax(norms_LS[:, -1]))]
     plot = partial(_plot_heat, logs_LS=logs_LS, steps=list_values(shown, "step"), layers=layers)
     rows = tuple(
@@ -64,8 +66,9 @@ def build_norms_chart(run_data: RunReportData) -> Chart | None:
 
 
 def _plot_heat(ax: Axes, logs_LS: Numbers, steps: Numbers, layers: Sequence[int]) -> None:
-    """One colour in many strengths: it is read in either theme, and by the colour-blind."""
-    low, high = float(np.nanmin(logs_LS)), float(np.nanmax(logs_LS))
+    """Plot the norms as strengths of one colour, for both themes and colour-blind readers."""
+    low = float(np.nanmin(logs_LS))
+    high = float(np.nanmax(logs_LS))
     strength_LS = 0.1 + 0.9 * (logs_LS - low) / max(high - low, 1e-9)
     edges = np.append(steps, steps[-1] + (steps[-1] - steps[-2] if len(steps) > 1 else 1))
     for row, layer in enumerate(layers):
@@ -87,11 +90,12 @@ def _plot_heat(ax: Axes, logs_LS: Numbers, steps: Numbers, layers: Sequence[int]
 
 
 def build_noise_chart(run_data: RunReportData) -> Chart | None:
-    """The gradient noise scale beside the batch."""
+    """Plot the gradient noise scale next to the batch size."""
     lines = _select_lines(run_data, "noise/scale")
     if not lines:
         return None
-    steps, scales = list_values(lines, "step"), list_values(lines, "noise/scale")
+    steps = list_values(lines, "step")
+    scales = list_values(lines, "noise/scale")
     batches = list_values(lines, "speed/tokens_per_second") * list_values(
         lines, "speed/step_seconds"
     )
@@ -100,7 +104,7 @@ def build_noise_chart(run_data: RunReportData) -> Chart | None:
         ax.plot(*figures.thin(steps, scales), color=C1, linewidth=1.8, label="noise scale")
         ax.plot(*figures.thin(steps, batches), "--", color=C2, linewidth=1.8, label="batch")
         ax.set_yscale("log")
-        # A scale may stay within one power of ten; and matplotlib writes powers as TeX.
+        # A scale may stay within one power of ten; and matplotlib formats powers as TeX.
         ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         ax.yaxis.set_major_formatter(EngFormatter(sep=" "))
         ax.yaxis.set_minor_formatter(NullFormatter())
@@ -122,7 +126,7 @@ def build_noise_chart(run_data: RunReportData) -> Chart | None:
 
 
 def build_phases_chart(run_data: RunReportData) -> Chart | None:
-    """Where the time of a step goes."""
+    """Plot the time by phase of a step."""
     lines = _select_lines(run_data, "time/forward")
     if not lines:
         return None
@@ -158,11 +162,12 @@ def _describe_beside(run_data: RunReportData) -> str:
 
 
 def build_memory_chart(run_data: RunReportData) -> Chart | None:
-    """The most memory that was held, by step."""
+    """Plot the peak memory by step."""
     lines = _select_lines(run_data, "memory/peak_gib")
     if not lines:
         return None
-    steps, held = list_values(lines, "step"), list_values(lines, "memory/peak_gib")
+    steps = list_values(lines, "step")
+    held = list_values(lines, "memory/peak_gib")
 
     def plot(ax: Axes) -> None:
         ax.plot(*figures.thin(steps, held), color=C4, linewidth=1.8)

@@ -1,1 +1,1 @@
-"""What a run's model says and knows before the first step and after the last."""
+"""Comparison of a run's model before the first step and after the last."""

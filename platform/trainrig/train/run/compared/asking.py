@@ -1,5 +1,7 @@
-"""A model before the first step of its run and after the last, seen by the ranks that train it, on
-their devices: so no second copy of it is needed."""
+"""Views the model before the first step of its run and after the last.
+
+The ranks that train it do so on their devices, so no second copy is needed.
+"""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class RunComparison:
-    """The comparison of a run, of one rank of one attempt. All ranks must call the same methods."""
+    """Comparison of a run, on one rank of one attempt. All ranks must call the same methods."""
 
     def __init__(
         self,
@@ -26,25 +28,37 @@ class RunComparison:
         agreed_to_stop: Callable[[str], bool],
         mesh: "WorkerMesh",
     ) -> None:
-        """`folder`: the run's. `agreed_to_stop` is told what is being done, and answers all ranks
-        alike. `mesh`: the ranks that hold its model."""
-        self._folder, self._asked, self._mesh = folder, asked, mesh
-        self._agreement, self._agreed_to_stop = agreement, agreed_to_stop
+        """Set up the comparison.
 
-    def see_before(self, model: "nn.Module", step: int) -> bool:
-        """See the model if it has taken no step yet; false: all agreed to stop instead."""
-        return step > 0 or self._see(model, step, lambda: self._agreed_to_stop("compare"))
+        Args:
+            folder: The run folder.
+            asked: What to ask the model; None: nothing.
+            agreement: Collective decisions of all ranks.
+            agreed_to_stop: Called with what the ranks are doing; returns the same on all ranks.
+            mesh: The ranks that hold the model.
+        """
+        self._folder = folder
+        self._asked = asked
+        self._mesh = mesh
+        self._agreement = agreement
+        self._agreed_to_stop = agreed_to_stop
 
-    def see_after(self, model: "nn.Module", step: int) -> None:
-        """See the model after its last step: now or never, so to the end."""
+    def record_before(self, model: "nn.Module", step: int) -> bool:
+        """Record the model's answers before its first step. Return False if all agreed to stop."""
+        return step > 0 or self._record_view(model, step, lambda: self._agreed_to_stop("compare"))
+
+    def record_after(self, model: "nn.Module", step: int) -> None:
+        """Record the model's answers after its last step; stop requests are ignored."""
 
         def never() -> bool:
             self._agreed_to_stop("compare")
             return False
 
-        self._see(model, step, never)
+        self._record_view(model, step, never)
 
-    def _see(self, model: "nn.Module", step: int, agreed_to_stop: Callable[[], bool]) -> bool:
+    def _record_view(
+        self, model: "nn.Module", step: int, agreed_to_stop: Callable[[], bool]
+    ) -> bool:
         import torch.distributed as dist
 
         if self._asked is None:

@@ -1,4 +1,4 @@
-"""The report's answer to: did it forget, what does it say, and how long are its answers?"""
+"""The report's section on forgetting, answers and their length, before and after training."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -10,10 +10,14 @@ from trainrig.train.evaluations.comparison import GivenAnswer, ModelView
 
 
 def build_comparison_section(views: Sequence[ModelView]) -> Section | None:
-    """What the model was like before the first step and after the last; None: not known of both."""
+    """Build the section that compares the model before the first step and after the last.
+
+    Returns None unless both were recorded.
+    """
     if len(views) < 2:
         return None
-    before, after = views[0], views[-1]
+    before = views[0]
+    after = views[-1]
     blocks: list[Block] = []
     if shared := [source for source in before.losses if source in after.losses]:
         blocks.append(_build_forgetting_chart(before, after, shared))
@@ -30,7 +34,7 @@ def build_comparison_section(views: Sequence[ModelView]) -> Section | None:
 
 
 def _build_forgetting_chart(before: ModelView, after: ModelView, sources: Sequence[str]) -> Chart:
-    """The loss on text of pretraining, by source."""
+    """Plot the loss on held-out pretraining text before and after training, by source."""
     pairs = [BeforeAfter(name, before.losses[name], after.losses[name]) for name in sources]
     worst = max(pairs, key=lambda pair: pair.after - pair.before)
     rise = worst.after - worst.before

@@ -1,1 +1,1 @@
-"""The scores of a run: kept in its folder, and drawn for its report."""
+"""The scores of a run's checkpoints: their records, and their charts in the report."""

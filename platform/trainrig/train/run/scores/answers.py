@@ -1,6 +1,6 @@
-"""What a run's checkpoints said to the same prompts, from the rows that its evaluations keep.
+"""Answers of a run's checkpoints to the same prompts, from the rows that evaluations store.
 
-rows/TASK/00000.jsonl   of a scorecard's folder: the first rows of a task, as `evaluate` scored them
+rows/TASK/00000.jsonl   in a scorecard's folder: the first rows of a task, as `evaluate` scored them
 """
 
 import json
@@ -15,14 +15,14 @@ from trainrig.train.evaluations.decisions import ScoredCheckpoint
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.scores.records import scorecard_folder
 
-MOMENTS = 5  # of a run that are looked at: the first, the last, and some between
-TASKS = 3  # of an evaluation
-PROMPTS = 3  # of a task: its first rows, whatever was said to them
+MOMENTS = 5  # checkpoints of a run to read: the first, the last, and some between
+TASKS = 3  # tasks of an evaluation to read
+PROMPTS = 3  # prompts of a task to read: its first rows
 
 
 @dataclass(frozen=True)
 class AnswerAt:
-    """What was said after `step` updates, and what it was worth."""
+    """Answer of the model after `step` updates, with its score."""
 
     step: int
     text: str
@@ -34,33 +34,36 @@ class AnswerAt:
 class FollowedPrompt:
     """One prompt, and the answers to it in order of steps."""
 
-    source: str  # where the prompt is from, in words
+    source: str  # description of where the prompt is from
     prompt: str
-    expected: str | None  # None: no answer is known to be right
+    expected: str | None  # correct answer; None: unknown
     answers: tuple[AnswerAt, ...]
 
 
 def read_followed(folder: RunFolder, scored: Sequence[ScoredCheckpoint]) -> list[FollowedPrompt]:
-    """The answers of some checkpoints `scored` by one evaluation to the first rows of its tasks.
+    """Read the answers of some checkpoints of one evaluation to the first rows of its tasks.
 
-    Of tasks that are answered in words, or by a choice; tasks first in which words are written.
+    `scored`: the evaluation's checkpoints. Only tasks with written answers or choices are read;
+    those with written answers come first.
     """
     chosen = [scored[number] for number in choose_moments(len(scored))]
     found: list[tuple[bool, list[FollowedPrompt]]] = []
-    for task in sorted({name for each in chosen for name in each.scores if "/" not in name}):
+    for task in sorted(
+        {name for checkpoint in chosen for name in checkpoint.scores if "/" not in name}
+    ):
         by_row: dict[int, list[tuple[ScoredCheckpoint, Mapping[str, Any]]]] = {}
-        for each in chosen:
-            for row in _read_first_rows(folder, each, task):
-                by_row.setdefault(row["row"], []).append((each, row))
+        for checkpoint in chosen:
+            for row in _read_first_rows(folder, checkpoint, task):
+                by_row.setdefault(row["row"], []).append((checkpoint, row))
         if by_row:
             written = any("written" in row for rows in by_row.values() for _, row in rows)
             found.append((written, [_follow_prompt(task, rows) for rows in by_row.values()]))
-    found.sort(key=lambda each: not each[0])
+    found.sort(key=lambda entry: not entry[0])
     return [prompt for _, prompts in found[:TASKS] for prompt in prompts]
 
 
 def choose_moments(count: int) -> list[int]:
-    """MOMENTS of `count` things in a row at even distances, the first and the last among them."""
+    """Return up to MOMENTS indices of `count` items, evenly spaced, with the first and the last."""
     if not count:
         return []
     return [int(n) for n in np.unique(np.linspace(0, count - 1, MOMENTS).round())]
@@ -71,7 +74,7 @@ def _read_first_rows(
 ) -> Iterator[Mapping[str, Any]]:
     card = scorecard_folder(folder, scored.evaluation, scored.step, scored.attempt)
     path = storage.join(card, "rows", task, "00000.jsonl")
-    if not storage.exists(path):  # scorecards may be deleted to save room; the scores stay
+    if not storage.exists(path):  # scorecards may be deleted to save space; the scores remain
         return
     for line in storage.read(path).decode().splitlines()[:PROMPTS]:
         row = json.loads(line)

@@ -1,4 +1,4 @@
-"""The charts of a run's scores: one for each evaluation, with what was decided by them."""
+"""The chart of a run's scores for each evaluation."""
 
 from collections.abc import Sequence
 
@@ -10,20 +10,25 @@ from trainrig.figures import C1, C2, C3, C4
 from trainrig.report import Chart, ReportTable, escape_invisible
 from trainrig.train.evaluations.decisions import ScoredCheckpoint
 
-COLOURS = (C1, C2, C3, C4)  # more lines than these cannot be told apart
+COLOURS = (C1, C2, C3, C4)  # more lines would be hard to tell apart
 
 
 def build_score_chart(scored: Sequence[ScoredCheckpoint]) -> Chart:
-    """The headline scores of one evaluation by step; `scored`: one at least, in order of steps."""
-    first, last = scored[0], scored[-1]
+    """Plot the headline scores of one evaluation by step.
+
+    `scored`: at least one scored checkpoint, in order of steps.
+    """
+    first = scored[0]
+    last = scored[-1]
     tasks = sorted(name for name in last.scores if "/" not in name)
-    steps = [each.step for each in scored]
+    steps = [checkpoint.step for checkpoint in scored]
 
     def plot(ax: Axes) -> None:
         for task, colour in zip(tasks, COLOURS, strict=False):
-            found = [each.scores[task] for each in scored if task in each.scores]
-            at = [each.step for each in scored if task in each.scores]
-            values, errors = [s.value for s in found], [s.error or 0.0 for s in found]
+            found = [checkpoint.scores[task] for checkpoint in scored if task in checkpoint.scores]
+            at = [checkpoint.step for checkpoint in scored if task in checkpoint.scores]
+            values = [s.value for s in found]
+            errors = [s.error or 0.0 for s in found]
             ax.errorbar(
                 at,
                 values,

@@ -1,11 +1,11 @@
-"""The scores of a run's checkpoints, as its folder keeps them.
+"""Records of the scores of a run's checkpoints, in the run folder.
 
 evaluations/NAME/step_00001000.attempt-0002.json   the scores, or why there are none; created once
-evaluations/NAME/step_00001000/attempt-0002/       what `evaluate` wrote: scorecard, rows, report
-evaluations/ended.json                             the run ends at this step, and why
+evaluations/NAME/step_00001000/attempt-0002/       output of `evaluate`: scorecard, rows, report
+evaluations/ended.json                             the step at which the run ends early, and why
 
-A score is that of the checkpoint of its step and attempt, and counts as long as that does: going
-back to before a checkpoint (run_folder.py) withdraws its scores as well.
+A score belongs to the checkpoint of its step and attempt, and counts as long as that does: a
+roll-back to before a checkpoint (run_folder.py) also withdraws its scores.
 """
 
 import json
@@ -27,22 +27,22 @@ _RECORD = re.compile(r"step_(\d+)\.attempt-(\d+)\.json")
 
 @dataclass(frozen=True)
 class EarlyEnd:
-    """The run ends before the last step of its run file."""
+    """Decision that the run ends before the last step of its run file."""
 
     step: int
-    attempt: int  # that decided it
+    attempt: int  # the attempt that decided it
     why: str
 
 
 def scorecard_folder(folder: RunFolder, evaluation: str, step: int, attempt: int) -> str:
-    """Where `evaluate` writes what it makes of one checkpoint."""
+    """Return the folder for the output of `evaluate` for one checkpoint."""
     return storage.join(
         folder.path, FOLDER, evaluation, f"step_{step:08d}", f"attempt-{attempt:04d}"
     )
 
 
 def write_scores(folder: RunFolder, scored: ScoredCheckpoint) -> None:
-    """Keep `scored`, and join it to the run's metrics: once, however often it is called."""
+    """Store `scored`, and add it to the run's metrics. Repeated calls have no effect."""
     entry = {
         "evaluation": scored.evaluation,
         "step": scored.step,
@@ -50,11 +50,11 @@ def write_scores(folder: RunFolder, scored: ScoredCheckpoint) -> None:
         "problem": scored.problem,
         "scores": {
             name: {
-                "value": each.value,
-                "error": each.error,
-                "higher_is_better": each.higher_is_better,
+                "value": score.value,
+                "error": score.error,
+                "higher_is_better": score.higher_is_better,
             }
-            for name, each in scored.scores.items()
+            for name, score in scored.scores.items()
         },
     }
     path = _record_path(folder, scored.evaluation, scored.step, scored.attempt)
@@ -64,7 +64,7 @@ def write_scores(folder: RunFolder, scored: ScoredCheckpoint) -> None:
 
 
 def read_scores(folder: RunFolder, evaluation: str) -> list[ScoredCheckpoint]:
-    """The scores by `evaluation` that count, in order of steps, with those that failed."""
+    """Read the scores by `evaluation` that count, failures included, in order of steps."""
     attempts = folder.read_attempts()
     found: dict[int, ScoredCheckpoint] = {}
     for path in storage.list_files(storage.join(folder.path, FOLDER, evaluation), ".json"):
@@ -72,7 +72,8 @@ def read_scores(folder: RunFolder, evaluation: str) -> list[ScoredCheckpoint]:
         match = _RECORD.fullmatch(name)
         if match is None:
             continue
-        step, number = int(match[1]), int(match[2])
+        step = int(match[1])
+        number = int(match[2])
         if folder.counts(step, number, attempts) and (
             step not in found or found[step].attempt < number
         ):
@@ -81,44 +82,49 @@ def read_scores(folder: RunFolder, evaluation: str) -> list[ScoredCheckpoint]:
 
 
 def read_usable_scores(folder: RunFolder, evaluation: str) -> list[ScoredCheckpoint]:
-    """As `read_scores`, without those that failed."""
-    return [each for each in read_scores(folder, evaluation) if each.problem is None]
+    """Read the scores by `evaluation` that count, without failures, in order of steps."""
+    return [scored for scored in read_scores(folder, evaluation) if scored.problem is None]
 
 
 def forget_failures(folder: RunFolder, evaluation: str) -> None:
-    """Have what could not be scored tried again."""
-    for each in read_scores(folder, evaluation):
-        if each.problem is not None:
-            storage.delete(_record_path(folder, evaluation, each.step, each.attempt))
+    """Delete the records of checkpoints that could not be scored, so that they are tried again."""
+    for scored in read_scores(folder, evaluation):
+        if scored.problem is not None:
+            storage.delete(_record_path(folder, evaluation, scored.step, scored.attempt))
 
 
 def find_best(
     folder: RunFolder, best: BestBy, among: Collection[tuple[int, int]]
 ) -> ScoredCheckpoint | None:
-    """The best checkpoint `among` those of these steps and attempts, by the scores that count."""
+    """Return the best checkpoint among those given by (step, attempt), by the scores that count."""
     scored = read_usable_scores(folder, best.evaluation)
-    return choose_best(best, [each for each in scored if (each.step, each.attempt) in among])
+    return choose_best(
+        best, [candidate for candidate in scored if (candidate.step, candidate.attempt) in among]
+    )
 
 
 def find_held_for_scores(
     folder: RunFolder, training: Training, saved: Mapping[int, int]
 ) -> tuple[set[int], set[int]]:
-    """Which of the checkpoints `saved`, attempts by step, are not to be deleted: those that are
-    still to be scored or compared, and the best. And which were made to be scored alone.
+    """Return the steps of checkpoints to keep for evaluations, and of those saved only for them.
 
-    What is held is a function of the newest step, not of how fast scoring is: a score counts here
-    from the step on at which it is decided by.
+    `saved`: attempt of each saved checkpoint, by step. Kept are those still to be scored or
+    compared, and the best one. The result depends on the newest step, not on how fast scoring is: a
+    score counts here only from the step at which it is decided on.
     """
-    steps, best = training.steps, training.best
-    decided_by = {each.evaluation for each in (best, training.stop_if) if each}
+    steps = training.steps
+    best = training.best
+    decided_by = {setting.evaluation for setting in (best, training.stop_if) if setting}
     held: set[int] = set()
     for evaluation in training.evaluations:
         name = evaluation.name
         known = read_usable_scores if name in decided_by else read_scores
-        over = {each.step for each in known(folder, name)}
+        over = {scored.step for scored in known(folder, name)}
         held |= {step for step in saved if evaluation.due(step, steps)} - over
     if best:
-        by = next(each for each in training.evaluations if each.name == best.evaluation)
+        by = next(
+            evaluation for evaluation in training.evaluations if evaluation.name == best.evaluation
+        )
         newest = max(saved, default=0)
         decided = newest if newest >= find_last_step(folder, steps) else newest - best.lag
         held |= {step for step in saved if by.due(step, steps) and step > decided}
@@ -134,14 +140,16 @@ def find_held_for_scores(
 
 
 def write_end(folder: RunFolder, end: EarlyEnd) -> None:
-    """Have the run end at `end.step`, once the checkpoint of that step is whole."""
+    """Have the run end at `end.step`, once the checkpoint of that step is complete."""
     entry = {"step": end.step, "attempt": end.attempt, "why": end.why}
     storage.write(storage.join(folder.path, FOLDER, ENDED), json.dumps(entry).encode())
 
 
 def read_end(folder: RunFolder) -> EarlyEnd | None:
-    """Where the run ends before its last step; None: it does not, or the run went back to before
-    that was decided."""
+    """Read where the run ends before its last step; None if it does not.
+
+    A roll-back to before that decision withdraws it.
+    """
     path = storage.join(folder.path, FOLDER, ENDED)
     if not storage.exists(path):
         return None
@@ -151,7 +159,7 @@ def read_end(folder: RunFolder) -> EarlyEnd | None:
 
 
 def find_last_step(folder: RunFolder, steps: int) -> int:
-    """The step after which a run of `steps` steps is at its end."""
+    """Return the step after which a run of `steps` steps ends, by its scores or its run file."""
     end = read_end(folder)
     return end.step if end else steps
 
@@ -164,7 +172,7 @@ def _record_path(folder: RunFolder, evaluation: str, step: int, attempt: int) ->
 
 def _parse(data: bytes) -> ScoredCheckpoint:
     entry = json.loads(data)
-    scores = {name: CheckpointScore(**each) for name, each in entry["scores"].items()}
+    scores = {name: CheckpointScore(**score) for name, score in entry["scores"].items()}
     return ScoredCheckpoint(
         entry["evaluation"], entry["step"], entry["attempt"], scores, entry["problem"]
     )
