@@ -13,7 +13,7 @@ from trainrig.models.families.safetensors_files import PlannedTensor
 from trainrig.models.huggingface import HubModel
 from trainrig.tokens.special_tokens import NEW_TOKENS, find_special_tokens, parse_tokenizer
 
-# tensors with one row for each vocabulary entry
+# Tensors with one row for each vocabulary entry.
 TABLES = ("embedding.weight", "head.weight", "head.bias", "head_bias")
 
 

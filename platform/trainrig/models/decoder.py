@@ -216,7 +216,7 @@ class Decoder(nn.Module):
 
     @property
     def counts_padding(self) -> bool:
-        """Whether padding changes what the model computes, unless `text_BT` marks it."""
+        """Return whether padding changes what the model computes, unless `text_BT` marks it."""
         return isinstance(self.config.feedforward, MixtureOfExperts)
 
     def choose_kernel(
@@ -233,7 +233,7 @@ class Decoder(nn.Module):
 
     @property
     def reads_branches(self) -> bool:
-        """Whether branches in one row give the same outputs as each continuation in a row alone.
+        """Return whether branches in one row give the same outputs as separate rows would.
 
         They do not where a kernel hides by distance in the row, or where experts or dropout depend
         on the row.
@@ -283,7 +283,7 @@ class Decoder(nn.Module):
 
     @property
     def every_layer(self) -> list[nn.Module]:
-        """All layers, including those of further heads and of models trained with this one."""
+        """The layers of the model, of its further heads and of models that are trained with it."""
         return [*self.layers, *self.further_layers]
 
     def _predict(

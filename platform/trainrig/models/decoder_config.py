@@ -61,7 +61,7 @@ class ParameterCount:
     layers: int  # all layers, and the norm after the last one
     head: int
     idle: int = 0  # parameters of experts not chosen for a token; the other fields include them
-    # the generator trained with an ELECTRA encoder, without the shared embedding
+    # The generator trained with an ELECTRA encoder, without the shared embedding.
     generator: int = 0
     further_heads: int = 0  # heads that predict the tokens after the next one
 
@@ -197,7 +197,7 @@ class DecoderConfig(DecoderFields):
 
     @property
     def shape(self) -> Shape:
-        """All sizes. Raises ConfigError while the vocabulary size is unknown."""
+        """The sizes, with defaults resolved. Raises ConfigError without a vocabulary size."""
         if self.vocabulary is None:
             raise ConfigError(
                 "model.vocabulary is not set and no tokenizer has been named; set one of the two"

@@ -67,7 +67,7 @@ def _multiply_with_values_apart(x_I: Tensor, projections: Sequence[nn.Module]) -
 
 
 class _JoinedProduct(torch.autograd.Function):
-    """Product with several matrices that joins them anew in the backward pass.
+    """Product with several matrices, which are joined again in the backward pass.
 
     A joined matrix that is kept for the backward pass would be a copy of most of the model, which
     sharding could not free.

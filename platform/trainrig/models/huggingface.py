@@ -81,9 +81,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class HubFolder(Settings):
     """Settings of an export to the Hugging Face format."""
 
-    # Data type of the weights. None keeps that of the imported model, or is float32.
+    # Data type of the weights. None: the data type of the imported model, or float32 if there is
+    # none.
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    # largest size of one weights file in bytes; Transformers 4 has the same
+    # Largest size of one weights file in bytes; Transformers 4 has the same.
     file_bytes: int = Field(default=5 * 10**9, ge=1)
     # Metadata of the model card in the Hub's names: "apache-2.0", "owner/model", "owner/dataset".
     license: str | None = None
@@ -99,7 +100,7 @@ class HubModel:
 
     config: DecoderConfig
     files: TokenizerFiles  # the tokenizer and all files that came with it
-    tensors: Mapping[str, PlannedTensor]  # by trainrig's parameter names
+    tensors: Mapping[str, PlannedTensor]  # tensors by trainrig's parameter names
 
     def read_state(self) -> dict[str, Tensor]:
         """Return all tensors as the decoder's `state_dict()`, in their stored dtypes."""

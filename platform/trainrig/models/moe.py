@@ -132,7 +132,7 @@ class ExpertFeedForward(nn.Module):
         """
         pairs: int | Tensor = routed.chosen_NA.numel()
         if routed.text_N is not None:
-            # a tensor, so that the host does not wait for the device
+            # A tensor, so that the host does not wait for the device.
             pairs = routed.counts_E.sum().clamp(min=1)
         kept_E = self.limit_counts(routed.counts_E, pairs)
         order_M = sort_pairs(routed, kept_E)

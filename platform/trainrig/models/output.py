@@ -14,7 +14,7 @@ from trainrig.models.architecture.shapes import ProjectionShape
 
 
 class ReadByLoss:
-    """A layer whose weight is read by a loss, not by a forward pass of its own.
+    """A layer whose weight is read by a loss instead of by a forward pass of the layer.
 
     In a sharded model, a backward pass goes through one such reading of the weight.
     """

@@ -1,4 +1,4 @@
-"""Fields of a decoder's settings, and the checks of one against another."""
+"""Fields of a decoder's settings, and the checks that they fit each other."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
@@ -21,63 +21,68 @@ Head = Literal["tokens", "score", "classes", "spans", "replaced"]
 def _let_a_preset_stand_for_sizes(schema: dict[str, Any]) -> None:
     sizes = schema.pop("required", [])
     schema["anyOf"] = [{"required": ["preset"]}, {"required": sizes}]
-    if schema["properties"]["kind"]["const"] != "Decoder":  # which a table without a kind is
+    # A table without `kind` is a decoder, so only other kinds must name it.
+    if schema["properties"]["kind"]["const"] != "Decoder":
         schema["required"] = ["kind"]
 
 
 class DecoderFields(Settings):
-    """The fields of DecoderConfig and of what inherits from it, as run files have them."""
+    """Fields of DecoderConfig and of its subclasses, as in run files."""
 
     model_config = ConfigDict(json_schema_extra=_let_a_preset_stand_for_sizes)
 
-    bidirectional: ClassVar[bool] = False  # whether tokens also see those after them
-    biased_when_tied: ClassVar[bool] = False  # whether a tied head may have a bias
+    bidirectional: ClassVar[bool] = False  # tokens also attend to later tokens
+    biased_when_tied: ClassVar[bool] = False  # a tied head may have a bias
 
     kind: Literal["Decoder"] = "Decoder"
-    # Known model to begin from (docs/models.md lists them); other keys of this table change it. In
+    # Known model to start from (docs/models.md lists them); other keys of this table change it. In
     # a resolved run file its keys are written out instead.
     preset: str | None = None
     layers: int = Field(ge=1)  # number of layers
     channels: int = Field(ge=1)  # width of the residual stream
     heads: int = Field(ge=1)  # attention heads
-    # Heads of keys and values; None: as many as `heads`.
+    # Heads of keys and values; None: the same number as `heads`.
     kv_heads: int | None = Field(default=None, ge=1)
     head_channels: int | None = Field(default=None, ge=1)  # width of a head; None: channels / heads
-    # Width of the feed-forward network; None: 8/3 of channels, up to a multiple of 64, which makes
-    # SwiGLU's three matrices as large as the two of a network of 4 times the channels
-    # (arXiv:2002.05202, section 3); 4 times the channels where nothing is gated.
+    # Width of the feed-forward network. None: 8/3 of channels, rounded up to a multiple of 64, with
+    # a gated network, whose three matrices are then as large as the two of a network 4 times as
+    # wide as channels (arXiv:2002.05202, section 3); 4 times the channels without a gate.
     feedforward_channels: int | None = Field(default=None, ge=1)
-    # Entries of the embedding; None: the tokenizer's, rounded up to a multiple of 64.
+    # Entries of the embedding; None: the tokenizer's number of ids, rounded up to a multiple of 64.
     vocabulary: int | None = Field(default=None, ge=1)
     positions: int = Field(default=2048, ge=1)  # length of the longest sequence, in tokens
-    position_embedding: PositionEmbedding = Rope()  # how the model knows the order of tokens
-    attention: AttentionKind = AttentionSettings()  # what attention has beside its heads
-    feedforward: FeedForward = SwiGLU()  # what a layer does to each token by itself
-    norm: Normalisation = RMSNorm()  # how activations are kept at one scale
-    block: Block = PreNorm()  # where in a layer norms are, and whether its parts are parallel
-    biases: Biases = Biases()  # which products have a vector added
-    # What the head makes of each place: logits of the next token, or one score, as reward models
-    # have; of a whole text a logit of each class, or of each place two, of a span's first and last
-    # token, or one, of whether its token was replaced. All but the first are neither tied nor
-    # capped; `posttrain` makes them, but for the last.
+    position_embedding: PositionEmbedding = Rope()  # how the model encodes positions
+    attention: AttentionKind = AttentionSettings()  # options of attention
+    feedforward: FeedForward = SwiGLU()  # feed-forward network of a layer
+    norm: Normalisation = RMSNorm()  # kind of norm
+    # Position of the norms in a layer, and whether its two parts run in parallel.
+    block: Block = PreNorm()
+    biases: Biases = Biases()  # linear layers that add a bias
+    # Output of the head: "tokens" gives logits of the next token, "score" one score for each
+    # position (reward models), "classes" a logit for each class of a text, "spans" two logits for
+    # each position (first and last token of a span), and "replaced" one logit for each position
+    # (whether its token was replaced). All but "tokens" are neither tied nor capped; post-training
+    # makes all but "tokens" and "replaced" from a language model.
     head: Head = "tokens"
-    labels: tuple[str, ...] = ()  # names of the classes, in the order of the head's outputs
-    # Heads in training beside that of the next token, for the tokens after it: each is a layer of
-    # its own before the norm and the head that all share (Gloeckle et al. 2024, arXiv:2404.19737).
+    # Names of the classes, in the order of the head's outputs; only with head = "classes".
+    labels: tuple[str, ...] = ()
+    # Number of further heads in training, for the tokens after the next one. Each adds a layer
+    # before the final norm and the shared output head (Gloeckle et al. 2024, arXiv:2404.19737).
     further_heads: int = Field(default=0, ge=0)
-    tie_embeddings: bool = True  # whether the output head uses the embedding's weights
-    # Factor on the embedding; Gemma's is sqrt(channels).
+    tie_embeddings: bool = True  # use the embedding's weights for the output head
+    # Factor on the embedding output; Gemma's is sqrt(channels).
     embedding_multiplier: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    # Factor on what each part of a layer adds to the stream.
+    # Factor on what attention and the feed-forward network add to the residual stream.
     residual_multiplier: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     logit_multiplier: float = Field(default=1.0, gt=0, allow_inf_nan=False)  # factor on the logits
-    # Logits x become cap * tanh(x / cap): Gemma 2's (arXiv:2408.00118); None: as they are.
+    # Soft cap on the output logits x, which become cap * tanh(x / cap), as in Gemma 2
+    # (arXiv:2408.00118). None: no cap.
     logit_cap: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    initialisation: Initialisation = GPT2Init()  # how large fresh weights are
-    # Standard deviation of fresh weights; GPT-2's (Radford et al. 2019).
+    initialisation: Initialisation = GPT2Init()  # scheme for the size of initial weights
+    # Standard deviation of initial weights; GPT-2's (Radford et al. 2019).
     initial_std: float = Field(default=0.02, gt=0, allow_inf_nan=False)
-    # How weights, rates, attention and logits go with the width, for a learning rate found on a
-    # narrow model to serve a wide one; None: not at all.
+    # muP: scale initial weights, learning rates, attention and logits with the width, so that a
+    # learning rate found on a narrow model suits a wide one. None: no scaling.
     mup: MuP | None = None
 
     @model_validator(mode="before")
@@ -185,7 +190,7 @@ class DecoderFields(Settings):
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
-        """The rotary positions of its layers: none, one, or those of global and local layers."""
+        """The different rotary positions of the layers: none, one, or a global and a local one."""
         if not isinstance(self.position_embedding, Rope):
             return ()
         window = self.attention.window
@@ -194,5 +199,5 @@ class DecoderFields(Settings):
 
 
 def round_up(number: int, multiple: int) -> int:
-    """The least multiple of `multiple` that is no less than `number`."""
+    """Return the least multiple of `multiple` that is at least `number`."""
     return -(-number // multiple) * multiple
