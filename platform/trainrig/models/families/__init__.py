@@ -1,6 +1,7 @@
-"""The families of Hugging Face models that can be imported and exported, a file each.
+"""Families of Hugging Face models that can be imported and exported, one file each.
 
-A new one: a module with its table of tensors and its settings, read and written, and its name here.
+To add a family, write a module with its table of tensors and the conversion of its settings in both
+directions, and add it to FAMILIES.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ from trainrig.models.families.qwen3 import QWEN3
 from trainrig.models.families.qwen3_moe import QWEN3_MOE
 from trainrig.models.families.t5 import T5
 
-# In the order in which a model that is none's yet is tried.
+# The order in which families are tried for a model that came from none of them.
 FAMILIES = (
     LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, OLMO2, GEMMA2, GEMMA3, GPT2,
     BERT, ELECTRA, ROBERTA, MODERNBERT, T5,
@@ -35,10 +36,10 @@ NAMES = ", ".join(family.model_type for family in FAMILIES)
 
 
 def read_config(given: Mapping[str, Any], path: str) -> tuple[Family, DecoderConfig]:
-    """The family and the settings of the model whose config.json, at `path`, is `given`.
+    """Return the family and the settings of the model whose config.json, at `path`, is `given`.
 
-    Keys that are not there have the values that Transformers gives them. Raises DataError for a
-    model that would compute something else here than it does there.
+    Missing keys have Transformers' defaults. Raises DataError for a model that trainrig would
+    compute differently than Transformers.
     """
     if "auto_map" in given:
         raise DataError(
@@ -70,8 +71,10 @@ def read_config(given: Mapping[str, Any], path: str) -> tuple[Family, DecoderCon
 def _add_head(
     config: DecoderConfig, head: Head, given: Mapping[str, Any], path: str
 ) -> DecoderConfig:
-    """`config` with the head that `given` describes: of a decoder with one class, a score. Raises
-    DataError for what no head here does."""
+    """Return `config` with the head that `given` describes; one class on a decoder is a score.
+
+    Raises DataError for a head that trainrig does not have.
+    """
     if head in ("spans", "replaced"):
         if not config.bidirectional:
             raise DataError(
@@ -97,8 +100,11 @@ def _add_head(
 
 
 def find_family(config: DecoderConfig, brought: Mapping[str, Any]) -> Family:
-    """The family that a model of `config` is written as: that of the config.json it was `brought`
-    with, if it still is one, else the first that holds it. Raises DataError if none does."""
+    """Return the family that a model of `config` is exported as.
+
+    That is the family of the config.json that the model was imported with, `brought`, if it still
+    fits, and otherwise the first that can express the model. Raises DataError if none can.
+    """
     known = [family for family in FAMILIES if family.model_type == brought.get("model_type")]
     for family in (*known, *FAMILIES):
         if family.holds(config):

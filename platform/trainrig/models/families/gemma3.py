@@ -1,4 +1,4 @@
-"""Gemma 3, text: normed queries and keys, five local layers to a global one (arXiv:2503.19786)."""
+"""Gemma 3 (text): query and key norms, five local layers for each global one (arXiv:2503.19786)."""
 
 from typing import Any
 

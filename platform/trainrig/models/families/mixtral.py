@@ -1,4 +1,4 @@
-"""Mixtral: Mistral with two of eight experts in place of each network (arXiv:2401.04088)."""
+"""Mixtral: Mistral with two of eight experts as the feed-forward network (arXiv:2401.04088)."""
 
 from typing import Any
 

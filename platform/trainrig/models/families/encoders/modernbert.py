@@ -1,4 +1,7 @@
-"""ModernBERT: rotary positions, GEGLU, most layers local (Warner et al. 2024, arXiv:2412.13663)."""
+"""ModernBERT: rotary positions, GEGLU, mostly local layers (Warner et al. 2024).
+
+Source: arXiv:2412.13663.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -20,7 +23,7 @@ from trainrig.models.families.mapping import (
 )
 
 LAYERS = "layers.{layer}"
-# Queries, keys and values lie one after the other in one matrix, as gate and what is gated do.
+# Queries, keys and values are one matrix, and so are the gate and the part that it multiplies.
 TENSORS = (
     map_one("embedding.weight", "model.embeddings.tok_embeddings.weight"),
     *(map_one(f"embedding_norm.{part}", f"model.embeddings.norm.{part}") for part in PARTS),
@@ -43,7 +46,7 @@ TENSORS = (
     *(map_one(f"transform.norm.{part}", f"head.norm.{part}") for part in PARTS),
     map_one("head_bias", "decoder.bias"),
 )
-SURPLUS = r"decoder\.weight"  # the tied one again
+SURPLUS = r"decoder\.weight"  # published files repeat the tied weight
 THETA, LOCAL_THETA = 160_000.0, 10_000.0
 POOLINGS: Mapping[str, Literal["first", "mean"]] = {"cls": "first", "mean": "mean"}
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
@@ -92,7 +95,7 @@ def _read(config: HubConfig) -> DecoderConfig:
 
 
 def _find_shortest(kinds: tuple[str, ...]) -> tuple[str, ...]:
-    """The shortest pattern that gives the kind of each layer when it is repeated."""
+    """Return the shortest pattern that gives the kind of each layer when it is repeated."""
     for length in range(1, len(kinds)):
         if all(kind == kinds[layer % length] for layer, kind in enumerate(kinds)):
             return kinds[:length]
@@ -127,7 +130,7 @@ def _write(config: DecoderConfig) -> dict[str, Any] | None:
             LOCAL if window is not None and window.is_local(layer) else GLOBAL
             for layer in range(config.layers)
         ],
-        # Older readers count layers instead, which says the same where the pattern is theirs.
+        # Older readers use this count instead, which agrees if the pattern is theirs.
         "global_attn_every_n_layers": 1 if window is None else len(window.pattern),
         "local_attention": 128 if window is None else window.size - 1,
         "global_rope_theta": rope.theta,
