@@ -1,6 +1,6 @@
-"""Writing an answer to a text that was read, one token at a time.
+"""Generation of an answer by an encoder-decoder, one token at a time.
 
-Shapes: S places of the text that is read, V entries of the vocabulary.
+Shapes: S positions of the text that is read, C channels, V vocabulary entries.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -24,12 +24,11 @@ def write_answer(
     entries: int | None = None,
     listen: Callable[[int], bool] = lambda _: False,
 ) -> Generation:
-    """What `model` writes after `begin` when it has read `read`, until an id of `stop`,
-    `sampling.maximum_tokens`, or the model's positions. `entries`, `listen`: see `generate_batch`
-    and `Request`.
+    """Return what `model` writes after `begin` in answer to the text `read`.
 
-    Keys and values of what was read are computed once. Raises DataError for a text that does not
-    fit.
+    Generation stops at an id of `stop`, at `sampling.maximum_tokens`, or at the model's number of
+    positions. `entries` is described at `generate_batch`, `listen` at `Request`. Keys and values of
+    the text are computed only at the start. Raises DataError for a text that does not fit.
     """
     positions, device = model.config.positions, model.embedding.weight.device
     if not 1 <= len(read) <= positions or not 1 <= len(begin) < positions:
