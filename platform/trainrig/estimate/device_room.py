@@ -1,4 +1,4 @@
-"""Whether a device has the memory that a step takes."""
+"""Check whether a device has the memory that a step needs."""
 
 from trainrig.estimate.memory import RESERVE
 from trainrig.hardware import Hardware
@@ -11,9 +11,11 @@ GIB = 2**30
 def describe_room(
     offers: Hardware, device: str, needed: float, training: Training
 ) -> dict[str, str]:
-    """What is said of `needed` bytes that an accelerator `device` does not hold, with what of
-    `training` could take less; {} where it fits, and of CPUs, whose memory is the machine's to
-    divide."""
+    """Return a warning if an accelerator `device` has less than `needed` bytes, or {}.
+
+    The warning lists the settings of `training` that could reduce the need. CPUs never give one,
+    because their memory is divided by the machine.
+    """
     there = offers.devices[device]
     room = there.memory * (1 - RESERVE)
     if not there.accelerator or needed <= room:

@@ -1,4 +1,4 @@
-"""What is known of a training run before it starts: sizes, operations, memory, time and cost."""
+"""Report before a training run: sizes, operations, memory, time and cost."""
 
 import itertools
 from typing import Any
@@ -37,9 +37,10 @@ from trainrig.train.worker_bounds import parse_bounds
 
 
 def estimate_pretraining(run: Pretraining, machine: DeviceChoice) -> dict[str, Any]:
-    """Sizes, epochs and what `run` takes of `machine`; without its tokens, what the run file says.
+    """Return the sizes, the epochs and the cost of `run` on `machine`, for `check`.
 
-    Raises InputError if its parts do not fit each other or its inputs.
+    Without the run's tokens, only facts that the run file determines are returned. Raises
+    InputError if the parts of the run file do not fit each other or the inputs.
     """
     stages = run.batches.resolve_stages()
     counts = [stage.global_batch // stage.micro_batch for stage in stages]
@@ -59,8 +60,10 @@ def estimate_pretraining(run: Pretraining, machine: DeviceChoice) -> dict[str, A
 
 
 def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dict[str, Any]:
-    """Operations, memory a device, time, money and energy, for the most workers that `run` may
-    have."""
+    """Return the operations, memory per device, time, money and energy of `run`.
+
+    They are for the largest number of workers that `run` may have.
+    """
     offers, workers = hardware.load(machine.table), parse_bounds(run.workers).most
     device = machine.resolve_name(offers)
     training = run.training.resolve(offers.devices[device].computes_narrow, compiles=False)
@@ -106,7 +109,10 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
 
 
 def _describe_stages(run: Pretraining, model: DecoderConfig) -> dict[str, str]:
-    """How a pipeline cuts the layers, and how long its stages wait; {} without one."""
+    """Return how a pipeline divides the layers and how long its stages wait.
+
+    {} without a pipeline.
+    """
     parallel = run.training.parallel
     if parallel.pipeline is None:
         return {}
@@ -121,8 +127,10 @@ def _describe_stages(run: Pretraining, model: DecoderConfig) -> dict[str, str]:
 
 
 def _describe_at_work(run: Pretraining, taken: Cost) -> str:
-    """How many of the workers are, or of the replicas that several are together, also without one
-    and two of the nodes that are rented; of the stage that keeps the fewest."""
+    """Return the busy share of workers or replicas, also after the loss of one and two nodes.
+
+    It is that of the batch stage with the lowest share.
+    """
     workers = parse_bounds(run.workers)
     of_a_node = -(-workers.most // taken.machines) if taken.machines else 1
     parallel = run.training.parallel
@@ -143,8 +151,7 @@ def _describe_rental(taken: Cost) -> str:
 
 
 def _count_flops(run: Pretraining, model: DecoderConfig) -> float:
-    """Of all steps, each stage's rows as long as they are; of several objectives, by their
-    shares."""
+    """Return the operations of all steps, with the row length of each stage."""
     stages = run.batches.resolve_stages()
     ends = [
         run.batches.count_positions(min(stage.from_step, run.training.steps)) for stage in stages
@@ -158,12 +165,12 @@ def _count_flops(run: Pretraining, model: DecoderConfig) -> float:
 
 
 def describe_adapters(lora: LoRA | None, model: DecoderConfig) -> dict[str, str]:
-    """Which layers of `model` get an adapter; {} if it is trained whole."""
+    """Return the layers of `model` that get an adapter; {} if it is trained whole."""
     return {} if lora is None else {"adapters": lora.describe_choice(model)}
 
 
 def describe_sizes(model: DecoderConfig) -> dict[str, int]:
-    """The parameters of `model`."""
+    """Return the numbers of parameters of `model`, by part."""
     count = count_parameters(model)
     idle = {"parameters_of_a_token": count.active} if count.idle else {}
     beside = {"parameters_of_generator": count.generator} if count.generator else {}

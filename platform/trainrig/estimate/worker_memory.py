@@ -1,14 +1,15 @@
-"""Memory of the worker that holds the most, where workers share rows, layers or experts.
+"""Peak memory of a worker, where workers divide rows, layers or experts.
 
-By `estimate.memory`, of the part of the model that one worker has (`estimate.model_share`):
+Computed by `estimate.memory` for the part of the model that one worker has
+(`estimate.model_share`):
 
-    tensor     heads, feed-forward channels and entries of the vocabulary are divided; what flows
-               between layers is whole on each worker, and once more while it is added up; with
-               `sequence_parallel` that is divided as well, and gathered for a moment
+    tensor     heads, feed-forward channels and vocabulary entries are divided; the residual stream
+               is whole on each worker, with a second copy while it is summed; with
+               `sequence_parallel` it is divided as well, and gathered temporarily
     expert     experts and the rows of a micro-batch are divided
     context    each row is divided; `Gathered` has the keys and values of whole rows, in each layer
-               until its backward pass unless that computes them again; `RingAttention` has two
-               workers' at a time
+               until its backward pass unless recomputed; `RingAttention` has those of two workers
+               at a time
     pipeline   layers are divided; a stage keeps as many micro-batches as its schedule says
 """
 
@@ -59,10 +60,10 @@ def estimate_worker_memory(
     masks: RowMasks = NO_MASKS,
     tuning: TuningStep = PRETRAINING,
 ) -> Memory:
-    """Of a step on `global_batch` sequences, of which a replica takes `micro_batch` at a time; of a
-    save, if that takes more.
+    """Return the memory of the worker that needs the most, in a step or in a save.
 
-    Raises ConfigError while the vocabulary is not settled.
+    The step has `global_batch` sequences, of which a replica takes `micro_batch` at a time. Raises
+    ConfigError while the vocabulary size is unknown.
     """
     parallel = training.parallel
     if parallel.replica == 1:
@@ -130,13 +131,15 @@ def _hold_parts(
     stages: Sequence[range],
     adapted: bool,
 ) -> HeldParameters:
-    """What a device holds that has `stages` of a model, `counted` in all, `ends` beside the
-    layers."""
+    """Return what a device with the layers `stages` of a model holds.
+
+    `counted` are all of its parameters, `ends` those outside the layers.
+    """
     numbers = [number for layers in stages for number in layers]
     each = [parts.layers[number + 1] - parts.layers[number] for number in numbers]
     gathered, layer_sent = None, max(parts.layer[n] for n in numbers)
     ends_sent = EndParts(*(end.total for end in ends))
-    if adapted:  # frozen parameters are gathered as they are held, and have no gradient to send
+    if adapted:  # Frozen parameters are gathered as stored, and have no gradient to send.
         largest = max(layer.gathered for layer in each)
         root = EndParts(*(end.gathered for end in ends)).after_layers
         gathered = GatheredBytes(counted.gathered, root, largest)
@@ -159,8 +162,10 @@ def _hold_parts(
 def _estimate_at_head(
     local: DecoderConfig, tokens: int, size: int, tuning: TuningStep, tensor: int
 ) -> float:
-    """Bytes at the logits; those of the part of the vocabulary that a tensor group divides are
-    made in blocks, whatever they are for."""
+    """Return the bytes at the logits.
+
+    A vocabulary that a tensor group divides is computed in blocks, whatever the logits are for.
+    """
     if tuning.places is not None and tensor > 1:
         return estimate_at_head(local, size, tuning.places, None, tuning.lora)
     head = estimate_at_head(local, size, tokens, tuning.places, tuning.lora)
@@ -170,12 +175,12 @@ def _estimate_at_head(
 
 
 def _estimate_received(local: DecoderConfig, training: Training, context: int) -> float:
-    """Bytes a token of its own of what other workers send, for a moment."""
+    """Return the temporary bytes, for each of a worker's tokens, of data from other workers."""
     parallel, stream = training.parallel, float(training.precision.bytes * local.channels)
     found = 0.0
-    if parallel.tensor:  # what is added up; or what is gathered, and what comes back to it
+    if parallel.tensor:  # the summed stream; or the gathered stream and the gradient of it
         found += 2 * stream if parallel.tensor.sequence_parallel else stream
-    if parallel.pipeline:  # from the stage before, and the gradient from the one after
+    if parallel.pipeline:  # the input from the previous stage, and the gradient from the next
         tensor = parallel.tensor
         found += 2 * stream / (tensor.ranks if tensor and tensor.sequence_parallel else 1)
     if parallel.context:

@@ -1,4 +1,4 @@
-"""What `check` says of the memory of tuning, in the fields that it has for pretraining."""
+"""Report of `check` on the memory of tuning, with the same fields as for pretraining."""
 
 from collections.abc import Callable, Sequence
 
@@ -31,9 +31,11 @@ def describe_tuning(
     lora: LoRA | None = None,
     left_out: Sequence[str] = (),
 ) -> TuningFacts:
-    """What a device of `machine` needs, with the most workers that there may be, and in layouts to
-    fall back on. `find_memory`: of a layout, of so many workers, on a CPU or not; `tokens`: of the
-    largest micro-batch; `left_out`: what is not counted."""
+    """Return what a device of `machine` needs with the most workers, and in fallback layouts.
+
+    `find_memory` gives the memory of a layout and a number of workers, on a CPU or not. `tokens` is
+    the size of the largest micro-batch. `left_out` lists what is not counted.
+    """
     offers, most = hardware.load(machine.table), parse_bounds(workers).most
     device = machine.resolve_name(offers)
     training = training.resolve(offers.devices[device].computes_narrow, compiles=False)
