@@ -172,7 +172,7 @@ class HeldActivations:
 
 @dataclass(frozen=True)
 class TuningStep:
-    """Needs of a tuning step in addition to those of a pretraining step."""
+    """Additional needs of a tuning step, compared with a pretraining step."""
 
     lora: LoRA | None = None  # adapters that are trained instead of the model's weights
     # Places of a micro-batch with logits, which are made all at once. None: all places, in blocks.

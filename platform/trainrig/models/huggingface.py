@@ -81,8 +81,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class HubFolder(Settings):
     """Settings of an export to the Hugging Face format."""
 
-    # Data type of the weights. None: the data type of the imported model, or float32 if there is
-    # none.
+    # Data type of the weights; None: the data type of the imported model, or float32.
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     # Largest size of one weights file in bytes; Transformers 4 has the same.
     file_bytes: int = Field(default=5 * 10**9, ge=1)

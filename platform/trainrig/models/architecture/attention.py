@@ -41,13 +41,13 @@ class AttentionSettings(Settings):
 
     kind: Literal["Attention"] = "Attention"
     window: SlidingWindow | None = None  # sliding window of some or all layers; None: no window
-    # Normalise queries and keys: of each head (Qwen3, Gemma 3), or of all heads together (OLMo 2).
-    # None: neither.
+    # Norm of queries and keys: of each head (Qwen3, Gemma 3), or of all heads together (OLMo 2);
+    # None: no such norm.
     qk_norm: Literal["head", "projection"] | None = None
     # Factor on the attention logits; None: 1 / sqrt(head_channels).
     query_scale: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     # Soft cap on the attention logits x, which become cap * tanh(x / cap), as in Gemma 2
-    # (arXiv:2408.00118). None: no cap.
+    # (arXiv:2408.00118); None: no cap.
     logit_cap: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     # Give each head a learnt logit that takes a share of the softmax and adds nothing to the output
     # (attention sinks: gpt-oss; Xiao et al. 2023, arXiv:2309.17453).

@@ -44,9 +44,9 @@ class DecoderFields(Settings):
     # Heads of keys and values; None: the same number as `heads`.
     kv_heads: int | None = Field(default=None, ge=1)
     head_channels: int | None = Field(default=None, ge=1)  # width of a head; None: channels / heads
-    # Width of the feed-forward network. None: 8/3 of channels, rounded up to a multiple of 64, with
-    # a gated network, whose three matrices are then as large as the two of a network 4 times as
-    # wide as channels (arXiv:2002.05202, section 3); 4 times the channels without a gate.
+    # Width of the feed-forward network; None: 4 times the channels, or with a gated network
+    # 8/3 of them, rounded up to a multiple of 64. Three gated matrices of that width are as
+    # large as two of 4 times the channels (arXiv:2002.05202, section 3).
     feedforward_channels: int | None = Field(default=None, ge=1)
     # Entries of the embedding; None: the tokenizer's number of ids, rounded up to a multiple of 64.
     vocabulary: int | None = Field(default=None, ge=1)
@@ -76,13 +76,13 @@ class DecoderFields(Settings):
     residual_multiplier: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     logit_multiplier: float = Field(default=1.0, gt=0, allow_inf_nan=False)  # factor on the logits
     # Soft cap on the output logits x, which become cap * tanh(x / cap), as in Gemma 2
-    # (arXiv:2408.00118). None: no cap.
+    # (arXiv:2408.00118); None: no cap.
     logit_cap: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     initialisation: Initialisation = GPT2Init()  # scheme for the size of initial weights
     # Standard deviation of initial weights; GPT-2's (Radford et al. 2019).
     initial_std: float = Field(default=0.02, gt=0, allow_inf_nan=False)
-    # muP: scale initial weights, learning rates, attention and logits with the width, so that a
-    # learning rate found on a narrow model suits a wide one. None: no scaling.
+    # Scaling of initial weights, learning rates, attention and logits with the width (muP), so that
+    # a learning rate found on a narrow model suits a wide one; None: no scaling.
     mup: MuP | None = None
 
     @model_validator(mode="before")

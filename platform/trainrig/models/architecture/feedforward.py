@@ -66,13 +66,13 @@ class MixtureOfExperts(Settings):
     # Number of first layers with a dense network instead of experts.
     dense_layers: int = Field(default=0, ge=0)
     # Most tokens that an expert takes, as a multiple of an even share of the micro-batch; later
-    # tokens skip the expert. None: no limit.
+    # tokens skip the expert; None: no limit.
     capacity: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     # Weight of the balance loss, experts * sum(share of tokens * mean score) (arXiv:2101.03961,
-    # equation 4). 0: no balance loss.
+    # equation 4); 0: no balance loss.
     balance_loss: float = Field(default=0.01, ge=0, allow_inf_nan=False)
     # Weight of the router z-loss, the mean square of the log of the sum of exponentials of the
-    # router's logits (Zoph et al. 2022, arXiv:2202.08906, equation 5). 0: no z-loss.
+    # router's logits (Zoph et al. 2022, arXiv:2202.08906, equation 5); 0: no z-loss.
     router_z_loss: float = Field(default=0.001, ge=0, allow_inf_nan=False)
     # Balance experts by a learnt bias that is added to the scores for the choice only. Its gradient
     # is each expert's excess of tokens, so the optimizer moves it (Wang et al. 2024,

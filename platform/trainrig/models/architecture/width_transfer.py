@@ -31,7 +31,7 @@ class MuP(Settings):
 
     # Width of the model whose learning rate is used; at this width nothing is scaled.
     base_channels: int = Field(ge=1)
-    # Width of a head of that model; attention logits scale as 1 / head_channels from there. None:
+    # Width of a head of that model, from which attention logits scale as 1 / head_channels; None:
     # the head width of this model, for wider models with more heads.
     base_head_channels: int | None = Field(default=None, ge=1)
 

@@ -68,8 +68,8 @@ class EncoderConfig(DecoderConfig):
     # because it would normalise twice.
     embedding_norm: bool = True
     # Width of the embedding of tokens, positions and segments, and of the input of the token
-    # logits. If it is not `channels`, a linear layer leads from it to the first layer. None:
-    # `channels`.
+    # logits; None: `channels`. If it is not `channels`, a linear layer leads from it to the first
+    # layer.
     embedding_channels: int | None = Field(default=None, ge=1)
     # Number of learnt segment embeddings, which mark the text of a pair that a token belongs to. 0:
     # none.

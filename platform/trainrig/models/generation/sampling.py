@@ -32,7 +32,7 @@ class Sampling(Settings):
     # 2024, arXiv:2407.01082).
     min_p: float = Field(default=0.0, ge=0, le=1)
     # Factor by which the logits of tokens in the prompt or the text so far are lowered: divided if
-    # positive, multiplied if negative (Keskar et al. 2019, arXiv:1909.05858). 1: no penalty.
+    # positive, multiplied if negative (Keskar et al. 2019, arXiv:1909.05858); 1: no penalty.
     repetition_penalty: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     seed: int = Field(default=0, ge=0, lt=2**63)
     maximum_tokens: int = Field(default=256, ge=1)  # most new tokens

@@ -31,7 +31,7 @@ class LoRA(Settings):
     # Train the length of each row of W separately from its direction (DoRA, arXiv:2402.09353).
     dora: bool = False
     # Share of the inputs of adapters on linear layers that dropout sets to 0 in training, scaling
-    # up the others. 0: no dropout. The mask depends only on the sample, the layer and the position.
+    # up the others; 0: no dropout. The mask depends only on the sample, the layer and the position.
     dropout: float = Field(default=0.0, ge=0, lt=1)
     dropout_seed: int = 0  # random seed of the dropout
     # Data type of the frozen weights. With int8, each row of a matrix has a scale, and embeddings
