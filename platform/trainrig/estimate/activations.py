@@ -53,7 +53,8 @@ def estimate_at_head(
     once, and are held together with their gradients. There is no gradient of a weight that `lora`
     freezes. `compute` is the bytes of a number.
     """
-    entries, channels = model.outputs, model.logit_channels
+    entries = model.outputs
+    channels = model.logit_channels
     of_weight = 0 if is_head_frozen(model, lora) else entries * channels
     if places is not None:
         copies = 2 if model.logit_cap is None else 3
@@ -152,22 +153,25 @@ def estimate_layers_per_token(
     size = training.precision.bytes
     channels = model.channels
     pairs = list(zip(layers, adapters or [None] * len(layers), strict=True))
-    all_of = {each: estimate_all_kept(*each, model, size, split) for each in set(pairs)}
-    products_of = {each: estimate_kept_products(*each, model, size, split) for each in all_of}
+    all_of = {pair: estimate_all_kept(*pair, model, size, split) for pair in set(pairs)}
+    products_of = {pair: estimate_kept_products(*pair, model, size, split) for pair in all_of}
     again = training.recompute
     if what is None:
         what = choose_kept(len(pairs), None if isinstance(again, Budget) else again)
-    total, largest, computed_again = 0.0, 0.0, 0.0
-    for each, keeps in zip(pairs, what, strict=True):
-        everything = all_of[each]
-        if keeps == "all" and training.compile and each[1] is None and split == 1:
-            everything = estimate_kept_compiled(each[0], model, size) or everything
+    total = 0.0
+    largest = 0.0
+    computed_again = 0.0
+    for pair, keeps in zip(pairs, what, strict=True):
+        everything = all_of[pair]
+        if keeps == "all" and training.compile and pair[1] is None and split == 1:
+            everything = estimate_kept_compiled(pair[0], model, size) or everything
         of_layer = {
             "all": everything,
-            "products": products_of[each],
+            "products": products_of[pair],
             "input": size * channels / split,
         }[keeps]
-        total, largest = total + of_layer, max(largest, of_layer)
+        total = total + of_layer
+        largest = max(largest, of_layer)
         beside = 0.0 if keeps == "input" else of_layer
         computed_again = max(computed_again, 0.0 if keeps == "all" else everything - beside)
     if training.offload.activations:
@@ -187,8 +191,8 @@ def estimate_restored_weight(model: DecoderConfig, training: Training, lora: LoR
         return 0.0
     size = training.precision.bytes
     largest = max(
-        (part.outputs * part.inputs for each in set(model.shapes.layers) for *_, part in
-         list_projections(each)),
+        (part.outputs * part.inputs for layer in set(model.shapes.layers) for *_, part in
+         list_projections(layer)),
         default=0,
     )  # fmt: skip
     if lora.dora:
@@ -205,7 +209,8 @@ def estimate_restored_head(model: DecoderConfig, training: Training, lora: LoRA 
     """
     if lora is None or model.head != "tokens":
         return 0.0
-    size, name = training.precision.bytes, name_head(model)
+    size = training.precision.bytes
+    name = name_head(model)
     table = name == "embedding" and lora.base == "int8"  # tables are bfloat16 then
     held = find_gathered_width("bfloat16" if table else lora.base, training.precision)
     alike = held == size and is_head_frozen(model, lora)

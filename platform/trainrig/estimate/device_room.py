@@ -20,7 +20,9 @@ def describe_room(
     room = there.memory * (1 - RESERVE)
     if not there.accelerator or needed <= room:
         return {}
-    offload, again, sliced = training.offload, training.recompute, training.parallel.kind != "DDP"
+    offload = training.offload
+    again = training.recompute
+    sliced = training.parallel.kind != "DDP"
     less = (
         (sliced and training.parallel.reshard != "layer", "parallel.reshard = 'layer'"),
         (not isinstance(again, Full) or again.every > 1, "recompute.kind = 'Full'"),

@@ -18,9 +18,11 @@ def describe_fallbacks(
     `find_memory` gives the bytes of a device; they are reported for the fewest workers, which hold
     the most each. {} without fallback layouts.
     """
-    found, sizes = dict[str, str](), training.bound_workers(workers).list_sizes()
+    found = dict[str, str]()
+    sizes = training.bound_workers(workers).list_sizes()
     for number, laid_out in enumerate(training.layouts[1:], 1):
-        least, most = sizes[number][0], sizes[number][-1]
+        least = sizes[number][0]
+        most = sizes[number][-1]
         counts = f"{least} to {most} workers" if most > least else f"{least} workers"
         said = f"{describe_layout(laid_out.parallel)}; on {counts if most > 1 else '1 worker'}"
         if laid_out.recompute:

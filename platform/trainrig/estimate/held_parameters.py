@@ -98,12 +98,14 @@ def list_held(
     named = list(sizes)
     assigned = assign((name for name, _ in named), role.groups)
     for name, size in named:
-        numbers, group = math.prod(size), assigned.get(name)
+        numbers = math.prod(size)
+        group = assigned.get(name)
         chosen = group.optimizer if group and group.optimizer else role.optimizer
         kept = None
         if chosen is not None and not (group and group.freeze):
             kept = chosen.count_state_bytes(name, size)
-        trained, held = 0 if kept is None else numbers, MASTER * numbers
+        trained = 0 if kept is None else numbers
+        held = MASTER * numbers
         narrow = precision.bytes * numbers
         yield HeldParameter(name, numbers, trained, held, narrow, narrow, kept or 0)
 
@@ -115,11 +117,13 @@ def _list_adapted(
     lora: LoRA,
     precision: Precision,
 ) -> Iterator[HeldParameter]:
-    matrices, chosen = set(list_matrices(model)), set(lora.choose(model))
+    matrices = set(list_matrices(model))
+    chosen = set(lora.choose(model))
 
     def train(name: str, size: tuple[int, ...]) -> HeldParameter:
         assert role.optimizer is not None, "adapters are there to be trained"
-        numbers, kept = math.prod(size), role.optimizer.count_state_bytes(name, size)
+        numbers = math.prod(size)
+        kept = role.optimizer.count_state_bytes(name, size)
         gathered = precision.bytes * numbers
         return HeldParameter(name, numbers, numbers, MASTER * numbers, gathered, gathered, kept)
 
@@ -128,7 +132,8 @@ def _list_adapted(
         if is_of_head(model, name):
             yield train(name, size)
             continue
-        numbers, base = math.prod(size), lora.base
+        numbers = math.prod(size)
+        base = lora.base
         if layer not in matrices or layer == name or is_router(layer):
             base = "float32"
         elif base == "int8" and is_table(layer):

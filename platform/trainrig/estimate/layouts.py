@@ -74,7 +74,7 @@ def find_least_memory(
             model, way, devices, batch.global_batch, 1, batch.sequence_length
         )
         found.append(Fitting(way, 1, memory))
-    return min(found, key=lambda each: each.memory.total)
+    return min(found, key=lambda fitting: fitting.memory.total)
 
 
 def count_devices_needed(
@@ -158,7 +158,8 @@ def build_memory_table(
             ).total
         rows[name] = LayoutMemory(name, True, found)
     whole = rows.pop("0 (DDP)")
-    shapes, elsewhere = parameter_shapes(model), 1 - 1 / devices
+    shapes = parameter_shapes(model)
+    elsewhere = 1 - 1 / devices
     kept = count_state_bytes(shapes, training.optimizer, training.groups) * elsewhere
     gradients = MASTER * count_trained(shapes, training.groups) * elsewhere
     saved = {"1": kept, "2": kept + gradients}

@@ -32,8 +32,8 @@ class RowMasks:
         `by_document` says that tokens attend only to their own document.
         """
         marks = any(
-            isinstance(each, PrefixLM) or (isinstance(each, SpanCorruption) and each.joined)
-            for _, each in find_parts(objective)
+            isinstance(part, PrefixLM) or (isinstance(part, SpanCorruption) and part.joined)
+            for _, part in find_parts(objective)
         )
         return cls(by_document, marks, on_cpu)
 
@@ -44,7 +44,8 @@ class RowMasks:
 
         The device computes the rows, or shares them with other ranks.
         """
-        context, size = training.parallel.context, training.precision.bytes
+        context = training.parallel.context
+        size = training.precision.bytes
         if isinstance(model, EncoderDecoderConfig) or not model.takes_mask(length):
             return 0.0
         pairs = rows * length**2

@@ -200,16 +200,20 @@ def estimate_step_memory(
 
     Raises ConfigError while the vocabulary size is unknown.
     """
-    tokens, compute = micro_batch * sequence_length, training.precision.bytes
+    tokens = micro_batch * sequence_length
+    compute = training.precision.bytes
     what = find_kept(model, training, tokens, tuning.lora)
     a_token = estimate_per_token(model, training, tuning.lora, what)
-    kept, in_a_layer = (tokens * each for each in a_token)
+    kept, in_a_layer = (tokens * bytes_of_token for bytes_of_token in a_token)
     in_a_layer += estimate_restored_weight(model, training, tuning.lora)
     head = estimate_at_head(model, compute, tokens, tuning.places, tuning.lora)
     # The generator runs first, and its activations are kept.
     if (generator := model.generator_model) is not None:
-        own, within = (tokens * each for each in estimate_per_token(generator, training))
-        kept, in_a_layer = kept + own, max(in_a_layer, within)
+        own, within = (
+            tokens * bytes_of_token for bytes_of_token in estimate_per_token(generator, training)
+        )
+        kept = kept + own
+        in_a_layer = max(in_a_layer, within)
         head = max(head, estimate_at_head(generator, training.precision.bytes, tokens))
     kept += masks.count_kept(model, training, micro_batch, sequence_length)
     kept += estimate_restored_head(model, training, tuning.lora)
@@ -230,8 +234,8 @@ def hold_model(
     """Return what each of `workers` holds of a model whose layers and experts are not divided."""
     held = list(list_held(model, list_named_sizes(model.shapes), role, training.precision))
     sliced = count_slices(training, workers)
-    trained = sum(each.trained for each in held)
-    optimizer = sum(each.optimizer for each in held) / sliced
+    trained = sum(parameter.trained for parameter in held)
+    optimizer = sum(parameter.optimizer for parameter in held) / sliced
     if training.offload.optimizer:
         optimizer = UnderWay.of(held, role).estimate_bytes(sliced, sliced)
     ends, layer = _count_unit_parameters(model)
@@ -240,22 +244,22 @@ def hold_model(
     if role.lora is not None or role.optimizer is None:
         units = Counter[str]()
         of_trained = Counter[str]()
-        for each in held:
-            unit = name_unit(each.name, model.shapes.ends_apart)
-            units[unit] += each.gathered if sharded else each.cast
-            of_trained[unit] += each.trained
+        for parameter in held:
+            unit = name_unit(parameter.name, model.shapes.ends_apart)
+            units[unit] += parameter.gathered if sharded else parameter.cast
+            of_trained[unit] += parameter.trained
         of_ends = EndParts(*(units.pop(name, 0) for name in ("", "embedding", "head")))
         ends = EndParts(*(of_trained.pop(name, 0) for name in ("", "embedding", "head")))
         layer = max(of_trained.values())
         whole = sum(of_ends.each) + sum(units.values())
         gathered = GatheredBytes(whole, of_ends.after_layers, max(units.values()))
     return HeldParameters(
-        total=sum(each.numbers for each in held),
+        total=sum(parameter.numbers for parameter in held),
         trained=trained,
         ends=ends,
         layer=layer,
         layers=model.layers,
-        weights=sum(each.held for each in held) / sliced,
+        weights=sum(parameter.held for parameter in held) / sliced,
         optimizer=optimizer,
         gradients=MASTER * trained / sliced,
         sharded=sharded,
@@ -282,14 +286,16 @@ def estimate_peak_memory(
 ) -> Memory:
     """Return the memory of a step in which each of `workers` computes `turns` micro-batches."""
     compute = training.precision.bytes
-    ends, layer = held.ends, held.layer
+    ends = held.ends
+    layer = held.layer
     bytes_of = held.count_gathered(compute)
     gathered = bytes_of.whole
     if training.parallel.reshard != "step":
         gathered = bytes_of.root + 2 * bytes_of.layer
     whole_sums, together = _count_sums(training, workers, turns)
     if not held.sharded:  # Weights and gradients stay in place, with casts of the weights.
-        gathered, together = gathered if training.precision.casts else 0.0, True
+        gathered = gathered if training.precision.casts else 0.0
+        together = True
     fleeting = max(activations.in_a_layer, activations.at_the_head) + activations.buffers
     passing = _estimate_passing(max(*ends.each, layer), compute, together)
     summing = MASTER * held.trained * whole_sums
@@ -334,7 +340,7 @@ def _estimate_passing(unit: int, compute: int, together: bool) -> float:
 def _count_unit_parameters(model: DecoderConfig) -> tuple[EndParts, int]:
     """Return the parameters gathered outside the layers, and the size of the largest layer."""
     shapes = model.shapes
-    beside = sum(count(each) - count(each.layers) for each in shapes.beside if each)
+    beside = sum(count(other) - count(other.layers) for other in shapes.beside if other)
     ends = count((shapes.before_layers, shapes.norm, shapes.after_layers)) + beside
     apart = {name: count(getattr(shapes, name)) for name in shapes.ends_apart}
     largest = max(count(layer) for layer in set(shapes.layers))
@@ -362,8 +368,8 @@ def _count_sums(training: Training, workers: int, turns: int) -> tuple[float, bo
 
 def _reduces_each(training: Training, workers: int) -> bool:
     """Return whether each micro-batch's gradients are sharded in its own backward pass."""
-    each = training.parallel.by_micro_batch
-    return each and (not training.deterministic or count_slices(training, workers) > 1)
+    by_micro_batch = training.parallel.by_micro_batch
+    return by_micro_batch and (not training.deterministic or count_slices(training, workers) > 1)
 
 
 def _estimate_sending(ends: EndParts, layer: int, layers: int) -> float:
@@ -380,7 +386,8 @@ def estimate_cache_memory(
     `size` is the bytes of a number (2: bfloat16). A layer with a window holds at most `windows`
     windows.
     """
-    shape, window = model.shape, model.attention.window
+    shape = model.shape
+    window = model.attention.window
     held = sum(
         min(positions, windows * window.size) if window and window.is_local(layer) else positions
         for layer in range(model.layers)

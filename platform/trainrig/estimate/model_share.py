@@ -178,8 +178,9 @@ class ModelParts:
         sizes = list_named_sizes(shapes)
         held = list(list_held(model, sizes, role, training.precision))
         hosted = UnderWay.of(held, role, _EXPERTS) if training.offload.optimizer else None
-        for each in held:
-            name, found = each.name, _count_parameters(each, role, tensor > 1, hosted is not None)
+        for parameter in held:
+            name = parameter.name
+            found = _count_parameters(parameter, role, tensor > 1, hosted is not None)
             kind, _, rest = name.partition(".")
             if kind == "layers":
                 by_layer[int(rest.partition(".")[0])] += found
@@ -193,14 +194,14 @@ class ModelParts:
                     head += found
         sums = tuple(itertools.accumulate(by_layer, initial=CountedParameters()))
         tied = embedding if shapes.head is None else CountedParameters()
-        of_each = tuple(count(each) for each in shapes.layers)
+        layer_counts = tuple(count(layer) for layer in shapes.layers)
         apart = (embedding, head) if shapes.ends_apart else 2 * (CountedParameters(),)
-        return cls(sums, before, after, *apart, tied, of_each, hosted)
+        return cls(sums, before, after, *apart, tied, layer_counts, hosted)
 
     def count_held(self, ranges: Sequence[range]) -> tuple[CountedParameters, EndParts]:
         """Return the parameters of a device with the layers `ranges`, and those outside layers."""
         total, ends = self.count_with_ends(ranges)
-        return total, EndParts(*(each.total for each in ends))
+        return total, EndParts(*(end.total for end in ends))
 
     def count_with_ends(
         self, ranges: Sequence[range]
@@ -211,22 +212,22 @@ class ModelParts:
         """
         total = rest = embedding = head = CountedParameters()
         last = len(self.layers) - 1
-        for each in ranges:
-            total += self.layers[each.stop] - self.layers[each.start]
-            if each.start == 0:
+        for layers in ranges:
+            total += self.layers[layers.stop] - self.layers[layers.start]
+            if layers.start == 0:
                 rest += self.before - self.embedding_apart
                 embedding += self.embedding_apart
-            if each.stop == last:
+            if layers.stop == last:
                 rest += self.after - self.head_apart
                 head += self.head_apart
-        apart = not any(each.start == 0 for each in ranges)
-        if apart and any(each.stop == last for each in ranges):
+        apart = not any(layers.start == 0 for layers in ranges)
+        if apart and any(layers.stop == last for layers in ranges):
             rest += self.tied
         return total + rest + embedding + head, (rest, embedding, head)
 
 
 def _count_parameters(
-    each: HeldParameter, role: ModelRole, shared: bool, hosted: bool
+    parameter: HeldParameter, role: ModelRole, shared: bool, hosted: bool
 ) -> CountedParameters:
     """Return the counts of one parameter.
 
@@ -234,8 +235,19 @@ def _count_parameters(
     in the host's memory, also while whole rows are gathered.
     """
     # Only the adapters of an adapted model are saved, and nothing of a frozen one.
-    saved = each.trained > 0 or (role.lora is None and role.optimizer is not None)
-    by_columns = shared and saved and each.name.endswith(_BY_COLUMNS)
-    columns = each.held + (0 if hosted else each.optimizer) if by_columns else 0
-    found = (each.numbers, each.trained, each.held, each.gathered, each.optimizer, columns)
-    return CountedParameters(*found, *found) if _EXPERTS in each.name else CountedParameters(*found)
+    saved = parameter.trained > 0 or (role.lora is None and role.optimizer is not None)
+    by_columns = shared and saved and parameter.name.endswith(_BY_COLUMNS)
+    columns = parameter.held + (0 if hosted else parameter.optimizer) if by_columns else 0
+    found = (
+        parameter.numbers,
+        parameter.trained,
+        parameter.held,
+        parameter.gathered,
+        parameter.optimizer,
+        columns,
+    )
+    return (
+        CountedParameters(*found, *found)
+        if _EXPERTS in parameter.name
+        else CountedParameters(*found)
+    )

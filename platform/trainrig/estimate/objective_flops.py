@@ -31,8 +31,8 @@ def count_position_flops(
     `steps` is the length of the run. Several objectives count by their shares.
     """
     return sum(
-        share * _count_row_flops(each, model, length, steps) / length
-        for share, each in find_parts(objective)
+        share * _count_row_flops(part, model, length, steps) / length
+        for share, part in find_parts(objective)
     )
 
 
@@ -47,7 +47,8 @@ def _count_row_flops(objective: CausalLM, model: DecoderConfig, length: int, ste
         share = written / places
         return places * count_token_flops(model, places, predicted=share, keys_ahead=ahead).training
     if isinstance(objective, PrefixLM):
-        predicted, ahead = objective.compute_trained_share(length), objective.keys_ahead(length)
+        predicted = objective.compute_trained_share(length)
+        ahead = objective.keys_ahead(length)
         return (
             length
             * count_token_flops(model, length, predicted=predicted, keys_ahead=ahead).training

@@ -41,8 +41,8 @@ class UnderWay:
         kinds |= {role.optimizer.kind} if role.optimizer else set()
         found = list(held)
         return cls(
-            kept=tuple(each.optimizer for each in found if experts not in each.name),
-            experts=tuple(each.optimizer for each in found if experts in each.name),
+            kept=tuple(parameter.optimizer for parameter in found if experts not in parameter.name),
+            experts=tuple(parameter.optimizer for parameter in found if experts in parameter.name),
             whole=not kinds.isdisjoint(WHOLE),
         )
 
@@ -52,5 +52,5 @@ class UnderWay:
         Parameters are sharded over `over` devices, stacks of experts over `fewer`.
         """
         many = SLOTS * (over if self.whole else 1)
-        slices = [each / over for each in self.kept] + [each / fewer for each in self.experts]
+        slices = [size / over for size in self.kept] + [size / fewer for size in self.experts]
         return sum(heapq.nlargest(many, slices))

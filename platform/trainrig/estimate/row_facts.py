@@ -15,15 +15,15 @@ def describe_rows(objective: CausalLM, batches: BatchSettings) -> dict[str, str]
     stages = batches.resolve_stages()
     lengths = sorted({stage.sequence_length for stage in stages})
     if isinstance(objective, DealtObjectives):
-        named = {f"rows_of_{each.name}": each.objective for each in objective.list_named()}
+        named = {f"rows_of_{part.name}": part.objective for part in objective.list_named()}
     else:
         named = {"rows": objective}
     described = {
-        name: "; ".join(_describe(each, length) for length in lengths)
-        for name, each in named.items()
-        if isinstance(each, PrefixLM | SpanCorruption)
+        name: "; ".join(_describe(part, length) for length in lengths)
+        for name, part in named.items()
+        if isinstance(part, PrefixLM | SpanCorruption)
     }
-    if not any(isinstance(each, SpanCorruption) for each in named.values()):
+    if not any(isinstance(part, SpanCorruption) for part in named.values()):
         return described
     share = max(compute_padded_share(objective, stage) for stage in stages)
     apart = ", and what documents of other numbers add" if batches.attend == "document" else ""
@@ -56,7 +56,7 @@ def compute_padded_share(objective: CausalLM, stage: StageSizes) -> float:
     if not isinstance(objective, DealtObjectives) or objective.deals_micro_batches:
         return 0.0
     widths = [
-        (share, _compute_widths(each, stage.sequence_length)) for share, each in objective.parts()
+        (share, _compute_widths(part, stage.sequence_length)) for share, part in objective.parts()
     ]
     filled = sum(share * sum(of_row) for share, of_row in widths)
     places = sum(
@@ -79,8 +79,10 @@ def _compute_widths(objective: CausalLM, length: int) -> tuple[int, int]:
 
 def _compute_mean_widest(widths: Sequence[tuple[float, int]], rows: int) -> float:
     """Return the mean width of the widest of `rows` rows, given the share of each width."""
-    mean, below, up_to = 0.0, 0.0, 0.0
-    for share, width in sorted(widths, key=lambda each: each[1]):
+    mean = 0.0
+    below = 0.0
+    up_to = 0.0
+    for share, width in sorted(widths, key=lambda pair: pair[1]):
         up_to = min(up_to + share, 1.0)
         mean += width * (up_to**rows - below)
         below = up_to**rows

@@ -64,11 +64,13 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
 
     They are for the largest number of workers that `run` may have.
     """
-    offers, workers = hardware.load(machine.table), parse_bounds(run.workers).most
+    offers = hardware.load(machine.table)
+    workers = parse_bounds(run.workers).most
     device = machine.resolve_name(offers)
     training = run.training.resolve(offers.devices[device].computes_narrow, compiles=False)
     compute = training.precision.peak
-    flops, on_cpu = _count_flops(run, model), device in hardware.CPUS
+    flops = _count_flops(run, model)
+    on_cpu = device in hardware.CPUS
     training = settle_offload(training, on_cpu)
     training.check_attention(model, CPU_CARD if on_cpu else USUAL_GPU)
 
@@ -88,7 +90,8 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
 
     largest = find_memory(training, workers)
     taken = estimate_cost(flops, offers, device, workers, compute, machine.assumed)
-    positions, count = run.batches.count_positions(run.training.steps), count_parameters(model)
+    positions = run.batches.count_positions(run.training.steps)
+    count = count_parameters(model)
     return {
         "flops": flops,
         "flops_by_6nd": float(count_flops_6nd(count.layers - count.idle, positions)),
@@ -118,7 +121,7 @@ def _describe_stages(run: Pretraining, model: DecoderConfig) -> dict[str, str]:
         return {}
     replicas = parallel.data_workers(parse_bounds(run.workers).most)
     batches = run.batches.resolve_stages()
-    count = min(each.global_batch // each.micro_batch // replicas for each in batches)
+    count = min(stage.global_batch // stage.micro_batch // replicas for stage in batches)
     share = compute_idle_share(parallel.pipeline_ranks, max(count, 1), parallel.pipeline_chunks)
     return {
         "stages": describe_cut(model, parallel.pipeline_ranks, parallel.pipeline_chunks),
@@ -135,11 +138,12 @@ def _describe_at_work(run: Pretraining, taken: Cost) -> str:
     of_a_node = -(-workers.most // taken.machines) if taken.machines else 1
     parallel = run.training.parallel
     left = list_sizes_after_losses(workers.most, workers.least, of_a_node)
-    sizes = [count for each in left if (count := parallel.data_workers(each))]
+    sizes = [count for size in left if (count := parallel.data_workers(size))]
     stage = min(
         run.batches.resolve_stages(),
-        key=lambda each: min(
-            compute_busy_share(each.global_batch // each.micro_batch, size) for size in sizes
+        key=lambda candidate: min(
+            compute_busy_share(candidate.global_batch // candidate.micro_batch, size)
+            for size in sizes
         ),
     )
     unit = "workers" if parallel.replica == 1 else "replicas"

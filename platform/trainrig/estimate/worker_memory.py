@@ -74,11 +74,13 @@ def estimate_worker_memory(
     context = 1 if parallel.context is None else parallel.context.ranks
     replicas = parallel.data_workers(workers)
     count = math.ceil(global_batch / micro_batch / replicas)
-    local, shapes = cut_model(model, tensor, expert), cut_shapes(model, tensor, expert)
+    local = cut_model(model, tensor, expert)
+    shapes = cut_shapes(model, tensor, expert)
     role = ModelRole.of(training, tuning.lora)
     parts = ModelParts.of(model, training, tensor, expert, role)
     adapters = list_layer_adapters(model, tuning.lora)
-    ranks, chunks = parallel.pipeline_ranks, parallel.pipeline_chunks
+    ranks = parallel.pipeline_ranks
+    chunks = parallel.pipeline_chunks
     over = count_slices(training, workers // (tensor * ranks))
     tokens = math.ceil(micro_batch * sequence_length / (context * expert))
     places = tuning.places and math.ceil(tuning.places / (context * expert))
@@ -90,7 +92,8 @@ def estimate_worker_memory(
     for rank, stages in enumerate(cut_for_ranks(model, ranks, chunks)):
         counted, ends = parts.count_with_ends(stages)
         mine = slice_parameters(counted, over, expert, tensor, parts.hosted)
-        kept, in_a_layer = 0.0, 0.0
+        kept = 0.0
+        in_a_layer = 0.0
         held = count_held_at_once(parallel, rank, count)
         planned = find_kept(model, training, micro_batch * sequence_length, tuning.lora, rank)
         what = list(planned or choose_kept(sum(map(len, stages)), again))
@@ -120,7 +123,7 @@ def estimate_worker_memory(
             parameters = parameters.hold_beside(tuning.beside, size)
         found.append(estimate_peak_memory(parameters, activations, training, replicas, count))
         found.append(mine.in_a_save)
-    return max(found, key=lambda each: each.total)
+    return max(found, key=lambda memory: memory.total)
 
 
 def _hold_parts(
@@ -136,15 +139,16 @@ def _hold_parts(
     `counted` are all of its parameters, `ends` those outside the layers.
     """
     numbers = [number for layers in stages for number in layers]
-    each = [parts.layers[number + 1] - parts.layers[number] for number in numbers]
-    gathered, layer_sent = None, max(parts.layer[n] for n in numbers)
+    counts = [parts.layers[number + 1] - parts.layers[number] for number in numbers]
+    gathered = None
+    layer_sent = max(parts.layer[n] for n in numbers)
     ends_sent = EndParts(*(end.total for end in ends))
     if adapted:  # Frozen parameters are gathered as stored, and have no gradient to send.
-        largest = max(layer.gathered for layer in each)
+        largest = max(layer.gathered for layer in counts)
         root = EndParts(*(end.gathered for end in ends)).after_layers
         gathered = GatheredBytes(counted.gathered, root, largest)
         ends_sent = EndParts(*(end.trained for end in ends))
-        layer_sent = max(layer.trained for layer in each)
+        layer_sent = max(layer.trained for layer in counts)
     return HeldParameters(
         total=counted.total,
         trained=counted.trained,
@@ -176,7 +180,8 @@ def _estimate_at_head(
 
 def _estimate_received(local: DecoderConfig, training: Training, context: int) -> float:
     """Return the temporary bytes, for each of a worker's tokens, of data from other workers."""
-    parallel, stream = training.parallel, float(training.precision.bytes * local.channels)
+    parallel = training.parallel
+    stream = float(training.precision.bytes * local.channels)
     found = 0.0
     if parallel.tensor:  # the summed stream; or the gathered stream and the gradient of it
         found += 2 * stream if parallel.tensor.sequence_parallel else stream

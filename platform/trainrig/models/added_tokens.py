@@ -34,7 +34,8 @@ def add_special_tokens(model: HubModel, tokens: Sequence[str]) -> HubModel:
             raise DataError(f"{model.files.where}: has {token!r} already; leave it out")
     entries = find_special_tokens(model.files, tokenizer).entries
     tokenizer.add_special_tokens(list(tokens))
-    rows, wanted = model.config.shape.vocabulary, entries + len(tokens)
+    rows = model.config.shape.vocabulary
+    wanted = entries + len(tokens)
     if rows < wanted:
         rows = -(-wanted // ALIGNMENT) * ALIGNMENT
     tensors: Mapping[str, PlannedTensor] = {

@@ -64,7 +64,8 @@ class KeyValueCache:
         if self._keys is not None and self._values is not None:
             keys_BKTD = torch.cat((self._keys, keys_BKTD), dim=2)
             values_BKTD = torch.cat((self._values, values_BKTD), dim=2)
-        self._keys, self._values = keys_BKTD, values_BKTD
+        self._keys = keys_BKTD
+        self._values = values_BKTD
         return keys_BKTD, values_BKTD
 
     def select(self, rows: Tensor) -> "KeyValueCache":
@@ -119,10 +120,14 @@ class Sight:
             kernel: Kernel chosen for what torch's own attention does not compute.
             rows: What that kernel has prepared for these rows; None if it needs nothing.
         """
-        self.rotation, self.window, self.causal = rotation, window, causal
-        self.documents_BS, self.mask_B1TS = documents_BS, mask_B1TS
+        self.rotation = rotation
+        self.window = window
+        self.causal = causal
+        self.documents_BS = documents_BS
+        self.mask_B1TS = mask_B1TS
         self.added_B1TS = added_B1TS
-        self.kernel, self.rows = kernel, rows
+        self.kernel = kernel
+        self.rows = rows
         # False for padding queries, which a mixture of experts leaves out. None if there is no
         # padding.
         self.text_BT: Tensor | None = None
@@ -165,8 +170,11 @@ class Attention(nn.Module):
         alibi: bool = False,
     ) -> None:
         super().__init__()
-        self.head_channels, self.settings, self.alibi = head_channels, settings, alibi
-        self.query_scale, self.logit_cap = settings.query_scale, settings.logit_cap
+        self.head_channels = head_channels
+        self.settings = settings
+        self.alibi = alibi
+        self.query_scale = settings.query_scale
+        self.logit_cap = settings.logit_cap
         self.query = build_projection(shape.query)
         self.key = build_projection(shape.key)
         self.value = build_projection(shape.value)
@@ -193,7 +201,8 @@ class Attention(nn.Module):
         query_BHTD = self._split_heads(query_BTE, self.query_norm)
         key_BKSD = self._split_heads(key_BTE, self.key_norm)
         if sight.rotation is not None:
-            query_BHTD, key_BKSD = sight.rotation(query_BHTD), sight.rotation(key_BKSD)
+            query_BHTD = sight.rotation(query_BHTD)
+            key_BKSD = sight.rotation(key_BKSD)
         value_BKSD = self._split_heads(value_BTE, None)
         # The unrotated tensors are not needed again, so their memory is freed.
         del query_BTE, key_BTE, value_BTE
@@ -213,7 +222,8 @@ class Attention(nn.Module):
         otherwise. This is a method of its own so that it can be replaced, for example by attention
         across devices.
         """
-        new, seen = query_BHTD.shape[2], key_BKSD.shape[2]
+        new = query_BHTD.shape[2]
+        seen = key_BKSD.shape[2]
         way = self.choose_way(new, seen, sight)
         if way in ("prepared", "blocks"):
             rows = sight.rows if way == "prepared" else None
@@ -280,7 +290,9 @@ class Attention(nn.Module):
 
         Without `rows`, the output is computed by plain products in blocks.
         """
-        seen, documents_BS, slopes_H = key_BKSD.shape[2], sight.documents_BS, None
+        seen = key_BKSD.shape[2]
+        documents_BS = sight.documents_BS
+        slopes_H = None
         if documents_BS is not None:
             documents_BS = documents_BS[:, documents_BS.shape[1] - seen :]
         if self.alibi:
@@ -315,7 +327,8 @@ class Attention(nn.Module):
         A `norm` is applied over all channels or over those of each head, by its size.
         """
         if norm is not None and norm.weight.shape[0] == x_BTE.shape[-1] != self.head_channels:
-            x_BTE, norm = norm(x_BTE), None
+            x_BTE = norm(x_BTE)
+            norm = None
         x_BTHD = x_BTE.view(*x_BTE.shape[:2], -1, self.head_channels)
         if norm is not None:
             x_BTHD = norm(x_BTHD)

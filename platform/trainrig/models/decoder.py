@@ -56,7 +56,8 @@ class Layer(nn.Module):
 
     def __init__(self, shape: LayerShape, config: DecoderConfig) -> None:
         super().__init__()
-        self.block, self.residual_multiplier = config.block, config.residual_multiplier
+        self.block = config.block
+        self.residual_multiplier = config.residual_multiplier
 
         def norm(of: NormShape | None) -> Norm | None:
             return None if of is None else Norm(of, config.norm)
@@ -118,7 +119,8 @@ class Decoder(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        shapes, window = config.shapes, config.attention.window
+        shapes = config.shapes
+        window = config.attention.window
         self.config = config
         self.shape = config.shape
         self.embedding = Embedding(shapes.embedding.entries, shapes.embedding.channels)
@@ -243,7 +245,7 @@ class Decoder(nn.Module):
         if self.config.bidirectional or isinstance(self.config.feedforward, MixtureOfExperts):
             return False
         dropped = torch.is_grad_enabled() and any(
-            getattr(each, "drops_by_row", False) for each in self.modules()
+            getattr(module, "drops_by_row", False) for module in self.modules()
         )
         return not dropped
 
@@ -326,7 +328,7 @@ class Decoder(nn.Module):
         hidden, weight_VC = reach_head(layer, finish, streams)
         head = self._output_head(weight_VC, self._head_bias())
         terms = self._average_router_terms(routers)
-        return tuple(ModelOutput(each, head, terms) for each in hidden)
+        return tuple(ModelOutput(states, head, terms) for states in hidden)
 
     def _pass_layers(
         self,
@@ -394,7 +396,8 @@ class Decoder(nn.Module):
         This is a method of its own so that it can be replaced, for example where rows are divided
         over devices.
         """
-        new, width = positions.shape[-1], self.shape.head_channels
+        new = positions.shape[-1]
+        width = self.shape.head_channels
         causal = not self.config.bidirectional
         mask_B1TS = added_B1TS = kernel = None
         if dtype is not None:
@@ -403,7 +406,8 @@ class Decoder(nn.Module):
             mask_B1TS = make_document_mask(documents_BS, new, causal, marks)
             if dtype is not None and torch.is_grad_enabled():
                 added_B1TS = make_added_mask(mask_B1TS, dtype)
-        rope, window = self.config.position_embedding, self.config.attention.window
+        rope = self.config.position_embedding
+        window = self.config.attention.window
         rotation = Rotation(positions, width, rope) if isinstance(rope, Rope) else None
         # The kernels compute no caches, prefixes or branches: those need the mask.
         if mask_B1TS is not None:
@@ -428,7 +432,8 @@ class Decoder(nn.Module):
 
         None if it needs nothing, or if torch's own attention computes these rows.
         """
-        new, causal = positions.shape[-1], not self.config.bidirectional
+        new = positions.shape[-1]
+        causal = not self.config.bidirectional
         hides = hides_by_distance(window, new, causal)
         if documents_BS is None:
             is_alone = new == 1  # one token that continues a cache

@@ -185,7 +185,8 @@ class DecoderConfig(DecoderFields):
 
         Attention in blocks takes none.
         """
-        attention, window = self.attention, self.attention.window
+        attention = self.attention
+        window = self.attention.window
         if attention.logit_cap is not None or attention.sinks:
             return False
         if isinstance(self.position_embedding, Alibi):
@@ -237,7 +238,8 @@ class DecoderConfig(DecoderFields):
         return ProjectionShape(shape.channels, shape.vocabulary, self.biases.head)
 
     def _layer_shape(self, shape: Shape, index: int) -> LayerShape:
-        norm, block = self._norm_shape(shape.channels), self.block
+        norm = self._norm_shape(shape.channels)
+        block = self.block
         before = None if isinstance(block, OutputNorm) else norm
         after = norm if isinstance(block, OutputNorm | SandwichNorm) else None
         shared = isinstance(block, ParallelBlock) and block.shared_norm
@@ -251,8 +253,10 @@ class DecoderConfig(DecoderFields):
         )
 
     def _attention_shape(self, shape: Shape) -> AttentionShape:
-        queries, keys = shape.heads * shape.head_channels, shape.kv_heads * shape.head_channels
-        wide, normed = self.attention.qk_norm == "projection", self.attention.qk_norm is not None
+        queries = shape.heads * shape.head_channels
+        keys = shape.kv_heads * shape.head_channels
+        wide = self.attention.qk_norm == "projection"
+        normed = self.attention.qk_norm is not None
         key_value = ProjectionShape(shape.channels, keys, self.biases.qkv)
         plain = AttentionShape(
             query=ProjectionShape(shape.channels, queries, self.biases.qkv),

@@ -17,7 +17,7 @@ Multiply = Callable[[Tensor, Sequence[nn.Module]], Sequence[Tensor]]
 
 def multiply_each(x_C: Tensor, projections: Sequence[nn.Module]) -> Sequence[Tensor]:
     """Return `x_C` [..., C] through each of `projections`, one after the other, [..., O] each."""
-    return [each(x_C) for each in projections]
+    return [projection(x_C) for projection in projections]
 
 
 class DenseFeedForward(nn.Module):

@@ -46,14 +46,14 @@ def multiply_together(x_I: Tensor, projections: Sequence[nn.Module]) -> Sequence
         return multiply_each(x_I, projections)
     weights: list[Tensor] = []
     biases: list[Tensor] = []
-    for each in projections:
-        assert isinstance(each, nn.Linear), "adapters are refused when the run file is read"
-        weights.append(each.weight)
-        if each.bias is not None:
-            biases.append(each.bias)
+    for projection in projections:
+        assert isinstance(projection, nn.Linear), "adapters are refused when the run file is read"
+        weights.append(projection.weight)
+        if projection.bias is not None:
+            biases.append(projection.bias)
     assert len(biases) in (0, len(weights))
     y_O: Tensor = _JoinedProduct.apply(x_I, len(weights), *weights, *biases)  # type: ignore[no-untyped-call]
-    return torch.split(y_O, [len(each) for each in weights], dim=-1)
+    return torch.split(y_O, [len(weight) for weight in weights], dim=-1)
 
 
 def _multiply_with_values_apart(x_I: Tensor, projections: Sequence[nn.Module]) -> Sequence[Tensor]:
@@ -75,7 +75,8 @@ class _JoinedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_I: Tensor, count: int, *parts: Tensor) -> Tensor:
-        weights, biases = parts[:count], parts[count:]
+        weights = parts[:count]
+        biases = parts[count:]
         ctx.save_for_backward(x_I, *weights)
         ctx.biases = len(biases)
         return F.linear(x_I, torch.cat(weights), torch.cat(biases) if biases else None)
@@ -85,7 +86,7 @@ class _JoinedProduct(torch.autograd.Function):
     def backward(ctx: Any, gradient_O: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of the input, and of each matrix and bias."""
         x_I, *weights = ctx.saved_tensors
-        sizes = [len(each) for each in weights]
+        sizes = [len(weight) for weight in weights]
         asked = ctx.needs_input_grad[2:]
         of_x = gradient_O @ torch.cat(weights) if ctx.needs_input_grad[0] else None
         gradient_NO = gradient_O.flatten(0, -2)

@@ -150,7 +150,8 @@ def _read_files(folder: str) -> TokenizerFiles:
 def _check_tokenizer(files: TokenizerFiles, config: DecoderConfig) -> None:
     """Raise DataError unless the tokenizer fits the model's vocabulary and padding id."""
     special = find_special_tokens(files)
-    entries, offset = special.entries, getattr(config, "positions_offset", 0)
+    entries = special.entries
+    offset = getattr(config, "positions_offset", 0)
     if offset and (special.pad is None or special.pad.id != offset - 1):
         found = "none" if special.pad is None else f"{special.pad.id}"
         raise DataError(
@@ -240,7 +241,8 @@ def _write_config(
         return _to_json({**kept, **{k: v for k, v in told.items() if k in kept}})
     written = family.write(config.plain)
     assert written is not None  # `find_family` has checked that the family can express it
-    end, pad = special.end, special.pad
+    end = special.end
+    pad = special.pad
     own = {} if kept else {
         "bos_token_id": special.begin.id if special.begin else end.id if end else None,
         "eos_token_id": end.id if end else None,
@@ -269,7 +271,8 @@ def _write_texts(
     if TOKENIZER_CONFIG not in texts:
         texts |= _write_tokenizer_files(special, config, template)
     if GENERATION not in texts and not config.bidirectional:
-        end, pad = special.end, special.pad
+        end = special.end
+        pad = special.pad
         begin = special.begin or (None if MODEL_CONFIG in files.beside else end)
         ids = {"bos_token_id": begin and begin.id, "eos_token_id": list(special.stop_ids) or None,
                "pad_token_id": pad and pad.id}  # fmt: skip
@@ -281,7 +284,8 @@ def _write_tokenizer_files(
     special: SpecialTokens, config: DecoderConfig, template: str | None
 ) -> dict[str, str]:
     """Return the settings of a tokenizer trained by trainrig: special tokens and chat template."""
-    end, pad = special.of("end"), special.pad
+    end = special.of("end")
+    pad = special.pad
     roles = {"bos_token": end.text, "eos_token": end.text}
     if pad is not None:
         roles["pad_token"] = pad.text
@@ -329,7 +333,8 @@ def _write_card(family: Family, config: DecoderConfig, dtype: str, settings: Hub
     }
     # Every JSON value is a YAML value, so no further escaping is needed.
     lines = [f"{key}: {json.dumps(value)}" for key, value in about.items()]
-    shape, parameters = config.shape, count_parameters(config).total
+    shape = config.shape
+    parameters = count_parameters(config).total
     what = DESCRIPTIONS.get(config.head, "model that finds answers")
     return "\n".join(
         [

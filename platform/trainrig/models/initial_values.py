@@ -42,8 +42,10 @@ def fill_fresh(
     if len(size) == 1:
         part.fill_(_find_constant(name, config))
         return
-    key, std = RandomKey(seed, "fresh weights", name), compute_initial_std(name, config)
-    flat, step = part.view(-1), ELEMENTS_AT_ONCE[part.device.type]
+    key = RandomKey(seed, "fresh weights", name)
+    std = compute_initial_std(name, config)
+    flat = part.view(-1)
+    step = ELEMENTS_AT_ONCE[part.device.type]
     for begin in range(0, part.numel(), step):
         here = torch.arange(begin, min(begin + step, part.numel()), device=part.device)
         flat[begin : begin + step] = (
@@ -56,7 +58,8 @@ def compute_initial_std(name: str, config: DecoderConfig) -> float:
     generator = config.generator_model
     if generator is not None and name.startswith(GENERATOR):
         return compute_initial_std(name.removeprefix(GENERATOR), generator)
-    kind, std = config.initialisation, config.initial_std
+    kind = config.initialisation
+    std = config.initial_std
     if config.mup is not None:
         std *= config.mup.std_share(find_role(name, dims=2), config.channels)
     residual = RESIDUAL.fullmatch(name)
@@ -81,8 +84,10 @@ def _find_places(
     """Return the row-major indices in the whole parameter of the elements `here` of a slice."""
     if tuple(part[1:]) == tuple(size[1:]):  # The slice is of whole rows.
         return here + first[0] * math.prod(size[1:])
-    places, stride = torch.zeros_like(here), 1
+    places = torch.zeros_like(here)
+    stride = 1
     for length, whole, begin in zip(reversed(part), reversed(size), reversed(first), strict=True):
         places += (here % length + begin) * stride
-        here, stride = here // length, stride * whole
+        here = here // length
+        stride = stride * whole
     return places

@@ -159,7 +159,8 @@ class ExpertFeedForward(nn.Module):
 
         `pairs` is the number of pairs of token and expert in the micro-batch.
         """
-        capacity, experts = self.settings.capacity, self.settings.experts
+        capacity = self.settings.capacity
+        experts = self.settings.experts
         if capacity is None:
             return counts_E
         if isinstance(pairs, Tensor):
@@ -189,8 +190,10 @@ class ExpertFeedForward(nn.Module):
 
         `share_E` is the fraction of all pairs that each expert is sent.
         """
-        logits_NE, scores_NE = routed.logits_NE, routed.scores_NE
-        settings, zero = self.settings, logits_NE.new_zeros(())
+        logits_NE = routed.logits_NE
+        scores_NE = routed.scores_NE
+        settings = self.settings
+        zero = logits_NE.new_zeros(())
         balance = z = excess = zero
         if settings.balance_loss:
             parts_NE = scores_NE / scores_NE.sum(-1, keepdim=True)
@@ -277,7 +280,8 @@ def _grouped_shapes(x_MC: Tensor, weights_EOC: Tensor, counts_E: Tensor) -> Tens
 def _grouped_backward(
     gradient_MO: Tensor, x_MC: Tensor, weights_EOC: Tensor, counts_E: Tensor
 ) -> tuple[Tensor, Tensor]:
-    of_x, of_weights = torch.zeros_like(x_MC), torch.zeros_like(weights_EOC)
+    of_x = torch.zeros_like(x_MC)
+    of_weights = torch.zeros_like(weights_EOC)
     begin = 0
     for expert, count in enumerate(counts_E.tolist()):
         rows = slice(begin, begin + count)

@@ -29,7 +29,8 @@ class Norm(nn.Module):
     def apply_gain(self, x_C: Tensor, weight_C: Tensor, bias_C: Tensor | None) -> Tensor:
         """Return `x_C` [..., C] normalised with the given gain and bias."""
         # torch has no fused kernel for a weight in another dtype than the input, and would warn.
-        weight_C, size = weight_C.to(x_C.dtype), (x_C.shape[-1],)
+        weight_C = weight_C.to(x_C.dtype)
+        size = (x_C.shape[-1],)
         if isinstance(self.settings, LayerNorm):
             bias_C = None if bias_C is None else bias_C.to(x_C.dtype)
             return F.layer_norm(x_C, size, weight_C, bias_C, self.settings.epsilon)

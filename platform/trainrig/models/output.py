@@ -27,7 +27,7 @@ class ReadByLoss:
         FSDP gathers the weight in this call, and reduces its gradient once the gradients of all
         streams are known. The results must not be views of the inputs, which would make FSDP warn.
         """
-        return tuple(finish(each) for each in streams)
+        return tuple(finish(stream) for stream in streams)
 
 
 class OutputProjection(ReadByLoss, nn.Linear):
@@ -46,14 +46,14 @@ def reach_head(
 
     `layer` is the head, or the embedding where the head is tied to it.
     """
-    if torch.is_grad_enabled() and any(each.requires_grad for each in layer.parameters()):
+    if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in layer.parameters()):
         # This is needed where all but the head is frozen, too: FSDP waits for the gradients of
         # streams.
-        streams = [each.requires_grad_() for each in streams]
+        streams = [stream.requires_grad_() for stream in streams]
     if isinstance(layer, ReadByLoss):
         hidden = layer.finish_streams(finish, *streams)
     else:
-        hidden = tuple(finish(each) for each in streams)
+        hidden = tuple(finish(stream) for stream in streams)
     # A layer with an adapter, or one whose weight is stored in another dtype, computes its weight.
     whole_weight: Any = getattr(layer, "compute_whole_weight", None)
     weight: Any = whole_weight() if whole_weight else layer.weight
@@ -83,8 +83,10 @@ class Head:
         `multiplier` scales the logits before they are capped. `soft_cap` then turns logits x into
         cap * tanh(x / cap) (Gemma 2, arXiv:2408.00118, section 2); None leaves them as they are.
         """
-        self.weight_VC, self.bias_V = weight_VC, bias_V
-        self.soft_cap, self.multiplier = soft_cap, multiplier
+        self.weight_VC = weight_VC
+        self.bias_V = bias_V
+        self.soft_cap = soft_cap
+        self.multiplier = multiplier
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return the logits [..., V] of hidden states [..., C]."""

@@ -37,9 +37,11 @@ class Rotation:
         angles = positions.float()[..., None] * rates
         if positions.dim() == 2:
             angles = angles[:, None]  # The same angles apply to all heads: [B, 1, T, R / 2].
-        cosine, sine = angles.cos(), angles.sin()
+        cosine = angles.cos()
+        sine = angles.sin()
         if factor != 1:
-            cosine, sine = cosine * factor, sine * factor
+            cosine = cosine * factor
+            sine = sine * factor
         self.cosine_TR = torch.cat((cosine, cosine), dim=-1)
         self.sine_TR = torch.cat((-sine, sine), dim=-1)
 
@@ -47,7 +49,8 @@ class Rotation:
         """Return `x_BHTD` rotated; computed in float32, returned in the dtype of `x_BHTD`."""
         if self.rotated == x_BHTD.shape[-1]:
             return self._turn(x_BHTD)
-        turned, left = x_BHTD[..., : self.rotated], x_BHTD[..., self.rotated :]
+        turned = x_BHTD[..., : self.rotated]
+        left = x_BHTD[..., self.rotated :]
         return torch.cat((self._turn(turned), left), dim=-1)
 
     def _turn(self, x_BHTR: Tensor) -> Tensor:
@@ -63,7 +66,8 @@ def compute_rotation_rates(rope: Rope, rotated: int, device: torch.device) -> tu
     The rates fall from 1 to about 1 / theta.
     """
     even = torch.arange(0, rotated, 2, device=device, dtype=torch.float32)
-    theta, scaling = rope.theta, rope.scaling
+    theta = rope.theta
+    scaling = rope.scaling
     if isinstance(scaling, NTKAware) and rotated > 2:
         theta *= scaling.factor ** (rotated / (rotated - 2))
     rates = 1.0 / theta ** (even / rotated)
@@ -101,10 +105,13 @@ def _make_yarn_ramp(rates: Tensor, theta: float, scaling: YaRN) -> Tensor:
         wavelength = scaling.original_positions / (turns * 2 * math.pi)
         return pairs * math.log(wavelength) / math.log(theta)
 
-    begin, end = find_pair(scaling.fast_turns), find_pair(scaling.slow_turns)
+    begin = find_pair(scaling.fast_turns)
+    end = find_pair(scaling.slow_turns)
     if scaling.whole_channels:
-        begin, end = math.floor(begin), math.ceil(end)
-    begin, end = max(begin, 0), min(end, 2 * pairs - 1)
+        begin = math.floor(begin)
+        end = math.ceil(end)
+    begin = max(begin, 0)
+    end = min(end, 2 * pairs - 1)
     if begin == end:
         end += 0.001  # A tiny ramp avoids division by 0.
     number = torch.arange(pairs, device=rates.device, dtype=torch.float32)

@@ -36,7 +36,8 @@ def describe_tuning(
     `find_memory` gives the memory of a layout and a number of workers, on a CPU or not. `tokens` is
     the size of the largest micro-batch. `left_out` lists what is not counted.
     """
-    offers, most = hardware.load(machine.table), parse_bounds(workers).most
+    offers = hardware.load(machine.table)
+    most = parse_bounds(workers).most
     device = machine.resolve_name(offers)
     training = training.resolve(offers.devices[device].computes_narrow, compiles=False)
     on_cpu = device in hardware.CPUS

@@ -55,7 +55,8 @@ def estimate_reading(
 
     That is within a layer, or for `copies` of the logits of `places`.
     """
-    size, shape = training.precision.bytes, model.shape
+    size = training.precision.bytes
+    shape = model.shape
     between = shape.feedforward_channels * (3 if isinstance(model.network, GATED) else 2)
     in_a_layer = size * (between + 3 * shape.channels) * tokens
     states = size * (shape.channels * tokens + 2 * model.logit_channels * places)

@@ -26,7 +26,8 @@ from trainrig.train.run_file.training import Training
 
 # Bytes for each logit of a token in addition to the logit: as float32, divided by the temperature,
 # and the values drawn from, which a GPU leaves to the host.
-DRAWN, DRAWN_ON_CPU = 3 * MASTER, 6 * MASTER
+DRAWN = 3 * MASTER
+DRAWN_ON_CPU = 6 * MASTER
 
 
 @dataclass(frozen=True)
@@ -69,23 +70,28 @@ def estimate_making_memory(
     size = training.precision.bytes
     held = hold_model(model, training, workers, ModelRole.of(training, lora))
     mine = held.count_gathered(size).whole
-    weights, optimizer, gathered = held.weights, held.optimizer, mine
+    weights = held.weights
+    optimizer = held.optimizer
+    gathered = mine
     restored = estimate_restored_weight(model, training, lora)
     restored += estimate_restored_head(model, training, lora)
     copies = 2 if rows.scaled or model.logit_cap is not None else 1
     reads = [restored + estimate_reading(model, training, rows.tokens, rows.places, copies)]
-    for each in others:
-        other = hold_model(each.model, training, workers, ModelRole(each.optimizer))
-        weights, optimizer = weights + other.weights, optimizer + other.optimizer
+    for beside in others:
+        other = hold_model(beside.model, training, workers, ModelRole(beside.optimizer))
+        weights = weights + other.weights
+        optimizer = optimizer + other.optimizer
         read = other.count_gathered(size)
         once = training.parallel.reshard == "step"
         gathered += read.whole if once else read.root + 2 * read.layer
-        reads.append(estimate_reading(each.model, training, rows.tokens, rows.places, copies))
-    cache, moment = 0.0, max(reads)
+        reads.append(estimate_reading(beside.model, training, rows.tokens, rows.places, copies))
+    cache = 0.0
+    moment = max(reads)
     if rows.sampled_here:
         held_keys, drawing = _estimate_sampling(model, size, rows, on_cpu)
         if held_keys + drawing + restored > moment:
-            cache, moment = held_keys, drawing + restored
+            cache = held_keys
+            moment = drawing + restored
     return Memory(
         weights=weights,
         optimizer=optimizer,

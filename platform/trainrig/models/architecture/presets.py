@@ -162,7 +162,8 @@ def _bert(segments: int, epsilon: float, offset: int) -> Preset:
     }
 
 
-_BERT, _ROBERTA = _bert(2, 1e-12, 0), _bert(1, 1e-5, 2)
+_BERT = _bert(2, 1e-12, 0)
+_ROBERTA = _bert(1, 1e-5, 2)
 
 
 def _electra(embedded: int, heads: int, generator: int) -> Preset:

@@ -276,8 +276,8 @@ def list_named_sizes(part: object, prefix: str = "") -> Iterator[tuple[str, Size
     if part is None:
         return
     if isinstance(part, tuple):
-        for index, each in enumerate(part):
-            yield from list_named_sizes(each, f"{prefix}{index}.")
+        for index, member in enumerate(part):
+            yield from list_named_sizes(member, f"{prefix}{index}.")
     elif hasattr(part, "sizes"):
         for name, size in part.sizes().items():
             yield f"{prefix}{name}".removesuffix("."), size
@@ -305,7 +305,7 @@ def multiplications(part: object) -> int:
         return part.active * part.inputs * part.outputs
     if part is None or hasattr(part, "sizes"):
         return 0
-    inner = part if isinstance(part, tuple) else [getattr(part, each) for each in _names(part)]
+    inner = part if isinstance(part, tuple) else [getattr(part, name) for name in _names(part)]
     return sum(map(multiplications, inner))
 
 
@@ -315,7 +315,7 @@ def count_idle(part: object) -> int:
         return (part.experts - part.active) * part.inputs * part.outputs
     if part is None or hasattr(part, "sizes"):
         return 0
-    inner = part if isinstance(part, tuple) else [getattr(part, each) for each in _names(part)]
+    inner = part if isinstance(part, tuple) else [getattr(part, name) for name in _names(part)]
     return sum(map(count_idle, inner))
 
 

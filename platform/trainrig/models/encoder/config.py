@@ -217,10 +217,12 @@ class EncoderConfig(DecoderConfig):
         return found
 
     def _declare_shapes(self) -> EncoderShapes:
-        shape, plain = self.shape, super()._declare_shapes()
+        shape = self.shape
+        plain = super()._declare_shapes()
         channels = shape.channels
         transform = None
-        width, generator = self.embedding_width, self.generator_model
+        width = self.embedding_width
+        generator = self.generator_model
         if self.head == "replaced":  # The head for replaced tokens has no norm in ELECTRA.
             bias = self.transform is None or self.transform.bias
             transform = TransformShape(ProjectionShape(channels, channels, bias), None)
@@ -229,7 +231,7 @@ class EncoderConfig(DecoderConfig):
             dense = ProjectionShape(channels, between, self.transform.bias)
             transform = TransformShape(dense, self._norm_shape(between))
         pooled = self.tells_from_stream and self.head == "classes"
-        parts = {each.name: getattr(plain, each.name) for each in dataclasses.fields(plain)}
+        parts = {field.name: getattr(plain, field.name) for field in dataclasses.fields(plain)}
         if isinstance(self.position_embedding, LearnedPositions):
             entries = self.positions + self.positions_offset
             parts["position_embedding"] = TableShape(entries, width)

@@ -188,7 +188,8 @@ class BidirectionalEncoder(Decoder):
         if not self._pools_all or places_N is None:
             return super()._read_places(x_BTC, places_N, documents_BS)
         x_BTC = x_BTC if self.norm is None else self.norm(x_BTC)
-        rows_N, length = places_N // x_BTC.shape[1], x_BTC.shape[1]
+        rows_N = places_N // x_BTC.shape[1]
+        length = x_BTC.shape[1]
         there_NT = x_BTC.new_ones(len(places_N), length)
         if documents_BS is not None:
             document_N = documents_BS.flatten()[places_N]

@@ -99,12 +99,13 @@ class EncoderDecoderConfig(DecoderConfig):
         return found
 
     def _declare_shapes(self) -> EncoderDecoderShapes:
-        plain, shape = super()._declare_shapes(), self.shape
+        plain = super()._declare_shapes()
+        shape = self.shape
         parts: dict[str, Any] = {
-            each.name: getattr(plain, each.name) for each in dataclasses.fields(plain)
+            field.name: getattr(plain, field.name) for field in dataclasses.fields(plain)
         }
         layer = plain.layers[0]
-        of_layer = {each.name: getattr(layer, each.name) for each in dataclasses.fields(layer)}
+        of_layer = {field.name: getattr(layer, field.name) for field in dataclasses.fields(layer)}
         norm = self._norm_shape(shape.channels)
         writing = CrossLayerShape(**of_layer, cross_norm=norm, cross_attention=layer.attention)
         bias = TableShape(self.position_embedding.buckets, shape.heads)

@@ -30,7 +30,8 @@ def write_answer(
     positions. `entries` is described at `generate_batch`, `listen` at `Request`. Keys and values of
     the text are computed only at the start. Raises DataError for a text that does not fit.
     """
-    positions, device = model.config.positions, model.embedding.weight.device
+    positions = model.config.positions
+    device = model.embedding.weight.device
     if not 1 <= len(read) <= positions or not 1 <= len(begin) < positions:
         raise DataError(
             f"a text of {len(read)} tokens: this model reads from 1 to {positions}; shorten it"
@@ -39,7 +40,9 @@ def write_answer(
     segments_1S = torch.ones_like(ids_1S)
     memory_1SC = model.read(ids_1S, segments_1S)
     caches = [CrossCache(KeyValueCache()) for _ in range(model.config.layers)]
-    new, written, stream = list(begin), list[int](), derive_stream(sampling)
+    new = list(begin)
+    written = list[int]()
+    stream = derive_stream(sampling)
     stopped: Stopped = "length"
     while True:
         ids_1T = torch.tensor([new], device=device)

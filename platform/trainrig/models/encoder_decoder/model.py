@@ -116,7 +116,7 @@ class EncoderDecoder(Decoder):
         )
         tables = shapes.encoder_bias, shapes.decoder_bias
         self.encoder_bias, self.decoder_bias = (
-            nn.Embedding(each.entries, each.channels) for each in tables
+            nn.Embedding(table.entries, table.channels) for table in tables
         )
         self.encoder_norm = Norm(shapes.encoder_norm, config.norm)
 
@@ -202,7 +202,8 @@ def find_buckets(distances: Tensor, settings: RelativeBias, both_sides: bool) ->
 
     With `both_sides`, half of the buckets are for keys after the query; otherwise none is.
     """
-    count, behind = settings.buckets, -distances
+    count = settings.buckets
+    behind = -distances
     first = torch.zeros_like(distances)
     if both_sides:
         count //= 2

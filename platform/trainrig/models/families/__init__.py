@@ -52,7 +52,8 @@ def read_config(given: Mapping[str, Any], path: str) -> tuple[Family, DecoderCon
             f"{path}: its weights are quantised ({method}); take the model as it was before, or "
             "dequantise it with Transformers and save it again"
         )
-    kind, architectures = given.get("model_type"), given.get("architectures")
+    kind = given.get("model_type")
+    architectures = given.get("architectures")
     for family in FAMILIES:
         if family.model_type != kind:
             continue

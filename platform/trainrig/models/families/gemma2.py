@@ -67,7 +67,8 @@ def read_settings(
 
 def write_settings(config: DecoderConfig) -> dict[str, Any] | None:
     """Return the config.json keys that `read_settings` reads, or None without a GELU gate."""
-    attention, window = config.attention, config.attention.window
+    attention = config.attention
+    window = config.attention.window
     if not isinstance(config.feedforward, GEGLU) or attention.query_scale is None:
         return None
     local = [window is not None and window.is_local(layer) for layer in range(config.layers)]
@@ -78,7 +79,7 @@ def write_settings(config: DecoderConfig) -> dict[str, Any] | None:
         "attention_bias": config.biases.qkv,
         "query_pre_attn_scalar": _round_whole(attention.query_scale**-2),
         "sliding_window": config.positions if window is None else window.size,
-        "layer_types": [("full_attention", "sliding_attention")[each] for each in local],
+        "layer_types": [("full_attention", "sliding_attention")[is_local] for is_local in local],
         "attn_logit_softcapping": attention.logit_cap,
         "final_logit_softcapping": config.logit_cap,
     }

@@ -116,7 +116,7 @@ class Family:
             again = self.read(HubConfig(written, "config.json"))
         except (DataError, ConfigError):
             return False
-        poolers = {getattr(each, "pooler", None) for each in (again, config)}
+        poolers = {getattr(model, "pooler", None) for model in (again, config)}
         if config.head == "classes" and len(poolers) > 1:
             return False
         return strip_config(again) == strip_config(config.with_head("tokens"))
@@ -147,7 +147,8 @@ class HubConfig:
     """Keys of a config.json, whose errors name the file."""
 
     def __init__(self, given: Mapping[str, Any], path: str) -> None:
-        self.given, self.path = given, path
+        self.given = given
+        self.path = path
 
     def need(self, key: str) -> Any:
         """Return the value of `key`, or raise DataError if it is missing or null."""
@@ -165,7 +166,7 @@ class HubConfig:
         """Raise DataError if `key` has a value not in `wanted`; the first is its default."""
         value = self.given.get(key, wanted[0])
         if value not in wanted:
-            can = " or ".join(repr(each) for each in wanted)
+            can = " or ".join(repr(choice) for choice in wanted)
             raise DataError(
                 f"{self.path}: {key} is {value!r}, which no model here does; only models with "
                 f"{can} can be imported"
@@ -239,7 +240,9 @@ def read_rope(config: HubConfig, kind: str | None = None, theta: float = 10_000.
         table = table[kind]
     old = config.get("rope_scaling", {})
     kinds = {
-        _read_rope_type(each) for each in (table, old) if "rope_type" in each or "type" in each
+        _read_rope_type(settings)
+        for settings in (table, old)
+        if "rope_type" in settings or "type" in settings
     }
     if len(kinds) > 1:
         raise DataError(
@@ -247,7 +250,7 @@ def read_rope(config: HubConfig, kind: str | None = None, theta: float = 10_000.
             f"positions: {' and '.join(sorted(kinds))}; leave one of the two out"
         )
     table = {**old, **table}
-    thetas = [float(each) for each in (table.get("rope_theta"), config.get("rope_theta")) if each]
+    thetas = [float(base) for base in (table.get("rope_theta"), config.get("rope_theta")) if base]
     if kind is None and len(set(thetas)) > 1:
         raise DataError(f"{config.path}: rope_theta is {thetas[1]}, in rope_parameters {thetas[0]}")
     share = table.get("partial_rotary_factor") or config.get("partial_rotary_factor", 1.0)
@@ -312,7 +315,8 @@ def _read_yarn_attention(table: Mapping[str, Any], factor: float) -> float | Non
     `mscale_all_dim` give. Transformers looks them up in this order.
     """
     given: float | None = table.get("attention_factor")
-    over, under = table.get("mscale"), table.get("mscale_all_dim")
+    over = table.get("mscale")
+    under = table.get("mscale_all_dim")
     if given is not None or not (over and under):
         return given
     growth = 0.1 * math.log(factor)

@@ -51,7 +51,8 @@ def _read(config: HubConfig) -> DecoderConfig:
 
 
 def _write(config: DecoderConfig) -> dict[str, Any] | None:
-    window, experts = write_window(config), config.feedforward
+    window = write_window(config)
+    experts = config.feedforward
     if (
         window is None
         or not isinstance(experts, MixtureOfExperts)

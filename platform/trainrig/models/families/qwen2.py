@@ -46,7 +46,7 @@ def write_layer_types(config: DecoderConfig) -> dict[str, Any]:
         "use_sliding_window": True,
         "sliding_window": window.size,
         "max_window_layers": local.index(True),
-        "layer_types": [("full_attention", "sliding_attention")[each] for each in local],
+        "layer_types": [("full_attention", "sliding_attention")[is_local] for is_local in local],
     }
 
 

@@ -37,7 +37,8 @@ def _read(config: HubConfig) -> DecoderConfig:
 
 
 def _write(config: DecoderConfig) -> dict[str, Any] | None:
-    settings, experts = write_settings(config), config.feedforward
+    settings = write_settings(config)
+    experts = config.feedforward
     if (
         settings is None
         or not isinstance(experts, MixtureOfExperts)

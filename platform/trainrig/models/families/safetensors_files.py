@@ -16,7 +16,8 @@ from torch import Tensor
 from trainrig import storage
 from trainrig.errors import DataError
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 TYPES = {
     "F64": torch.float64,
     "F32": torch.float32,

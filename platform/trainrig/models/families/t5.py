@@ -13,8 +13,10 @@ from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig, RelativeBias
 from trainrig.models.families.mapping import WRITING_LAYER, Family, HubConfig, TensorName, map_one
 
-ENCODER, DECODER = "encoder.block.{layer}", f"decoder.block.{WRITING_LAYER}"
-OURS, WRITING = "layers.{layer}", f"layers.{WRITING_LAYER}"
+ENCODER = "encoder.block.{layer}"
+DECODER = f"decoder.block.{WRITING_LAYER}"
+OURS = "layers.{layer}"
+WRITING = f"layers.{WRITING_LAYER}"
 PARTS = {"query": "q", "key": "k", "value": "v", "output": "o"}
 FEEDFORWARD = {"gate": "wi_0", "up": "wi_1", "down": "wo"}
 
@@ -66,7 +68,8 @@ def _read(config: HubConfig) -> DecoderConfig:
     config.check_only("is_encoder_decoder", True)
     config.need("feed_forward_proj")  # Transformers' default is "relu", of version 1.0
     config.check_only("feed_forward_proj", "gated-gelu")
-    layers, channels = config.need("num_layers"), config.need("d_model")
+    layers = config.need("num_layers")
+    channels = config.need("d_model")
     tied = config.get("tie_word_embeddings", True)
     settings = {"logit_multiplier": channels**-0.5} if tied else {}
     return config.build(

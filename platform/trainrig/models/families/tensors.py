@@ -38,7 +38,8 @@ def list_tensors(
 
     Raises DataError if the family has no name for one of the model's tensors.
     """
-    found, covered = list[TensorName](), set[str]()
+    found = list[TensorName]()
+    covered = set[str]()
     table = family.tensors
     if config.head != "tokens":
         own = family.list_head_tensors(config.head)
@@ -64,7 +65,7 @@ def _expand_layers(table: tuple[TensorName, ...], config: DecoderConfig) -> Iter
     for layer in range(config.layers if of_writing else 0):
         for entry in of_writing:
             yield _number_layer(entry, WRITING_LAYER, reading + layer, layer)
-    plain = (each for each in table[first:] if each not in of_layers and each not in of_writing)
+    plain = (entry for entry in table[first:] if entry not in of_layers and entry not in of_writing)
     yield from plain
 
 

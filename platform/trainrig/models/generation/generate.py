@@ -166,7 +166,8 @@ class OpenRequest:
     @property
     def next(self) -> NextToken:
         """The sampling of the next token."""
-        sampling, said = self.request.sampling, tuple[int, ...]()
+        sampling = self.request.sampling
+        said = tuple[int, ...]()
         if sampling.repetition_penalty != 1:
             said = (*self.request.prompt, *self.new)
         return NextToken(sampling, self.stream, self.request.written + len(self.new), said)
@@ -186,7 +187,8 @@ class OpenRequest:
             return
         self.log_probabilities.append(log_probability)
         if drawn in self.stop:
-            self.stopped, self.stop_id = "end", drawn
+            self.stopped = "end"
+            self.stop_id = drawn
             return
         self.new.append(drawn)
         if self.request.listen(drawn):
@@ -205,7 +207,8 @@ class _Batch:
     """The model and its caches for all rows of a batch."""
 
     def __init__(self, model: Decoder, rows: Sequence[OpenRequest]) -> None:
-        self._model, self._device = model, model.embedding.weight.device
+        self._model = model
+        self._device = model.embedding.weight.device
         first: dict[tuple[int, ...], int] = {}  # index of each distinct prompt
         self._prompt_of = [first.setdefault(row.request.prompt, len(first)) for row in rows]
         self._prompts = list(first)
@@ -243,7 +246,8 @@ class _Batch:
         """Return the logits [B, V] after the last of `ids_BT`, which follow all that was read."""
         ids_BT = ids_BT.to(self._device)
         rows, new = ids_BT.shape
-        begin, self._read = self._read, self._read + new
+        begin = self._read
+        self._read = self._read + new
         last_B = torch.arange(1, rows + 1, device=self._device) * new - 1
         positions_BT = documents_BS = None
         if self._pads_B1 is not None:
@@ -260,7 +264,7 @@ class _Batch:
 def _draw_ids(logits_BV: Tensor, rows: Sequence[OpenRequest]) -> list[int]:
     """Return the next id of each row; complete rows get an arbitrary id."""
     if all(row.request.sampling.plain for row in rows):
-        return [int(each) for each in logits_BV.argmax(-1).tolist()]
+        return [int(drawn) for drawn in logits_BV.argmax(-1).tolist()]
     going = [index for index, row in enumerate(rows) if not row.stopped]
     going_BV = logits_BV if len(going) == len(rows) else logits_BV[going]
     drawn_B = [row.last for row in rows]

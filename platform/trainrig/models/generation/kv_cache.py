@@ -24,11 +24,13 @@ class PreallocatedCache:
 
     def extend(self, keys_BKTD: Tensor, values_BKTD: Tensor) -> tuple[Tensor, Tensor]:
         """Append the newest keys and values, and return all that are held, [B, K, S, D] each."""
-        begin, end = self._length, self._length + keys_BKTD.shape[2]
+        begin = self._length
+        end = self._length + keys_BKTD.shape[2]
         if begin == 0:
             rows, heads, _, channels = keys_BKTD.shape
             size = (rows, heads, self._capacity, channels)
-            self._keys, self._values = keys_BKTD.new_empty(size), values_BKTD.new_empty(size)
+            self._keys = keys_BKTD.new_empty(size)
+            self._values = values_BKTD.new_empty(size)
         if end > self._capacity:
             raise ValueError(f"{end} positions for a cache of {self._capacity}")
         self._keys[:, :, begin:end] = keys_BKTD
@@ -67,7 +69,8 @@ class WindowCache:
         if self._read == 0:
             rows, heads, _, channels = keys_BKTD.shape
             size = (rows, heads, self._room, channels)
-            self._keys, self._values = keys_BKTD.new_empty(size), values_BKTD.new_empty(size)
+            self._keys = keys_BKTD.new_empty(size)
+            self._values = values_BKTD.new_empty(size)
         self._read += new
         # Earlier positions that the first new one attends to.
         seen = min(self._held, self._window - 1)
@@ -78,7 +81,8 @@ class WindowCache:
             self._keys[:, :, : self._held] = keys[:, :, keys.shape[2] - self._held :]
             self._values[:, :, : self._held] = values[:, :, keys.shape[2] - self._held :]
             return keys, values
-        begin, end = self._held, self._held + new
+        begin = self._held
+        end = self._held + new
         self._keys[:, :, begin:end] = keys_BKTD
         self._values[:, :, begin:end] = values_BKTD
         self._held = end

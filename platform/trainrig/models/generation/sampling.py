@@ -92,7 +92,7 @@ def _draw_alike(logits_RV: Tensor, tokens: Sequence[NextToken]) -> list[int]:
     if sampling.repetition_penalty != 1:
         rows = zip(logits_RV, tokens, strict=True)
         logits_RV = torch.stack(
-            [_penalise(row_V, sampling.repetition_penalty, each.said) for row_V, each in rows]
+            [_penalise(row_V, sampling.repetition_penalty, token.said) for row_V, token in rows]
         )
     if sampling.temperature == 0:
         likeliest: list[int] = logits_RV.argmax(-1).tolist()
@@ -109,8 +109,8 @@ def _draw_alike(logits_RV: Tensor, tokens: Sequence[NextToken]) -> list[int]:
         least_R1 = sampling.min_p * shares_RV.amax(-1, keepdim=True)
         shares_RV = shares_RV.masked_fill(shares_RV < least_R1, 0)
     upto_RV = shares_RV.double().cumsum(-1)
-    streams_R = torch.tensor([each.stream for each in tokens])
-    luck_R = draw_uniforms_of_streams(streams_R, torch.tensor([each.place for each in tokens]))
+    streams_R = torch.tensor([token.stream for token in tokens])
+    luck_R = draw_uniforms_of_streams(streams_R, torch.tensor([token.place for token in tokens]))
     wanted_R1 = luck_R[:, None] * upto_RV[:, -1:]
     drawn_R1 = torch.searchsorted(upto_RV, wanted_R1, right=True)
     drawn_R1 = drawn_R1.clamp(max=upto_RV.shape[-1] - 1)

@@ -47,9 +47,12 @@ class Blocks:
         self.kv_heads, self.seen = key_BKSD.shape[1:3]
         self.groups = heads // self.kv_heads
         self.query_BKGTD = query_BHTD.reshape(batch, self.kv_heads, self.groups, self.new, width)
-        self.key_BKSD, self.documents_BS = key_BKSD, documents_BS
+        self.key_BKSD = key_BKSD
+        self.documents_BS = documents_BS
         self.slopes_KG11 = None if slopes_H is None else slopes_H.view(self.kv_heads, -1, 1, 1)
-        self.scale, self.cap, self.causal = scale, cap, causal
+        self.scale = scale
+        self.cap = cap
+        self.causal = causal
         self.past = self.seen - self.new if past is None else past
         if own_BT is None and documents_BS is not None:
             own_BT = documents_BS[:, self.past : self.past + self.new]
@@ -72,7 +75,8 @@ class Blocks:
                 last = min(last, end + self.past + self.ahead)
             if self._reach is not None:
                 low, high = self._reach.find_range(begin, end)
-                first, last = max(first, low), min(last, high)
+                first = max(first, low)
+                last = min(last, high)
             if first < last:
                 yield slice(begin, end), slice(first, last)
 
@@ -122,7 +126,7 @@ class _Reach:
         The end is exclusive; (0, 0) means that there is no such key.
         """
         documents = self._first.keys() & set(self._own[begin:end])
-        lows, highs = ([of[each] for each in documents] for of in (self._first, self._last))
+        lows, highs = ([of[document] for document in documents] for of in (self._first, self._last))
         return min(lows, default=0), max(highs, default=0)
 
 
@@ -187,9 +191,11 @@ def differentiate(
     Those of keys and values are float32. `sums_BHT` and `mean_BHT` are over all keys that a query
     attends to, including keys not given here.
     """
-    key_BKSD, kv_heads = blocks.key_BKSD, blocks.kv_heads
+    key_BKSD = blocks.key_BKSD
+    kv_heads = blocks.kv_heads
     gradient_BKGTD = _split_heads(gradient_BHTD, kv_heads)
-    sums_BKGT, mean_BKGT = _split_heads(sums_BHT, kv_heads), _split_heads(mean_BHT, kv_heads)
+    sums_BKGT = _split_heads(sums_BHT, kv_heads)
+    mean_BKGT = _split_heads(mean_BHT, kv_heads)
     of_query = torch.zeros_like(blocks.query_BKGTD)
     of_key = torch.zeros(key_BKSD.shape, dtype=torch.float32, device=key_BKSD.device)
     of_value = torch.zeros(value_BKSD.shape, dtype=torch.float32, device=key_BKSD.device)

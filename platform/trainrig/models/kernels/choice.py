@@ -175,7 +175,9 @@ def _fits_no_tile(width: int, shared_memory: int) -> bool:
 
 def _name_others(case: AttentionCase, card: Card) -> str:
     """Return the names of the kernels that can compute `case`, for an error message."""
-    fitting = [each for each in get_args(WantedKernel) if find_obstacle(each, case, card) is None]
+    fitting = [
+        kernel for kernel in get_args(WantedKernel) if find_obstacle(kernel, case, card) is None
+    ]
     return " or ".join(f"'{name}'" for name in fitting)
 
 

@@ -65,11 +65,13 @@ def split_segments(bounds: Sequence[int], together: int) -> Iterator[tuple[slice
 
     Otherwise they are several short documents with at most `together` places in all.
     """
-    begin, documents = bounds[0], 0
+    begin = bounds[0]
+    documents = 0
     for low, high in itertools.pairwise(bounds):
         if documents and high - begin > together:
             yield slice(begin, low), documents == 1
-            begin, documents = low, 0
+            begin = low
+            documents = 0
         documents += 1
     yield slice(begin, bounds[-1]), documents == 1
 
@@ -85,7 +87,7 @@ def attend(
     """Return the attention output, [B, H, T, D], and the log-sum of exponentials, [B, H, T]."""
     seen_BHTD, sums_BHT = _allocate_results(query_BHTD)
     for row, places, mask in _plan_calls(documents_BT, query_BHTD.dtype, causal):
-        parts = (each[row, :, places] for each in (query_BHTD, key_BKTD, value_BKTD))
+        parts = (part[row, :, places] for part in (query_BHTD, key_BKTD, value_BKTD))
         seen, sums = _kernel(*parts, is_causal=causal and mask is None, attn_mask=mask, scale=scale)
         seen_BHTD[row, :, places] = seen
         sums_BHT[row, :, places] = sums
@@ -104,10 +106,10 @@ def differentiate(
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values."""
-    found = tuple(allocate_by_place(each) for each in (query_BHTD, key_BKTD, value_BKTD))
+    found = tuple(allocate_by_place(part) for part in (query_BHTD, key_BKTD, value_BKTD))
     saved = gradient_BHTD, query_BHTD, key_BKTD, value_BKTD, seen_BHTD, sums_BHT
     for row, places, mask in _plan_calls(documents_BT, query_BHTD.dtype, causal):
-        parts = (each[row, :, places] for each in saved)
+        parts = (part[row, :, places] for part in saved)
         gradients = _kernel_backward(
             *parts, 0.0, causal and mask is None, attn_mask=mask, scale=scale
         )

@@ -47,8 +47,10 @@ def find_flex_rows(reach: Reach, queries: int, keys: int) -> FlexRows:
     They are found on the device from the ranges alone, without a mask of whole rows and without
     waiting.
     """
-    first_BT, last_BT = reach.first_key_BT, reach.last_key_BT
-    rows, device = len(first_BT), first_BT.device
+    first_BT = reach.first_key_BT
+    last_BT = reach.last_key_BT
+    rows = len(first_BT)
+    device = first_BT.device
     first_BPb = _split_blocks(first_BT)
     last_BPb = _split_blocks(last_BT)
     # The range of a query that attends to nothing ends before it begins, and must widen no block.

@@ -47,7 +47,7 @@ def _find_places(
 
     They are at most `back` before the place and `ahead` after it.
     """
-    first, last = (each[:, places.start : places.stop] for each in ends)
+    first, last = (end[:, places.start : places.stop] for end in ends)
     at = torch.arange(places.start, places.stop, dtype=torch.int32, device=first.device)
     low = torch.maximum(first, at - back).clamp(min=others.start)
     high = torch.minimum(last, at + ahead).clamp(max=others.stop - 1)

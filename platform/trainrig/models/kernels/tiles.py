@@ -39,7 +39,8 @@ def estimate_backward_bytes(tile: Tile, element: int = 2, stages: int = STAGES) 
 
     Two tensors stay in memory, two are loaded ahead, and the softmax and its gradient pass through.
     """
-    stays, ahead = max(tile.queries, tile.keys), min(tile.queries, tile.keys)
+    stays = max(tile.queries, tile.keys)
+    ahead = min(tile.queries, tile.keys)
     loaded = 2 * stays + 2 * ahead * (stages - 1)
     return element * (tile.width * loaded + 2 * tile.queries * tile.keys)
 

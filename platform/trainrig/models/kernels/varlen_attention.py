@@ -58,10 +58,11 @@ def find_varlen_rows(documents_BS: Tensor, queries: int) -> VarlenRows:
     begins_BS[:, 1:] = known[:, 1:] != known[:, :-1]
     key_bounds = torch.cat((begins_BS.flatten().nonzero().flatten(), torch.tensor([rows * seen])))
     # The queries of a document are its places among the last `queries` ones of its row.
-    row, place = key_bounds // seen, key_bounds % seen
+    row = key_bounds // seen
+    place = key_bounds % seen
     query_bounds = row * queries + (place - (seen - queries)).clamp(min=0)
     lengths = query_bounds.diff(), key_bounds.diff()
-    limits = [len(key_bounds) - 1, *(int(each.max()) for each in lengths)]
+    limits = [len(key_bounds) - 1, *(int(length.max()) for length in lengths)]
     bounds_2L = torch.empty(2, rows * seen + 1, dtype=torch.int32)
     for padded_L, bounds in zip(bounds_2L, (query_bounds, key_bounds), strict=True):
         padded_L[: len(bounds)] = bounds
@@ -107,7 +108,9 @@ def _prepare(
 ) -> tuple[Tensor, Tensor, int, int]:
     """Return the kernel's arguments for the documents: bounds, and most queries and keys of one."""
     query_bounds_L, key_bounds_L, limits = bounds
-    rows, queries, keys = query_BHTD.shape[0], query_BHTD.shape[2], key_BKSD.shape[2]
+    rows = query_BHTD.shape[0]
+    queries = query_BHTD.shape[2]
+    keys = key_BKSD.shape[2]
     if query_bounds_L is None or key_bounds_L is None or limits is None:
         at = torch.arange(rows + 1, dtype=torch.int32, device=query_BHTD.device)
         return at * queries, at * keys, queries, keys
@@ -157,7 +160,7 @@ def _attention(
     bounds = query_bounds_L, key_bounds_L, limits
     documents = _prepare(query_BHTD, key_BKSD, bounds)
     window = _limit((left, right), documents[3])
-    parts = (_flatten(each) for each in (query_BHTD, key_BKSD, value_BKSD))
+    parts = (_flatten(part) for part in (query_BHTD, key_BKSD, value_BKSD))
     causal = window.pop("is_causal")
     seen, sums, *_ = _kernel(*parts, *documents, 0.0, causal, False, scale=scale, **window)
     return _unflatten(seen, len(query_BHTD)), sums
@@ -200,12 +203,12 @@ def _attention_backward(
     documents = _prepare(query_BHTD, key_BKSD, bounds)
     window = _limit((left, right), documents[3])
     saved = gradient_BHTD, query_BHTD, key_BKSD, value_BKSD, seen_BHTD
-    parts = (_flatten(each) for each in saved)
+    parts = (_flatten(part) for part in saved)
     state = torch.zeros(2, dtype=torch.uint64, device=query_BHTD.device)  # no dropout
     unused = torch.empty(0, device=query_BHTD.device)
     drawn = 0.0, window.pop("is_causal"), state, unused
     found = _kernel_backward(*parts, sums, *documents, *drawn, scale=scale, **window)
-    of_query, of_key, of_value = (_unflatten(each, len(query_BHTD)) for each in found)
+    of_query, of_key, of_value = (_unflatten(gradient, len(query_BHTD)) for gradient in found)
     return of_query, of_key, of_value
 
 

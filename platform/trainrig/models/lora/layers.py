@@ -39,7 +39,8 @@ class Dropout:
     """
 
     def __init__(self, share: float, key: RandomKey) -> None:
-        self.share, self._key = share, key
+        self.share = share
+        self._key = key
         self.samples_B: Tensor | None = None  # global sample numbers of the next rows
         # Where ranks divide the input channels: the total number of channels, and the first one
         # here.
@@ -74,8 +75,8 @@ class Dropout:
 
 def list_dropouts(model: nn.Module) -> list[Dropout]:
     """Return the dropouts of `model` whose share is above 0."""
-    found = [each.dropout for each in model.modules() if isinstance(each, LowRankLinear)]
-    return [each for each in found if each.share]
+    found = [module.dropout for module in model.modules() if isinstance(module, LowRankLinear)]
+    return [dropout for dropout in found if dropout.share]
 
 
 class FrozenLinear(ReadByLoss, nn.Module):
@@ -277,7 +278,11 @@ def list_adapter_shapes(config: DecoderConfig, lora: LoRA) -> dict[str, torch.Si
     with torch.device("meta"):
         model = build_model(config)
         adapt(model, lora)
-    return {name: each.shape for name, each in model.named_parameters() if each.requires_grad}
+    return {
+        name: parameter.shape
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
 
 
 def count_adapter(config: DecoderConfig, lora: LoRA) -> int:
@@ -340,7 +345,7 @@ def merge(
     With DoRA, the rows are rescaled to the lengths in `magnitude`.
     """
     merged = dict(weights)
-    for name in (each.removesuffix("lora_b") for each in adapter if each.endswith("lora_b")):
+    for name in (key.removesuffix("lora_b") for key in adapter if key.endswith("lora_b")):
         changed = weights[f"{name}weight"].float() + _change(adapter, name, lora)
         if lora.dora:
             changed *= (adapter[f"{name}magnitude"] / changed.norm(dim=1))[:, None]
@@ -358,7 +363,7 @@ def unmerge(
     if lora.dora:
         raise ConfigError("a merged DoRA adapter can't be taken out again; keep the base")
     weights = dict(merged)
-    for name in (each.removesuffix("lora_b") for each in adapter if each.endswith("lora_b")):
+    for name in (key.removesuffix("lora_b") for key in adapter if key.endswith("lora_b")):
         weights[f"{name}weight"] = merged[f"{name}weight"] - _change(adapter, name, lora)
     return weights
 

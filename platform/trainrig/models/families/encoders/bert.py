@@ -21,7 +21,8 @@ PARTS = ("weight", "bias")
 
 def list_body(prefix: str) -> tuple[TensorName, ...]:
     """Return the tensors of all but the head; their names begin with `prefix`."""
-    embeddings, layer = f"{prefix}.embeddings", f"{prefix}.encoder.layer.{{layer}}"
+    embeddings = f"{prefix}.embeddings"
+    layer = f"{prefix}.encoder.layer.{{layer}}"
     return (
         map_one("embedding.weight", f"{embeddings}.word_embeddings.weight"),
         map_one("position_embedding.weight", f"{embeddings}.position_embeddings.weight"),
@@ -112,7 +113,8 @@ def read_settings(config: HubConfig, positions: int) -> dict[str, Any]:
 
 def write_settings(config: DecoderConfig) -> dict[str, Any] | None:
     """Return the config.json keys that `read_settings` reads, or None for another kind of model."""
-    shape, network = config.shape, config.feedforward
+    shape = config.shape
+    network = config.feedforward
     if not isinstance(config, EncoderConfig) or not isinstance(network, GELU):
         return None
     return {

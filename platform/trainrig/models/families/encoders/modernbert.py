@@ -29,7 +29,7 @@ TENSORS = (
     *(map_one(f"embedding_norm.{part}", f"model.embeddings.norm.{part}") for part in PARTS),
     *(
         TensorName(
-            tuple(f"{LAYERS}.{each}.{part}" for each in ours), f"model.{LAYERS}.{theirs}.{part}"
+            tuple(f"{LAYERS}.{name}.{part}" for name in ours), f"model.{LAYERS}.{theirs}.{part}"
         )
         for ours, theirs in (
             (("attention_norm",), "attn_norm"),
@@ -47,9 +47,11 @@ TENSORS = (
     map_one("head_bias", "decoder.bias"),
 )
 SURPLUS = r"decoder\.weight"  # published files repeat the tied weight
-THETA, LOCAL_THETA = 160_000.0, 10_000.0
+THETA = 160_000.0
+LOCAL_THETA = 10_000.0
 POOLINGS: Mapping[str, Literal["first", "mean"]] = {"cls": "first", "mean": "mean"}
-GLOBAL, LOCAL = "full_attention", "sliding_attention"
+GLOBAL = "full_attention"
+LOCAL = "sliding_attention"
 
 
 def _read(config: HubConfig) -> DecoderConfig:
@@ -57,10 +59,8 @@ def _read(config: HubConfig) -> DecoderConfig:
     config.check_only("classifier_activation", "gelu")
     config.check_only("classifier_pooling", *POOLINGS)
     config.check_only("tie_word_embeddings", True)
-    layers, positions = (
-        config.need("num_hidden_layers"),
-        config.get("max_position_embeddings", 8192),
-    )
+    layers = config.need("num_hidden_layers")
+    positions = config.get("max_position_embeddings", 8192)
     every = config.get("global_attn_every_n_layers", 3)
     kinds = config.layer_types(layers) or tuple(
         LOCAL if layer % every else GLOBAL for layer in range(layers)
@@ -73,7 +73,8 @@ def _read(config: HubConfig) -> DecoderConfig:
         pattern=tuple("local" if kind == LOCAL else "global" for kind in _find_shortest(kinds)),
         rope=None if near == far else near,
     )
-    biased, wide = config.get("attention_bias", False), config.get("mlp_bias", False)
+    biased = config.get("attention_bias", False)
+    wide = config.get("mlp_bias", False)
     return config.build(
         EncoderConfig,
         layers=layers,
@@ -103,7 +104,9 @@ def _find_shortest(kinds: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _write(config: DecoderConfig) -> dict[str, Any] | None:
-    shape, window, rope = config.shape, config.attention.window, config.position_embedding
+    shape = config.shape
+    window = config.attention.window
+    rope = config.position_embedding
     if not isinstance(config, EncoderConfig) or not isinstance(config.feedforward, GEGLU):
         return None
     if not isinstance(rope, Rope) or not isinstance(config.norm, LayerNorm):
