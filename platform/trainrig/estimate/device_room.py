@@ -8,7 +8,7 @@ from trainrig.train.run_file.training import Training
 GIB = 2**30
 
 
-def describe_room(
+def describe_memory_shortage(
     offers: Hardware, device: str, needed: float, training: Training
 ) -> dict[str, str]:
     """Return a warning if an accelerator `device` has less than `needed` bytes, or {}.

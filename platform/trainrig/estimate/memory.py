@@ -66,7 +66,7 @@ from trainrig.estimate.activations import (
 )
 from trainrig.estimate.held_parameters import EndParts, GatheredBytes, ModelRole, list_held
 from trainrig.estimate.masks import NO_MASKS, RowMasks
-from trainrig.estimate.offload import UnderWay
+from trainrig.estimate.offload import UpdateState
 from trainrig.models.architecture.shapes import count, list_named_sizes
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.lora.settings import LoRA
@@ -237,7 +237,7 @@ def hold_model(
     trained = sum(parameter.trained for parameter in held)
     optimizer = sum(parameter.optimizer for parameter in held) / sliced
     if training.offload.optimizer:
-        optimizer = UnderWay.of(held, role).estimate_bytes(sliced, sliced)
+        optimizer = UpdateState.of(held, role).estimate_bytes(sliced, sliced)
     ends, layer = _count_unit_parameters(model)
     sharded = needs_sharding(workers, training.precision, training.parallel.reshard)
     gathered = None

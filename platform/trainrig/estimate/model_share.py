@@ -14,7 +14,7 @@ from typing import Self
 from trainrig.estimate.activations import MASTER
 from trainrig.estimate.held_parameters import EndParts, HeldParameter, ModelRole, list_held
 from trainrig.estimate.memory import Memory
-from trainrig.estimate.offload import UnderWay
+from trainrig.estimate.offload import UpdateState
 from trainrig.models.architecture.shapes import (
     DecoderShapes,
     count,
@@ -114,7 +114,7 @@ def slice_parameters(
     over: int,
     expert: int,
     tensor: int = 1,
-    hosted: UnderWay | None = None,
+    hosted: UpdateState | None = None,
 ) -> Slices:
     """Return the bytes of a part whose parameters are sharded over `over` devices.
 
@@ -155,7 +155,7 @@ class ModelParts:
     tied: CountedParameters  # the embedding, to add where a tied head is on another device
     layer: tuple[int, ...]  # number of parameters of each layer
     # Optimizer state of all pieces if the host keeps it; None: the device does.
-    hosted: UnderWay | None
+    hosted: UpdateState | None
 
     @classmethod
     def of(
@@ -177,7 +177,7 @@ class ModelParts:
         role = role or ModelRole.of(training)
         sizes = list_named_sizes(shapes)
         held = list(list_held(model, sizes, role, training.precision))
-        hosted = UnderWay.of(held, role, _EXPERTS) if training.offload.optimizer else None
+        hosted = UpdateState.of(held, role, _EXPERTS) if training.offload.optimizer else None
         for parameter in held:
             name = parameter.name
             found = _count_parameters(parameter, role, tensor > 1, hosted is not None)

@@ -13,13 +13,13 @@ SLOTS = 2  # number of slots in optim/hosted/lanes.py, which imports torch
 WHOLE = ("Adafactor", "Muon")
 
 
-def settle_offload(training: Training, on_cpu: bool) -> Training:
+def resolve_offload(training: Training, on_cpu: bool) -> Training:
     """Return `training` without offloading if it runs on CPUs, whose memory is the host's."""
     return training.model_copy(update={"offload": Offload()}) if on_cpu else training
 
 
 @dataclass(frozen=True)
-class UnderWay:
+class UpdateState:
     """Optimizer state on the device while parameters are updated one after another.
 
     The rest of the state is in the host's memory.
@@ -31,7 +31,9 @@ class UnderWay:
     whole: bool  # whole matrices are updated, as many at once as there are slices
 
     @classmethod
-    def of(cls, held: Iterable[HeldParameter], role: ModelRole, experts: str = "\0") -> "UnderWay":
+    def of(
+        cls, held: Iterable[HeldParameter], role: ModelRole, experts: str = "\0"
+    ) -> "UpdateState":
         """Return the optimizer state of the `held` parameters of a model with the given `role`.
 
         `experts` is a part of the names of stacks that are sharded over fewer devices than the

@@ -12,12 +12,12 @@ from trainrig.estimate.busy_workers import (
 )
 from trainrig.estimate.cost import Cost, estimate_cost
 from trainrig.estimate.device_choice import DeviceChoice
-from trainrig.estimate.device_room import describe_room
+from trainrig.estimate.device_room import describe_memory_shortage
 from trainrig.estimate.fallback_facts import describe_fallbacks
 from trainrig.estimate.masks import RowMasks
 from trainrig.estimate.memory import estimate_cache_memory
 from trainrig.estimate.objective_flops import count_position_flops
-from trainrig.estimate.offload import settle_offload
+from trainrig.estimate.offload import resolve_offload
 from trainrig.estimate.row_facts import describe_rows
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.flops import count_flops_6nd
@@ -71,7 +71,7 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
     compute = training.precision.peak
     flops = _count_flops(run, model)
     on_cpu = device in hardware.CPUS
-    training = settle_offload(training, on_cpu)
+    training = resolve_offload(training, on_cpu)
     training.check_attention(model, CPU_CARD if on_cpu else USUAL_GPU)
 
     def find_memory(laid_out: Training, count: int) -> float:
@@ -104,7 +104,7 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
         "kwh": taken.kwh,
         **({} if taken.usd is None else {"usd": taken.usd, "rented": _describe_rental(taken)}),
         **({"warning": hardware.NO_BFLOAT16} if machine.is_emulated(device, compute) else {}),
-        **describe_room(offers, device, largest, training),
+        **describe_memory_shortage(offers, device, largest, training),
         **describe_budget(model, training, pretrain.count_tokens_at_once(run)),
         **_describe_stages(run, model),
         **describe_fallbacks(training, run.workers, find_memory),

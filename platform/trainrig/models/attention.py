@@ -23,13 +23,13 @@ from trainrig.models.architecture.shapes import (
     VectorShape,
 )
 from trainrig.models.feedforward import Multiply, build_projection, multiply_each
-from trainrig.models.kernels.biased_attention import biased_attention, is_learnt
+from trainrig.models.kernels.biased_attention import biased_attention, suits_biased_attention
 from trainrig.models.kernels.blocked_attention import blocked_attention
 from trainrig.models.kernels.choice import Kernel
 from trainrig.models.kernels.document_attention import document_attention, reads_documents
 from trainrig.models.kernels.prepared_rows import PreparedRows, attend_prepared
 from trainrig.models.norm import Norm
-from trainrig.models.positions import Rotation, alibi_slopes
+from trainrig.models.positions import Rotation, compute_alibi_slopes
 from trainrig.on_host import find_on_host, remember_copy
 
 
@@ -241,7 +241,7 @@ class Attention(nn.Module):
         mask_B1TS = sight.mask_for(query_BHTD.dtype) if way == "mask" else None
         if mask_B1TS is not None:
             mask_B1TS = mask_B1TS[..., mask_B1TS.shape[-1] - seen :]
-            if is_learnt(mask_B1TS, query_BHTD, key_BKSD):
+            if suits_biased_attention(mask_B1TS, query_BHTD, key_BKSD):
                 scale = self.query_scale or 1 / math.sqrt(self.head_channels)
                 return biased_attention(query_BHTD, key_BKSD, value_BKSD, mask_B1TS, scale=scale)
         elif way == "mask":
@@ -297,7 +297,7 @@ class Attention(nn.Module):
             documents_BS = documents_BS[:, documents_BS.shape[1] - seen :]
         if self.alibi:
             heads = query_BHTD.shape[1]
-            slopes_H = torch.tensor(alibi_slopes(heads), device=query_BHTD.device)
+            slopes_H = torch.tensor(compute_alibi_slopes(heads), device=query_BHTD.device)
         parts = query_BHTD, key_BKSD, value_BKSD
         scale = self.query_scale or 1 / math.sqrt(self.head_channels)
         if rows is not None:

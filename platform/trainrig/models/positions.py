@@ -119,7 +119,7 @@ def _make_yarn_ramp(rates: Tensor, theta: float, scaling: YaRN) -> Tensor:
     return rates / scaling.factor * interpolated + rates * (1 - interpolated)
 
 
-def alibi_slopes(heads: int) -> list[float]:
+def compute_alibi_slopes(heads: int) -> list[float]:
     """Return how fast the logits of each head fall with distance.
 
     For n heads, n a power of two, the slopes are a geometric series from 2 ** (-8 / n). For other

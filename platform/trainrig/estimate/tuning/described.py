@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from trainrig import hardware
 from trainrig.estimate.activations import describe_budget
 from trainrig.estimate.device_choice import DeviceChoice
-from trainrig.estimate.device_room import describe_room
+from trainrig.estimate.device_room import describe_memory_shortage
 from trainrig.estimate.fallback_facts import describe_fallbacks
 from trainrig.estimate.memory import Memory, estimate_cache_memory
-from trainrig.estimate.offload import settle_offload
+from trainrig.estimate.offload import resolve_offload
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.models.kernels.choice import CPU_CARD, USUAL_GPU
@@ -41,7 +41,7 @@ def describe_tuning(
     device = machine.resolve_name(offers)
     training = training.resolve(offers.devices[device].computes_narrow, compiles=False)
     on_cpu = device in hardware.CPUS
-    training = settle_offload(training, on_cpu)
+    training = resolve_offload(training, on_cpu)
     training.check_attention(model, CPU_CARD if on_cpu else USUAL_GPU)
 
     def find_bytes(laid_out: Training, count: int) -> float:
@@ -52,7 +52,7 @@ def describe_tuning(
         "device": f"{device} x {most}",
         "compute": training.precision.compute,
         "memory_per_device_gib": round(needed / GIB, 3),
-        **describe_room(offers, device, needed, training),
+        **describe_memory_shortage(offers, device, needed, training),
         **describe_budget(model, training, tokens, lora),
     }
     if left_out:

@@ -57,7 +57,7 @@ class SampledRows:
         return self.rows * self.new_tokens
 
 
-def estimate_making_memory(
+def estimate_batch_making_memory(
     model: DecoderConfig,
     training: Training,
     workers: int,

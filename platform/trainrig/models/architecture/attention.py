@@ -84,7 +84,7 @@ class AttentionSettings(Settings):
 # no longer than this are computed under one mask.
 TOGETHER = 512
 # Most channels of a head that trainrig's GPU kernel supports; Gemma has as many.
-WIDEST = 256
+MOST_HEAD_CHANNELS = 256
 
 
 def hides_by_distance(window: int | None, seen: int, causal: bool) -> bool:

@@ -297,7 +297,7 @@ def count(part: object) -> int:
     return total
 
 
-def multiplications(part: object) -> int:
+def count_multiplications(part: object) -> int:
     """Return the number of multiplications that the matrices of `part` make for one token."""
     if isinstance(part, ProjectionShape):
         return part.inputs * part.outputs
@@ -306,7 +306,7 @@ def multiplications(part: object) -> int:
     if part is None or hasattr(part, "sizes"):
         return 0
     inner = part if isinstance(part, tuple) else [getattr(part, name) for name in _names(part)]
-    return sum(map(multiplications, inner))
+    return sum(map(count_multiplications, inner))
 
 
 def count_idle(part: object) -> int:

@@ -143,7 +143,7 @@ class EncoderConfig(DecoderConfig):
             )
 
     @classmethod
-    def of_decoder(cls, config: DecoderConfig) -> Self:
+    def from_decoder(cls, config: DecoderConfig) -> Self:
         """Return the settings of an encoder that takes the weights of a decoder of `config`.
 
         Tokens also attend to later tokens, and a window reaches as far ahead as back.
@@ -200,7 +200,7 @@ class EncoderConfig(DecoderConfig):
         return changed if head == "replaced" else changed.without_generator
 
     @property
-    def tells_from_stream(self) -> bool:
+    def reads_last_states(self) -> bool:
         """Return whether classes and spans are predicted from the last hidden states, as in BERT.
 
         BERT's classifier reads them through the pooler, its span head directly. Otherwise both read
@@ -226,11 +226,11 @@ class EncoderConfig(DecoderConfig):
         if self.head == "replaced":  # The head for replaced tokens has no norm in ELECTRA.
             bias = self.transform is None or self.transform.bias
             transform = TransformShape(ProjectionShape(channels, channels, bias), None)
-        elif self.transform is not None and not self.tells_from_stream:
+        elif self.transform is not None and not self.reads_last_states:
             between = self.logit_channels
             dense = ProjectionShape(channels, between, self.transform.bias)
             transform = TransformShape(dense, self._norm_shape(between))
-        pooled = self.tells_from_stream and self.head == "classes"
+        pooled = self.reads_last_states and self.head == "classes"
         parts = {field.name: getattr(plain, field.name) for field in dataclasses.fields(plain)}
         if isinstance(self.position_embedding, LearnedPositions):
             entries = self.positions + self.positions_offset

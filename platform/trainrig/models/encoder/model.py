@@ -218,7 +218,7 @@ class Generator(BidirectionalEncoder):
             self.__dict__[name] = getattr(owner, name)
 
 
-def read_of_generator(read: Callable[[str], Tensor], name: str) -> Tensor:
+def read_generator_tensor(read: Callable[[str], Tensor], name: str) -> Tensor:
     """Return the tensor `name` of a stand-alone generator.
 
     `read` gives the tensors of the model that the generator was trained with.

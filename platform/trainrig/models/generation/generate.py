@@ -154,7 +154,7 @@ class OpenRequest:
                 f"a prompt of {length} tokens: this model reads from 1 to {self.positions}; "
                 + ("shorten it" if length else "begin with the end-of-text token")
             )
-        self._check_room()
+        self._stop_at_last_position()
         self.stream = derive_stream(self.request.sampling)
 
     @property
@@ -196,9 +196,9 @@ class OpenRequest:
         elif len(self.new) == self.request.sampling.maximum_tokens:
             self.stopped = "length"
         else:
-            self._check_room()
+            self._stop_at_last_position()
 
-    def _check_room(self) -> None:
+    def _stop_at_last_position(self) -> None:
         if len(self.request.prompt) + len(self.new) == self.positions:
             self.stopped = "positions"
 

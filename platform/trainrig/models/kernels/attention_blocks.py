@@ -58,7 +58,7 @@ class Blocks:
             own_BT = documents_BS[:, self.past : self.past + self.new]
         self.own_BT = own_BT
         self._reach: _Reach | None = None
-        if own_BT is not None and _rows_apart(documents_BS, self.new) and batch == 1:
+        if own_BT is not None and _computes_rows_separately(documents_BS, self.new) and batch == 1:
             assert documents_BS is not None
             self._reach = _Reach(own_BT, documents_BS)
         # How many places a query may look back and ahead; None: to the end.
@@ -130,7 +130,7 @@ class _Reach:
         return min(lows, default=0), max(highs, default=0)
 
 
-def _rows_apart(documents_BS: Tensor | None, new: int) -> bool:
+def _computes_rows_separately(documents_BS: Tensor | None, new: int) -> bool:
     """Return whether rows are computed one by one: on a CPU with documents and several blocks."""
     return documents_BS is not None and documents_BS.device.type == "cpu" and new > QUERIES
 
@@ -138,7 +138,7 @@ def _rows_apart(documents_BS: Tensor | None, new: int) -> bool:
 def split_batch(documents_BS: Tensor | None, query_BHTD: Tensor) -> list[slice]:
     """Return the groups of rows that are computed together."""
     batch, _, new, _ = query_BHTD.shape
-    if not _rows_apart(documents_BS, new):
+    if not _computes_rows_separately(documents_BS, new):
         return [slice(0, batch)]
     return [slice(row, row + 1) for row in range(batch)]
 
@@ -168,7 +168,7 @@ def look(
         sums_BKGT[..., queries] = sums
 
 
-def mean_gradients(gradient_BHTD: Tensor, seen_BHTD: Tensor) -> Tensor:
+def compute_mean_gradients(gradient_BHTD: Tensor, seen_BHTD: Tensor) -> Tensor:
     """Return the sum over keys of share times its gradient for each softmax, [B, H, T]."""
     return (gradient_BHTD.float() * seen_BHTD.float()).sum(-1)
 

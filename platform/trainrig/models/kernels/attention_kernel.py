@@ -53,7 +53,7 @@ def attend(
     gives 0 and minus infinity. The first query is `past` places after the first key.
     """
     seen_BHTD, sums_BHT = found
-    query_BHTD, key_BKSD, value_BKSD = map(_in_order, (query_BHTD, key_BKSD, value_BKSD))
+    query_BHTD, key_BKSD, value_BKSD = map(_make_contiguous, (query_BHTD, key_BKSD, value_BKSD))
     rows, heads, new, width = query_BHTD.shape
     tile = _find_tile(choose_forward_tile, width, query_BHTD.device)
     warps = 8 if width > 64 and tile.queries >= 64 else 4
@@ -65,9 +65,13 @@ def attend(
                 *(query_BHTD, key_BKSD, value_BKSD, seen_BHTD, sums_BHT),
                 *(reach.first_key_BT, reach.last_key_BT, slopes_H, sinks_H),
                 *(*query_BHTD.stride()[:3], *key_BKSD.stride()[:3], *value_BKSD.stride()[:3]),
-                *(*seen_BHTD.stride()[:3], *sums_BHT.stride(), _row_stride(reach.first_key_BT)),
+                *(
+                    *seen_BHTD.stride()[:3],
+                    *sums_BHT.stride(),
+                    _find_row_stride(reach.first_key_BT),
+                ),
                 *(heads, heads // key_BKSD.shape[1], new, key_BKSD.shape[2], past, width),
-                *_in_bits(scale, cap),
+                *_convert_to_bits(scale, cap),
             ),
             tile,
             warps,
@@ -90,10 +94,10 @@ def differentiate(
 ) -> None:
     """Fill `found` with the gradients of queries, keys and values.
 
-    `mean_BHT` comes from `attention_blocks.mean_gradients`.
+    `mean_BHT` comes from `attention_blocks.compute_mean_gradients`.
     """
     gradient_BHTD, query_BHTD, key_BKSD, value_BKSD = map(
-        _in_order, (gradient_BHTD, query_BHTD, key_BKSD, value_BKSD)
+        _make_contiguous, (gradient_BHTD, query_BHTD, key_BKSD, value_BKSD)
     )
     of_query, of_key, of_value = found
     rows, heads, new, width = query_BHTD.shape
@@ -103,7 +107,7 @@ def differentiate(
         *(*query_BHTD.stride()[:3], *key_BKSD.stride()[:3], *value_BKSD.stride()[:3]),
         *(*gradient_BHTD.stride()[:3], *sums_BHT.stride(), *mean_BHT.stride()),
     )
-    sizes = heads, heads // kv_heads, new, seen, past, width, scale, *_in_bits(scale, cap)
+    sizes = heads, heads // kv_heads, new, seen, past, width, scale, *_convert_to_bits(scale, cap)
     tile = _find_tile(choose_backward_tile, width, query_BHTD.device)
     with torch.cuda.device(query_BHTD.device):
         launch(
@@ -111,7 +115,7 @@ def differentiate(
             triton.cdiv(new, tile.queries) * rows * heads,
             (
                 *(*given, of_query, reach.first_key_BT, reach.last_key_BT, slopes_H),
-                *(*strides, *of_query.stride()[:3], _row_stride(reach.first_key_BT), *sizes),
+                *(*strides, *of_query.stride()[:3], _find_row_stride(reach.first_key_BT), *sizes),
             ),
             tile,
         )
@@ -121,7 +125,11 @@ def differentiate(
             (
                 *(*given, of_key, of_value, *reach, slopes_H),
                 *(*strides, *of_key.stride()[:3], *of_value.stride()[:3]),
-                *(_row_stride(reach.first_key_BT), _row_stride(reach.first_query_BN), *sizes),
+                *(
+                    _find_row_stride(reach.first_key_BT),
+                    _find_row_stride(reach.first_query_BN),
+                    *sizes,
+                ),
             ),
             tile,
         )
@@ -158,17 +166,17 @@ def _find_tile(choose: Callable[[int, int], Tile | None], width: int, device: to
     return tile
 
 
-def _in_order(x_BHTD: Tensor) -> Tensor:
+def _make_contiguous(x_BHTD: Tensor) -> Tensor:
     """Return `x_BHTD` with the channels of a head contiguous."""
     return x_BHTD if x_BHTD.stride(-1) == 1 else x_BHTD.contiguous()
 
 
-def _row_stride(places_BT: Tensor) -> int:
+def _find_row_stride(places_BT: Tensor) -> int:
     """Return the stride between rows, 0 if all rows share one entry."""
     return 0 if places_BT.shape[0] == 1 else places_BT.stride(0)
 
 
-def _in_bits(scale: float, cap: float | None) -> tuple[float, float | None]:
+def _convert_to_bits(scale: float, cap: float | None) -> tuple[float, float | None]:
     return scale * BITS, None if cap is None else cap * BITS
 
 

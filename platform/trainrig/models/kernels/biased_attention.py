@@ -33,7 +33,7 @@ def biased_attention(
     return seen.view(rows, heads, queries, channels)
 
 
-def is_learnt(added: Tensor, query_BHTD: Tensor, key_BKSD: Tensor) -> bool:
+def suits_biased_attention(added: Tensor, query_BHTD: Tensor, key_BKSD: Tensor) -> bool:
     """Return whether `biased_attention` is faster than torch for the bias `added`.
 
     That is so for a float32 bias with a gradient on a CPU, with the same number of key heads and

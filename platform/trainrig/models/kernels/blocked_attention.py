@@ -15,10 +15,10 @@ from torch import Tensor, library
 
 from trainrig.models.kernels.attention_blocks import (
     Blocks,
+    compute_mean_gradients,
     differentiate,
     differentiate_sinks,
     look,
-    mean_gradients,
     split_batch,
 )
 from trainrig.models.kernels.layout import allocate_by_place
@@ -89,7 +89,7 @@ def attend_backward(
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys, values and sinks (empty without sinks)."""
-    mean_BHT = mean_gradients(gradient_BHTD, seen_BHTD)
+    mean_BHT = compute_mean_gradients(gradient_BHTD, seen_BHTD)
     of_sinks = sums_BHT.new_empty(0)
     if sinks_H is not None:
         of_sinks = differentiate_sinks(sinks_H, sums_BHT, mean_BHT)

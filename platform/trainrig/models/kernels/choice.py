@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from trainrig.config import Settings
 from trainrig.errors import ConfigError
 from trainrig.hardware import AMPERE
-from trainrig.models.architecture.attention import WIDEST
+from trainrig.models.architecture.attention import MOST_HEAD_CHANNELS
 from trainrig.models.architecture.positions import Alibi
 from trainrig.models.kernels.tiles import choose_backward_tile, choose_forward_tile
 
@@ -126,8 +126,10 @@ def find_obstacle(kernel: WantedKernel, case: AttentionCase, card: Card) -> str 
         return "it needs a GPU, and the device is a CPU"
     if card.capability < AMPERE:
         return f"it needs capability 8.0 or newer, and the device is {card.in_words}"
-    if case.width > WIDEST:
-        return f"it takes heads of at most {WIDEST} channels, and these have {case.width}"
+    if case.width > MOST_HEAD_CHANNELS:
+        return (
+            f"it takes heads of at most {MOST_HEAD_CHANNELS} channels, and these have {case.width}"
+        )
     if kernel == "flash":
         return _find_flash_obstacle(case, card.capability)
     if not card.has_triton:

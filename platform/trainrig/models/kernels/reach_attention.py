@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from trainrig.models.kernels.attention_blocks import differentiate_sinks, mean_gradients
+from trainrig.models.kernels.attention_blocks import compute_mean_gradients, differentiate_sinks
 from trainrig.models.kernels.layout import allocate_by_place
 from trainrig.models.kernels.reach import Reach
 
@@ -119,7 +119,7 @@ def _attention_backward(
     """Return the gradients of queries, keys, values and sinks (empty without sinks)."""
     from trainrig.models.kernels import attention_kernel
 
-    mean_BHT = mean_gradients(gradient_BHTD, seen_BHTD)
+    mean_BHT = compute_mean_gradients(gradient_BHTD, seen_BHTD)
     of_sinks = sums_BHT.new_empty(0)
     if sinks_H is not None:
         of_sinks = differentiate_sinks(sinks_H, sums_BHT, mean_BHT)

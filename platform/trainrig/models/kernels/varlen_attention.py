@@ -87,14 +87,14 @@ def varlen_attention(
     With `causal`, a query attends to itself and to earlier places, of these to the last `window`.
     Otherwise it attends to both sides, and the window is centred on it.
     """
-    left, right = find_reach_of_window(window, causal)
+    left, right = find_window_reach(window, causal)
     bounds = rows.query_bounds_L, rows.key_bounds_L, rows.limits
     given = query_BHTD, key_BKSD, value_BKSD, *bounds
     seen: Tensor = _attention(*given, scale, left, right)[0]
     return seen
 
 
-def find_reach_of_window(window: int | None, causal: bool) -> tuple[int, int]:
+def find_window_reach(window: int | None, causal: bool) -> tuple[int, int]:
     """Return how many places before and after itself a query attends to; -1 means all."""
     if window is None:
         return -1, 0 if causal else -1

@@ -133,7 +133,7 @@ def check_start(checkpoint: str, entries: Mapping[str, Any], model: DecoderConfi
     there = read_settings(entries, checkpoint)
     there = there.model_copy(update={"further_heads": model.further_heads})
     if isinstance(model, EncoderConfig) and not there.bidirectional:
-        there = EncoderConfig.of_decoder(there)  # the run file says so: its verb asked
+        there = EncoderConfig.from_decoder(there)  # the run file says so: its verb asked
     entries = {**entries, "model": there.model_dump(mode="json")}
     check_model(checkpoint, entries, model)
 
