@@ -58,7 +58,7 @@ class EndParts:
     head: int = 0
 
     @property
-    def each(self) -> tuple[int, int, int]:
+    def counts(self) -> tuple[int, int, int]:
         """The numbers of all parts."""
         return self.rest, self.embedding, self.head
 

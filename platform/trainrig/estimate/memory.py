@@ -157,7 +157,7 @@ class HeldParameters:
         )
 
     def _find_larger_ends(self, other: "HeldParameters") -> EndParts:
-        return max(self.ends, other.ends, key=lambda ends: max(ends.each))
+        return max(self.ends, other.ends, key=lambda ends: max(ends.counts))
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ def hold_model(
         of_ends = EndParts(*(units.pop(name, 0) for name in ("", "embedding", "head")))
         ends = EndParts(*(of_trained.pop(name, 0) for name in ("", "embedding", "head")))
         layer = max(of_trained.values())
-        whole = sum(of_ends.each) + sum(units.values())
+        whole = sum(of_ends.counts) + sum(units.values())
         gathered = GatheredBytes(whole, of_ends.after_layers, max(units.values()))
     return HeldParameters(
         total=sum(parameter.numbers for parameter in held),
@@ -297,7 +297,7 @@ def estimate_peak_memory(
         gathered = gathered if training.precision.casts else 0.0
         together = True
     fleeting = max(activations.in_a_layer, activations.at_the_head) + activations.buffers
-    passing = _estimate_passing(max(*ends.each, layer), compute, together)
+    passing = _estimate_passing(max(*ends.counts, layer), compute, together)
     summing = MASTER * held.trained * whole_sums
     # Partial sums are freed unit by unit as they are sent, so they never exist together with all
     # slices of the whole sum. Activations are freed by then.
@@ -374,7 +374,7 @@ def _reduces_each(training: Training, workers: int) -> bool:
 
 def _estimate_sending(ends: EndParts, layer: int, layers: int) -> float:
     """Return the bytes of the FSDP units in flight, as they are sent and as they are received."""
-    units = [*ends.each, *[layer] * min(layers, UNITS_AT_ONCE)]
+    units = [*ends.counts, *[layer] * min(layers, UNITS_AT_ONCE)]
     return float(2 * MASTER * sum(sorted(units, reverse=True)[:UNITS_AT_ONCE]))
 
 

@@ -52,14 +52,16 @@ def estimate_pretraining(run: Pretraining, machine: DeviceChoice) -> dict[str, A
         epochs = batches.check_epochs(run.training.steps)
         rounded = {f"epochs_of_{source}": round(n, 3) for source, n in epochs.items()}
         model = pretrain.prepare(run).model
-        return describe_sizes(model) | facts | rounded | _takes(run, model, machine)
+        return describe_sizes(model) | facts | rounded | _estimate_needs(run, model, machine)
     if run.model is not None and run.model.vocabulary is not None:
-        return describe_sizes(run.model) | facts | _takes(run, run.model, machine)
+        return describe_sizes(run.model) | facts | _estimate_needs(run, run.model, machine)
     missing = storage.join(run.tokens, TOKENIZER_FILE)
     return facts | {"parameters": f"not known before {missing} is there, or model.vocabulary set"}
 
 
-def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dict[str, Any]:
+def _estimate_needs(
+    run: Pretraining, model: DecoderConfig, machine: DeviceChoice
+) -> dict[str, Any]:
     """Return the operations, memory per device, time, money and energy of `run`.
 
     They are for the largest number of workers that `run` may have.

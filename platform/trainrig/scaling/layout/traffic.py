@@ -119,7 +119,7 @@ def estimate_replica_traffic(
     replicas = cluster.group(degrees, ["replicate"])
     dense, of_experts = held.total - held.experts, held.experts
     root = ends.rest + ends.embedding
-    of_layers = dense - sum(ends.each)
+    of_layers = dense - sum(ends.counts)
     once = _gather(cluster, computed * root, apart, 1)
     head = _gather(cluster, computed * ends.head, apart, 1)
     each = _gather(cluster, computed * of_layers, apart, layers)
@@ -148,7 +148,7 @@ def estimate_replica_traffic(
         hidden += (turns - 1) * min(ahead, forward) + turns * min(rest, backward)
     waited += cluster.inside.takes * hidden
     received = passes * (of_layers * (apart.size > 1) + of_experts * (experts.size > 1))
-    received += sum(ends.each) * (apart.size > 1) * (turns if by_layer else 1)
+    received += sum(ends.counts) * (apart.size > 1) * (turns if by_layer else 1)
     copied = 2 * (computed * received + MASTER * held.trained)
     if degrees.devices == 1 and (computed == MASTER or not by_layer):  # see `needs_sharding`
         copied = 0 if computed == MASTER else (computed + MASTER) * (held.total + held.trained)
