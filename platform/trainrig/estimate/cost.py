@@ -99,8 +99,8 @@ def compute_device_days(
     instance = instance or hardware.find_cheapest(device)
     if instance is None:
         raise ConfigError(
-            f"no instance in the table of hardware has a '{device}', so there is no price; add "
-            "one, or plan by --gpu-days"
+            f"no instance in the hardware table has a '{device}', so its price is unknown; add "
+            "one, or plan with --gpu-days"
         )
     offer = hardware.find_instance(instance)
     devices = devices or offer.devices

@@ -40,5 +40,5 @@ class DeviceChoice:
         if self.utilisation is None:
             return Assumptions()
         if not 0 < self.utilisation <= 1:
-            raise ConfigError(f"--mfu {self.utilisation:g} is no share of a peak: 0 < share <= 1")
+            raise ConfigError(f"--mfu ({self.utilisation:g}) must be above 0 and at most 1")
         return Assumptions(utilisation=self.utilisation)

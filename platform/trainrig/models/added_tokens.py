@@ -31,7 +31,9 @@ def add_special_tokens(model: HubModel, tokens: Sequence[str]) -> HubModel:
     tokenizer = parse_tokenizer(model.files.tokenizer, model.files.where)
     for token in tokens:
         if tokenizer.token_to_id(token) is not None:
-            raise DataError(f"{model.files.where}: has {token!r} already; leave it out")
+            raise DataError(
+                f"{model.files.where}: the tokenizer already has the token {token!r}; leave it out"
+            )
     entries = find_special_tokens(model.files, tokenizer).entries
     tokenizer.add_special_tokens(list(tokens))
     rows = model.config.shape.vocabulary

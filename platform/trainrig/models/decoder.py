@@ -189,11 +189,13 @@ class Decoder(nn.Module):
         # model.
         one_text = documents_BS is None and positions_BT is None
         if one_text and last > self.config.positions:
-            raise ValueError(f"{last} tokens for a model of {self.config.positions} positions")
+            raise ValueError(
+                f"a row has {last} tokens, but the model only {self.config.positions} positions"
+            )
         if positions_BT is None:
             positions = torch.arange(past, last, device=ids_BT.device)
         elif caches and documents_BS is None:
-            raise ValueError("positions beside caches: give documents_BS, of all positions, too")
+            raise ValueError("positions_BT with caches needs documents_BS of all positions as well")
         else:
             positions = positions_BT
             if documents_BS is None:
@@ -202,17 +204,19 @@ class Decoder(nn.Module):
         if prefixes_BT is not None or branches_BT is not None:
             what = "branches" if prefixes_BT is None else "prefixes"
             if caches:
-                raise ValueError(f"{what} are read whole, so they have no use for caches")
+                raise ValueError(f"{what} cannot be combined with caches")
             setting = takes_no_mask(self.config.attention, self.config.position_embedding)
             if setting:
-                raise ValueError(f"{setting} is computed by a kernel that takes no {what}")
+                raise ValueError(
+                    f"{setting} uses a kernel without masks, so it does not support {what}"
+                )
             if documents_BS is None:
                 documents_BS = torch.ones_like(ids_BT)
             marks = MaskRegions(prefixes_BT, branches_BT)
         x_BTC = self._embed(ids_BT, positions)
         if further:
             if marks is not None:
-                raise ValueError("further heads read neither prefixes nor branches")
+                raise ValueError("further heads support neither prefixes nor branches")
             return self._predict_several(x_BTC, positions, documents_BS, text_BT)
         return self._predict(x_BTC, positions, documents_BS, caches, places_N, marks, text_BT)
 

@@ -155,15 +155,15 @@ def _check_tokenizer(files: TokenizerFiles, config: DecoderConfig) -> None:
     if offset and (special.pad is None or special.pad.id != offset - 1):
         found = "none" if special.pad is None else f"{special.pad.id}"
         raise DataError(
-            f"{files.where}: the id of padding is {found}, but the model's positions_offset is "
-            f"{offset}, which RoBERTa counts from a padding of id {offset - 1}; train with "
-            "positions_offset = 0, which BERT has"
+            f"{files.where}: the padding id is {found}, but RoBERTa needs padding id {offset - 1} "
+            f"for the model's positions_offset of {offset}; train with "
+            "positions_offset = 0, as in BERT"
         )
     if entries > config.shape.vocabulary:
         raise DataError(
-            f"{files.where}: ids up to {entries - 1}, but the model has {config.shape.vocabulary} "
-            "entries; use the tokenizer that it was trained with, or resize the model's embeddings "
-            "with Transformers' resize_token_embeddings"
+            f"{files.where}: the tokenizer has ids up to {entries - 1}, but the model has only "
+            f"{config.shape.vocabulary} entries; use the tokenizer that it was trained "
+            "with, or resize the model's embeddings with Transformers' resize_token_embeddings"
         )
 
 
@@ -312,7 +312,7 @@ def _refuse_another_folder(out: str, files: Mapping[str, Any], texts: Mapping[st
     for path in storage.list_files(out):
         name = path.removeprefix(out.rstrip("/") + "/")
         if name == MODEL_CONFIG or (name.endswith(".safetensors") and name not in files):
-            raise OutputTaken(f"{out}: holds a model already ({name}); name another folder")
+            raise OutputTaken(f"{out}: already holds a model ({name}); name another folder")
         if name not in ours:
             raise OutputTaken(f"{out}: holds other files ({name}); name another folder")
 
@@ -364,9 +364,9 @@ def _read_json(path: str) -> dict[str, Any]:
     try:
         value = json.loads(storage.read(path))
     except FileNotFoundError:
-        raise DataError(f"{path}: not there; name the folder of a Hugging Face model") from None
+        raise DataError(f"{path}: is missing; name the folder of a Hugging Face model") from None
     except ValueError as error:
-        raise DataError(f"{path}: not JSON: {error}") from None
+        raise DataError(f"{path}: is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise DataError(f"{path}: not a JSON object")
+        raise DataError(f"{path}: is not a JSON object")
     return value

@@ -100,7 +100,7 @@ class DecoderFields(Settings):
         if self.head_channels is None and self.channels % self.heads:
             raise ValueError(
                 f"channels ({self.channels}) must be a multiple of heads ({self.heads}); "
-                f"the nearest above: {round_up(self.channels, self.heads)}; "
+                f"the next multiple is {round_up(self.channels, self.heads)}; "
                 "or set head_channels, the width of a head"
             )
         if self.kv_heads is not None and self.heads % self.kv_heads:
@@ -119,7 +119,7 @@ class DecoderFields(Settings):
             if turned % 2 or turned == 0:
                 share = "" if rope.rotated_share == 1 else f" {turned} rotated ones of"
                 raise ValueError(
-                    f"a head has{share} {width} channels, but rotary positions turn them in pairs; "
+                    f"a head has{share} {width} channels, but rotary positions rotate pairs; "
                     "set head_channels to an even number"
                 )
         window = self.attention.window
@@ -132,7 +132,8 @@ class DecoderFields(Settings):
                 )
             if len(window.pattern) > self.layers:
                 raise ValueError(
-                    f"attention.window.pattern names {len(window.pattern)} layers, of {self.layers}"
+                    f"attention.window.pattern has {len(window.pattern)} entries, but there "
+                    f"are {self.layers} layers; shorten it"
                 )
         return self
 
@@ -146,33 +147,33 @@ class DecoderFields(Settings):
     @model_validator(mode="after")
     def _check_what_would_do_nothing(self) -> Self:
         if self.biases.head and self.head == "score":
-            raise ValueError("biases.head: a score has none; leave it out")
+            raise ValueError("biases.head: a score head has no bias; leave it out")
         if bool(self.labels) != (self.head == "classes") or len(self.labels) == 1:
             raise ValueError(
-                f'labels names {len(self.labels)} classes, but the head is "{self.head}"; there '
-                'are two or more where it is "classes", and none elsewhere'
+                f'labels names {len(self.labels)} classes, but the head is "{self.head}"; name '
+                'two or more with head = "classes", and none with another head'
             )
         if self.head in ("spans", "replaced") and not self.bidirectional:
             raise ValueError(
-                f'head = "{self.head}": a decoder has not read what follows; take an encoder'
+                f'head = "{self.head}": a decoder does not see later tokens; choose an encoder'
             )
         if self.biases.head and self.tie_embeddings and not self.biased_when_tied:
-            raise ValueError("biases.head needs a head of its own: set tie_embeddings = false")
+            raise ValueError("biases.head needs an untied head; set tie_embeddings = false")
         mixture = self.feedforward
         if self.further_heads and (self.head != "tokens" or self.bidirectional):
-            raise ValueError("further_heads: a model that predicts no next token; leave it out")
+            raise ValueError("further_heads: this model predicts no next token; leave it out")
         if isinstance(mixture, MixtureOfExperts):
             if self.further_heads:
                 raise ValueError(
-                    "further_heads: a mixture of experts balances the layers of the model alone; "
+                    "further_heads: a mixture of experts does not balance further layers; "
                     "leave it out, or choose a dense feedforward"
                 )
             if self.biases.feedforward:
                 raise ValueError("biases.feedforward: experts have no biases; leave it out")
             if mixture.dense_layers >= self.layers:
                 raise ValueError(
-                    f"feedforward.dense_layers ({mixture.dense_layers}) leaves no layer with "
-                    f"experts, of {self.layers}"
+                    f"feedforward.dense_layers ({mixture.dense_layers}) leaves none of the "
+                    f"{self.layers} layers with experts; lower it"
                 )
         if self.mup is not None and self.initialisation.kind == "SmallInit":
             raise ValueError(

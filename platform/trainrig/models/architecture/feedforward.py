@@ -82,7 +82,7 @@ class MixtureOfExperts(Settings):
     @model_validator(mode="after")
     def _check_active(self) -> Self:
         if self.active > self.experts:
-            raise ValueError(f"active ({self.active}) is above experts ({self.experts})")
+            raise ValueError(f"active ({self.active}) must be at most experts ({self.experts})")
         return self
 
 

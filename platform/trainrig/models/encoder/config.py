@@ -90,7 +90,9 @@ class EncoderConfig(DecoderConfig):
     @model_validator(mode="after")
     def _check_encoder(self) -> Self:
         if self.head == "score":
-            raise ValueError('head = "score": no reward model is an encoder; leave it out')
+            raise ValueError(
+                'head = "score": a reward model must be a decoder; choose another head'
+            )
         if self.positions_offset and not isinstance(self.position_embedding, LearnedPositions):
             raise ValueError(
                 f"positions_offset is set, but the position_embedding is "
@@ -100,12 +102,14 @@ class EncoderConfig(DecoderConfig):
         fits = self.tie_embeddings and self.transform is not None
         if width != self.channels and self.head == "tokens" and not fits:
             raise ValueError(
-                f"embedding_channels ({width}) is not channels ({self.channels}): logits are made "
-                "by the embedding, of what `transform` gives; leave tie_embeddings and transform "
-                "out"
+                f"embedding_channels ({width}) is not channels ({self.channels}): token "
+                "logits then need tied embeddings and a transform; leave tie_embeddings and "
+                "transform out"
             )
         if self.mup is not None and (self.generator or width != self.channels):
-            raise ValueError("mup: it knows no generator and no embedding_channels; leave it out")
+            raise ValueError(
+                "mup supports neither a generator nor embedding_channels; leave it out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -115,12 +119,12 @@ class EncoderConfig(DecoderConfig):
             return self
         if self.head != "replaced":
             raise ValueError(
-                f'generator: it replaces tokens for a model to find; set head = "replaced", not '
-                f'"{self.head}", or leave it out'
+                f'generator needs head = "replaced", but the head is "{self.head}"; set it, or '
+                "leave the generator out"
             )
         if isinstance(self.feedforward, MixtureOfExperts):
             raise ValueError(
-                "generator: a mixture of experts balances the layers of the model alone; leave it "
+                "generator: a mixture of experts does not balance its layers; leave it "
                 "out, or choose a dense feedforward"
             )
         try:
@@ -133,8 +137,8 @@ class EncoderConfig(DecoderConfig):
     def _check_window(self, window: SlidingWindow) -> None:
         if window.size % 2 == 0:
             raise ValueError(
-                f"attention.window.size ({window.size}) must be odd in an encoder: a token sees "
-                f"itself and as many on either side; {window.size + 1} would be"
+                f"attention.window.size ({window.size}) must be odd in an encoder, because it "
+                f"reaches equally far to both sides; use {window.size + 1}"
             )
         if window.size > 2 * self.positions - 1:
             raise ValueError(

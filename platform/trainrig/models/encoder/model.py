@@ -129,7 +129,9 @@ class BidirectionalEncoder(Decoder):
         Raises ValueError for caches and for branches.
         """
         if branches_BT is not None:
-            raise ValueError("an encoder sees all of a document: it has no branches")
+            raise ValueError(
+                "an encoder attends to whole documents, so it does not support branches"
+            )
         if replace is not None:
             assert self.generator is not None, "a model without one is refused"
             generated = self.generator(ids_BT, None, positions_BT, documents_BS)
@@ -138,7 +140,7 @@ class BidirectionalEncoder(Decoder):
             assert isinstance(detected, ModelOutput)
             return Detection(generated, ids_BT, detected)
         if caches is not None:
-            raise ValueError("an encoder reads whole rows, so it has no use for caches")
+            raise ValueError("an encoder reads whole rows, so it does not support caches")
         states = self._embed_rows(ids_BT, positions_BT, documents_BS, segments_BT)
         return self._predict(*states, None, places_N)
 
@@ -170,7 +172,9 @@ class BidirectionalEncoder(Decoder):
             if documents_BS is None:
                 documents_BS = number_documents(positions_BT)
         if length > self.config.positions and documents_BS is None:
-            raise ValueError(f"{length} tokens for a model of {self.config.positions} positions")
+            raise ValueError(
+                f"a row has {length} tokens, but the model only {self.config.positions} positions"
+            )
         x_BTC = self._embed(ids_BT, positions + self._offset)
         if self.segment_embedding is not None:
             if segments_BT is None:

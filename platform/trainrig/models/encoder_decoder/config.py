@@ -78,11 +78,13 @@ class EncoderDecoderConfig(DecoderConfig):
         plain = {name: field.default for name, field in type(self).model_fields.items()}
         for name in _UNUSED:
             if getattr(self, name) != plain[name]:
-                raise ValueError(f"{name}: an encoder-decoder has no such part; leave it out")
+                raise ValueError(
+                    f"{name}: an encoder-decoder does not support this setting; leave it out"
+                )
         scale = self.attention.query_scale
         if self.attention != AttentionSettings(query_scale=scale):
             raise ValueError(
-                "attention: an encoder-decoder has query_scale alone; leave the others out"
+                "attention: an encoder-decoder supports only query_scale; leave other keys out"
             )
         return self
 

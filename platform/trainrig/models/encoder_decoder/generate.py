@@ -34,7 +34,8 @@ def write_answer(
     device = model.embedding.weight.device
     if not 1 <= len(read) <= positions or not 1 <= len(begin) < positions:
         raise DataError(
-            f"a text of {len(read)} tokens: this model reads from 1 to {positions}; shorten it"
+            f"the text has {len(read)} tokens, but this model reads from 1 to {positions}; "
+            "shorten it"
         )
     ids_1S = torch.tensor([list(read)], device=device)
     segments_1S = torch.ones_like(ids_1S)

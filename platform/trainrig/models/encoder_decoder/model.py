@@ -27,7 +27,7 @@ class CrossAttention(Attention):
 
     def forward(self, x_BTC: Tensor, sight: Sight, cache: Cache | None = None) -> Tensor:
         """Raise ValueError, because cross-attention needs keys: call `look` instead."""
-        raise ValueError("cross-attention has a text to look at: call `look`")
+        raise ValueError("cross-attention needs the keys of a text; call `look` instead")
 
     def project_keys(self, memory_BSC: Tensor) -> tuple[Tensor, Tensor]:
         """Return the keys and values of the encoder's output, [B, K, S, D] each.

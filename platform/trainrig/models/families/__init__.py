@@ -43,13 +43,13 @@ def read_config(given: Mapping[str, Any], path: str) -> tuple[Family, DecoderCon
     """
     if "auto_map" in given:
         raise DataError(
-            f"{path}: wants code of its own to be run (auto_map, trust_remote_code); only models "
-            f"that Transformers itself has can be imported: {NAMES}"
+            f"{path}: needs custom code (auto_map, trust_remote_code), which is never run; only "
+            f"models that Transformers itself has can be imported: {NAMES}"
         )
     if given.get("quantization_config") is not None:
         method = given["quantization_config"].get("quant_method", "unknown")
         raise DataError(
-            f"{path}: its weights are quantised ({method}); take the model as it was before, or "
+            f"{path}: its weights are quantised ({method}); use the unquantised model, or "
             "dequantise it with Transformers and save it again"
         )
     kind = given.get("model_type")
@@ -64,8 +64,8 @@ def read_config(given: Mapping[str, Any], path: str) -> tuple[Family, DecoderCon
             if architectures == [family.find_architecture(config.with_head(head))]:
                 return family, _add_head(config, head, given, path)
     raise DataError(
-        f"{path}: model_type {kind!r} and architectures {architectures!r}; those that can be "
-        f"imported: {NAMES}"
+        f"{path}: cannot import model_type {kind!r} with architectures {architectures!r}; "
+        f"supported: {NAMES}"
     )
 
 
@@ -79,8 +79,8 @@ def _add_head(
     if head in ("spans", "replaced"):
         if not config.bidirectional:
             raise DataError(
-                f"{path}: tells of each token by a decoder, which has not read what follows it; "
-                "only encoders that do can be imported"
+                f"{path}: classifies tokens with a decoder, which does not see later tokens; "
+                "only encoders with such heads can be imported"
             )
         return config.with_head(head)
     labels = read_labels(given)
@@ -94,7 +94,7 @@ def _add_head(
         return config.with_head("classes", labels)
     if config.bidirectional:
         raise DataError(
-            f"{path}: {given['architectures'][0]} of one output, which tells a number; only "
+            f"{path}: {given['architectures'][0]} has one output, which is a regression; only "
             "classifiers of two classes or more can be imported"
         )
     return config.with_score_head()
@@ -111,8 +111,8 @@ def find_family(config: DecoderConfig, brought: Mapping[str, Any]) -> Family:
         if family.holds(config):
             return family
     raise DataError(
-        "no architecture of Transformers has what this model has, so it cannot be exported; those "
-        f"that can be: {NAMES}; `trainrig check` prints its settings"
+        "no supported architecture of Transformers can express this model, so it cannot be "
+        f"exported; supported: {NAMES}; `trainrig check` prints the settings of the model"
     )
 
 

@@ -168,8 +168,8 @@ class HubConfig:
         if value not in wanted:
             can = " or ".join(repr(choice) for choice in wanted)
             raise DataError(
-                f"{self.path}: {key} is {value!r}, which no model here does; only models with "
-                f"{can} can be imported"
+                f"{self.path}: {key} is {value!r}, which trainrig does not support; only models "
+                f"with {can} can be imported"
             )
 
     def layer_types(self, layers: int) -> tuple[str, ...] | None:
@@ -195,7 +195,7 @@ class HubConfig:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             what = first["msg"].removeprefix("Value error, ")
-            raise DataError(f"{self.path}: as a model's {where or 'sizes'}: {what}") from None
+            raise DataError(f"{self.path}: invalid {where or 'sizes'}: {what}") from None
 
 
 def find_dropouts(given: Mapping[str, Any]) -> dict[str, float]:
@@ -252,7 +252,10 @@ def read_rope(config: HubConfig, kind: str | None = None, theta: float = 10_000.
     table = {**old, **table}
     thetas = [float(base) for base in (table.get("rope_theta"), config.get("rope_theta")) if base]
     if kind is None and len(set(thetas)) > 1:
-        raise DataError(f"{config.path}: rope_theta is {thetas[1]}, in rope_parameters {thetas[0]}")
+        raise DataError(
+            f"{config.path}: rope_theta is {thetas[1]}, but {thetas[0]} in "
+            "rope_parameters; make them equal"
+        )
     share = table.get("partial_rotary_factor") or config.get("partial_rotary_factor", 1.0)
     return Rope(
         theta=thetas[0] if thetas else theta,
@@ -296,15 +299,15 @@ def _read_scaling(config: HubConfig, table: Mapping[str, Any]) -> RopeScaling | 
                 )
     except KeyError as error:
         raise DataError(
-            f"{config.path}: rotary positions of type {kind!r} without {error}"
+            f"{config.path}: rotary positions of type {kind!r} lack the key {error}"
         ) from None
     except ValidationError as error:
         raise DataError(
             f"{config.path}: rotary positions of type {kind!r}: {error.errors()[0]['msg']}"
         ) from None
     raise DataError(
-        f"{config.path}: asks for rotary positions of type {kind!r}; those that can be imported: "
-        "default, linear, llama3, yarn"
+        f"{config.path}: rotary positions of type {kind!r} cannot be imported; supported: default, "
+        "linear, llama3, yarn"
     )
 
 
@@ -366,4 +369,7 @@ def write_rope_table(rope: Rope) -> dict[str, Any]:
                 **share,
             }
     # Transformers expresses an NTK-aware base as a plain theta.
-    raise DataError(f"rotary scaling {rope.scaling.kind} has no name in Transformers")
+    raise DataError(
+        f"rotary scaling {rope.scaling.kind} has no equivalent in Transformers, so it cannot be "
+        "exported"
+    )

@@ -48,15 +48,15 @@ class StoredTensor:
         """
         if self.dtype not in TYPES:
             raise DataError(
-                f"{self.path}: holds {self.dtype} numbers; undo the quantisation and save the "
-                f"model in one of {', '.join(TYPES)}"
+                f"{self.path}: has a tensor of type {self.dtype}; undo the quantisation and save "
+                f"the model in one of {', '.join(TYPES)}"
             )
         tensor = torch.empty(self.shape, dtype=TYPES[self.dtype])
         memory = tensor.view(-1).view(torch.uint8).numpy().data
         for place in range(0, len(memory), BLOCK):
             part = memory[place : place + BLOCK]
             if storage.read_into(self.path, self.begin + place, part) != len(part):
-                raise DataError(f"{self.path}: cut short; download or save it again")
+                raise DataError(f"{self.path}: is truncated; download or save it again")
         return tensor
 
 
@@ -94,7 +94,10 @@ def _find_weight_files(folder: str) -> list[str]:
         raise DataError(f"{index}: not an index of safetensors files; download it again") from None
     for file in files:
         if not isinstance(file, str) or "/" in file or not file.endswith(".safetensors"):
-            raise DataError(f"{index}: {file!r} is no safetensors file of this folder")
+            raise DataError(
+                f"{index}: {file!r} is not a safetensors file of this folder; download the "
+                "index again"
+            )
     return files
 
 
@@ -103,7 +106,7 @@ def _read_header(path: str) -> dict[str, StoredTensor]:
         size = storage.measure_size(path)
         length = int.from_bytes(storage.read_range(path, 0, LENGTH), "little") if size else 0
         if not 2 <= length <= min(size - LENGTH, LONGEST_HEADER):
-            raise ValueError("its header does not fit it")
+            raise ValueError("the header does not fit the file")
         entries = json.loads(storage.read_range(path, LENGTH, LENGTH + length))
         entries.pop("__metadata__", None)
         tensors = {
@@ -111,7 +114,7 @@ def _read_header(path: str) -> dict[str, StoredTensor]:
             for name, entry in entries.items()
         }
     except FileNotFoundError:
-        raise DataError(f"{path}: not there, though {INDEX} names it; download it") from None
+        raise DataError(f"{path}: is missing, though {INDEX} names it; download it") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: damaged ({error}); download or save it again") from None
     return tensors

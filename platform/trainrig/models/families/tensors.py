@@ -50,7 +50,9 @@ def list_tensors(
             found.append(entry)
             covered.update(entry.ours)
     if missing := sorted(shapes.keys() - covered):
-        raise DataError(f"{family.model_type}: its models have no tensor like {missing[0]}")
+        raise DataError(
+            f"{family.model_type}: a model of this family cannot hold the tensor {missing[0]}"
+        )
     return found
 
 
@@ -163,20 +165,20 @@ def check_names(
     }
     if missing := sorted(wanted.keys() - stored.keys()):
         raise DataError(
-            f"{folder}: no tensor {missing[0]!r} ({len(missing)} missing) among the "
-            f"{len(stored)} there are; download or save the model again"
+            f"{folder}: {len(missing)} tensors are missing, the first {missing[0]!r}, and "
+            f"{len(stored)} are there; download or save the model again"
         )
     known = {*wanted, "lm_head.weight"}  # Some files repeat a tied head.
     unused = re.compile(family.surplus)
     left = (n for n in stored if n not in known and not DERIVED.fullmatch(n))
     if surplus := sorted(n for n in left if not unused.fullmatch(n)):
         raise DataError(
-            f"{folder}: tensor {surplus[0]!r} ({len(surplus)} such) has no place in a "
+            f"{folder}: {len(surplus)} tensors, the first {surplus[0]!r}, do not belong to a "
             f"{family.model_type} model; merge adapters and undo quantisation before the import"
         )
     for name, size in wanted.items():
         if stored[name].shape != size:
             raise DataError(
-                f"{stored[name].path}: {name} is {list(stored[name].shape)}, by config.json it "
-                f"would be {list(size)}; download or save the model again"
+                f"{stored[name].path}: {name} has the shape {list(stored[name].shape)}, but "
+                f"config.json says {list(size)}; download or save the model again"
             )

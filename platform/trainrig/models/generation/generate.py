@@ -105,7 +105,7 @@ def generate_scored(
     afterwards. Raises ValueError for a temperature of 0, which has no log-probabilities.
     """
     if any(request.sampling.temperature == 0 for request in requests):
-        raise ValueError("log-probabilities are of a temperature above 0")
+        raise ValueError("log-probabilities need a temperature above 0")
     rows = _write_on(model, requests, stop, entries, scored=True)
     return [row.finish_scored() for row in rows]
 
@@ -151,7 +151,7 @@ class OpenRequest:
         length = len(self.request.prompt)
         if not 1 <= length <= self.positions:
             raise DataError(
-                f"a prompt of {length} tokens: this model reads from 1 to {self.positions}; "
+                f"the prompt has {length} tokens, but this model reads from 1 to {self.positions}; "
                 + ("shorten it" if length else "begin with the end-of-text token")
             )
         self._stop_at_last_position()

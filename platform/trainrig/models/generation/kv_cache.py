@@ -32,7 +32,7 @@ class PreallocatedCache:
             self._keys = keys_BKTD.new_empty(size)
             self._values = values_BKTD.new_empty(size)
         if end > self._capacity:
-            raise ValueError(f"{end} positions for a cache of {self._capacity}")
+            raise ValueError(f"{end} positions exceed the cache's capacity of {self._capacity}")
         self._keys[:, :, begin:end] = keys_BKTD
         self._values[:, :, begin:end] = values_BKTD
         self._length = end

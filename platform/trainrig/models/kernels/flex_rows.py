@@ -119,8 +119,9 @@ def _run(query: Tensor, key: Tensor, value: Tensor, **settings: Any) -> Any:
             return _compile(torch.is_grad_enabled())(query, key, value, **settings)
     except FailOnRecompileLimitHit:
         raise ConfigError(
-            f"training.attention.kernel: rows of more than {SHAPES} shapes came up, which is what "
-            "flex_attention is compiled for at most; set it to 'plain', or pack rows to one length"
+            "training.attention.kernel: flex_attention would be compiled for more than "
+            f"{SHAPES} shapes of rows, the limit of one process; set it to 'plain', or pack rows "
+            "to one length"
         ) from None
 
 

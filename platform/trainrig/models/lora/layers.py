@@ -250,8 +250,8 @@ def _replace_embedding(
         return FrozenEmbedding(layer, lora.base, compute)
     if lora.dora:
         raise ConfigError(
-            f"lora.targets: {name} is an embedding, which has no DoRA; leave it out, or set "
-            "lora.dora = false"
+            f"lora.targets: {name} is an embedding, which DoRA does not support; leave it out, or "
+            "set lora.dora = false"
         )
     return LowRankEmbedding(layer, lora, compute)
 
@@ -361,7 +361,7 @@ def unmerge(
     Raises ConfigError for DoRA, because merged rows have lost their original lengths.
     """
     if lora.dora:
-        raise ConfigError("a merged DoRA adapter can't be taken out again; keep the base")
+        raise ConfigError("a merged DoRA adapter cannot be separated again; keep the base model")
     weights = dict(merged)
     for name in (key.removesuffix("lora_b") for key in adapter if key.endswith("lora_b")):
         weights[f"{name}weight"] = merged[f"{name}weight"] - _change(adapter, name, lora)

@@ -58,18 +58,18 @@ class LoRA(Settings):
             matched = {name for name in names if _matches(name, pattern)}
             if not matched:
                 raise ConfigError(
-                    f"lora.targets: {pattern!r} matches no layer of this model; there are: {there}"
+                    f"lora.targets: {pattern!r} matches no layer of this model, which has: {there}"
                 )
             if matched <= routers and "router" in pattern:
                 raise ConfigError(
-                    f"lora.targets: {pattern!r} names routers, which choose experts and stay as "
-                    f"they are; leave it out; there are: {there}"
+                    f"lora.targets: {pattern!r} names routers, which choose experts and get no "
+                    f"adapter; leave it out; this model has: {there}"
                 )
             chosen |= matched - routers
         if not chosen:
             raise ConfigError(
-                f"lora.targets: {', '.join(map(repr, self.targets))} matches routers alone, which "
-                f"have no adapter; there are: {there}"
+                f"lora.targets: {', '.join(map(repr, self.targets))} matches only routers, which "
+                f"get no adapter; this model has: {there}"
             )
         return [name for name in names if name in chosen]
 
