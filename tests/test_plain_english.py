@@ -17,6 +17,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "platform" / "trainrig"
 # Folders and files of the package whose prose is plain. The list grows until it is the package.
 REWRITTEN: tuple[str, ...] = (
+    "estimate",
+    "models",
     "tokens/__init__.py",
     "tokens/batch_makers.py",
     "tokens/batches.py",
