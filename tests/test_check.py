@@ -144,7 +144,7 @@ def test_an_unknown_device_gets_the_nearest(tmp_path: Path) -> None:
     run = pretraining(tmp_path / "tokens", vocabulary=320)
     with pytest.raises(ConfigError, match=r"no device 'h101'.*did you mean"):
         describe(run, DeviceChoice(device="h101"))
-    with pytest.raises(ConfigError, match="no share of a peak"):
+    with pytest.raises(ConfigError, match="must be above 0 and at most 1"):
         describe(run, DeviceChoice(utilisation=40))
 
 

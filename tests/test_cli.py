@@ -687,7 +687,7 @@ def test_a_folder_to_export_or_import_into_must_be_new(
     assert trainrig("export", made.at / "fresh", exported).code == 0
     before = contents(tmp_path) | contents(made.at)
     line = refused(trainrig("export", made.at / "fresh", exported))
-    assert line.startswith(f"{exported}: holds a model already")
+    assert line.startswith(f"{exported}: already holds a model")
     line = refused(trainrig("import", exported, made.at / "tokens"))
     assert line.startswith(f"{made.at}/tokens: not empty")
     line = refused(trainrig("export", made.at / "fresh", tmp_path / "new", "--dtype", "float8"))

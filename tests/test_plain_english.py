@@ -37,6 +37,8 @@ REWRITTEN: tuple[str, ...] = (
     "corpus/signals",
     "corpus/stages",
     "corpus/urls",
+    "estimate",
+    "models",
     "scaling/__init__.py",
     "scaling/batch_rate_rules.py",
     "scaling/laws",

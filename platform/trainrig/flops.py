@@ -11,7 +11,7 @@ Shapes: T positions, C channels, H query heads, D channels of a head, V entries 
 
 from dataclasses import dataclass
 
-from trainrig.models.architecture.shapes import CrossLayerShape, multiplications
+from trainrig.models.architecture.shapes import CrossLayerShape, count_multiplications
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 
@@ -63,7 +63,7 @@ def count_token_flops(
         keys += compute_mean_keys(sequence_length, size, causal, model.bidirectional)
         keys += keys_ahead if causal else 0
     logits, shapes = model.outputs * model.logit_channels, model.shapes
-    products = multiplications((shapes.before_layers, shapes.layers, shapes.after_layers))
+    products = count_multiplications((shapes.before_layers, shapes.layers, shapes.after_layers))
     if shapes.head is not None:
         products -= logits
     return TokenFlops(
@@ -81,11 +81,11 @@ def count_encoder_decoder_flops(model: EncoderDecoderConfig, read: int, written:
     """
     shape, layers = model.shape, model.shapes.layers
     encoder, decoder = layers[: model.encoding_layers], layers[model.encoding_layers :]
-    products = read * multiplications(encoder) + written * multiplications(decoder)
+    products = read * count_multiplications(encoder) + written * count_multiplications(decoder)
     for layer in decoder:
         assert isinstance(layer, CrossLayerShape)
         of_memory = layer.cross_attention.key, layer.cross_attention.value
-        products += (read - written) * multiplications(of_memory)
+        products += (read - written) * count_multiplications(of_memory)
     keys = len(encoder) * read**2 + len(decoder) * written * ((written + 1) / 2 + read)
     attention = 4.0 * shape.heads * shape.head_channels * keys
     head = 2.0 * written * model.outputs * shape.channels
@@ -112,7 +112,7 @@ def count_further_flops(model: DecoderConfig, sequence_length: int) -> float:
     for number, layer in enumerate(shapes.further_layers, 1):
         predicted = max(0, sequence_length - number) / sequence_length
         logits = 2.0 * model.outputs * model.logit_channels * predicted
-        found += 2.0 * multiplications(layer) + attention + logits
+        found += 2.0 * count_multiplications(layer) + attention + logits
     return found * (1 + BACKWARD)
 
 

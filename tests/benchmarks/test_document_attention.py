@@ -78,7 +78,9 @@ def in_blocks(monkeypatch, places, length):
     def attend(apart):
         with monkeypatch.context() as patch:
             if not apart:
-                patch.setattr(attention_blocks, "_rows_apart", lambda documents, new: False)
+                patch.setattr(
+                    attention_blocks, "_computes_rows_separately", lambda documents, new: False
+                )
             seen = blocked_attention.blocked_attention(
                 *parts, scale=WIDTH**-0.5, cap=30.0, documents_BS=documents
             )

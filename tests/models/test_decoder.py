@@ -35,7 +35,7 @@ def test_sizes_that_are_not_set_follow_from_the_others():
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"heads": 3}, "channels (8) must be a multiple of heads (3); the nearest above: 9"),
+        ({"heads": 3}, "channels (8) must be a multiple of heads (3); the next multiple is 9"),
         ({"heads": 4, "kv_heads": 3}, "kv_heads may be 1, 2, 4"),
         ({"heads": 8}, "a head has 1 channels"),
         ({"head_channels": 3}, "a head has 3 channels"),
@@ -148,7 +148,7 @@ def test_logits_through_a_cache_equal_those_without(build, pieces, kv_heads):
 
 def test_more_tokens_than_positions_are_refused_with_and_without_a_cache(build):
     model = build()
-    with pytest.raises(ValueError, match="25 tokens for a model of 24 positions"):
+    with pytest.raises(ValueError, match="25 tokens, but the model only 24 positions"):
         model(torch.zeros(1, 25, dtype=torch.long))
     caches = [KeyValueCache() for _ in model.layers]
     model(torch.zeros(1, 24, dtype=torch.long), caches)

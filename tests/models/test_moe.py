@@ -300,8 +300,11 @@ def test_parameters_are_counted_in_all_and_by_token(build):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"feedforward": {"active": 5}}, "active (5) is above experts (4)"),
-        ({"feedforward": {"dense_layers": 2}}, "dense_layers (2) leaves no layer with experts"),
+        ({"feedforward": {"active": 5}}, "active (5) must be at most experts (4)"),
+        (
+            {"feedforward": {"dense_layers": 2}},
+            "dense_layers (2) leaves none of the 2 layers with experts",
+        ),
         ({"feedforward": {}, "biases": {"feedforward": True}}, "experts have no biases"),
     ],
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainrig.models.decoder import Decoder, DecoderConfig
-from trainrig.models.positions import alibi_slopes
+from trainrig.models.positions import compute_alibi_slopes
 from trainrig.parallel.context.attention import split_attention
 from trainrig.parallel.context.zigzag import take_part
 
@@ -64,7 +64,9 @@ def dense(
         logits = settings.logit_cap * torch.tanh(logits / settings.logit_cap)
     here, there = torch.arange(length)[:, None], torch.arange(length)
     if attention.alibi:
-        logits = logits - torch.tensor(alibi_slopes(HEADS))[:, None, None] * (here - there).abs()
+        logits = (
+            logits - torch.tensor(compute_alibi_slopes(HEADS))[:, None, None] * (here - there).abs()
+        )
     documents = (positions == 0).cumsum(1)
     seen = (documents[:, :, None] == documents[:, None]) & (there <= here)
     if settings.window is not None:

@@ -405,7 +405,7 @@ def test_operations_of_prefixes_are_counted_by_what_is_seen_and_predicted(
         ),
         ({"model": SEVERAL["model"]}, "set model.further_heads = 0, or objective.kind"),
         ({"model": DETECTION["model"]}, "which objective CausalLM does not ask; set objective"),
-        ({**DETECTION, "model": {**DETECTION["model"], "head": "tokens"}}, 'set head = "replaced"'),
+        ({**DETECTION, "model": {**DETECTION["model"], "head": "tokens"}}, 'head = "replaced"'),
         (
             {
                 **DETECTION,

@@ -1,1 +1,1 @@
-"""What a run takes: FLOPs, memory, hours, money, on which devices."""
+"""Estimates of what a run needs: operations, memory, hours and money, on which devices."""

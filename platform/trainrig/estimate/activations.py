@@ -1,6 +1,7 @@
-"""Bytes of activations: what layers keep for the backward pass, and what is there for a moment.
+"""Bytes of activations: those kept for the backward pass, and temporary ones.
 
-Shapes: C channels, H query heads, K key heads, D channels of a head, F between, V vocabulary.
+Shapes: C channels, H query heads, K key heads, D channels of a head, F hidden channels of the
+feed-forward network, V vocabulary entries.
 """
 
 from collections.abc import Sequence
@@ -22,15 +23,18 @@ from trainrig.parallel.activation_memory.recompute import Budget, Kept, choose_k
 from trainrig.parallel.precision import Precision
 from trainrig.train.run_file.training import Training
 
-MASTER = 4  # bytes of a float32
-BYTES = {"float32": MASTER, "bfloat16": 2, "int8": 1}  # of a number, as `lora.base` says
-LAYERS_BACK = 2  # on the device at a time, of what `offload.activations` keeps on the host
-HEAD_BLOCK = 2**28  # logits that are there at once at most: objectives/chunked_head.py, of GPUs
+MASTER = 4  # bytes of a float32 number
+# Bytes of a number, by its format in `lora.base`.
+BYTES = {"float32": MASTER, "bfloat16": 2, "int8": 1}
+LAYERS_BACK = 2  # number of layers on the device at a time with `offload.activations`
+HEAD_BLOCK = 2**28  # most logits at once on a GPU (objectives/chunked_head.py)
 
 
 def find_gathered_width(base: str, precision: Precision) -> int:
-    """Bytes of a number of frozen weights in the format `base`, as a layer is handed them: where
-    weights are cast when they are gathered, whole numbers stay as they are."""
+    """Return the bytes of a number of frozen weights in the format `base`, as a layer gets them.
+
+    Where weights are cast when they are gathered, int8 numbers stay int8.
+    """
     if base == "int8" or not precision.casts:
         return BYTES[base]
     return precision.bytes
@@ -43,10 +47,14 @@ def estimate_at_head(
     places: int | None = None,
     lora: LoRA | None = None,
 ) -> float:
-    """Bytes of logits, the gradients of hidden states, and those of the weight, unless it is frozen
-    by `lora`: of a block of all `tokens`; or of so many `places` of them, all at once, whose logits
-    are beside their own gradients."""
-    entries, channels = model.outputs, model.logit_channels
+    """Return the bytes of logits, of gradients of hidden states, and of the head weight's gradient.
+
+    Logits of all `tokens` are made in blocks. Logits of a given number of `places` are made all at
+    once, and are held together with their gradients. There is no gradient of a weight that `lora`
+    freezes. `compute` is the bytes of a number.
+    """
+    entries = model.outputs
+    channels = model.logit_channels
     of_weight = 0 if is_head_frozen(model, lora) else entries * channels
     if places is not None:
         copies = 2 if model.logit_cap is None else 3
@@ -57,22 +65,24 @@ def estimate_at_head(
 
 
 def is_head_frozen(model: DecoderConfig, lora: LoRA | None) -> bool:
-    """Whether `lora` leaves what logits are made by as it was."""
+    """Return whether `lora` leaves the head's weight frozen, without an adapter."""
     if lora is None or model.head != "tokens":
         return False
     return name_head(model) not in lora.choose(model)
 
 
 def name_head(model: DecoderConfig) -> str:
-    """The layer whose weight logits of tokens are made by."""
+    """Return the name of the layer whose weight gives the token logits."""
     return "embedding" if model.shapes.head is None else "head"
 
 
 def find_kept(
     model: DecoderConfig, training: Training, tokens: int, lora: LoRA | None = None, rank: int = 0
 ) -> tuple[Kept, ...] | None:
-    """What each layer keeps, of those of `rank` of a pipeline, where a budget says so for
-    micro-batches of so many `tokens`; None: there is no budget."""
+    """Return what each layer of pipeline rank `rank` keeps under an activation memory budget.
+
+    `tokens` is the size of a micro-batch. None if the run file sets no budget.
+    """
     settings = training.recompute
     if not isinstance(settings, Budget):
         return None
@@ -83,7 +93,7 @@ def find_kept(
 def describe_budget(
     model: DecoderConfig, training: Training, tokens: int, lora: LoRA | None = None
 ) -> dict[str, str]:
-    """How many layers keep what, where a budget says so; {} where there is none."""
+    """Return how many layers keep what under the budget, for reports; {} without a budget."""
     found = [
         describe_kept(kept)
         for rank in range(training.parallel.pipeline_ranks)
@@ -98,8 +108,10 @@ def estimate_per_token(
     lora: LoRA | None = None,
     kept: Sequence[Kept] | None = None,
 ) -> tuple[float, float]:
-    """Bytes a token that all layers together keep for the backward pass, and what there is for a
-    moment beside within one of them. `kept`: see `find_kept`."""
+    """Return the bytes per token that all layers keep, and the temporary bytes within one layer.
+
+    `kept` comes from `find_kept`.
+    """
     shapes = model.shapes
     found, in_a_layer = estimate_layers_per_token(
         (*shapes.layers, *shapes.further_layers),
@@ -108,7 +120,8 @@ def estimate_per_token(
         adapters=list_layer_adapters(model, lora),
         what=kept,
     )
-    # Of each further head the stream after its layer, the normed one, and the norm's intermediates.
+    # For each further head: the residual stream after its layer, the normalised one, and the norm's
+    # intermediate values.
     size = training.precision.bytes
     of_head = model.channels * (2 * size + (6 if size < MASTER else 4))
     return found + len(shapes.further_layers) * of_head, in_a_layer
@@ -122,37 +135,43 @@ def estimate_layers_per_token(
     adapters: Sequence[LayerAdapters | None] = (),
     what: Sequence[Kept] | None = None,
 ) -> tuple[float, float]:
-    """The same of some of its `layers`, where what flows between products is split over `split`
-    devices (sequence parallel: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2).
+    """Return the bytes per token that `layers` keep, and the temporary bytes within one layer.
 
-    With everything kept: of the attention its input and the normed one, queries, keys, values and
-    what was seen, and of each product that its kind adds (a gate) what is made of it and what that
-    changes; of the feed-forward part its input and the normed one, gate, up, SiLU of the gate
-    and the product; of each norm, which computes in float32, its intermediates. Of a mixture of
-    experts, whose router reads whole rows, see layer_bytes.py. Selective keeps what
-    products gave, those that join the stream before they are split, and the layer's input; Full
-    the input alone. Compiled layers keep less: see `estimate_kept_compiled`. `what`: each keeps, in
-    the place of `training.recompute`. `adapters`: of each, see layer_bytes.py.
+    `split` is the number of devices that divide the residual stream between products (sequence
+    parallel: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2).
+
+    With everything kept, attention keeps its input, the normalised input, queries, keys, values,
+    its output, and for each added product (a gate) its result and what it changes. The feed-forward
+    network keeps its input, the normalised input, gate, up, SiLU of the gate, and their product.
+    Norms, which compute in float32, keep their intermediate values. layer_bytes.py describes a
+    mixture of experts, whose router reads whole rows. Selective recomputation keeps results of
+    products (those that join the residual stream before they are split) and the layer's input; full
+    recomputation keeps the input only. Compiled layers keep less (`estimate_kept_compiled`). `what`
+    says what each layer keeps, instead of `training.recompute`. `adapters` has the adapters of each
+    layer (layer_bytes.py).
     """
     size = training.precision.bytes
     channels = model.channels
     pairs = list(zip(layers, adapters or [None] * len(layers), strict=True))
-    all_of = {each: estimate_all_kept(*each, model, size, split) for each in set(pairs)}
-    products_of = {each: estimate_kept_products(*each, model, size, split) for each in all_of}
+    all_of = {pair: estimate_all_kept(*pair, model, size, split) for pair in set(pairs)}
+    products_of = {pair: estimate_kept_products(*pair, model, size, split) for pair in all_of}
     again = training.recompute
     if what is None:
         what = choose_kept(len(pairs), None if isinstance(again, Budget) else again)
-    total, largest, computed_again = 0.0, 0.0, 0.0
-    for each, keeps in zip(pairs, what, strict=True):
-        everything = all_of[each]
-        if keeps == "all" and training.compile and each[1] is None and split == 1:
-            everything = estimate_kept_compiled(each[0], model, size) or everything
+    total = 0.0
+    largest = 0.0
+    computed_again = 0.0
+    for pair, keeps in zip(pairs, what, strict=True):
+        everything = all_of[pair]
+        if keeps == "all" and training.compile and pair[1] is None and split == 1:
+            everything = estimate_kept_compiled(pair[0], model, size) or everything
         of_layer = {
             "all": everything,
-            "products": products_of[each],
+            "products": products_of[pair],
             "input": size * channels / split,
         }[keeps]
-        total, largest = total + of_layer, max(largest, of_layer)
+        total = total + of_layer
+        largest = max(largest, of_layer)
         beside = 0.0 if keeps == "input" else of_layer
         computed_again = max(computed_again, 0.0 if keeps == "all" else everything - beside)
     if training.offload.activations:
@@ -163,14 +182,17 @@ def estimate_layers_per_token(
 
 
 def estimate_restored_weight(model: DecoderConfig, training: Training, lora: LoRA | None) -> float:
-    """Bytes of the largest frozen weight that is held in other numbers than are computed with, as
-    it is cast within its product; with DoRA those of three in float32, whose rows are measured."""
+    """Return the bytes of the largest frozen weight while it is cast inside its product.
+
+    0 if its stored format is the one that is computed in. With DoRA, three float32 copies are
+    counted, whose row lengths are measured.
+    """
     if lora is None:
         return 0.0
     size = training.precision.bytes
     largest = max(
-        (part.outputs * part.inputs for each in set(model.shapes.layers) for *_, part in
-         list_projections(each)),
+        (part.outputs * part.inputs for layer in set(model.shapes.layers) for *_, part in
+         list_projections(layer)),
         default=0,
     )  # fmt: skip
     if lora.dora:
@@ -181,12 +203,15 @@ def estimate_restored_weight(model: DecoderConfig, training: Training, lora: LoR
 
 
 def estimate_restored_head(model: DecoderConfig, training: Training, lora: LoRA | None) -> float:
-    """Bytes of the weight that logits are made by, where it is made of one that is held in other
-    numbers, or of one and its adapter: it is kept for the backward pass."""
+    """Return the bytes of a head's weight that is cast or combined with an adapter.
+
+    It is kept for the backward pass. 0 if the head uses its stored weight directly.
+    """
     if lora is None or model.head != "tokens":
         return 0.0
-    size, name = training.precision.bytes, name_head(model)
-    table = name == "embedding" and lora.base == "int8"  # tables are in bfloat16 then
+    size = training.precision.bytes
+    name = name_head(model)
+    table = name == "embedding" and lora.base == "int8"  # tables are bfloat16 then
     held = find_gathered_width("bfloat16" if table else lora.base, training.precision)
     alike = held == size and is_head_frozen(model, lora)
     return 0.0 if alike else float(size * model.outputs * model.logit_channels)

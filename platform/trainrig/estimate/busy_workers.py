@@ -1,22 +1,24 @@
-"""How much of a run's workers is at work, at the sizes that it may shrink to.
+"""Share of a run's workers that is busy, at the sizes that the run may shrink to.
 
-A step takes as many turns as the worker with the most micro-batches has; whoever has fewer waits.
+A step takes as many rounds as the worker with the most micro-batches has; workers with fewer wait.
 """
 
 from collections.abc import Iterable
 
-WANTED = 0.95  # share of the workers' time
+WANTED = 0.95  # least share of the workers' time that raises no advice
 
 
 def compute_busy_share(micro_batches: int, workers: int) -> float:
-    """The share of their time that `workers` compute for, of steps of so many `micro_batches`."""
+    """Return the share of their time that `workers` compute in a step of `micro_batches`."""
     turns = -(-micro_batches // workers)
     return micro_batches / (turns * workers)
 
 
 def list_sizes_after_losses(workers: int, least: int, of_a_node: int) -> list[int]:
-    """`workers`, and what is left of them without one and without two nodes, while a run that needs
-    `least` goes on."""
+    """Return `workers`, and the sizes after the loss of one and of two nodes.
+
+    Sizes below `least`, with which the run cannot continue, are left out.
+    """
     found = [workers - lost * of_a_node for lost in range(3)]
     return [size for size in found if size >= least]
 
@@ -27,8 +29,11 @@ def describe_busy(
     sizes: Iterable[int],
     unit: str = "workers",
 ) -> str:
-    """The share at each of `sizes`, numbers of `unit`, in words; and if one is below WANTED, the
-    largest micro-batch that brings all above, if any does."""
+    """Return the busy share at each of `sizes`, in words.
+
+    If a share is below WANTED, the text names the largest micro-batch that raises all shares above
+    it, if there is one. `unit` names what is counted, "workers" or "replicas".
+    """
     sizes = list(sizes)
     micro_batches = global_batch // micro_batch
     shares = {size: compute_busy_share(micro_batches, size) for size in sizes}

@@ -1,7 +1,7 @@
-"""Hours, money and energy of a run, from its operations and the table of hardware.
+"""Hours, money and energy of a run, from its operations and the hardware table.
 
-Each is a product of what is known (operations, peak, price, watts) and what is assumed: the
-assumptions are settings, and travel with the plan.
+Each is a product of known values (operations, peak, price, watts) and of assumptions, which are
+settings and are saved with the plan.
 """
 
 import math
@@ -14,34 +14,35 @@ SECONDS_OF_DAY = 86_400.0
 
 
 class Assumptions(Settings):
-    """What hours, money and energy hang on, beside the table of hardware."""
+    """Assumptions for hours, money and energy that are not in the hardware table."""
 
-    # Share of the peak of dense products that training keeps up (MFU, arXiv:2204.02311, appendix
-    # B): single nodes reach 0.35 to 0.55, Llama 3 405B 0.38 to 0.43 (arXiv:2407.21783, table 4).
+    # Model FLOPs utilisation (MFU): share of the peak of dense products that training reaches
+    # (arXiv:2204.02311, appendix B). Single nodes reach 0.35 to 0.55, Llama 3 405B 0.38 to 0.43
+    # (arXiv:2407.21783, table 4).
     utilisation: float = Field(default=0.4, gt=0, le=1)
-    # Watts of the whole machine for one of its devices (a DGX H100 may draw 1.8).
+    # Watts of the whole machine for each watt of its devices (a DGX H100 may draw 1.8).
     machine: float = Field(default=1.5, ge=1)
-    # Power of the building for one watt of its machines (PUE; large clouds say 1.1 to 1.2).
+    # Watts of the building for each watt of its machines (PUE; large clouds say 1.1 to 1.2).
     building: float = Field(default=1.2, ge=1)
-    # Device hours between two faults: 1.8 h at 16,384 devices (arXiv:2410.21680, by others' words).
+    # Device hours between two faults: 1.8 h at 16,384 devices (secondary source: arXiv:2410.21680).
     device_hours_between_faults: float = Field(default=29_500.0, gt=0)
-    # Bytes a second at which a device's share of a checkpoint is copied while steps wait
+    # Bytes per second at which a device's share of a checkpoint is copied while steps wait
     # (docs/performance.md: 141 ms for 1.2 GB).
     copied_per_second: float = Field(default=8.5e9, gt=0)
 
 
 class Cost(Settings):
-    """What a run takes."""
+    """Time, machines, money and energy of a run."""
 
     device: str
     devices: int = Field(ge=1)
-    instance: str | None  # None: nothing that is rented has such a device
-    machines: int | None  # of that instance
-    as_of: str | None  # date of the price
+    instance: str | None  # None: no instance in the table has such a device
+    machines: int | None  # number of rented instances
+    as_of: str | None  # date of the prices
     hours: float
     device_days: float
-    usd: float | None  # on demand
-    usd_spot: float | None  # where the table has a price
+    usd: float | None  # on-demand price in US dollars
+    usd_spot: float | None  # spot price in US dollars; None: not in the table
     kwh: float
 
 
@@ -54,9 +55,10 @@ def estimate_cost(
     assumed: Assumptions,
     instance: str | None = None,
 ) -> Cost:
-    """Of `flops` operations on `devices` of a kind. Raises ConfigError for names that are unknown.
+    """Return the cost of `flops` operations on a number of `devices` of a kind.
 
-    `instance`: what is rented; None: the cheapest with such devices. Whole machines are paid for.
+    `instance` is the instance to rent, by default the cheapest one with such devices. Whole
+    instances are paid for. Raises ConfigError for unknown names.
     """
     kind = hardware.find_device(device)
     hours = flops / (devices * kind.find_peak(compute) * assumed.utilisation) / 3600
@@ -82,20 +84,23 @@ def estimate_cost(
 def compute_affordable_flops(
     days: float, hardware: Hardware, device: str, compute: Compute, share: float
 ) -> float:
-    """Operations that one device does in `days` at that share of its peak."""
+    """Return the operations that one device does in `days` at the given share of its peak."""
     return days * SECONDS_OF_DAY * hardware.find_device(device).find_peak(compute) * share
 
 
 def compute_device_days(
     usd: float, hardware: Hardware, device: str, instance: str | None, devices: int | None = None
 ) -> float:
-    """Device days that `usd` buys, on demand: whole machines, of which `devices` are used (None:
-    all). Raises ConfigError if no instance has the device."""
+    """Return the device days that `usd` buys on demand.
+
+    Whole instances are paid for, of which `devices` are used (by default all). Raises ConfigError
+    if no instance has the device.
+    """
     instance = instance or hardware.find_cheapest(device)
     if instance is None:
         raise ConfigError(
-            f"no instance in the table of hardware has a '{device}', so there is no price; add "
-            "one, or plan by --gpu-days"
+            f"no instance in the hardware table has a '{device}', so its price is unknown; add "
+            "one, or plan with --gpu-days"
         )
     offer = hardware.find_instance(instance)
     devices = devices or offer.devices
@@ -103,21 +108,21 @@ def compute_device_days(
 
 
 class Saving(Settings):
-    """How often a run saves itself."""
+    """Interval and cost of a run's checkpoints."""
 
-    every: int = Field(ge=1)  # steps
-    seconds: float  # between two
-    stalled: float  # seconds that steps wait for one
-    hours_between_faults: float  # of the whole run
+    every: int = Field(ge=1)  # number of steps between two checkpoints
+    seconds: float  # seconds between two checkpoints
+    stalled: float  # seconds that training waits for a checkpoint
+    hours_between_faults: float  # hours between two faults on all devices of the run
 
 
 def choose_save_interval(
     state: float, devices: int, step_seconds: float, steps: int, assumed: Assumptions
 ) -> Saving:
-    """The interval that loses the least: sqrt(2 x stall x time between faults).
+    """Return the checkpoint interval that loses the least: sqrt(2 x stall x time between faults).
 
-    Young 1974, Daly 2006. `state`: bytes of one device's share of weights and optimizer. Never
-    longer than the run.
+    Young 1974, Daly 2006. `state` is the bytes of one device's share of weights and optimizer
+    state. The interval is never longer than the run.
     """
     stalled = state / assumed.copied_per_second
     between = assumed.device_hours_between_faults / devices

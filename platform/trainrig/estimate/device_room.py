@@ -1,4 +1,4 @@
-"""Whether a device has the memory that a step takes."""
+"""Check whether a device has the memory that a step needs."""
 
 from trainrig.estimate.memory import RESERVE
 from trainrig.hardware import Hardware
@@ -8,17 +8,21 @@ from trainrig.train.run_file.training import Training
 GIB = 2**30
 
 
-def describe_room(
+def describe_memory_shortage(
     offers: Hardware, device: str, needed: float, training: Training
 ) -> dict[str, str]:
-    """What is said of `needed` bytes that an accelerator `device` does not hold, with what of
-    `training` could take less; {} where it fits, and of CPUs, whose memory is the machine's to
-    divide."""
+    """Return a warning if an accelerator `device` has less than `needed` bytes, or {}.
+
+    The warning lists the settings of `training` that could reduce the need. CPUs never give one,
+    because their memory is divided by the machine.
+    """
     there = offers.devices[device]
     room = there.memory * (1 - RESERVE)
     if not there.accelerator or needed <= room:
         return {}
-    offload, again, sliced = training.offload, training.recompute, training.parallel.kind != "DDP"
+    offload = training.offload
+    again = training.recompute
+    sliced = training.parallel.kind != "DDP"
     less = (
         (sliced and training.parallel.reshard != "layer", "parallel.reshard = 'layer'"),
         (not isinstance(again, Full) or again.every > 1, "recompute.kind = 'Full'"),

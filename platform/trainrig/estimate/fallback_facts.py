@@ -1,4 +1,4 @@
-"""What is said before a run starts of the layouts that it falls back on."""
+"""Report before a run on the layouts that it falls back to with fewer workers."""
 
 from collections.abc import Callable
 
@@ -13,11 +13,16 @@ def describe_fallbacks(
     workers: int | tuple[int, int],
     find_memory: Callable[[Training, int], float] | None = None,
 ) -> dict[str, str]:
-    """Each layout with the workers that it is for, and, by `find_memory`, the bytes of a device
-    with the fewest of them, which hold the most each; {} where there are none."""
-    found, sizes = dict[str, str](), training.bound_workers(workers).list_sizes()
+    """Return a description of each fallback layout with the numbers of workers that it is for.
+
+    `find_memory` gives the bytes of a device; they are reported for the fewest workers, which hold
+    the most each. {} without fallback layouts.
+    """
+    found = dict[str, str]()
+    sizes = training.bound_workers(workers).list_sizes()
     for number, laid_out in enumerate(training.layouts[1:], 1):
-        least, most = sizes[number][0], sizes[number][-1]
+        least = sizes[number][0]
+        most = sizes[number][-1]
         counts = f"{least} to {most} workers" if most > least else f"{least} workers"
         said = f"{describe_layout(laid_out.parallel)}; on {counts if most > 1 else '1 worker'}"
         if laid_out.recompute:

@@ -1,8 +1,8 @@
-"""The parameters that a device holds of a model, by what training does with it.
+"""Parameters that a device holds of a model, by how the model is trained.
 
-A model is trained whole, but for frozen groups; or by adapters beside frozen weights, in the number
-format that `lora.base` says (models/lora/layers.py: int8 has a float32 scale for each row, of
-tables no int8 is made; norms, biases, experts and routers stay in float32); or is frozen.
+A model is trained whole, except for frozen groups; or by adapters on frozen weights, in the format
+`lora.base` (models/lora/layers.py: int8 has a float32 scale for each row, tables are never int8,
+and norms, biases, experts and routers stay float32); or it is frozen.
 """
 
 import math
@@ -21,15 +21,18 @@ from trainrig.train.run_file.training import Training
 
 @dataclass(frozen=True)
 class ModelRole:
-    """What a run does with one of its models."""
+    """Treatment of one of a run's models: which parameters are trained, and by what."""
 
-    optimizer: Optimizer | None  # None: it is frozen
+    optimizer: Optimizer | None  # None: the model is frozen
     groups: tuple[NamedGroup, ...] = ()
-    lora: LoRA | None = None  # what is trained instead of its own weights
+    lora: LoRA | None = None  # adapters that are trained instead of the model's weights
 
     @classmethod
     def of(cls, training: Training, lora: LoRA | None = None) -> Self:
-        """That of the model that `training` is of; adapters have no groups."""
+        """Return the role of the model that `training` trains.
+
+        Adapters have no parameter groups.
+        """
         return cls(training.optimizer, () if lora else training.groups, lora)
 
 
@@ -39,42 +42,42 @@ class HeldParameter:
 
     name: str
     numbers: int
-    trained: int  # of these
-    held: int  # bytes
-    gathered: int  # bytes, as it is computed with
-    cast: int  # of these, what a rank alone that casts makes of it; see parallel/gradients
-    optimizer: int  # bytes of what its optimizer keeps
+    trained: int  # number of trained elements
+    held: int  # bytes as stored
+    gathered: int  # bytes as computed with
+    cast: int  # bytes that a single rank without FSDP casts (parallel/gradients)
+    optimizer: int  # bytes of optimizer state
 
 
 @dataclass(frozen=True)
 class EndParts:
-    """Parameters of a model beside its layers, by what FSDP gathers together."""
+    """Numbers of parameters outside the layers, by the units that FSDP gathers."""
 
-    rest: int  # the last norm, say, and of ends that are one or small all
+    rest: int  # all not gathered separately: the last norm, tied tables, small heads
     embedding: int = 0
     head: int = 0
 
     @property
-    def each(self) -> tuple[int, int, int]:
-        """The numbers of the parts."""
+    def counts(self) -> tuple[int, int, int]:
+        """The numbers of all parts."""
         return self.rest, self.embedding, self.head
 
     @property
     def after_layers(self) -> int:
-        """Of what is gathered once a pass is through the layers."""
+        """The parameters that are gathered after a pass through the layers."""
         return self.rest + self.head
 
 
 @dataclass(frozen=True)
 class GatheredBytes:
-    """Bytes of a model as it is computed with, where that differs from number to number."""
+    """Bytes of a model as it is computed with, where formats differ between parameters."""
 
     whole: float
-    root: float  # of what is gathered beside the layers once all of them have been passed
-    layer: float  # of the largest layer
+    root: float  # gathered outside the layers, after a pass through them
+    layer: float  # bytes of the largest layer
 
     def __add__(self, other: "GatheredBytes") -> "GatheredBytes":
-        """Of two models that are gathered beside each other."""
+        """Return the bytes of two models that are gathered at the same time."""
         layer = max(self.layer, other.layer)
         return GatheredBytes(self.whole + other.whole, self.root + other.root, layer)
 
@@ -85,20 +88,24 @@ def list_held(
     role: ModelRole,
     precision: Precision,
 ) -> Iterator[HeldParameter]:
-    """The parameters of `sizes`, by name the whole ones of `model` or a device's parts of them,
-    each followed by what adapters add to it."""
+    """Yield the parameters of `sizes`, each followed by its adapters.
+
+    `sizes` has parameters of `model` by name, whole or as the part on one device.
+    """
     if role.lora is not None:
         yield from _list_adapted(model, sizes, role, role.lora, precision)
         return
     named = list(sizes)
     assigned = assign((name for name, _ in named), role.groups)
     for name, size in named:
-        numbers, group = math.prod(size), assigned.get(name)
+        numbers = math.prod(size)
+        group = assigned.get(name)
         chosen = group.optimizer if group and group.optimizer else role.optimizer
         kept = None
         if chosen is not None and not (group and group.freeze):
             kept = chosen.count_state_bytes(name, size)
-        trained, held = 0 if kept is None else numbers, MASTER * numbers
+        trained = 0 if kept is None else numbers
+        held = MASTER * numbers
         narrow = precision.bytes * numbers
         yield HeldParameter(name, numbers, trained, held, narrow, narrow, kept or 0)
 
@@ -110,11 +117,13 @@ def _list_adapted(
     lora: LoRA,
     precision: Precision,
 ) -> Iterator[HeldParameter]:
-    matrices, chosen = set(list_matrices(model)), set(lora.choose(model))
+    matrices = set(list_matrices(model))
+    chosen = set(lora.choose(model))
 
     def train(name: str, size: tuple[int, ...]) -> HeldParameter:
         assert role.optimizer is not None, "adapters are there to be trained"
-        numbers, kept = math.prod(size), role.optimizer.count_state_bytes(name, size)
+        numbers = math.prod(size)
+        kept = role.optimizer.count_state_bytes(name, size)
         gathered = precision.bytes * numbers
         return HeldParameter(name, numbers, numbers, MASTER * numbers, gathered, gathered, kept)
 
@@ -123,7 +132,8 @@ def _list_adapted(
         if is_of_head(model, name):
             yield train(name, size)
             continue
-        numbers, base = math.prod(size), lora.base
+        numbers = math.prod(size)
+        base = lora.base
         if layer not in matrices or layer == name or is_router(layer):
             base = "float32"
         elif base == "int8" and is_table(layer):
@@ -148,5 +158,5 @@ def _list_adapted(
 
 
 def is_table(layer: str) -> bool:
-    """Whether the layer of that name looks its rows up."""
+    """Return whether the layer of that name is an embedding table."""
     return layer.endswith("embedding")

@@ -1,4 +1,4 @@
-"""A parallel layout whose step fits the memory of a device, among those that runs accept."""
+"""Search for a parallel layout whose step fits the memory of a device."""
 
 import math
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from trainrig.parallel.activation_memory.recompute import Full, Recompute, Selec
 from trainrig.parallel.layout import DDP, FSDP, HSDP
 from trainrig.train.run_file.training import Training
 
-# Tokens of a micro-batch beyond which a device's products get no faster.
+# Tokens of a micro-batch beyond which larger products are no faster.
 ENOUGH_TOKENS = 16_384
 MOST_DEVICES = 65_536
 RECOMPUTED: dict[str, Recompute | None] = {
@@ -24,7 +24,7 @@ RECOMPUTED: dict[str, Recompute | None] = {
 
 @dataclass(frozen=True)
 class BatchShape:
-    """Sequences of a step."""
+    """Numbers of sequences and tokens of a step."""
 
     global_batch: int
     sequence_length: int
@@ -32,7 +32,7 @@ class BatchShape:
 
 @dataclass(frozen=True)
 class Fitting:
-    """A way to train that fits: settings of a run file, and what a step takes."""
+    """A way to train: settings of a run file, and the memory of a step."""
 
     training: Training
     micro_batch: int
@@ -47,12 +47,12 @@ def find_fitting(
     machines: int,
     room: float,
 ) -> Fitting | None:
-    """The first of the ways below whose step fits `room` bytes a device; None if none does.
+    """Return the first layout whose step fits `room` bytes of a device, or None if none does.
 
-    Deterministic FSDP that keeps what the backward pass needs, then such that computes some of it
-    again; then sums whose bits depend on the number of workers, which need less: whole models on
-    each machine, FSDP over all, and such that lets each layer go once it is done. In each, the
-    largest micro-batch that fits.
+    Tried in this order: deterministic FSDP that keeps all activations, then with recomputation;
+    then layouts whose bits depend on the number of workers and which need less memory: whole models
+    on each machine, FSDP over all devices, and FSDP that frees each layer after use. In each, the
+    largest micro-batch that fits is taken.
     """
     for way in _iterate_ways(training, devices, machines):
         for micro_batch in _iterate_micro_batches(batch, devices):
@@ -67,21 +67,23 @@ def find_fitting(
 def find_least_memory(
     model: DecoderConfig, training: Training, batch: BatchShape, devices: int, machines: int
 ) -> Fitting:
-    """The way that takes the least memory, whether it fits or not."""
+    """Return the layout that needs the least memory, whether it fits or not."""
     found = []
     for way in _iterate_ways(training, devices, machines):
         memory = estimate_step_memory(
             model, way, devices, batch.global_batch, 1, batch.sequence_length
         )
         found.append(Fitting(way, 1, memory))
-    return min(found, key=lambda each: each.memory.total)
+    return min(found, key=lambda fitting: fitting.memory.total)
 
 
 def count_devices_needed(
     model: DecoderConfig, training: Training, batch: BatchShape, per_machine: int, room: float
 ) -> int | None:
-    """The fewest devices, a power of two, for which something fits; None: not even one sequence a
-    device fits, however many there are."""
+    """Return the fewest devices, a power of two, for which some layout fits.
+
+    None if not even one sequence for each device fits, however many devices there are.
+    """
     devices = 1
     while devices <= min(MOST_DEVICES, batch.global_batch):
         machines = math.ceil(devices / per_machine)
@@ -107,7 +109,10 @@ def _vary_recompute(training: Training, changes: dict[str, object]) -> Iterator[
 
 
 def _iterate_micro_batches(batch: BatchShape, devices: int) -> Iterator[int]:
-    """Powers of two that divide the global batch and leave each device one, largest first."""
+    """Yield the micro-batch sizes to try, largest first.
+
+    They are the powers of two that divide the global batch and give each device a micro-batch.
+    """
     most = min(batch.global_batch // devices, max(1, ENOUGH_TOKENS // batch.sequence_length))
     size = 2 ** int(math.log2(max(1, most)))
     while size >= 1:
@@ -118,20 +123,20 @@ def _iterate_micro_batches(batch: BatchShape, devices: int) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class LayoutMemory:
-    """Memory of one way to slice a model, by what is computed again."""
+    """Memory of one way to shard a model, by kind of recomputation."""
 
     layout: str
-    offered: bool  # by run files
+    offered: bool  # run files can ask for this layout
     bytes_by_recompute: dict[str, float]
 
 
 def build_memory_table(
     model: DecoderConfig, training: Training, batch: BatchShape, micro_batch: int, devices: int
 ) -> list[LayoutMemory]:
-    """Bytes a device by ZeRO stage (Rajbhandari et al. 2020, arXiv:1910.02054) and recompute.
+    """Return the bytes of a device by ZeRO stage and recomputation.
 
-    Stages 1 and 2 are there to compare: they slice the optimizer, and gradients too; no run file
-    asks for them.
+    Stages (Rajbhandari et al. 2020, arXiv:1910.02054) 1 and 2, which shard the optimizer state and
+    then also gradients, are for comparison only; run files cannot ask for them.
     """
     offered = {
         "0 (DDP)": {"deterministic": False, "parallel": DDP()},
@@ -153,7 +158,8 @@ def build_memory_table(
             ).total
         rows[name] = LayoutMemory(name, True, found)
     whole = rows.pop("0 (DDP)")
-    shapes, elsewhere = parameter_shapes(model), 1 - 1 / devices
+    shapes = parameter_shapes(model)
+    elsewhere = 1 - 1 / devices
     kept = count_state_bytes(shapes, training.optimizer, training.groups) * elsewhere
     gradients = MASTER * count_trained(shapes, training.groups) * elsewhere
     saved = {"1": kept, "2": kept + gradients}

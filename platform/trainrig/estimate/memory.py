@@ -1,51 +1,54 @@
-"""Memory of one device while it trains, as this repository's step takes it.
+"""Memory of one device during training, as trainrig's training step uses it.
 
-Bytes for N parameters in all, sliced over S devices, computed in b bytes (4, or 2 in bfloat16):
+Bytes for N parameters in all, sharded over S devices, computed in b bytes (4, or 2 in bfloat16):
 
     weights            4 N / S                 float32 masters
-    optimizer          8 N / S                 AdamW's two moments; of others what they declare
-                                               (`count_state_bytes` in optim/); with
-                                               `offload.optimizer` that of two parameters at a time
-                                               (estimate/offload.py)
-    gradients          4 N / S                 the sum, where the optimizer takes it; of frozen
-                                               parameters there is none
+    optimizer          8 N / S                 the two moments of AdamW; other optimizers declare
+                                               theirs (`count_state_bytes` in optim/); with
+                                               `offload.optimizer` the state of two parameters at a
+                                               time (estimate/offload.py)
+    gradients          4 N / S                 the sum, where the optimizer reads it; frozen
+                                               parameters have none
     gathered           b N                     parameters of the step (reshard = "step"), or of the
                                                head, last norm and two layers ("layer"), and of an
                                                embedding that the head shares; on one device
-                                               without FSDP (`needs_sharding`) what is cast, none
-                                               where b is 4
-    summing            4 N                     while several micro-batches are added up (none with
-                                               reduce = "micro_batch": slices of sums are there
-                                               from the first on), and in deterministic mode
-                                               4 N log2(virtual workers a rank); where workers are
-                                               no divisor of these, as many more as a virtual
-                                               worker has micro-batches
-    sending            8 bytes                 in deterministic mode, of each of the three largest
-                                               parts gathered by themselves: what is sent, received
-    activations        by layer and token      see estimate/activations.py; and masks, by two
-                                               tokens of a row: see estimate/masks.py
+                                               without FSDP (`needs_sharding`) only cast parameters,
+                                               none if b is 4
+    summing            4 N                     while several micro-batches are summed (none with
+                                               reduce = "micro_batch", which has slices of sums
+                                               from the start), and in deterministic mode
+                                               4 N log2(virtual workers per rank); if workers do
+                                               not divide these, additional ones for the
+                                               micro-batches of one virtual worker
+    sending            8 bytes                 in deterministic mode, for each parameter of the
+                                               three largest FSDP units: sent and received copies
+    activations        by layer and token      see estimate/activations.py; and masks, by pairs of
+                                               tokens of a row, see estimate/masks.py
     fleeting           b (V + 3 C) a token,    logits of a block (objectives/chunked_head.py) and
                        + 4 V C                 the gradients of the head's weight; or, if more,
                                                b (2 F + C) a token, the gradients within a layer,
-                                               and what of that layer is computed again
-    passing            4 to 10 bytes           of the largest part that is gathered by itself
+                                               and the recomputed activations of that layer
+    passing            4 to 10 bytes           for each parameter of the largest FSDP unit
 
-Not counted: the device's own context, buffers of collectives, and holes in its allocator; `RESERVE`
-of a device's memory is left to them. Where the run file asks for compiled layers, what these keep
-is counted (`estimate_kept_compiled`); where it leaves that to the device, what plain ones do.
+Not counted: the device's context, buffers of collectives, and fragmentation of its allocator;
+`RESERVE` of a device's memory is left for them. Where the run file asks for compiled layers, their
+activations are counted (`estimate_kept_compiled`); where it leaves the choice to the device, those
+of plain layers.
 
-Against the allocator's own peaks on the CPU, in 60 steps of a tiny model (1, 2 and 4 ranks, both
-precisions, three layouts): 3% off on average, 17% (too little) at worst, in bfloat16 layer by
-layer; float32 within 11%. Activations a token within 1%. tests/benchmarks/test_step_memory.py
-measures again. On CUDA, whose fused norms keep less, it says more than an H200's allocator reserved
-(2026-11-27, bfloat16, one rank): by 2% at 1.3B, 13% at 124M. Of compiled layers it says less than
-was reserved, holes and all, by 3 to 7% (2026-11-28, 124M, 350M, 1.3B).
+Compared with the allocator's peaks on the CPU, in 60 steps of a tiny model (1, 2 and 4 ranks, both
+precisions, three layouts), the error is 3% on average and at worst 17% (too little), in bfloat16
+layer by layer; float32 is within 11%. Activations per token are within 1%.
+tests/benchmarks/test_step_memory.py repeats the measurement. On CUDA, whose fused norms keep less,
+the estimate is above what an H200's allocator reserved (2026-11-27, bfloat16, one rank): by 2% at
+1.3B, 13% at 124M. With compiled layers it is below the reserved bytes, fragmentation included, by
+3 to 7% (2026-11-28, 124M, 350M, 1.3B).
 
-Tuning adds to it what estimate/held_parameters.py and estimate/tuning/ say: 1.5% off on average and
-4.7% at worst in 20 ways of `posttrain`, 2% and 4% in 7 of `rl`, on the CPU alone
-(tests/posttrain/memory/test_tuning.py, tests/posttrain/rollouts/test_memory.py measure again).
+Tuning adds the memory in estimate/held_parameters.py and estimate/tuning/. The error is 1.5% on
+average and 4.7% at worst in 20 variants of `posttrain`, 2% and 4% in 7 of `rl`, on the CPU only
+(repeated by tests/posttrain/memory/test_tuning.py and tests/posttrain/rollouts/test_memory.py).
 
-Shapes: C channels, H query heads, K key heads, D channels of a head, F between, V vocabulary.
+Shapes: C channels, H query heads, K key heads, D channels of a head, F hidden channels of the
+feed-forward network, V vocabulary entries.
 """
 
 import math
@@ -63,20 +66,21 @@ from trainrig.estimate.activations import (
 )
 from trainrig.estimate.held_parameters import EndParts, GatheredBytes, ModelRole, list_held
 from trainrig.estimate.masks import NO_MASKS, RowMasks
-from trainrig.estimate.offload import UnderWay
+from trainrig.estimate.offload import UpdateState
 from trainrig.models.architecture.shapes import count, list_named_sizes
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.lora.settings import LoRA
 from trainrig.parallel.layout import needs_sharding
 from trainrig.train.run_file.training import Training
 
-RESERVE = 0.1  # of a device's memory
-UNITS_AT_ONCE = 3  # of parallel/exact/deterministic.py: two on their way, and the one that begins
+RESERVE = 0.1  # share of a device's memory that is left free
+# FSDP units in flight at once in parallel/exact/deterministic.py: two being sent, one starting.
+UNITS_AT_ONCE = 3
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one device at the peak of a step, by what they hold."""
+    """Bytes of one device at the peak of a step, by purpose."""
 
     weights: float
     optimizer: float
@@ -89,17 +93,17 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """The peak."""
+        """The bytes at the peak."""
         held = self.weights + self.optimizer + self.gradients + self.gathered + self.summing
         return held + self.activations + self.fleeting + self.passing
 
     def fits(self, device: float) -> bool:
-        """Whether a device of so many bytes holds it, with `RESERVE` left."""
+        """Return whether a device of `device` bytes holds this memory with `RESERVE` left free."""
         return self.total <= device * (1 - RESERVE)
 
 
 def count_slices(training: Training, workers: int) -> int:
-    """Over how many devices the parameters are sliced."""
+    """Return the number of devices that the parameters are sharded over."""
     if training.parallel.kind == "DDP":
         return 1
     if training.parallel.kind == "HSDP":
@@ -109,30 +113,36 @@ def count_slices(training: Training, workers: int) -> int:
 
 @dataclass(frozen=True)
 class HeldParameters:
-    """Of the part of a model that one device works with: how many, and bytes of its slices."""
+    """Parameters that one device works with: their numbers, and the bytes of its slices."""
 
-    total: int  # gathered when they are computed with
+    total: int  # number of parameters, which are gathered to compute with
     trained: int
     ends: EndParts
-    layer: int  # of the largest layer
+    layer: int  # number of parameters of the largest layer
     layers: int
-    weights: float  # bytes of the slices of this device
-    optimizer: float  # bytes
-    gradients: float  # bytes
-    sharded: bool  # whether FSDP gathers them; see parallel/layout.py
-    # None: all in the format that is computed in. Of what differs, `ends` and `layer` are those
-    # that are trained.
+    weights: float  # bytes of this device's slices
+    optimizer: float  # bytes of optimizer state
+    gradients: float  # bytes of this device's slices
+    sharded: bool  # FSDP gathers the parameters (parallel/layout.py)
+    # None: all are gathered in the dtype that is computed in. If it is set, `ends` and `layer`
+    # count only trained parameters.
     gathered: GatheredBytes | None = None
 
     def count_gathered(self, compute: int) -> GatheredBytes:
-        """Bytes of them as they are computed with, in numbers of `compute` bytes."""
+        """Return the bytes of the parameters as computed with.
+
+        `compute` is the bytes of a number.
+        """
         if self.gathered is not None:
             return self.gathered
         root = compute * self.ends.after_layers
         return GatheredBytes(compute * self.total, root, compute * self.layer)
 
     def hold_beside(self, other: "HeldParameters", compute: int) -> "HeldParameters":
-        """Those of this model and of `other`, whose gradients are sent unit by unit as well."""
+        """Return the parameters of this model and of `other`, which are held at the same time.
+
+        Gradients of both are sent unit by unit.
+        """
         return HeldParameters(
             total=self.total + other.total,
             trained=self.trained + other.trained,
@@ -147,28 +157,28 @@ class HeldParameters:
         )
 
     def _find_larger_ends(self, other: "HeldParameters") -> EndParts:
-        return max(self.ends, other.ends, key=lambda ends: max(ends.each))
+        return max(self.ends, other.ends, key=lambda ends: max(ends.counts))
 
 
 @dataclass(frozen=True)
 class HeldActivations:
-    """Bytes on one device while a micro-batch is computed."""
+    """Bytes of activations on one device while a micro-batch is computed."""
 
-    kept: float  # for the backward passes that are to come
-    in_a_layer: float  # for a moment, within one
-    at_the_head: float  # for a moment, at the logits
-    buffers: float = 0.0  # of what is sent and received between products
+    kept: float  # kept for the backward pass
+    in_a_layer: float  # temporary, within a layer
+    at_the_head: float  # temporary, at the logits
+    buffers: float = 0.0  # data sent and received between products
 
 
 @dataclass(frozen=True)
 class TuningStep:
-    """What a step does that is none of pretraining's."""
+    """Additional needs of a tuning step, compared with a pretraining step."""
 
-    lora: LoRA | None = None  # adapters that are trained instead of the model's own weights
-    # Places of a micro-batch that logits are made of, all at once; None: of all places, in blocks.
+    lora: LoRA | None = None  # adapters that are trained instead of the model's weights
+    # Places of a micro-batch with logits, which are made all at once. None: all places, in blocks.
     places: int | None = None
-    # The models that are gathered beside, and bytes of what is there of them, for a moment or for
-    # the backward pass, while the logits are.
+    # The other models that are gathered in the step, and bytes of their activations that exist at
+    # the same time as the logits.
     beside: HeldParameters | None = None
     activations_beside: float = 0.0
 
@@ -186,19 +196,24 @@ def estimate_step_memory(
     masks: RowMasks = NO_MASKS,
     tuning: TuningStep = PRETRAINING,
 ) -> Memory:
-    """Of a step on `global_batch` sequences in micro-batches of `micro_batch`.
+    """Return the memory of a step on `global_batch` sequences in micro-batches of `micro_batch`.
 
-    Raises ConfigError while the vocabulary is not settled.
+    Raises ConfigError while the vocabulary size is unknown.
     """
-    tokens, compute = micro_batch * sequence_length, training.precision.bytes
+    tokens = micro_batch * sequence_length
+    compute = training.precision.bytes
     what = find_kept(model, training, tokens, tuning.lora)
     a_token = estimate_per_token(model, training, tuning.lora, what)
-    kept, in_a_layer = (tokens * each for each in a_token)
+    kept, in_a_layer = (tokens * bytes_of_token for bytes_of_token in a_token)
     in_a_layer += estimate_restored_weight(model, training, tuning.lora)
     head = estimate_at_head(model, compute, tokens, tuning.places, tuning.lora)
-    if (generator := model.generator_model) is not None:  # it goes first, and is kept beside
-        own, within = (tokens * each for each in estimate_per_token(generator, training))
-        kept, in_a_layer = kept + own, max(in_a_layer, within)
+    # The generator runs first, and its activations are kept.
+    if (generator := model.generator_model) is not None:
+        own, within = (
+            tokens * bytes_of_token for bytes_of_token in estimate_per_token(generator, training)
+        )
+        kept = kept + own
+        in_a_layer = max(in_a_layer, within)
         head = max(head, estimate_at_head(generator, training.precision.bytes, tokens))
     kept += masks.count_kept(model, training, micro_batch, sequence_length)
     kept += estimate_restored_head(model, training, tuning.lora)
@@ -216,35 +231,35 @@ def estimate_step_memory(
 def hold_model(
     model: DecoderConfig, training: Training, workers: int, role: ModelRole
 ) -> HeldParameters:
-    """What each of `workers` holds of a model of which no layer or expert is divided."""
+    """Return what each of `workers` holds of a model whose layers and experts are not divided."""
     held = list(list_held(model, list_named_sizes(model.shapes), role, training.precision))
     sliced = count_slices(training, workers)
-    trained = sum(each.trained for each in held)
-    optimizer = sum(each.optimizer for each in held) / sliced
+    trained = sum(parameter.trained for parameter in held)
+    optimizer = sum(parameter.optimizer for parameter in held) / sliced
     if training.offload.optimizer:
-        optimizer = UnderWay.of(held, role).estimate_bytes(sliced, sliced)
+        optimizer = UpdateState.of(held, role).estimate_bytes(sliced, sliced)
     ends, layer = _count_unit_parameters(model)
     sharded = needs_sharding(workers, training.precision, training.parallel.reshard)
     gathered = None
     if role.lora is not None or role.optimizer is None:
         units = Counter[str]()
         of_trained = Counter[str]()
-        for each in held:
-            unit = name_unit(each.name, model.shapes.ends_apart)
-            units[unit] += each.gathered if sharded else each.cast
-            of_trained[unit] += each.trained
+        for parameter in held:
+            unit = name_unit(parameter.name, model.shapes.ends_apart)
+            units[unit] += parameter.gathered if sharded else parameter.cast
+            of_trained[unit] += parameter.trained
         of_ends = EndParts(*(units.pop(name, 0) for name in ("", "embedding", "head")))
         ends = EndParts(*(of_trained.pop(name, 0) for name in ("", "embedding", "head")))
         layer = max(of_trained.values())
-        whole = sum(of_ends.each) + sum(units.values())
+        whole = sum(of_ends.counts) + sum(units.values())
         gathered = GatheredBytes(whole, of_ends.after_layers, max(units.values()))
     return HeldParameters(
-        total=sum(each.numbers for each in held),
+        total=sum(parameter.numbers for parameter in held),
         trained=trained,
         ends=ends,
         layer=layer,
         layers=model.layers,
-        weights=sum(each.held for each in held) / sliced,
+        weights=sum(parameter.held for parameter in held) / sliced,
         optimizer=optimizer,
         gradients=MASTER * trained / sliced,
         sharded=sharded,
@@ -253,8 +268,10 @@ def hold_model(
 
 
 def name_unit(parameter: str, ends_apart: Sequence[str]) -> str:
-    """The layer, or the one of `ends_apart`, of the `parameter` of that name, whose parameters are
-    gathered by themselves; "": it is gathered with the rest."""
+    """Return the FSDP unit of the parameter: a layer, or one of `ends_apart`.
+
+    "" if it is gathered with the rest.
+    """
     kind, _, rest = parameter.partition("layers.")
     end = parameter.partition(".")[0]
     return f"{kind}{rest.partition('.')[0]}" if rest else end if end in ends_apart else ""
@@ -267,21 +284,23 @@ def estimate_peak_memory(
     workers: int,
     turns: int,
 ) -> Memory:
-    """Of a step in which each of `workers` takes `turns` micro-batches."""
+    """Return the memory of a step in which each of `workers` computes `turns` micro-batches."""
     compute = training.precision.bytes
-    ends, layer = held.ends, held.layer
+    ends = held.ends
+    layer = held.layer
     bytes_of = held.count_gathered(compute)
     gathered = bytes_of.whole
     if training.parallel.reshard != "step":
         gathered = bytes_of.root + 2 * bytes_of.layer
     whole_sums, together = _count_sums(training, workers, turns)
-    if not held.sharded:  # weights and gradients stay where they are, beside casts of weights
-        gathered, together = gathered if training.precision.casts else 0.0, True
+    if not held.sharded:  # Weights and gradients stay in place, with casts of the weights.
+        gathered = gathered if training.precision.casts else 0.0
+        together = True
     fleeting = max(activations.in_a_layer, activations.at_the_head) + activations.buffers
-    passing = _estimate_passing(max(*ends.each, layer), compute, together)
+    passing = _estimate_passing(max(*ends.counts, layer), compute, together)
     summing = MASTER * held.trained * whole_sums
-    # Partial sums are let go unit by unit as they are sent, so they are never beside all slices of
-    # the whole sum; activations are gone by then.
+    # Partial sums are freed unit by unit as they are sent, so they never exist together with all
+    # slices of the whole sum. Activations are freed by then.
     sending = (
         _estimate_sending(ends, layer, held.layers)
         if training.deterministic and workers > 1
@@ -308,16 +327,20 @@ def estimate_peak_memory(
 
 
 def _estimate_passing(unit: int, compute: int, together: bool) -> float:
-    """Bytes of one unit's gradients on their way: where they were computed (unless they are added
-    up there, or in fewer bytes beside what is added up), and as they are sent."""
+    """Return the bytes of one FSDP unit's gradients in flight.
+
+    Counted are the gradients as they were computed, and as they are sent. The former take no extra
+    memory where micro-batches are summed in place (`together`), except for a copy in a narrow
+    dtype.
+    """
     narrow = 0 if compute == MASTER else compute * unit
     return float(MASTER * unit * (1 if together else 2) + narrow)
 
 
 def _count_unit_parameters(model: DecoderConfig) -> tuple[EndParts, int]:
-    """Parameters that are gathered beside the layers, and with the largest layer."""
+    """Return the parameters gathered outside the layers, and the size of the largest layer."""
     shapes = model.shapes
-    beside = sum(count(each) - count(each.layers) for each in shapes.beside if each)
+    beside = sum(count(other) - count(other.layers) for other in shapes.beside if other)
     ends = count((shapes.before_layers, shapes.norm, shapes.after_layers)) + beside
     apart = {name: count(getattr(shapes, name)) for name in shapes.ends_apart}
     largest = max(count(layer) for layer in set(shapes.layers))
@@ -325,8 +348,10 @@ def _count_unit_parameters(model: DecoderConfig) -> tuple[EndParts, int]:
 
 
 def _count_sums(training: Training, workers: int, turns: int) -> tuple[float, bool]:
-    """Whole gradients held before the last backward pass; whether micro-batches are added up where
-    they were computed."""
+    """Return how many whole gradients are held before the last backward pass.
+
+    The second value says whether micro-batches are summed where they were computed.
+    """
     if _reduces_each(training, workers):
         return 0.0, False
     if not training.deterministic:
@@ -334,30 +359,35 @@ def _count_sums(training: Training, workers: int, turns: int) -> tuple[float, bo
     virtual = min(math.ceil(training.virtual_workers / workers), turns)
     several = turns > virtual
     whole = math.ceil(math.log2(virtual)) + (1.0 if several else 0.0)
-    if training.virtual_workers % workers:  # virtual workers have micro-batches on several
+    # A virtual worker's micro-batches are on several workers.
+    if training.virtual_workers % workers:
         of_one = math.ceil(turns * workers / min(training.virtual_workers, turns * workers))
         whole = min(whole + of_one, max(whole, turns - 1.0))
     return whole, several
 
 
 def _reduces_each(training: Training, workers: int) -> bool:
-    """Whether each micro-batch's gradients are sliced in its own backward pass."""
-    each = training.parallel.by_micro_batch
-    return each and (not training.deterministic or count_slices(training, workers) > 1)
+    """Return whether each micro-batch's gradients are sharded in its own backward pass."""
+    by_micro_batch = training.parallel.by_micro_batch
+    return by_micro_batch and (not training.deterministic or count_slices(training, workers) > 1)
 
 
 def _estimate_sending(ends: EndParts, layer: int, layers: int) -> float:
-    """Bytes of the units on their way at a time, as they are sent and as they are received."""
-    units = [*ends.each, *[layer] * min(layers, UNITS_AT_ONCE)]
+    """Return the bytes of the FSDP units in flight, as they are sent and as they are received."""
+    units = [*ends.counts, *[layer] * min(layers, UNITS_AT_ONCE)]
     return float(2 * MASTER * sum(sorted(units, reverse=True)[:UNITS_AT_ONCE]))
 
 
 def estimate_cache_memory(
     model: DecoderConfig, positions: int, size: int = 2, windows: int = 1
 ) -> float:
-    """Bytes of the keys and values of one sequence of so many positions, in numbers of `size` bytes
-    (2: bfloat16); a layer with a window holds no more than `windows` of it."""
-    shape, window = model.shape, model.attention.window
+    """Return the bytes of the keys and values of one sequence of `positions`.
+
+    `size` is the bytes of a number (2: bfloat16). A layer with a window holds at most `windows`
+    windows.
+    """
+    shape = model.shape
+    window = model.attention.window
     held = sum(
         min(positions, windows * window.size) if window and window.is_local(layer) else positions
         for layer in range(model.layers)

@@ -1,8 +1,8 @@
-"""The share of a model that one device holds: its widths, its experts, its layers.
+"""Part of a model that one device holds under tensor, expert and pipeline parallelism.
 
-A tensor group cuts heads, the width between the two products of the feed-forward part, and the
-vocabulary; an expert group cuts the list of experts; a pipeline cuts the list of layers. Norms and
-routers are alike on all of a tensor group, which each compute with on a part of the sequence.
+A tensor group divides heads, the hidden width of the feed-forward network, and the vocabulary; an
+expert group divides the list of experts; a pipeline divides the list of layers. Norms and routers
+are the same on all devices of a tensor group, which use them on parts of the sequence.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from typing import Self
 from trainrig.estimate.activations import MASTER
 from trainrig.estimate.held_parameters import EndParts, HeldParameter, ModelRole, list_held
 from trainrig.estimate.memory import Memory
-from trainrig.estimate.offload import UnderWay
+from trainrig.estimate.offload import UpdateState
 from trainrig.models.architecture.shapes import (
     DecoderShapes,
     count,
@@ -24,8 +24,9 @@ from trainrig.models.decoder_config import DecoderConfig
 from trainrig.parallel.activation_memory.local_shapes import cut_shapes
 from trainrig.train.run_file.training import Training
 
-_EXPERTS = ".experts."  # in the names of parameters that an expert group cuts
-# Last parts of the names of those that a tensor group cuts along another dimension than the first.
+_EXPERTS = ".experts."  # part of the names of parameters that an expert group divides
+# Last parts of the names of parameters that a tensor group divides along another dim than the
+# first.
 _BY_COLUMNS = (
     ".attention.output.weight",
     ".attention.output.lora_a",
@@ -36,8 +37,11 @@ _BY_COLUMNS = (
 
 
 def _find_held_shapes(model: DecoderConfig, tensor: int, expert: int) -> DecoderShapes:
-    """The sizes of every parameter that one device holds: those of `cut_shapes`, but keys and
-    values whole where there are fewer of their heads than devices."""
+    """Return the shapes of all parameters that one device holds.
+
+    They are those of `cut_shapes`, except that keys and values are whole where there are fewer key
+    heads than devices.
+    """
     shapes = cut_shapes(model, tensor, expert)
     if model.shape.kv_heads % tensor == 0:
         return shapes
@@ -53,15 +57,17 @@ def _find_held_shapes(model: DecoderConfig, tensor: int, expert: int) -> Decoder
 
 @dataclass(frozen=True)
 class CountedParameters:
-    """Parameters of some part, and bytes that its optimizer keeps of them; those that an expert
-    group does not slice any further apart."""
+    """Numbers of parameters of some part of a model, and their bytes.
+
+    Parameters that an expert group does not shard any further are counted separately as well.
+    """
 
     total: int = 0
     trained: int = 0
-    held: int = 0  # bytes of these as they are kept
-    gathered: int = 0  # bytes of these as they are computed with
+    held: int = 0  # bytes as stored
+    gathered: int = 0  # bytes as computed with
     optimizer: int = 0
-    # Bytes of those, and of what the optimizer keeps of them, of which a tensor group has columns.
+    # Bytes, with optimizer state, of parameters of which a tensor group has columns.
     columns: int = 0
     experts: int = 0
     experts_trained: int = 0
@@ -79,18 +85,18 @@ class CountedParameters:
 
 @dataclass(frozen=True)
 class Slices:
-    """Bytes of what one device keeps of its part, and parameters of that part."""
+    """Bytes that one device keeps of its part, and the parameters of that part."""
 
     weights: float
     optimizer: float
     gradients: float
-    # Of the whole rows that it has for a checkpoint of what it keeps columns of.
+    # Bytes of the whole rows that a checkpoint needs of parameters held by columns.
     rows: float
     counted: CountedParameters
 
     @property
     def in_a_save(self) -> Memory:
-        """Of the device while it saves or loads a checkpoint, whose files hold whole rows."""
+        """The memory during a save or load of a checkpoint, whose files hold whole rows."""
         return Memory(
             weights=self.weights,
             optimizer=self.optimizer,
@@ -108,18 +114,21 @@ def slice_parameters(
     over: int,
     expert: int,
     tensor: int = 1,
-    hosted: UnderWay | None = None,
+    hosted: UpdateState | None = None,
 ) -> Slices:
-    """Of a part whose parameters are sliced over `over` devices, `expert` of which have experts of
-    their own, each the part of one of `tensor` devices. `hosted`: of the whole of which it is a
-    part, if the host keeps what optimizers remember."""
+    """Return the bytes of a part whose parameters are sharded over `over` devices.
+
+    `expert` of the devices divide the experts, so that a slice of an expert is on fewer devices.
+    Each device belongs to a tensor group of `tensor`. `hosted` is the optimizer state of the whole
+    model if the host keeps it.
+    """
     fewer = max(1, over // expert)
 
     def bytes_of(all_of: int, of_experts: int) -> float:
         return (all_of - of_experts) / over + of_experts / fewer
 
-    # Devices that have columns of a row share the rows out among them; those of experts that are
-    # divided as well each have all (parallel/tensor/whole.py).
+    # Devices that have columns of a row divide the gathered rows among them. Where experts are
+    # divided as well, each device has all rows (parallel/tensor/whole.py).
     gathered = counted.experts_columns * (tensor if expert > 1 else 1)
     optimizer = bytes_of(counted.optimizer, counted.experts_optimizer)
     if hosted is not None:
@@ -135,18 +144,18 @@ def slice_parameters(
 
 @dataclass(frozen=True)
 class ModelParts:
-    """Of a cut model, what each of its pieces has: prefix sums over its layers, and the ends."""
+    """Parameters of the pieces of a divided model: prefix sums over layers, and both ends."""
 
-    layers: tuple[CountedParameters, ...]  # up to, without, each layer; the last: all
-    before: CountedParameters  # embedding
-    after: CountedParameters  # last norm and head
-    # Of these, what is gathered by itself; see `ends_apart` in models/architecture/shapes.py.
+    layers: tuple[CountedParameters, ...]  # sums before each layer; the last is the sum of all
+    before: CountedParameters  # the embedding and other parts before the layers
+    after: CountedParameters  # the last norm and the head
+    # The parts that are gathered separately (`ends_apart` in models/architecture/shapes.py).
     embedding_apart: CountedParameters
     head_apart: CountedParameters
-    tied: CountedParameters  # the embedding again, where a tied head is on another device
-    layer: tuple[int, ...]  # parameters of each
-    # Of what optimizers remember of all pieces, where the host keeps it; None: the device does.
-    hosted: UnderWay | None
+    tied: CountedParameters  # the embedding, to add where a tied head is on another device
+    layer: tuple[int, ...]  # number of parameters of each layer
+    # Optimizer state of all pieces if the host keeps it; None: the device does.
+    hosted: UpdateState | None
 
     @classmethod
     def of(
@@ -157,20 +166,21 @@ class ModelParts:
         expert: int,
         role: ModelRole | None = None,
     ) -> Self:
-        """As `training` trains and keeps them, or as `role` says."""
+        """Return the parts of `model` as `training` trains it, or as `role` says."""
         shapes = _find_held_shapes(model, tensor, expert)
         by_layer = [CountedParameters()] * len(shapes.layers)
         before = after = embedding = head = CountedParameters()
         first = {
             name for name, _ in list_named_sizes(replace(shapes, layers=(), norm=None, head=None))
         }
-        of_first = {name.removesuffix(".weight") for name in first}  # of which are adapters
+        of_first = {name.removesuffix(".weight") for name in first}  # layers that may have adapters
         role = role or ModelRole.of(training)
         sizes = list_named_sizes(shapes)
         held = list(list_held(model, sizes, role, training.precision))
-        hosted = UnderWay.of(held, role, _EXPERTS) if training.offload.optimizer else None
-        for each in held:
-            name, found = each.name, _count_parameters(each, role, tensor > 1, hosted is not None)
+        hosted = UpdateState.of(held, role, _EXPERTS) if training.offload.optimizer else None
+        for parameter in held:
+            name = parameter.name
+            found = _count_parameters(parameter, role, tensor > 1, hosted is not None)
             kind, _, rest = name.partition(".")
             if kind == "layers":
                 by_layer[int(rest.partition(".")[0])] += found
@@ -184,44 +194,60 @@ class ModelParts:
                     head += found
         sums = tuple(itertools.accumulate(by_layer, initial=CountedParameters()))
         tied = embedding if shapes.head is None else CountedParameters()
-        of_each = tuple(count(each) for each in shapes.layers)
+        layer_counts = tuple(count(layer) for layer in shapes.layers)
         apart = (embedding, head) if shapes.ends_apart else 2 * (CountedParameters(),)
-        return cls(sums, before, after, *apart, tied, of_each, hosted)
+        return cls(sums, before, after, *apart, tied, layer_counts, hosted)
 
     def count_held(self, ranges: Sequence[range]) -> tuple[CountedParameters, EndParts]:
-        """Of a device with layers of these `ranges`; how many of it are beside the layers."""
+        """Return the parameters of a device with the layers `ranges`, and those outside layers."""
         total, ends = self.count_with_ends(ranges)
-        return total, EndParts(*(each.total for each in ends))
+        return total, EndParts(*(end.total for end in ends))
 
     def count_with_ends(
         self, ranges: Sequence[range]
     ) -> tuple[CountedParameters, tuple[CountedParameters, ...]]:
-        """Of a device with layers of these `ranges`; what of it is beside the layers, by the parts
-        of `EndParts`."""
+        """Return the parameters of a device with the layers `ranges`, and those outside layers.
+
+        The latter are in the order of the fields of `EndParts`.
+        """
         total = rest = embedding = head = CountedParameters()
         last = len(self.layers) - 1
-        for each in ranges:
-            total += self.layers[each.stop] - self.layers[each.start]
-            if each.start == 0:
+        for layers in ranges:
+            total += self.layers[layers.stop] - self.layers[layers.start]
+            if layers.start == 0:
                 rest += self.before - self.embedding_apart
                 embedding += self.embedding_apart
-            if each.stop == last:
+            if layers.stop == last:
                 rest += self.after - self.head_apart
                 head += self.head_apart
-        apart = not any(each.start == 0 for each in ranges)
-        if apart and any(each.stop == last for each in ranges):
+        apart = not any(layers.start == 0 for layers in ranges)
+        if apart and any(layers.stop == last for layers in ranges):
             rest += self.tied
         return total + rest + embedding + head, (rest, embedding, head)
 
 
 def _count_parameters(
-    each: HeldParameter, role: ModelRole, shared: bool, hosted: bool
+    parameter: HeldParameter, role: ModelRole, shared: bool, hosted: bool
 ) -> CountedParameters:
-    """`shared`: devices of a tensor group have parts of it; `hosted`: what the optimizer remembers
-    of it, whole rows too, lies in the host's memory."""
-    # Of a model with adapters these alone are saved, and of a frozen one nothing.
-    saved = each.trained > 0 or (role.lora is None and role.optimizer is not None)
-    by_columns = shared and saved and each.name.endswith(_BY_COLUMNS)
-    columns = each.held + (0 if hosted else each.optimizer) if by_columns else 0
-    found = (each.numbers, each.trained, each.held, each.gathered, each.optimizer, columns)
-    return CountedParameters(*found, *found) if _EXPERTS in each.name else CountedParameters(*found)
+    """Return the counts of one parameter.
+
+    With `shared`, devices of a tensor group hold parts of it. With `hosted`, its optimizer state is
+    in the host's memory, also while whole rows are gathered.
+    """
+    # Only the adapters of an adapted model are saved, and nothing of a frozen one.
+    saved = parameter.trained > 0 or (role.lora is None and role.optimizer is not None)
+    by_columns = shared and saved and parameter.name.endswith(_BY_COLUMNS)
+    columns = parameter.held + (0 if hosted else parameter.optimizer) if by_columns else 0
+    found = (
+        parameter.numbers,
+        parameter.trained,
+        parameter.held,
+        parameter.gathered,
+        parameter.optimizer,
+        columns,
+    )
+    return (
+        CountedParameters(*found, *found)
+        if _EXPERTS in parameter.name
+        else CountedParameters(*found)
+    )

@@ -1,5 +1,8 @@
-"""Operations of training by an objective, by what it makes of rows: what an encoder reads and a
-decoder writes, what logits are made for, and which keys are seen."""
+"""Operations of training by an objective, from the rows that the objective makes.
+
+They depend on what an encoder reads and a decoder writes, on the places with logits, and on the
+keys that are attended to.
+"""
 
 from trainrig.flops import (
     count_detection_flops,
@@ -23,26 +26,29 @@ from trainrig.objectives.contract import find_parts
 def count_position_flops(
     objective: CausalLM, model: DecoderConfig, length: int, steps: int = 1
 ) -> float:
-    """Of training `model` on one position of rows of `length`, in a run of `steps`; of several
-    objectives, by their shares, and without what is padded."""
+    """Return the operations to train `model` on one position of rows of `length`, without padding.
+
+    `steps` is the length of the run. Several objectives count by their shares.
+    """
     return sum(
-        share * _count_row_flops(each, model, length, steps) / length
-        for share, each in find_parts(objective)
+        share * _count_row_flops(part, model, length, steps) / length
+        for share, part in find_parts(objective)
     )
 
 
 def _count_row_flops(objective: CausalLM, model: DecoderConfig, length: int, steps: int) -> float:
-    """Of one row."""
+    """Return the operations to train on one row."""
     if isinstance(objective, SpanCorruption):
         read, written = objective.compute_lengths(length)
         if isinstance(model, EncoderDecoderConfig):
             return count_encoder_decoder_flops(model, read, written)
-        places = objective.compute_row_length(length)  # of which `read` are a prefix
+        places = objective.compute_row_length(length)  # the first `read` places are a prefix
         ahead = read * (read - 1) / (2 * places)
         share = written / places
         return places * count_token_flops(model, places, predicted=share, keys_ahead=ahead).training
     if isinstance(objective, PrefixLM):
-        predicted, ahead = objective.compute_trained_share(length), objective.keys_ahead(length)
+        predicted = objective.compute_trained_share(length)
+        ahead = objective.keys_ahead(length)
         return (
             length
             * count_token_flops(model, length, predicted=predicted, keys_ahead=ahead).training

@@ -1,4 +1,4 @@
-"""What objectives make of rows of tokens: how many places, of what, and how many are padding."""
+"""Report on the rows that objectives make: places, their kinds, and padding."""
 
 from collections.abc import Sequence
 
@@ -8,20 +8,22 @@ from trainrig.tokens.mixing.stages import BatchSettings, StageSizes
 
 
 def describe_rows(objective: CausalLM, batches: BatchSettings) -> dict[str, str]:
-    """Rows of each kind that `objective` makes, at each length there is, and the share of places
-    that is padding; {} where rows stay what they were."""
+    """Return a description of each kind of row that `objective` makes, at each sequence length.
+
+    The share of padding is included if there is any. {} if rows stay as they are.
+    """
     stages = batches.resolve_stages()
     lengths = sorted({stage.sequence_length for stage in stages})
     if isinstance(objective, DealtObjectives):
-        named = {f"rows_of_{each.name}": each.objective for each in objective.list_named()}
+        named = {f"rows_of_{part.name}": part.objective for part in objective.list_named()}
     else:
         named = {"rows": objective}
     described = {
-        name: "; ".join(_describe(each, length) for length in lengths)
-        for name, each in named.items()
-        if isinstance(each, PrefixLM | SpanCorruption)
+        name: "; ".join(_describe(part, length) for length in lengths)
+        for name, part in named.items()
+        if isinstance(part, PrefixLM | SpanCorruption)
     }
-    if not any(isinstance(each, SpanCorruption) for each in named.values()):
+    if not any(isinstance(part, SpanCorruption) for part in named.values()):
         return described
     share = max(compute_padded_share(objective, stage) for stage in stages)
     apart = ", and what documents of other numbers add" if batches.attend == "document" else ""
@@ -46,12 +48,15 @@ def _describe(objective: PrefixLM | SpanCorruption, length: int) -> str:
 
 
 def compute_padded_share(objective: CausalLM, stage: StageSizes) -> float:
-    """Expected share of the places of `stage` that rows of other widths of their micro-batch leave
-    empty; 0 where all its rows are of one objective."""
+    """Return the expected share of the places of `stage` that is padding.
+
+    Rows are padded to the widest row of their micro-batch. 0 if all rows of a micro-batch are of
+    one objective.
+    """
     if not isinstance(objective, DealtObjectives) or objective.deals_micro_batches:
         return 0.0
     widths = [
-        (share, _compute_widths(each, stage.sequence_length)) for share, each in objective.parts()
+        (share, _compute_widths(part, stage.sequence_length)) for share, part in objective.parts()
     ]
     filled = sum(share * sum(of_row) for share, of_row in widths)
     places = sum(
@@ -62,7 +67,7 @@ def compute_padded_share(objective: CausalLM, stage: StageSizes) -> float:
 
 
 def _compute_widths(objective: CausalLM, length: int) -> tuple[int, int]:
-    """Places of the encoder, or of a decoder alone, and of the decoder beside an encoder."""
+    """Return the places of the encoder, or of a decoder alone, and of a decoder with an encoder."""
     if isinstance(objective, SpanCorruption):
         return (
             (objective.compute_row_length(length), 0)
@@ -73,9 +78,11 @@ def _compute_widths(objective: CausalLM, length: int) -> tuple[int, int]:
 
 
 def _compute_mean_widest(widths: Sequence[tuple[float, int]], rows: int) -> float:
-    """The mean of the widest of so many rows, each of a width by its share."""
-    mean, below, up_to = 0.0, 0.0, 0.0
-    for share, width in sorted(widths, key=lambda each: each[1]):
+    """Return the mean width of the widest of `rows` rows, given the share of each width."""
+    mean = 0.0
+    below = 0.0
+    up_to = 0.0
+    for share, width in sorted(widths, key=lambda pair: pair[1]):
         up_to = min(up_to + share, 1.0)
         mean += width * (up_to**rows - below)
         below = up_to**rows

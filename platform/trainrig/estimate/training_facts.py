@@ -1,4 +1,4 @@
-"""What is known of a training run before it starts: sizes, operations, memory, time and cost."""
+"""Report before a training run: sizes, operations, memory, time and cost."""
 
 import itertools
 from typing import Any
@@ -12,12 +12,12 @@ from trainrig.estimate.busy_workers import (
 )
 from trainrig.estimate.cost import Cost, estimate_cost
 from trainrig.estimate.device_choice import DeviceChoice
-from trainrig.estimate.device_room import describe_room
+from trainrig.estimate.device_room import describe_memory_shortage
 from trainrig.estimate.fallback_facts import describe_fallbacks
 from trainrig.estimate.masks import RowMasks
 from trainrig.estimate.memory import estimate_cache_memory
 from trainrig.estimate.objective_flops import count_position_flops
-from trainrig.estimate.offload import settle_offload
+from trainrig.estimate.offload import resolve_offload
 from trainrig.estimate.row_facts import describe_rows
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.flops import count_flops_6nd
@@ -37,9 +37,10 @@ from trainrig.train.worker_bounds import parse_bounds
 
 
 def estimate_pretraining(run: Pretraining, machine: DeviceChoice) -> dict[str, Any]:
-    """Sizes, epochs and what `run` takes of `machine`; without its tokens, what the run file says.
+    """Return the sizes, the epochs and the cost of `run` on `machine`, for `check`.
 
-    Raises InputError if its parts do not fit each other or its inputs.
+    Without the run's tokens, only facts that the run file determines are returned. Raises
+    InputError if the parts of the run file do not fit each other or the inputs.
     """
     stages = run.batches.resolve_stages()
     counts = [stage.global_batch // stage.micro_batch for stage in stages]
@@ -51,22 +52,28 @@ def estimate_pretraining(run: Pretraining, machine: DeviceChoice) -> dict[str, A
         epochs = batches.check_epochs(run.training.steps)
         rounded = {f"epochs_of_{source}": round(n, 3) for source, n in epochs.items()}
         model = pretrain.prepare(run).model
-        return describe_sizes(model) | facts | rounded | _takes(run, model, machine)
+        return describe_sizes(model) | facts | rounded | _estimate_needs(run, model, machine)
     if run.model is not None and run.model.vocabulary is not None:
-        return describe_sizes(run.model) | facts | _takes(run, run.model, machine)
+        return describe_sizes(run.model) | facts | _estimate_needs(run, run.model, machine)
     missing = storage.join(run.tokens, TOKENIZER_FILE)
     return facts | {"parameters": f"not known before {missing} is there, or model.vocabulary set"}
 
 
-def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dict[str, Any]:
-    """Operations, memory a device, time, money and energy, for the most workers that `run` may
-    have."""
-    offers, workers = hardware.load(machine.table), parse_bounds(run.workers).most
+def _estimate_needs(
+    run: Pretraining, model: DecoderConfig, machine: DeviceChoice
+) -> dict[str, Any]:
+    """Return the operations, memory per device, time, money and energy of `run`.
+
+    They are for the largest number of workers that `run` may have.
+    """
+    offers = hardware.load(machine.table)
+    workers = parse_bounds(run.workers).most
     device = machine.resolve_name(offers)
     training = run.training.resolve(offers.devices[device].computes_narrow, compiles=False)
     compute = training.precision.peak
-    flops, on_cpu = _count_flops(run, model), device in hardware.CPUS
-    training = settle_offload(training, on_cpu)
+    flops = _count_flops(run, model)
+    on_cpu = device in hardware.CPUS
+    training = resolve_offload(training, on_cpu)
     training.check_attention(model, CPU_CARD if on_cpu else USUAL_GPU)
 
     def find_memory(laid_out: Training, count: int) -> float:
@@ -85,7 +92,8 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
 
     largest = find_memory(training, workers)
     taken = estimate_cost(flops, offers, device, workers, compute, machine.assumed)
-    positions, count = run.batches.count_positions(run.training.steps), count_parameters(model)
+    positions = run.batches.count_positions(run.training.steps)
+    count = count_parameters(model)
     return {
         "flops": flops,
         "flops_by_6nd": float(count_flops_6nd(count.layers - count.idle, positions)),
@@ -98,7 +106,7 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
         "kwh": taken.kwh,
         **({} if taken.usd is None else {"usd": taken.usd, "rented": _describe_rental(taken)}),
         **({"warning": hardware.NO_BFLOAT16} if machine.is_emulated(device, compute) else {}),
-        **describe_room(offers, device, largest, training),
+        **describe_memory_shortage(offers, device, largest, training),
         **describe_budget(model, training, pretrain.count_tokens_at_once(run)),
         **_describe_stages(run, model),
         **describe_fallbacks(training, run.workers, find_memory),
@@ -106,13 +114,16 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
 
 
 def _describe_stages(run: Pretraining, model: DecoderConfig) -> dict[str, str]:
-    """How a pipeline cuts the layers, and how long its stages wait; {} without one."""
+    """Return how a pipeline divides the layers and how long its stages wait.
+
+    {} without a pipeline.
+    """
     parallel = run.training.parallel
     if parallel.pipeline is None:
         return {}
     replicas = parallel.data_workers(parse_bounds(run.workers).most)
     batches = run.batches.resolve_stages()
-    count = min(each.global_batch // each.micro_batch // replicas for each in batches)
+    count = min(stage.global_batch // stage.micro_batch // replicas for stage in batches)
     share = compute_idle_share(parallel.pipeline_ranks, max(count, 1), parallel.pipeline_chunks)
     return {
         "stages": describe_cut(model, parallel.pipeline_ranks, parallel.pipeline_chunks),
@@ -121,17 +132,20 @@ def _describe_stages(run: Pretraining, model: DecoderConfig) -> dict[str, str]:
 
 
 def _describe_at_work(run: Pretraining, taken: Cost) -> str:
-    """How many of the workers are, or of the replicas that several are together, also without one
-    and two of the nodes that are rented; of the stage that keeps the fewest."""
+    """Return the busy share of workers or replicas, also after the loss of one and two nodes.
+
+    It is that of the batch stage with the lowest share.
+    """
     workers = parse_bounds(run.workers)
     of_a_node = -(-workers.most // taken.machines) if taken.machines else 1
     parallel = run.training.parallel
     left = list_sizes_after_losses(workers.most, workers.least, of_a_node)
-    sizes = [count for each in left if (count := parallel.data_workers(each))]
+    sizes = [count for size in left if (count := parallel.data_workers(size))]
     stage = min(
         run.batches.resolve_stages(),
-        key=lambda each: min(
-            compute_busy_share(each.global_batch // each.micro_batch, size) for size in sizes
+        key=lambda candidate: min(
+            compute_busy_share(candidate.global_batch // candidate.micro_batch, size)
+            for size in sizes
         ),
     )
     unit = "workers" if parallel.replica == 1 else "replicas"
@@ -143,8 +157,7 @@ def _describe_rental(taken: Cost) -> str:
 
 
 def _count_flops(run: Pretraining, model: DecoderConfig) -> float:
-    """Of all steps, each stage's rows as long as they are; of several objectives, by their
-    shares."""
+    """Return the operations of all steps, with the row length of each stage."""
     stages = run.batches.resolve_stages()
     ends = [
         run.batches.count_positions(min(stage.from_step, run.training.steps)) for stage in stages
@@ -158,12 +171,12 @@ def _count_flops(run: Pretraining, model: DecoderConfig) -> float:
 
 
 def describe_adapters(lora: LoRA | None, model: DecoderConfig) -> dict[str, str]:
-    """Which layers of `model` get an adapter; {} if it is trained whole."""
+    """Return the layers of `model` that get an adapter; {} if it is trained whole."""
     return {} if lora is None else {"adapters": lora.describe_choice(model)}
 
 
 def describe_sizes(model: DecoderConfig) -> dict[str, int]:
-    """The parameters of `model`."""
+    """Return the numbers of parameters of `model`, by part."""
     count = count_parameters(model)
     idle = {"parameters_of_a_token": count.active} if count.idle else {}
     beside = {"parameters_of_generator": count.generator} if count.generator else {}

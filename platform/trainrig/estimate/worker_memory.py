@@ -1,14 +1,15 @@
-"""Memory of the worker that holds the most, where workers share rows, layers or experts.
+"""Peak memory of a worker, where workers divide rows, layers or experts.
 
-By `estimate.memory`, of the part of the model that one worker has (`estimate.model_share`):
+Computed by `estimate.memory` for the part of the model that one worker has
+(`estimate.model_share`):
 
-    tensor     heads, feed-forward channels and entries of the vocabulary are divided; what flows
-               between layers is whole on each worker, and once more while it is added up; with
-               `sequence_parallel` that is divided as well, and gathered for a moment
+    tensor     heads, feed-forward channels and vocabulary entries are divided; the residual stream
+               is whole on each worker, with a second copy while it is summed; with
+               `sequence_parallel` it is divided as well, and gathered temporarily
     expert     experts and the rows of a micro-batch are divided
     context    each row is divided; `Gathered` has the keys and values of whole rows, in each layer
-               until its backward pass unless that computes them again; `RingAttention` has two
-               workers' at a time
+               until its backward pass unless recomputed; `RingAttention` has those of two workers
+               at a time
     pipeline   layers are divided; a stage keeps as many micro-batches as its schedule says
 """
 
@@ -59,10 +60,10 @@ def estimate_worker_memory(
     masks: RowMasks = NO_MASKS,
     tuning: TuningStep = PRETRAINING,
 ) -> Memory:
-    """Of a step on `global_batch` sequences, of which a replica takes `micro_batch` at a time; of a
-    save, if that takes more.
+    """Return the memory of the worker that needs the most, in a step or in a save.
 
-    Raises ConfigError while the vocabulary is not settled.
+    The step has `global_batch` sequences, of which a replica takes `micro_batch` at a time. Raises
+    ConfigError while the vocabulary size is unknown.
     """
     parallel = training.parallel
     if parallel.replica == 1:
@@ -73,11 +74,13 @@ def estimate_worker_memory(
     context = 1 if parallel.context is None else parallel.context.ranks
     replicas = parallel.data_workers(workers)
     count = math.ceil(global_batch / micro_batch / replicas)
-    local, shapes = cut_model(model, tensor, expert), cut_shapes(model, tensor, expert)
+    local = cut_model(model, tensor, expert)
+    shapes = cut_shapes(model, tensor, expert)
     role = ModelRole.of(training, tuning.lora)
     parts = ModelParts.of(model, training, tensor, expert, role)
     adapters = list_layer_adapters(model, tuning.lora)
-    ranks, chunks = parallel.pipeline_ranks, parallel.pipeline_chunks
+    ranks = parallel.pipeline_ranks
+    chunks = parallel.pipeline_chunks
     over = count_slices(training, workers // (tensor * ranks))
     tokens = math.ceil(micro_batch * sequence_length / (context * expert))
     places = tuning.places and math.ceil(tuning.places / (context * expert))
@@ -89,7 +92,8 @@ def estimate_worker_memory(
     for rank, stages in enumerate(cut_for_ranks(model, ranks, chunks)):
         counted, ends = parts.count_with_ends(stages)
         mine = slice_parameters(counted, over, expert, tensor, parts.hosted)
-        kept, in_a_layer = 0.0, 0.0
+        kept = 0.0
+        in_a_layer = 0.0
         held = count_held_at_once(parallel, rank, count)
         planned = find_kept(model, training, micro_batch * sequence_length, tuning.lora, rank)
         what = list(planned or choose_kept(sum(map(len, stages)), again))
@@ -119,7 +123,7 @@ def estimate_worker_memory(
             parameters = parameters.hold_beside(tuning.beside, size)
         found.append(estimate_peak_memory(parameters, activations, training, replicas, count))
         found.append(mine.in_a_save)
-    return max(found, key=lambda each: each.total)
+    return max(found, key=lambda memory: memory.total)
 
 
 def _hold_parts(
@@ -130,18 +134,21 @@ def _hold_parts(
     stages: Sequence[range],
     adapted: bool,
 ) -> HeldParameters:
-    """What a device holds that has `stages` of a model, `counted` in all, `ends` beside the
-    layers."""
+    """Return what a device with the layers `stages` of a model holds.
+
+    `counted` are all of its parameters, `ends` those outside the layers.
+    """
     numbers = [number for layers in stages for number in layers]
-    each = [parts.layers[number + 1] - parts.layers[number] for number in numbers]
-    gathered, layer_sent = None, max(parts.layer[n] for n in numbers)
+    counts = [parts.layers[number + 1] - parts.layers[number] for number in numbers]
+    gathered = None
+    layer_sent = max(parts.layer[n] for n in numbers)
     ends_sent = EndParts(*(end.total for end in ends))
-    if adapted:  # frozen parameters are gathered as they are held, and have no gradient to send
-        largest = max(layer.gathered for layer in each)
+    if adapted:  # Frozen parameters are gathered as stored, and have no gradient to send.
+        largest = max(layer.gathered for layer in counts)
         root = EndParts(*(end.gathered for end in ends)).after_layers
         gathered = GatheredBytes(counted.gathered, root, largest)
         ends_sent = EndParts(*(end.trained for end in ends))
-        layer_sent = max(layer.trained for layer in each)
+        layer_sent = max(layer.trained for layer in counts)
     return HeldParameters(
         total=counted.total,
         trained=counted.trained,
@@ -159,8 +166,10 @@ def _hold_parts(
 def _estimate_at_head(
     local: DecoderConfig, tokens: int, size: int, tuning: TuningStep, tensor: int
 ) -> float:
-    """Bytes at the logits; those of the part of the vocabulary that a tensor group divides are
-    made in blocks, whatever they are for."""
+    """Return the bytes at the logits.
+
+    A vocabulary that a tensor group divides is computed in blocks, whatever the logits are for.
+    """
     if tuning.places is not None and tensor > 1:
         return estimate_at_head(local, size, tuning.places, None, tuning.lora)
     head = estimate_at_head(local, size, tokens, tuning.places, tuning.lora)
@@ -170,12 +179,13 @@ def _estimate_at_head(
 
 
 def _estimate_received(local: DecoderConfig, training: Training, context: int) -> float:
-    """Bytes a token of its own of what other workers send, for a moment."""
-    parallel, stream = training.parallel, float(training.precision.bytes * local.channels)
+    """Return the temporary bytes, for each of a worker's tokens, of data from other workers."""
+    parallel = training.parallel
+    stream = float(training.precision.bytes * local.channels)
     found = 0.0
-    if parallel.tensor:  # what is added up; or what is gathered, and what comes back to it
+    if parallel.tensor:  # the summed stream; or the gathered stream and the gradient of it
         found += 2 * stream if parallel.tensor.sequence_parallel else stream
-    if parallel.pipeline:  # from the stage before, and the gradient from the one after
+    if parallel.pipeline:  # the input from the previous stage, and the gradient from the next
         tensor = parallel.tensor
         found += 2 * stream / (tensor.ranks if tensor and tensor.sequence_parallel else 1)
     if parallel.context:

@@ -1,6 +1,7 @@
-"""Floor 2: networks as plain functions of token ids, and the way in and out of Hugging Face.
+"""Decoder, encoder and encoder-decoder networks, and their conversion from and to Hugging Face.
 
-Nothing here knows of batches, losses, optimizers or how many devices there are.
+A model here is a plain function of token ids. Nothing in this folder knows of batches, losses,
+optimizers or the number of devices.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 
-ENCODER_DECODER = "EncoderDecoder"  # its `kind`
+ENCODER_DECODER = "EncoderDecoder"  # the value of `kind` in run files
 _CLASSES: Mapping[str, type[DecoderConfig]] = {
     "Decoder": DecoderConfig,
     "Encoder": EncoderConfig,
@@ -23,13 +24,13 @@ _CLASSES: Mapping[str, type[DecoderConfig]] = {
 
 
 def _find_kind(given: Mapping[str, Any]) -> Any:
-    """The `kind` of the model that a table describes; most say none, and are decoders."""
+    """Return the `kind` of the model that a table describes: given, of its preset, or "Decoder"."""
     preset = PRESETS.get(str(given.get("preset")), {})
     return given.get("kind", preset.get("kind", "Decoder"))
 
 
 def find_model_class(given: Mapping[str, Any]) -> type[DecoderConfig]:
-    """The settings that the table `given` of a run file or a checkpoint is to be read as."""
+    """Return the settings class for the `[model]` table `given` of a run file or checkpoint."""
     return _CLASSES.get(_find_kind(given), DecoderConfig)
 
 
@@ -37,7 +38,7 @@ def _add_kind(given: Any) -> Any:
     return {**given, "kind": _find_kind(given)} if isinstance(given, Mapping) else given
 
 
-# A new kind of model is a member here, and of `_CLASSES`.
+# Add a new kind of model both here and to `_CLASSES`.
 Model = Annotated[
     DecoderConfig | EncoderConfig | EncoderDecoderConfig,
     Field(discriminator="kind"),

@@ -1,4 +1,4 @@
-"""Tokens added to a model that has learnt without them."""
+"""Adding special tokens to a trained model."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,26 +13,31 @@ from trainrig.models.families.safetensors_files import PlannedTensor
 from trainrig.models.huggingface import HubModel
 from trainrig.tokens.special_tokens import NEW_TOKENS, find_special_tokens, parse_tokenizer
 
-TABLES = ("embedding.weight", "head.weight", "head.bias", "head_bias")  # a row for each entry
+# Tensors with one row for each vocabulary entry.
+TABLES = ("embedding.weight", "head.weight", "head.bias", "head_bias")
 
 
 def add_special_tokens(model: HubModel, tokens: Sequence[str]) -> HubModel:
-    """`model` with special tokens that it had not.
+    """Return `model` with special tokens added to its tokenizer and its tables.
 
-    Its tables keep their rows if there is room; else they grow to the next multiple of 64. The row
-    of a new token is the mean of those of all tokens before it: then its logit begins as an average
-    one, and no other token's changes much (Hewitt 2021, "Initializing new word embeddings for
-    pretrained language models"). Raises DataError for a token that is there.
+    The tables keep their size if they have unused rows; otherwise they grow to the next multiple of
+    64 rows. The row of a new token is the mean of the rows of all tokens before it: its logit then
+    starts as an average one, and the probabilities of the other tokens change little (Hewitt 2021,
+    "Initializing new word embeddings for pretrained language models"). Raises DataError if the
+    tokenizer already has one of `tokens`.
     """
     if not tokens:
         return model
     tokenizer = parse_tokenizer(model.files.tokenizer, model.files.where)
     for token in tokens:
         if tokenizer.token_to_id(token) is not None:
-            raise DataError(f"{model.files.where}: has {token!r} already; leave it out")
+            raise DataError(
+                f"{model.files.where}: the tokenizer already has the token {token!r}; leave it out"
+            )
     entries = find_special_tokens(model.files, tokenizer).entries
     tokenizer.add_special_tokens(list(tokens))
-    rows, wanted = model.config.shape.vocabulary, entries + len(tokens)
+    rows = model.config.shape.vocabulary
+    wanted = entries + len(tokens)
     if rows < wanted:
         rows = -(-wanted // ALIGNMENT) * ALIGNMENT
     tensors: Mapping[str, PlannedTensor] = {
@@ -52,7 +57,7 @@ def add_special_tokens(model: HubModel, tokens: Sequence[str]) -> HubModel:
 
 
 def _grow_table(table: PlannedTensor, entries: int, rows: int) -> PlannedTensor:
-    """`table` with `rows` rows, those from `entries` on the mean of those before."""
+    """Return `table` with `rows` rows, those from `entries` on being the mean of those before."""
 
     def read() -> Tensor:
         old = table.read()

@@ -1,7 +1,8 @@
-"""How tokens look at the tokens before them, or at those around them.
+"""Attention layers: causal or bidirectional, with document masks, sliding windows and caches.
 
-Shapes: B batch, T new positions, S positions seen in all (cached ones first), C channels of the
-stream, H query heads, K key and value heads, D channels of one head.
+Shapes: B batch, T new positions, S key positions in all (cached ones first), C channels of the
+residual stream, H query heads, K key and value heads, D channels of one head, E channels of all
+heads together.
 """
 
 import functools
@@ -22,49 +23,53 @@ from trainrig.models.architecture.shapes import (
     VectorShape,
 )
 from trainrig.models.feedforward import Multiply, build_projection, multiply_each
-from trainrig.models.kernels.biased_attention import biased_attention, is_learnt
+from trainrig.models.kernels.biased_attention import biased_attention, suits_biased_attention
 from trainrig.models.kernels.blocked_attention import blocked_attention
 from trainrig.models.kernels.choice import Kernel
 from trainrig.models.kernels.document_attention import document_attention, reads_documents
 from trainrig.models.kernels.prepared_rows import PreparedRows, attend_prepared
 from trainrig.models.norm import Norm
-from trainrig.models.positions import Rotation, alibi_slopes
+from trainrig.models.positions import Rotation, compute_alibi_slopes
 from trainrig.on_host import find_on_host, remember_copy
 
 
 class Cache(Protocol):
-    """The keys and values that one layer has computed so far."""
+    """Keys and values that one layer has computed so far."""
 
     def __len__(self) -> int:
-        """Positions read, also those that it no longer holds."""
+        """Return the number of positions read so far, including those no longer held."""
         ...
 
     def extend(self, keys_BKTD: Tensor, values_BKTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Add those of the newest positions; all that the layer may see, in order, newest last."""
+        """Append the newest keys and values, and return all that the layer attends to.
+
+        The positions are in order, the newest last.
+        """
         ...
 
 
 class KeyValueCache:
-    """The keys and values that one layer has computed so far, so that generation need not again."""
+    """Keys and values that one layer has computed so far, kept whole for generation."""
 
     def __init__(self) -> None:
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
 
     def __len__(self) -> int:
-        """Positions held."""
+        """Return the number of positions held."""
         return 0 if self._keys is None else self._keys.shape[2]
 
     def extend(self, keys_BKTD: Tensor, values_BKTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Add those of the newest positions; all that there are, [B, K, S, D] each."""
+        """Append the newest keys and values, and return all that are held, [B, K, S, D] each."""
         if self._keys is not None and self._values is not None:
             keys_BKTD = torch.cat((self._keys, keys_BKTD), dim=2)
             values_BKTD = torch.cat((self._values, values_BKTD), dim=2)
-        self._keys, self._values = keys_BKTD, values_BKTD
+        self._keys = keys_BKTD
+        self._values = values_BKTD
         return keys_BKTD, values_BKTD
 
     def select(self, rows: Tensor) -> "KeyValueCache":
-        """A cache of the rows `rows`, one of them as often as it is named."""
+        """Return a cache of the batch rows `rows`, each repeated as often as its index appears."""
         chosen = KeyValueCache()
         if self._keys is not None and self._values is not None:
             chosen._keys = self._keys.index_select(0, rows)
@@ -74,17 +79,19 @@ class KeyValueCache:
 
 @dataclass(frozen=True)
 class MaskRegions:
-    """What tokens see of their document, where that is not what is before them."""
+    """Exceptions from the causal mask within a document: prefixes and branches."""
 
-    prefixes_BS: Tensor | None = None  # true: all of the document sees the token
-    # Of which branch of the document a token is: it sees those of branch 0, and of its own.
+    prefixes_BS: Tensor | None = None  # true for a token that the whole document may attend to
+    # Number of the branch that each token belongs to. A token attends to branch 0 and to its own
+    # branch.
     branches_BS: Tensor | None = None
 
 
 class Sight:
-    """What the tokens of a row may see in layers of one kind, and how they are turned for it.
+    """The mask, the rotary angles and the kernel that layers of one kind share in a forward pass.
 
-    A plain object for the reason that `Rotation` is one.
+    A plain object, because FSDP would cast tensor arguments to the dtype of a layer (see
+    `Rotation`).
     """
 
     def __init__(
@@ -98,43 +105,58 @@ class Sight:
         kernel: Kernel | None = None,
         rows: PreparedRows | None = None,
     ) -> None:
-        """`documents_BS`: the document of each position; None: one a row. `mask_B1TS` says the same
-        for kernels that take one: true where a query may look, whatever the window; or numbers
-        [B, H, T, S] that are added to logits, minus infinity where it may not; None beside
-        documents: they are read each by itself, in layers that hide none. `added_B1TS`: what
-        is true or false there, as such numbers. `causal` false: also those after it are seen, and
-        the window is around it. `kernel`: the one that was chosen for what torch's own
-        attention does not compute; `rows`: what it needs to know of these rows, None if nothing."""
-        self.rotation, self.window, self.causal = rotation, window, causal
-        self.documents_BS, self.mask_B1TS = documents_BS, mask_B1TS
+        """Keep the mask and the kernel of one kind of layer.
+
+        Args:
+            rotation: Turns queries and keys by their position; None without rotary positions.
+            documents_BS: Number of the document of each position; None if each row is one document.
+            window: Positions that a token attends to, counting itself; None for no limit.
+            mask_B1TS: For kernels that take a mask: true where a query may look, regardless of the
+                window, or numbers [B, H, T, S] added to the logits, minus infinity where it may not
+                look. None if no layer takes a mask, as when documents are computed one by one.
+            causal: Whether tokens attend to earlier positions only. If false, the window extends to
+                both sides.
+            added_B1TS: A boolean `mask_B1TS` as numbers to add to the logits.
+            kernel: Kernel chosen for what torch's own attention does not compute.
+            rows: What that kernel has prepared for these rows; None if it needs nothing.
+        """
+        self.rotation = rotation
+        self.window = window
+        self.causal = causal
+        self.documents_BS = documents_BS
+        self.mask_B1TS = mask_B1TS
         self.added_B1TS = added_B1TS
-        self.kernel, self.rows = kernel, rows
-        # False for the queries that are padding, for experts to leave out; None: there are none.
+        self.kernel = kernel
+        self.rows = rows
+        # False for padding queries, which a mixture of experts leaves out. None if there is no
+        # padding.
         self.text_BT: Tensor | None = None
 
     def mask_for(self, dtype: torch.dtype) -> Tensor | None:
-        """What a kernel takes whose queries have that `dtype`. Given true and false, torch makes
-        numbers of them at each call, which every layer then keeps for its backward pass; numbers
-        that are there already are one tensor for all layers."""
+        """Return the mask for a kernel whose queries have `dtype`.
+
+        torch converts a boolean mask to numbers at each call, and every layer would keep its copy
+        for the backward pass. Numbers that exist already are one tensor for all layers.
+        """
         added = self.added_B1TS
         return added if added is not None and added.dtype == dtype else self.mask_B1TS
 
     def hides_by_distance(self, seen: int) -> bool:
-        """Whether the window is narrow enough to hide any of `seen` positions."""
+        """Return whether the window hides any of `seen` positions from some query."""
         return hides_by_distance(self.window, seen, self.causal)
 
 
-# What computes attention: torch's kernels, told by what is true of all rows, by a mask or by
-# document; the kernel that the rows were prepared for; or plain products in blocks.
+# Ways to compute attention: torch's kernels (causal, over all positions, with a mask, or one
+# document at a time), the kernel that the rows were prepared for, or plain products in blocks.
 Way = Literal["causal", "all", "mask", "documents", "prepared", "blocks"]
 
 
 class Attention(nn.Module):
-    """Attention in which groups of query heads share a key and value head.
+    """Multi-head attention in which groups of query heads share a key and value head.
 
-    Grouped queries: Ainslie et al. 2023, arXiv:2305.13245; with as many key heads as query heads
-    it is the multi-head attention of Vaswani et al. 2017, arXiv:1706.03762, with one the
-    multi-query attention of Shazeer 2019, arXiv:1911.02150.
+    Grouped queries: Ainslie et al. 2023, arXiv:2305.13245. With as many key heads as query heads
+    this is the multi-head attention of Vaswani et al. 2017, arXiv:1706.03762; with one key head,
+    the multi-query attention of Shazeer 2019, arXiv:1911.02150.
     """
 
     sinks: nn.Parameter | None
@@ -148,13 +170,16 @@ class Attention(nn.Module):
         alibi: bool = False,
     ) -> None:
         super().__init__()
-        self.head_channels, self.settings, self.alibi = head_channels, settings, alibi
-        self.query_scale, self.logit_cap = settings.query_scale, settings.logit_cap
+        self.head_channels = head_channels
+        self.settings = settings
+        self.alibi = alibi
+        self.query_scale = settings.query_scale
+        self.logit_cap = settings.logit_cap
         self.query = build_projection(shape.query)
         self.key = build_projection(shape.key)
         self.value = build_projection(shape.value)
         self.output = build_projection(shape.output)
-        # An attribute so that another way to multiply can take its place.
+        # This is an attribute so that it can be replaced, for example by `fuse_projections`.
         self.multiply: Multiply = multiply_each
         self.query_norm = None if shape.query_norm is None else Norm(shape.query_norm, norm)
         self.key_norm = None if shape.key_norm is None else Norm(shape.key_norm, norm)
@@ -165,16 +190,22 @@ class Attention(nn.Module):
             self._add(name, part, norm)
 
     def forward(self, x_BTC: Tensor, sight: Sight, cache: Cache | None = None) -> Tensor:
-        """[B, T, C] to [B, T, C]; `cache`, if given, is extended by these T positions."""
-        if x_BTC.shape[0] == 0:  # of rows that ranks divide one may have none; kernels take some
+        """Return the attention output [B, T, C] of `x_BTC`.
+
+        The T positions are appended to `cache` if it is given.
+        """
+        # Where ranks divide the rows, one may have none, and not all kernels accept an empty batch.
+        if x_BTC.shape[0] == 0:
             return x_BTC
         query_BTE, key_BTE, value_BTE = self.multiply(x_BTC, (self.query, self.key, self.value))
         query_BHTD = self._split_heads(query_BTE, self.query_norm)
         key_BKSD = self._split_heads(key_BTE, self.key_norm)
         if sight.rotation is not None:
-            query_BHTD, key_BKSD = sight.rotation(query_BHTD), sight.rotation(key_BKSD)
+            query_BHTD = sight.rotation(query_BHTD)
+            key_BKSD = sight.rotation(key_BKSD)
         value_BKSD = self._split_heads(value_BTE, None)
-        del query_BTE, key_BTE, value_BTE  # turned ones take their place, so those may go
+        # The unrotated tensors are not needed again, so their memory is freed.
+        del query_BTE, key_BTE, value_BTE
         if cache is not None:
             key_BKSD, value_BKSD = cache.extend(key_BKSD, value_BKSD)
         see = functools.partial(self.attend, sight=sight)
@@ -185,12 +216,14 @@ class Attention(nn.Module):
     def attend(
         self, query_BHTD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor, sight: Sight
     ) -> Tensor:
-        """What each query sees, [B, H, T, D]; the queries are those of the last T of S positions.
+        """Return the attention output of each query, [B, H, T, D].
 
-        By torch's kernel where it can, else by ours. Apart from `forward` so that another way to
-        attend (over devices, say) can take its place.
+        The queries are the last T of S positions. Uses torch's kernel where it can, and trainrig's
+        otherwise. This is a method of its own so that it can be replaced, for example by attention
+        across devices.
         """
-        new, seen = query_BHTD.shape[2], key_BKSD.shape[2]
+        new = query_BHTD.shape[2]
+        seen = key_BKSD.shape[2]
         way = self.choose_way(new, seen, sight)
         if way in ("prepared", "blocks"):
             rows = sight.rows if way == "prepared" else None
@@ -208,7 +241,7 @@ class Attention(nn.Module):
         mask_B1TS = sight.mask_for(query_BHTD.dtype) if way == "mask" else None
         if mask_B1TS is not None:
             mask_B1TS = mask_B1TS[..., mask_B1TS.shape[-1] - seen :]
-            if is_learnt(mask_B1TS, query_BHTD, key_BKSD):
+            if suits_biased_attention(mask_B1TS, query_BHTD, key_BKSD):
                 scale = self.query_scale or 1 / math.sqrt(self.head_channels)
                 return biased_attention(query_BHTD, key_BKSD, value_BKSD, mask_B1TS, scale=scale)
         elif way == "mask":
@@ -224,8 +257,10 @@ class Attention(nn.Module):
         )
 
     def choose_way(self, new: int, seen: int, sight: Sight) -> Way:
-        """How the last `new` of `seen` positions are attended for. Which kernel of torch's that
-        comes to is in docs/performance.md."""
+        """Return how attention of the last `new` of `seen` positions is computed.
+
+        docs/performance.md lists which of torch's kernels each way leads to.
+        """
         if sight.rows is not None and (sight.rows.queries, sight.rows.keys) == (new, seen):
             return "prepared"
         if self.logit_cap is not None or self.sinks is not None or self.alibi:
@@ -241,7 +276,7 @@ class Attention(nn.Module):
             return "all"
         if new == seen:
             return "causal"
-        return "mask" if new > 1 else "all"  # one alone sees all there is
+        return "mask" if new > 1 else "all"  # a single query attends to all positions
 
     def _attend_by_reach(
         self,
@@ -251,14 +286,18 @@ class Attention(nn.Module):
         sight: Sight,
         rows: PreparedRows | None,
     ) -> Tensor:
-        """Return what each query sees, by the kernel that `rows` were prepared for; None: in blocks
-        of plain products."""
-        seen, documents_BS, slopes_H = key_BKSD.shape[2], sight.documents_BS, None
+        """Return the attention output of each query, by the kernel that `rows` were prepared for.
+
+        Without `rows`, the output is computed by plain products in blocks.
+        """
+        seen = key_BKSD.shape[2]
+        documents_BS = sight.documents_BS
+        slopes_H = None
         if documents_BS is not None:
             documents_BS = documents_BS[:, documents_BS.shape[1] - seen :]
         if self.alibi:
             heads = query_BHTD.shape[1]
-            slopes_H = torch.tensor(alibi_slopes(heads), device=query_BHTD.device)
+            slopes_H = torch.tensor(compute_alibi_slopes(heads), device=query_BHTD.device)
         parts = query_BHTD, key_BKSD, value_BKSD
         scale = self.query_scale or 1 / math.sqrt(self.head_channels)
         if rows is not None:
@@ -283,9 +322,13 @@ class Attention(nn.Module):
         )
 
     def _split_heads(self, x_BTE: Tensor, norm: Norm | None) -> Tensor:
-        """[B, heads, T, D], normed if there is a norm: of all channels, or those of each head."""
+        """Return `x_BTE` as [B, heads, T, D].
+
+        A `norm` is applied over all channels or over those of each head, by its size.
+        """
         if norm is not None and norm.weight.shape[0] == x_BTE.shape[-1] != self.head_channels:
-            x_BTE, norm = norm(x_BTE), None
+            x_BTE = norm(x_BTE)
+            norm = None
         x_BTHD = x_BTE.view(*x_BTE.shape[:2], -1, self.head_channels)
         if norm is not None:
             x_BTHD = norm(x_BTHD)
@@ -297,7 +340,7 @@ class Attention(nn.Module):
         part: ProjectionShape | NormShape | VectorShape,
         norm: Normalisation,
     ) -> None:
-        """Have the part `name`, which the settings have added."""
+        """Register the part `name`, which a kind of attention adds to the plain kind."""
         if isinstance(part, VectorShape):
             self.register_parameter(name, nn.Parameter(torch.zeros(part.channels)))
         elif isinstance(part, NormShape):
@@ -307,28 +350,35 @@ class Attention(nn.Module):
 
 
 def number_documents(positions_BT: Tensor) -> Tensor:
-    """[B, T], the document of each token. `positions_BT` [B, T] counts from 0 in each; a row may
-    begin inside one."""
+    """Return the number of the document of each token, [B, T].
+
+    `positions_BT` [B, T] counts from 0 in each document; a row may begin inside a document.
+    """
     documents_BT = (positions_BT == 0).cumsum(dim=1)
     on_host = find_on_host(positions_BT)
-    if on_host is not None:  # so that nobody has to ask the device for them
+    # This avoids a copy from the device when the numbers are read on the host.
+    if on_host is not None:
         remember_copy(documents_BT, (on_host == 0).cumsum(dim=1))
     return documents_BT
 
 
 def needs_mask(documents_BS: Tensor, new: int, dtype: torch.dtype, kernel: Kernel | None) -> bool:
-    """Whether the last `new` queries, of `dtype`, are read under a mask of whole rows: where no
-    `kernel` was chosen that tells documents apart, or one is better at it."""
+    """Return whether attention of the last `new` queries, of `dtype`, needs a mask of whole rows.
+
+    That is so where no `kernel` was chosen that separates documents and documents are not computed
+    one by one either.
+    """
     return kernel is None and not reads_documents(documents_BS, new, dtype)
 
 
 def make_document_mask(
     documents_BS: Tensor, new: int, causal: bool = True, marks: MaskRegions | None = None
 ) -> Tensor:
-    """[B, 1, T, S], true where one of the last `new` positions may look: at itself and before it,
-    in its own document, but for what `marks` say; not `causal`, anywhere in it.
+    """Return a mask [B, 1, T, S], true where one of the last T = `new` positions may look.
 
-    Takes B * T * S bytes, and attention is computed over whole rows, of which it drops most.
+    A token may look at itself and at earlier tokens of its own document; if not `causal`, at the
+    whole document. `marks` adds prefixes and branches. The mask takes B * T * S bytes, and
+    attention is computed over whole rows, most of which it hides.
     """
     past = documents_BS.shape[1] - new
     together_BTS = documents_BS[:, past:, None] == documents_BS[:, None, :]
@@ -346,11 +396,11 @@ def make_document_mask(
 
 
 def make_added_mask(mask_B1TS: Tensor, dtype: torch.dtype) -> Tensor:
-    """[B, 1, T, S], what to add to logits of `dtype` for `mask_B1TS`, as torch's kernels do."""
+    """Return what to add to logits of `dtype`: 0 where the mask is true, else minus infinity."""
     shown = torch.zeros((), dtype=dtype, device=mask_B1TS.device)
     return torch.where(mask_B1TS, shown, -math.inf)
 
 
 def _make_causal_mask(new: int, seen: int, device: torch.device) -> Tensor:
-    """[T, S], true where the query may look: torch's own causal mask counts from the other end."""
+    """Return a causal mask [T, S] of the last T positions; torch's own is for the first T."""
     return torch.ones(new, seen, dtype=torch.bool, device=device).tril(seen - new)

@@ -1,10 +1,10 @@
-"""A causal language model of the parts that its settings choose.
+"""A causal language model, assembled from the parts that its settings choose.
 
-Without other settings it is in the manner of Llama (Touvron et al. 2023, arXiv:2302.13971):
-root-mean-square norms before each part, rotary positions, grouped queries, SwiGLU, no biases.
+With default settings it follows Llama (Touvron et al. 2023, arXiv:2302.13971): root-mean-square
+norms before each part, rotary positions, grouped queries, SwiGLU, no biases.
 
-Shapes: B batch, T positions, S positions with those that caches hold, C channels, V entries of the
-vocabulary.
+Shapes: B batch, T positions, S positions including cached ones, C channels, V vocabulary entries, N
+chosen places.
 """
 
 from collections.abc import Iterable, Sequence
@@ -52,11 +52,12 @@ from trainrig.models.positions import Rotation
 
 
 class Layer(nn.Module):
-    """One layer: each token looks back, then is worked on by itself, or both at once."""
+    """One Transformer layer: attention and a feed-forward network, in sequence or in parallel."""
 
     def __init__(self, shape: LayerShape, config: DecoderConfig) -> None:
         super().__init__()
-        self.block, self.residual_multiplier = config.block, config.residual_multiplier
+        self.block = config.block
+        self.residual_multiplier = config.residual_multiplier
 
         def norm(of: NormShape | None) -> Norm | None:
             return None if of is None else Norm(of, config.norm)
@@ -77,8 +78,11 @@ class Layer(nn.Module):
     def forward(
         self, x_BTC: Tensor, sight: Sight, cache: Cache | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """[B, T, C] to [B, T, C], and what its router adds to the loss, if it has one; `cache`, if
-        given, is extended by these T positions."""
+        """Return the layer's output [B, T, C], and the router's terms and counts if it has experts.
+
+        `cache`, if given, is extended by these T positions. See `ExpertFeedForward.forward` for the
+        terms.
+        """
         if self.block.kind == "ParallelBlock":
             seen_BTC = _apply_norm(self.attention_norm, x_BTC)
             alone_BTC = seen_BTC
@@ -109,13 +113,14 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Predicts each next token from those before it. Its weights are noise until `initialise`."""
+    """Language model that predicts each next token; call `initialise` to fill its weights."""
 
     Config = DecoderConfig
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        shapes, window = config.shapes, config.attention.window
+        shapes = config.shapes
+        window = config.attention.window
         self.config = config
         self.shape = config.shape
         self.embedding = Embedding(shapes.embedding.entries, shapes.embedding.channels)
@@ -125,7 +130,7 @@ class Decoder(nn.Module):
         )
         self.layers = nn.ModuleList(Layer(shape, config) for shape in shapes.layers)
         self.further_layers = nn.ModuleList(Layer(shape, config) for shape in shapes.further_layers)
-        # Which layers see a window only.
+        # Whether each layer has a sliding window.
         self._local = [window is not None and window.is_local(n) for n in range(config.layers)]
         self.norm = None if shapes.norm is None else Norm(shapes.norm, config.norm)
         self._logit_multiplier = config.plain.logit_multiplier
@@ -134,9 +139,10 @@ class Decoder(nn.Module):
             or config.attention.sinks
             or isinstance(config.position_embedding, Alibi)
         )
-        # An attribute, as it is how attention is computed, and no part of the model.
+        # This is an attribute because it says how attention is computed and is no part of the
+        # model.
         self.attention_kernel: WantedKernel = "auto"
-        # A tied head has no name of its own: one tensor, one entry in every checkpoint.
+        # A tied head is the embedding: one tensor, and one entry in every checkpoint.
         self.head = None if shapes.head is None else build_output_projection(shapes.head)
 
     def forward(
@@ -151,41 +157,47 @@ class Decoder(nn.Module):
         further: bool = False,
         text_BT: Tensor | None = None,
     ) -> ModelOutput | tuple[ModelOutput, ...]:
-        """What gives the logits [B, T, V] of the token after each of `ids_BT` [B, T].
+        """Return the hidden states and the head that give the logits [B, T, V] of each next token.
 
-        With `places_N`, indices into the B * T places, only those of these: [N, V].
+        Args:
+            ids_BT: Token ids [B, T].
+            caches: One for each layer. `ids_BT` continues the positions that they hold, and the new
+                positions are appended.
+            positions_BT: Each token's position in its own document, [B, T], for rows that hold
+                several documents. A document begins at each 0, and tokens attend only to their own.
+            documents_BS: Number of the document of every position, [B, S], those in the caches
+                first. Needed with `positions_BT` and caches, for example where a row begins with
+                padding. The positions of a document are contiguous.
+            places_N: Indices into the B * T places. Only their logits are computed, [N, V].
+            prefixes_BT: True for tokens that all of their document attends to, earlier tokens too.
+            branches_BT: Number of the branch that each token belongs to, where several branches
+                continue one beginning. A token attends to branch 0 and to its own branch.
+            further: Whether to return also the outputs of the further heads, which predict the
+                tokens after the next one.
+            text_BT: False for padding, [B, T]. A mixture of experts leaves padding out of its
+                balance, loads and capacity. By default padding is every position with document
+                number 0, or without documents and caches all that follows the last of `places_N`
+                in a row.
 
-        With `caches`, one for each layer, `ids_BT` continues what they hold, and they are extended.
-        With `positions_BT` [B, T], each token's place in its own document, rows hold several
-        documents: a new one begins at each 0, and no token sees another's. With caches, where a row
-        may begin with padding, say, `documents_BS` [B, S] numbers the documents of all positions,
-        those that the caches have read first; positions of a document stand together.
-
-        `prefixes_BT` [B, T], true for tokens that all of their document sees, those before them
-        too. `branches_BT` [B, T], beside positions and documents: the branch of its document that
-        each token is of, several that go on after one beginning; tokens of a branch see those of
-        branch 0 and of their own. Raises ValueError for either beside caches, or where attention
-        takes no such mask.
-
-        With `further`, also what gives those of the tokens after that one, by its further heads.
-
-        A mixture of experts leaves padding out of its balance, its loads and its capacity:
-        `text_BT` [B, T] is false for it. Where that is not given, padding is what `documents_BS`
-        gives the number 0, or without caches what follows the last of `places_N` in a row.
+        Raises ValueError for prefixes or branches with caches or with attention that takes no such
+        mask, and for more tokens than the model has positions.
         """
         if self.counts_padding and text_BT is None:
-            # Beside caches, places are those whose logits are wanted. They do not mark padding.
+            # With caches, places only say whose logits are wanted, and mark no padding.
             text_BT = _find_text(ids_BT, None if caches else places_N, documents_BS)
         past = len(caches[0]) if caches else 0
         last = past + ids_BT.shape[1]
-        # Places count in each document where rows hold several, which may be wider in all.
+        # With documents, positions count within each document, so a row may be wider than the
+        # model.
         one_text = documents_BS is None and positions_BT is None
         if one_text and last > self.config.positions:
-            raise ValueError(f"{last} tokens for a model of {self.config.positions} positions")
+            raise ValueError(
+                f"a row has {last} tokens, but the model only {self.config.positions} positions"
+            )
         if positions_BT is None:
             positions = torch.arange(past, last, device=ids_BT.device)
         elif caches and documents_BS is None:
-            raise ValueError("positions beside caches: give documents_BS, of all positions, too")
+            raise ValueError("positions_BT with caches needs documents_BS of all positions as well")
         else:
             positions = positions_BT
             if documents_BS is None:
@@ -194,44 +206,52 @@ class Decoder(nn.Module):
         if prefixes_BT is not None or branches_BT is not None:
             what = "branches" if prefixes_BT is None else "prefixes"
             if caches:
-                raise ValueError(f"{what} are read whole, so they have no use for caches")
+                raise ValueError(f"{what} cannot be combined with caches")
             setting = takes_no_mask(self.config.attention, self.config.position_embedding)
             if setting:
-                raise ValueError(f"{setting} is computed by a kernel that takes no {what}")
+                raise ValueError(
+                    f"{setting} uses a kernel without masks, so it does not support {what}"
+                )
             if documents_BS is None:
                 documents_BS = torch.ones_like(ids_BT)
             marks = MaskRegions(prefixes_BT, branches_BT)
         x_BTC = self._embed(ids_BT, positions)
         if further:
             if marks is not None:
-                raise ValueError("further heads read neither prefixes nor branches")
+                raise ValueError("further heads support neither prefixes nor branches")
             return self._predict_several(x_BTC, positions, documents_BS, text_BT)
         return self._predict(x_BTC, positions, documents_BS, caches, places_N, marks, text_BT)
 
     @property
     def counts_padding(self) -> bool:
-        """Whether padding would count in what it computes, unless `text_BT` says where it is."""
+        """Return whether padding changes what the model computes, unless `text_BT` marks it."""
         return isinstance(self.config.feedforward, MixtureOfExperts)
 
     def choose_kernel(
         self, dtype: torch.dtype, device: torch.device, in_ring: bool = False
     ) -> Choice:
-        """Return the kernel for documents, windows, caps, sinks and ALiBi on `device`, for queries
-        of `dtype`. Raises ConfigError if the one that is wanted cannot compute them there."""
+        """Return the attention kernel for queries of `dtype` on `device`.
+
+        The kernel serves documents, windows, soft caps, sinks and ALiBi. Raises ConfigError if the
+        requested kernel cannot compute them on that device.
+        """
         compute = str(dtype).removeprefix("torch.")
         case = AttentionCase.describe(self.config, compute, in_ring)
         return choose_kernel(self.attention_kernel, case, read_card(device))
 
     @property
     def reads_branches(self) -> bool:
-        """Whether what it makes of a text in branches is what it makes of each after the beginning
-        alone: no kernel hides by distance in the row, nothing is balanced or drawn by the row."""
+        """Return whether branches in one row give the same outputs as separate rows would.
+
+        They do not where a kernel hides by distance in the row, or where experts or dropout depend
+        on the row.
+        """
         if takes_no_mask(self.config.attention, self.config.position_embedding):
             return False
         if self.config.bidirectional or isinstance(self.config.feedforward, MixtureOfExperts):
             return False
         dropped = torch.is_grad_enabled() and any(
-            getattr(each, "drops_by_row", False) for each in self.modules()
+            getattr(module, "drops_by_row", False) for module in self.modules()
         )
         return not dropped
 
@@ -242,7 +262,7 @@ class Decoder(nn.Module):
         documents_BS: Tensor | None,
         text_BT: Tensor | None,
     ) -> tuple[ModelOutput, ...]:
-        """What gives the logits of the next token, and of those after it: see `forward`."""
+        """Return the outputs for the next token and for those after it (see `forward`)."""
         x_BTC, routers = self._pass_layers(x_BTC, positions, documents_BS, None, text_BT=text_BT)
         sight = self.sights(positions, documents_BS, dtype=x_BTC.dtype)[False]
         sight.text_BT = text_BT
@@ -257,10 +277,13 @@ class Decoder(nn.Module):
         dtype: torch.dtype | None,
         kernel: Kernel | None,
     ) -> bool:
-        """Whether a kernel of some layer takes a mask of `documents_BS`: what is done in blocks, or
-        by document, takes none."""
+        """Return whether the kernel of some layer takes a mask of `documents_BS`.
+
+        Attention in blocks, or one document at a time, takes none.
+        """
         seen = documents_BS.shape[-1]
-        if new != seen or marks is not None:  # of what is read already a layer may hold less
+        # A layer's cache may hold fewer positions than were read.
+        if new != seen or marks is not None:
             return True
         if not self.config.takes_mask(seen):
             return False
@@ -268,7 +291,7 @@ class Decoder(nn.Module):
 
     @property
     def every_layer(self) -> list[nn.Module]:
-        """Its layers, and those of what is trained with it."""
+        """The layers of the model, of its further heads and of models that are trained with it."""
         return [*self.layers, *self.further_layers]
 
     def _predict(
@@ -281,7 +304,7 @@ class Decoder(nn.Module):
         marks: MaskRegions | None = None,
         text_BT: Tensor | None = None,
     ) -> ModelOutput:
-        """What gives the logits, from the embedded tokens `x_BTC` on: see `forward`."""
+        """Return the output for the embedded tokens `x_BTC` (see `forward`)."""
         x_BTC, routers = self._pass_layers(x_BTC, positions, documents_BS, caches, marks, text_BT)
         return self._finish(x_BTC, routers, places_N, documents_BS)
 
@@ -292,7 +315,7 @@ class Decoder(nn.Module):
         places_N: Tensor | None,
         documents_BS: Tensor | None,
     ) -> ModelOutput:
-        """What gives the logits, from what the layers made of the stream on."""
+        """Return the output for the hidden states `x_BTC` after the last layer."""
         return self._finish_streams([x_BTC], routers, places_N, documents_BS)[0]
 
     def _finish_streams(
@@ -302,7 +325,7 @@ class Decoder(nn.Module):
         places_N: Tensor | None,
         documents_BS: Tensor | None,
     ) -> tuple[ModelOutput, ...]:
-        """What gives the logits of each of `streams`, of one pass, by one head."""
+        """Return an output for each of `streams`, hidden states of one pass with the same head."""
 
         def finish(x_BTC: Tensor) -> Tensor:
             return self._prepare_head_input(self._read_places(x_BTC, places_N, documents_BS))
@@ -311,7 +334,7 @@ class Decoder(nn.Module):
         hidden, weight_VC = reach_head(layer, finish, streams)
         head = self._output_head(weight_VC, self._head_bias())
         terms = self._average_router_terms(routers)
-        return tuple(ModelOutput(each, head, terms) for each in hidden)
+        return tuple(ModelOutput(states, head, terms) for states in hidden)
 
     def _pass_layers(
         self,
@@ -322,7 +345,7 @@ class Decoder(nn.Module):
         marks: MaskRegions | None = None,
         text_BT: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """[B, T, C] to [B, T, C], and what the routers of its layers add to the loss."""
+        """Return `x_BTC` after all layers, [B, T, C], and the router terms of each layer."""
         sights = self.sights(positions, documents_BS, marks, x_BTC.dtype)
         for sight in sights.values():
             sight.text_BT = text_BT
@@ -335,26 +358,27 @@ class Decoder(nn.Module):
         return x_BTC, routers
 
     def _number_layers(self) -> Iterable[tuple[int, nn.Module]]:
-        """The layers that a forward pass goes through, with their numbers in the whole model."""
+        """Return the layers of a forward pass with their indices in the whole model."""
         return enumerate(self.layers)
 
     def _read_places(
         self, x_BTC: Tensor, places_N: Tensor | None, documents_BS: Tensor | None
     ) -> Tensor:
-        """The last hidden states: [B, T, C], or [N, C] of the places asked for."""
+        """Return the normalised hidden states: [B, T, C], or [N, C] of the chosen places."""
         if places_N is not None:
             x_BTC = x_BTC.flatten(0, 1)[places_N]
         return _apply_norm(self.norm, x_BTC)
 
     def _prepare_head_input(self, x_BTC: Tensor) -> Tensor:
-        """What the head makes logits of: here the stream itself."""
+        """Return the input of the head: here the normalised hidden states themselves."""
         return x_BTC
 
     def _head_bias(self) -> Tensor | None:
         return None if self.head is None else self.head.bias
 
     def _output_head(self, weight_VC: Tensor, bias_V: Tensor | None) -> Head:
-        if self.config.head != "tokens":  # of a score, nothing is capped: what it is worth would go
+        # A score is not capped or scaled, which would change its value.
+        if self.config.head != "tokens":
             return Head(weight_VC, bias_V)
         return Head(weight_VC, bias_V, self.config.logit_cap, self._logit_multiplier)
 
@@ -373,11 +397,13 @@ class Decoder(nn.Module):
         marks: MaskRegions | None = None,
         dtype: torch.dtype | None = None,
     ) -> dict[bool, Sight]:
-        """What is seen in global (False) and in local layers (True), for queries of `dtype`.
+        """Return what global (False) and local layers (True) share for queries of `dtype`.
 
-        Apart so that another way to lay out rows (over devices, say) can take its place.
+        This is a method of its own so that it can be replaced, for example where rows are divided
+        over devices.
         """
-        new, width = positions.shape[-1], self.shape.head_channels
+        new = positions.shape[-1]
+        width = self.shape.head_channels
         causal = not self.config.bidirectional
         mask_B1TS = added_B1TS = kernel = None
         if dtype is not None:
@@ -386,9 +412,11 @@ class Decoder(nn.Module):
             mask_B1TS = make_document_mask(documents_BS, new, causal, marks)
             if dtype is not None and torch.is_grad_enabled():
                 added_B1TS = make_added_mask(mask_B1TS, dtype)
-        rope, window = self.config.position_embedding, self.config.attention.window
+        rope = self.config.position_embedding
+        window = self.config.attention.window
         rotation = Rotation(positions, width, rope) if isinstance(rope, Rope) else None
-        if mask_B1TS is not None:  # what is behind a cache, prefixes and branches
+        # The kernels compute no caches, prefixes or branches: those need the mask.
+        if mask_B1TS is not None:
             kernel = None
         rows = self._prepare_rows(kernel, positions, documents_BS, None)
         rest = mask_B1TS, causal, added_B1TS, kernel
@@ -406,12 +434,15 @@ class Decoder(nn.Module):
         documents_BS: Tensor | None,
         window: int | None,
     ) -> PreparedRows | None:
-        """Return what `kernel` needs to know of whole rows, in layers of that `window`; None where
-        it needs nothing, or torch's own attention computes them."""
-        new, causal = positions.shape[-1], not self.config.bidirectional
+        """Return what `kernel` needs to know of whole rows, in layers with that `window`.
+
+        None if it needs nothing, or if torch's own attention computes these rows.
+        """
+        new = positions.shape[-1]
+        causal = not self.config.bidirectional
         hides = hides_by_distance(window, new, causal)
         if documents_BS is None:
-            is_alone = new == 1  # a token after those that a cache holds
+            is_alone = new == 1  # one token that continues a cache
             if is_alone or not (hides or self._changes_logits):
                 return None
         elif documents_BS.shape[1] != new:
@@ -420,8 +451,11 @@ class Decoder(nn.Module):
         return prepare_rows(kernel, *where, window if hides else None, causal)
 
     def _average_router_terms(self, routers: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Means over the layers that have experts of the terms that the settings ask for, and
-        [E] the tokens of each expert by layer."""
+        """Return the mean of each router term over the layers, and token counts by layer.
+
+        Only layers with experts and terms that the settings ask for count. The token counts are
+        [E], one for each expert.
+        """
         mixture = self.config.feedforward
         if not isinstance(mixture, MixtureOfExperts):
             return {}
@@ -437,9 +471,9 @@ class Decoder(nn.Module):
 
 
 def initialise(model: Decoder, seed: int) -> None:
-    """Give every parameter its fresh value, in place, whatever device it is on.
+    """Give every parameter its initial value, in place, on whatever device it is.
 
-    Made on the meta device, a model needs `to_empty` first: nothing else of it has to be kept.
+    A model made on the meta device needs `to_empty` first.
     """
     for name, parameter in model.named_parameters():
         first = (0,) * parameter.ndim
@@ -458,7 +492,10 @@ def _feedforward(
 def _find_text(
     ids_BT: Tensor, places_N: Tensor | None, documents_BS: Tensor | None
 ) -> Tensor | None:
-    """[B, T] which of `ids_BT` are no padding; None: nothing tells. See `Decoder.forward`."""
+    """Return which of `ids_BT` are not padding, [B, T], or None if that is unknown.
+
+    `Decoder.forward` says how padding is found.
+    """
     if documents_BS is not None:
         return documents_BS[:, -ids_BT.shape[1] :] != 0
     if places_N is None:

@@ -1,4 +1,4 @@
-"""The settings of a decoder, and what follows from them alone: no torch is needed to know it."""
+"""Settings of a decoder, and the shapes and parameter counts that follow, without torch."""
 
 import functools
 import math
@@ -36,13 +36,13 @@ from trainrig.models.architecture.shapes import (
     list_named_sizes,
 )
 
-# Matrix kernels work in tiles of up to 64 rows; a dim that does not fill its last one wastes it.
+# Matrix kernels work in tiles of up to 64 rows; a partly filled last tile wastes time.
 ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a decoder with nothing left to derive."""
+    """Sizes of a decoder, with every default resolved."""
 
     vocabulary: int
     layers: int
@@ -55,41 +55,47 @@ class Shape:
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Parameters of a model by where they are. A tied head is the embedding: it counts 0."""
+    """Numbers of parameters by where they are; a tied head is the embedding and counts 0."""
 
-    embedding: int  # of tokens, and of positions and segments where they are learnt
-    layers: int  # with the norm after the last of them
+    embedding: int  # token embedding, and learnt positions and segments
+    layers: int  # all layers, and the norm after the last one
     head: int
-    idle: int = 0  # of experts that are not chosen for a token; the others count them too
-    generator: int = 0  # of a model that is trained with it and shares its embedding
-    further_heads: int = 0  # of heads for the tokens after the next
+    idle: int = 0  # parameters of experts not chosen for a token; the other fields include them
+    # The generator trained with an ELECTRA encoder, without the shared embedding.
+    generator: int = 0
+    further_heads: int = 0  # heads that predict the tokens after the next one
 
     @property
     def active(self) -> int:
-        """All that one token meets."""
+        """Number of parameters that one token uses."""
         return self.total - self.idle
 
     @property
     def total(self) -> int:
-        """All that an optimizer sees."""
+        """Number of parameters that an optimizer updates."""
         in_training = self.generator + self.further_heads
         return self.embedding + self.layers + self.head + in_training
 
 
 class DecoderConfig(DecoderFields):
-    """The settings of a decoder; a size that is left out follows from the others. Without any
-    other, it is in the manner of Llama (Touvron et al. 2023, arXiv:2302.13971)."""
+    """Settings of a decoder; a size that is left out follows from the others.
+
+    With default settings the decoder follows Llama (Touvron et al. 2023, arXiv:2302.13971).
+    """
 
     @property
     def plain(self) -> Self:
-        """The same without `mup`, its factors on the logits of attention and of the head written
-        out: what it computes, whatever its weights began as and are moved by."""
+        """The same settings with the factors of `mup` on attention and head logits written out.
+
+        The model computes the same; only the initial weights and the learning rates depend on
+        `mup`.
+        """
         if self.mup is None:
             return self
         width = self.head_channels or self.channels // self.heads
         scale = self.mup.query_scale(self.attention.query_scale, width)
         multiplier = self.logit_multiplier
-        if self.tie_embeddings:  # an own head has smaller weights instead
+        if self.tie_embeddings:  # A separate head has smaller initial weights instead.
             multiplier /= self.mup.multiple(self.channels)
         attention = self.attention.model_copy(update={"query_scale": scale})
         update = {"mup": None, "attention": attention, "logit_multiplier": multiplier}
@@ -97,14 +103,14 @@ class DecoderConfig(DecoderFields):
 
     @property
     def network(self) -> Network:
-        """What a feed-forward network is, or an expert of it."""
+        """Settings of the feed-forward network, or of one expert."""
         chosen = self.feedforward
         return chosen.network if isinstance(chosen, MixtureOfExperts) else chosen
 
     def for_tokenizer(self, entries: int) -> Self:
-        """The same with its vocabulary settled for a tokenizer of `entries` ids.
+        """Return these settings with the vocabulary size set for a tokenizer of `entries` ids.
 
-        Raises ConfigError when the vocabulary set in the run file has fewer.
+        Raises ConfigError if the run file sets a vocabulary smaller than that.
         """
         if self.vocabulary is None:
             return self.model_copy(update={"vocabulary": round_up(entries, ALIGNMENT)})
@@ -116,19 +122,19 @@ class DecoderConfig(DecoderFields):
         return self
 
     def with_head(self, head: Head, labels: tuple[str, ...] = ()) -> Self:
-        """The same with a head of another kind."""
+        """Return these settings with a head of another kind."""
         update: dict[str, Any] = {"head": head, "labels": labels}
-        if not self.bidirectional:  # an encoder's setting is that of its logits of tokens alone
+        if not self.bidirectional:  # An encoder's setting applies only to its token logits.
             update["biases"] = self.biases.model_copy(update={"head": False})
         return self.model_copy(update=update)
 
     def with_score_head(self) -> Self:
-        """The same with one score of each place instead of logits."""
+        """Return these settings with a head of one score for each place instead of logits."""
         return self.with_head("score")
 
     @property
     def description(self) -> str:
-        """What a model is by its head, for errors."""
+        """Phrase for this kind of model in error messages, by its head."""
         return {
             "tokens": "a language model",
             "score": "a reward model",
@@ -139,44 +145,48 @@ class DecoderConfig(DecoderFields):
 
     @property
     def outputs(self) -> int:
-        """Numbers that the head makes of a place, or of a text."""
+        """Number of values that the head gives for each place or text."""
         if self.head == "tokens":
             return self.shape.vocabulary
         return {"score": 1, "classes": len(self.labels), "spans": 2, "replaced": 1}[self.head]
 
     @property
     def logit_channels(self) -> int:
-        """Width of what logits are made of."""
+        """Width of the hidden states that the head reads."""
         return self.channels
 
     @property
     def generator_model(self) -> "DecoderConfig | None":
-        """The model that is trained with this one and replaces tokens for it; None: there is
-        none."""
+        """Settings of the generator that replaces tokens in training (ELECTRA), or None."""
         return None
 
     @property
     def without_generator(self) -> Self:
-        """The same without what replaces tokens for it in training."""
+        """The same settings without a generator."""
         return self
 
     @property
     def without_further_heads(self) -> Self:
-        """The same with the head of the next token alone."""
+        """The same settings with only the head for the next token."""
         return self.model_copy(update={"further_heads": 0}) if self.further_heads else self
 
     def with_further_heads(self, count: int) -> Self:
-        """The same with `count` heads for the tokens after the next. Raises ValueError for a model
-        that can have none."""
+        """Return these settings with `count` heads for the tokens after the next one.
+
+        Raises ValueError if this kind of model cannot have any.
+        """
         try:
             return type(self).model_validate({**dict(self), "preset": None, "further_heads": count})
         except ValidationError as error:
             raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
 
     def takes_mask(self, seen: int) -> bool:
-        """Whether the kernel of some layer may take a mask of `seen` positions: what is done in
-        blocks takes none."""
-        attention, window = self.attention, self.attention.window
+        """Return whether the kernel of some layer may take a mask of `seen` positions.
+
+        Attention in blocks takes none.
+        """
+        attention = self.attention
+        window = self.attention.window
         if attention.logit_cap is not None or attention.sinks:
             return False
         if isinstance(self.position_embedding, Alibi):
@@ -188,7 +198,7 @@ class DecoderConfig(DecoderFields):
 
     @property
     def shape(self) -> Shape:
-        """Every size. Raises ConfigError while the vocabulary is not settled."""
+        """The sizes, with defaults resolved. Raises ConfigError without a vocabulary size."""
         if self.vocabulary is None:
             raise ConfigError(
                 "model.vocabulary is not set and no tokenizer has been named; set one of the two"
@@ -205,7 +215,7 @@ class DecoderConfig(DecoderFields):
 
     @property
     def shapes(self) -> DecoderShapes:
-        """The sizes of every parameter. Raises ConfigError while the vocabulary is not settled."""
+        """Shapes of all parameters. Raises ConfigError while the vocabulary size is unknown."""
         return _build_shapes(self)
 
     def _declare_shapes(self) -> DecoderShapes:
@@ -228,7 +238,8 @@ class DecoderConfig(DecoderFields):
         return ProjectionShape(shape.channels, shape.vocabulary, self.biases.head)
 
     def _layer_shape(self, shape: Shape, index: int) -> LayerShape:
-        norm, block = self._norm_shape(shape.channels), self.block
+        norm = self._norm_shape(shape.channels)
+        block = self.block
         before = None if isinstance(block, OutputNorm) else norm
         after = norm if isinstance(block, OutputNorm | SandwichNorm) else None
         shared = isinstance(block, ParallelBlock) and block.shared_norm
@@ -242,8 +253,10 @@ class DecoderConfig(DecoderFields):
         )
 
     def _attention_shape(self, shape: Shape) -> AttentionShape:
-        queries, keys = shape.heads * shape.head_channels, shape.kv_heads * shape.head_channels
-        wide, normed = self.attention.qk_norm == "projection", self.attention.qk_norm is not None
+        queries = shape.heads * shape.head_channels
+        keys = shape.kv_heads * shape.head_channels
+        wide = self.attention.qk_norm == "projection"
+        normed = self.attention.qk_norm is not None
         key_value = ProjectionShape(shape.channels, keys, self.biases.qkv)
         plain = AttentionShape(
             query=ProjectionShape(shape.channels, queries, self.biases.qkv),
@@ -294,14 +307,14 @@ class DecoderConfig(DecoderFields):
         return round_up(math.ceil(self.channels * 8 / 3), ALIGNMENT)
 
 
-@functools.lru_cache(maxsize=64)  # a search of layouts asks for it thousands of times
+@functools.lru_cache(maxsize=64)  # A search for layouts reads the shapes thousands of times.
 def _build_shapes(config: DecoderConfig) -> DecoderShapes:
     return config._declare_shapes()
 
 
 @functools.lru_cache(maxsize=64)
 def count_parameters(config: DecoderConfig) -> ParameterCount:
-    """Exactly as many as `Decoder(config)` has, without making it."""
+    """Return the exact number of parameters of `Decoder(config)`, without building it."""
     shapes = config.shapes
     return ParameterCount(
         embedding=count(shapes.before_layers),
@@ -314,5 +327,5 @@ def count_parameters(config: DecoderConfig) -> ParameterCount:
 
 
 def parameter_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Names and sizes of the parameters of `Decoder(config)`, without making it."""
+    """Return the shape of each parameter of `Decoder(config)` by name, without building it."""
     return dict(list_named_sizes(config.shapes))

@@ -1,6 +1,6 @@
-"""From ids to vectors.
+"""Token embedding with gradients accumulated in float32.
 
-Shapes: V entries of the vocabulary, C channels, [...] any dims of ids.
+Shapes: V vocabulary entries, C channels, [...] any dims of ids.
 """
 
 from typing import Any
@@ -12,15 +12,15 @@ from torch.autograd.function import once_differentiable
 
 
 class Embedding(nn.Embedding):
-    """A row of `weight` [V, C] for each id, whose gradients are added up in float32.
+    """Token embedding `weight` [V, C] whose gradients are accumulated in float32.
 
-    torch adds the gradients of a row in the dtype of the weight: on a CPU always, and on a GPU
-    where ids are few. In bfloat16 a sum stops growing once it is 256 times what is added, and
-    frequent tokens come up that often in one batch.
+    torch accumulates the gradients of a row in the dtype of the weight: on a CPU always, and on a
+    GPU for few ids. A bfloat16 sum stops growing once it is 256 times the addend, and frequent
+    tokens appear that often in one batch.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """[...] ids to [..., C]."""
+        """Return the embedding vectors [..., C] of token ids [...]."""
         if self.weight.dtype == torch.float32:
             return F.embedding(input, self.weight)
         rows: Tensor = _Lookup.apply(self.weight, input)  # type: ignore[no-untyped-call]
@@ -42,9 +42,12 @@ class _Lookup(torch.autograd.Function):
 
 
 def add_gradients(gradient: Tensor, ids: Tensor, entries: int) -> Tensor:
-    """The sums of `gradient` [..., C] by `ids` [...] of that many `entries`, [V, C]: in float32,
-    and then rounded once."""
-    if gradient.is_cuda:  # `index_add_` adds in no fixed order there; this kernel sorts by id
+    """Return the sum of `gradient` [..., C] for each of `entries` ids, [V, C].
+
+    The sum is taken in float32 and rounded once.
+    """
+    # On a GPU `index_add_` adds in no fixed order; this kernel sorts by id first.
+    if gradient.is_cuda:
         add: Any = torch.ops.aten.embedding_dense_backward
         total_VC: Tensor = add(gradient.float(), ids, entries, -1, False)
         return total_VC.to(gradient.dtype)

@@ -1,6 +1,6 @@
-"""What a layer does to each token by itself.
+"""Dense feed-forward networks.
 
-Shapes: C channels of the stream, F channels between.
+Shapes: C channels of the residual stream, F channels of the hidden layer, O outputs.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,17 +11,17 @@ from torch import Tensor, nn
 from trainrig.models.architecture.feedforward import GEGLU, GELU, Network, SwiGLU
 from trainrig.models.architecture.shapes import FeedForwardShape, ProjectionShape
 
-# What gives the products of the same tokens with several matrices, in their order.
+# Multiplies the same tokens by several matrices; returns the products in the matrices' order.
 Multiply = Callable[[Tensor, Sequence[nn.Module]], Sequence[Tensor]]
 
 
 def multiply_each(x_C: Tensor, projections: Sequence[nn.Module]) -> Sequence[Tensor]:
-    """[..., O] of [..., C] for each of `projections`, one after the other."""
-    return [each(x_C) for each in projections]
+    """Return `x_C` [..., C] through each of `projections`, one after the other, [..., O] each."""
+    return [projection(x_C) for projection in projections]
 
 
 class DenseFeedForward(nn.Module):
-    """Widens each token, bends it by the function that `network` chooses, and narrows it."""
+    """Feed-forward network with one hidden layer, whose activation `network` chooses."""
 
     gate: nn.Linear | None
 
@@ -31,11 +31,11 @@ class DenseFeedForward(nn.Module):
         self.gate = None if shape.gate is None else build_projection(shape.gate)
         self.up = build_projection(shape.up)
         self.down = build_projection(shape.down)
-        # An attribute so that another way to multiply can take its place.
+        # This is an attribute so that it can be replaced, for example by `fuse_projections`.
         self.multiply: Multiply = multiply_each
 
     def forward(self, x_C: Tensor) -> Tensor:
-        """[..., C] to [..., C]."""
+        """Return the output [..., C] for `x_C` [..., C]."""
         if self.gate is None:
             (up_F,) = self.multiply(x_C, (self.up,))
             between_F = activate(self.network, up_F)
@@ -44,13 +44,14 @@ class DenseFeedForward(nn.Module):
             gate_F, up_F = self.multiply(x_C, (self.gate, self.up))
             between_F = activate(self.network, gate_F) * up_F
             del gate_F, up_F
-        # Without a backward pass nothing else needs what was widened.
+        # The inputs of the activation are freed early: without a backward pass nothing else needs
+        # them.
         changed_C: Tensor = self.down(between_F)
         return changed_C
 
 
 def activate(network: Network, x_F: Tensor) -> Tensor:
-    """[..., F] through the function of `network`, before it gates what it gates."""
+    """Return `x_F` [..., F] through the activation of `network`, without the product of a gate."""
     if isinstance(network, SwiGLU):
         return F.silu(x_F)
     if isinstance(network, GEGLU | GELU):
@@ -59,5 +60,5 @@ def activate(network: Network, x_F: Tensor) -> Tensor:
 
 
 def build_projection(shape: ProjectionShape) -> nn.Linear:
-    """A linear map of that shape."""
+    """Return a linear layer of that shape."""
     return nn.Linear(shape.inputs, shape.outputs, bias=shape.bias)

@@ -1,10 +1,10 @@
-"""Products of the same tokens with several matrices, made as one in training.
+"""Joint products of the same tokens with several matrices, for training.
 
-Queries, keys and values of a layer are one product, gate and up of a feed-forward network another.
-Only products are joined: parameters stay apart under their own names, so checkpoints, optimizers
-and slices know nothing of it. Experts' matrices, which are stacks, are multiplied as they are.
+Queries, keys and values of a layer become one product, and gate and up of a feed-forward network
+another. The parameters stay separate under their own names, so checkpoints, optimizers and sharding
+do not change. The stacked matrices of experts are not joined.
 
-Shapes: I channels in, O channels out of all matrices together, [...] any dims.
+Shapes: I input channels, O output channels of all matrices together, N tokens, [...] any dims.
 """
 
 import itertools
@@ -23,15 +23,17 @@ from trainrig.models.feedforward import DenseFeedForward, multiply_each
 
 
 def fuse_projections(model: Decoder) -> None:
-    """Have the layers of `model` multiply by one matrix where they multiply the same tokens by
-    several, in place, names unchanged. To be called before `recompute`.
+    """Make the layers of `model` multiply by one joint matrix instead of several, in place.
 
-    What is computed without gradients, as evaluation and sampling are, is multiplied as before.
+    Parameter names do not change. Call this before `recompute`. Without gradients, as in evaluation
+    and sampling, the matrices are multiplied one by one as before.
     """
-    turned = isinstance(model.config.position_embedding, Rope)  # then all layers are, else none
+    # The setting is the same for all layers.
+    turned = isinstance(model.config.position_embedding, Rope)
     for module in itertools.chain.from_iterable(layer.modules() for layer in model.every_layer):
         if isinstance(module, Attention):
-            # Norms keep what they are given, so that nothing is saved by copying a part of it.
+            # A norm saves its input for the backward pass, so copying a part of it would save no
+            # memory.
             copies = turned and module.query_norm is None
             module.multiply = _multiply_with_values_apart if copies else multiply_together
         elif isinstance(module, DenseFeedForward):
@@ -39,35 +41,42 @@ def fuse_projections(model: Decoder) -> None:
 
 
 def multiply_together(x_I: Tensor, projections: Sequence[nn.Module]) -> Sequence[Tensor]:
-    """What each of `projections` makes of [..., I], as views of one product."""
+    """Return `x_I` [..., I] through each of `projections`, as views of one joint product."""
     if len(projections) == 1 or not torch.is_grad_enabled():
         return multiply_each(x_I, projections)
     weights: list[Tensor] = []
     biases: list[Tensor] = []
-    for each in projections:
-        assert isinstance(each, nn.Linear), "adapters are refused when the run file is read"
-        weights.append(each.weight)
-        if each.bias is not None:
-            biases.append(each.bias)
+    for projection in projections:
+        assert isinstance(projection, nn.Linear), "adapters are refused when the run file is read"
+        weights.append(projection.weight)
+        if projection.bias is not None:
+            biases.append(projection.bias)
     assert len(biases) in (0, len(weights))
     y_O: Tensor = _JoinedProduct.apply(x_I, len(weights), *weights, *biases)  # type: ignore[no-untyped-call]
-    return torch.split(y_O, [len(each) for each in weights], dim=-1)
+    return torch.split(y_O, [len(weight) for weight in weights], dim=-1)
 
 
 def _multiply_with_values_apart(x_I: Tensor, projections: Sequence[nn.Module]) -> Sequence[Tensor]:
-    """Of attention that keeps its values for the backward pass, but queries and keys only turned:
-    as a view, values would keep all that they are a view of."""
+    """Return the products of queries, keys and values, with the values copied.
+
+    The backward pass of attention keeps values, but only rotated queries and keys. Values that are
+    a view would keep the whole joint product in memory.
+    """
     *others, value = multiply_together(x_I, projections)
     return *others, value.contiguous()
 
 
 class _JoinedProduct(torch.autograd.Function):
-    """Keeps the matrices as they are for the backward pass, and joins them again there: a joined
-    one that is kept would be a copy of most of a model, which no slicing lets go of."""
+    """Product with several matrices, which are joined again in the backward pass.
+
+    A joined matrix that is kept for the backward pass would be a copy of most of the model, which
+    sharding could not free.
+    """
 
     @staticmethod
     def forward(ctx: Any, x_I: Tensor, count: int, *parts: Tensor) -> Tensor:
-        weights, biases = parts[:count], parts[count:]
+        weights = parts[:count]
+        biases = parts[count:]
         ctx.save_for_backward(x_I, *weights)
         ctx.biases = len(biases)
         return F.linear(x_I, torch.cat(weights), torch.cat(biases) if biases else None)
@@ -75,9 +84,9 @@ class _JoinedProduct(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_O: Tensor) -> tuple[Tensor | None, ...]:
-        """Through the joined matrix to what came in, and to each matrix and bias its rows."""
+        """Return the gradients of the input, and of each matrix and bias."""
         x_I, *weights = ctx.saved_tensors
-        sizes = [len(each) for each in weights]
+        sizes = [len(weight) for weight in weights]
         asked = ctx.needs_input_grad[2:]
         of_x = gradient_O @ torch.cat(weights) if ctx.needs_input_grad[0] else None
         gradient_NO = gradient_O.flatten(0, -2)

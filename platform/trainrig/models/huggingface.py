@@ -1,8 +1,9 @@
-"""Hugging Face folders of any family, written and read without Transformers and without pickle.
+"""Export and import of Hugging Face folders of all families, without Transformers and pickle.
 
-Tensor by tensor: what is in memory at a time is the largest of them. What a model was brought with
-(tokenizer, chat template, generation config) is written as it came. What newer readers find under a
-new name is written under the old one as well, because vLLM, llama.cpp and Transformers 4 read that.
+Tensors are read and written one by one, so only the largest is in memory at a time. The files that
+an imported model came with (tokenizer, chat template, generation config) are exported unchanged.
+Keys of config.json that newer releases renamed are written under the old name as well, because
+vLLM, llama.cpp and Transformers 4 read that.
 """
 
 import base64
@@ -54,14 +55,14 @@ from trainrig.tokens.special_tokens import (
     find_special_tokens,
 )
 
-TRANSFORMERS = "5.0.0"  # the release whose names for things the newer half of the keys is in
-# Files that say what others here say, for readers of their own; carried as they are.
+TRANSFORMERS = "5.0.0"  # release that introduced the newer names of config keys
+# Files that repeat others for certain readers; they are copied unchanged.
 REPEATING = ("vocab.json", "merges.txt", "added_tokens.json", "chat_template.json")
-SENTENCEPIECE = "tokenizer.model"  # binary: carried in base64
+SENTENCEPIECE = "tokenizer.model"  # a binary file, kept in memory as base64
 BASE64 = "base64:"
 CARD = "README.md"
-ONE_SCORE = ("score",)  # Transformers counts outputs by the names of classes
-# Of heads that say nothing of tokens: the Hub's names of what they do, and ours.
+ONE_SCORE = ("score",)  # Transformers counts outputs by their labels
+# The Hub's task and trainrig's description for each head that does not predict tokens.
 TASKS = {
     "score": "text-classification",
     "classes": "text-classification",
@@ -78,37 +79,38 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class HubFolder(Settings):
-    """How a model is written for others to load."""
+    """Settings of an export to the Hugging Face format."""
 
-    # Number format of the weights; None: that of the model it was imported as, or float32.
+    # Data type of the weights; None: the data type of the imported model, or float32.
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    file_bytes: int = Field(default=5 * 10**9, ge=1)  # of tensors in one file: Transformers 4's
-    # For the card, by the Hub's names: "apache-2.0", "owner/model", "owner/dataset".
+    # Largest size of one weights file in bytes; Transformers 4 has the same.
+    file_bytes: int = Field(default=5 * 10**9, ge=1)
+    # Metadata of the model card in the Hub's names: "apache-2.0", "owner/model", "owner/dataset".
     license: str | None = None
     base_model: str | None = None
     datasets: tuple[str, ...] = ()
-    # Markdown that the card ends with: how the model was made, what it scores.
+    # Markdown to append to the model card, for example how the model was made and what it scores.
     sections: str = ""
 
 
 @dataclass(frozen=True)
 class HubModel:
-    """A model in a Hugging Face folder; its tensors are read when they are asked for."""
+    """Model in a Hugging Face folder, whose tensors are read on access."""
 
     config: DecoderConfig
-    files: TokenizerFiles  # its tokenizer, with all that came with it
-    tensors: Mapping[str, PlannedTensor]  # by our names
+    files: TokenizerFiles  # the tokenizer and all files that came with it
+    tensors: Mapping[str, PlannedTensor]  # tensors by trainrig's parameter names
 
     def read_state(self) -> dict[str, Tensor]:
-        """All tensors at once: the decoder's `state_dict()`, in the types they are stored in."""
+        """Return all tensors as the decoder's `state_dict()`, in their stored dtypes."""
         return {name: tensor.read() for name, tensor in self.tensors.items()}
 
 
 def open_folder(folder: str) -> HubModel:
-    """The model in the Hugging Face folder `folder`, on disk or S3, without its tensors.
+    """Return the model in the Hugging Face folder `folder`, on disk or S3, without reading tensors.
 
-    Raises DataError for what is not there, and for a model that would compute something else here
-    than it does in Transformers.
+    Raises DataError for missing files, and for a model that trainrig would compute differently than
+    Transformers.
     """
     given = _read_json(storage.join(folder, MODEL_CONFIG))
     family, config = read_config(given, storage.join(folder, MODEL_CONFIG))
@@ -146,21 +148,22 @@ def _read_files(folder: str) -> TokenizerFiles:
 
 
 def _check_tokenizer(files: TokenizerFiles, config: DecoderConfig) -> None:
-    """Raise DataError unless the tokenizer fits the tables."""
+    """Raise DataError unless the tokenizer fits the model's vocabulary and padding id."""
     special = find_special_tokens(files)
-    entries, offset = special.entries, getattr(config, "positions_offset", 0)
+    entries = special.entries
+    offset = getattr(config, "positions_offset", 0)
     if offset and (special.pad is None or special.pad.id != offset - 1):
         found = "none" if special.pad is None else f"{special.pad.id}"
         raise DataError(
-            f"{files.where}: the id of padding is {found}, but the model's positions_offset is "
-            f"{offset}, which RoBERTa counts from a padding of id {offset - 1}; train with "
-            "positions_offset = 0, which BERT has"
+            f"{files.where}: the padding id is {found}, but RoBERTa needs padding id {offset - 1} "
+            f"for the model's positions_offset of {offset}; train with "
+            "positions_offset = 0, as in BERT"
         )
     if entries > config.shape.vocabulary:
         raise DataError(
-            f"{files.where}: ids up to {entries - 1}, but the model has {config.shape.vocabulary} "
-            "entries; use the tokenizer that it was trained with, or resize the model's embeddings "
-            "with Transformers' resize_token_embeddings"
+            f"{files.where}: the tokenizer has ids up to {entries - 1}, but the model has only "
+            f"{config.shape.vocabulary} entries; use the tokenizer that it was trained "
+            "with, or resize the model's embeddings with Transformers' resize_token_embeddings"
         )
 
 
@@ -172,12 +175,14 @@ def write_folder(
     settings: HubFolder | None = None,
     chat_template: str | None = None,
 ) -> Family:
-    """Write a model as the folder `out`: weights first; config, without which nothing loads, last.
+    """Write a model to the folder `out` and return its family.
 
-    `read` gives a whole tensor by its name in the decoder's `state_dict()`; `chat_template` is what
-    a tokenizer that came with nothing is written with. The same arguments give the same bytes.
-    Raises DataError if weights, settings and tokenizer do not fit each other, OutputTaken if `out`
-    already holds a model.
+    Weights are written first, and config.json, without which no reader loads the folder, last.
+    `read` returns a whole tensor by its name in the decoder's `state_dict()`. `chat_template` is
+    used if the tokenizer has no files of its own. The same arguments give the same bytes.
+
+    Raises DataError if weights, settings and tokenizer do not fit each other, and OutputTaken if
+    `out` already holds a model.
     """
     settings = settings or HubFolder()
     brought = files.parse_json(MODEL_CONFIG)
@@ -216,7 +221,10 @@ def _write_config(
     special: SpecialTokens,
     dtype: str,
 ) -> str:
-    """config.json: as it was brought where it still says what the model is."""
+    """Return the text of config.json.
+
+    The text of an imported model is kept where it still describes the model.
+    """
     brought = files.parse_json(MODEL_CONFIG)
     kept = brought if brought.get("model_type") == family.model_type else {}
     told = {"dtype": dtype, "torch_dtype": dtype}
@@ -232,15 +240,16 @@ def _write_config(
             return files.beside[MODEL_CONFIG]
         return _to_json({**kept, **{k: v for k, v in told.items() if k in kept}})
     written = family.write(config.plain)
-    assert written is not None  # the family holds it
-    end, pad = special.end, special.pad
+    assert written is not None  # `find_family` has checked that the family can express it
+    end = special.end
+    pad = special.pad
     own = {} if kept else {
         "bos_token_id": special.begin.id if special.begin else end.id if end else None,
         "eos_token_id": end.id if end else None,
         "pad_token_id": pad.id if pad else None,
         "transformers_version": TRANSFORMERS,
     }  # fmt: skip
-    if isinstance(config, EncoderDecoderConfig):  # what its decoder reads first
+    if isinstance(config, EncoderDecoderConfig):  # the first token that its decoder reads
         written = {**written, "decoder_start_token_id": special.padding}
     own = {key: value for key, value in own.items() if key not in written}
     head = {"architectures": [family.find_architecture(config)], "model_type": family.model_type}
@@ -253,13 +262,17 @@ def _write_config(
 def _write_texts(
     files: TokenizerFiles, special: SpecialTokens, config: DecoderConfig, template: str | None
 ) -> dict[str, str]:
-    """The files beside weights and config, by name; what was brought, as it came."""
+    """Return the texts of all files but weights and config.json, by file name.
+
+    Files of an imported model are returned unchanged.
+    """
     texts = {TOKENIZER: files.tokenizer}
     texts |= {k: v for k, v in files.beside.items() if k not in (MODEL_CONFIG, ROLES, NEW_TOKENS)}
     if TOKENIZER_CONFIG not in texts:
         texts |= _write_tokenizer_files(special, config, template)
     if GENERATION not in texts and not config.bidirectional:
-        end, pad = special.end, special.pad
+        end = special.end
+        pad = special.pad
         begin = special.begin or (None if MODEL_CONFIG in files.beside else end)
         ids = {"bos_token_id": begin and begin.id, "eos_token_id": list(special.stop_ids) or None,
                "pad_token_id": pad and pad.id}  # fmt: skip
@@ -270,19 +283,20 @@ def _write_texts(
 def _write_tokenizer_files(
     special: SpecialTokens, config: DecoderConfig, template: str | None
 ) -> dict[str, str]:
-    """What a tokenizer of ours is written with: roles by token, and how it is chatted with."""
-    end, pad = special.of("end"), special.pad
+    """Return the settings of a tokenizer trained by trainrig: special tokens and chat template."""
+    end = special.of("end")
+    pad = special.pad
     roles = {"bos_token": end.text, "eos_token": end.text}
     if pad is not None:
         roles["pad_token"] = pad.text
     if special.mask is not None and config.bidirectional:
         roles["mask_token"] = special.mask.text
     settings: dict[str, Any] = {
-        # By its older name: Transformers 4, vLLM and llama.cpp do not know the newer one.
+        # Transformers 4, vLLM and llama.cpp know only this older name.
         "tokenizer_class": "PreTrainedTokenizerFast",
         **roles,
         "model_max_length": config.positions,
-        "clean_up_tokenization_spaces": False,  # decoding gives the text back as it was
+        "clean_up_tokenization_spaces": False,  # decoding returns the original text
     }
     texts = {MAP: _to_json(roles)}
     speaks = special.end_of_turn and special.user and special.assistant
@@ -293,12 +307,12 @@ def _write_tokenizer_files(
 
 
 def _refuse_another_folder(out: str, files: Mapping[str, Any], texts: Mapping[str, str]) -> None:
-    # Files of ours without a config are what a killed export left: they are written over.
+    # Files of trainrig without a config.json are left from an interrupted export: overwrite them.
     ours = {*files, INDEX, *texts}
     for path in storage.list_files(out):
         name = path.removeprefix(out.rstrip("/") + "/")
         if name == MODEL_CONFIG or (name.endswith(".safetensors") and name not in files):
-            raise OutputTaken(f"{out}: holds a model already ({name}); name another folder")
+            raise OutputTaken(f"{out}: already holds a model ({name}); name another folder")
         if name not in ours:
             raise OutputTaken(f"{out}: holds other files ({name}); name another folder")
 
@@ -317,9 +331,10 @@ def _write_card(family: Family, config: DecoderConfig, dtype: str, settings: Hub
         )
         if value
     }
-    # JSON values are YAML values, with nothing left to escape.
+    # Every JSON value is a YAML value, so no further escaping is needed.
     lines = [f"{key}: {json.dumps(value)}" for key, value in about.items()]
-    shape, parameters = config.shape, count_parameters(config).total
+    shape = config.shape
+    parameters = count_parameters(config).total
     what = DESCRIPTIONS.get(config.head, "model that finds answers")
     return "\n".join(
         [
@@ -349,9 +364,9 @@ def _read_json(path: str) -> dict[str, Any]:
     try:
         value = json.loads(storage.read(path))
     except FileNotFoundError:
-        raise DataError(f"{path}: not there; name the folder of a Hugging Face model") from None
+        raise DataError(f"{path}: is missing; name the folder of a Hugging Face model") from None
     except ValueError as error:
-        raise DataError(f"{path}: not JSON: {error}") from None
+        raise DataError(f"{path}: is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise DataError(f"{path}: not a JSON object")
+        raise DataError(f"{path}: is not a JSON object")
     return value

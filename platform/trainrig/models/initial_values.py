@@ -1,6 +1,7 @@
-"""Fresh weights: each a function of the seed, the name of its parameter and its place in that.
+"""Initial weights, each a function of the seed, the name of its parameter and its index.
 
-So any slice is drawn by itself, on any device: one process and a thousand begin with the same bits.
+Any slice can be drawn independently on any device, so a model has the same initial bits on one
+process and on a thousand.
 """
 
 import math
@@ -15,12 +16,12 @@ from trainrig.models.architecture.width_transfer import find_role
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.randomness import RandomKey, draw_normals
 
-# Projections that add to the residual stream, and the number of their layer.
+# Matches the projections that add to the residual stream; the group is the number of the layer.
 RESIDUAL = re.compile(r"(?:further_)?layers\.(\d+)\..*\b(?:(?:output|down)\.weight|experts\.down)")
 
-GENERATOR = "generator."  # before the names of parameters of a model that is trained beside
+GENERATOR = "generator."  # prefix of the parameters of an ELECTRA generator
 
-# Elements drawn at a time: on the CPU so few that what is computed on the way stays in its cache.
+# Number of elements drawn at a time. On the CPU the intermediate values must fit its cache.
 ELEMENTS_AT_ONCE = {"cpu": 2**16, "cuda": 2**22}
 
 
@@ -33,14 +34,18 @@ def fill_fresh(
     config: DecoderConfig,
     seed: int,
 ) -> None:
-    """Give `part` its fresh values, in place: the slice of the parameter `name`, which has the
-    sizes `size`, that begins at `first`.
+    """Fill `part` with its initial values, in place.
+
+    `part` is the slice of the parameter `name`, of shape `size`, that begins at the indices
+    `first`.
     """
     if len(size) == 1:
         part.fill_(_find_constant(name, config))
         return
-    key, std = RandomKey(seed, "fresh weights", name), compute_initial_std(name, config)
-    flat, step = part.view(-1), ELEMENTS_AT_ONCE[part.device.type]
+    key = RandomKey(seed, "fresh weights", name)
+    std = compute_initial_std(name, config)
+    flat = part.view(-1)
+    step = ELEMENTS_AT_ONCE[part.device.type]
     for begin in range(0, part.numel(), step):
         here = torch.arange(begin, min(begin + step, part.numel()), device=part.device)
         flat[begin : begin + step] = (
@@ -49,11 +54,12 @@ def fill_fresh(
 
 
 def compute_initial_std(name: str, config: DecoderConfig) -> float:
-    """Of the fresh values of a matrix."""
+    """Return the standard deviation of the initial values of the matrix `name`."""
     generator = config.generator_model
     if generator is not None and name.startswith(GENERATOR):
         return compute_initial_std(name.removeprefix(GENERATOR), generator)
-    kind, std = config.initialisation, config.initial_std
+    kind = config.initialisation
+    std = config.initial_std
     if config.mup is not None:
         std *= config.mup.std_share(find_role(name, dims=2), config.channels)
     residual = RESIDUAL.fullmatch(name)
@@ -63,7 +69,10 @@ def compute_initial_std(name: str, config: DecoderConfig) -> float:
 
 
 def _find_constant(name: str, config: DecoderConfig) -> float:
-    """Of a vector: gains of norms are 1; biases, sinks, and weights that 1 is added to are 0."""
+    """Return the initial value of the vector `name`.
+
+    Gains of norms begin at 1. Biases, sinks, and gains that are stored minus 1 begin at 0.
+    """
     offset = isinstance(config.norm, RMSNorm) and config.norm.unit_offset
     zero = name.endswith((".bias", ".sinks", ".balance_bias", "head_bias")) or offset
     return 0.0 if zero else 1.0
@@ -72,11 +81,13 @@ def _find_constant(name: str, config: DecoderConfig) -> float:
 def _find_places(
     here: Tensor, part: Sequence[int], size: Sequence[int], first: Sequence[int]
 ) -> Tensor:
-    """Where the elements number `here` of a slice lie in the whole, row by row."""
-    if tuple(part[1:]) == tuple(size[1:]):  # whole rows
+    """Return the row-major indices in the whole parameter of the elements `here` of a slice."""
+    if tuple(part[1:]) == tuple(size[1:]):  # The slice is of whole rows.
         return here + first[0] * math.prod(size[1:])
-    places, stride = torch.zeros_like(here), 1
+    places = torch.zeros_like(here)
+    stride = 1
     for length, whole, begin in zip(reversed(part), reversed(size), reversed(first), strict=True):
         places += (here % length + begin) * stride
-        here, stride = here // length, stride * whole
+        here = here // length
+        stride = stride * whole
     return places

@@ -1,12 +1,12 @@
-"""A feed-forward network of experts, of which a router chooses some for each token.
+"""Feed-forward network of experts, of which a router chooses some for each token.
 
-No token is dropped unless a capacity says so: tokens are sorted by expert, and each expert's
-product is made of just those that it got. The same micro-batch gives the same bits: nothing is
-added in an order that a device might choose. Padding is sent to no expert, and is left out of all
-that a router counts and averages.
+No token is dropped unless `capacity` is set: tokens are sorted by expert, and each expert
+multiplies just its own tokens. The same micro-batch gives the same bits, because no sum depends on
+an order that the device chooses. Padding is sent to no expert, and is left out of all that a router
+counts and averages.
 
-Shapes: N tokens of a micro-batch, C channels, E experts, A active ones of a token, M = N A pairs of
-token and expert, F channels between, O outputs of a product.
+Shapes: N tokens of a micro-batch, C channels, E experts, A active experts of a token, M = N A pairs
+of token and expert, F channels of the hidden layer, O outputs of a product.
 """
 
 import math
@@ -21,23 +21,24 @@ from trainrig.models.architecture.feedforward import MixtureOfExperts, Network
 from trainrig.models.architecture.shapes import ExpertsShape, MixtureShape, StackShape
 from trainrig.models.feedforward import DenseFeedForward, activate, build_projection
 
-# What a router adds to the loss, in the order of the vector that a layer gives.
+# Terms that a router adds to the loss, in the order of the vector that a layer returns.
 ROUTER_TERMS = ("expert_balance", "router_z", "balance_bias")
-# Tokens of a micro-batch that each expert of a layer is sent: the name, before the layer's number.
+# Prefix of the names of token counts: "expert_tokens/3" counts the tokens of each expert of layer
+# 3.
 EXPERT_TOKENS = "expert_tokens"
 
 
 def find_text(asked_BT: Tensor) -> Tensor:
-    """[B, T] which places are no padding, by those that something is `asked` of.
+    """Return which places are not padding, [B, T], given the places whose outputs are used.
 
-    What follows the last of them in a row is padding, or as good as that: no later place of a
-    causal model is looked at by one before it.
+    All places after the last used one of a row count as padding: in a causal model no earlier place
+    attends to them.
     """
     return asked_BT.flip(1).cumsum(1).flip(1) > 0
 
 
 class Experts(nn.Module):
-    """The networks of one layer, their matrices stacked."""
+    """The expert networks of one layer, with stacked matrices."""
 
     gate: nn.Parameter | None
 
@@ -49,14 +50,16 @@ class Experts(nn.Module):
         self.down = _stack(shape.down)
 
     def forward(self, x_MC: Tensor, counts_E: Tensor) -> Tensor:
-        """[M, C] to [M, C]; of the rows, in order, each expert takes as many as `counts_E` says,
-        and what is left is 0."""
+        """Return the experts' outputs [M, C] for rows `x_MC` that are sorted by expert.
+
+        The first `counts_E[0]` rows go to expert 0, and so on. Rows beyond all counts give 0.
+        """
         return self.multiply(x_MC, counts_E, self.gate, self.up, self.down)
 
     def multiply(
         self, x_MC: Tensor, counts_E: Tensor, gate: Tensor | None, up: Tensor, down: Tensor
     ) -> Tensor:
-        """The forward pass with the matrices of E experts: all of the layer, or some."""
+        """Return the forward pass with the matrices of E experts: all of the layer, or some."""
         if gate is None:
             between_MF = activate(self.network, multiply_grouped(x_MC, up, counts_E))
         else:
@@ -66,18 +69,18 @@ class Experts(nn.Module):
 
 
 class Routed(NamedTuple):
-    """Where a router sends the tokens of a micro-batch, or of some of its rows."""
+    """Routing of the tokens of a micro-batch, or of some of its rows."""
 
     logits_NE: Tensor
     scores_NE: Tensor
-    chosen_NA: Tensor  # experts of each token
-    weights_NA: Tensor  # factors on what they give
-    counts_E: Tensor  # tokens of each expert
-    text_N: Tensor | None = None  # false for padding; None: there is none
+    chosen_NA: Tensor  # numbers of the experts of each token
+    weights_NA: Tensor  # factors on the experts' outputs
+    counts_E: Tensor  # number of tokens of each expert
+    text_N: Tensor | None = None  # false for padding; None without padding
 
 
 class ExpertFeedForward(nn.Module):
-    """Sends each token to its experts and adds up what they give, times their scores."""
+    """Mixture of experts: the sum of the chosen experts' outputs, weighted by their scores."""
 
     balance_bias: nn.Parameter | None
 
@@ -93,16 +96,18 @@ class ExpertFeedForward(nn.Module):
         )
 
     def forward(self, x_BTC: Tensor, text_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """[B, T, C] to [B, T, C], and of the router, [3 + E] in float32: what it adds to the loss,
-        weighted, by the names of `ROUTER_TERMS`, then how many tokens it sends to each expert.
-        `text_BT`: false for padding; None: there is none."""
+        """Return the output [B, T, C], and [3 + E] float32 values of the router.
+
+        The values are the weighted loss terms in the order of `ROUTER_TERMS`, then the number of
+        tokens sent to each expert. `text_BT` is false for padding; None means that there is none.
+        """
         x_NC = x_BTC.flatten(0, 1)
         routed = self.route(x_NC, text_BT)
         changed_NC, router = self.change(x_NC, routed)
         return changed_NC.view_as(x_BTC), router
 
     def route(self, x_NC: Tensor, text_BT: Tensor | None = None) -> Routed:
-        """Return where each token goes. Padding goes to expert number E, which is none."""
+        """Return where each token is sent; padding gets the number E, which no expert has."""
         logits_NE = F.linear(x_NC.float(), self.router.weight.float())
         scores_NE = self._score_experts(logits_NE)
         chosen_NA, weights_NA = self._choose(scores_NE)
@@ -113,21 +118,22 @@ class ExpertFeedForward(nn.Module):
         return Routed(logits_NE, scores_NE, chosen_NA, weights_NA, counts_E, text_N)
 
     def change(self, x_NC: Tensor, routed: Routed) -> tuple[Tensor, Tensor]:
-        """[N, C] what the experts of each token and the network beside them make of it; and of the
-        router what `forward` says."""
+        """Return the layer's output [N, C] and the router's values of `forward`, [3 + E]."""
         changed_NC, terms = self.pass_experts(x_NC, routed)
         if self.shared is not None:
             changed_NC = changed_NC + self.shared(x_NC)
         return changed_NC, torch.cat((terms, routed.counts_E.to(terms.dtype)))
 
     def pass_experts(self, x_NC: Tensor, routed: Routed) -> tuple[Tensor, Tensor]:
-        """[N, C] to what the experts of each token give, weighted, [N, C]; and `terms`.
+        """Return the weighted outputs of the experts, [N, C], and the router's loss terms, [3].
 
-        Apart so that another way to lay out experts (over devices) can take its place.
+        This is a method of its own so that it can be replaced where experts are divided over
+        devices.
         """
         pairs: int | Tensor = routed.chosen_NA.numel()
         if routed.text_N is not None:
-            pairs = routed.counts_E.sum().clamp(min=1)  # nothing waits for the device
+            # A tensor, so that the host does not wait for the device.
+            pairs = routed.counts_E.sum().clamp(min=1)
         kept_E = self.limit_counts(routed.counts_E, pairs)
         order_M = sort_pairs(routed, kept_E)
         given_MC = self.experts(self.copy_tokens(x_NC, order_M), kept_E)
@@ -138,7 +144,7 @@ class ExpertFeedForward(nn.Module):
         return logits_NE.sigmoid() if self.settings.scores == "sigmoid" else logits_NE.softmax(-1)
 
     def _choose(self, scores_NE: Tensor) -> tuple[Tensor, Tensor]:
-        """Experts of each token, and the factors on what they give."""
+        """Return the experts of each token, [N, A], and the factors on their outputs, [N, A]."""
         ranked_NE = scores_NE.detach()
         if self.balance_bias is not None:
             ranked_NE = ranked_NE + self.balance_bias.detach()
@@ -149,8 +155,12 @@ class ExpertFeedForward(nn.Module):
         return chosen_NA, weights_NA * self.settings.scale
 
     def limit_counts(self, counts_E: Tensor, pairs: int | Tensor) -> Tensor:
-        """[…, E] how many of `counts_E` tokens the experts take, of `pairs` in a micro-batch."""
-        capacity, experts = self.settings.capacity, self.settings.experts
+        """Return how many of `counts_E` tokens each expert takes under the capacity, […, E].
+
+        `pairs` is the number of pairs of token and expert in the micro-batch.
+        """
+        capacity = self.settings.capacity
+        experts = self.settings.experts
         if capacity is None:
             return counts_E
         if isinstance(pairs, Tensor):
@@ -159,24 +169,31 @@ class ExpertFeedForward(nn.Module):
         return counts_E.clamp(max=math.ceil(capacity * pairs / experts))
 
     def copy_tokens(self, x_NC: Tensor, order_M: Tensor) -> Tensor:
-        """[len(order), C] rows of the tokens' copies, one for each of their experts, in order."""
-        # Rows are repeated before they are sorted, so that a gradient is a sum over A, and what is
-        # gathered is gathered once.
+        """Return the tokens' copies, one for each chosen expert, in the order `order_M`, [M, C]."""
+        # Rows are repeated before they are sorted, so that a gradient is a sum over A and each copy
+        # is gathered one time.
         active = self.settings.active
         return x_NC[:, None].expand(-1, active, -1).flatten(0, 1).index_select(0, order_M)
 
     def mix(self, given_MC: Tensor, order_M: Tensor, weights_NA: Tensor, x_NC: Tensor) -> Tensor:
-        """[N, C] what the experts gave to each token, in the order of `copies`, times weights."""
+        """Return the weighted sum of the experts' outputs of each token, [N, C].
+
+        `given_MC` is in the order of `copy_tokens`.
+        """
         given_MC = given_MC.index_select(0, order_M.argsort())
         given_NAC = given_MC.view(*weights_NA.shape, given_MC.shape[1])
         mixed_NC: Tensor = (given_NAC * weights_NA[..., None]).sum(1).to(x_NC.dtype)
         return mixed_NC
 
     def compute_terms(self, routed: Routed, share_E: Tensor) -> Tensor:
-        """[3] what the router adds to the loss, weighted, if each expert is sent `share_E` of all
-        pairs."""
-        logits_NE, scores_NE = routed.logits_NE, routed.scores_NE
-        settings, zero = self.settings, logits_NE.new_zeros(())
+        """Return the weighted loss terms of the router, [3].
+
+        `share_E` is the fraction of all pairs that each expert is sent.
+        """
+        logits_NE = routed.logits_NE
+        scores_NE = routed.scores_NE
+        settings = self.settings
+        zero = logits_NE.new_zeros(())
         balance = z = excess = zero
         if settings.balance_loss:
             parts_NE = scores_NE / scores_NE.sum(-1, keepdim=True)
@@ -186,7 +203,7 @@ class ExpertFeedForward(nn.Module):
             squares_N = logits_NE.logsumexp(-1).square()
             z = _average(squares_N, routed.text_N) * settings.router_z_loss
         if self.balance_bias is not None:
-            # Nothing in value; its gradient is how far an expert is above its even share.
+            # This term is 0. Its gradient is how far an expert is above its even share.
             bias_E = self.balance_bias.float()
             excess = ((bias_E - bias_E.detach()) * (share_E - 1 / settings.experts)).sum()
         return torch.stack([balance, z, excess])
@@ -206,14 +223,19 @@ def _average(values: Tensor, text_N: Tensor | None) -> Tensor:
 
 
 def _count(chosen_NA: Tensor, experts: int) -> Tensor:
-    """[E], tokens of each expert; by comparison, as its size depends on no value."""
+    """Return the number of tokens of each expert, [E].
+
+    Counting by comparison gives a size that depends on no value.
+    """
     numbers_E = torch.arange(experts, device=chosen_NA.device)
     return (chosen_NA.flatten()[:, None] == numbers_E).sum(0)
 
 
 def sort_pairs(routed: Routed, kept_E: Tensor) -> Tensor:
-    """[M] the pairs of token and expert by expert, the earlier tokens first; behind all, those
-    beyond the `kept_E` that an expert takes, and those of padding."""
+    """Return the pairs of token and expert, [M], sorted by expert and then by token.
+
+    Last come the pairs beyond the `kept_E` that an expert takes, and those of padding.
+    """
     experts_M = routed.chosen_NA.flatten()
     order_M = experts_M.argsort(stable=True)
     if kept_E is routed.counts_E:
@@ -221,7 +243,7 @@ def sort_pairs(routed: Routed, kept_E: Tensor) -> Tensor:
     places_M = torch.arange(len(order_M), device=order_M.device)
     first_E = routed.counts_E.cumsum(0) - routed.counts_E
     sorted_M = experts_M[order_M]
-    if routed.text_N is not None:  # of padding none is kept
+    if routed.text_N is not None:  # No pair of padding is kept.
         first_E = F.pad(first_E, (0, 1))
         kept_E = F.pad(kept_E, (0, 1))
     late_M = places_M - first_E[sorted_M] >= kept_E[sorted_M]
@@ -229,8 +251,10 @@ def sort_pairs(routed: Routed, kept_E: Tensor) -> Tensor:
 
 
 def multiply_grouped(x_MC: Tensor, weights_EOC: Tensor, counts_E: Tensor) -> Tensor:
-    """[M, O], each row by the matrix of its expert: the first `counts_E[0]` rows by the first one,
-    and so on; rows beyond all counts are 0."""
+    """Return the product of each row with the matrix of its expert, [M, O].
+
+    The first `counts_E[0]` rows use the first matrix, and so on; rows beyond all counts give 0.
+    """
     product: Tensor = _grouped(x_MC, weights_EOC, counts_E)
     return product
 
@@ -256,7 +280,8 @@ def _grouped_shapes(x_MC: Tensor, weights_EOC: Tensor, counts_E: Tensor) -> Tens
 def _grouped_backward(
     gradient_MO: Tensor, x_MC: Tensor, weights_EOC: Tensor, counts_E: Tensor
 ) -> tuple[Tensor, Tensor]:
-    of_x, of_weights = torch.zeros_like(x_MC), torch.zeros_like(weights_EOC)
+    of_x = torch.zeros_like(x_MC)
+    of_weights = torch.zeros_like(weights_EOC)
     begin = 0
     for expert, count in enumerate(counts_E.tolist()):
         rows = slice(begin, begin + count)
@@ -285,13 +310,16 @@ def _differentiate(ctx: Any, gradient_MO: Tensor) -> tuple[Tensor, Tensor, None]
 
 _grouped.register_autograd(_differentiate, setup_context=_save)
 
-# As recomputation knows it.
+# The operator under which activation recomputation finds the product.
 OPERATOR = torch.ops.trainrig.grouped_product.default
 
 
 @register_flop_formula(torch.ops.trainrig.grouped_product)
 def _count_forward(x: Any, weights: Any, *_: Any, **__: Any) -> int:
-    """Of shapes, for torch's counter of operations: as if no capacity left a row out."""
+    """Return the operations of a product from its shapes, as if no capacity left a row out.
+
+    torch's operation counter calls this with the shapes of the arguments.
+    """
     operations: int = 2 * x[0] * weights[1] * weights[2]
     return operations
 

@@ -1,4 +1,4 @@
-"""Keeping activations at one scale.
+"""Normalisation layers.
 
 Shapes: C channels.
 """
@@ -12,7 +12,7 @@ from trainrig.models.architecture.shapes import NormShape
 
 
 class Norm(nn.Module):
-    """The norm that `settings` choose, with a gain and perhaps a bias for each channel."""
+    """Root-mean-square or layer norm, as `settings` choose, with a gain and perhaps a bias."""
 
     bias: nn.Parameter | None
 
@@ -23,13 +23,14 @@ class Norm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(shape.channels)) if shape.bias else None
 
     def forward(self, x_C: Tensor) -> Tensor:
-        """[..., C] to [..., C], in the dtype of `x_C`; the mean itself is taken in float32."""
+        """Return `x_C` [..., C] normalised, in its own dtype; the mean is computed in float32."""
         return self.apply_gain(x_C, self.weight, self.bias)
 
     def apply_gain(self, x_C: Tensor, weight_C: Tensor, bias_C: Tensor | None) -> Tensor:
-        """The forward pass with this gain and bias."""
-        # torch has no fused kernel for a weight of another dtype, and warns that it has none.
-        weight_C, size = weight_C.to(x_C.dtype), (x_C.shape[-1],)
+        """Return `x_C` [..., C] normalised with the given gain and bias."""
+        # torch has no fused kernel for a weight in another dtype than the input, and would warn.
+        weight_C = weight_C.to(x_C.dtype)
+        size = (x_C.shape[-1],)
         if isinstance(self.settings, LayerNorm):
             bias_C = None if bias_C is None else bias_C.to(x_C.dtype)
             return F.layer_norm(x_C, size, weight_C, bias_C, self.settings.epsilon)

@@ -1,6 +1,6 @@
-"""What a model returns.
+"""Model outputs: hidden states, and the head that turns them into logits.
 
-Shapes: B batch, T positions, C channels, V entries of the vocabulary.
+Shapes: B batch, T positions, C channels, V vocabulary entries, N chosen places.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,52 +14,61 @@ from trainrig.models.architecture.shapes import ProjectionShape
 
 
 class ReadByLoss:
-    """A layer whose weight a loss reads, not a forward pass of its own. Of a model that is sharded,
-    a backward pass goes through one such reading of it."""
+    """A layer whose weight is read by a loss instead of by a forward pass of the layer.
+
+    In a sharded model, a backward pass goes through one such reading of the weight.
+    """
 
     def finish_streams(
         self, finish: Callable[[Tensor], Tensor], *streams: Tensor
     ) -> tuple[Tensor, ...]:
-        """What `finish` makes, for logits, of all `streams` of a pass. Here FSDP gathers the
-        weight, and once the gradients of the streams are known it sends that of the weight. What
-        it returns is no view of what it is given, which would make FSDP warn."""
-        return tuple(finish(each) for each in streams)
+        """Return `finish` applied to each of `streams`, the hidden states of one pass.
+
+        FSDP gathers the weight in this call, and reduces its gradient once the gradients of all
+        streams are known. The results must not be views of the inputs, which would make FSDP warn.
+        """
+        return tuple(finish(stream) for stream in streams)
 
 
 class OutputProjection(ReadByLoss, nn.Linear):
-    """From hidden states to logits."""
+    """Linear layer from hidden states to logits."""
 
 
 def build_output_projection(shape: ProjectionShape) -> OutputProjection:
-    """One of that shape."""
+    """Return an output projection of that shape."""
     return OutputProjection(shape.inputs, shape.outputs, bias=shape.bias)
 
 
 def reach_head(
     layer: nn.Module, finish: Callable[[Tensor], Tensor], streams: Sequence[Tensor]
 ) -> tuple[tuple[Tensor, ...], Tensor]:
-    """What `finish` makes, for logits, of all `streams` of a pass; and [V, C] what `layer`, the
-    head or the embedding that is the head too, multiplies that by."""
-    if torch.is_grad_enabled() and any(each.requires_grad for each in layer.parameters()):
-        # Also where all but the head is frozen: where FSDP is, it waits for their gradients.
-        streams = [each.requires_grad_() for each in streams]
+    """Return `finish` applied to all `streams`, and the weight [V, C] that turns them into logits.
+
+    `layer` is the head, or the embedding where the head is tied to it.
+    """
+    if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in layer.parameters()):
+        # This is needed where all but the head is frozen, too: FSDP waits for the gradients of
+        # streams.
+        streams = [stream.requires_grad_() for stream in streams]
     if isinstance(layer, ReadByLoss):
         hidden = layer.finish_streams(finish, *streams)
     else:
-        hidden = tuple(finish(each) for each in streams)
-    # A layer with an adapter, or whose weight is held in other numbers, says what it comes to.
+        hidden = tuple(finish(stream) for stream in streams)
+    # A layer with an adapter, or one whose weight is stored in another dtype, computes its weight.
     whole_weight: Any = getattr(layer, "compute_whole_weight", None)
     weight: Any = whole_weight() if whole_weight else layer.weight
     return hidden, weight
 
 
 class Head:
-    """What makes logits of hidden states. A loss that works through them in blocks of rows needs
-    the weight itself, so that all logits are never there at once.
+    """Output head that computes logits from hidden states.
 
-    No dataclass, nor anything else that FSDP looks for tensors in: on each that it finds in what a
-    model returns it puts a hook, and the weight, which outlives the pass, would keep one of every
-    pass that there ever was.
+    A loss that works in blocks of rows uses the weight directly, so that not all logits exist at
+    once.
+
+    This is no dataclass, nor anything else in which FSDP looks for tensors: FSDP puts a hook on
+    each tensor that it finds in a model's output, and the weight, which outlives the pass, would
+    collect one hook with every pass.
     """
 
     def __init__(
@@ -69,13 +78,18 @@ class Head:
         soft_cap: float | None = None,
         multiplier: float = 1.0,
     ) -> None:
-        """`soft_cap`: logits x become cap * tanh(x / cap) (Gemma 2, arXiv:2408.00118, section 2);
-        None: as they are. `multiplier`: of logits, before they are capped."""
-        self.weight_VC, self.bias_V = weight_VC, bias_V
-        self.soft_cap, self.multiplier = soft_cap, multiplier
+        """Keep the weight [V, C] and how logits are changed.
+
+        `multiplier` scales the logits before they are capped. `soft_cap` then turns logits x into
+        cap * tanh(x / cap) (Gemma 2, arXiv:2408.00118, section 2); None leaves them as they are.
+        """
+        self.weight_VC = weight_VC
+        self.bias_V = bias_V
+        self.soft_cap = soft_cap
+        self.multiplier = multiplier
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """[..., C] to logits [..., V]."""
+        """Return the logits [..., V] of hidden states [..., C]."""
         logits = F.linear(hidden, self.weight_VC, self.bias_V)
         if self.multiplier != 1:
             logits = logits * self.multiplier
@@ -83,19 +97,19 @@ class Head:
 
 
 class ModelOutput(NamedTuple):
-    """Hidden states, the head that makes logits of them, and what a model's own parts add to the
-    loss.
+    """Hidden states, the head for them, and terms that the model adds to the loss.
 
-    A named tuple, in which FSDP looks for tensors: it finds `hidden`, at whose gradient the
-    backward pass of the model begins, and what is `auxiliary`.
+    This is a named tuple so that FSDP finds the tensor `hidden`, at whose gradient the backward
+    pass of the model begins, and the tensors in `auxiliary`.
     """
 
-    hidden: Tensor  # [B, T, C], after the last norm; or [N, C] of the places asked for
+    hidden: Tensor  # [B, T, C] after the last norm, or [N, C] of the chosen places
     head: Head
-    # By name, of experts, say: weighted scalars to add to the loss; vectors are counts to look at.
+    # Terms by name, for example of experts: scalars are weighted and added to the loss, vectors are
+    # counts to report.
     auxiliary: Mapping[str, Tensor] = {}
 
     @property
     def logits(self) -> Tensor:
-        """[B, T, V] or [N, V], computed each time it is asked for."""
+        """Logits [B, T, V] or [N, V], computed at each access."""
         return self.head(self.hidden)

@@ -9,7 +9,7 @@ from trainrig import storage
 from trainrig.errors import ConfigError, OutputTaken
 from trainrig.models.added_tokens import add_special_tokens
 from trainrig.models.decoder_config import count_parameters
-from trainrig.models.encoder.model import read_of_generator
+from trainrig.models.encoder.model import read_generator_tensor
 from trainrig.models.families.mapping import find_dropouts
 from trainrig.models.huggingface import HubFolder, open_folder, write_folder
 from trainrig.storage.writable import check_folder
@@ -37,7 +37,7 @@ def export_checkpoint(
                 f"export --generator: {stored.path} is {config.description} without a generator; "
                 "leave it out, or name a run with objective ReplacedTokenDetection"
             )
-        config, read = beside, partial(read_of_generator, stored.read)
+        config, read = beside, partial(read_generator_tensor, stored.read)
     family = write_folder(out, config, read, stored.files, settings, TEMPLATE)
     return {
         "output": out,

@@ -242,7 +242,7 @@ def _convert(path: str, model: DecoderConfig) -> EncoderConfig:
         path,
         local,
     )
-    return EncoderConfig.of_decoder(model)
+    return EncoderConfig.from_decoder(model)
 
 
 def _prepare_held_out(

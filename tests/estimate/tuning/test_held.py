@@ -14,7 +14,7 @@ from trainrig.estimate.memory import (
     hold_model,
 )
 from trainrig.estimate.tuning.models_beside import ModelBeside, hold_beside
-from trainrig.estimate.tuning.sampling import SampledRows, estimate_making_memory
+from trainrig.estimate.tuning.sampling import SampledRows, estimate_batch_making_memory
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.models.decoder import DecoderConfig, count_parameters
 from trainrig.models.lora.layers import count_adapter
@@ -121,14 +121,14 @@ def test_a_critic_is_trained_by_an_optimizer_of_its_own():
 
 def test_a_batch_is_made_beside_what_the_optimizer_remembers():
     rows = SampledRows(rows=256, prompts=64, prompt_tokens=8, new_tokens=1, scaled=False)
-    found = estimate_making_memory(MODEL, TRAINING, 1, rows, others=[ModelBeside(MODEL)])
+    found = estimate_batch_making_memory(MODEL, TRAINING, 1, rows, others=[ModelBeside(MODEL)])
     total = count_parameters(MODEL).total
     assert (found.weights, found.optimizer, found.gradients) == (8 * total, 8 * total, 0)
     # Read at once are 256 x 8 places: three of 128 channels, three of 64, which is more than keys
     # and values, 2 layers of 2 x 32 channels.
     assert (found.activations, found.fleeting) == (0, 4 * 256 * 8 * (3 * 128 + 3 * 64))
     deep = MODEL.model_copy(update={"layers": 32})
-    found = estimate_making_memory(deep, TRAINING, 1, rows)
+    found = estimate_batch_making_memory(deep, TRAINING, 1, rows)
     assert found.activations == 4 * 256 * 8 * 32 * 2 * 32
     # The keys and values of 64 prompts, before those of 4 completions of each are made of them.
     assert found.fleeting == 4 * 64 * 8 * 32 * 2 * 32

@@ -162,10 +162,10 @@ def test_an_encoder_has_no_use_for_caches():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"attention": {"window": {"size": 4}}}, r"size \(4\) must be odd .*; 5 would be"),
+        ({"attention": {"window": {"size": 4}}}, r"size \(4\) must be odd .*; use 5"),
         ({"attention": {"window": {"size": 81}}}, "hides nothing"),
         ({"positions_offset": 2}, "positions_offset is set, but the position_embedding is Rope"),
-        ({"head": "score", "biases": {}}, "no reward model is an encoder"),
+        ({"head": "score", "biases": {}}, "a reward model must be a decoder"),
         ({"segment": 2}, "no key 'segment' in EncoderConfig; did you mean 'segments'"),
     ],
 )

@@ -193,10 +193,10 @@ def test_a_model_of_our_own_finds_its_family(name, transformers, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_act": "relu"}, "hidden_act is 'relu', which no model here does"),
+        ({"hidden_act": "relu"}, "hidden_act is 'relu', which trainrig does not support"),
         ({"is_decoder": True}, "is_decoder is True"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
-        ({"architectures": ["BertForTokenClassification"]}, "those that can be imported"),
+        ({"architectures": ["BertForTokenClassification"]}, "cannot import model_type"),
     ],
 )
 def test_an_encoder_that_we_would_compute_otherwise_is_refused(changes, message):
@@ -215,5 +215,5 @@ def test_a_padding_that_roberta_would_count_from_elsewhere_is_refused(pair, tmp_
         pytest.skip("its positions begin at 0")
     files = TokenizerFiles(hub.files.tokenizer)
     assert find_special_tokens(files).pad is None or find_special_tokens(files).pad.id != 1
-    with pytest.raises(DataError, match="counts from a padding of id 1"):
+    with pytest.raises(DataError, match="needs padding id 1"):
         write_folder(str(tmp_path / "out"), hub.config, ours.state_dict().__getitem__, files)

@@ -159,20 +159,20 @@ def test_a_model_of_our_own_finds_its_family(name, transformers, tmp_path):
 
 def test_a_model_that_transformers_has_not_cannot_be_exported():
     config = DecoderConfig.model_validate(SMALL | {"position_embedding": {"kind": "Alibi"}})
-    with pytest.raises(DataError, match="no architecture of Transformers has what this model has"):
+    with pytest.raises(DataError, match="no supported architecture of Transformers can express"):
         find_family(config, {})
 
 
 REFUSED = {
-    "auto_map": ({"auto_map": {"AutoModel": "x.Y"}}, "wants code of its own to be run"),
+    "auto_map": ({"auto_map": {"AutoModel": "x.Y"}}, "needs custom code"),
     "quantised": ({"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\)"),
     "unknown": ({"model_type": "mamba"}, "model_type 'mamba' .*can be imported: llama, mistral"),
     "classifier": ({"architectures": ["LlamaForTokenClassification"]}, "TokenClassification"),
-    "rope": ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope'; those that can be"),
+    "rope": ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' cannot be imported"),
     "factor": ({"rope_parameters": {"rope_type": "linear"}}, "type 'linear' without 'factor'"),
     "two types": ({"rope_scaling": {"type": "linear"}}, "types of rotary .*: default and linear"),
-    "theta": ({"rope_theta": 5.0}, "rope_theta is 5.0, in rope_parameters 10000.0"),
-    "activation": ({"hidden_act": "relu"}, "hidden_act is 'relu', which no model here does"),
+    "theta": ({"rope_theta": 5.0}, "rope_theta is 5.0, but 10000.0 in rope_parameters"),
+    "activation": ({"hidden_act": "relu"}, "hidden_act is 'relu', which trainrig does not support"),
     "heads": ({"num_key_value_heads": 3}, r"heads \(4\) must be a multiple of kv_heads \(3\)"),
     "no size": ({"hidden_size": None}, "no key 'hidden_size'"),
 }

@@ -169,7 +169,7 @@ def test_a_model_of_masked_prediction_is_written_as_a_classifier(name, transform
     ("changes", "message"),
     [
         ({"problem_type": "multi_label_classification"}, "problem_type is 'multi_label"),
-        ({"id2label": {"0": "LABEL_0"}}, "of one output, which tells a number"),
+        ({"id2label": {"0": "LABEL_0"}}, "has one output, which is a regression"),
     ],
 )
 def test_a_classifier_that_we_would_compute_otherwise_is_refused(changes, message):
@@ -188,7 +188,7 @@ def test_a_head_without_the_names_that_it_needs_is_refused():
     for head, labels in (("classes", ()), ("classes", ("a",)), ("tokens", ("a", "b"))):
         with pytest.raises(ValueError, match="labels names"):
             DecoderConfig.model_validate(sizes | {"head": head, "labels": labels})
-    with pytest.raises(ValueError, match="take an encoder"):
+    with pytest.raises(ValueError, match="choose an encoder"):
         DecoderConfig.model_validate(sizes | {"head": "spans"})
 
 

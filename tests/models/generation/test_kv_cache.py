@@ -21,7 +21,7 @@ def test_a_cache_gives_all_that_it_was_given_and_takes_its_memory_once():
         places.add(seen[0].data_ptr())
         at = end
     assert len(cache) == 10 and len(places) == 1
-    with pytest.raises(ValueError, match="11 positions for a cache of 10"):
+    with pytest.raises(ValueError, match="11 positions exceed the cache's capacity of 10"):
         cache.extend(keys[:, :, :1], values[:, :, :1])
 
 

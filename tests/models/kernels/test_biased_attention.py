@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from trainrig.models.kernels.biased_attention import biased_attention, is_learnt
+from trainrig.models.kernels.biased_attention import biased_attention, suits_biased_attention
 
 
 def inputs(rows, heads, queries, keys, channels, of_rows):
@@ -42,7 +42,7 @@ def _by_torch(query, key, value, added, *, scale):
 def test_only_what_gets_a_gradient_is_read_here():
     query, key, _, bias = inputs(2, 4, 5, 5, 8, 1)
     query, key = query.transpose(1, 2), key.transpose(1, 2)
-    assert is_learnt(bias, query, key)
-    assert not is_learnt(bias.detach(), query, key)
-    assert not is_learnt(bias, query, key[:, :2])
-    assert not is_learnt(bias.bfloat16(), query.bfloat16(), key.bfloat16())
+    assert suits_biased_attention(bias, query, key)
+    assert not suits_biased_attention(bias.detach(), query, key)
+    assert not suits_biased_attention(bias, query, key[:, :2])
+    assert not suits_biased_attention(bias.bfloat16(), query.bfloat16(), key.bfloat16())

@@ -164,7 +164,7 @@ def test_fresh_values_go_by_seed_name_and_place_and_leave_torchs_own_numbers_alo
 def test_a_pattern_that_matches_nothing_is_refused_with_what_there_is(whole):
     with pytest.raises(ConfigError, match=r"'q_proj' matches no layer.*attention\.query"):
         adapt(whole, LoRA(targets=("attention.*", "q_proj")))
-    with pytest.raises(ConfigError, match="an embedding, which has no DoRA"):
+    with pytest.raises(ConfigError, match="an embedding, which DoRA does not support"):
         adapt(whole, LoRA(targets=("embedding",), dora=True))
     chosen = LoRA(targets=("layers.1.attention.*",)).choose(whole.config)
     assert chosen == [f"layers.1.attention.{n}" for n in ("query", "key", "value", "output")]
@@ -215,8 +215,8 @@ def test_routers_stay_as_they_are(build):
     assert {name.split(".")[2] for name in LoRA().choose(alone)} == {"attention"}
     for targets, said in (
         (("attention.*", "feedforward.router"), "'feedforward.router' names routers.*leave it out"),
-        (("router",), "'router' names routers.*there are: attention.key"),
-        (("feedforward.*",), r"'feedforward.\*' matches routers alone"),
+        (("router",), "'router' names routers.*this model has: attention.key"),
+        (("feedforward.*",), r"'feedforward.\*' matches only routers"),
     ):
         with pytest.raises(ConfigError, match=said):
             adapt(Decoder(alone), LoRA(targets=targets))

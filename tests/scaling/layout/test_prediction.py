@@ -166,7 +166,7 @@ def test_parameters_and_gradients_are_copied_between_buffers(predictor):
     for layout in (DeviceLayout(Degrees(), 1), DeviceLayout(Degrees(shard=2), 1), by_layer):
         made = predictor(layout.degrees.devices, batch=batch)
         (device,) = made._pipeline(Degrees(), 1, "nothing", 1, True)
-        held, root = device.held.total, sum(device._beside.each)
+        held, root = device.held.total, sum(device._beside.counts)
         found.append(device.estimate_data_traffic(layout, layout.count_micro_batches(8)).copied)
     assert found[0] == 2 * (4 + 2) * held
     assert found[1] == 2 * (2 + 4) * held

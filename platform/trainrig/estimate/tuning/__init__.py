@@ -1,1 +1,1 @@
-"""What tuning takes of a device beside what pretraining does: rows, other models, sampling."""
+"""Memory that tuning needs in addition to pretraining: rows, other models, sampling."""

@@ -1,14 +1,14 @@
-"""What `check` says of the memory of tuning, in the fields that it has for pretraining."""
+"""Report of `check` on the memory of tuning, with the same fields as for pretraining."""
 
 from collections.abc import Callable, Sequence
 
 from trainrig import hardware
 from trainrig.estimate.activations import describe_budget
 from trainrig.estimate.device_choice import DeviceChoice
-from trainrig.estimate.device_room import describe_room
+from trainrig.estimate.device_room import describe_memory_shortage
 from trainrig.estimate.fallback_facts import describe_fallbacks
 from trainrig.estimate.memory import Memory, estimate_cache_memory
-from trainrig.estimate.offload import settle_offload
+from trainrig.estimate.offload import resolve_offload
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.models.kernels.choice import CPU_CARD, USUAL_GPU
@@ -31,14 +31,17 @@ def describe_tuning(
     lora: LoRA | None = None,
     left_out: Sequence[str] = (),
 ) -> TuningFacts:
-    """What a device of `machine` needs, with the most workers that there may be, and in layouts to
-    fall back on. `find_memory`: of a layout, of so many workers, on a CPU or not; `tokens`: of the
-    largest micro-batch; `left_out`: what is not counted."""
-    offers, most = hardware.load(machine.table), parse_bounds(workers).most
+    """Return what a device of `machine` needs with the most workers, and in fallback layouts.
+
+    `find_memory` gives the memory of a layout and a number of workers, on a CPU or not. `tokens` is
+    the size of the largest micro-batch. `left_out` lists what is not counted.
+    """
+    offers = hardware.load(machine.table)
+    most = parse_bounds(workers).most
     device = machine.resolve_name(offers)
     training = training.resolve(offers.devices[device].computes_narrow, compiles=False)
     on_cpu = device in hardware.CPUS
-    training = settle_offload(training, on_cpu)
+    training = resolve_offload(training, on_cpu)
     training.check_attention(model, CPU_CARD if on_cpu else USUAL_GPU)
 
     def find_bytes(laid_out: Training, count: int) -> float:
@@ -49,7 +52,7 @@ def describe_tuning(
         "device": f"{device} x {most}",
         "compute": training.precision.compute,
         "memory_per_device_gib": round(needed / GIB, 3),
-        **describe_room(offers, device, needed, training),
+        **describe_memory_shortage(offers, device, needed, training),
         **describe_budget(model, training, tokens, lora),
     }
     if left_out:

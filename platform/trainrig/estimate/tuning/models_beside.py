@@ -1,5 +1,7 @@
-"""Models beside the one that a run tunes, as train/state.py holds them: frozen ones, and those that
-the same loss trains. All are float32, sliced over workers as the tuned one is."""
+"""Memory of the other models of a tuning run: frozen ones, and those that the same loss trains.
+
+All are float32 and sharded over workers like the tuned model (train/state.py).
+"""
 
 from dataclasses import dataclass, replace
 
@@ -16,17 +18,18 @@ NOT_GATHERED = GatheredBytes(0.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class ModelBeside:
-    """A model that a run has beside."""
+    """A model of a run other than the tuned one."""
 
     model: DecoderConfig
-    optimizer: Optimizer | None = None  # None: it is frozen
-    in_steps: bool = True  # whether steps read it, and not the making of batches alone
+    optimizer: Optimizer | None = None  # None: the model is frozen
+    in_steps: bool = True  # steps read the model; if false, only the making of batches does
 
 
 def hold_beside(beside: ModelBeside, training: Training, workers: int) -> HeldParameters:
-    """What each of `workers` holds of it in a step."""
+    """Return what each of `workers` holds of the model during a step."""
     parallel = training.parallel
-    tensor = 1 if parallel.tensor is None else parallel.tensor.ranks  # does not divide its layers
+    # A tensor group does not divide the layers of these models.
+    tensor = 1 if parallel.tensor is None else parallel.tensor.ranks
     role = ModelRole(beside.optimizer)
     held = hold_model(beside.model, training, workers // tensor, role)
     if not beside.in_steps:
@@ -37,8 +40,10 @@ def hold_beside(beside: ModelBeside, training: Training, workers: int) -> HeldPa
 
 
 def estimate_trained_beside(beside: ModelBeside, training: Training, tokens: int) -> float:
-    """Bytes of activations of a model that is trained beside, which gives a number a token, when it
-    goes backward."""
+    """Return the bytes of activations in the backward pass of another trained model.
+
+    The model gives one number for each token.
+    """
     kept, in_a_layer = estimate_per_token(beside.model, training)
     return tokens * (kept + in_a_layer)
 
@@ -46,9 +51,12 @@ def estimate_trained_beside(beside: ModelBeside, training: Training, tokens: int
 def estimate_reading(
     model: DecoderConfig, training: Training, tokens: int, places: int, copies: int = 1
 ) -> float:
-    """Bytes that a forward pass over `tokens` has at once if nothing goes backward: within a layer,
-    or of `copies` of the logits of `places`."""
-    size, shape = training.precision.bytes, model.shape
+    """Return the most bytes at once in a forward pass without a backward pass over `tokens`.
+
+    That is within a layer, or for `copies` of the logits of `places`.
+    """
+    size = training.precision.bytes
+    shape = model.shape
     between = shape.feedforward_channels * (3 if isinstance(model.network, GATED) else 2)
     in_a_layer = size * (between + 3 * shape.channels) * tokens
     states = size * (shape.channels * tokens + 2 * model.logit_channels * places)

@@ -1,11 +1,11 @@
 """Memory of a worker while a batch is made: completions are sampled, then read by all models.
 
-No activations are kept, but weights and what optimizers remember stay where they are, the model is
-gathered whole however it is laid out (`keep_gathered`), and the others are as they read.
+No activations are kept, but weights and optimizer state stay in place, the model is gathered whole
+in every layout (`keep_gathered`), and the other models as in their forward passes.
 
-    sampling    keys and values of all completions of a micro-batch, up to the longest that may be,
-                taken at once (models/generation/kv_cache.py); those of the prompts beside, for a
-                moment, where several completions share one; and the logits of a token of each
+    sampling    keys and values of all completions of a micro-batch, up to the longest possible,
+                allocated at once (models/generation/kv_cache.py); those of the prompts as well,
+                temporarily, where several completions share one; and the logits of one token each
     reading     logits of all tokens of the completions of a micro-batch, at once
 """
 
@@ -24,39 +24,40 @@ from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.lora.settings import LoRA
 from trainrig.train.run_file.training import Training
 
-# Bytes of each logit of a token beside itself: as float32, over the temperature, and what is drawn
-# from, which a GPU leaves to the host.
-DRAWN, DRAWN_ON_CPU = 3 * MASTER, 6 * MASTER
+# Bytes for each logit of a token in addition to the logit: as float32, divided by the temperature,
+# and the values drawn from, which a GPU leaves to the host.
+DRAWN = 3 * MASTER
+DRAWN_ON_CPU = 6 * MASTER
 
 
 @dataclass(frozen=True)
 class SampledRows:
-    """What a micro-batch of completions is."""
+    """Sizes of a micro-batch of completions."""
 
-    rows: int  # completions
-    prompts: int  # different ones among theirs
-    prompt_tokens: int  # longest
-    new_tokens: int  # that a completion may have
-    scaled: bool  # whether logits are divided by a temperature
-    sampled_here: bool = True  # by the workers, and not by actors
+    rows: int  # number of completions
+    prompts: int  # number of different prompts
+    prompt_tokens: int  # tokens of the longest prompt
+    new_tokens: int  # most tokens of a completion
+    scaled: bool  # logits are divided by a temperature
+    sampled_here: bool = True  # the workers sample, not separate actors
 
     @property
     def length(self) -> int:
-        """Places of a row: what the last token gives is not asked."""
+        """Number of places of a row; the last token's logits are not needed, so it has no place."""
         return self.prompt_tokens + self.new_tokens - 1
 
     @property
     def tokens(self) -> int:
-        """Places of all rows."""
+        """Number of places of all rows."""
         return self.rows * self.length
 
     @property
     def places(self) -> int:
-        """Places that logits are made of."""
+        """Number of places with logits."""
         return self.rows * self.new_tokens
 
 
-def estimate_making_memory(
+def estimate_batch_making_memory(
     model: DecoderConfig,
     training: Training,
     workers: int,
@@ -65,27 +66,32 @@ def estimate_making_memory(
     others: Sequence[ModelBeside] = (),
     on_cpu: bool = False,
 ) -> Memory:
-    """Of a worker that makes a micro-batch of completions, at the peak."""
+    """Return the peak memory of a worker that makes a micro-batch of completions."""
     size = training.precision.bytes
     held = hold_model(model, training, workers, ModelRole.of(training, lora))
     mine = held.count_gathered(size).whole
-    weights, optimizer, gathered = held.weights, held.optimizer, mine
+    weights = held.weights
+    optimizer = held.optimizer
+    gathered = mine
     restored = estimate_restored_weight(model, training, lora)
     restored += estimate_restored_head(model, training, lora)
     copies = 2 if rows.scaled or model.logit_cap is not None else 1
     reads = [restored + estimate_reading(model, training, rows.tokens, rows.places, copies)]
-    for each in others:
-        other = hold_model(each.model, training, workers, ModelRole(each.optimizer))
-        weights, optimizer = weights + other.weights, optimizer + other.optimizer
+    for beside in others:
+        other = hold_model(beside.model, training, workers, ModelRole(beside.optimizer))
+        weights = weights + other.weights
+        optimizer = optimizer + other.optimizer
         read = other.count_gathered(size)
         once = training.parallel.reshard == "step"
         gathered += read.whole if once else read.root + 2 * read.layer
-        reads.append(estimate_reading(each.model, training, rows.tokens, rows.places, copies))
-    cache, moment = 0.0, max(reads)
+        reads.append(estimate_reading(beside.model, training, rows.tokens, rows.places, copies))
+    cache = 0.0
+    moment = max(reads)
     if rows.sampled_here:
         held_keys, drawing = _estimate_sampling(model, size, rows, on_cpu)
         if held_keys + drawing + restored > moment:
-            cache, moment = held_keys, drawing + restored
+            cache = held_keys
+            moment = drawing + restored
     return Memory(
         weights=weights,
         optimizer=optimizer,
@@ -101,7 +107,7 @@ def estimate_making_memory(
 def _estimate_sampling(
     model: DecoderConfig, size: int, rows: SampledRows, on_cpu: bool
 ) -> tuple[float, float]:
-    """Bytes of the keys and values of all completions, and what there is for a moment beside."""
+    """Return the bytes of the keys and values of all completions, and temporary bytes."""
     of_a_row = estimate_cache_memory(model, rows.length, size, windows=2)
     drawn = rows.rows * model.outputs * (size + (DRAWN_ON_CPU if on_cpu else DRAWN))
     copied = rows.prompts * of_a_row if rows.prompts < rows.rows else 0.0

@@ -1,6 +1,6 @@
-"""What a decoder is made of, as run files choose it: one file a choice, each a union by `kind`.
+"""Settings of the parts of a model, one file for each choice in a run file, without torch.
 
-`decoder_fields.py` is the table of them all. No torch in this folder: what follows from sizes alone
-(parameters, operations, bytes) is known without it. The parts themselves are in the folder above,
-under the same file names.
+Most choices are unions that are discriminated by `kind`; `decoder_fields.py` has the table that
+they are keys of. Parameters, operations and bytes follow from these settings alone. The modules
+that compute the parts are in the folder above, under the same file names.
 """

@@ -1,4 +1,4 @@
-"""How tokens look at the tokens before them: the plain kind, which each other kind begins from."""
+"""Settings of attention: the plain kind, which each other kind inherits from."""
 
 from __future__ import annotations
 
@@ -17,40 +17,48 @@ if TYPE_CHECKING:
 
 
 class SlidingWindow(Settings):
-    """Layers whose tokens see only those shortly before them (Beltagy et al. 2020,
-    arXiv:2004.05150)."""
+    """Sliding-window attention: tokens attend only to nearby tokens.
 
-    # Tokens that one sees, itself among them; in an encoder, half of the others on either side.
+    Source: Beltagy et al. 2020, arXiv:2004.05150.
+    """
+
+    # Width of the window: number of tokens that a token attends to, counting itself. In an encoder,
+    # half of the others lie on either side.
     size: int = Field(ge=1)
-    # Which layers have it: this, repeated from the first layer on. Gemma 2 alternates, Gemma 3 has
-    # five local layers to a global one.
+    # Pattern of local (windowed) and global layers, repeated from the first layer on. Gemma 2
+    # alternates, Gemma 3 has five local layers for each global one.
     pattern: tuple[Literal["local", "global"], ...] = Field(default=("local",), min_length=1)
-    # Rotary positions of the local layers; None: those of the others.
+    # Rotary positions of the local layers; None: the same as in the global layers.
     rope: Rope | None = None
 
     def is_local(self, layer: int) -> bool:
-        """Whether layer `layer`, counted from 0, has the window."""
+        """Return whether layer `layer`, counted from 0, has the window."""
         return self.pattern[layer % len(self.pattern)] == "local"
 
 
 class AttentionSettings(Settings):
-    """What attention has beside its heads."""
+    """Attention of the usual kind, with optional window, norms, soft cap and sinks."""
 
     kind: Literal["Attention"] = "Attention"
-    window: SlidingWindow | None = None  # layers that see only what is near; None: none
-    # Norm of queries and keys: of each head (Qwen3, Gemma 3), or of all heads together (OLMo 2).
+    window: SlidingWindow | None = None  # sliding window of some or all layers; None: no window
+    # Norm of queries and keys: of each head (Qwen3, Gemma 3), or of all heads together (OLMo 2);
+    # None: no such norm.
     qk_norm: Literal["head", "projection"] | None = None
-    # Factor on the logits; None: 1 / sqrt(head_channels).
+    # Factor on the attention logits; None: 1 / sqrt(head_channels).
     query_scale: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    # Logits x become cap * tanh(x / cap): Gemma 2's (arXiv:2408.00118); None: as they are.
+    # Soft cap on the attention logits x, which become cap * tanh(x / cap), as in Gemma 2
+    # (arXiv:2408.00118); None: no cap.
     logit_cap: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    # Whether each head has a learnt logit that takes its share of the softmax and adds nothing
+    # Give each head a learnt logit that takes a share of the softmax and adds nothing to the output
     # (attention sinks: gpt-oss; Xiao et al. 2023, arXiv:2309.17453).
     sinks: bool = False
 
     def add_parts(self, plain: AttentionShape) -> AttentionShape:
-        """The sizes of all parameters of a layer, beside which the plain kind has `plain`: each
-        part that is added is a field, by whose name the module has it."""
+        """Return the shapes of a layer's parameters: `plain` and any additions.
+
+        Another kind of attention adds fields; the attention module registers each part under the
+        name of its field.
+        """
         return plain
 
     def attend(
@@ -62,25 +70,25 @@ class AttentionSettings(Settings):
         value_BKSD: Tensor,
         see: Callable[[Tensor, Tensor, Tensor], Tensor],
     ) -> Tensor:
-        """What the heads give, [B, H, T, D], before the last product of `layer`, which has the
-        parts of `add_parts` by name.
+        """Return the output of the heads, [B, H, T, D], before the output projection of `layer`.
 
-        Queries, keys and values are those of `x_BTC`, turned, and with what caches hold; of such
-        three, `see` gives what each query sees by the softmax over what it may look at.
+        `layer` has the parts of `add_parts` by name. Queries, keys and values are computed from
+        `x_BTC`, with rotary positions applied and cached positions included. `see` computes softmax
+        attention from the three.
         """
         return see(query_BHTD, key_BKSD, value_BKSD)
 
 
-# Of short documents a CPU reads so many bytes of a channel at once at most: 128 places in float32,
-# 256 in bfloat16, whose kernel takes longer to begin. What was quickest of 64 to 512 places. Rows
-# that are no longer are read under one mask.
+# Most bytes of one channel that a CPU reads at once for short documents: 128 positions in float32,
+# 256 in bfloat16, whose kernel takes longer to start. Fastest of 64 to 512 positions. Rows that are
+# no longer than this are computed under one mask.
 TOGETHER = 512
-# Most channels of a head that our kernel for GPUs is for: Gemma's.
-WIDEST = 256
+# Most channels of a head that trainrig's GPU kernel supports; Gemma has as many.
+MOST_HEAD_CHANNELS = 256
 
 
 def hides_by_distance(window: int | None, seen: int, causal: bool) -> bool:
-    """Whether `window` is narrow enough to hide any of `seen` positions."""
+    """Return whether `window` hides any of `seen` positions from some query."""
     if window is None:
         return False
     farthest = window - 1 if causal else (window - 1) // 2
@@ -88,8 +96,7 @@ def hides_by_distance(window: int | None, seen: int, causal: bool) -> bool:
 
 
 def takes_no_mask(attention: AttentionSettings, positions: PositionEmbedding) -> str | None:
-    """The setting of a model for which a kernel that takes no mask of its own computes some layer
-    at least; None: there is none."""
+    """Return the setting that makes some layer use a kernel without masks, or None."""
     settings = {
         "attention.window": attention.window is not None,
         "attention.logit_cap": attention.logit_cap is not None,
@@ -100,9 +107,9 @@ def takes_no_mask(attention: AttentionSettings, positions: PositionEmbedding) ->
 
 
 class Biases(Settings):
-    """Which products have a vector added."""
+    """Linear layers that add a learnt bias."""
 
-    qkv: bool = False  # queries, keys and values; Qwen2
-    output: bool = False  # what attention gives
-    feedforward: bool = False  # all matrices of the feed-forward network
-    head: bool = False  # logits
+    qkv: bool = False  # bias of queries, keys and values, as in Qwen2
+    output: bool = False  # bias of attention's output projection
+    feedforward: bool = False  # bias of all matrices of the feed-forward network
+    head: bool = False  # bias of the output head

@@ -1,4 +1,4 @@
-"""The kinds of attention. Add a new one to the union here."""
+"""The union of all kinds of attention; add a new kind here."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Fields of a decoder's settings, and the checks of one against another."""
+"""Fields of a decoder's settings, and the checks that they fit each other."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
@@ -21,63 +21,68 @@ Head = Literal["tokens", "score", "classes", "spans", "replaced"]
 def _let_a_preset_stand_for_sizes(schema: dict[str, Any]) -> None:
     sizes = schema.pop("required", [])
     schema["anyOf"] = [{"required": ["preset"]}, {"required": sizes}]
-    if schema["properties"]["kind"]["const"] != "Decoder":  # which a table without a kind is
+    # A table without `kind` is a decoder, so only other kinds must name it.
+    if schema["properties"]["kind"]["const"] != "Decoder":
         schema["required"] = ["kind"]
 
 
 class DecoderFields(Settings):
-    """The fields of DecoderConfig and of what inherits from it, as run files have them."""
+    """Fields of DecoderConfig and of its subclasses, as in run files."""
 
     model_config = ConfigDict(json_schema_extra=_let_a_preset_stand_for_sizes)
 
-    bidirectional: ClassVar[bool] = False  # whether tokens also see those after them
-    biased_when_tied: ClassVar[bool] = False  # whether a tied head may have a bias
+    bidirectional: ClassVar[bool] = False  # tokens also attend to later tokens
+    biased_when_tied: ClassVar[bool] = False  # a tied head may have a bias
 
     kind: Literal["Decoder"] = "Decoder"
-    # Known model to begin from (docs/models.md lists them); other keys of this table change it. In
+    # Known model to start from (docs/models.md lists them); other keys of this table change it. In
     # a resolved run file its keys are written out instead.
     preset: str | None = None
     layers: int = Field(ge=1)  # number of layers
     channels: int = Field(ge=1)  # width of the residual stream
     heads: int = Field(ge=1)  # attention heads
-    # Heads of keys and values; None: as many as `heads`.
+    # Heads of keys and values; None: the same number as `heads`.
     kv_heads: int | None = Field(default=None, ge=1)
     head_channels: int | None = Field(default=None, ge=1)  # width of a head; None: channels / heads
-    # Width of the feed-forward network; None: 8/3 of channels, up to a multiple of 64, which makes
-    # SwiGLU's three matrices as large as the two of a network of 4 times the channels
-    # (arXiv:2002.05202, section 3); 4 times the channels where nothing is gated.
+    # Width of the feed-forward network; None: 4 times the channels, or with a gated network
+    # 8/3 of them, rounded up to a multiple of 64. Three gated matrices of that width are as
+    # large as two of 4 times the channels (arXiv:2002.05202, section 3).
     feedforward_channels: int | None = Field(default=None, ge=1)
-    # Entries of the embedding; None: the tokenizer's, rounded up to a multiple of 64.
+    # Entries of the embedding; None: the tokenizer's number of ids, rounded up to a multiple of 64.
     vocabulary: int | None = Field(default=None, ge=1)
     positions: int = Field(default=2048, ge=1)  # length of the longest sequence, in tokens
-    position_embedding: PositionEmbedding = Rope()  # how the model knows the order of tokens
-    attention: AttentionKind = AttentionSettings()  # what attention has beside its heads
-    feedforward: FeedForward = SwiGLU()  # what a layer does to each token by itself
-    norm: Normalisation = RMSNorm()  # how activations are kept at one scale
-    block: Block = PreNorm()  # where in a layer norms are, and whether its parts are parallel
-    biases: Biases = Biases()  # which products have a vector added
-    # What the head makes of each place: logits of the next token, or one score, as reward models
-    # have; of a whole text a logit of each class, or of each place two, of a span's first and last
-    # token, or one, of whether its token was replaced. All but the first are neither tied nor
-    # capped; `posttrain` makes them, but for the last.
+    position_embedding: PositionEmbedding = Rope()  # how the model encodes positions
+    attention: AttentionKind = AttentionSettings()  # options of attention
+    feedforward: FeedForward = SwiGLU()  # feed-forward network of a layer
+    norm: Normalisation = RMSNorm()  # kind of norm
+    # Position of the norms in a layer, and whether its two parts run in parallel.
+    block: Block = PreNorm()
+    biases: Biases = Biases()  # linear layers that add a bias
+    # Output of the head: "tokens" gives logits of the next token, "score" one score for each
+    # position (reward models), "classes" a logit for each class of a text, "spans" two logits for
+    # each position (first and last token of a span), and "replaced" one logit for each position
+    # (whether its token was replaced). All but "tokens" are neither tied nor capped; post-training
+    # makes all but "tokens" and "replaced" from a language model.
     head: Head = "tokens"
-    labels: tuple[str, ...] = ()  # names of the classes, in the order of the head's outputs
-    # Heads in training beside that of the next token, for the tokens after it: each is a layer of
-    # its own before the norm and the head that all share (Gloeckle et al. 2024, arXiv:2404.19737).
+    # Names of the classes, in the order of the head's outputs; only with head = "classes".
+    labels: tuple[str, ...] = ()
+    # Number of further heads in training, for the tokens after the next one. Each adds a layer
+    # before the final norm and the shared output head (Gloeckle et al. 2024, arXiv:2404.19737).
     further_heads: int = Field(default=0, ge=0)
-    tie_embeddings: bool = True  # whether the output head uses the embedding's weights
-    # Factor on the embedding; Gemma's is sqrt(channels).
+    tie_embeddings: bool = True  # use the embedding's weights for the output head
+    # Factor on the embedding output; Gemma's is sqrt(channels).
     embedding_multiplier: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    # Factor on what each part of a layer adds to the stream.
+    # Factor on what attention and the feed-forward network add to the residual stream.
     residual_multiplier: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     logit_multiplier: float = Field(default=1.0, gt=0, allow_inf_nan=False)  # factor on the logits
-    # Logits x become cap * tanh(x / cap): Gemma 2's (arXiv:2408.00118); None: as they are.
+    # Soft cap on the output logits x, which become cap * tanh(x / cap), as in Gemma 2
+    # (arXiv:2408.00118); None: no cap.
     logit_cap: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    initialisation: Initialisation = GPT2Init()  # how large fresh weights are
-    # Standard deviation of fresh weights; GPT-2's (Radford et al. 2019).
+    initialisation: Initialisation = GPT2Init()  # scheme for the size of initial weights
+    # Standard deviation of initial weights; GPT-2's (Radford et al. 2019).
     initial_std: float = Field(default=0.02, gt=0, allow_inf_nan=False)
-    # How weights, rates, attention and logits go with the width, for a learning rate found on a
-    # narrow model to serve a wide one; None: not at all.
+    # Scaling of initial weights, learning rates, attention and logits with the width (muP), so that
+    # a learning rate found on a narrow model suits a wide one; None: no scaling.
     mup: MuP | None = None
 
     @model_validator(mode="before")
@@ -95,7 +100,7 @@ class DecoderFields(Settings):
         if self.head_channels is None and self.channels % self.heads:
             raise ValueError(
                 f"channels ({self.channels}) must be a multiple of heads ({self.heads}); "
-                f"the nearest above: {round_up(self.channels, self.heads)}; "
+                f"the next multiple is {round_up(self.channels, self.heads)}; "
                 "or set head_channels, the width of a head"
             )
         if self.kv_heads is not None and self.heads % self.kv_heads:
@@ -114,7 +119,7 @@ class DecoderFields(Settings):
             if turned % 2 or turned == 0:
                 share = "" if rope.rotated_share == 1 else f" {turned} rotated ones of"
                 raise ValueError(
-                    f"a head has{share} {width} channels, but rotary positions turn them in pairs; "
+                    f"a head has{share} {width} channels, but rotary positions rotate pairs; "
                     "set head_channels to an even number"
                 )
         window = self.attention.window
@@ -127,7 +132,8 @@ class DecoderFields(Settings):
                 )
             if len(window.pattern) > self.layers:
                 raise ValueError(
-                    f"attention.window.pattern names {len(window.pattern)} layers, of {self.layers}"
+                    f"attention.window.pattern has {len(window.pattern)} entries, but there "
+                    f"are {self.layers} layers; shorten it"
                 )
         return self
 
@@ -141,33 +147,33 @@ class DecoderFields(Settings):
     @model_validator(mode="after")
     def _check_what_would_do_nothing(self) -> Self:
         if self.biases.head and self.head == "score":
-            raise ValueError("biases.head: a score has none; leave it out")
+            raise ValueError("biases.head: a score head has no bias; leave it out")
         if bool(self.labels) != (self.head == "classes") or len(self.labels) == 1:
             raise ValueError(
-                f'labels names {len(self.labels)} classes, but the head is "{self.head}"; there '
-                'are two or more where it is "classes", and none elsewhere'
+                f'labels names {len(self.labels)} classes, but the head is "{self.head}"; name '
+                'two or more with head = "classes", and none with another head'
             )
         if self.head in ("spans", "replaced") and not self.bidirectional:
             raise ValueError(
-                f'head = "{self.head}": a decoder has not read what follows; take an encoder'
+                f'head = "{self.head}": a decoder does not see later tokens; choose an encoder'
             )
         if self.biases.head and self.tie_embeddings and not self.biased_when_tied:
-            raise ValueError("biases.head needs a head of its own: set tie_embeddings = false")
+            raise ValueError("biases.head needs an untied head; set tie_embeddings = false")
         mixture = self.feedforward
         if self.further_heads and (self.head != "tokens" or self.bidirectional):
-            raise ValueError("further_heads: a model that predicts no next token; leave it out")
+            raise ValueError("further_heads: this model predicts no next token; leave it out")
         if isinstance(mixture, MixtureOfExperts):
             if self.further_heads:
                 raise ValueError(
-                    "further_heads: a mixture of experts balances the layers of the model alone; "
+                    "further_heads: a mixture of experts does not balance further layers; "
                     "leave it out, or choose a dense feedforward"
                 )
             if self.biases.feedforward:
                 raise ValueError("biases.feedforward: experts have no biases; leave it out")
             if mixture.dense_layers >= self.layers:
                 raise ValueError(
-                    f"feedforward.dense_layers ({mixture.dense_layers}) leaves no layer with "
-                    f"experts, of {self.layers}"
+                    f"feedforward.dense_layers ({mixture.dense_layers}) leaves none of the "
+                    f"{self.layers} layers with experts; lower it"
                 )
         if self.mup is not None and self.initialisation.kind == "SmallInit":
             raise ValueError(
@@ -185,7 +191,7 @@ class DecoderFields(Settings):
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
-        """The rotary positions of its layers: none, one, or those of global and local layers."""
+        """The different rotary positions of the layers: none, one, or a global and a local one."""
         if not isinstance(self.position_embedding, Rope):
             return ()
         window = self.attention.window
@@ -194,5 +200,5 @@ class DecoderFields(Settings):
 
 
 def round_up(number: int, multiple: int) -> int:
-    """The least multiple of `multiple` that is no less than `number`."""
+    """Return the least multiple of `multiple` that is at least `number`."""
     return -(-number // multiple) * multiple

@@ -1,4 +1,4 @@
-"""Attention behind a gate."""
+"""Settings of gated attention."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GatedAttentionShape(AttentionShape):
-    """Of one layer: a product of the stream for each channel of each query head beside."""
+    """Shapes of one layer's attention, with a gate for each channel of each query head."""
 
     gate: ProjectionShape
 
 
 class GatedAttention(AttentionSettings):
-    """What a head sees, times the sigmoid of a product of the token that looks (Qiu et al. 2025,
-    arXiv:2505.06708): a token can leave what it sees, so it needs no sink to look at."""
+    """Attention whose output is multiplied by a sigmoid gate, computed from the query's token.
+
+    A token can switch off what it attends to, so it needs no attention sink (Qiu et al. 2025,
+    arXiv:2505.06708).
+    """
 
     kind: Literal["GatedAttention"] = "GatedAttention"  # type: ignore[assignment]
 
     def add_parts(self, plain: AttentionShape) -> GatedAttentionShape:
-        """See AttentionSettings."""
+        """Return `plain` with the gate added."""
         gate = ProjectionShape(plain.query.inputs, plain.query.outputs)
         return GatedAttentionShape(**vars(plain), gate=gate)
 
@@ -41,7 +44,7 @@ class GatedAttention(AttentionSettings):
         value_BKSD: Tensor,
         see: Callable[[Tensor, Tensor, Tensor], Tensor],
     ) -> Tensor:
-        """See AttentionSettings."""
+        """Return the output of the heads times the gate, [B, H, T, D]."""
         gate_BTE: Tensor = cast("nn.Module", layer.gate)(x_BTC)
         gate_BTHD = gate_BTE.view(*gate_BTE.shape[:2], -1, query_BHTD.shape[-1])
         return see(query_BHTD, key_BKSD, value_BKSD) * gate_BTHD.transpose(1, 2).sigmoid()

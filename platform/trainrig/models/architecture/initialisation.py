@@ -1,4 +1,7 @@
-"""How large fresh weights are. Gains begin at 1, biases at 0, whichever is chosen."""
+"""Schemes for the standard deviation of initial weights.
+
+In all of them gains begin at 1 and biases at 0.
+"""
 
 import math
 from typing import Annotated, Literal
@@ -9,62 +12,68 @@ from trainrig.config import Settings
 
 
 class GPT2Init(Settings):
-    """`initial_std`, and by the root of their number smaller where a layer adds to the stream, so
-    that the stream does not grow with depth (Radford et al. 2019, section 2.3)."""
+    """`initial_std`, divided by sqrt(2 layers) for projections that add to the residual stream.
+
+    The stream then does not grow with depth (Radford et al. 2019, section 2.3).
+    """
 
     kind: Literal["GPT2Init"] = "GPT2Init"
 
     def residual_std(self, std: float, layers: int, layer: int, channels: int) -> float:
-        """Of the projections of `layer` that add to the stream."""
+        """Return the standard deviation for projections of `layer` that add to the stream."""
         return std / math.sqrt(2 * layers)
 
     def matrix_std(self, std: float, channels: int) -> float:
-        """Of every other matrix."""
+        """Return the standard deviation for every other matrix."""
         return std
 
 
 class LlamaInit(Settings):
-    """`initial_std` for every matrix: what Transformers gives Llama, Mistral, Qwen and Gemma."""
+    """`initial_std` for every matrix, as Transformers does for Llama, Mistral, Qwen and Gemma."""
 
     kind: Literal["LlamaInit"] = "LlamaInit"
 
     def residual_std(self, std: float, layers: int, layer: int, channels: int) -> float:
-        """Of the projections of `layer` that add to the stream."""
+        """Return the standard deviation for projections of `layer` that add to the stream."""
         return std
 
     def matrix_std(self, std: float, channels: int) -> float:
-        """Of every other matrix."""
+        """Return the standard deviation for every other matrix."""
         return std
 
 
 class DepthScaledInit(Settings):
-    """As GPT2Init, but by the root of the layers so far: less is added the later (Zhang et al.
-    2019, arXiv:1908.11365; so torchtitan's Llama 3)."""
+    """GPT2Init with sqrt(2 n) in the n-th layer as the divisor, so later layers add less.
+
+    Sources: Zhang et al. 2019, arXiv:1908.11365; torchtitan's Llama 3 does the same.
+    """
 
     kind: Literal["DepthScaledInit"] = "DepthScaledInit"
 
     def residual_std(self, std: float, layers: int, layer: int, channels: int) -> float:
-        """Of the projections of `layer` that add to the stream."""
+        """Return the standard deviation for projections of `layer` that add to the stream."""
         return std / math.sqrt(2 * (layer + 1))
 
     def matrix_std(self, std: float, channels: int) -> float:
-        """Of every other matrix."""
+        """Return the standard deviation for every other matrix."""
         return std
 
 
 class SmallInit(Settings):
-    """sqrt(2 / (5 channels)) (Nguyen & Salazar 2019, arXiv:1910.05895), and 2 / (layers
-    sqrt(channels)) where a layer adds to the stream (Black et al. 2022, arXiv:2204.06745,
-    section 2.1). `initial_std` is not set beside it."""
+    """sqrt(2 / (5 channels)); `initial_std` cannot be set with it.
+
+    Projections that add to the residual stream have 2 / (layers sqrt(channels)) instead (Nguyen &
+    Salazar 2019, arXiv:1910.05895; Black et al. 2022, arXiv:2204.06745, section 2.1).
+    """
 
     kind: Literal["SmallInit"] = "SmallInit"
 
     def residual_std(self, std: float, layers: int, layer: int, channels: int) -> float:
-        """Of the projections of `layer` that add to the stream."""
+        """Return the standard deviation for projections of `layer` that add to the stream."""
         return 2 / (layers * math.sqrt(channels))
 
     def matrix_std(self, std: float, channels: int) -> float:
-        """Of every other matrix."""
+        """Return the standard deviation for every other matrix."""
         return math.sqrt(2 / (5 * channels))
 
 

@@ -1,8 +1,8 @@
-"""Known models and a ladder of small ones, by name: the table that `[model] preset` names.
+"""Presets of known models and of a ladder of small ones: the values of `[model] preset`.
 
-Sizes and constants are those of each model's published config.json, where there is one, else of its
-paper. A vocabulary that is not named is the tokenizer's. tests/models/architecture/test_presets.py
-holds the number of parameters of each.
+Sizes and constants are those of each model's published config.json, or of its paper where there is
+none. A preset without a vocabulary size takes the tokenizer's.
+tests/models/architecture/test_presets.py checks the number of parameters of each.
 """
 
 from collections.abc import Mapping
@@ -43,8 +43,8 @@ def _sizes(
     return given if head_channels is None else given | {"head_channels": head_channels}
 
 
-# Radford et al. 2019 and Brown et al. 2020 (arXiv:2005.14165, table 2.1). GPT-3's every second
-# layer saw a band of the tokens before it, of a width that is not published: here all are dense.
+# Sources: Radford et al. 2019 and Brown et al. 2020 (arXiv:2005.14165, table 2.1). Every second
+# layer of GPT-3 had banded attention of an unpublished width; here all layers are dense.
 _GPT: Preset = {
     "norm": {"kind": "LayerNorm", "epsilon": 1e-5},
     "position_embedding": {"kind": "LearnedPositions"},
@@ -85,7 +85,7 @@ def _qwen_3_experts(expert_channels: int) -> Preset:
 
 
 def _gemma_2(channels: int, query_channels: int) -> Preset:
-    """arXiv:2408.00118."""
+    """Return the preset of a Gemma 2 model (arXiv:2408.00118)."""
     return _LLAMA | {
         "norm": _rms(1e-6, unit_offset=True),
         "block": {"kind": "SandwichNorm"},
@@ -101,7 +101,7 @@ def _gemma_2(channels: int, query_channels: int) -> Preset:
 
 
 def _gemma_3(channels: int, query_channels: int, window: int, factor: float) -> Preset:
-    """The language model of arXiv:2503.19786."""
+    """Return the preset of a Gemma 3 language model (arXiv:2503.19786)."""
     scaling = {"kind": "LinearInterpolation", "factor": factor} if factor > 1 else {}
     return _LLAMA | {
         "norm": _rms(1e-6, unit_offset=True),
@@ -148,7 +148,7 @@ _SMOLLM_2: Preset = _LLAMA | {"position_embedding": _rope(100_000.0), "norm": _r
 
 
 def _bert(segments: int, epsilon: float, offset: int) -> Preset:
-    """BERT: arXiv:1810.04805. RoBERTa: arXiv:1907.11692."""
+    """Return the preset of a BERT (arXiv:1810.04805) or RoBERTa model (arXiv:1907.11692)."""
     return _LLAMA | {
         "kind": "Encoder",
         "segments": segments,
@@ -162,11 +162,15 @@ def _bert(segments: int, epsilon: float, offset: int) -> Preset:
     }
 
 
-_BERT, _ROBERTA = _bert(2, 1e-12, 0), _bert(1, 1e-5, 2)
+_BERT = _bert(2, 1e-12, 0)
+_ROBERTA = _bert(1, 1e-5, 2)
 
 
 def _electra(embedded: int, heads: int, generator: int) -> Preset:
-    """arXiv:2003.10555, table 6; heads of generators as in its published models."""
+    """Return the preset of an ELECTRA model (arXiv:2003.10555, table 6).
+
+    The heads of generators are those of the published models.
+    """
     return _BERT | {
         "head": "replaced",
         "embedding_channels": embedded,
@@ -190,7 +194,7 @@ _MODERNBERT: Preset = _LLAMA | {
 
 
 def _rung(layers: int, channels: int, heads: int, between: int) -> Preset:
-    """Of the ladder; in the manner of Llama, with weights that begin as small as it is wide."""
+    """Return the preset of a ladder model: Llama's parts with SmallInit."""
     return {
         "layers": layers,
         "channels": channels,
@@ -255,7 +259,7 @@ PRESETS: Mapping[str, Preset] = {
     "electra-large": _electra(1024, 4, 256) | _sizes(24, 1024, 16, 16, 4096, 30_522, 512),
     "modernbert-base": _MODERNBERT | _sizes(22, 768, 12, 12, 1152, 50_368, 8192),
     "modernbert-large": _MODERNBERT | _sizes(28, 1024, 16, 16, 2624, 50_368, 8192),
-    # By parameters without the embedding.
+    # The ladder, named by the number of parameters without the embedding.
     "ladder-1m": _rung(5, 128, 4, 384),
     "ladder-2m": _rung(5, 192, 6, 512),
     "ladder-5m": _rung(6, 256, 8, 704),
@@ -270,10 +274,10 @@ PRESETS: Mapping[str, Preset] = {
 
 
 def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`given`, the tables of a run file, over the preset that it names, which is then settled.
+    """Return the model table `given` with the values of its preset filled in.
 
-    A table of `given` changes the preset's key by key, unless its `kind` is another. Raises
-    KeyError for a preset that is not there.
+    A nested table of `given` overrides the preset's table key by key, unless its `kind` differs.
+    Raises KeyError for an unknown preset.
     """
     merged = dict(given)
     name = merged.pop("preset", None)

@@ -1,7 +1,7 @@
-"""The sizes of every parameter of a model, declared once.
+"""Shapes of all parameters of a model, declared in one place.
 
-A tree of plain records under the very names of the modules: each module builds its parameters from
-its record, and what a model has, computes and takes is counted from the same records.
+A tree of records with the same names as the modules. Each module builds its parameters from its
+record, and parameters, operations and memory are counted from the same records.
 """
 
 from collections.abc import Iterator
@@ -12,66 +12,66 @@ Size = tuple[int, ...]
 
 
 class Leaf(Protocol):
-    """A record of parameters by their names; "" is a parameter that has no module of its own."""
+    """A record of parameters by name; "" names a parameter without a module."""
 
     def sizes(self) -> dict[str, Size]:
-        """Sizes by name."""
+        """Return the size of each parameter by name."""
         ...
 
 
 @dataclass(frozen=True)
 class ProjectionShape:
-    """A matrix, and a vector that is added if `bias`."""
+    """Shape of a linear layer, with a bias if `bias`."""
 
     inputs: int
     outputs: int
     bias: bool = False
 
     def sizes(self) -> dict[str, Size]:
-        """See Leaf."""
+        """Return the size of each parameter by name."""
         vector: dict[str, Size] = {"bias": (self.outputs,)} if self.bias else {}
         return {"weight": (self.outputs, self.inputs)} | vector
 
 
 @dataclass(frozen=True)
 class NormShape:
-    """A gain, and a vector that is added if `bias`."""
+    """Shape of a norm: a gain, and a bias if `bias`."""
 
     channels: int
     bias: bool = False
 
     def sizes(self) -> dict[str, Size]:
-        """See Leaf."""
+        """Return the size of each parameter by name."""
         vector: dict[str, Size] = {"bias": (self.channels,)} if self.bias else {}
         return {"weight": (self.channels,)} | vector
 
 
 @dataclass(frozen=True)
 class TableShape:
-    """A vector for each of `entries`."""
+    """Shape of an embedding table: a vector for each of `entries`."""
 
     entries: int
     channels: int
 
     def sizes(self) -> dict[str, Size]:
-        """See Leaf."""
+        """Return the size of each parameter by name."""
         return {"weight": (self.entries, self.channels)}
 
 
 @dataclass(frozen=True)
 class VectorShape:
-    """A vector."""
+    """Shape of a single vector."""
 
     channels: int
 
     def sizes(self) -> dict[str, Size]:
-        """See Leaf."""
+        """Return the size of each parameter by name."""
         return {"": (self.channels,)}
 
 
 @dataclass(frozen=True)
 class StackShape:
-    """A matrix for each of `experts`, of which a token meets `active`."""
+    """Shape of stacked matrices, one for each of `experts`, of which a token uses `active`."""
 
     experts: int
     active: int
@@ -79,14 +79,16 @@ class StackShape:
     outputs: int
 
     def sizes(self) -> dict[str, Size]:
-        """See Leaf."""
+        """Return the size of each parameter by name."""
         return {"": (self.experts, self.outputs, self.inputs)}
 
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Of one layer; None: it has no such part. Another kind of attention than the plain one adds
-    fields of its own."""
+    """Shapes of one layer's attention; None for a part that it lacks.
+
+    Kinds of attention other than the plain one add fields.
+    """
 
     query: ProjectionShape
     key: ProjectionShape
@@ -98,14 +100,14 @@ class AttentionShape:
 
     @property
     def added(self) -> dict[str, ProjectionShape | NormShape | VectorShape]:
-        """The parts that the plain kind of attention lacks, by name."""
+        """The parts that a kind of attention adds to the plain kind, by name."""
         names = _names(self)[len(fields(AttentionShape)) :]
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
 class FeedForwardShape:
-    """Of one layer; `gate` is None where nothing is gated."""
+    """Shapes of one layer's dense feed-forward network; `gate` is None without a gate."""
 
     gate: ProjectionShape | None
     up: ProjectionShape
@@ -114,7 +116,7 @@ class FeedForwardShape:
 
 @dataclass(frozen=True)
 class ExpertsShape:
-    """All experts of one layer; `gate` is None where nothing is gated."""
+    """Shapes of all experts of one layer; `gate` is None without a gate."""
 
     gate: StackShape | None
     up: StackShape
@@ -123,7 +125,7 @@ class ExpertsShape:
 
 @dataclass(frozen=True)
 class MixtureShape:
-    """Of one layer: router, experts, and the network that every token goes through beside."""
+    """Shapes of one layer's router, experts and shared network."""
 
     router: ProjectionShape
     balance_bias: VectorShape | None
@@ -133,7 +135,11 @@ class MixtureShape:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """A layer. Norms of its parts' inputs (with PostNorm, of the stream after them) and outputs."""
+    """Shapes of one layer.
+
+    `attention_norm` and `feedforward_norm` are applied to the input of their part, or with PostNorm
+    to the residual stream after it. The output norms are applied to the output of their part.
+    """
 
     attention_norm: NormShape | None
     attention: AttentionShape
@@ -145,7 +151,7 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class CrossLayerShape(LayerShape):
-    """A layer that also looks at another text."""
+    """Shapes of a layer that also attends to the encoder's output."""
 
     cross_norm: NormShape
     cross_attention: AttentionShape
@@ -153,8 +159,10 @@ class CrossLayerShape(LayerShape):
 
 @dataclass(frozen=True)
 class DecoderShapes:
-    """A whole decoder; a tied head has no parameters of its own. Each of `further_layers` stands
-    between `layers` and the norm, for one more token ahead."""
+    """Shapes of a whole decoder; `head` is None if it is tied to the embedding.
+
+    Each of `further_layers` is applied between `layers` and `norm`, for one more token ahead.
+    """
 
     embedding: TableShape
     position_embedding: TableShape | None
@@ -165,30 +173,33 @@ class DecoderShapes:
 
     @property
     def before_layers(self) -> tuple[object, ...]:
-        """What makes of ids what the first layer reads."""
+        """The parts that compute the first layer's input from token ids."""
         return (self.embedding, self.position_embedding)
 
     @property
     def after_layers(self) -> tuple[object, ...]:
-        """What makes logits of what `norm` gives."""
+        """The parts that compute logits from the output of `norm`."""
         return (self.head,)
 
     @property
     def beside(self) -> "tuple[DecoderShapes | None, ...]":
-        """What else is trained with it."""
+        """The shapes of other models that are trained with this one."""
         return ()
 
     @property
     def ends_apart(self) -> tuple[str, ...]:
-        """Names of the embedding and the head of tokens where a pass reads each in one place alone,
-        so that FSDP gathers them by themselves: not where they are one, or the head is small."""
+        """Names of the embedding and the head if FSDP gathers each of them separately.
+
+        That is so where a forward pass reads each in one place only: not where they are tied, and
+        not for a small head.
+        """
         small = self.head is None or self.head.outputs != self.embedding.entries
         return () if small else ("embedding", "head")
 
 
 @dataclass(frozen=True)
 class TransformShape:
-    """What each place goes through before its logits: a product and, if it has one, a norm."""
+    """Shapes of the layer before an encoder's head: a linear layer and perhaps a norm."""
 
     dense: ProjectionShape
     norm: NormShape | None
@@ -196,10 +207,12 @@ class TransformShape:
 
 @dataclass(frozen=True)
 class EncoderShapes(DecoderShapes):
-    """A whole encoder. `head_bias` is added to the logits of a tied head; the first place goes
-    through the `pooler` before a text's classes are told. What is embedded goes through
-    `embedding_projection` where it is of another width than the layers. The `generator` has its
-    tables from this encoder."""
+    """Shapes of a whole encoder.
+
+    `head_bias` is added to the logits of a tied head. The `pooler` is applied to the first position
+    before classes are predicted. `embedding_projection` leads from the width of the embedding to
+    that of the layers. The `generator` shares the embedding tables of this encoder.
+    """
 
     segment_embedding: TableShape | None
     embedding_norm: NormShape | None
@@ -211,30 +224,32 @@ class EncoderShapes(DecoderShapes):
 
     @property
     def before_layers(self) -> tuple[object, ...]:
-        """See DecoderShapes."""
+        """The parts that compute the first layer's input from token ids."""
         own = (self.segment_embedding, self.embedding_norm, self.embedding_projection)
         return (*super().before_layers, *own)
 
     @property
     def after_layers(self) -> tuple[object, ...]:
-        """See DecoderShapes."""
+        """The parts that compute logits from the output of `norm`."""
         return (self.transform, self.pooler, *super().after_layers, self.head_bias)
 
     @property
     def beside(self) -> tuple[DecoderShapes | None, ...]:
-        """See DecoderShapes."""
+        """The shapes of the generator, if there is one."""
         return (self.generator,)
 
     @property
     def ends_apart(self) -> tuple[str, ...]:
-        """See DecoderShapes: a generator reads the embedding too, and most tie their heads."""
+        """No names: a generator reads the embedding, too, and most heads are tied."""
         return ()
 
 
 @dataclass(frozen=True)
 class EncoderDecoderShapes(DecoderShapes):
-    """A whole encoder-decoder: `layers` are the encoder's, then the decoder's. Biases are tables of
-    a number for each head and bucket of distances."""
+    """Shapes of a whole encoder-decoder; `layers` has the encoder's layers, then the decoder's.
+
+    `encoder_bias` and `decoder_bias` have a value for each bucket of distances and each head.
+    """
 
     encoder_bias: TableShape
     decoder_bias: TableShape
@@ -242,7 +257,7 @@ class EncoderDecoderShapes(DecoderShapes):
 
     @property
     def before_layers(self) -> tuple[object, ...]:
-        """See DecoderShapes."""
+        """The parts that both stacks of layers use besides `layers`."""
         return (
             *super().before_layers,
             self.encoder_bias,
@@ -252,17 +267,17 @@ class EncoderDecoderShapes(DecoderShapes):
 
     @property
     def ends_apart(self) -> tuple[str, ...]:
-        """See DecoderShapes: encoder and decoder read one embedding."""
+        """No names: encoder and decoder share one embedding."""
         return ()
 
 
 def list_named_sizes(part: object, prefix: str = "") -> Iterator[tuple[str, Size]]:
-    """Dotted names and sizes of the parameters of `part`, in the order of its fields."""
+    """Yield the dotted name and size of each parameter of `part`, in the order of its fields."""
     if part is None:
         return
     if isinstance(part, tuple):
-        for index, each in enumerate(part):
-            yield from list_named_sizes(each, f"{prefix}{index}.")
+        for index, member in enumerate(part):
+            yield from list_named_sizes(member, f"{prefix}{index}.")
     elif hasattr(part, "sizes"):
         for name, size in part.sizes().items():
             yield f"{prefix}{name}".removesuffix("."), size
@@ -272,7 +287,7 @@ def list_named_sizes(part: object, prefix: str = "") -> Iterator[tuple[str, Size
 
 
 def count(part: object) -> int:
-    """How many parameters `part` has."""
+    """Return the number of parameters of `part`."""
     total = 0
     for _, size in list_named_sizes(part):
         numbers = 1
@@ -282,25 +297,25 @@ def count(part: object) -> int:
     return total
 
 
-def multiplications(part: object) -> int:
-    """How many products of two numbers the matrices of `part` make of one token."""
+def count_multiplications(part: object) -> int:
+    """Return the number of multiplications that the matrices of `part` make for one token."""
     if isinstance(part, ProjectionShape):
         return part.inputs * part.outputs
     if isinstance(part, StackShape):
         return part.active * part.inputs * part.outputs
     if part is None or hasattr(part, "sizes"):
         return 0
-    inner = part if isinstance(part, tuple) else [getattr(part, each) for each in _names(part)]
-    return sum(map(multiplications, inner))
+    inner = part if isinstance(part, tuple) else [getattr(part, name) for name in _names(part)]
+    return sum(map(count_multiplications, inner))
 
 
 def count_idle(part: object) -> int:
-    """How many parameters of `part` a token does not meet: those of experts not chosen for it."""
+    """Return the number of parameters of experts in `part` that are not chosen for a token."""
     if isinstance(part, StackShape):
         return (part.experts - part.active) * part.inputs * part.outputs
     if part is None or hasattr(part, "sizes"):
         return 0
-    inner = part if isinstance(part, tuple) else [getattr(part, each) for each in _names(part)]
+    inner = part if isinstance(part, tuple) else [getattr(part, name) for name in _names(part)]
     return sum(map(count_idle, inner))
 
 

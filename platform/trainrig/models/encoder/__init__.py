@@ -1,1 +1,1 @@
-"""Models whose tokens see those before and after them: their settings, and the network."""
+"""Bidirectional models, whose tokens attend to both sides: their settings and their network."""

@@ -1,6 +1,6 @@
-"""The settings of an encoder: those of a decoder, and what masked prediction has beside.
+"""Settings of an encoder: those of a decoder, and what masked-token prediction adds.
 
-What follows from them (sizes, parameters, operations) needs no torch.
+Shapes, parameters and operations follow from them without torch.
 """
 
 import dataclasses
@@ -26,61 +26,73 @@ from trainrig.models.decoder_config import DecoderConfig, Shape
 
 
 class HeadTransform(Settings):
-    """A product, the feed-forward network's function and a norm before the logits (Devlin et al.
-    2018, arXiv:1810.04805; in their code, not in the paper)."""
+    """Linear layer, activation and norm before the logits.
 
-    bias: bool = False  # whether a learnt vector is added to the product
+    BERT's (Devlin et al. 2018, arXiv:1810.04805); it is in the authors' code, not in the paper.
+    """
+
+    bias: bool = False  # add a bias to the linear layer
 
 
 class GeneratorSizes(Settings):
-    """A small encoder that is trained with one that is to find replaced tokens, and draws them. It
-    has all else from that one, its embedding too (Clark et al. 2020, arXiv:2003.10555, section
-    3.2)."""
+    """Sizes of ELECTRA's generator: a small encoder that replaces tokens during training.
 
-    # Number of layers; None: as many as the model.
+    All other settings, and the embedding, are those of the model that finds the replaced tokens
+    (Clark et al. 2020, arXiv:2003.10555, section 3.2).
+    """
+
+    # Number of layers; None: the same number as in the model.
     layers: int | None = Field(default=None, ge=1)
-    channels: int = Field(ge=1)  # width; a quarter to a half of the model's is the paper's advice
+    # Width of the residual stream; the paper advises a quarter to a half of the model's.
+    channels: int = Field(ge=1)
     heads: int = Field(ge=1)  # attention heads
-    # Width of the feed-forward network; None: what it would be for a model of these channels.
+    # Width of the feed-forward network; None: the default for a model with these channels.
     feedforward_channels: int | None = Field(default=None, ge=1)
 
 
 class EncoderConfig(DecoderConfig):
-    """The settings of an encoder. Without any other, it is in the manner of ModernBERT (Warner et
-    al. 2024, arXiv:2412.13663): rotary positions, norms before each part, GEGLU, no biases."""
+    """Settings of an encoder; with default settings it follows ModernBERT.
+
+    That is rotary positions, norms before each part, GEGLU, no biases (Warner et al. 2024,
+    arXiv:2412.13663).
+    """
 
     bidirectional: ClassVar[bool] = True
     biased_when_tied: ClassVar[bool] = True
 
     kind: Literal["Encoder"] = "Encoder"  # type: ignore[assignment]  # what tells the two apart
-    feedforward: FeedForward = GEGLU(tanh=False)  # what a layer does to each token by itself
-    norm: Normalisation = LayerNorm(bias=False)  # how activations are kept at one scale
-    biases: Biases = Biases(head=True)  # which products have a vector added
-    # Whether embedded tokens are normed; then, with PreNorm, the first layer has no norm of its
-    # own before attention: it would norm twice.
+    feedforward: FeedForward = GEGLU(tanh=False)  # feed-forward network of a layer
+    norm: Normalisation = LayerNorm(bias=False)  # kind of norm
+    biases: Biases = Biases(head=True)  # linear layers that add a bias
+    # Normalise the embedding. With PreNorm, the first layer then has no norm before attention,
+    # because it would normalise twice.
     embedding_norm: bool = True
-    # Width of what is embedded, positions and segments with it, and of what logits of tokens are
-    # made of; where it is not `channels`, a product leads from it to the first layer. None:
-    # `channels`.
+    # Width of the embedding of tokens, positions and segments, and of the input of the token
+    # logits; None: `channels`. If it is not `channels`, a linear layer leads from it to the first
+    # layer.
     embedding_channels: int | None = Field(default=None, ge=1)
-    # Learnt vectors of segments, added to a token's by which text of a pair it is in; 0: none.
+    # Number of learnt segment embeddings, which mark the text of a pair that a token belongs to. 0:
+    # none.
     segments: int = Field(default=0, ge=0)
-    # Entries of the learnt positions that come before the first position's; RoBERTa has 2.
+    # Number of entries before the first position in the learnt position table; RoBERTa has 2.
     positions_offset: int = Field(default=0, ge=0)
-    # What each place goes through before its logits; None: nothing.
+    # Layer before the logits; None: no such layer.
     transform: HeadTransform | None = HeadTransform()
-    # What of a text its classes are told by: its first token, or the mean of all.
+    # Input of a classifier's head: the first token of a text, or the mean of all its tokens.
     pooling: Literal["first", "mean"] = "first"
-    # With PostNorm, what the first token's product goes through before its classes: BERT's, or
-    # ELECTRA's.
+    # Activation of the pooler before a classifier's head, with PostNorm: BERT's tanh or ELECTRA's
+    # GELU.
     pooler: Literal["tanh", "GELU"] = "tanh"
-    # What is trained with it and replaces tokens for it to find; only with head = "replaced".
+    # ELECTRA's generator, which is trained with the model and replaces tokens for it to find. Only
+    # with head = "replaced".
     generator: GeneratorSizes | None = None
 
     @model_validator(mode="after")
     def _check_encoder(self) -> Self:
         if self.head == "score":
-            raise ValueError('head = "score": no reward model is an encoder; leave it out')
+            raise ValueError(
+                'head = "score": a reward model must be a decoder; choose another head'
+            )
         if self.positions_offset and not isinstance(self.position_embedding, LearnedPositions):
             raise ValueError(
                 f"positions_offset is set, but the position_embedding is "
@@ -90,12 +102,14 @@ class EncoderConfig(DecoderConfig):
         fits = self.tie_embeddings and self.transform is not None
         if width != self.channels and self.head == "tokens" and not fits:
             raise ValueError(
-                f"embedding_channels ({width}) is not channels ({self.channels}): logits are made "
-                "by the embedding, of what `transform` gives; leave tie_embeddings and transform "
-                "out"
+                f"embedding_channels ({width}) is not channels ({self.channels}): token "
+                "logits then need tied embeddings and a transform; leave tie_embeddings and "
+                "transform out"
             )
         if self.mup is not None and (self.generator or width != self.channels):
-            raise ValueError("mup: it knows no generator and no embedding_channels; leave it out")
+            raise ValueError(
+                "mup supports neither a generator nor embedding_channels; leave it out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -105,12 +119,12 @@ class EncoderConfig(DecoderConfig):
             return self
         if self.head != "replaced":
             raise ValueError(
-                f'generator: it replaces tokens for a model to find; set head = "replaced", not '
-                f'"{self.head}", or leave it out'
+                f'generator needs head = "replaced", but the head is "{self.head}"; set it, or '
+                "leave the generator out"
             )
         if isinstance(self.feedforward, MixtureOfExperts):
             raise ValueError(
-                "generator: a mixture of experts balances the layers of the model alone; leave it "
+                "generator: a mixture of experts does not balance its layers; leave it "
                 "out, or choose a dense feedforward"
             )
         try:
@@ -123,8 +137,8 @@ class EncoderConfig(DecoderConfig):
     def _check_window(self, window: SlidingWindow) -> None:
         if window.size % 2 == 0:
             raise ValueError(
-                f"attention.window.size ({window.size}) must be odd in an encoder: a token sees "
-                f"itself and as many on either side; {window.size + 1} would be"
+                f"attention.window.size ({window.size}) must be odd in an encoder, because it "
+                f"reaches equally far to both sides; use {window.size + 1}"
             )
         if window.size > 2 * self.positions - 1:
             raise ValueError(
@@ -133,9 +147,11 @@ class EncoderConfig(DecoderConfig):
             )
 
     @classmethod
-    def of_decoder(cls, config: DecoderConfig) -> Self:
-        """The encoder that has the weights of a decoder of `config`: the same but that each token
-        also sees those after it, a window as far ahead as back."""
+    def from_decoder(cls, config: DecoderConfig) -> Self:
+        """Return the settings of an encoder that takes the weights of a decoder of `config`.
+
+        Tokens also attend to later tokens, and a window reaches as far ahead as back.
+        """
         written = config.model_dump(exclude={"kind"})
         window = config.attention.window
         if window is not None:
@@ -145,17 +161,17 @@ class EncoderConfig(DecoderConfig):
 
     @property
     def embedding_width(self) -> int:
-        """Width of what is embedded."""
+        """Width of the embedding, in channels."""
         return self.embedding_channels or self.channels
 
     @property
     def logit_channels(self) -> int:
-        """See DecoderConfig."""
+        """Width of the hidden states that the head reads."""
         return self.embedding_width if self.head == "tokens" else self.channels
 
     @property
     def generator_model(self) -> "EncoderConfig | None":
-        """See DecoderConfig. It has the same embedding."""
+        """Settings of the generator, or None; it shares this model's embedding."""
         sizes = self.generator
         if sizes is None:
             return None
@@ -176,43 +192,50 @@ class EncoderConfig(DecoderConfig):
 
     @property
     def without_generator(self) -> Self:
-        """See DecoderConfig."""
+        """The same settings without a generator."""
         return self.model_copy(update={"generator": None})
 
     def with_head(self, head: Head, labels: tuple[str, ...] = ()) -> Self:
-        """See DecoderConfig. With another head than it is trained for, nothing is replaced."""
+        """Return these settings with a head of another kind.
+
+        The generator is dropped unless the head is "replaced".
+        """
         changed = super().with_head(head, labels)
         return changed if head == "replaced" else changed.without_generator
 
     @property
-    def tells_from_stream(self) -> bool:
-        """Whether classes and spans are told from the last hidden states as BERT does: classes
-        through its pooler, a product and tanh, and spans as they are. Else both are told from what
-        `transform` makes, as ModernBERT does."""
+    def reads_last_states(self) -> bool:
+        """Return whether classes and spans are predicted from the last hidden states, as in BERT.
+
+        BERT's classifier reads them through the pooler, its span head directly. Otherwise both read
+        the output of `transform`, as in ModernBERT.
+        """
         of_text = self.head in ("classes", "spans")
         return of_text and isinstance(self.block, PostNorm)
 
     @property
     def shapes(self) -> EncoderShapes:
-        """The sizes of every parameter. Raises ConfigError while the vocabulary is not settled."""
+        """Shapes of all parameters. Raises ConfigError while the vocabulary size is unknown."""
         found = super().shapes
         assert isinstance(found, EncoderShapes)
         return found
 
     def _declare_shapes(self) -> EncoderShapes:
-        shape, plain = self.shape, super()._declare_shapes()
+        shape = self.shape
+        plain = super()._declare_shapes()
         channels = shape.channels
         transform = None
-        width, generator = self.embedding_width, self.generator_model
-        if self.head == "replaced":  # ELECTRA's has no norm
+        width = self.embedding_width
+        generator = self.generator_model
+        if self.head == "replaced":  # The head for replaced tokens has no norm in ELECTRA.
             bias = self.transform is None or self.transform.bias
             transform = TransformShape(ProjectionShape(channels, channels, bias), None)
-        elif self.transform is not None and not self.tells_from_stream:
+        elif self.transform is not None and not self.reads_last_states:
             between = self.logit_channels
             dense = ProjectionShape(channels, between, self.transform.bias)
             transform = TransformShape(dense, self._norm_shape(between))
-        pooled = self.tells_from_stream and self.head == "classes"
-        parts = {each.name: getattr(plain, each.name) for each in dataclasses.fields(plain)}
+        pooled = self.reads_last_states and self.head == "classes"
+        parts = {field.name: getattr(plain, field.name) for field in dataclasses.fields(plain)}
         if isinstance(self.position_embedding, LearnedPositions):
             entries = self.positions + self.positions_offset
             parts["position_embedding"] = TableShape(entries, width)
@@ -239,10 +262,10 @@ class EncoderConfig(DecoderConfig):
         return layer
 
 
-# What a generator has from the model that it is trained with.
+# Parts that a generator shares with the model that it is trained with.
 SHARED = ("embedding", "position_embedding", "segment_embedding", "embedding_norm")
 
 
 def _drop_tables(shapes: EncoderShapes) -> EncoderShapes:
-    """Of a generator, what is its own."""
+    """Return a generator's shapes without the parts that it shares."""
     return dataclasses.replace(shapes, **dict.fromkeys(SHARED))  # type: ignore[arg-type]

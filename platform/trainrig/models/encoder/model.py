@@ -1,9 +1,9 @@
-"""A bidirectional model of the parts that its settings choose: each token sees those around it.
+"""Bidirectional encoder in the manner of BERT or ModernBERT.
 
-In the manner of BERT (Devlin et al. 2018, arXiv:1810.04805) or of ModernBERT (Warner et al. 2024,
-arXiv:2412.13663). Layers, attention and feed-forward parts are the decoder's.
+Sources: Devlin et al. 2018, arXiv:1810.04805; Warner et al. 2024, arXiv:2412.13663. Layers,
+attention and feed-forward networks are the decoder's.
 
-Shapes: B batch, T positions, C channels, V entries of the vocabulary, N places asked for.
+Shapes: B batch, T positions, C channels, V vocabulary entries, N chosen places, K classes.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ from trainrig.models.output import ModelOutput
 
 
 class Transform(nn.Module):
-    """What each place goes through before its logits."""
+    """Linear layer, activation and perhaps a norm before the head."""
 
     def __init__(self, shape: TransformShape, network: Network, norm: Normalisation) -> None:
         super().__init__()
@@ -38,22 +38,24 @@ class Transform(nn.Module):
         self.norm = None if shape.norm is None else Norm(shape.norm, norm)
 
     def forward(self, x_C: Tensor) -> Tensor:
-        """[..., C] to [..., C]."""
+        """Return the transformed hidden states [..., C]."""
         changed_C = activate(self.network, self.dense(x_C))
         return changed_C if self.norm is None else self.norm(changed_C)
 
 
 class Detection(NamedTuple):
-    """What replaced-token detection comes to: see `BidirectionalEncoder.forward`. A named tuple for
-    the reason that ModelOutput is one."""
+    """Outputs of replaced-token detection (see `BidirectionalEncoder.forward`).
 
-    generated: ModelOutput  # the generator's, of the ids it was given
-    ids_BT: Tensor  # what was made of them
-    detected: ModelOutput  # one logit for each place of these
+    A named tuple, so that FSDP finds the tensors in it, as in `ModelOutput`.
+    """
+
+    generated: ModelOutput  # output of the generator for the masked ids
+    ids_BT: Tensor  # ids with tokens replaced by the generator's
+    detected: ModelOutput  # one logit for each place of `ids_BT`
 
 
 class BidirectionalEncoder(Decoder):
-    """Predicts tokens from all around them. Its weights are noise until `initialise`."""
+    """Encoder that predicts tokens from both sides; call `initialise` to fill its weights."""
 
     head_bias: nn.Parameter | None
 
@@ -91,7 +93,7 @@ class BidirectionalEncoder(Decoder):
 
     @property
     def every_layer(self) -> list[nn.Module]:
-        """See Decoder."""
+        """The layers of the encoder, and of its generator if it has one."""
         beside = [] if self.generator is None else self.generator.every_layer
         return [*super().every_layer, *beside]
 
@@ -106,19 +108,30 @@ class BidirectionalEncoder(Decoder):
         branches_BT: Tensor | None = None,
         replace: Callable[[ModelOutput], Tensor] | None = None,
     ) -> ModelOutput | Detection:
-        """What gives the logits [B, T, V] of the token at each place of `ids_BT` [B, T].
+        """Return the hidden states and the head that give the logits [B, T, V] of each token.
 
-        With `places_N`, indices into the B * T places, only those of these: [N, V]; of a head for
-        classes [N, K], those of the document that each place is of, with `pooling` "mean". With
-        `positions_BT` [B, T], each token's place in its own document, rows hold several documents
-        and no token sees another's; `documents_BS` [B, T] numbers them instead, where rows hold
-        padding, say. `segments_BT` [B, T]: in which text of a pair each is; None: in the first.
-        With `replace`, the generator reads `ids_BT`, and the model what `replace` makes of what the
-        generator gives: in one pass, so that what they share is gathered and reduced once.
-        Raises ValueError for caches: what comes later changes what was read; and for branches.
+        Args:
+            ids_BT: Token ids [B, T].
+            caches: Not supported, because later tokens change the states of earlier ones.
+            positions_BT: Each token's position in its own document, [B, T], for rows that hold
+                several documents. Tokens attend only to their own document.
+            documents_BS: Number of the document of each position, [B, T], as in rows with padding.
+            places_N: Indices into the B * T places. Only their logits are computed, [N, V]; or
+                [N, K] with a head for classes, where `pooling` "mean" averages over the document
+                of each place.
+            segments_BT: Number of the text of a pair that each token belongs to, [B, T]; None: all
+                belong to the first text.
+            branches_BT: Not supported.
+            replace: Makes replaced ids from the output of the generator, which reads `ids_BT`; the
+                model then reads the result. Both run in one pass, so that FSDP gathers and reduces
+                the parameters that they share one time.
+
+        Raises ValueError for caches and for branches.
         """
         if branches_BT is not None:
-            raise ValueError("an encoder sees all of a document: it has no branches")
+            raise ValueError(
+                "an encoder attends to whole documents, so it does not support branches"
+            )
         if replace is not None:
             assert self.generator is not None, "a model without one is refused"
             generated = self.generator(ids_BT, None, positions_BT, documents_BS)
@@ -127,7 +140,7 @@ class BidirectionalEncoder(Decoder):
             assert isinstance(detected, ModelOutput)
             return Detection(generated, ids_BT, detected)
         if caches is not None:
-            raise ValueError("an encoder reads whole rows, so it has no use for caches")
+            raise ValueError("an encoder reads whole rows, so it does not support caches")
         states = self._embed_rows(ids_BT, positions_BT, documents_BS, segments_BT)
         return self._predict(*states, None, places_N)
 
@@ -138,8 +151,7 @@ class BidirectionalEncoder(Decoder):
         documents_BS: Tensor | None = None,
         segments_BT: Tensor | None = None,
     ) -> Tensor:
-        """[B, T, C] what the layers and the norm after them make of each token: the last hidden
-        states, as `forward` has them before the head."""
+        """Return the normalised hidden states of the last layer, before the head, [B, T, C]."""
         states = self._embed_rows(ids_BT, positions_BT, documents_BS, segments_BT)
         x_BTC, _ = self._pass_layers(*states, None)
         return x_BTC if self.norm is None else self.norm(x_BTC)
@@ -151,7 +163,7 @@ class BidirectionalEncoder(Decoder):
         documents_BS: Tensor | None,
         segments_BT: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Embedded tokens [B, T, C], their positions, and the documents they are of."""
+        """Return the embedded tokens [B, T, C], their positions, and their documents."""
         length = ids_BT.shape[1]
         if positions_BT is None:
             positions = torch.arange(length, device=ids_BT.device)
@@ -160,7 +172,9 @@ class BidirectionalEncoder(Decoder):
             if documents_BS is None:
                 documents_BS = number_documents(positions_BT)
         if length > self.config.positions and documents_BS is None:
-            raise ValueError(f"{length} tokens for a model of {self.config.positions} positions")
+            raise ValueError(
+                f"a row has {length} tokens, but the model only {self.config.positions} positions"
+            )
         x_BTC = self._embed(ids_BT, positions + self._offset)
         if self.segment_embedding is not None:
             if segments_BT is None:
@@ -178,7 +192,8 @@ class BidirectionalEncoder(Decoder):
         if not self._pools_all or places_N is None:
             return super()._read_places(x_BTC, places_N, documents_BS)
         x_BTC = x_BTC if self.norm is None else self.norm(x_BTC)
-        rows_N, length = places_N // x_BTC.shape[1], x_BTC.shape[1]
+        rows_N = places_N // x_BTC.shape[1]
+        length = x_BTC.shape[1]
         there_NT = x_BTC.new_ones(len(places_N), length)
         if documents_BS is not None:
             document_N = documents_BS.flatten()[places_N]
@@ -197,25 +212,27 @@ class BidirectionalEncoder(Decoder):
 
 
 class Generator(BidirectionalEncoder):
-    """Says what stands at hidden places, with the embedding of the model that it is part of."""
+    """Encoder that predicts masked tokens with the embedding of the model that it is part of."""
 
     def __init__(self, config: EncoderConfig, owner: BidirectionalEncoder) -> None:
         super().__init__(config)
         for name in SHARED:
             delattr(self, name)
-            # Past torch, which would take it for a part of this one, too, and name it twice.
+            # Set in `__dict__`, because torch would register a second name for a shared submodule.
             self.__dict__[name] = getattr(owner, name)
 
 
-def read_of_generator(read: Callable[[str], Tensor], name: str) -> Tensor:
-    """The tensor `name` of a generator by itself, of the model whose tensors `read` gives."""
+def read_generator_tensor(read: Callable[[str], Tensor], name: str) -> Tensor:
+    """Return the tensor `name` of a stand-alone generator.
+
+    `read` gives the tensors of the model that the generator was trained with.
+    """
     shared = name.partition(".")[0] in SHARED
     return read(name if shared else f"{GENERATOR}{name}")
 
 
 def build_model(config: DecoderConfig) -> Decoder:
-    """The network of `config`: an encoder, or one with a decoder, if it is one's. Its weights are
-    noise."""
+    """Return the network of `config`, with uninitialised weights."""
     if isinstance(config, EncoderDecoderConfig):
         return EncoderDecoder(config)
     return BidirectionalEncoder(config) if isinstance(config, EncoderConfig) else Decoder(config)

@@ -1,1 +1,1 @@
-"""Models that read one text and write another: their settings, and the network."""
+"""Encoder-decoder models, which read one text and write another: settings, network, generation."""

@@ -1,6 +1,6 @@
-"""The settings of an encoder-decoder: a decoder's, and the encoder that it looks at.
+"""Settings of an encoder-decoder: those of a decoder, and of the encoder that it attends to.
 
-What follows from them (sizes, parameters, operations) needs no torch.
+Shapes, parameters and operations follow from them without torch.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from trainrig.models.architecture.shapes import (
 )
 from trainrig.models.decoder_config import DecoderConfig
 
-# What T5 has not, by the name of the setting: nothing here computes it.
+# Settings that T5 does not have, and that the encoder-decoder does not compute.
 _UNUSED = (
     "biases",
     "block",
@@ -33,13 +33,15 @@ _UNUSED = (
 
 
 class RelativeBias(Settings):
-    """A learnt number for each head and bucket of distances, added to the logits of attention (T5,
-    Raffel et al. 2019, arXiv:1910.10683, section 2.1)."""
+    """Learnt bias of attention logits for each head and bucket of distances.
+
+    Source: T5, Raffel et al. 2019, arXiv:1910.10683, section 2.1.
+    """
 
     kind: Literal["RelativeBias"] = "RelativeBias"
-    buckets: int = Field(default=32, ge=4, multiple_of=4)  # of distances
-    # Distance from which on all are in one bucket; half of the buckets are for shorter ones, each
-    # for one, and the rest widen as logarithms do.
+    buckets: int = Field(default=32, ge=4, multiple_of=4)  # number of buckets of distances
+    # Distance from which on all distances share a bucket. Half of the buckets hold one short
+    # distance each; the others widen logarithmically.
     farthest: int = Field(default=128, ge=1)
 
     @model_validator(mode="after")
@@ -53,53 +55,59 @@ class RelativeBias(Settings):
 
 
 class EncoderDecoderConfig(DecoderConfig):
-    """The settings of an encoder-decoder. Without any other, it is in the manner of T5 v1.1 (Raffel
-    et al. 2019, arXiv:1910.10683; Shazeer 2020, arXiv:2002.05202): relative positions, RMSNorm
-    before each part, GEGLU, no biases, a head of its own, and queries that are not scaled."""
+    """Settings of an encoder-decoder; with default settings it follows T5 v1.1.
+
+    That is relative positions, RMSNorm before each part, GEGLU, no biases, a separate head, and
+    unscaled queries (Raffel et al. 2019, arXiv:1910.10683; Shazeer 2020, arXiv:2002.05202).
+    """
 
     kind: Literal["EncoderDecoder"] = "EncoderDecoder"  # type: ignore[assignment]
-    encoder_layers: int | None = Field(default=None, ge=1)  # None: as many as `layers`
-    # How the model knows the order of tokens; one table for the encoder, one for the decoder.
+    # Number of encoder layers; None: the same number as `layers`.
+    encoder_layers: int | None = Field(default=None, ge=1)
+    # Encoding of positions; encoder and decoder have one table each.
     position_embedding: RelativeBias = RelativeBias()  # type: ignore[assignment]
-    # What attention has beside its heads; of this, the scale of queries alone.
+    # Options of attention; only `query_scale` can be set.
     attention: AttentionSettings = AttentionSettings(query_scale=1.0)
-    # What a layer does to each token by itself.
+    # Feed-forward network of a layer.
     feedforward: Network = Field(default=GEGLU(), discriminator="kind")
-    norm: Normalisation = RMSNorm(epsilon=1e-6)  # how activations are kept at one scale
-    tie_embeddings: bool = False  # whether the output head uses the embedding's weights
+    norm: Normalisation = RMSNorm(epsilon=1e-6)  # kind of norm
+    tie_embeddings: bool = False  # use the embedding's weights for the output head
 
     @model_validator(mode="after")
     def _check_encoder_decoder(self) -> Self:
         plain = {name: field.default for name, field in type(self).model_fields.items()}
         for name in _UNUSED:
             if getattr(self, name) != plain[name]:
-                raise ValueError(f"{name}: an encoder-decoder has no such part; leave it out")
+                raise ValueError(
+                    f"{name}: an encoder-decoder does not support this setting; leave it out"
+                )
         scale = self.attention.query_scale
         if self.attention != AttentionSettings(query_scale=scale):
             raise ValueError(
-                "attention: an encoder-decoder has query_scale alone; leave the others out"
+                "attention: an encoder-decoder supports only query_scale; leave other keys out"
             )
         return self
 
     @property
     def encoding_layers(self) -> int:
-        """Layers of the encoder."""
+        """Number of encoder layers."""
         return self.layers if self.encoder_layers is None else self.encoder_layers
 
     @property
     def shapes(self) -> EncoderDecoderShapes:
-        """The sizes of every parameter. Raises ConfigError while the vocabulary is not settled."""
+        """Shapes of all parameters. Raises ConfigError while the vocabulary size is unknown."""
         found = super().shapes
         assert isinstance(found, EncoderDecoderShapes)
         return found
 
     def _declare_shapes(self) -> EncoderDecoderShapes:
-        plain, shape = super()._declare_shapes(), self.shape
+        plain = super()._declare_shapes()
+        shape = self.shape
         parts: dict[str, Any] = {
-            each.name: getattr(plain, each.name) for each in dataclasses.fields(plain)
+            field.name: getattr(plain, field.name) for field in dataclasses.fields(plain)
         }
         layer = plain.layers[0]
-        of_layer = {each.name: getattr(layer, each.name) for each in dataclasses.fields(layer)}
+        of_layer = {field.name: getattr(layer, field.name) for field in dataclasses.fields(layer)}
         norm = self._norm_shape(shape.channels)
         writing = CrossLayerShape(**of_layer, cross_norm=norm, cross_attention=layer.attention)
         bias = TableShape(self.position_embedding.buckets, shape.heads)

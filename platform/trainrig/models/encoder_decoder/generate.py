@@ -1,6 +1,6 @@
-"""Writing an answer to a text that was read, one token at a time.
+"""Generation of an answer by an encoder-decoder, one token at a time.
 
-Shapes: S places of the text that is read, V entries of the vocabulary.
+Shapes: S positions of the text that is read, C channels, V vocabulary entries.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -24,23 +24,26 @@ def write_answer(
     entries: int | None = None,
     listen: Callable[[int], bool] = lambda _: False,
 ) -> Generation:
-    """What `model` writes after `begin` when it has read `read`, until an id of `stop`,
-    `sampling.maximum_tokens`, or the model's positions. `entries`, `listen`: see `generate_batch`
-    and `Request`.
+    """Return what `model` writes after `begin` in answer to the text `read`.
 
-    Keys and values of what was read are computed once. Raises DataError for a text that does not
-    fit.
+    Generation stops at an id of `stop`, at `sampling.maximum_tokens`, or at the model's number of
+    positions. `entries` is described at `generate_batch`, `listen` at `Request`. Keys and values of
+    the text are computed only at the start. Raises DataError for a text that does not fit.
     """
-    positions, device = model.config.positions, model.embedding.weight.device
+    positions = model.config.positions
+    device = model.embedding.weight.device
     if not 1 <= len(read) <= positions or not 1 <= len(begin) < positions:
         raise DataError(
-            f"a text of {len(read)} tokens: this model reads from 1 to {positions}; shorten it"
+            f"the text has {len(read)} tokens, but this model reads from 1 to {positions}; "
+            "shorten it"
         )
     ids_1S = torch.tensor([list(read)], device=device)
     segments_1S = torch.ones_like(ids_1S)
     memory_1SC = model.read(ids_1S, segments_1S)
     caches = [CrossCache(KeyValueCache()) for _ in range(model.config.layers)]
-    new, written, stream = list(begin), list[int](), derive_stream(sampling)
+    new = list(begin)
+    written = list[int]()
+    stream = derive_stream(sampling)
     stopped: Stopped = "length"
     while True:
         ids_1T = torch.tensor([new], device=device)

@@ -1,11 +1,10 @@
-"""A model that reads one text whole and writes another, in the manner of T5.
+"""Encoder-decoder in the manner of T5 (Raffel et al. 2019, arXiv:1910.10683).
 
-Raffel et al. 2019, arXiv:1910.10683. Attention, feed-forward parts and norms are the decoder's; its
-layers are one list, those of the encoder first, so that they are sharded, recomputed and compiled
-alike.
+Attention, feed-forward networks and norms are the decoder's. The layers are one list, the encoder's
+first, so that all are sharded, recomputed and compiled alike.
 
-Shapes: B batch, S places of the text that is read, T of the one that is written, C channels, H
-heads, D channels of one head, V entries of the vocabulary.
+Shapes: B batch, S positions of the text that is read, T of the text that is written, C channels, H
+heads, K key and value heads, D channels of one head, V vocabulary entries.
 """
 
 import math
@@ -24,19 +23,22 @@ from trainrig.models.output import ModelOutput
 
 
 class CrossAttention(Attention):
-    """Attention of the tokens that are written to those that were read."""
+    """Attention from the tokens that are written to the encoder's output."""
 
     def forward(self, x_BTC: Tensor, sight: Sight, cache: Cache | None = None) -> Tensor:
-        """Raises ValueError: it has to be told what to look at."""
-        raise ValueError("cross-attention has a text to look at: call `look`")
+        """Raise ValueError, because cross-attention needs keys: call `look` instead."""
+        raise ValueError("cross-attention needs the keys of a text; call `look` instead")
 
     def project_keys(self, memory_BSC: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, K, S, D] of what was read: the same for all that is written."""
+        """Return the keys and values of the encoder's output, [B, K, S, D] each.
+
+        They are the same for all tokens that are written.
+        """
         key_BSE, value_BSE = self.multiply(memory_BSC, (self.key, self.value))
         return self._split_heads(key_BSE, None), self._split_heads(value_BSE, None)
 
     def look(self, x_BTC: Tensor, keys: tuple[Tensor, Tensor], sight: Sight) -> Tensor:
-        """[B, T, C] to [B, T, C]."""
+        """Return the attention output [B, T, C] of `x_BTC` over the given keys and values."""
         query_BHTD = self._split_heads(self.query(x_BTC), None)
         seen_BHTD = self.attend(query_BHTD, *keys, sight)
         mixed_BTC: Tensor = self.output(seen_BHTD.transpose(1, 2).flatten(2))
@@ -45,18 +47,18 @@ class CrossAttention(Attention):
 
 @dataclass
 class CrossCache:
-    """What one layer of the decoder keeps while it writes."""
+    """Keys and values that one decoder layer keeps during generation."""
 
-    own: KeyValueCache  # of what is written
-    read: tuple[Tensor, Tensor] | None = None  # keys and values of what was read
+    own: KeyValueCache  # cache of the text that is written
+    read: tuple[Tensor, Tensor] | None = None  # keys and values of the encoder's output
 
     def __len__(self) -> int:
-        """Positions written."""
+        """Return the number of positions written."""
         return len(self.own)
 
 
 class WritingLayer(Layer):
-    """One layer of the decoder: each token looks back, then at what was read, then is worked on."""
+    """Decoder layer: self-attention, cross-attention, then a feed-forward network."""
 
     def __init__(self, shape: CrossLayerShape, config: EncoderDecoderConfig) -> None:
         super().__init__(shape, config)
@@ -76,7 +78,10 @@ class WritingLayer(Layer):
         cross: Sight,
         cache: CrossCache | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """[B, T, C] to [B, T, C]; `cache`, if given, is extended by these T positions."""
+        """Return the layer's output [B, T, C].
+
+        The T positions are appended to `cache` if it is given.
+        """
         assert self.attention_norm is not None
         assert self.feedforward_norm is not None
         own = None if cache is None else cache.own
@@ -93,8 +98,10 @@ class WritingLayer(Layer):
 
 
 class EncoderDecoder(Decoder):
-    """Predicts each next token of a text from those before it and from another text. Its weights
-    are noise until `initialise`."""
+    """Model that predicts each next token of a text from its beginning and from another text.
+
+    Call `initialise` to fill its weights.
+    """
 
     config: EncoderDecoderConfig
 
@@ -109,7 +116,7 @@ class EncoderDecoder(Decoder):
         )
         tables = shapes.encoder_bias, shapes.decoder_bias
         self.encoder_bias, self.decoder_bias = (
-            nn.Embedding(each.entries, each.channels) for each in tables
+            nn.Embedding(table.entries, table.channels) for table in tables
         )
         self.encoder_norm = Norm(shapes.encoder_norm, config.norm)
 
@@ -120,11 +127,11 @@ class EncoderDecoder(Decoder):
         segments_BS: Tensor | None = None,
         decoder_segments_BT: Tensor | None = None,
     ) -> ModelOutput:
-        """What gives the logits [B, T, V] of the token after each of `decoder_ids_BT` [B, T], which
-        answer the texts `ids_BS` [B, S].
+        """Return the hidden states and the head that give the logits [B, T, V] of each next token.
 
-        Segments number the documents of a row, 0 where there is padding: no place sees another's.
-        Without them, all of a row is one.
+        `decoder_ids_BT` [B, T] answer the texts `ids_BS` [B, S]. Segments number the documents of a
+        row, 0 being padding; tokens attend only to their own segment. Without segments, each row is
+        one document.
         """
         if segments_BS is None:
             segments_BS = torch.ones_like(ids_BS)
@@ -134,7 +141,7 @@ class EncoderDecoder(Decoder):
         return self.write(memory_BSC, segments_BS, decoder_ids_BT, decoder_segments_BT)
 
     def read(self, ids_BS: Tensor, segments_BS: Tensor) -> Tensor:
-        """[B, S, C] what the encoder makes of texts."""
+        """Return the encoder's output for the texts `ids_BS`, [B, S, C]."""
         places = torch.arange(ids_BS.shape[1], device=ids_BS.device)
         distances_SS = places[None] - places[:, None]
         x_BSC = self.embedding(ids_BS)
@@ -154,10 +161,10 @@ class EncoderDecoder(Decoder):
         decoder_segments_BT: Tensor,
         caches: Sequence[CrossCache] | None = None,
     ) -> ModelOutput:
-        """What gives the logits after each of `decoder_ids_BT` [B, T].
+        """Return the hidden states and the head that give the logits of each next token.
 
-        With `caches`, one for each layer of the decoder, `decoder_ids_BT` continues what they hold,
-        all of one segment, and they are extended.
+        With `caches`, one for each decoder layer, `decoder_ids_BT` continues the positions that
+        they hold, all in one segment, and the new positions are appended.
         """
         new = decoder_ids_BT.shape[1]
         past = len(caches[0]) if caches else 0
@@ -168,7 +175,7 @@ class EncoderDecoder(Decoder):
             seen = seen & (decoder_segments_BT[:, :, None] == decoder_segments_BT[:, None])
         bias_HTS = self._make_bias(self.decoder_bias, distances_TS, both_sides=False)
         sight = Sight(mask_B1TS=_hide_unseen(bias_HTS[None], seen[:, None]))
-        # Padding sees all, or it would see nothing, and be no number.
+        # Padding attends to everything, because a row of only minus infinity would give NaN.
         padding_BT1 = decoder_segments_BT[:, :, None] == 0
         read_BTS = (decoder_segments_BT[:, :, None] == segments_BS[:, None]) | padding_BT1
         cross = Sight(mask_B1TS=read_BTS[:, None])
@@ -181,16 +188,22 @@ class EncoderDecoder(Decoder):
         return ModelOutput(self.norm(x_BTC), self._output_head(table.weight, None))
 
     def _make_bias(self, table: nn.Module, distances_TS: Tensor, both_sides: bool) -> Tensor:
-        """[H, T, S] what is added to the logits of keys at `distances_TS` from their queries."""
+        """Return what to add to the logits, [H, T, S], of keys at `distances_TS`.
+
+        `distances_TS` is the key's place minus the query's.
+        """
         buckets_TS = find_buckets(distances_TS, self.config.position_embedding, both_sides)
         bias_HTS: Tensor = table(buckets_TS).permute(2, 0, 1)
         return bias_HTS
 
 
 def find_buckets(distances: Tensor, settings: RelativeBias, both_sides: bool) -> Tensor:
-    """The bucket of each of `distances`, of a key less its query; `both_sides`: half of the buckets
-    are for keys after it, else none is."""
-    count, behind = settings.buckets, -distances
+    """Return the bucket of each of `distances`, the key's position minus the query's.
+
+    With `both_sides`, half of the buckets are for keys after the query; otherwise none is.
+    """
+    count = settings.buckets
+    behind = -distances
     first = torch.zeros_like(distances)
     if both_sides:
         count //= 2
@@ -198,12 +211,12 @@ def find_buckets(distances: Tensor, settings: RelativeBias, both_sides: bool) ->
         behind = distances.abs()
     behind = behind.clamp(min=0)
     exact = count // 2
-    # In float32, as T5 has it: elsewhere a distance could fall into the bucket beside.
+    # Computed in float32 as in T5: another dtype could move a distance into the next bucket.
     ratio = torch.log(behind.clamp(min=1).float() / exact) / math.log(settings.farthest / exact)
     far = exact + (ratio * (count - exact)).long()
     return first + torch.where(behind < exact, behind, far.clamp(max=count - 1))
 
 
 def _hide_unseen(bias: Tensor, seen: Tensor) -> Tensor:
-    """`bias` where one sees, and minus infinity elsewhere, of both together's shape."""
+    """Return `bias` where `seen` is true and minus infinity elsewhere, in their broadcast shape."""
     return bias.masked_fill(~seen, -math.inf)

@@ -1,6 +1,7 @@
-"""The families of Hugging Face models that can be imported and exported, a file each.
+"""Families of Hugging Face models that can be imported and exported, one file each.
 
-A new one: a module with its table of tensors and its settings, read and written, and its name here.
+To add a family, write a module with its table of tensors and the conversion of its settings in both
+directions, and add it to FAMILIES.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ from trainrig.models.families.qwen3 import QWEN3
 from trainrig.models.families.qwen3_moe import QWEN3_MOE
 from trainrig.models.families.t5 import T5
 
-# In the order in which a model that is none's yet is tried.
+# The order in which families are tried for a model that came from none of them.
 FAMILIES = (
     LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, OLMO2, GEMMA2, GEMMA3, GPT2,
     BERT, ELECTRA, ROBERTA, MODERNBERT, T5,
@@ -35,23 +36,24 @@ NAMES = ", ".join(family.model_type for family in FAMILIES)
 
 
 def read_config(given: Mapping[str, Any], path: str) -> tuple[Family, DecoderConfig]:
-    """The family and the settings of the model whose config.json, at `path`, is `given`.
+    """Return the family and the settings of the model whose config.json, at `path`, is `given`.
 
-    Keys that are not there have the values that Transformers gives them. Raises DataError for a
-    model that would compute something else here than it does there.
+    Missing keys have Transformers' defaults. Raises DataError for a model that trainrig would
+    compute differently than Transformers.
     """
     if "auto_map" in given:
         raise DataError(
-            f"{path}: wants code of its own to be run (auto_map, trust_remote_code); only models "
-            f"that Transformers itself has can be imported: {NAMES}"
+            f"{path}: needs custom code (auto_map, trust_remote_code), which is never run; only "
+            f"models that Transformers itself has can be imported: {NAMES}"
         )
     if given.get("quantization_config") is not None:
         method = given["quantization_config"].get("quant_method", "unknown")
         raise DataError(
-            f"{path}: its weights are quantised ({method}); take the model as it was before, or "
+            f"{path}: its weights are quantised ({method}); use the unquantised model, or "
             "dequantise it with Transformers and save it again"
         )
-    kind, architectures = given.get("model_type"), given.get("architectures")
+    kind = given.get("model_type")
+    architectures = given.get("architectures")
     for family in FAMILIES:
         if family.model_type != kind:
             continue
@@ -62,21 +64,23 @@ def read_config(given: Mapping[str, Any], path: str) -> tuple[Family, DecoderCon
             if architectures == [family.find_architecture(config.with_head(head))]:
                 return family, _add_head(config, head, given, path)
     raise DataError(
-        f"{path}: model_type {kind!r} and architectures {architectures!r}; those that can be "
-        f"imported: {NAMES}"
+        f"{path}: cannot import model_type {kind!r} with architectures {architectures!r}; "
+        f"supported: {NAMES}"
     )
 
 
 def _add_head(
     config: DecoderConfig, head: Head, given: Mapping[str, Any], path: str
 ) -> DecoderConfig:
-    """`config` with the head that `given` describes: of a decoder with one class, a score. Raises
-    DataError for what no head here does."""
+    """Return `config` with the head that `given` describes; one class on a decoder is a score.
+
+    Raises DataError for a head that trainrig does not have.
+    """
     if head in ("spans", "replaced"):
         if not config.bidirectional:
             raise DataError(
-                f"{path}: tells of each token by a decoder, which has not read what follows it; "
-                "only encoders that do can be imported"
+                f"{path}: classifies tokens with a decoder, which does not see later tokens; "
+                "only encoders with such heads can be imported"
             )
         return config.with_head(head)
     labels = read_labels(given)
@@ -90,22 +94,25 @@ def _add_head(
         return config.with_head("classes", labels)
     if config.bidirectional:
         raise DataError(
-            f"{path}: {given['architectures'][0]} of one output, which tells a number; only "
+            f"{path}: {given['architectures'][0]} has one output, which is a regression; only "
             "classifiers of two classes or more can be imported"
         )
     return config.with_score_head()
 
 
 def find_family(config: DecoderConfig, brought: Mapping[str, Any]) -> Family:
-    """The family that a model of `config` is written as: that of the config.json it was `brought`
-    with, if it still is one, else the first that holds it. Raises DataError if none does."""
+    """Return the family that a model of `config` is exported as.
+
+    That is the family of the config.json that the model was imported with, `brought`, if it still
+    fits, and otherwise the first that can express the model. Raises DataError if none can.
+    """
     known = [family for family in FAMILIES if family.model_type == brought.get("model_type")]
     for family in (*known, *FAMILIES):
         if family.holds(config):
             return family
     raise DataError(
-        "no architecture of Transformers has what this model has, so it cannot be exported; those "
-        f"that can be: {NAMES}; `trainrig check` prints its settings"
+        "no supported architecture of Transformers can express this model, so it cannot be "
+        f"exported; supported: {NAMES}; `trainrig check` prints the settings of the model"
     )
 
 

@@ -1,4 +1,4 @@
-"""Gemma 2: norms around each part, capped logits, every other layer local (arXiv:2408.00118)."""
+"""Gemma 2: norms around each part, soft-capped logits, alternating windows (arXiv:2408.00118)."""
 
 import math
 from typing import Any
@@ -34,7 +34,10 @@ ACTIVATION = "gelu_pytorch_tanh"
 def read_settings(
     config: HubConfig, positions: int, pattern: tuple[str, ...], rope: Rope | None = None
 ) -> dict[str, Any]:
-    """What Gemma 2 and 3 share; `pattern`: kinds of layers where none are given, repeated."""
+    """Return the settings that Gemma 2 and 3 share, from a config.json.
+
+    `pattern` has the kinds of layers to repeat where the config names none.
+    """
     config.check_only("hidden_activation", ACTIVATION, None)
     sizes = read_sizes(config, positions, 1e-6)
     kinds = config.layer_types(sizes["layers"]) or pattern
@@ -63,8 +66,9 @@ def read_settings(
 
 
 def write_settings(config: DecoderConfig) -> dict[str, Any] | None:
-    """What `read_settings` reads; None for a model that has no gate by GELU."""
-    attention, window = config.attention, config.attention.window
+    """Return the config.json keys that `read_settings` reads, or None without a GELU gate."""
+    attention = config.attention
+    window = config.attention.window
     if not isinstance(config.feedforward, GEGLU) or attention.query_scale is None:
         return None
     local = [window is not None and window.is_local(layer) for layer in range(config.layers)]
@@ -75,21 +79,21 @@ def write_settings(config: DecoderConfig) -> dict[str, Any] | None:
         "attention_bias": config.biases.qkv,
         "query_pre_attn_scalar": _round_whole(attention.query_scale**-2),
         "sliding_window": config.positions if window is None else window.size,
-        "layer_types": [("full_attention", "sliding_attention")[each] for each in local],
+        "layer_types": [("full_attention", "sliding_attention")[is_local] for is_local in local],
         "attn_logit_softcapping": attention.logit_cap,
         "final_logit_softcapping": config.logit_cap,
     }
 
 
 def _round_whole(value: float) -> float | int:
-    """`value` as it was before it was made a power of, if that was whole."""
+    """Return `value` as an integer if it is one up to rounding errors."""
     return round(value) if math.isclose(value, round(value), rel_tol=1e-9) else value
 
 
 def _read(config: HubConfig) -> DecoderConfig:
     pattern = ("sliding_attention", "full_attention")
     given = dict(config.given)
-    # Null switches a cap off; a key that is not there has Gemma 2's own.
+    # A null value switches a cap off; a missing key means Gemma 2's default.
     given.setdefault("attn_logit_softcapping", 50.0)
     given.setdefault("final_logit_softcapping", 30.0)
     config = HubConfig(given, config.path)

@@ -1,4 +1,4 @@
-"""Gemma 3, text: normed queries and keys, five local layers to a global one (arXiv:2503.19786)."""
+"""Gemma 3 (text): query and key norms, five local layers for each global one (arXiv:2503.19786)."""
 
 from typing import Any
 
@@ -10,8 +10,10 @@ from trainrig.models.families.mapping import Family, HubConfig, read_rope, write
 from trainrig.models.families.qwen3 import QK_NORMS
 
 TENSORS = (*gemma2.TENSORS, *QK_NORMS)
-LOCAL, GLOBAL = "sliding_attention", "full_attention"
-LOCAL_THETA, GLOBAL_THETA = 10_000.0, 1_000_000.0
+LOCAL = "sliding_attention"
+GLOBAL = "full_attention"
+LOCAL_THETA = 10_000.0
+GLOBAL_THETA = 1_000_000.0
 
 
 def _read(config: HubConfig) -> DecoderConfig:
@@ -34,7 +36,8 @@ def _read(config: HubConfig) -> DecoderConfig:
 
 
 def _write(config: DecoderConfig) -> dict[str, Any] | None:
-    settings, rope = write_settings(config), config.position_embedding
+    settings = write_settings(config)
+    rope = config.position_embedding
     window = config.attention.window
     if settings is None or not isinstance(rope, Rope) or window is None or window.rope is None:
         return None

@@ -10,7 +10,7 @@ from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.families.mapping import Family, HubConfig, TensorName, map_one
 
 QKV = tuple(f"layers.{{layer}}.attention.{name}" for name in ("query", "key", "value"))
-# Its matrices are [inputs, outputs], those of queries, keys and values side by side in one.
+# GPT-2 stores matrices as [inputs, outputs], and queries, keys and values in one matrix.
 TENSORS = (
     map_one("embedding.weight", "transformer.wte.weight"),
     map_one("position_embedding.weight", "transformer.wpe.weight"),
@@ -39,7 +39,8 @@ TENSORS = (
     map_one("norm.bias", "transformer.ln_f.bias"),
     map_one("head.weight", "lm_head.weight"),
 )
-ACTIVATIONS = {"gelu_new": True, "gelu_pytorch_tanh": True, "gelu": False}  # and whether by tanh
+# Whether each is the tanh approximation.
+ACTIVATIONS = {"gelu_new": True, "gelu_pytorch_tanh": True, "gelu": False}
 
 
 def _read(config: HubConfig) -> DecoderConfig:

@@ -1,4 +1,4 @@
-"""Llama 1 to 3.3, and what is built alike: SmolLM, Vicuna, Yi (arXiv:2302.13971, 2407.21783)."""
+"""Llama 1 to 3.3, and models like SmolLM, Vicuna and Yi (arXiv:2302.13971, arXiv:2407.21783)."""
 
 from typing import Any
 
@@ -28,7 +28,10 @@ NORMS = (
 
 
 def list_projections(theirs: str, names: dict[str, str]) -> tuple[TensorName, ...]:
-    """Weight and bias of each product of a layer; `names`: ours → theirs, below `theirs`."""
+    """Return the weight and bias of each linear layer below the module `theirs`.
+
+    `names` maps trainrig's names to those of Transformers.
+    """
     return tuple(
         map_one(f"layers.{{layer}}.{ours}.{part}", f"model.layers.{{layer}}.{theirs}.{name}.{part}")
         for ours, name in names.items()
@@ -53,7 +56,10 @@ TENSORS = (*EMBEDDINGS, *NORMS, *ATTENTION, *GATED, *HEAD)
 
 
 def read_sizes(config: HubConfig, positions: int, epsilon: float) -> dict[str, Any]:
-    """The settings that all families of Llama's names share; the two are Transformers' defaults."""
+    """Return the settings that all families with Llama's key names share.
+
+    `positions` and `epsilon` are Transformers' defaults for the family.
+    """
     return {
         "layers": config.need("num_hidden_layers"),
         "channels": config.need("hidden_size"),
@@ -69,7 +75,7 @@ def read_sizes(config: HubConfig, positions: int, epsilon: float) -> dict[str, A
 
 
 def write_sizes(config: DecoderConfig) -> dict[str, Any]:
-    """The keys of a config.json that `read_sizes` reads."""
+    """Return the config.json keys that `read_sizes` reads."""
     shape = config.shape
     return {
         "vocab_size": shape.vocabulary,

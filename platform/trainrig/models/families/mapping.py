@@ -1,4 +1,7 @@
-"""What a family of Hugging Face models is: its settings and its tensors beside ours."""
+"""Descriptions of Hugging Face model families: tensor names and settings, in both directions.
+
+"Ours" are trainrig's names and settings, "theirs" those of Transformers.
+"""
 
 import math
 import re
@@ -19,11 +22,12 @@ from trainrig.models.architecture.positions import (
 )
 from trainrig.models.decoder_config import DecoderConfig
 
-LAYER = "{layer}"  # in names of tensors: the number of the layer, from 0
-# In those of a decoder beside an encoder: the number of its layer, after the encoder's in ours.
+LAYER = "{layer}"  # placeholder in tensor names for the number of the layer, from 0
+# Placeholder for the number of a decoder layer in an encoder-decoder; in our names the number
+# continues after the encoder's layers.
 WRITING_LAYER = "{writing_layer}"
-EXPERT = "{expert}"  # in their names: the number of the expert, from 0
-# How architectures are called by their heads; those of tokens have several endings.
+EXPERT = "{expert}"  # placeholder in tensor names for the number of the expert, from 0
+# Endings of architecture names by head; token heads have several.
 ENDINGS: Mapping[Head, str] = {
     "score": "ForSequenceClassification",
     "classes": "ForSequenceClassification",
@@ -31,52 +35,53 @@ ENDINGS: Mapping[Head, str] = {
     "replaced": "ForPreTraining",
 }
 OF_TOKENS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")
-# Tables of rotary rates, causal masks and places in old checkpoints: they follow from settings.
+# Buffers in old checkpoints (rotary rates, causal masks, position ids) that follow from settings.
 DERIVED = re.compile(r".*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias|position_ids)")
 
 
 @dataclass(frozen=True)
 class TensorName:
-    """Tensors of ours, and the tensor of theirs that holds them.
+    """One or several tensors of ours, and the tensor of theirs that holds them.
 
-    Several of ours lie one after the other in theirs, along its outputs. With `EXPERT` in `theirs`,
-    each expert has a tensor, and ours is the stack of them.
+    Several of ours are concatenated in theirs along the outputs. With `EXPERT` in `theirs`, each
+    expert has a tensor of theirs, and ours is the stack of them.
     """
 
     ours: tuple[str, ...]
     theirs: str
-    transposed: bool = False  # whether theirs is [inputs, outputs]
+    transposed: bool = False  # theirs is stored as [inputs, outputs]
 
 
 def map_one(ours: str, theirs: str, transposed: bool = False) -> TensorName:
-    """A tensor of ours that is one of theirs."""
+    """Return the mapping of one tensor of ours to one of theirs."""
     return TensorName((ours,), theirs, transposed)
 
 
 @dataclass(frozen=True)
 class Family:
-    """Models that share an architecture of Transformers'."""
+    """Models that share an architecture of Transformers."""
 
     model_type: str
     architecture: str
-    # The table: every tensor that a model of the family can have, with LAYER for the layers.
+    # Every tensor that a model of the family can have, with placeholders for layers and experts.
     tensors: tuple[TensorName, ...]
-    # Their settings as ours, and ours as theirs. The second gives None for a model that is none of
-    # the family's, as far as it can tell: what it gives, read again, decides.
+    # Conversion of their settings to ours, and of ours to theirs. `write` returns None for a
+    # model that is clearly not of this family; otherwise `holds` decides by reading the result
+    # again.
     read: Callable[["HubConfig"], DecoderConfig]
     write: Callable[[DecoderConfig], dict[str, Any] | None]
-    # What stands before all names but the head's, and is left out in some files.
+    # Prefix of all tensor names except the head's; some files lack it.
     prefix: str = "model."
-    # That of its models with a score or classes instead of logits of tokens; "": named as most are.
+    # Architecture with a score or classes as its head; "" for the usual name.
     score_architecture: str = ""
-    # What stands in place of the logits of tokens in models with other heads, by head; None: of a
-    # decoder, a product without a bias.
+    # Tensors of the heads for other things than tokens, by head. None: a decoder's linear layer
+    # without a bias.
     heads: Mapping[Head, tuple[TensorName, ...]] | None = None
-    # Pattern of the names of tensors in published files that a model has no use for.
+    # Pattern of the names of tensors in published files that the model does not use.
     surplus: str = ""
 
     def find_architecture(self, config: DecoderConfig) -> str:
-        """The architecture of a model of `config`."""
+        """Return Transformers' name of the architecture of a model of `config`."""
         if config.head == "tokens":
             return self.architecture
         if self.score_architecture:
@@ -85,20 +90,23 @@ class Family:
 
     @property
     def stem(self) -> str:
-        """What its architectures' names begin with."""
+        """The beginning of the architectures' names, without the head."""
         stem = self.architecture
         for ending in OF_TOKENS:
             stem = stem.removesuffix(ending)
         return stem
 
     def list_head_tensors(self, head: Head) -> tuple[TensorName, ...]:
-        """Those that a model with a `head` of another kind than tokens has for it."""
+        """Return the tensors of a `head` for something other than tokens."""
         if self.heads is None:
             return (map_one("head.weight", "score.weight"),)
         return self.heads.get(head, ())
 
     def holds(self, config: DecoderConfig) -> bool:
-        """Whether a model of `config` can be written as one of this family's."""
+        """Return whether a model of `config` can be exported as this family.
+
+        The settings are written, read again and compared.
+        """
         if self.heads is not None and config.head not in ("tokens", *self.heads):
             return False
         written = self.write(config.plain)
@@ -108,16 +116,18 @@ class Family:
             again = self.read(HubConfig(written, "config.json"))
         except (DataError, ConfigError):
             return False
-        poolers = {getattr(each, "pooler", None) for each in (again, config)}
+        poolers = {getattr(model, "pooler", None) for model in (again, config)}
         if config.head == "classes" and len(poolers) > 1:
             return False
         return strip_config(again) == strip_config(config.with_head("tokens"))
 
 
 def strip_config(config: DecoderConfig) -> dict[str, Any]:
-    """What a model of `config` computes by: sizes settled, without what matters in training alone:
-    fresh weights, losses of routers, and a generator; and without how classes are pooled, which
-    models of other heads do not do."""
+    """Return the settings that determine what a model of `config` computes, with defaults resolved.
+
+    Left out is what matters only in training: initial weights, router losses, further heads and a
+    generator; and the pooler, which only classifiers use.
+    """
     config = config.plain
     left_out = {"initial_std", "initialisation", "generator", "pooler", "further_heads"}
     written = config.model_dump(mode="json", exclude=left_out)
@@ -134,35 +144,36 @@ def strip_config(config: DecoderConfig) -> dict[str, Any]:
 
 
 class HubConfig:
-    """A config.json, read key by key; what is wrong with one is said with its place."""
+    """Keys of a config.json, whose errors name the file."""
 
     def __init__(self, given: Mapping[str, Any], path: str) -> None:
-        self.given, self.path = given, path
+        self.given = given
+        self.path = path
 
     def need(self, key: str) -> Any:
-        """The value of a key that must be there."""
+        """Return the value of `key`, or raise DataError if it is missing or null."""
         value = self.given.get(key)
         if value is None:
             raise DataError(f"{self.path}: no key {key!r}; save the model again")
         return value
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of `key`; what Transformers takes where it is missing or null: `default`."""
+        """Return the value of `key`, or Transformers' `default` if it is missing or null."""
         value = self.given.get(key)
         return default if value is None else value
 
     def check_only(self, key: str, *wanted: Any) -> None:
-        """Raise DataError if `key` has another value than `wanted`, the first being its default."""
+        """Raise DataError if `key` has a value not in `wanted`; the first is its default."""
         value = self.given.get(key, wanted[0])
         if value not in wanted:
-            can = " or ".join(repr(each) for each in wanted)
+            can = " or ".join(repr(choice) for choice in wanted)
             raise DataError(
-                f"{self.path}: {key} is {value!r}, which no model here does; only models with "
-                f"{can} can be imported"
+                f"{self.path}: {key} is {value!r}, which trainrig does not support; only models "
+                f"with {can} can be imported"
             )
 
     def layer_types(self, layers: int) -> tuple[str, ...] | None:
-        """`layer_types`, checked; None if it is not given."""
+        """Return `layer_types`, checked, or None if it is not given."""
         given = self.get("layer_types")
         if given is None:
             return None
@@ -177,19 +188,21 @@ class HubConfig:
         return tuple(given)
 
     def build(self, model: type[DecoderConfig] = DecoderConfig, **settings: Any) -> DecoderConfig:
-        """The `model` of `settings`. Raises DataError for sizes that no such model has."""
+        """Return the `model` with these settings. Raises DataError if sizes do not fit."""
         try:
             return model(**settings, initial_std=self.get("initializer_range", 0.02))
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             what = first["msg"].removeprefix("Value error, ")
-            raise DataError(f"{self.path}: as a model's {where or 'sizes'}: {what}") from None
+            raise DataError(f"{self.path}: invalid {where or 'sizes'}: {what}") from None
 
 
 def find_dropouts(given: Mapping[str, Any]) -> dict[str, float]:
-    """Return the shares that the config.json `given` has layers drop in training, by key, if above
-    0. No model here drops any, which changes nothing but training in Transformers."""
+    """Return the dropout rates above 0 in the config.json `given`, by key.
+
+    Imported models have no dropout here, which changes only their training in Transformers.
+    """
     return {
         key: float(value)
         for key, value in sorted(given.items())
@@ -198,8 +211,10 @@ def find_dropouts(given: Mapping[str, Any]) -> dict[str, float]:
 
 
 def read_labels(given: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the classes of the config.json `given`, in the order of their ids: Transformers
-    counts them by `id2label`, and takes two where nothing is said."""
+    """Return the names of the classes in the config.json `given`, in the order of their ids.
+
+    Transformers reads them from `id2label`, and assumes two classes by default.
+    """
     named = given.get("id2label")
     if named is None:
         return tuple(f"LABEL_{number}" for number in range(given.get("num_labels", 2)))
@@ -207,7 +222,7 @@ def read_labels(given: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def write_labels(labels: tuple[str, ...]) -> dict[str, Any]:
-    """The keys of a config.json that say so."""
+    """Return the config.json keys for the class names `labels`."""
     return {
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": {label: number for number, label in enumerate(labels)},
@@ -215,17 +230,19 @@ def write_labels(labels: tuple[str, ...]) -> dict[str, Any]:
 
 
 def read_rope(config: HubConfig, kind: str | None = None, theta: float = 10_000.0) -> Rope:
-    """The rotary positions, under newer (`rope_parameters`) and older names.
+    """Return the rotary positions, under newer (`rope_parameters`) and older names.
 
-    `kind`: of which layers, where `rope_parameters` has a table for each kind; `theta` where none
-    is given. Raises DataError for a type that we do not have, and for two bases.
+    `kind` selects layers where `rope_parameters` has a table for each kind of layer; `theta` is the
+    default base. Raises DataError for an unsupported type, and for two different bases.
     """
     table = config.get("rope_parameters", {})
     if kind is not None and kind in table:
         table = table[kind]
     old = config.get("rope_scaling", {})
     kinds = {
-        _read_rope_type(each) for each in (table, old) if "rope_type" in each or "type" in each
+        _read_rope_type(settings)
+        for settings in (table, old)
+        if "rope_type" in settings or "type" in settings
     }
     if len(kinds) > 1:
         raise DataError(
@@ -233,9 +250,12 @@ def read_rope(config: HubConfig, kind: str | None = None, theta: float = 10_000.
             f"positions: {' and '.join(sorted(kinds))}; leave one of the two out"
         )
     table = {**old, **table}
-    thetas = [float(each) for each in (table.get("rope_theta"), config.get("rope_theta")) if each]
+    thetas = [float(base) for base in (table.get("rope_theta"), config.get("rope_theta")) if base]
     if kind is None and len(set(thetas)) > 1:
-        raise DataError(f"{config.path}: rope_theta is {thetas[1]}, in rope_parameters {thetas[0]}")
+        raise DataError(
+            f"{config.path}: rope_theta is {thetas[1]}, but {thetas[0]} in "
+            "rope_parameters; make them equal"
+        )
     share = table.get("partial_rotary_factor") or config.get("partial_rotary_factor", 1.0)
     return Rope(
         theta=thetas[0] if thetas else theta,
@@ -279,23 +299,27 @@ def _read_scaling(config: HubConfig, table: Mapping[str, Any]) -> RopeScaling | 
                 )
     except KeyError as error:
         raise DataError(
-            f"{config.path}: rotary positions of type {kind!r} without {error}"
+            f"{config.path}: rotary positions of type {kind!r} lack the key {error}"
         ) from None
     except ValidationError as error:
         raise DataError(
             f"{config.path}: rotary positions of type {kind!r}: {error.errors()[0]['msg']}"
         ) from None
     raise DataError(
-        f"{config.path}: asks for rotary positions of type {kind!r}; those that can be imported: "
-        "default, linear, llama3, yarn"
+        f"{config.path}: rotary positions of type {kind!r} cannot be imported; supported: default, "
+        "linear, llama3, yarn"
     )
 
 
 def _read_yarn_attention(table: Mapping[str, Any], factor: float) -> float | None:
-    """Return `attention_factor` if the file has one, else what DeepSeek's two multiples of the
-    usual factor come to, else None. Transformers takes them in this order."""
+    """Return the attention factor of YaRN, or None for the usual one.
+
+    That is `attention_factor` if the file has it, otherwise the ratio that DeepSeek's `mscale` and
+    `mscale_all_dim` give. Transformers looks them up in this order.
+    """
     given: float | None = table.get("attention_factor")
-    over, under = table.get("mscale"), table.get("mscale_all_dim")
+    over = table.get("mscale")
+    under = table.get("mscale_all_dim")
     if given is not None or not (over and under):
         return given
     growth = 0.1 * math.log(factor)
@@ -303,7 +327,7 @@ def _read_yarn_attention(table: Mapping[str, Any], factor: float) -> float | Non
 
 
 def write_rope(rope: Rope) -> dict[str, Any]:
-    """The keys of a config.json that say so, under older and newer names."""
+    """Return the config.json keys for rotary positions, under older and newer names."""
     table = {"rope_theta": rope.theta, **write_rope_table(rope)}
     scaled = rope.scaling is not None
     return {
@@ -314,7 +338,10 @@ def write_rope(rope: Rope) -> dict[str, Any]:
 
 
 def write_rope_table(rope: Rope) -> dict[str, Any]:
-    """The type of rotary positions, with what belongs to it."""
+    """Return the type and the parameters of rotary positions.
+
+    Raises DataError for NTK-aware scaling, which Transformers has no name for.
+    """
     share = {} if rope.rotated_share == 1 else {"partial_rotary_factor": rope.rotated_share}
     match rope.scaling:
         case None:
@@ -341,5 +368,8 @@ def write_rope_table(rope: Rope) -> dict[str, Any]:
                 "truncate": scaling.whole_channels,
                 **share,
             }
-    # NTK-aware bases have a plain theta of their own in Transformers.
-    raise DataError(f"rotary scaling {rope.scaling.kind} has no name in Transformers")
+    # Transformers expresses an NTK-aware base as a plain theta.
+    raise DataError(
+        f"rotary scaling {rope.scaling.kind} has no equivalent in Transformers, so it cannot be "
+        "exported"
+    )

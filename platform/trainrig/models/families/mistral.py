@@ -11,7 +11,7 @@ from trainrig.models.families.mapping import Family, HubConfig, read_rope, write
 
 
 def read_window(config: HubConfig, sizes: dict[str, Any]) -> AttentionSettings:
-    """The window of all layers; none where it covers every position, so that it hides nothing."""
+    """Return attention with the window of all layers, or none if it covers every position."""
     window = config.get("sliding_window")
     if window is None or window >= sizes["positions"]:
         return AttentionSettings()
@@ -19,7 +19,7 @@ def read_window(config: HubConfig, sizes: dict[str, Any]) -> AttentionSettings:
 
 
 def write_window(config: DecoderConfig) -> dict[str, Any] | None:
-    """The window of all layers; None for a model in which only some layers have it."""
+    """Return the key for the window of all layers, or None if only some layers have it."""
     window = config.attention.window
     if window is None:
         return {"sliding_window": None}

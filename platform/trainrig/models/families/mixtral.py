@@ -1,4 +1,4 @@
-"""Mixtral: Mistral with two of eight experts in place of each network (arXiv:2401.04088)."""
+"""Mixtral: Mistral with two of eight experts as the feed-forward network (arXiv:2401.04088)."""
 
 from typing import Any
 
@@ -51,7 +51,8 @@ def _read(config: HubConfig) -> DecoderConfig:
 
 
 def _write(config: DecoderConfig) -> dict[str, Any] | None:
-    window, experts = write_window(config), config.feedforward
+    window = write_window(config)
+    experts = config.feedforward
     if (
         window is None
         or not isinstance(experts, MixtureOfExperts)

@@ -1,4 +1,4 @@
-"""OLMo 2: norms after each part, and of all queries and keys together (arXiv:2501.00656)."""
+"""OLMo 2: norms after each part, and of all queries and all keys together (arXiv:2501.00656)."""
 
 from typing import Any
 

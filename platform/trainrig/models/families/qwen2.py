@@ -1,4 +1,7 @@
-"""Qwen 2 and 2.5: Llama with biases on queries, keys and values (arXiv:2407.10671, 2412.15115)."""
+"""Qwen 2 and 2.5: Llama with biases on queries, keys and values (arXiv:2407.10671).
+
+Source of 2.5: arXiv:2412.15115.
+"""
 
 from typing import Any
 
@@ -11,7 +14,10 @@ from trainrig.models.families.mapping import Family, HubConfig, read_rope, write
 
 
 def read_upper_window(config: HubConfig, sizes: dict[str, Any]) -> SlidingWindow | None:
-    """The window of the layers from `max_window_layers` on, where `use_sliding_window` says so."""
+    """Return the window of the layers from `max_window_layers` on, or None.
+
+    None if `use_sliding_window` is off, or if the window covers every position.
+    """
     size = config.get("sliding_window")
     if not config.get("use_sliding_window", False) or size is None or size >= sizes["positions"]:
         return None
@@ -31,7 +37,7 @@ def read_upper_window(config: HubConfig, sizes: dict[str, Any]) -> SlidingWindow
 
 
 def write_layer_types(config: DecoderConfig) -> dict[str, Any]:
-    """The window, and which layers have it."""
+    """Return the config.json keys for the window, and for the layers that have it."""
     window = config.attention.window
     if window is None:
         return {"use_sliding_window": False, "sliding_window": None}
@@ -40,7 +46,7 @@ def write_layer_types(config: DecoderConfig) -> dict[str, Any]:
         "use_sliding_window": True,
         "sliding_window": window.size,
         "max_window_layers": local.index(True),
-        "layer_types": [("full_attention", "sliding_attention")[each] for each in local],
+        "layer_types": [("full_attention", "sliding_attention")[is_local] for is_local in local],
     }
 
 

@@ -22,7 +22,7 @@ TENSORS = (*LLAMA_TENSORS, *QK_NORMS)
 
 
 def read_settings(config: HubConfig) -> dict[str, Any]:
-    """All but the feed-forward network."""
+    """Return all settings except the feed-forward network, from a config.json."""
     config.check_only("hidden_act", "silu")
     sizes = read_sizes(config, 32768, 1e-6)
     biased = config.get("attention_bias", False)
@@ -36,7 +36,7 @@ def read_settings(config: HubConfig) -> dict[str, Any]:
 
 
 def write_settings(config: DecoderConfig) -> dict[str, Any] | None:
-    """What `read_settings` reads; None for a model without rotary positions."""
+    """Return the config.json keys that `read_settings` reads, or None without rotary positions."""
     if not isinstance(config.position_embedding, Rope):
         return None
     return {

@@ -1,4 +1,4 @@
-"""Qwen 3 with experts in place of each network (arXiv:2505.09388)."""
+"""Qwen 3 with experts as the feed-forward network (arXiv:2505.09388)."""
 
 from typing import Any
 
@@ -37,7 +37,8 @@ def _read(config: HubConfig) -> DecoderConfig:
 
 
 def _write(config: DecoderConfig) -> dict[str, Any] | None:
-    settings, experts = write_settings(config), config.feedforward
+    settings = write_settings(config)
+    experts = config.feedforward
     if (
         settings is None
         or not isinstance(experts, MixtureOfExperts)
@@ -47,7 +48,7 @@ def _write(config: DecoderConfig) -> dict[str, Any] | None:
     return {
         **settings,
         "num_experts": experts.experts,
-        "num_local_experts": experts.experts,  # what Transformers 5 writes in its place
+        "num_local_experts": experts.experts,  # the newer key, which Transformers 5 writes
         "num_experts_per_tok": experts.active,
         "moe_intermediate_size": experts.expert_channels or config.shape.feedforward_channels,
         "norm_topk_prob": experts.normalise,

@@ -1,7 +1,7 @@
-"""Safetensors files, written and read one tensor at a time, on disk or S3.
+"""Reading and writing of safetensors files, one tensor at a time, on disk or S3.
 
-Nothing of a file is in memory but its header and the tensor at hand, and nothing in it can be
-executed. Format: https://huggingface.co/docs/safetensors/index#format
+Only a file's header and the current tensor are in memory, and nothing in a file can be executed.
+Format: https://huggingface.co/docs/safetensors/index#format
 """
 
 import json
@@ -16,7 +16,8 @@ from torch import Tensor
 from trainrig import storage
 from trainrig.errors import DataError
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 TYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -24,42 +25,45 @@ TYPES = {
     "BF16": torch.bfloat16,
 }
 TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()}
-LENGTH = 8  # bytes that say how long the header is
-LONGEST_HEADER = 100_000_000  # bytes; the limit of the format's own library
-BLOCK = 64 * 2**20  # bytes read at a time
+LENGTH = 8  # bytes of the header's length at the start of a file
+LONGEST_HEADER = 100_000_000  # bytes of the longest header, as in the safetensors library
+BLOCK = 64 * 2**20  # bytes to read at a time
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies."""
+    """Location of a tensor in a safetensors file."""
 
     path: str
-    dtype: str  # the format's name of it
+    dtype: str  # dtype by its name in the format
     shape: tuple[int, ...]
-    begin: int  # of its bytes in the file
+    begin: int  # offset of its first byte in the file
     end: int
 
     def read(self) -> Tensor:
-        """The tensor, in the type it is stored in. Raises DataError."""
+        """Return the tensor in its stored dtype.
+
+        Raises DataError for quantised weights and for truncated files.
+        """
         if self.dtype not in TYPES:
             raise DataError(
-                f"{self.path}: holds {self.dtype} numbers; undo the quantisation and save the "
-                f"model in one of {', '.join(TYPES)}"
+                f"{self.path}: has a tensor of type {self.dtype}; undo the quantisation and save "
+                f"the model in one of {', '.join(TYPES)}"
             )
         tensor = torch.empty(self.shape, dtype=TYPES[self.dtype])
         memory = tensor.view(-1).view(torch.uint8).numpy().data
         for place in range(0, len(memory), BLOCK):
             part = memory[place : place + BLOCK]
             if storage.read_into(self.path, self.begin + place, part) != len(part):
-                raise DataError(f"{self.path}: cut short; download or save it again")
+                raise DataError(f"{self.path}: is truncated; download or save it again")
         return tensor
 
 
 def open_tensors(folder: str) -> dict[str, StoredTensor]:
-    """Every tensor of the safetensors files of `folder`, by name; only headers are read.
+    """Return every tensor of the safetensors files of `folder` by name, reading only the headers.
 
-    Raises DataError for files that are not there or damaged.
+    Raises DataError for missing or damaged files.
     """
     found: dict[str, StoredTensor] = {}
     for file in _find_weight_files(folder):
@@ -90,7 +94,10 @@ def _find_weight_files(folder: str) -> list[str]:
         raise DataError(f"{index}: not an index of safetensors files; download it again") from None
     for file in files:
         if not isinstance(file, str) or "/" in file or not file.endswith(".safetensors"):
-            raise DataError(f"{index}: {file!r} is no safetensors file of this folder")
+            raise DataError(
+                f"{index}: {file!r} is not a safetensors file of this folder; download the "
+                "index again"
+            )
     return files
 
 
@@ -99,7 +106,7 @@ def _read_header(path: str) -> dict[str, StoredTensor]:
         size = storage.measure_size(path)
         length = int.from_bytes(storage.read_range(path, 0, LENGTH), "little") if size else 0
         if not 2 <= length <= min(size - LENGTH, LONGEST_HEADER):
-            raise ValueError("its header does not fit it")
+            raise ValueError("the header does not fit the file")
         entries = json.loads(storage.read_range(path, LENGTH, LENGTH + length))
         entries.pop("__metadata__", None)
         tensors = {
@@ -107,7 +114,7 @@ def _read_header(path: str) -> dict[str, StoredTensor]:
             for name, entry in entries.items()
         }
     except FileNotFoundError:
-        raise DataError(f"{path}: not there, though {INDEX} names it; download it") from None
+        raise DataError(f"{path}: is missing, though {INDEX} names it; download it") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: damaged ({error}); download or save it again") from None
     return tensors
@@ -126,16 +133,17 @@ def _place_tensor(path: str, entry: Mapping[str, Any], first: int, size: int) ->
 
 @dataclass(frozen=True)
 class PlannedTensor:
-    """A tensor to be written; `read` makes it when its turn comes, in any type."""
+    """Tensor to be written, which `read` produces on demand, in any dtype."""
 
     shape: tuple[int, ...]
     read: Callable[[], Tensor]
 
 
 def split_into_files(sizes: Mapping[str, int], limit: int) -> dict[str, list[str]]:
-    """Files, and the tensors in each, in order; no file has above `limit` bytes of tensors.
+    """Return the names of files to write, and the tensors in each, in order.
 
-    But a tensor that is larger than that by itself has a file to itself.
+    No file has more than `limit` bytes of tensors, except that a larger tensor has a file to
+    itself.
     """
     groups: list[list[str]] = [[]]
     filled = 0
@@ -154,8 +162,10 @@ def split_into_files(sizes: Mapping[str, int], limit: int) -> dict[str, list[str
 def write_tensors(
     folder: str, tensors: Mapping[str, PlannedTensor], dtype: torch.dtype, file_bytes: int
 ) -> None:
-    """Write `tensors` as `dtype` into safetensors files of `folder`, with an index if there are
-    several. The same arguments give the same bytes."""
+    """Write `tensors` as `dtype` into safetensors files of `folder`, with an index if needed.
+
+    An index is written for several files. The same arguments give the same bytes.
+    """
     sizes = {name: math.prod(t.shape) * dtype.itemsize for name, t in tensors.items()}
     files = split_into_files(sizes, file_bytes)
     for file, names in files.items():
@@ -189,5 +199,5 @@ def _write_header(tensors: Iterable[tuple[str, PlannedTensor]], dtype: torch.dty
         }
         at = end
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    text = text.ljust(-(-len(text) // 8) * 8)  # the format allows for blanks at its end
+    text = text.ljust(-(-len(text) // 8) * 8)  # the format allows spaces at the end of the header
     return len(text).to_bytes(LENGTH, "little") + text

@@ -1,8 +1,7 @@
-"""T5 (Raffel et al. 2019, arXiv:1910.10683) in its version 1.1, whose feed-forward parts are gated
-(Shazeer 2020, arXiv:2002.05202).
+"""T5 v1.1, with gated feed-forward networks (Raffel et al. 2019, Shazeer 2020).
 
-Transformers scales what goes into the head where `tie_word_embeddings` is not false, as version 1.0
-does, and so do we.
+Sources: arXiv:1910.10683 and arXiv:2002.05202. Transformers scales the input of the head unless
+`tie_word_embeddings` is false, as version 1.0 does; trainrig does the same.
 """
 
 from typing import Any
@@ -14,14 +13,16 @@ from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig, RelativeBias
 from trainrig.models.families.mapping import WRITING_LAYER, Family, HubConfig, TensorName, map_one
 
-ENCODER, DECODER = "encoder.block.{layer}", f"decoder.block.{WRITING_LAYER}"
-OURS, WRITING = "layers.{layer}", f"layers.{WRITING_LAYER}"
+ENCODER = "encoder.block.{layer}"
+DECODER = f"decoder.block.{WRITING_LAYER}"
+OURS = "layers.{layer}"
+WRITING = f"layers.{WRITING_LAYER}"
 PARTS = {"query": "q", "key": "k", "value": "v", "output": "o"}
 FEEDFORWARD = {"gate": "wi_0", "up": "wi_1", "down": "wo"}
 
 
 def _map_layer(ours: str, theirs: str, last: int) -> tuple[TensorName, ...]:
-    """Of a layer whose feed-forward part is number `last`."""
+    """Return the tensors of a layer whose feed-forward network is sublayer number `last`."""
     attention = (
         map_one(f"{ours}.attention.{part}.weight", f"{theirs}.layer.0.SelfAttention.{name}.weight")
         for part, name in PARTS.items()
@@ -58,16 +59,17 @@ TENSORS = (
     map_one("norm.weight", "decoder.final_layer_norm.weight"),
     map_one("head.weight", "lm_head.weight"),
 )
-# The shared embedding again, which older files repeat; and a bias that cross-attention of the first
-# ones had and did not use.
+# Older files repeat the shared embedding, and the first ones have an unused bias in
+# cross-attention.
 SURPLUS = r"(encoder|decoder)\.embed_tokens\.weight|decoder\..*EncDecAttention\.relative_.*"
 
 
 def _read(config: HubConfig) -> DecoderConfig:
     config.check_only("is_encoder_decoder", True)
-    config.need("feed_forward_proj")  # without it Transformers takes "relu", version 1.0's
+    config.need("feed_forward_proj")  # Transformers' default is "relu", of version 1.0
     config.check_only("feed_forward_proj", "gated-gelu")
-    layers, channels = config.need("num_layers"), config.need("d_model")
+    layers = config.need("num_layers")
+    channels = config.need("d_model")
     tied = config.get("tie_word_embeddings", True)
     settings = {"logit_multiplier": channels**-0.5} if tied else {}
     return config.build(

@@ -1,4 +1,4 @@
-"""The tensors of a model, ours made of theirs and theirs of ours, one at a time."""
+"""Conversion between trainrig's tensors ("ours") and a family's ("theirs"), one at a time."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +26,7 @@ HEAD = ("head.weight",)
 
 
 def list_tensor_shapes(config: DecoderConfig) -> dict[str, Size]:
-    """The shape of each tensor of a model, by our names; nothing is made."""
+    """Return the shape of each tensor of a model by our names, without allocating any."""
     with torch.device("meta"):
         return {name: tuple(t.shape) for name, t in build_model(config).state_dict().items()}
 
@@ -34,8 +34,12 @@ def list_tensor_shapes(config: DecoderConfig) -> dict[str, Size]:
 def list_tensors(
     family: Family, config: DecoderConfig, shapes: Mapping[str, Size]
 ) -> list[TensorName]:
-    """The tensors of one model of `family`, from the embedding to the head."""
-    found, covered = list[TensorName](), set[str]()
+    """Return the tensors of one model of `family`, from the embedding to the head.
+
+    Raises DataError if the family has no name for one of the model's tensors.
+    """
+    found = list[TensorName]()
+    covered = set[str]()
     table = family.tensors
     if config.head != "tokens":
         own = family.list_head_tensors(config.head)
@@ -46,7 +50,9 @@ def list_tensors(
             found.append(entry)
             covered.update(entry.ours)
     if missing := sorted(shapes.keys() - covered):
-        raise DataError(f"{family.model_type}: its models have no tensor like {missing[0]}")
+        raise DataError(
+            f"{family.model_type}: a model of this family cannot hold the tensor {missing[0]}"
+        )
     return found
 
 
@@ -61,7 +67,7 @@ def _expand_layers(table: tuple[TensorName, ...], config: DecoderConfig) -> Iter
     for layer in range(config.layers if of_writing else 0):
         for entry in of_writing:
             yield _number_layer(entry, WRITING_LAYER, reading + layer, layer)
-    plain = (each for each in table[first:] if each not in of_layers and each not in of_writing)
+    plain = (entry for entry in table[first:] if entry not in of_layers and entry not in of_writing)
     yield from plain
 
 
@@ -74,7 +80,7 @@ def _number_layer(entry: TensorName, mark: str, ours: int, theirs: int) -> Tenso
 
 
 def list_their_shapes(entry: TensorName, shapes: Mapping[str, Size]) -> dict[str, Size]:
-    """The tensors of theirs that `entry` is about, and their shapes."""
+    """Return the names and shapes of the tensors of theirs that `entry` maps."""
     sizes = [shapes[name] for name in entry.ours]
     if EXPERT in entry.theirs:
         (size,) = sizes
@@ -87,7 +93,7 @@ def list_their_shapes(entry: TensorName, shapes: Mapping[str, Size]) -> dict[str
 def read_ours(
     entry: TensorName, part: int, shapes: Mapping[str, Size], stored: Mapping[str, StoredTensor]
 ) -> Tensor:
-    """Tensor `part` of ours of `entry`."""
+    """Return tensor number `part` of ours of `entry`, read from the `stored` tensors."""
     if EXPERT in entry.theirs:
         experts = (stored[name] for name in list_their_shapes(entry, shapes))
         stack: Tensor | None = None
@@ -111,7 +117,7 @@ def read_ours(
 def read_theirs(
     entry: TensorName, name: str, shapes: Mapping[str, Size], read: Callable[[str], Tensor]
 ) -> Tensor:
-    """Their tensor `name` of `entry`, of ours as `read` gives them."""
+    """Return their tensor `name` of `entry`, where `read` gives a tensor of ours by name."""
     if EXPERT in entry.theirs:
         expert = list(list_their_shapes(entry, shapes)).index(name)
         tensor = read(entry.ours[0])[expert]
@@ -125,8 +131,11 @@ def read_theirs(
 def add_prefix(
     stored: dict[str, StoredTensor], family: Family, names: list[TensorName]
 ) -> dict[str, StoredTensor]:
-    """`stored` under the names of the whole model, where it was saved without its head, and by the
-    newer ones of norms: before 2019 they were TensorFlow's."""
+    """Return `stored` with the names that a whole model has.
+
+    Files saved without a head lack the prefix. Files from before 2019 have TensorFlow's names for
+    the parameters of norms.
+    """
     stored = {_rename_norm(name): tensor for name, tensor in stored.items()}
     if any(name.startswith(family.prefix) for name in stored):
         return stored
@@ -150,26 +159,26 @@ def check_names(
     stored: Mapping[str, StoredTensor],
     shapes: Mapping[str, Size],
 ) -> None:
-    """Raise DataError unless the tensors that are stored are those of the model."""
+    """Raise DataError unless the stored tensors have the names and shapes of the model's."""
     wanted = {
         name: size for entry in names for name, size in list_their_shapes(entry, shapes).items()
     }
     if missing := sorted(wanted.keys() - stored.keys()):
         raise DataError(
-            f"{folder}: no tensor {missing[0]!r} ({len(missing)} missing) among the "
-            f"{len(stored)} there are; download or save the model again"
+            f"{folder}: {len(missing)} tensors are missing, the first {missing[0]!r}, and "
+            f"{len(stored)} are there; download or save the model again"
         )
-    known = {*wanted, "lm_head.weight"}  # some files repeat a tied head
+    known = {*wanted, "lm_head.weight"}  # Some files repeat a tied head.
     unused = re.compile(family.surplus)
     left = (n for n in stored if n not in known and not DERIVED.fullmatch(n))
     if surplus := sorted(n for n in left if not unused.fullmatch(n)):
         raise DataError(
-            f"{folder}: tensor {surplus[0]!r} ({len(surplus)} such) has no place in a "
+            f"{folder}: {len(surplus)} tensors, the first {surplus[0]!r}, do not belong to a "
             f"{family.model_type} model; merge adapters and undo quantisation before the import"
         )
     for name, size in wanted.items():
         if stored[name].shape != size:
             raise DataError(
-                f"{stored[name].path}: {name} is {list(stored[name].shape)}, by config.json it "
-                f"would be {list(size)}; download or save the model again"
+                f"{stored[name].path}: {name} has the shape {list(stored[name].shape)}, but "
+                f"config.json says {list(size)}; download or save the model again"
             )

@@ -1,1 +1,1 @@
-"""Writing on from prompts: how the next token is drawn, and what is kept of those before."""
+"""Text generation: sampling of the next token, key-value caches, and batches of prompts."""

@@ -1,10 +1,10 @@
-"""Writing on from prompts, one token at a time, many prompts at once.
+"""Batched generation from prompts, one token at a time.
 
-Prompts of different length are filled up on the left; what fills them is seen by no token. A prompt
-that several requests share is read once. What a request draws is keyed by its seed and the place,
-so it depends on its own logits alone.
+Shorter prompts are padded on the left; no token attends to the padding. A prompt that several
+requests share is read one time. Random numbers are keyed by the request's seed and the token's
+index, so a request's tokens depend only on its own logits.
 
-Shapes: B batch, P different prompts, T positions of the longest, V entries of the vocabulary.
+Shapes: B batch, P different prompts, T new positions, V vocabulary entries.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -25,34 +25,37 @@ Stopped = Literal["end", "stop", "length", "positions"]
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt, and how it is written on from."""
+    """A prompt, and how to continue it."""
 
     prompt: tuple[int, ...]
     sampling: Sampling
-    # Told of each new id as it is drawn; true: the text is complete with it.
+    # Called with each new id as it is drawn; generation stops if the call returns true.
     listen: Callable[[int], bool] = lambda _: False
-    # Tokens of the answer that end the prompt, as it is gone on with: the next is drawn by the
-    # number that it would be drawn by had the answer not been left off.
+    # Number of answer tokens at the end of the prompt, when an interrupted answer is continued. The
+    # next token uses the random number that it would have had without the interruption.
     written: int = 0
 
 
 @dataclass(frozen=True)
 class Generation:
-    """New tokens, and what ended them: a stop id, who listened, the wanted length, or the model's
-    positions."""
+    """New tokens, and why generation stopped.
 
-    ids: tuple[int, ...]  # without prompt and without the stop id
+    The reasons: "end" a stop id, "stop" the request's `listen`, "length" its maximum number of
+    tokens, and "positions" the model's number of positions.
+    """
+
+    ids: tuple[int, ...]  # ids without the prompt and the stop id
     stopped: Stopped
-    stop_id: int | None = None  # the one that ended it, where one did
+    stop_id: int | None = None  # the stop id that was drawn, if one was
 
 
 @dataclass(frozen=True)
 class ScoredGeneration:
-    """New tokens with what the model gave for each."""
+    """New tokens, with the log-probability of each."""
 
     generation: Generation
-    # Of each id at the temperature of the request, before `top_k`, `top_p` and `min_p`; of the stop
-    # id too.
+    # Log-probability of each id, and of the stop id, at the temperature of the request and before
+    # `top_k`, `top_p` and `min_p`.
     log_probabilities: tuple[float, ...]
 
 
@@ -65,7 +68,7 @@ def generate(
 ) -> Generation:
     """Continue `prompt` until an id of `stop`, `sampling.maximum_tokens`, or the model's positions.
 
-    As `generate_batch` for one request.
+    The same as `generate_batch` with one request.
     """
     return generate_batch(model, [Request(tuple(prompt), sampling)], stop, entries)[0]
 
@@ -79,9 +82,9 @@ def generate_batch(
 ) -> list[Generation]:
     """Continue each prompt until an id of `stop`, its `maximum_tokens`, or the model's positions.
 
-    `entries` is the tokenizer's number of ids: those from there on only pad the model's table and
-    are never drawn. The same arguments give the same tokens, on one kind of machine; a request gets
-    the same in another batch, as far as the machine's kernels give a row the same bits in a batch
+    `entries` is the tokenizer's number of ids: larger ids only pad the model's table and are never
+    drawn. The same arguments give the same tokens on the same kind of machine. A request also gets
+    the same tokens in another batch, if the machine's kernels give a row the same bits in a batch
     of another shape.
 
     Raises DataError for a prompt that is empty or does not fit.
@@ -96,13 +99,13 @@ def generate_scored(
     stop: Collection[int],
     entries: int | None = None,
 ) -> list[ScoredGeneration]:
-    """As `generate_batch`, with the log-probability of each id that was drawn.
+    """Continue each prompt as `generate_batch` does, with the log-probability of each drawn id.
 
-    Without inference mode: what a sharded model gathers here may be trained on after. Raises
-    ValueError for a temperature of 0, under which nothing is likely.
+    This does not use inference mode, because a sharded model's gathered parameters may be trained
+    afterwards. Raises ValueError for a temperature of 0, which has no log-probabilities.
     """
     if any(request.sampling.temperature == 0 for request in requests):
-        raise ValueError("log-probabilities are of a temperature above 0")
+        raise ValueError("log-probabilities need a temperature above 0")
     rows = _write_on(model, requests, stop, entries, scored=True)
     return [row.finish_scored() for row in rows]
 
@@ -132,7 +135,7 @@ def _write_on(
 
 @dataclass
 class OpenRequest:
-    """One request on its way, which takes ids until it is complete."""
+    """Request in progress, which collects ids until it is complete."""
 
     request: Request
     positions: int
@@ -142,48 +145,50 @@ class OpenRequest:
     stopped: Stopped | None = None
     stop_id: int | None = None
     last: int = 0
-    stream: int = field(init=False)  # of the numbers that it is drawn by
+    stream: int = field(init=False)  # stream of its random numbers
 
     def __post_init__(self) -> None:
         length = len(self.request.prompt)
         if not 1 <= length <= self.positions:
             raise DataError(
-                f"a prompt of {length} tokens: this model reads from 1 to {self.positions}; "
+                f"the prompt has {length} tokens, but this model reads from 1 to {self.positions}; "
                 + ("shorten it" if length else "begin with the end-of-text token")
             )
-        self._check_room()
+        self._stop_at_last_position()
         self.stream = derive_stream(self.request.sampling)
 
     @property
     def most(self) -> int:
-        """New tokens, at most."""
+        """Most new tokens that this request can get."""
         room = self.positions - len(self.request.prompt)
         return min(self.request.sampling.maximum_tokens, room)
 
     @property
     def next(self) -> NextToken:
-        """The token that is drawn next."""
-        sampling, said = self.request.sampling, tuple[int, ...]()
+        """The sampling of the next token."""
+        sampling = self.request.sampling
+        said = tuple[int, ...]()
         if sampling.repetition_penalty != 1:
             said = (*self.request.prompt, *self.new)
         return NextToken(sampling, self.stream, self.request.written + len(self.new), said)
 
     def finish(self) -> Generation:
-        """What came of it."""
+        """Return the generation."""
         return Generation(tuple(self.new), self.stopped or "end", self.stop_id)
 
     def finish_scored(self) -> ScoredGeneration:
-        """The same, with the log-probability of each id."""
+        """Return the generation with the log-probability of each id."""
         return ScoredGeneration(self.finish(), tuple(self.log_probabilities))
 
     def take(self, drawn: int, log_probability: float) -> None:
-        """Write `drawn` down, unless the text is complete."""
+        """Append the id `drawn`, unless the request is complete."""
         self.last = drawn
         if self.stopped:
             return
         self.log_probabilities.append(log_probability)
         if drawn in self.stop:
-            self.stopped, self.stop_id = "end", drawn
+            self.stopped = "end"
+            self.stop_id = drawn
             return
         self.new.append(drawn)
         if self.request.listen(drawn):
@@ -191,24 +196,25 @@ class OpenRequest:
         elif len(self.new) == self.request.sampling.maximum_tokens:
             self.stopped = "length"
         else:
-            self._check_room()
+            self._stop_at_last_position()
 
-    def _check_room(self) -> None:
+    def _stop_at_last_position(self) -> None:
         if len(self.request.prompt) + len(self.new) == self.positions:
             self.stopped = "positions"
 
 
 class _Batch:
-    """The model's side: what it has read of all rows."""
+    """The model and its caches for all rows of a batch."""
 
     def __init__(self, model: Decoder, rows: Sequence[OpenRequest]) -> None:
-        self._model, self._device = model, model.embedding.weight.device
-        first: dict[tuple[int, ...], int] = {}  # of each prompt, its place among those read
+        self._model = model
+        self._device = model.embedding.weight.device
+        first: dict[tuple[int, ...], int] = {}  # index of each distinct prompt
         self._prompt_of = [first.setdefault(row.request.prompt, len(first)) for row in rows]
         self._prompts = list(first)
         lengths = torch.tensor([len(prompt) for prompt in self._prompts])
         self._width = int(lengths.max())
-        # The last token that is drawn is not read.
+        # The last drawn token is never read.
         capacity = self._width + max(max(row.most for row in rows) - 1, 0)
         self._read = 0
         self._pads_B1: Tensor | None = None
@@ -223,7 +229,7 @@ class _Batch:
         ]
 
     def read_prompts(self) -> Tensor:
-        """The logits [B, V] after each prompt."""
+        """Return the logits [B, V] after each prompt."""
         padded = [
             [prompt[0]] * (self._width - len(prompt)) + list(prompt) for prompt in self._prompts
         ]
@@ -237,15 +243,16 @@ class _Batch:
         return logits_PV[rows_B]
 
     def read(self, ids_BT: Tensor) -> Tensor:
-        """The logits [B, V] after the last of `ids_BT`, which follow what was read before."""
+        """Return the logits [B, V] after the last of `ids_BT`, which follow all that was read."""
         ids_BT = ids_BT.to(self._device)
         rows, new = ids_BT.shape
-        begin, self._read = self._read, self._read + new
+        begin = self._read
+        self._read = self._read + new
         last_B = torch.arange(1, rows + 1, device=self._device) * new - 1
         positions_BT = documents_BS = None
         if self._pads_B1 is not None:
             places = torch.arange(self._read, device=self._device)[None, :] - self._pads_B1
-            # A complete row is read on with the rest, which may take it beyond the positions.
+            # Complete rows are still read with the others, perhaps beyond the model's positions.
             positions_BT = places[:, begin:].clamp(0, self._model.config.positions - 1)
             documents_BS = (places >= 0).long()
         output: ModelOutput = self._model(
@@ -255,9 +262,9 @@ class _Batch:
 
 
 def _draw_ids(logits_BV: Tensor, rows: Sequence[OpenRequest]) -> list[int]:
-    """The next id of each row; of complete ones, any."""
+    """Return the next id of each row; complete rows get an arbitrary id."""
     if all(row.request.sampling.plain for row in rows):
-        return [int(each) for each in logits_BV.argmax(-1).tolist()]
+        return [int(drawn) for drawn in logits_BV.argmax(-1).tolist()]
     going = [index for index, row in enumerate(rows) if not row.stopped]
     going_BV = logits_BV if len(going) == len(rows) else logits_BV[going]
     drawn_B = [row.last for row in rows]

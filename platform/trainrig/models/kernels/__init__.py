@@ -1,1 +1,1 @@
-"""Ways to compute attention, as operators that torch knows by name."""
+"""Attention kernels, wrapped as custom torch operators, and the choice between them."""

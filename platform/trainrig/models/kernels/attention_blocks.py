@@ -1,13 +1,14 @@
-"""Attention by plain products, a block of queries at a time, forward and backward.
+"""Attention by plain products, one block of queries at a time, forward and backward.
 
-[T, S] logits are never held: like FlashAttention (Dao et al. 2022, arXiv:2205.14135) the backward
-pass computes them again from the saved sum of exponentials. Plain torch, so it runs on any device,
-and the same shapes give the same bits. Logits are computed in float32. On a CPU a long row with
-documents is read by itself, and a block's keys are those between the ends of its own documents; on
-a GPU that would wait for the device to say where they are.
+The logits [T, S] are never held as a whole: as in FlashAttention (Dao et al. 2022,
+arXiv:2205.14135), the backward pass computes them again from the saved log-sums of exponentials.
+This is plain torch, so it runs on any device, and the same shapes give the same bits. Logits are
+computed in float32. On a CPU, long rows with documents are computed one by one, with only the keys
+between the ends of a block's documents; on a GPU, finding these ends would wait for the device.
 
 Shapes: B batch, T queries (the last of S positions), S keys, H query heads, K key and value heads,
-G query heads a key head, D channels of one head; t queries of a block, s keys that they may see.
+G query heads for each key head, D channels of one head; t queries of a block, s keys of its range,
+R rows of G t.
 """
 
 from collections.abc import Iterator
@@ -15,12 +16,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-QUERIES = 128  # of a block: its logits fit a core's cache for heads and windows of usual size
-_LEAST = torch.finfo(torch.float32).min  # a sum to take from logits where nothing may be seen
+QUERIES = 128  # queries of a block, whose logits fit a core's cache for usual heads and windows
+# Subtracted from logits instead of minus infinity, which would give NaN.
+_LEAST = torch.finfo(torch.float32).min
 
 
 class Blocks:
-    """The logits of each block of queries, the same way forward and backward."""
+    """Logits of each block of queries, computed in the same way forward and backward."""
 
     def __init__(
         self,
@@ -35,30 +37,36 @@ class Blocks:
         past: int | None = None,
         own_BT: Tensor | None = None,
     ) -> None:
-        """`past`: how many places the first query is behind the first key, which may be more than
-        there are keys; None: the queries are the last. `own_BT`: the documents of the queries;
-        None: they are among `documents_BS`."""
+        """Keep the tensors and the limits of attention.
+
+        The first query is `past` places after the first key, which may be more than the number of
+        keys; by default the queries are the last places. `own_BT` are the documents of the queries;
+        by default they are the last of `documents_BS`.
+        """
         batch, heads, self.new, width = query_BHTD.shape
         self.kv_heads, self.seen = key_BKSD.shape[1:3]
         self.groups = heads // self.kv_heads
         self.query_BKGTD = query_BHTD.reshape(batch, self.kv_heads, self.groups, self.new, width)
-        self.key_BKSD, self.documents_BS = key_BKSD, documents_BS
+        self.key_BKSD = key_BKSD
+        self.documents_BS = documents_BS
         self.slopes_KG11 = None if slopes_H is None else slopes_H.view(self.kv_heads, -1, 1, 1)
-        self.scale, self.cap, self.causal = scale, cap, causal
+        self.scale = scale
+        self.cap = cap
+        self.causal = causal
         self.past = self.seen - self.new if past is None else past
         if own_BT is None and documents_BS is not None:
             own_BT = documents_BS[:, self.past : self.past + self.new]
         self.own_BT = own_BT
         self._reach: _Reach | None = None
-        if own_BT is not None and _rows_apart(documents_BS, self.new) and batch == 1:
+        if own_BT is not None and _computes_rows_separately(documents_BS, self.new) and batch == 1:
             assert documents_BS is not None
             self._reach = _Reach(own_BT, documents_BS)
-        # How far one may look back, and ahead; None: to the end.
+        # How many places a query may look back and ahead; None: to the end.
         self.back = None if window is None else window - 1 if causal else (window - 1) // 2
         self.ahead = 0 if causal else self.back
 
     def split_ranges(self) -> Iterator[tuple[slice, slice]]:
-        """Queries of each block, and the keys that any of them may see."""
+        """Yield the queries of each block, and the range of keys that any of them attends to."""
         for begin in range(0, self.new, QUERIES):
             end = min(begin + QUERIES, self.new)
             first = 0 if self.back is None else max(0, begin + self.past - self.back)
@@ -67,13 +75,16 @@ class Blocks:
                 last = min(last, end + self.past + self.ahead)
             if self._reach is not None:
                 low, high = self._reach.find_range(begin, end)
-                first, last = max(first, low), min(last, high)
+                first = max(first, low)
+                last = min(last, high)
             if first < last:
                 yield slice(begin, end), slice(first, last)
 
     def compute_logits(self, queries: slice, keys: slice) -> tuple[Tensor, Tensor | None]:
-        """[B, K, G, t, s], minus infinity where nothing may be seen; and tanh's value, if capped,
-        whose square is what backward needs."""
+        """Return logits [B, K, G, t, s], minus infinity where hidden, and tanh's value if capped.
+
+        The backward pass needs the square of tanh's value.
+        """
         query = self.query_BKGTD[:, :, :, queries].float() * self.scale
         key = self.key_BKSD[:, :, keys].float()
         x_BKGts = _split_rows(torch.matmul(query.flatten(2, 3), key.mT), self.groups)
@@ -99,7 +110,7 @@ class Blocks:
 
 
 class _Reach:
-    """Where the documents of one row's queries stand among its keys."""
+    """Ranges of keys of the documents of one row."""
 
     def __init__(self, own_1T: Tensor, documents_1S: Tensor) -> None:
         self._own: list[int] = own_1T[0].tolist()
@@ -110,22 +121,24 @@ class _Reach:
             self._last[document] = place + 1
 
     def find_range(self, begin: int, end: int) -> tuple[int, int]:
-        """The first key of any document that queries `begin` to `end` are of, and that after the
-        last; (0, 0): there is none."""
+        """Return the range of keys of the documents of queries `begin` to `end`.
+
+        The end is exclusive; (0, 0) means that there is no such key.
+        """
         documents = self._first.keys() & set(self._own[begin:end])
-        lows, highs = ([of[each] for each in documents] for of in (self._first, self._last))
+        lows, highs = ([of[document] for document in documents] for of in (self._first, self._last))
         return min(lows, default=0), max(highs, default=0)
 
 
-def _rows_apart(documents_BS: Tensor | None, new: int) -> bool:
-    """Whether rows are read one by one: queries of one block are read of all rows at once."""
+def _computes_rows_separately(documents_BS: Tensor | None, new: int) -> bool:
+    """Return whether rows are computed one by one: on a CPU with documents and several blocks."""
     return documents_BS is not None and documents_BS.device.type == "cpu" and new > QUERIES
 
 
 def split_batch(documents_BS: Tensor | None, query_BHTD: Tensor) -> list[slice]:
-    """The rows that are read at a time."""
+    """Return the groups of rows that are computed together."""
     batch, _, new, _ = query_BHTD.shape
-    if not _rows_apart(documents_BS, new):
+    if not _computes_rows_separately(documents_BS, new):
         return [slice(0, batch)]
     return [slice(row, row + 1) for row in range(batch)]
 
@@ -137,8 +150,10 @@ def look(
     seen_BHTD: Tensor,
     sums_BHT: Tensor,
 ) -> None:
-    """Fill `seen_BHTD` with what is seen, and `sums_BHT` with the logarithm of the sum of
-    exponentials: zeros and minus infinity where nothing may be."""
+    """Fill `seen_BHTD` with the attention output, and `sums_BHT` with the log-sum of exponentials.
+
+    A query that attends to nothing gets 0 and minus infinity.
+    """
     seen_BKGTD = _split_heads(seen_BHTD.zero_(), blocks.kv_heads)
     sums_BKGT = _split_heads(sums_BHT.fill_(-torch.inf), blocks.kv_heads)
     sinks_KG1 = None if sinks_H is None else sinks_H.float().view(blocks.kv_heads, -1, 1)
@@ -153,13 +168,13 @@ def look(
         sums_BKGT[..., queries] = sums
 
 
-def mean_gradients(gradient_BHTD: Tensor, seen_BHTD: Tensor) -> Tensor:
-    """[B, H, T] of each row of the softmax: the sum over keys of share times its gradient."""
+def compute_mean_gradients(gradient_BHTD: Tensor, seen_BHTD: Tensor) -> Tensor:
+    """Return the sum over keys of share times its gradient for each softmax, [B, H, T]."""
     return (gradient_BHTD.float() * seen_BHTD.float()).sum(-1)
 
 
 def differentiate_sinks(sinks_H: Tensor, sums_BHT: Tensor, mean_BHT: Tensor) -> Tensor:
-    """[H]."""
+    """Return the gradients of the sinks, [H]."""
     shares_BHT = (sinks_H.float()[:, None] - sums_BHT).exp()
     return -(shares_BHT * mean_BHT).sum((0, 2)).to(sinks_H.dtype)
 
@@ -171,13 +186,16 @@ def differentiate(
     mean_BHT: Tensor,
     sums_BHT: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What these keys add to the gradients of queries, keys and values; the latter two in float32.
+    """Return the contributions of these keys to the gradients of queries, keys and values.
 
-    `sums_BHT`: over all that a query sees, these keys or others; so is `mean_BHT`.
+    Those of keys and values are float32. `sums_BHT` and `mean_BHT` are over all keys that a query
+    attends to, including keys not given here.
     """
-    key_BKSD, kv_heads = blocks.key_BKSD, blocks.kv_heads
+    key_BKSD = blocks.key_BKSD
+    kv_heads = blocks.kv_heads
     gradient_BKGTD = _split_heads(gradient_BHTD, kv_heads)
-    sums_BKGT, mean_BKGT = _split_heads(sums_BHT, kv_heads), _split_heads(mean_BHT, kv_heads)
+    sums_BKGT = _split_heads(sums_BHT, kv_heads)
+    mean_BKGT = _split_heads(mean_BHT, kv_heads)
     of_query = torch.zeros_like(blocks.query_BKGTD)
     of_key = torch.zeros(key_BKSD.shape, dtype=torch.float32, device=key_BKSD.device)
     of_value = torch.zeros(value_BKSD.shape, dtype=torch.float32, device=key_BKSD.device)
@@ -199,10 +217,10 @@ def differentiate(
 
 
 def _split_heads(x_BHT: Tensor, kv_heads: int) -> Tensor:
-    """[B, H, ...] to [B, K, G, ...]."""
+    """Return `x_BHT` [B, H, ...] as [B, K, G, ...]."""
     return x_BHT.reshape(x_BHT.shape[0], kv_heads, -1, *x_BHT.shape[2:])
 
 
 def _split_rows(x_BKR: Tensor, groups: int) -> Tensor:
-    """[B, K, G t, ...] to [B, K, G, t, ...]."""
+    """Return `x_BKR` [B, K, G t, ...] as [B, K, G, t, ...]."""
     return x_BKR.reshape(*x_BKR.shape[:2], groups, -1, x_BKR.shape[-1])

@@ -1,14 +1,15 @@
-"""Attention on a GPU in one kernel that goes through no more keys than are seen.
+"""Triton kernels of attention that read only the keys each block of queries attends to.
 
-FlashAttention (Dao 2023, arXiv:2307.08691) in Triton, for documents of packed rows, windows, capped
-logits, attention sinks and linear biases, with any number of key heads. A block of queries goes
-through the keys from the first that any of them sees to the last (reach.py): where these are is
-read on the device, so the host waits for nothing, and no mask is made. The backward pass computes
-logits again, for the gradients of queries and for those of keys and values in a kernel each,
-without atomic additions: the same bits each time. To be imported where Triton is.
+FlashAttention (Dao 2023, arXiv:2307.08691) for documents of packed rows, windows, soft-capped
+logits, attention sinks and linear biases, with any number of key heads. A block of queries reads
+the keys from the first to the last that any of its queries attends to (reach.py). These bounds are
+read on the device, so the host does not wait, and there is no mask. The backward pass computes
+logits again, in one kernel for the gradients of queries and one for those of keys and values,
+without atomic additions, so it gives the same bits each time. Import this module only where Triton
+is installed.
 
 Shapes: B rows, T queries and S keys of each, H query heads, K key and value heads, D channels of
-one head; M queries and N keys of a block, W the power of two that D fits in.
+one head; M queries and N keys of a block, W the power of two that D is padded to.
 """
 
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from trainrig.models.kernels.tiles import (
     choose_forward_tile,
 )
 
-BITS = 1.4426950408889634  # of a nat: exponentials are of base 2
+BITS = 1.4426950408889634  # bits in a nat; the kernels use exponentials of base 2
 NATS_TO_BITS = tl.constexpr(BITS)
 
 
@@ -46,11 +47,13 @@ def attend(
     cap: float | None,
     found: tuple[Tensor, Tensor],
 ) -> None:
-    """Fill `found`: what is seen, [B, H, T, D], and the logarithm of the sum of exponentials,
-    [B, H, T] float32; zeros and minus infinity where nothing is. `past`: how many places the first
-    query is behind the first key."""
+    """Fill `found` with the attention output and the log-sum of exponentials.
+
+    The output is [B, H, T, D], the log-sums [B, H, T] float32; a query that attends to nothing
+    gives 0 and minus infinity. The first query is `past` places after the first key.
+    """
     seen_BHTD, sums_BHT = found
-    query_BHTD, key_BKSD, value_BKSD = map(_in_order, (query_BHTD, key_BKSD, value_BKSD))
+    query_BHTD, key_BKSD, value_BKSD = map(_make_contiguous, (query_BHTD, key_BKSD, value_BKSD))
     rows, heads, new, width = query_BHTD.shape
     tile = _find_tile(choose_forward_tile, width, query_BHTD.device)
     warps = 8 if width > 64 and tile.queries >= 64 else 4
@@ -62,9 +65,13 @@ def attend(
                 *(query_BHTD, key_BKSD, value_BKSD, seen_BHTD, sums_BHT),
                 *(reach.first_key_BT, reach.last_key_BT, slopes_H, sinks_H),
                 *(*query_BHTD.stride()[:3], *key_BKSD.stride()[:3], *value_BKSD.stride()[:3]),
-                *(*seen_BHTD.stride()[:3], *sums_BHT.stride(), _row_stride(reach.first_key_BT)),
+                *(
+                    *seen_BHTD.stride()[:3],
+                    *sums_BHT.stride(),
+                    _find_row_stride(reach.first_key_BT),
+                ),
                 *(heads, heads // key_BKSD.shape[1], new, key_BKSD.shape[2], past, width),
-                *_in_bits(scale, cap),
+                *_convert_to_bits(scale, cap),
             ),
             tile,
             warps,
@@ -85,10 +92,12 @@ def differentiate(
     cap: float | None,
     found: tuple[Tensor, Tensor, Tensor],
 ) -> None:
-    """Fill `found`, the gradients of queries, keys and values. `mean_BHT`: see
-    attention_blocks.mean_gradients."""
+    """Fill `found` with the gradients of queries, keys and values.
+
+    `mean_BHT` comes from `attention_blocks.compute_mean_gradients`.
+    """
     gradient_BHTD, query_BHTD, key_BKSD, value_BKSD = map(
-        _in_order, (gradient_BHTD, query_BHTD, key_BKSD, value_BKSD)
+        _make_contiguous, (gradient_BHTD, query_BHTD, key_BKSD, value_BKSD)
     )
     of_query, of_key, of_value = found
     rows, heads, new, width = query_BHTD.shape
@@ -98,7 +107,7 @@ def differentiate(
         *(*query_BHTD.stride()[:3], *key_BKSD.stride()[:3], *value_BKSD.stride()[:3]),
         *(*gradient_BHTD.stride()[:3], *sums_BHT.stride(), *mean_BHT.stride()),
     )
-    sizes = heads, heads // kv_heads, new, seen, past, width, scale, *_in_bits(scale, cap)
+    sizes = heads, heads // kv_heads, new, seen, past, width, scale, *_convert_to_bits(scale, cap)
     tile = _find_tile(choose_backward_tile, width, query_BHTD.device)
     with torch.cuda.device(query_BHTD.device):
         launch(
@@ -106,7 +115,7 @@ def differentiate(
             triton.cdiv(new, tile.queries) * rows * heads,
             (
                 *(*given, of_query, reach.first_key_BT, reach.last_key_BT, slopes_H),
-                *(*strides, *of_query.stride()[:3], _row_stride(reach.first_key_BT), *sizes),
+                *(*strides, *of_query.stride()[:3], _find_row_stride(reach.first_key_BT), *sizes),
             ),
             tile,
         )
@@ -116,16 +125,20 @@ def differentiate(
             (
                 *(*given, of_key, of_value, *reach, slopes_H),
                 *(*strides, *of_key.stride()[:3], *of_value.stride()[:3]),
-                *(_row_stride(reach.first_key_BT), _row_stride(reach.first_query_BN), *sizes),
+                *(
+                    _find_row_stride(reach.first_key_BT),
+                    _find_row_stride(reach.first_query_BN),
+                    *sizes,
+                ),
             ),
             tile,
         )
 
 
 def launch(kernel: Any, blocks: int, arguments: tuple[Any, ...], tile: Tile, warps: int = 4) -> Any:
-    """Launch `blocks` blocks of `kernel` and return it as it was compiled.
+    """Launch `blocks` thread blocks of `kernel` and return the compiled kernel.
 
-    Raises ConfigError where the card has less shared memory than the compiled kernel asks for.
+    Raises ConfigError if the kernel needs more shared memory than the GPU has.
     """
     sizes = {"m": tile.queries, "n": tile.keys, "w": tile.width}
     try:
@@ -139,7 +152,10 @@ def launch(kernel: Any, blocks: int, arguments: tuple[Any, ...], tile: Tile, war
 
 
 def _find_tile(choose: Callable[[int, int], Tile | None], width: int, device: torch.device) -> Tile:
-    """Return the block that `choose` finds for the shared memory of `device`."""
+    """Return the tile that `choose` finds for the shared memory of `device`.
+
+    Raises ConfigError if no tile fits.
+    """
     available = find_shared_memory(device)
     tile = choose(width, available)
     if tile is None:
@@ -150,17 +166,17 @@ def _find_tile(choose: Callable[[int, int], Tile | None], width: int, device: to
     return tile
 
 
-def _in_order(x_BHTD: Tensor) -> Tensor:
-    """The same, the channels of a head one after another."""
+def _make_contiguous(x_BHTD: Tensor) -> Tensor:
+    """Return `x_BHTD` with the channels of a head contiguous."""
     return x_BHTD if x_BHTD.stride(-1) == 1 else x_BHTD.contiguous()
 
 
-def _row_stride(places_BT: Tensor) -> int:
-    """0 where all rows are alike."""
+def _find_row_stride(places_BT: Tensor) -> int:
+    """Return the stride between rows, 0 if all rows share one entry."""
     return 0 if places_BT.shape[0] == 1 else places_BT.stride(0)
 
 
-def _in_bits(scale: float, cap: float | None) -> tuple[float, float | None]:
+def _convert_to_bits(scale: float, cap: float | None) -> tuple[float, float | None]:
     return scale * BITS, None if cap is None else cap * BITS
 
 
@@ -189,8 +205,9 @@ def _attend(  # type: ignore[no-untyped-def]
         visible = _sees(low_m, high_m, at_n)
         x = tl.where(visible, x, -3e38)
         higher = tl.maximum(largest, tl.max(x, 1))
-        # A block of which a query sees nothing counts nothing. What is asked is what is seen, not
-        # how large a logit is: no comparison is true of NaN, which must come out as NaN.
+        # A block in which a query attends to nothing must not count. This is decided by visibility
+        # and not by the size of a logit: no comparison with NaN is true, and NaN must come out as
+        # NaN.
         shares = tl.where(visible, tl.exp2(x - higher[:, None]), 0.0)
         kept = tl.exp2(largest - higher)
         total = total * kept + tl.sum(shares, 1)
@@ -203,7 +220,7 @@ def _attend(  # type: ignore[no-untyped-def]
         total = total * kept + tl.exp2(sink - higher)
         found = found * kept[:, None]
         largest = higher
-    some = total != 0  # also of NaN
+    some = total != 0  # true for NaN, too
     total = tl.where(some, total, 1.0)
     _store(seen + row * o_b + head * o_h, at_m, o_t, queries, width, found / total[:, None], w)
     nats = tl.where(some, (largest + tl.log2(total)) / NATS_TO_BITS, -float("inf"))
@@ -277,8 +294,11 @@ def _differentiate_keys(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _find_place(heads, places, size: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Row, head and first place of a block of `size`. Blocks of a head follow each other, as they
-    read the same keys; all are on one axis, since others of a grid end at 65,535."""
+    """Return the row, the head and the first place of this program's block of `size`.
+
+    Blocks of one head are consecutive, because they read the same keys. All blocks are on one grid
+    axis, since the others are limited to 65,535.
+    """
     blocks = tl.cdiv(places, size)
     number = tl.program_id(0) // blocks
     row, head = (number // heads).to(tl.int64), (number % heads).to(tl.int64)
@@ -287,13 +307,13 @@ def _find_place(heads, places, size: tl.constexpr):  # type: ignore[no-untyped-d
 
 @triton.jit
 def _find_range(low, high, start, size, places):  # type: ignore[no-untyped-def]
-    """From where to where others are seen by any of a block of `size` from `start`."""
+    """Return the range that any place of a block of `size` from `start` attends to."""
     return tl.load(low + start), tl.load(high + tl.minimum(start + size, places) - 1) + 1
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _load(x, at, stride, places, width, w: tl.constexpr):  # type: ignore[no-untyped-def]
-    """[places of a block, W] of a head; 0 beyond its places and its channels."""
+    """Return the places `at` of a head, [block, W]; 0 beyond its places and channels."""
     at_w = tl.arange(0, w)
     inside = (at < places)[:, None] & (at_w < width)[None, :]
     return tl.load(x + at[:, None] * stride + at_w[None, :], mask=inside, other=0.0)
@@ -301,7 +321,7 @@ def _load(x, at, stride, places, width, w: tl.constexpr):  # type: ignore[no-unt
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _store(x, at, stride, places, width, block, w: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Write such a block, in the numbers of `x`."""
+    """Write `block` to the places `at` of `x`, in the dtype of `x`."""
     at_w = tl.arange(0, w)
     inside = (at < places)[:, None] & (at_w < width)[None, :]
     to = x + at[:, None] * stride + at_w[None, :]
@@ -310,7 +330,7 @@ def _store(x, at, stride, places, width, block, w: tl.constexpr):  # type: ignor
 
 @triton.jit
 def _load_reach(low, high, at_m, queries):  # type: ignore[no-untyped-def]
-    """The first and the last key that each query sees; one beyond the row sees none."""
+    """Return the first and last key that each query attends to; none for places beyond the row."""
     low_m = tl.load(low + at_m, mask=at_m < queries, other=0)
     high_m = tl.load(high + at_m, mask=at_m < queries, other=-1)
     return low_m, high_m
@@ -318,13 +338,16 @@ def _load_reach(low, high, at_m, queries):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _sees(low_m, high_m, at_n):  # type: ignore[no-untyped-def]
-    """[M, N], whether a query sees a key."""
+    """Return whether each query attends to each key, [M, N]."""
     return (at_n[None, :] >= low_m[:, None]) & (at_n[None, :] <= high_m[:, None])
 
 
 @triton.jit
 def _compute_logits(q, k, at_m, at_n, slopes, head, scale, cap):  # type: ignore[no-untyped-def]
-    """[M, N] in bits; and tanh's value, if capped. `at_m`: the queries' places among the keys."""
+    """Return logits in bits, [M, N], and the value of tanh if they are capped.
+
+    `at_m` are the places of the queries among the keys.
+    """
     x = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     bent = x
     if cap is not None:
@@ -338,7 +361,7 @@ def _compute_logits(q, k, at_m, at_n, slopes, head, scale, cap):  # type: ignore
 
 @triton.jit
 def _differentiate_logits(x, bent, visible, g, v, sums_m, mean_m, cap):  # type: ignore[no-untyped-def]
-    """[M, N] each: the softmax, and the gradient of logits before they are scaled."""
+    """Return the softmax and the gradient of the unscaled logits, [M, N] each."""
     shares = tl.where(visible, tl.exp2(x - sums_m[:, None] * NATS_TO_BITS), 0.0)
     of_x = shares * (tl.dot(g, tl.trans(v), input_precision="ieee") - mean_m[:, None])
     if cap is not None:

@@ -1,8 +1,9 @@
-"""Attention whose logits have learnt numbers added, on a CPU, by plain products.
+"""Attention with a learnt bias on the logits, on a CPU, by plain products.
 
-torch's own kernels for CPUs give such numbers no gradient, so it falls back on plain products, with
-a softmax that looks for rows that see nothing, and a pass for the sum. Here the sum is made in the
-product, and nothing is looked for: the same within rounding, to the bit on some processors.
+torch's CPU kernels compute no gradient for such a bias, so torch falls back on plain products, with
+a softmax that searches for fully masked rows and a separate pass for the sum. Here the bias is
+added inside the product, and no search is made. The results are equal within rounding, and
+bit-identical on some processors.
 
 Shapes: B rows, T queries, S keys, H heads, D channels of one head.
 """
@@ -14,8 +15,11 @@ from torch import Tensor
 def biased_attention(
     query_BHTD: Tensor, key_BHSD: Tensor, value_BHSD: Tensor, added_BHTS: Tensor, *, scale: float
 ) -> Tensor:
-    """What each query sees, [B, H, T, D]. `added_BHTS` is minus infinity where it may not look, and
-    may have 1 for B; a query that sees nothing gets no numbers."""
+    """Return the attention output of each query, [B, H, T, D].
+
+    `added_BHTS` is minus infinity where a query may not look, and B may be 1 in it. A query that
+    may look nowhere gives NaN.
+    """
     rows, heads, queries, channels = query_BHTD.shape
     keys = key_BHSD.shape[2]
     added_BHTS = added_BHTS.expand(rows, heads, queries, keys)
@@ -29,9 +33,12 @@ def biased_attention(
     return seen.view(rows, heads, queries, channels)
 
 
-def is_learnt(added: Tensor, query_BHTD: Tensor, key_BKSD: Tensor) -> bool:
-    """Whether `added` to the logits is read faster here than by torch: numbers that get a gradient,
-    in float32 on a CPU, with as many key heads as query heads."""
+def suits_biased_attention(added: Tensor, query_BHTD: Tensor, key_BKSD: Tensor) -> bool:
+    """Return whether `biased_attention` is faster than torch for the bias `added`.
+
+    That is so for a float32 bias with a gradient on a CPU, with the same number of key heads and
+    query heads.
+    """
     return (
         added.requires_grad
         and added.dtype == query_BHTD.dtype == torch.float32

@@ -1,7 +1,7 @@
-"""Attention in blocks of queries: what torch's own kernels have no backward pass for.
+"""Attention in blocks of queries, for features that torch's own kernels cannot differentiate.
 
-Sliding windows (only the keys near a block are touched), soft-capped logits, attention sinks,
-linear biases and documents within a row, forward and backward, by plain products on any device
+Sliding windows (only keys near a block are read), soft-capped logits, attention sinks, linear
+biases and documents within a row, forward and backward, by plain products on any device
 (attention_blocks.py).
 
 Shapes: B batch, T queries (the last of S positions), S keys, H query heads, K key and value heads,
@@ -15,10 +15,10 @@ from torch import Tensor, library
 
 from trainrig.models.kernels.attention_blocks import (
     Blocks,
+    compute_mean_gradients,
     differentiate,
     differentiate_sinks,
     look,
-    mean_gradients,
     split_batch,
 )
 from trainrig.models.kernels.layout import allocate_by_place
@@ -37,12 +37,14 @@ def blocked_attention(
     sinks_H: Tensor | None = None,
     causal: bool = True,
 ) -> Tensor:
-    """What each query sees, [B, H, T, D]: itself and the positions before it, of which only those
-    of its own document, and, with itself, the last `window`. Not `causal`: also those after it, and
-    (`window` - 1) / 2 on either side. Positions of a document stand together.
+    """Return the attention output of each query, [B, H, T, D].
 
-    Logits are `scale` times the products; then `cap` tanh(x / `cap`); then less slope times
-    distance. `sinks_H` are logits of a key for each head that holds nothing.
+    A query attends to itself and to earlier positions of its document, of these to the last
+    `window`. Without `causal`, it also attends to later positions, and the window reaches (`window`
+    - 1) / 2 to either side. Positions of a document are contiguous.
+
+    Logits are `scale` times the products; then `cap` * tanh(x / `cap`) if set; then minus slope
+    times distance. `sinks_H` are the logits of an extra key for each head whose value is 0.
     """
     inputs = query_BHTD, key_BKSD, value_BKSD, documents_BS, slopes_H, sinks_H
     seen: Tensor = _attention(*inputs, scale, window, cap, causal)[0]
@@ -61,7 +63,7 @@ def attend(
     cap: float | None,
     causal: bool,
 ) -> tuple[Tensor, Tensor]:
-    """What is seen, [B, H, T, D], and the logarithm of the sum of exponentials, [B, H, T]."""
+    """Return the attention output, [B, H, T, D], and the log-sum of exponentials, [B, H, T]."""
     found = seen_BHTD, sums_BHT = _allocate_results(query_BHTD)
     settings = slopes_H, scale, window, cap, causal
     for row in split_batch(documents_BS, query_BHTD):
@@ -86,8 +88,8 @@ def attend_backward(
     cap: float | None,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys, values and sinks (empty without sinks)."""
-    mean_BHT = mean_gradients(gradient_BHTD, seen_BHTD)
+    """Return the gradients of queries, keys, values and sinks (empty without sinks)."""
+    mean_BHT = compute_mean_gradients(gradient_BHTD, seen_BHTD)
     of_sinks = sums_BHT.new_empty(0)
     if sinks_H is not None:
         of_sinks = differentiate_sinks(sinks_H, sums_BHT, mean_BHT)
@@ -123,7 +125,7 @@ def _attention(
     cap: float | None,
     causal: bool,
 ) -> tuple[Tensor, Tensor]:
-    """See `attend`."""
+    """Compute `attend` as a custom operator."""
     inputs = query_BHTD, key_BKSD, value_BKSD, documents_BS, slopes_H, sinks_H
     return attend(*inputs, scale, window, cap, causal)
 
@@ -160,7 +162,7 @@ def _attention_backward(
     cap: float | None,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `attend_backward`."""
+    """Compute `attend_backward` as a custom operator."""
     saved = gradient_BHTD, seen_BHTD, sums_BHT, query_BHTD, key_BKSD, value_BKSD
     rest = documents_BS, slopes_H, sinks_H
     return attend_backward(*saved, *rest, scale, window, cap, causal)
@@ -197,12 +199,12 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _differentiate(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors  # once: recomputation gives them a single time
+    saved = ctx.saved_tensors  # saved tensors can be unpacked only one time under recomputation
     *gradients, of_sinks = _attention_backward(gradient, *saved, *ctx.settings)
     return *gradients, None, None, None if saved[-1] is None else of_sinks, *[None] * 4
 
 
 _attention.register_autograd(_differentiate, setup_context=_save)
 
-# As recomputation knows it.
+# The operator, as activation recomputation identifies it.
 OPERATOR = torch.ops.trainrig.blocked_attention.default

@@ -1,4 +1,4 @@
-"""What the device at hand can do for kernels of attention."""
+"""Properties of the current device that attention kernels depend on."""
 
 import functools
 
@@ -10,7 +10,7 @@ from trainrig.models.kernels.choice import CPU_CARD, Card
 
 @functools.cache
 def read_card(device: torch.device) -> Card:
-    """Return what kernels of attention ask of `device`."""
+    """Return the properties of `device` that attention kernels depend on."""
     if device.type != "cuda":
         return CPU_CARD
     capability = torch.cuda.get_device_capability(device)
@@ -19,10 +19,9 @@ def read_card(device: torch.device) -> Card:
 
 @functools.cache
 def find_shared_memory(device: torch.device) -> int:
-    """Return the most bytes of shared memory that a block of threads may have on the GPU
-    `device`."""
+    """Return the most bytes of shared memory for a thread block on the GPU `device`."""
     properties = torch.cuda.get_device_properties(device)
-    # A device that lends no more than usual says only that.
+    # A device without an opt-in limit reports only the usual limit.
     return int(
         getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
     )

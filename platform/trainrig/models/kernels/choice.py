@@ -1,9 +1,9 @@
-"""Which kernel computes attention for documents, windows, caps, sinks and ALiBi.
+"""Choice of the attention kernel for documents, windows, soft caps, sinks and ALiBi.
 
-One pure function chooses, from the device, the number format and the model; docs/performance.md has
-its table. Whole rows without any of these are computed by torch's own attention, and rows with
-prefixes or branches under a mask, whatever is chosen here. This module imports no torch, so that
-`check` can ask it.
+One pure function chooses, from the device, the dtype and the model; docs/performance.md has its
+table. Whole rows without any of these features use torch's own attention, and rows with prefixes or
+branches use a mask, whatever is chosen here. This module imports no torch, so that `check` can use
+it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from trainrig.config import Settings
 from trainrig.errors import ConfigError
 from trainrig.hardware import AMPERE
-from trainrig.models.architecture.attention import WIDEST
+from trainrig.models.architecture.attention import MOST_HEAD_CHANNELS
 from trainrig.models.architecture.positions import Alibi
 from trainrig.models.kernels.tiles import choose_backward_tile, choose_forward_tile
 
@@ -25,54 +25,55 @@ Kernel = Literal["flash", "flex", "triton", "plain"]
 WantedKernel = Literal["auto", "flash", "flex", "triton", "plain"]
 NARROW = ("bfloat16", "float16")
 SETTING = "training.attention.kernel"
-# From and to which capability FlashAttention-2 has no backward pass for heads of 193 to 224
-# channels: cards with 99 KiB of shared memory (torch's sdp_utils.cpp says so).
+# Ranges of capabilities on which FlashAttention-2 has no backward pass for heads of 193 to 224
+# channels: cards with 99 KiB of shared memory (see torch's sdp_utils.cpp).
 SMALL_CARDS = (((8, 6), (8, 9)), ((12, 0), (12, 1)))
-SMALLEST_FLEX = 16  # channels of a head: what Triton multiplies at least
+SMALLEST_FLEX = 16  # fewest channels of a head; Triton multiplies no smaller blocks
 
 
 class AttentionExecution(Settings):
-    """How attention is computed; none of it changes what is learnt, only the last bits."""
+    """Settings of how attention is computed, which affect only the rounding of results."""
 
-    # Kernel for documents, windows, caps, sinks and ALiBi. auto: on GPUs, flash where it can, else
-    # flex; on CPUs, torch's own and blocks. flash: FlashAttention-2 by documents. flex: compiled
-    # flex_attention. triton: our own kernel, which no GPU has run yet. plain: products in blocks.
+    # Kernel for documents, windows, soft caps, sinks and ALiBi. "auto": on GPUs flash where
+    # possible, otherwise flex; on CPUs torch's kernels and plain products in blocks. "flash":
+    # FlashAttention-2 by documents. "flex": compiled flex_attention. "triton": trainrig's Triton
+    # kernel, which has not been run on a GPU yet. "plain": plain products in blocks.
     kernel: WantedKernel = "auto"
 
 
 @dataclass(frozen=True)
 class Card:
-    """A device, as far as kernels of attention ask."""
+    """A device, with the properties that attention kernels depend on."""
 
-    capability: tuple[int, int] | None = None  # CUDA's; None: a CPU
-    shared_memory: int = 0  # bytes that a block of threads may have
+    capability: tuple[int, int] | None = None  # CUDA capability; None on a CPU
+    shared_memory: int = 0  # most bytes of shared memory for a thread block
     has_triton: bool = False
 
     @property
     def in_words(self) -> str:
-        """The device, for a message."""
+        """The device in words, for error messages."""
         if self.capability is None:
             return "a CPU"
         return "a GPU of capability {}.{}".format(*self.capability)
 
 
 CPU_CARD = Card()
-# What `check` assumes of a GPU that it cannot ask: an H100.
+# The GPU that `check` assumes if there is none on this machine: an H100.
 USUAL_GPU = Card((9, 0), 232_448, has_triton=True)
 
 
 @dataclass(frozen=True)
 class AttentionCase:
-    """What attention computes."""
+    """The properties of a model's attention that the choice of kernel depends on."""
 
     width: int  # channels of a head
-    compute: str  # number format: float32, bfloat16 or float16
-    features: tuple[str, ...] = ()  # settings that change logits or the softmax
-    in_ring: bool = False  # whether keys go round ranks, and parts are merged
+    compute: str  # dtype of the products: float32, bfloat16 or float16
+    features: tuple[str, ...] = ()  # settings in use that change logits or the softmax
+    in_ring: bool = False  # ring attention: keys pass around ranks and partial results are merged
 
     @classmethod
     def describe(cls, config: DecoderConfig, compute: str, in_ring: bool = False) -> AttentionCase:
-        """Return the case of the layers of `config`, computed in `compute`."""
+        """Return the case of the layers of `config`, computed in the dtype `compute`."""
         attention = config.attention
         features = {
             "attention.logit_cap": attention.logit_cap is not None,
@@ -86,18 +87,19 @@ class AttentionCase:
 
 @dataclass(frozen=True)
 class Choice:
-    """The kernel that computes, and why it was chosen."""
+    """The chosen kernel, with the reason."""
 
-    kernel: Kernel | None  # None: torch's own attention, masks and blocks, as on a CPU
+    kernel: Kernel | None  # None: torch's attention, with masks, and plain products in blocks
     reason: str
 
 
 def choose_kernel(wanted: WantedKernel, case: AttentionCase, card: Card) -> Choice:
     """Return the kernel for `case` on `card`.
 
-    All four add in one order, so deterministic mode chooses no other: FlashAttention-2's backward
-    pass does so under `torch.use_deterministic_algorithms`, flex_attention's and ours use no
-    atomic additions. Raises ConfigError if `wanted` names a kernel that cannot compute `case`.
+    All four kernels add in a fixed order, so deterministic mode makes the same choice:
+    FlashAttention-2 does so under `torch.use_deterministic_algorithms`, and flex_attention and
+    trainrig's kernel use no atomic additions. Raises ConfigError if `wanted` names a kernel that
+    cannot compute `case`.
     """
     if wanted != "auto":
         obstacle = find_obstacle(wanted, case, card)
@@ -117,15 +119,17 @@ def choose_kernel(wanted: WantedKernel, case: AttentionCase, card: Card) -> Choi
 
 
 def find_obstacle(kernel: WantedKernel, case: AttentionCase, card: Card) -> str | None:
-    """Return why `kernel` cannot compute `case` on `card`; None if it can."""
+    """Return why `kernel` cannot compute `case` on `card`, or None if it can."""
     if kernel in ("auto", "plain"):
         return None
     if card.capability is None:
         return "it needs a GPU, and the device is a CPU"
     if card.capability < AMPERE:
         return f"it needs capability 8.0 or newer, and the device is {card.in_words}"
-    if case.width > WIDEST:
-        return f"it takes heads of at most {WIDEST} channels, and these have {case.width}"
+    if case.width > MOST_HEAD_CHANNELS:
+        return (
+            f"it takes heads of at most {MOST_HEAD_CHANNELS} channels, and these have {case.width}"
+        )
     if kernel == "flash":
         return _find_flash_obstacle(case, card.capability)
     if not card.has_triton:
@@ -172,13 +176,15 @@ def _fits_no_tile(width: int, shared_memory: int) -> bool:
 
 
 def _name_others(case: AttentionCase, card: Card) -> str:
-    """Name the kernels that can compute `case`, for a message."""
-    fitting = [each for each in get_args(WantedKernel) if find_obstacle(each, case, card) is None]
+    """Return the names of the kernels that can compute `case`, for an error message."""
+    fitting = [
+        kernel for kernel in get_args(WantedKernel) if find_obstacle(kernel, case, card) is None
+    ]
     return " or ".join(f"'{name}'" for name in fitting)
 
 
 def describe_choice(choice: Choice) -> str:
-    """Return the kernel in words, as the fingerprint of a run's numerics has it."""
+    """Return the kernel in words, for the fingerprint of a run's numerics."""
     named = {
         "flash": "flash: FlashAttention-2 by documents",
         "flex": "flex: compiled flex_attention",

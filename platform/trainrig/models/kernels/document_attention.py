@@ -1,11 +1,12 @@
-"""Attention inside documents: each document of a packed row by itself.
+"""Attention within documents on a CPU, computed for each document of a packed row separately.
 
-A mask over whole rows costs rows squared, of which it drops most; here the cost is the documents'
-own squares. On a CPU torch's kernel is called for each long document, and for several short
-neighbours at once, under a mask of their own. What is called, and with which shapes, follows from
-the documents of the rows alone. For CPUs: on a GPU it is one kernel (blocked_attention.py).
+A mask over whole rows costs the square of the row length, most of which it hides; here the cost is
+the sum of the squares of the document lengths. torch's CPU kernel is called for each long document,
+and for several short neighbours together under a small mask. The calls and their shapes depend only
+on the documents of the rows. On a GPU, other kernels are used (choice.py).
 
-Shapes: B rows, T places of a row, H query heads, K key and value heads, D channels of one head.
+Shapes: B rows, T places of a row, H query heads, K key and value heads, D channels of one head, t
+places of one call.
 """
 
 import itertools
@@ -31,15 +32,18 @@ def document_attention(
     scale: float,
     causal: bool = True,
 ) -> Tensor:
-    """What each query sees of its own document, [B, H, T, D]: itself and what is before it; not
-    `causal`, all. The places of a document stand together."""
+    """Return the attention output of each query within its document, [B, H, T, D].
+
+    With `causal`, a query attends to itself and earlier places, otherwise to all of its document.
+    The places of a document are contiguous.
+    """
     inputs = query_BHTD, key_BKTD, value_BKTD, documents_BT
     seen: Tensor = _attention(*inputs, scale, causal)[0]
     return seen
 
 
 def find_document_bounds(documents_BT: Tensor) -> list[list[int]]:
-    """For each row the places at which its documents begin, and T."""
+    """Return for each row the places at which documents begin, followed by T."""
     rows, places = documents_BT.shape
     bounds = [[0] for _ in range(rows)]
     changes = (documents_BT[:, 1:] != documents_BT[:, :-1]).nonzero()
@@ -51,20 +55,23 @@ def find_document_bounds(documents_BT: Tensor) -> list[list[int]]:
 
 
 def reads_documents(documents_BS: Tensor, new: int, dtype: torch.dtype) -> bool:
-    """Whether the last `new` queries, of `dtype`, are better read by document than under a mask of
-    whole rows."""
+    """Return whether computing the last `new` queries by document beats a mask of whole rows."""
     seen = documents_BS.shape[1]
     return documents_BS.device.type == "cpu" and new == seen > TOGETHER // dtype.itemsize
 
 
 def split_segments(bounds: Sequence[int], together: int) -> Iterator[tuple[slice, bool]]:
-    """What each call reads of a row, and whether that is one document: else it is short ones that
-    come to no more than `together` places."""
-    begin, documents = bounds[0], 0
+    """Yield the places of each kernel call for a row, and whether they are one document.
+
+    Otherwise they are several short documents with at most `together` places in all.
+    """
+    begin = bounds[0]
+    documents = 0
     for low, high in itertools.pairwise(bounds):
         if documents and high - begin > together:
             yield slice(begin, low), documents == 1
-            begin, documents = low, 0
+            begin = low
+            documents = 0
         documents += 1
     yield slice(begin, bounds[-1]), documents == 1
 
@@ -77,10 +84,10 @@ def attend(
     scale: float,
     causal: bool,
 ) -> tuple[Tensor, Tensor]:
-    """What is seen, [B, H, T, D], and the logarithm of the sum of exponentials, [B, H, T]."""
+    """Return the attention output, [B, H, T, D], and the log-sum of exponentials, [B, H, T]."""
     seen_BHTD, sums_BHT = _allocate_results(query_BHTD)
     for row, places, mask in _plan_calls(documents_BT, query_BHTD.dtype, causal):
-        parts = (each[row, :, places] for each in (query_BHTD, key_BKTD, value_BKTD))
+        parts = (part[row, :, places] for part in (query_BHTD, key_BKTD, value_BKTD))
         seen, sums = _kernel(*parts, is_causal=causal and mask is None, attn_mask=mask, scale=scale)
         seen_BHTD[row, :, places] = seen
         sums_BHT[row, :, places] = sums
@@ -98,11 +105,11 @@ def differentiate(
     scale: float,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of queries, keys and values."""
-    found = tuple(allocate_by_place(each) for each in (query_BHTD, key_BKTD, value_BKTD))
+    """Return the gradients of queries, keys and values."""
+    found = tuple(allocate_by_place(part) for part in (query_BHTD, key_BKTD, value_BKTD))
     saved = gradient_BHTD, query_BHTD, key_BKTD, value_BKTD, seen_BHTD, sums_BHT
     for row, places, mask in _plan_calls(documents_BT, query_BHTD.dtype, causal):
-        parts = (each[row, :, places] for each in saved)
+        parts = (part[row, :, places] for part in saved)
         gradients = _kernel_backward(
             *parts, 0.0, causal and mask is None, attn_mask=mask, scale=scale
         )
@@ -115,7 +122,7 @@ def differentiate(
 def _plan_calls(
     documents_BT: Tensor, dtype: torch.dtype, causal: bool
 ) -> Iterator[tuple[slice, slice, Tensor | None]]:
-    """The row and the places that each call reads, and its mask, where it has several documents."""
+    """Yield the row and the places of each kernel call, and a mask if it has several documents."""
     for number, bounds in enumerate(find_document_bounds(documents_BT)):
         row = slice(number, number + 1)
         for places, whole in split_segments(bounds, TOGETHER // dtype.itemsize):
@@ -127,7 +134,7 @@ def _plan_calls(
 
 
 def _make_mask(documents_t: Tensor, dtype: torch.dtype, causal: bool) -> Tensor:
-    """[1, 1, t, t], what to add to logits."""
+    """Return what to add to the logits of the documents, [1, 1, t, t]."""
     together_tt = documents_t[:, None] == documents_t[None, :]
     if causal:
         together_tt = together_tt.tril()
@@ -136,8 +143,10 @@ def _make_mask(documents_t: Tensor, dtype: torch.dtype, causal: bool) -> Tensor:
 
 
 def _allocate_results(query_BHTD: Tensor) -> tuple[Tensor, Tensor]:
-    """Where what is seen and the sums go, laid out as torch's kernel does: heads of a place stand
-    together, as the projection after it reads them."""
+    """Return empty tensors for the output and the log-sums, laid out as torch's kernel does.
+
+    The heads of a place are contiguous, which suits the projection that follows.
+    """
     wide = torch.float32 if query_BHTD.dtype != torch.float64 else torch.float64
     batch, heads, places, _ = query_BHTD.shape
     sums_BTH = query_BHTD.new_empty((batch, places, heads), dtype=wide)
@@ -153,7 +162,7 @@ def _attention(
     scale: float,
     causal: bool,
 ) -> tuple[Tensor, Tensor]:
-    """See `attend`."""
+    """Compute `attend` as a custom operator."""
     return attend(query_BHTD, key_BKTD, value_BKTD, documents_BT, scale, causal)
 
 
@@ -181,7 +190,7 @@ def _attention_backward(
     scale: float,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `differentiate`."""
+    """Compute `differentiate` as a custom operator."""
     saved = seen_BHTD, sums_BHT, query_BHTD, key_BKTD, value_BKTD, documents_BT
     return differentiate(gradient_BHTD, *saved, scale, causal)
 
@@ -217,5 +226,5 @@ def _differentiate(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor
 
 _attention.register_autograd(_differentiate, setup_context=_save)
 
-# As recomputation knows it.
+# The operator, as activation recomputation identifies it.
 OPERATOR = torch.ops.trainrig.document_attention.default

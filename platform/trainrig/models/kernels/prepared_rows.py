@@ -1,4 +1,4 @@
-"""What a kernel of attention needs to know of the rows, found once for all layers of a kind.
+"""Preparation of rows for an attention kernel, done one time for all layers of a kind.
 
 Shapes: B rows, T queries (the last of S places), S keys, H query heads, K key heads, D channels of
 one head.
@@ -30,8 +30,10 @@ def prepare_rows(
     window: int | None,
     causal: bool,
 ) -> PreparedRows | None:
-    """Return what `kernel` needs to know of rows of `sizes`, queries and keys; None if it needs
-    nothing. The queries are the last places."""
+    """Return what `kernel` needs to know of rows of `sizes` (queries, keys), or None if nothing.
+
+    The queries are the last places.
+    """
     queries, keys = sizes
     if kernel is None or kernel == "plain":
         return None
@@ -72,8 +74,10 @@ def attend_prepared(
     slopes_H: Tensor | None = None,
     sinks_H: Tensor | None = None,
 ) -> Tensor:
-    """Return what each query sees, [B, H, T, D], by the kernel that `rows` were prepared for; see
-    `blocked_attention`."""
+    """Return the attention output of each query, [B, H, T, D], by the kernel of `rows`.
+
+    `blocked_attention` describes the arguments.
+    """
     parts = query_BHTD, key_BKSD, value_BKSD
     if isinstance(rows, VarlenRows):
         assert cap is None and slopes_H is None and sinks_H is None, "refused by find_obstacle"

@@ -1,11 +1,11 @@
-"""Attention by our own kernel for GPUs, of rows whose reach is known.
+"""Attention by trainrig's Triton kernel, as a custom operator, for rows with known ranges of keys.
 
-Where the keys are that a query sees (reach.py) is found once for all layers of a kind, not in each
-of them, forward and backward. As an operator torch knows it by name, so layers are compiled around
-it and recomputation keeps what it gives. The kernel is attention_kernel.py, in Triton.
+The range of keys of each query (reach.py) is computed one time for all layers of a kind, forward
+and backward. As a custom operator it has a name in torch, so layers are compiled around it and
+recomputation can keep its output. The kernel is in attention_kernel.py.
 
 Shapes: B rows, T queries (the last of S places), S keys, H query heads, K key heads, D channels of
-one head; reach as in reach.py.
+one head; ranges as in reach.py.
 """
 
 from dataclasses import dataclass
@@ -14,21 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from trainrig.models.kernels.attention_blocks import differentiate_sinks, mean_gradients
+from trainrig.models.kernels.attention_blocks import compute_mean_gradients, differentiate_sinks
 from trainrig.models.kernels.layout import allocate_by_place
 from trainrig.models.kernels.reach import Reach
 
 
 @dataclass(frozen=True)
 class ReachRows:
-    """Which keys the queries of rows see, for our kernel."""
+    """Ranges of keys that the queries of rows attend to, for the Triton kernel."""
 
     reach: Reach
     queries: int
     keys: int
 
     def fits(self, query_BHTD: Tensor, key_BKSD: Tensor) -> bool:
-        """Return whether these rows are those of the queries and the keys."""
+        """Return whether these rows have the numbers of queries and keys of the given tensors."""
         return (query_BHTD.shape[2], key_BKSD.shape[2]) == (self.queries, self.keys)
 
 
@@ -43,8 +43,10 @@ def reach_attention(
     slopes_H: Tensor | None = None,
     sinks_H: Tensor | None = None,
 ) -> Tensor:
-    """Return what each query sees of the keys in its reach, [B, H, T, D]; see
-    `blocked_attention`."""
+    """Return the attention output of each query over its range of keys, [B, H, T, D].
+
+    `blocked_attention` describes the arguments.
+    """
     inputs = query_BHTD, key_BKSD, value_BKSD, *rows.reach, slopes_H, sinks_H
     seen: Tensor = _attention(*inputs, scale, cap)[0]
     return seen
@@ -69,8 +71,7 @@ def _attention(
     scale: float,
     cap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return what is seen, [B, H, T, D], and the logarithm of the sum of exponentials, [B, H,
-    T]."""
+    """Return the attention output, [B, H, T, D], and the log-sum of exponentials, [B, H, T]."""
     from trainrig.models.kernels import attention_kernel
 
     found = _allocate_results(query_BHTD)
@@ -118,7 +119,7 @@ def _attention_backward(
     """Return the gradients of queries, keys, values and sinks (empty without sinks)."""
     from trainrig.models.kernels import attention_kernel
 
-    mean_BHT = mean_gradients(gradient_BHTD, seen_BHTD)
+    mean_BHT = compute_mean_gradients(gradient_BHTD, seen_BHTD)
     of_sinks = sums_BHT.new_empty(0)
     if sinks_H is not None:
         of_sinks = differentiate_sinks(sinks_H, sums_BHT, mean_BHT)
@@ -166,12 +167,12 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _differentiate(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors  # once: recomputation gives them a single time
+    saved = ctx.saved_tensors  # saved tensors can be unpacked only one time under recomputation
     *gradients, of_sinks = _attention_backward(gradient, *saved, ctx.scale, ctx.cap)
     return *gradients, *[None] * 5, None if saved[-1] is None else of_sinks, None, None
 
 
 _attention.register_autograd(_differentiate, setup_context=_save)
 
-# As recomputation knows it.
+# The operator, as activation recomputation identifies it.
 OPERATOR = torch.ops.trainrig.reach_attention.default

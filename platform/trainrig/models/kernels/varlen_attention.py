@@ -1,18 +1,17 @@
-"""Attention inside documents and windows on a GPU, by torch's FlashAttention-2 for sequences of
-various lengths.
+"""Attention within documents and windows on a GPU, by torch's variable-length FlashAttention-2.
 
-The kernel of `torch.nn.attention.varlen.varlen_attn`, called as that function calls it, by the
-operators below it: their signatures are the same in torch 2.11 to 2.13, and they take fewer key
-heads than query heads in all of these. The backward pass adds in one order where
-`torch.use_deterministic_algorithms` is on (torch hands its flag on, for sequences of various
-lengths too). It differentiates no sums of exponentials, so sinks are not computed here.
+The kernel of `torch.nn.attention.varlen.varlen_attn` is called like that function calls it, through
+the operators below it: their signatures are the same in torch 2.11 to 2.13, and all of these accept
+fewer key heads than query heads. The backward pass adds in a fixed order under
+`torch.use_deterministic_algorithms`, also for variable lengths. It does not differentiate the sums
+of exponentials, so sinks are not supported.
 
-The kernel takes the bounds of all documents as a tensor of their number, and the longest length as
-a Python number. As an operator of its own, this takes bounds padded to one shape instead, and both
-numbers in a tensor on the host, so that a compiled layer is one graph whatever documents there are.
+The kernel takes the bounds of all documents as a tensor of variable size, and the longest length as
+a Python number. The custom operator here takes bounds padded to a fixed size and both numbers in a
+host tensor, so that a compiled layer is the same graph whatever the documents.
 
 Shapes: B rows, T queries (the last of S places), S keys, H query heads, K key heads, D channels of
-one head; N documents of all rows, L = B S + 1 bounds at most.
+one head; N documents of all rows, at most L = B S + 1 bounds.
 """
 
 from dataclasses import dataclass
@@ -30,25 +29,27 @@ _kernel_backward = torch.ops.aten._flash_attention_backward
 
 @dataclass(frozen=True)
 class VarlenRows:
-    """Where documents begin in rows that are read one after another."""
+    """Bounds of the documents in concatenated rows."""
 
-    # None, all three: each row is one document.
-    query_bounds_L: Tensor | None  # int32; of documents among the queries, the last one repeated
-    key_bounds_L: Tensor | None  # int32; the same among the keys
-    limits: Tensor | None  # int64 [3] on the host: documents, and the most queries and keys of any
-    queries: int  # of a row
-    keys: int  # of a row
+    # All three are None where each row is one document.
+    # Int32 bounds among the queries; the last one is repeated as padding.
+    query_bounds_L: Tensor | None
+    key_bounds_L: Tensor | None  # int32 bounds among the keys, padded in the same way
+    # Int64 [3] on the host: number of documents, most queries and most keys of a document.
+    limits: Tensor | None
+    queries: int  # number of queries in a row
+    keys: int  # number of keys in a row
 
     def fits(self, query_BHTD: Tensor, key_BKSD: Tensor) -> bool:
-        """Return whether these rows are those of the queries and the keys."""
+        """Return whether these rows have the numbers of queries and keys of the given tensors."""
         return (query_BHTD.shape[2], key_BKSD.shape[2]) == (self.queries, self.keys)
 
 
 def find_varlen_rows(documents_BS: Tensor, queries: int) -> VarlenRows:
-    """Return the bounds of the documents of rows, of which the last `queries` places ask.
+    """Return the bounds of the documents of rows whose last `queries` places are queries.
 
-    Places of a document stand together. Waits for the device unless the host knows the documents
-    (trainrig/on_host.py).
+    Places of a document are contiguous. Waits for the device unless a copy of the documents is on
+    the host (trainrig/on_host.py).
     """
     on_host = find_on_host(documents_BS)
     known = documents_BS.cpu() if on_host is None else on_host
@@ -56,11 +57,12 @@ def find_varlen_rows(documents_BS: Tensor, queries: int) -> VarlenRows:
     begins_BS = torch.ones_like(known, dtype=torch.bool)
     begins_BS[:, 1:] = known[:, 1:] != known[:, :-1]
     key_bounds = torch.cat((begins_BS.flatten().nonzero().flatten(), torch.tensor([rows * seen])))
-    # A document's queries are those of its places that are among the last of its row.
-    row, place = key_bounds // seen, key_bounds % seen
+    # The queries of a document are its places among the last `queries` ones of its row.
+    row = key_bounds // seen
+    place = key_bounds % seen
     query_bounds = row * queries + (place - (seen - queries)).clamp(min=0)
     lengths = query_bounds.diff(), key_bounds.diff()
-    limits = [len(key_bounds) - 1, *(int(each.max()) for each in lengths)]
+    limits = [len(key_bounds) - 1, *(int(length.max()) for length in lengths)]
     bounds_2L = torch.empty(2, rows * seen + 1, dtype=torch.int32)
     for padded_L, bounds in zip(bounds_2L, (query_bounds, key_bounds), strict=True):
         padded_L[: len(bounds)] = bounds
@@ -80,19 +82,20 @@ def varlen_attention(
     window: int | None = None,
     causal: bool = True,
 ) -> Tensor:
-    """Return what each query sees of its own document, [B, H, T, D]: itself, what is before it,
-    and of these the last `window`; not `causal`, also what is after it, and the window is around
-    it."""
-    left, right = find_reach_of_window(window, causal)
+    """Return the attention output of each query within its document, [B, H, T, D].
+
+    With `causal`, a query attends to itself and to earlier places, of these to the last `window`.
+    Otherwise it attends to both sides, and the window is centred on it.
+    """
+    left, right = find_window_reach(window, causal)
     bounds = rows.query_bounds_L, rows.key_bounds_L, rows.limits
     given = query_BHTD, key_BKSD, value_BKSD, *bounds
     seen: Tensor = _attention(*given, scale, left, right)[0]
     return seen
 
 
-def find_reach_of_window(window: int | None, causal: bool) -> tuple[int, int]:
-    """Return how many places before and after itself a query sees, as the kernel counts: -1, all
-    of them."""
+def find_window_reach(window: int | None, causal: bool) -> tuple[int, int]:
+    """Return how many places before and after itself a query attends to; -1 means all."""
     if window is None:
         return -1, 0 if causal else -1
     if causal:
@@ -103,10 +106,11 @@ def find_reach_of_window(window: int | None, causal: bool) -> tuple[int, int]:
 def _prepare(
     query_BHTD: Tensor, key_BKSD: Tensor, bounds: tuple[Tensor | None, Tensor | None, Tensor | None]
 ) -> tuple[Tensor, Tensor, int, int]:
-    """Return what the kernel is told of the documents: their bounds, and the most queries and keys
-    of any."""
+    """Return the kernel's arguments for the documents: bounds, and most queries and keys of one."""
     query_bounds_L, key_bounds_L, limits = bounds
-    rows, queries, keys = query_BHTD.shape[0], query_BHTD.shape[2], key_BKSD.shape[2]
+    rows = query_BHTD.shape[0]
+    queries = query_BHTD.shape[2]
+    keys = key_BKSD.shape[2]
     if query_bounds_L is None or key_bounds_L is None or limits is None:
         at = torch.arange(rows + 1, dtype=torch.int32, device=query_BHTD.device)
         return at * queries, at * keys, queries, keys
@@ -116,19 +120,21 @@ def _prepare(
 
 
 def _flatten(x_BHTD: Tensor) -> Tensor:
-    """Return [B T, H, D], the channels of a head one after another."""
+    """Return `x_BHTD` as [B T, H, D], with the channels of a head contiguous."""
     flat = x_BHTD.transpose(1, 2).flatten(0, 1)
     return flat if flat.stride(-1) == 1 else flat.contiguous()
 
 
 def _unflatten(flat: Tensor, rows: int) -> Tensor:
-    """Return [B, H, T, D] of [B T, H, D]."""
+    """Return `flat` [B T, H, D] as [B, H, T, D]."""
     return flat.view(rows, -1, *flat.shape[1:]).transpose(1, 2)
 
 
 def _limit(reach: tuple[int, int], most: int) -> dict[str, Any]:
-    """Return how far queries see, for documents of at most `most` keys: as far as all of them is
-    to the kernel no window, which is faster."""
+    """Return the kernel's window arguments, for documents of at most `most` keys.
+
+    A window that covers all documents is given as no window, which is faster.
+    """
     left, right = (-1 if places >= most - 1 else places for places in reach)
     right = 0 if reach[1] == 0 else right
     return {
@@ -150,11 +156,11 @@ def _attention(
     left: int,
     right: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return what is seen, [B, H, T, D], and the sums that the backward pass takes, [H, B T]."""
+    """Return the attention output, [B, H, T, D], and log-sums for the backward pass, [H, B T]."""
     bounds = query_bounds_L, key_bounds_L, limits
     documents = _prepare(query_BHTD, key_BKSD, bounds)
     window = _limit((left, right), documents[3])
-    parts = (_flatten(each) for each in (query_BHTD, key_BKSD, value_BKSD))
+    parts = (_flatten(part) for part in (query_BHTD, key_BKSD, value_BKSD))
     causal = window.pop("is_causal")
     seen, sums, *_ = _kernel(*parts, *documents, 0.0, causal, False, scale=scale, **window)
     return _unflatten(seen, len(query_BHTD)), sums
@@ -197,12 +203,12 @@ def _attention_backward(
     documents = _prepare(query_BHTD, key_BKSD, bounds)
     window = _limit((left, right), documents[3])
     saved = gradient_BHTD, query_BHTD, key_BKSD, value_BKSD, seen_BHTD
-    parts = (_flatten(each) for each in saved)
-    state = torch.zeros(2, dtype=torch.uint64, device=query_BHTD.device)  # nothing is dropped
+    parts = (_flatten(part) for part in saved)
+    state = torch.zeros(2, dtype=torch.uint64, device=query_BHTD.device)  # no dropout
     unused = torch.empty(0, device=query_BHTD.device)
     drawn = 0.0, window.pop("is_causal"), state, unused
     found = _kernel_backward(*parts, sums, *documents, *drawn, scale=scale, **window)
-    of_query, of_key, of_value = (_unflatten(each, len(query_BHTD)) for each in found)
+    of_query, of_key, of_value = (_unflatten(gradient, len(query_BHTD)) for gradient in found)
     return of_query, of_key, of_value
 
 
@@ -240,5 +246,5 @@ def _differentiate(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor
 
 _attention.register_autograd(_differentiate, setup_context=_save)
 
-# As recomputation knows it.
+# The operator, as activation recomputation identifies it.
 OPERATOR = torch.ops.trainrig.varlen_attention.default

@@ -1,1 +1,1 @@
-"""Low-rank adapters beside frozen weights: what they are told, and the layers that have them."""
+"""Low-rank adapters (LoRA, DoRA) on frozen weights: settings and layers."""

@@ -1,12 +1,12 @@
-"""Low-rank adapters in a model whose own weights are frozen.
+"""Layers with frozen weights and trainable low-rank adapters.
 
-`adapt` puts layers of this file in the place of a model's linear layers and embeddings. They hold
-frozen weights under the names that these had, in float32, bfloat16 or int8, and what is trained
-beside them: `lora_a`, `lora_b` and, for DoRA, `magnitude`. A frozen weight is cast, or multiplied
-by the scales of its rows, in the product itself: no copy of it is kept for the backward pass.
+`adapt` replaces a model's linear layers and embeddings by layers of this file. These hold the
+frozen weights under their old names, in float32, bfloat16 or int8, and the trained parameters
+`lora_a`, `lora_b` and, for DoRA, `magnitude`. A frozen weight is cast, or multiplied by the scales
+of its rows, inside the product, so no copy of it is kept for the backward pass.
 
-Shapes: O outputs, I inputs, R rank; an embedding has an output for each entry and its channels as
-inputs, so that an adapter is B A of [O, R] and [R, I] wherever it is.
+Shapes: O outputs, I inputs, R rank. An embedding has an output for each entry and its channels as
+inputs, so that an adapter is always B A with [O, R] and [R, I].
 """
 
 import math
@@ -27,25 +27,32 @@ from trainrig.models.output import ReadByLoss
 from trainrig.randomness import RandomKey, draw_uniforms
 
 TRAINED = ("lora_a", "lora_b", "magnitude")  # last parts of the names of trained parameters
-SCALES = "scales"  # of the rows of an int8 weight, beside it
-LARGEST = 127  # of int8, the same on both sides of 0
+SCALES = "scales"  # last part of the name of an int8 weight's row scales
+LARGEST = 127  # largest int8 value in use, symmetric around 0
 FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
 
 class Dropout:
-    """Sets a share of numbers to 0 and scales the others up, by the sample, layer and place alone:
-    the same bits whoever computes them, and however wide rows are padded."""
+    """Dropout whose mask depends only on the sample, the layer and the position.
+
+    All ranks and all widths of padded rows give the same bits.
+    """
 
     def __init__(self, share: float, key: RandomKey) -> None:
-        self.share, self._key = share, key
-        self.samples_B: Tensor | None = None  # global sample numbers of the rows to come
-        # Where ranks have some channels each of the inputs: how many all have, and the first here.
+        self.share = share
+        self._key = key
+        self.samples_B: Tensor | None = None  # global sample numbers of the next rows
+        # Where ranks divide the input channels: the total number of channels, and the first one
+        # here.
         self.whole: int | None = None
         self.first = 0
 
     def __call__(self, x_I: Tensor) -> Tensor:
-        """[R, T, I] to the same, R being B rows of each sample one set after the other (chosen
-        answers, then rejected ones); without gradients, as in evaluation, nothing is dropped."""
+        """Return `x_I` [R, T, I] with a share of the values set to 0 and the others scaled up.
+
+        R is one or several times the number of samples B, for example chosen answers, then rejected
+        ones. Without gradients, as in evaluation, nothing is dropped.
+        """
         if not self.share or not torch.is_grad_enabled():
             return x_I
         assert self.samples_B is not None, "whoever trains says of which samples rows are"
@@ -67,16 +74,16 @@ class Dropout:
 
 
 def list_dropouts(model: nn.Module) -> list[Dropout]:
-    """Those of `model` that drop something."""
-    found = [each.dropout for each in model.modules() if isinstance(each, LowRankLinear)]
-    return [each for each in found if each.share]
+    """Return the dropouts of `model` whose share is above 0."""
+    found = [module.dropout for module in model.modules() if isinstance(module, LowRankLinear)]
+    return [dropout for dropout in found if dropout.share]
 
 
 class FrozenLinear(ReadByLoss, nn.Module):
-    """A linear map that is not trained, by a weight [O, I] in one of FORMATS."""
+    """Linear layer with a frozen weight [O, I] in one of FORMATS."""
 
     def __init__(self, like: nn.Linear, base: str, compute: torch.dtype) -> None:
-        """`compute`: what it computes in, however narrow its weight is held."""
+        """Allocate frozen parameters of the sizes of `like`; `compute` is the products' dtype."""
         super().__init__()
         self.compute = compute
         self.weight = _make_frozen(like.weight.shape, FORMATS[base], like.weight.device)
@@ -86,40 +93,46 @@ class FrozenLinear(ReadByLoss, nn.Module):
         self.bias: nn.Parameter | None = None
         if like.bias is not None:
             self.bias = _make_frozen(like.bias.shape, torch.float32, like.weight.device)
-        self.own: slice | None = None  # which of O are computed; None: all
+        self.own: slice | None = None  # rows of the weight that this rank computes; None: all
 
     def forward(self, x_I: Tensor) -> Tensor:
-        """[..., I] to [..., O]."""
+        """Return the output [..., O] for `x_I` [..., I]."""
         return self.finish(self.multiply_input(x_I))
 
     def multiply_input(self, x_I: Tensor) -> Tensor:
-        """[..., I] to what `finish` makes [..., O] of. Of parts of I it is parts of a sum."""
+        """Return the product with `x_I` [..., I], which `finish` completes to the output [..., O].
+
+        The product of a part of I is a summand of the whole product.
+        """
         weight_OI = self._take_own(self.weight)
         return multiply(
             x_I, weight_OI, None if self.scales is None else self._take_own(self.scales)
         )
 
     def finish(self, y_O: Tensor) -> Tensor:
-        """[..., O] of the whole `product`."""
+        """Return the output for the whole product `y_O` [..., O], with the bias added."""
         return y_O if self.bias is None else y_O + self._take_own(self.bias).to(y_O.dtype)
 
     def _take_own(self, rows: Tensor) -> Tensor:
         return rows if self.own is None else rows[self.own]
 
     def compute_whole_weight(self) -> Tensor:
-        """[O, I] what it multiplies by in all."""
+        """Return the weight [O, I] that inputs are multiplied by, in the dtype of the products."""
         if self.scales is None:
             return self.weight.to(self.compute)
         return restore(self.weight, self.scales).to(self.compute)
 
 
 class LowRankLinear(FrozenLinear):
-    """A frozen linear map with an adapter; with `dora`, W + scale B A has rows as long as
-    `magnitude` [O] says, and their length counts as a constant in the backward pass (Liu et al.
-    2024, arXiv:2402.09353, section 4.3)."""
+    """Frozen linear layer with a trainable low-rank adapter.
+
+    With `dora`, the rows of W + scale B A are rescaled to the lengths in `magnitude` [O]; their own
+    lengths count as constants in the backward pass (Liu et al. 2024, arXiv:2402.09353, section
+    4.3).
+    """
 
     def __init__(self, like: nn.Linear, lora: LoRA, compute: torch.dtype, name: str) -> None:
-        """`name`: of the layer, by which its dropout differs from others'."""
+        """Allocate the parameters; `name`, the layer's, is the key of its dropout."""
         super().__init__(like, lora.base, compute)
         self.scale = lora.scale
         self.dropout = Dropout(lora.dropout, RandomKey(lora.dropout_seed, "dropout", name))
@@ -131,17 +144,17 @@ class LowRankLinear(FrozenLinear):
 
     @property
     def drops_by_row(self) -> bool:
-        """Whether what it makes of a token depends on which row the token is in."""
+        """Return whether the output for a token depends on the row that holds the token."""
         return self.dropout.share > 0
 
     def multiply_input(self, x_I: Tensor) -> Tensor:
-        """See FrozenLinear."""
+        """Return the product with `x_I` [..., I], including the adapter's."""
         low_R = F.linear(self.dropout(x_I), self.lora_a)
         low_O = F.linear(low_R, self._take_own(self.lora_b)) * self.scale
         return super().multiply_input(x_I) + low_O
 
     def finish(self, y_O: Tensor) -> Tensor:
-        """See FrozenLinear."""
+        """Return the output for the whole product, with DoRA's factors and the bias applied."""
         if self.magnitude is not None:
             with torch.no_grad():
                 length_O = self.compute_row_lengths()
@@ -149,14 +162,14 @@ class LowRankLinear(FrozenLinear):
         return super().finish(y_O)
 
     def compute_row_lengths(self) -> Tensor:
-        """[O] of what it multiplies by but for `magnitude`: of whole rows."""
+        """Return the length of each row of W + scale B A, [O]."""
         weight_OI = restore(self.weight, self.scales)
         weight_OI = weight_OI + self.scale * (self.lora_b.float() @ self.lora_a.float())
         length_O: Tensor = weight_OI.norm(dim=1)
         return length_O
 
     def compute_whole_weight(self) -> Tensor:
-        """[O, I] what it multiplies by in all."""
+        """Return the weight [O, I] that inputs are multiplied by, including the adapter."""
         change_OI = self.lora_b @ self.lora_a * self.scale
         weight_OI: Tensor = super().compute_whole_weight() + change_OI.to(self.compute)
         if self.magnitude is None:
@@ -166,26 +179,26 @@ class LowRankLinear(FrozenLinear):
 
 
 class FrozenEmbedding(nn.Module):
-    """A table [O, I] of an embedding that is not trained, float32 or bfloat16."""
+    """Embedding with a frozen table [O, I] in float32 or bfloat16."""
 
     def __init__(self, like: nn.Embedding, base: str, compute: torch.dtype) -> None:
-        """`compute`: what the layers after it compute in, however narrow the table is."""
+        """Allocate a frozen table for the shape of `like`; `compute` is the dtype of the output."""
         super().__init__()
         self.compute = compute
         held = torch.float32 if base == "float32" else torch.bfloat16
         self.weight = _make_frozen(like.weight.shape, held, like.weight.device)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """[...] ids to [..., I]."""
+        """Return the embedding vectors [..., I] of `ids` [...]."""
         return F.embedding(ids, self.weight).to(self.compute)
 
     def compute_whole_weight(self) -> Tensor:
-        """[O, I] what a head that shares the table multiplies by."""
+        """Return the weight [O, I] for a head that is tied to the table."""
         return self.weight.to(self.compute)
 
 
 class LowRankEmbedding(FrozenEmbedding):
-    """A frozen embedding with an adapter, which a tied head shares."""
+    """Frozen embedding with a trainable low-rank adapter, which a tied head shares."""
 
     def __init__(self, like: nn.Embedding, lora: LoRA, compute: torch.dtype) -> None:
         super().__init__(like, lora.base, compute)
@@ -194,21 +207,21 @@ class LowRankEmbedding(FrozenEmbedding):
         self.lora_a, self.lora_b = _make_adapter(entries, channels, lora.rank, like.weight.device)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """[...] ids to [..., I]."""
+        """Return the embedding vectors [..., I] of `ids` [...], including the adapter."""
         rows = super().forward(ids)
         return rows + F.linear(F.embedding(ids, self.lora_b), self.lora_a.T) * self.scale
 
     def compute_whole_weight(self) -> Tensor:
-        """[O, I] what a head that shares the table multiplies by."""
+        """Return the weight [O, I] for a head that is tied to the table, including the adapter."""
         return self.weight.to(self.compute) + self.lora_b @ self.lora_a * self.scale
 
 
 def adapt(model: Decoder, lora: LoRA, compute: torch.dtype = torch.float32) -> None:
-    """Freeze `model` in place and give it adapters, all on its device, before it is sharded. A head
-    of something else than tokens is small, and is trained whole with what comes before it alone.
-    Experts and routers stay as they are, in float32.
+    """Freeze `model` in place and give it adapters on its device, before it is sharded.
 
-    `compute`: what its layers compute in. `model` may be a stage, which has some of the layers.
+    A head for something other than tokens is small, and is trained whole together with the layers
+    that belong to it. Experts and routers stay unchanged, in float32. `compute` is the dtype of the
+    products. `model` may be a pipeline stage that has only some of the layers.
 
     Raises ConfigError for a pattern that matches nothing, and for an embedding with DoRA.
     """
@@ -237,8 +250,8 @@ def _replace_embedding(
         return FrozenEmbedding(layer, lora.base, compute)
     if lora.dora:
         raise ConfigError(
-            f"lora.targets: {name} is an embedding, which has no DoRA; leave it out, or set "
-            "lora.dora = false"
+            f"lora.targets: {name} is an embedding, which DoRA does not support; leave it out, or "
+            "set lora.dora = false"
         )
     return LowRankEmbedding(layer, lora, compute)
 
@@ -253,29 +266,36 @@ def _replace_linear(
 
 
 def is_adapter(name: str) -> bool:
-    """Whether the parameter `name` is one that `adapt` adds."""
+    """Return whether the parameter `name` is one that `adapt` adds."""
     return name.rpartition(".")[2] in TRAINED
 
 
 def list_adapter_shapes(config: DecoderConfig, lora: LoRA) -> dict[str, torch.Size]:
-    """The size of each parameter that `lora` trains of a decoder; none is made. Raises ConfigError
-    for a pattern that matches nothing."""
+    """Return the shape of each parameter that `lora` trains, by name, without allocating any.
+
+    Raises ConfigError for a pattern that matches nothing.
+    """
     with torch.device("meta"):
         model = build_model(config)
         adapt(model, lora)
-    return {name: each.shape for name, each in model.named_parameters() if each.requires_grad}
+    return {
+        name: parameter.shape
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
 
 
 def count_adapter(config: DecoderConfig, lora: LoRA) -> int:
-    """How many parameters `lora` trains of a decoder, and an optimizer remembers."""
+    """Return the number of parameters that `lora` trains and an optimizer has state for."""
     return sum(shape.numel() for shape in list_adapter_shapes(config, lora).values())
 
 
 def draw_adapter_value(name: str, size: Sequence[int], seed: int) -> Tensor:
-    """The fresh value of `lora_a` or `lora_b`: float32, on the CPU, by seed, name and place alone.
+    """Return the initial value of `lora_a` or `lora_b`, as float32 on the CPU.
 
-    A is uniform within 1 / sqrt(I), as torch begins linear layers; B is 0, and so is the change.
-    `magnitude` begins with the lengths of the base's rows, which whoever loads it fills in.
+    The value depends on seed, name and index alone. A is uniform within 1 / sqrt(I), as in torch's
+    linear layers. B is 0, so the adapter begins without effect. `magnitude` begins with the lengths
+    of the base's rows, which the code that loads the base fills in.
     """
     if not name.endswith("lora_a"):
         return torch.zeros(tuple(size))
@@ -285,11 +305,11 @@ def draw_adapter_value(name: str, size: Sequence[int], seed: int) -> Tensor:
 
 
 def quantise(weight_OI: Tensor, largest_O: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """`weight_OI` as int8 [O, I] and the float32 scales of its rows [O], by which it is multiplied
-    to have it back: the largest of a row is 127 or -127, the rest is rounded to even.
+    """Return `weight_OI` as int8 [O, I], and the float32 scales [O] to multiply its rows with.
 
-    A row depends on itself alone, so a slice of rows is quantised as the whole is; and columns are
-    by the `largest_O` of whole rows.
+    The largest value of a row becomes 127 or -127; others are rounded half to even. Each row is
+    quantised independently, so a slice of rows gives the same bits as the whole. For a slice of
+    columns, `largest_O` is the largest magnitude of the whole rows.
     """
     scales_O = (compute_row_maxima(weight_OI) if largest_O is None else largest_O) / LARGEST
     by_O = scales_O.where(scales_O > 0, 1.0)
@@ -297,21 +317,22 @@ def quantise(weight_OI: Tensor, largest_O: Tensor | None = None) -> tuple[Tensor
 
 
 def compute_row_maxima(weight_OI: Tensor) -> Tensor:
-    """[O] the largest magnitude of each row, float32."""
+    """Return the largest magnitude of each row as float32, [O]."""
     return weight_OI.float().abs().amax(1)
 
 
 def restore(weight_OI: Tensor, scales_O: Tensor | None) -> Tensor:
-    """A held weight as float32."""
+    """Return a stored weight as float32."""
     return weight_OI.float() if scales_O is None else weight_OI.float() * scales_O.float()[:, None]
 
 
 def round_to_base(name: str, weight: Tensor, base: str) -> Tensor:
-    """`weight` of a model, float32, as training with `base` holds and restores it."""
+    """Return the float32 `weight` as it is after storage in the format `base`."""
     layer = name.removesuffix(".weight")
-    if base == "float32" or weight.ndim != 2 or is_router(layer):  # experts are stacks of matrices
+    # Vectors, routers and stacked experts keep float32.
+    if base == "float32" or weight.ndim != 2 or is_router(layer):
         return weight
-    if base == "bfloat16" or layer.endswith("embedding"):  # none is in int8
+    if base == "bfloat16" or layer.endswith("embedding"):  # embeddings are never int8
         return weight.bfloat16().float()
     return restore(*quantise(weight))
 
@@ -319,10 +340,12 @@ def round_to_base(name: str, weight: Tensor, base: str) -> Tensor:
 def merge(
     weights: Mapping[str, Tensor], adapter: Mapping[str, Tensor], lora: LoRA
 ) -> dict[str, Tensor]:
-    """The weights of the model that `weights` and `adapter` make together: W + scale B A, with DoRA
-    its rows as long as `magnitude` says."""
+    """Return the weights of the model with its adapter merged: W + scale B A.
+
+    With DoRA, the rows are rescaled to the lengths in `magnitude`.
+    """
     merged = dict(weights)
-    for name in (each.removesuffix("lora_b") for each in adapter if each.endswith("lora_b")):
+    for name in (key.removesuffix("lora_b") for key in adapter if key.endswith("lora_b")):
         changed = weights[f"{name}weight"].float() + _change(adapter, name, lora)
         if lora.dora:
             changed *= (adapter[f"{name}magnitude"] / changed.norm(dim=1))[:, None]
@@ -333,12 +356,14 @@ def merge(
 def unmerge(
     merged: Mapping[str, Tensor], adapter: Mapping[str, Tensor], lora: LoRA
 ) -> dict[str, Tensor]:
-    """The weights that `merge` was given, to the rounding of float32. Raises ConfigError for DoRA,
-    whose rows have lost their own length."""
+    """Return the weights that `merge` was given, up to float32 rounding.
+
+    Raises ConfigError for DoRA, because merged rows have lost their original lengths.
+    """
     if lora.dora:
-        raise ConfigError("a merged DoRA adapter can't be taken out again; keep the base")
+        raise ConfigError("a merged DoRA adapter cannot be separated again; keep the base model")
     weights = dict(merged)
-    for name in (each.removesuffix("lora_b") for each in adapter if each.endswith("lora_b")):
+    for name in (key.removesuffix("lora_b") for key in adapter if key.endswith("lora_b")):
         weights[f"{name}weight"] = merged[f"{name}weight"] - _change(adapter, name, lora)
     return weights
 
@@ -348,13 +373,19 @@ def _change(adapter: Mapping[str, Tensor], name: str, lora: LoRA) -> Tensor:
 
 
 def multiply(x_I: Tensor, weight_OI: Tensor, scales_O: Tensor | None) -> Tensor:
-    """[..., I] to [..., O] by a frozen weight in any of FORMATS, in the dtype of `x_I`."""
+    """Return `x_I` [..., I] times a frozen weight, [..., O], in the dtype of `x_I`.
+
+    The weight may be in any of FORMATS.
+    """
     y_O: Tensor = _FrozenProduct.apply(x_I, weight_OI, scales_O)  # type: ignore[no-untyped-call]
     return y_O
 
 
 class _FrozenProduct(torch.autograd.Function):
-    """Keeps the weight as it is held, where autograd would keep what it was cast to."""
+    """Product that saves the weight in its stored format for the backward pass.
+
+    Autograd would save the cast copy.
+    """
 
     @staticmethod
     def forward(ctx: Any, x_I: Tensor, weight_OI: Tensor, scales_O: Tensor | None) -> Tensor:
@@ -365,7 +396,7 @@ class _FrozenProduct(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_O: Tensor) -> tuple[Tensor, None, None]:
-        """Through the weight to what came in."""
+        """Return the gradient of the input."""
         weight_OI, scales_O = ctx.saved_tensors
         if scales_O is not None:
             gradient_O = gradient_O * scales_O.to(gradient_O.dtype)
@@ -379,6 +410,6 @@ def _make_frozen(size: Sequence[int], dtype: torch.dtype, device: torch.device) 
 def _make_adapter(
     outputs: int, inputs: int, rank: int, device: torch.device
 ) -> tuple[nn.Parameter, nn.Parameter]:
-    """A [R, I] and B [O, R]."""
+    """Return empty parameters A [R, I] and B [O, R]."""
     empty = [torch.empty(rank, inputs, device=device), torch.empty(outputs, rank, device=device)]
     return nn.Parameter(empty[0]), nn.Parameter(empty[1])

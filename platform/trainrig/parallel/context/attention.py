@@ -27,7 +27,7 @@ from trainrig.models.attention import (
 from trainrig.models.decoder import Decoder
 from trainrig.models.kernels.choice import Choice
 from trainrig.models.kernels.prepared_rows import prepare_rows
-from trainrig.models.positions import alibi_slopes
+from trainrig.models.positions import compute_alibi_slopes
 from trainrig.parallel.context.gathered import gather_parts, gather_row
 from trainrig.parallel.context.ring import Ring
 from trainrig.parallel.context.zigzag import find_chunks, join
@@ -151,7 +151,7 @@ def _attend_in_ring(
     assert sight.documents_BS is not None
     slopes_H = None
     if attention.alibi:
-        slopes_H = torch.tensor(alibi_slopes(query_BHtD.shape[1]), device=query_BHtD.device)
+        slopes_H = torch.tensor(compute_alibi_slopes(query_BHtD.shape[1]), device=query_BHtD.device)
     ring = Ring(
         group,
         sight.documents_BS,

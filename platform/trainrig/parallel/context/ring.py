@@ -24,10 +24,10 @@ from torch import Tensor
 
 from trainrig.models.kernels.attention_blocks import (
     Blocks,
+    compute_mean_gradients,
     differentiate,
     differentiate_sinks,
     look,
-    mean_gradients,
 )
 from trainrig.models.kernels.reach import Reach, find_document_ends, find_reach
 from trainrig.parallel.context.zigzag import find_chunks
@@ -201,7 +201,7 @@ class _Look(torch.autograd.Function):
     def backward(ctx: Any, gradient_BHtD: Tensor) -> tuple[Tensor | None, ...]:
         query_BHtD, keys_2BKtD, sinks_H, seen_BHtD, sums = ctx.saved_tensors
         ring: Ring = ctx.ring
-        mean = mean_gradients(gradient_BHtD, seen_BHtD)
+        mean = compute_mean_gradients(gradient_BHtD, seen_BHtD)
         of_query = torch.zeros_like(query_BHtD, dtype=torch.float32)
         own = torch.zeros_like(keys_2BKtD, dtype=torch.float32)
         travelling = torch.zeros_like(own)

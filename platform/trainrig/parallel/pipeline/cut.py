@@ -9,7 +9,7 @@ every machine.
 from functools import lru_cache
 
 from trainrig.flops import compute_mean_keys
-from trainrig.models.architecture.shapes import multiplications
+from trainrig.models.architecture.shapes import count_multiplications
 from trainrig.models.decoder_config import DecoderConfig
 
 
@@ -20,7 +20,9 @@ def count_layer_flops(model: DecoderConfig) -> tuple[tuple[float, ...], float]:
     for number, layer in enumerate(model.shapes.layers):
         size = window.size if window is not None and window.is_local(number) else None
         keys = compute_mean_keys(model.positions, size, causal=True, around=False)
-        costs.append(2.0 * multiplications(layer) + 4.0 * shape.heads * shape.head_channels * keys)
+        costs.append(
+            2.0 * count_multiplications(layer) + 4.0 * shape.heads * shape.head_channels * keys
+        )
     return tuple(costs), 2.0 * model.outputs * shape.channels
 
 

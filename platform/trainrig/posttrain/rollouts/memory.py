@@ -14,7 +14,7 @@ from trainrig.estimate.tuning.models_beside import (
     estimate_trained_beside,
     hold_beside,
 )
-from trainrig.estimate.tuning.sampling import SampledRows, estimate_making_memory
+from trainrig.estimate.tuning.sampling import SampledRows, estimate_batch_making_memory
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.objectives import OnPolicyDistillation
@@ -85,7 +85,9 @@ def estimate_making(
 ) -> Memory:
     """Of one of `workers` that samples and reads a batch, at the peak; `asked`: reward models."""
     others = _list_others(run, job)
-    made = estimate_making_memory(job.model, training, workers, rows, run.lora, others, on_cpu)
+    made = estimate_batch_making_memory(
+        job.model, training, workers, rows, run.lora, others, on_cpu
+    )
     return replace(made, weights=made.weights + _count_bytes(asked))
 
 

@@ -12,7 +12,7 @@ from trainrig.config import to_toml
 from trainrig.errors import ConfigError
 from trainrig.estimate.fallback_facts import describe_fallbacks
 from trainrig.estimate.layouts import BatchShape
-from trainrig.estimate.offload import settle_offload
+from trainrig.estimate.offload import resolve_offload
 from trainrig.hardware import Hardware
 from trainrig.manifest import MANIFEST
 from trainrig.models.decoder_config import DecoderConfig
@@ -63,7 +63,7 @@ def answer(
     cluster = build_cluster(wanted, offers, parse_bounds(run.workers).most)
     # Some layouts cannot be compiled, so none is unless the run file asks for it.
     on_devices = run.training.resolve(cluster.device.computes_narrow, compiles=False)
-    on_devices = settle_offload(on_devices, not cluster.device.accelerator)
+    on_devices = resolve_offload(on_devices, not cluster.device.accelerator)
     subject, notes = build_subject(run.model_copy(update={"training": on_devices}), path)
     found = search(subject, cluster, fixed, offers)
     lines = [*notes, *layout_text.describe_layouts(found)]

@@ -135,7 +135,7 @@ def estimate_replica_traffic(
     dense = held.total - held.experts
     expert_parameters = held.experts
     root = ends.rest + ends.embedding
-    layer_parameters = dense - sum(ends.each)
+    layer_parameters = dense - sum(ends.counts)
     once = _gather(cluster, computed * root, sharded, 1)
     head = _gather(cluster, computed * ends.head, sharded, 1)
     layer_gathers = _gather(cluster, computed * layer_parameters, sharded, layers)
@@ -170,7 +170,7 @@ def estimate_replica_traffic(
     received = passes * (
         layer_parameters * (sharded.size > 1) + expert_parameters * (experts.size > 1)
     )
-    received += sum(ends.each) * (sharded.size > 1) * (micro_batches if by_layer else 1)
+    received += sum(ends.counts) * (sharded.size > 1) * (micro_batches if by_layer else 1)
     copied = 2 * (computed * received + MASTER * held.trained)
     if degrees.devices == 1 and (computed == MASTER or not by_layer):  # see `needs_sharding`
         copied = 0 if computed == MASTER else (computed + MASTER) * (held.total + held.trained)

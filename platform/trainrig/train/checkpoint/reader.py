@@ -144,7 +144,7 @@ def check_start(checkpoint: str, entries: Mapping[str, Any], model: DecoderConfi
     there = there.model_copy(update={"further_heads": model.further_heads})
     if isinstance(model, EncoderConfig) and not there.bidirectional:
         # the caller asked to convert a decoder to an encoder
-        there = EncoderConfig.of_decoder(there)
+        there = EncoderConfig.from_decoder(there)
     entries = {**entries, "model": there.model_dump(mode="json")}
     check_model(checkpoint, entries, model)
 

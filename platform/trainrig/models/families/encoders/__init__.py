@@ -1,1 +1,1 @@
-"""Families of encoders that predict masked tokens."""
+"""Families of encoders, which predict masked tokens."""

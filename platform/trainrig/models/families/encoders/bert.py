@@ -1,5 +1,7 @@
-"""BERT: learnt positions and segments, norms after each part (Devlin et al. 2018,
-arXiv:1810.04805)."""
+"""BERT: learnt positions and segments, norms after each part.
+
+Source: Devlin et al. 2018, arXiv:1810.04805.
+"""
 
 from typing import Any
 
@@ -12,13 +14,15 @@ from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder.config import EncoderConfig, HeadTransform
 from trainrig.models.families.mapping import Family, HubConfig, TensorName, map_one
 
-ACTIVATIONS = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True}  # and whether by tanh
+# Whether each is the tanh approximation.
+ACTIVATIONS = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True}
 PARTS = ("weight", "bias")
 
 
 def list_body(prefix: str) -> tuple[TensorName, ...]:
-    """The tensors of all but the head, whose names begin with `prefix`."""
-    embeddings, layer = f"{prefix}.embeddings", f"{prefix}.encoder.layer.{{layer}}"
+    """Return the tensors of all but the head; their names begin with `prefix`."""
+    embeddings = f"{prefix}.embeddings"
+    layer = f"{prefix}.encoder.layer.{{layer}}"
     return (
         map_one("embedding.weight", f"{embeddings}.word_embeddings.weight"),
         map_one("position_embedding.weight", f"{embeddings}.position_embeddings.weight"),
@@ -56,7 +60,10 @@ TENSORS = (
 
 
 def list_heads(pooler: str, classes: str, spans: str) -> dict[Head, tuple[TensorName, ...]]:
-    """The tensors of heads for classes and spans by their names; the pooler is before the first."""
+    """Return the tensors of the heads for classes and spans, given the names of their modules.
+
+    The pooler comes before the classes.
+    """
     names: dict[Head, dict[str, str]] = {
         "classes": {"pooler": pooler, "head": classes},
         "spans": {"head": spans},
@@ -72,13 +79,15 @@ def list_heads(pooler: str, classes: str, spans: str) -> dict[Head, tuple[Tensor
 
 
 HEADS = list_heads("bert.pooler.dense", "classifier", "qa_outputs")
-# What stands beside masked prediction in published files: the head of next-sentence prediction,
-# and the tied weight and bias again.
+# Published files also have the head of next-sentence prediction, and repeat tied parameters.
 SURPLUS = r"(bert\.)?pooler\..*|cls\.seq_relationship\..*|cls\.predictions\.decoder\..*"
 
 
 def read_settings(config: HubConfig, positions: int) -> dict[str, Any]:
-    """What BERT and RoBERTa share; `positions`: Transformers' default."""
+    """Return the settings that BERT and RoBERTa share, from a config.json.
+
+    `positions` is Transformers' default.
+    """
     config.check_only("hidden_act", *ACTIVATIONS)
     config.check_only("position_embedding_type", "absolute", None)
     config.check_only("is_decoder", False)
@@ -103,9 +112,9 @@ def read_settings(config: HubConfig, positions: int) -> dict[str, Any]:
 
 
 def write_settings(config: DecoderConfig) -> dict[str, Any] | None:
-    """The keys of a config.json that `read_settings` reads; None for what is no encoder of its
-    kind."""
-    shape, network = config.shape, config.feedforward
+    """Return the config.json keys that `read_settings` reads, or None for another kind of model."""
+    shape = config.shape
+    network = config.feedforward
     if not isinstance(config, EncoderConfig) or not isinstance(network, GELU):
         return None
     return {

@@ -1,5 +1,7 @@
-"""ELECTRA: BERT whose embedding may be narrower than its layers, with a head that finds replaced
-tokens; its generator has one for tokens (Clark et al. 2020, arXiv:2003.10555)."""
+"""ELECTRA: BERT with a head that finds replaced tokens, and perhaps a narrower embedding.
+
+Its generator has a head for tokens (Clark et al. 2020, arXiv:2003.10555).
+"""
 
 from typing import Any
 
@@ -36,12 +38,12 @@ HEADS: dict[Head, tuple[TensorName, ...]] = {
         for part in PARTS
     ),
 }
-# The tied weight again.
+# Published files repeat the tied weight.
 SURPLUS = r"generator_lm_head\.weight"
 
 
 def _read(config: HubConfig) -> DecoderConfig:
-    config.check_only("hidden_act", "gelu")  # that of its heads, whatever the layers have
+    config.check_only("hidden_act", "gelu")  # the heads' activation is fixed
     channels = config.need("hidden_size")
     width = config.get("embedding_size", 128)
     return config.build(

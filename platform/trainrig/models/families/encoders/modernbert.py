@@ -1,4 +1,7 @@
-"""ModernBERT: rotary positions, GEGLU, most layers local (Warner et al. 2024, arXiv:2412.13663)."""
+"""ModernBERT: rotary positions, GEGLU, mostly local layers (Warner et al. 2024).
+
+Source: arXiv:2412.13663.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -20,13 +23,13 @@ from trainrig.models.families.mapping import (
 )
 
 LAYERS = "layers.{layer}"
-# Queries, keys and values lie one after the other in one matrix, as gate and what is gated do.
+# Queries, keys and values are one matrix, and so are the gate and the part that it multiplies.
 TENSORS = (
     map_one("embedding.weight", "model.embeddings.tok_embeddings.weight"),
     *(map_one(f"embedding_norm.{part}", f"model.embeddings.norm.{part}") for part in PARTS),
     *(
         TensorName(
-            tuple(f"{LAYERS}.{each}.{part}" for each in ours), f"model.{LAYERS}.{theirs}.{part}"
+            tuple(f"{LAYERS}.{name}.{part}" for name in ours), f"model.{LAYERS}.{theirs}.{part}"
         )
         for ours, theirs in (
             (("attention_norm",), "attn_norm"),
@@ -43,10 +46,12 @@ TENSORS = (
     *(map_one(f"transform.norm.{part}", f"head.norm.{part}") for part in PARTS),
     map_one("head_bias", "decoder.bias"),
 )
-SURPLUS = r"decoder\.weight"  # the tied one again
-THETA, LOCAL_THETA = 160_000.0, 10_000.0
+SURPLUS = r"decoder\.weight"  # published files repeat the tied weight
+THETA = 160_000.0
+LOCAL_THETA = 10_000.0
 POOLINGS: Mapping[str, Literal["first", "mean"]] = {"cls": "first", "mean": "mean"}
-GLOBAL, LOCAL = "full_attention", "sliding_attention"
+GLOBAL = "full_attention"
+LOCAL = "sliding_attention"
 
 
 def _read(config: HubConfig) -> DecoderConfig:
@@ -54,10 +59,8 @@ def _read(config: HubConfig) -> DecoderConfig:
     config.check_only("classifier_activation", "gelu")
     config.check_only("classifier_pooling", *POOLINGS)
     config.check_only("tie_word_embeddings", True)
-    layers, positions = (
-        config.need("num_hidden_layers"),
-        config.get("max_position_embeddings", 8192),
-    )
+    layers = config.need("num_hidden_layers")
+    positions = config.get("max_position_embeddings", 8192)
     every = config.get("global_attn_every_n_layers", 3)
     kinds = config.layer_types(layers) or tuple(
         LOCAL if layer % every else GLOBAL for layer in range(layers)
@@ -70,7 +73,8 @@ def _read(config: HubConfig) -> DecoderConfig:
         pattern=tuple("local" if kind == LOCAL else "global" for kind in _find_shortest(kinds)),
         rope=None if near == far else near,
     )
-    biased, wide = config.get("attention_bias", False), config.get("mlp_bias", False)
+    biased = config.get("attention_bias", False)
+    wide = config.get("mlp_bias", False)
     return config.build(
         EncoderConfig,
         layers=layers,
@@ -92,7 +96,7 @@ def _read(config: HubConfig) -> DecoderConfig:
 
 
 def _find_shortest(kinds: tuple[str, ...]) -> tuple[str, ...]:
-    """The shortest pattern that gives the kind of each layer when it is repeated."""
+    """Return the shortest pattern that gives the kind of each layer when it is repeated."""
     for length in range(1, len(kinds)):
         if all(kind == kinds[layer % length] for layer, kind in enumerate(kinds)):
             return kinds[:length]
@@ -100,7 +104,9 @@ def _find_shortest(kinds: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _write(config: DecoderConfig) -> dict[str, Any] | None:
-    shape, window, rope = config.shape, config.attention.window, config.position_embedding
+    shape = config.shape
+    window = config.attention.window
+    rope = config.position_embedding
     if not isinstance(config, EncoderConfig) or not isinstance(config.feedforward, GEGLU):
         return None
     if not isinstance(rope, Rope) or not isinstance(config.norm, LayerNorm):
@@ -127,7 +133,7 @@ def _write(config: DecoderConfig) -> dict[str, Any] | None:
             LOCAL if window is not None and window.is_local(layer) else GLOBAL
             for layer in range(config.layers)
         ],
-        # Older readers count layers instead, which says the same where the pattern is theirs.
+        # Older readers use this count instead, which agrees if the pattern is theirs.
         "global_attn_every_n_layers": 1 if window is None else len(window.pattern),
         "local_attention": 128 if window is None else window.size - 1,
         "global_rope_theta": rope.theta,

@@ -1,4 +1,7 @@
-"""RoBERTa: BERT whose positions begin after padding's entry (Liu et al. 2019, arXiv:1907.11692)."""
+"""RoBERTa: BERT with positions that begin after the padding's (Liu et al. 2019).
+
+Source: arXiv:1907.11692.
+"""
 
 from typing import Any
 
@@ -23,9 +26,10 @@ SURPLUS = r"(roberta\.)?pooler\..*|lm_head\.decoder\..*"
 
 
 def _read(config: HubConfig) -> DecoderConfig:
-    config.check_only("hidden_act", "gelu")  # that of its head, whatever the layers have
+    config.check_only("hidden_act", "gelu")  # the head's activation is fixed
     settings = read_settings(config, 512)
-    # A token's position is counted from the id of padding on, of which none else has the entry.
+    # Positions are counted from the padding id on, so the first pad_token_id + 1 entries are
+    # unused.
     offset = config.get("pad_token_id", 1) + 1
     settings |= {"positions_offset": offset, "positions": settings["positions"] - offset}
     return config.build(EncoderConfig, **settings)
