@@ -1,8 +1,7 @@
 """Norms of gradients, weights and updates, by layer and by kind of parameter.
 
-They are read, never written: training gives the same bits with them or without. The squares of a
-rank's slices are added over ranks in float64, so that the figures of different layouts agree to
-rounding, not to the last bit.
+Training is bit-identical with or without them. The squares of a rank's slices are added over ranks
+in float64: the figures of different layouts agree to rounding, not to the last bit.
 """
 
 import re
@@ -24,8 +23,11 @@ LAYER = re.compile(r"layers\.(\d+)\.(.*)")
 
 
 def group_parameters(names: Iterable[str]) -> dict[str, list[int]]:
-    """Which of the parameters called `names` are of each layer, `layers/03`, and of each kind,
-    `kinds/attention`: the part of a layer, or of the model, that they belong to."""
+    """Return the positions in `names` of the parameters of each layer and of each kind.
+
+    A layer is `layers/03`. A kind is `kinds/attention`: the part of a layer, or of the model, that
+    the parameter belongs to.
+    """
     groups: dict[str, list[int]] = defaultdict(list)
     for number, name in enumerate(names):
         found = LAYER.fullmatch(name)
@@ -37,7 +39,7 @@ def group_parameters(names: Iterable[str]) -> dict[str, list[int]]:
 
 
 class ParameterNorms:
-    """Of one rank of a model; all ranks call each method together."""
+    """Norms of the parameters of one rank's model; all ranks call each method together."""
 
     def __init__(
         self,
@@ -45,8 +47,11 @@ class ParameterNorms:
         shared: SharedLayers | None = None,
         stage: StageShare | None = None,
     ) -> None:
-        """`shared`: how ranks share the layers of `model`; None: each has all of a layer. `stage`:
-        what `model` is of a whole one; None: it is all of it."""
+        """Collect the trainable parameters of `model`.
+
+        `shared`: how ranks share the layers of `model`; None: each rank has whole layers. `stage`:
+        the part of the whole model that `model` is; None: all of it.
+        """
         own = {name: each for name, each in model.named_parameters() if each.requires_grad}
         names = sorted(own if stage is None else stage.whole)
         counted = [name for name in own if stage is None or stage.counts(name)]
@@ -61,11 +66,13 @@ class ParameterNorms:
         device = self._parameters[0].device if self._parameters else None
         self._held_P = torch.tensor(held, dtype=torch.float64, device=device)
         self._before: list[Tensor] = []
-        self._squares: list[Tensor] = []  # of gradients and weights, [P] each
+        self._squares: list[Tensor] = []  # sums of squares [P] of gradients and of weights
 
     def begin(self) -> None:
-        """An update is about to be made of the gradients that lie with the parameters, which are
-        not clipped yet. Keeps a copy of this rank's slices of the weights until `finish`."""
+        """Measure gradients and weights just before an update, with gradients not clipped yet.
+
+        Keeps a copy of this rank's slices of the weights until `finish`.
+        """
         weights = self._list_weights()
         self._before = [torch.empty_like(each) for each in weights]
         torch._foreach_copy_(self._before, weights)
@@ -77,8 +84,11 @@ class ParameterNorms:
         self._squares = [self._sum_squares(gradients), self._sum_squares(weights)]
 
     def finish(self, unread: Mapping[str, Tensor]) -> dict[str, float]:
-        """The update was made: the figures of it, by name, and those of `unread`, scalars which are
-        read with them, as a device is waited for each time that something is."""
+        """Return the norms of the update just made, by name, with the values of `unread`.
+
+        `unread` are scalars on the device that are read in the same transfer, because each transfer
+        waits for the device.
+        """
         updates = self._before
         torch._foreach_neg_(updates)
         torch._foreach_add_(updates, self._list_weights())
@@ -98,7 +108,7 @@ class ParameterNorms:
         return [_to_local(each.detach()) for each in self._parameters]
 
     def _sum_squares(self, tensors: list[Tensor]) -> Tensor:
-        """[P] this rank's part of the sum of squares of each parameter's tensor."""
+        """Return this rank's part [P] of the sum of squares of each parameter's tensor."""
         norms_P = torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float64))
         return norms_P.square() / self._held_P
 
@@ -106,7 +116,7 @@ class ParameterNorms:
 def compute_named_norms(
     groups: Mapping[str, Sequence[int]], squares_3P: NDArray[np.float64]
 ) -> dict[str, float]:
-    """The norms of each group, from the squares of gradients, weights and updates by parameter."""
+    """Return the norms of each group, from the squares [3, P] of gradients, weights and updates."""
     values: dict[str, float] = {}
     for group, numbers in groups.items():
         gradient, weight, update = np.sqrt(squares_3P[:, list(numbers)].sum(1)).tolist()
@@ -123,5 +133,5 @@ def _to_local(tensor: Tensor) -> Tensor:
 
 
 def _count_copies(parameter: Tensor) -> int:
-    """How many ranks hold the same slice of `parameter`."""
+    """Return the number of ranks that hold the same slice of `parameter`."""
     return count_copies(parameter) if isinstance(parameter, DTensor) else dist.get_world_size()
