@@ -52,7 +52,7 @@ class Compile(Settings):
 
 
 def check_compiler(settings: Compile | Literal[False] | None) -> None:
-    """Raise ConfigError if this machine lacks what inductor needs: a C++ compiler, Python headers."""
+    """Raise ConfigError if this machine lacks the C++ compiler or headers that inductor needs."""
     if not settings or settings.backend != "inductor":
         return
     named = os.environ.get("CXX")

@@ -37,7 +37,7 @@ def list_units(first: FSDP | HSDP | DDP, fallbacks: Sequence[LaidOut]) -> tuple[
 
 
 def check_order(first: FSDP | HSDP | DDP, fallbacks: Sequence[LaidOut]) -> None:
-    """Raise ValueError unless each of `fallbacks` needs fewer workers than all layouts before it."""
+    """Raise ValueError unless each of `fallbacks` needs fewer workers than those before it."""
     units = list_units(first, fallbacks)
     for number, (before, unit) in enumerate(itertools.pairwise(units)):
         if unit >= before:
@@ -48,7 +48,7 @@ def check_order(first: FSDP | HSDP | DDP, fallbacks: Sequence[LaidOut]) -> None:
 
 
 def describe_layout(layout: FSDP | HSDP | DDP) -> str:
-    """Return the kind of a layout and the ranks of each axis, as in `FSDP, tensor 2, pipeline 4`."""
+    """Return the kind and the ranks of each axis, as in `FSDP, tensor 2, pipeline 4`."""
     kind = f"HSDP of {layout.replicas}" if isinstance(layout, HSDP) else layout.kind
     axes = {
         "tensor": layout.tensor,

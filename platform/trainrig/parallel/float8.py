@@ -116,7 +116,7 @@ class _Scaled:
         return _Scaled(self.values.t().contiguous(), self.scale)
 
     def put_columns_first(self) -> "_Scaled":
-        """Return the same matrix in column-major layout, which the right factor of a product needs."""
+        """Return the matrix in column-major layout, which the right factor of a product needs."""
         return _Scaled(self.values.t().contiguous().t(), self.scale)
 
 

@@ -68,7 +68,7 @@ class _Copies(WorkerLayout):
 
 
 class HSDP(_Copies):
-    """Layout of several groups of workers, each with a whole model that is sliced within the group."""
+    """Layout of groups of workers, each with a whole model that is sliced within the group."""
 
     kind: Literal["HSDP"] = "HSDP"
     replicas: int = Field(ge=1)  # number of groups, each with a whole copy of the model
@@ -86,7 +86,7 @@ class HSDP(_Copies):
 
     @property
     def unit(self) -> int:
-        """Number of workers that the run grows and shrinks by: a replica for each copy of the model."""
+        """Number of workers to grow and shrink by: one replica per copy of the model."""
         return self.replica * self.replicas
 
     def check_workers(self, workers: int) -> None:
@@ -124,11 +124,11 @@ class DDP(_Copies):
 
     @property
     def reshard(self) -> Literal["step"]:
-        """When gathered parameters are freed; without effect here, because only gradients are sent."""
+        """When gathered parameters are freed; without effect, because only gradients are sent."""
         return "step"
 
     def copies(self, workers: int) -> int | None:
-        """Return the number of workers that hold the same parameters: all, divided by tensor ranks."""
+        """Return the number of workers that hold the same parameters: all, over tensor ranks."""
         return workers // self._tensor
 
 

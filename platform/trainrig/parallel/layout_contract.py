@@ -105,7 +105,7 @@ class WorkerLayout(Settings):
             )
 
     def check_apart(self, verb: str) -> None:
-        """Raise ValueError for axes that `verb`, neither `pretrain` nor `posttrain`, does not support."""
+        """Raise ValueError for axes that `verb`, not `pretrain` or `posttrain`, cannot use."""
         if self.context is not None:
             raise ValueError(
                 f"training.parallel.context: `{verb}` reads whole rows; leave it out (rows are "
@@ -154,7 +154,7 @@ class WorkerLayout(Settings):
 
     @property
     def _ranks_of_micro_batches(self) -> int:
-        """Number of workers that each have a part of the same micro-batches, or of the same layers."""
+        """Number of workers that share the same micro-batches, or the same layers."""
         ranks = 1
         for axis in (self.context, self.expert, self.tensor):
             ranks *= 1 if axis is None else axis.ranks

@@ -96,7 +96,7 @@ class WorkerMesh:
 
     @property
     def parts(self) -> Axis:
-        """The ranks that have a part each of the same micro-batches: parts of rows, or some rows."""
+        """The ranks that share the same micro-batches: each has parts of rows, or some rows."""
         return self.expert if self.expert.group else self.context
 
     @property

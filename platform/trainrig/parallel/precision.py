@@ -57,7 +57,7 @@ class Precision(Settings):
 
     @property
     def casts(self) -> bool:
-        """Whether weights are cast to a narrower format to compute with; `auto` counts as on a CPU."""
+        """Whether weights are cast to a narrower format to compute; `auto` counts as on a CPU."""
         return self.compute in NARROW
 
     @property
@@ -131,7 +131,7 @@ def has_bfloat16(device: "torch.device") -> bool:
 
 
 def make_policy(precision: Precision) -> "MixedPrecisionPolicy":
-    """Return FSDP2's policy: dtype to cast gathered weights to, and dtype to reduce gradients in."""
+    """Return FSDP2's policy: the dtype of gathered weights, and that of reduced gradients."""
     import torch
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
@@ -151,7 +151,7 @@ def find_stream_type(precision: Precision) -> "torch.dtype":
 
 
 def set_products(precision: Precision) -> None:
-    """Set the precision of float32 matrix products in this process, replacing any earlier setting."""
+    """Set the precision of float32 matrix products in this process, over any earlier setting."""
     import torch
 
     torch.set_float32_matmul_precision("high" if precision.compute == "tf32" else "highest")

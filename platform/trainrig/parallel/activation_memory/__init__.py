@@ -1,1 +1,1 @@
-"""Memory that layers keep for the backward pass: estimates, recomputation and offload to the host."""
+"""Memory that layers keep for the backward pass: estimates, recomputation and host offload."""

@@ -83,7 +83,7 @@ def _list_ways(layout: WorkerLayout) -> tuple[Kept, ...]:
 
 
 def _list_bytes(model: DecoderConfig, room: Room, rank: int) -> list[dict[Kept, float]]:
-    """Return, for each layer of `rank`, the bytes that a device keeps under each choice of `Kept`."""
+    """Return the bytes that each layer of `rank` keeps on a device under each choice of `Kept`."""
     layout = room.layout
     tensor = 1 if layout.tensor is None else layout.tensor.ranks
     expert = 1 if layout.expert is None else layout.expert.ranks

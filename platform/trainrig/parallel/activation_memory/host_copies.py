@@ -69,7 +69,7 @@ def _run(
 
 
 def _find_tensors(given: Iterable[Any], seen: set[int] | None = None) -> Iterator[Tensor]:
-    """Yield the tensors among `given`, also inside tuples, lists and plain objects such as `Sight`."""
+    """Yield the tensors in `given`, also inside tuples, lists and plain objects such as `Sight`."""
     seen = set() if seen is None else seen
     for each in given:
         if isinstance(each, Tensor):
@@ -85,7 +85,7 @@ class _Passing:
     """Sequence of forward passes through the layers of one stage, in order."""
 
     def __init__(self, leaving: "deque[weakref.ref[LayerCopies]]") -> None:
-        """`leaving`: saved tensors of all stages that may still be on the device, the oldest first."""
+        """`leaving`: saved tensors of all stages that may be on the device, the oldest first."""
         self._leaving = leaving
         # copies of the latest layer of the current pass
         self._last: weakref.ref[LayerCopies] | None = None
@@ -261,7 +261,7 @@ def _send(here: Tensor) -> Tensor:
 
 
 def _record(devices: Sequence[torch.device]) -> torch.cuda.Event | None:
-    """Return an event that fires when all copies from the single device in `devices` have arrived."""
+    """Return an event for when all copies from the single device in `devices` have arrived."""
     if not devices or devices[0].type != "cuda":
         return None
     event: torch.cuda.Event = _find_stream(devices[0]).record_event()

@@ -235,7 +235,7 @@ def _count_added(layer: LayerShape) -> int:
 
 
 def compute_feedforward_width(layer: LayerShape) -> int:
-    """Return the hidden width of the feed-forward part, summed over all experts that a token uses."""
+    """Return the hidden width of the feed-forward part, summed over a token's active experts."""
     part = layer.feedforward
     if isinstance(part, FeedForwardShape):
         return part.up.outputs

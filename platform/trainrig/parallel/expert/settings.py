@@ -1,4 +1,4 @@
-"""How a run file says that experts are divided: over how many workers."""
+"""Run-file settings for expert parallelism, and checks that a run supports it."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,15 +13,18 @@ from trainrig.optim import Adafactor, Muon, Optimizer
 from trainrig.optim.named_groups import NamedGroup
 from trainrig.tokens.mixing.stages import StageSizes
 
-BY_ROW = (*OF_PLACES, *OF_ANSWERS)  # objectives whose rows may lie on several workers
-EXPERTS = ".experts."  # in the names of parameters that are divided
+BY_ROW = (*OF_PLACES, *OF_ANSWERS)  # objectives whose rows may be on several workers
+EXPERTS = ".experts."  # part of the names of parameters that are divided
 
 
 class Expert(Settings):
-    """Workers that divide experts among them; each has some of every layer, and some rows of each
-    micro-batch, whose tokens it sends to the workers that have their experts."""
+    """Expert parallelism: workers that divide the experts of each layer among them.
 
-    # Workers that divide experts and rows; the number divides both.
+    Each worker also has some rows of each micro-batch, and sends their tokens to the workers that
+    have their experts.
+    """
+
+    # Number of workers that divide the experts and rows; must divide both numbers.
     ranks: int = Field(ge=2)
 
     def check_workers(self, workers: int) -> None:
@@ -41,9 +44,14 @@ class Expert(Settings):
         batches: Sequence[StageSizes],
         instead: str = "CausalLM",
     ) -> None:
-        """Raise ValueError unless `model` has as many experts for each worker, and micro-batches of
-        `batches`, in stages, as many rows, of which the `objective` of that kind asks nothing;
-        `instead`: the objective to name then."""
+        """Raise ValueError unless experts and rows can be divided equally over the workers.
+
+        Args:
+            model: The model of the run.
+            objective: Kind of objective, which must support divided rows.
+            batches: Batch sizes of each stage.
+            instead: Objective to suggest in the message.
+        """
         mixture = model.feedforward
         if not isinstance(mixture, MixtureOfExperts):
             raise ValueError(
@@ -66,8 +74,10 @@ class Expert(Settings):
                 )
 
     def check_experts(self, model: DecoderConfig, of: str = "") -> None:
-        """Raise ValueError if the experts of `model`, where it has some, are not as many for each
-        worker; `of`: whose they are, in words."""
+        """Raise ValueError if `model` has experts that the workers cannot divide equally.
+
+        `of`: words for the message that say whose experts they are.
+        """
         mixture = model.feedforward
         if isinstance(mixture, MixtureOfExperts) and mixture.experts % self.ranks:
             fitting = [str(n) for n in range(2, mixture.experts + 1) if mixture.experts % n == 0]
@@ -82,8 +92,11 @@ class Expert(Settings):
         groups: Mapping[str, NamedGroup],
         optimizer: Optimizer,
     ) -> None:
-        """Raise ConfigError if experts among parameters of such `shapes` have an optimizer that
-        gathers whole tensors: `optimizer`, or that of their group."""
+        """Raise ConfigError if experts have an optimizer that gathers whole tensors.
+
+        `shapes`: shapes of the parameters by name. The optimizer is that of the parameter's group,
+        or else `optimizer`.
+        """
         for name in shapes:
             group = groups.get(name)
             chosen = (group and group.optimizer) or optimizer

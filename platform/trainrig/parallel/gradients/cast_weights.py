@@ -41,7 +41,7 @@ class CastUnit:
         self.last = False  # whether the next backward pass is the step's last
 
     def cast(self) -> None:
-        """Replace the weights in the modules by low-precision copies; does nothing if already done."""
+        """Replace the weights in the modules by low-precision copies, unless already done."""
         if self._cast:
             return
         if not self._found:

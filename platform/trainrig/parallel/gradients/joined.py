@@ -1,4 +1,4 @@
-"""Gradients of a layer's inputs, summed within the layer, with a callback once they are complete."""
+"""Gradients of a layer's inputs, summed within the layer, and a callback on completion."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""How a run file says that layers are cut into stages: over how many workers, in what order."""
+"""Run-file settings for pipeline parallelism, and checks that a run supports it."""
 
 from collections.abc import Iterable
 from typing import Self
@@ -13,21 +13,23 @@ from trainrig.objectives import OF_ANSWERS, OF_PLACES
 from trainrig.parallel.pipeline.cut import cut_for_ranks
 from trainrig.parallel.pipeline.schedule import Schedule
 
-# Objectives that take one forward pass, of which the last stage alone computes anything: KTO takes
-# two before it, of its model and of a reference.
+# Objectives with a single forward pass whose loss only the last stage computes. KTO first needs two
+# passes, of the model and of a reference.
 OF_ROWS = (*OF_PLACES, *(kind for kind in OF_ANSWERS if kind != "KTO"))
 
 
 class Pipeline(Settings):
-    """Each worker of a group has some of the layers, a stage; micro-batches flow through all."""
+    """Pipeline parallelism: each worker of a group has some of the layers."""
 
-    ranks: int = Field(ge=2)  # workers of a group, each with a stage: no more than layers
-    # In what order a stage goes forward and backward. `GPipe`: forward with all micro-batches of a
-    # step, then backward (arXiv:1811.06965). `1F1B`: backward as soon as it can, so that it never
+    # number of workers that divide the layers among them; at most the number of layers
+    ranks: int = Field(ge=2)
+    # Order of forward and backward passes. `GPipe`: all micro-batches of a step forward, then all
+    # backward (arXiv:1811.06965). `1F1B`: backward as early as possible, so that a stage never
     # keeps more micro-batches than there are stages (arXiv:2104.04473, section 2.2.1).
-    # `interleaved`: 1F1B of several stages a worker, which wait for less (section 2.2.2).
+    # `interleaved`: 1F1B with several stages per worker, which reduces waiting (section 2.2.2).
     schedule: Schedule = "1F1B"
-    # Stages of a worker, which do not follow one another: 2 or more with `interleaved`.
+    # Number of stages per worker, which are not adjacent: 2 or more with `interleaved`, otherwise
+    # 1.
     chunks: int = Field(default=1, ge=1)
 
     @model_validator(mode="after")
@@ -56,8 +58,10 @@ class Pipeline(Settings):
             )
 
     def check_run(self, model: DecoderConfig, objective: str, instead: str = "CausalLM") -> None:
-        """Raise ValueError if `model`, trained by `objective`, cannot be cut into stages;
-        `instead`: the objective to name then."""
+        """Raise ValueError if `model`, trained by `objective`, cannot be cut into stages.
+
+        `instead`: objective to suggest in the message.
+        """
         where = "training.parallel.pipeline"
         if self.ranks > model.layers:
             raise ValueError(
@@ -83,8 +87,7 @@ class Pipeline(Settings):
             )
 
     def check_adapters(self, model: DecoderConfig, lora: LoRA) -> None:
-        """Raise ValueError unless each stage has an adapter: without, it would have nothing to
-        train."""
+        """Raise ValueError unless each stage has an adapter to train."""
         chosen = [name.split(".") for name in lora.choose(model)]
         there = {int(parts[1]) for parts in chosen if parts[0] == "layers"}
         for stages in cut_for_ranks(model, self.ranks, self.chunks):
@@ -97,8 +100,10 @@ class Pipeline(Settings):
                     )
 
     def check_batch(self, global_batch: int, micro_batch: int, replicas: int) -> None:
-        """Raise ValueError where stages are interleaved, unless micro-batches of so many sequences
-        go round the workers of each of `replicas` a whole number of times."""
+        """Raise ValueError if interleaved stages get an incomplete group of micro-batches.
+
+        The micro-batches of each of `replicas` must be a multiple of `ranks`.
+        """
         step = self.ranks * micro_batch * replicas
         if self.schedule != "interleaved" or global_batch % step == 0:
             return
@@ -111,7 +116,7 @@ class Pipeline(Settings):
         )
 
     def check_frozen(self, model: DecoderConfig, trained: Iterable[str]) -> None:
-        """Raise ConfigError unless each stage has one of the parameters that are `trained`."""
+        """Raise ConfigError unless each stage has one of the `trained` parameters."""
         there = set(trained)
         for stages in cut_for_ranks(model, self.ranks, self.chunks):
             for layers in stages:
