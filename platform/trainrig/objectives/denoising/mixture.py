@@ -1,15 +1,15 @@
-"""Several objectives in one run: each sample is of one of them, dealt by their weights.
+"""Mixture of several objectives in one run: each sample is assigned to one of them by weight.
 
-In the manner of Tay et al. 2022, "UL2", arXiv:2205.05131, section 3.1. Which objective a sample is
-of is drawn by its number, so it is the same at any number of workers and another in each epoch. The
-loss is the mean over the targets of the global batch, whichever objective they are of: an objective
-counts by its samples and by how many targets it makes of each.
+As in Tay et al. 2022, "UL2", arXiv:2205.05131, section 3.1. The objective of a sample is drawn by
+its number, so it is the same at any number of workers, and another in each epoch. The loss is the
+mean over the targets of the global batch, whatever their objectives: an objective's influence
+depends on its number of samples and on its number of targets in each.
 
-Where objectives make rows of different widths of the same text, all samples of a micro-batch are of
-one, drawn by the number of its first: none is padded for another's sake, and no text is left out to
-make widths alike.
+If objectives make rows of different widths from the same text, all samples of a micro-batch get one
+objective, drawn by the number of the first sample. No row is then padded to the width of another
+objective, and no text is dropped to equalize widths.
 
-Shapes: B rows of a micro-batch, T places of a row, R rows.
+Shapes: B rows of a micro-batch, T positions of a row, R rows.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ from trainrig.tokens.permutation import Integers
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
     from torch import nn
 
-MEMBERS = "members"  # [B] number of the objective of each row
-LOSS_OF = "loss/"  # and the name of a member: a diagnostic, the mean over its targets
+MEMBERS = "members"  # [B] number of each row's objective
+# prefix of a member's name: a diagnostic, the mean loss over the member's targets
+LOSS_OF = "loss/"
 
 Alone = Annotated[
     CausalLM | FillInTheMiddle | MaskedLM | PrefixLM | SpanCorruption,
@@ -66,7 +67,7 @@ Alone = Annotated[
 ]
 
 
-# Objectives that are no members, and why.
+# Objectives that cannot be members, and why.
 ALONE = {
     "ReplacedTokenDetection": "its model has a generator and no head of tokens, so no other "
     "objective can train it; run it by itself, or have MaskedLM here",
@@ -79,10 +80,11 @@ ALONE = {
 class MixtureMember(Settings):
     """One objective of a mixture."""
 
-    objective: Alone  # what its samples are trained by
-    # Of all samples, its share is this over the sum of all weights.
+    objective: Alone  # objective of the samples that are assigned to this member
+    # Weight of the member: its share of samples is this over the sum of all weights.
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    name: str | None = Field(default=None, min_length=1)  # in metrics; None: its objective's kind
+    # name in metrics; None: the objective's kind
+    name: str | None = Field(default=None, min_length=1)
 
     @field_validator("objective", mode="before")
     @classmethod
@@ -94,39 +96,40 @@ class MixtureMember(Settings):
 
     @property
     def called(self) -> str:
-        """Its name in metrics."""
+        """The name of the member in metrics."""
         return self.objective.kind if self.name is None else self.name
 
 
 @dataclass(frozen=True)
 class NamedObjective:
-    """One of several objectives that samples are dealt to."""
+    """One of the objectives that samples are assigned to."""
 
-    name: str  # in metrics
-    weight: float  # its share of samples is this over the sum of all
+    name: str  # name in metrics
+    weight: float  # share of samples, relative to the sum of all weights
     objective: Alone
 
 
 class DealtObjectives(CausalLM):
-    """Cross-entropy of several objectives, each sample of one of them; what mixtures share."""
+    """Base of mixtures: cross-entropy of several objectives, one for each sample."""
 
-    mixture_seed: int = 0  # random seed of which objective a sample is of
-    # Whether each sample is dealt by itself, or all of a micro-batch together, which wastes no
-    # place where objectives make rows of different widths; None: together if they do.
+    mixture_seed: int = 0  # random seed for the assignment of samples
+    # Whether objectives are drawn for each sample or for a whole micro-batch. A whole micro-batch
+    # avoids padding where objectives make rows of different widths. None: a whole micro-batch if
+    # widths differ, else each sample.
     deal: Literal["sample", "micro_batch"] | None = None
 
     def list_named(self) -> tuple[NamedObjective, ...]:
-        """The objectives."""
+        """Return the objectives of the mixture."""
         raise NotImplementedError
 
     def parts(self) -> tuple[tuple[float, CausalLM], ...]:
-        """The objectives that samples are dealt to, each with its share of them."""
+        """Return the objectives of the mixture, each with its share of the samples."""
         whole = sum(each.weight for each in self.list_named())
         return tuple((each.weight / whole, each.objective) for each in self.list_named())
 
     @property
     def deals_micro_batches(self) -> bool:
-        """Whether all samples of a micro-batch are of one objective."""
+        """Whether all samples of a micro-batch get the same objective."""
         if self.deal is not None:
             return self.deal == "micro_batch"
         shapes = {
@@ -136,8 +139,10 @@ class DealtObjectives(CausalLM):
         return len(shapes) > 1
 
     def make_corruption(self, encoder: Encoder) -> DealtRows:
-        """What deals rows to objectives and has each corrupt its own. Raises DataError if the
-        tokenizer lacks what one of them needs."""
+        """Return the corruption that assigns rows to objectives and applies the corruption of each.
+
+        Raises DataError if the tokenizer lacks what one of them needs.
+        """
         return DealtRows(
             kind=self.kind,
             names=tuple(each.name for each in self.list_named()),
@@ -154,7 +159,7 @@ class DealtObjectives(CausalLM):
         )
 
     def predict(self, model: nn.Module, batch: DeviceBatch) -> Output:
-        """What gives the logits of the targets of `batch`, place by place."""
+        """Return the model output for `batch`, with the logits of the target at each position."""
         arrays = batch.arrays
         if DECODER_IDS in arrays:
             return SpanCorruption.predict(self, model, batch)  # type: ignore[arg-type]
@@ -165,7 +170,7 @@ class DealtObjectives(CausalLM):
     def compute(
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed:
-        """Nats of each target of `batch`, and beside them the loss of each objective."""
+        """Compute the cross-entropy of each target of `batch`, and each objective's mean loss."""
         computed = super().compute(model, batch, statistics)
         found = computed.terms[CROSS_ENTROPY]
         rows_B, members_B = found.sum_rows_B(), batch.arrays[MEMBERS]
@@ -177,11 +182,14 @@ class DealtObjectives(CausalLM):
 
 
 class MixtureOfObjectives(DealtObjectives):
-    """Cross-entropy of several objectives, each sample of one of them, a mean over all targets of
-    the global batch."""
+    """Cross-entropy of several objectives, averaged over all targets of the global batch.
+
+    Each sample is assigned to one objective.
+    """
 
     kind: Literal["MixtureOfObjectives"] = "MixtureOfObjectives"  # type: ignore[assignment]  # what tells the two apart
-    members: tuple[MixtureMember, ...] = Field(min_length=2)  # objectives, with the share of each
+    # objectives of the mixture, with their weights
+    members: tuple[MixtureMember, ...] = Field(min_length=2)
 
     @model_validator(mode="after")
     def _check_members(self) -> Self:
@@ -197,7 +205,7 @@ class MixtureOfObjectives(DealtObjectives):
         return self
 
     def list_named(self) -> tuple[NamedObjective, ...]:
-        """The members."""
+        """Return the members of the mixture."""
         return tuple(
             NamedObjective(each.called, each.weight, each.objective) for each in self.members
         )
@@ -205,22 +213,23 @@ class MixtureOfObjectives(DealtObjectives):
 
 @dataclass(frozen=True)
 class DealtRows:
-    """Rows that are each of one of several objectives."""
+    """Corruption that assigns each row to one of several objectives."""
 
-    kind: str  # of the objective whose rows they are
+    kind: str  # kind of the mixture
     names: tuple[str, ...]
-    shares: tuple[float, ...]  # of samples, 1 together
-    corruptions: tuple[Corruption | None, ...]  # None: rows stay as they are
+    shares: tuple[float, ...]  # share of samples of each objective; the sum is 1
+    # corruption of each objective; None: rows stay as they are
+    corruptions: tuple[Corruption | None, ...]
     seed: int
-    by_micro_batch: bool  # whether all samples of a micro-batch are dealt together
-    padding: int  # id
+    by_micro_batch: bool  # whether all samples of a micro-batch get the same objective
+    padding: int  # id of padding
 
     def choose_by_sample(self) -> DealtRows:
-        """The same, but that each sample is dealt by itself."""
+        """Return the same corruption, but with an objective drawn for each sample."""
         return replace(self, by_micro_batch=False)
 
     def identity(self) -> dict[str, Any]:
-        """See Corruption."""
+        """Return the settings that identify the corruption. See `Corruption`."""
         return {
             "kind": self.kind,
             **({"deal": "micro_batch"} if self.by_micro_batch else {}),
@@ -232,8 +241,10 @@ class DealtRows:
         }
 
     def check_length(self, longest: int) -> None:
-        """Raise DataError if rows of `longest` positions are too long for one of them: for that
-        which needs the most."""
+        """Raise DataError if rows of `longest` positions are too long for one of the corruptions.
+
+        The corruption that needs the most sentinels is checked first.
+        """
         spans = [each for each in self.corruptions if isinstance(each, SpansLeftOut)]
         spans.sort(key=lambda each: -each.count_needed_sentinels(longest))
         for each in (*spans, *self.corruptions):
@@ -241,7 +252,7 @@ class DealtRows:
                 each.check_length(longest)
 
     def deal(self, samples: Integers) -> Integers:
-        """[R] the number of the objective that each of `samples` [R] of a micro-batch is of."""
+        """Return the number [R] of the objective of each of a micro-batch's `samples` [R]."""
         if self.by_micro_batch:
             samples = np.full_like(samples, samples.min())
         key = RandomKey(self.seed, "objective of a sample")
@@ -250,7 +261,7 @@ class DealtRows:
         return np.searchsorted(ends, drawn, side="right").astype(np.int64)
 
     def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:
-        """See Corruption."""
+        """Return the number of targets over all objectives. See `Corruption`."""
         of = self.deal(samples)
         total = 0
         for number, each in enumerate(self.corruptions):
@@ -262,7 +273,7 @@ class DealtRows:
         return {TOKENS: total}
 
     def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
-        """`micro`, each row by its own objective, as wide as the widest of those that it has."""
+        """Return `micro` with each row corrupted by its objective, as wide as the widest result."""
         of_B = self.deal(micro.samples)
         rows, parts = [], []
         for number in np.unique(of_B).tolist():
@@ -276,7 +287,7 @@ class DealtRows:
 
 
 def take_rows(micro: MicroBatch, rows: Integers) -> MicroBatch:
-    """The `rows` of `micro`, ascending, alone."""
+    """Return the `rows` of `micro`, in ascending order, as a micro-batch."""
     mine = np.isin(micro.pieces[:, 0], rows)
     pieces = micro.pieces[mine].copy()
     pieces[:, 0] = np.searchsorted(rows, pieces[:, 0])
@@ -285,8 +296,11 @@ def take_rows(micro: MicroBatch, rows: Integers) -> MicroBatch:
 
 
 def join_rows(rows: Sequence[Integers], parts: Sequence[MicroBatch], padding: int) -> MicroBatch:
-    """One micro-batch of `parts`, whose rows are its `rows`; narrower ones are padded at their
-    ends, and lack nothing that others have: a row without prefixes has none."""
+    """Join `parts` into one micro-batch with the given `rows`.
+
+    Narrower rows are padded at their ends. Arrays that a part lacks are filled with zeros: a row
+    without prefixes has none.
+    """
     count = sum(map(len, rows))
     arrays: dict[str, NDArray[Any]] = {}
     for name in dict.fromkeys(name for part in parts for name in part.arrays):
@@ -294,7 +308,7 @@ def join_rows(rows: Sequence[Integers], parts: Sequence[MicroBatch], padding: in
         shape = (count, max(each.shape[1] for each in there))
         fill = {IDS: padding, DECODER_IDS: padding, TARGETS: IGNORE}.get(name, 0)
         joined = np.full(shape, fill, dtype=there[0].dtype)
-        if name == POSITIONS:  # padding begins no document, nor is any place beyond a text's
+        if name == POSITIONS:  # positions go on into the padding, but not beyond those of any text
             farthest = max(int(each.max()) for each in there)
             joined += np.arange(shape[1]).clip(max=farthest)
         for of, part in zip(rows, parts, strict=True):

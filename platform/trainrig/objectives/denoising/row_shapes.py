@@ -1,4 +1,4 @@
-"""What rows and models objectives of pretraining ask for, checked before a run starts."""
+"""Rows and models that pretraining objectives need, checked before a run starts."""
 
 from trainrig.objectives.causal import CausalLM
 from trainrig.objectives.contract import find_parts
@@ -10,7 +10,7 @@ from trainrig.tokens.mixing.stages import BatchSettings
 
 
 def check_rows(objective: CausalLM, batches: BatchSettings) -> None:
-    """Raise ValueError if `objective` can make nothing of the rows of `batches`."""
+    """Raise ValueError if `objective` cannot train on the rows of `batches`."""
     shortest = min(each.sequence_length for each in batches.resolve_stages())
     for _, each in find_parts(objective):
         if isinstance(each, PrefixLM | MultiTokenPrediction):
@@ -20,18 +20,18 @@ def check_rows(objective: CausalLM, batches: BatchSettings) -> None:
 
 
 def compute_widest_row(objective: CausalLM, length: int) -> int:
-    """Places that the widest rows of a decoder fill, of rows of `length` tokens."""
+    """Return the positions of the widest decoder rows made from rows of `length` tokens."""
     parts = [each for _, each in find_parts(objective) if isinstance(each, SpanCorruption)]
     return max([length, *(each.compute_row_length(length) for each in parts)])
 
 
 def count_further_heads(objective: CausalLM) -> int:
-    """How many heads for the tokens after the next `objective` trains."""
+    """Return the number of heads for tokens after the next that `objective` trains."""
     return len(objective.further_weights) if isinstance(objective, MultiTokenPrediction) else 0
 
 
 def find_model_kind(objective: CausalLM) -> str:
-    """The kind of model that `objective` teaches from fresh weights."""
+    """Return the kind of model that `objective` trains from fresh weights."""
     parts = [each for _, each in find_parts(objective)]
     if all(isinstance(each, MaskedLM) for each in parts):
         return "Encoder"
