@@ -74,7 +74,7 @@ def shard(
 def _shard_ends(
     model: nn.Module, mesh: DeviceMesh, gather_once: bool, casts: MixedPrecisionPolicy
 ) -> None:
-    """Shard the embedding and the head of `model` as units of their own, where the model has them.
+    """Shard the embedding and the head of `model`, if it has them, as separate units.
 
     The head is gathered while the layers before it compute, and its gradient is sent while they go
     backward.
@@ -90,7 +90,7 @@ def _shard_ends(
         fully_shard(end, mesh=mesh, reshard_after_forward=again, mp_policy=casts)
         if name == "head":
             register_fsdp_forward_method(end, "finish_streams")
-        # which multiplies by one of its matrices in the backward pass
+        # a low-rank embedding needs its matrix in the backward pass
         elif not isinstance(end, LowRankEmbedding):
             end.set_unshard_in_backward(False)
 

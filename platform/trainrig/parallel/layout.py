@@ -38,7 +38,7 @@ class FSDP(WorkerLayout):
 
     @property
     def by_micro_batch(self) -> bool:
-        """Whether gradients are reduced after each micro-batch (`reduce = "micro_batch"`)."""
+        """True if gradients are reduced after each micro-batch (`reduce = "micro_batch"`)."""
         return self.reduce == "micro_batch"
 
     def inexact_by(self) -> str | None:
@@ -81,7 +81,7 @@ class HSDP(_Copies):
 
     @property
     def by_micro_batch(self) -> bool:
-        """Whether gradients are reduced after each micro-batch (`reduce = "micro_batch"`)."""
+        """True if gradients are reduced after each micro-batch (`reduce = "micro_batch"`)."""
         return self.reduce == "micro_batch"
 
     @property

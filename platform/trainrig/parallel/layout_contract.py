@@ -36,7 +36,7 @@ class WorkerLayout(Settings):
 
     @property
     def by_micro_batch(self) -> bool:
-        """Whether gradients are reduced after each micro-batch, and not once a step."""
+        """True if gradients are reduced after each micro-batch, and not once a step."""
         return False
 
     def inexact_by(self) -> str | None:

@@ -22,7 +22,7 @@ from trainrig.errors import ClusterError
 
 # The axes of a mesh, the outermost first: neighbouring ranks differ in the last axis.
 REPLICATE, SHARD, CONTEXT, TENSOR = "data_replicate", "data_shard", "context", "tensor"
-EXPERT = "expert"  # in the place of CONTEXT: no mesh has both
+EXPERT = "expert"  # takes the place of CONTEXT: no mesh has both
 PIPELINE = "pipeline"  # between SHARD and CONTEXT or EXPERT
 # SHARD with CONTEXT or EXPERT as one flattened axis, or REPLICATE with one of them.
 SLICES, COPIES = "slices", "copies"
@@ -80,9 +80,10 @@ class WorkerMesh:
     tensor: Axis = field(default_factory=Axis)  # ranks that share each layer
     pipeline: Axis = field(default_factory=Axis)  # ranks that hold some of the layers each
     pipeline_back: Axis = field(default_factory=Axis)  # the same ranks, for gradients sent backward
-    # The same ranks, for what the last of them sends to the first, where each has several stages.
+    # The same ranks, for hidden states that the last rank sends to the first, where each has
+    # several stages.
     pipeline_round: Axis = field(default_factory=Axis)
-    # for gradients sent from the first to the last
+    # the same ranks, for gradients sent from the first to the last
     pipeline_round_back: Axis = field(default_factory=Axis)
     # ranks that divide experts and the rows of micro-batches
     expert: Axis = field(default_factory=Axis)
@@ -111,7 +112,7 @@ class WorkerMesh:
 
     @property
     def speaks(self) -> bool:
-        """Whether this rank reports, once for its replica, what all ranks of the replica know."""
+        """True on the one rank that reports, once for its replica, what all ranks of the replica know."""
         return dist.get_rank() % self._replica == 0
 
     @property
@@ -137,16 +138,10 @@ def build_mesh(
 ) -> WorkerMesh:
     """Build the mesh of all ranks of the process group. Collective.
 
-    Args:
-        device: Device of this rank.
-        copies: Number of groups of ranks that each hold a whole model, in slices within the group
-            (a whole part of each layer with `tensor` ranks, a whole stage with `pipeline` ranks).
-            None: one group, and `sharding` has one axis.
-        context: Ranks that share each row; 1 if `expert` is not.
-        tensor: Ranks that share each layer.
-        expert: Ranks that divide the experts; 1 if `context` is not.
-        pipeline: Ranks that the layers are divided over.
-        chunks: Stages of each pipeline rank.
+    At most one of `context` and `expert` is above 1. `chunks`: stages of each of `pipeline` ranks.
+    `copies`: number of groups of ranks that each hold a whole model, in slices within the group (a
+    whole part of each layer with `tensor` ranks, a whole stage with `pipeline` ranks). None: one
+    group, and `sharding` has one axis.
     """
     assert context == 1 or expert == 1, "a mesh has one axis of parts of micro-batches"
     within, parts = (EXPERT, expert) if expert > 1 else (CONTEXT, context)
@@ -245,7 +240,7 @@ def count_spanning(nodes: Sequence[str], size: int) -> int:
 
 
 def _make_twin(devices: DeviceMesh) -> DeviceMesh:
-    """Build a mesh of the same ranks and axes with process groups of its own."""
+    """Build a mesh of the same ranks and axes with new process groups."""
     shape = tuple(devices.shape)
     return init_device_mesh(devices.device_type, shape, mesh_dim_names=devices.mesh_dim_names)
 

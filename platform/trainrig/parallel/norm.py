@@ -74,7 +74,7 @@ def compute_exact_norm(
         begins.append(own.rows * part.rank + place + first[0])
     sum_all_rows(gradients, begins, rows)
     if divided:
-        dist.all_reduce(rows)  # in each position, all but one of the summands are zero
+        dist.all_reduce(rows)  # all but one summand in each position are zero
     return rows.sum().sqrt()
 
 
@@ -113,7 +113,7 @@ def _sum_by_kernel(rows_of_each: Sequence[Tensor], firsts: Sequence[int], sums: 
     from trainrig.parallel.gradients import triton_kernels
 
     segments = [_count_segments(each.shape[1]) for each in rows_of_each]
-    # The sums of segments are stored behind those of rows until they are halved.
+    # The sums of segments are stored after the sums of rows until they are halved.
     places, wanted = list(firsts), len(sums)
     for number, (each, count) in enumerate(zip(rows_of_each, segments, strict=True)):
         if count > 1:

@@ -28,7 +28,7 @@ class PhaseClock:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._seconds = dict.fromkeys(PHASES, 0.0)
-        self._within: list[float] = []  # for each open phase, the seconds that inner phases took
+        self._within: list[float] = []  # seconds that inner phases took, for each open phase
         # On an accelerator: (phase, begin, end) of the phases that were not read yet.
         self._marks: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         self.measured = device.type == "cpu"

@@ -57,7 +57,7 @@ class Precision(Settings):
 
     @property
     def casts(self) -> bool:
-        """Whether weights are cast to a narrower format to compute; `auto` counts as on a CPU."""
+        """True if weights are cast to a narrower format to compute; `auto` counts as on a CPU."""
         return self.compute in NARROW
 
     @property
@@ -131,7 +131,7 @@ def has_bfloat16(device: "torch.device") -> bool:
 
 
 def make_policy(precision: Precision) -> "MixedPrecisionPolicy":
-    """Return FSDP2's policy: the dtype of gathered weights, and that of reduced gradients."""
+    """Return FSDP2's policy: the dtypes of gathered weights and of reduced gradients."""
     import torch
     from torch.distributed.fsdp import MixedPrecisionPolicy
 

@@ -1,4 +1,4 @@
-"""Replaced-token detection: a generator fills in hidden tokens, an encoder detects them.
+"""Replaced-token detection: a generator fills in tokens, an encoder detects the replacements.
 
 Clark et al. 2020, "ELECTRA", arXiv:2003.10555, section 3. The two are one model: the generator
 shares the encoder's embedding, one optimizer trains both, and no gradient flows through the sampled

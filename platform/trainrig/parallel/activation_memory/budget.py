@@ -146,7 +146,7 @@ def estimate_keys_and_values(local: DecoderConfig, size: int) -> float:
 
 
 def estimate_gathered_rows(local: DecoderConfig, layout: WorkerLayout, size: int) -> float:
-    """Return the bytes that a layer keeps of other workers' keys and values, per token of its own.
+    """Return the bytes of other workers' keys and values that a layer keeps, per local token.
 
     They are 0 unless context parallelism gathers whole rows.
     """

@@ -277,7 +277,8 @@ def _fetch(gone: Sequence[HostCopy]) -> torch.cuda.Event | None:
         return None
     stream = _find_stream(device)
     room = [torch.empty_like(copy.there, device=device, pin_memory=False) for copy in gone]
-    stream.wait_stream(torch.cuda.current_stream(device))  # for earlier users of that memory
+    # earlier operations may still use that memory
+    stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         for copy, here in zip(gone, room, strict=True):
             here.copy_(copy.there, non_blocking=True)

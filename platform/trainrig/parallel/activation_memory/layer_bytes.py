@@ -156,7 +156,7 @@ def _list_sources(layer: LayerShape, split: int) -> dict[str, float]:
     found = {}
     if layer.attention_norm is not None:
         found["attention"] = layer.attention_norm.channels / split
-    # in a mixture, experts and router read it too
+    # experts and router of a mixture read it too
     if isinstance(layer.feedforward, FeedForwardShape):
         if layer.feedforward_norm is not None:
             found["feedforward"] = layer.feedforward_norm.channels / split

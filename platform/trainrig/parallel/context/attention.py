@@ -41,7 +41,7 @@ class PartSight(Sight):
     """Attention mask of one rank's positions over the whole row."""
 
     def __init__(self, whole: Sight, documents_BT: Tensor, chunks: tuple[Sight, ...]) -> None:
-        """Keep the mask of each chunk besides that of the row.
+        """Set the mask of the row and the mask of each chunk.
 
         `whole` holds the rotary embedding of this rank's positions. `documents_BT` numbers the
         documents at all positions of the row. `chunks`: for each chunk of this rank, the mask over

@@ -46,7 +46,7 @@ class Ring:
     window: int | None = None
     cap: float | None = None
     slopes_H: Tensor | None = None
-    in_one_kernel: bool = False  # whether trainrig's GPU kernel computes each pair of chunks
+    in_one_kernel: bool = False  # True if trainrig's GPU kernel computes each pair of chunks
 
     def attend(
         self,

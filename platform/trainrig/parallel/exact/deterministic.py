@@ -263,13 +263,13 @@ class _Unit:
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """Keep `input_tensor` [world x slice], and start to send what was kept when it is complete.
+        """Add `input_tensor` [world x slice] to the kept sums, and send them when complete.
 
         `output_tensor` [slice], of which FSDP makes the gradients views, is filled later.
         """
         step = self._step
         assert step is not None
-        if input_tensor.is_cuda:  # in use on this stream for longer than FSDP knows
+        if input_tensor.is_cuda:  # The stream uses the tensor for longer than FSDP knows.
             input_tensor.record_stream(torch.cuda.current_stream())
         if step.slot.real:
             step.measure_own(input_tensor)

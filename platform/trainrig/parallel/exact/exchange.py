@@ -191,8 +191,7 @@ class StepSum:
         """`peers`: see tokens.batches.assign_micro_batches. `measured`: whether norms are kept."""
         self.micro_batches, self.virtual, self.peers = micro_batches, virtual, peers
         self.shape = micro_batches, virtual
-        # The norm of a part of a virtual worker's gradient is not that of the whole, so none is
-        # kept.
+        # The norm of a part says nothing about the norm of a virtual worker's whole gradient.
         parts = mesh.parts.size * mesh.tensor.size * mesh.pipeline.size
         self.measured = measured and parts == 1
         self.summation = Summation(self, mesh, mesh.slices, mesh.parts)

@@ -52,7 +52,7 @@ def count_bytes_by_rank(
     of_a_node: int,
     by_micro_batch: bool = False,
 ) -> list[tuple[float, float]]:
-    """Return the bytes that each rank sends to ranks of its own node, and of other nodes."""
+    """Return the bytes that each rank sends within its node, and to other nodes."""
     peers = ranks if by_micro_batch else 1
     turns = [plan_hand_over(micro_batches, virtual, rank, ranks, peers) for rank in range(ranks)]
     one, nodes = size / ranks, ranks // of_a_node  # `one`: bytes of a slice

@@ -19,7 +19,7 @@ class SumPlan:
     """
 
     micro_batches: int  # micro-batches of the global batch
-    virtual: int  # virtual workers, at most as many as micro-batches
+    virtual: int  # number of virtual workers, at most `micro_batches`
     slices: int = 1  # ranks of a copy of the model, each of which has a slice of every gradient
     parts: int = 1  # neighbours among `slices` that each have a part of the same micro-batches
     copies: int = 1  # copies of the model

@@ -29,16 +29,16 @@ class CastUnit:
     """Weights that are cast together."""
 
     def __init__(self, modules: Sequence[nn.Module], dtype: torch.dtype) -> None:
-        """Cast the parameters that `modules` own directly, without those of their submodules."""
+        """Cast the parameters of `modules`, without those of their submodules."""
         self._modules, self._dtype = tuple(modules), dtype
         self._weights: list[nn.Parameter] = []
         self._copies: list[nn.Parameter] = []
         # (module, parameter name, number of the weight)
         self._places: list[tuple[nn.Module, str, int]] = []
-        self._found = False  # whether the weights have been collected
-        self._cast = False  # whether the copies exist and are in the modules
+        self._found = False  # True once the weights have been collected
+        self._cast = False  # True while the copies exist and are in the modules
         self._under_way = 0  # forward passes whose backward pass has not run yet
-        self.last = False  # whether the next backward pass is the step's last
+        self.last = False  # True if the next backward pass is the step's last
 
     def cast(self) -> None:
         """Replace the weights in the modules by low-precision copies, unless already done."""
@@ -71,7 +71,7 @@ class CastUnit:
         self._cast = False
 
     def add_gradients(self) -> None:
-        """Add the gradients that a backward pass left with the copies to those of the weights."""
+        """Add the copies' gradients of a backward pass to the gradients of the weights."""
         for weight, copy in zip(self._weights, self._copies, strict=True):
             gradient, copy.grad = copy.grad, None
             if gradient is None:

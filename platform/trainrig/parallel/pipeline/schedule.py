@@ -17,7 +17,7 @@ class Turn(NamedTuple):
     """One pass of a micro-batch through one of the rank's stages."""
 
     forward: bool  # a forward pass, else a backward pass
-    number: int  # number of the micro-batch among those of the replica in this step
+    number: int  # number of the micro-batch within the replica's step
     chunk: int = 0  # number of the rank's stage
 
 

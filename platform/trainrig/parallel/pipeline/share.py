@@ -14,7 +14,7 @@ class StageShare:
     # Number of rows of each trained parameter of the whole model, by name, in the order of a single
     # process.
     whole: Mapping[str, int]
-    copies: bool = False  # whether this stage has a copy of the first stage's embedding
+    copies: bool = False  # True if this stage has a copy of the first stage's embedding
 
     def counts(self, name: str) -> bool:
         """Return whether this stage counts its parameter `name`.

@@ -63,7 +63,7 @@ class StageDecoder(Decoder):
 
     @property
     def copies_embedding(self) -> bool:
-        """Whether this rank has a copy of the first stage's embedding, for a tied head."""
+        """True if this rank has a copy of the first stage's embedding, for a tied head."""
         return self.last and not self.first and self.config.shapes.head is None
 
     def begin(self, chunk: int, received: Sequence[Tensor]) -> None:

@@ -192,7 +192,7 @@ def _is_cut_by_columns(tensor: Tensor) -> bool:
 
 
 def _cut_twice(tensor: Tensor) -> bool:
-    """Return whether rows are already divided over two axes, as those of divided experts are."""
+    """Return whether rows are already divided over two axes, like the rows of divided experts."""
     assert isinstance(tensor, DTensor)
     return any(isinstance(each, _StridedShard) for each in tensor.placements)
 
