@@ -34,7 +34,7 @@ class Term:
     """One named part of the loss."""
 
     name: str
-    per: str  # name of the term's denominator among those of the batch
+    per: str  # name of the term's denominator in the batch
     weight: float = 1.0
 
 

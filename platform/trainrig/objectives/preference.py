@@ -76,7 +76,7 @@ class _Referenced(_Pairwise):
 
     @property
     def per_token(self) -> bool:
-        """Whether log-ratios are means over the tokens of an answer, not sums."""
+        """True if log-ratios are means over the tokens of an answer, not sums."""
         return False
 
     @abstractmethod

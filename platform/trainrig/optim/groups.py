@@ -57,7 +57,7 @@ class WidthTransfer:
     """Width of a model relative to the base model for which its learning rates were chosen."""
 
     multiple: float
-    roles: Roles  # by parameter name; a parameter that is missing keeps its rate
+    roles: Roles  # role by parameter name; a parameter without one keeps its rate
 
     def share(self, optimizer: object, name: str, shape: tuple[int, ...]) -> float:
         """Return the factor of `optimizer`'s learning rate for the parameter `name`.

@@ -39,7 +39,7 @@ class TwoMoments(Settings):
     """Settings of Adam and AdamW, which set their own defaults."""
 
     state_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
-    decoupled: ClassVar[bool]  # whether weight decay is decoupled from the gradient
+    decoupled: ClassVar[bool]  # True if weight decay is decoupled from the gradient
 
     lr: Positive = 3e-4  # peak learning rate
     # Decay rates of the averages of the gradient and of its square.

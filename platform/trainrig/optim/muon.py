@@ -46,7 +46,7 @@ class Muon(Settings):
     kind: Literal["Muon"] = "Muon"
     lr: Positive = 0.02  # peak learning rate of the matrices
     momentum: Momentum = 0.95  # decay rate of the average of the gradient
-    nesterov: bool = True  # whether to use Nesterov momentum
+    nesterov: bool = True  # if true, use Nesterov momentum
     weight_decay: Decay = 0.1  # weight decay, multiplied by the learning rate
     rounds: int = Field(default=5, ge=1)  # number of Newton-Schulz iterations in a step
     # How a step scales with the shape of the matrix. "original": by the square root of rows over

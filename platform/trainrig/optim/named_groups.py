@@ -28,7 +28,7 @@ class NamedGroup(Settings):
     # Pattern of the group's parameter names, as they are in checkpoints: `*` matches anything, `?`
     # one character ("embedding.*", "layers.[01].*", "*.feedforward.*").
     match: str = Field(min_length=1)
-    freeze: bool = False  # whether the parameters are frozen: no gradient, no optimizer state
+    freeze: bool = False  # if true, the parameters are frozen: no gradient, no optimizer state
     # Learning rate relative to the optimizer's.
     rate: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     # Weight decay of the group's matrices. None: the optimizer's.
@@ -74,7 +74,7 @@ def assign(names: Iterable[str], groups: Sequence[NamedGroup]) -> dict[str, Name
 
 
 def choose_matching(names: Iterable[str], groups: Sequence[NamedGroup]) -> tuple[NamedGroup, ...]:
-    """Return those of `groups` that match at least one of the parameters `names`.
+    """Return each of `groups` that matches at least one of the parameters `names`.
 
     For a pipeline stage, for example, which has only some of the parameters given to `assign`.
     """

@@ -56,7 +56,7 @@ class WholeTask:
 
 
 def split_into_rounds(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield `parameters`, largest first, in groups of as many as there are ranks."""
+    """Yield `parameters`, largest first, in groups of one for each rank."""
     ordered = sorted(parameters, key=lambda each: -each.numel())
     if ordered:
         group = _find_group(ordered[0])

@@ -112,7 +112,7 @@ class WorkerMesh:
 
     @property
     def speaks(self) -> bool:
-        """True on the one rank that reports, once for its replica, what all ranks of the replica know."""
+        """True on the one rank of a replica that reports what all its ranks know."""
         return dist.get_rank() % self._replica == 0
 
     @property

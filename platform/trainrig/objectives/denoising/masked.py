@@ -198,7 +198,7 @@ class MaskedTokens:
         Special tokens and positions without text are a group each.
         """
         alone_T = scores_T >= SPECIAL
-        # whether the position before ends a group
+        # True where the position before ends a group
         before_T = np.concatenate([[True], alone_T[:-1]])
         if self.settings.unit == "word":
             ended_T = np.concatenate([[True], ~self.ends[ids_T[:-1]]])

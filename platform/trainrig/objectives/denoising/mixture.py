@@ -129,7 +129,7 @@ class DealtObjectives(CausalLM):
 
     @property
     def deals_micro_batches(self) -> bool:
-        """Whether all samples of a micro-batch get the same objective."""
+        """True if all samples of a micro-batch get the same objective."""
         if self.deal is not None:
             return self.deal == "micro_batch"
         shapes = {
@@ -221,7 +221,7 @@ class DealtRows:
     # corruption of each objective; None: rows stay as they are
     corruptions: tuple[Corruption | None, ...]
     seed: int
-    by_micro_batch: bool  # whether all samples of a micro-batch get the same objective
+    by_micro_batch: bool  # True if all samples of a micro-batch get the same objective
     padding: int  # id of padding
 
     def choose_by_sample(self) -> DealtRows:
@@ -308,7 +308,8 @@ def join_rows(rows: Sequence[Integers], parts: Sequence[MicroBatch], padding: in
         shape = (count, max(each.shape[1] for each in there))
         fill = {IDS: padding, DECODER_IDS: padding, TARGETS: IGNORE}.get(name, 0)
         joined = np.full(shape, fill, dtype=there[0].dtype)
-        if name == POSITIONS:  # positions go on into the padding, but not beyond those of any text
+        # positions continue into the padding, up to the last position of any text
+        if name == POSITIONS:
             farthest = max(int(each.max()) for each in there)
             joined += np.arange(shape[1]).clip(max=farthest)
         for of, part in zip(rows, parts, strict=True):

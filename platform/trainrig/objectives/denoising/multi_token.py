@@ -56,7 +56,7 @@ class MultiTokenPrediction(CausalLM):
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        """The terms of the next token, followed by those of the further tokens."""
+        """The terms of the next token, followed by one term for each further token."""
         further = (
             Term(name_term(ahead), per=name_denominator(ahead), weight=weight)
             for ahead, weight in zip(self.ahead, self.further_weights, strict=True)

@@ -23,7 +23,7 @@ def need_tokens(encoder: Encoder, kind: str, wanted: Sequence[Sequence[str]]) ->
 
 
 def find_sentinels(encoder: Encoder) -> list[int]:
-    """Return the ids of <extra_id_0> and so on, for as many as `encoder` has without a gap."""
+    """Return the ids of <extra_id_0>, <extra_id_1> and so on, up to the first missing one."""
     there = encoder.special_ids
     count = next(number for number in itertools.count() if name_sentinel(number) not in there)
     return [there[name_sentinel(number)] for number in range(count)]

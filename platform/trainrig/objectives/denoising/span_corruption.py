@@ -145,9 +145,9 @@ class SpansLeftOut:
     """Corruption that removes spans from rows."""
 
     noise: Noise
-    suffix: bool  # whether the single span is the end of the text
+    suffix: bool  # True if the single span is the end of the text
     mode: int | None  # id of the mode token before the text
-    joined: bool  # whether text and spans are in one row
+    joined: bool  # True if text and spans are in one row
     closing_sentinel: bool
     seed: int
     tokenizer: str  # path of the tokenizer, for error messages

@@ -68,7 +68,7 @@ class PolicyGradient(Settings):
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        """The policy's term, and that of the divergence if it is in the loss."""
+        """The policy's term, and the divergence's term if the divergence is in the loss."""
         found: tuple[Term, ...] = (Term(POLICY, per=self.per),)
         if self.reference and self.reference.place == "loss":
             # An adaptive weight is stored in the batch and holds for all updates from it.

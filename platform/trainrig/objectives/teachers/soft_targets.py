@@ -41,7 +41,7 @@ class SoftTargets:
     targets_K: Tensor
     bend: Bend
     temperature: float
-    bucket: bool  # whether unnamed entries form one event; otherwise they have no probability
+    bucket: bool  # True if unnamed entries form one event; otherwise they have no probability
     hard: float
 
     def replace_by_gradients(

@@ -29,7 +29,7 @@ class CastUnit:
     """Weights that are cast together."""
 
     def __init__(self, modules: Sequence[nn.Module], dtype: torch.dtype) -> None:
-        """Cast the parameters of `modules`, without those of their submodules."""
+        """Prepare the direct parameters of `modules`; parameters of submodules are not included."""
         self._modules, self._dtype = tuple(modules), dtype
         self._weights: list[nn.Parameter] = []
         self._copies: list[nn.Parameter] = []
