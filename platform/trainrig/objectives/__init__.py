@@ -67,7 +67,7 @@ OfLabels = Classification | AnswerSpan  # need models with a classification or s
 # Kinds of objectives that use each answer, or each pair of answers, separately, and only the
 # answer's log-probability or score.
 OF_ANSWERS: tuple[str, ...] = tuple(
-    each.model_fields["kind"].default for each in get_args(Pairwise | KTO | Scoring)
+    objective.model_fields["kind"].default for objective in get_args(Pairwise | KTO | Scoring)
 )
 # Objectives for post-training.
 Tuning = Annotated[

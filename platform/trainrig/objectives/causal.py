@@ -94,7 +94,7 @@ class CausalLM(Settings):
         found = {
             name: Contributions(values_BT, counts_B)
             for name, values_BT in values.items()
-            if name in {each.name for each in self.terms}
+            if name in {term.name for term in self.terms}
         }
         if weights_BT is not None:
             found[CROSS_ENTROPY] = Contributions(loss.nats_BT, weights_BT.sum(1))

@@ -141,7 +141,7 @@ def compute_row_losses(
         None if weights_BT is None else weights_BT.reshape(-1),
         hidden_BTC.shape[:-1].numel() != targets_BT.numel(),
     )
-    first, second, third = (each_N.view(targets_BT.shape) for each_N in found)
+    first, second, third = (values_N.view(targets_BT.shape) for values_N in found)
     return first, second, third
 
 
@@ -177,8 +177,11 @@ class _HeadLoss(torch.autograd.Function):
         if weights_K is not None:
             parts_3K[0] *= weights_K
         ctx.save_for_backward(hidden_NC, weight_VC, bias_V)
-        ctx.losses, ctx.trained_K, ctx.gradients = losses, trained_K, gradients
-        ctx.counts_K, ctx.whole = counts_K, 1 if counts_K is None else FULL_WEIGHT
+        ctx.losses = losses
+        ctx.trained_K = trained_K
+        ctx.gradients = gradients
+        ctx.counts_K = counts_K
+        ctx.whole = 1 if counts_K is None else FULL_WEIGHT
         parts_3N = parts_3K
         if trained_K is not None:
             parts_3N = parts_3K.new_zeros(3, len(targets_N))
@@ -197,10 +200,9 @@ class _HeadLoss(torch.autograd.Function):
         hidden_NC, weight_VC, bias_V = ctx.saved_tensors
         # The gradient of a sum is one expanded number: its strides show this without a device read.
         alike = gradient_N.numel() > 0 and not any(gradient_N.stride())
-        gradients, ctx.gradients = (
-            ctx.gradients,
-            None,
-        )  # scaled in place, so usable in one backward pass only
+        # scaled in place, so usable in one backward pass only
+        gradients = ctx.gradients
+        ctx.gradients = None
         trained_K = ctx.trained_K
         if alike and gradients is not None:
             gradients.scale(gradient_N[0] * ctx.whole)
@@ -238,9 +240,9 @@ class _Gradients:
         A GPU would round the factor to the dtype of the hidden states, which would change all
         gradients by the same error.
         """
-        for each in (self.weight_VC, self.bias_V):
-            if each is not None:
-                each.mul_(factor)
+        for gradient in (self.weight_VC, self.bias_V):
+            if gradient is not None:
+                gradient.mul_(factor)
         if self.hidden_KC is not None:
             for rows in cut_rows(self.hidden_KC):
                 self.hidden_KC[rows] = self.hidden_KC[rows].float() * factor
@@ -277,7 +279,9 @@ class _Blocks:
     """Loop over the logits of one head in blocks of rows."""
 
     def __init__(self, weight_VC: Tensor, bias_V: Tensor | None, losses: RowLosses) -> None:
-        self._weight_VC, self._bias_V, self._losses = weight_VC, bias_V, losses
+        self._weight_VC = weight_VC
+        self._bias_V = bias_V
+        self._losses = losses
 
     def work_through(
         self,
@@ -330,7 +334,8 @@ class _CrossEntropy:
         In float32, a few rows at a time, which stay in a core's cache; on a GPU in one kernel. The
         gradient of the cross-entropy is the softmax, minus one at the target.
         """
-        extras, entries = self.extras, logits_RV.shape[1]
+        extras = self.extras
+        entries = logits_RV.shape[1]
         targets_R = self.targets_K[rows]
         if runs_kernels(logits_RV.device):
             from trainrig.objectives import cross_entropy_kernel
@@ -394,5 +399,5 @@ def cut_blocks(count: int, weight_VC: Tensor) -> list[slice]:
     tile = 1 if kind in BLOCK_ELEMENTS else BLOCK_ROWS_ELSEWHERE
     most = max(tile, elements // len(weight_VC) // tile * tile)
     blocks = -(-count // most)
-    each = -(-count // (blocks * tile)) * tile if blocks else 1
-    return [slice(start, start + each) for start in range(0, count, each)]
+    size = -(-count // (blocks * tile)) * tile if blocks else 1
+    return [slice(start, start + size) for start in range(0, count, size)]

@@ -35,7 +35,9 @@ if TYPE_CHECKING:  # run files are read without torch, which takes seconds to im
     from torch import Tensor, nn
 
 CROSS_ENTROPY = "cross_entropy"
-F1, ACCURACY, EXACT = "f1", "accuracy", "exact"
+F1 = "f1"
+ACCURACY = "accuracy"
+EXACT = "exact"
 CLASS_F1 = f"{F1}/"  # prefix of the number of a class
 
 
@@ -92,7 +94,8 @@ class Classification(_OfTexts):
         diagnostics = average_rows(accuracy=hits_B.float())
         if not torch.is_grad_enabled():  # held-out rows only: a training step has too few
             for number in range(logits_BK.shape[1]):
-                told, right = told_B == number, classes_B == number
+                told = told_B == number
+                right = classes_B == number
                 diagnostics[f"{CLASS_F1}{number}"] = Contributions(
                     2.0 * (told & right).float(), told.long() + right.long()
                 )
@@ -142,7 +145,8 @@ class AnswerSpan(_OfTexts):
         arrays = batch.arrays
         output = read_texts(model, arrays)
         logits_BT2 = output.logits.float().masked_fill(arrays[SEGMENTS][:, :, None] == 0, -1e30)
-        starts_B, ends_B = arrays[ANSWER_STARTS], arrays[ANSWER_ENDS]
+        starts_B = arrays[ANSWER_STARTS]
+        ends_B = arrays[ANSWER_ENDS]
         losses_B = (
             cross_entropy(logits_BT2[:, :, 0], starts_B, reduction="none")
             + cross_entropy(logits_BT2[:, :, 1], ends_B, reduction="none")
@@ -164,7 +168,8 @@ def read_texts(model: nn.Module, arrays: Mapping[str, Tensor]) -> Output:
     """
     import torch
 
-    ids_BT, there_BT = arrays[IDS], arrays[SEGMENTS]
+    ids_BT = arrays[IDS]
+    there_BT = arrays[SEGMENTS]
     config: Any = model.config
     given: dict[str, Tensor] = {}
     if config.head == "classes":

@@ -132,8 +132,8 @@ def average_rows(**values_B: Tensor) -> dict[str, Contributions]:
     import torch
 
     return {
-        name: Contributions(each_B.detach(), torch.ones_like(each_B, dtype=torch.int64))
-        for name, each_B in values_B.items()
+        name: Contributions(row_values_B.detach(), torch.ones_like(row_values_B, dtype=torch.int64))
+        for name, row_values_B in values_B.items()
     }
 
 

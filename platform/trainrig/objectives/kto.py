@@ -27,7 +27,8 @@ from trainrig.tokens.batches import (
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
     from torch import Tensor, nn
 
-DIVERGENCE, ROWS = "divergence", "rows"
+DIVERGENCE = "divergence"
+ROWS = "rows"
 
 
 class KTO(Settings):

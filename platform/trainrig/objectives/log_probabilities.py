@@ -49,14 +49,15 @@ def read_completions(
     nats_N = _compute_nats(output, flat[places_N])
     zeros = torch.zeros(flat.shape, dtype=torch.float64, device=flat.device)
     nats_BT = zeros.index_put((places_N,), nats_N.double()).view(targets_BT.shape)
-    sums_B, lengths_B = -nats_BT.sum(1), (targets_BT != IGNORE).sum(1)
+    sums_B = -nats_BT.sum(1)
+    lengths_B = (targets_BT != IGNORE).sum(1)
     if parts is not None:
         sums_B, lengths_B = parts.gather(torch.stack((sums_B, lengths_B.double()))).sum(0)
         lengths_B = lengths_B.long()
     counts = [len(ids) for ids, _ in rows]
     completions = [
-        Completions(*each)
-        for each in zip(torch.split(sums_B, counts), torch.split(lengths_B, counts), strict=True)
+        Completions(*pair)
+        for pair in zip(torch.split(sums_B, counts), torch.split(lengths_B, counts), strict=True)
     ]
     return completions, output.auxiliary
 

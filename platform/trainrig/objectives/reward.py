@@ -40,7 +40,8 @@ from trainrig.tokens.batches import (
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
     from torch import Tensor, nn
 
-RANKING, CENTRING = "ranking", "centring"
+RANKING = "ranking"
+CENTRING = "centring"
 # Number of confidence bins of the calibration diagnostics, of equal width from 0.5 to 1.
 CALIBRATION_BINS = 5
 CALIBRATION = "calibration"

@@ -57,7 +57,8 @@ class SFT(CausalLM):
         finally:
             if hook:
                 hook.remove()
-        targets_BT, weights_BT = batch.arrays[TARGETS], batch.arrays[WEIGHTS]
+        targets_BT = batch.arrays[TARGETS]
+        weights_BT = batch.arrays[WEIGHTS]
         terms = self.compute_losses(output, targets_BT, batch.all_targets, weights_BT)
         return Computed(terms, output.auxiliary)
 

@@ -23,7 +23,9 @@ from torch import Tensor, nn
 from trainrig.objectives.contract import Output, RowParts
 from trainrig.tokens.batches import IGNORE
 
-CHOSEN, REJECTED = 1, 2  # branch numbers; 0 is the common beginning
+# branch numbers; 0 is the common beginning
+CHOSEN = 1
+REJECTED = 2
 NOWHERE = -1
 
 
@@ -97,14 +99,18 @@ def lay_out(ids_BT: Tensor, targets_BT: Tensor) -> SharedRows:
 
     Each row is used up to its last target. Pairs are packed by first fit, the longest first.
     """
-    width, pairs = ids_BT.shape[1], len(ids_BT) // 2
+    width = ids_BT.shape[1]
+    pairs = len(ids_BT) // 2
     places_T = torch.arange(1, width + 1, device=ids_BT.device)
     lengths_B = places_T.where(targets_BT != IGNORE, 1).amax(1)
     same_PT = (ids_BT[:pairs] == ids_BT[pairs:]).long().cumprod(1)
-    lengths, same = torch.stack([lengths_B[:pairs], lengths_B[pairs:]]), same_PT.sum(1)
+    lengths = torch.stack([lengths_B[:pairs], lengths_B[pairs:]])
+    same = same_PT.sum(1)
     shared = torch.minimum(same, lengths.amin(0))
     [*sides, common] = torch.cat([lengths, shared[None]]).tolist()  # the only wait for the device
-    totals = [sum(each) - both for *each, both in zip(*sides, common, strict=True)]
+    totals = [
+        sum(lengths_of_pair) - both for *lengths_of_pair, both in zip(*sides, common, strict=True)
+    ]
     rows = fill_rows(totals)
     shape = len(rows), max(totals)
     sources = np.full(shape[0] * shape[1], NOWHERE)
@@ -113,16 +119,20 @@ def lay_out(ids_BT: Tensor, targets_BT: Tensor) -> SharedRows:
     for row, members in enumerate(rows):
         at = row * shape[1]
         for number, pair in enumerate(members, 1):
-            chosen, rejected, both = pair * width, (pairs + pair) * width, common[pair]
+            chosen = pair * width
+            rejected = (pairs + pair) * width
+            both = common[pair]
             for branch, first, begin, end in (
                 (0, chosen, 0, both),
                 (CHOSEN, chosen, both, sides[0][pair]),
                 (REJECTED, rejected, both, sides[1][pair]),
             ):
-                here, there = slice(at, at + end - begin), slice(first + begin, first + end)
+                here = slice(at, at + end - begin)
+                there = slice(first + begin, first + end)
                 sources[here] = np.arange(there.start, there.stop)
                 positions[here] = np.arange(begin, end)
-                documents[here], branches[here] = number, branch
+                documents[here] = number
+                branches[here] = branch
                 cells[there] = np.arange(here.start, here.stop)
                 at = here.stop
             cells[rejected : rejected + both] = cells[chosen : chosen + both]
@@ -139,7 +149,7 @@ def fill_rows(lengths: list[int]) -> list[list[int]]:
     """Pack the indices of `lengths` into rows as long as the longest, by first fit decreasing."""
     rows: list[list[int]] = []
     room: list[int] = []
-    for number in sorted(range(len(lengths)), key=lambda each: (-lengths[each], each)):
+    for number in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
         row = next((at for at, left in enumerate(room) if left >= lengths[number]), len(rows))
         if row == len(rows):
             rows.append([])

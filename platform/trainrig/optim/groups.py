@@ -31,7 +31,7 @@ def group_by_decay(
     Empty groups are left out. `parameters` are pairs as from `named_parameters()`; those that need
     no gradient are left out. `weight_decay` None: the optimizer's own.
     """
-    trained = [(name, each) for name, each in parameters if each.requires_grad]
+    trained = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
     strength = {} if weight_decay is None else {"weight_decay": weight_decay}
     groups: list[ParameterGroup] = [
         {"params": [p for p in trained if decays(*p)], **strength},

@@ -68,7 +68,8 @@ class Lion(Settings):
         self, weight: "Tensor", gradient: "Tensor", state: dict[str, Any], group: Any
     ) -> None:
         """Take one step on a piece of a parameter."""
-        (along, kept), average = self.betas, state["exp_avg"].float()
+        along, kept = self.betas
+        average = state["exp_avg"].float()
         if group["weight_decay"]:
             weight.mul_(1 - group["lr"] * group["weight_decay"])
         direction = (average * along).add_(gradient * (1 - along)).sign_()

@@ -80,7 +80,7 @@ class TwoMoments(Settings):
         wide: list[ParameterGroup] = []
         rest: list[ParameterGroup] = []
         for group in groups:
-            taken = [_is_fused(each) for _, each in group["params"]]
+            taken = [_is_fused(parameter) for _, parameter in group["params"]]
             for part, fused in ((wide, True), (rest, False)):
                 pairs = [p for p, own in zip(group["params"], taken, strict=True) if own is fused]
                 if pairs:
@@ -111,7 +111,9 @@ class TwoMoments(Settings):
     ) -> None:
         """Take one step on a piece of a parameter; the averages are rounded after the step."""
         beta1, beta2 = self.betas
-        rate, decay, step = group["lr"], group["weight_decay"], float(state["step"])
+        rate = group["lr"]
+        decay = group["weight_decay"]
+        step = float(state["step"])
         if decay and self.decoupled:
             weight.mul_(1 - rate * decay)
         elif decay:

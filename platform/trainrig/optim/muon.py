@@ -82,7 +82,8 @@ class Muon(Settings):
         from trainrig.optim.muon_steps import MuonSteps  # here because torch is slow to import
         from trainrig.optim.optimizer_set import OptimizerSet
 
-        matrices, rest = [], []
+        matrices = []
+        rest = []
         for group in groups:
             taken = [(n, p) for n, p in group["params"] if self.takes(n, tuple(p.shape))]
             others = [(n, p) for n, p in group["params"] if not self.takes(n, tuple(p.shape))]

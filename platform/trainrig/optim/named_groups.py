@@ -113,26 +113,26 @@ def build_optimizer(
     """
     pairs = list(parameters)
     assigned = assign((name for name, _ in pairs), groups)
-    rest = [(name, each) for name, each in pairs if name not in assigned]
+    rest = [(name, parameter) for name, parameter in pairs if name not in assigned]
     own = _split_by_width(group_by_decay(rest, None), optimizer, transfer)
     members: list[torch.optim.Optimizer | OptimizerSet] = []
     for group in groups:
         if group.freeze:
             continue
         chosen = group.optimizer or optimizer
-        theirs = [(name, each) for name, each in pairs if assigned.get(name) is group]
+        theirs = [(name, parameter) for name, parameter in pairs if assigned.get(name) is group]
         made = group_by_decay(theirs, group.weight_decay)
-        for each in made:
-            each[RATE_SHARE] = group.rate * (chosen.lr / optimizer.lr)
+        for made_group in made:
+            made_group[RATE_SHARE] = group.rate * (chosen.lr / optimizer.lr)
         made = _split_by_width(made, chosen, transfer)
         if group.optimizer is None:
             own += made
         else:
             members.append(chosen.build(made))
     built = OptimizerSet([*([optimizer.build(own)] if own else []), *members])
-    for each in built.param_groups:
+    for built_group in built.param_groups:
         # Optimizers decay by rate times decay, which must stay equal to the base model's.
-        each["weight_decay"] /= each.pop(_WIDTH_SHARE, 1.0)
+        built_group["weight_decay"] /= built_group.pop(_WIDTH_SHARE, 1.0)
     return _host(built) if hosted else built
 
 
@@ -151,9 +151,9 @@ def _split_by_width(
     cut: list[ParameterGroup] = []
     for group in groups:
         by_share: dict[float, list[tuple[str, nn.Parameter]]] = {}
-        for name, each in group["params"]:
-            share = transfer.share(optimizer, name, tuple(each.shape))
-            by_share.setdefault(share, []).append((name, each))
+        for name, parameter in group["params"]:
+            share = transfer.share(optimizer, name, tuple(parameter.shape))
+            by_share.setdefault(share, []).append((name, parameter))
         for share, members in by_share.items():
             rate = group.get(RATE_SHARE, 1.0) * share
             cut.append(group | {"params": members, RATE_SHARE: rate, _WIDTH_SHARE: share})

@@ -47,6 +47,6 @@ class RunningNoiseScale:
 
     def estimate(self) -> float | None:
         """Return the noise scale in targets; None while noise hides the gradient."""
-        gradient = sum(each.gradient_squared for each in self._recent)
-        trace = sum(each.trace for each in self._recent)
+        gradient = sum(measurement.gradient_squared for measurement in self._recent)
+        trace = sum(measurement.trace for measurement in self._recent)
         return trace / gradient if self._recent and gradient > 0 and trace > 0 else None

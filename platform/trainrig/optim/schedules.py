@@ -157,7 +157,8 @@ class WarmupStableDecay(_Warmed):
 
     def multiplier(self, step: int, steps: int) -> float:
         """Return the share of the peak at `step` of `steps`; `floor` from the last step on."""
-        warmup, stable = self.warmup_steps(steps), self.stable_steps(steps)
+        warmup = self.warmup_steps(steps)
+        stable = self.stable_steps(steps)
         if step < warmup:
             return (step + 1) / warmup
         if step < stable or _is_only_step(step, steps):

@@ -32,8 +32,8 @@ class Rows:
 
     def share(self, rank: int, world: int) -> int:
         """Return how many rows `rank` holds, with FSDP's division."""
-        each = -(-self.count // world)
-        return min(each, self.count - min(self.count, rank * each))
+        rows = -(-self.count // world)
+        return min(rows, self.count - min(self.count, rank * rows))
 
     @property
     def width(self) -> int:
@@ -57,7 +57,7 @@ class WholeTask:
 
 def split_into_rounds(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     """Yield `parameters`, largest first, in groups of one for each rank."""
-    ordered = sorted(parameters, key=lambda each: -each.numel())
+    ordered = sorted(parameters, key=lambda parameter: -parameter.numel())
     if ordered:
         group = _find_group(ordered[0])
         many = dist.get_world_size(group) if group else 1
@@ -77,7 +77,8 @@ def compute_whole(like: Tensor, tasks: Sequence[WholeTask]) -> None:
             for rows, whole in zip(task.outputs, found, strict=True):
                 rows.local.copy_(whole)
         return
-    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    rank = dist.get_rank(group)
+    world = dist.get_world_size(group)
     mine = tasks[rank] if rank < len(tasks) else None
     sent = [[rows.local for rows in task.inputs] for task in tasks]
     received = _exchange(sent, mine.inputs if mine else (), group)
@@ -89,7 +90,7 @@ def compute_whole(like: Tensor, tasks: Sequence[WholeTask]) -> None:
         ]
         found = mine.compute(*wholes)
         for rows, whole in zip(mine.outputs, found, strict=True):
-            cuts = [rows.share(each, world) for each in range(world)]
+            cuts = [rows.share(peer, world) for peer in range(world)]
             for pieces, piece in zip(outgoing, torch.split(whole, cuts), strict=True):
                 pieces.append(piece)
     _take_back(outgoing, tasks, group)
@@ -100,11 +101,11 @@ def _exchange(
 ) -> list[list[Tensor]]:
     """Send the tensors `sent[owner]` to each owner, and return, by rank, the received `inputs`."""
     world = dist.get_world_size(group)
-    sizes = [[rows.share(each, world) * rows.width for rows in inputs] for each in range(world)]
-    flat = _all_to_all(_pad_lists(sent, world), [sum(each) for each in sizes], group)
-    parts = torch.split(flat, [size for each in sizes for size in each])
+    sizes = [[rows.share(peer, world) * rows.width for rows in inputs] for peer in range(world)]
+    flat = _all_to_all(_pad_lists(sent, world), [sum(own) for own in sizes], group)
+    parts = torch.split(flat, [size for own in sizes for size in own])
     many = len(inputs)
-    return [list(parts[each * many : (each + 1) * many]) for each in range(world)]
+    return [list(parts[peer * many : (peer + 1) * many]) for peer in range(world)]
 
 
 def _take_back(
@@ -128,14 +129,14 @@ def _all_to_all(
     sent: Sequence[Sequence[Tensor]], sizes: list[int], group: dist.ProcessGroup
 ) -> Tensor:
     """Send each rank its tensors, and return the received ones, flat and in the order of ranks."""
-    flats = [[each.reshape(-1) for each in tensors] for tensors in sent]
-    everything = [each for tensors in flats for each in tensors]
+    flats = [[tensor.reshape(-1) for tensor in tensors] for tensors in sent]
+    everything = [tensor for tensors in flats for tensor in tensors]
     device = everything[0].device if everything else torch.device("cpu")
     if not everything and dist.get_backend(group) == "nccl":
         device = torch.device("cuda", torch.cuda.current_device())
     outgoing = torch.cat(everything) if everything else torch.empty(0, device=device)
     incoming = torch.empty(sum(sizes), device=device)
-    counts = [sum(each.numel() for each in tensors) for tensors in flats]
+    counts = [sum(tensor.numel() for tensor in tensors) for tensors in flats]
     dist.all_to_all_single(incoming, outgoing, sizes, counts, group=group)
     return incoming
 

@@ -32,9 +32,9 @@ class ActivationStatistics:
 
     def __init__(self, model: nn.Module) -> None:
         self._layers = {
-            f"layers/{int(found[1]):02d}": each
-            for name, each in model.named_modules()
-            if isinstance(each, Layer) and (found := LAYER.fullmatch(f"{name}."))
+            f"layers/{int(found[1]):02d}": module
+            for name, module in model.named_modules()
+            if isinstance(module, Layer) and (found := LAYER.fullmatch(f"{name}."))
         }
         self._found: dict[str, Tensor] = {}
 
@@ -47,7 +47,8 @@ class ActivationStatistics:
         # Compiled layers would be compiled again for the forward hooks.
         with torch.no_grad(), torch.compiler.set_stance("force_eager"), self._listen():
             forward()
-        found, self._found = self._found, {}
+        found = self._found
+        self._found = {}
         return found
 
     @contextlib.contextmanager
@@ -102,10 +103,12 @@ def mean_entropy(
     It is the mean over heads and over up to QUERIES queries, evenly spaced over the first row, the
     last one included. A query that attends to one position alone has entropy 0.
     """
-    new, seen = query_BHTD.shape[2], key_BKSD.shape[2]
+    new = query_BHTD.shape[2]
+    seen = key_BKSD.shape[2]
     device = query_BHTD.device
     places_Q = torch.linspace(0, new - 1, min(QUERIES, new), device=device).round().long()
-    query_HQD, key_KSD = query_BHTD[0, :, places_Q].float(), key_BKSD[0].float()
+    query_HQD = query_BHTD[0, :, places_Q].float()
+    key_KSD = key_BKSD[0].float()
     key_HSD = key_KSD.repeat_interleave(len(query_HQD) // len(key_KSD), dim=0)
     scale = attention.query_scale or 1 / math.sqrt(attention.head_channels)
     logits_HQS = scale * (query_HQD @ key_HSD.transpose(1, 2))

@@ -57,7 +57,7 @@ def check_compiler(settings: Compile | Literal[False] | None) -> None:
         return
     named = os.environ.get("CXX")
     wanted = (named,) if named else CPP_COMPILERS
-    if not any(shutil.which(each) for each in wanted):
+    if not any(shutil.which(compiler) for compiler in wanted):
         raise ConfigError(
             f"training.compile: no C++ compiler on this machine (looked for {' and '.join(wanted)})"
             "; install one, name it in CXX, or leave the table out"

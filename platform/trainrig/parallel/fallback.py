@@ -33,7 +33,7 @@ def list_units(first: FSDP | HSDP | DDP, fallbacks: Sequence[LaidOut]) -> tuple[
     """
     if not fallbacks:
         return (first.replica,)
-    return tuple(each.unit for each in (first, *(each.parallel for each in fallbacks)))
+    return tuple(layout.unit for layout in (first, *(fallback.parallel for fallback in fallbacks)))
 
 
 def check_order(first: FSDP | HSDP | DDP, fallbacks: Sequence[LaidOut]) -> None:

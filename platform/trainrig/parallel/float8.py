@@ -51,7 +51,9 @@ def use_float8(layers: Sequence[nn.Module], precision: "Precision") -> None:
     if precision.compute != "float8":
         return
     for module in itertools.chain.from_iterable(layer.modules() for layer in layers):
-        if isinstance(module, nn.Linear) and not any(d % ALIGNMENT for d in module.weight.shape):
+        if isinstance(module, nn.Linear) and not any(
+            size % ALIGNMENT for size in module.weight.shape
+        ):
             # The class changes, not the `forward` of each module: a compiled graph is checked
             # against a module's own `forward`, so each layer would be compiled separately.
             module.__class__ = Float8Linear
@@ -73,7 +75,8 @@ class Float8Linear(nn.Linear):
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
-        x, weight = _Scaled.of(x_NI), _Scaled.of(weight_OI)
+        x = _Scaled.of(x_NI)
+        weight = _Scaled.of(weight_OI)
         ctx.save_for_backward(x.values, x.scale, weight.values, weight.scale)
         ctx.dtype = x_NI.dtype
         # Tensor cores may accumulate in fewer bits than float32, which is faster, in the forward
@@ -84,7 +87,8 @@ class _Product(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient_NO: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x_values, x_scale, weight_values, weight_scale = ctx.saved_tensors
-        x, weight = _Scaled(x_values, x_scale), _Scaled(weight_values, weight_scale)
+        x = _Scaled(x_values, x_scale)
+        weight = _Scaled(weight_values, weight_scale)
         gradient = _Scaled.of(gradient_NO, torch.float8_e5m2)
         of_x = of_weight = None
         if ctx.needs_input_grad[0]:
@@ -98,7 +102,8 @@ class _Scaled:
     """Matrix in float8 and the scale that its values are multiplied by."""
 
     def __init__(self, values: Tensor, scale: Tensor) -> None:
-        self.values, self.scale = values, scale
+        self.values = values
+        self.scale = scale
 
     @classmethod
     def of(cls, matrix: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> "_Scaled":

@@ -54,9 +54,9 @@ def shard(
     `gather_once`: a forward pass leaves parameters gathered, and a backward pass frees them.
     """
     casts = make_policy(precision)
-    for each in list_expert_layers(model) if experts else ():
+    for layer in list_expert_layers(model) if experts else ():
         fully_shard(
-            each.experts, mesh=experts, reshard_after_forward=not gather_once, mp_policy=casts
+            layer.experts, mesh=experts, reshard_after_forward=not gather_once, mp_policy=casts
         )
     for layer in layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=not gather_once, mp_policy=casts)
@@ -143,8 +143,8 @@ def reshard(model: nn.Module | FSDPModule) -> None:
     """
     for unit in list_units(model):
         unit.reshard()
-    for each in list_cast_units(model):
-        each.restore()
+    for unit in list_cast_units(model):
+        unit.restore()
 
 
 @contextmanager
@@ -156,8 +156,8 @@ def keep_gathered(model: nn.Module | FSDPModule, gather_once: bool) -> Iterator[
     resharded.
     """
     found = list_units(model)
-    for each in list_cast_units(model):
-        each.cast()
+    for unit in list_cast_units(model):
+        unit.cast()
     for unit in found:
         unit.unshard()
         unit.set_reshard_after_forward(False, recurse=False)
@@ -223,15 +223,15 @@ class BackwardUnits:
             unit.set_requires_all_reduce(mine and last, recurse=False)
             done = last and (chunk == 0 if root else mine)
             unit.set_reshard_after_backward(done or not gather_once, recurse=False)
-        for each in self._cast:
-            each.last = last
+        for unit in self._cast:
+            unit.last = last
 
     def finish_pass(self, last: bool) -> None:
         """Move the gradients that a backward pass left with cast copies to the parameters."""
-        for each in self._cast:
-            each.add_gradients()
+        for unit in self._cast:
+            unit.add_gradients()
             if last:
-                each.restore()
+                unit.restore()
 
 
 def find_stage(model: nn.Module | FSDPModule, module: nn.Module | FSDPModule) -> int:
@@ -307,10 +307,13 @@ class SummedByRank:
             counted: For each parameter given to `compute_norm`, whether this rank counts it;
                 another rank counts the others.
         """
-        self._units, self._gather_once = BackwardUnits(models), gather_once
-        self._shared, self._alike = shared or Axis(), alike
+        self._units = BackwardUnits(models)
+        self._gather_once = gather_once
+        self._shared = shared or Axis()
+        self._alike = alike
         self._reduce_each = reduce_each
-        self._stages, self._counted = stages, counted
+        self._stages = stages
+        self._counted = counted
 
     def begin(self, micro_batches: int, virtual: int, measured: bool = False) -> None:
         """Do nothing: there is no state of a step. See `Gradients.begin`."""
@@ -332,13 +335,15 @@ class SummedByRank:
         if _are_sliced_apart(parameters):  # expert parallelism has no pipeline stages
             return _compute_norm_of_slices(parameters, self._alike, self._shared.size)
         counted = self._counted or [True] * len(parameters)
-        mine = [each for each, own in zip(parameters, counted, strict=True) if own]
-        own = _compute_norm([each for each in mine if id(each) not in self._alike])
+        mine = [parameter for parameter, own in zip(parameters, counted, strict=True) if own]
+        own = _compute_norm([parameter for parameter in mine if id(parameter) not in self._alike])
         # the norm of no tensors at all is on the host
         square = own.square().to(parameters[0].device)
         if self._shared.group is not None:
             dist.all_reduce(square, group=self._shared.group)
-        square += _compute_norm([each for each in mine if id(each) in self._alike]).square()
+        square += _compute_norm(
+            [parameter for parameter in mine if id(parameter) in self._alike]
+        ).square()
         if self._stages is not None:
             dist.all_reduce(square, group=self._stages)
         return square.sqrt()
@@ -352,15 +357,17 @@ def _compute_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
     """Return the norm of the gradients of `parameters`, over all their slices."""
     if _are_sliced_apart(parameters):
         return _compute_norm_of_slices(parameters)
-    gradients = [each.grad for each in parameters if each.grad is not None]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
     return (norm.full_tensor() if isinstance(norm, DTensor) else norm).double()
 
 
 def _are_sliced_apart(parameters: Sequence[nn.Parameter]) -> bool:
     """Return whether the gradients of `parameters` are sliced over more than one mesh."""
-    gradients = (each.grad for each in parameters)
-    return len({each.device_mesh for each in gradients if isinstance(each, DTensor)}) > 1
+    gradients = (parameter.grad for parameter in parameters)
+    return (
+        len({gradient.device_mesh for gradient in gradients if isinstance(gradient, DTensor)}) > 1
+    )
 
 
 def _compute_norm_of_slices(
@@ -372,12 +379,12 @@ def _compute_norm_of_slices(
     `sharing` ranks that share layers. Collective; sends 8 bytes.
     """
     total = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
-    for each in parameters:
-        if each.grad is None:
+    for parameter in parameters:
+        if parameter.grad is None:
             continue
-        assert isinstance(each.grad, DTensor)
-        norm = torch.linalg.vector_norm(each.grad.to_local(), dtype=torch.float64)
-        held = count_copies(each.grad) * (sharing if id(each) in alike else 1)
+        assert isinstance(parameter.grad, DTensor)
+        norm = torch.linalg.vector_norm(parameter.grad.to_local(), dtype=torch.float64)
+        held = count_copies(parameter.grad) * (sharing if id(parameter) in alike else 1)
         total += norm.square() / held
     dist.all_reduce(total)
     return total.sqrt()

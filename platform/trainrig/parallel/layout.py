@@ -106,7 +106,8 @@ class HSDP(_Copies):
         (its part of each layer, or its layers, where those are divided).
         """
         divided = self._tensor * self.pipeline_ranks
-        alike, parts = workers // divided, self.replica // divided
+        alike = workers // divided
+        parts = self.replica // divided
         return alike % copies == 0 and (alike // copies % parts == 0 or copies == alike)
 
     def _describe_groups(self) -> str:

@@ -21,12 +21,17 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from trainrig.errors import ClusterError
 
 # The axes of a mesh, the outermost first: neighbouring ranks differ in the last axis.
-REPLICATE, SHARD, CONTEXT, TENSOR = "data_replicate", "data_shard", "context", "tensor"
+REPLICATE = "data_replicate"
+SHARD = "data_shard"
+CONTEXT = "context"
+TENSOR = "tensor"
 EXPERT = "expert"  # takes the place of CONTEXT: no mesh has both
 PIPELINE = "pipeline"  # between SHARD and CONTEXT or EXPERT
 # SHARD with CONTEXT or EXPERT as one flattened axis, or REPLICATE with one of them.
-SLICES, COPIES = "slices", "copies"
-NODES, NODE = "nodes", "node"
+SLICES = "slices"
+COPIES = "copies"
+NODES = "nodes"
+NODE = "node"
 PROBE_SECONDS = 0.005  # seconds between the first two connection attempts, which grow
 LONGEST_PROBE = 0.2  # to at most this many seconds
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -161,7 +166,8 @@ def build_mesh(
     names = tuple(name for name in order if sizes[name] > 1 or name in always)
     lengths = tuple(sizes[name] for name in names)
     devices = init_device_mesh(device.type, lengths, mesh_dim_names=names)
-    outer, inner = REPLICATE, SHARD
+    outer = REPLICATE
+    inner = SHARD
     if parts > 1 and whole:
         outer = _flatten(devices, (REPLICATE, within), COPIES)
     elif parts > 1:
@@ -225,7 +231,7 @@ def count_ranks_of_node(nodes: Sequence[int]) -> int:
     world = len(nodes)
     for size in range(world, 1, -1):
         groups = (nodes[first : first + size] for first in range(0, world, size))
-        if world % size == 0 and all(len(set(each)) == 1 for each in groups):
+        if world % size == 0 and all(len(set(group)) == 1 for group in groups):
             return size
     return 1
 

@@ -31,7 +31,7 @@ class RowPlaces:
     @classmethod
     def of_all(cls, parameters: Sequence[nn.Parameter]) -> Self:
         """Return the positions for a rank that holds all parameters."""
-        ends = list(itertools.accumulate((len(each) for each in parameters), initial=0))
+        ends = list(itertools.accumulate((len(parameter) for parameter in parameters), initial=0))
         return cls(ends[:-1], ends[-1])
 
 
@@ -57,7 +57,8 @@ def compute_exact_norm(
             parameters each rank has a part, whose rows count separately.
         places: Positions of the rows; None: this rank's stage is the whole model.
     """
-    device, part = parameters[0].device, mesh.tensor
+    device = parameters[0].device
+    part = mesh.tensor
     own = places or RowPlaces.of_all(parameters)
     gradients: list[Tensor] = []
     begins: list[int] = []
@@ -96,8 +97,8 @@ def sum_all_rows(gradients: Sequence[Tensor], firsts: Sequence[int], sums: Tenso
     tensor. On a GPU one kernel sums them in an order of its own; the kernel sums segments of long
     rows, which are then halved.
     """
-    rows_of_each = [each.reshape(len(each), -1) for each in gradients if len(each)]
-    firsts = [first for first, each in zip(firsts, gradients, strict=True) if len(each)]
+    rows_of_each = [gradient.reshape(len(gradient), -1) for gradient in gradients if len(gradient)]
+    firsts = [first for first, gradient in zip(firsts, gradients, strict=True) if len(gradient)]
     if runs_kernels(sums.device):
         _sum_by_kernel(rows_of_each, firsts, sums)
         return
@@ -112,27 +113,30 @@ def sum_all_rows(gradients: Sequence[Tensor], firsts: Sequence[int], sums: Tenso
 def _sum_by_kernel(rows_of_each: Sequence[Tensor], firsts: Sequence[int], sums: Tensor) -> None:
     from trainrig.parallel.gradients import triton_kernels
 
-    segments = [_count_segments(each.shape[1]) for each in rows_of_each]
+    segments = [_count_segments(rows.shape[1]) for rows in rows_of_each]
     # The sums of segments are stored after the sums of rows until they are halved.
-    places, wanted = list(firsts), len(sums)
-    for number, (each, count) in enumerate(zip(rows_of_each, segments, strict=True)):
+    places = list(firsts)
+    wanted = len(sums)
+    for number, (rows, count) in enumerate(zip(rows_of_each, segments, strict=True)):
         if count > 1:
-            places[number], wanted = wanted, wanted + len(each) * count
+            places[number] = wanted
+            wanted = wanted + len(rows) * count
     found = sums if wanted == len(sums) else sums.new_empty(wanted)
-    cut = [each.reshape(len(each) * n, -1) for each, n in zip(rows_of_each, segments, strict=True)]
-    triton_kernels.sum_rows([each.float().contiguous() for each in cut], places, found)
+    cut = [rows.reshape(len(rows) * n, -1) for rows, n in zip(rows_of_each, segments, strict=True)]
+    triton_kernels.sum_rows([rows.float().contiguous() for rows in cut], places, found)
     if found is sums:
         return
-    for each, count, first, place in zip(rows_of_each, segments, firsts, places, strict=True):
-        parts = found[place : place + len(each) * count]
-        sums[first : first + len(each)] = _halve(parts.view(-1, count))
+    for rows, count, first, place in zip(rows_of_each, segments, firsts, places, strict=True):
+        parts = found[place : place + len(rows) * count]
+        sums[first : first + len(rows)] = _halve(parts.view(-1, count))
 
 
 def _count_segments(width: int) -> int:
     """Return the number of equal segments of a row of `width` numbers, one for each GPU program."""
     segments = 1
     while width > LONGEST and width % 2 == 0:
-        width, segments = width // 2, segments * 2
+        width = width // 2
+        segments = segments * 2
     return segments
 
 
@@ -140,7 +144,8 @@ def _halve(rows_RC: Tensor) -> Tensor:
     """Return the sums [R] of the rows by repeated halving; overwrites `rows_RC`."""
     while (width := rows_RC.shape[1]) > 1:
         half = width // 2
-        left, right = rows_RC[:, :half], rows_RC[:, half : 2 * half]
+        left = rows_RC[:, :half]
+        right = rows_RC[:, half : 2 * half]
         if width % 2:
             left[:, :1].add_(rows_RC[:, -1:])
         rows_RC = left.add_(right)

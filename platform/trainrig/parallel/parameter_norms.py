@@ -52,17 +52,25 @@ class ParameterNorms:
         `shared`: how ranks share the layers of `model`; None: each rank has whole layers. `stage`:
         the part of the whole model that `model` is; None: all of it.
         """
-        own = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        own = {
+            name: parameter
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        }
         names = sorted(own if stage is None else stage.whole)
         counted = [name for name in own if stage is None or stage.counts(name)]
-        self._groups, self._count = group_parameters(names), len(names)
+        self._groups = group_parameters(names)
+        self._count = len(names)
         self._parameters = [own[name] for name in counted]
         self._places = [names.index(name) for name in counted]
-        held = [_count_copies(each) for each in self._parameters]
+        held = [_count_copies(parameter) for parameter in self._parameters]
         if shared:
             ranks = shared.axis.size
             alike = (shared.is_alike(name) for name in counted)
-            held = [n * ranks if each else n for n, each in zip(held, alike, strict=True)]
+            held = [
+                n * ranks if shared_by_all else n
+                for n, shared_by_all in zip(held, alike, strict=True)
+            ]
         device = self._parameters[0].device if self._parameters else None
         self._held_P = torch.tensor(held, dtype=torch.float64, device=device)
         self._before: list[Tensor] = []
@@ -74,12 +82,12 @@ class ParameterNorms:
         Keeps a copy of this rank's slices of the weights until `finish`.
         """
         weights = self._list_weights()
-        self._before = [torch.empty_like(each) for each in weights]
+        self._before = [torch.empty_like(weight) for weight in weights]
         torch._foreach_copy_(self._before, weights)
         # An objective may leave a parameter unused.
         gradients = [
-            weight.new_zeros(0) if each.grad is None else _to_local(each.grad.detach())
-            for each, weight in zip(self._parameters, weights, strict=True)
+            weight.new_zeros(0) if parameter.grad is None else _to_local(parameter.grad.detach())
+            for parameter, weight in zip(self._parameters, weights, strict=True)
         ]
         self._squares = [self._sum_squares(gradients), self._sum_squares(weights)]
 
@@ -95,17 +103,18 @@ class ParameterNorms:
         mine_3P = torch.stack([*self._squares, self._sum_squares(updates)])
         squares_3P = mine_3P.new_zeros(3, self._count)
         squares_3P[:, self._places] = mine_3P
-        self._before, self._squares = [], []
+        self._before = []
+        self._squares = []
         if dist.get_world_size() > 1:
             dist.all_reduce(squares_3P)
-        beside = [each.double()[None] for each in unread.values()]
+        beside = [scalar.double()[None] for scalar in unread.values()]
         read = torch.cat([squares_3P.flatten(), *beside]).cpu().numpy()
         squares, values = np.split(read, [3 * self._count])
         named = dict(zip(unread, values.tolist(), strict=True))
         return named | compute_named_norms(self._groups, squares.reshape(3, -1))
 
     def _list_weights(self) -> list[Tensor]:
-        return [_to_local(each.detach()) for each in self._parameters]
+        return [_to_local(parameter.detach()) for parameter in self._parameters]
 
     def _sum_squares(self, tensors: list[Tensor]) -> Tensor:
         """Return this rank's part [P] of the sum of squares of each parameter's tensor."""

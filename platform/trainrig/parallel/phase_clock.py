@@ -39,7 +39,8 @@ class PhaseClock:
         On an accelerator the step is timed only if it is `measured`. Times of an earlier step that
         was not completed are dropped.
         """
-        self._seconds, self._marks = dict.fromkeys(PHASES, 0.0), []
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._marks = []
         self.measured = measured or self._device.type == "cpu"
 
     @contextlib.contextmanager
@@ -53,7 +54,8 @@ class PhaseClock:
             yield
             return
         if self._device.type != "cpu":
-            first, last = self._mark(), self._mark()
+            first = self._mark()
+            last = self._mark()
             first.record()
             yield
             last.record()
@@ -64,7 +66,8 @@ class PhaseClock:
         try:
             yield
         finally:
-            spent, inner = time.perf_counter() - began, self._within.pop()
+            spent = time.perf_counter() - began
+            inner = self._within.pop()
             self._seconds[name] += spent - inner
             if self._within:
                 self._within[-1] += spent
@@ -92,10 +95,13 @@ class PhaseClock:
             return {}
         self._read()
         busy_W = torch.zeros(world, dtype=torch.float64, device=self._device)
-        busy_W[dist.get_rank()] = sum(s for name, s in self._seconds.items() if name != WAITING)
+        busy_W[dist.get_rank()] = sum(
+            duration for name, duration in self._seconds.items() if name != WAITING
+        )
         dist.all_reduce(busy_W)
         seconds = busy_W.tolist()
-        most, usual = max(seconds), max(statistics.median_low(seconds), 1e-9)
+        most = max(seconds)
+        usual = max(statistics.median_low(seconds), 1e-9)
         return {
             "cluster/slowest_rank": seconds.index(most),
             "cluster/slowest_excess": most / usual - 1,
@@ -104,7 +110,8 @@ class PhaseClock:
     def take(self) -> dict[str, float]:
         """Return the seconds of each phase of the step, and reset them."""
         self._read()
-        taken, self._seconds = self._seconds, dict.fromkeys(PHASES, 0.0)
+        taken = self._seconds
+        self._seconds = dict.fromkeys(PHASES, 0.0)
         return taken
 
     def _read(self) -> None:

@@ -106,7 +106,8 @@ class LossScale:
         """Record an update, and double the factor after `interval` updates."""
         self.clean += 1
         if self.clean >= self.interval:
-            self.factor, self.clean = self.factor * 2, 0
+            self.factor = self.factor * 2
+            self.clean = 0
 
     def back_off(self) -> bool:
         """Halve the factor after a gradient overflow.

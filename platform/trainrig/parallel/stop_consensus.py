@@ -68,14 +68,17 @@ class StopQuestions:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`within`: seconds that a stop may take."""
-        self._consensus, self._between, self._clock = consensus, within * BETWEEN_QUESTIONS, clock
+        self._consensus = consensus
+        self._between = within * BETWEEN_QUESTIONS
+        self._clock = clock
         self._step: int | None = None
         self._began = 0.0
         self._micro_batches = 0  # micro-batches of this step so far
         self._since = 0  # micro-batches since the last question
         # Micro-batches between two checks, and whether ranks wait for the answer. Until a step was
         # measured, every micro-batch is preceded by a check whose answer is waited for.
-        self._every, self._waits = 1, True
+        self._every = 1
+        self._waits = True
         # The check without an answer yet, and the number of micro-batches in the step that it
         # times.
         self._open: tuple[Callable[[], tuple[bool, float]], int] | None = None
@@ -87,11 +90,15 @@ class StopQuestions:
         """
         if self._consensus.alone:
             return mine
-        seconds, before = 0.0, 0
+        seconds = 0.0
+        before = 0
         if first := step != self._step:
-            now, before = self._clock(), self._micro_batches
+            now = self._clock()
+            before = self._micro_batches
             seconds = now - self._began if before else 0.0
-            self._step, self._began, self._micro_batches = step, now, 0
+            self._step = step
+            self._began = now
+            self._micro_batches = 0
         self._micro_batches += 1
         self._since += 1
         if not first and self._since < self._every:
@@ -109,9 +116,11 @@ class StopQuestions:
         """
         if self._open is None:
             return False
-        (heard, before), self._open = self._open, None
+        heard, before = self._open
+        self._open = None
         answer, slowest = heard()
         if before:
             fitting = self._between * before / max(slowest, 1e-9)
-            self._every, self._waits = max(1, int(fitting)), fitting < 1
+            self._every = max(1, int(fitting))
+            self._waits = fitting < 1
         return answer

@@ -37,11 +37,12 @@ def draw_in_each(
     """
     begins = np.flatnonzero(np.diff(documents, prepend=documents[:1] - 1))
     sizes = np.diff(np.append(begins, len(documents)))
-    tokens, count = (int(each[0]) for each in noise.count(np.array([len(documents)])))
+    tokens, count = (int(numbers[0]) for numbers in noise.count(np.array([len(documents)])))
     said = tokens + count
     longest_first = np.argsort(-sizes, kind="stable")[: min(most, said // 2)]
     chosen = np.sort(longest_first[sizes[longest_first] > 1])
-    begins, sizes = begins[chosen], sizes[chosen]
+    begins = begins[chosen]
+    sizes = sizes[chosen]
     largest = sizes if int(sizes.sum()) >= said else sizes + 1
     if not len(chosen) or int(largest.sum()) < said:
         return None
@@ -58,7 +59,8 @@ def draw_in_each(
     for begin, size, tokens, count in zip(
         begins.tolist(), sizes.tolist(), left_out.tolist(), counts.tolist(), strict=True
     ):
-        own, end = words[2 * begin : 2 * (begin + size)], begin + size
+        own = words[2 * begin : 2 * (begin + size)]
+        end = begin + size
         placed.append(place_spans(own, tokens, count, walls[begin:end]))
     return Spans(
         np.concatenate([begin + of.begins for begin, of in zip(begins, placed, strict=True)]),

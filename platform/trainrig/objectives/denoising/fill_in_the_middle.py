@@ -100,7 +100,8 @@ class MovedMiddles:
 
     def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
         """Return `micro` with middles moved, in the same shape."""
-        ids_BT, targets_BT = micro.ids.copy(), micro.targets.copy()
+        ids_BT = micro.ids.copy()
+        targets_BT = micro.targets.copy()
         for row, sample in enumerate(micro.samples.tolist()):
             places = micro.pieces[micro.pieces[:, 0] == row, 1]
             self._rearrange(sample, places, ids_BT[row], targets_BT[row])
@@ -158,7 +159,9 @@ class MovedMiddles:
             return None
         # Each of the len(text) + 1 gaps between tokens, both ends included, is equally likely.
         first, second = (int(cut * (len(text) + 1)) for cut in cuts)
-        before, between, after = text[:first], text[first:second], text[second:]
+        before = text[:first]
+        between = text[first:second]
+        after = text[second:]
         if spm:
             parts = [[self.prefix, self.suffix], after, [self.middle], before, between]
         else:

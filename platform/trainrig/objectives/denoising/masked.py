@@ -27,7 +27,9 @@ from trainrig.tokens.permutation import Integers
 from trainrig.tokens.special import MASK, PUBLISHED_NAMES
 
 Unit = Literal["token", "word", "span"]
-SPECIAL, OUTSIDE = 2.0, 4.0  # added to draws below 1, so that these tokens are chosen last
+# added to draws below 1, so that these tokens are chosen last
+SPECIAL = 2.0
+OUTSIDE = 4.0
 
 
 class MaskedLM(CausalLM):
@@ -159,7 +161,8 @@ class MaskedTokens:
         A position with a target is one of text. The last position of a row, whose target is in the
         next row, has none, so each token is in one row of an epoch once.
         """
-        ids_BT, text_BT = micro.ids, micro.targets != IGNORE
+        ids_BT = micro.ids
+        text_BT = micro.targets != IGNORE
         counts_B = self.count_predicted(step, micro.samples, text_BT.sum(1))
         places_T = np.arange(ids_BT.shape[1], dtype=np.int64)
         drawn_BT = draw_uniforms(self._make_key("order"), places_T, micro.samples[:, None])
@@ -179,7 +182,8 @@ class MaskedTokens:
 
     def _hide_tokens(self, micro: MicroBatch, predicted_BT: NDArray[np.bool_]) -> Integers:
         """Return the ids [B, T] with predicted tokens masked, replaced or unchanged."""
-        ids_BT, settings = micro.ids, self.settings
+        ids_BT = micro.ids
+        settings = self.settings
         places_T = np.arange(ids_BT.shape[1], dtype=np.int64)
         samples_B1 = micro.samples[:, None]
         how_BT = draw_uniforms(self._make_key("how"), places_T, samples_B1)
@@ -208,7 +212,8 @@ class MaskedTokens:
             draws = draw_uniforms(
                 self._make_key("spans"), np.arange(len(ids_T), dtype=np.int64), np.array([sample])
             )
-            mean, longest = self.settings.mean_span, self.settings.longest_span
+            mean = self.settings.mean_span
+            longest = self.settings.longest_span
             lengths = np.ones(len(ids_T), dtype=np.int64)
             if mean > 1:
                 lengths += np.floor(np.log1p(-draws) / np.log1p(-1 / mean)).astype(np.int64)

@@ -124,8 +124,8 @@ class DealtObjectives(CausalLM):
 
     def parts(self) -> tuple[tuple[float, CausalLM], ...]:
         """Return the objectives of the mixture, each with its share of the samples."""
-        whole = sum(each.weight for each in self.list_named())
-        return tuple((each.weight / whole, each.objective) for each in self.list_named())
+        whole = sum(member.weight for member in self.list_named())
+        return tuple((member.weight / whole, member.objective) for member in self.list_named())
 
     @property
     def deals_micro_batches(self) -> bool:
@@ -133,8 +133,8 @@ class DealtObjectives(CausalLM):
         if self.deal is not None:
             return self.deal == "micro_batch"
         shapes = {
-            each.objective.shape if isinstance(each.objective, SpanCorruption) else None
-            for each in self.list_named()
+            member.objective.shape if isinstance(member.objective, SpanCorruption) else None
+            for member in self.list_named()
         }
         return len(shapes) > 1
 
@@ -145,13 +145,13 @@ class DealtObjectives(CausalLM):
         """
         return DealtRows(
             kind=self.kind,
-            names=tuple(each.name for each in self.list_named()),
+            names=tuple(member.name for member in self.list_named()),
             shares=tuple(share for share, _ in self.parts()),
             corruptions=tuple(
-                each.objective.make_corruption(encoder)
-                if isinstance(each.objective, Corrupting)
+                member.objective.make_corruption(encoder)
+                if isinstance(member.objective, Corrupting)
                 else None
-                for each in self.list_named()
+                for member in self.list_named()
             ),
             seed=self.mixture_seed,
             by_micro_batch=self.deals_micro_batches,
@@ -173,11 +173,12 @@ class DealtObjectives(CausalLM):
         """Compute the cross-entropy of each target of `batch`, and each objective's mean loss."""
         computed = super().compute(model, batch, statistics)
         found = computed.terms[CROSS_ENTROPY]
-        rows_B, members_B = found.sum_rows_B(), batch.arrays[MEMBERS]
+        rows_B = found.sum_rows_B()
+        members_B = batch.arrays[MEMBERS]
         losses = {}
-        for number, each in enumerate(self.list_named()):
+        for number, member in enumerate(self.list_named()):
             mine_B = members_B == number
-            losses[LOSS_OF + each.name] = Contributions(rows_B * mine_B, found.counts_B * mine_B)
+            losses[LOSS_OF + member.name] = Contributions(rows_B * mine_B, found.counts_B * mine_B)
         return replace(computed, diagnostics=losses)
 
 
@@ -193,21 +194,22 @@ class MixtureOfObjectives(DealtObjectives):
 
     @model_validator(mode="after")
     def _check_members(self) -> Self:
-        name, count = Counter(each.called for each in self.members).most_common(1)[0]
+        name, count = Counter(member.called for member in self.members).most_common(1)[0]
         if count > 1:
             raise ValueError(f"members: {count} are named {name!r}; give each a `name` of its own")
-        for each in self.members:
-            if each.objective.z_loss or each.objective.label_smoothing:
+        for member in self.members:
+            if member.objective.z_loss or member.objective.label_smoothing:
                 raise ValueError(
-                    f"members: {each.called!r} has z_loss or label_smoothing of its own, and there "
-                    "is one loss for all; set them under [objective]"
+                    f"members: {member.called!r} has z_loss or label_smoothing of its own, and "
+                    "there is one loss for all; set them under [objective]"
                 )
         return self
 
     def list_named(self) -> tuple[NamedObjective, ...]:
         """Return the members of the mixture."""
         return tuple(
-            NamedObjective(each.called, each.weight, each.objective) for each in self.members
+            NamedObjective(member.called, member.weight, member.objective)
+            for member in self.members
         )
 
 
@@ -236,7 +238,8 @@ class DealtRows:
             "seed": self.seed,
             "shares": list(self.shares),
             "members": [
-                None if each is None else dict(each.identity()) for each in self.corruptions
+                None if corruption is None else dict(corruption.identity())
+                for corruption in self.corruptions
             ],
         }
 
@@ -245,11 +248,13 @@ class DealtRows:
 
         The corruption that needs the most sentinels is checked first.
         """
-        spans = [each for each in self.corruptions if isinstance(each, SpansLeftOut)]
-        spans.sort(key=lambda each: -each.count_needed_sentinels(longest))
-        for each in (*spans, *self.corruptions):
-            if isinstance(each, LengthLimited):
-                each.check_length(longest)
+        spans = [
+            corruption for corruption in self.corruptions if isinstance(corruption, SpansLeftOut)
+        ]
+        spans.sort(key=lambda corruption: -corruption.count_needed_sentinels(longest))
+        for corruption in (*spans, *self.corruptions):
+            if isinstance(corruption, LengthLimited):
+                corruption.check_length(longest)
 
     def deal(self, samples: Integers) -> Integers:
         """Return the number [R] of the objective of each of a micro-batch's `samples` [R]."""
@@ -264,21 +269,23 @@ class DealtRows:
         """Return the number of targets over all objectives. See `Corruption`."""
         of = self.deal(samples)
         total = 0
-        for number, each in enumerate(self.corruptions):
+        for number, corruption in enumerate(self.corruptions):
             mine = of == number
-            if each is None:
+            if corruption is None:
                 total += int(targets[mine].sum())
             elif mine.any():
-                total += each.denominators(step, samples[mine], targets[mine])[TOKENS]
+                total += corruption.denominators(step, samples[mine], targets[mine])[TOKENS]
         return {TOKENS: total}
 
     def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
         """Return `micro` with each row corrupted by its objective, as wide as the widest result."""
         of_B = self.deal(micro.samples)
-        rows, parts = [], []
+        rows = []
+        parts = []
         for number in np.unique(of_B).tolist():
             chosen = np.flatnonzero(of_B == number)
-            corruption, part = self.corruptions[number], take_rows(micro, chosen)
+            corruption = self.corruptions[number]
+            part = take_rows(micro, chosen)
             rows.append(chosen)
             parts.append(part if corruption is None else corruption.apply(part, step))
         joined = join_rows(rows, parts, self.padding)
@@ -305,12 +312,12 @@ def join_rows(rows: Sequence[Integers], parts: Sequence[MicroBatch], padding: in
     arrays: dict[str, NDArray[Any]] = {}
     for name in dict.fromkeys(name for part in parts for name in part.arrays):
         there = [part.arrays[name] for part in parts if name in part.arrays]
-        shape = (count, max(each.shape[1] for each in there))
+        shape = (count, max(array.shape[1] for array in there))
         fill = {IDS: padding, DECODER_IDS: padding, TARGETS: IGNORE}.get(name, 0)
         joined = np.full(shape, fill, dtype=there[0].dtype)
         # positions continue into the padding, up to the last position of any text
         if name == POSITIONS:
-            farthest = max(int(each.max()) for each in there)
+            farthest = max(int(array.max()) for array in there)
             joined += np.arange(shape[1]).clip(max=farthest)
         for of, part in zip(rows, parts, strict=True):
             if name in part.arrays:

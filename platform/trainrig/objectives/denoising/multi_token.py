@@ -121,8 +121,8 @@ class FurtherTargets:
     def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:
         """Return the number of targets of each head. See `Corruption`."""
         further = {
-            name_denominator(each): int(np.maximum(targets - (each - 1), 0).sum())
-            for each in self.ahead
+            name_denominator(ahead): int(np.maximum(targets - (ahead - 1), 0).sum())
+            for ahead in self.ahead
         }
         return {TOKENS: int(targets.sum()), **further}
 

@@ -17,7 +17,8 @@ def need_tokens(encoder: Encoder, kind: str, wanted: Sequence[Sequence[str]]) ->
     found = [find_named(encoder.special_ids, names) for names in wanted]
     lacking = [names[0] for names, number in zip(wanted, found, strict=True) if number is None]
     if lacking:
-        what, setting = ", ".join(lacking), f"extra = {_format_toml(lacking)}"
+        what = ", ".join(lacking)
+        setting = f"extra = {_format_toml(lacking)}"
         raise make_lack_error(encoder.files.where, kind, what, setting, lacking[0])
     return [number for number in found if number is not None]
 

@@ -62,7 +62,7 @@ def draw_spans(key: RandomKey, sample: int, noise: Noise, walls: Flags) -> Spans
     nearly all tokens are walls, the spans stay.
     """
     length = len(walls)
-    tokens, count = (int(each[0]) for each in noise.count(np.array([length])))
+    tokens, count = (int(numbers[0]) for numbers in noise.count(np.array([length])))
     if not count:
         return Spans(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
     return place_spans(
@@ -155,13 +155,15 @@ def _clear(spans: Spans, walls: Flags) -> Spans:
     if (before[spans.ends] == before[spans.begins]).all():
         return spans
     at = np.flatnonzero(walls)
-    begins, lengths = spans.begins.tolist(), spans.lengths.tolist()
+    begins = spans.begins.tolist()
+    lengths = spans.lengths.tolist()
     free = 0
     for number, length in enumerate(lengths):
         begin = max(begins[number], free)
         while (found := _find_walls(at, begin, begin + length)).size:
             begin = int(found[-1]) + 1
-        begins[number], free = begin, begin + length + 1
+        begins[number] = begin
+        free = begin + length + 1
     free = len(walls)
     for number in range(len(lengths) - 1, -1, -1):
         end = min(begins[number] + lengths[number], free)

@@ -81,8 +81,10 @@ class ReplacedTokenDetection(MaskedLM):
         from torch.nn.functional import binary_cross_entropy_with_logits
 
         arrays = batch.arrays
-        ids_BT, targets_BT = arrays[IDS], arrays[TARGETS]
-        hidden_BT, text_BT = targets_BT != IGNORE, arrays[TEXT_PLACES].bool()
+        ids_BT = arrays[IDS]
+        targets_BT = arrays[TARGETS]
+        hidden_BT = targets_BT != IGNORE
+        text_BT = arrays[TEXT_PLACES].bool()
         text_ids_BT = targets_BT.where(hidden_BT, ids_BT)
 
         def replace(generated: Output) -> Tensor:

@@ -11,18 +11,18 @@ from trainrig.tokens.mixing.stages import BatchSettings
 
 def check_rows(objective: CausalLM, batches: BatchSettings) -> None:
     """Raise ValueError if `objective` cannot train on the rows of `batches`."""
-    shortest = min(each.sequence_length for each in batches.resolve_stages())
-    for _, each in find_parts(objective):
-        if isinstance(each, PrefixLM | MultiTokenPrediction):
-            each.check_length(shortest)
-        if isinstance(each, MultiTokenPrediction):
-            each.check_packing(batches.packing)
+    shortest = min(stage.sequence_length for stage in batches.resolve_stages())
+    for _, part in find_parts(objective):
+        if isinstance(part, PrefixLM | MultiTokenPrediction):
+            part.check_length(shortest)
+        if isinstance(part, MultiTokenPrediction):
+            part.check_packing(batches.packing)
 
 
 def compute_widest_row(objective: CausalLM, length: int) -> int:
     """Return the positions of the widest decoder rows made from rows of `length` tokens."""
-    parts = [each for _, each in find_parts(objective) if isinstance(each, SpanCorruption)]
-    return max([length, *(each.compute_row_length(length) for each in parts)])
+    parts = [part for _, part in find_parts(objective) if isinstance(part, SpanCorruption)]
+    return max([length, *(part.compute_row_length(length) for part in parts)])
 
 
 def count_further_heads(objective: CausalLM) -> int:
@@ -32,8 +32,8 @@ def count_further_heads(objective: CausalLM) -> int:
 
 def find_model_kind(objective: CausalLM) -> str:
     """Return the kind of model that `objective` trains from fresh weights."""
-    parts = [each for _, each in find_parts(objective)]
-    if all(isinstance(each, MaskedLM) for each in parts):
+    parts = [part for _, part in find_parts(objective)]
+    if all(isinstance(part, MaskedLM) for part in parts):
         return "Encoder"
-    apart = any(isinstance(each, SpanCorruption) and not each.joined for each in parts)
+    apart = any(isinstance(part, SpanCorruption) and not part.joined for part in parts)
     return "EncoderDecoder" if apart else "Decoder"

@@ -201,19 +201,23 @@ class SpansLeftOut:
         encoded, decoded = self._compute_widths(micro)
         # Separate documents have a mode token and an end each, so the encoder reads more.
         encoded = max([encoded, *(len(found.ids) for _, found in made.values())])
-        ids_BS, segments_BS = np.full((rows, encoded), self.padding), np.zeros((rows, encoded), int)
+        ids_BS = np.full((rows, encoded), self.padding)
+        segments_BS = np.zeros((rows, encoded), int)
         targets_BT = np.full((rows, decoded), IGNORE)
         segments_BT = np.zeros_like(targets_BT)
         pieces = micro.pieces.copy()
         for row, (text, found) in made.items():
-            source, target = len(found.ids), len(found.targets)
-            ids_BS[row, :source], targets_BT[row, :target] = found.ids, found.targets
+            source = len(found.ids)
+            target = len(found.targets)
+            ids_BS[row, :source] = found.ids
+            targets_BT[row, :target] = found.targets
             segments_BS[row, :source] = text.documents[found.places]
             segments_BT[row, :target] = text.documents[found.target_places]
             _move_pieces(pieces, row, text, found)
         pieces[:, 1] = pieces[:, 1].clip(0, encoded - 1)
         if micro.positions is None:  # attention crosses the documents of a row
-            segments_BS, segments_BT = segments_BS.clip(max=1), segments_BT.clip(max=1)
+            segments_BS = segments_BS.clip(max=1)
+            segments_BT = segments_BT.clip(max=1)
         arrays = {
             IDS: ids_BS,
             SEGMENTS: segments_BS,
@@ -234,7 +238,8 @@ class SpansLeftOut:
         # to the width of one text.
         widths = [sum(len(part.ids) for part in parts) for parts in joined.values() if apart]
         shape = len(micro.ids), max(widths, default=whole)
-        ids_BT, targets_BT = np.full(shape, self.padding), np.full(shape, IGNORE)
+        ids_BT = np.full(shape, self.padding)
+        targets_BT = np.full(shape, IGNORE)
         prefixes_BT = np.zeros(shape, dtype=np.bool_)
         places_BT = np.broadcast_to(np.arange(shape[1]), shape).copy()
         pieces = micro.pieces.copy()
@@ -243,7 +248,8 @@ class SpansLeftOut:
             begins = []
             for part in parts:
                 end = begin + len(part.ids)
-                ids_BT[row, begin:end], targets_BT[row, begin:end] = part.ids, part.targets
+                ids_BT[row, begin:end] = part.ids
+                targets_BT[row, begin:end] = part.targets
                 prefixes_BT[row, begin : begin + part.read] = True
                 places_BT[row, begin:] -= places_BT[row, begin]
                 begins.append(begin)
@@ -282,13 +288,14 @@ class SpansLeftOut:
         """
         if not apart:
             return [join_text(found.ids, found.targets, 1)]
-        of_ids, of_targets = text.documents[found.places], text.documents[found.target_places]
+        of_ids = text.documents[found.places]
+        of_targets = text.documents[found.target_places]
         parts = []
-        for each in np.unique(of_targets).tolist():
-            read = found.ids[of_ids == each]
+        for document in np.unique(of_targets).tolist():
+            read = found.ids[of_ids == document]
             if not len(read):  # the whole document is in a span that began before it
                 read = np.array([self.end])
-            parts.append(join_text(read, found.targets[of_targets == each], each))
+            parts.append(join_text(read, found.targets[of_targets == document], document))
         return parts
 
     def _draw_spans(self, sample: int, text: RowText, apart: bool) -> Spans:
@@ -320,11 +327,13 @@ class SpansLeftOut:
         found = leave_out(text.ids, spans, sentinels)
         closing = sentinels[len(spans.begins) :][: self.closing_sentinel]
         last = len(text.ids) - 1
-        ids, places = found.ids, found.places
+        ids = found.ids
+        places = found.places
         if self.mode is not None:
             firsts = _find_firsts(text.documents) if apart else np.zeros(1, dtype=np.int64)
             before = np.searchsorted(places, firsts)
-            ids, places = np.insert(ids, before, self.mode), np.insert(places, before, firsts)
+            ids = np.insert(ids, before, self.mode)
+            places = np.insert(places, before, firsts)
         return Denoising(
             ids=np.concatenate([ids, [self.end]]),
             targets=np.concatenate([found.targets, closing, [self.end]]),

@@ -34,7 +34,8 @@ def read_texts(micro: MicroBatch, special: Sequence[int], end: int) -> Iterator[
     length = micro.ids.shape[1]
     for row, targets in enumerate(micro.targets):
         at = np.flatnonzero(targets != IGNORE)
-        ids, places = targets[at], at + 1
+        ids = targets[at]
+        places = at + 1
         begins = micro.pieces[micro.pieces[:, 0] == row, 1]
         documents = np.searchsorted(begins, places, side="right")
         # the row's last target may be the first id of another document

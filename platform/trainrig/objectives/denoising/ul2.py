@@ -66,7 +66,7 @@ class UL2(DealtObjectives):
 
     @model_validator(mode="after")
     def _check_denoisers(self) -> Self:
-        name, count = Counter(each.called for each in self.denoisers).most_common(1)[0]
+        name, count = Counter(denoiser.called for denoiser in self.denoisers).most_common(1)[0]
         if count > 1:
             raise ValueError(f"denoisers: {count} are {name}; give one of them more weight")
         return self
@@ -74,8 +74,8 @@ class UL2(DealtObjectives):
     def list_named(self) -> tuple[NamedObjective, ...]:
         """Return the denoisers."""
         return tuple(
-            NamedObjective(each.called, each.weight, self._make_objective(each))
-            for each in self.denoisers
+            NamedObjective(denoiser.called, denoiser.weight, self._make_objective(denoiser))
+            for denoiser in self.denoisers
         )
 
     def make_corruption(self, encoder: Encoder) -> DealtRows:
@@ -83,7 +83,7 @@ class UL2(DealtObjectives):
 
         Raises DataError if the tokenizer lacks the token of a mode.
         """
-        find_modes(encoder, self.kind, sorted({each.mode for each in self.denoisers}))
+        find_modes(encoder, self.kind, sorted({denoiser.mode for denoiser in self.denoisers}))
         return super().make_corruption(encoder)
 
     def _make_objective(self, denoiser: Denoiser) -> SpanCorruption:

@@ -42,7 +42,8 @@ from trainrig.tokens.batches import (
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
     from torch import Tensor, nn
 
-POLICY, DIVERGENCE = "policy", "divergence"
+POLICY = "policy"
+DIVERGENCE = "divergence"
 Floats = NDArray[np.float64]
 # Added to standard deviations, as in TRL, so that tiny differences within a group are not
 # amplified.
@@ -106,7 +107,7 @@ class PolicyGradient(Settings):
         if penalties_BT is not None:
             rewards_GS = rewards_GS - penalties_BT.sum(1).reshape(rewards_GS.shape)
         found = {REWARDS: rewards_GS, ADVANTAGES: self.compute_advantages(rewards_GS)}
-        return {name: each.reshape(-1).astype(np.float32) for name, each in found.items()}
+        return {name: array.reshape(-1).astype(np.float32) for name, array in found.items()}
 
     def begin_carried(self) -> Mapping[str, float]:
         """Return the initial weight of the divergence, if it is adaptive."""
@@ -122,7 +123,8 @@ class PolicyGradient(Settings):
         """Return the next weight of the divergence. See `Carrying`."""
         if not (self.reference and self.reference.adaptive):
             return carried
-        away, completions = diagnostics["completion_divergence"], denominators[EXAMPLES]
+        away = diagnostics["completion_divergence"]
+        completions = denominators[EXAMPLES]
         weight = self.reference.adaptive.compute_next_weight(
             carried[DIVERGENCE_WEIGHT], away, completions
         )
@@ -169,8 +171,10 @@ class PolicyGradient(Settings):
         """Compute the loss of each completion of `batch`."""
         from trainrig.objectives.token_log_probabilities import read_tokens
 
-        arrays, targets_BT = batch.arrays, batch.arrays[TARGETS]
-        temperature, entries = float(arrays[TEMPERATURE][0]), int(arrays[ENTRIES][0])
+        arrays = batch.arrays
+        targets_BT = batch.arrays[TARGETS]
+        temperature = float(arrays[TEMPERATURE][0])
+        entries = int(arrays[ENTRIES][0])
         read = read_tokens(model, arrays[IDS], targets_BT, temperature, entries)
         mask_BT = (targets_BT != IGNORE).float()
         log_BT = read.log_probabilities_BT

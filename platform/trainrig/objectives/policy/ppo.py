@@ -81,9 +81,13 @@ class PPO(ClippedPolicy):
         if not self.normalise:
             return {}
         mask_BT = batch.arrays[TARGETS] != IGNORE
-        each_N = batch.arrays[TOKEN_ADVANTAGES][mask_BT].double()
-        squares = (each_N**2).sum()
-        return {"advantages": each_N.sum(), "squares": squares, "tokens": mask_BT.sum().double()}
+        advantages_N = batch.arrays[TOKEN_ADVANTAGES][mask_BT].double()
+        squares = (advantages_N**2).sum()
+        return {
+            "advantages": advantages_N.sum(),
+            "squares": squares,
+            "tokens": mask_BT.sum().double(),
+        }
 
     def read_advantages(
         self, arrays: Mapping[str, Tensor], statistics: Mapping[str, float]
@@ -124,7 +128,7 @@ class PPO(ClippedPolicy):
             RETURNS: (advantages_BT + values_BT) * mask_BT,
             VALUES: values_BT * mask_BT,
         }
-        return {name: each.astype(np.float32) for name, each in found.items()}
+        return {name: array.astype(np.float32) for name, array in found.items()}
 
     def compute_losses(self, ratio_BT: Tensor, log_BT: Tensor, advantages: Tensor) -> Tensor:
         """Return the loss [B, T] of each token, with `clip_negative` applied."""
@@ -148,14 +152,15 @@ class PPO(ClippedPolicy):
     ) -> Computed:
         """Compute the policy's and the critic's loss of each completion of `batch`."""
         computed = super().compute(model, batch, statistics)
-        arrays, mask_BT = batch.arrays, batch.arrays[TARGETS] != IGNORE
+        arrays = batch.arrays
+        mask_BT = batch.arrays[TARGETS] != IGNORE
         critic = batch.models[CRITIC_MODEL]
         values_BT, auxiliary = read_values(critic, arrays[IDS], arrays[TARGETS])
         losses_BT = self.compute_value_losses(values_BT, arrays[VALUES], arrays[RETURNS]) * mask_BT
         count_B = mask_BT.sum(1)
 
-        def average_tokens(each_BT: Tensor) -> Contributions:
-            return Contributions(each_BT.detach().float() * mask_BT, count_B)
+        def average_tokens(values_BT: Tensor) -> Contributions:
+            return Contributions(values_BT.detach().float() * mask_BT, count_B)
 
         moved_BT = (values_BT - arrays[VALUES]).abs()
         watched = {
@@ -186,9 +191,11 @@ def estimate_advantages(
     After the last token the value is 0.
     """
     advantages_BT = np.zeros(rewards_BT.shape)
-    next_value_B, next_B = np.zeros(len(mask_BT)), np.zeros(len(mask_BT))
+    next_value_B = np.zeros(len(mask_BT))
+    next_B = np.zeros(len(mask_BT))
     for place in reversed(range(mask_BT.shape[1])):
-        here_B, value_B = mask_BT[:, place], values_BT[:, place]
+        here_B = mask_BT[:, place]
+        value_B = values_BT[:, place]
         error_B = rewards_BT[:, place] + discount * next_value_B - value_B
         advantages_BT[:, place] = (error_B + discount * trace_decay * next_B) * here_B
         next_B = np.where(here_B, advantages_BT[:, place], next_B)
@@ -213,5 +220,5 @@ def read_values(
     output: Output = critic(ids_BT, places_N=places_N)
     values_N = output.logits.squeeze(-1).float()
     flat = values_N.new_zeros(targets_BT.numel()).index_put((places_N,), values_N)
-    scalars = {f"critic_{n}": each for n, each in output.auxiliary.items() if each.ndim == 0}
+    scalars = {f"critic_{n}": x for n, x in output.auxiliary.items() if x.ndim == 0}
     return flat.view(targets_BT.shape), scalars

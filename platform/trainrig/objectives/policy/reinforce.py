@@ -68,9 +68,10 @@ class ReinforcePlusPlus(ClippedPolicy):
     def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
         """Return the sums of advantages and of their squares, and the number of tokens."""
         mask_BT = batch.arrays[TARGETS] != IGNORE
-        each_BT = _read_raw(batch.arrays).double() * mask_BT
-        squares, tokens = each_BT.square().sum(), mask_BT.sum().double()
-        return {"advantages": each_BT.sum(), "squares": squares, "tokens": tokens}
+        advantages_BT = _read_raw(batch.arrays).double() * mask_BT
+        squares = advantages_BT.square().sum()
+        tokens = mask_BT.sum().double()
+        return {"advantages": advantages_BT.sum(), "squares": squares, "tokens": tokens}
 
     def compute_advantages(self, rewards_GS: Floats) -> Floats:
         """Return the rewards, minus the group's mean if that is the baseline."""

@@ -88,7 +88,8 @@ class Distillation(Settings):
             output: Output = model(arrays[IDS], **text)
         else:
             output = model(arrays[IDS], positions_BT=positions_BT, **text)
-        targets_BT, weights_BT = arrays[TARGETS], arrays[WEIGHTS]
+        targets_BT = arrays[TARGETS]
+        weights_BT = arrays[WEIGHTS]
         there_BT = targets_BT != IGNORE
         teacher = TeacherRows(
             arrays[TEACHER_IDS][there_BT].long(),
@@ -106,9 +107,10 @@ class Distillation(Settings):
         )
         given = output.hidden, output.head, targets_BT, losses
         weighed_BT, nats_BT, agree_BT = compute_row_losses(*given, weights_BT=weights_BT)
-        weight_B, count_B = weights_BT.sum(1), there_BT.sum(1)
+        weight_B = weights_BT.sum(1)
+        count_B = there_BT.sum(1)
         values = {DIVERGENCE: weighed_BT, CROSS_ENTROPY: nats_BT * weights_BT}
-        terms = {each.name: Contributions(values[each.name], weight_B) for each in self.terms}
+        terms = {term.name: Contributions(values[term.name], weight_B) for term in self.terms}
         diagnostics = {
             "teacher_agreement": Contributions(agree_BT, count_B),
             "student_cross_entropy": Contributions(nats_BT, count_B),

@@ -102,7 +102,7 @@ class OnPolicyDistillation(ClippedPolicy):
                 ADVANTAGES: mean_B,
                 TOKEN_ADVANTAGES: advantages_BT,
             }
-        return {name: each.astype(np.float32) for name, each in found.items()}
+        return {name: array.astype(np.float32) for name, array in found.items()}
 
     def read_advantages(
         self, arrays: Mapping[str, Tensor], statistics: Mapping[str, float]
@@ -125,7 +125,8 @@ class OnPolicyDistillation(ClippedPolicy):
         # Imported here, because run files are read without torch.
         from trainrig.objectives.teachers.reverse_divergence import read_beside_teacher
 
-        temperature, entries = float(arrays[TEMPERATURE][0]), int(arrays[ENTRIES][0])
+        temperature = float(arrays[TEMPERATURE][0])
+        entries = int(arrays[ENTRIES][0])
         teacher = batch.models[TEACHER_MODEL]
         read = read_beside_teacher(
             model, teacher, arrays[IDS], arrays[TARGETS], temperature, entries

@@ -56,7 +56,8 @@ class SoftTargets:
             own = slice(first + some.start, min(first + some.stop, first + len(logits_RV)))
             x = logits_RV[some].float()  # a copy, unless logits are already float32
             left = self.bend.apply(x)
-            ids_RE, targets_R1 = self.teacher.ids_KE[own], self.targets_K[own, None]
+            ids_RE = self.teacher.ids_KE[own]
+            targets_R1 = self.targets_K[own, None]
             parts_3R[2, some] = (x.argmax(1) == ids_RE[:, 0]).float()
             hard_RV = self._fill_cross_entropy(x, targets_R1, parts_3R[1, some])
             self._fill_divergence(x, own, parts_3R[0, some])
@@ -82,7 +83,8 @@ class SoftTargets:
         probabilities P and Q, it is T q (1 - P / Q) if they are one event, and T q if the teacher
         gives them none.
         """
-        ids_RE, log_RE = self.teacher.ids_KE[own], self.teacher.log_KE[own]
+        ids_RE = self.teacher.ids_KE[own]
+        log_RE = self.teacher.log_KE[own]
         rest_R = self.teacher.rest_K[own]
         if not self.bucket:
             log_RE = log_RE - log_RE.logsumexp(1, keepdim=True)

@@ -37,7 +37,7 @@ class HostedOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
-        super().__init__([_name_parameters(each) for each in inner.param_groups], inner.defaults)
+        super().__init__([_name_parameters(group) for group in inner.param_groups], inner.defaults)
         whole = isinstance(inner, MuonSteps | AdafactorSteps)
         self._cut: Callable[[Iterable[Tensor]], Iterator[list[Tensor]]] = (
             split_into_rounds if whole else _take_singly
@@ -100,7 +100,8 @@ class HostedOptimizer(torch.optim.Optimizer):
     ) -> dict[Tensor, dict[str, Any]]:
         """Copy the state of unit `number` into its slot, and return it by parameter and name."""
         found: dict[Tensor, dict[str, Any]] = {}
-        slot, at = number % SLOTS, 0
+        slot = number % SLOTS
+        at = 0
         with lanes.fetch(slot):
             for parameter in unit.parameters:
                 if parameter not in self.state:
@@ -132,7 +133,8 @@ class HostedOptimizer(torch.optim.Optimizer):
                         state[name] = value
                         continue
                     if name not in state:
-                        state[name], fresh = _make_host_tensor(value), True
+                        state[name] = _make_host_tensor(value)
+                        fresh = True
                     to_local(state[name]).copy_(to_local(value), non_blocking=True)
         if fresh:  # new state is outside the slots, and its memory is freed now
             lanes.join()
@@ -140,14 +142,14 @@ class HostedOptimizer(torch.optim.Optimizer):
 
 def _name_parameters(group: ParameterGroup) -> ParameterGroup:
     """Return `group` with pairs of name and parameter, as optimizers accept it."""
-    rest = {key: each for key, each in group.items() if key != "param_names"}
+    rest = {key: value for key, value in group.items() if key != "param_names"}
     if names := group.get("param_names"):
         rest["params"] = list(zip(names, group["params"], strict=True))
     return rest
 
 
 def _take_singly(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    return ([each] for each in parameters)
+    return ([parameter] for parameter in parameters)
 
 
 def _count_room(kept: Tensor) -> int:

@@ -55,13 +55,14 @@ def plan_kept(model: DecoderConfig, room: Room, rank: int = 0) -> tuple[Kept, ..
             'reckoned; set kind = "Full" or "Selective" instead of "Budget"'
         )
     bytes_of = _list_bytes(model, room, rank)
-    limit, chosen = room.budget.gib * GIB, list[Kept](["all"] * len(bytes_of))
-    total = sum(each["all"] for each in bytes_of)
+    limit = room.budget.gib * GIB
+    chosen = list[Kept](["all"] * len(bytes_of))
+    total = sum(sizes["all"] for sizes in bytes_of)
     for what in _list_ways(room.layout):
-        for number, each in enumerate(bytes_of):
+        for number, sizes in enumerate(bytes_of):
             if total <= limit:
                 return tuple(chosen)
-            total += each[what] - each[chosen[number]]
+            total += sizes[what] - sizes[chosen[number]]
             chosen[number] = what
     if total > limit:
         least = math.ceil(total / GIB * 1000) / 1000
@@ -89,10 +90,12 @@ def _list_bytes(model: DecoderConfig, room: Room, rank: int) -> list[dict[Kept, 
     expert = 1 if layout.expert is None else layout.expert.ranks
     context = 1 if layout.context is None else layout.context.ranks
     split = tensor if layout.tensor and layout.tensor.sequence_parallel else 1
-    local, shapes = cut_model(model, tensor, expert), cut_shapes(model, tensor, expert)
+    local = cut_model(model, tensor, expert)
+    shapes = cut_shapes(model, tensor, expert)
     adapters = list_layer_adapters(model, room.lora)
     tokens = math.ceil(room.tokens / (context * expert))
-    size, every = room.precision.bytes, (*shapes.layers, *shapes.further_layers)
+    size = room.precision.bytes
+    every = (*shapes.layers, *shapes.further_layers)
     others = estimate_gathered_rows(local, layout, size)
 
     def measure(layer: LayerShape, own: LayerAdapters | None, held: int) -> dict[Kept, float]:
@@ -163,4 +166,4 @@ def describe_kept(kept: Sequence[Kept]) -> str:
         "products": "what products gave",
         "input": "their input",
     }
-    return ", ".join(f"{kept.count(each)} {said[each]}" for each in said if each in kept)
+    return ", ".join(f"{kept.count(kind)} {said[kind]}" for kind in said if kind in kept)

@@ -58,10 +58,12 @@ def _run(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    given = next((each for each in args if isinstance(each, Tensor)), None)
+    given = next((argument for argument in args if isinstance(argument, Tensor)), None)
     if given is None or given.device.type not in APART or not torch.is_grad_enabled():
         return forward(*args, **kwargs)
-    shared = list(_find_tensors([each for each in (*args, *kwargs.values()) if each is not given]))
+    shared = list(
+        _find_tensors([argument for argument in (*args, *kwargs.values()) if argument is not given])
+    )
     copies = LayerCopies(layer, shared, passing.begin(first))
     passing.add(copies)
     with saved_tensors_hooks(copies.pack, copies.unpack):
@@ -71,14 +73,14 @@ def _run(
 def _find_tensors(given: Iterable[Any], seen: set[int] | None = None) -> Iterator[Tensor]:
     """Yield the tensors in `given`, also inside tuples, lists and plain objects such as `Sight`."""
     seen = set() if seen is None else seen
-    for each in given:
-        if isinstance(each, Tensor):
-            yield each
-        elif isinstance(each, tuple | list):
-            yield from _find_tensors(each, seen)
-        elif not isinstance(each, nn.Module | type) and id(each) not in seen:
-            seen.add(id(each))
-            yield from _find_tensors(getattr(each, "__dict__", {}).values(), seen)
+    for item in given:
+        if isinstance(item, Tensor):
+            yield item
+        elif isinstance(item, tuple | list):
+            yield from _find_tensors(item, seen)
+        elif not isinstance(item, nn.Module | type) and id(item) not in seen:
+            seen.add(id(item))
+            yield from _find_tensors(getattr(item, "__dict__", {}).values(), seen)
 
 
 class _Passing:
@@ -150,8 +152,9 @@ class LayerCopies:
         `shared`: tensors that stay on the device, as the parameters of `layer` do. `before`: copies
         of the preceding layer, which are fetched while this layer goes backward.
         """
-        self._layer, self._before = layer, before
-        self._shared = {each.untyped_storage().data_ptr() for each in shared if each.numel()}
+        self._layer = layer
+        self._before = before
+        self._shared = {tensor.untyped_storage().data_ptr() for tensor in shared if tensor.numel()}
         self._copies: dict[tuple[int, int], HostCopy] = {}
         self._left: torch.cuda.Event | None = None  # recorded once all copies have reached the host
         # recorded once the fetched copies are on the device
@@ -182,11 +185,11 @@ class LayerCopies:
         The parameters are looked up at each call, because FSDP gathers experts within the layer.
         """
         own = (
-            each.to_local() if isinstance(each, DTensor) else each
-            for each in self._layer.parameters()
+            parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            for parameter in self._layer.parameters()
         )
         return place in self._shared or any(
-            each.untyped_storage().data_ptr() == place for each in own
+            tensor.untyped_storage().data_ptr() == place for tensor in own
         )
 
     def finish(self) -> None:

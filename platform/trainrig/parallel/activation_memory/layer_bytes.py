@@ -42,7 +42,7 @@ def list_layer_adapters(model: DecoderConfig, lora: LoRA | None) -> list[LayerAd
         number, _, inside = rest.partition(".")
         if kind == "layers":
             targets[int(number)].add(inside)
-    return [LayerAdapters(lora, frozenset(each)) for each in targets]
+    return [LayerAdapters(lora, frozenset(names)) for names in targets]
 
 
 def estimate_all_kept(
@@ -63,7 +63,7 @@ def estimate_all_kept(
         layer.feedforward_norm,
         layer.feedforward_output_norm,
     )
-    normed = model.channels * sum(each is not None for each in norms)
+    normed = model.channels * sum(norm is not None for norm in norms)
     products = _count_product_outputs(layer, model) + compute_feedforward_width(layer) * (
         2 if _has_gate(layer) else 1
     )
@@ -89,9 +89,10 @@ def estimate_kept_compiled(layer: LayerShape, model: DecoderConfig, size: int) -
     if layer.attention_output_norm or layer.feedforward_output_norm:
         return None
     shape = model.shape
-    normed = sum(each is not None for each in (layer.attention_norm, layer.feedforward_norm))
+    normed = sum(norm is not None for norm in (layer.attention_norm, layer.feedforward_norm))
     joined = 0 if isinstance(model.block, ParallelBlock) else 1  # attention's own residual addition
-    heads, normed_heads = shape.heads + shape.kv_heads, layer.attention.query_norm is not None
+    heads = shape.heads + shape.kv_heads
+    normed_heads = layer.attention.query_norm is not None
     of_heads = heads * shape.head_channels * (3 if normed_heads else 2)
     between = compute_feedforward_width(layer) * (3 if _has_gate(layer) else 2)
     numbers = model.channels * (1 + normed + joined) + of_heads + between
@@ -109,7 +110,9 @@ def _estimate_added_by_adapters(
     projection does not keep its input, so the inputs that no adapter reads are subtracted, except
     those that attention keeps for itself.
     """
-    lora, found, read = adapters.lora, 0.0, set[str]()
+    lora = adapters.lora
+    found = 0.0
+    read = set[str]()
     for name, source, part in list_projections(layer):
         if name not in adapters.targets:
             continue
@@ -176,7 +179,8 @@ def estimate_kept_products(
     Kept are the layer's input and the outputs of products. An expert's input is a copy, which is
     recomputed.
     """
-    mixture, channels = layer.feedforward, model.channels
+    mixture = layer.feedforward
+    channels = model.channels
     products = _count_product_outputs(layer, model) + channels * (1 / split + 1)
     if adapters is not None:  # both products of an adapter have an output
         products += sum(
@@ -202,7 +206,8 @@ def _estimate_kept_by_mixture(
     mixture = layer.feedforward
     if not isinstance(mixture, MixtureShape):
         return 0.0
-    experts, active = mixture.router.outputs, mixture.experts.up.active
+    experts = mixture.router.outputs
+    active = mixture.experts.up.active
     routing = 2 * FLOAT32 * experts + 32 * active + 3 * FLOAT32
     read_beside = size < FLOAT32 and mixture.shared is not None
     whole = FLOAT32 + (size if read_beside else 0)
@@ -214,7 +219,8 @@ def _count_product_outputs(layer: LayerShape, model: DecoderConfig) -> int:
 
     The inputs and outputs of experts are copies and count as well.
     """
-    shape, mixture = model.shape, layer.feedforward
+    shape = model.shape
+    mixture = layer.feedforward
     # queries, keys, values and the output of attention
     heads = shape.head_channels * 2 * (shape.heads + shape.kv_heads)
     copies = 0
@@ -231,7 +237,9 @@ def _count_product_outputs(layer: LayerShape, model: DecoderConfig) -> int:
 def _count_added(layer: LayerShape) -> int:
     """Return the outputs per token of the extra projections that the kind of attention adds."""
     added = layer.attention.added.values()
-    return sum(each.outputs for each in added if isinstance(each, ProjectionShape))
+    return sum(
+        projection.outputs for projection in added if isinstance(projection, ProjectionShape)
+    )
 
 
 def compute_feedforward_width(layer: LayerShape) -> int:

@@ -20,7 +20,8 @@ def cut_model(model: DecoderConfig, tensor: int, expert: int) -> DecoderConfig:
     The number of active experts per token is unchanged: tokens of this device go to experts
     elsewhere, and tokens of other devices come in their place.
     """
-    shape, mixture = model.shape, model.feedforward
+    shape = model.shape
+    mixture = model.feedforward
     narrow: dict[str, object] = {
         "heads": shape.heads // tensor,
         # with fewer key heads than devices, each device computes one
@@ -51,7 +52,8 @@ def cut_shapes(model: DecoderConfig, tensor: int, expert: int) -> DecoderShapes:
 
 
 def _with_router(mine: LayerShape, whole: LayerShape) -> LayerShape:
-    part, of_whole = mine.feedforward, whole.feedforward
+    part = mine.feedforward
+    of_whole = whole.feedforward
     if isinstance(part, FeedForwardShape) or isinstance(of_whole, FeedForwardShape):
         return mine
     router = replace(part, router=of_whole.router, balance_bias=of_whole.balance_bias)

@@ -70,7 +70,8 @@ class Ring:
 
         The next ones are being sent while the caller uses the current ones.
         """
-        rank, degree = self.group.rank(), self.group.size()
+        rank = self.group.rank()
+        degree = self.group.size()
         for turn in range(degree):
             coming = _Coming(keys_2BKtD, self.group) if turn + 1 < degree else None
             yield (rank - turn) % degree, keys_2BKtD
@@ -125,7 +126,7 @@ class Ring:
         """
         query, key, value = pair.cut(query_BHtD, keys_2BKtD)
         gradient, mean, sums = (
-            each[:, :, pair.queries] for each in (gradient_BHtD, mean_BHt, sums_BHt)
+            tensor[:, :, pair.queries] for tensor in (gradient_BHtD, mean_BHt, sums_BHt)
         )
         if not self.in_one_kernel:
             return differentiate(
@@ -134,7 +135,7 @@ class Ring:
         from trainrig.models.kernels import attention_kernel
 
         of_query, of_key, of_value = (
-            torch.empty_like(each, dtype=torch.float32) for each in (query, key, value)
+            torch.empty_like(tensor, dtype=torch.float32) for tensor in (query, key, value)
         )
         given = gradient, mean, sums, query, key, value, self._find_reach(pair), pair.past
         settings = self.slopes_H, self.scale, self.cap
@@ -185,7 +186,8 @@ class _Pair:
 
     def find_places(self) -> tuple[range, range]:
         """Return the positions in the row of the queries and of the keys."""
-        first, other = self.chunk * self.size, self.other * self.size
+        first = self.chunk * self.size
+        other = self.other * self.size
         return range(first, first + self.size), range(other, other + self.size)
 
 
@@ -246,9 +248,12 @@ class _Coming:
     """Transfer of a tensor to the next rank while that of the previous rank is received."""
 
     def __init__(self, tensor: Tensor, group: dist.ProcessGroup) -> None:
-        rank, degree = group.rank(), group.size()
-        self._going, self._coming = tensor.contiguous(), torch.empty_like(tensor)
-        after, before = (rank + 1) % degree, (rank - 1) % degree
+        rank = group.rank()
+        degree = group.size()
+        self._going = tensor.contiguous()
+        self._coming = torch.empty_like(tensor)
+        after = (rank + 1) % degree
+        before = (rank - 1) % degree
         self._works: Sequence[dist.Work] = dist.batch_isend_irecv(
             [
                 dist.P2POp(dist.isend, self._going, group=group, group_peer=after),

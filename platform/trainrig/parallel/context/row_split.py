@@ -28,7 +28,7 @@ class RowSplit:
         if self.over.group is None:
             return batch
         arrays = self._fill_up(batch.arrays)
-        shape_BT = next(each.shape[:2] for each in arrays.values() if each.ndim > 1)
+        shape_BT = next(array.shape[:2] for array in arrays.values() if array.ndim > 1)
         places_BT = torch.arange(shape_BT[1], device=batch.samples_B.device).expand(shape_BT)
         if IDS in arrays and POSITIONS not in arrays:  # each row is one document
             arrays = {**arrays, POSITIONS: places_BT}
@@ -48,15 +48,17 @@ class RowSplit:
         The ranks that share layers must get equally many positions too. Rows of conversations and
         of answers may have any width.
         """
-        widths = {each.shape[1] for each in arrays.values() if each.ndim > 1}
+        widths = {array.shape[1] for array in arrays.values() if array.ndim > 1}
         width = max(widths) + -max(widths) % (2 * self.over.size * self.alike.size)
         if widths == {width}:
             return arrays
         return {
-            name: F.pad(each, (0, width - each.shape[1]), value=IGNORE if name in IGNORABLE else 0)
-            if each.ndim > 1
-            else each
-            for name, each in arrays.items()
+            name: F.pad(
+                array, (0, width - array.shape[1]), value=IGNORE if name in IGNORABLE else 0
+            )
+            if array.ndim > 1
+            else array
+            for name, array in arrays.items()
         }
 
     def add(self, table: Tensor) -> None:

@@ -92,9 +92,12 @@ class SummedInTree:
             places: Positions of the parameters' rows, if other ranks have other layers.
             by_micro_batch: Whether each micro-batch's gradient is handed over separately.
         """
-        self._parameters, self._backward_units = tuple(parameters), BackwardUnits(models)
-        self._gather_once, self._mesh = gather_once, mesh
-        self._alike, self._places = alike, places
+        self._parameters = tuple(parameters)
+        self._backward_units = BackwardUnits(models)
+        self._gather_once = gather_once
+        self._mesh = mesh
+        self._alike = alike
+        self._places = places
         self._peers = count_peers(mesh, by_micro_batch)
         self._now = StepSum(1, 1, mesh)
         self._units: list[_Unit] = []
@@ -113,10 +116,10 @@ class SummedInTree:
                 module.set_custom_reduce_scatter(self._units[-1])  # type: ignore[arg-type]
             else:  # a single slice: FSDP has nothing to scatter
                 assert isinstance(module, nn.Module)
-                whole |= {id(each) for each in module.parameters()}
+                whole |= {id(parameter) for parameter in module.parameters()}
         # Parameters that are whole on this rank need no transfer: each gradient is added up as soon
         # as it is complete, without waiting for other units.
-        self._whole = [each for each in parameters if id(each) in whole]
+        self._whole = [parameter for parameter in parameters if id(parameter) in whole]
         self._alone: list[TreeSum[Tensor]] = []
         # A weak reference, because Python's garbage collector does not see cycles through tensor
         # hooks: the model and its process groups would live as long as the process.
@@ -135,7 +138,8 @@ class SummedInTree:
 
     def backward(self, loss: Tensor, slot: MicroBatchSlot, last: bool, chunk: int = 0) -> None:
         """Run a backward pass and hand over complete sums. See `Gradients.backward`."""
-        self._now.slot, self._now.last = slot, last
+        self._now.slot = slot
+        self._now.last = last
         self._backward_units.prepare(chunk, slot.closes or last, last, self._gather_once)
         torch.autograd.backward(loss)
         self._backward_units.finish_pass(last)
@@ -152,7 +156,8 @@ class SummedInTree:
         assert self._now.sent or not self._units, "torch asks for no reduce-scatter any more"
         while self._now.under_way:
             self._now.advance(0, self._clock)
-        alone, self._alone = self._alone[::-1], []
+        alone = self._alone[::-1]
+        self._alone = []
         for parameter in self._whole:  # each tree is freed before the next is added up
             parameter.grad = lay_out_like(self._sum_whole(alone.pop(), parameter), parameter)
 
@@ -226,8 +231,8 @@ def _group_by_stage(
             assert isinstance(unit, nn.Module)
             stages |= dict.fromkeys(map(id, unit.parameters()), find_stage(model, unit))
     found: dict[int, list[nn.Parameter]] = defaultdict(list)
-    for each in parameters:
-        found[stages[id(each)]].append(each)
+    for parameter in parameters:
+        found[stages[id(parameter)]].append(parameter)
     return found
 
 
@@ -240,13 +245,15 @@ class _Unit:
 
     def __init__(self, experts: bool, clock: PhaseClock) -> None:
         # `experts`: whether the parameters are divided experts
-        self._experts, self._clock = experts, clock
+        self._experts = experts
+        self._clock = clock
         self._step: StepSum | None = None
         self._turn = 0  # number of times this unit handed over sums in this step
 
     def begin(self, step: StepSum) -> None:
         """Reset the trees for a step."""
-        self._step, self._turn = step, 0
+        self._step = step
+        self._turn = 0
         self._summation: Summation = step.of_experts if self._experts else step.summation
         self._mine = self._summation.make_tree()
         self._kept = self._summation.make_tree_of_received()  # sums of this rank's slice
@@ -283,7 +290,9 @@ class _Unit:
 
     def _hand_over(self, output: Tensor, last: bool) -> Waits:
         """Hand over the kept sums; the last time in a step, fill `output` with the result."""
-        own, kept, turn = self._mine.parts(), self._kept, self._turn
+        own = self._mine.parts()
+        kept = self._kept
+        turn = self._turn
         self._mine = self._summation.make_tree()  # frees the old tree once its sums are sent
         self._turn += 1
         yield from self._summation.add_up(own, kept, output, turn, last)

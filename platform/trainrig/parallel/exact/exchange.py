@@ -67,8 +67,12 @@ class Summation:
     """
 
     def __init__(self, step: "StepSum", mesh: WorkerMesh, slices: Axis, parts: Axis) -> None:
-        self._step, self._slices, self._parts = step, slices, parts
-        self._copies, self._node, self._nodes = mesh.copies, mesh.node, mesh.nodes
+        self._step = step
+        self._slices = slices
+        self._parts = parts
+        self._copies = mesh.copies
+        self._node = mesh.node
+        self._nodes = mesh.nodes
         self._plan = SumPlan(
             step.micro_batches,
             step.virtual,
@@ -101,14 +105,18 @@ class Summation:
         It receives its own slice [slice, as `like`] of the sums of all ranks of a copy. `turn`:
         number of times this rank handed over before. `last`: this is the last time in the step.
         """
-        width, axis = like.numel(), self._slices
+        width = like.numel()
+        axis = self._slices
         spans = self._plan.list_hand_over(self._copies.rank, turn)
         if self._node.size > 1:
             own = yield from self._add_up_node(own, like, spans)
-            size, axis = self._node.size, self._nodes
+            size = self._node.size
+            axis = self._nodes
             firsts = range(0, len(spans), size)
             spans = [join_spans(_flatten(spans[n : n + size]), *self._plan.tree) for n in firsts]
-        sent = PendingTransfer.to_all(own, width, [len(each) for each in spans], axis, like)
+        sent = PendingTransfer.to_all(
+            own, width, [len(rank_spans) for rank_spans in spans], axis, like
+        )
         own.clear()
         yield sent
         for span, piece in zip(_flatten(spans), sent.incoming, strict=True):
@@ -125,7 +133,8 @@ class Summation:
 
         The slices are those of the ranks with this rank's position on any node.
         """
-        size, count = self._node.size, self._nodes.size
+        size = self._node.size
+        count = self._nodes.size
         first = self._nodes.rank * size
         spans = spans[first : first + size]
         by_place = [
@@ -134,7 +143,7 @@ class Summation:
         own.clear()
         width = count * like.numel()
         sent = PendingTransfer.to_all(
-            by_place, width, [len(each) for each in spans], self._node, like
+            by_place, width, [len(rank_spans) for rank_spans in spans], self._node, like
         )
         by_place.clear()
         yield sent
@@ -151,7 +160,9 @@ class Summation:
         if self._copies.size == 1:
             output.copy_(kept.whole())
             return
-        count, elements, spans = self._copies.size, output.numel(), self._plan.list_copies()
+        count = self._copies.size
+        elements = output.numel()
+        spans = self._plan.list_copies()
         width = -(-elements // count)
         padding = (0, width * count - elements)
         own = [
@@ -159,14 +170,15 @@ class Summation:
             for span, piece in kept.parts()
         ]
         sent = PendingTransfer.to_all(
-            own, width, [len(each) for each in spans], self._copies, output
+            own, width, [len(copy_spans) for copy_spans in spans], self._copies, output
         )
         own.clear()
         yield sent
         tree = self.make_tree_of_received()
         for span, piece in zip(_flatten(spans), sent.incoming, strict=True):
             tree.add(span, piece)
-        part, whole = tree.whole(), output.new_empty(count * width)
+        part = tree.whole()
+        whole = output.new_empty(count * width)
         group = self._copies.group
         work = dist.all_gather_into_tensor(whole, part, group=group, async_op=True)
         yield PendingTransfer(work, part, whole)
@@ -174,7 +186,7 @@ class Summation:
 
 
 def _flatten(spans: Sequence[Sequence[Span]]) -> list[Span]:
-    return [span for each in spans for span in each]
+    return [span for rank_spans in spans for span in rank_spans]
 
 
 class StepSum:
@@ -189,7 +201,9 @@ class StepSum:
         measured: bool = False,
     ) -> None:
         """`peers`: see tokens.batches.assign_micro_batches. `measured`: whether norms are kept."""
-        self.micro_batches, self.virtual, self.peers = micro_batches, virtual, peers
+        self.micro_batches = micro_batches
+        self.virtual = virtual
+        self.peers = peers
         self.shape = micro_batches, virtual
         # The norm of a part says nothing about the norm of a virtual worker's whole gradient.
         parts = mesh.parts.size * mesh.tensor.size * mesh.pipeline.size
@@ -205,9 +219,9 @@ class StepSum:
 
     def advance(self, waiting: int, clock: PhaseClock) -> None:
         """Advance all units in progress by one level, except for the `waiting` youngest."""
-        for each in self.under_way[: len(self.under_way) - waiting]:
-            each.advance(clock)
-        self.under_way = [each for each in self.under_way if not each.over]
+        for unit in self.under_way[: len(self.under_way) - waiting]:
+            unit.advance(clock)
+        self.under_way = [unit for unit in self.under_way if not unit.over]
 
     def measure_own(self, gradient: Tensor, key: tuple[int, int] | None = None) -> None:
         """Measure the norm of `gradient`, handed over with `slot`.

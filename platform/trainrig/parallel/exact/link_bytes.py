@@ -55,7 +55,9 @@ def count_bytes_by_rank(
     """Return the bytes that each rank sends within its node, and to other nodes."""
     peers = ranks if by_micro_batch else 1
     turns = [plan_hand_over(micro_batches, virtual, rank, ranks, peers) for rank in range(ranks)]
-    one, nodes = size / ranks, ranks // of_a_node  # `one`: bytes of a slice
+    # `one`: bytes of a slice
+    one = size / ranks
+    nodes = ranks // of_a_node
     by_node = 1 < of_a_node < ranks
     found = []
     for rank, own in enumerate(turns):
@@ -67,7 +69,7 @@ def count_bytes_by_rank(
         node = turns[rank // of_a_node * of_a_node :][:of_a_node]
         joint = 0
         for turn in range(len(own)):
-            spans: list[Span] = [span for each in node for span in each[turn]]
+            spans: list[Span] = [span for rank_turns in node for span in rank_turns[turn]]
             joint += len(join_spans(spans, micro_batches, virtual))
         found.append((pieces * nodes * one * (of_a_node - 1), joint * one * (nodes - 1)))
     return found

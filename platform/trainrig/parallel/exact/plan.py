@@ -48,7 +48,11 @@ class SumPlan:
         found = []
         turns = len(self._list_own(0, 0))
         for copy in range(self.copies):
-            ranks = [each for turn in range(turns) for each in self.list_hand_over(copy, turn)]
+            ranks = [
+                rank_spans
+                for turn in range(turns)
+                for rank_spans in self.list_hand_over(copy, turn)
+            ]
             spans = [span for own in ranks for span in own]
             found.append(join_spans(spans, *self.tree))
         return found

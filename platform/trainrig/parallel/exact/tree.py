@@ -109,10 +109,14 @@ def plan_hand_over(
     (`tokens.batches.assign_micro_batches`).
     """
     slots = assign_micro_batches(micro_batches, virtual, rank, world, peers)
-    spans = [((each.first, each.index + 1),) if each.real else () for each in slots]
+    spans = [((slot.first, slot.index + 1),) if slot.real else () for slot in slots]
     if peers > 1:
         return tuple(spans)
-    closed = (each[0] for each, slot in zip(spans, slots, strict=True) if each and slot.closes)
+    closed = (
+        closed_spans[0]
+        for closed_spans, slot in zip(spans, slots, strict=True)
+        if closed_spans and slot.closes
+    )
     return (tuple(join_spans(closed, micro_batches, virtual)),)
 
 
@@ -130,14 +134,16 @@ def _find_parents(leaves: int, runs: int, parts: int) -> dict[Span, tuple[Span, 
     of_a_part = runs // parts
 
     def divide(node: Span, middle: int) -> tuple[Span, Span]:
-        left, right = (node[0], middle), (middle, node[1])
+        left = (node[0], middle)
+        right = (middle, node[1])
         found[left] = found[right] = (node, left, right)
         return left, right
 
     open_nodes: list[Span] = [(0, runs)]  # ranges of runs
     while open_nodes:
         begin, end = open_nodes.pop()
-        first, last = cuts[begin], cuts[end]
+        first = cuts[begin]
+        last = cuts[end]
         if end - begin > 1:
             unit = of_a_part if end - begin > of_a_part else 1
             count = (end - begin) // unit

@@ -30,7 +30,7 @@ from trainrig.parallel.context.gathered import gather_parts
 
 def list_expert_layers(model: nn.Module) -> list[ExpertFeedForward]:
     """Return the mixture-of-experts modules of `model`, in the order of layers."""
-    return [each for each in model.modules() if isinstance(each, ExpertFeedForward)]
+    return [module for module in model.modules() if isinstance(module, ExpertFeedForward)]
 
 
 def divide_experts(model: Decoder, ranks: DeviceMesh) -> None:
@@ -60,8 +60,8 @@ class _OwnExperts:
     def __call__(self, x_QC: Tensor, counts_e: Tensor) -> Tensor:
         experts = self._experts
         gate, up, down = (
-            each.to_local() if isinstance(each, DTensor) else each
-            for each in (experts.gate, experts.up, experts.down)
+            weight.to_local() if isinstance(weight, DTensor) else weight
+            for weight in (experts.gate, experts.up, experts.down)
         )
         assert up is not None and down is not None
         return experts.multiply(x_QC, counts_e, gate, up, down)
@@ -71,8 +71,10 @@ class _Dispatch:
     """Replacement for `pass_experts` of one layer that exchanges tokens between ranks."""
 
     def __init__(self, layer: ExpertFeedForward, group: dist.ProcessGroup) -> None:
-        self._layer, self._group = layer, group
-        self._rank, self._ranks = group.rank(), group.size()
+        self._layer = layer
+        self._group = group
+        self._rank = group.rank()
+        self._ranks = group.size()
 
     def __call__(self, x_NC: Tensor, routed: Routed) -> tuple[Tensor, Tensor]:
         """Return the experts' mixed outputs [N, C], and this rank's part of the router terms [3].
@@ -130,7 +132,8 @@ class _Dispatch:
         It is its tokens' share of the means over tokens. The last rank, which always has tokens,
         also contributes what does not depend on tokens.
         """
-        own, every = int(counts_RE[self._rank].sum()), int(counts_RE.sum())
+        own = int(counts_RE[self._rank].sum())
+        every = int(counts_RE.sum())
         if not own:  # held-out rows may be too few for all ranks
             return routed.logits_NE.new_zeros(3)
         share_E = counts_RE.sum(0).to(routed.logits_NE.device) / every

@@ -12,7 +12,9 @@ class RowDivision(RowSplit):
 
     def take_part(self, batch: DeviceBatch) -> DeviceBatch:
         """Return this rank's rows of `batch`: equally many on each rank, or nearly."""
-        rows, rank, ranks = len(batch.samples_B), self.over.rank, self.over.size
+        rows = len(batch.samples_B)
+        rank = self.over.rank
+        ranks = self.over.size
         own = slice(rows * rank // ranks, rows * (rank + 1) // ranks)
         return replace(
             batch,

@@ -30,7 +30,8 @@ class CastUnit:
 
     def __init__(self, modules: Sequence[nn.Module], dtype: torch.dtype) -> None:
         """Prepare the direct parameters of `modules`; parameters of submodules are not included."""
-        self._modules, self._dtype = tuple(modules), dtype
+        self._modules = tuple(modules)
+        self._dtype = dtype
         self._weights: list[nn.Parameter] = []
         self._copies: list[nn.Parameter] = []
         # (module, parameter name, number of the weight)
@@ -60,7 +61,8 @@ class CastUnit:
 
     def restore(self) -> None:
         """Put the weights back in the modules, and free the memory of the copies."""
-        self._under_way, self.last = 0, False
+        self._under_way = 0
+        self.last = False
         if not self._cast:
             return
         for module, name, number in self._places:
@@ -73,7 +75,8 @@ class CastUnit:
     def add_gradients(self) -> None:
         """Add the copies' gradients of a backward pass to the gradients of the weights."""
         for weight, copy in zip(self._weights, self._copies, strict=True):
-            gradient, copy.grad = copy.grad, None
+            gradient = copy.grad
+            copy.grad = None
             if gradient is None:
                 continue
             if weight.grad is None:
@@ -91,7 +94,7 @@ class CastUnit:
         The arguments are cast to the unit's dtype.
         """
         self.cast()
-        given = [self._narrow(each) for each in (*args, *kwargs.values())]
+        given = [self._narrow(argument) for argument in (*args, *kwargs.values())]
         if torch.is_grad_enabled():
             # A pass without gradients gives no sign of its end, so the copies stay.
             self._under_way += 1
@@ -137,7 +140,7 @@ def cast_weights(model: nn.Module, layers: Sequence[nn.Module], dtype: torch.dty
         modules = list(layer.modules())
         own.update(modules)
         _have_cast(layer, CastUnit(modules, dtype))
-    _have_cast(model, CastUnit([each for each in model.modules() if each not in own], dtype))
+    _have_cast(model, CastUnit([module for module in model.modules() if module not in own], dtype))
 
 
 def _have_cast(module: nn.Module, unit: CastUnit) -> None:

@@ -36,11 +36,15 @@ def join_gradients(given: list[Any], then: Callable[[], None] | None = None) -> 
     Returns False if no tensor needs a gradient. A backward pass that has the gradients of all of
     them calls `then`.
     """
-    places = [n for n, each in enumerate(given) if isinstance(each, Tensor) and each.requires_grad]
+    places = [
+        n
+        for n, argument in enumerate(given)
+        if isinstance(argument, Tensor) and argument.requires_grad
+    ]
     if places:
         joined = _Joined.apply(then, *(given[place] for place in places))  # type: ignore[no-untyped-call]
-        for place, each in zip(places, joined, strict=True):
-            given[place] = each
+        for place, tensor in zip(places, joined, strict=True):
+            given[place] = tensor
     return bool(places)
 
 

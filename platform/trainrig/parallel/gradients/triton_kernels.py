@@ -33,12 +33,12 @@ def sum_rows(tensors_RC: Sequence[Tensor], firsts: Sequence[int], sums: Tensor) 
     The tensors are float32 and contiguous. The rows of each go to `sums` from its index in `firsts`
     on.
     """
-    rows = [len(each) for each in tensors_RC]
+    rows = [len(tensor) for tensor in tensors_RC]
     ends = list(itertools.accumulate(rows))
     if not ends or not ends[-1]:
         return
-    given = [each.data_ptr() for each in tensors_RC]
-    widths = [each.shape[1] for each in tensors_RC]
+    given = [tensor.data_ptr() for tensor in tensors_RC]
+    widths = [tensor.shape[1] for tensor in tensors_RC]
     table = torch.tensor([given, widths, list(firsts), [0, *ends[:-1]]], dtype=torch.int64)
     device = sums.device
     with torch.cuda.device(device):

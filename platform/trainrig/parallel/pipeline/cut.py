@@ -15,7 +15,8 @@ from trainrig.models.decoder_config import DecoderConfig
 
 def count_layer_flops(model: DecoderConfig) -> tuple[tuple[float, ...], float]:
     """Return the forward FLOPs of a token in each layer of `model`, and in its head."""
-    shape, window = model.shape, model.attention.window
+    shape = model.shape
+    window = model.attention.window
     costs = []
     for number, layer in enumerate(model.shapes.layers):
         size = window.size if window is not None and window.is_local(number) else None
@@ -58,7 +59,8 @@ def cut_evenly(costs: tuple[float, ...], last: float, parts: int) -> tuple[range
     layer.
     """
     # a margin, as the rounding of sums depends on their order
-    low, high = 0.0, (sum(costs) + last) * (1 + 1e-9)
+    low = 0.0
+    high = (sum(costs) + last) * (1 + 1e-9)
     best = _fill(costs, last, parts, high)
     assert best is not None, "fewer layers than stages"
     for _ in range(40):
@@ -67,7 +69,8 @@ def cut_evenly(costs: tuple[float, ...], last: float, parts: int) -> tuple[range
         if found is None:
             low = middle
         else:
-            best, high = found, middle
+            best = found
+            high = middle
     return best
 
 
@@ -77,7 +80,9 @@ def _fill(
     """Return stages that cost at most `most` each, filled from the end, or None if impossible."""
     if parts > len(costs):
         return None
-    ranges, end, room = [], len(costs), most - last
+    ranges = []
+    end = len(costs)
+    room = most - last
     for left in range(parts - 1, -1, -1):
         begin = end - 1
         spent = costs[begin]
@@ -87,5 +92,6 @@ def _fill(
         if spent > room:
             return None
         ranges.append(range(begin, end))
-        end, room = begin, most
+        end = begin
+        room = most
     return tuple(reversed(ranges)) if end == 0 else None

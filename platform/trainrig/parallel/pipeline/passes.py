@@ -56,14 +56,14 @@ class StagePasses:
     def __init__(self, model: nn.Module, mesh: WorkerMesh, clock: PhaseClock | None = None) -> None:
         """`clock`: times the waiting for other stages."""
         self._waiting = clock.time_waiting if clock else contextlib.nullcontext
-        self._model, self._alone = model, mesh.pipeline.group is None
+        self._model = model
+        self._alone = mesh.pipeline.group is None
         self._axis = mesh.pipeline
         self._names: tuple[str, ...] | None = None  # names of diagnostics; None: not yet known
-        self._to_next, self._from_next = _find_lane(mesh, 1, False), _find_lane(mesh, 1, True)
-        self._to_previous, self._from_previous = (
-            _find_lane(mesh, -1, True),
-            _find_lane(mesh, -1, False),
-        )
+        self._to_next = _find_lane(mesh, 1, False)
+        self._from_next = _find_lane(mesh, 1, True)
+        self._to_previous = _find_lane(mesh, -1, True)
+        self._from_previous = _find_lane(mesh, -1, False)
         # Gradients sent back that may not be received yet, the oldest micro-batch first.
         self._going: deque[list[tuple[dist.Work, Tensor]]] = deque()
 
@@ -91,20 +91,21 @@ class StagePasses:
             return StagePass(objective.compute(stage, batch, statistics), chunk, received)
         output = stage(ids_BT, positions_BT=positions_BT)
         given = (output.hidden, *output.auxiliary.values())
-        going = [self._to_next.send(each.detach().contiguous()) for each in given]
+        going = [self._to_next.send(tensor.detach().contiguous()) for tensor in given]
         return StagePass(None, chunk, received, given, going)
 
     def _receive(self, model: StageDecoder, ids_BT: Tensor, chunk: int) -> tuple[Tensor, ...]:
         """Receive hidden states [B, t, C] from the stage before, and router outputs, if any."""
-        shape, device = model.stream_shape(ids_BT), ids_BT.device
+        shape = model.stream_shape(ids_BT)
+        device = ids_BT.device
         received = [torch.empty(shape, dtype=model.stream, device=device)]
         routers = model.router_shape(model.stages[chunk].start)
         if routers[0]:
             received.append(torch.empty(routers, device=device))
         with self._waiting():
-            for each in received:
-                self._from_previous.receive(each)
-        return tuple(each.requires_grad_(torch.is_grad_enabled()) for each in received)
+            for tensor in received:
+                self._from_previous.receive(tensor)
+        return tuple(tensor.requires_grad_(torch.is_grad_enabled()) for tensor in received)
 
     def auxiliary(self) -> Mapping[str, Tensor]:
         """Return zeros under the names of the last stage's additional loss terms.
@@ -146,16 +147,17 @@ class StagePasses:
         For stages that are not the last.
         """
         gradients = [
-            torch.empty_like(each, memory_format=torch.contiguous_format) for each in passed.given
+            torch.empty_like(output, memory_format=torch.contiguous_format)
+            for output in passed.given
         ]
         with self._waiting():
             for work in passed.going:
                 work.wait()  # once received, a gradient will come back
-            for each in gradients:
-                self._from_next.receive(each)
+            for gradient in gradients:
+                self._from_next.receive(gradient)
         losses: list[Tensor] = [
-            _Given.apply(each, gradient)  # type: ignore[no-untyped-call]
-            for each, gradient in zip(passed.given, gradients, strict=True)
+            _Given.apply(output, gradient)  # type: ignore[no-untyped-call]
+            for output, gradient in zip(passed.given, gradients, strict=True)
         ]
         return sum(losses[1:], start=losses[0])
 
@@ -166,10 +168,10 @@ class StagePasses:
         self._settle(GRADIENTS_UNDER_WAY - 1)
         # Routers that add nothing to the loss have no gradient.
         gradients = [
-            torch.zeros_like(each) if each.grad is None else each.grad.contiguous()
-            for each in passed.received
+            torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.contiguous()
+            for tensor in passed.received
         ]
-        self._going.append([(self._to_previous.send(each), each) for each in gradients])
+        self._going.append([(self._to_previous.send(gradient), gradient) for gradient in gradients])
 
     def settle(self) -> None:
         """Wait until all gradients that were sent back are received."""

@@ -45,9 +45,12 @@ def _interleave(rank: int, ranks: int, count: int, chunks: int) -> list[Turn]:
     so that no two ranks wait for each other, and the missing micro-batches are left out.
     """
     groups = [range(n, n + ranks) for n in range(0, count, ranks)]
-    forward = [Turn(True, n, chunk) for each in groups for chunk in range(chunks) for n in each]
+    forward = [Turn(True, n, chunk) for group in groups for chunk in range(chunks) for n in group]
     backward = [
-        Turn(False, n, chunk) for each in groups for chunk in reversed(range(chunks)) for n in each
+        Turn(False, n, chunk)
+        for group in groups
+        for chunk in reversed(range(chunks))
+        for n in group
     ]
     order = _alternate(forward, backward, 2 * (ranks - 1 - rank) + (chunks - 1) * ranks)
     return [turn for turn in order if turn.number < count]

@@ -45,11 +45,14 @@ class StageDecoder(Decoder):
         (`parallel.tensor.sequence`).
         """
         super().__init__(config)
-        self.stages, self.stream, self._parts = tuple(stages), stream, parts
+        self.stages = tuple(stages)
+        self.stream = stream
+        self._parts = parts
         self._chunk = 0  # the entry of `stages` that the forward pass runs
         self._received: Tensor | None = None  # hidden states from the stage before
         self._before: tuple[Tensor, ...] = ()  # router terms of earlier stages, in order
-        self.first, self.last = stages[0].start == 0, stages[-1].stop == config.layers
+        self.first = stages[0].start == 0
+        self.last = stages[-1].stop == config.layers
         held = nn.ModuleList()
         for number in (n for layers in stages for n in layers):
             held.add_module(str(number), self.layers[number])
@@ -114,7 +117,8 @@ class StageDecoder(Decoder):
         return 0 if self.first else len(self.stages) - 1
 
     def _embed(self, ids_BT: Tensor, positions: Tensor) -> Tensor:
-        received, self._received = self._received, None
+        received = self._received
+        self._received = None
         return super()._embed(ids_BT, positions) if received is None else received
 
     def _number_layers(self) -> Iterable[tuple[int, nn.Module]]:

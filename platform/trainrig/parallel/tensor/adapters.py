@@ -32,7 +32,8 @@ def share_columns(layer: nn.Module, axis: Axis) -> None:
     if not isinstance(layer, LowRankLinear):
         return
     own = layer.weight.shape[1]
-    layer.dropout.whole, layer.dropout.first = own * axis.size, own * axis.rank
+    layer.dropout.whole = own * axis.size
+    layer.dropout.first = own * axis.rank
     assert axis.group is not None
     vars(layer)["compute_row_lengths"] = functools.partial(
         _sum_lengths, layer.compute_row_lengths, axis.group

@@ -30,15 +30,19 @@ class _SharedExperts:
     """Replacement for the forward pass of one mixture-of-experts layer."""
 
     def __init__(self, layer: ExpertFeedForward, group: dist.ProcessGroup, sequence: bool) -> None:
-        self._layer, self._group, self._sequence = layer, group, sequence
+        self._layer = layer
+        self._group = group
+        self._sequence = sequence
 
     def __call__(self, x_BTC: Tensor, text_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the layer's output and router terms. See `ExpertFeedForward.forward`."""
-        layer, group = self._layer, self._group
+        layer = self._layer
+        group = self._group
         if self._sequence:
             alike_BTC, apart_BTC = gather_apart(x_BTC, group)
         else:
-            alike_BTC, apart_BTC = x_BTC, copy_in(x_BTC, group)
+            alike_BTC = x_BTC
+            apart_BTC = copy_in(x_BTC, group)
         routed = layer.route(alike_BTC.flatten(0, 1), text_BT)
         # Each rank multiplies its part of the experts' outputs by the weights, so it has a part of
         # the weights' gradient.

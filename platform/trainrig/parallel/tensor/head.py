@@ -62,7 +62,8 @@ class SplitCrossEntropy:
         In float32. The gradient of the cross-entropy is the softmax, minus one at the target, where
         the target is among this rank's entries.
         """
-        extras, part = self.extras, self.part
+        extras = self.extras
+        part = self.part
         x = logits_RV.float()  # a copy, unless logits are already float32
         left = self.bend.apply(x)
         places_R = self.targets_K[rows] - part.first

@@ -59,7 +59,8 @@ class _Stream:
 
     def __init__(self, group: dist.ProcessGroup, sequence: bool) -> None:
         """`sequence`: each rank has some positions of the stream; otherwise each has all."""
-        self.group, self.sequence = group, sequence
+        self.group = group
+        self.sequence = sequence
 
     def enter(self, module: nn.Module, kept: bool) -> None:
         """Make `module` read all positions of its input; `kept`: see `gather_then`."""
@@ -84,11 +85,12 @@ def split_layers(
     backward pass.
     """
     assert axis.group is not None
-    whole = {name: each.shape for name, each in model.named_parameters()}
+    whole = {name: parameter.shape for name, parameter in model.named_parameters()}
     stream = _Stream(axis.group, sequence)
     _split_ends(model, axis, stream)
     for number, layer in enumerate(model.layers):
-        attention, feedforward = layer.attention, layer.feedforward
+        attention = layer.attention
+        feedforward = layer.feedforward
         assert isinstance(attention, Attention)
         _split_attention(attention, model.shape.kv_heads, axis, stream)
         stream.enter(attention, number in again)
@@ -149,16 +151,16 @@ def _split_ends(model: Decoder, axis: Axis, stream: _Stream) -> None:
 def _split_attention(attention: Attention, kv_heads: int, axis: Axis, stream: _Stream) -> None:
     group = stream.group
     _cut_rows(attention.query, axis)
-    for each in (attention.key, attention.value):
+    for projection in (attention.key, attention.value):
         if kv_heads % axis.size == 0:
-            _cut_rows(each, axis)
+            _cut_rows(projection, axis)
         else:
             first = axis.rank * kv_heads // axis.size * attention.head_channels
             own = slice(first, first + attention.head_channels)
-            if isinstance(each, FrozenLinear):
-                each.own = own
+            if isinstance(projection, FrozenLinear):
+                projection.own = own
             else:
-                _replace(each, "forward", _project_some, each, own, group)
+                _replace(projection, "forward", _project_some, projection, own, group)
     gate = getattr(attention, "gate", None)
     if gate is not None:
         _cut_rows(gate, axis)

@@ -65,7 +65,7 @@ def pad_rows(
     added = -length % ranks
     if not added:
         return forward(ids_BT, places_N=places_N, **marks_BT)
-    wider = {name: F.pad(each, (0, added)) for name, each in marks_BT.items() if each is not None}
+    wider = {name: F.pad(mark, (0, added)) for name, mark in marks_BT.items() if mark is not None}
     if places_N is not None:
         places_N = places_N + places_N // length * added
     output = forward(F.pad(ids_BT, (0, added)), places_N=places_N, **wider)
@@ -100,14 +100,17 @@ class _Whole:
     """Placeholder for a view of the gathered positions."""
 
     def __init__(self, view: Tensor) -> None:
-        self.size, self.stride, self.first = view.size(), view.stride(), view.storage_offset()
+        self.size = view.size()
+        self.stride = view.stride()
+        self.first = view.storage_offset()
 
 
 class _SavedParts:
     """Autograd hooks that save a rank's part in place of the gathered whole."""
 
     def __init__(self, part_BtC: Tensor, whole_BTC: Tensor, group: dist.ProcessGroup) -> None:
-        self._part, self._group = part_BtC, group
+        self._part = part_BtC
+        self._group = group
         self._storage = whole_BTC.untyped_storage().data_ptr()
         self._saved = 0  # saved views that no backward pass has used yet
         self._whole: Tensor | None = None

@@ -27,7 +27,9 @@ class SharedLayers:
 
     def __init__(self, split: LayerSplit, mesh: WorkerMesh) -> None:
         assert mesh.tensor.group is not None
-        self._cuts, self._parts, self.axis = split.cuts, split.parts, mesh.tensor
+        self._cuts = split.cuts
+        self._parts = split.parts
+        self.axis = mesh.tensor
         self._group: dist.ProcessGroup = mesh.tensor.group
         self._device = mesh.devices.device_type  # type of device whose memory the group sends from
         self._meshes: dict[tuple[DeviceMesh, str], tuple[DeviceMesh, DeviceMesh]] = {}
@@ -83,14 +85,14 @@ class SharedLayers:
         The parts are added in the order of ranks, and each rank gets the sum.
         """
         found = [p.grad for name, p in model.named_parameters() if name in self._parts]
-        gradients = [_to_local(each) for each in found if each is not None]
+        gradients = [_to_local(gradient) for gradient in found if gradient is not None]
         if not gradients:
             return
-        flat = torch.cat([each.flatten() for each in gradients])
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
         total, *others = gather_parts(flat, self._group)
         for other in others:
             total = total + other
-        sizes = [each.numel() for each in gradients]
+        sizes = [gradient.numel() for gradient in gradients]
         for gradient, sum_ in zip(gradients, total.split(sizes), strict=True):
             gradient.copy_(sum_.view_as(gradient))
 
@@ -116,8 +118,8 @@ class SharedLayers:
         `filled`.
         """
         return {
-            name: self._rows(each, filled) if _is_cut_by_columns(each) else each
-            for name, each in tensors.items()
+            name: self._rows(tensor, filled) if _is_cut_by_columns(tensor) else tensor
+            for name, tensor in tensors.items()
         }
 
     def take_rows(self, rows: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
@@ -125,19 +127,24 @@ class SharedLayers:
         for name, tensor in tensors.items():
             if not _is_cut_by_columns(tensor):
                 continue
-            mine, whole = _to_local(tensor), _to_local(rows[name])
+            mine = _to_local(tensor)
+            whole = _to_local(rows[name])
             if _cut_twice(tensor):  # each rank has read all of the rows
                 mine.copy_(self._split_by_rank(whole, tensor)[self.axis.rank])
                 continue
-            sizes, w = self._count_rows(tensor), mine[:1].numel()
-            outgoing, m = self._split_by_rank(whole, tensor), sizes[self.axis.rank]
+            sizes = self._count_rows(tensor)
+            w = mine[:1].numel()
+            outgoing = self._split_by_rank(whole, tensor)
+            m = sizes[self.axis.rank]
             incoming = torch.empty_like(mine, memory_format=torch.contiguous_format)
             self._exchange(incoming, outgoing, [n * w for n in sizes], [m * w] * len(sizes))
             mine.copy_(incoming)
 
     def _rows(self, tensor: Tensor, filled: bool) -> DTensor:
         assert isinstance(tensor, DTensor)
-        mine, sizes, ranks = _to_local(tensor), self._count_rows(tensor), self.axis.size
+        mine = _to_local(tensor)
+        sizes = self._count_rows(tensor)
+        ranks = self.axis.size
         if _cut_twice(tensor):
             found = mine.new_empty(len(mine), *tensor.shape[1:])
             if filled:
@@ -146,7 +153,8 @@ class SharedLayers:
             placements: tuple[Placement, ...] = (Replicate(), *tensor.placements[1:])
             outside = self._find_whole_meshes(tensor)[0]
             return _view_as(found, outside, placements, list(tensor.shape))
-        m, w = sizes[self.axis.rank], mine[:1].numel()
+        m = sizes[self.axis.rank]
+        w = mine[:1].numel()
         found = mine.new_empty(m, *tensor.shape[1:])
         if filled:
             incoming = mine.new_empty(ranks, m, *mine.shape[1:])
@@ -157,7 +165,7 @@ class SharedLayers:
 
     def _find_whole_meshes(self, tensor: DTensor) -> tuple[DeviceMesh, DeviceMesh]:
         """Return the meshes of `_find_meshes` for a tensor that `whole` returned."""
-        return next(each for each in self._meshes.values() if each[0] is tensor.device_mesh)
+        return next(meshes for meshes in self._meshes.values() if meshes[0] is tensor.device_mesh)
 
     def _split_by_rank(self, rows: Tensor, tensor: Tensor) -> Tensor:
         """Return a view [ranks, …] of whole `rows` of `tensor`, with the part of each rank."""
@@ -169,15 +177,17 @@ class SharedLayers:
 
     def _count_rows(self, tensor: Tensor) -> list[int]:
         """Return the number of whole rows that each rank of the axis gets in the exchange."""
-        rows, ranks = len(_to_local(tensor)), self.axis.size
-        each = -(-rows // ranks)
-        return [min(each, max(0, rows - rank * each)) for rank in range(ranks)]
+        rows = len(_to_local(tensor))
+        ranks = self.axis.size
+        most = -(-rows // ranks)
+        return [min(most, max(0, rows - rank * most)) for rank in range(ranks)]
 
     def _exchange(
         self, incoming: Tensor, outgoing: Tensor, sizes: list[int], sent: list[int]
     ) -> None:
         # Tensors in the host's memory pass through the device's, one at a time.
-        there, sending = incoming.to(self._device), outgoing.reshape(-1).to(self._device)
+        there = incoming.to(self._device)
+        sending = outgoing.reshape(-1).to(self._device)
         dist.all_to_all_single(there.view(-1), sending, sizes, sent, group=self._group)
         if there is not incoming:
             incoming.copy_(there)
@@ -194,7 +204,7 @@ def _is_cut_by_columns(tensor: Tensor) -> bool:
 def _cut_twice(tensor: Tensor) -> bool:
     """Return whether rows are already divided over two axes, like the rows of divided experts."""
     assert isinstance(tensor, DTensor)
-    return any(isinstance(each, _StridedShard) for each in tensor.placements)
+    return any(isinstance(placement, _StridedShard) for placement in tensor.placements)
 
 
 def _to_local(tensor: Tensor) -> Tensor:
