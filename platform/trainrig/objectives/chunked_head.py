@@ -110,7 +110,7 @@ def compute_head_loss(
     losses: RowLosses = (
         head.make_row_losses(targets_K, extras)
         if isinstance(head, PartialHead)
-        else _CrossEntropy(targets_K, Bend.of(head), extras)
+        else _CrossEntropy(targets_K, LogitTransform.of(head), extras)
     )
     found = compute_row_losses(hidden_BTC, head, targets_BT, losses, all_targets, weights_BT)
     return HeadLoss(*found)
@@ -173,7 +173,7 @@ class _HeadLoss(torch.autograd.Function):
             weights_K = weights_N[trained_K]
         # Divided by 100, because a hundredfold gradient may overflow narrow dtypes.
         counts_K = None if weights_K is None else weights_K / FULL_WEIGHT
-        parts_3K, gradients = blocks.work_through(hidden_KC, wanted, counts_K)
+        parts_3K, gradients = blocks.process_blocks(hidden_KC, wanted, counts_K)
         if weights_K is not None:
             parts_3K[0] *= weights_K
         ctx.save_for_backward(hidden_NC, weight_VC, bias_V)
@@ -213,7 +213,7 @@ class _HeadLoss(torch.autograd.Function):
             if ctx.counts_K is not None:
                 counts_K = counts_K * ctx.whole * ctx.counts_K
             hidden_KC = hidden_NC if ctx.chosen is None else hidden_NC[ctx.chosen]
-            gradients = blocks.work_through(hidden_KC, wanted, counts_K)[1]
+            gradients = blocks.process_blocks(hidden_KC, wanted, counts_K)[1]
         of_hidden_NC = gradients.hidden_KC
         if of_hidden_NC is not None and ctx.chosen is not None:
             of_hidden_NC = torch.zeros_like(hidden_NC)
@@ -249,14 +249,14 @@ class _Gradients:
 
 
 @dataclass(frozen=True)
-class Bend:
+class LogitTransform:
     """Scaling and soft cap that a head applies to each logit."""
 
     multiplier: float
     cap: float | None
 
     @classmethod
-    def of(cls, head: OutputHead) -> "Bend":
+    def of(cls, head: OutputHead) -> "LogitTransform":
         """Return the scaling and soft cap of `head`."""
         return cls(head.multiplier, head.soft_cap)
 
@@ -283,7 +283,7 @@ class _Blocks:
         self._bias_V = bias_V
         self._losses = losses
 
-    def work_through(
+    def process_blocks(
         self,
         hidden_KC: Tensor,
         wanted: tuple[bool, bool, bool] | None,
@@ -323,7 +323,7 @@ class _CrossEntropy:
     """Cross-entropy, z-loss and uniform cross-entropy of each target, in nats. See `RowLosses`."""
 
     targets_K: Tensor
-    bend: Bend
+    bend: LogitTransform
     extras: Extras
 
     def replace_by_gradients(

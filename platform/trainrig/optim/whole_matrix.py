@@ -93,7 +93,7 @@ def compute_whole(like: Tensor, tasks: Sequence[WholeTask]) -> None:
             cuts = [rows.share(peer, world) for peer in range(world)]
             for pieces, piece in zip(outgoing, torch.split(whole, cuts), strict=True):
                 pieces.append(piece)
-    _take_back(outgoing, tasks, group)
+    _return_outputs(outgoing, tasks, group)
 
 
 def _exchange(
@@ -108,7 +108,7 @@ def _exchange(
     return [list(parts[peer * many : (peer + 1) * many]) for peer in range(world)]
 
 
-def _take_back(
+def _return_outputs(
     outgoing: Sequence[Sequence[Tensor]], tasks: Sequence[WholeTask], group: dist.ProcessGroup
 ) -> None:
     """Send each rank its rows of this rank's results, and receive this rank's rows of all tasks."""

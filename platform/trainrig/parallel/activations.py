@@ -45,39 +45,39 @@ class ActivationStatistics:
         device, which has not been waited for.
         """
         # Compiled layers would be compiled again for the forward hooks.
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"), self._listen():
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"), self._attach_hooks():
             forward()
         found = self._found
         self._found = {}
         return found
 
     @contextlib.contextmanager
-    def _listen(self) -> Iterator[None]:
+    def _attach_hooks(self) -> Iterator[None]:
         with contextlib.ExitStack() as until:
             for name, layer in self._layers.items():
-                hook = functools.partial(self._hear_output, name)
+                hook = functools.partial(self._record_output, name)
                 until.callback(layer.register_forward_hook(hook).remove)
                 feedforward = layer.feedforward
                 if isinstance(feedforward, DenseFeedForward):
                     gate = feedforward.up if feedforward.gate is None else feedforward.gate
-                    hook = functools.partial(self._hear_gate, name, feedforward)
+                    hook = functools.partial(self._record_gate, name, feedforward)
                     until.callback(gate.register_forward_hook(hook).remove)
-                until.enter_context(self._hear_attention(name, layer.attention))
+                until.enter_context(self._record_attention(name, layer.attention))
             yield
 
-    def _hear_output(self, name: str, _module: nn.Module, _inputs: Any, given: Any) -> None:
+    def _record_output(self, name: str, _module: nn.Module, _inputs: Any, given: Any) -> None:
         x_BTC = given[0].float()
         self._found[f"{name}/activation_rms"] = x_BTC.square().mean().sqrt()
         self._found[f"{name}/activation_max"] = x_BTC.abs().max()
 
-    def _hear_gate(
+    def _record_gate(
         self, name: str, feedforward: DenseFeedForward, _module: nn.Module, _inputs: Any, x_F: Any
     ) -> None:
         through_F = activate(feedforward.network, x_F)
         self._found[f"{name}/saturated"] = (through_F.abs() < SHUT * x_F.abs()).float().mean()
 
     @contextlib.contextmanager
-    def _hear_attention(self, name: str, attention: Attention) -> Iterator[None]:
+    def _record_attention(self, name: str, attention: Attention) -> Iterator[None]:
         # their attention weights are not the softmax of these products
         if attention.alibi or attention.sinks is not None:
             yield

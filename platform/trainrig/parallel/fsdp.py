@@ -28,7 +28,7 @@ from trainrig.models.lora.layers import LowRankEmbedding
 from trainrig.models.moe import Experts
 from trainrig.parallel.expert.dispatch import list_expert_layers
 from trainrig.parallel.gradients.cast_weights import cast_weights, list_cast_units
-from trainrig.parallel.gradients.joined import join_each
+from trainrig.parallel.gradients.joined import join_input_gradients
 from trainrig.parallel.mesh import Axis
 from trainrig.parallel.pipeline.stage import StageDecoder
 from trainrig.parallel.precision import FLOAT32, Precision, find_stream_type, make_policy
@@ -100,7 +100,7 @@ def _stays_gathered(model: nn.Module | FSDPModule, unit: FSDPModule) -> bool:
     return unit is model or unit is getattr(model, "head", None)
 
 
-def leave_whole(
+def prepare_unsharded(
     model: nn.Module, layers: Sequence[nn.Module], precision: Precision = FLOAT32
 ) -> None:
     """Make an unsharded `model` compute in `precision`, with the gradient bits of a sharded one.
@@ -110,7 +110,7 @@ def leave_whole(
     if precision.casts:
         cast_weights(model, layers, find_stream_type(precision))
     else:
-        join_each(layers)
+        join_input_gradients(layers)
 
 
 def list_units(model: nn.Module | FSDPModule) -> list[FSDPModule]:
@@ -119,7 +119,7 @@ def list_units(model: nn.Module | FSDPModule) -> list[FSDPModule]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
-def leave_copies(unit: FSDPModule) -> None:
+def reduce_within_copy(unit: FSDPModule) -> None:
     """Make FSDP add the gradients of `unit` over the slices of one copy of the model only.
 
     The gradients of the copies are then added elsewhere, because FSDP can add them only in an order

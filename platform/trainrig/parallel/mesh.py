@@ -116,7 +116,7 @@ class WorkerMesh:
         return dist.get_world_size() // self._replica
 
     @property
-    def speaks(self) -> bool:
+    def is_reporter(self) -> bool:
         """True on the one rank of a replica that reports what all its ranks know."""
         return dist.get_rank() % self._replica == 0
 

@@ -29,7 +29,7 @@ class RowPlaces:
     rows: int  # number of rows of the whole model
 
     @classmethod
-    def of_all(cls, parameters: Sequence[nn.Parameter]) -> Self:
+    def whole_model(cls, parameters: Sequence[nn.Parameter]) -> Self:
         """Return the positions for a rank that holds all parameters."""
         ends = list(itertools.accumulate((len(parameter) for parameter in parameters), initial=0))
         return cls(ends[:-1], ends[-1])
@@ -59,7 +59,7 @@ def compute_exact_norm(
     """
     device = parameters[0].device
     part = mesh.tensor
-    own = places or RowPlaces.of_all(parameters)
+    own = places or RowPlaces.whole_model(parameters)
     gradients: list[Tensor] = []
     begins: list[int] = []
     rows = torch.zeros(own.rows * part.size, dtype=torch.float64, device=device)

@@ -46,14 +46,14 @@ class Precision(Settings):
     # the scale is halved and the step is computed again.
     loss_scale_interval: int = Field(default=2_000, ge=1)
 
-    def resolve(self, has_bfloat16: bool) -> Self:
+    def resolve(self, supports_bfloat16: bool) -> Self:
         """Return these settings with `auto` replaced by the format for the device.
 
-        `has_bfloat16`: the device is an accelerator that supports bfloat16.
+        `supports_bfloat16`: the device is an accelerator that supports bfloat16.
         """
         if self.compute != "auto":
             return self
-        return self.model_copy(update={"compute": "bfloat16" if has_bfloat16 else "float32"})
+        return self.model_copy(update={"compute": "bfloat16" if supports_bfloat16 else "float32"})
 
     @property
     def casts(self) -> bool:
@@ -124,7 +124,7 @@ class LossScale:
 FLOAT32 = Precision(compute="float32")
 
 
-def has_bfloat16(device: "torch.device") -> bool:
+def supports_bfloat16(device: "torch.device") -> bool:
     """Return whether `device` is a GPU that supports bfloat16 products."""
     import torch
 

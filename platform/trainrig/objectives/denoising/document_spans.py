@@ -13,7 +13,7 @@ from trainrig.randomness import RandomKey, draw_words
 from trainrig.tokens.permutation import Integers
 
 
-def draw_in_each(
+def draw_in_each_document(
     key: RandomKey, sample: int, noise: Noise, walls: Flags, documents: Integers, most: int
 ) -> Spans | None:
     """Draw noise spans in each document of the text of `sample`.
@@ -46,9 +46,9 @@ def draw_in_each(
     largest = sizes if int(sizes.sum()) >= said else sizes + 1
     if not len(chosen) or int(largest.sum()) < said:
         return None
-    parts = share_out(said, sizes, np.full_like(sizes, 2), largest)
+    parts = apportion(said, sizes, np.full_like(sizes, 2), largest)
     room = parts // 2  # a span has at least a sentinel and a token
-    counts = share_out(
+    counts = apportion(
         min(max(count, len(sizes)), int(room.sum())), sizes, np.ones_like(sizes), room
     )
     left_out = parts - counts
@@ -68,7 +68,7 @@ def draw_in_each(
     )
 
 
-def share_out(total: int, weights: Integers, least: Integers, most: Integers) -> Integers:
+def apportion(total: int, weights: Integers, least: Integers, most: Integers) -> Integers:
     """Return `total` divided into whole parts [P] in proportion to `weights` [P].
 
     Each part is between its `least` and `most` [P], which must allow `total` together. Where these

@@ -28,7 +28,7 @@ from pydantic import Field
 
 from trainrig.objectives.causal import CausalLM
 from trainrig.objectives.contract import DeviceBatch, Output
-from trainrig.objectives.denoising.document_spans import draw_in_each
+from trainrig.objectives.denoising.document_spans import draw_in_each_document
 from trainrig.objectives.denoising.needed_tokens import check_sentinels, find_modes, find_sentinels
 from trainrig.objectives.denoising.noise_spans import (
     Denoising,
@@ -305,7 +305,7 @@ class SpansLeftOut:
         key = RandomKey(self.seed, "spans left out")
         if apart and some[0]:
             told = key, sample, self.noise, text.walls, text.documents, most
-            if self.joined and (found := draw_in_each(*told)) is not None:
+            if self.joined and (found := draw_in_each_document(*told)) is not None:
                 return found
             return (
                 draw_ends(self.noise, text.documents, most) if self.suffix else draw_within(*told)

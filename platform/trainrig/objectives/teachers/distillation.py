@@ -79,7 +79,7 @@ class Distillation(Settings):
         A diagnostic is the share of targets for which student and teacher have the same likeliest
         entry.
         """
-        from trainrig.objectives.chunked_head import Bend, compute_row_losses
+        from trainrig.objectives.chunked_head import LogitTransform, compute_row_losses
         from trainrig.objectives.teachers.soft_targets import SoftTargets, TeacherRows
 
         arrays = batch.arrays
@@ -99,7 +99,7 @@ class Distillation(Settings):
         losses = SoftTargets(
             teacher,
             targets_BT[there_BT],
-            Bend.of(output.head),
+            LogitTransform.of(output.head),
             self.temperature,
             self.rest == "bucket",
             # the gradients of both terms are part of the divergence's

@@ -65,7 +65,7 @@ class OnPolicyDistillation(ClippedPolicy):
         return TOKENS
 
     @model_validator(mode="after")
-    def _one_model_holds(self) -> Self:
+    def _check_reference(self) -> Self:
         if self.reference:
             raise ValueError(
                 "reference: the teacher is what a student is held to; leave the reference out"

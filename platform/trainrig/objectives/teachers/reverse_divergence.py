@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from trainrig.objectives.chunked_head import Bend, compute_row_losses, put_back
+from trainrig.objectives.chunked_head import LogitTransform, compute_row_losses, put_back
 from trainrig.objectives.contract import Output, OutputHead
 from trainrig.objectives.cross_entropy import cut_rows
 from trainrig.tokens.batches import IGNORE
@@ -27,7 +27,7 @@ class DivergenceFromTeacher:
     hidden_ND: Tensor  # the teacher's hidden states
     head: OutputHead  # the teacher's head
     targets_N: Tensor
-    bend: Bend
+    bend: LogitTransform
     temperature: float
     entries: int  # number of entries of the vocabulary; later ones only pad a model's table
 
@@ -92,7 +92,7 @@ def read_beside_teacher(
         expected.hidden.detach(),
         expected.head,
         targets_N,
-        Bend.of(output.head),
+        LogitTransform.of(output.head),
         temperature,
         entries,
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainrig.objectives.chunked_head import Bend, put_back
+from trainrig.objectives.chunked_head import LogitTransform, put_back
 from trainrig.objectives.cross_entropy import cut_rows
 
 
@@ -39,7 +39,7 @@ class SoftTargets:
 
     teacher: TeacherRows
     targets_K: Tensor
-    bend: Bend
+    bend: LogitTransform
     temperature: float
     bucket: bool  # True if unnamed entries form one event; otherwise they have no probability
     hard: float

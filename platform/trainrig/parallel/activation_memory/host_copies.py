@@ -102,7 +102,7 @@ class _Passing:
             newest.finish()
         while len(self._leaving) >= LAYERS_HELD:
             if (oldest := self._leaving.popleft()()) is not None:
-                oldest.let_go()
+                oldest.release()
         return None if first else self._last
 
     def add(self, copies: "LayerCopies") -> None:
@@ -172,14 +172,14 @@ class LayerCopies:
         of = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         key = of.cdata, tensor._version
         if key not in self._copies:
-            if self._stays(storage.data_ptr()):
+            if self._is_kept_on_device(storage.data_ptr()):
                 return tensor
             here = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
             self._copies[key] = HostCopy(of, _send(here), tensor.device, here)
         offset = int(tensor.storage_offset())
         return SavedTensor(self._copies[key], tensor.dtype, offset, tensor.size(), tensor.stride())
 
-    def _stays(self, place: int) -> bool:
+    def _is_kept_on_device(self, place: int) -> bool:
         """Return whether the storage at address `place` is a parameter or shared between layers.
 
         The parameters are looked up at each call, because FSDP gathers experts within the layer.
@@ -197,7 +197,7 @@ class LayerCopies:
         if self._left is None:
             self._left = _record([copy.device for copy in self._copies.values()])
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release the device memory of all copies until they are fetched."""
         if self._fetched:
             return

@@ -65,7 +65,7 @@ def estimate_all_kept(
     )
     normed = model.channels * sum(norm is not None for norm in norms)
     products = _count_product_outputs(layer, model) + compute_feedforward_width(layer) * (
-        2 if _has_gate(layer) else 1
+        2 if _is_gated(layer) else 1
     )
     products += _count_added(layer)
     in_norms = normed * (6 if size < FLOAT32 else 4)
@@ -94,7 +94,7 @@ def estimate_kept_compiled(layer: LayerShape, model: DecoderConfig, size: int) -
     heads = shape.heads + shape.kv_heads
     normed_heads = layer.attention.query_norm is not None
     of_heads = heads * shape.head_channels * (3 if normed_heads else 2)
-    between = compute_feedforward_width(layer) * (3 if _has_gate(layer) else 2)
+    between = compute_feedforward_width(layer) * (3 if _is_gated(layer) else 2)
     numbers = model.channels * (1 + normed + joined) + of_heads + between
     scales = normed + (heads if normed_heads else 0)
     return float(size * numbers + FLOAT32 * (shape.heads + scales))
@@ -230,7 +230,7 @@ def _count_product_outputs(layer: LayerShape, model: DecoderConfig) -> int:
         heads
         + copies
         + _count_added(layer)
-        + compute_feedforward_width(layer) * (2 if _has_gate(layer) else 1)
+        + compute_feedforward_width(layer) * (2 if _is_gated(layer) else 1)
     )
 
 
@@ -251,6 +251,6 @@ def compute_feedforward_width(layer: LayerShape) -> int:
     return part.experts.up.active * part.experts.up.outputs + shared
 
 
-def _has_gate(layer: LayerShape) -> bool:
+def _is_gated(layer: LayerShape) -> bool:
     part = layer.feedforward
     return (part.gate if isinstance(part, FeedForwardShape) else part.experts.gate) is not None

@@ -69,7 +69,7 @@ def recompute(layers: "Sequence[nn.Module]", kept: Sequence[Kept]) -> None:
     # Imported here because torch takes seconds to import, and reading a run file should not.
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-    of_products = functools.partial(create_selective_checkpoint_contexts, _keep_dear)
+    of_products = functools.partial(create_selective_checkpoint_contexts, _keep_costly)
     for layer, what in zip(layers, kept, strict=True):
         if what == "all":
             continue
@@ -116,7 +116,7 @@ def list_costly() -> frozenset[Any]:
     )
 
 
-def _keep_dear(_: Any, operator: Any, *__: Any, **___: Any) -> "CheckpointPolicy":
+def _keep_costly(_: Any, operator: Any, *__: Any, **___: Any) -> "CheckpointPolicy":
     from torch.utils.checkpoint import CheckpointPolicy
 
     kept = operator in list_costly()

@@ -73,7 +73,7 @@ class Ring:
         rank = self.group.rank()
         degree = self.group.size()
         for turn in range(degree):
-            coming = _Coming(keys_2BKtD, self.group) if turn + 1 < degree else None
+            coming = _RingTransfer(keys_2BKtD, self.group) if turn + 1 < degree else None
             yield (rank - turn) % degree, keys_2BKtD
             if coming:
                 keys_2BKtD = coming.wait()
@@ -222,7 +222,7 @@ class _Look(torch.autograd.Function):
         travelling = torch.zeros_like(own)
         for turn, (source, turned_2BKtD) in enumerate(ring.rotate(keys_2BKtD)):
             if turn > 1:
-                travelling = _Coming(travelling, ring.group).wait()
+                travelling = _RingTransfer(travelling, ring.group).wait()
             of_keys = travelling if turn else own
             for pair in ring.pair_chunks(query_BHtD.shape[2] // 2, source):
                 saved = query_BHtD, turned_2BKtD, gradient_BHtD, mean, sums
@@ -230,7 +230,7 @@ class _Look(torch.autograd.Function):
                 of_query[:, :, pair.queries] += added
                 for total, part in zip(of_keys, others, strict=True):
                     total[..., pair.keys, :] += part
-        own = _Coming(travelling, ring.group).wait() + own
+        own = _RingTransfer(travelling, ring.group).wait() + own
         of_sinks = None if sinks_H is None else differentiate_sinks(sinks_H, sums, mean)
         return of_query.to(query_BHtD.dtype), own.to(keys_2BKtD.dtype), of_sinks, None
 
@@ -244,7 +244,7 @@ def _merge(seen: Tensor, sums: Tensor, more: Tensor, more_sums: Tensor) -> None:
     sums.copy_(whole)
 
 
-class _Coming:
+class _RingTransfer:
     """Transfer of a tensor to the next rank while that of the previous rank is received."""
 
     def __init__(self, tensor: Tensor, group: dist.ProcessGroup) -> None:

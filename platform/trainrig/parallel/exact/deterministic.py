@@ -47,8 +47,8 @@ from trainrig.parallel.fsdp import (
     BackwardUnits,
     find_local_slice,
     find_stage,
-    leave_copies,
     list_units,
+    reduce_within_copy,
 )
 from trainrig.parallel.mesh import WorkerMesh
 from trainrig.parallel.norm import RowPlaces, compute_exact_norm
@@ -110,7 +110,7 @@ class SummedInTree:
         for module in units:
             divided = mesh.experts is not None and isinstance(module, Experts)
             slices = mesh.expert_slices if divided else mesh.slices
-            leave_copies(module)
+            reduce_within_copy(module)
             if slices.size > 1:
                 self._units.append(_Unit(divided, self._clock))
                 module.set_custom_reduce_scatter(self._units[-1])  # type: ignore[arg-type]
@@ -123,7 +123,7 @@ class SummedInTree:
         self._alone: list[TreeSum[Tensor]] = []
         # A weak reference, because Python's garbage collector does not see cycles through tensor
         # hooks: the model and its process groups would live as long as the process.
-        own = weakref.WeakMethod(self._take_own)
+        own = weakref.WeakMethod(self._collect_gradient)
         for number, parameter in enumerate(self._whole):
             take = functools.partial(_call_method, own, number)
             parameter.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
@@ -146,7 +146,7 @@ class SummedInTree:
         if slot.closes or last:  # parameters that only earlier micro-batches used
             for number, parameter in enumerate(self._whole):
                 if parameter.grad is not None:
-                    self._take_own(number, parameter)
+                    self._collect_gradient(number, parameter)
         if self._units and slot.closes and not last:
             for parameter in self._by_chunk[chunk]:  # the units keep what they need of the gradient
                 parameter.grad = None
@@ -188,7 +188,7 @@ class SummedInTree:
             dist.all_reduce(total)
         return total / self._now.virtual
 
-    def _take_own(self, number: int, parameter: Tensor) -> None:
+    def _collect_gradient(self, number: int, parameter: Tensor) -> None:
         """Move the gradient of parameter number `number` into its tree once it is complete.
 
         It is complete at the end of a virtual worker's micro-batches: without FSDP, autograd

@@ -139,11 +139,13 @@ def cast_weights(model: nn.Module, layers: Sequence[nn.Module], dtype: torch.dty
     for layer in dict.fromkeys(layers):
         modules = list(layer.modules())
         own.update(modules)
-        _have_cast(layer, CastUnit(modules, dtype))
-    _have_cast(model, CastUnit([module for module in model.modules() if module not in own], dtype))
+        _attach_unit(layer, CastUnit(modules, dtype))
+    _attach_unit(
+        model, CastUnit([module for module in model.modules() if module not in own], dtype)
+    )
 
 
-def _have_cast(module: nn.Module, unit: CastUnit) -> None:
+def _attach_unit(module: nn.Module, unit: CastUnit) -> None:
     setattr(module, UNIT, unit)
     module.register_forward_pre_hook(functools.partial(_begin_pass, unit), with_kwargs=True)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 
-def join_each(layers: Sequence[nn.Module]) -> None:
+def join_input_gradients(layers: Sequence[nn.Module]) -> None:
     """Make each of `layers` sum the gradients of its inputs before passing them on.
 
     The sum is complete before gradients of other layers join it. This matters for inputs that

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainrig.models.output import Head
-from trainrig.objectives.chunked_head import Bend, Extras, put_back
+from trainrig.objectives.chunked_head import Extras, LogitTransform, put_back
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class PartHead(Head):
 
     def make_row_losses(self, targets_K: Tensor, extras: Extras) -> "SplitCrossEntropy":
         """Return the losses of rows with these targets. See `PartialHead`."""
-        return SplitCrossEntropy(targets_K, Bend.of(self), extras, self.part)
+        return SplitCrossEntropy(targets_K, LogitTransform.of(self), extras, self.part)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class SplitCrossEntropy:
     """
 
     targets_K: Tensor
-    bend: Bend
+    bend: LogitTransform
     extras: Extras
     part: VocabularyPart
 

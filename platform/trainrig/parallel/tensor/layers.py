@@ -130,7 +130,7 @@ def _split_ends(model: Decoder, axis: Axis, stream: _Stream) -> None:
     embedding = getattr(model, "embedding", None)  # not every stage of a pipeline has one
     if embedding is not None:
         _cut_each(embedding, OF_ROWS, 0, axis)
-        _replace(embedding, "forward", _look_up, embedding.forward, first, own, stream)
+        _replace(embedding, "forward", _embed_ids, embedding.forward, first, own, stream)
     if stream.sequence and model.position_embedding is not None:
         places = model.position_embedding
         _replace(places, "forward", _embed_own_places, places.forward, group)
@@ -251,7 +251,7 @@ def _norm_some(norm: Norm, group: dist.ProcessGroup, x_BTHD: Tensor) -> Tensor:
     return norm.apply_gain(x_BTHD, copy_in(norm.weight, group), bias)
 
 
-def _look_up(
+def _embed_ids(
     forward: Callable[[Tensor], Tensor], first: int, own: int, stream: _Stream, ids: Tensor
 ) -> Tensor:
     """Return the embeddings [..., C] of `ids`; a rank without an entry adds zeros."""

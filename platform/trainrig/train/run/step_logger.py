@@ -49,7 +49,7 @@ class StepLogger:
         self._folder = RunFolder(job.folder)
         first = dist.get_rank() == 0
         self._metrics = MetricsWriter(job.folder, attempt.number, state.step) if first else None
-        speaks = state.mesh.speaks
+        speaks = state.mesh.is_reporter
         self._samples = SampleLog(job.folder, attempt.number, dist.get_rank()) if speaks else None
         # When the step under way began; and where the wall time of the update before it ended.
         self._began = self._ended = time.perf_counter()
