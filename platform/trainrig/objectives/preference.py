@@ -111,9 +111,9 @@ class _Referenced(_Pairwise):
             return None
         return (
             f"chosen answers are {-drift:.1f} nats less likely than under the reference (rejected: "
-            f"{-diagnostics['rejected_drift']:.1f} less): answers that nobody preferred take their "
-            "place. Raise objective.beta, lower training.optimizer.lr, train fewer steps, or take "
-            "objective.kind = 'APOZero' or 'ORPO', which hold the chosen ones up"
+            f"{-diagnostics['rejected_drift']:.1f} less), so other answers become likelier. Raise "
+            "objective.beta, lower training.optimizer.lr, train fewer steps, or use "
+            "objective.kind = 'APOZero' or 'ORPO', which keep chosen answers likely"
         )
 
 

@@ -69,8 +69,8 @@ class WidthTransfer:
         if not isinstance(optimizer, Transferable):
             kind = getattr(optimizer, "kind", type(optimizer).__name__)
             raise ConfigError(
-                f"model.mup: how the rate of {kind} goes with the width is not known here; "
-                "choose AdamW, Lion or Muon, or leave model.mup out"
+                f"model.mup: {kind} has no rule to scale its learning rate with the width; use "
+                "AdamW, Lion or Muon, or remove model.mup"
             )
         return optimizer.width_share(self.roles[name], name, shape, self.multiple)
 

@@ -30,8 +30,8 @@ def check_rounded(state: StateDtype, *decays: float) -> None:
     """Raise ValueError if averages with such decay rates would stop changing in `state`."""
     if state == "bfloat16" and max(decays) > LARGEST_ROUNDED_DECAY:
         raise ValueError(
-            f"state = 'bfloat16' rounds away what a decay rate of {max(decays)} adds in a step; "
-            f"set it to {LARGEST_ROUNDED_DECAY} or below, or state = 'float32'"
+            "state = 'bfloat16' rounds away the changes of an average with decay rate "
+            f"{max(decays)}; set the rate to {LARGEST_ROUNDED_DECAY} or below, or state = 'float32'"
         )
 
 

@@ -41,8 +41,8 @@ class NamedGroup(Settings):
         others = self.rate != 1 or self.weight_decay is not None or self.optimizer is not None
         if self.freeze and others:
             raise ValueError(
-                f"'{self.match}' is frozen, so it has no rate, weight_decay or optimizer; leave "
-                "these out, or freeze"
+                f"'{self.match}' is frozen, so rate, weight_decay and optimizer have no effect; "
+                "remove these, or freeze"
             )
         return self
 
@@ -60,7 +60,7 @@ def assign(names: Iterable[str], groups: Sequence[NamedGroup]) -> dict[str, Name
         where = f"training.groups[{number}].match = '{group.match}'"
         if not members:
             near = difflib.get_close_matches(group.match, names, 1, 0.0)
-            raise ConfigError(f"{where} matches no parameter; one is called '{near[0]}'")
+            raise ConfigError(f"{where} matches no parameter; the closest name is '{near[0]}'")
         for name in members:
             if name in found:
                 raise ConfigError(

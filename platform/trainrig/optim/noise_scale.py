@@ -29,7 +29,10 @@ def estimate_noise(
     `small` and `big` are numbers of targets.
     """
     if not 0 < small < big:
-        raise ValueError(f"{small} and {big}: a small and a larger batch are needed")
+        raise ValueError(
+            f"the noise estimate needs a small and a larger batch, but they have {small} and "
+            f"{big} targets"
+        )
     gradient_squared = (big * big_squared - small * small_squared) / (big - small)
     trace = (small_squared - big_squared) / (1 / small - 1 / big)
     return NoiseEstimate(gradient_squared, trace)

@@ -34,8 +34,8 @@ class _Warmed(Settings):
             return min(LONGEST_WARMUP, steps // WARMUP_SHARE)
         if self.warmup >= steps:
             raise ConfigError(
-                f"schedule.warmup ({self.warmup} steps) must end before the run does "
-                f"({steps} steps); leave it out for {min(LONGEST_WARMUP, steps // WARMUP_SHARE)}"
+                f"schedule.warmup ({self.warmup} steps) must end before the run does ({steps} "
+                f"steps); remove it to use {min(LONGEST_WARMUP, steps // WARMUP_SHARE)}"
             )
         return self.warmup
 

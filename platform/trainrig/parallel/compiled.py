@@ -59,14 +59,14 @@ def check_compiler(settings: Compile | Literal[False] | None) -> None:
     wanted = (named,) if named else CPP_COMPILERS
     if not any(shutil.which(compiler) for compiler in wanted):
         raise ConfigError(
-            f"training.compile: no C++ compiler on this machine (looked for {' and '.join(wanted)})"
-            "; install one, name it in CXX, or leave the table out"
+            "training.compile: this machine has no C++ compiler (looked for "
+            f"{' and '.join(wanted)}); install one, set CXX to its name, or remove the table"
         )
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.exists():
         raise ConfigError(
-            f"training.compile: {header} is not there, and compiled code needs it; install the "
-            "development files of this Python, or leave the table out"
+            f"training.compile: compiled code needs {header}, which does not exist; install the "
+            "development files of this Python, or remove the table"
         )
 
 
@@ -116,6 +116,6 @@ def _run(graph: Callable[..., Any], shapes: int, *args: Any, **kwargs: Any) -> A
         return graph(*args, **kwargs)
     except FailOnRecompileLimitHit:
         raise ConfigError(
-            f"training.compile: rows of more than {shapes} shapes came up; set dynamic = true for "
-            "one graph for all of them, or raise training.compile.shapes"
+            f"training.compile: more than {shapes} shapes of rows occur; set dynamic = true for "
+            "one graph for all shapes, or raise training.compile.shapes"
         ) from None

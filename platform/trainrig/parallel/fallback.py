@@ -42,8 +42,8 @@ def check_order(first: FSDP | HSDP | DDP, fallbacks: Sequence[LaidOut]) -> None:
     for number, (before, unit) in enumerate(itertools.pairwise(units)):
         if unit >= before:
             raise ValueError(
-                f"fallbacks[{number}] takes {unit} workers or more, no fewer than the {before} of "
-                "the layout before it; give fewer ranks, and the larger layouts first"
+                f"fallbacks[{number}] needs at least {unit} workers, no fewer than the {before} of "
+                "the layout before it; use fewer ranks, and list larger layouts first"
             )
 
 

@@ -37,7 +37,7 @@ def check_float8(precision: "Precision") -> None:
             return
         found = torch.cuda.get_device_name()
     raise ConfigError(
-        f"training.precision.compute = 'float8' needs an NVIDIA Ada, Hopper or newer, and this "
+        "training.precision.compute = 'float8' needs an NVIDIA Ada, Hopper or newer, but this "
         f"worker has {found}; use 'bfloat16'"
     )
 

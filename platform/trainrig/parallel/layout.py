@@ -95,8 +95,8 @@ class HSDP(_Copies):
         if not self._fits(workers, self.replicas):
             fitting = [str(n) for n in range(1, workers + 1) if self._fits(workers, n)]
             raise ConfigError(
-                f"training.parallel.replicas ({self.replicas}) does not divide {workers} workers"
-                f"{self._describe_groups()}; for so many it may be {', '.join(fitting)}"
+                f"training.parallel.replicas ({self.replicas}) does not divide {workers} "
+                f"workers{self._describe_groups()}; possible values are {', '.join(fitting)}"
             )
 
     def _fits(self, workers: int, copies: int) -> bool:

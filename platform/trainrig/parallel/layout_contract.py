@@ -69,38 +69,38 @@ class WorkerLayout(Settings):
         """
         if self.context is not None and compiled:
             raise ValueError(
-                "parallel.context sends keys and values from within layers, which cannot be "
-                "compiled then; leave out [training.compile] or [training.parallel.context]"
+                "parallel.context sends keys and values within layers, so layers cannot be "
+                "compiled; remove [training.compile] or [training.parallel.context]"
             )
         if recompute == "Budget" and self.pipeline and self.pipeline.schedule == "GPipe":
             raise ValueError(
-                "recompute.kind = 'Budget' beside parallel.pipeline.schedule = 'GPipe', which "
-                "keeps all micro-batches of a step, however many; set schedule = '1F1B'"
+                "recompute.kind = 'Budget' does not support parallel.pipeline.schedule = 'GPipe', "
+                "which keeps all micro-batches of a step; set schedule = '1F1B'"
             )
         if self.expert is not None and self.context is not None:
             raise ValueError(
-                "parallel.expert divides whole rows, which parallel.context cuts; leave out one of "
+                "parallel.expert needs whole rows, but parallel.context cuts them; remove one of "
                 "the two"
             )
         if self.tensor is not None and compiled:
             raise ValueError(
-                "parallel.tensor adds up over workers within layers, which cannot be compiled "
-                "then; leave out [training.compile] or [training.parallel.tensor]"
+                "parallel.tensor adds results of workers within layers, so layers cannot be "
+                "compiled; remove [training.compile] or [training.parallel.tensor]"
             )
         if self.tensor is not None and fused:
             raise ValueError(
-                "parallel.tensor cuts the matrices of queries, keys and values each in its own "
-                "way; leave out training.fuse_projections or [training.parallel.tensor]"
+                "parallel.tensor cuts the matrices of queries, keys and values separately; remove "
+                "training.fuse_projections or [training.parallel.tensor]"
             )
         if self.expert is not None and compiled:
             raise ValueError(
-                "parallel.expert sends tokens from within layers, which cannot be compiled then; "
-                "leave out [training.compile] or [training.parallel.expert]"
+                "parallel.expert sends tokens within layers, so layers cannot be compiled; remove "
+                "[training.compile] or [training.parallel.expert]"
             )
         if self.expert is not None and recompute == "Selective":
             raise ValueError(
-                "parallel.expert gathers experts within layers, of which recompute.kind = "
-                "'Selective' loses count; set recompute.kind = 'Full', or leave out "
+                "parallel.expert gathers experts within layers, which recompute.kind = "
+                "'Selective' does not support; set recompute.kind = 'Full', or remove "
                 "[training.recompute]"
             )
 
@@ -108,23 +108,23 @@ class WorkerLayout(Settings):
         """Raise ValueError for axes that `verb`, not `pretrain` or `posttrain`, cannot use."""
         if self.context is not None:
             raise ValueError(
-                f"training.parallel.context: `{verb}` reads whole rows; leave it out (rows are "
-                "shared in `pretrain` and `posttrain`)"
+                f"training.parallel.context: `{verb}` needs whole rows on each worker; remove it "
+                "(`pretrain` and `posttrain` can share rows)"
             )
         if self.pipeline is not None:
             raise ValueError(
-                f"training.parallel.pipeline: `{verb}` has all layers on each worker; leave it out "
-                "(they are divided in `pretrain` and `posttrain`)"
+                f"training.parallel.pipeline: `{verb}` needs all layers on each worker; remove it "
+                "(`pretrain` and `posttrain` can divide them)"
             )
         if self.expert is not None:
             raise ValueError(
-                f"training.parallel.expert: `{verb}` has all experts on each worker; leave it out "
-                "(they are divided in `pretrain` and `posttrain`)"
+                f"training.parallel.expert: `{verb}` needs all experts on each worker; remove it "
+                "(`pretrain` and `posttrain` can divide them)"
             )
         if self.tensor is not None:
             raise ValueError(
-                f"training.parallel.tensor: `{verb}` has whole layers on each worker; leave it out "
-                "(they are shared in `pretrain` and `posttrain`)"
+                f"training.parallel.tensor: `{verb}` needs whole layers on each worker; remove it "
+                "(`pretrain` and `posttrain` can share them)"
             )
 
     @property

@@ -55,9 +55,9 @@ def use_device(number: int | None) -> None:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if number >= count:
         raise ClusterError(
-            f"{socket.gethostname()}: this rank was given GPU {number}, and CUDA sees {count} here "
-            "(CUDA_VISIBLE_DEVICES="
-            f"'{os.environ.get('CUDA_VISIBLE_DEVICES', '')}'); is it lost? See nvidia-smi and dmesg"
+            f"{socket.gethostname()}: this rank is assigned GPU {number}, but CUDA sees {count} "
+            f"here (CUDA_VISIBLE_DEVICES='{os.environ.get('CUDA_VISIBLE_DEVICES', '')}'). Is the "
+            "GPU lost? See nvidia-smi and dmesg"
         )
     torch.cuda.set_device(number)
 

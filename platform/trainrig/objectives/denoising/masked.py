@@ -62,8 +62,8 @@ class MaskedLM(CausalLM):
     def _check_shares(self) -> Self:
         if self.masked + self.replaced > 1:
             raise ValueError(
-                f"masked ({self.masked:g}) and replaced ({self.replaced:g}) are more than 1 "
-                "together; what is left of 1 stays as it is"
+                f"masked ({self.masked:g}) and replaced ({self.replaced:g}) add up to more than 1; "
+                "lower one of them"
             )
         if (self.final_rate is None) != (self.rate_steps is None):
             raise ValueError("final_rate and rate_steps belong together; set both or neither")

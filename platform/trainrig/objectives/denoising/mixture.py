@@ -69,11 +69,15 @@ Alone = Annotated[
 
 # Objectives that cannot be members, and why.
 ALONE = {
-    "ReplacedTokenDetection": "its model has a generator and no head of tokens, so no other "
-    "objective can train it; run it by itself, or have MaskedLM here",
-    "MultiTokenPrediction": "its further heads would learn of its own samples alone; run it by "
-    "itself, or have CausalLM here",
-    "UL2": "it is a mixture itself; have SpanCorruption here, with `mode`, once for each denoiser",
+    "ReplacedTokenDetection": (
+        "its model has a generator and no head for tokens, so no other objective can train it; "
+        "train it alone, or use MaskedLM here"
+    ),
+    "MultiTokenPrediction": (
+        "its further heads would learn from its own samples only; train it alone, or use CausalLM "
+        "here"
+    ),
+    "UL2": "it is a mixture itself; use SpanCorruption here, with `mode`, once for each denoiser",
 }
 
 
@@ -91,7 +95,7 @@ class MixtureMember(Settings):
     def _check_alone(cls, given: Any) -> Any:
         kind = given.get("kind") if isinstance(given, Mapping) else getattr(given, "kind", None)
         if kind in ALONE:
-            raise ValueError(f"{kind} is no member of a mixture: {ALONE[kind]}")
+            raise ValueError(f"{kind} cannot be a member of a mixture: {ALONE[kind]}")
         return given
 
     @property
@@ -196,12 +200,12 @@ class MixtureOfObjectives(DealtObjectives):
     def _check_members(self) -> Self:
         name, count = Counter(member.called for member in self.members).most_common(1)[0]
         if count > 1:
-            raise ValueError(f"members: {count} are named {name!r}; give each a `name` of its own")
+            raise ValueError(f"members: {count} have the name {name!r}; give each its own `name`")
         for member in self.members:
             if member.objective.z_loss or member.objective.label_smoothing:
                 raise ValueError(
-                    f"members: {member.called!r} has z_loss or label_smoothing of its own, and "
-                    "there is one loss for all; set them under [objective]"
+                    f"members: {member.called!r} sets z_loss or label_smoothing, but all members "
+                    "share one loss; set them under [objective]"
                 )
         return self
 

@@ -71,8 +71,8 @@ class MultiTokenPrediction(CausalLM):
         """Raise ValueError if text in rows of `packing` is not contiguous."""
         if packing.kind == "BestFit":
             raise ValueError(
-                "objective MultiTokenPrediction predicts tokens several places ahead, where rows "
-                "packed by BestFit may have the middle of another document; set "
+                "objective MultiTokenPrediction predicts tokens several positions ahead, which "
+                "may belong to another document in rows packed by BestFit; set "
                 'batches.packing.kind = "Concatenate"'
             )
 
@@ -81,8 +81,8 @@ class MultiTokenPrediction(CausalLM):
         last = self.ahead[-1]
         if length < last:
             raise ValueError(
-                f"objective MultiTokenPrediction predicts the token {last} places ahead, but "
-                f"sequences have {length}; lengthen them, or set fewer further_weights"
+                f"objective MultiTokenPrediction predicts the token {last} positions ahead, but "
+                f"sequences have {length}; use longer sequences, or fewer further_weights"
             )
 
     def compute(

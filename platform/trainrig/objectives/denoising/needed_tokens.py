@@ -52,9 +52,10 @@ def make_lack_error(where: str, kind: str, what: str, setting: str, first: str) 
     `setting`: tokenizer setting that would add them. `first`: the first of them.
     """
     return DataError(
-        f"{where}: no special token {what}, which objective {kind} needs; train a tokenizer with "
-        f"`{setting}` and tokenize again, or add to a model that is there, by `trainrig import … "
-        f"--add-token '{first}'`, a row of its embedding for each, and tokenize with its tokenizer"
+        f"{where}: the tokenizer has no special token {what}, which objective {kind} needs. Train "
+        f"a tokenizer with `{setting}` and tokenize again; or add an embedding row for each token "
+        f"to an existing model with `trainrig import … --add-token '{first}'`, and tokenize with "
+        "its tokenizer"
     )
 
 

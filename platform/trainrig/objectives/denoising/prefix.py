@@ -50,8 +50,8 @@ class PrefixLM(CausalLM):
         """Raise ValueError if rows of `shortest` tokens have nothing after their prefix."""
         if self.prefix_tokens is not None and self.prefix_tokens >= shortest:
             raise ValueError(
-                f"objective.prefix_tokens ({self.prefix_tokens}) leaves nothing to learn of rows "
-                f"of {shortest} tokens; set {shortest - 1} at most, or leave it out"
+                f"objective.prefix_tokens ({self.prefix_tokens}) leaves nothing to predict in rows "
+                f"of {shortest} tokens; set at most {shortest - 1}, or remove it"
             )
 
     def compute_trained_share(self, length: int) -> float:

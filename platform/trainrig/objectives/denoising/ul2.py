@@ -68,7 +68,7 @@ class UL2(DealtObjectives):
     def _check_denoisers(self) -> Self:
         name, count = Counter(denoiser.called for denoiser in self.denoisers).most_common(1)[0]
         if count > 1:
-            raise ValueError(f"denoisers: {count} are {name}; give one of them more weight")
+            raise ValueError(f"denoisers: {count} are {name}; keep one of them, with more weight")
         return self
 
     def list_named(self) -> tuple[NamedObjective, ...]:

@@ -68,12 +68,12 @@ class OnPolicyDistillation(ClippedPolicy):
     def _check_reference(self) -> Self:
         if self.reference:
             raise ValueError(
-                "reference: the teacher is what a student is held to; leave the reference out"
+                "reference: the student is already held to the teacher; remove the reference"
             )
         if self.discount and self.estimator == "full":
             raise ValueError(
-                'discount: estimator = "full" takes each token by itself; leave `discount` out, or '
-                'set estimator = "sampled"'
+                'discount: estimator = "full" has no use for it; remove `discount`, or set '
+                'estimator = "sampled"'
             )
         return self
 

@@ -51,8 +51,8 @@ def plan_kept(model: DecoderConfig, room: Room, rank: int = 0) -> tuple[Kept, ..
     """
     if type(model) is not DecoderConfig:
         raise ConfigError(
-            f"training.recompute: what layers of a model of kind {model.kind} keep is not "
-            'reckoned; set kind = "Full" or "Selective" instead of "Budget"'
+            "training.recompute: the memory estimate does not support models of kind "
+            f'{model.kind}; set kind = "Full" or "Selective" instead of "Budget"'
         )
     bytes_of = _list_bytes(model, room, rank)
     limit = room.budget.gib * GIB
@@ -68,8 +68,8 @@ def plan_kept(model: DecoderConfig, room: Room, rank: int = 0) -> tuple[Kept, ..
         least = math.ceil(total / GIB * 1000) / 1000
         raise ConfigError(
             f"training.recompute.gib ({room.budget.gib:g}) is below the {least:g} GiB that the "
-            f"inputs of {len(bytes_of)} layers take on a device; set it to that at least, or take "
-            "a smaller micro_batch"
+            f"inputs of {len(bytes_of)} layers need on a device; set it to that or more, or use a "
+            "smaller micro_batch"
         )
     return tuple(chosen)
 
@@ -163,7 +163,7 @@ def describe_kept(kept: Sequence[Kept]) -> str:
     """Return in words how many layers keep everything, the outputs of products, or their input."""
     said: dict[Kept, str] = {
         "all": "all",
-        "products": "what products gave",
+        "products": "the outputs of products",
         "input": "their input",
     }
     return ", ".join(f"{kept.count(kind)} {said[kind]}" for kind in said if kind in kept)

@@ -55,22 +55,22 @@ class Expert(Settings):
         mixture = model.feedforward
         if not isinstance(mixture, MixtureOfExperts):
             raise ValueError(
-                "training.parallel.expert: the model has no experts to divide; leave it out, or "
-                'set model.feedforward.kind = "MixtureOfExperts"'
+                "training.parallel.expert: the model has no experts to divide; remove the table, "
+                'or set model.feedforward.kind = "MixtureOfExperts"'
             )
         self.check_experts(model)
         if objective not in BY_ROW:
             raise ValueError(
-                f"training.parallel.expert: objective {objective} is not known to train with "
-                f'divided rows; leave it out, or set objective.kind = "{instead}"'
+                f"training.parallel.expert: objective {objective} does not support divided rows; "
+                f'remove the table, or set objective.kind = "{instead}"'
             )
         for stage in batches:
             if stage.micro_batch % self.ranks:
                 above = stage.micro_batch + self.ranks - stage.micro_batch % self.ranks
                 raise ValueError(
                     f"training.parallel.expert.ranks ({self.ranks}) does not divide the "
-                    f"{stage.micro_batch} rows of a micro-batch, of which each worker has as many; "
-                    f"set batches.micro_batch to {above}"
+                    f"{stage.micro_batch} rows of a micro-batch, which workers share equally; set "
+                    f"batches.micro_batch to {above}"
                 )
 
     def check_experts(self, model: DecoderConfig, of: str = "") -> None:
@@ -103,7 +103,7 @@ class Expert(Settings):
             frozen = group is not None and group.freeze
             if EXPERTS in name and isinstance(chosen, Muon | Adafactor) and not frozen:
                 raise ConfigError(
-                    f"training.parallel.expert: {chosen.kind} gathers whole tensors, and those of "
-                    f"experts are divided; give them another, as [[training.groups]] with match = "
-                    f"'*{EXPERTS}*' and optimizer.kind = 'AdamW'"
+                    f"training.parallel.expert: {chosen.kind} gathers whole tensors, but experts "
+                    "are divided; give them another optimizer, as [[training.groups]] with match "
+                    f"= '*{EXPERTS}*' and optimizer.kind = 'AdamW'"
                 )

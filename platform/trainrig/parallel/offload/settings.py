@@ -27,11 +27,12 @@ class Offload(Settings):
             return
         if isinstance(recompute, Selective | Budget):
             raise ValueError(
-                f"offload.activations: recompute.kind = '{recompute.kind}' keeps some of them by "
-                "itself; set recompute.kind = 'Full', or leave out [training.recompute]"
+                f"offload.activations: recompute.kind = '{recompute.kind}' already decides which "
+                "activations to keep; set recompute.kind = 'Full', or remove [training.recompute]"
             )
         if by_places and (recompute is None or recompute.every > 1):
             raise ValueError(
-                "offload.activations: with parallel.tensor.sequence_parallel layers save parts and "
-                "gather the rest again; set recompute.kind = 'Full' for all layers"
+                "offload.activations: with parallel.tensor.sequence_parallel, layers save parts "
+                "of activations and gather the rest again; set recompute.kind = 'Full' for all "
+                "layers"
             )

@@ -36,13 +36,13 @@ class Pipeline(Settings):
     def _check_chunks(self) -> Self:
         if self.schedule == "interleaved" and self.chunks == 1:
             raise ValueError(
-                'schedule = "interleaved" needs several stages of a worker: set chunks = 2 or '
+                'schedule = "interleaved" needs several stages per worker; set chunks = 2 or '
                 'more, or schedule = "1F1B"'
             )
         if self.schedule != "interleaved" and self.chunks > 1:
             raise ValueError(
-                f'schedule = "{self.schedule}" has one stage of a worker, not chunks = '
-                f'{self.chunks}; leave chunks out, or set schedule = "interleaved"'
+                f'schedule = "{self.schedule}" has one stage per worker, but chunks is '
+                f'{self.chunks}; remove chunks, or set schedule = "interleaved"'
             )
         return self
 
@@ -53,7 +53,7 @@ class Pipeline(Settings):
             nearest = [str(n) for n in (below, below + self.ranks) if n]
             raise ConfigError(
                 f"training.parallel.pipeline.ranks ({self.ranks}) does not divide {workers} "
-                f"workers: each group of {self.ranks} has the layers once; use "
+                f"workers: each group of {self.ranks} holds the layers once; use "
                 f"{' or '.join(nearest)}"
             )
 
@@ -72,18 +72,18 @@ class Pipeline(Settings):
             most = model.layers // self.ranks
             instead = f"at most {most}" if most > 1 else 'schedule = "1F1B"'
             raise ValueError(
-                f"{where}.chunks ({self.chunks}) stages of each of {self.ranks} workers are more "
-                f"than the {model.layers} layers of the model; use {instead}"
+                f"{where}.chunks ({self.chunks}) makes more stages on {self.ranks} workers than "
+                f"the {model.layers} layers of the model; use {instead}"
             )
         if type(model) is not DecoderConfig:
             raise ValueError(
-                f"{where}: a model of kind {model.kind} is not cut into stages; leave it out, or "
-                'set model.kind = "Decoder"'
+                f"{where}: a model of kind {model.kind} cannot be cut into stages; remove the "
+                'table, or set model.kind = "Decoder"'
             )
         if objective not in OF_ROWS:
             raise ValueError(
-                f"{where}: objective {objective} is not computed in stages; leave it out, or set "
-                f'objective.kind = "{instead}"'
+                f"{where}: objective {objective} cannot be computed in stages; remove the table, "
+                f'or set objective.kind = "{instead}"'
             )
 
     def check_adapters(self, model: DecoderConfig, lora: LoRA) -> None:
@@ -111,8 +111,9 @@ class Pipeline(Settings):
         nearest = " or ".join(str(n) for n in (below, below + step) if n)
         raise ValueError(
             f"training.parallel.pipeline: interleaved stages take {self.ranks} micro-batches at a "
-            f"time, and batches.global_batch ({global_batch}) is no multiple of {step}, those of "
-            f'{micro_batch} sequences for {replicas} replicas; use {nearest}, or schedule = "1F1B"'
+            f"time, so batches.global_batch ({global_batch}) must be a multiple of {step}, with "
+            f"{micro_batch} sequences per micro-batch and {replicas} replicas; use {nearest}, or "
+            'schedule = "1F1B"'
         )
 
     def check_frozen(self, model: DecoderConfig, trained: Iterable[str]) -> None:
@@ -125,7 +126,7 @@ class Pipeline(Settings):
                 own += ["norm.", "head."] if layers.stop == model.layers else []
                 if not any(name.startswith(tuple(own)) for name in there):
                     raise ConfigError(
-                        f"training.parallel.pipeline: training.groups freeze all of the stage of "
-                        f"layers {layers.start} to {layers.stop - 1}, which has nothing to train "
-                        "then; leave some of it, or use fewer ranks"
+                        "training.parallel.pipeline: training.groups freeze the whole stage of "
+                        f"layers {layers.start} to {layers.stop - 1}, which then has nothing to "
+                        "train; unfreeze a part of it, or use fewer ranks"
                     )

@@ -49,7 +49,7 @@ class TensorSplit(Settings):
             below = workers - workers % replica
             nearest = " or ".join(str(n) for n in (below, below + replica) if n)
             raise ConfigError(
-                f"{WHERE}.ranks ({self.ranks}): {workers} workers are no whole groups of "
+                f"{WHERE}.ranks ({self.ranks}): {workers} workers do not form whole groups of "
                 f"{replica}, which share layers; use {nearest}"
             )
 
@@ -57,14 +57,14 @@ class TensorSplit(Settings):
         """Raise ValueError for number formats or optimizers that do not support shared layers."""
         if compute == "float8":
             raise ValueError(
-                f"{WHERE}: float8 scales whole matrices, of which a worker has a part; set "
+                f"{WHERE}: float8 scales whole matrices, but a worker has only a part; set "
                 'training.precision.compute = "bfloat16"'
             )
         for kind in optimizers:
             if kind not in BY_ELEMENT:
                 raise ValueError(
-                    f"{WHERE}: {kind} looks at whole matrices, of which a worker has a part; use "
-                    f"one of {', '.join(BY_ELEMENT)}"
+                    f"{WHERE}: {kind} needs whole matrices, but a worker has only a part; use one "
+                    f"of {', '.join(BY_ELEMENT)}"
                 )
 
     def check_length(self, length: int, context: int) -> None:
@@ -83,7 +83,7 @@ class TensorSplit(Settings):
             nearest = " or ".join(str(n) for n in (below, below + pieces) if n)
             raise ValueError(
                 f"{WHERE}.sequence_parallel: sequences of {length} tokens are not a multiple of "
-                f"{pieces}, for {self.ranks} workers to have as many places each; the nearest: "
+                f"{pieces}, so {self.ranks} workers cannot share positions equally; the nearest: "
                 f"{nearest}"
             )
 
@@ -95,8 +95,8 @@ class TensorSplit(Settings):
         """
         if objective not in OF_PARTS:
             raise ValueError(
-                f"{WHERE}: objective {objective} is not computed of parts of logits; leave it out, "
-                f'or set objective.kind = "{instead}"'
+                f"{WHERE}: objective {objective} cannot be computed from parts of the logits; "
+                f'remove the table, or set objective.kind = "{instead}"'
             )
         self.check_model(model)
 
@@ -106,19 +106,19 @@ class TensorSplit(Settings):
             (model.kind != "Decoder", f'model.kind "{model.kind}"', 'kind = "Decoder"'),
             (
                 isinstance(model.position_embedding, Alibi),
-                "ALiBi, whose distances go by head,",
+                "ALiBi, whose slopes depend on the head,",
                 "Rope, LearnedPositions or NoPositions",
             ),
             (
                 model.attention.qk_norm == "projection",
-                "a norm of all heads together",
+                "a norm over all heads",
                 'model.attention.qk_norm = "head"',
             ),
         )
         for there, what, instead in other:
             if there:
                 raise ValueError(
-                    f"{WHERE}: {what} is not shared; leave it out, or choose {instead}"
+                    f"{WHERE}: {what} cannot be shared; remove the table, or choose {instead}"
                 )
         self._check_sizes(model)
 
