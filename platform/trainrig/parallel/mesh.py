@@ -55,7 +55,7 @@ def use_device(number: int | None) -> None:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if number >= count:
         raise ClusterError(
-            f"{socket.gethostname()}: this rank is assigned GPU {number}, but CUDA sees {count} "
+            f"{socket.gethostname()}: this rank was given GPU {number}, but CUDA sees {count} "
             f"here (CUDA_VISIBLE_DEVICES='{os.environ.get('CUDA_VISIBLE_DEVICES', '')}'). Is the "
             "GPU lost? See nvidia-smi and dmesg"
         )
