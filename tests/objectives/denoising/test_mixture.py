@@ -164,7 +164,7 @@ def test_micro_batches_are_dealt_by_weight_and_by_their_first_sample_alone(encod
     ("changes", "message"),
     [
         ({"members": SPANS["members"][:1]}, "at least 2 items"),
-        ({"members": ({"objective": {"kind": "CausalLM"}},) * 2}, "2 are named 'CausalLM'"),
+        ({"members": ({"objective": {"kind": "CausalLM"}},) * 2}, "2 have the name 'CausalLM'"),
         (
             {"members": (*DECODER["members"], {"objective": {"kind": "MaskedLM", "z_loss": 0.1}})},
             r"set them under \[objective\]",
