@@ -21,7 +21,7 @@ UNIFORM = "uniform_cross_entropy"
 
 
 class CausalLM(Settings):
-    """Cross-entropy of each next token that is a target, averaged over those of a global batch."""
+    """Cross-entropy of each next token that is a target, averaged over the global batch."""
 
     kind: Literal["CausalLM"] = "CausalLM"
 
@@ -84,8 +84,8 @@ class CausalLM(Settings):
         from trainrig.objectives.chunked_head import Extras, compute_head_loss
 
         counts_B = (targets_BT != IGNORE).sum(1)
-        # The backward pass of the cross-entropy includes the gradients of all terms, relative to
-        # its weight: they have the same denominator.
+        # The backward pass of the cross-entropy includes the gradients of all terms relative to the
+        # cross-entropy's weight, because the denominator is the same.
         own = 1 - self.label_smoothing
         extras = Extras(self.z_loss / own, self.label_smoothing / own)
         given = output.hidden, output.head, targets_BT, extras, all_targets

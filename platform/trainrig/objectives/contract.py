@@ -44,8 +44,8 @@ class RowParts:
 
     positions_BT: Tensor  # position in the whole row of each of this rank's positions, ascending
     # Gather the part […] of each of c ranks to [c, …], in order, where all ranks then compute the
-    # same result. Backward, each rank keeps the gradient of its own part. Collective in the forward
-    # pass only.
+    # same result. Backward, each rank keeps the gradient of the part it had. Collective in the
+    # forward pass only.
     gather: Callable[[Tensor], Tensor]
 
 
@@ -99,7 +99,7 @@ class DeviceBatch:
 
 @dataclass(frozen=True)
 class Contributions:
-    """What the rows of a micro-batch add to one loss term."""
+    """Values and counts that the rows of a micro-batch add to one loss term."""
 
     values: Tensor  # [B, …] float32; the backward pass starts from their sum
     counts_B: Tensor  # [B] contribution of each row to the term's denominator
@@ -291,7 +291,7 @@ class Carrying(Protocol):
 
 @runtime_checkable
 class Corrupting(Protocol):
-    """Protocol of an objective that trains on rows other than those of next-token prediction."""
+    """Protocol of an objective that does not train on the rows of next-token prediction."""
 
     def make_corruption(self, encoder: Encoder) -> Corruption:
         """Return the corruption to apply to rows of the ids of `encoder`.

@@ -59,7 +59,7 @@ class ReferenceDivergence(Settings):
     # over its tokens, before advantages are computed.
     place: Literal["loss", "reward"] = "loss"
     # Whether to multiply each token's estimate in the loss by its probability ratio. Without it,
-    # the expected gradient of k1 is 0, and that of k3 belongs to a different divergence.
+    # the expected gradient of k1 is 0, and k3's gradient belongs to a different divergence.
     unbiased: bool = True
     # Bound on the estimate of one token, in nats, in both directions; a token beyond it has no
     # gradient. verl uses 10. k3 grows as exp(-d): 10^13 for a token 30 nats below the reference.

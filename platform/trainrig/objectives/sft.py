@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # run files are read without torch, which takes seconds to im
 
 
 class SFT(CausalLM):
-    """Cross-entropy of each token of the assistant, averaged over those of the global batch.
+    """Cross-entropy of each token of the assistant, averaged over the global batch.
 
     A token has the weight of its message.
     """

@@ -241,7 +241,7 @@ def find_stage(model: nn.Module | FSDPModule, module: nn.Module | FSDPModule) ->
 
 
 class Gradients(Protocol):
-    """Protocol for turning the gradients of micro-batches into those of the global batch."""
+    """Protocol for turning the gradients of micro-batches into the global batch's gradients."""
 
     def begin(self, micro_batches: int, virtual: int, measured: bool = False) -> None:
         """Begin a step of `micro_batches` micro-batches of this rank and `virtual` virtual workers.

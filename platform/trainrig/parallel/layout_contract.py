@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class WorkerLayout(Settings):
-    """Layout of a model over the workers of a run; the fields are those of `training.parallel`."""
+    """Layout of a model over the workers of a run: the run-file table `training.parallel`."""
 
     # Whether the order of adding gradients can be independent of the number of workers.
     exact: ClassVar[bool] = False

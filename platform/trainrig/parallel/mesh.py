@@ -73,7 +73,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class WorkerMesh:
-    """All ranks of a run, seen from this rank.
+    """Device mesh of a run with all its axes, seen from this rank.
 
     An axis of size 1 has no group, sends nothing and is not a mesh dimension of any tensor.
     """

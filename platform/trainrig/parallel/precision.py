@@ -39,8 +39,8 @@ class Precision(Settings):
     # Number format of the forward and backward passes. Weights, gradient sums and checkpoints stay
     # float32. `auto`: bfloat16 on GPUs that support it, float32 on CPUs.
     compute: Literal["auto", "float32", "tf32", "bfloat16", "float16", "float8"] = "auto"
-    # Exponent of the initial loss scale with float16: the loss is multiplied by 2 to this power, so
-    # that small gradients do not underflow.
+    # Exponent of the initial loss scale with float16: the loss is multiplied by 2 to this power,
+    # against underflow of small gradients.
     loss_scale_exponent: int = Field(default=16, ge=0, le=24)
     # Number of updates with float16 after which the loss scale doubles. If a gradient overflows,
     # the scale is halved and the step is computed again.

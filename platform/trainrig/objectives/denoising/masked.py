@@ -33,7 +33,7 @@ OUTSIDE = 4.0
 
 
 class MaskedLM(CausalLM):
-    """Cross-entropy of the hidden tokens, averaged over those of the global batch.
+    """Cross-entropy of the hidden tokens, averaged over all hidden tokens of the global batch.
 
     Special tokens are never replaced. The number of predicted tokens of a row depends on its length
     and sample number alone. If a row has fewer ordinary tokens than that, special tokens are

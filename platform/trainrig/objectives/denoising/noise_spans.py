@@ -21,7 +21,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Noise:
-    """How much of a text is removed."""
+    """Amount of text to remove."""
 
     density: float  # share of tokens that are removed
     mean_span: float | None  # mean length of a span in tokens; None: a single span

@@ -50,8 +50,8 @@ class Distillation(Settings):
     # themselves.
     share: float = Field(default=1.0, gt=0, le=1)
     # How to treat entries that the teacher's file does not name. "bucket": their total probability
-    # is compared as that of one entry. "renormalise": it is set to 0, and the named entries are
-    # scaled up to 1.
+    # counts as one entry's. "renormalise": it is set to 0, and the named entries are scaled up to
+    # 1.
     rest: Literal["bucket", "renormalise"] = "bucket"
 
     @property

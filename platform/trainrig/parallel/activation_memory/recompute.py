@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.checkpoint import CheckpointPolicy
 
-# What a layer keeps for the backward pass: everything, the outputs of products and of attention, or
-# its input alone.
+# Parts of a layer that are kept for the backward pass: everything, the outputs of products and of
+# attention, or the input alone.
 Kept = Literal["all", "products", "input"]
 
 
@@ -44,8 +44,8 @@ class Budget(Settings):
     """
 
     kind: Literal["Budget"] = "Budget"
-    # Memory of a device, in GiB, that layers may keep for the backward pass, over all micro-batches
-    # in flight at once. `trainrig check` prints the estimate for a run file.
+    # Memory of a device, in GiB, that layers may keep for the backward pass, over all unfinished
+    # micro-batches. `trainrig check` prints the estimate for a run file.
     gib: float = Field(gt=0, allow_inf_nan=False)
 
 

@@ -245,7 +245,7 @@ def _merge(seen: Tensor, sums: Tensor, more: Tensor, more_sums: Tensor) -> None:
 
 
 class _RingTransfer:
-    """Transfer of a tensor to the next rank while that of the previous rank is received."""
+    """Transfer of a tensor to the next rank, and receipt of the previous rank's tensor."""
 
     def __init__(self, tensor: Tensor, group: dist.ProcessGroup) -> None:
         rank = group.rank()

@@ -17,7 +17,7 @@ from trainrig.tokens.batches import IDS, IGNORABLE, IGNORE, POSITIONS
 
 @dataclass(frozen=True)
 class RowSplit:
-    """Which part of the micro-batch's rows this rank has."""
+    """Division of a micro-batch's rows over ranks, and this rank's part of it."""
 
     over: Axis = field(default_factory=Axis)  # ranks that share the rows
     # Ranks that share layers and compute the same results: only the first one counts.

@@ -117,8 +117,8 @@ class SummedInTree:
             else:  # a single slice: FSDP has nothing to scatter
                 assert isinstance(module, nn.Module)
                 whole |= {id(parameter) for parameter in module.parameters()}
-        # Parameters that are whole on this rank need no transfer: each gradient is added up as soon
-        # as it is complete, without waiting for other units.
+        # Parameters that are whole on this rank need no transfer: each complete gradient is added
+        # up without waiting for other units.
         self._whole = [parameter for parameter in parameters if id(parameter) in whole]
         self._alone: list[TreeSum[Tensor]] = []
         # A weak reference, because Python's garbage collector does not see cycles through tensor

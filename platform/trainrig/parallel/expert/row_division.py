@@ -8,7 +8,7 @@ from trainrig.parallel.mesh import WorkerMesh
 
 
 class RowDivision(RowSplit):
-    """Which rows of a micro-batch this rank has: neighbouring rows, in the order of ranks."""
+    """Division of a micro-batch into whole rows: neighbouring rows, in the order of ranks."""
 
     def take_part(self, batch: DeviceBatch) -> DeviceBatch:
         """Return this rank's rows of `batch`: equally many on each rank, or nearly."""

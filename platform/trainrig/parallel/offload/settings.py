@@ -5,7 +5,7 @@ from trainrig.parallel.activation_memory.recompute import Budget, Recompute, Sel
 
 
 class Offload(Settings):
-    """What is kept in the host's memory to save GPU memory; results are bit-identical.
+    """State and activations to keep in the host's memory to save GPU memory, bit-identically.
 
     On CPUs it saves nothing, because their memory is the host's.
     """

@@ -37,7 +37,7 @@ GRADIENTS_UNDER_WAY = 2
 
 @dataclass(eq=False)
 class StagePass:
-    """What a stage keeps of one micro-batch from its forward to its backward pass."""
+    """State that a stage keeps of one micro-batch from its forward to its backward pass."""
 
     computed: Computed | None  # loss terms, on the last stage only
     chunk: int = 0  # number of this rank's stage

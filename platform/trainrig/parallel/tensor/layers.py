@@ -45,7 +45,7 @@ from trainrig.parallel.tensor.sequence import (
 
 @dataclass(frozen=True)
 class LayerSplit:
-    """How the parameters of a model are divided over the ranks that share its layers, by name."""
+    """Division of a model's parameters over the ranks that share its layers, by name."""
 
     # dimension along which the parameter is cut; None: all ranks hold it
     cuts: Mapping[str, int | None]

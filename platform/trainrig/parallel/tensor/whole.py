@@ -23,7 +23,7 @@ from trainrig.parallel.tensor.layers import LayerSplit
 
 
 class SharedLayers:
-    """How the parameters of one model are distributed over the ranks that share its layers."""
+    """Distribution of one model's parameters over the ranks that share its layers."""
 
     def __init__(self, split: LayerSplit, mesh: WorkerMesh) -> None:
         assert mesh.tensor.group is not None
