@@ -17,6 +17,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "platform" / "trainrig"
 # Folders and files of the package whose prose is plain. The list grows until it is the package.
 REWRITTEN: tuple[str, ...] = (
+    "objectives",
+    "optim",
+    "parallel",
     "tokens/__init__.py",
     "tokens/batch_makers.py",
     "tokens/batches.py",
