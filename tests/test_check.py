@@ -118,7 +118,7 @@ def test_a_budget_of_what_layers_keep_is_in_the_memory_that_check_says(tmp_path:
         training = run.training.model_copy(update={"recompute": recompute})
         found.append(describe(run.model_copy(update={"training": training}), h100))
     everything, within, _ = found
-    assert within["layers_that_keep"] == "1 all, 1 what products gave"
+    assert within["layers_that_keep"] == "1 all, 1 the outputs of products"
     assert "layers_that_keep" not in everything
     memory = [each["memory_per_device_gib"] for each in found]
     assert memory[0] >= memory[1] >= memory[2]

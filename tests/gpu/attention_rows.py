@@ -102,7 +102,9 @@ class Drawn:
             )
         alone: Any = SimpleNamespace(rank=lambda: 0, size=lambda: 1)
         settings = given.scale, given.window, given.cap, self.slopes, True
-        with patch.object(ring, "_Coming", lambda tensor, _: SimpleNamespace(wait=lambda: tensor)):
+        with patch.object(
+            ring, "_RingTransfer", lambda tensor, _: SimpleNamespace(wait=lambda: tensor)
+        ):
             seen = ring.Ring(alone, documents, *settings).attend(*parts, sinks)
             learnt = parts if sinks is None else [*parts, sinks]
             return [seen.detach(), *torch.autograd.grad(seen, learnt, self.gradient)]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from trainrig.objectives import chunked_head
-from trainrig.objectives.chunked_head import Bend, Extras
+from trainrig.objectives.chunked_head import Extras, LogitTransform
 
 pytestmark = [
     pytest.mark.gpu,
@@ -13,10 +13,10 @@ pytestmark = [
 
 ROWS = 37
 SETTINGS = [
-    (Bend(1.0, None), Extras(), False),
-    (Bend(1.5, 30.0), Extras(), True),
-    (Bend(0.5, None), Extras(z=1e-2, uniform=0.1), False),
-    (Bend(1.0, 2.0), Extras(z=0.3, uniform=0.2), True),
+    (LogitTransform(1.0, None), Extras(), False),
+    (LogitTransform(1.5, 30.0), Extras(), True),
+    (LogitTransform(0.5, None), Extras(z=1e-2, uniform=0.1), False),
+    (LogitTransform(1.0, 2.0), Extras(z=0.3, uniform=0.2), True),
 ]
 
 
@@ -51,10 +51,10 @@ def test_a_row_gives_the_same_bits_alone_and_again():
     generator = torch.Generator("cuda").manual_seed(1)
     logits = torch.randn(ROWS, 50_257, generator=generator, device="cuda", dtype=torch.bfloat16)
     targets = torch.randint(50_257, (ROWS,), generator=generator, device="cuda")
-    together = replaced(logits, targets, None, Bend(1.0, None), Extras())
+    together = replaced(logits, targets, None, LogitTransform(1.0, None), Extras())
     for row in (0, 5, ROWS - 1):
         mine = slice(row, row + 1)
-        alone = replaced(logits[mine], targets[mine], None, Bend(1.0, None), Extras())
+        alone = replaced(logits[mine], targets[mine], None, LogitTransform(1.0, None), Extras())
         assert torch.equal(alone[0], together[0][mine])
         assert torch.equal(alone[1], together[1][:, mine])
 
@@ -64,5 +64,5 @@ def test_logits_that_are_not_finite_give_nats_that_are_not(value):
     logits = torch.zeros(2, 100, device="cuda")
     logits[0, 3] = value
     targets = torch.zeros(2, dtype=torch.int64, device="cuda")
-    parts = replaced(logits, targets, None, Bend(1.0, None), Extras())[1]
+    parts = replaced(logits, targets, None, LogitTransform(1.0, None), Extras())[1]
     assert not parts[0, 0].isfinite() and parts[0, 1].isfinite()

@@ -148,7 +148,7 @@ def test_every_schedule_rises_to_the_peak_then_never_rises_again(schedule, steps
 @pytest.mark.parametrize("kind", [Cosine, Constant, Linear, InverseSquareRoot, WarmupStableDecay])
 def test_a_warmup_longer_than_the_run_is_refused_with_what_would_do(kind):
     with pytest.raises(
-        ConfigError, match=r"warmup \(60 steps\) .* \(50 steps\); leave it out for 5"
+        ConfigError, match=r"warmup \(60 steps\) .* \(50 steps\); remove it to use 5"
     ):
         kind(warmup=60).multiplier(0, 50)
 

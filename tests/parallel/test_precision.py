@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from trainrig.parallel.precision import Precision, has_bfloat16, make_policy, set_products
+from trainrig.parallel.precision import Precision, make_policy, set_products, supports_bfloat16
 from trainrig.train.run.run_folder import RunFolder
 
 BFLOAT16 = {"compute": "bfloat16"}
@@ -24,7 +24,7 @@ def test_bfloat16_casts_weights_and_activations_but_adds_gradients_up_in_float32
 def test_auto_is_what_the_device_is_made_for_and_anything_else_stays(gpu, compute):
     assert Precision().resolve(gpu) == Precision(compute=compute)
     assert Precision(compute="tf32").resolve(gpu) == Precision(compute="tf32")
-    assert not has_bfloat16(torch.device("cpu"))
+    assert not supports_bfloat16(torch.device("cpu"))
 
 
 def test_auto_counts_as_float32_where_no_device_is_known():

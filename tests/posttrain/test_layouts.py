@@ -291,7 +291,7 @@ def test_peft_is_given_the_adapter_of_whole_layers(tuning, tmp_path, without_ray
     ("parallel", "changes", "said"),
     [
         ({"tensor": {"ranks": 3}}, {}, r"tensor.ranks \(3\) does not divide model.heads \(4\)"),
-        (STAGES, {"kind": "KTO"}, r'objective KTO is not computed in stages.*kind = "SFT"'),
+        (STAGES, {"kind": "KTO"}, r'objective KTO cannot be computed in stages.*kind = "SFT"'),
         (EXPERTS, {}, "the model has no experts to divide"),
         (STAGES, {"objective": {"kind": "SFT", "noise": 5.0}}, "noise is of whole rows"),
         (CONTEXT, {"lora": LORA | {"dropout": 0.1}}, "lora.dropout goes by the place"),
@@ -318,7 +318,7 @@ OF_THREE = DecoderConfig(**SIZES, feedforward=MIXTURE | {"experts": 3})
         ("Classification", CONTEXT, DecoderConfig(**SIZES), "Classification looks at whole rows"),
         ("KTO", CONTEXT, DROPPING, "a mixture of experts balances whole rows"),
         ("DPO", EXPERTS, DROPPING, "feedforward.capacity takes the tokens that come first"),
-        ("Classification", EXPERTS, DROPPING, "Classification is not known to train with divided"),
+        ("Classification", EXPERTS, DROPPING, "Classification does not support divided"),
     ],
 )
 def test_models_are_refused_whose_rows_are_not_divided(kind, parallel, model, said, tuning):

@@ -684,7 +684,7 @@ def mesh(**degrees: int) -> dict[str, Any]:
         "axes": made.devices.mesh_dim_names,
         "sharding": tuple(made.sharding.shape),
         "data": (made.data_rank, made.data_size),
-        "speaks": made.speaks,
+        "speaks": made.is_reporter,
         "slices": (made.slices.rank, made.slices.size),
         "context": (made.context.rank, made.context.size),
         "tensor": (made.tensor.rank, made.tensor.size),

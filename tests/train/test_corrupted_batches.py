@@ -401,7 +401,7 @@ def test_operations_of_prefixes_are_counted_by_what_is_seen_and_predicted(
         ({"objective": SEVERAL["objective"]}, r"further_heads \(0\) is not the 2 .* = 2"),
         (
             {**SEVERAL, "batches": {"packing": {"kind": "BestFit"}}},
-            'packed by BestFit .* set batches.packing.kind = "Concatenate"',
+            'packed by BestFit; set batches.packing.kind = "Concatenate"',
         ),
         ({"model": SEVERAL["model"]}, "set model.further_heads = 0, or objective.kind"),
         ({"model": DETECTION["model"]}, "which objective CausalLM does not ask; set objective"),

@@ -314,7 +314,7 @@ def test_a_run_goes_on_in_another_layout(trained, ranks, contents, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model": {}}, "the model has no experts to divide; leave it out"),
+        ({"model": {}}, "the model has no experts to divide; remove the table"),
         (
             {"training": {"parallel": {"kind": "FSDP", "expert": {"ranks": 3}}}},
             r"ranks \(3\) does not divide the 4 experts of a layer; use 2, 4",
@@ -323,10 +323,10 @@ def test_a_run_goes_on_in_another_layout(trained, ranks, contents, tmp_path):
             {"batches": {"micro_batch": 1}},
             "does not divide the 1 rows of a micro-batch.*set batches.micro_batch to 2",
         ),
-        ({"training": {"compile": {}}}, r"cannot be compiled.*leave out \[training.compile\]"),
+        ({"training": {"compile": {}}}, r"cannot be compiled.*remove \[training.compile\]"),
         (
             {"training": {"parallel": EXPERT | {"context": {"kind": "Gathered", "ranks": 2}}}},
-            "divides whole rows, which parallel.context cuts",
+            "needs whole rows, but parallel.context cuts",
         ),
         ({"training": {"recompute": {"kind": "Selective"}}}, "set recompute.kind = 'Full'"),
         ({"objective": {"kind": "PrefixLM"}}, "objective PrefixLM is not known"),

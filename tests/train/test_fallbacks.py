@@ -104,13 +104,13 @@ def test_copies_of_the_model_come_and_go_together():
 @pytest.mark.parametrize(
     ("fallbacks", "changes", "said"),
     [
-        ([laid_out(tensor=4)], {}, "fallbacks[0] takes 4 workers or more, no fewer than the 4"),
-        ([{"kind": "FSDP"}, laid_out(tensor=2)], {}, "fallbacks[1] takes 2 workers or more"),
+        ([laid_out(tensor=4)], {}, "fallbacks[0] needs at least 4 workers, no fewer than the 4"),
+        ([{"kind": "FSDP"}, laid_out(tensor=2)], {}, "fallbacks[1] needs at least 2 workers"),
         ([laid_out(tensor=3)], {"workers": (3, 8)}, "fallbacks[0]: training.parallel.tensor.ranks"),
         (
             [laid_out(pipeline=2)],
             {"workers": (2, 8), "compile": {}},
-            "leave out [training.compile]",
+            "remove [training.compile]",
         ),
         (
             [{"kind": "DDP", "tensor": {"ranks": 2}}],
@@ -158,7 +158,7 @@ def test_verbs_whose_workers_share_nothing_have_none_to_fall_back_on():
         "workers": [1, 2],
         "training": {"steps": 1, "parallel": laid_out(tensor=2), "fallbacks": [{}]},
     }
-    with pytest.raises(ConfigError, match=r"training\.parallel\.tensor: `rl` has whole layers"):
+    with pytest.raises(ConfigError, match=r"training\.parallel\.tensor: `rl` needs whole layers"):
         build(ReinforcementLearning, RL | settings, "run.toml")
 
 

@@ -65,7 +65,7 @@ def test_a_run_with_them_is_another_run():
     [
         (
             {"parallel": {"kind": "FSDP", "tensor": {"ranks": 2}}},
-            r"leave out training.fuse_projections or \[training.parallel.tensor\]",
+            r"remove training.fuse_projections or \[training.parallel.tensor\]",
         ),
         ({"precision": {"compute": "float8"}}, "leave out training.fuse_projections, or use 'bf"),
     ],

@@ -197,9 +197,12 @@ def test_what_layers_save_in_the_host_changes_no_bit_of_a_step(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"recompute": {"kind": "Selective"}}, "'Selective' keeps some of them by itself"),
-        ({"recompute": {"kind": "Budget", "gib": 1.0}}, "'Budget' keeps some of them by itself"),
-        (IN_PLACES, "save parts and gather the rest again; set recompute.kind = 'Full'"),
+        ({"recompute": {"kind": "Selective"}}, "'Selective' already decides"),
+        ({"recompute": {"kind": "Budget", "gib": 1.0}}, "'Budget' already decides"),
+        (
+            IN_PLACES,
+            "save parts of activations and gather the rest again; set recompute.kind = 'Full'",
+        ),
         (IN_PLACES | {"recompute": {"kind": "Full", "every": 2}}, "set .* 'Full' for all layers"),
     ],
 )

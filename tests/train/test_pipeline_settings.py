@@ -13,7 +13,7 @@ INTERLEAVED = {"ranks": 2, "schedule": "interleaved", "chunks": 2}
 
 REFUSED = [
     ({"model": {"layers": 1}}, r"ranks \(2\) is above the 1 layers.*use at most 1"),
-    ({"objective": {"kind": "PrefixLM"}}, "objective PrefixLM is not computed in stages"),
+    ({"objective": {"kind": "PrefixLM"}}, "objective PrefixLM cannot be computed in stages"),
     (
         {
             "training": {
@@ -21,9 +21,12 @@ REFUSED = [
                 "recompute": {"kind": "Budget", "gib": 1.0},
             }
         },
-        "keeps all micro-batches of a step, however many; set schedule = '1F1B'",
+        "keeps all micro-batches of a step; set schedule = '1F1B'",
     ),
-    ({"objective": {"kind": "MaskedLM"}, "model": {"kind": "Encoder"}}, "kind Encoder is not cut"),
+    (
+        {"objective": {"kind": "MaskedLM"}, "model": {"kind": "Encoder"}},
+        "kind Encoder cannot be cut",
+    ),
 ]
 
 
@@ -39,10 +42,10 @@ def test_what_has_no_stages_is_refused_by_the_run_file(changes, said, make_run, 
     ("pipeline", "sizes", "said"),
     [
         ({"ranks": 2, "schedule": "interleaved"}, {}, "set chunks = 2 or more"),
-        ({"ranks": 2, "chunks": 2}, {}, 'leave chunks out, or set schedule = "interleaved"'),
+        ({"ranks": 2, "chunks": 2}, {}, 'remove chunks, or set schedule = "interleaved"'),
         (INTERLEAVED | {"chunks": 3}, {}, r"chunks \(3\).* 4 layers of the model; use at most 2"),
         (INTERLEAVED | {"ranks": 4}, {}, '4 layers of the model; use schedule = "1F1B"'),
-        (INTERLEAVED, {"global_batch": 12}, r"\(12\) is no multiple of 8.*use 8 or 16, or"),
+        (INTERLEAVED, {"global_batch": 12}, r"\(12\) must be a multiple of 8.*use 8 or 16, or"),
     ],
 )
 def test_stages_that_cannot_be_interleaved_are_refused(pipeline, sizes, said, make_run, tmp_path):
@@ -54,7 +57,10 @@ def test_stages_that_cannot_be_interleaved_are_refused(pipeline, sizes, said, ma
 @pytest.mark.parametrize(
     ("frozen", "said"),
     [
-        (("layers.[23].*", "[nh]*"), "freeze all of the stage of layers 2 to 3, which has nothing"),
+        (
+            ("layers.[23].*", "[nh]*"),
+            "freeze the whole stage of layers 2 to 3, which then has nothing",
+        ),
         (("layers.[01].*", "embedding.*"), "stage of layers 0 to 1, .*or use fewer ranks"),
         (("layers.[01].*", "[nh]*"), None),  # the embedding is left, and two layers
     ],

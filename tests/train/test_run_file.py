@@ -99,7 +99,7 @@ def test_a_collective_waits_for_a_rank_that_compiles():
 
 @pytest.mark.parametrize("kind", ["cuda", "cpu"])
 def test_a_job_is_resolved_for_the_device_it_is_on(kind, monkeypatch, tmp_path):
-    monkeypatch.setattr(job, "has_bfloat16", lambda device: device.type == "cuda")
+    monkeypatch.setattr(job, "supports_bfloat16", lambda device: device.type == "cuda")
     monkeypatch.setattr(job, "can_compile", lambda: True)
     made = job.TrainingJob("", DecoderConfig(**RUN["model"]), Training(steps=1000), tuple, "")
     for compiles in (True, False):

@@ -399,11 +399,11 @@ def test_the_lengths_named_as_nearest_are_those_that_work(ranks, context):
             r"model.feedforward.expert_channels \(16\).*: 15 or 18",
         ),
         ({"model": {"position_embedding": {"kind": "Alibi"}}}, "ALiBi"),
-        ({"model": {"attention": {"qk_norm": "projection"}}}, "norm of all heads together"),
-        ({"objective": {"kind": "PrefixLM"}}, "objective PrefixLM is not computed"),
+        ({"model": {"attention": {"qk_norm": "projection"}}}, "norm over all heads"),
+        ({"objective": {"kind": "PrefixLM"}}, "objective PrefixLM cannot be computed"),
         ({"training": {"compile": {}}}, "cannot be compiled"),
         ({"training": {"precision": {"compute": "float8"}}}, "float8 scales whole matrices"),
-        ({"training": {"optimizer": {"kind": "Muon", "lr": 0.01}}}, "Muon looks at whole"),
+        ({"training": {"optimizer": {"kind": "Muon", "lr": 0.01}}}, "Muon needs whole"),
         ({"training": {"optimizer": {"kind": "Adafactor", "lr": 0.01}}}, "Adafactor looks"),
     ],
 )
@@ -428,7 +428,7 @@ def test_a_vocabulary_that_the_tokenizer_settles_is_refused_too(make_job, tmp_pa
 
 def test_workers_that_are_no_whole_groups_are_refused(make_run, tmp_path):
     run = make_run(tmp_path, 3, training={"parallel": SHARED.model_dump()})
-    with pytest.raises(ConfigError, match=r"3 workers are no whole groups of 2.*use 2 or 4"):
+    with pytest.raises(ConfigError, match=r"3 workers do not form whole groups of 2.*use 2 or 4"):
         run.training.check_workers(3)
 
 

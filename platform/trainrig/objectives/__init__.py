@@ -1,4 +1,7 @@
-"""Floor 2: what training makes small. Add a new objective to the union here."""
+"""Training objectives: the losses that training minimizes.
+
+To add an objective, add its class to the unions here.
+"""
 
 from typing import Annotated, get_args
 
@@ -35,7 +38,8 @@ from trainrig.objectives.sft import SFT
 from trainrig.objectives.teachers.distillation import Distillation
 from trainrig.objectives.teachers.on_policy_distillation import OnPolicyDistillation
 
-# Of text. Those beside CausalLM may corrupt rows first: see `Corrupting` in contract.py.
+# Objectives for plain text. All but CausalLM may corrupt rows first: see `Corrupting` in
+# contract.py.
 OfText = (
     CausalLM
     | FillInTheMiddle
@@ -51,26 +55,26 @@ PretrainingObjective = Annotated[
     OfText, Field(discriminator="kind"), assume_kind("CausalLM"), FitsSeveral()
 ]
 
-# Kinds whose loss of a token is that of the logits at its place, of what a decoder reads from left
-# to right: workers can have parts of rows, of layers or of the vocabulary each.
+# Kinds of objectives whose loss of a token depends only on the logits at its position, with a
+# decoder that reads left to right. Their rows, layers or vocabulary can be divided over workers.
 OF_PLACES = ("CausalLM", "FillInTheMiddle", "SFT")
 
-# Of pairs of answers: what needs a reference model, and all.
+# Objectives for preference pairs: those that need a reference model, and all of them.
 Referenced = DPO | RobustDPO | Hinge | IPO | IPOPerToken | APOZero | APODown
 Pairwise = Referenced | ORPO | SimPO
-Scoring = Reward | ProcessReward  # for models with one output, a score
-OfLabels = Classification | AnswerSpan  # for whole texts: models with a head for each
-# Kinds of those that look at each answer, or each pair of them, by itself, and of an answer at its
-# log-probability or its score.
+Scoring = Reward | ProcessReward  # need models with one output, a score
+OfLabels = Classification | AnswerSpan  # need models with a classification or span head
+# Kinds of objectives that use each answer, or each pair of answers, separately, and only the
+# answer's log-probability or score.
 OF_ANSWERS: tuple[str, ...] = tuple(
-    each.model_fields["kind"].default for each in get_args(Pairwise | KTO | Scoring)
+    objective.model_fields["kind"].default for objective in get_args(Pairwise | KTO | Scoring)
 )
-# What a model can be taught after pretraining.
+# Objectives for post-training.
 Tuning = Annotated[
     SFT | Distillation | Pairwise | KTO | Scoring | OfLabels, Field(discriminator="kind")
 ]
 
-# Of the model's own answers, by what they are worth or by what a teacher makes of them.
+# Objectives for the model's own answers, with rewards or a teacher.
 Policy = GRPO | DrGRPO | DAPO | CISPO | GSPO | RLOO | ReinforcePlusPlus | PPO | OnPolicyDistillation
 
 Objective = Annotated[

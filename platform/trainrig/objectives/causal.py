@@ -21,20 +21,20 @@ UNIFORM = "uniform_cross_entropy"
 
 
 class CausalLM(Settings):
-    """Cross-entropy of each next token that is a target, a mean over those of the global batch."""
+    """Cross-entropy of each next token that is a target, averaged over the global batch."""
 
     kind: Literal["CausalLM"] = "CausalLM"
 
-    # Weight of the squared logarithm of the softmax's normaliser, which keeps logits from drifting
-    # (PaLM, arXiv:2204.02311, section 5, has 1e-4); 0: none.
+    # Weight of the z-loss, the squared log-normaliser of the softmax, which keeps logits from
+    # drifting (PaLM, arXiv:2204.02311, section 5, uses 1e-4). 0: no z-loss.
     z_loss: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    # Share of the target's probability that is spread evenly over all entries (Szegedy et al. 2016,
-    # arXiv:1512.00567, section 7); 0: none.
+    # Label smoothing: the share of the target's probability that is spread evenly over the
+    # vocabulary (Szegedy et al. 2016, arXiv:1512.00567, section 7). 0: none.
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        """The cross-entropy, and what the settings ask for beside it."""
+        """The cross-entropy, and the z-loss and label smoothing if they have a weight."""
         found = [Term(CROSS_ENTROPY, per=TOKENS, weight=1 - self.label_smoothing)]
         if self.z_loss:
             found.append(Term(Z_LOSS, per=TOKENS, weight=self.z_loss))
@@ -44,15 +44,15 @@ class CausalLM(Settings):
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """None."""
+        """No statistics."""
         return ()
 
     def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
-        """Nothing."""
+        """Return no statistics."""
         return {}
 
     def predict(self, model: nn.Module, batch: DeviceBatch) -> Output:
-        """What gives the logits of the targets of `batch`, place by place."""
+        """Return the model output for `batch`, with the logits of the target at each position."""
         output: Output
         text = mark_text(model, batch)
         if (positions_BT := batch.arrays.get(POSITIONS)) is None:
@@ -64,7 +64,7 @@ class CausalLM(Settings):
     def compute(
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed:
-        """Nats of each target of `batch` under `model`."""
+        """Compute the cross-entropy, in nats, of each target of `batch` under `model`."""
         output = self.predict(model, batch)
         terms = self.compute_losses(output, batch.arrays[TARGETS], batch.all_targets)
         return Computed(terms, output.auxiliary)
@@ -76,14 +76,16 @@ class CausalLM(Settings):
         all_targets: bool = False,
         weights_BT: Tensor | None = None,
     ) -> dict[str, Contributions]:
-        """What each of `targets_BT` comes to under the logits of `output`, by term; `all_targets`:
-        none of them is known to be IGNORE. `weights_BT`: what each counts in the cross-entropy, in
-        hundredths."""
+        """Compute each loss term for `targets_BT` under the logits of `output`.
+
+        `all_targets`: no target is IGNORE. `weights_BT`: weight of each target in the
+        cross-entropy, in hundredths.
+        """
         from trainrig.objectives.chunked_head import Extras, compute_head_loss
 
         counts_B = (targets_BT != IGNORE).sum(1)
-        # The gradients of all terms go with the cross-entropy's, by its weight: they have one
-        # denominator.
+        # The backward pass of the cross-entropy includes the gradients of all terms relative to the
+        # cross-entropy's weight, because the denominator is the same.
         own = 1 - self.label_smoothing
         extras = Extras(self.z_loss / own, self.label_smoothing / own)
         given = output.hidden, output.head, targets_BT, extras, all_targets
@@ -92,7 +94,7 @@ class CausalLM(Settings):
         found = {
             name: Contributions(values_BT, counts_B)
             for name, values_BT in values.items()
-            if name in {each.name for each in self.terms}
+            if name in {term.name for term in self.terms}
         }
         if weights_BT is not None:
             found[CROSS_ENTROPY] = Contributions(loss.nats_BT, weights_BT.sum(1))

@@ -1,14 +1,15 @@
-"""Cross-entropy straight from hidden states: the logits of all tokens are never there at once.
+"""Cross-entropy computed from hidden states in blocks, without the logits of all tokens in memory.
 
-The head's product and the loss are worked through in blocks of rows. While a block's logits are at
-hand, their gradients take their place and are multiplied into those of the hidden states and of the
-head's weight, each token counting 1, or its weight. The backward pass multiplies by what all of
-them count; where each counts something else, it computes them again. So there are three products of
-[N, C, V], as with all logits kept, in the memory of one block and of the weight's gradients (cf.
-Wijmans et al. 2024, "Cut Your Losses", arXiv:2411.09009, and Hsu et al. 2024, "Liger Kernel",
-arXiv:2410.10989, which computes gradients in the forward pass too).
+The head's product and the loss are computed in blocks of rows. While the logits of a block are in
+memory, they are overwritten by their gradients, which are multiplied into the gradients of the
+hidden states and of the head's weight, with weight 1 or the token's own weight. If the backward
+pass then scales all tokens alike, the stored gradients are scaled. Otherwise the logits are
+computed again. There are three products of [N, C, V], as with all logits in memory, with the memory
+of one block and of the weight's gradients (cf. Wijmans et al. 2024, "Cut Your Losses",
+arXiv:2411.09009, and Hsu et al. 2024, "Liger Kernel", arXiv:2410.10989, which also computes
+gradients in the forward pass).
 
-Tokens that are no targets (IGNORE) are left out of all of it.
+Tokens that are not targets (IGNORE) are skipped throughout.
 
 Shapes: B batch, T positions, N tokens, K of them targets, R of those in a block, C channels, V
 entries of the vocabulary.
@@ -27,21 +28,21 @@ from trainrig.objectives.cross_entropy import cut_rows
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.shards.shard_files import FULL_WEIGHT
 
-# Logits of a block: enough rows for products to be as fast as on all, few enough to be small beside
-# them. CPU: 256 rows of 16,384 entries, 16 MiB of float32.
+# Number of logits in a block: enough rows for products to be as fast as on all rows, few enough to
+# need little memory compared with all logits. CPU: 256 rows of 16,384 entries, 16 MiB of float32.
 BLOCK_ELEMENTS = {"cpu": 2**22}
 BLOCK_ELEMENTS_ELSEWHERE = 2**28
-# Rows of a block elsewhere are a multiple of this: a tile of a GPU's product.
+# The number of rows of a block on other devices is a multiple of this, the tile of a GPU's product.
 BLOCK_ROWS_ELSEWHERE = 128
 
 
 @dataclass(frozen=True)
 class Extras:
-    """What is made small beside the nats of a target, each as a share of a nat.
+    """Weights of the loss terms besides the cross-entropy, relative to it.
 
-    Of `z`, the squared logarithm of the softmax's normaliser (PaLM, arXiv:2204.02311, section 5),
-    and of `uniform`, the mean nats of all entries (label smoothing: Szegedy et al. 2016,
-    arXiv:1512.00567, section 7).
+    `z` is the weight of the z-loss, the squared log-normaliser of the softmax (PaLM,
+    arXiv:2204.02311, section 5). `uniform` is that of the mean cross-entropy over all entries
+    (label smoothing: Szegedy et al. 2016, arXiv:1512.00567, section 7).
     """
 
     z: float = 0.0
@@ -50,11 +51,10 @@ class Extras:
 
 @dataclass(frozen=True)
 class HeadLoss:
-    """What each token comes to, float32; 0 where the target is IGNORE.
+    """Losses of each token, in float32; 0 where the target is IGNORE.
 
-    Going backward from `nats_BT` is going backward from nats + extras.z * z + extras.uniform *
-    uniform: one pass over the logits gives the gradients of all three. The other two have none of
-    their own.
+    The backward pass from `nats_BT` is that of nats + extras.z * z + extras.uniform * uniform: one
+    pass over the logits gives the gradients of all three. The other two have no gradients.
     """
 
     nats_BT: Tensor
@@ -63,24 +63,32 @@ class HeadLoss:
 
 
 class RowLosses(Protocol):
-    """What a loss of logits is, worked out some rows at a time: three numbers of each row, and the
-    gradients of the first."""
+    """Protocol of a loss of logits that is computed some rows at a time.
+
+    It gives three numbers for each row, and the gradients of the first.
+    """
 
     def replace_by_gradients(
         self, logits_RV: Tensor, rows: slice, counts_R: Tensor | None, parts_3R: Tensor
     ) -> None:
-        """Fill `parts_3R` with the numbers of the targets `rows`, in their order without IGNORE,
-        and overwrite their `logits_RV` with the gradients of the first, each row's times what it
-        counts (None: 1). `logits_RV` are products with the head's weight alone."""
+        """Write the losses of some rows to `parts_3R`, and replace their logits by gradients.
+
+        Args:
+            logits_RV: Products with the head's weight, before scaling and capping; overwritten by
+                the gradients of the first loss, times `counts_R`.
+            rows: The targets of these rows, counted without IGNORE.
+            counts_R: Weight of each row's gradient; None: 1.
+            parts_3R: The three losses of each row, to be filled.
+        """
         ...
 
 
 @runtime_checkable
 class PartialHead(Protocol):
-    """A head that has some entries of the vocabulary, while other ranks have the others."""
+    """Head with some entries of the vocabulary, while other ranks have the others."""
 
     def make_row_losses(self, targets_K: Tensor, extras: Extras) -> RowLosses:
-        """What makes losses of the logits of these entries: nats, z and uniform nats."""
+        """Return the losses of logits over the divided vocabulary: cross-entropy, z and uniform."""
         ...
 
 
@@ -92,15 +100,17 @@ def compute_head_loss(
     all_targets: bool = False,
     weights_BT: Tensor | None = None,
 ) -> HeadLoss:
-    """The loss of each target under the logits `head(hidden_BTC)`. `all_targets`: none is known to
-    be IGNORE; else the device is waited for, to say which are. `weights_BT`: what the nats of each
-    come multiplied by, in hundredths."""
+    """Compute the losses of each target under the logits `head(hidden_BTC)`.
+
+    `all_targets`: no target is IGNORE; otherwise the host waits for the device to learn which are.
+    `weights_BT`: factor of each target's cross-entropy, in hundredths.
+    """
     targets_K = targets_BT.flatten() if all_targets else targets_BT[targets_BT != IGNORE]
     extras = extras or Extras()
     losses: RowLosses = (
         head.make_row_losses(targets_K, extras)
         if isinstance(head, PartialHead)
-        else _CrossEntropy(targets_K, Bend.of(head), extras)
+        else _CrossEntropy(targets_K, LogitTransform.of(head), extras)
     )
     found = compute_row_losses(hidden_BTC, head, targets_BT, losses, all_targets, weights_BT)
     return HeadLoss(*found)
@@ -114,10 +124,12 @@ def compute_row_losses(
     all_targets: bool = False,
     weights_BT: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """[B, T] each, the three numbers of each place whose target is not IGNORE, float32, 0
-    elsewhere. The first can be gone backward from; the others have no gradients of their own.
-    `weights_BT`: what the first is multiplied by, in hundredths; so its gradients are those at
-    hand where all that is left is a sum. `hidden_BTC` may be [K, C], of the targets alone."""
+    """Return the three losses [B, T] of each position with a target, in float32; 0 elsewhere.
+
+    Only the first has gradients. `weights_BT`: factor of the first, in hundredths. With it, a plain
+    sum can still use the gradients stored in the forward pass. `hidden_BTC` may be [K, C], for the
+    targets alone.
+    """
     found = _HeadLoss.apply(  # type: ignore[no-untyped-call]
         hidden_BTC.reshape(-1, hidden_BTC.shape[-1]),
         head.weight_VC,
@@ -129,7 +141,7 @@ def compute_row_losses(
         None if weights_BT is None else weights_BT.reshape(-1),
         hidden_BTC.shape[:-1].numel() != targets_BT.numel(),
     )
-    first, second, third = (each_N.view(targets_BT.shape) for each_N in found)
+    first, second, third = (values_N.view(targets_BT.shape) for values_N in found)
     return first, second, third
 
 
@@ -147,26 +159,29 @@ class _HeadLoss(torch.autograd.Function):
         weights_N: Tensor | None,
         of_targets: bool,
     ) -> tuple[Tensor, ...]:
-        # None: all of them.
+        # None: all tokens are targets.
         trained_K = None if all_targets else (targets_N != IGNORE).nonzero().squeeze(1)
         if trained_K is not None and len(trained_K) == len(targets_N):
             trained_K = None
         blocks = _Blocks(weight_VC, bias_V, losses)
         wanted = ctx.needs_input_grad[:3] if with_gradients else None
-        # Which of the hidden states are targets'; None: all of them.
+        # Indices of the hidden states of targets; None: all of them.
         ctx.chosen = None if of_targets else trained_K
         hidden_KC = hidden_NC if ctx.chosen is None else hidden_NC[ctx.chosen]
         weights_K = weights_N
         if weights_N is not None and trained_K is not None:
             weights_K = weights_N[trained_K]
-        # As shares: hundreds of a gradient may be more than narrow numbers hold.
+        # Divided by 100, because a hundredfold gradient may overflow narrow dtypes.
         counts_K = None if weights_K is None else weights_K / FULL_WEIGHT
-        parts_3K, gradients = blocks.work_through(hidden_KC, wanted, counts_K)
+        parts_3K, gradients = blocks.process_blocks(hidden_KC, wanted, counts_K)
         if weights_K is not None:
             parts_3K[0] *= weights_K
         ctx.save_for_backward(hidden_NC, weight_VC, bias_V)
-        ctx.losses, ctx.trained_K, ctx.gradients = losses, trained_K, gradients
-        ctx.counts_K, ctx.whole = counts_K, 1 if counts_K is None else FULL_WEIGHT
+        ctx.losses = losses
+        ctx.trained_K = trained_K
+        ctx.gradients = gradients
+        ctx.counts_K = counts_K
+        ctx.whole = 1 if counts_K is None else FULL_WEIGHT
         parts_3N = parts_3K
         if trained_K is not None:
             parts_3N = parts_3K.new_zeros(3, len(targets_N))
@@ -178,15 +193,16 @@ class _HeadLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_N: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of hidden states and weight: those at hand if all tokens count alike."""
+        """Return the gradients of hidden states, weight and bias.
+
+        The gradients of the forward pass are reused if all tokens have the same factor.
+        """
         hidden_NC, weight_VC, bias_V = ctx.saved_tensors
-        # A sum's gradient is one number, spread without a copy: to see so needs no look at the
-        # device.
+        # The gradient of a sum is one expanded number: its strides show this without a device read.
         alike = gradient_N.numel() > 0 and not any(gradient_N.stride())
-        gradients, ctx.gradients = (
-            ctx.gradients,
-            None,
-        )  # scaled in place, so good for one backward pass
+        # scaled in place, so usable in one backward pass only
+        gradients = ctx.gradients
+        ctx.gradients = None
         trained_K = ctx.trained_K
         if alike and gradients is not None:
             gradients.scale(gradient_N[0] * ctx.whole)
@@ -197,7 +213,7 @@ class _HeadLoss(torch.autograd.Function):
             if ctx.counts_K is not None:
                 counts_K = counts_K * ctx.whole * ctx.counts_K
             hidden_KC = hidden_NC if ctx.chosen is None else hidden_NC[ctx.chosen]
-            gradients = blocks.work_through(hidden_KC, wanted, counts_K)[1]
+            gradients = blocks.process_blocks(hidden_KC, wanted, counts_K)[1]
         of_hidden_NC = gradients.hidden_KC
         if of_hidden_NC is not None and ctx.chosen is not None:
             of_hidden_NC = torch.zeros_like(hidden_NC)
@@ -209,38 +225,46 @@ class _HeadLoss(torch.autograd.Function):
 
 @dataclass
 class _Gradients:
-    """Of the hidden states, in their own dtype, and of weight and bias, in float32; None: not
-    wanted."""
+    """Gradients of hidden states, in their own dtype, and of weight and bias, in float32.
+
+    None: not needed.
+    """
 
     hidden_KC: Tensor | None = None
     weight_VC: Tensor | None = None
     bias_V: Tensor | None = None
 
     def scale(self, factor: Tensor) -> None:
-        """Multiply all by the scalar `factor`, in its own numbers: a GPU would round it to those of
-        the hidden states, all of which would be off alike."""
-        for each in (self.weight_VC, self.bias_V):
-            if each is not None:
-                each.mul_(factor)
+        """Multiply all gradients by the scalar `factor`, in its own dtype.
+
+        A GPU would round the factor to the dtype of the hidden states, which would change all
+        gradients by the same error.
+        """
+        for gradient in (self.weight_VC, self.bias_V):
+            if gradient is not None:
+                gradient.mul_(factor)
         if self.hidden_KC is not None:
             for rows in cut_rows(self.hidden_KC):
                 self.hidden_KC[rows] = self.hidden_KC[rows].float() * factor
 
 
 @dataclass(frozen=True)
-class Bend:
-    """What a head makes of the products, number by number."""
+class LogitTransform:
+    """Scaling and soft cap that a head applies to each logit."""
 
     multiplier: float
     cap: float | None
 
     @classmethod
-    def of(cls, head: OutputHead) -> "Bend":
-        """That of `head`."""
+    def of(cls, head: OutputHead) -> "LogitTransform":
+        """Return the scaling and soft cap of `head`."""
         return cls(head.multiplier, head.soft_cap)
 
     def apply(self, x: Tensor) -> Tensor | None:
-        """Change `x` in place; the factor that gradients take on the way back, None: 1 for all."""
+        """Transform logits `x` in place, and return the factor of their gradients.
+
+        None: the factor is 1 for all.
+        """
         if self.multiplier != 1:
             x.mul_(self.multiplier)
         if self.cap is None:
@@ -252,19 +276,24 @@ class Bend:
 
 
 class _Blocks:
-    """Works through the logits of one head, some rows at a time."""
+    """Loop over the logits of one head in blocks of rows."""
 
     def __init__(self, weight_VC: Tensor, bias_V: Tensor | None, losses: RowLosses) -> None:
-        self._weight_VC, self._bias_V, self._losses = weight_VC, bias_V, losses
+        self._weight_VC = weight_VC
+        self._bias_V = bias_V
+        self._losses = losses
 
-    def work_through(
+    def process_blocks(
         self,
         hidden_KC: Tensor,
         wanted: tuple[bool, bool, bool] | None,
         counts_K: Tensor | None = None,
     ) -> tuple[Tensor, _Gradients]:
-        """[3, K] the numbers of each target; and the gradients `wanted` of hidden states, weight
-        and bias, each target counting as much as `counts_K` says (None: 1)."""
+        """Return the losses [3, K] of each target, and the `wanted` gradients.
+
+        `wanted`: whether the gradients of hidden states, weight and bias are needed. `counts_K`:
+        factor of each target's gradient; None: 1.
+        """
         weight_VC = self._weight_VC
         parts_3K = torch.zeros(3, len(hidden_KC), dtype=torch.float32, device=hidden_KC.device)
         gradients = _Gradients()
@@ -291,18 +320,22 @@ class _Blocks:
 
 @dataclass(frozen=True)
 class _CrossEntropy:
-    """Nats, z and uniform nats of each target, as `RowLosses`."""
+    """Cross-entropy, z-loss and uniform cross-entropy of each target, in nats. See `RowLosses`."""
 
     targets_K: Tensor
-    bend: Bend
+    bend: LogitTransform
     extras: Extras
 
     def replace_by_gradients(
         self, logits_RV: Tensor, rows: slice, counts_R: Tensor | None, parts_3R: Tensor
     ) -> None:
-        """In float32, a few rows at a time, which stay in a core's cache; on a GPU in one kernel.
-        The gradient of a nat is the softmax, less one at the target."""
-        extras, entries = self.extras, logits_RV.shape[1]
+        """Compute losses and gradients. See `RowLosses`.
+
+        In float32, a few rows at a time, which stay in a core's cache; on a GPU in one kernel. The
+        gradient of the cross-entropy is the softmax, minus one at the target.
+        """
+        extras = self.extras
+        entries = logits_RV.shape[1]
         targets_R = self.targets_K[rows]
         if runs_kernels(logits_RV.device):
             from trainrig.objectives import cross_entropy_kernel
@@ -319,7 +352,7 @@ class _CrossEntropy:
             )
             return
         for some in cut_rows(logits_RV):
-            x = logits_RV[some].float()  # float32 logits themselves, or a copy
+            x = logits_RV[some].float()  # a copy, unless logits are already float32
             left = self.bend.apply(x)
             targets = targets_R[some, None]
             chosen = x.gather(1, targets).squeeze(1)
@@ -339,8 +372,11 @@ class _CrossEntropy:
 
 
 def put_back(x: Tensor, logits_RV: Tensor, left: Tensor | None, counts_R: Tensor | None) -> None:
-    """Write the gradients `x` of bent logits over `logits_RV`, which they may share memory with:
-    times `left`, the factors of the bend, and times what each row counts."""
+    """Write the gradients `x` of transformed logits to `logits_RV`.
+
+    Both may share memory. The gradients are multiplied by `left`, the factors of the
+    transformation, and by the row weights `counts_R`.
+    """
     if left is not None:
         x.mul_(left)
     if counts_R is not None:
@@ -357,11 +393,11 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def cut_blocks(count: int, weight_VC: Tensor) -> list[slice]:
-    """Blocks of as equal numbers of rows as can be."""
+    """Return blocks of rows, as equal in size as possible."""
     kind = weight_VC.device.type
     elements = BLOCK_ELEMENTS.get(kind, BLOCK_ELEMENTS_ELSEWHERE)
     tile = 1 if kind in BLOCK_ELEMENTS else BLOCK_ROWS_ELSEWHERE
     most = max(tile, elements // len(weight_VC) // tile * tile)
     blocks = -(-count // most)
-    each = -(-count // (blocks * tile)) * tile if blocks else 1
-    return [slice(start, start + each) for start in range(0, count, each)]
+    size = -(-count // (blocks * tile)) * tile if blocks else 1
+    return [slice(start, start + size) for start in range(0, count, size)]

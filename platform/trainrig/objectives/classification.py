@@ -1,4 +1,4 @@
-"""Learning what a text is, by its label, and where in a text an answer stands.
+"""Classification of whole texts, and extraction of answer spans.
 
 Shapes: B rows, T positions, K classes.
 """
@@ -35,12 +35,14 @@ if TYPE_CHECKING:  # run files are read without torch, which takes seconds to im
     from torch import Tensor, nn
 
 CROSS_ENTROPY = "cross_entropy"
-F1, ACCURACY, EXACT = "f1", "accuracy", "exact"
-CLASS_F1 = f"{F1}/"  # before the number of a class
+F1 = "f1"
+ACCURACY = "accuracy"
+EXACT = "exact"
+CLASS_F1 = f"{F1}/"  # prefix of the number of a class
 
 
 class _OfTexts(Settings):
-    """What both have: one cross-entropy, a mean over the rows of the global batch."""
+    """Base of both objectives: one cross-entropy, averaged over the rows of a global batch."""
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -49,11 +51,11 @@ class _OfTexts(Settings):
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """None."""
+        """No statistics."""
         return ()
 
     def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
-        """Nothing."""
+        """Return no statistics."""
         return {}
 
 
@@ -61,20 +63,22 @@ class Classification(_OfTexts):
     """Cross-entropy of the label of each row, in nats."""
 
     kind: Literal["Classification"] = "Classification"
-    # Share of a row's weight that is spread evenly over all classes (Szegedy et al. 2016,
-    # arXiv:1512.00567, section 7); 0: none.
+    # Label smoothing: the share of a row's weight that is spread evenly over all classes (Szegedy
+    # et al. 2016, arXiv:1512.00567, section 7). 0: none.
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-    # Share of what the head reads of a text that is set to 0 in training, the rest being scaled up;
-    # 0: none. Which goes by the sample and the place alone.
+    # Dropout: the share of the head's input channels that are set to 0 in training, while the rest
+    # are scaled up. 0: none. The choice depends on the sample and the channel alone.
     dropout: float = Field(default=0.0, ge=0, lt=1)
     dropout_seed: int = 0  # random seed of the dropout
 
     def compute(
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed:
-        """The cross-entropy of each row; whether its likeliest class is the right one; and, of
-        held-out rows, what F1 is made of: twice the hits of a class over how often it is told and
-        how often it is right (van Rijsbergen 1979, chapter 7)."""
+        """Compute the cross-entropy and accuracy of each row, and F1 counts of held-out rows.
+
+        F1 of a class is twice its hits, over the number of times it is predicted plus the number of
+        times it is right (van Rijsbergen 1979, chapter 7).
+        """
         import torch
         from torch.nn.functional import cross_entropy
 
@@ -88,9 +92,10 @@ class Classification(_OfTexts):
         told_B = logits_BK.argmax(1)
         hits_B = told_B == classes_B
         diagnostics = average_rows(accuracy=hits_B.float())
-        if not torch.is_grad_enabled():  # of held-out rows: those of a step are few
+        if not torch.is_grad_enabled():  # held-out rows only: a training step has too few
             for number in range(logits_BK.shape[1]):
-                told, right = told_B == number, classes_B == number
+                told = told_B == number
+                right = classes_B == number
                 diagnostics[f"{CLASS_F1}{number}"] = Contributions(
                     2.0 * (told & right).float(), told.long() + right.long()
                 )
@@ -111,31 +116,37 @@ class Classification(_OfTexts):
         return output.head(read_BC * kept_BC / (1 - self.dropout))
 
     def derive(self, diagnostics: Mapping[str, float]) -> Mapping[str, float]:
-        """Macro F1: the mean of F1 over the classes that are told or right anywhere."""
+        """Return macro F1: the mean of F1 over the classes that are predicted or right anywhere."""
         found = [value for name, value in diagnostics.items() if name.startswith(CLASS_F1)]
         return {F1: sum(found) / len(found)} if found else {}
 
 
 class AnswerSpan(_OfTexts):
-    """Cross-entropy of the first and of the last token of the answer, half of each, in nats (Devlin
-    et al. 2018, arXiv:1810.04805, section 4.2). Where a text has no answer, both are the row's
-    first token (section 4.3)."""
+    """Cross-entropy of the first and the last token of the answer, half of each, in nats.
+
+    Devlin et al. 2018, arXiv:1810.04805, section 4.2. In a text without an answer, both are the
+    row's first token (section 4.3).
+    """
 
     kind: Literal["AnswerSpan"] = "AnswerSpan"
-    longest_answer: int = Field(default=30, ge=1)  # tokens of an answer that is told
+    longest_answer: int = Field(default=30, ge=1)  # maximum length of a predicted answer, in tokens
 
     def compute(
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed:
-        """The cross-entropy of each row; whether the likeliest span is the very one; and how much
-        the two overlap, as the F1 of their tokens (Rajpurkar et al. 2016, arXiv:1606.05250)."""
+        """Compute the cross-entropy, exact match and F1 of each row.
+
+        F1 is that of the tokens of the likeliest span and the right one (Rajpurkar et al. 2016,
+        arXiv:1606.05250).
+        """
         import torch
         from torch.nn.functional import cross_entropy
 
         arrays = batch.arrays
         output = read_texts(model, arrays)
         logits_BT2 = output.logits.float().masked_fill(arrays[SEGMENTS][:, :, None] == 0, -1e30)
-        starts_B, ends_B = arrays[ANSWER_STARTS], arrays[ANSWER_ENDS]
+        starts_B = arrays[ANSWER_STARTS]
+        ends_B = arrays[ANSWER_ENDS]
         losses_B = (
             cross_entropy(logits_BT2[:, :, 0], starts_B, reduction="none")
             + cross_entropy(logits_BT2[:, :, 1], ends_B, reduction="none")
@@ -150,15 +161,19 @@ class AnswerSpan(_OfTexts):
 
 
 def read_texts(model: nn.Module, arrays: Mapping[str, Tensor]) -> Output:
-    """What `model` makes of rows of whole texts: by the config of its head, logits of classes of
-    each row or of each place."""
+    """Return the output of `model` for rows of whole texts.
+
+    The head in the model's config decides whether there are logits of classes per row or per
+    position.
+    """
     import torch
 
-    ids_BT, there_BT = arrays[IDS], arrays[SEGMENTS]
+    ids_BT = arrays[IDS]
+    there_BT = arrays[SEGMENTS]
     config: Any = model.config
     given: dict[str, Tensor] = {}
     if config.head == "classes":
-        # An encoder's first place has read all; a decoder's last has.
+        # In an encoder the first position has read the whole text; in a decoder, the last.
         last_B = there_BT.sum(1) - 1
         places_B = torch.zeros_like(last_B) if config.bidirectional else last_B
         rows_B = torch.arange(len(ids_BT), device=ids_BT.device)
@@ -174,8 +189,11 @@ def read_texts(model: nn.Module, arrays: Mapping[str, Tensor]) -> Output:
 def find_likeliest_spans(
     logits_BT2: Tensor, context_BT: Tensor, longest: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """[B] first and last place of the span of at most `longest` tokens of the context with the
-    highest sum of both logits, and that sum; place 0 alone, "no answer", is one of them too."""
+    """Return the first and last position [B] of the likeliest span of each row, and its score [B].
+
+    The score is the sum of the start and end logit. A span has at most `longest` tokens, all in the
+    context. Position 0 alone, "no answer", is a candidate too.
+    """
     import torch
 
     starts_BT, ends_BT = logits_BT2.unbind(2)

@@ -1,13 +1,13 @@
-"""What an objective is to the training step: named terms, each a sum with a denominator of its own.
+"""Interface of objectives to training: named loss terms, each a sum with its own denominator.
 
 The loss of a global batch is the sum over terms of weight x (sum of the term over all rows) /
-(denominator of the whole global batch), and of the auxiliary terms of the model, each the mean over
-micro-batches. A denominator is known from the batch before any forward pass, so each micro-batch
-goes backward by itself and the gradient is that of the whole, however micro-batches are dealt to
-workers.
+(denominator of the whole global batch), plus the auxiliary terms of the model, each averaged over
+micro-batches. A denominator is known from the batch before any forward pass. Each micro-batch
+therefore has its own backward pass, and the gradient is that of the whole batch, whatever the
+assignment of micro-batches to workers.
 
-Step, held-out evaluation and metrics know this module alone. A new objective is one file with one
-class and one name in the union of `trainrig.objectives`.
+Training steps, held-out evaluation and metrics depend on this module alone. A new objective is one
+file with one class, and one name in the union of `trainrig.objectives`.
 
 Shapes: B rows of a micro-batch.
 """
@@ -34,18 +34,18 @@ class Term:
     """One named part of the loss."""
 
     name: str
-    per: str  # name of its denominator among those of the batches
+    per: str  # name of the term's denominator in the batch
     weight: float = 1.0
 
 
 @dataclass(frozen=True)
 class RowParts:
-    """Which part of the same rows this rank has, where several share them, and what they have
-    together."""
+    """This rank's part of rows that several ranks share, and the means to combine the parts."""
 
-    positions_BT: Tensor  # place in its whole row of each that this rank has, ascending
-    # [c, …] what each of the c ranks has […], in their order, for all to come to the same of it:
-    # backward, each goes on from the gradient of its own. Collective, forward alone.
+    positions_BT: Tensor  # position in the whole row of each of this rank's positions, ascending
+    # Gather the part […] of each of c ranks to [c, …], in order, where all ranks then compute the
+    # same result. Backward, each rank keeps the gradient of the part it had. Collective in the
+    # forward pass only.
     gather: Callable[[Tensor], Tensor]
 
 
@@ -54,12 +54,14 @@ class DeviceBatch:
     """A micro-batch on the device of the model."""
 
     arrays: Mapping[str, Tensor]
-    samples_B: Tensor  # global sample numbers: the keys of whatever is drawn at random
+    samples_B: Tensor  # global sample numbers: keys for all random draws
     sources_B: Tensor
-    # The other models of the run by name: a frozen reference, say, or a critic that is trained too.
+    # The other models of the run by name, such as a frozen reference, or a critic that is trained
+    # too.
     models: Mapping[str, nn.Module] = field(default_factory=dict)
     parts: RowParts | None = None  # None: rows are whole
-    # Whether all places are known to have targets; else finding them waits for the device.
+    # Whether all positions are known to have targets; otherwise finding out requires a wait for the
+    # device.
     all_targets: bool = False
 
     @classmethod
@@ -69,10 +71,10 @@ class DeviceBatch:
         device: torch.device,
         models: Mapping[str, nn.Module] | None = None,
     ) -> DeviceBatch:
-        """`micro` on `device`, beside `models`.
+        """Copy `micro` to `device`, and attach `models`.
 
-        Copies to a GPU are queued behind its work: from memory that the driver keeps in place, and
-        torch keeps until the copy is done, so nobody waits for it.
+        Copies to a GPU are queued behind its work. They read pinned memory that torch keeps until
+        the copy is done, so the host does not wait.
         """
         from torch import from_numpy
 
@@ -97,13 +99,13 @@ class DeviceBatch:
 
 @dataclass(frozen=True)
 class Contributions:
-    """What the rows of a micro-batch add to one term."""
+    """Values and counts that the rows of a micro-batch add to one loss term."""
 
-    values: Tensor  # [B, …] float32; their sum is differentiated
-    counts_B: Tensor  # [B] what each row adds to the term's denominator
+    values: Tensor  # [B, …] float32; the backward pass starts from their sum
+    counts_B: Tensor  # [B] contribution of each row to the term's denominator
 
     def sum_rows_B(self) -> Tensor:
-        """[B] sum of each row, float64, without a gradient."""
+        """Return the sum [B] of each row's values, in float64 and without a gradient."""
         values = self.values.detach().double()
         if not len(values):
             return values.new_zeros(0)
@@ -112,88 +114,90 @@ class Contributions:
 
 @dataclass(frozen=True)
 class Computed:
-    """The terms of one micro-batch, and the model's own auxiliary terms."""
+    """The loss terms of one micro-batch, and the model's own auxiliary terms."""
 
     terms: Mapping[str, Contributions]
-    # Weighted scalars to add to the loss; vectors are whole numbers that are only added up.
+    # Weighted scalars to add to the loss. Vectors are integer counts that are only summed.
     auxiliary: Mapping[str, Tensor] = field(default_factory=dict)
-    # What is only looked at, by name: no part of the loss. Each is a mean, of the sums of its
-    # values over its counts in the whole global batch; all micro-batches have the same names.
+    # Diagnostics by name, not part of the loss. Each is a mean over the global batch: the sum of
+    # values over the sum of counts. All micro-batches have the same names.
     diagnostics: Mapping[str, Contributions] = field(default_factory=dict)
-    # Whether these are of whole rows, and all ranks that have parts of them came to the same: then
-    # one of them counts. Else each counts what its parts add.
+    # Whether the values are for whole rows and equal on all ranks that share the rows, so that one
+    # rank counts. Otherwise each rank counts what its part adds.
     alike: bool = False
 
 
 def average_rows(**values_B: Tensor) -> dict[str, Contributions]:
-    """Diagnostics that are means over rows, of [B] values each."""
+    """Return diagnostics that are means over rows, from values [B] each."""
     import torch
 
     return {
-        name: Contributions(each_B.detach(), torch.ones_like(each_B, dtype=torch.int64))
-        for name, each_B in values_B.items()
+        name: Contributions(row_values_B.detach(), torch.ones_like(row_values_B, dtype=torch.int64))
+        for name, row_values_B in values_B.items()
     }
 
 
 class OutputHead(Protocol):
-    """What makes logits of hidden states: a product with a weight, and a bound."""
+    """Protocol of a head that computes logits: a product, scaling and a soft cap."""
 
     @property
     def weight_VC(self) -> Tensor:
-        """[V, C]."""
+        """The weight [V, C]."""
         ...
 
     @property
     def bias_V(self) -> Tensor | None:
-        """[V] is added to each product."""
+        """The bias [V], or None."""
         ...
 
     @property
     def soft_cap(self) -> float | None:
-        """Logits x become cap * tanh(x / cap); None: as they are."""
+        """The soft cap: logits x become cap * tanh(x / cap); None: logits are not capped."""
         ...
 
     @property
     def multiplier(self) -> float:
-        """Of logits, before they are capped."""
+        """The factor of logits, before they are capped."""
         ...
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """[..., C] to [..., V]."""
+        """Return logits [..., V] of hidden states [..., C]."""
         ...
 
 
 class Output(Protocol):
-    """What a model returns."""
+    """Protocol of a model's output."""
 
     @property
     def hidden(self) -> Tensor:
-        """[B, T, C], of which `head` makes logits."""
+        """The hidden states [B, T, C], of which `head` computes logits."""
         ...
 
     @property
     def head(self) -> OutputHead:
-        """The last product, left to whoever needs logits: a loss, of some rows at a time."""
+        """The head, for losses that compute logits a few rows at a time."""
         ...
 
     @property
     def logits(self) -> Tensor:
-        """[B, T, V]."""
+        """The logits [B, T, V], computed when asked for."""
         ...
 
     @property
     def auxiliary(self) -> Mapping[str, Tensor]:
-        """Weighted scalars to add to the loss (load balance of experts, say), by name; vectors
-        are counts (tokens of each expert) that are no part of it."""
+        """The auxiliary loss terms by name: weighted scalars, such as the load balance of experts.
+
+        Vectors are counts, such as the tokens of each expert, which are not part of the loss.
+        """
         ...
 
 
 class Objective(Protocol):
-    """What training makes small."""
+    """Protocol of a training objective."""
 
     @property
     def kind(self) -> str:
-        """Its name in a run file."""
+        """The name of the objective in a run file."""
         ...
 
     @property
@@ -203,57 +207,70 @@ class Objective(Protocol):
 
     @property
     def statistics(self) -> Sequence[str]:
-        """Names of the sums over the global batch that `compute` needs; none for most. For them,
-        all micro-batches take a first forward pass without gradients."""
+        """Names of the sums over the global batch that `compute` needs; empty for most objectives.
+
+        If there are any, all micro-batches run a first forward pass without gradients.
+        """
         ...
 
     def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
-        """What a micro-batch adds to each of `statistics`, scalars; of rows that ranks have parts
-        of, on each what the whole ones add. Runs without gradients."""
+        """Return the contribution of a micro-batch to each of `statistics`, as scalars.
+
+        Where ranks share rows, each rank returns the contribution of the whole rows. Runs without
+        gradients.
+        """
         ...
 
     def compute(
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed:
-        """The terms of one micro-batch."""
+        """Compute the loss terms of one micro-batch."""
         ...
 
 
 @runtime_checkable
 class ReadingIds(Protocol):
-    """An objective whose model reads other rows of a batch than IDS, all by one forward pass."""
+    """Protocol of an objective whose model reads ids other than the batch's IDS.
+
+    It reads all of them in one forward pass.
+    """
 
     def read_ids(self, batch: DeviceBatch) -> Tensor:
-        """[R, T] those, for stages of a model that come before the one which `compute` calls."""
+        """Return the ids [R, T] that the model reads, for pipeline stages before the last."""
         ...
 
 
 @runtime_checkable
 class Watchful(Protocol):
-    """An objective that knows from its diagnostics when a run goes wrong in its own way."""
+    """Protocol of an objective that recognizes its own kind of failing run from its diagnostics."""
 
     def find_warning(self, diagnostics: Mapping[str, float]) -> str | None:
-        """What goes wrong and what to do, in one line, by the means of `diagnostics` over the
-        newest steps; None: nothing does."""
+        """Return one line with the problem and what to do, or None if there is none.
+
+        `diagnostics` are means over the latest steps.
+        """
         ...
 
 
 @runtime_checkable
 class Deriving(Protocol):
-    """An objective some of whose diagnostics follow from others over the whole global batch."""
+    """Protocol of an objective that derives some diagnostics from others over the global batch."""
 
     def derive(self, diagnostics: Mapping[str, float]) -> Mapping[str, float]:
-        """Those, by name, from the means of the others."""
+        """Return the derived diagnostics by name, from the means of the others."""
         ...
 
 
 @runtime_checkable
 class Carrying(Protocol):
-    """An objective with numbers that go on from batch to batch of online ones: the weight of a
-    divergence, say. They are in every checkpoint; a `BatchMaker` has them as `carried`."""
+    """Protocol of an objective with values that carry over between online batches.
+
+    An example is an adaptive weight of a divergence. The values are saved in every checkpoint, as
+    `carried` of a `BatchMaker`.
+    """
 
     def begin_carried(self) -> Mapping[str, float]:
-        """Those of the first batch, by name."""
+        """Return the values for the first batch, by name."""
         ...
 
     def carry(
@@ -262,50 +279,59 @@ class Carrying(Protocol):
         diagnostics: Mapping[str, float],
         denominators: Mapping[str, int],
     ) -> Mapping[str, float]:
-        """Those of the next batch, by those of this one and by what the global batch of its last
-        update was like."""
+        """Return the values for the next batch.
+
+        Args:
+            carried: The values for the current batch.
+            diagnostics: Means over the global batch of the latest update.
+            denominators: Denominators of the same global batch.
+        """
         ...
 
 
 @runtime_checkable
 class Corrupting(Protocol):
-    """An objective that is trained on other rows than next-token prediction is."""
+    """Protocol of an objective that does not train on the rows of next-token prediction."""
 
     def make_corruption(self, encoder: Encoder) -> Corruption:
-        """What it makes of rows of the ids of `encoder`.
+        """Return the corruption to apply to rows of the ids of `encoder`.
 
-        Raises DataError if that lacks a token that is needed for it.
+        Raises DataError if the tokenizer lacks a special token that the corruption needs.
         """
         ...
 
 
 @runtime_checkable
 class LengthLimited(Protocol):
-    """A corruption that needs more of a tokenizer the longer rows are."""
+    """Protocol of a corruption that needs more special tokens for longer rows."""
 
     def check_length(self, longest: int) -> None:
-        """Raise DataError if rows of `longest` positions are too long for it."""
+        """Raise DataError if the tokenizer has too few tokens for rows of `longest` positions."""
         ...
 
 
 @runtime_checkable
 class Mixed(Protocol):
-    """An objective whose samples are each of one of several."""
+    """Protocol of an objective that assigns each sample to one of several objectives."""
 
     def parts(self) -> tuple[tuple[float, Any], ...]:
-        """The objectives that samples are dealt to, each with its share of them."""
+        """Return the objectives of the mixture, each with its share of the samples."""
         ...
 
 
 def find_parts(objective: object) -> tuple[tuple[float, Any], ...]:
-    """The objectives that samples of `objective` are dealt to, each with its share of them: itself,
-    with all, unless it is a mixture."""
+    """Return the objectives that samples are assigned to, each with its share of them.
+
+    An objective that is not a mixture is its own only part.
+    """
     return objective.parts() if isinstance(objective, Mixed) else ((1.0, objective),)
 
 
 def find_corruption(objective: object, encoder: Encoder, longest: int) -> Corruption | None:
-    """What `objective` makes of rows of at most `longest` positions; None: it leaves them as they
-    are. Raises DataError."""
+    """Return the corruption of `objective` for rows of at most `longest` positions, or None.
+
+    Raises DataError if the tokenizer lacks special tokens that the corruption needs.
+    """
     if not isinstance(objective, Corrupting):
         return None
     corruption = objective.make_corruption(encoder)
@@ -320,7 +346,10 @@ def compute_differentiable_loss(
     denominators: Mapping[str, int],
     micro_batches: int,
 ) -> Tensor:
-    """The share of one micro-batch in the loss of a global batch of `micro_batches`: a scalar."""
+    """Return the scalar contribution of one micro-batch to the loss of its global batch.
+
+    The global batch has `micro_batches` micro-batches, and `denominators` for its terms.
+    """
     parts = [
         computed.terms[term.name].values.sum() * (term.weight / denominators[term.per])
         for term in objective.terms

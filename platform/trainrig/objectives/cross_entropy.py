@@ -1,7 +1,7 @@
-"""Cross-entropy of targets under logits, in chunks of rows.
+"""Cross-entropy of targets under given logits, in chunks of rows.
 
-No float32 copy of all logits is made. Sums, not means: the denominator is that of the whole global
-batch, which one micro-batch does not know.
+No float32 copy of all logits is made. Results are sums, not means: the denominator is that of the
+whole global batch, which one micro-batch does not know.
 
 Shapes: B batch, T positions, V entries of the vocabulary, N tokens (B x T), R rows of one chunk.
 """
@@ -14,24 +14,27 @@ from torch.autograd.function import once_differentiable
 
 from trainrig.tokens.batches import IGNORE
 
-# Logits worked through at once, as float32. CPU: 1 MiB stays in a core's cache (1 MiB on the EPYC
-# where it was measured), which makes the loss of 2,048 tokens of 4,096 or 16,384 entries 1.7 to 3.5
-# times as fast as 64 MiB do. Elsewhere 64 MiB: small beside the logits, large enough to keep a
-# device busy.
+# Number of logits processed at once, as float32. CPU: 1 MiB stays in a core's cache (1 MiB on the
+# EPYC of the measurement), which makes the loss of 2,048 tokens of 4,096 or 16,384 entries 1.7 to
+# 3.5 times as fast as with 64 MiB. Other devices: 64 MiB, little compared with the logits, and
+# enough to keep a device busy.
 CHUNK_ELEMENTS = {"cpu": 2**18}
 CHUNK_ELEMENTS_ELSEWHERE = 2**24
 
 
 def cross_entropy_sum(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Sum of the nats of every target that is not IGNORE: a float32 scalar, to go backward from."""
+    """Return the summed cross-entropy, in nats, of every target that is not IGNORE.
+
+    A float32 scalar with gradients.
+    """
     return token_nats(logits_BTV, targets_BT).sum()
 
 
 def token_nats(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Nats of each target [B, T], float32; 0 where the target is IGNORE.
+    """Return the cross-entropy [B, T] of each target, in nats and float32; 0 for IGNORE.
 
-    Logits may be of any float dtype; all arithmetic is in float32. No float32 copy of the whole
-    of them is made, forward or backward: they are worked through some rows at a time.
+    Logits may have any float dtype; all arithmetic is in float32. Logits are processed some rows at
+    a time, forward and backward, without a float32 copy of all of them.
     """
     logits_NV = logits_BTV.reshape(-1, logits_BTV.shape[-1])
     nats_N: Tensor = _Nats.apply(logits_NV, targets_BT.reshape(-1))  # type: ignore[no-untyped-call]
@@ -39,13 +42,16 @@ def token_nats(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
 
 
 class _Nats(torch.autograd.Function):
-    """Keeps the logits and one number a row for the backward pass, where autograd keeps V."""
+    """Cross-entropy that saves the logits and one number per row for the backward pass.
+
+    Autograd would save V more numbers per row.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor) -> Tensor:
         normaliser_N = torch.empty(len(logits_NV), device=logits_NV.device, dtype=torch.float32)
         chosen_N = torch.empty_like(normaliser_N)
-        # Any valid index does where nothing is trained on; the result is masked.
+        # Positions without a target use any valid index; their result is masked.
         index_N = targets_N.where(targets_N != IGNORE, 0)
         for rows in cut_rows(logits_NV):
             logits_RV = logits_NV[rows].float()
@@ -57,7 +63,7 @@ class _Nats(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_N: Tensor) -> tuple[Tensor, None]:
-        """Softmax less one at the target, times the gradient of each row."""
+        """Return the softmax minus one at the target, times the gradient of each row."""
         logits_NV, targets_N, normaliser_N = ctx.saved_tensors
         trained_N = targets_N != IGNORE
         index_N = targets_N.where(trained_N, 0)
@@ -73,7 +79,7 @@ class _Nats(torch.autograd.Function):
 
 
 def cut_rows(logits_NV: Tensor) -> list[slice]:
-    """Rows of logits to work through at once."""
+    """Return slices of rows of logits to process at once."""
     elements = CHUNK_ELEMENTS.get(logits_NV.device.type, CHUNK_ELEMENTS_ELSEWHERE)
     rows = max(1, elements // logits_NV.shape[1])
     return [slice(start, start + rows) for start in range(0, len(logits_NV), rows)]

@@ -1,4 +1,4 @@
-"""How far one model has gone from another, and what holds it back."""
+"""Divergence of a policy from its reference model: estimators and settings."""
 
 from __future__ import annotations
 
@@ -18,53 +18,62 @@ else:
     Numbers = TypeVar("Numbers")
 
 Estimator = Literal["k1", "k2", "k3"]
-LARGEST_DIFFERENCE = 20.0  # nats, of log-probabilities; of estimates with a bound, as verl has it
+# nats; limit on differences of log-probabilities before bounded estimates, as in verl
+LARGEST_DIFFERENCE = 20.0
 
 
 class AdaptiveWeight(Settings):
-    """Moves the weight of the divergence towards where a target is met (Ziegler et al. 2019,
-    arXiv:1909.08593, section 2.2)."""
+    """Controller that moves the weight of the divergence until a target divergence is met.
 
-    target: float = Field(gt=0, allow_inf_nan=False)  # nats a completion, by k1
-    # Completions over which the weight is multiplied by 1 more than the error: a small one is fast.
+    Ziegler et al. 2019, arXiv:1909.08593, section 2.2.
+    """
+
+    # target divergence in nats per completion, by the k1 estimate
+    target: float = Field(gt=0, allow_inf_nan=False)
+    # Number of completions over which the weight is multiplied by 1 + error; a smaller number
+    # adapts faster.
     horizon: float = Field(default=10_000, gt=0, allow_inf_nan=False)
-    # Largest error, as a share of the target, that counts.
+    # Limit on the error, as a share of the target.
     largest_error: float = Field(default=0.2, gt=0, allow_inf_nan=False)
 
     def compute_next_weight(self, weight: float, divergence: float, completions: int) -> float:
-        """The weight after a batch of `completions` with a mean `divergence`, had it `weight`."""
+        """Return the weight after a batch of `completions` completions with mean `divergence`."""
         error = divergence / self.target - 1
         error = max(-self.largest_error, min(self.largest_error, error))
         return weight * max(0.0, 1 + error * completions / self.horizon)
 
 
 class ReferenceDivergence(Settings):
-    """How the policy is held to the model that it began with."""
+    """Divergence penalty that holds the policy to the model it began with."""
 
-    # Of the divergence, beside the reward; with `adaptive`, that of the first batch.
+    # Weight of the divergence relative to the reward; with `adaptive`, the weight for the first
+    # batch.
     weight: float = Field(gt=0, allow_inf_nan=False)
-    # Have the weight move from batch to batch; None: it stays.
+    # Adapt the weight from batch to batch. None: the weight is constant.
     adaptive: AdaptiveWeight | None = None
-    # How it is estimated of one token, d the log-probability less the reference's: "k1" d, "k2"
-    # d²/2, "k3" exp(-d) - 1 + d (Schulman 2020, http://joschu.net/blog/kl-approx.html).
+    # Estimator of the divergence of one token, with d the log-probability minus the reference's:
+    # "k1" is d, "k2" is d²/2, "k3" is exp(-d) - 1 + d (Schulman 2020,
+    # http://joschu.net/blog/kl-approx.html).
     estimator: Estimator = "k3"
-    # "loss": a term of its own. "reward": taken off the reward of a completion, summed over its
-    # tokens, before advantages are made.
+    # "loss": a separate loss term. "reward": subtracted from the reward of a completion, summed
+    # over its tokens, before advantages are computed.
     place: Literal["loss", "reward"] = "loss"
-    # Whether, in the loss, each token's estimate is multiplied by its ratio: without, the gradient
-    # of k1 is 0 on average, and that of k3 is of another divergence than is meant.
+    # Whether to multiply each token's estimate in the loss by its probability ratio. Without it,
+    # the expected gradient of k1 is 0, and k3's gradient belongs to a different divergence.
     unbiased: bool = True
-    # Most nats that the estimate of one token comes to, either way; a token beyond has no gradient.
-    # verl takes 10. k3 grows as exp(-d): 10^13 for a token 30 nats below the reference. None: no
-    # bound, so that a token pulls back the harder the farther it has gone.
+    # Bound on the estimate of one token, in nats, in both directions; a token beyond it has no
+    # gradient. verl uses 10. k3 grows as exp(-d): 10^13 for a token 30 nats below the reference.
+    # None: no bound, so that a token is pulled back harder the farther it is.
     bound: float | None = Field(default=None, gt=0, le=LARGEST_DIFFERENCE)
 
     def estimate(self, difference: Numbers) -> Numbers:
-        """Return the estimate of each token, within the bound, by the log-probability less the
-        reference's."""
+        """Return the estimate of each token's divergence, within the bound.
+
+        `difference`: log-probability minus the reference's, in nats.
+        """
         if self.bound is None:
             return estimate_divergence(self.estimator, difference)
-        # Bounded first, or an infinite estimate would have a gradient that is no number.
+        # The difference is bounded first, because an infinite estimate would have a NaN gradient.
         within = difference.clip(-LARGEST_DIFFERENCE, LARGEST_DIFFERENCE)
         return estimate_divergence(self.estimator, within).clip(-self.bound, self.bound)
 
@@ -75,7 +84,10 @@ class ReferenceDivergence(Settings):
 
 
 def estimate_divergence(estimator: Estimator, difference: Numbers) -> Numbers:
-    """The estimate of each token, in nats, by the log-probability less that of the other model."""
+    """Return the estimate of each token's divergence, in nats.
+
+    `difference`: log-probability minus that under the other model.
+    """
     if estimator == "k1":
         return difference
     estimate: Numbers = (

@@ -1,4 +1,4 @@
-"""Learning from completions that are each wanted or not, without pairs.
+"""KTO: learning from single completions that are labelled as desirable or undesirable.
 
 Shapes: B rows.
 """
@@ -27,23 +27,24 @@ from trainrig.tokens.batches import (
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
     from torch import Tensor, nn
 
-DIVERGENCE, ROWS = "divergence", "rows"
+DIVERGENCE = "divergence"
+ROWS = "rows"
 
 
 class KTO(Settings):
     """Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv:2402.01306, equation 8).
 
-    The reference point z0 is the divergence from the reference model, estimated on prompts with
-    another row's completion, over the global batch and at least 0. It is computed first, by a
-    forward pass of its own, and no gradient flows through it.
+    The reference point z0 is the divergence from the reference model, at least 0. It is estimated
+    over the global batch, on prompts paired with the completion of another row, by a separate
+    forward pass without gradients.
     """
 
     kind: Literal["KTO"] = "KTO"
-    beta: Strength = 0.1  # how strongly the model is held to the reference
-    # Weight of wanted completions; where one kind is rarer, weigh it up until both come to between
-    # 1:1 and 4:3 (section 4.2 of the paper).
+    beta: Strength = 0.1  # strength of the pull to the reference model
+    # Weight of desirable completions. If one kind is rarer, increase its weight until weighted
+    # counts are between 1:1 and 4:3 (section 4.2 of the paper).
     desirable_weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    # Weight of unwanted completions.
+    # Weight of undesirable completions.
     undesirable_weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
     @property
@@ -53,20 +54,20 @@ class KTO(Settings):
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """Sum of the log-ratios of mismatched completions, and how many there are."""
+        """The sum of the log-ratios of mismatched completions, and their number."""
         return (DIVERGENCE, ROWS)
 
     def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
-        """What the mismatched completions of `batch` add to both."""
+        """Return the sum of log-ratios of `batch`'s mismatched completions, and their number."""
         ratios_B, _, _ = _compute_ratios(model, batch, KL_IDS, KL_TARGETS, KL_REFERENCE)
         return {DIVERGENCE: ratios_B.sum(), ROWS: ratios_B.new_tensor(len(ratios_B))}
 
     def compute_reference_point(self, statistics: Mapping[str, float]) -> float:
-        """z0 of the global batch, in nats."""
+        """Return the reference point z0 of the global batch, in nats."""
         return max(0.0, statistics[DIVERGENCE] / statistics[ROWS])
 
     def compute_losses(self, ratios_B: Tensor, wanted_B: Tensor, reference_point: float) -> Tensor:
-        """[B] loss of each completion by its log-ratio and by whether it is wanted."""
+        """Return the loss [B] of each completion, from its log-ratio and desirability."""
         gains_B = self.beta * (ratios_B - reference_point)
         return (self.desirable_weight * (1 - gains_B.sigmoid())).where(
             wanted_B, self.undesirable_weight * (1 - (-gains_B).sigmoid())
@@ -75,7 +76,7 @@ class KTO(Settings):
     def compute(
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed:
-        """The loss of each completion of `batch`."""
+        """Compute the loss of each completion of `batch`."""
         import torch
 
         ratios_B, lengths_B, auxiliary = _compute_ratios(model, batch, IDS, TARGETS, REFERENCE)
@@ -102,7 +103,7 @@ class KTO(Settings):
 def _compute_ratios(
     model: nn.Module, batch: DeviceBatch, ids: str, targets: str, reference: str
 ) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
-    """[B] log-ratios of completions and their lengths, and the model's auxiliary terms."""
+    """Return the log-ratios [B] and lengths [B] of completions, and the model's auxiliary terms."""
     import torch
 
     from trainrig.objectives.log_probabilities import read_completions

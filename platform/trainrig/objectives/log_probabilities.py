@@ -1,6 +1,6 @@
-"""The log-probability of whole completions, from logits at their own places alone.
+"""Log-probabilities of whole completions, from logits at the completions' positions alone.
 
-Shapes: B rows, T positions, V entries of the vocabulary, N places that have a target.
+Shapes: B rows, T positions, V entries of the vocabulary, N positions that have a target.
 """
 
 from collections.abc import Mapping
@@ -19,25 +19,28 @@ from trainrig.tokens.batches import IGNORE
 
 @dataclass(frozen=True)
 class Completions:
-    """What a model makes of the completions of some rows."""
+    """Log-probabilities and lengths of the completions of some rows."""
 
     sums_B: Tensor  # float64, log-probability of each completion
-    lengths_B: Tensor  # targets of each
+    lengths_B: Tensor  # number of targets of each completion
 
     @property
     def means_B(self) -> Tensor:
-        """Log-probability of a token, on average."""
+        """The mean log-probability of a token."""
         return self.sums_B / self.lengths_B.clamp(min=1)
 
 
 def read_completions(
     model: nn.Module, *rows: tuple[Tensor, Tensor], parts: RowParts | None = None
 ) -> tuple[list[Completions], Mapping[str, Tensor]]:
-    """The completions of each of `rows`, pairs of ids and targets [B, T], by one forward pass over
-    all of them, which reads once what two answers to a prompt begin with; and the model's
-    auxiliary terms. `parts`: of rows that ranks share; each has the whole completions then.
+    """Return the completions of each of `rows`, and the model's auxiliary terms.
 
-    Sums are in float64: of hundreds of tokens, a difference between two models may be small.
+    Each of `rows` is a pair of ids and targets [B, T]. One forward pass reads all of them, and
+    reads the common beginning of two answers to a prompt once. `parts`: set if ranks share the
+    rows; each rank then gets the whole completions.
+
+    Sums are in float64, because the difference between two models over hundreds of tokens may be
+    small.
     """
     ids_BT, targets_BT = stack_rows(*rows)
     flat = targets_BT.flatten()
@@ -46,33 +49,34 @@ def read_completions(
     nats_N = _compute_nats(output, flat[places_N])
     zeros = torch.zeros(flat.shape, dtype=torch.float64, device=flat.device)
     nats_BT = zeros.index_put((places_N,), nats_N.double()).view(targets_BT.shape)
-    sums_B, lengths_B = -nats_BT.sum(1), (targets_BT != IGNORE).sum(1)
+    sums_B = -nats_BT.sum(1)
+    lengths_B = (targets_BT != IGNORE).sum(1)
     if parts is not None:
         sums_B, lengths_B = parts.gather(torch.stack((sums_B, lengths_B.double()))).sum(0)
         lengths_B = lengths_B.long()
     counts = [len(ids) for ids, _ in rows]
     completions = [
-        Completions(*each)
-        for each in zip(torch.split(sums_B, counts), torch.split(lengths_B, counts), strict=True)
+        Completions(*pair)
+        for pair in zip(torch.split(sums_B, counts), torch.split(lengths_B, counts), strict=True)
     ]
     return completions, output.auxiliary
 
 
 def _compute_nats(output: Output, targets_N: Tensor) -> Tensor:
-    if isinstance(output.head, PartialHead):  # whose logits of all entries are nowhere
+    if isinstance(output.head, PartialHead):  # no rank has the logits of all entries
         return compute_head_loss(output.hidden, output.head, targets_N).nats_BT
     return token_nats(output.logits, targets_N)
 
 
 def stack_rows(*rows: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Pairs of ids and targets [B, T] below one another, as wide as the widest."""
+    """Concatenate pairs of ids and targets [B, T] along the rows, padded to the widest."""
     width = max(ids_BT.shape[1] for ids_BT, _ in rows)
     ids_BT = torch.cat([_widen(ids_BT, width, 0) for ids_BT, _ in rows])
     return ids_BT, torch.cat([_widen(targets_BT, width, IGNORE) for _, targets_BT in rows])
 
 
 def find_last_places(targets_BT: Tensor) -> Tensor:
-    """[B] index into the B * T places of the last of each row that has a target."""
+    """Return the index [B], among all B * T positions, of the last target of each row."""
     width = targets_BT.shape[1]
     places_T = torch.arange(width, device=targets_BT.device)
     last_B = places_T.where(targets_BT != IGNORE, 0).amax(1)
@@ -80,5 +84,5 @@ def find_last_places(targets_BT: Tensor) -> Tensor:
 
 
 def _widen(array_BT: Tensor, width: int, value: int) -> Tensor:
-    """At the end of rows, which no place before it sees."""
+    """Pad `array_BT` with `value` at the end of rows, where no earlier position attends to it."""
     return F.pad(array_BT, (0, width - array_BT.shape[1]), value=value)

@@ -1,4 +1,4 @@
-"""Which places of a batch are padding, for models that would count it.
+"""Marks of padding positions for models that would otherwise count them.
 
 Shapes: B rows, T positions.
 """
@@ -15,10 +15,10 @@ if TYPE_CHECKING:  # run files are read without torch, which takes seconds to im
 
 
 def mark_text(model: nn.Module, batch: DeviceBatch) -> dict[str, Tensor]:
-    """Return the argument `text_BT` of a mixture of experts, and no argument of another model.
+    """Return the argument `text_BT` for a mixture of experts, or no arguments for other models.
 
-    What follows the last target of a row is padding, or as good as that: nothing is learnt from it.
-    Rows that have a target at every place have none.
+    Positions after the last target of a row count as padding, because nothing is learnt from them.
+    Rows with a target at every position have no padding.
     """
     if batch.all_targets or not getattr(model, "counts_padding", False):
         return {}

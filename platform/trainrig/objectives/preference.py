@@ -1,9 +1,10 @@
-"""Learning from pairs: of two answers to a prompt, one is preferred.
+"""Preference objectives: learning from pairs of answers to a prompt, one of which is preferred.
 
-With a reference model, the implied reward of an answer is beta times its log-ratio, the
-log-probability of it under the model less that under the reference (Rafailov et al. 2023,
-arXiv:2305.18290, equation 5). The reference's is read from the batch where it was computed before,
-else from the run's frozen model `reference`. ORPO and SimPO do without one.
+With a reference model, the implied reward of an answer is beta times its log-ratio: its
+log-probability under the model minus that under the reference (Rafailov et al. 2023,
+arXiv:2305.18290, equation 5). The reference's log-probability is read from the batch if it was
+computed before, otherwise from the run's frozen model `reference`. ORPO and SimPO need no
+reference.
 
 Shapes: B pairs, T positions.
 """
@@ -36,7 +37,7 @@ if TYPE_CHECKING:  # run files are read without torch, which takes seconds to im
 
 PREFERENCE = "preference"
 REFERENCE_MODEL = "reference"  # name of the frozen model
-# Nats by which chosen answers have become less likely, at which a run is warned: e to 1.
+# Drop of the chosen answers' log-probability, in nats, at which a warning is given: a factor of e.
 FALLEN = 1.0
 
 Strength = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -44,7 +45,7 @@ Share = Annotated[float, Field(ge=0, lt=0.5)]
 
 
 class _Pairwise(Settings):
-    """A loss of each pair, a mean over those of the global batch."""
+    """Base of losses of pairs, averaged over the pairs of the global batch."""
 
     kind: str
 
@@ -55,37 +56,37 @@ class _Pairwise(Settings):
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """None."""
+        """No statistics."""
         return ()
 
     def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
-        """Nothing."""
+        """Return no statistics."""
         return {}
 
     def read_ids(self, batch: DeviceBatch) -> Tensor:
-        """[2 B, T] both answers of each pair: chosen ones, and below them rejected ones."""
+        """Return the ids [2 B, T] of all chosen answers, followed by all rejected ones."""
         return read_pair_ids(batch)
 
 
 class _Referenced(_Pairwise):
-    """A function of the two log-ratios of a pair."""
+    """Base of losses that are a function of the two log-ratios of a pair."""
 
-    # How strongly the model is held to the reference; it multiplies log-ratios.
+    # Strength of the pull to the reference model, as a factor of log-ratios.
     beta: Strength = 0.1
 
     @property
     def per_token(self) -> bool:
-        """Whether log-ratios are means over the tokens of an answer, not sums."""
+        """True if log-ratios are means over the tokens of an answer, not sums."""
         return False
 
     @abstractmethod
     def compute_pair_losses(self, chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
-        """[B] loss of each pair by the log-ratios of its answers."""
+        """Return the loss [B] of each pair, from the log-ratios of its answers."""
 
     def compute(
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed:
-        """The loss of each pair of `batch`."""
+        """Compute the loss of each pair of `batch`."""
         (chosen, rejected), auxiliary = _read_pairs(model, batch)
         chosen_reference_B, rejected_reference_B = read_references(batch)
         drifts = chosen.sums_B - chosen_reference_B, rejected.sums_B - rejected_reference_B
@@ -100,40 +101,47 @@ class _Referenced(_Pairwise):
         return Computed(terms, auxiliary, diagnostics, alike=batch.parts is not None)
 
     def find_warning(self, diagnostics: Mapping[str, float]) -> str | None:
-        """That chosen answers have become less likely than they were, which DPO and its like allow
-        as long as rejected ones fall faster (Razin et al. 2024, arXiv:2410.08847)."""
+        """Return a warning if chosen answers have become less likely than under the reference.
+
+        DPO and similar losses allow this as long as rejected answers fall faster (Razin et al.
+        2024, arXiv:2410.08847).
+        """
         drift = diagnostics["chosen_drift"]
         if drift > -FALLEN:
             return None
         return (
             f"chosen answers are {-drift:.1f} nats less likely than under the reference (rejected: "
-            f"{-diagnostics['rejected_drift']:.1f} less): answers that nobody preferred take their "
-            "place. Raise objective.beta, lower training.optimizer.lr, train fewer steps, or take "
-            "objective.kind = 'APOZero' or 'ORPO', which hold the chosen ones up"
+            f"{-diagnostics['rejected_drift']:.1f} less), so other answers become likelier. Raise "
+            "objective.beta, lower training.optimizer.lr, train fewer steps, or use "
+            "objective.kind = 'APOZero' or 'ORPO', which keep chosen answers likely"
         )
 
 
 class _LengthOption(_Referenced):
-    # Whether log-ratios are means over the tokens of an answer, so that long ones weigh no more.
+    # Whether log-ratios are means over the tokens of an answer, so that long answers have no more
+    # weight.
     length_normalised: bool = False
 
     @property
     def per_token(self) -> bool:
-        """See `length_normalised`."""
+        """The setting `length_normalised`."""
         return self.length_normalised
 
 
 class DPO(_LengthOption):
-    """Direct preference optimisation: -log sigmoid(beta h), h the log-ratio of the chosen answer
-    less that of the rejected (Rafailov et al. 2023, arXiv:2305.18290, equation 7)."""
+    """Direct preference optimisation: -log sigmoid(beta h).
+
+    h is the log-ratio of the chosen answer minus that of the rejected one (Rafailov et al. 2023,
+    arXiv:2305.18290, equation 7).
+    """
 
     kind: Literal["DPO"] = "DPO"
-    # Share of pairs believed to be labelled the wrong way round; above 0 it is conservative DPO
-    # (Mitchell 2023, https://ericmitchell.ai/cdpo.pdf, equation 3).
+    # Share of pairs assumed to have swapped labels; above 0 this is conservative DPO (Mitchell
+    # 2023, https://ericmitchell.ai/cdpo.pdf, equation 3).
     label_smoothing: Share = 0.0
 
     def compute_pair_losses(self, chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
-        """Cross-entropy of the label, smoothed."""
+        """Return the cross-entropy [B] of the smoothed label."""
         from torch.nn.functional import logsigmoid
 
         margin_B = self.beta * (chosen_B - rejected_B)
@@ -142,13 +150,16 @@ class DPO(_LengthOption):
 
 
 class RobustDPO(_LengthOption):
-    """DPO without the bias that wrong labels bring (Chowdhury et al. 2024, arXiv:2403.00409)."""
+    """DPO without the bias from wrong labels (Chowdhury et al. 2024, arXiv:2403.00409)."""
 
     kind: Literal["RobustDPO"] = "RobustDPO"
-    label_smoothing: Share = 0.1  # share of pairs labelled the wrong way round
+    label_smoothing: Share = 0.1  # share of pairs assumed to have swapped labels
 
     def compute_pair_losses(self, chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
-        """Its mean over wrong labels is DPO's loss on right ones; it may be below 0."""
+        """Return losses [B] whose mean over wrong labels is DPO's loss on right ones.
+
+        They may be negative.
+        """
         from torch.nn.functional import logsigmoid
 
         margin_B = self.beta * (chosen_B - rejected_B)
@@ -158,76 +169,87 @@ class RobustDPO(_LengthOption):
 
 
 class Hinge(_LengthOption):
-    """max(0, 1 - beta h), which lets go of pairs with a margin of 1 (SLiC, Zhao et al. 2023,
-    arXiv:2305.10425, in the form of Liu et al. 2024, arXiv:2309.06657)."""
+    """Hinge loss max(0, 1 - beta h), which is 0 for pairs with a margin of 1 or more.
+
+    SLiC: Zhao et al. 2023, arXiv:2305.10425, in the form of Liu et al. 2024, arXiv:2309.06657.
+    """
 
     kind: Literal["Hinge"] = "Hinge"
 
     def compute_pair_losses(self, chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
-        """What a margin lacks of 1."""
+        """Return how far each pair's margin is below 1."""
         return (1 - self.beta * (chosen_B - rejected_B)).relu()
 
 
 class IPO(_Referenced):
-    """(h - 1 / (2 beta)) squared, of log-ratios of whole answers (Azar et al. 2023,
-    arXiv:2310.12036, equation 17)."""
+    """Squared loss (h - 1 / (2 beta))², with log-ratios of whole answers.
+
+    Azar et al. 2023, arXiv:2310.12036, equation 17.
+    """
 
     kind: Literal["IPO"] = "IPO"
 
     def compute_pair_losses(self, chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
-        """How far the difference is from the one wanted, squared."""
+        """Return the squared distance of each difference from its target."""
         return (chosen_B - rejected_B - 1 / (2 * self.beta)).square()
 
 
 class IPOPerToken(IPO):
-    """IPO of log-ratios that are means over tokens, as TRL's `ipo` computes it."""
+    """IPO with log-ratios averaged over tokens, as in TRL's `ipo`."""
 
     kind: Literal["IPOPerToken"] = "IPOPerToken"  # type: ignore[assignment]
 
     @property
     def per_token(self) -> bool:
-        """Yes."""
+        """True: log-ratios are means over tokens."""
         return True
 
 
 class APOZero(_LengthOption):
-    """Anchored preference optimisation that makes chosen answers likelier and rejected ones less
-    likely than the reference does (D'Oosterlinck et al. 2024, arXiv:2408.06266, section 4)."""
+    """Anchored preference optimisation that raises chosen answers and lowers rejected ones.
+
+    Both relative to the reference (D'Oosterlinck et al. 2024, arXiv:2408.06266, section 4).
+    """
 
     kind: Literal["APOZero"] = "APOZero"
 
     def compute_pair_losses(self, chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
-        """Each answer is pulled by itself."""
+        """Return losses [B] in which each answer has its own term."""
         return 1 - (self.beta * chosen_B).sigmoid() + (self.beta * rejected_B).sigmoid()
 
 
 class APODown(_LengthOption):
-    """Anchored preference optimisation that makes both answers less likely, rejected ones more so:
-    for pairs of which the model is better than either (arXiv:2408.06266, section 4)."""
+    """Anchored preference optimisation that lowers both answers, the rejected one more.
+
+    For pairs whose answers are both worse than the model's own (arXiv:2408.06266, section 4).
+    """
 
     kind: Literal["APODown"] = "APODown"
 
     def compute_pair_losses(self, chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
-        """The chosen answer down, the margin up."""
+        """Return losses [B] that lower the chosen answer and raise the margin."""
         margin_B = self.beta * (chosen_B - rejected_B)
         return (self.beta * chosen_B).sigmoid() + 1 - margin_B.sigmoid()
 
     def find_warning(self, diagnostics: Mapping[str, float]) -> str | None:
-        """None: that chosen answers become less likely is what it is for."""
+        """Return None: this loss lowers chosen answers on purpose."""
         return None
 
 
 class ORPO(_Pairwise):
-    """Cross-entropy of the chosen answer, and the ratio of the odds of both (Hong et al. 2024,
-    arXiv:2403.07691, equations 6 and 7). It needs no reference and no tuning before."""
+    """Cross-entropy of the chosen answer, plus the odds ratio of both answers.
+
+    Hong et al. 2024, arXiv:2403.07691, equations 6 and 7. It needs no reference model and no
+    earlier fine-tuning.
+    """
 
     kind: Literal["ORPO"] = "ORPO"
-    # Weight of the odds ratio beside the cross-entropy; the paper's lambda.
+    # Weight of the odds ratio relative to the cross-entropy; lambda in the paper.
     odds_weight: Strength = 0.1
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        """Cross-entropy of each token of chosen answers, and the odds ratio of each pair."""
+        """The cross-entropy of each token of chosen answers, and the odds ratio of each pair."""
         return (
             Term("cross_entropy", per=CHOSEN_TOKENS),
             Term("odds_ratio", per=PAIRS, weight=self.odds_weight),
@@ -236,7 +258,7 @@ class ORPO(_Pairwise):
     def compute(
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed:
-        """Both terms of each pair."""
+        """Compute both terms of each pair."""
         (chosen, rejected), auxiliary = _read_pairs(model, batch)
         odds_B = self.compute_odds_losses(chosen.means_B, rejected.means_B)
         rewards = self.odds_weight * chosen.means_B, self.odds_weight * rejected.means_B
@@ -249,23 +271,26 @@ class ORPO(_Pairwise):
 
     @staticmethod
     def compute_odds_losses(chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
-        """[B] -log sigmoid of the log of the odds ratio, by mean log-probabilities of a token."""
+        """Return -log sigmoid of the log odds ratio [B], from mean log-probabilities of a token."""
         from torch.nn.functional import logsigmoid
 
         return -logsigmoid(_log_odds(chosen_B) - _log_odds(rejected_B))
 
 
 class SimPO(_Pairwise):
-    """-log sigmoid(beta (c - r) - gamma) of mean log-probabilities of a token, without a reference
-    (Meng et al. 2024, arXiv:2405.14734, equation 6)."""
+    """Loss -log sigmoid(beta (c - r) - gamma) of mean log-probabilities, without a reference.
+
+    c and r are those of the chosen and the rejected answer (Meng et al. 2024, arXiv:2405.14734,
+    equation 6).
+    """
 
     kind: Literal["SimPO"] = "SimPO"
-    beta: Strength = 2.0  # what mean log-probabilities are multiplied by
-    # Margin, after beta, by which the chosen answer should be ahead.
+    beta: Strength = 2.0  # factor of mean log-probabilities
+    # Target margin of the chosen answer, after multiplication by beta.
     gamma: float = Field(default=1.0, ge=0, allow_inf_nan=False)
 
     def compute_pair_losses(self, chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
-        """[B] by the mean log-probabilities of a token."""
+        """Return the loss [B] of each pair, from mean log-probabilities of a token."""
         from torch.nn.functional import logsigmoid
 
         return -logsigmoid(self.beta * (chosen_B - rejected_B) - self.gamma)
@@ -273,7 +298,7 @@ class SimPO(_Pairwise):
     def compute(
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed:
-        """The loss of each pair of `batch`."""
+        """Compute the loss of each pair of `batch`."""
         (chosen, rejected), auxiliary = _read_pairs(model, batch)
         losses_B = self.compute_pair_losses(chosen.means_B, rejected.means_B)
         rewards = self.beta * chosen.means_B, self.beta * rejected.means_B
@@ -283,7 +308,7 @@ class SimPO(_Pairwise):
 
 
 def read_pair_ids(batch: DeviceBatch) -> Tensor:
-    """[2 B, T] ids of the chosen answers of `batch`, and below them of the rejected ones."""
+    """Return the ids [2 B, T] of the chosen answers of `batch`, followed by the rejected ones."""
     from trainrig.objectives.log_probabilities import stack_rows
 
     arrays = batch.arrays
@@ -295,7 +320,7 @@ def read_pair_ids(batch: DeviceBatch) -> Tensor:
 
 
 def read_references(batch: DeviceBatch) -> tuple[Tensor, Tensor]:
-    """[B] float64 each: what the reference makes of chosen and of rejected answers."""
+    """Return the reference's float64 log-probabilities [B] of chosen and of rejected answers."""
     if CHOSEN_REFERENCE in batch.arrays:
         return batch.arrays[CHOSEN_REFERENCE], batch.arrays[REJECTED_REFERENCE]
     import torch
@@ -342,7 +367,7 @@ def _diagnose(
 
 
 def _log_odds(log_probability_B: Tensor) -> Tensor:
-    """log(p / (1 - p)); p below 1 by what float64 can tell, where every token is certain."""
+    """Return log(p / (1 - p)), with p just below 1 where every token is certain."""
     import torch
 
     low_B = log_probability_B.clamp(max=-torch.finfo(log_probability_B.dtype).tiny)

@@ -1,7 +1,7 @@
-"""Learning to score answers: by pairs of which one is preferred, or by steps that are right or not.
+"""Reward models: scores of answers, from preference pairs or from labelled steps.
 
-The model has one output, a score, at each place. An answer's score is that at its last place with a
-target: all of it but the token that ends it has been read.
+The model has one output, a score, at each position. An answer's score is that at its last position
+with a target, where all of the answer except its end token has been read.
 
 Shapes: B rows, T positions, N labelled steps.
 """
@@ -40,47 +40,51 @@ from trainrig.tokens.batches import (
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
     from torch import Tensor, nn
 
-RANKING, CENTRING = "ranking", "centring"
-# Ranges of confidence by which calibration is told, of equal width from 0.5 to 1.
+RANKING = "ranking"
+CENTRING = "centring"
+# Number of confidence bins of the calibration diagnostics, of equal width from 0.5 to 1.
 CALIBRATION_BINS = 5
 CALIBRATION = "calibration"
 
 
 class Reward(Settings):
-    """Bradley-Terry: -log sigmoid(chosen - rejected - margin) (Ouyang et al. 2022,
-    arXiv:2203.02155, equation 1; the margin: Touvron et al. 2023, arXiv:2307.09288, equation 2)."""
+    """Bradley-Terry loss: -log sigmoid(chosen - rejected - margin).
+
+    Ouyang et al. 2022, arXiv:2203.02155, equation 1; the margin: Touvron et al. 2023,
+    arXiv:2307.09288, equation 2.
+    """
 
     kind: Literal["Reward"] = "Reward"
-    # Weight of (chosen + rejected) squared, which keeps scores near 0 (Eisenstein et al. 2023,
-    # arXiv:2312.09244, section 2); 0: they may drift, as only differences count.
+    # Weight of (chosen + rejected)², which keeps scores near 0 (Eisenstein et al. 2023,
+    # arXiv:2312.09244, section 2). 0: scores may drift, as only differences count.
     centring: float = Field(default=0.01, ge=0, allow_inf_nan=False)
-    # Margin of a pair for which the data name none.
+    # Margin for pairs without a margin in the data.
     margin: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        """The ranking of each pair, and what keeps scores near 0."""
+        """The ranking loss of each pair, and the centring loss if it has a weight."""
         centring = (Term(CENTRING, per=PAIRS, weight=self.centring),) if self.centring else ()
         return (Term(RANKING, per=PAIRS), *centring)
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """None."""
+        """No statistics."""
         return ()
 
     def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
-        """Nothing."""
+        """Return no statistics."""
         return {}
 
     def read_ids(self, batch: DeviceBatch) -> Tensor:
-        """[2 B, T] both answers of each pair: chosen ones, and below them rejected ones."""
+        """Return the ids [2 B, T] of all chosen answers, followed by all rejected ones."""
         return read_pair_ids(batch)
 
     @staticmethod
     def compute_ranking_losses(
         chosen_B: Tensor, rejected_B: Tensor, margins_B: Tensor | float
     ) -> Tensor:
-        """[B] loss of each pair by the scores of its answers."""
+        """Return the loss [B] of each pair, from the scores of its answers."""
         from torch.nn.functional import logsigmoid
 
         return -logsigmoid(chosen_B - rejected_B - margins_B)
@@ -88,7 +92,7 @@ class Reward(Settings):
     def compute(
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed:
-        """Both terms of each pair."""
+        """Compute both terms of each pair."""
         import torch
 
         arrays = batch.arrays
@@ -112,18 +116,18 @@ class Reward(Settings):
             reward_margin=chosen_B - rejected_B,
             reward_accuracy=(chosen_B > rejected_B).float(),
         )
-        if not torch.is_grad_enabled():  # on held-out pairs: those of a step are few
+        if not torch.is_grad_enabled():  # held-out pairs only: a training step has too few
             diagnostics |= measure_calibration(chosen_B, rejected_B)
         return Computed(terms, auxiliary, diagnostics, alike=batch.parts is not None)
 
 
 def measure_calibration(chosen_B: Tensor, rejected_B: Tensor) -> dict[str, Contributions]:
-    """How often pairs come out right of which the model is so and so sure, for a reliability plot.
+    """Return how often pairs are ranked correctly at each level of confidence.
 
-    A model is sure of the answer that it scores higher by sigmoid of the difference. Of each range
-    of confidence, named by its lower end in percent: the share of all pairs that fall into it, and
-    of these the mean confidence and the share in which the chosen answer is the higher one. Where
-    no pair falls, the latter two are left out.
+    For a reliability plot. Confidence is the sigmoid of the absolute score difference. Each bin of
+    confidence, named by its lower end in percent, has three diagnostics: its share of all pairs,
+    and among its pairs the mean confidence and the share with the chosen answer ranked first. The
+    latter two are omitted for bins without pairs.
     """
     import torch
 
@@ -143,8 +147,10 @@ def measure_calibration(chosen_B: Tensor, rejected_B: Tensor) -> dict[str, Contr
 
 
 class ProcessReward(Settings):
-    """Cross-entropy of whether each step of a solution is right (Lightman et al. 2023,
-    arXiv:2305.20050, section 2.6). The score is the log of the odds that it is."""
+    """Cross-entropy of whether each step of a solution is right.
+
+    The score is the log-odds that it is (Lightman et al. 2023, arXiv:2305.20050, section 2.6).
+    """
 
     kind: Literal["ProcessReward"] = "ProcessReward"
 
@@ -155,17 +161,17 @@ class ProcessReward(Settings):
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """None."""
+        """No statistics."""
         return ()
 
     def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
-        """Nothing."""
+        """Return no statistics."""
         return {}
 
     def compute(
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed:
-        """The cross-entropy of each labelled step of `batch`."""
+        """Compute the cross-entropy of each labelled step of `batch`."""
         from torch.nn.functional import binary_cross_entropy_with_logits
 
         labels_BT = batch.arrays[STEP_LABELS]
@@ -192,9 +198,11 @@ class ProcessReward(Settings):
 def score_answers(
     model: nn.Module, *rows: tuple[Tensor, Tensor], parts: RowParts | None = None
 ) -> tuple[list[Tensor], Mapping[str, Tensor]]:
-    """[B] float32 scores of the answers of each of `rows`, pairs of ids and targets [B, T], by one
-    forward pass; and the model's auxiliary terms. `parts`: of rows that ranks share; each has the
-    scores of whole rows then."""
+    """Return the float32 scores [B] of the answers of each of `rows`, and auxiliary terms.
+
+    Each of `rows` is a pair of ids and targets [B, T]; one forward pass reads all. `parts`: set if
+    ranks share the rows; each rank then gets the scores of whole rows.
+    """
     import torch
 
     from trainrig.objectives.log_probabilities import find_last_places, stack_rows
@@ -210,13 +218,15 @@ def score_answers(
 
 
 def _take_last(scores_B: Tensor, targets_BT: Tensor, parts: RowParts) -> Tensor:
-    """[B] of the scores at the last target of each rank's part of a row, that at the last of the
-    whole row."""
+    """Return the score [B] at the last target of each whole row.
+
+    `scores_B` are those at the last target of this rank's part of each row.
+    """
     import torch
 
     positions_BT = parts.positions_BT.repeat(len(targets_BT) // len(parts.positions_BT), 1)
     last_B = positions_BT.where(targets_BT != IGNORE, -1).amax(1)
-    # As float32 places are told apart up to 2^24.
+    # float32 represents positions exactly up to 2^24.
     found_c2B = parts.gather(torch.stack((scores_B, last_B.to(scores_B))))
     holder_1B = found_c2B[:, 1].argmax(0, keepdim=True)
     return found_c2B[:, 0].gather(0, holder_1B).squeeze(0)

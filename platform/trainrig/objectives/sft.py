@@ -1,6 +1,6 @@
-"""Supervised fine-tuning: next-token prediction on what the assistant says.
+"""Supervised fine-tuning: next-token prediction on the assistant's messages.
 
-Which ids are targets, and what each counts, is a matter of the batches: see WEIGHTS.
+The batches decide which ids are targets, and their weights: see WEIGHTS.
 
 Shapes: B rows of a micro-batch, T positions, C channels.
 """
@@ -23,28 +23,28 @@ if TYPE_CHECKING:  # run files are read without torch, which takes seconds to im
 
 
 class SFT(CausalLM):
-    """Cross-entropy of each token of the assistant, a mean over those of the global batch.
+    """Cross-entropy of each token of the assistant, averaged over the global batch.
 
-    A token counts as much as its message weighs.
+    A token has the weight of its message.
     """
 
     kind: Literal["SFT"] = "SFT"  # type: ignore[assignment]
-    # Noise on the embeddings while training: each channel gets a number between plus and minus
-    # noise / sqrt(tokens of the row x channels). Jain et al. 2023, "NEFTune", arXiv:2310.05914,
-    # use 5 to 15. 0: none.
+    # Noise on embeddings in training: each channel gets a uniform number between plus and minus
+    # noise / sqrt(tokens of the row x channels). Jain et al. 2023, "NEFTune", arXiv:2310.05914, use
+    # 5 to 15. 0: no noise.
     noise: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    noise_seed: int = 0  # random seed of the noise; the same sample has the same noise
+    noise_seed: int = 0  # random seed of the noise; a sample always gets the same noise
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        """The cross-entropy, a mean by weight."""
+        """The terms of next-token prediction, with the cross-entropy averaged by weight."""
         first, *others = super().terms
         return (Term(first.name, per=WEIGHTS, weight=first.weight), *others)
 
     def compute(
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed:
-        """Nats of each target of `batch` under `model`, each times its weight in hundredths."""
+        """Compute the cross-entropy of each target of `batch`, times its weight in hundredths."""
         import torch
 
         hook = None
@@ -57,7 +57,8 @@ class SFT(CausalLM):
         finally:
             if hook:
                 hook.remove()
-        targets_BT, weights_BT = batch.arrays[TARGETS], batch.arrays[WEIGHTS]
+        targets_BT = batch.arrays[TARGETS]
+        weights_BT = batch.arrays[WEIGHTS]
         terms = self.compute_losses(output, targets_BT, batch.all_targets, weights_BT)
         return Computed(terms, output.auxiliary)
 
@@ -73,8 +74,10 @@ class SFT(CausalLM):
 
 
 def uniform_noise(seed: int, samples_B: Tensor, shape: Sequence[int]) -> Tensor:
-    """[B, *shape] float64 between -1 and 1, a function of `seed`, each global sample number and the
-    place in `shape` alone."""
+    """Return uniform float64 noise [B, *shape] between -1 and 1.
+
+    It depends on `seed`, the global sample number and the position in `shape` alone.
+    """
     import torch
 
     places = torch.arange(math.prod(shape), device=samples_B.device)
@@ -83,7 +86,7 @@ def uniform_noise(seed: int, samples_B: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def count_row_tokens(batch: DeviceBatch) -> Tensor:
-    """[B] ids of each row up to its last target: what follows is padding."""
+    """Return the number [B] of ids of each row up to its last target; padding follows."""
     import torch
 
     targets_BT = batch.arrays[TARGETS]

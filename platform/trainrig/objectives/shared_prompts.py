@@ -1,11 +1,12 @@
-"""Both answers to a prompt after one reading of it (Wang and Hegde 2024, arXiv:2410.20305).
+"""Both answers to a prompt with a single reading of the prompt.
 
-A pair is laid out as what both rows begin with, the rest of the chosen one, the rest of the
-rejected one, which sees the beginning and itself alone and whose positions go on after the
-beginning. Several pairs are put into a row, up to the length of the longest, so that little is
-padding. Logits are what they are of each answer by itself, but for rounding.
+Wang and Hegde 2024, arXiv:2410.20305. A pair is laid out as the common beginning of both rows, the
+rest of the chosen one, and the rest of the rejected one. The latter attends only to the beginning
+and itself, and its positions continue from the beginning. Several pairs are packed into a row, up
+to the length of the longest, so that there is little padding. The logits equal those of each answer
+read separately, up to rounding.
 
-Shapes: B rows of answers, T positions; R rows of pairs, W positions; N places.
+Shapes: B rows of answers, T positions; R rows of pairs, W positions; N positions to read.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from torch import Tensor, nn
 from trainrig.objectives.contract import Output, RowParts
 from trainrig.tokens.batches import IGNORE
 
-CHOSEN, REJECTED = 1, 2  # branches; 0 is what both begin with
+# branch numbers; 0 is the common beginning
+CHOSEN = 1
+REJECTED = 2
 NOWHERE = -1
 
 
@@ -34,11 +37,11 @@ def read_answers(
     sets: int,
     parts: RowParts | None = None,
 ) -> Output:
-    """What `model` makes of the places `places_N` of the B * T of `ids_BT`, all of which have a
-    target. Of two `sets` of rows below one another, the n-th of each are answers to one prompt.
+    """Return the output of `model` at the positions `places_N` of the B * T of `ids_BT`.
 
-    Reads what they share once where the model can and that leaves it less to look at, and rows are
-    whole: `parts` says so if they are not.
+    All of these positions have a target. With two `sets` of rows concatenated, the n-th row of each
+    is an answer to the same prompt. The common beginning is read once if the model supports it,
+    this reduces the work of attention, and rows are whole. `parts`: set if ranks share the rows.
     """
     if parts is not None:
         divided: Output = model(
@@ -59,22 +62,22 @@ def read_answers(
 
 @dataclass(frozen=True)
 class SharedRows:
-    """Where each token of a layout comes from, and how it is seen."""
+    """Layout of pairs in rows: the source, position and visibility of each token."""
 
-    sources_RW: NDArray[np.int64]  # place among the B * T; NOWHERE: padding
+    sources_RW: NDArray[np.int64]  # index among the B * T source positions; NOWHERE: padding
     positions_RW: NDArray[np.int64]
-    documents_RW: NDArray[np.int64]  # number of the pair in its row; that of padding is 0
+    documents_RW: NDArray[np.int64]  # number of the pair in the row; 0 for padding
     branches_RW: NDArray[np.int64]
-    cells: NDArray[np.int64]  # [B * T] place among the R * W of each token that is read
+    cells: NDArray[np.int64]  # [B * T] index among the R * W positions of each token that is read
 
     @property
     def looks(self) -> int:
-        """Pairs of a query and a key that attention goes over."""
+        """Number of query-key pairs that attention computes."""
         rows, width = self.sources_RW.shape
         return int(rows * width * width)
 
     def arrange_inputs(self, ids_BT: Tensor) -> Mapping[str, Tensor]:
-        """What a model reads, by the name of its argument."""
+        """Return the inputs of a model, by argument name."""
         device = ids_BT.device
         sources_RW = self.to_device(device, self.sources_RW)
         ids_RW = ids_BT.flatten()[sources_RW.clamp(min=0)].where(sources_RW >= 0, 0)
@@ -87,21 +90,27 @@ class SharedRows:
 
     @staticmethod
     def to_device(device: torch.device, array: NDArray[Any]) -> Tensor:
-        """`array` on `device`."""
+        """Copy `array` to `device`."""
         return torch.from_numpy(array).to(device)
 
 
 def lay_out(ids_BT: Tensor, targets_BT: Tensor) -> SharedRows:
-    """How the rows of `ids_BT`, chosen answers and below them as many rejected ones, are laid out:
-    each up to its last target, the longest pairs first, each in the first row with room for it."""
-    width, pairs = ids_BT.shape[1], len(ids_BT) // 2
+    """Lay out the rows of `ids_BT`: chosen answers, followed by as many rejected ones.
+
+    Each row is used up to its last target. Pairs are packed by first fit, the longest first.
+    """
+    width = ids_BT.shape[1]
+    pairs = len(ids_BT) // 2
     places_T = torch.arange(1, width + 1, device=ids_BT.device)
     lengths_B = places_T.where(targets_BT != IGNORE, 1).amax(1)
     same_PT = (ids_BT[:pairs] == ids_BT[pairs:]).long().cumprod(1)
-    lengths, same = torch.stack([lengths_B[:pairs], lengths_B[pairs:]]), same_PT.sum(1)
+    lengths = torch.stack([lengths_B[:pairs], lengths_B[pairs:]])
+    same = same_PT.sum(1)
     shared = torch.minimum(same, lengths.amin(0))
-    [*sides, common] = torch.cat([lengths, shared[None]]).tolist()  # the one wait for the device
-    totals = [sum(each) - both for *each, both in zip(*sides, common, strict=True)]
+    [*sides, common] = torch.cat([lengths, shared[None]]).tolist()  # the only wait for the device
+    totals = [
+        sum(lengths_of_pair) - both for *lengths_of_pair, both in zip(*sides, common, strict=True)
+    ]
     rows = fill_rows(totals)
     shape = len(rows), max(totals)
     sources = np.full(shape[0] * shape[1], NOWHERE)
@@ -110,16 +119,20 @@ def lay_out(ids_BT: Tensor, targets_BT: Tensor) -> SharedRows:
     for row, members in enumerate(rows):
         at = row * shape[1]
         for number, pair in enumerate(members, 1):
-            chosen, rejected, both = pair * width, (pairs + pair) * width, common[pair]
+            chosen = pair * width
+            rejected = (pairs + pair) * width
+            both = common[pair]
             for branch, first, begin, end in (
                 (0, chosen, 0, both),
                 (CHOSEN, chosen, both, sides[0][pair]),
                 (REJECTED, rejected, both, sides[1][pair]),
             ):
-                here, there = slice(at, at + end - begin), slice(first + begin, first + end)
+                here = slice(at, at + end - begin)
+                there = slice(first + begin, first + end)
                 sources[here] = np.arange(there.start, there.stop)
                 positions[here] = np.arange(begin, end)
-                documents[here], branches[here] = number, branch
+                documents[here] = number
+                branches[here] = branch
                 cells[there] = np.arange(here.start, here.stop)
                 at = here.stop
             cells[rejected : rejected + both] = cells[chosen : chosen + both]
@@ -133,10 +146,10 @@ def lay_out(ids_BT: Tensor, targets_BT: Tensor) -> SharedRows:
 
 
 def fill_rows(lengths: list[int]) -> list[list[int]]:
-    """The numbers of `lengths` in rows as long as the longest."""
+    """Pack the indices of `lengths` into rows as long as the longest, by first fit decreasing."""
     rows: list[list[int]] = []
     room: list[int] = []
-    for number in sorted(range(len(lengths)), key=lambda each: (-lengths[each], each)):
+    for number in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
         row = next((at for at, left in enumerate(room) if left >= lengths[number]), len(rows))
         if row == len(rows):
             rows.append([])

@@ -1,6 +1,6 @@
-"""The log-probability of each target, and how undecided the model was there.
+"""Log-probability of each target, and the model's entropy there.
 
-Shapes: B rows, T positions, V entries of the vocabulary, N places that have a target, R of them.
+Shapes: B rows, T positions, V entries of the vocabulary, N positions that have a target, R of them.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from trainrig.tokens.batches import IGNORE
 
 @dataclass(frozen=True)
 class TokenLogProbabilities:
-    """What a model makes of each target; 0 where there is none."""
+    """Log-probability and entropy at each target; 0 where there is none."""
 
     log_probabilities_BT: Tensor  # float32
     entropy_BT: Tensor  # float32, nats, without a gradient
@@ -30,8 +30,11 @@ def read_tokens(
     temperature: float,
     entries: int | None = None,
 ) -> TokenLogProbabilities:
-    """One forward pass over `ids_BT`, with logits at the places of targets alone, divided by
-    `temperature`. `entries`: ids from there on only pad the model's table; they have no share."""
+    """Run `model` on `ids_BT`, and return log-probability and entropy at each target.
+
+    Logits are computed at the positions of targets alone and divided by `temperature`. `entries`:
+    ids from there on only pad the model's table and get no probability.
+    """
     flat = targets_BT.flatten()
     places_N = (flat != IGNORE).nonzero().squeeze(1)
     output: Output = model(ids_BT, places_N=places_N)
@@ -48,7 +51,7 @@ def read_tokens(
 
 
 def _entropy(logits_NV: Tensor) -> Tensor:
-    """[N] nats."""
+    """Return the entropy [N] of each row of logits, in nats."""
     entropy_N = torch.empty(len(logits_NV), dtype=torch.float32, device=logits_NV.device)
     for rows in cut_rows(logits_NV):
         log_RV = logits_NV[rows].float().log_softmax(-1)

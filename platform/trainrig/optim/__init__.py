@@ -1,4 +1,7 @@
-"""Floor 2: how gradients move weights. Add a new optimizer or schedule to its union here."""
+"""Optimizers and learning-rate schedules.
+
+To add one, add its class to its union here.
+"""
 
 from typing import Annotated
 

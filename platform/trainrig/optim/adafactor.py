@@ -15,34 +15,37 @@ if TYPE_CHECKING:
 
 
 class Adafactor(Settings):
-    """Algorithms 4 and 5, with a learning rate of the schedule's in place of a relative step.
+    """Adafactor, algorithms 4 and 5, with the schedule's learning rate instead of a relative step.
 
-    Of a matrix it keeps one number a row and one a column. Statistics of whole tensors are computed
-    by one owner of each, so no bit depends on the number of workers.
+    For a matrix it keeps one number per row and one per column. Statistics of a whole tensor are
+    computed by one owner rank, so no bit depends on the number of workers.
     """
 
     kind: Literal["Adafactor"] = "Adafactor"
-    lr: Positive = 0.01  # peak learning rate; T5's, of the size of a weight tensor
-    # Power of the step at which averages forget: their decay rate is 1 - step^-decay.
+    # peak learning rate, relative to the size of a weight tensor; the default is T5's
+    lr: Positive = 0.01
+    # Exponent of the decay rate of the averages, which is 1 - step^-decay.
     decay: float = Field(default=0.8, gt=0, le=1)
-    # Largest root mean square of a step, before the rate.
+    # Maximum root mean square of a step, before the learning rate.
     clip: Positive = 1.0
-    # Numbers added to squared gradients, and least size of a tensor that steps are scaled by.
+    # Two constants: the number added to squared gradients, and the minimum root mean square of a
+    # tensor that scales its steps.
     epsilons: tuple[Positive, Positive] = (1e-30, 1e-3)
-    # Whether the rate is multiplied by the root mean square of the tensor.
+    # Whether to multiply the learning rate by the root mean square of the tensor.
     scale_by_size: bool = True
-    weight_decay: Decay = 0.0  # weight decay of a step, times the learning rate
+    weight_decay: Decay = 0.0  # weight decay, multiplied by the learning rate
 
     def count_state_bytes(self, name: str, shape: tuple[int, ...]) -> int:
-        """Bytes of a parameter's averages."""
+        """Return the bytes of a parameter's averages."""
         elements = math.prod(shape)
         if len(shape) < 2:
             return 4 * elements
         return 4 * (elements // shape[-1] + elements // shape[-2])
 
     def build(self, groups: list[ParameterGroup]) -> "torch.optim.Optimizer":
-        """The optimizer over `groups`, at its peak rate; the loop sets each step's."""
-        from trainrig.optim.adafactor_steps import AdafactorSteps  # torch, which takes seconds
+        """Build the optimizer over `groups` at its peak rate; the training loop sets the rates."""
+        # here because torch is slow to import
+        from trainrig.optim.adafactor_steps import AdafactorSteps
 
         return AdafactorSteps(groups, self)
 
@@ -55,8 +58,11 @@ class Adafactor(Settings):
         rate: float,
         weight_decay: float,
     ) -> "tuple[Tensor, ...]":
-        """What to take away from a whole `weight`, and the new averages: of the squares of its rows
-        [..., R] and columns [..., C], or of all its elements where it is no matrix."""
+        """Return the amount to subtract from a whole `weight`, and the new averages.
+
+        A matrix has averages of the squares of its rows [..., R] and columns [..., C]; other
+        tensors have averages of all elements.
+        """
         keep = 1 - step**-self.decay
         squares = gradient.square().add_(self.epsilons[0])
         if len(averages) == 2:
@@ -80,5 +86,4 @@ class Adafactor(Settings):
 
 
 def _compute_rms(tensor: "Tensor") -> "Tensor":
-    """Root mean square."""
     return tensor.square().mean().sqrt()

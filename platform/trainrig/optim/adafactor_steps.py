@@ -1,4 +1,4 @@
-"""The steps of Adafactor on sharded tensors."""
+"""Adafactor's steps on sharded tensors."""
 
 import functools
 from collections.abc import Callable
@@ -17,16 +17,16 @@ AVERAGES = ("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq")
 
 
 class AdafactorFormula(Protocol):
-    """What a step has to know of `trainrig.optim.Adafactor`."""
+    """Protocol of the settings that a step reads, implemented by `trainrig.optim.Adafactor`."""
 
     @property
     def lr(self) -> float:
-        """Peak rate."""
+        """The peak learning rate."""
         ...
 
     @property
     def weight_decay(self) -> float:
-        """Of groups that have none of their own."""
+        """The weight decay of groups without their own."""
         ...
 
     def compute_step(
@@ -38,12 +38,12 @@ class AdafactorFormula(Protocol):
         rate: float,
         weight_decay: float,
     ) -> tuple[Tensor, ...]:
-        """What to take away from a whole `weight`, and the new averages."""
+        """Return the amount to subtract from a whole `weight`, and the new averages."""
         ...
 
 
 class AdafactorSteps(torch.optim.Optimizer):
-    """Takes Adafactor's steps on `groups`."""
+    """Optimizer that applies Adafactor's steps to `groups`."""
 
     def __init__(self, groups: list[ParameterGroup], settings: AdafactorFormula) -> None:
         super().__init__(groups, {"lr": settings.lr, "weight_decay": settings.weight_decay})
@@ -51,7 +51,7 @@ class AdafactorSteps(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One step on every parameter that has a gradient."""
+        """Take one step on every parameter that has a gradient."""
         for group in self.param_groups:
             for parameters in split_into_rounds(p for p in group["params"] if p.grad is not None):
                 tasks = [self._build_task(parameter, group) for parameter in parameters]
@@ -87,7 +87,7 @@ class AdafactorSteps(torch.optim.Optimizer):
 
 
 def _make_averages(parameter: Tensor) -> dict[str, Tensor]:
-    """The averages of a parameter before its first step, sliced along dim 0 as it is."""
+    """Return a parameter's initial averages, sliced along dimension 0 as the parameter is."""
     if parameter.ndim < 2:
         return {"exp_avg_sq": torch.zeros_like(parameter)}
     shapes = {

@@ -13,5 +13,5 @@ class Adam(TwoMoments):
     kind: Literal["Adam"] = "Adam"
     # Decay rates of the averages of the gradient and of its square.
     betas: tuple[Momentum, Momentum] = (0.9, 0.999)
-    # Share of a weight that is added to its gradient: an L2 penalty, which both averages see.
+    # L2 penalty: the share of a weight that is added to its gradient, before both averages.
     weight_decay: Decay = 0.0

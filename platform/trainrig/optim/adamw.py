@@ -9,7 +9,7 @@ from trainrig.optim.moments import TwoMoments
 class AdamW(TwoMoments):
     """The AdamW optimizer, with Llama's defaults (Touvron et al. 2023, arXiv:2302.13971).
 
-    Theirs are in section 2.3 and table 2.
+    Those are in section 2.3 and table 2 of the paper.
     """
 
     decoupled: ClassVar[bool] = True
@@ -17,5 +17,8 @@ class AdamW(TwoMoments):
     kind: Literal["AdamW"] = "AdamW"
 
     def width_share(self, role: str, name: str, shape: tuple[int, ...], multiple: float) -> float:
-        """See Transferable. Nothing is said of `epsilon`: it has to be well below gradients."""
+        """Return the factor of the learning rate in a wider model. See `Transferable`.
+
+        `epsilon` is not scaled: it must be well below the size of gradients.
+        """
         return elementwise_share(role, multiple)

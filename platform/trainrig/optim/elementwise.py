@@ -1,4 +1,4 @@
-"""Optimizers each of whose numbers depends on its own past alone, so that any slice is a whole."""
+"""Elementwise optimizers: each number depends on its own history alone, so any slice is whole."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -11,26 +11,26 @@ from trainrig.optim.groups import ParameterGroup
 
 
 class Update(Protocol):
-    """Settings of an optimizer that know its formula."""
+    """Protocol of optimizer settings with an update formula."""
 
     @property
     def lr(self) -> float:
-        """Peak rate."""
+        """The peak learning rate."""
         ...
 
     @property
     def weight_decay(self) -> float:
-        """Of groups that have none of their own."""
+        """The weight decay of groups without their own."""
         ...
 
     @property
     def state(self) -> str:
-        """Name of the dtype of what is kept."""
+        """The name of the dtype of the optimizer state."""
         ...
 
     @property
     def state_names(self) -> Sequence[str]:
-        """What is kept of each parameter, of its shape."""
+        """Names of the state tensors of each parameter, which have the parameter's shape."""
         ...
 
     def update(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: Any) -> None:
@@ -39,7 +39,7 @@ class Update(Protocol):
 
 
 class ElementwiseOptimizer(torch.optim.Optimizer):
-    """Takes the steps of an `Update` on this rank's slices of the parameters."""
+    """Optimizer that applies an `Update` to this rank's slices of the parameters."""
 
     def __init__(self, groups: list[ParameterGroup], settings: Update) -> None:
         super().__init__(groups, {"lr": settings.lr, "weight_decay": settings.weight_decay})
@@ -47,7 +47,7 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One step on every parameter that has a gradient."""
+        """Take one step on every parameter that has a gradient."""
         dtype = getattr(torch, self._settings.state)
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -64,13 +64,15 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
 
 
 def to_local(tensor: Tensor) -> Tensor:
-    """This rank's slice of `tensor`, not a copy."""
+    """Return this rank's slice of `tensor` without a copy."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def lay_out_like(local: Tensor, like: Tensor) -> Tensor:
-    """`local` as this rank's slice of a tensor that is sliced as `like` is; itself, where that is
-    whole."""
+    """Return `local` as this rank's slice of a tensor that is sharded as `like`.
+
+    Returns `local` itself if `like` is not sharded.
+    """
     if not isinstance(like, DTensor):
         return local
     return DTensor.from_local(

@@ -1,8 +1,7 @@
-"""Which parameters weight decay pulls towards zero, and whose rate goes with the model's width.
+"""Parameter groups for weight decay, and learning rates that depend on the model's width.
 
-The second is muP's (Yang et al. 2022, arXiv:2203.03466): an update of a matrix should change what
-it gives by as much at any width. How far an optimizer's own step goes with the width is its own to
-know: `width_share`.
+The latter is muP (Yang et al. 2022, arXiv:2203.03466): an update of a matrix should change its
+outputs equally at any width. Each optimizer implements its own scaling in `width_share`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,11 +13,12 @@ from trainrig.errors import ConfigError
 if TYPE_CHECKING:
     from torch import nn
 
-# As torch's optimizers take it: `params`, pairs of name and parameter, and the settings they share.
+# A parameter group of torch's optimizers: `params`, as pairs of name and parameter, and their
+# common settings.
 ParameterGroup = dict[str, Any]
-# A group's own key: its learning rate as a share of the step's; 1 where it is missing.
+# Key of a group for its learning rate relative to the step's; 1 if missing.
 RATE_SHARE = "rate_share"
-# How the sizes of a parameter grow with the width, by the names of trainrig.models: its rows alone
+# How the dimensions of a parameter grow with the width, by parameter name: its rows alone
 # ("input"), its inputs alone ("output"), both ("hidden"), or a vector.
 Roles = Mapping[str, str]
 
@@ -26,12 +26,12 @@ Roles = Mapping[str, str]
 def group_by_decay(
     parameters: "Iterable[tuple[str, nn.Parameter]]", weight_decay: float | None
 ) -> list[ParameterGroup]:
-    """Matrices, which decay, then gains and biases, which do not; an empty group is left out.
+    """Return one group of matrices with weight decay, and one of gains and biases without.
 
-    `parameters` as `named_parameters()` gives them; those that need no gradient are not optimized.
-    `weight_decay` None: as strong as the optimizer has it.
+    Empty groups are left out. `parameters` are pairs as from `named_parameters()`; those that need
+    no gradient are left out. `weight_decay` None: the optimizer's own.
     """
-    trained = [(name, each) for name, each in parameters if each.requires_grad]
+    trained = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
     strength = {} if weight_decay is None else {"weight_decay": weight_decay}
     groups: list[ParameterGroup] = [
         {"params": [p for p in trained if decays(*p)], **strength},
@@ -41,10 +41,11 @@ def group_by_decay(
 
 
 def decays(name: str, parameter: "nn.Parameter") -> bool:
-    """Whether weight decay makes sense for it: not for norms, biases and whatever is a vector.
+    """Return whether weight decay applies to a parameter: not to norms, biases and other vectors.
 
     A gain near 1 or a bias is no measure of complexity, and pulling it to 0 turns its layer off.
-    The name counts beside the dims because a norm over several axes has a gain of several dims.
+    The name counts besides the shape, because a norm over several axes has a gain with several
+    dimensions.
     """
     *path, last = name.split(".")
     belongs_to_norm = any("norm" in part for part in path)
@@ -53,38 +54,40 @@ def decays(name: str, parameter: "nn.Parameter") -> bool:
 
 @dataclass(frozen=True)
 class WidthTransfer:
-    """How much wider a model is than the one that its rates are for."""
+    """Width of a model relative to the base model for which its learning rates were chosen."""
 
     multiple: float
-    roles: Roles  # by name; a parameter that is not there keeps its rate
+    roles: Roles  # role by parameter name; a parameter without one keeps its rate
 
     def share(self, optimizer: object, name: str, shape: tuple[int, ...]) -> float:
-        """The share of its rate that `optimizer` moves the parameter `name` by.
+        """Return the factor of `optimizer`'s learning rate for the parameter `name`.
 
-        Raises ConfigError for an optimizer that does not say.
+        Raises ConfigError if the optimizer has no rule for it.
         """
         if name not in self.roles:
             return 1.0
         if not isinstance(optimizer, Transferable):
             kind = getattr(optimizer, "kind", type(optimizer).__name__)
             raise ConfigError(
-                f"model.mup: how the rate of {kind} goes with the width is not known here; "
-                "choose AdamW, Lion or Muon, or leave model.mup out"
+                f"model.mup: {kind} has no rule to scale its learning rate with the width; use "
+                "AdamW, Lion or Muon, or remove model.mup"
             )
         return optimizer.width_share(self.roles[name], name, shape, self.multiple)
 
 
 @runtime_checkable
 class Transferable(Protocol):
-    """An optimizer whose rate is known at any width."""
+    """Protocol of an optimizer whose learning rate can be transferred to any width."""
 
     def width_share(self, role: str, name: str, shape: tuple[int, ...], multiple: float) -> float:
-        """The share of the rate for a parameter of `role` in a model `multiple` times as wide."""
+        """Return the rate factor of a parameter of `role` in a model `multiple` times as wide."""
         ...
 
 
 def elementwise_share(role: str, multiple: float) -> float:
-    """Of optimizers that move each weight by about the rate, whatever its gradient is (ibid., table
-    3, the row of Adam): a sum over inputs that are `multiple` times as many moves by as many times
-    the rate."""
+    """Return the rate factor for optimizers whose steps are about as large as the learning rate.
+
+    Yang et al. 2022, table 3, the row of Adam: a sum over `multiple` times as many inputs changes
+    by `multiple` times the rate.
+    """
     return 1 / multiple if role in {"hidden", "output"} else 1.0

@@ -1,4 +1,4 @@
-"""What Adam and AdamW share: two moments of the gradient, kept in float32 or bfloat16."""
+"""Common part of Adam and AdamW: two moments of the gradient, in float32 or bfloat16."""
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -18,36 +18,36 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 StateDtype = Literal["float32", "bfloat16"]
 STATE_BYTES: dict[StateDtype, int] = {"float32": 4, "bfloat16": 2}
-# An average that moves by less than half a unit of bfloat16's 8 bits stands still. Of a decay rate
-# above this one that is most of its steps.
+# bfloat16 has 8 significant bits: an average that changes by less than half a unit in the last
+# place does not change at all. Above this decay rate that happens in most steps.
 LARGEST_ROUNDED_DECAY = 0.99
-# Numbers that torch's fused steps on the CPU take at a time, and share out among threads: 64 bytes,
-# which is the widest vector of float32 (AVX-512).
+# Numbers that torch's fused CPU step processes at a time and distributes over threads: 64 bytes,
+# the widest vector of float32 (AVX-512).
 VECTOR = 16
 
 
 def check_rounded(state: StateDtype, *decays: float) -> None:
-    """Raise ValueError if averages of such decay rates would stand still in `state`."""
+    """Raise ValueError if averages with such decay rates would stop changing in `state`."""
     if state == "bfloat16" and max(decays) > LARGEST_ROUNDED_DECAY:
         raise ValueError(
-            f"state = 'bfloat16' rounds away what a decay rate of {max(decays)} adds in a step; "
-            f"set it to {LARGEST_ROUNDED_DECAY} or below, or state = 'float32'"
+            "state = 'bfloat16' rounds away the changes of an average with decay rate "
+            f"{max(decays)}; set the rate to {LARGEST_ROUNDED_DECAY} or below, or state = 'float32'"
         )
 
 
 class TwoMoments(Settings):
-    """Adam's settings, whose defaults its forms choose."""
+    """Settings of Adam and AdamW, which set their own defaults."""
 
     state_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
-    decoupled: ClassVar[bool]  # whether weight decay is apart from the gradient
+    decoupled: ClassVar[bool]  # True if weight decay is decoupled from the gradient
 
     lr: Positive = 3e-4  # peak learning rate
     # Decay rates of the averages of the gradient and of its square.
     betas: tuple[Momentum, Momentum] = (0.9, 0.95)
     epsilon: Positive = 1e-8  # number added to the denominator, against division by 0
-    # Weight decay of a step, times the learning rate.
+    # Weight decay, multiplied by the learning rate.
     weight_decay: Decay = 0.1
-    # Number format of both averages between steps: bfloat16 halves their memory.
+    # Number format of both averages between steps; bfloat16 halves their memory.
     state: StateDtype = "float32"
 
     @model_validator(mode="after")
@@ -56,20 +56,20 @@ class TwoMoments(Settings):
         return self
 
     def count_state_bytes(self, name: str, shape: tuple[int, ...]) -> int:
-        """Bytes that a parameter's two averages take."""
+        """Return the bytes of a parameter's two averages."""
         elements = 1
         for size in shape:
             elements *= size
         return 2 * STATE_BYTES[self.state] * elements
 
     def build(self, groups: list[ParameterGroup]) -> "torch.optim.Optimizer | OptimizerSet":
-        """The optimizer over `groups`, at its peak rate; the loop sets each step's.
+        """Build the optimizer over `groups` at its peak rate; the training loop sets the rates.
 
-        Weights must not depend on how they are sharded, so the update of a piece of a tensor has to
-        be bit for bit the piece of its update. On CUDA torch's fused kernel is like that. On the
-        CPU it may round the last elements, those that fill no vector, otherwise: there it takes
-        the matrices whose rows are whole vectors, which leave no such elements at any cut between
-        rows, and torch's plain steps take the rest.
+        Weights must not depend on sharding, so the update of a piece of a tensor must have the same
+        bits as that piece of the whole update. torch's fused CUDA kernel has this property. On the
+        CPU it may round the last elements, those that do not fill a vector, differently. There it
+        updates the matrices whose rows are whole vectors, which have no such elements wherever they
+        are cut between rows. torch's plain steps update the rest.
         """
         if self.state != "float32":
             from trainrig.optim.elementwise import ElementwiseOptimizer
@@ -80,7 +80,7 @@ class TwoMoments(Settings):
         wide: list[ParameterGroup] = []
         rest: list[ParameterGroup] = []
         for group in groups:
-            taken = [_is_fused(each) for _, each in group["params"]]
+            taken = [_is_fused(parameter) for _, parameter in group["params"]]
             for part, fused in ((wide, True), (rest, False)):
                 pairs = [p for p, own in zip(group["params"], taken, strict=True) if own is fused]
                 if pairs:
@@ -91,7 +91,7 @@ class TwoMoments(Settings):
     def _build_torch_optimizer(
         self, groups: list[ParameterGroup], fused: bool
     ) -> "torch.optim.Optimizer":
-        import torch  # takes seconds, which reading a run file should not
+        import torch  # here because torch is slow to import
 
         form = torch.optim.AdamW if self.decoupled else torch.optim.Adam
         built = form(
@@ -109,9 +109,11 @@ class TwoMoments(Settings):
     def update(
         self, weight: "Tensor", gradient: "Tensor", state: dict[str, Any], group: Any
     ) -> None:
-        """One step on a piece of a parameter, whose averages are rounded once it is made."""
+        """Take one step on a piece of a parameter; the averages are rounded after the step."""
         beta1, beta2 = self.betas
-        rate, decay, step = group["lr"], group["weight_decay"], float(state["step"])
+        rate = group["lr"]
+        decay = group["weight_decay"]
+        step = float(state["step"])
         if decay and self.decoupled:
             weight.mul_(1 - rate * decay)
         elif decay:
@@ -125,7 +127,10 @@ class TwoMoments(Settings):
 
 
 def _is_fused(parameter: "nn.Parameter") -> bool:
-    """Whether torch's fused kernel rounds all pieces of `parameter`, cut between rows, alike."""
+    """Return whether torch's fused kernel rounds all pieces of `parameter` alike.
+
+    Pieces are cut between rows.
+    """
     from trainrig.optim.elementwise import to_local
 
     if parameter.is_cuda:
@@ -135,7 +140,7 @@ def _is_fused(parameter: "nn.Parameter") -> bool:
 
 
 def _lay_out_gradients(optimizer: "torch.optim.Optimizer", *_: Any) -> None:
-    """Make all gradients contiguous: the fused kernel for the CPU reads them as if they were."""
+    """Make all gradients contiguous, because the fused CPU kernel reads them as if they were."""
     from torch.distributed.tensor import DTensor
 
     from trainrig.optim.elementwise import to_local
@@ -145,7 +150,8 @@ def _lay_out_gradients(optimizer: "torch.optim.Optimizer", *_: Any) -> None:
             if parameter.grad is None or to_local(parameter.grad).is_contiguous():
                 continue
             rows = to_local(parameter.grad).contiguous()
-            if isinstance(parameter.grad, DTensor):  # whose own strides say nothing of its piece's
+            # a DTensor's own strides do not describe its local piece
+            if isinstance(parameter.grad, DTensor):
                 rows = DTensor.from_local(
                     rows,
                     parameter.grad.device_mesh,

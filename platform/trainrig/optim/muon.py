@@ -1,7 +1,7 @@
-"""Muon: momentum whose singular values are made alike, for the matrices within layers.
+"""Muon: orthogonalised momentum, for the matrices within layers.
 
-Jordan et al. 2024 (kellerjordan.github.io/posts/muon); weight decay and the scale that takes over
-AdamW's rates: Liu et al. 2025, arXiv:2502.16982, section 2.2.
+Jordan et al. 2024 (kellerjordan.github.io/posts/muon); weight decay and the scale that allows
+AdamW's learning rates: Liu et al. 2025, arXiv:2502.16982, section 2.2.
 """
 
 import math
@@ -27,34 +27,37 @@ if TYPE_CHECKING:
 
     from trainrig.optim.optimizer_set import OptimizerSet
 
-# Of the quintic that draws singular values towards 1 (Jordan et al.), in which 5 rounds suffice.
+# Coefficients of the quintic iteration that moves singular values towards 1 (Jordan et al.); 5
+# iterations suffice.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 SMALLEST_NORM = 1e-7
-# Tables and heads are matrices by their dims alone: their rows are entries, each with its own rate.
+# Embeddings and heads are matrices by shape only: their rows are entries, each with its own rate of
+# updates.
 NOT_WITHIN_LAYERS = ("embedding", "head")
 
 
 class Muon(Settings):
-    """Muon on matrices within layers, another optimizer on the rest: tables, heads, gains, biases.
+    """Muon for matrices within layers; another optimizer for embeddings, heads and vectors.
 
-    A stack of matrices, as experts have, is orthogonalised matrix by matrix. A sharded matrix is
-    gathered to one owner, so no bit depends on the number of workers.
+    In a stack of matrices, as of experts, each matrix is orthogonalised separately. A sharded
+    matrix is gathered to one owner rank, so no bit depends on the number of workers.
     """
 
     kind: Literal["Muon"] = "Muon"
     lr: Positive = 0.02  # peak learning rate of the matrices
     momentum: Momentum = 0.95  # decay rate of the average of the gradient
-    nesterov: bool = True  # whether to step where momentum will have led to
-    weight_decay: Decay = 0.1  # weight decay of a step, times the learning rate
-    rounds: int = Field(default=5, ge=1)  # Newton-Schulz iterations of a step
-    # How the step grows with the matrix. "original": by the root of rows over columns, if above 1.
-    # "match_rms_adamw": so that AdamW's learning rates serve (arXiv:2502.16982, section 2.2).
+    nesterov: bool = True  # if true, use Nesterov momentum
+    weight_decay: Decay = 0.1  # weight decay, multiplied by the learning rate
+    rounds: int = Field(default=5, ge=1)  # number of Newton-Schulz iterations in a step
+    # How a step scales with the shape of the matrix. "original": by the square root of rows over
+    # columns, if above 1. "match_rms_adamw": so that AdamW's learning rates can be used
+    # (arXiv:2502.16982, section 2.2).
     scale: Literal["original", "match_rms_adamw"] = "original"
-    # Number format of the iterations' products.
+    # Number format of the products in the iterations.
     products: Literal["bfloat16", "float32"] = "bfloat16"
-    # Number format of the average between steps.
+    # Number format of the average between steps; bfloat16 halves its memory.
     state: StateDtype = "float32"
-    rest: AdamW = AdamW()  # the optimizer of all that is no matrix within a layer
+    rest: AdamW = AdamW()  # optimizer of all other parameters
 
     @model_validator(mode="after")
     def _check_momentum(self) -> Self:
@@ -62,24 +65,25 @@ class Muon(Settings):
         return self
 
     def takes(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Whether a parameter is a matrix within a layer, or a stack of such."""
+        """Return whether a parameter is a matrix within a layer, or a stack of them."""
         *path, last = name.split(".")
         outside = any(word in part for part in (*path, last) for word in NOT_WITHIN_LAYERS)
         norm = any("norm" in part for part in path)
         return len(shape) in {2, 3} and not outside and not norm and last != "bias"
 
     def count_state_bytes(self, name: str, shape: tuple[int, ...]) -> int:
-        """Bytes of a parameter's average, or of what the other optimizer keeps of it."""
+        """Return the bytes of a parameter's average, or of its state in the other optimizer."""
         if not self.takes(name, shape):
             return self.rest.count_state_bytes(name, shape)
         return math.prod(shape) * STATE_BYTES[self.state]
 
     def build(self, groups: list[ParameterGroup]) -> "OptimizerSet":
-        """Both optimizers, over their parts of `groups`; the loop sets each step's rates."""
-        from trainrig.optim.muon_steps import MuonSteps  # torch, which takes seconds
+        """Build both optimizers over their parts of `groups`; the training loop sets the rates."""
+        from trainrig.optim.muon_steps import MuonSteps  # here because torch is slow to import
         from trainrig.optim.optimizer_set import OptimizerSet
 
-        matrices, rest = [], []
+        matrices = []
+        rest = []
         for group in groups:
             taken = [(n, p) for n, p in group["params"] if self.takes(n, tuple(p.shape))]
             others = [(n, p) for n, p in group["params"] if not self.takes(n, tuple(p.shape))]
@@ -92,22 +96,25 @@ class Muon(Settings):
         return OptimizerSet([*parts, *([self.rest.build(rest)] if rest else [])])
 
     def step_scale(self, shape: tuple[int, ...]) -> float:
-        """What the rate is multiplied by for a matrix [..., rows, columns]."""
+        """Return the factor of the learning rate for a matrix [..., rows, columns]."""
         rows, columns = shape[-2:]
         if self.scale == "original":
             return math.sqrt(max(1.0, rows / columns))
         return 0.2 * math.sqrt(max(rows, columns))
 
     def width_share(self, role: str, name: str, shape: tuple[int, ...], multiple: float) -> float:
-        """See Transferable: the singular values of a step should grow as the root of outputs over
-        inputs (Yang et al. 2023, arXiv:2310.17813, condition 1)."""
+        """Return the factor of the learning rate in a wider model. See `Transferable`.
+
+        The singular values of a step should grow as the square root of outputs over inputs (Yang et
+        al. 2023, arXiv:2310.17813, condition 1).
+        """
         if not self.takes(name, shape):
             return self.rest.width_share(role, name, shape, multiple)
         narrowing = 1 / math.sqrt(multiple) if role == "output" else 1.0
         return narrowing / (math.sqrt(multiple) if self.scale == "match_rms_adamw" else 1.0)
 
     def compute_direction(self, gradient: "Tensor", average: "Tensor") -> "Tensor":
-        """Move `average` by a piece's `gradient`; where to step from, before orthogonalisation."""
+        """Update `average` with a piece's `gradient`, and return the direction to orthogonalise."""
         moved = average.float().mul_(self.momentum).add_(gradient * (1 - self.momentum))
         average.copy_(moved)
         if not self.nesterov:
@@ -115,7 +122,7 @@ class Muon(Settings):
         return (moved * self.momentum).add_(gradient * (1 - self.momentum))
 
     def build_orthogonaliser(self, dtype: Any) -> "Callable[[Tensor], tuple[Tensor, ...]]":
-        """What makes the singular values of a whole matrix, or of each of a stack, nearly 1."""
+        """Return a function that makes the singular values of each whole matrix nearly 1."""
 
         def orthogonalise(matrix: "Tensor") -> "tuple[Tensor, ...]":
             a, b, c = COEFFICIENTS
@@ -135,7 +142,7 @@ class Muon(Settings):
 def _add_product(
     term: "Tensor", left: "Tensor", right: "Tensor", share: float, factor: float
 ) -> "Tensor":
-    """`share` of `term` plus `factor` of left @ right, rounded once."""
+    """Return `share` of `term` plus `factor` of left @ right, rounded once."""
     if term.ndim == 2:
         return term.addmm(left, right, beta=share, alpha=factor)
     return term.baddbmm(left, right, beta=share, alpha=factor)

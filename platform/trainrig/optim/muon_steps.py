@@ -1,4 +1,4 @@
-"""The steps of Muon on sharded matrices."""
+"""Muon's steps on sharded matrices."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -12,43 +12,43 @@ from trainrig.optim.whole_matrix import Rows, WholeTask, compute_whole, split_in
 
 
 class MuonFormula(Protocol):
-    """What a step has to know of `trainrig.optim.Muon`."""
+    """Protocol of the settings that a step reads, implemented by `trainrig.optim.Muon`."""
 
     @property
     def lr(self) -> float:
-        """Peak rate."""
+        """The peak learning rate."""
         ...
 
     @property
     def weight_decay(self) -> float:
-        """Of groups that have none of their own."""
+        """The weight decay of groups without their own."""
         ...
 
     @property
     def products(self) -> str:
-        """Name of the dtype that orthogonalisation multiplies in."""
+        """The name of the dtype of the products in orthogonalisation."""
         ...
 
     @property
     def state(self) -> str:
-        """Name of the dtype of the average."""
+        """The name of the dtype of the average."""
         ...
 
     def compute_direction(self, gradient: Tensor, average: Tensor) -> Tensor:
-        """Move `average` by a piece's `gradient`; where to step from."""
+        """Update `average` with a piece's `gradient`, and return the direction of the step."""
         ...
 
     def build_orthogonaliser(self, dtype: Any) -> Callable[[Tensor], tuple[Tensor, ...]]:
-        """What makes the singular values of a whole matrix nearly 1."""
+        """Return a function that makes the singular values of a whole matrix nearly 1."""
         ...
 
     def step_scale(self, shape: tuple[int, ...]) -> float:
-        """What the rate is multiplied by."""
+        """Return the factor of the learning rate for a matrix of this shape."""
         ...
 
 
 class MuonSteps(torch.optim.Optimizer):
-    """Takes Muon's steps on `groups`, all of which are matrices or stacks of them."""
+    """Optimizer that applies Muon's steps to `groups` of matrices or stacks of them."""
 
     def __init__(self, groups: list[ParameterGroup], settings: MuonFormula) -> None:
         super().__init__(groups, {"lr": settings.lr, "weight_decay": settings.weight_decay})
@@ -56,7 +56,7 @@ class MuonSteps(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One step on every matrix that has a gradient."""
+        """Take one step on every matrix that has a gradient."""
         settings = self._settings
         orthogonalise = settings.build_orthogonaliser(getattr(torch, settings.products))
         for group in self.param_groups:

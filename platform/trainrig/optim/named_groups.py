@@ -1,4 +1,4 @@
-"""Groups of parameters by the patterns of their names: decay, rate, an optimizer, or none."""
+"""Parameter groups by name pattern, with their own decay, rate or optimizer, or frozen."""
 
 import difflib
 import fnmatch
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-_WIDTH_SHARE = "width_share"  # a group's own key, on its way
+_WIDTH_SHARE = "width_share"  # temporary key of a group for its width factor
 
 
 class NamedGroup(Settings):
-    """Parameters that are trained in another way than the rest, or not at all."""
+    """Parameters that are trained differently from the rest, or not at all."""
 
-    # Names of its parameters, as checkpoints have them: `*` stands for anything, `?` for one
-    # character ("embedding.*", "layers.[01].*", "*.feedforward.*").
+    # Pattern of the group's parameter names, as they are in checkpoints: `*` matches anything, `?`
+    # one character ("embedding.*", "layers.[01].*", "*.feedforward.*").
     match: str = Field(min_length=1)
-    freeze: bool = False  # whether they stay as they are: no gradient, no optimizer memory
-    # Learning rate as a share of its optimizer's.
+    freeze: bool = False  # if true, the parameters are frozen: no gradient, no optimizer state
+    # Learning rate relative to the optimizer's.
     rate: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    # Weight decay of its matrices; None: its optimizer's.
+    # Weight decay of the group's matrices. None: the optimizer's.
     weight_decay: Decay | None = None
-    # Its own optimizer, at whose `lr` the schedule peaks; None: that of the run.
+    # Optimizer of the group; its `lr` is the peak of the schedule. None: the run's optimizer.
     optimizer: Optimizer | None = None
 
     @model_validator(mode="after")
@@ -41,16 +41,17 @@ class NamedGroup(Settings):
         others = self.rate != 1 or self.weight_decay is not None or self.optimizer is not None
         if self.freeze and others:
             raise ValueError(
-                f"'{self.match}' is frozen, so it has no rate, weight_decay or optimizer; leave "
-                "these out, or freeze"
+                f"'{self.match}' is frozen, so rate, weight_decay and optimizer have no effect; "
+                "remove these, or freeze"
             )
         return self
 
 
 def assign(names: Iterable[str], groups: Sequence[NamedGroup]) -> dict[str, NamedGroup]:
-    """The group of each of the parameters `names` that has one.
+    """Return the group of each of the parameters `names` that has one.
 
-    Raises ConfigError for a group without parameters, a parameter in two, and if all are frozen.
+    Raises ConfigError for a group without parameters, a parameter in two groups, or if all
+    parameters are frozen.
     """
     names = list(names)
     found: dict[str, NamedGroup] = {}
@@ -59,7 +60,7 @@ def assign(names: Iterable[str], groups: Sequence[NamedGroup]) -> dict[str, Name
         where = f"training.groups[{number}].match = '{group.match}'"
         if not members:
             near = difflib.get_close_matches(group.match, names, 1, 0.0)
-            raise ConfigError(f"{where} matches no parameter; one is called '{near[0]}'")
+            raise ConfigError(f"{where} matches no parameter; the closest name is '{near[0]}'")
         for name in members:
             if name in found:
                 raise ConfigError(
@@ -73,8 +74,10 @@ def assign(names: Iterable[str], groups: Sequence[NamedGroup]) -> dict[str, Name
 
 
 def choose_matching(names: Iterable[str], groups: Sequence[NamedGroup]) -> tuple[NamedGroup, ...]:
-    """Those of `groups` that have one of the parameters `names`: of a stage of a model, say, which
-    has some of the parameters that `assign` was given."""
+    """Return each of `groups` that matches at least one of the parameters `names`.
+
+    For a pipeline stage, for example, which has only some of the parameters given to `assign`.
+    """
     names = list(names)
     return tuple(
         group for group in groups if any(fnmatch.fnmatchcase(name, group.match) for name in names)
@@ -82,7 +85,7 @@ def choose_matching(names: Iterable[str], groups: Sequence[NamedGroup]) -> tuple
 
 
 def freeze(model: "nn.Module", groups: Sequence[NamedGroup]) -> None:
-    """Have the parameters of frozen groups need no gradient; before `model` is sharded."""
+    """Turn off the gradients of the parameters of frozen groups; call before `model` is sharded."""
     parameters = dict(model.named_parameters())
     for name, group in assign(parameters, groups).items():
         if group.freeze:
@@ -96,36 +99,45 @@ def build_optimizer(
     transfer: WidthTransfer | None = None,
     hosted: bool = False,
 ) -> OptimizerSet:
-    """Optimizers over all of `parameters` that are to be trained, with rates by width if there is a
-    `transfer`. `hosted`: what they remember is kept in the host's memory. Raises ConfigError for an
-    optimizer that does not say how its rate goes with it."""
+    """Build the optimizers of all trained parameters.
+
+    Args:
+        parameters: Pairs of name and parameter.
+        optimizer: The run's optimizer, for parameters without a group optimizer.
+        groups: Groups of parameters with other settings.
+        transfer: Width of the model relative to the base model, to scale learning rates by.
+        hosted: Whether to keep optimizer state in the host's memory.
+
+    Raises:
+        ConfigError: `transfer` is given and an optimizer has no rule for it.
+    """
     pairs = list(parameters)
     assigned = assign((name for name, _ in pairs), groups)
-    rest = [(name, each) for name, each in pairs if name not in assigned]
+    rest = [(name, parameter) for name, parameter in pairs if name not in assigned]
     own = _split_by_width(group_by_decay(rest, None), optimizer, transfer)
     members: list[torch.optim.Optimizer | OptimizerSet] = []
     for group in groups:
         if group.freeze:
             continue
         chosen = group.optimizer or optimizer
-        theirs = [(name, each) for name, each in pairs if assigned.get(name) is group]
+        theirs = [(name, parameter) for name, parameter in pairs if assigned.get(name) is group]
         made = group_by_decay(theirs, group.weight_decay)
-        for each in made:
-            each[RATE_SHARE] = group.rate * (chosen.lr / optimizer.lr)
+        for made_group in made:
+            made_group[RATE_SHARE] = group.rate * (chosen.lr / optimizer.lr)
         made = _split_by_width(made, chosen, transfer)
         if group.optimizer is None:
             own += made
         else:
             members.append(chosen.build(made))
     built = OptimizerSet([*([optimizer.build(own)] if own else []), *members])
-    for each in built.param_groups:
-        # Optimizers decay by rate times decay, which stays what it is at the base.
-        each["weight_decay"] /= each.pop(_WIDTH_SHARE, 1.0)
+    for built_group in built.param_groups:
+        # Optimizers decay by rate times decay, which must stay equal to the base model's.
+        built_group["weight_decay"] /= built_group.pop(_WIDTH_SHARE, 1.0)
     return _host(built) if hosted else built
 
 
 def _host(optimizers: OptimizerSet) -> OptimizerSet:
-    from trainrig.optim.hosted import HostedOptimizer  # torch, which takes seconds
+    from trainrig.optim.hosted import HostedOptimizer  # here because torch is slow to import
 
     return OptimizerSet([HostedOptimizer(part) for part in optimizers.parts])
 
@@ -133,15 +145,15 @@ def _host(optimizers: OptimizerSet) -> OptimizerSet:
 def _split_by_width(
     groups: list[ParameterGroup], optimizer: Optimizer, transfer: WidthTransfer | None
 ) -> list[ParameterGroup]:
-    """`groups`, cut into those whose rates go with the width alike."""
+    """Split `groups` by the factor that the model's width gives to learning rates."""
     if transfer is None:
         return groups
     cut: list[ParameterGroup] = []
     for group in groups:
         by_share: dict[float, list[tuple[str, nn.Parameter]]] = {}
-        for name, each in group["params"]:
-            share = transfer.share(optimizer, name, tuple(each.shape))
-            by_share.setdefault(share, []).append((name, each))
+        for name, parameter in group["params"]:
+            share = transfer.share(optimizer, name, tuple(parameter.shape))
+            by_share.setdefault(share, []).append((name, parameter))
         for share, members in by_share.items():
             rate = group.get(RATE_SHARE, 1.0) * share
             cut.append(group | {"params": members, RATE_SHARE: rate, _WIDTH_SHARE: share})
@@ -153,7 +165,7 @@ def count_state_bytes(
     optimizer: Optimizer,
     groups: Sequence[NamedGroup] = (),
 ) -> int:
-    """Bytes that optimizers keep of parameters of such `shapes`, by name; frozen ones take none."""
+    """Return the bytes of optimizer state for parameters of these `shapes`, without frozen ones."""
     assigned = assign(shapes, groups)
     total = 0
     for name, shape in shapes.items():
@@ -165,7 +177,7 @@ def count_state_bytes(
 
 
 def count_trained(shapes: Mapping[str, tuple[int, ...]], groups: Sequence[NamedGroup] = ()) -> int:
-    """Parameters of such `shapes`, by name, that are not frozen."""
+    """Return the number of parameters of these `shapes` that are not frozen, in elements."""
     assigned = assign(shapes, groups)
     return sum(
         math.prod(shape)

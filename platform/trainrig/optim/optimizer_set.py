@@ -1,4 +1,4 @@
-"""Several optimizers that take their steps together."""
+"""Set of optimizers that take their steps together."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -10,23 +10,23 @@ if TYPE_CHECKING:
 
 
 class OptimizerSet:
-    """Optimizers over groups of their own, to be used as one."""
+    """Optimizers over separate groups, used as one optimizer."""
 
     def __init__(self, members: "Sequence[torch.optim.Optimizer | OptimizerSet]") -> None:
         self.parts: list[torch.optim.Optimizer] = list(_flatten(members))
 
     @property
     def param_groups(self) -> list[ParameterGroup]:
-        """The groups of all, not copies."""
+        """The parameter groups of all optimizers, not copies."""
         return [group for part in self.parts for group in part.param_groups]
 
     def step(self) -> None:
-        """One step of each."""
+        """Take one step of each optimizer."""
         for part in self.parts:
             part.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Let go of all gradients."""
+        """Clear all gradients."""
         for part in self.parts:
             part.zero_grad(set_to_none=set_to_none)
 

@@ -1,8 +1,8 @@
-"""The share of the peak learning rate at each step: pure functions of the step.
+"""Learning-rate schedules: the share of the peak rate as a pure function of the step.
 
-Steps count from 0. A warm-up of w steps goes 1/w, 2/w … 1, so that no step is wasted at rate 0.
-What falls is at its floor at the last step, where a floor of 0 changes nothing. The only step of a
-run is taken at the peak: it would be the last one.
+Steps count from 0. A warm-up of w steps goes 1/w, 2/w … 1, so that no step has a rate of 0. A
+decaying schedule reaches its floor at the last step, where a floor of 0 changes nothing. The only
+step of a one-step run is taken at the peak, because it would otherwise be the last one.
 """
 
 import math
@@ -13,29 +13,29 @@ from pydantic import Field
 from trainrig.config import Settings
 from trainrig.errors import ConfigError
 
-# Llama's warm-up (Touvron et al. 2023, arXiv:2302.13971, section 2.3), and what of a short run may
-# be spent on one.
+# Llama's warm-up (Touvron et al. 2023, arXiv:2302.13971, section 2.3), and the maximum share of a
+# short run.
 LONGEST_WARMUP = 2_000  # steps
-WARMUP_SHARE = 10  # a tenth of the run
+WARMUP_SHARE = 10  # at most a tenth of the run
 
 
 class _Warmed(Settings):
-    """What every schedule begins with."""
+    """Base of all schedules: a linear warm-up."""
 
-    # Steps in which the rate rises linearly; None: a tenth of the run, but at most 2,000.
+    # Number of steps in which the rate rises linearly. None: a tenth of the run, at most 2,000.
     warmup: int | None = Field(default=None, ge=0)
 
     def warmup_steps(self, steps: int) -> int:
-        """The length of the warm-up in a run of `steps` steps.
+        """Return the length of the warm-up in a run of `steps` steps.
 
-        Raises ConfigError when the run would be over before its warm-up is.
+        Raises ConfigError if the warm-up does not end before the run.
         """
         if self.warmup is None:
             return min(LONGEST_WARMUP, steps // WARMUP_SHARE)
         if self.warmup >= steps:
             raise ConfigError(
-                f"schedule.warmup ({self.warmup} steps) must end before the run does "
-                f"({steps} steps); leave it out for {min(LONGEST_WARMUP, steps // WARMUP_SHARE)}"
+                f"schedule.warmup ({self.warmup} steps) must end before the run does ({steps} "
+                f"steps); remove it to use {min(LONGEST_WARMUP, steps // WARMUP_SHARE)}"
             )
         return self.warmup
 
@@ -45,14 +45,14 @@ def _is_only_step(step: int, steps: int) -> bool:
 
 
 class Cosine(_Warmed):
-    """Warm up, then fall along half a cosine (Loshchilov & Hutter 2017, arXiv:1608.03983)."""
+    """Warm-up, then a fall along half a cosine (Loshchilov & Hutter 2017, arXiv:1608.03983)."""
 
     kind: Literal["Cosine"] = "Cosine"
-    # Learning rate at the end, as a share of the peak; Llama's (arXiv:2302.13971).
+    # Learning rate at the end, as a share of the peak; the default is Llama's (arXiv:2302.13971).
     floor: float = Field(default=0.1, ge=0, le=1)
 
     def multiplier(self, step: int, steps: int) -> float:
-        """The share of the peak at `step` of `steps`; `floor` at the last step and ever after."""
+        """Return the share of the peak at `step` of `steps`; `floor` from the last step on."""
         warmup = self.warmup_steps(steps)
         if step < warmup:
             return (step + 1) / warmup
@@ -63,7 +63,7 @@ class Cosine(_Warmed):
 
 
 class Polynomial(_Warmed):
-    """Warm up, then fall as a power of the share of the run that is left; `power` 1 is a line."""
+    """Warm-up, then a fall as a power of the remaining share of the run; `power` 1 is linear."""
 
     kind: Literal["Polynomial"] = "Polynomial"
     power: float = Field(default=2.0, gt=0, allow_inf_nan=False)  # exponent of the fall
@@ -71,7 +71,7 @@ class Polynomial(_Warmed):
     floor: float = Field(default=0.0, ge=0, le=1)
 
     def multiplier(self, step: int, steps: int) -> float:
-        """The share of the peak at `step` of `steps`; `floor` at the last step and ever after."""
+        """Return the share of the peak at `step` of `steps`; `floor` from the last step on."""
         warmup = self.warmup_steps(steps)
         if step < warmup:
             return (step + 1) / warmup
@@ -82,15 +82,17 @@ class Polynomial(_Warmed):
 
 
 class Linear(_Warmed):
-    """Warm up, then fall along a line; to 0 it does best of all (Bergsma et al. 2025,
-    arXiv:2502.15938)."""
+    """Warm-up, then a linear fall.
+
+    A fall to 0 gives the best results (Bergsma et al. 2025, arXiv:2502.15938).
+    """
 
     kind: Literal["Linear"] = "Linear"
     # Learning rate at the end, as a share of the peak.
     floor: float = Field(default=0.0, ge=0, le=1)
 
     def multiplier(self, step: int, steps: int) -> float:
-        """The share of the peak at `step` of `steps`; `floor` at the last step and ever after."""
+        """Return the share of the peak at `step` of `steps`; `floor` from the last step on."""
         warmup = self.warmup_steps(steps)
         if step < warmup:
             return (step + 1) / warmup
@@ -101,18 +103,18 @@ class Linear(_Warmed):
 
 
 class InverseSquareRoot(_Warmed):
-    """Warm up, then fall as 1 / sqrt(step) (Vaswani et al. 2017, arXiv:1706.03762, section 5.3).
+    """Warm-up, then a fall as 1 / sqrt(step) (Vaswani et al. 2017, arXiv:1706.03762, section 5.3).
 
-    The rate does not depend on how long the run is, if `warmup` is given.
+    The rate does not depend on the length of the run, if `warmup` is given.
     """
 
     kind: Literal["InverseSquareRoot"] = "InverseSquareRoot"
-    # Steps after the warm-up's end until the rate has fallen to 0.71 of the peak (1 / sqrt(2));
-    # None: as many as the warm-up has, which is the paper's.
+    # Number of steps after the warm-up until the rate has fallen to 0.71 of the peak (1 / sqrt(2)).
+    # None: the length of the warm-up, as in the paper.
     timescale: int | None = Field(default=None, ge=1)
 
     def multiplier(self, step: int, steps: int) -> float:
-        """The share of the peak at `step` of `steps`."""
+        """Return the share of the peak at `step` of `steps`."""
         warmup = self.warmup_steps(steps)
         if step < warmup:
             return (step + 1) / warmup
@@ -121,42 +123,42 @@ class InverseSquareRoot(_Warmed):
 
 
 class Constant(_Warmed):
-    """Warm up, then stay at the peak."""
+    """Warm-up, then a constant rate at the peak."""
 
     kind: Literal["Constant"] = "Constant"
 
     def multiplier(self, step: int, steps: int) -> float:
-        """The share of the peak at `step` of `steps`."""
+        """Return the share of the peak at `step` of `steps`."""
         warmup = self.warmup_steps(steps)
         return (step + 1) / warmup if step < warmup else 1.0
 
 
 class WarmupStableDecay(_Warmed):
-    """Warm up, stay at the peak, and fall at the end, by 1 - sqrt if not otherwise said (Hägele et
-    al. 2024, arXiv:2405.18392, section 3.2).
+    """Warm-up, a constant rate at the peak, and a fall at the end, by default as 1 - sqrt.
 
-    Until it falls the rate does not depend on how long the run is. So, with `warmup` given, a run
-    of any length has the same weights as a longer one up to `stable_steps`: one that is saved there
-    can be branched from, and the branch is the shorter run.
+    Hägele et al. 2024, arXiv:2405.18392, section 3.2. Before the fall, the rate does not depend on
+    the length of the run. With `warmup` given, a run of any length therefore has the same weights
+    as a longer one up to `stable_steps`. A checkpoint of that step can be branched from, and the
+    branch equals the shorter run.
     """
 
     kind: Literal["WarmupStableDecay"] = "WarmupStableDecay"
-    # Share of the run in which the rate falls; from 0.2 on it does as well as a cosine (same, fig.
-    # 5).
+    # Share of the run in which the rate falls; from 0.2 on it does as well as a cosine (figure 5 of
+    # the paper).
     decay: float = Field(default=0.2, gt=0, le=1)
     # Learning rate at the end, as a share of the peak.
     floor: float = Field(default=0.0, ge=0, le=1)
-    # Form of the fall, x being the share of it that is behind: 1 - sqrt(x), 1 - x, or half a
-    # cosine.
+    # Form of the fall, with x the completed share of it: 1 - sqrt(x), 1 - x, or half a cosine.
     form: Literal["sqrt", "linear", "cosine"] = "sqrt"
 
     def stable_steps(self, steps: int) -> int:
-        """Steps of a run of `steps` before it begins to fall."""
+        """Return the number of steps of a run of `steps` steps before the rate begins to fall."""
         return max(steps - math.ceil(self.decay * steps), self.warmup_steps(steps))
 
     def multiplier(self, step: int, steps: int) -> float:
-        """The share of the peak at `step` of `steps`; `floor` at the last step and ever after."""
-        warmup, stable = self.warmup_steps(steps), self.stable_steps(steps)
+        """Return the share of the peak at `step` of `steps`; `floor` from the last step on."""
+        warmup = self.warmup_steps(steps)
+        stable = self.stable_steps(steps)
         if step < warmup:
             return (step + 1) / warmup
         if step < stable or _is_only_step(step, steps):

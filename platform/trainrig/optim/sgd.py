@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 class SGD(Settings):
-    """Steps along the gradient, or along a decaying sum of it."""
+    """Stochastic gradient descent, along the gradient or a decaying sum of gradients."""
 
     kind: Literal["SGD"] = "SGD"
     lr: Positive = 0.01  # peak learning rate
-    momentum: Momentum = 0.9  # share of the sum of gradients that a step keeps; 0: no sum
-    # Whether to step where momentum will have led to (Nesterov's form).
+    momentum: Momentum = 0.9  # share of the sum of gradients that a step keeps; 0: no momentum
+    # Whether to use Nesterov momentum.
     nesterov: bool = False
-    # Share of a weight that is added to its gradient: an L2 penalty.
+    # L2 penalty: the share of a weight that is added to its gradient.
     weight_decay: Decay = 0.0
-    # Number format of the sum between steps.
+    # Number format of the sum between steps; bfloat16 halves its memory.
     state: StateDtype = "float32"
 
     @model_validator(mode="after")
@@ -39,19 +39,20 @@ class SGD(Settings):
         return ("momentum",) if self.momentum else ()
 
     def count_state_bytes(self, name: str, shape: tuple[int, ...]) -> int:
-        """Bytes of a parameter's sum of gradients."""
+        """Return the bytes of a parameter's sum of gradients."""
         return math.prod(shape) * STATE_BYTES[self.state] if self.momentum else 0
 
     def build(self, groups: list[ParameterGroup]) -> "torch.optim.Optimizer":
-        """The optimizer over `groups`, at its peak rate; the loop sets each step's."""
-        from trainrig.optim.elementwise import ElementwiseOptimizer  # torch, which takes seconds
+        """Build the optimizer over `groups` at its peak rate; the training loop sets the rates."""
+        # here because torch is slow to import
+        from trainrig.optim.elementwise import ElementwiseOptimizer
 
         return ElementwiseOptimizer(groups, self)
 
     def update(
         self, weight: "Tensor", gradient: "Tensor", state: dict[str, Any], group: Any
     ) -> None:
-        """One step on a piece of a parameter."""
+        """Take one step on a piece of a parameter."""
         if group["weight_decay"]:
             gradient = gradient + weight * group["weight_decay"]
         if self.momentum:

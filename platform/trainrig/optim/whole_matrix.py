@@ -1,8 +1,9 @@
-"""Work on whole tensors of which each rank has some rows, the same bits at any number of ranks.
+"""Computation on whole tensors that are sharded by rows, with the same bits at any number of ranks.
 
-Each tensor has an owner, to whom all ranks send their rows; it computes what the whole is needed
-for, and sends each rank its rows of the results. So no sum is ever split by sharding. Tensors go in
-rounds of one for each rank: a rank holds one whole tensor at a time, and the work is shared out.
+Each tensor has an owner rank. All ranks send their rows to the owner, which computes with the whole
+tensor and sends each rank its rows of the results, so sharding never splits a sum. Tensors are
+processed in rounds of one per rank: a rank holds one whole tensor at a time, and the ranks share
+the work.
 """
 
 import math
@@ -19,35 +20,35 @@ from trainrig.optim.elementwise import to_local
 
 @dataclass(frozen=True)
 class Rows:
-    """This rank's rows of a float32 tensor that is sliced along dim 0 over the ranks of a group."""
+    """This rank's rows of a float32 tensor that is sliced along dimension 0 over ranks."""
 
     local: Tensor
-    count: int  # rows of the whole
+    count: int  # number of rows of the whole tensor
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Rows":
-        """Those of `tensor`, not a copy."""
+        """Return this rank's rows of `tensor` without a copy."""
         return cls(to_local(tensor), tensor.shape[0] if tensor.ndim else 1)
 
     def share(self, rank: int, world: int) -> int:
-        """How many rows a rank holds, as FSDP cuts."""
-        each = -(-self.count // world)
-        return min(each, self.count - min(self.count, rank * each))
+        """Return how many rows `rank` holds, with FSDP's division."""
+        rows = -(-self.count // world)
+        return min(rows, self.count - min(self.count, rank * rows))
 
     @property
     def width(self) -> int:
-        """Elements of a row."""
+        """Number of elements in a row."""
         return math.prod(self.local.shape[1:])
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole."""
+        """The shape of the whole tensor."""
         return (self.count, *self.local.shape[1:]) if self.local.ndim else ()
 
 
 @dataclass(frozen=True)
 class WholeTask:
-    """What an owner computes: whole inputs to whole outputs, of which each rank takes its rows."""
+    """Computation of an owner: whole inputs to whole outputs, of which each rank gets its rows."""
 
     inputs: Sequence[Rows]
     outputs: Sequence[Rows]
@@ -55,8 +56,8 @@ class WholeTask:
 
 
 def split_into_rounds(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """`parameters`, largest first, as many at a time as there are ranks to own them."""
-    ordered = sorted(parameters, key=lambda each: -each.numel())
+    """Yield `parameters`, largest first, in groups of one for each rank."""
+    ordered = sorted(parameters, key=lambda parameter: -parameter.numel())
     if ordered:
         group = _find_group(ordered[0])
         many = dist.get_world_size(group) if group else 1
@@ -64,19 +65,20 @@ def split_into_rounds(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def compute_whole(like: Tensor, tasks: Sequence[WholeTask]) -> None:
-    """Fill the outputs of `tasks`, at most one for each rank; every rank calls it alike.
+    """Fill the outputs of `tasks`, at most one per rank. Collective.
 
-    `like`: a parameter that is sliced as they are.
+    `like`: a parameter that is sliced as the tasks' tensors are.
     """
     group = _find_group(like)
     if group is None or dist.get_world_size(group) == 1:
         for task in tasks:
-            # Copies lie as an owner's do: kernels may round by where memory begins.
+            # Inputs are copied, as for an owner: kernels may round by the alignment of memory.
             found = task.compute(*(rows.local.clone() for rows in task.inputs))
             for rows, whole in zip(task.outputs, found, strict=True):
                 rows.local.copy_(whole)
         return
-    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    rank = dist.get_rank(group)
+    world = dist.get_world_size(group)
     mine = tasks[rank] if rank < len(tasks) else None
     sent = [[rows.local for rows in task.inputs] for task in tasks]
     received = _exchange(sent, mine.inputs if mine else (), group)
@@ -88,28 +90,28 @@ def compute_whole(like: Tensor, tasks: Sequence[WholeTask]) -> None:
         ]
         found = mine.compute(*wholes)
         for rows, whole in zip(mine.outputs, found, strict=True):
-            cuts = [rows.share(each, world) for each in range(world)]
+            cuts = [rows.share(peer, world) for peer in range(world)]
             for pieces, piece in zip(outgoing, torch.split(whole, cuts), strict=True):
                 pieces.append(piece)
-    _take_back(outgoing, tasks, group)
+    _return_outputs(outgoing, tasks, group)
 
 
 def _exchange(
     sent: Sequence[Sequence[Tensor]], inputs: Sequence[Rows], group: dist.ProcessGroup
 ) -> list[list[Tensor]]:
-    """Send the tensors `sent[owner]` to each owner; by rank, what came of `inputs`."""
+    """Send the tensors `sent[owner]` to each owner, and return, by rank, the received `inputs`."""
     world = dist.get_world_size(group)
-    sizes = [[rows.share(each, world) * rows.width for rows in inputs] for each in range(world)]
-    flat = _all_to_all(_pad_lists(sent, world), [sum(each) for each in sizes], group)
-    parts = torch.split(flat, [size for each in sizes for size in each])
+    sizes = [[rows.share(peer, world) * rows.width for rows in inputs] for peer in range(world)]
+    flat = _all_to_all(_pad_lists(sent, world), [sum(own) for own in sizes], group)
+    parts = torch.split(flat, [size for own in sizes for size in own])
     many = len(inputs)
-    return [list(parts[each * many : (each + 1) * many]) for each in range(world)]
+    return [list(parts[peer * many : (peer + 1) * many]) for peer in range(world)]
 
 
-def _take_back(
+def _return_outputs(
     outgoing: Sequence[Sequence[Tensor]], tasks: Sequence[WholeTask], group: dist.ProcessGroup
 ) -> None:
-    """Send each rank its rows of what this one computed; take those of all tasks."""
+    """Send each rank its rows of this rank's results, and receive this rank's rows of all tasks."""
     world = dist.get_world_size(group)
     sizes = [sum(rows.local.numel() for rows in task.outputs) for task in tasks]
     flat = _all_to_all(_pad_lists(outgoing, world), sizes + [0] * (world - len(tasks)), group)
@@ -126,21 +128,21 @@ def _pad_lists(lists: Sequence[Sequence[Tensor]], world: int) -> list[Sequence[T
 def _all_to_all(
     sent: Sequence[Sequence[Tensor]], sizes: list[int], group: dist.ProcessGroup
 ) -> Tensor:
-    """Send each rank its tensors; what came, in the order of ranks, one after another."""
-    flats = [[each.reshape(-1) for each in tensors] for tensors in sent]
-    everything = [each for tensors in flats for each in tensors]
+    """Send each rank its tensors, and return the received ones, flat and in the order of ranks."""
+    flats = [[tensor.reshape(-1) for tensor in tensors] for tensors in sent]
+    everything = [tensor for tensors in flats for tensor in tensors]
     device = everything[0].device if everything else torch.device("cpu")
     if not everything and dist.get_backend(group) == "nccl":
         device = torch.device("cuda", torch.cuda.current_device())
     outgoing = torch.cat(everything) if everything else torch.empty(0, device=device)
     incoming = torch.empty(sum(sizes), device=device)
-    counts = [sum(each.numel() for each in tensors) for tensors in flats]
+    counts = [sum(tensor.numel() for tensor in tensors) for tensors in flats]
     dist.all_to_all_single(incoming, outgoing, sizes, counts, group=group)
     return incoming
 
 
 def _find_group(tensor: Tensor) -> dist.ProcessGroup | None:
-    """The ranks over which `tensor` is sliced; None if it is whole here."""
+    """Return the group of ranks over which `tensor` is sliced; None if it is whole on this rank."""
     if not isinstance(tensor, DTensor):
         return None
     for axis, placement in enumerate(tensor.placements):

@@ -1,1 +1,1 @@
-"""How one model is spread over many devices; applied to a model from outside it."""
+"""Parallel layouts of one model over many devices, applied to the model from outside."""

@@ -1,9 +1,9 @@
-"""Compiling each layer: fewer passes over memory, for a slow first step.
+"""Compilation of each layer with `torch.compile`: faster steps after a slow first one.
 
-By `torch.compile` (Ansel et al. 2024, doi 10.1145/3620665.3640366), one graph that all layers of a
-model share. What it computes is close to what the plain layers do, not the same bits; between
-workers and restarts it is the same bits, because nothing is timed to choose between kernels and
-every graph is a function of the shapes alone.
+`torch.compile` (Ansel et al. 2024, doi 10.1145/3620665.3640366) makes one graph that all layers of
+a model share. Its results are close to those of plain layers but not bit-identical. Between workers
+and restarts they are bit-identical, because no kernel is chosen by timing and every graph depends
+on the shapes alone.
 """
 
 import functools
@@ -23,55 +23,55 @@ from trainrig.hardware import has_triton
 if TYPE_CHECKING:
     from torch import nn
 
-# torch's own choice, in its order.
+# The compilers that torch looks for, in its order.
 CPP_COMPILERS = ("g++", "clang++")
 
 
 class Compile(Settings):
-    """How layers are compiled.
+    """Settings for compiling layers.
 
-    The first step then takes 10 s or more, and so does the first after a restart on a machine whose
-    `cache` is empty: of no use to runs of a few hundred steps.
+    Compilation adds 10 s or more to the first step, and again after a restart on a machine with an
+    empty `cache`. It does not pay off in runs of a few hundred steps.
     """
 
-    # Compiler: inductor, or aot_eager, which runs the same graphs by torch's own kernels, to find
-    # out whose fault an error is.
+    # Compiler backend: `inductor`, or `aot_eager`, which runs the same graphs with torch's own
+    # kernels, to find out which part causes an error.
     backend: Literal["inductor", "aot_eager"] = "inductor"
-    # Whether one graph serves rows of every length: for fine-tuning, whose micro-batches differ in
-    # length; otherwise each shape has a graph of its own.
+    # Whether one graph serves rows of every length. Use it for fine-tuning, where the lengths of
+    # micro-batches differ; otherwise each shape gets its own graph.
     dynamic: bool = False
-    shapes: int = Field(default=16, ge=1)  # most shapes to compile graphs for
-    # Folder of compiled code, so that a restart finds it; None: torch's own
-    # (TORCHINDUCTOR_CACHE_DIR, or below the temporary folder).
+    shapes: int = Field(default=16, ge=1)  # maximum number of shapes to compile graphs for
+    # Folder for compiled code, which a restart reuses. None: torch's default
+    # (TORCHINDUCTOR_CACHE_DIR, or a folder below the temporary folder).
     cache: Annotated[str | None, CACHE] = None
 
     @property
     def in_words(self) -> str:
-        """What of it decides which kernels there are."""
+        """Text of the settings that decide which kernels are generated."""
         return f"{self.backend}, {'any length' if self.dynamic else 'by shape'}"
 
 
 def check_compiler(settings: Compile | Literal[False] | None) -> None:
-    """Raise ConfigError if this machine lacks what compiling needs, before a worker finds out."""
+    """Raise ConfigError if this machine lacks the C++ compiler or headers that inductor needs."""
     if not settings or settings.backend != "inductor":
         return
     named = os.environ.get("CXX")
     wanted = (named,) if named else CPP_COMPILERS
-    if not any(shutil.which(each) for each in wanted):
+    if not any(shutil.which(compiler) for compiler in wanted):
         raise ConfigError(
-            f"training.compile: no C++ compiler on this machine (looked for {' and '.join(wanted)})"
-            "; install one, name it in CXX, or leave the table out"
+            "training.compile: this machine has no C++ compiler (looked for "
+            f"{' and '.join(wanted)}); install one, set CXX to its name, or remove the table"
         )
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.exists():
         raise ConfigError(
-            f"training.compile: {header} is not there, and compiled code needs it; install the "
-            "development files of this Python, or leave the table out"
+            f"training.compile: compiled code needs {header}, which does not exist; install the "
+            "development files of this Python, or remove the table"
         )
 
 
 def can_compile() -> bool:
-    """Whether this machine has what compiling layers for its GPU needs."""
+    """Return whether this machine can compile layers for its GPU."""
     try:
         check_compiler(Compile())
     except ConfigError:
@@ -82,26 +82,27 @@ def can_compile() -> bool:
 def compile_layers(
     layers: "Sequence[nn.Module]", settings: Compile | Literal[False] | None
 ) -> None:
-    """Compile each of `layers` when it is first called, in place, names unchanged.
+    """Compile each of `layers` at its first call, in place and with unchanged names.
 
-    To be called after `recompute`, so that what is computed again is compiled too, and before
-    `shard`, whose gathering of weights stays outside of the graphs.
+    Call this after `recompute`, so that recomputation is compiled too, and before `shard`, whose
+    gathering of weights stays outside the graphs.
     """
     if not settings:
         return
-    # Here, as they take seconds, for which whoever compiles nothing should not have to wait.
+    # Imported here because these modules take seconds to import, which a run without compilation
+    # should not pay for.
     import torch
     import torch._dynamo
     import torch._inductor
 
     if settings.cache:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = settings.cache
-    # No kernel is chosen by timing it: ranks, whose times differ, would choose differently.
+    # Choosing kernels by timing is off: ranks measure different times and would choose differently.
     torch._inductor.config.deterministic = True
     torch._dynamo.config.recompile_limit = settings.shapes
     for layer in layers:
-        # Whole or not at all (`fullgraph`): left alone, torch would run plain layers for shapes
-        # beyond the limit, and which come up first on a rank depends on how many ranks there are.
+        # `fullgraph` makes torch fail beyond the limit of shapes. By default it would run such
+        # shapes uncompiled, and which shapes a rank meets first depends on the number of ranks.
         graph = torch.compile(
             layer.forward, backend=settings.backend, dynamic=settings.dynamic, fullgraph=True
         )
@@ -115,6 +116,6 @@ def _run(graph: Callable[..., Any], shapes: int, *args: Any, **kwargs: Any) -> A
         return graph(*args, **kwargs)
     except FailOnRecompileLimitHit:
         raise ConfigError(
-            f"training.compile: rows of more than {shapes} shapes came up; set dynamic = true for "
-            "one graph for all of them, or raise training.compile.shapes"
+            f"training.compile: more than {shapes} shapes of rows occur; set dynamic = true for "
+            "one graph for all shapes, or raise training.compile.shapes"
         ) from None

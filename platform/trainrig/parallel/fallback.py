@@ -1,4 +1,4 @@
-"""Layouts to fall back on, of fewer workers a replica, for a run that has lost some of its own."""
+"""Fallback layouts with fewer workers per replica, for a run that has lost workers."""
 
 import itertools
 from collections.abc import Sequence
@@ -10,45 +10,45 @@ from trainrig.parallel.layout import DDP, FSDP, HSDP, Layout
 
 
 class Fallback(Settings):
-    """A layout for as long as there are too few workers for one replica of those before it."""
+    """Layout to use while there are too few workers for one replica of the layouts before it."""
 
-    parallel: Layout = FSDP()  # how the model is laid out over the workers that are left
-    # What to compute again in the backward pass then, as each worker holds more of the model; None:
-    # what the run does.
+    parallel: Layout = FSDP()  # how to distribute the model over the remaining workers
+    # What to recompute in the backward pass with this layout, because each worker holds more of the
+    # model. None: the same as the run's own setting.
     recompute: Recompute | None = None
 
 
 class LaidOut(Protocol):
-    """What has a layout: a run, or what it falls back on."""
+    """Protocol of objects with a layout: a run, or one of its fallbacks."""
 
     @property
     def parallel(self) -> FSDP | HSDP | DDP:
-        """The layout."""
+        """The layout of the model over workers."""
 
 
 def list_units(first: FSDP | HSDP | DDP, fallbacks: Sequence[LaidOut]) -> tuple[int, ...]:
-    """How many workers come and go together in the layout `first`, and in each of `fallbacks`.
+    """Return by how many workers the layout `first` and each of `fallbacks` grow and shrink.
 
-    Without any, an HSDP of one replica more or less is a matter of its own check.
+    Without fallbacks the unit is one replica, and HSDP checks its number of replicas itself.
     """
     if not fallbacks:
         return (first.replica,)
-    return tuple(each.unit for each in (first, *(each.parallel for each in fallbacks)))
+    return tuple(layout.unit for layout in (first, *(fallback.parallel for fallback in fallbacks)))
 
 
 def check_order(first: FSDP | HSDP | DDP, fallbacks: Sequence[LaidOut]) -> None:
-    """Raise ValueError unless each of `fallbacks` does with fewer workers than all before it."""
+    """Raise ValueError unless each of `fallbacks` needs fewer workers than those before it."""
     units = list_units(first, fallbacks)
     for number, (before, unit) in enumerate(itertools.pairwise(units)):
         if unit >= before:
             raise ValueError(
-                f"fallbacks[{number}] takes {unit} workers or more, no fewer than the {before} of "
-                "the layout before it; give fewer ranks, and the larger layouts first"
+                f"fallbacks[{number}] needs at least {unit} workers, no fewer than the {before} of "
+                "the layout before it; use fewer ranks, and list larger layouts first"
             )
 
 
 def describe_layout(layout: FSDP | HSDP | DDP) -> str:
-    """Its kind, and the ranks of each axis: `FSDP, tensor 2, pipeline 4`."""
+    """Return the kind and the ranks of each axis, as in `FSDP, tensor 2, pipeline 4`."""
     kind = f"HSDP of {layout.replicas}" if isinstance(layout, HSDP) else layout.kind
     axes = {
         "tensor": layout.tensor,

@@ -1,31 +1,37 @@
-"""torch's flight recorder: the last collectives of this process, and how far each has come.
+"""torch's flight recorder: the latest collectives of this process and the state of each.
 
-What every rank was waiting for when a run hung tells which of them did not come. torch keeps a ring
-of them in memory, for gloo and for NCCL; nothing is written until it is asked for.
+When a run hangs, the collectives that the ranks wait in show which ranks are missing. torch keeps a
+ring buffer of them in memory, for gloo and for NCCL. Nothing is written until `dump` is called.
 """
 
 import json
 import os
 from typing import Any
 
-# The last collectives that are kept; torch reads it when the first group is formed. The second is
-# its name in torch before 2.9.
+# Number of collectives to keep; torch reads the variable when the first process group is formed.
+# The second name is the one that torch used before 2.9.
 RECORDED = "2000"
 NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-# By which torch gives them, as JSON: NCCL's, where torch was built with it, then all others'.
+# torch's functions that return the records as JSON: the one for NCCL, if torch was built with it,
+# then the one for all other backends.
 DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 
 
 def turn_on() -> None:
-    """Have this process record its collectives, unless its environment says how many; before its
-    process group is formed."""
+    """Turn on the flight recorder of this process, unless its environment sets the buffer size.
+
+    Call this before the process group is formed.
+    """
     if not any(name in os.environ for name in NAMES):
         os.environ.update(dict.fromkeys(NAMES, RECORDED))
 
 
 def dump(source: Any = None) -> bytes | None:
-    """The last collectives, as JSON: the first of `source`'s recorders that has any. None: none
-    has. May be called from any thread, while others wait for a collective."""
+    """Return the latest collectives as JSON, or None if no recorder has any.
+
+    The recorders of `source` (torch by default) are tried in order. Safe to call from any thread
+    while other threads wait in a collective.
+    """
     import torch._C._distributed_c10d as c10d
 
     for name in DUMPS:
@@ -37,11 +43,11 @@ def dump(source: Any = None) -> bytes | None:
 
 
 def find_pending(dumped: bytes) -> str | None:
-    """The name of the first collective of a dump in which its process waits for others; None: it
-    waits in none, so that others wait for it.
+    """Return the name of the first collective in a dump in which the process waits for other ranks.
 
-    NCCL's are put into a stream long before the device comes to them: one that has not started
-    waits for this device's own work. Of gloo's, none is said to have started.
+    None means that the process waits in no collective, so other ranks wait for it. NCCL collectives
+    are queued on a stream long before the device reaches them: one that has not started waits for
+    this device's own work. gloo records never report a start.
     """
     for entry in json.loads(dumped)["entries"]:
         name: str = entry["profiling_name"]

@@ -1,7 +1,8 @@
-"""Fully sharded data parallelism (FSDP2): each of several ranks keeps a slice of every parameter.
+"""Fully sharded data parallelism (FSDP2): each rank keeps a slice of every parameter.
 
-ZeRO stage 3 (Rajbhandari et al. 2020, arXiv:1910.02054), by torch's `fully_shard`. On a mesh of two
-axes it is HSDP: sliced along the last, alike along the first; with slices of a whole, DDP.
+ZeRO stage 3 (Rajbhandari et al. 2020, arXiv:1910.02054), with torch's `fully_shard`. On a mesh of
+two axes it is HSDP: parameters are sliced along the last axis and replicated along the first. With
+slices that hold the whole parameter, it is DDP.
 """
 
 from collections.abc import Iterator, Sequence, Set
@@ -27,7 +28,7 @@ from trainrig.models.lora.layers import LowRankEmbedding
 from trainrig.models.moe import Experts
 from trainrig.parallel.expert.dispatch import list_expert_layers
 from trainrig.parallel.gradients.cast_weights import cast_weights, list_cast_units
-from trainrig.parallel.gradients.joined import join_each
+from trainrig.parallel.gradients.joined import join_input_gradients
 from trainrig.parallel.mesh import Axis
 from trainrig.parallel.pipeline.stage import StageDecoder
 from trainrig.parallel.precision import FLOAT32, Precision, find_stream_type, make_policy
@@ -42,28 +43,30 @@ def shard(
     precision: Precision = FLOAT32,
     experts: DeviceMesh | None = None,
 ) -> FSDPModule:
-    """Shard `model` in place: each of `layers` gathers by itself, and so do an embedding and a head
-    that are two, the rest together; experts that are divided over ranks, over the mesh `experts`,
-    apart from the rest of their layer.
+    """Shard `model` in place with FSDP2.
+
+    Each of `layers` is one unit that is gathered on its own. A separate embedding and head are
+    units too, and the rest is one unit. Experts that are divided over ranks are sharded over the
+    mesh `experts`, apart from the rest of their layer.
 
     Gradients are *summed* over ranks: the loss of a micro-batch is already divided by the global
-    batch's number of targets, so a mean over ranks would depend on how many there are.
-    `gather_once`: a forward pass leaves its parameters gathered, for a backward pass to let go.
+    batch's number of targets, so a mean over ranks would depend on the number of ranks.
+    `gather_once`: a forward pass leaves parameters gathered, and a backward pass frees them.
     """
     casts = make_policy(precision)
-    for each in list_expert_layers(model) if experts else ():
+    for layer in list_expert_layers(model) if experts else ():
         fully_shard(
-            each.experts, mesh=experts, reshard_after_forward=not gather_once, mp_policy=casts
+            layer.experts, mesh=experts, reshard_after_forward=not gather_once, mp_policy=casts
         )
     for layer in layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=not gather_once, mp_policy=casts)
     _shard_ends(model, mesh, gather_once, casts)
-    # The rest is needed again at once.
+    # The backward pass begins with the rest, so it stays gathered.
     root = fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=casts)
     for module in list_units(model):
-        module.set_force_sum_reduction_for_comms(True)  # gloo has no pre-multiplied sum
+        module.set_force_sum_reduction_for_comms(True)  # gloo does not support pre-multiplied sums
         over = experts if experts and isinstance(module, Experts) else mesh
-        if over.size() > 1:  # one rank alone would divide by it, for nothing
+        if over.size() > 1:  # with one rank the division would be wasted work
             module.set_gradient_divide_factor(1.0)
     return root
 
@@ -71,49 +74,57 @@ def shard(
 def _shard_ends(
     model: nn.Module, mesh: DeviceMesh, gather_once: bool, casts: MixedPrecisionPolicy
 ) -> None:
-    """Shard the embedding and the head of `model` by themselves, those that it has of them: the
-    head is gathered while the layers before it compute, and its gradient is sent while they go
-    backward."""
+    """Shard the embedding and the head of `model`, if it has them, as separate units.
+
+    The head is gathered while the layers before it compute, and its gradient is sent while they go
+    backward.
+    """
     if not isinstance(model, Decoder):
         return
     for name in model.config.shapes.ends_apart:
         end = getattr(model, name, None)
-        if end is None:  # another stage of a pipeline has it
+        if end is None:  # another pipeline stage holds it
             continue
-        # The gradient of logits is made of the head's weight at once, that of rows of none.
+        # The backward pass needs the head's weight at once; the embedding's needs no weight.
         again = name == "embedding" and not gather_once
         fully_shard(end, mesh=mesh, reshard_after_forward=again, mp_policy=casts)
         if name == "head":
             register_fsdp_forward_method(end, "finish_streams")
-        elif not isinstance(end, LowRankEmbedding):  # which multiplies by one of its matrices
+        # a low-rank embedding needs its matrix in the backward pass
+        elif not isinstance(end, LowRankEmbedding):
             end.set_unshard_in_backward(False)
 
 
 def _stays_gathered(model: nn.Module | FSDPModule, unit: FSDPModule) -> bool:
-    """Whether a forward pass of `model` always leaves the parameters of `unit` gathered."""
+    """Return whether a forward pass of `model` always leaves the parameters of `unit` gathered."""
     return unit is model or unit is getattr(model, "head", None)
 
 
-def leave_whole(
+def prepare_unsharded(
     model: nn.Module, layers: Sequence[nn.Module], precision: Precision = FLOAT32
 ) -> None:
-    """Have `model`, which is not sharded (`needs_sharding`), compute in `precision`, and its
-    gradients be those of a sharded one, to the bit; `layers`: of it."""
+    """Make an unsharded `model` compute in `precision`, with the gradient bits of a sharded one.
+
+    `layers` are the layers of `model`. Use this where `needs_sharding` returns False.
+    """
     if precision.casts:
         cast_weights(model, layers, find_stream_type(precision))
     else:
-        join_each(layers)
+        join_input_gradients(layers)
 
 
 def list_units(model: nn.Module | FSDPModule) -> list[FSDPModule]:
-    """The parts of `model` whose parameters are sent together."""
+    """Return the FSDP units of `model`: the modules whose parameters are sent together."""
     assert isinstance(model, nn.Module)
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
-def leave_copies(unit: FSDPModule) -> None:
-    """Have FSDP add the gradients of `unit` over the slices of one copy of the model alone, and not
-    those of the copies, which it can only add in an order of its own."""
+def reduce_within_copy(unit: FSDPModule) -> None:
+    """Make FSDP add the gradients of `unit` over the slices of one copy of the model only.
+
+    The gradients of the copies are then added elsewhere, because FSDP can add them only in an order
+    of its own.
+    """
     group = unit._get_fsdp_state()._fsdp_param_group
     if group is None or not isinstance(group.mesh_info, DDPMeshInfo):
         return
@@ -124,25 +135,29 @@ def leave_copies(unit: FSDPModule) -> None:
 
 
 def reshard(model: nn.Module | FSDPModule) -> None:
-    """Let go of gathered and of cast parameters, as after a whole step: until then they, not what
-    is trained and saved, are those of `model`. After passes without a backward one FSDP keeps some
-    for it."""
+    """Free the gathered and the cast parameters of `model`, as at the end of a step.
+
+    Until then, the parameters of `model` are those temporary tensors and not the ones that are
+    trained and saved. After forward passes without a backward pass, FSDP keeps some of them
+    gathered.
+    """
     for unit in list_units(model):
         unit.reshard()
-    for each in list_cast_units(model):
-        each.restore()
+    for unit in list_cast_units(model):
+        unit.restore()
 
 
 @contextmanager
 def keep_gathered(model: nn.Module | FSDPModule, gather_once: bool) -> Iterator[None]:
-    """All parameters of `model` are gathered to begin with, and forward passes leave them so: no
-    pass sends anything, so ranks may make different numbers of them. Collective.
+    """Gather all parameters of `model` and keep them gathered through the block. Collective.
 
-    `gather_once`: as `shard` was told. They stay gathered until they are resharded.
+    Forward passes in the block send nothing, so ranks may run different numbers of them.
+    `gather_once` must be the value given to `shard`. The parameters stay gathered until they are
+    resharded.
     """
     found = list_units(model)
-    for each in list_cast_units(model):
-        each.cast()
+    for unit in list_cast_units(model):
+        unit.cast()
     for unit in found:
         unit.unshard()
         unit.set_reshard_after_forward(False, recurse=False)
@@ -155,8 +170,10 @@ def keep_gathered(model: nn.Module | FSDPModule, gather_once: bool) -> Iterator[
 
 
 def find_local_slice(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """What of `tensor` this rank holds, not a copy, and where in the whole that begins, by
-    dimension. Along an axis of size 1 nothing is cut."""
+    """Return this rank's slice of `tensor` as a view, and the slice's offset in each dimension.
+
+    Nothing is sliced along a mesh axis of size 1.
+    """
     if not isinstance(tensor, DTensor):
         return tensor.detach(), (0,) * tensor.ndim
     local = tensor.to_local().detach()
@@ -168,7 +185,7 @@ def find_local_slice(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
 
 
 def count_copies(tensor: DTensor) -> int:
-    """How many ranks hold the same slice of `tensor`."""
+    """Return the number of ranks that hold the same slice of `tensor`."""
     mesh = tensor.device_mesh
     count = 1
     for axis, placement in enumerate(tensor.placements):
@@ -177,8 +194,11 @@ def count_copies(tensor: DTensor) -> int:
 
 
 class BackwardUnits:
-    """The units of some models by the stage of a pipeline that they are of: a backward pass is that
-    of one stage, and the other stages of this rank keep what they have added up."""
+    """FSDP units of a rank's models, with the pipeline stage that each unit belongs to.
+
+    A backward pass runs one stage, and the other stages of this rank keep the gradients they have
+    accumulated.
+    """
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self._units = [
@@ -189,44 +209,53 @@ class BackwardUnits:
         self._cast = [unit for model in models for unit in list_cast_units(model)]
 
     def prepare(self, chunk: int, reduces: bool, last: bool, gather_once: bool) -> None:
-        """Before a backward pass of stage `chunk`, its `last` of a step: whether its gradients are
-        sent then. What is gathered for a step is let go after the last; of the ends of a model,
-        which torch gathers for any pass, after that of the first stage, the last of all."""
+        """Configure all units for a backward pass of stage `chunk`.
+
+        `reduces`: the pass sends its gradients. `last`: it is the step's last pass of the stage.
+        Parameters gathered for a step are freed after the last pass. The root unit of a model
+        (embedding and head), which torch gathers for any pass, is freed after the pass of the first
+        stage, which comes last.
+        """
         for unit, its_chunk, root in self._units:
             mine = its_chunk == chunk
             unit.set_requires_gradient_sync(mine and reduces, recurse=False)
-            # Of slices that several ranks hold, once a step.
+            # Copies of a slice are reduced once a step.
             unit.set_requires_all_reduce(mine and last, recurse=False)
             done = last and (chunk == 0 if root else mine)
             unit.set_reshard_after_backward(done or not gather_once, recurse=False)
-        for each in self._cast:
-            each.last = last
+        for unit in self._cast:
+            unit.last = last
 
     def finish_pass(self, last: bool) -> None:
-        """A backward pass is over: have with the parameters what it left with copies of them."""
-        for each in self._cast:
-            each.add_gradients()
+        """Move the gradients that a backward pass left with cast copies to the parameters."""
+        for unit in self._cast:
+            unit.add_gradients()
             if last:
-                each.restore()
+                unit.restore()
 
 
 def find_stage(model: nn.Module | FSDPModule, module: nn.Module | FSDPModule) -> int:
-    """Which of this rank's stages of `model` has the parameters of `module`, a unit of it."""
+    """Return the number of this rank's stage of `model` that holds the unit `module`."""
     assert isinstance(module, nn.Module)
     return model.find_chunk(module) if isinstance(model, StageDecoder) else 0
 
 
 class Gradients(Protocol):
-    """How the gradients of the micro-batches of a step become those of its global batch."""
+    """Protocol for turning the gradients of micro-batches into the global batch's gradients."""
 
     def begin(self, micro_batches: int, virtual: int, measured: bool = False) -> None:
-        """A step of so many micro-batches, of `virtual` virtual workers, begins; `measured`: for
-        `compute_part_squared` after it."""
+        """Begin a step of `micro_batches` micro-batches of this rank and `virtual` virtual workers.
+
+        `measured`: `compute_part_squared` will be called after the step.
+        """
         ...
 
     def backward(self, loss: Tensor, slot: MicroBatchSlot, last: bool, chunk: int = 0) -> None:
-        """Go backward from the `loss` of one micro-batch; `last`: of this rank's in the step.
-        `chunk`: the one of its stages whose loss it is."""
+        """Run the backward pass from the `loss` of one micro-batch.
+
+        `last`: it is this rank's last micro-batch of the step. `chunk`: number of this rank's stage
+        that the loss belongs to.
+        """
         ...
 
     def finish(self) -> None:
@@ -234,19 +263,25 @@ class Gradients(Protocol):
         ...
 
     def compute_norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
-        """The norm of that sum, of `parameters` alone, on every rank; float64. Nothing waits for it
-        yet."""
+        """Return the norm of the summed gradients of `parameters` on every rank: a float64 scalar.
+
+        The result has not been waited for.
+        """
         ...
 
     def compute_part_squared(self) -> Tensor | None:
-        """The mean squared norm of what each virtual worker added to that sum, on every rank, which
-        all call it; float64. None: it is not known."""
+        """Return the mean squared norm of the virtual workers' parts of the summed gradient.
+
+        A float64 scalar on every rank, or None if it is not known. Collective.
+        """
         ...
 
 
 class SummedByRank:
-    """Each rank adds up its own, and torch adds those of the ranks: fast, but the last bits depend
-    on the number of ranks."""
+    """Gradients that each rank accumulates itself and torch then reduces over ranks.
+
+    Fast, but the last bits depend on the number of ranks.
+    """
 
     def __init__(
         self,
@@ -258,79 +293,98 @@ class SummedByRank:
         stages: dist.ProcessGroup | None = None,
         counted: Sequence[bool] | None = None,
     ) -> None:
-        """`shared`: ranks that share layers; of a parameter whose `id` is in `alike` all of them
-        have the same. `reduce_each`: each micro-batch's gradients are added and sliced unit by
-        unit, in its own backward pass, so that no rank ever holds a whole one; else the step's.
-        `stages`: ranks that have other layers of the model; `counted`: for which of the parameters
-        that `compute_norm` is asked for this one counts, where another has them too."""
-        self._units, self._gather_once = BackwardUnits(models), gather_once
-        self._shared, self._alike = shared or Axis(), alike
+        """Prepare the units of `models`.
+
+        Args:
+            models: This rank's models, one for each virtual copy of the run's model.
+            gather_once: The value given to `shard`.
+            shared: Ranks that share layers (tensor parallelism).
+            alike: The `id` of each parameter that is the same on all of `shared`.
+            reduce_each: Whether each micro-batch's gradients are reduced and sliced unit by unit in
+                its own backward pass, so that no rank ever holds a whole gradient; otherwise once a
+                step.
+            stages: Ranks that hold other layers of the model.
+            counted: For each parameter given to `compute_norm`, whether this rank counts it;
+                another rank counts the others.
+        """
+        self._units = BackwardUnits(models)
+        self._gather_once = gather_once
+        self._shared = shared or Axis()
+        self._alike = alike
         self._reduce_each = reduce_each
-        self._stages, self._counted = stages, counted
+        self._stages = stages
+        self._counted = counted
 
     def begin(self, micro_batches: int, virtual: int, measured: bool = False) -> None:
-        """See Gradients."""
+        """Do nothing: there is no state of a step. See `Gradients.begin`."""
 
     def backward(self, loss: Tensor, slot: MicroBatchSlot, last: bool, chunk: int = 0) -> None:
-        """See Gradients."""
+        """Run a backward pass, and reduce where due. See `Gradients.backward`."""
         self._units.prepare(chunk, last or self._reduce_each, last, self._gather_once)
-        # One that is not real only joins the others' collectives.
+        # A padding micro-batch only joins the collectives of the others.
         torch.autograd.backward(loss if slot.real else loss * 0.0)
         self._units.finish_pass(last)
 
     def finish(self) -> None:
-        """See Gradients."""
+        """Do nothing: torch reduced in the last backward pass. See `Gradients.finish`."""
 
     def compute_norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
-        """See Gradients."""
+        """Return the norm of the summed gradients. See `Gradients.compute_norm`."""
         if self._shared.group is self._stages is None:
             return _compute_norm(parameters)
-        if _are_sliced_apart(parameters):  # no stage has divided experts
+        if _are_sliced_apart(parameters):  # expert parallelism has no pipeline stages
             return _compute_norm_of_slices(parameters, self._alike, self._shared.size)
         counted = self._counted or [True] * len(parameters)
-        mine = [each for each, own in zip(parameters, counted, strict=True) if own]
-        own = _compute_norm([each for each in mine if id(each) not in self._alike])
-        square = own.square().to(parameters[0].device)  # of none of them it is on the host
+        mine = [parameter for parameter, own in zip(parameters, counted, strict=True) if own]
+        own = _compute_norm([parameter for parameter in mine if id(parameter) not in self._alike])
+        # the norm of no tensors at all is on the host
+        square = own.square().to(parameters[0].device)
         if self._shared.group is not None:
             dist.all_reduce(square, group=self._shared.group)
-        square += _compute_norm([each for each in mine if id(each) in self._alike]).square()
+        square += _compute_norm(
+            [parameter for parameter in mine if id(parameter) in self._alike]
+        ).square()
         if self._stages is not None:
             dist.all_reduce(square, group=self._stages)
         return square.sqrt()
 
     def compute_part_squared(self) -> Tensor | None:
-        """See Gradients. A rank's part is added to the others' as soon as it is there."""
+        """Return None: each rank's part is added to the others' at once. See `Gradients`."""
         return None
 
 
 def _compute_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Of the gradients of `parameters`, of all their slices."""
+    """Return the norm of the gradients of `parameters`, over all their slices."""
     if _are_sliced_apart(parameters):
         return _compute_norm_of_slices(parameters)
-    gradients = [each.grad for each in parameters if each.grad is not None]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
     return (norm.full_tensor() if isinstance(norm, DTensor) else norm).double()
 
 
 def _are_sliced_apart(parameters: Sequence[nn.Parameter]) -> bool:
-    """Whether their gradients are sliced over ranks in several ways."""
-    gradients = (each.grad for each in parameters)
-    return len({each.device_mesh for each in gradients if isinstance(each, DTensor)}) > 1
+    """Return whether the gradients of `parameters` are sliced over more than one mesh."""
+    gradients = (parameter.grad for parameter in parameters)
+    return (
+        len({gradient.device_mesh for gradient in gradients if isinstance(gradient, DTensor)}) > 1
+    )
 
 
 def _compute_norm_of_slices(
     parameters: Sequence[nn.Parameter], alike: Set[int] = frozenset(), sharing: int = 1
 ) -> Tensor:
-    """The norm of the gradients of all `parameters`, sliced over ranks in several ways; its last
-    bits depend on how. `alike`: of which `sharing` ranks that share layers have the same. Every
-    rank must call it; it sends 8 bytes."""
+    """Return the norm of gradients that are sliced over several meshes.
+
+    The last bits depend on the slicing. `alike`: the `id` of each parameter that is the same on
+    `sharing` ranks that share layers. Collective; sends 8 bytes.
+    """
     total = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
-    for each in parameters:
-        if each.grad is None:
+    for parameter in parameters:
+        if parameter.grad is None:
             continue
-        assert isinstance(each.grad, DTensor)
-        norm = torch.linalg.vector_norm(each.grad.to_local(), dtype=torch.float64)
-        held = count_copies(each.grad) * (sharing if id(each) in alike else 1)
+        assert isinstance(parameter.grad, DTensor)
+        norm = torch.linalg.vector_norm(parameter.grad.to_local(), dtype=torch.float64)
+        held = count_copies(parameter.grad) * (sharing if id(parameter) in alike else 1)
         total += norm.square() / held
     dist.all_reduce(total)
     return total.sqrt()

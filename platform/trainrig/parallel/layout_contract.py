@@ -1,4 +1,4 @@
-"""What each layout of a model over workers says of itself."""
+"""Base class of the layouts of a model over workers: the settings and sizes that all share."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,37 +16,35 @@ if TYPE_CHECKING:
 
 
 class WorkerLayout(Settings):
-    """How a model is laid out over the workers of a run; its fields are `training.parallel`."""
+    """Layout of a model over the workers of a run: the run-file table `training.parallel`."""
 
-    # Whether gradients can be added in an order that does not depend on the number of workers.
+    # Whether the order of adding gradients can be independent of the number of workers.
     exact: ClassVar[bool] = False
 
-    # Workers that share each row, for sequences that one has no room for; None: each has whole
-    # rows.
+    # Context parallelism: workers that share each row, for sequences too long for one worker. None:
+    # each worker has whole rows.
     context: Context | None = None
-    # Workers that divide the experts of each layer among them, and the rows of a micro-batch; None:
-    # each has all of both.
+    # Expert parallelism: workers that divide the experts of each layer, and the rows of a
+    # micro-batch, among them. None: each worker has all experts and rows.
     expert: Expert | None = None
-    # Workers that share each layer, for models that one has no room for; None: each has all of a
-    # layer while it computes it.
+    # Tensor parallelism: workers that share each layer, for models too large for one worker. None:
+    # each worker has the whole layer while it computes it.
     tensor: TensorSplit | None = None
-    # Workers that have some of the layers each, for models that one has no room for; None: each has
-    # all.
+    # Pipeline parallelism: workers that hold some of the layers each, for models too large for one
+    # worker. None: each worker has all layers.
     pipeline: Pipeline | None = None
 
     @property
     def by_micro_batch(self) -> bool:
-        """Whether gradients are added and sliced after each micro-batch, and not once a step."""
+        """True if gradients are reduced after each micro-batch, and not once a step."""
         return False
 
     def inexact_by(self) -> str | None:
-        """The setting by which gradients are added in an order that depends on the number of
-        workers; None: they need not be."""
+        """Return the setting that makes gradient sums depend on the number of workers, or None."""
         return None if self.exact else f"kind = '{type(self).__name__}'"
 
     def _find_shared_axis(self) -> str | None:
-        """The first axis by which several workers share a micro-batch; None: each has whole
-        ones."""
+        """Return the first axis along which workers share a micro-batch, or None."""
         axes: dict[str, Settings | None] = {
             "context": self.context,
             "expert": self.expert,
@@ -64,90 +62,99 @@ class WorkerLayout(Settings):
             self.tensor.check_workers(workers, self.replica)
 
     def check_beside(self, compiled: bool, recompute: str | None, fused: bool = False) -> None:
-        """Raise ValueError for axes that do not go together, or not with `compiled` layers, with
-        that kind of recomputation, or with `fused` projections."""
+        """Raise ValueError for combinations of settings that are not supported.
+
+        Checks the axes against each other, against `compiled` layers, the kind of `recompute` and
+        `fused` projections.
+        """
         if self.context is not None and compiled:
             raise ValueError(
-                "parallel.context sends keys and values from within layers, which cannot be "
-                "compiled then; leave out [training.compile] or [training.parallel.context]"
+                "parallel.context sends keys and values within layers, so layers cannot be "
+                "compiled; remove [training.compile] or [training.parallel.context]"
             )
         if recompute == "Budget" and self.pipeline and self.pipeline.schedule == "GPipe":
             raise ValueError(
-                "recompute.kind = 'Budget' beside parallel.pipeline.schedule = 'GPipe', which "
-                "keeps all micro-batches of a step, however many; set schedule = '1F1B'"
+                "recompute.kind = 'Budget' does not support parallel.pipeline.schedule = 'GPipe', "
+                "which keeps all micro-batches of a step; set schedule = '1F1B'"
             )
         if self.expert is not None and self.context is not None:
             raise ValueError(
-                "parallel.expert divides whole rows, which parallel.context cuts; leave out one of "
+                "parallel.expert needs whole rows, but parallel.context cuts them; remove one of "
                 "the two"
             )
         if self.tensor is not None and compiled:
             raise ValueError(
-                "parallel.tensor adds up over workers within layers, which cannot be compiled "
-                "then; leave out [training.compile] or [training.parallel.tensor]"
+                "parallel.tensor adds results of workers within layers, so layers cannot be "
+                "compiled; remove [training.compile] or [training.parallel.tensor]"
             )
         if self.tensor is not None and fused:
             raise ValueError(
-                "parallel.tensor cuts the matrices of queries, keys and values each in its own "
-                "way; leave out training.fuse_projections or [training.parallel.tensor]"
+                "parallel.tensor cuts the matrices of queries, keys and values separately; remove "
+                "training.fuse_projections or [training.parallel.tensor]"
             )
         if self.expert is not None and compiled:
             raise ValueError(
-                "parallel.expert sends tokens from within layers, which cannot be compiled then; "
-                "leave out [training.compile] or [training.parallel.expert]"
+                "parallel.expert sends tokens within layers, so layers cannot be compiled; remove "
+                "[training.compile] or [training.parallel.expert]"
             )
         if self.expert is not None and recompute == "Selective":
             raise ValueError(
-                "parallel.expert gathers experts within layers, of which recompute.kind = "
-                "'Selective' loses count; set recompute.kind = 'Full', or leave out "
+                "parallel.expert gathers experts within layers, which recompute.kind = "
+                "'Selective' does not support; set recompute.kind = 'Full', or remove "
                 "[training.recompute]"
             )
 
     def check_apart(self, verb: str) -> None:
-        """Raise ValueError for axes that the verb `verb`, neither `pretrain` nor `posttrain`, has
-        not."""
+        """Raise ValueError for axes that `verb`, not `pretrain` or `posttrain`, cannot use."""
         if self.context is not None:
             raise ValueError(
-                f"training.parallel.context: `{verb}` reads whole rows; leave it out (rows are "
-                "shared in `pretrain` and `posttrain`)"
+                f"training.parallel.context: `{verb}` needs whole rows on each worker; remove it "
+                "(`pretrain` and `posttrain` can share rows)"
             )
         if self.pipeline is not None:
             raise ValueError(
-                f"training.parallel.pipeline: `{verb}` has all layers on each worker; leave it out "
-                "(they are divided in `pretrain` and `posttrain`)"
+                f"training.parallel.pipeline: `{verb}` needs all layers on each worker; remove it "
+                "(`pretrain` and `posttrain` can divide them)"
             )
         if self.expert is not None:
             raise ValueError(
-                f"training.parallel.expert: `{verb}` has all experts on each worker; leave it out "
-                "(they are divided in `pretrain` and `posttrain`)"
+                f"training.parallel.expert: `{verb}` needs all experts on each worker; remove it "
+                "(`pretrain` and `posttrain` can divide them)"
             )
         if self.tensor is not None:
             raise ValueError(
-                f"training.parallel.tensor: `{verb}` has whole layers on each worker; leave it out "
-                "(they are shared in `pretrain` and `posttrain`)"
+                f"training.parallel.tensor: `{verb}` needs whole layers on each worker; remove it "
+                "(`pretrain` and `posttrain` can share them)"
             )
 
     @property
     def replica(self) -> int:
-        """Workers that compute a micro-batch together, and come and go together."""
+        """Number of workers that compute a micro-batch together.
+
+        A run grows and shrinks by whole replicas.
+        """
         return self._ranks_of_micro_batches * self.pipeline_ranks
 
     def nest(self, workers: int) -> tuple[int, ...]:
-        """How many of `workers` are in the groups of neighbours in rank of which others are made:
-        those that share a layer, those with the same layers or micro-batches, a replica."""
+        """Return the sizes of nested groups of neighbouring ranks, the innermost first.
+
+        They are: the ranks that share a layer; the ranks with the same layers or the same
+        micro-batches; the ranks of a replica.
+        """
         copies = self.copies(workers // self.pipeline_ranks)
-        whole = copies == workers // (self._tensor * self.pipeline_ranks)  # as a mesh is built
+        # the same rule as in `build_mesh`
+        whole = copies == workers // (self._tensor * self.pipeline_ranks)
         middle = self._tensor * self.pipeline_ranks if whole else self._ranks_of_micro_batches
         return self._tensor, middle, self.replica
 
     @property
     def unit(self) -> int:
-        """Workers of which any multiple can be laid out so."""
+        """Number of workers of which every multiple can be laid out in this way."""
         return self.replica
 
     @property
     def _ranks_of_micro_batches(self) -> int:
-        """Workers that have a part each of the same micro-batches, or of the same layers."""
+        """Number of workers that share the same micro-batches, or the same layers."""
         ranks = 1
         for axis in (self.context, self.expert, self.tensor):
             ranks *= 1 if axis is None else axis.ranks
@@ -159,22 +166,25 @@ class WorkerLayout(Settings):
 
     @property
     def pipeline_ranks(self) -> int:
-        """Workers that have some of the layers each, and all of them together."""
+        """Number of workers that the layers are divided over."""
         return 1 if self.pipeline is None else self.pipeline.ranks
 
     @property
     def pipeline_chunks(self) -> int:
-        """Stages that each of them has."""
+        """Number of pipeline stages on each pipeline rank."""
         return 1 if self.pipeline is None else self.pipeline.chunks
 
     def data_workers(self, workers: int) -> int:
-        """Among how many of `workers` data is divided: a replica is one."""
+        """Return the number of replicas among `workers`, over which data is divided."""
         return workers // self.replica
 
     def plan_sums(self, workers: int, micro_batches: int, virtual: int) -> list[SumPlan]:
-        """Return who hands over which sums of gradients in a step, on a mesh of `workers`: of whole
-        parameters, then of experts that are divided, if they are."""
-        alike = workers // self._tensor // self.pipeline_ranks  # ranks that have the same layers
+        """Return which rank hands over which gradient sums in a step, on a mesh of `workers`.
+
+        The first plan is for whole parameters. A second one is for experts, if they are divided.
+        """
+        # number of ranks that hold the same layers
+        alike = workers // self._tensor // self.pipeline_ranks
         copies = self.copies(workers // self.pipeline_ranks) or 1
         slices = alike // copies
         parts = self.replica // self._tensor // self.pipeline_ranks
@@ -185,8 +195,8 @@ class WorkerLayout(Settings):
         return plans
 
     def mesh(self, device: "torch.device") -> "WorkerMesh":
-        """All ranks of the process group, as they are laid out; each calls it."""
-        import torch.distributed as dist  # torch, which run files do without
+        """Build the mesh of all ranks of the process group for this layout. Collective."""
+        import torch.distributed as dist  # here because torch is slow to import
 
         from trainrig.parallel.mesh import build_mesh
 
@@ -204,6 +214,8 @@ class WorkerLayout(Settings):
         )
 
     def copies(self, workers: int) -> int | None:
-        """How many of `workers`, which have the same layers, or the same part of each, hold the
-        same slices; None: one holds each."""
+        """Return how many of `workers` hold the same slices, or None if each slice is held once.
+
+        `workers` counts the ranks that hold the same layers or parts of the same layers.
+        """
         return None

@@ -1,8 +1,8 @@
-"""The devices of a run, as axes with names: the one place that says what each rank is for.
+"""The named device mesh of a run, which decides what each rank is for.
 
-A *replica* is the ranks that compute a micro-batch together, neighbours of each other. Data is
-divided among replicas, so what asks for a share of it, or adds up over it, asks for `data_rank` and
-`data_size`, never for the rank in the process group.
+A *replica* is a group of neighbouring ranks that compute a micro-batch together. Data is divided
+among replicas: code that needs a share of the data, or sums over it, uses `data_rank` and
+`data_size`, never the rank in the process group.
 """
 
 import hashlib
@@ -20,99 +20,109 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainrig.errors import ClusterError
 
-# The axes of a mesh, the outermost first: ranks next to each other differ in the last.
-REPLICATE, SHARD, CONTEXT, TENSOR = "data_replicate", "data_shard", "context", "tensor"
-EXPERT = "expert"  # where CONTEXT is: no mesh has both
-PIPELINE = "pipeline"  # between SHARD and these
-# SHARD and CONTEXT or EXPERT as one axis, or REPLICATE and one of these.
-SLICES, COPIES = "slices", "copies"
-NODES, NODE = "nodes", "node"
-PROBE_SECONDS = 0.005  # s between the first two of the rendezvous endpoint; then ever longer,
-LONGEST_PROBE = 0.2  # up to this
+# The axes of a mesh, the outermost first: neighbouring ranks differ in the last axis.
+REPLICATE = "data_replicate"
+SHARD = "data_shard"
+CONTEXT = "context"
+TENSOR = "tensor"
+EXPERT = "expert"  # takes the place of CONTEXT: no mesh has both
+PIPELINE = "pipeline"  # between SHARD and CONTEXT or EXPERT
+# SHARD with CONTEXT or EXPERT as one flattened axis, or REPLICATE with one of them.
+SLICES = "slices"
+COPIES = "copies"
+NODES = "nodes"
+NODE = "node"
+PROBE_SECONDS = 0.005  # seconds between the first two connection attempts, which grow
+LONGEST_PROBE = 0.2  # to at most this many seconds
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
 def find_local_device() -> torch.device:
-    """The device of this process: its GPU if there is one, else the CPU."""
+    """Return the device of this process: its GPU if there is one, else the CPU."""
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 
 def use_device(number: int | None) -> None:
-    """Let this process's GPU be the one of this number; None: it was given none of its own.
+    """Make GPU `number` the current device of this process; None leaves everything as it is.
 
-    Raises ClusterError if it is not there: a rank that went on would train on its CPU unsaid, and
-    the others wait for it.
+    Raises ClusterError if CUDA does not see that GPU: the rank would otherwise train on its CPU
+    without notice, while the others wait for it.
     """
     if number is None:
         return
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if number >= count:
         raise ClusterError(
-            f"{socket.gethostname()}: this rank was given GPU {number}, and CUDA sees {count} here "
-            "(CUDA_VISIBLE_DEVICES="
-            f"'{os.environ.get('CUDA_VISIBLE_DEVICES', '')}'); is it lost? See nvidia-smi and dmesg"
+            f"{socket.gethostname()}: this rank was given GPU {number}, but CUDA sees {count} "
+            f"here (CUDA_VISIBLE_DEVICES='{os.environ.get('CUDA_VISIBLE_DEVICES', '')}'). Is the "
+            "GPU lost? See nvidia-smi and dmesg"
         )
     torch.cuda.set_device(number)
 
 
 @dataclass(frozen=True)
 class Axis:
-    """This rank and its peers along one axis."""
+    """Size of one mesh axis, this rank's position on it, and its process group."""
 
     size: int = 1
-    rank: int = 0  # this one's place among them
-    group: dist.ProcessGroup | None = None  # they; None: this rank alone
+    rank: int = 0  # position of this rank on the axis
+    group: dist.ProcessGroup | None = None  # process group of the axis; None: this rank alone
 
 
 @dataclass(frozen=True)
 class WorkerMesh:
-    """All ranks of a run, as this one sees them. An axis of one rank has no group, sends nothing
-    and is no axis of any tensor."""
+    """Device mesh of a run with all its axes, seen from this rank.
 
-    devices: DeviceMesh  # of all axes that are longer than 1, and SHARD
-    sharding: DeviceMesh  # along whose last axis FSDP slices; along one before it, alike
-    slices: Axis = field(default_factory=Axis)  # the last of `sharding`
+    An axis of size 1 has no group, sends nothing and is not a mesh dimension of any tensor.
+    """
+
+    devices: DeviceMesh  # mesh of all axes longer than 1, and SHARD
+    sharding: DeviceMesh  # mesh for FSDP: slices along the last axis, copies along an earlier one
+    slices: Axis = field(default_factory=Axis)  # the last axis of `sharding`
     context: Axis = field(default_factory=Axis)  # ranks that share each row
     tensor: Axis = field(default_factory=Axis)  # ranks that share each layer
-    pipeline: Axis = field(default_factory=Axis)  # ranks that have some layers each
-    pipeline_back: Axis = field(default_factory=Axis)  # the same, for what goes backward
-    # The same, for what goes from the last of them to the first, where each has several stages.
+    pipeline: Axis = field(default_factory=Axis)  # ranks that hold some of the layers each
+    pipeline_back: Axis = field(default_factory=Axis)  # the same ranks, for gradients sent backward
+    # The same ranks, for hidden states that the last rank sends to the first, where each has
+    # several stages.
     pipeline_round: Axis = field(default_factory=Axis)
-    pipeline_round_back: Axis = field(default_factory=Axis)  # and backward from the first to it
-    expert: Axis = field(default_factory=Axis)  # ranks that share experts, and each micro-batch
-    # `sharding` and `slices` of experts that are divided; None: they are not.
+    # the same ranks, for gradients sent from the first to the last
+    pipeline_round_back: Axis = field(default_factory=Axis)
+    # ranks that divide experts and the rows of micro-batches
+    expert: Axis = field(default_factory=Axis)
+    # Like `sharding` and `slices`, for experts that are divided; None: experts are not divided.
     experts: DeviceMesh | None = None
     expert_slices: Axis = field(default_factory=Axis)
     copies: Axis = field(default_factory=Axis)  # ranks that hold the same slices
-    # Where nothing but `slices` is longer than 1, and every node has as many ranks as any other:
+    # Set only where no axis but `slices` is longer than 1 and all nodes have equally many ranks:
     node: Axis = field(default_factory=Axis)  # ranks of this node
-    nodes: Axis = field(default_factory=Axis)  # ranks with this one's place in each node
+    nodes: Axis = field(default_factory=Axis)  # ranks with the same position on each node
 
     @property
     def parts(self) -> Axis:
-        """The ranks that have a part each of the same micro-batches: of rows, or some rows."""
+        """The ranks that share the same micro-batches: each has parts of rows, or some rows."""
         return self.expert if self.expert.group else self.context
 
     @property
     def data_rank(self) -> int:
-        """Which replica this rank is part of, as data is divided among them."""
+        """The number of this rank's replica; data is divided among replicas."""
         return dist.get_rank() // self._replica
 
     @property
     def data_size(self) -> int:
-        """How many replicas there are."""
+        """Number of replicas."""
         return dist.get_world_size() // self._replica
 
     @property
-    def speaks(self) -> bool:
-        """Whether this rank says, once for its replica, what all of that know."""
+    def is_reporter(self) -> bool:
+        """True on the one rank of a replica that reports what all its ranks know."""
         return dist.get_rank() % self._replica == 0
 
     @property
     def lead(self) -> int:
-        """The first of all ranks that have the layers which this one has, or a part of them."""
+        """The first of all ranks that hold this rank's layers, or a part of them."""
         names = self.devices.mesh_dim_names or ()
         place = tuple(self.pipeline.rank if name == PIPELINE else 0 for name in names)
         return int(self.devices.mesh[place])
@@ -131,17 +141,17 @@ def build_mesh(
     pipeline: int = 1,
     chunks: int = 1,
 ) -> WorkerMesh:
-    """The mesh of all ranks of the process group, which all call it; `context` or `expert` is 1.
-    `chunks`: stages of each of `pipeline` ranks.
+    """Build the mesh of all ranks of the process group. Collective.
 
-    `copies`: groups of ranks that hold a whole model each (a whole part of each layer, where
-    `tensor` ranks share one; a whole stage, where `pipeline` ranks have some layers each), in
-    slices within the group; None: one, and `sharding` has one axis.
+    At most one of `context` and `expert` is above 1. `chunks`: stages of each of `pipeline` ranks.
+    `copies`: number of groups of ranks that each hold a whole model, in slices within the group (a
+    whole part of each layer with `tensor` ranks, a whole stage with `pipeline` ranks). None: one
+    group, and `sharding` has one axis.
     """
     assert context == 1 or expert == 1, "a mesh has one axis of parts of micro-batches"
     within, parts = (EXPERT, expert) if expert > 1 else (CONTEXT, context)
     slices = dist.get_world_size() // tensor // pipeline // (copies or 1)
-    whole = copies is not None and slices == 1  # then ranks of a replica are copies as well
+    whole = copies is not None and slices == 1  # then the ranks of a replica are copies as well
     shared = parts if whole else 1
     sizes = {
         REPLICATE: (copies or 1) // shared,
@@ -156,7 +166,8 @@ def build_mesh(
     names = tuple(name for name in order if sizes[name] > 1 or name in always)
     lengths = tuple(sizes[name] for name in names)
     devices = init_device_mesh(device.type, lengths, mesh_dim_names=names)
-    outer, inner = REPLICATE, SHARD
+    outer = REPLICATE
+    inner = SHARD
     if parts > 1 and whole:
         outer = _flatten(devices, (REPLICATE, within), COPIES)
     elif parts > 1:
@@ -192,13 +203,15 @@ def build_mesh(
 
 
 def find_node_name() -> str:
-    """What the ranks of a node have in common, and no others."""
+    """Return a name that all ranks of a node share, and no ranks of other nodes."""
     return socket.gethostname()
 
 
 def _group_by_node(device: torch.device) -> DeviceMesh | None:
-    """All ranks by node and place in it; None: there is one node, or no two ranks of
-    one can be divided from the rest evenly."""
+    """Build the mesh of all ranks by node and position on the node.
+
+    Returns None if there is one node, or if the ranks of nodes cannot be divided evenly.
+    """
     world = dist.get_world_size()
     name = hashlib.blake2b(find_node_name().encode(), digest_size=7).digest()
     mine = torch.tensor([int.from_bytes(name)], device=device)
@@ -211,37 +224,41 @@ def _group_by_node(device: torch.device) -> DeviceMesh | None:
 
 
 def count_ranks_of_node(nodes: Sequence[int]) -> int:
-    """The most neighbouring ranks that all can be divided into so that each such group is on one of
-    `nodes`, which are given by rank."""
+    """Return the largest group size that puts each group of neighbouring ranks on a single node.
+
+    All ranks must divide into groups of that size. `nodes` lists the node of each rank.
+    """
     world = len(nodes)
     for size in range(world, 1, -1):
         groups = (nodes[first : first + size] for first in range(0, world, size))
-        if world % size == 0 and all(len(set(each)) == 1 for each in groups):
+        if world % size == 0 and all(len(set(group)) == 1 for group in groups):
             return size
     return 1
 
 
 def count_spanning(nodes: Sequence[str], size: int) -> int:
-    """How many groups of `size` neighbouring ranks are on several of `nodes`, which are given by
-    rank."""
+    """Return how many groups of `size` neighbouring ranks span several nodes.
+
+    `nodes` lists the node of each rank.
+    """
     firsts = range(0, len(nodes), size)
     return sum(len(set(nodes[first : first + size])) > 1 for first in firsts)
 
 
 def _make_twin(devices: DeviceMesh) -> DeviceMesh:
-    """The same ranks along the same axes, in process groups of their own."""
+    """Build a mesh of the same ranks and axes with new process groups."""
     shape = tuple(devices.shape)
     return init_device_mesh(devices.device_type, shape, mesh_dim_names=devices.mesh_dim_names)
 
 
 def _flatten(devices: DeviceMesh, names: tuple[str, str], name: str) -> str:
-    """Have two axes of `devices` be known as one of that `name`, too."""
+    """Name two axes of `devices` together as one axis `name`, and return that name."""
     devices[names]._flatten(name)
     return name
 
 
 def _find_axis(devices: DeviceMesh, name: str) -> Axis:
-    """The axis of `devices` that has that `name`, if one has."""
+    """Return the axis `name` of `devices`, or an axis of size 1 if there is none."""
     names = devices.mesh_dim_names or ()
     if name not in names or (size := devices.size(names.index(name))) == 1:
         return Axis()
@@ -249,7 +266,7 @@ def _find_axis(devices: DeviceMesh, name: str) -> Axis:
 
 
 def join_group(rank: int, world: int, rendezvous: str, timeout: timedelta) -> None:
-    """Form a group with the other processes, which meet at the URL `rendezvous`."""
+    """Form the process group with the other ranks, which meet at the URL `rendezvous`."""
     if rank and rendezvous.startswith("tcp:"):
         _await(rendezvous, time.monotonic() + timeout.total_seconds())
     dist.init_process_group(
@@ -262,9 +279,9 @@ def join_group(rank: int, world: int, rendezvous: str, timeout: timedelta) -> No
 
 
 def _await(rendezvous: str, until: float) -> None:
-    """Return when somebody listens there, or it is time to find out why not.
+    """Wait until the rendezvous endpoint accepts connections, or until the time `until`.
 
-    torch's own client waits for 0.25 to 1 s after it came too early, which most do.
+    torch's own client pauses 0.25 to 1 s after a failed attempt, and most ranks try too early.
     """
     place = urlsplit(rendezvous)
     pause = PROBE_SECONDS

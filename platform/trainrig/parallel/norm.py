@@ -1,4 +1,4 @@
-"""The norm of a sharded gradient, the same bits however it is sharded."""
+"""The norm of a sharded gradient, with the same bits for every sharding."""
 
 import itertools
 from collections.abc import Sequence, Set
@@ -13,24 +13,25 @@ from trainrig.hardware import runs_kernels
 from trainrig.parallel.fsdp import find_local_slice
 from trainrig.parallel.mesh import WorkerMesh
 
-# Of a gradient at once: 2 MiB of float64 stay in a core's cache. An accelerator is rather asked for
-# few large things: half a GiB, for as short as one parameter takes.
+# Numbers of a gradient to process at once: 2 MiB of float64 stay in a core's cache. An accelerator
+# prefers few large operations: half a GiB, allocated only while one parameter is processed.
 CHUNK_ELEMENTS = {"cpu": 2**18}
 ELSEWHERE = 2**26
-LONGEST = 2**15  # numbers of a row that one program of a GPU's kernel sums, unless they are odd
+LONGEST = 2**15  # longest row that one program of a GPU kernel sums, unless its length is odd
 
 
 @dataclass(frozen=True)
 class RowPlaces:
-    """Where the rows of a rank's parameters are among those of a model of which it has a part."""
+    """Positions of the rows of a rank's parameters among the rows of the whole model."""
 
-    firsts: Sequence[int | None]  # of each parameter, in order; None: another stage counts it
-    rows: int  # of the whole model
+    # first row of each parameter, in order; None: another stage counts it
+    firsts: Sequence[int | None]
+    rows: int  # number of rows of the whole model
 
     @classmethod
-    def of_all(cls, parameters: Sequence[nn.Parameter]) -> Self:
-        """Of a rank that has them all."""
-        ends = list(itertools.accumulate((len(each) for each in parameters), initial=0))
+    def whole_model(cls, parameters: Sequence[nn.Parameter]) -> Self:
+        """Return the positions for a rank that holds all parameters."""
+        ends = list(itertools.accumulate((len(parameter) for parameter in parameters), initial=0))
         return cls(ends[:-1], ends[-1])
 
 
@@ -40,18 +41,25 @@ def compute_exact_norm(
     alike: Set[int] = frozenset(),
     places: RowPlaces | None = None,
 ) -> Tensor:
-    """[] the norm, float64, of the gradients of all `parameters`, each sliced along dim 0 over the
-    `slices` of `mesh`, or, of experts that are divided, over its ranks in another order; copies are
-    alike. Of those whose `id` is in `alike` all ranks that share layers have the same; of others
-    each has a part, whose rows count by themselves. `places`: of their rows; None: no stage has
-    others.
+    """Return the norm of the gradients of all `parameters`, a float64 scalar. Collective.
 
-    A slice holds whole rows. The squares of a row are added in float64 in one order, which depends
-    on its length alone; then every rank adds the rows' sums of all ranks in one order. Every rank
-    must call it; it sends 8 bytes a row.
+    Each gradient is sliced along dimension 0 over the `slices` of `mesh`; divided experts are
+    sliced over the same ranks in another order; copies are identical.
+
+    A slice holds whole rows. The squares of a row are added in float64 in an order that depends on
+    the row's length alone. Then every rank adds the row sums of all ranks in one order. Sends 8
+    bytes per row.
+
+    Args:
+        parameters: Parameters with gradients, in the same order on all ranks.
+        mesh: The mesh of the run.
+        alike: The `id` of each parameter that is the same on all ranks that share layers; of other
+            parameters each rank has a part, whose rows count separately.
+        places: Positions of the rows; None: this rank's stage is the whole model.
     """
-    device, part = parameters[0].device, mesh.tensor
-    own = places or RowPlaces.of_all(parameters)
+    device = parameters[0].device
+    part = mesh.tensor
+    own = places or RowPlaces.whole_model(parameters)
     gradients: list[Tensor] = []
     begins: list[int] = []
     rows = torch.zeros(own.rows * part.size, dtype=torch.float64, device=device)
@@ -60,34 +68,37 @@ def compute_exact_norm(
         assert parameter.grad is not None
         if place is None or (part.rank > 0 and id(parameter) in alike):
             continue
-        if divided and mesh.copies.rank > 0:  # the first copy says it
+        if divided and mesh.copies.rank > 0:  # the first copy contributes the rows
             continue
         local, first = find_local_slice(parameter.grad)
         gradients.append(local)
         begins.append(own.rows * part.rank + place + first[0])
     sum_all_rows(gradients, begins, rows)
     if divided:
-        dist.all_reduce(rows)  # all but one of what is added in each place are zeros
+        dist.all_reduce(rows)  # all but one summand in each position are zero
     return rows.sum().sqrt()
 
 
 def sum_rows(gradient: Tensor) -> Tensor:
-    """[R] sums of the squares of each row of `gradient` [R, …], float64: see `sum_all_rows`."""
+    """Return the sums [R] of the squares of each row of `gradient` [R, …], in float64.
+
+    The order of addition is that of `sum_all_rows`.
+    """
     sums_R = torch.empty(len(gradient), dtype=torch.float64, device=gradient.device)
     sum_all_rows([gradient], [0], sums_R)
     return sums_R
 
 
 def sum_all_rows(gradients: Sequence[Tensor], firsts: Sequence[int], sums: Tensor) -> None:
-    """Write the sums of the squares of each row of all `gradients` [R, …] into `sums`, float64,
-    from place `firsts` of each on.
+    """Write the sums of the squares of each row of all `gradients` [R, …] into the float64 `sums`.
 
-    Rows by halving, element by element: torch's own sums order a row by the shape of the whole. On
-    a GPU one kernel sums them, in an order of its own, of long rows half by half of the half, for
-    as long as they can be halved.
+    The rows of each gradient go to `sums` from its index in `firsts` on. On a CPU, rows are summed
+    by halving, element by element: torch's own sums choose an order by the shape of the whole
+    tensor. On a GPU one kernel sums them in an order of its own; the kernel sums segments of long
+    rows, which are then halved.
     """
-    rows_of_each = [each.reshape(len(each), -1) for each in gradients if len(each)]
-    firsts = [first for first, each in zip(firsts, gradients, strict=True) if len(each)]
+    rows_of_each = [gradient.reshape(len(gradient), -1) for gradient in gradients if len(gradient)]
+    firsts = [first for first, gradient in zip(firsts, gradients, strict=True) if len(gradient)]
     if runs_kernels(sums.device):
         _sum_by_kernel(rows_of_each, firsts, sums)
         return
@@ -102,35 +113,39 @@ def sum_all_rows(gradients: Sequence[Tensor], firsts: Sequence[int], sums: Tenso
 def _sum_by_kernel(rows_of_each: Sequence[Tensor], firsts: Sequence[int], sums: Tensor) -> None:
     from trainrig.parallel.gradients import triton_kernels
 
-    segments = [_count_segments(each.shape[1]) for each in rows_of_each]
-    # The sums of segments go behind those of rows, until they are halved.
-    places, wanted = list(firsts), len(sums)
-    for number, (each, count) in enumerate(zip(rows_of_each, segments, strict=True)):
+    segments = [_count_segments(rows.shape[1]) for rows in rows_of_each]
+    # The sums of segments are stored after the sums of rows until they are halved.
+    places = list(firsts)
+    wanted = len(sums)
+    for number, (rows, count) in enumerate(zip(rows_of_each, segments, strict=True)):
         if count > 1:
-            places[number], wanted = wanted, wanted + len(each) * count
+            places[number] = wanted
+            wanted = wanted + len(rows) * count
     found = sums if wanted == len(sums) else sums.new_empty(wanted)
-    cut = [each.reshape(len(each) * n, -1) for each, n in zip(rows_of_each, segments, strict=True)]
-    triton_kernels.sum_rows([each.float().contiguous() for each in cut], places, found)
+    cut = [rows.reshape(len(rows) * n, -1) for rows, n in zip(rows_of_each, segments, strict=True)]
+    triton_kernels.sum_rows([rows.float().contiguous() for rows in cut], places, found)
     if found is sums:
         return
-    for each, count, first, place in zip(rows_of_each, segments, firsts, places, strict=True):
-        parts = found[place : place + len(each) * count]
-        sums[first : first + len(each)] = _halve(parts.view(-1, count))
+    for rows, count, first, place in zip(rows_of_each, segments, firsts, places, strict=True):
+        parts = found[place : place + len(rows) * count]
+        sums[first : first + len(rows)] = _halve(parts.view(-1, count))
 
 
 def _count_segments(width: int) -> int:
-    """Into how many equal parts a row of that width is cut for one program each."""
+    """Return the number of equal segments of a row of `width` numbers, one for each GPU program."""
     segments = 1
     while width > LONGEST and width % 2 == 0:
-        width, segments = width // 2, segments * 2
+        width = width // 2
+        segments = segments * 2
     return segments
 
 
 def _halve(rows_RC: Tensor) -> Tensor:
-    """[R] the sums of rows, of which nothing is left."""
+    """Return the sums [R] of the rows by repeated halving; overwrites `rows_RC`."""
     while (width := rows_RC.shape[1]) > 1:
         half = width // 2
-        left, right = rows_RC[:, :half], rows_RC[:, half : 2 * half]
+        left = rows_RC[:, :half]
+        right = rows_RC[:, half : 2 * half]
         if width % 2:
             left[:, :1].add_(rows_RC[:, -1:])
         rows_RC = left.add_(right)

@@ -1,4 +1,4 @@
-"""What the last bits of a result depend on beside the run file, and how that is kept the same."""
+"""Settings and versions, besides the run file, that the last bits of results depend on."""
 
 import os
 import platform
@@ -13,19 +13,20 @@ from trainrig.hardware import has_triton, runs_kernels
 from trainrig.models.architecture.attention import TOGETHER
 from trainrig.parallel.compiled import Compile
 
-# cuBLAS is deterministic only with a workspace of its own (its documentation, "Results
-# reproducibility"); read when it is first used.
+# cuBLAS is deterministic only with a fixed workspace (its documentation, "Results
+# reproducibility"); the variable is read when cuBLAS is first used.
 CUBLAS_WORKSPACE = ":4096:8"
 
 
 def settle(threads: int, deterministic: bool) -> None:
-    """Make the arithmetic of this process what the run file says, before anything is computed."""
-    torch.set_num_threads(threads)  # another number adds in another order
+    """Set up the arithmetic of this process as in the run file, before anything is computed."""
+    torch.set_num_threads(threads)  # the number of threads changes the order of additions
     torch.use_deterministic_algorithms(deterministic)
-    # It would also fill all fresh memory with NaN, which costs time; nothing here reads any.
+    # By default torch also fills fresh memory with NaN, which costs time; no code here reads it.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    # Sums of products of bfloat16 and float16 are float32 all the way, as docs/training.md says:
-    # torch's default lets cuBLAS add up the parts of a split sum in the narrow type.
+    # Products of bfloat16 and float16 matrices accumulate in float32 throughout, as
+    # docs/training.md says: torch's default lets cuBLAS add the parts of a split sum in the narrow
+    # type.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     if deterministic:
@@ -37,9 +38,13 @@ def describe_numerics(
     compute: str = "float32",
     attention: str | None = None,
 ) -> dict[str, str]:
-    """What must be alike for two processes to compute the same bits, by name; `compiled`: how their
-    layers are; `compute`: the numbers of their passes; `attention`: the
-    kernel of their documents, windows, caps, sinks and ALiBi, if it is not a CPU's own."""
+    """Return everything that must be equal for two processes to compute the same bits, by name.
+
+    Args:
+        compiled: How layers are compiled.
+        compute: Number format of the forward and backward passes.
+        attention: Kernel for documents, windows, caps, sinks and ALiBi, if it is not the CPU's.
+    """
     cuda = torch.cuda.is_available()
     found = {
         "torch": torch.__version__,
@@ -67,14 +72,15 @@ def describe_numerics(
         found["triton"] = _read_triton()
         device = torch.device("cuda")
         by_kernel = "by kernel" if runs_kernels(device) else "by halves"
-        found["sums_of_rows"] = by_kernel  # of squares, for the norm of a gradient
+        found["sums_of_rows"] = by_kernel  # sums of squares, for the norm of a gradient
     if attention is not None:
-        found["documents"] = found["windows"] = attention  # and caps, sinks, ALiBi
+        # the same kernel also handles caps, sinks and ALiBi
+        found["documents"] = found["windows"] = attention
     return found
 
 
 def _read_driver() -> str:
-    """The version of NVIDIA's kernel module."""
+    """Return the version of NVIDIA's kernel module."""
     try:
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
     except OSError:
@@ -84,7 +90,7 @@ def _read_driver() -> str:
 
 
 def _read_triton() -> str:
-    """The version of what compiled layers, and the kernel of the loss, are made of there."""
+    """Return the version of Triton, which compiles layers and the kernel of the loss."""
     try:
         return metadata.version("triton") if has_triton() else "none"
     except metadata.PackageNotFoundError:
@@ -92,7 +98,7 @@ def _read_triton() -> str:
 
 
 def describe_changes(before: dict[str, str], now: dict[str, str]) -> str:
-    """How two fingerprints differ, in words; empty if they do not."""
+    """Return in words how two fingerprints differ; empty if they are equal."""
     names = sorted(before.keys() | now.keys())
     return ", ".join(
         f"{name}: {before.get(name, 'none')} → {now.get(name, 'none')}"

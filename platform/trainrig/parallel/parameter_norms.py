@@ -1,8 +1,7 @@
 """Norms of gradients, weights and updates, by layer and by kind of parameter.
 
-They are read, never written: training gives the same bits with them or without. The squares of a
-rank's slices are added over ranks in float64, so that the figures of different layouts agree to
-rounding, not to the last bit.
+Training is bit-identical with or without them. The squares of a rank's slices are added over ranks
+in float64: the figures of different layouts agree to rounding, not to the last bit.
 """
 
 import re
@@ -24,8 +23,11 @@ LAYER = re.compile(r"layers\.(\d+)\.(.*)")
 
 
 def group_parameters(names: Iterable[str]) -> dict[str, list[int]]:
-    """Which of the parameters called `names` are of each layer, `layers/03`, and of each kind,
-    `kinds/attention`: the part of a layer, or of the model, that they belong to."""
+    """Return the positions in `names` of the parameters of each layer and of each kind.
+
+    A layer is `layers/03`. A kind is `kinds/attention`: the part of a layer, or of the model, that
+    the parameter belongs to.
+    """
     groups: dict[str, list[int]] = defaultdict(list)
     for number, name in enumerate(names):
         found = LAYER.fullmatch(name)
@@ -37,7 +39,7 @@ def group_parameters(names: Iterable[str]) -> dict[str, list[int]]:
 
 
 class ParameterNorms:
-    """Of one rank of a model; all ranks call each method together."""
+    """Norms of the parameters of one rank's model; all ranks call each method together."""
 
     def __init__(
         self,
@@ -45,60 +47,77 @@ class ParameterNorms:
         shared: SharedLayers | None = None,
         stage: StageShare | None = None,
     ) -> None:
-        """`shared`: how ranks share the layers of `model`; None: each has all of a layer. `stage`:
-        what `model` is of a whole one; None: it is all of it."""
-        own = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        """Collect the trainable parameters of `model`.
+
+        `shared`: how ranks share the layers of `model`; None: each rank has whole layers. `stage`:
+        the part of the whole model that `model` is; None: all of it.
+        """
+        own = {
+            name: parameter
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        }
         names = sorted(own if stage is None else stage.whole)
         counted = [name for name in own if stage is None or stage.counts(name)]
-        self._groups, self._count = group_parameters(names), len(names)
+        self._groups = group_parameters(names)
+        self._count = len(names)
         self._parameters = [own[name] for name in counted]
         self._places = [names.index(name) for name in counted]
-        held = [_count_copies(each) for each in self._parameters]
+        held = [_count_copies(parameter) for parameter in self._parameters]
         if shared:
             ranks = shared.axis.size
             alike = (shared.is_alike(name) for name in counted)
-            held = [n * ranks if each else n for n, each in zip(held, alike, strict=True)]
+            held = [
+                n * ranks if shared_by_all else n
+                for n, shared_by_all in zip(held, alike, strict=True)
+            ]
         device = self._parameters[0].device if self._parameters else None
         self._held_P = torch.tensor(held, dtype=torch.float64, device=device)
         self._before: list[Tensor] = []
-        self._squares: list[Tensor] = []  # of gradients and weights, [P] each
+        self._squares: list[Tensor] = []  # sums of squares [P] of gradients and of weights
 
     def begin(self) -> None:
-        """An update is about to be made of the gradients that lie with the parameters, which are
-        not clipped yet. Keeps a copy of this rank's slices of the weights until `finish`."""
+        """Measure gradients and weights just before an update, with gradients not clipped yet.
+
+        Keeps a copy of this rank's slices of the weights until `finish`.
+        """
         weights = self._list_weights()
-        self._before = [torch.empty_like(each) for each in weights]
+        self._before = [torch.empty_like(weight) for weight in weights]
         torch._foreach_copy_(self._before, weights)
         # An objective may leave a parameter unused.
         gradients = [
-            weight.new_zeros(0) if each.grad is None else _to_local(each.grad.detach())
-            for each, weight in zip(self._parameters, weights, strict=True)
+            weight.new_zeros(0) if parameter.grad is None else _to_local(parameter.grad.detach())
+            for parameter, weight in zip(self._parameters, weights, strict=True)
         ]
         self._squares = [self._sum_squares(gradients), self._sum_squares(weights)]
 
     def finish(self, unread: Mapping[str, Tensor]) -> dict[str, float]:
-        """The update was made: the figures of it, by name, and those of `unread`, scalars which are
-        read with them, as a device is waited for each time that something is."""
+        """Return the norms of the update just made, by name, with the values of `unread`.
+
+        `unread` are scalars on the device that are read in the same transfer, because each transfer
+        waits for the device.
+        """
         updates = self._before
         torch._foreach_neg_(updates)
         torch._foreach_add_(updates, self._list_weights())
         mine_3P = torch.stack([*self._squares, self._sum_squares(updates)])
         squares_3P = mine_3P.new_zeros(3, self._count)
         squares_3P[:, self._places] = mine_3P
-        self._before, self._squares = [], []
+        self._before = []
+        self._squares = []
         if dist.get_world_size() > 1:
             dist.all_reduce(squares_3P)
-        beside = [each.double()[None] for each in unread.values()]
+        beside = [scalar.double()[None] for scalar in unread.values()]
         read = torch.cat([squares_3P.flatten(), *beside]).cpu().numpy()
         squares, values = np.split(read, [3 * self._count])
         named = dict(zip(unread, values.tolist(), strict=True))
         return named | compute_named_norms(self._groups, squares.reshape(3, -1))
 
     def _list_weights(self) -> list[Tensor]:
-        return [_to_local(each.detach()) for each in self._parameters]
+        return [_to_local(parameter.detach()) for parameter in self._parameters]
 
     def _sum_squares(self, tensors: list[Tensor]) -> Tensor:
-        """[P] this rank's part of the sum of squares of each parameter's tensor."""
+        """Return this rank's part [P] of the sum of squares of each parameter's tensor."""
         norms_P = torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float64))
         return norms_P.square() / self._held_P
 
@@ -106,7 +125,7 @@ class ParameterNorms:
 def compute_named_norms(
     groups: Mapping[str, Sequence[int]], squares_3P: NDArray[np.float64]
 ) -> dict[str, float]:
-    """The norms of each group, from the squares of gradients, weights and updates by parameter."""
+    """Return the norms of each group, from the squares [3, P] of gradients, weights and updates."""
     values: dict[str, float] = {}
     for group, numbers in groups.items():
         gradient, weight, update = np.sqrt(squares_3P[:, list(numbers)].sum(1)).tolist()
@@ -123,5 +142,5 @@ def _to_local(tensor: Tensor) -> Tensor:
 
 
 def _count_copies(parameter: Tensor) -> int:
-    """How many ranks hold the same slice of `parameter`."""
+    """Return the number of ranks that hold the same slice of `parameter`."""
     return count_copies(parameter) if isinstance(parameter, DTensor) else dist.get_world_size()

@@ -1,4 +1,4 @@
-"""How long each phase of a step takes on this rank."""
+"""Time that each phase of a training step takes on this rank."""
 
 import contextlib
 import statistics
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-# By their names since torch 2.13, and before.
+# The names since torch 2.13, then the earlier ones.
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 WAITING = "communication"
@@ -19,36 +19,43 @@ PHASES = ("data", "forward", "backward", WAITING, "optimizer")
 
 
 class PhaseClock:
-    """Adds up the seconds of the phases of a step.
+    """Sum of the seconds of each phase of a step.
 
-    On an accelerator, work is only queued where it is asked for: there a phase is timed in steps
-    that are `measured` alone, by marks before and after its work, and nothing waits until they are
-    read.
+    An accelerator only queues work when it is requested. There, phases are timed by events around
+    their work, in `measured` steps only, and nothing waits until the events are read.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._seconds = dict.fromkeys(PHASES, 0.0)
-        self._within: list[float] = []  # of the phases under way: seconds that inner ones took
-        # On an accelerator, of the phases that were not read yet: where they begin and end.
+        self._within: list[float] = []  # seconds that inner phases took, for each open phase
+        # On an accelerator: (phase, begin, end) of the phases that were not read yet.
         self._marks: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         self.measured = device.type == "cpu"
 
     def begin(self, measured: bool) -> None:
-        """A step begins, before its data is asked for; on an accelerator it is timed only if it is
-        `measured`. What an earlier one took that came to nothing is forgotten."""
-        self._seconds, self._marks = dict.fromkeys(PHASES, 0.0), []
+        """Begin a step, before its data is requested.
+
+        On an accelerator the step is timed only if it is `measured`. Times of an earlier step that
+        was not completed are dropped.
+        """
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._marks = []
         self.measured = measured or self._device.type == "cpu"
 
     @contextlib.contextmanager
     def time_phase(self, name: str) -> Iterator[None]:
-        """The block is of the phase `name`, one of PHASES, and of no other that it is within; on an
-        accelerator it is within none."""
+        """Time the block as part of the phase `name`, one of PHASES.
+
+        On a CPU the time does not count for an enclosing phase. On an accelerator phases cannot be
+        nested.
+        """
         if not self.measured:
             yield
             return
         if self._device.type != "cpu":
-            first, last = self._mark(), self._mark()
+            first = self._mark()
+            last = self._mark()
             first.record()
             yield
             last.record()
@@ -59,7 +66,8 @@ class PhaseClock:
         try:
             yield
         finally:
-            spent, inner = time.perf_counter() - began, self._within.pop()
+            spent = time.perf_counter() - began
+            inner = self._within.pop()
             self._seconds[name] += spent - inner
             if self._within:
                 self._within[-1] += spent
@@ -68,37 +76,46 @@ class PhaseClock:
         return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     def time_waiting(self) -> contextlib.AbstractContextManager[None]:
-        """The block waits for other ranks, in the midst of a phase. On an accelerator it only
-        queues the wait, and to time it would undo the overlap: there it is part of that phase."""
+        """Time the block as waiting for other ranks, within another phase.
+
+        An accelerator only queues the wait, and timing it would prevent overlap, so there it counts
+        for the enclosing phase.
+        """
         if self._device.type != "cpu":
             return contextlib.nullcontext()
         return self.time_phase(WAITING)
 
     def find_slowest(self) -> dict[str, float]:
-        """The rank that has computed for longest in this step, without waiting, and by how much;
-        {} of one rank. Every rank calls it."""
+        """Return the rank that computed for longest in this step, and its excess over the median.
+
+        Waiting does not count. Empty with one rank. Collective.
+        """
         world = dist.get_world_size()
         if world == 1:
             return {}
         self._read()
         busy_W = torch.zeros(world, dtype=torch.float64, device=self._device)
-        busy_W[dist.get_rank()] = sum(s for name, s in self._seconds.items() if name != WAITING)
+        busy_W[dist.get_rank()] = sum(
+            duration for name, duration in self._seconds.items() if name != WAITING
+        )
         dist.all_reduce(busy_W)
         seconds = busy_W.tolist()
-        most, usual = max(seconds), max(statistics.median_low(seconds), 1e-9)
+        most = max(seconds)
+        usual = max(statistics.median_low(seconds), 1e-9)
         return {
             "cluster/slowest_rank": seconds.index(most),
             "cluster/slowest_excess": most / usual - 1,
         }
 
     def take(self) -> dict[str, float]:
-        """The seconds of each phase of the step."""
+        """Return the seconds of each phase of the step, and reset them."""
         self._read()
-        taken, self._seconds = self._seconds, dict.fromkeys(PHASES, 0.0)
+        taken = self._seconds
+        self._seconds = dict.fromkeys(PHASES, 0.0)
         return taken
 
     def _read(self) -> None:
-        """Add up the phases that are marked; waits until the device has done the last of them."""
+        """Add up the recorded phases; waits until the device has finished the last of them."""
         for name, first, last in self._marks:
             last.synchronize()
             self._seconds[name] += first.elapsed_time(last) / 1000
@@ -108,9 +125,10 @@ class PhaseClock:
 def time_collectives(
     units: Iterable[FSDPModule], clock: PhaseClock, device: torch.device, reduces: bool
 ) -> None:
-    """Have `clock` count as waiting what `units` gather and, where `reduces`, reduce and scatter.
+    """Make `clock` count the gathers and, if `reduces`, the reduce-scatters of `units` as waiting.
 
-    On the CPU alone, where torch waits for either in the midst of a pass. What is sent is the same.
+    This is done on the CPU only, where torch waits for each collective within a pass. The same
+    bytes are sent.
     """
     if device.type != "cpu":
         return
@@ -121,13 +139,13 @@ def time_collectives(
 
 
 class _Timed:
-    """Of torch.distributed.fsdp's interface of a collective: what both have."""
+    """Common part of torch FSDP's interface for custom collectives."""
 
     def __init__(self, clock: PhaseClock) -> None:
         self._clock = clock
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for what is sent and what comes."""
+        """Allocate a buffer for sending or receiving."""
         return torch.empty(*size, dtype=dtype, device=device)
 
 

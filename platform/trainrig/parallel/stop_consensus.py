@@ -1,4 +1,4 @@
-"""What all ranks decide together, though only some of them may know of it."""
+"""Stop consensus: all ranks agree on a flag that only some of them may have set."""
 
 import time
 from collections.abc import Callable
@@ -7,34 +7,37 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-# Share of the time that a stop may take, between two questions whether one is requested. A request
-# is sent with the next question and its answer is read with the one after. The rest is for the
-# micro-batch under way, and to save.
+# Fraction of the time limit for a stop between two checks for a stop request. A request is sent
+# with the next check, and its answer is read with the one after. The remaining time is for the
+# running micro-batch and the checkpoint.
 BETWEEN_QUESTIONS = 0.125
 
 
 class StopConsensus:
-    """Yes or no, the same answer on every rank.
+    """Collective yes-or-no decision with the same answer on every rank.
 
-    It has a gloo group of its own: a question asked between two steps on a GPU neither waits for
-    the GPU nor gets between the collectives of the gradients.
+    It uses a separate gloo group: a question between two steps on a GPU neither waits for the GPU
+    nor interferes with the collectives of the gradients.
     """
 
     def __init__(self, timeout: timedelta) -> None:
-        """Every rank must call it. A rank that is not heard for `timeout` is taken for dead."""
+        """Form the gloo group. Collective.
+
+        A rank that does not answer within `timeout` counts as dead.
+        """
         self.alone = dist.get_world_size() == 1
         self._group = None if self.alone else dist.new_group(backend="gloo", timeout=timeout)
 
     def any(self, mine: bool) -> bool:
-        """Whether any rank says yes; every rank must ask."""
+        """Return whether any rank says yes. Collective."""
         return self.any_and_most(mine, 0.0)[0]
 
     def any_and_most(self, mine: bool, number: float) -> tuple[bool, float]:
-        """Whether any rank says yes, and the largest `number` of all; every rank must ask."""
+        """Return whether any rank says yes, and the largest `number` of all ranks. Collective."""
         return self.begin(mine, number)()
 
     def begin(self, mine: bool, number: float) -> Callable[[], tuple[bool, float]]:
-        """Ask the same without waiting: what is given back waits for the answer, and gives it."""
+        """Start `any_and_most` without waiting; the returned function waits for the answer."""
         if self.alone:
             return lambda: (mine, number)
         answer = torch.tensor([float(mine), number], dtype=torch.float64)
@@ -49,14 +52,13 @@ class StopConsensus:
 
 
 class StopQuestions:
-    """Asks all ranks whether to stop: once a step, and in long steps so often that a stop takes no
-    longer than it may.
+    """Schedule of stop checks: one a step, and more in long steps to keep stops within their limit.
 
-    A question is a collective of all ranks, through the host: a thousand ranks would wait for each
-    other. So no rank waits: the answer is read when the next question is due, a step later, unless
-    a micro-batch takes so long that it would come too late. How often they ask, and whether they
-    wait, follows from what they agreed on before, the seconds of the slowest: so all do the same
-    before the same micro-batches.
+    A check is a collective of all ranks through the host, and a thousand ranks would wait for each
+    other. So no rank waits: the answer is read when the next check is due, a step later, unless
+    micro-batches take so long that it would come too late. The interval of checks, and whether
+    ranks wait, follow from the agreed time of the slowest rank, so all ranks check before the same
+    micro-batches.
     """
 
     def __init__(
@@ -66,27 +68,37 @@ class StopQuestions:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`within`: seconds that a stop may take."""
-        self._consensus, self._between, self._clock = consensus, within * BETWEEN_QUESTIONS, clock
+        self._consensus = consensus
+        self._between = within * BETWEEN_QUESTIONS
+        self._clock = clock
         self._step: int | None = None
         self._began = 0.0
-        self._micro_batches = 0  # of this step so far
+        self._micro_batches = 0  # micro-batches of this step so far
         self._since = 0  # micro-batches since the last question
-        # Micro-batches between two, and whether answers are waited for: until a step was measured
-        # each is asked for, and waited for.
-        self._every, self._waits = 1, True
-        # The question whose answer is still to come, and the micro-batches of the step it measures.
+        # Micro-batches between two checks, and whether ranks wait for the answer. Until a step was
+        # measured, every micro-batch is preceded by a check whose answer is waited for.
+        self._every = 1
+        self._waits = True
+        # The check without an answer yet, and the number of micro-batches in the step that it
+        # times.
         self._open: tuple[Callable[[], tuple[bool, float]], int] | None = None
 
     def ask(self, step: int, mine: bool) -> bool:
-        """Whether any rank wants to stop; every rank must call it before each micro-batch of
-        `step`."""
+        """Return whether any rank wants to stop.
+
+        All ranks call it before each micro-batch of `step`.
+        """
         if self._consensus.alone:
             return mine
-        seconds, before = 0.0, 0
+        seconds = 0.0
+        before = 0
         if first := step != self._step:
-            now, before = self._clock(), self._micro_batches
+            now = self._clock()
+            before = self._micro_batches
             seconds = now - self._began if before else 0.0
-            self._step, self._began, self._micro_batches = step, now, 0
+            self._step = step
+            self._began = now
+            self._micro_batches = 0
         self._micro_batches += 1
         self._since += 1
         if not first and self._since < self._every:
@@ -98,13 +110,17 @@ class StopQuestions:
         return self._waits and self.settle()
 
     def settle(self) -> bool:
-        """Hear the answer that is still to come, if there is one: whether any rank wants to stop.
-        Every rank must call it, at the end at the latest."""
+        """Wait for the outstanding answer, if any, and return whether any rank wants to stop.
+
+        Collective; must be called at the latest at the end of the run.
+        """
         if self._open is None:
             return False
-        (heard, before), self._open = self._open, None
+        heard, before = self._open
+        self._open = None
         answer, slowest = heard()
         if before:
             fitting = self._between * before / max(slowest, 1e-9)
-            self._every, self._waits = max(1, int(fitting)), fitting < 1
+            self._every = max(1, int(fitting))
+            self._waits = fitting < 1
         return answer

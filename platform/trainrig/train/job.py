@@ -13,7 +13,7 @@ from trainrig.optim import Optimizer
 from trainrig.parallel.activation_memory.budget import Room, plan_kept
 from trainrig.parallel.activation_memory.recompute import Budget
 from trainrig.parallel.compiled import can_compile
-from trainrig.parallel.precision import has_bfloat16
+from trainrig.parallel.precision import supports_bfloat16
 from trainrig.tokens.batch_makers import BatchMaker
 from trainrig.tokens.batches import Batches
 from trainrig.train.evaluations.comparison import ModelComparison, compare_nothing
@@ -99,7 +99,7 @@ class TrainingJob:
         """Return this job with the precision and the compilation chosen for `device`."""
         on_gpu = device.type == "cuda"
         compiles = on_gpu and self.compiles_on_gpus and can_compile()
-        training = self.training.resolve(has_bfloat16(device), compiles)
+        training = self.training.resolve(supports_bfloat16(device), compiles)
         return dataclasses.replace(self, training=training)
 
     def check_budget(self) -> None:
@@ -110,7 +110,7 @@ class TrainingJob:
         lora = self.adapter.lora if self.adapter else None
         for training in self.training.layouts:
             if isinstance(training.recompute, Budget):
-                precision = training.precision.resolve(has_bfloat16=True)
+                precision = training.precision.resolve(supports_bfloat16=True)
                 room = Room(
                     training.recompute, training.parallel, precision, self.tokens_at_once, lora
                 )

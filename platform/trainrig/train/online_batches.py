@@ -174,7 +174,7 @@ class OnlineBatches:
             with torch.no_grad(), keep_gathered(state.model, self._gather_once):
                 for slot in slots:
                     micro = make(slot.index)
-                    if slot.real and self._mesh.speaks:
+                    if slot.real and self._mesh.is_reporter:
                         denominators = dict(self.maker.denominators(micro))
                         file = self._write(_collect_arrays(micro), folder, f"{slot.index:05d}")
                         mine[slot.index] = file, denominators

@@ -30,7 +30,7 @@ from trainrig.parallel.context.row_split import RowSplit
 from trainrig.parallel.expert.dispatch import divide_experts
 from trainrig.parallel.expert.row_division import find_row_split
 from trainrig.parallel.float8 import use_float8
-from trainrig.parallel.fsdp import find_local_slice, leave_whole, shard
+from trainrig.parallel.fsdp import find_local_slice, prepare_unsharded, shard
 from trainrig.parallel.layout import needs_sharding
 from trainrig.parallel.mesh import EXPERT, WorkerMesh
 from trainrig.parallel.pipeline.cut import cut_for_ranks
@@ -288,7 +288,7 @@ def _build_empty(
         once = reshard == "step"
         shard(model, model.every_layer, mesh.sharding, once, precision, mesh.experts)
     else:
-        leave_whole(model, model.every_layer, precision)
+        prepare_unsharded(model, model.every_layer, precision)
     model.to_empty(device=torch.device(mesh.devices.device_type))
     return model, split
 

@@ -13,7 +13,7 @@ from trainrig.models.attention import MaskRegions, make_document_mask, number_do
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.objectives.contract import DeviceBatch, find_corruption
-from trainrig.objectives.denoising.document_spans import draw_in_each, share_out
+from trainrig.objectives.denoising.document_spans import apportion, draw_in_each_document
 from trainrig.objectives.denoising.mixture import take_rows
 from trainrig.objectives.denoising.noise_spans import Noise, draw_spans
 from trainrig.objectives.denoising.span_corruption import SpanCorruption
@@ -46,7 +46,7 @@ def test_shares_are_those_that_go_to_the_largest_quotient_one_by_one(parts, data
     for _ in range(total - len(room)):
         open_parts = [n for n, part in enumerate(expected) if part < least[n] + room[n]]
         expected[max(open_parts, key=lambda n: (weights[n] / (expected[n] + 0.5), -n))] += 1
-    assert share_out(total, weights, least, least + room).tolist() == expected
+    assert apportion(total, weights, least, least + room).tolist() == expected
 
 
 @given(SIZES, NOISES, st.integers(0, 10**6), st.integers(1, 20))
@@ -57,7 +57,7 @@ def test_each_document_has_spans_within_itself(sizes, noise, sample, most):
     tokens, count = (int(each[0]) for each in noise.count(np.array([len(documents)])))
     most = max(most, count)  # a tokenizer with fewer is refused
     walls = np.zeros(len(documents), dtype=bool)
-    spans = draw_in_each(KEY, sample, noise, walls, documents, most)
+    spans = draw_in_each_document(KEY, sample, noise, walls, documents, most)
     long = sorted((size for size in sizes if size > 1), reverse=True)[
         : min(most, (tokens + count) // 2)
     ]
@@ -84,7 +84,7 @@ def test_each_document_has_spans_within_itself(sizes, noise, sample, most):
 @given(st.integers(2, 80), NOISES, st.integers(0, 10**6), st.floats(0, 0.25))
 def test_a_document_alone_has_the_spans_of_one_text(length, noise, sample, share):
     walls = np.random.default_rng(sample).random(length) < share
-    spans = draw_in_each(KEY, sample, noise, walls, np.ones(length), 99)
+    spans = draw_in_each_document(KEY, sample, noise, walls, np.ones(length), 99)
     tokens, count = (int(each[0]) for each in noise.count(np.array([length])))
     if noise.mean_span is None:
         assert (spans.begins.tolist(), spans.lengths.tolist()) == ([length - tokens], [tokens])

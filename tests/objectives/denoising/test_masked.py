@@ -150,7 +150,10 @@ def test_a_tokenizer_without_a_mask_is_refused_with_what_would_work():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"masked": 0.8, "replaced": 0.3}, r"masked \(0.8\) and replaced \(0.3\) are more than 1"),
+        (
+            {"masked": 0.8, "replaced": 0.3},
+            r"masked \(0.8\) and replaced \(0.3\) add up to more than 1",
+        ),
         ({"final_rate": 0.1}, "set both or neither"),
     ],
 )

@@ -164,7 +164,7 @@ def test_micro_batches_are_dealt_by_weight_and_by_their_first_sample_alone(encod
     ("changes", "message"),
     [
         ({"members": SPANS["members"][:1]}, "at least 2 items"),
-        ({"members": ({"objective": {"kind": "CausalLM"}},) * 2}, "2 are named 'CausalLM'"),
+        ({"members": ({"objective": {"kind": "CausalLM"}},) * 2}, "2 have the name 'CausalLM'"),
         (
             {"members": (*DECODER["members"], {"objective": {"kind": "MaskedLM", "z_loss": 0.1}})},
             r"set them under \[objective\]",
@@ -191,12 +191,12 @@ def test_what_one_of_them_lacks_is_refused():
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("ReplacedTokenDetection", "its model has a generator and no head of tokens, .* MaskedLM"),
-        ("MultiTokenPrediction", "its further heads would .* have CausalLM here"),
-        ("UL2", "it is a mixture itself; have SpanCorruption here, with `mode`"),
+        ("ReplacedTokenDetection", "its model has a generator and no head for tokens, .* MaskedLM"),
+        ("MultiTokenPrediction", "its further heads would .* use CausalLM here"),
+        ("UL2", "it is a mixture itself; use SpanCorruption here, with `mode`"),
     ],
 )
 def test_what_is_no_member_is_refused_with_what_would_be(kind, message):
     members = ({"objective": {"kind": "MaskedLM"}}, {"objective": {"kind": kind}})
-    with pytest.raises(ValidationError, match=f"{kind} is no member of a mixture: {message}"):
+    with pytest.raises(ValidationError, match=f"{kind} cannot be a member of a mixture: {message}"):
         MixtureOfObjectives.model_validate({"members": members})

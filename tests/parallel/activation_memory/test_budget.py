@@ -117,10 +117,10 @@ def test_stages_keep_as_many_micro_batches_as_are_under_way():
 
 def test_encoders_are_refused():
     model = EncoderConfig(layers=1, channels=32, heads=4, vocabulary=64, positions=64)
-    with pytest.raises(ConfigError, match='kind Encoder keep is not reckoned; set kind = "Full"'):
+    with pytest.raises(ConfigError, match='support models of kind Encoder; set kind = "Full"'):
         plan_kept(model, room(1e9))
 
 
 def test_people_are_told_how_many_keep_what():
     kept = tuple(itertools.chain(["input"] * 2, ["products"]))
-    assert describe_kept(kept) == "1 what products gave, 2 their input"
+    assert describe_kept(kept) == "1 the outputs of products, 2 their input"

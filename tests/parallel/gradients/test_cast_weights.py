@@ -4,7 +4,7 @@ tests/train/test_state.py."""
 import torch
 from torch import nn
 
-from trainrig.parallel.fsdp import BackwardUnits, keep_gathered, leave_whole, reshard
+from trainrig.parallel.fsdp import BackwardUnits, keep_gathered, prepare_unsharded, reshard
 from trainrig.parallel.gradients.cast_weights import cast_weights, list_cast_units
 from trainrig.parallel.precision import Precision
 
@@ -30,7 +30,7 @@ class Model(nn.Module):
 def build(layers=2):
     torch.manual_seed(0)
     model = Model(layers)
-    leave_whole(model, model.layers, NARROW)
+    prepare_unsharded(model, model.layers, NARROW)
     return model, torch.arange(16)
 
 

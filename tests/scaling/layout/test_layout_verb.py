@@ -203,7 +203,7 @@ def test_a_run_file_that_the_trainer_refuses_is_one_line(run_file, tmp_path, mon
     run_file.write_text(RUN.replace("[batches]", MIXTURE))
     with pytest.raises(ConfigError) as refused:
         plan(run_file, out=str(tmp_path / "best.toml"), expert=2, context=2, tensor=1)
-    assert "no run file: parallel.expert divides whole rows" in str(refused.value)
+    assert "no run file: parallel.expert needs whole rows" in str(refused.value)
     assert "\n" not in str(refused.value)
 
 

@@ -98,7 +98,7 @@ def test_a_ranks_own_mistake_with_nccl_is_not_taken_for_the_loss_of_another(said
     [
         ("CUDA error: uncorrectable ECC error encountered\nCompile with `TORCH_USE_CUDA_DSA`", 1),
         ("CUDA error: unspecified launch failure", 0),  # a kernel that reads beyond its data
-        ("n7: this rank was given GPU 3, and CUDA sees 3 here (CUDA_VISIBLE_DEVICES='')", 1),
+        ("n7: this rank was given GPU 3, but CUDA sees 3 here (CUDA_VISIBLE_DEVICES='')", 1),
         ("CUDA error: device-side assert triggered", 0),
         ("CUDA out of memory. Tried to allocate 2.00 GiB", 0),
         ("index 9 is out of bounds", 0),

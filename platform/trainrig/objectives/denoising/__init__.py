@@ -1,1 +1,1 @@
-"""Objectives that are trained on other rows than next-token prediction: one file each."""
+"""Objectives that train on rows other than those of next-token prediction, one file each."""

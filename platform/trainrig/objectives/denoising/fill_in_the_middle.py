@@ -1,4 +1,4 @@
-"""Fill in the middle: documents whose middle is moved to their end, for next-token prediction.
+"""Fill in the middle: next-token prediction on documents whose middle is moved to their end.
 
 Bavarian et al. 2022, "Efficient Training of Language Models to Fill in the Middle",
 arXiv:2207.14255: a document is cut in two places into prefix, middle and suffix, and is written
@@ -28,27 +28,32 @@ from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.special import FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX
 
-SENTINELS = 3  # what a document gains
-DRAWS = 4  # numbers of each piece: whether, which form, and two cuts
+SENTINELS = 3  # sentinels added to a document
+DRAWS = 4  # random draws per piece: whether to rearrange, which form, and two cuts
 
 
 class FillInTheMiddle(CausalLM):
-    """Next-token prediction, for which the middle of some documents stands at their end.
+    """Next-token prediction in which the middle of some documents is moved to their end.
 
-    Each piece of a document in a row is cut by itself. It keeps its length: the last three of its
-    tokens make room for the sentinels, four where the row's end cuts it, as it gets an end of text.
+    Each piece of a document in a row is cut separately and keeps its length: its last three tokens
+    are dropped for the sentinels. A piece that is cut by the row's end loses four, because it gets
+    an end of text.
     """
 
     kind: Literal["FillInTheMiddle"] = "FillInTheMiddle"  # type: ignore[assignment]
-    # Share of documents that are rearranged; up to 0.9 cost next to nothing of the loss from left
-    # to right (arXiv:2207.14255, section 4.1).
+    # Share of documents that are rearranged. Up to 0.9, left-to-right loss hardly suffers
+    # (arXiv:2207.14255, section 4.1).
     rate: float = Field(default=0.5, ge=0, le=1)
-    # Share of those that have their suffix first, the prefix right before the middle.
+    # Share of rearranged documents in SPM form: the suffix comes first, and the prefix right before
+    # the middle.
     spm_rate: float = Field(default=0.5, ge=0, le=1)
-    corruption_seed: int = 0  # random seed of what is rearranged, and where it is cut
+    corruption_seed: int = 0  # random seed for the choice of documents and cuts
 
     def make_corruption(self, encoder: Encoder) -> MovedMiddles:
-        """What moves middles. Raises DataError without the three sentinels, or an end of text."""
+        """Return the corruption that moves middles.
+
+        Raises DataError if the tokenizer lacks one of the three sentinels, or an end of text.
+        """
         prefix, suffix, middle = find_infilling_tokens(encoder)
         special = encoder.special_tokens
         return MovedMiddles(
@@ -64,14 +69,16 @@ class FillInTheMiddle(CausalLM):
 
 
 def find_infilling_tokens(encoder: Encoder) -> list[int]:
-    """The ids that stand before prefix, suffix and middle. Raises DataError for a tokenizer without
-    one of them."""
+    """Return the ids of the prefix, suffix and middle sentinels.
+
+    Raises DataError if the tokenizer lacks one of them.
+    """
     return need_tokens(encoder, "FillInTheMiddle", (FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE))
 
 
 @dataclass(frozen=True)
 class MovedMiddles:
-    """Rows in which the middle of some documents stands at their end."""
+    """Corruption that moves the middle of some documents to their end."""
 
     rate: float
     spm_rate: float
@@ -84,16 +91,17 @@ class MovedMiddles:
     begin: int | None
 
     def identity(self) -> dict[str, Any]:
-        """See Corruption."""
+        """Return the settings that identify the corruption. See `Corruption`."""
         return {"kind": "FillInTheMiddle", **asdict(self)}
 
     def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:
-        """As many targets as before: no piece changes its length."""
+        """Return the number of targets, which does not change: each piece keeps its length."""
         return {TOKENS: int(targets.sum())}
 
     def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
-        """`micro`, of the same shape."""
-        ids_BT, targets_BT = micro.ids.copy(), micro.targets.copy()
+        """Return `micro` with middles moved, in the same shape."""
+        ids_BT = micro.ids.copy()
+        targets_BT = micro.targets.copy()
         for row, sample in enumerate(micro.samples.tolist()):
             places = micro.pieces[micro.pieces[:, 0] == row, 1]
             self._rearrange(sample, places, ids_BT[row], targets_BT[row])
@@ -105,13 +113,13 @@ class MovedMiddles:
         )
 
     def _rearrange(self, sample: int, places: Integers, ids: Integers, targets: Integers) -> None:
-        """Rearrange a row in place, whose pieces begin at `places` [P]."""
+        """Rearrange in place a row whose pieces begin at `places` [P]."""
         trained = np.flatnonzero(targets != IGNORE)
         if not len(trained):
             return
         length = len(ids)
         row = np.append(ids, targets[-1])
-        filled = int(trained[-1]) + 2  # ids up to the last target; padding comes after
+        filled = int(trained[-1]) + 2  # number of ids up to the last target; padding follows
         key = RandomKey(self.seed, "fill in the middle")
         drawn_P4 = draw_uniforms(
             key,
@@ -133,24 +141,27 @@ class MovedMiddles:
     def _find_pieces(
         self, places: Integers, row: Integers, filled: int
     ) -> Iterator[tuple[int, int]]:
-        """Where each piece begins in `row`, and ends."""
+        """Return where each piece begins and ends in `row`."""
         last = len(row) - 1
         if filled > last and row[last - 1] == self.end:
-            filled = last  # the row's last target is of a document that it has no more of
+            # the row's last target belongs to a document with no other token in the row
+            filled = last
         ends = [*places[1:].tolist(), filled]
         return ((begin, min(end, filled)) for begin, end in zip(places.tolist(), ends, strict=True))
 
     def _move_middle(self, piece: Integers, spm: bool, cuts: list[float]) -> Integers | None:
-        """`piece` with its middle at its end, as long as it was; None: it is too short."""
+        """Return `piece` with its middle at its end, in the same length; None if too short."""
         head = piece[: int(len(piece) > 0 and piece[0] == self.begin)]
         ended = len(piece) > 0 and piece[-1] == self.end
         text = piece[len(head) : len(piece) - ended]
         text = text[: max(0, len(text) - SENTINELS - (not ended))]
         if not len(text):
             return None
-        # Each of the len(text) + 1 places between tokens, the ends among them, is as likely.
+        # Each of the len(text) + 1 gaps between tokens, both ends included, is equally likely.
         first, second = (int(cut * (len(text) + 1)) for cut in cuts)
-        before, between, after = text[:first], text[first:second], text[second:]
+        before = text[:first]
+        between = text[first:second]
+        after = text[second:]
         if spm:
             parts = [[self.prefix, self.suffix], after, [self.middle], before, between]
         else:

@@ -1,9 +1,9 @@
-"""Masked prediction: tokens are hidden, and an encoder says what they were from all around them.
+"""Masked language modelling: an encoder predicts hidden tokens from the text on both sides.
 
 Devlin et al. 2018, "BERT", arXiv:1810.04805, section 3.1: of the tokens that are predicted, most
 are replaced by a mask token, some by a random token, and some are left as they are. Whole words are
-hidden as BERT's code has it since 2019, spans of the lengths of Joshi et al. 2019, "SpanBERT",
-arXiv:1907.10529, section 3.1; what stands for each of their tokens is drawn by itself.
+hidden as in BERT's code since 2019. Span lengths are those of Joshi et al. 2019, "SpanBERT",
+arXiv:1907.10529, section 3.1, but the replacement of each token is drawn separately.
 
 Shapes: B rows of a micro-batch, T positions, V entries of the vocabulary, W words of a row.
 """
@@ -27,53 +27,57 @@ from trainrig.tokens.permutation import Integers
 from trainrig.tokens.special import MASK, PUBLISHED_NAMES
 
 Unit = Literal["token", "word", "span"]
-SPECIAL, OUTSIDE = 2.0, 4.0  # added to what is drawn below 1: who comes after all others
+# added to draws below 1, so that these tokens are chosen last
+SPECIAL = 2.0
+OUTSIDE = 4.0
 
 
 class MaskedLM(CausalLM):
-    """Cross-entropy of the tokens that were hidden, a mean over those of the global batch.
+    """Cross-entropy of the hidden tokens, averaged over all hidden tokens of the global batch.
 
-    Special tokens are never replaced. How many tokens of a row are predicted follows from its
-    length and sample number alone; where a row has fewer tokens of text than that, special ones are
-    predicted as they stand.
+    Special tokens are never replaced. The number of predicted tokens of a row depends on its length
+    and sample number alone. If a row has fewer ordinary tokens than that, special tokens are
+    predicted unchanged.
     """
 
     kind: Literal["MaskedLM"] = "MaskedLM"  # type: ignore[assignment]  # what tells the two apart
     rate: float = Field(default=0.15, gt=0, lt=1)  # share of tokens that are predicted
-    # The same at the step `rate_steps`, to which it goes in a straight line, and after it (30% to
-    # 15%: Ankner et al. 2023, arXiv:2305.15096); None: `rate` throughout.
+    # The share of predicted tokens from step `rate_steps` on, reached linearly from `rate` (30% to
+    # 15%: Ankner et al. 2023, arXiv:2305.15096). None: `rate` throughout.
     final_rate: float | None = Field(default=None, gt=0, lt=1)
-    rate_steps: int | None = Field(default=None, ge=1)  # steps that the change takes
-    masked: float = Field(default=0.8, ge=0, le=1)  # share of those that the mask token replaces
-    # Share of those that a random token replaces; the others are left as they are.
+    rate_steps: int | None = Field(default=None, ge=1)  # number of steps that the change takes
+    # share of predicted tokens that the mask token replaces
+    masked: float = Field(default=0.8, ge=0, le=1)
+    # Share of predicted tokens that a random token replaces; the others are left as they are.
     replaced: float = Field(default=0.1, ge=0, le=1)
-    # What is hidden together: nothing, the tokens of a word, or those of a span. The last word or
-    # span of a row may be hidden in part, as the number of tokens is fixed.
+    # What is hidden together: single tokens, whole words, or spans. The last word or span of a row
+    # may be hidden in part, as the number of tokens is fixed.
     unit: Unit = "token"
-    mean_span: float = Field(default=3.8, ge=1)  # tokens of a span, on average; SpanBERT's
-    longest_span: int = Field(default=10, ge=1)  # tokens of the longest
-    corruption_seed: int = 0  # random seed of what is hidden
+    # mean length of a span in tokens; the default is SpanBERT's
+    mean_span: float = Field(default=3.8, ge=1)
+    longest_span: int = Field(default=10, ge=1)  # maximum length of a span, in tokens
+    corruption_seed: int = 0  # random seed for the choice of tokens
 
     @model_validator(mode="after")
     def _check_shares(self) -> Self:
         if self.masked + self.replaced > 1:
             raise ValueError(
-                f"masked ({self.masked:g}) and replaced ({self.replaced:g}) are more than 1 "
-                "together; what is left of 1 stays as it is"
+                f"masked ({self.masked:g}) and replaced ({self.replaced:g}) add up to more than 1; "
+                "lower one of them"
             )
         if (self.final_rate is None) != (self.rate_steps is None):
             raise ValueError("final_rate and rate_steps belong together; set both or neither")
         return self
 
     def rate_at(self, step: int) -> float:
-        """Share of the tokens of `step` that are predicted."""
+        """Return the share of tokens that are predicted at `step`."""
         if self.final_rate is None or self.rate_steps is None:
             return self.rate
         share = min(step / self.rate_steps, 1.0)
         return self.rate + share * (self.final_rate - self.rate)
 
     def mean_rate(self, steps: int) -> float:
-        """Share of the tokens of so many steps that are predicted."""
+        """Return the mean share of tokens that are predicted over the first `steps` steps."""
         if self.final_rate is None or self.rate_steps is None:
             return self.rate
         changing = min(self.rate_steps, steps)
@@ -81,7 +85,10 @@ class MaskedLM(CausalLM):
         return (middle * changing + self.final_rate * (steps - changing)) / steps
 
     def make_corruption(self, encoder: Encoder) -> MaskedTokens:
-        """What hides tokens. Raises DataError without a mask token."""
+        """Return the corruption that hides tokens.
+
+        Raises DataError if the tokenizer has no mask token.
+        """
         mask = encoder.special_tokens.mask
         special = np.array(sorted(encoder.special_ids.values()), dtype=np.int64)
         words = np.setdiff1d(np.arange(encoder.vocabulary_size), special)
@@ -100,8 +107,11 @@ _NAMES = (MASK, *PUBLISHED_NAMES[MASK])
 
 
 def find_letters_at_ends(encoder: Encoder) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """[V] whether the text of each id begins, and ends, with a letter, a digit or a part of a
-    character. A token that begins so continues the word of one that ends so."""
+    """Return whether the text of each id begins, and ends, with a word character: two arrays [V].
+
+    Word characters are letters, digits and parts of a multi-byte character. A token that begins
+    with one continues the word of a token that ends with one.
+    """
     texts = [encoder.decode_bytes([number]) for number in range(encoder.vocabulary_size)]
     special = set(encoder.special_ids.values())
 
@@ -117,7 +127,7 @@ def find_letters_at_ends(encoder: Encoder) -> tuple[NDArray[np.bool_], NDArray[n
 
 @dataclass(frozen=True)
 class MaskedTokens:
-    """Rows some of whose tokens are hidden, the targets of which are those tokens."""
+    """Corruption that hides some tokens and makes them the only targets."""
 
     settings: MaskedLM
     mask: int
@@ -127,25 +137,32 @@ class MaskedTokens:
     ends: NDArray[np.bool_]
 
     def identity(self) -> dict[str, Any]:
-        """See Corruption."""
+        """Return the settings that identify the corruption. See `Corruption`."""
         return {**self.settings.model_dump(mode="json"), "mask": self.mask}
 
     def count_predicted(self, step: int, samples: Integers, targets: Integers) -> Integers:
-        """[R] how many tokens of each row are predicted: the rate of its `targets`, rounded up as
-        often as makes that rate on average; one at least, of a row that has any."""
+        """Return how many tokens of each row are predicted, as integers [R].
+
+        It is the rate times the row's number of `targets`, rounded up or down at random so that the
+        mean is exact, and at least one for a row that has targets.
+        """
         rounded = draw_uniforms(self._make_key("count"), np.zeros_like(samples), samples)
         counts = np.floor(self.settings.rate_at(step) * targets + rounded).astype(np.int64)
         bounded: Integers = np.minimum(np.maximum(counts, 1), targets)
         return bounded
 
     def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:
-        """See Corruption."""
+        """Return the number of predicted tokens. See `Corruption`."""
         return {TOKENS: int(self.count_predicted(step, samples, targets).sum())}
 
     def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
-        """`micro`, of the same shape. A place that had a target is one of text; the last of a row,
-        whose target was in the next one, has none: so each token is in one row of an epoch once."""
-        ids_BT, text_BT = micro.ids, micro.targets != IGNORE
+        """Return `micro` with hidden tokens, in the same shape.
+
+        A position with a target is one of text. The last position of a row, whose target is in the
+        next row, has none, so each token is in one row of an epoch once.
+        """
+        ids_BT = micro.ids
+        text_BT = micro.targets != IGNORE
         counts_B = self.count_predicted(step, micro.samples, text_BT.sum(1))
         places_T = np.arange(ids_BT.shape[1], dtype=np.int64)
         drawn_BT = draw_uniforms(self._make_key("order"), places_T, micro.samples[:, None])
@@ -164,8 +181,9 @@ class MaskedTokens:
         return MicroBatch(arrays, micro.samples, micro.sources, micro.pieces)
 
     def _hide_tokens(self, micro: MicroBatch, predicted_BT: NDArray[np.bool_]) -> Integers:
-        """[B, T] the ids, those that are predicted masked, replaced or as they were."""
-        ids_BT, settings = micro.ids, self.settings
+        """Return the ids [B, T] with predicted tokens masked, replaced or unchanged."""
+        ids_BT = micro.ids
+        settings = self.settings
         places_T = np.arange(ids_BT.shape[1], dtype=np.int64)
         samples_B1 = micro.samples[:, None]
         how_BT = draw_uniforms(self._make_key("how"), places_T, samples_B1)
@@ -179,19 +197,23 @@ class MaskedTokens:
     def _number_groups(
         self, ids_T: Integers, scores_T: NDArray[np.float64], sample: int
     ) -> Integers:
-        """[T] the number of the word or span of each place, ascending from 0; special tokens and
-        what is no text are one each."""
+        """Return the number [T] of the word or span of each position, ascending from 0.
+
+        Special tokens and positions without text are a group each.
+        """
         alone_T = scores_T >= SPECIAL
-        before_T = np.concatenate([[True], alone_T[:-1]])  # whether what is before ends a group
+        # True where the position before ends a group
+        before_T = np.concatenate([[True], alone_T[:-1]])
         if self.settings.unit == "word":
             ended_T = np.concatenate([[True], ~self.ends[ids_T[:-1]]])
             begins_T = ~self.begins[ids_T] | ended_T
         else:
-            # Of spans that lie end to end, each is as long as a geometric draw says.
+            # Spans are adjacent, each with a length from a geometric distribution.
             draws = draw_uniforms(
                 self._make_key("spans"), np.arange(len(ids_T), dtype=np.int64), np.array([sample])
             )
-            mean, longest = self.settings.mean_span, self.settings.longest_span
+            mean = self.settings.mean_span
+            longest = self.settings.longest_span
             lengths = np.ones(len(ids_T), dtype=np.int64)
             if mean > 1:
                 lengths += np.floor(np.log1p(-draws) / np.log1p(-1 / mean)).astype(np.int64)
@@ -202,7 +224,7 @@ class MaskedTokens:
         return groups
 
     def is_special(self, ids: Integers) -> NDArray[np.bool_]:
-        """Whether each of `ids` is never replaced."""
+        """Return whether each of `ids` is a special token, which is never replaced."""
         return np.isin(ids, self.special)
 
     def _make_key(self, what: str) -> RandomKey:
@@ -212,9 +234,11 @@ class MaskedTokens:
 def _rank_groups(
     scores_T: NDArray[np.float64], groups_T: Integers, count: int
 ) -> NDArray[np.float64]:
-    """[T] scores by which `count` places come first that are whole groups, in the order of the
-    score of each group's first place; a group that would be too many is passed over, and if no
-    other is left, the first of those is taken in part."""
+    """Return scores [T] whose lowest `count` positions are whole groups.
+
+    Groups are taken in the order of the score at their first position. A group that does not fit is
+    skipped. If no other group is left, the first of the skipped ones is taken in part.
+    """
     firsts_W, sizes_W = np.unique(groups_T, return_index=True, return_counts=True)[1:]
     order_W = np.argsort(scores_T[firsts_W], kind="stable")
     ranks_W = np.full(len(firsts_W), len(firsts_W) * 2.0)

@@ -1,15 +1,15 @@
-"""Several objectives in one run: each sample is of one of them, dealt by their weights.
+"""Mixture of several objectives in one run: each sample is assigned to one of them by weight.
 
-In the manner of Tay et al. 2022, "UL2", arXiv:2205.05131, section 3.1. Which objective a sample is
-of is drawn by its number, so it is the same at any number of workers and another in each epoch. The
-loss is the mean over the targets of the global batch, whichever objective they are of: an objective
-counts by its samples and by how many targets it makes of each.
+As in Tay et al. 2022, "UL2", arXiv:2205.05131, section 3.1. The objective of a sample is drawn by
+its number, so it is the same at any number of workers, and another in each epoch. The loss is the
+mean over the targets of the global batch, whatever their objectives: an objective's influence
+depends on its number of samples and on its number of targets in each.
 
-Where objectives make rows of different widths of the same text, all samples of a micro-batch are of
-one, drawn by the number of its first: none is padded for another's sake, and no text is left out to
-make widths alike.
+If objectives make rows of different widths from the same text, all samples of a micro-batch get one
+objective, drawn by the number of the first sample. No row is then padded to the width of another
+objective, and no text is dropped to equalize widths.
 
-Shapes: B rows of a micro-batch, T places of a row, R rows.
+Shapes: B rows of a micro-batch, T positions of a row, R rows.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ from trainrig.tokens.permutation import Integers
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
     from torch import nn
 
-MEMBERS = "members"  # [B] number of the objective of each row
-LOSS_OF = "loss/"  # and the name of a member: a diagnostic, the mean over its targets
+MEMBERS = "members"  # [B] number of each row's objective
+# prefix of a member's name: a diagnostic, the mean loss over the member's targets
+LOSS_OF = "loss/"
 
 Alone = Annotated[
     CausalLM | FillInTheMiddle | MaskedLM | PrefixLM | SpanCorruption,
@@ -66,87 +67,95 @@ Alone = Annotated[
 ]
 
 
-# Objectives that are no members, and why.
+# Objectives that cannot be members, and why.
 ALONE = {
-    "ReplacedTokenDetection": "its model has a generator and no head of tokens, so no other "
-    "objective can train it; run it by itself, or have MaskedLM here",
-    "MultiTokenPrediction": "its further heads would learn of its own samples alone; run it by "
-    "itself, or have CausalLM here",
-    "UL2": "it is a mixture itself; have SpanCorruption here, with `mode`, once for each denoiser",
+    "ReplacedTokenDetection": (
+        "its model has a generator and no head for tokens, so no other objective can train it; "
+        "train it alone, or use MaskedLM here"
+    ),
+    "MultiTokenPrediction": (
+        "its further heads would learn from its own samples only; train it alone, or use CausalLM "
+        "here"
+    ),
+    "UL2": "it is a mixture itself; use SpanCorruption here, with `mode`, once for each denoiser",
 }
 
 
 class MixtureMember(Settings):
     """One objective of a mixture."""
 
-    objective: Alone  # what its samples are trained by
-    # Of all samples, its share is this over the sum of all weights.
+    objective: Alone  # objective of the samples that are assigned to this member
+    # Weight of the member: its share of samples is this over the sum of all weights.
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    name: str | None = Field(default=None, min_length=1)  # in metrics; None: its objective's kind
+    # name in metrics; None: the objective's kind
+    name: str | None = Field(default=None, min_length=1)
 
     @field_validator("objective", mode="before")
     @classmethod
     def _check_alone(cls, given: Any) -> Any:
         kind = given.get("kind") if isinstance(given, Mapping) else getattr(given, "kind", None)
         if kind in ALONE:
-            raise ValueError(f"{kind} is no member of a mixture: {ALONE[kind]}")
+            raise ValueError(f"{kind} cannot be a member of a mixture: {ALONE[kind]}")
         return given
 
     @property
     def called(self) -> str:
-        """Its name in metrics."""
+        """The name of the member in metrics."""
         return self.objective.kind if self.name is None else self.name
 
 
 @dataclass(frozen=True)
 class NamedObjective:
-    """One of several objectives that samples are dealt to."""
+    """One of the objectives that samples are assigned to."""
 
-    name: str  # in metrics
-    weight: float  # its share of samples is this over the sum of all
+    name: str  # name in metrics
+    weight: float  # share of samples, relative to the sum of all weights
     objective: Alone
 
 
 class DealtObjectives(CausalLM):
-    """Cross-entropy of several objectives, each sample of one of them; what mixtures share."""
+    """Base of mixtures: cross-entropy of several objectives, one for each sample."""
 
-    mixture_seed: int = 0  # random seed of which objective a sample is of
-    # Whether each sample is dealt by itself, or all of a micro-batch together, which wastes no
-    # place where objectives make rows of different widths; None: together if they do.
+    mixture_seed: int = 0  # random seed for the assignment of samples
+    # Whether objectives are drawn for each sample or for a whole micro-batch. A whole micro-batch
+    # avoids padding where objectives make rows of different widths. None: a whole micro-batch if
+    # widths differ, else each sample.
     deal: Literal["sample", "micro_batch"] | None = None
 
     def list_named(self) -> tuple[NamedObjective, ...]:
-        """The objectives."""
+        """Return the objectives of the mixture."""
         raise NotImplementedError
 
     def parts(self) -> tuple[tuple[float, CausalLM], ...]:
-        """The objectives that samples are dealt to, each with its share of them."""
-        whole = sum(each.weight for each in self.list_named())
-        return tuple((each.weight / whole, each.objective) for each in self.list_named())
+        """Return the objectives of the mixture, each with its share of the samples."""
+        whole = sum(member.weight for member in self.list_named())
+        return tuple((member.weight / whole, member.objective) for member in self.list_named())
 
     @property
     def deals_micro_batches(self) -> bool:
-        """Whether all samples of a micro-batch are of one objective."""
+        """True if all samples of a micro-batch get the same objective."""
         if self.deal is not None:
             return self.deal == "micro_batch"
         shapes = {
-            each.objective.shape if isinstance(each.objective, SpanCorruption) else None
-            for each in self.list_named()
+            member.objective.shape if isinstance(member.objective, SpanCorruption) else None
+            for member in self.list_named()
         }
         return len(shapes) > 1
 
     def make_corruption(self, encoder: Encoder) -> DealtRows:
-        """What deals rows to objectives and has each corrupt its own. Raises DataError if the
-        tokenizer lacks what one of them needs."""
+        """Return the corruption that assigns rows to objectives and applies the corruption of each.
+
+        Raises DataError if the tokenizer lacks what one of them needs.
+        """
         return DealtRows(
             kind=self.kind,
-            names=tuple(each.name for each in self.list_named()),
+            names=tuple(member.name for member in self.list_named()),
             shares=tuple(share for share, _ in self.parts()),
             corruptions=tuple(
-                each.objective.make_corruption(encoder)
-                if isinstance(each.objective, Corrupting)
+                member.objective.make_corruption(encoder)
+                if isinstance(member.objective, Corrupting)
                 else None
-                for each in self.list_named()
+                for member in self.list_named()
             ),
             seed=self.mixture_seed,
             by_micro_batch=self.deals_micro_batches,
@@ -154,7 +163,7 @@ class DealtObjectives(CausalLM):
         )
 
     def predict(self, model: nn.Module, batch: DeviceBatch) -> Output:
-        """What gives the logits of the targets of `batch`, place by place."""
+        """Return the model output for `batch`, with the logits of the target at each position."""
         arrays = batch.arrays
         if DECODER_IDS in arrays:
             return SpanCorruption.predict(self, model, batch)  # type: ignore[arg-type]
@@ -165,83 +174,94 @@ class DealtObjectives(CausalLM):
     def compute(
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed:
-        """Nats of each target of `batch`, and beside them the loss of each objective."""
+        """Compute the cross-entropy of each target of `batch`, and each objective's mean loss."""
         computed = super().compute(model, batch, statistics)
         found = computed.terms[CROSS_ENTROPY]
-        rows_B, members_B = found.sum_rows_B(), batch.arrays[MEMBERS]
+        rows_B = found.sum_rows_B()
+        members_B = batch.arrays[MEMBERS]
         losses = {}
-        for number, each in enumerate(self.list_named()):
+        for number, member in enumerate(self.list_named()):
             mine_B = members_B == number
-            losses[LOSS_OF + each.name] = Contributions(rows_B * mine_B, found.counts_B * mine_B)
+            losses[LOSS_OF + member.name] = Contributions(rows_B * mine_B, found.counts_B * mine_B)
         return replace(computed, diagnostics=losses)
 
 
 class MixtureOfObjectives(DealtObjectives):
-    """Cross-entropy of several objectives, each sample of one of them, a mean over all targets of
-    the global batch."""
+    """Cross-entropy of several objectives, averaged over all targets of the global batch.
+
+    Each sample is assigned to one objective.
+    """
 
     kind: Literal["MixtureOfObjectives"] = "MixtureOfObjectives"  # type: ignore[assignment]  # what tells the two apart
-    members: tuple[MixtureMember, ...] = Field(min_length=2)  # objectives, with the share of each
+    # objectives of the mixture, with their weights
+    members: tuple[MixtureMember, ...] = Field(min_length=2)
 
     @model_validator(mode="after")
     def _check_members(self) -> Self:
-        name, count = Counter(each.called for each in self.members).most_common(1)[0]
+        name, count = Counter(member.called for member in self.members).most_common(1)[0]
         if count > 1:
-            raise ValueError(f"members: {count} are named {name!r}; give each a `name` of its own")
-        for each in self.members:
-            if each.objective.z_loss or each.objective.label_smoothing:
+            raise ValueError(f"members: {count} have the name {name!r}; give each its own `name`")
+        for member in self.members:
+            if member.objective.z_loss or member.objective.label_smoothing:
                 raise ValueError(
-                    f"members: {each.called!r} has z_loss or label_smoothing of its own, and there "
-                    "is one loss for all; set them under [objective]"
+                    f"members: {member.called!r} sets z_loss or label_smoothing, but all members "
+                    "share one loss; set them under [objective]"
                 )
         return self
 
     def list_named(self) -> tuple[NamedObjective, ...]:
-        """The members."""
+        """Return the members of the mixture."""
         return tuple(
-            NamedObjective(each.called, each.weight, each.objective) for each in self.members
+            NamedObjective(member.called, member.weight, member.objective)
+            for member in self.members
         )
 
 
 @dataclass(frozen=True)
 class DealtRows:
-    """Rows that are each of one of several objectives."""
+    """Corruption that assigns each row to one of several objectives."""
 
-    kind: str  # of the objective whose rows they are
+    kind: str  # kind of the mixture
     names: tuple[str, ...]
-    shares: tuple[float, ...]  # of samples, 1 together
-    corruptions: tuple[Corruption | None, ...]  # None: rows stay as they are
+    shares: tuple[float, ...]  # share of samples of each objective; the sum is 1
+    # corruption of each objective; None: rows stay as they are
+    corruptions: tuple[Corruption | None, ...]
     seed: int
-    by_micro_batch: bool  # whether all samples of a micro-batch are dealt together
-    padding: int  # id
+    by_micro_batch: bool  # True if all samples of a micro-batch get the same objective
+    padding: int  # id of padding
 
     def choose_by_sample(self) -> DealtRows:
-        """The same, but that each sample is dealt by itself."""
+        """Return the same corruption, but with an objective drawn for each sample."""
         return replace(self, by_micro_batch=False)
 
     def identity(self) -> dict[str, Any]:
-        """See Corruption."""
+        """Return the settings that identify the corruption. See `Corruption`."""
         return {
             "kind": self.kind,
             **({"deal": "micro_batch"} if self.by_micro_batch else {}),
             "seed": self.seed,
             "shares": list(self.shares),
             "members": [
-                None if each is None else dict(each.identity()) for each in self.corruptions
+                None if corruption is None else dict(corruption.identity())
+                for corruption in self.corruptions
             ],
         }
 
     def check_length(self, longest: int) -> None:
-        """Raise DataError if rows of `longest` positions are too long for one of them: for that
-        which needs the most."""
-        spans = [each for each in self.corruptions if isinstance(each, SpansLeftOut)]
-        spans.sort(key=lambda each: -each.count_needed_sentinels(longest))
-        for each in (*spans, *self.corruptions):
-            if isinstance(each, LengthLimited):
-                each.check_length(longest)
+        """Raise DataError if rows of `longest` positions are too long for one of the corruptions.
+
+        The corruption that needs the most sentinels is checked first.
+        """
+        spans = [
+            corruption for corruption in self.corruptions if isinstance(corruption, SpansLeftOut)
+        ]
+        spans.sort(key=lambda corruption: -corruption.count_needed_sentinels(longest))
+        for corruption in (*spans, *self.corruptions):
+            if isinstance(corruption, LengthLimited):
+                corruption.check_length(longest)
 
     def deal(self, samples: Integers) -> Integers:
-        """[R] the number of the objective that each of `samples` [R] of a micro-batch is of."""
+        """Return the number [R] of the objective of each of a micro-batch's `samples` [R]."""
         if self.by_micro_batch:
             samples = np.full_like(samples, samples.min())
         key = RandomKey(self.seed, "objective of a sample")
@@ -250,24 +270,26 @@ class DealtRows:
         return np.searchsorted(ends, drawn, side="right").astype(np.int64)
 
     def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:
-        """See Corruption."""
+        """Return the number of targets over all objectives. See `Corruption`."""
         of = self.deal(samples)
         total = 0
-        for number, each in enumerate(self.corruptions):
+        for number, corruption in enumerate(self.corruptions):
             mine = of == number
-            if each is None:
+            if corruption is None:
                 total += int(targets[mine].sum())
             elif mine.any():
-                total += each.denominators(step, samples[mine], targets[mine])[TOKENS]
+                total += corruption.denominators(step, samples[mine], targets[mine])[TOKENS]
         return {TOKENS: total}
 
     def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
-        """`micro`, each row by its own objective, as wide as the widest of those that it has."""
+        """Return `micro` with each row corrupted by its objective, as wide as the widest result."""
         of_B = self.deal(micro.samples)
-        rows, parts = [], []
+        rows = []
+        parts = []
         for number in np.unique(of_B).tolist():
             chosen = np.flatnonzero(of_B == number)
-            corruption, part = self.corruptions[number], take_rows(micro, chosen)
+            corruption = self.corruptions[number]
+            part = take_rows(micro, chosen)
             rows.append(chosen)
             parts.append(part if corruption is None else corruption.apply(part, step))
         joined = join_rows(rows, parts, self.padding)
@@ -276,7 +298,7 @@ class DealtRows:
 
 
 def take_rows(micro: MicroBatch, rows: Integers) -> MicroBatch:
-    """The `rows` of `micro`, ascending, alone."""
+    """Return the `rows` of `micro`, in ascending order, as a micro-batch."""
     mine = np.isin(micro.pieces[:, 0], rows)
     pieces = micro.pieces[mine].copy()
     pieces[:, 0] = np.searchsorted(rows, pieces[:, 0])
@@ -285,17 +307,21 @@ def take_rows(micro: MicroBatch, rows: Integers) -> MicroBatch:
 
 
 def join_rows(rows: Sequence[Integers], parts: Sequence[MicroBatch], padding: int) -> MicroBatch:
-    """One micro-batch of `parts`, whose rows are its `rows`; narrower ones are padded at their
-    ends, and lack nothing that others have: a row without prefixes has none."""
+    """Join `parts` into one micro-batch with the given `rows`.
+
+    Narrower rows are padded at their ends. Arrays that a part lacks are filled with zeros: a row
+    without prefixes has none.
+    """
     count = sum(map(len, rows))
     arrays: dict[str, NDArray[Any]] = {}
     for name in dict.fromkeys(name for part in parts for name in part.arrays):
         there = [part.arrays[name] for part in parts if name in part.arrays]
-        shape = (count, max(each.shape[1] for each in there))
+        shape = (count, max(array.shape[1] for array in there))
         fill = {IDS: padding, DECODER_IDS: padding, TARGETS: IGNORE}.get(name, 0)
         joined = np.full(shape, fill, dtype=there[0].dtype)
-        if name == POSITIONS:  # padding begins no document, nor is any place beyond a text's
-            farthest = max(int(each.max()) for each in there)
+        # positions continue into the padding, up to the last position of any text
+        if name == POSITIONS:
+            farthest = max(int(array.max()) for array in there)
             joined += np.arange(shape[1]).clip(max=farthest)
         for of, part in zip(rows, parts, strict=True):
             if name in part.arrays:

@@ -1,9 +1,9 @@
-"""Multi-token prediction: heads beside that of the next token say those after it.
+"""Multi-token prediction: additional heads predict the tokens after the next one.
 
 Gloeckle et al. 2024, "Better & Faster Large Language Models via Multi-token Prediction",
-arXiv:2404.19737, section 2: each head is a layer of its own on what the others' layers make of a
-place, before a norm and an output head that all share. All are computed in one forward pass. What
-is generated, evaluated and exported is the model with the head of the next token alone.
+arXiv:2404.19737, section 2: each head is a separate layer on the hidden states of the shared
+layers, before a shared norm and output head. All are computed in one forward pass. Generation,
+evaluation and export use the model with the next-token head alone.
 
 Shapes: B rows of a micro-batch, T positions, R rows.
 """
@@ -32,32 +32,31 @@ Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 def name_term(ahead: int) -> str:
-    """The name of the term, and of the array of targets, of the token so many places ahead."""
+    """Return the name of the loss term and target array of the token `ahead` positions ahead."""
     return f"ahead_{ahead}"
 
 
 def name_denominator(ahead: int) -> str:
-    """The name of how many targets there are so many places ahead."""
+    """Return the name of the denominator of the targets `ahead` positions ahead."""
     return f"{TOKENS}_{ahead}"
 
 
 class MultiTokenPrediction(CausalLM):
-    """Cross-entropy of the next token and of those after it, each a mean over its targets of the
-    global batch."""
+    """Cross-entropy of the next token and several after it, each averaged over its targets."""
 
     kind: Literal["MultiTokenPrediction"] = "MultiTokenPrediction"  # type: ignore[assignment]  # what tells the two apart
-    # Weight of the cross-entropy of each token after the next, beside 1 for the next: as many as
-    # the model has `further_heads`. The paper's four heads count alike.
+    # Weight of the cross-entropy of each token after the next, which has weight 1. The number of
+    # weights must be the model's `further_heads`. The paper's four heads have equal weights.
     further_weights: tuple[Weight, ...] = Field(default=(1.0, 1.0, 1.0), min_length=1)
 
     @property
     def ahead(self) -> range:
-        """How many places ahead each further token is."""
+        """The distances of the further tokens, in positions."""
         return range(2, len(self.further_weights) + 2)
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        """The next token's, and what the settings ask for beside it; then those of the others."""
+        """The terms of the next token, followed by one term for each further token."""
         further = (
             Term(name_term(ahead), per=name_denominator(ahead), weight=weight)
             for ahead, weight in zip(self.ahead, self.further_weights, strict=True)
@@ -65,31 +64,31 @@ class MultiTokenPrediction(CausalLM):
         return (*super().terms, *further)
 
     def make_corruption(self, encoder: Encoder) -> FurtherTargets:
-        """What adds the targets of the further heads; ids stay as they are."""
+        """Return the corruption that adds the targets of further heads; ids stay as they are."""
         return FurtherTargets(tuple(self.ahead))
 
     def check_packing(self, packing: Packing) -> None:
-        """Raise ValueError if rows of `packing` have no text that goes on over their places."""
+        """Raise ValueError if text in rows of `packing` is not contiguous."""
         if packing.kind == "BestFit":
             raise ValueError(
-                "objective MultiTokenPrediction predicts tokens several places ahead, where rows "
-                "packed by BestFit may have the middle of another document; set "
+                "objective MultiTokenPrediction predicts tokens several positions ahead, which "
+                "may belong to another document in rows packed by BestFit; set "
                 'batches.packing.kind = "Concatenate"'
             )
 
     def check_length(self, length: int) -> None:
-        """Raise ValueError if rows of `length` tokens have none so far ahead."""
+        """Raise ValueError if rows of `length` tokens are too short for the furthest head."""
         last = self.ahead[-1]
         if length < last:
             raise ValueError(
-                f"objective MultiTokenPrediction predicts the token {last} places ahead, but "
-                f"sequences have {length}; lengthen them, or set fewer further_weights"
+                f"objective MultiTokenPrediction predicts the token {last} positions ahead, but "
+                f"sequences have {length}; use longer sequences, or fewer further_weights"
             )
 
     def compute(
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed:
-        """Nats of each target of `batch` under the heads of `model`."""
+        """Compute the cross-entropy of each target of `batch` under all heads of `model`."""
         from trainrig.objectives.chunked_head import compute_head_loss
 
         arrays = batch.arrays
@@ -105,29 +104,30 @@ class MultiTokenPrediction(CausalLM):
 
 @dataclass(frozen=True)
 class FurtherTargets:
-    """Rows as they are, with the targets that are further ahead.
+    """Corruption that adds targets further ahead, with unchanged rows.
 
-    Of a row's c targets the first c - k have one for the head k places further, known before the
-    row is read: it is what the text has there, whether or not that was read before a change of
-    length and is no target of the next token again. What follows in the next row is none.
+    Of a row's c targets, the first c - k have one for the head k positions further. The number is
+    known before the row is read. The target is the text at that position, even text that was read
+    before a change of sequence length and is not a next-token target again. The text of the next
+    row gives no targets.
     """
 
     ahead: tuple[int, ...]
 
     def identity(self) -> dict[str, Any]:
-        """See Corruption."""
+        """Return the settings that identify the corruption. See `Corruption`."""
         return {"kind": "MultiTokenPrediction", "ahead": list(self.ahead)}
 
     def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:
-        """See Corruption."""
+        """Return the number of targets of each head. See `Corruption`."""
         further = {
-            name_denominator(each): int(np.maximum(targets - (each - 1), 0).sum())
-            for each in self.ahead
+            name_denominator(ahead): int(np.maximum(targets - (ahead - 1), 0).sum())
+            for ahead in self.ahead
         }
         return {TOKENS: int(targets.sum()), **further}
 
     def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
-        """`micro` with an array of targets for each head."""
+        """Return `micro` with an array of targets for each head."""
         arrays = dict(micro.arrays)
         for ahead in self.ahead:
             arrays[name_term(ahead)] = find_further_targets(micro.ids, micro.targets, ahead - 1)
@@ -135,8 +135,10 @@ class FurtherTargets:
 
 
 def find_further_targets(ids_BT: Integers, targets_BT: Integers, places: int) -> Integers:
-    """[B, T] at each target of a row what its text has `places` further; IGNORE at the last ones,
-    as many as that."""
+    """Return, at each target of a row, the token `places` positions further in its text, as [B, T].
+
+    The last `places` targets of each row have none and are IGNORE.
+    """
     text_BT = np.concatenate([ids_BT[:, 1:], targets_BT[:, -1:]], axis=1)
     found_BT = np.full_like(targets_BT, IGNORE)
     for row, targets_T in enumerate(targets_BT):

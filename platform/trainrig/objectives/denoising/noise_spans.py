@@ -1,9 +1,9 @@
-"""Spans that are left out of a text, and the two rows that come of it.
+"""Noise spans that are removed from a text, and the two rows that result.
 
 Raffel et al. 2019, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
-Transformer", arXiv:1910.10683, section 3.1.4. How many tokens and spans are left out follows from
-the length of the text alone, as in the paper's code; where they are is drawn, each place as likely.
-In the code a text never begins with a span and always ends with one; here it may do either.
+Transformer", arXiv:1910.10683, section 3.1.4. As in the paper's code, the number of removed tokens
+and spans depends on the length of the text alone. Their positions are drawn uniformly. In that code
+a text never begins with a span and always ends with one; here it may do either.
 
 Shapes: N tokens of a text, K spans, R rows.
 """
@@ -21,14 +21,16 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Noise:
-    """How much of a text is left out."""
+    """Amount of text to remove."""
 
-    density: float  # share of tokens
-    mean_span: float | None  # tokens of a span; None: all are in one
+    density: float  # share of tokens that are removed
+    mean_span: float | None  # mean length of a span in tokens; None: a single span
 
     def count(self, lengths: Integers) -> tuple[Integers, Integers]:
-        """[R] tokens left out of texts of `lengths` [R], and [R] the spans that they are in; none
-        of texts of fewer than two tokens."""
+        """Return how many tokens to remove from texts of `lengths` [R], and in how many spans [R].
+
+        Both are 0 for texts of fewer than two tokens.
+        """
         noise = np.rint(lengths * self.density).astype(np.int64)
         noise = np.clip(noise, 1, np.maximum(lengths - 1, 1))
         spans = np.ones_like(noise)
@@ -41,25 +43,26 @@ class Noise:
 
 @dataclass(frozen=True)
 class Spans:
-    """Spans of a text that do not touch one another, ascending."""
+    """Spans of a text in ascending order, which do not touch one another."""
 
     begins: Integers  # [K]
     lengths: Integers  # [K]
 
     @property
     def ends(self) -> Integers:
-        """[K] the place after each."""
+        """The position [K] after the end of each span."""
         return self.begins + self.lengths
 
 
 def draw_spans(key: RandomKey, sample: int, noise: Noise, walls: Flags) -> Spans:
-    """Spans of the text of `sample`, of which `walls` [N] says what no span may hold.
+    """Draw the noise spans of the text of `sample`.
 
-    They are drawn as if there were no walls, and those that hold one are moved to the nearest
-    place that is free. Where there is none, as nearly all is walls, they stay.
+    They are drawn without regard to `walls` [N], which marks the tokens that should be in no span.
+    Spans with such tokens are then moved to the nearest free position. If there is none, because
+    nearly all tokens are walls, the spans stay.
     """
     length = len(walls)
-    tokens, count = (int(each[0]) for each in noise.count(np.array([length])))
+    tokens, count = (int(numbers[0]) for numbers in noise.count(np.array([length])))
     if not count:
         return Spans(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
     return place_spans(
@@ -68,10 +71,13 @@ def draw_spans(key: RandomKey, sample: int, noise: Noise, walls: Flags) -> Spans
 
 
 def place_spans(words: Integers, tokens: int, count: int, walls: Flags) -> Spans:
-    """`tokens` left out in `count` spans of a text of which `walls` [N] says what they should not
-    hold; `words` [2 N] are random."""
+    """Place `tokens` removed tokens in `count` spans of a text.
+
+    `walls` [N] marks the tokens that should be in no span. `words` [2 N] are random numbers.
+    """
     length = len(walls)
-    # Which of the tokens left out begin a span, and before which of the others spans stand.
+    # Choose which of the removed tokens begin a span, and before which of the other tokens spans
+    # are placed.
     cuts = _choose_numbers(words[: tokens - 1], count - 1) + 1
     lengths = np.diff(np.concatenate([[0], cuts, [tokens]]))
     gaps = _choose_numbers(words[length : 2 * length - tokens + 1], count)
@@ -80,8 +86,11 @@ def place_spans(words: Integers, tokens: int, count: int, walls: Flags) -> Spans
 
 
 def draw_ends(noise: Noise, documents: Integers, most: int) -> Spans:
-    """The end of each document, of a text of which `documents` [N] has that of each token; at
-    `most` so many. Where documents hold too little, the text's end is left out, as one span."""
+    """Return the end of each document as a span, for at most `most` documents.
+
+    `documents` [N] is the document number of each token. If documents are too small, the text's end
+    is removed as one span.
+    """
     length = len(documents)
     tokens = int(noise.count(np.array([length]))[0][0])
     divided = _divide(tokens + 1, documents, most)
@@ -94,9 +103,11 @@ def draw_ends(noise: Noise, documents: Integers, most: int) -> Spans:
 def draw_within(
     key: RandomKey, sample: int, noise: Noise, walls: Flags, documents: Integers, most: int
 ) -> Spans:
-    """Spans as `draw_spans` draws them, but where one would reach across `documents` [N]: then one
-    in each document, of its share, at a place that is drawn; at `most` so many spans. Where
-    documents hold too little, spans stay."""
+    """Draw spans as `draw_spans` does, unless one of them crosses a border between `documents` [N].
+
+    In that case each document gets one span, with its share of tokens, at a random position, and
+    there are at most `most` spans. If documents are too small, the spans stay.
+    """
     spans = draw_spans(key, sample, noise, walls)
     if (documents[spans.begins] == documents[spans.ends - 1]).all():
         return spans
@@ -105,18 +116,19 @@ def draw_within(
         return spans
     begins, sizes, lengths = divided
     drawn = draw_uniforms(key, 2 * len(documents) + begins, np.array([sample]))
-    # A document's last token, which ends it, is in none.
+    # The last token of a document, which ends it, is in no span.
     return Spans(begins + np.floor(drawn * (sizes - lengths)).astype(np.int64), lengths)
 
 
 def _divide(
     said: int, documents: Integers, most: int
 ) -> tuple[Integers, Integers, Integers] | None:
-    """Begin and size of each document that has a span, and the tokens of that.
+    """Return begin, size and number of removed tokens of each document that gets a span.
 
-    `said` tokens and sentinels in all, divided by size: a sentinel more takes the place of a token,
-    so how much is said follows from the length of the text alone. Documents too short for a span of
-    their share have none, nor have more than `most`. None: those that are left hold too little.
+    The `said` target tokens, sentinels included, are divided in proportion to document size. An
+    additional sentinel takes the place of a token, so the number of target tokens depends on the
+    length of the text alone. Documents that are too short for a span of their share get none, nor
+    do the shortest beyond `most`. Returns None if the remaining documents are too small.
     """
     begins = np.flatnonzero(np.diff(documents, prepend=documents[:1] - 1))
     sizes = np.diff(np.append(begins, len(documents)))
@@ -125,7 +137,7 @@ def _divide(
         chosen = np.sort(longest_first[:count])
         if (whole := int(sizes[chosen].sum())) < said:
             break
-        # Rounded so that the parts add up to all; none is above its document's size.
+        # Rounded so that the parts add up to the total; no part exceeds its document's size.
         parts = np.diff(said * np.cumsum(sizes[chosen]) // whole, prepend=0)
         if parts.min() >= 2:
             return begins[chosen], sizes[chosen], parts - 1
@@ -133,23 +145,25 @@ def _divide(
 
 
 def _choose_numbers(words: Integers, count: int) -> Integers:
-    """`count` different numbers below that of `words`, which are random; ascending."""
+    """Return `count` different random indices of `words`, ascending."""
     return np.sort(np.argsort(words, kind="stable")[:count])
 
 
 def _clear(spans: Spans, walls: Flags) -> Spans:
-    """`spans` moved off `walls`, to the right first, and to the left where the text ends."""
+    """Move `spans` off `walls`, to the right first, and to the left at the end of the text."""
     before = np.concatenate([[0], np.cumsum(walls)])
     if (before[spans.ends] == before[spans.begins]).all():
         return spans
     at = np.flatnonzero(walls)
-    begins, lengths = spans.begins.tolist(), spans.lengths.tolist()
+    begins = spans.begins.tolist()
+    lengths = spans.lengths.tolist()
     free = 0
     for number, length in enumerate(lengths):
         begin = max(begins[number], free)
         while (found := _find_walls(at, begin, begin + length)).size:
             begin = int(found[-1]) + 1
-        begins[number], free = begin, begin + length + 1
+        begins[number] = begin
+        free = begin + length + 1
     free = len(walls)
     for number in range(len(lengths) - 1, -1, -1):
         end = min(begins[number] + lengths[number], free)
@@ -167,17 +181,17 @@ def _find_walls(at: Integers, begin: int, end: int) -> Integers:
 
 @dataclass(frozen=True)
 class Denoising:
-    """A text with spans left out, and the text that says what they were."""
+    """A text with spans removed, and the target text with the removed spans."""
 
-    ids: Integers  # the text, a sentinel in place of each span
-    targets: Integers  # each sentinel with the tokens of its span
-    # The place in the text of each of them; of a sentinel, that where its span begins.
+    ids: Integers  # the text with a sentinel in place of each span
+    targets: Integers  # each sentinel followed by the tokens of its span
+    # Position in the text of each id; for a sentinel, the beginning of its span.
     places: Integers
     target_places: Integers
 
 
 def leave_out(text: Integers, spans: Spans, sentinels: Integers) -> Denoising:
-    """`text` [N] without `spans`, the first `len(spans)` of `sentinels` in their places."""
+    """Replace `spans` of `text` [N] by the first of `sentinels`, in order."""
     count = len(spans.begins)
     inside = np.zeros(len(text) + 1, dtype=np.int64)
     inside[spans.begins] += 1

@@ -1,7 +1,8 @@
-"""Prefix language modelling: a decoder reads the beginning of a text whole and writes the rest.
+"""Prefix language modelling: a decoder reads the beginning of a text and predicts the rest.
 
-Raffel et al. 2019, arXiv:1910.10683, section 3.2.1 and figure 4, right: the tokens of a prefix see
-one another on both sides, those after it what is before them, and the loss is of those alone.
+Raffel et al. 2019, arXiv:1910.10683, section 3.2.1 and figure 4, right: the tokens of the prefix
+attend to one another in both directions, later tokens to all before them, and only later tokens
+have a loss.
 
 Shapes: B rows of a micro-batch, T positions, R rows, N targets of a row, P documents in one row.
 """
@@ -28,38 +29,41 @@ if TYPE_CHECKING:  # run files are read without torch, which takes seconds to im
 
 
 class PrefixLM(CausalLM):
-    """Cross-entropy of each next token after a prefix that is read from both sides, a mean over
-    those targets of the global batch.
+    """Cross-entropy of the tokens after a prefix with bidirectional attention.
 
-    All documents of a row are cut at one share of their length, each by itself where attention
-    keeps them apart; else the row is one text.
+    It is averaged over those targets of the global batch. All documents of a row are cut at the
+    same share of their length, each separately where attention does not cross documents; otherwise
+    the row is one text.
     """
 
     kind: Literal["PrefixLM"] = "PrefixLM"  # type: ignore[assignment]  # what tells the two apart
-    # Targets of each row that prefixes take, of which nothing is learnt; None: drawn for each row,
-    # every number that leaves one as likely.
+    # Number of targets of each row that belong to prefixes and have no loss. None: drawn for each
+    # row, uniformly over all numbers that leave at least one target.
     prefix_tokens: int | None = Field(default=None, ge=0)
-    corruption_seed: int = 0  # random seed of where rows are cut
+    corruption_seed: int = 0  # random seed for the cuts
 
     def make_corruption(self, encoder: Encoder) -> Prefixes:
-        """What cuts rows; needs no special token."""
+        """Return the corruption that cuts rows; it needs no special tokens."""
         return Prefixes(self.prefix_tokens, self.corruption_seed)
 
     def check_length(self, shortest: int) -> None:
         """Raise ValueError if rows of `shortest` tokens have nothing after their prefix."""
         if self.prefix_tokens is not None and self.prefix_tokens >= shortest:
             raise ValueError(
-                f"objective.prefix_tokens ({self.prefix_tokens}) leaves nothing to learn of rows "
-                f"of {shortest} tokens; set {shortest - 1} at most, or leave it out"
+                f"objective.prefix_tokens ({self.prefix_tokens}) leaves nothing to predict in rows "
+                f"of {shortest} tokens; set at most {shortest - 1}, or remove it"
             )
 
     def compute_trained_share(self, length: int) -> float:
-        """Share of the targets of rows of `length` that the loss is of, on average."""
+        """Return the mean share of targets of rows of `length` tokens that have a loss."""
         return 1 - self._mean_prefix(length) / length
 
     def keys_ahead(self, length: int) -> float:
-        """Keys after itself that a query sees in rows of `length` that are one text, on average."""
-        if self.prefix_tokens is None:  # p (p - 1) / 2 in all, p = 1 … T each as likely
+        """Return the mean number of keys after a query's own position that it attends to.
+
+        For rows of `length` tokens that are one text.
+        """
+        if self.prefix_tokens is None:  # p (p - 1) / 2 per row, with p = 1 … T equally likely
             return (length**2 - 1) / (6 * length)
         return self.prefix_tokens * (self.prefix_tokens + 1) / (2 * length)
 
@@ -67,7 +71,7 @@ class PrefixLM(CausalLM):
         return (length - 1) / 2 if self.prefix_tokens is None else self.prefix_tokens
 
     def predict(self, model: nn.Module, batch: DeviceBatch) -> Output:
-        """What gives the logits of the targets of `batch`, place by place."""
+        """Return the model output for `batch`, with the logits of the target at each position."""
         arrays = batch.arrays
         output: Output = model(
             arrays[IDS],
@@ -80,29 +84,31 @@ class PrefixLM(CausalLM):
 
 @dataclass(frozen=True)
 class Prefixes:
-    """Rows whose documents begin with a prefix that has no targets of its own."""
+    """Corruption that removes the targets of a prefix of each document."""
 
     tokens: int | None
     seed: int
 
     def identity(self) -> dict[str, Any]:
-        """See Corruption."""
+        """Return the settings that identify the corruption. See `Corruption`."""
         return {"kind": "PrefixLM", **asdict(self)}
 
     def count_prefix(self, samples: Integers, targets: Integers) -> Integers:
-        """[R] how many targets of each row, of `targets`, its prefixes take; one is left at least,
-        of a row that has any."""
+        """Return how many of each row's `targets` belong to its prefixes, as integers [R].
+
+        At least one target remains in a row that has any.
+        """
         if self.tokens is not None:
             return np.minimum(self.tokens, np.maximum(targets - 1, 0))
         drawn = draw_uniforms(RandomKey(self.seed, "prefixes"), np.zeros_like(samples), samples)
         return np.floor(drawn * targets).astype(np.int64)
 
     def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:
-        """See Corruption."""
+        """Return the number of remaining targets. See `Corruption`."""
         return {TOKENS: int((targets - self.count_prefix(samples, targets)).sum())}
 
     def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
-        """`micro`, of the same shape, with PREFIXES."""
+        """Return `micro` in the same shape, with the array PREFIXES."""
         targets_BT = micro.targets.copy()
         prefixes_BT = np.zeros(targets_BT.shape, dtype=np.bool_)
         counts_B = self.count_prefix(micro.samples, (targets_BT != IGNORE).sum(1))
@@ -113,9 +119,11 @@ class Prefixes:
             if micro.positions is not None:
                 begins = micro.pieces[micro.pieces[:, 0] == row, 1]
             ends = np.append(begins[1:], length)
-            past = np.searchsorted(trained, ends)  # [P] targets up to the end of each document
+            # [P] number of targets up to the end of each document
+            past = np.searchsorted(trained, ends)
             first = np.searchsorted(trained, begins)
-            # Each has its part of `count` by its targets: rounded so that the parts add up to it.
+            # Each document gets its part of `count` by its number of targets, rounded so that the
+            # parts add up.
             whole = max(len(trained), 1)
             taken = count * past // whole - count * first // whole
             for begin, end, at, prefix in zip(
@@ -124,7 +132,7 @@ class Prefixes:
                 if prefix:
                     left_out = trained[at : at + prefix]
                     targets_BT[row, left_out] = IGNORE
-                    # The last target left out is the id one place later, the prefix's last.
+                    # The last removed target is the id one position later, the last of the prefix.
                     prefixes_BT[row, begin : min(int(left_out[-1]) + 2, end)] = True
         arrays = {**micro.arrays, TARGETS: targets_BT, PREFIXES: prefixes_BT}
         return MicroBatch(arrays, micro.samples, micro.sources, micro.pieces)

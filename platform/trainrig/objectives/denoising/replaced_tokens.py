@@ -1,11 +1,10 @@
-"""Replaced-token detection: a small generator says what stood at hidden places, and an encoder says
-of every token whether it is still the one of the text.
+"""Replaced-token detection: a generator fills in tokens, an encoder detects the replacements.
 
-Clark et al. 2020, "ELECTRA", arXiv:2003.10555, section 3. The two are one model: the generator has
-the encoder's embedding, both are trained by one optimizer, and nothing goes back through what is
-drawn. A token that is drawn as it was counts as not replaced.
+Clark et al. 2020, "ELECTRA", arXiv:2003.10555, section 3. The two are one model: the generator
+shares the encoder's embedding, one optimizer trains both, and no gradient flows through the sampled
+tokens. A sampled token that equals the original counts as not replaced.
 
-Shapes: B rows of a micro-batch, T positions, N places that are drawn, R of those in a block, C
+Shapes: B rows of a micro-batch, T positions, N positions that are sampled, R of those in a block, C
 channels, V entries of the vocabulary.
 """
 
@@ -37,45 +36,55 @@ from trainrig.tokens.permutation import Integers
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
     from torch import Tensor, nn
 
-DETECTION = "detection"  # its term of the loss
-# Parts that probabilities are counted in: whole numbers add up to the same in any order.
+DETECTION = "detection"  # name of the detection loss term
+# Unit fraction of probabilities: integer sums are the same in any order.
 PARTS = 2**40
 
 
 class ReplacedTokenDetection(MaskedLM):
-    """The generator's cross-entropy of the tokens that were hidden, a mean over those of the global
-    batch, and the cross-entropy of whether each token was replaced, a mean over all of its text."""
+    """Cross-entropy of a generator on hidden tokens, and of an encoder that detects replacements.
+
+    The generator's loss is averaged over the hidden tokens of the global batch, the detection's
+    over all tokens of text.
+    """
 
     kind: Literal["ReplacedTokenDetection"] = "ReplacedTokenDetection"  # type: ignore[assignment]  # what tells the two apart
-    # Share of the predicted tokens that the mask token replaces for the generator; ELECTRA's paper
-    # has all of them, its code 0.85.
+    # Share of predicted tokens that the mask token replaces in the generator's input. ELECTRA's
+    # paper uses 1, its code 0.85.
     masked: float = Field(default=1.0, ge=0, le=1)
-    # Share of those that a random token replaces for the generator.
+    # Share of predicted tokens that a random token replaces in the generator's input.
     replaced: float = Field(default=0.0, ge=0, le=1)
-    # Weight of the cross-entropy of what was replaced, in nats a token, beside the generator's:
-    # the lambda of the paper, section 3.
+    # Weight of the detection loss, in nats per token, relative to the generator's loss: lambda in
+    # section 3 of the paper.
     detection_weight: float = Field(default=50.0, gt=0, allow_inf_nan=False)
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        """The generator's, and what the settings ask for beside it; and the detection's."""
+        """The generator's terms, followed by the detection's."""
         return (*super().terms, Term(DETECTION, per=PLACES, weight=self.detection_weight))
 
     def make_corruption(self, encoder: Encoder) -> DrawnTokens:
-        """What hides tokens and says by what numbers others are drawn. Raises DataError without a
-        mask token."""
+        """Return the corruption that hides tokens and adds numbers to sample replacements with.
+
+        Raises DataError if the tokenizer has no mask token.
+        """
         return DrawnTokens(**vars(super().make_corruption(encoder)))
 
     def compute(
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed:
-        """Nats of each hidden token under the generator of `model`, and of whether each token of
-        text was replaced under `model`. Beside them, what was replaced and found."""
+        """Compute the generator's and the detection's loss.
+
+        Diagnostics are the shares of hidden tokens that were replaced, of tokens detected
+        correctly, and of replaced tokens that were detected.
+        """
         from torch.nn.functional import binary_cross_entropy_with_logits
 
         arrays = batch.arrays
-        ids_BT, targets_BT = arrays[IDS], arrays[TARGETS]
-        hidden_BT, text_BT = targets_BT != IGNORE, arrays[TEXT_PLACES].bool()
+        ids_BT = arrays[IDS]
+        targets_BT = arrays[TARGETS]
+        hidden_BT = targets_BT != IGNORE
+        text_BT = arrays[TEXT_PLACES].bool()
         text_ids_BT = targets_BT.where(hidden_BT, ids_BT)
 
         def replace(generated: Output) -> Tensor:
@@ -105,14 +114,17 @@ class ReplacedTokenDetection(MaskedLM):
 
 @dataclass(frozen=True)
 class DrawnTokens(MaskedTokens):
-    """Rows some of whose tokens are hidden, each with the number that another is drawn by."""
+    """Corruption that hides tokens, each with a random number to sample its replacement."""
 
     def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:
-        """See Corruption."""
+        """Return the number of hidden tokens and of tokens of text. See `Corruption`."""
         return {**super().denominators(step, samples, targets), PLACES: int(targets.sum())}
 
     def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
-        """See MaskedTokens. A special token that is predicted stays as it is."""
+        """Return `micro` with hidden tokens and random numbers. See `MaskedTokens`.
+
+        A special token that is predicted stays as it is.
+        """
         made = super().apply(micro, step)
         places_T = np.arange(micro.ids.shape[1], dtype=np.int64)
         key = RandomKey(self.settings.corruption_seed, "replaced tokens")
@@ -127,8 +139,11 @@ class DrawnTokens(MaskedTokens):
 
 
 def draw_entries(output: Output, text_ids_BT: Tensor, draws_BT: Tensor) -> Tensor:
-    """[B, T] `text_ids_BT`, but that places whose `draws_BT` are 0 or more have the entry that
-    these draw from the distribution of `output`: the first up to which it has so large a share."""
+    """Return `text_ids_BT` [B, T] with sampled ids at the positions where `draws_BT` is 0 or more.
+
+    An id is sampled from the distribution of `output` by its inverse cumulative distribution: the
+    first id whose cumulative probability exceeds the draw.
+    """
     import torch
 
     from trainrig.objectives.chunked_head import cut_blocks

@@ -1,4 +1,4 @@
-"""What rows and models objectives of pretraining ask for, checked before a run starts."""
+"""Rows and models that pretraining objectives need, checked before a run starts."""
 
 from trainrig.objectives.causal import CausalLM
 from trainrig.objectives.contract import find_parts
@@ -10,30 +10,30 @@ from trainrig.tokens.mixing.stages import BatchSettings
 
 
 def check_rows(objective: CausalLM, batches: BatchSettings) -> None:
-    """Raise ValueError if `objective` can make nothing of the rows of `batches`."""
-    shortest = min(each.sequence_length for each in batches.resolve_stages())
-    for _, each in find_parts(objective):
-        if isinstance(each, PrefixLM | MultiTokenPrediction):
-            each.check_length(shortest)
-        if isinstance(each, MultiTokenPrediction):
-            each.check_packing(batches.packing)
+    """Raise ValueError if `objective` cannot train on the rows of `batches`."""
+    shortest = min(stage.sequence_length for stage in batches.resolve_stages())
+    for _, part in find_parts(objective):
+        if isinstance(part, PrefixLM | MultiTokenPrediction):
+            part.check_length(shortest)
+        if isinstance(part, MultiTokenPrediction):
+            part.check_packing(batches.packing)
 
 
 def compute_widest_row(objective: CausalLM, length: int) -> int:
-    """Places that the widest rows of a decoder fill, of rows of `length` tokens."""
-    parts = [each for _, each in find_parts(objective) if isinstance(each, SpanCorruption)]
-    return max([length, *(each.compute_row_length(length) for each in parts)])
+    """Return the positions of the widest decoder rows made from rows of `length` tokens."""
+    parts = [part for _, part in find_parts(objective) if isinstance(part, SpanCorruption)]
+    return max([length, *(part.compute_row_length(length) for part in parts)])
 
 
 def count_further_heads(objective: CausalLM) -> int:
-    """How many heads for the tokens after the next `objective` trains."""
+    """Return the number of heads for tokens after the next that `objective` trains."""
     return len(objective.further_weights) if isinstance(objective, MultiTokenPrediction) else 0
 
 
 def find_model_kind(objective: CausalLM) -> str:
-    """The kind of model that `objective` teaches from fresh weights."""
-    parts = [each for _, each in find_parts(objective)]
-    if all(isinstance(each, MaskedLM) for each in parts):
+    """Return the kind of model that `objective` trains from fresh weights."""
+    parts = [part for _, part in find_parts(objective)]
+    if all(isinstance(part, MaskedLM) for part in parts):
         return "Encoder"
-    apart = any(isinstance(each, SpanCorruption) and not each.joined for each in parts)
+    apart = any(isinstance(part, SpanCorruption) and not part.joined for part in parts)
     return "EncoderDecoder" if apart else "Decoder"

@@ -1,19 +1,19 @@
-"""Span corruption: an encoder reads a text with spans left out, a decoder says what they were.
+"""Span corruption: an encoder reads a text with spans removed, and a decoder predicts the spans.
 
 T5's objective (Raffel et al. 2019, arXiv:1910.10683, section 3.1.4):
 
     Preheat <extra_id_0> 350°F and <extra_id_1> pan </s>
     <extra_id_0> the oven to <extra_id_1> grease the </s>
 
-A row of as many positions always gives as many tokens to encoder and decoder, so nothing is padded
-but what was before.
+Rows of equal length always give equal numbers of tokens to encoder and decoder, so no padding is
+added to what was there before.
 
-Denoisers of UL2 (ul2.py) are made of the same: a token before the text says how it is corrupted,
-and the one span may be the text's end. For a decoder, text and spans stand in one row, and the text
-is a prefix that is read from both sides. Where documents of a row are apart, each is such a text,
-with its own mode and its own end.
+The denoisers of UL2 (ul2.py) use the same corruption: a token before the text names the kind of
+corruption, and the single span may be the end of the text. For a decoder, text and spans are in one
+row, and the text is a prefix with bidirectional attention. If attention does not cross the
+documents of a row, each document is such a text, with its own mode token and its own end.
 
-Shapes: B rows of a micro-batch, N tokens of the text of a row, S places of the encoder, T of the
+Shapes: B rows of a micro-batch, N tokens of the text of a row, S positions of the encoder, T of the
 decoder, P pieces of documents in one row, R rows.
 """
 
@@ -28,7 +28,7 @@ from pydantic import Field
 
 from trainrig.objectives.causal import CausalLM
 from trainrig.objectives.contract import DeviceBatch, Output
-from trainrig.objectives.denoising.document_spans import draw_in_each
+from trainrig.objectives.denoising.document_spans import draw_in_each_document
 from trainrig.objectives.denoising.needed_tokens import check_sentinels, find_modes, find_sentinels
 from trainrig.objectives.denoising.noise_spans import (
     Denoising,
@@ -61,31 +61,37 @@ if TYPE_CHECKING:  # run files are read without torch, which takes seconds to im
     from torch import nn
 
 
-Mode = Literal["R", "S", "X"]  # regular, sequential and extreme denoising
+Mode = Literal["R", "S", "X"]  # R: regular, S: sequential, X: extreme denoising
 
 
 class SpanCorruption(CausalLM):
-    """Cross-entropy of the spans left out of a text, each after its sentinel, a mean over the
-    targets of the global batch."""
+    """Cross-entropy of the spans removed from a text, each after its sentinel.
+
+    It is averaged over the targets of the global batch.
+    """
 
     kind: Literal["SpanCorruption"] = "SpanCorruption"  # type: ignore[assignment]
-    noise_density: float = Field(default=0.15, gt=0, lt=1)  # share of tokens that are left out
-    mean_span: float = Field(default=3.0, ge=1, allow_inf_nan=False)  # tokens of a span, on average
-    # Whether one more sentinel ends what the decoder says, as in the paper's figures; its code has
-    # the end of text alone.
+    noise_density: float = Field(default=0.15, gt=0, lt=1)  # share of tokens that are removed
+    # mean length of a span, in tokens
+    mean_span: float = Field(default=3.0, ge=1, allow_inf_nan=False)
+    # Whether the decoder's targets end with one more sentinel, as in the paper's figures. The
+    # paper's code has only the end of text.
     closing_sentinel: bool = False
-    # Whether one span is left out, the end of each row's text: prefix language modelling.
-    # `mean_span` says nothing then.
+    # Whether to remove a single span, the end of each row's text (prefix language modelling).
+    # `mean_span` has no effect then.
     suffix: bool = False
-    # Mode of UL2 whose token stands before the text, [R], [S] or [X]; None: none does.
+    # UL2 mode whose token, [R], [S] or [X], is put before the text. None: no token.
     mode: Mode | None = None
-    # Whether text and spans stand in one row, for a decoder, instead of one each for an encoder and
-    # a decoder.
+    # Whether text and spans are in one row, for a decoder. Otherwise the text is for an encoder and
+    # the spans are for a decoder.
     joined: bool = False
-    corruption_seed: int = 0  # random seed of what is left out
+    corruption_seed: int = 0  # random seed for the choice of spans
 
     def make_corruption(self, encoder: Encoder) -> SpansLeftOut:
-        """What leaves spans out. Raises DataError without an end of text."""
+        """Return the corruption that removes spans.
+
+        Raises DataError if the tokenizer has no end of text.
+        """
         special = encoder.special_tokens
         return SpansLeftOut(
             noise=self._noise,
@@ -107,23 +113,24 @@ class SpanCorruption(CausalLM):
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """What widths of rows follow from: alike for objectives whose rows are as wide."""
+        """The settings that determine the width of rows; equal for objectives with equal widths."""
         return self._noise, self.closing_sentinel, self.mode is None, self.joined
 
     def compute_lengths(self, sequence_length: int) -> tuple[int, int]:
-        """Tokens of the text, and of the spans, that a row of so many positions gives: places of
-        the encoder and of the decoder."""
+        """Return the positions of encoder and decoder for a row of `sequence_length` positions."""
         noise, spans = self._noise.count(np.array([sequence_length]))
         encoded = sequence_length - noise + spans + 1 + (self.mode is not None)
         return int(encoded[0]), int(noise[0] + spans[0]) + 1 + self.closing_sentinel
 
     def compute_row_length(self, sequence_length: int) -> int:
-        """Places that a decoder's row of so many positions fills as one text; the last span's end
-        is not read."""
+        """Return the positions of a decoder's row for one text of `sequence_length` positions.
+
+        The end of the last span is a target only and takes no position.
+        """
         return sum(self.compute_lengths(sequence_length)) - 1 if self.joined else sequence_length
 
     def predict(self, model: nn.Module, batch: DeviceBatch) -> Output:
-        """What gives the logits of the decoder's targets."""
+        """Return the model output for `batch`, with the logits of the decoder's targets."""
         arrays = batch.arrays
         if DECODER_IDS not in arrays:
             return PrefixLM.predict(self, model, batch)  # type: ignore[arg-type]
@@ -135,29 +142,29 @@ class SpanCorruption(CausalLM):
 
 @dataclass(frozen=True)
 class SpansLeftOut:
-    """Rows of which spans are left out."""
+    """Corruption that removes spans from rows."""
 
     noise: Noise
-    suffix: bool  # whether the one span is the text's end
-    mode: int | None  # id of the token before the text
-    joined: bool  # whether text and spans stand in one row
+    suffix: bool  # True if the single span is the end of the text
+    mode: int | None  # id of the mode token before the text
+    joined: bool  # True if text and spans are in one row
     closing_sentinel: bool
     seed: int
-    tokenizer: str  # named in errors
-    # Ids of special tokens, `special` all that there are.
+    tokenizer: str  # path of the tokenizer, for error messages
+    # Ids of special tokens; `special` has all of them.
     sentinels: tuple[int, ...]
     end: int
     padding: int
     special: tuple[int, ...]
 
     def identity(self) -> dict[str, Any]:
-        """See Corruption."""
+        """Return the settings that identify the corruption. See `Corruption`."""
         parts = asdict(self)
-        del parts["tokenizer"]  # where it lies changes no row
+        del parts["tokenizer"]  # the tokenizer's path does not change rows
         for name, plain in (("suffix", False), ("mode", None), ("joined", False)):
             if parts[name] == plain:
                 del parts[name]
-        if self.joined:  # documents that are apart had none where the draw left them out
+        if self.joined:  # an earlier version could leave documents without spans
             parts["gaps"] = "in each document"
         return {"kind": "SpanCorruption", **parts}
 
@@ -167,16 +174,18 @@ class SpansLeftOut:
         check_sentinels(self.tokenizer, "SpanCorruption", len(self.sentinels), needed)
 
     def count_needed_sentinels(self, longest: int) -> int:
-        """How many rows of `longest` positions take."""
+        """Return the number of sentinels that rows of `longest` positions need."""
         return int(self.noise.count(np.array([longest]))[1][0]) + self.closing_sentinel
 
     def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:
-        """Tokens left out, sentinels and ends."""
+        """Return the number of targets: removed tokens, sentinels and ends."""
         return {TOKENS: int(self._compute_lengths(targets)[1].sum())}
 
     def _compute_lengths(self, texts: Integers) -> tuple[Integers, Integers]:
-        """[R] places of the encoder and of the decoder that texts of so many tokens fill; none
-        where nothing can be left out."""
+        """Return the positions of encoder and decoder [R] for texts of `texts` [R] tokens.
+
+        Both are 0 where nothing can be removed.
+        """
         noise, spans = self.noise.count(texts)
         some = spans > 0
         encoded = texts - noise + spans + 1 + (self.mode is not None)
@@ -184,27 +193,31 @@ class SpansLeftOut:
         return np.where(some, encoded, 0), np.where(some, decoded, 0)
 
     def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
-        """`micro` for an encoder and a decoder; for a decoder alone, where rows are joined."""
+        """Return `micro` for an encoder and a decoder, or, if joined, for a decoder alone."""
         if self.joined:
             return self._join(micro)
         rows = len(micro.ids)
         made = self._corrupt_texts(micro)
         encoded, decoded = self._compute_widths(micro)
-        # Documents apart have a mode each, and an end each: more is read then.
+        # Separate documents have a mode token and an end each, so the encoder reads more.
         encoded = max([encoded, *(len(found.ids) for _, found in made.values())])
-        ids_BS, segments_BS = np.full((rows, encoded), self.padding), np.zeros((rows, encoded), int)
+        ids_BS = np.full((rows, encoded), self.padding)
+        segments_BS = np.zeros((rows, encoded), int)
         targets_BT = np.full((rows, decoded), IGNORE)
         segments_BT = np.zeros_like(targets_BT)
         pieces = micro.pieces.copy()
         for row, (text, found) in made.items():
-            source, target = len(found.ids), len(found.targets)
-            ids_BS[row, :source], targets_BT[row, :target] = found.ids, found.targets
+            source = len(found.ids)
+            target = len(found.targets)
+            ids_BS[row, :source] = found.ids
+            targets_BT[row, :target] = found.targets
             segments_BS[row, :source] = text.documents[found.places]
             segments_BT[row, :target] = text.documents[found.target_places]
             _move_pieces(pieces, row, text, found)
         pieces[:, 1] = pieces[:, 1].clip(0, encoded - 1)
-        if micro.positions is None:  # documents of a row see one another
-            segments_BS, segments_BT = segments_BS.clip(max=1), segments_BT.clip(max=1)
+        if micro.positions is None:  # attention crosses the documents of a row
+            segments_BS = segments_BS.clip(max=1)
+            segments_BT = segments_BT.clip(max=1)
         arrays = {
             IDS: ids_BS,
             SEGMENTS: segments_BS,
@@ -215,16 +228,18 @@ class SpansLeftOut:
         return MicroBatch(arrays, micro.samples, micro.sources, pieces)
 
     def _join(self, micro: MicroBatch) -> MicroBatch:
-        """`micro` with the text of each row as a prefix, and the spans after it."""
+        """Return `micro` with the text of each row as a prefix, followed by the spans."""
         made = self._corrupt_texts(micro)
         encoded, decoded = self._compute_widths(micro)
         whole = encoded + decoded - 1
         apart = micro.positions is not None
         joined = {row: self._join_parts(*made[row], apart) for row in made}
-        # Rows of documents apart are as wide as there are gaps: none is padded to that of one text.
+        # The width of rows with separate documents depends on their number of spans: none is padded
+        # to the width of one text.
         widths = [sum(len(part.ids) for part in parts) for parts in joined.values() if apart]
         shape = len(micro.ids), max(widths, default=whole)
-        ids_BT, targets_BT = np.full(shape, self.padding), np.full(shape, IGNORE)
+        ids_BT = np.full(shape, self.padding)
+        targets_BT = np.full(shape, IGNORE)
         prefixes_BT = np.zeros(shape, dtype=np.bool_)
         places_BT = np.broadcast_to(np.arange(shape[1]), shape).copy()
         pieces = micro.pieces.copy()
@@ -233,7 +248,8 @@ class SpansLeftOut:
             begins = []
             for part in parts:
                 end = begin + len(part.ids)
-                ids_BT[row, begin:end], targets_BT[row, begin:end] = part.ids, part.targets
+                ids_BT[row, begin:end] = part.ids
+                targets_BT[row, begin:end] = part.targets
                 prefixes_BT[row, begin : begin + part.read] = True
                 places_BT[row, begin:] -= places_BT[row, begin]
                 begins.append(begin)
@@ -244,19 +260,19 @@ class SpansLeftOut:
             else:
                 _move_pieces(pieces, row, text, found)
         arrays = {IDS: ids_BT, TARGETS: targets_BT, PREFIXES: prefixes_BT}
-        if apart:  # no document is longer than one text; padding may be, after the last of them
+        if apart:  # no document is longer than one text, but padding after the last one may be
             arrays[POSITIONS] = places_BT.clip(max=whole - 1)
         else:
             pieces[:, 1] = pieces[:, 1].clip(0, encoded - 1)
         return MicroBatch(arrays, micro.samples, micro.sources, pieces)
 
     def _compute_widths(self, micro: MicroBatch) -> tuple[int, int]:
-        """Places of the encoder and of the decoder that whole rows of `micro` fill as one text."""
+        """Return the positions of encoder and decoder for whole rows of `micro` as one text."""
         encoded, decoded = self._compute_lengths(np.array([micro.ids.shape[1]]))
         return int(encoded[0]), int(decoded[0])
 
     def _corrupt_texts(self, micro: MicroBatch) -> dict[int, tuple[RowText, Denoising]]:
-        """By row: its text, and what it is without some of its spans; but of rows too short."""
+        """Return the text and the denoising of each row, by row number, without rows too short."""
         found = {}
         apart = micro.positions is not None
         for row, text in enumerate(read_texts(micro, self.special, self.end)):
@@ -266,17 +282,20 @@ class SpansLeftOut:
         return found
 
     def _join_parts(self, text: RowText, found: Denoising, apart: bool) -> list[JoinedText]:
-        """The texts of a row, each with what is said of it: one, or where documents are `apart`
-        one of each that something is said of."""
+        """Return the texts of a row, each joined with its targets.
+
+        It is one text, or one for each document with targets if documents are `apart`.
+        """
         if not apart:
             return [join_text(found.ids, found.targets, 1)]
-        of_ids, of_targets = text.documents[found.places], text.documents[found.target_places]
+        of_ids = text.documents[found.places]
+        of_targets = text.documents[found.target_places]
         parts = []
-        for each in np.unique(of_targets).tolist():
-            read = found.ids[of_ids == each]
-            if not len(read):  # all of it is in a span that began before it
+        for document in np.unique(of_targets).tolist():
+            read = found.ids[of_ids == document]
+            if not len(read):  # the whole document is in a span that began before it
                 read = np.array([self.end])
-            parts.append(join_text(read, found.targets[of_targets == each], each))
+            parts.append(join_text(read, found.targets[of_targets == document], document))
         return parts
 
     def _draw_spans(self, sample: int, text: RowText, apart: bool) -> Spans:
@@ -286,7 +305,7 @@ class SpansLeftOut:
         key = RandomKey(self.seed, "spans left out")
         if apart and some[0]:
             told = key, sample, self.noise, text.walls, text.documents, most
-            if self.joined and (found := draw_in_each(*told)) is not None:
+            if self.joined and (found := draw_in_each_document(*told)) is not None:
                 return found
             return (
                 draw_ends(self.noise, text.documents, most) if self.suffix else draw_within(*told)
@@ -296,8 +315,11 @@ class SpansLeftOut:
         return draw_spans(key, sample, self.noise, text.walls)
 
     def _corrupt_text(self, sample: int, text: RowText, apart: bool) -> Denoising | None:
-        """The text of `sample` without some of its spans, both sides ended, and with its mode, of
-        each document where they are `apart`; None: it is too short."""
+        """Return the text of `sample` without some of its spans, or None if it is too short.
+
+        Both sides get an end. A mode token is put before the text, or before each document if they
+        are `apart`.
+        """
         spans = self._draw_spans(sample, text, apart)
         if not len(spans.begins):
             return None
@@ -305,11 +327,13 @@ class SpansLeftOut:
         found = leave_out(text.ids, spans, sentinels)
         closing = sentinels[len(spans.begins) :][: self.closing_sentinel]
         last = len(text.ids) - 1
-        ids, places = found.ids, found.places
+        ids = found.ids
+        places = found.places
         if self.mode is not None:
             firsts = _find_firsts(text.documents) if apart else np.zeros(1, dtype=np.int64)
             before = np.searchsorted(places, firsts)
-            ids, places = np.insert(ids, before, self.mode), np.insert(places, before, firsts)
+            ids = np.insert(ids, before, self.mode)
+            places = np.insert(places, before, firsts)
         return Denoising(
             ids=np.concatenate([ids, [self.end]]),
             targets=np.concatenate([found.targets, closing, [self.end]]),
@@ -320,31 +344,33 @@ class SpansLeftOut:
 
 @dataclass(frozen=True)
 class JoinedText:
-    """One text in the row of a decoder, with what is said of it."""
+    """One text in the row of a decoder, followed by its targets."""
 
-    ids: Integers  # what is read, and then all of what is said but its last
-    targets: Integers  # of each of them, IGNORE where there is none
-    read: int  # how many are read from both sides
-    document: int  # number of its document in the row
+    ids: Integers  # the text that is read, then all targets but the last
+    targets: Integers  # the target at each id; IGNORE where there is none
+    read: int  # number of ids with bidirectional attention
+    document: int  # number of the document in the row
 
 
 def join_text(ids: Integers, targets: Integers, document: int) -> JoinedText:
-    """`ids` as a prefix, and `targets` that are to be said after it."""
+    """Join `ids` as a prefix with the `targets` to predict after it."""
     none = np.full(max(len(ids) - 1, 0), IGNORE)
     whole = np.concatenate([ids, targets])[:-1]
     return JoinedText(whole, np.concatenate([none, targets]), len(ids), document)
 
 
 def _find_firsts(documents: Integers) -> Integers:
-    """The place of the first token of each document."""
+    """Return the position of the first token of each document."""
     return np.flatnonzero(np.diff(documents, prepend=documents[:1] - 1))
 
 
 def _move_pieces_to(
     pieces: Integers, row: int, text: RowText, begins: list[int], documents: list[int]
 ) -> None:
-    """Have `pieces` of `row` say where each begins of the texts that begin at `begins`; one that
-    is left out, where the next would."""
+    """Move the `pieces` of `row` to where their texts begin, which is `begins`.
+
+    A piece whose document was left out goes to where the next one begins.
+    """
     mine = np.flatnonzero(pieces[:, 0] == row)
     at = np.searchsorted(text.places, pieces[mine, 1], side="right").clip(max=len(text.ids) - 1)
     found = np.searchsorted(documents, text.documents[at]).clip(max=len(documents) - 1)
@@ -353,17 +379,20 @@ def _move_pieces_to(
 
 
 def _move_pieces(pieces: Integers, row: int, text: RowText, found: Denoising) -> None:
-    """Have `pieces` of `row` say where each begins in the text that is read."""
+    """Move the `pieces` of `row` to where they begin in the text that is read."""
     mine = np.flatnonzero(pieces[:, 0] == row)
     begins = np.searchsorted(text.places, pieces[mine, 1]).clip(max=len(text.ids) - 1)
-    # A piece that begins inside a span begins at its sentinel; the first at what is before it.
+    # A piece that begins inside a span begins at the span's sentinel; the first piece at position
+    # 0.
     pieces[mine, 1] = np.searchsorted(found.places, begins, side="right") - 1
     pieces[mine[:1], 1] = 0
 
 
 def shift_targets(targets_BT: Integers, segments_BT: Integers, start: int) -> Integers:
-    """[B, T] what a decoder reads that is to say `targets_BT`: `start`, then each but the last, and
-    `start` again where another segment begins."""
+    """Return the decoder's inputs [B, T] for `targets_BT`.
+
+    They are `start`, then all targets but the last, with `start` again where a new segment begins.
+    """
     read_BT = np.full_like(targets_BT, start)
     read_BT[:, 1:] = targets_BT[:, :-1]
     read_BT[:, 1:][segments_BT[:, 1:] != segments_BT[:, :-1]] = start

@@ -1,4 +1,4 @@
-"""The texts of a micro-batch's rows: what next-token prediction would be trained on.
+"""Texts of a micro-batch's rows: the tokens that next-token prediction would train on.
 
 Shapes: N tokens of the text of a row.
 """
@@ -15,26 +15,31 @@ from trainrig.tokens.permutation import Integers
 
 @dataclass(frozen=True)
 class RowText:
-    """The text of one row: its targets, but for those that are not trained on."""
+    """The text of one row: its targets, without those that are not trained on."""
 
     ids: Integers  # [N]
-    places: Integers  # [N] of each in the row; what a row ends with is at its length
-    documents: Integers  # [N] the document of each, ascending from 1 in the row
-    # [N] what no span may hold: a special token, and the first of a document that follows another
-    # without one between.
+    # [N] position of each id in the row; a row's last target is at the row's length
+    places: Integers
+    documents: Integers  # [N] document number of each id, ascending from 1 in the row
+    # [N] whether a token should be in no span: special tokens, and the first token of a document
+    # without a special token before it.
     walls: Flags
 
 
 def read_texts(micro: MicroBatch, special: Sequence[int], end: int) -> Iterator[RowText]:
-    """The text of each row of `micro`. `special`: ids of special tokens; `end`: of that which ends
-    a document."""
+    """Yield the text of each row of `micro`.
+
+    `special`: ids of special tokens. `end`: id of the token that ends a document.
+    """
     length = micro.ids.shape[1]
     for row, targets in enumerate(micro.targets):
         at = np.flatnonzero(targets != IGNORE)
-        ids, places = targets[at], at + 1
+        ids = targets[at]
+        places = at + 1
         begins = micro.pieces[micro.pieces[:, 0] == row, 1]
         documents = np.searchsorted(begins, places, side="right")
-        if micro.ids[row, -1] == end:  # a row may end with another document's first id
+        # the row's last target may be the first id of another document
+        if micro.ids[row, -1] == end:
             documents = documents + (places == length)
         walls = np.isin(ids, special)
         walls[1:] |= (documents[1:] != documents[:-1]) & ~walls[:-1]

@@ -1,10 +1,10 @@
-"""UL2: a mixture of denoisers, from short spans to the whole end of a text, each with its mode.
+"""UL2: a mixture of denoisers, from short spans to the whole end of a text, each with a mode.
 
 Tay et al. 2022, "UL2: Unifying Language Learning Paradigms", arXiv:2205.05131, section 3 and table
-1. A denoiser leaves a share of a text out, in spans of some mean length: regular ones (R) little in
-short spans, as T5's; extreme ones (X) much, or in long spans; the sequential one (S) the text's
-end. A token before the text names the mode, so that a model can be asked for one later. Each sample
-is of one denoiser, drawn by its number: see mixture.py.
+1. A denoiser removes a share of a text, in spans of some mean length. Regular denoisers (R) remove
+little in short spans, as T5 does. Extreme ones (X) remove much, or long spans. The sequential one
+(S) removes the end of the text. A token before the text names the mode, so that a user can select a
+mode later. Each sample gets one denoiser, drawn by its number: see mixture.py.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from trainrig.tokens.encoding.encode import Encoder
 class Denoiser(Settings):
     """One way to corrupt texts."""
 
-    mode: Mode  # which mode's token stands before its texts
-    noise_density: float = Field(gt=0, lt=1)  # share of tokens that are left out
-    # Tokens of a span, on average; None: one span, the text's end.
+    mode: Mode  # mode whose token is put before texts
+    noise_density: float = Field(gt=0, lt=1)  # share of tokens that are removed
+    # Mean length of a span, in tokens. None: a single span, the end of the text.
     mean_span: float | None = Field(default=None, ge=1, allow_inf_nan=False)
-    # Of all samples, its share is this over the sum of all weights.
+    # Weight of the denoiser: its share of samples is this over the sum of all weights.
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
     @property
     def called(self) -> str:
-        """Its name in metrics, as `R-0.15-3`: mode, density and mean span."""
+        """The name of the denoiser in metrics, such as `R-0.15-3`: mode, density and mean span."""
         span = "end" if self.mean_span is None else f"{self.mean_span:g}"
         return f"{self.mode}-{self.noise_density:g}-{span}"
 
 
-# The paper's table 1, all as likely.
+# The denoisers of the paper's table 1, with equal weights.
 DENOISERS = (
     Denoiser(mode="R", noise_density=0.15, mean_span=3.0),
     Denoiser(mode="R", noise_density=0.15, mean_span=8.0),
@@ -51,34 +51,39 @@ DENOISERS = (
 
 
 class UL2(DealtObjectives):
-    """Cross-entropy of what denoisers of several kinds left out of texts, each sample of one of
-    them, a mean over all targets of the global batch."""
+    """Cross-entropy of what denoisers of several kinds removed from texts.
+
+    Each sample gets one denoiser. The loss is averaged over all targets of the global batch.
+    """
 
     kind: Literal["UL2"] = "UL2"  # type: ignore[assignment]  # what tells the two apart
-    # Ways to corrupt texts, with the share of each; the seven of the paper unless given.
+    # Denoisers with their weights; the default is the paper's seven.
     denoisers: tuple[Denoiser, ...] = Field(default=DENOISERS, min_length=2)
-    # Whether text and spans stand in one row, for a decoder that reads the text as a prefix;
-    # without, they are for an encoder and a decoder.
+    # Whether text and spans are in one row, for a decoder that reads the text as a prefix.
+    # Otherwise they are for an encoder and a decoder.
     joined: bool = False
-    corruption_seed: int = 0  # random seed of what is left out
+    corruption_seed: int = 0  # random seed for the choice of spans
 
     @model_validator(mode="after")
     def _check_denoisers(self) -> Self:
-        name, count = Counter(each.called for each in self.denoisers).most_common(1)[0]
+        name, count = Counter(denoiser.called for denoiser in self.denoisers).most_common(1)[0]
         if count > 1:
-            raise ValueError(f"denoisers: {count} are {name}; give one of them more weight")
+            raise ValueError(f"denoisers: {count} are {name}; keep one of them, with more weight")
         return self
 
     def list_named(self) -> tuple[NamedObjective, ...]:
-        """The denoisers."""
+        """Return the denoisers."""
         return tuple(
-            NamedObjective(each.called, each.weight, self._make_objective(each))
-            for each in self.denoisers
+            NamedObjective(denoiser.called, denoiser.weight, self._make_objective(denoiser))
+            for denoiser in self.denoisers
         )
 
     def make_corruption(self, encoder: Encoder) -> DealtRows:
-        """What deals rows to denoisers. Raises DataError without a mode's token."""
-        find_modes(encoder, self.kind, sorted({each.mode for each in self.denoisers}))
+        """Return the corruption that assigns rows to denoisers.
+
+        Raises DataError if the tokenizer lacks the token of a mode.
+        """
+        find_modes(encoder, self.kind, sorted({denoiser.mode for denoiser in self.denoisers}))
         return super().make_corruption(encoder)
 
     def _make_objective(self, denoiser: Denoiser) -> SpanCorruption:

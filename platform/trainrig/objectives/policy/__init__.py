@@ -1,1 +1,1 @@
-"""Policy gradients: learning from what the model's own answers are worth."""
+"""Policy-gradient objectives, which learn from rewards of the model's own answers."""

@@ -1,4 +1,4 @@
-"""What is looked at of a policy while it learns: diagnostics, no part of the loss.
+"""Diagnostics of a policy during training, which are not part of the loss.
 
 Shapes: B completions of a micro-batch, T positions.
 """
@@ -38,10 +38,10 @@ if TYPE_CHECKING:  # run files are read without torch, which takes seconds to im
 
 @dataclass(frozen=True)
 class PolicyTokens:
-    """What the policy makes of each token of a micro-batch."""
+    """The policy's values at each token of a micro-batch."""
 
     log_BT: Tensor  # log-probabilities
-    change_BT: Tensor  # of them, since they were sampled
+    change_BT: Tensor  # change of log-probabilities since sampling
     ratio_BT: Tensor  # probability ratios
     advantages: Tensor  # [B, 1], or [B, T] where each token has its own
     entropy_BT: Tensor
@@ -50,7 +50,10 @@ class PolicyTokens:
 def watch_policy(
     batch: DeviceBatch, seen: PolicyTokens, clip_low: float, clip_high: float
 ) -> dict[str, Contributions]:
-    """The diagnostics of a micro-batch by name; the clips are how far from 1 a ratio may lie."""
+    """Return the diagnostics of a micro-batch by name.
+
+    `clip_low` and `clip_high`: how far from 1 a ratio may be.
+    """
     arrays = batch.arrays
     mask_BT = arrays[TARGETS] != IGNORE
     change_BT = seen.change_BT.detach()
@@ -97,7 +100,7 @@ def _average_tokens(values_BT: Tensor, mask_BT: Tensor) -> Contributions:
 
 
 def _watch_completions(batch: DeviceBatch, mask_BT: Tensor) -> dict[str, Contributions]:
-    """What completions came to."""
+    """Return the diagnostics of whole completions: rewards, advantages and lengths."""
     arrays = batch.arrays
     return average_rows(
         reward=arrays[REWARDS].double(),
@@ -115,7 +118,7 @@ def _watch_completions(batch: DeviceBatch, mask_BT: Tensor) -> dict[str, Contrib
 
 
 def _watch_staleness(batch: DeviceBatch, mask_BT: Tensor) -> dict[str, Contributions]:
-    """How old the weights were that sampled."""
+    """Return the diagnostics of the age of the weights that sampled the tokens."""
     stale_BT = batch.arrays[STALENESS]
     newest_B = stale_BT.masked_fill(~mask_BT, stale_BT.max()).amin(1)
     return {
@@ -131,10 +134,10 @@ def _watch_staleness(batch: DeviceBatch, mask_BT: Tensor) -> dict[str, Contribut
 def _watch_reference(
     batch: DeviceBatch, log_BT: Tensor, mask_BT: Tensor
 ) -> dict[str, Contributions]:
-    """How far the policy is from the model that it began with."""
+    """Return the diagnostics of the policy's divergence from the model it began with."""
     arrays = batch.arrays
     away_BT = log_BT.detach() - arrays[REFERENCE_TOKENS]
-    # Of the weights that sampled: the same in all updates made of the batch.
+    # For the weights that sampled, so it is the same in all updates from this batch.
     sampled_BT = (arrays[OLD] - arrays[REFERENCE_TOKENS]) * mask_BT
     return {
         "reference_divergence": _average_tokens(estimate_divergence("k3", away_BT), mask_BT),

@@ -1,9 +1,9 @@
-"""Learning from what the model's own answers are worth: policy gradients.
+"""Policy gradients: learning from rewards of the model's own answers.
 
-Completions of one prompt are a group; the advantage of each is its reward beside those of the rest.
-The probability ratio of a token is that under the weights of now over that under the weights that
-sampled it, and it is clipped, so that several updates can be made of one batch of rollouts
-(Schulman et al. 2017, arXiv:1707.06347, equation 7).
+The completions of one prompt form a group, and the advantage of a completion compares its reward
+with the others'. The probability ratio of a token is its probability under the current weights over
+that under the weights that sampled it. The ratio is clipped, so that several updates can use one
+batch of rollouts (Schulman et al. 2017, arXiv:1707.06347, equation 7).
 
 Shapes: B completions of a micro-batch, T positions, G prompts, S completions of each.
 """
@@ -42,49 +42,52 @@ from trainrig.tokens.batches import (
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
     from torch import Tensor, nn
 
-POLICY, DIVERGENCE = "policy", "divergence"
+POLICY = "policy"
+DIVERGENCE = "divergence"
 Floats = NDArray[np.float64]
-# Added to standard deviations, as TRL has it: groups that hardly differ are not blown up.
+# Added to standard deviations, as in TRL, so that tiny differences within a group are not
+# amplified.
 SPREAD_FLOOR = 1e-4
 
 
 class PolicyGradient(Settings):
-    """A clipped policy gradient."""
+    """Base of clipped policy gradients."""
 
     kind: str
-    # How far below 1 the probability ratio may lie and still be learnt from.
+    # How far below 1 the probability ratio of a token may be before it is clipped.
     clip_low: float = Field(default=0.2, gt=0, lt=1)
-    # How far above 1; DAPO takes more than below, so that rare tokens may become likely.
+    # How far above 1 the ratio may be before it is clipped. DAPO uses more than `clip_low`, so that
+    # rare tokens can become likely.
     clip_high: float = Field(default=0.2, gt=0, allow_inf_nan=False)
-    # Hold to the model that it began with; None: none.
+    # Penalty on divergence from the initial model. None: no penalty.
     reference: ReferenceDivergence | None = None
 
     @property
     def per(self) -> str:
-        """The denominator: completions, tokens of all completions, or tokens that all may have."""
+        """The denominator: completions, tokens of all completions, or their maximum number."""
         return EXAMPLES
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        """The policy's, and the divergence's where it is in the loss."""
+        """The policy's term, and the divergence's term if the divergence is in the loss."""
         found: tuple[Term, ...] = (Term(POLICY, per=self.per),)
         if self.reference and self.reference.place == "loss":
-            # A weight that moves is in the batch: it is that of all updates made of it.
+            # An adaptive weight is stored in the batch and holds for all updates from it.
             weight = 1.0 if self.reference.adaptive else self.reference.weight
             found += (Term(DIVERGENCE, per=self.per, weight=weight),)
         return found
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """None."""
+        """No statistics."""
         return ()
 
     def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
-        """Nothing."""
+        """Return no statistics."""
         return {}
 
     def compute_advantages(self, rewards_GS: Floats) -> Floats:
-        """[G, S] by the rewards [G, S] of the completions of G prompts."""
+        """Return the advantages [G, S] for the rewards [G, S] of the completions of G prompts."""
         spread_G1 = rewards_GS.std(axis=1, ddof=1, keepdims=True)
         advantages_GS: Floats = centre(rewards_GS) / (spread_G1 + SPREAD_FLOOR)
         return advantages_GS
@@ -96,18 +99,18 @@ class PolicyGradient(Settings):
         penalties_BT: Floats | None,
         values_BT: Floats | None,
     ) -> dict[str, NDArray[np.float32]]:
-        """The arrays that say what completions are worth, to be learnt of.
+        """Return the batch arrays with the rewards and advantages of completions.
 
-        `penalties_BT`: what is taken off for going away from the reference, if that is in the
-        reward; `values_BT`: what a critic expected.
+        `penalties_BT`: divergence penalty of each token, if it is in the reward. `values_BT`:
+        predictions of a critic.
         """
         if penalties_BT is not None:
             rewards_GS = rewards_GS - penalties_BT.sum(1).reshape(rewards_GS.shape)
         found = {REWARDS: rewards_GS, ADVANTAGES: self.compute_advantages(rewards_GS)}
-        return {name: each.reshape(-1).astype(np.float32) for name, each in found.items()}
+        return {name: array.reshape(-1).astype(np.float32) for name, array in found.items()}
 
     def begin_carried(self) -> Mapping[str, float]:
-        """The weight of the divergence, where it moves."""
+        """Return the initial weight of the divergence, if it is adaptive."""
         held = self.reference
         return {DIVERGENCE_WEIGHT: held.weight} if held and held.adaptive else {}
 
@@ -117,10 +120,11 @@ class PolicyGradient(Settings):
         diagnostics: Mapping[str, float],
         denominators: Mapping[str, int],
     ) -> Mapping[str, float]:
-        """See Carrying."""
+        """Return the next weight of the divergence. See `Carrying`."""
         if not (self.reference and self.reference.adaptive):
             return carried
-        away, completions = diagnostics["completion_divergence"], denominators[EXAMPLES]
+        away = diagnostics["completion_divergence"]
+        completions = denominators[EXAMPLES]
         weight = self.reference.adaptive.compute_next_weight(
             carried[DIVERGENCE_WEIGHT], away, completions
         )
@@ -128,26 +132,32 @@ class PolicyGradient(Settings):
 
     @abstractmethod
     def compute_losses(self, ratio_BT: Tensor, log_BT: Tensor, advantages: Tensor) -> Tensor:
-        """[B, T] loss of each token; `log_BT` are the log-probabilities, with a gradient;
-        `advantages` are [B, 1], or [B, T] where each token has its own."""
+        """Return the loss [B, T] of each token.
+
+        `log_BT` are log-probabilities with a gradient. `advantages` are [B, 1], or [B, T] if each
+        token has its own.
+        """
 
     def weigh(self, values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-        """[B, T] what each token adds to the sum that is divided by `per`."""
+        """Return the contribution [B, T] of each token to the sum that is divided by `per`."""
         weighed_BT = values_BT * mask_BT
         if self.per != EXAMPLES:
             return weighed_BT
         return weighed_BT / mask_BT.sum(1, keepdim=True).clamp(min=1)
 
     def compute_ratios(self, change_BT: Tensor, mask_BT: Tensor) -> Tensor:
-        """[B, T] probability ratios by the change of log-probabilities since they were sampled."""
+        """Return the probability ratios [B, T], from log-probability changes since sampling."""
         return change_BT.exp()
 
     def compute_importance(
         self, change_BT: NDArray[np.float32], mask_BT: NDArray[np.bool_], limit: float
     ) -> NDArray[np.float32]:
-        """[B, T] truncated importance weights by the change of log-probabilities from the weights
-        that sampled to those that training begins with: the ratio, `limit` at most; 0 outside the
-        mask (Espeholt et al. 2018, arXiv:1802.01561, section 4.1)."""
+        """Return truncated importance weights [B, T]; 0 outside the mask.
+
+        A weight is the ratio between the weights that training begins with and those that sampled,
+        from the change of log-probabilities between them, and at most `limit` (Espeholt et al.
+        2018, arXiv:1802.01561, section 4.1).
+        """
         import torch
 
         mask = torch.from_numpy(mask_BT).float()
@@ -158,11 +168,13 @@ class PolicyGradient(Settings):
     def compute(
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed:
-        """The loss of each completion of `batch`."""
+        """Compute the loss of each completion of `batch`."""
         from trainrig.objectives.token_log_probabilities import read_tokens
 
-        arrays, targets_BT = batch.arrays, batch.arrays[TARGETS]
-        temperature, entries = float(arrays[TEMPERATURE][0]), int(arrays[ENTRIES][0])
+        arrays = batch.arrays
+        targets_BT = batch.arrays[TARGETS]
+        temperature = float(arrays[TEMPERATURE][0])
+        entries = int(arrays[ENTRIES][0])
         read = read_tokens(model, arrays[IDS], targets_BT, temperature, entries)
         mask_BT = (targets_BT != IGNORE).float()
         log_BT = read.log_probabilities_BT
@@ -188,7 +200,7 @@ class PolicyGradient(Settings):
         return Computed(terms, read.auxiliary, self.watch(batch, seen))
 
     def watch(self, batch: DeviceBatch, seen: PolicyTokens) -> dict[str, Contributions]:
-        """What is looked at of a micro-batch, by name."""
+        """Return the diagnostics of a micro-batch, by name."""
         found = watch_policy(batch, seen, self.clip_low, self.clip_high)
         if self.reference and self.reference.bound is not None:
             found |= watch_bound(batch, seen, self.reference)
@@ -197,7 +209,7 @@ class PolicyGradient(Settings):
     def read_advantages(
         self, arrays: Mapping[str, Tensor], statistics: Mapping[str, float]
     ) -> Tensor:
-        """[B, 1], or [B, T] where each token has its own."""
+        """Return the advantages: [B, 1], or [B, T] if each token has its own."""
         return arrays[ADVANTAGES][:, None]
 
     def _count_tokens(self, tokens_B: Tensor, arrays: Mapping[str, Tensor]) -> Tensor:
@@ -209,10 +221,10 @@ class PolicyGradient(Settings):
 
 
 class ClippedPolicy(PolicyGradient):
-    """The worse of the ratio as it is and clipped, times the advantage."""
+    """Policy gradient with the larger of the unclipped and clipped losses, as in PPO."""
 
     def compute_losses(self, ratio_BT: Tensor, log_BT: Tensor, advantages: Tensor) -> Tensor:
-        """See PolicyGradient."""
+        """Return the larger of the unclipped and the clipped loss. See `PolicyGradient`."""
         import torch
 
         within_BT = ratio_BT.clamp(1 - self.clip_low, 1 + self.clip_high)
@@ -220,6 +232,6 @@ class ClippedPolicy(PolicyGradient):
 
 
 def centre(rewards_GS: Floats) -> Floats:
-    """[G, S] rewards less the mean of their group."""
+    """Return the rewards [G, S] minus the mean of their group."""
     centred: Floats = rewards_GS - rewards_GS.mean(axis=1, keepdims=True)
     return centred

@@ -1,11 +1,11 @@
-"""Proximal policy optimisation with a critic, which says of each place what is still to be had
-(Schulman et al. 2017, arXiv:1707.06347; of language models: Ouyang et al. 2022, arXiv:2203.02155).
+"""Proximal policy optimisation (PPO) with a critic that predicts the return at each position.
 
-The critic is a model of its own with one output, a score of each place. It is trained beside the
-policy, by the same batches; what it gave when a batch was made is stored in it.
+Schulman et al. 2017, arXiv:1707.06347; for language models, Ouyang et al. 2022, arXiv:2203.02155.
+The critic is a separate model with one output, a score per position. It is trained together with
+the policy on the same batches. Its predictions at the time of sampling are stored in the batch.
 
-Shapes: B completions of a micro-batch, T positions, G prompts, S completions of each, N places that
-have a target.
+Shapes: B completions of a micro-batch, T positions, G prompts, S completions of each, N positions
+that have a target.
 """
 
 from __future__ import annotations
@@ -35,56 +35,64 @@ from trainrig.tokens.batches import (
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
     from torch import Tensor, nn
 
-CRITIC_MODEL = "critic"  # name of the model that is trained beside
-VALUE = "value"  # its term of the loss
+CRITIC_MODEL = "critic"  # name of the critic among the run's models
+VALUE = "value"  # name of the critic's loss term
 
 
 class PPO(ClippedPolicy):
-    """Proximal policy optimisation: advantages of tokens by a critic, ratio and value clipped."""
+    """Proximal policy optimisation: advantages from a critic, with clipped ratio and value."""
 
     kind: Literal["PPO"] = "PPO"
-    # What a reward is worth one token earlier.
+    # Discount factor of rewards per token.
     discount: float = Field(default=1.0, gt=0, le=1)
-    # Share of the next token's advantage in that of a token: 0 trusts the critic alone, 1 what was
-    # got alone (Schulman et al. 2016, arXiv:1506.02438, equation 16).
+    # Lambda of generalised advantage estimation: 0 relies on the critic alone, 1 on the observed
+    # rewards alone (Schulman et al. 2016, arXiv:1506.02438, equation 16).
     trace_decay: float = Field(default=0.95, ge=0, le=1)
-    # How far a value may go from what it was when the batch was made and still be learnt from; a
-    # large number clips none.
+    # How far a value may be from its stored prediction before it is clipped; a large number
+    # disables clipping.
     clip_value: float = Field(default=0.2, gt=0, allow_inf_nan=False)
-    # Times a bad advantage that a token's loss is at most, however likely it became (Ye et al.
-    # 2020, arXiv:1912.09729, equation 3); None: any.
+    # Upper bound of a token's loss with a negative advantage, as a multiple of that advantage,
+    # whatever the ratio (dual-clip PPO: Ye et al. 2020, arXiv:1912.09729, equation 3). None: no
+    # bound.
     clip_negative: float | None = Field(default=None, gt=1, allow_inf_nan=False)
-    # Whether advantages are brought to mean 0 and standard deviation 1 over the global batch.
+    # Whether to normalise advantages to mean 0 and standard deviation 1 over the global batch.
     normalise: bool = True
 
     @property
     def per(self) -> str:
-        """Tokens of all completions."""
+        """The denominator: tokens of all completions."""
         return TOKENS
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        """The policy's and the critic's, and the divergence's where it is in the loss."""
+        """The policy's terms, followed by the critic's."""
         return (*super().terms, Term(VALUE, per=TOKENS))
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """Sums of the advantages, of their squares, and how many there are."""
+        """The sums of the advantages and of their squares, and the number of tokens."""
         return ("advantages", "squares", "tokens") if self.normalise else ()
 
     def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
-        """What `batch` adds to the three; nothing where they are not wanted."""
+        """Return the sums of advantages and of their squares in `batch`, and the number of tokens.
+
+        Empty if advantages are not normalised.
+        """
         if not self.normalise:
             return {}
         mask_BT = batch.arrays[TARGETS] != IGNORE
-        each_N = batch.arrays[TOKEN_ADVANTAGES][mask_BT].double()
-        squares = (each_N**2).sum()
-        return {"advantages": each_N.sum(), "squares": squares, "tokens": mask_BT.sum().double()}
+        advantages_N = batch.arrays[TOKEN_ADVANTAGES][mask_BT].double()
+        squares = (advantages_N**2).sum()
+        return {
+            "advantages": advantages_N.sum(),
+            "squares": squares,
+            "tokens": mask_BT.sum().double(),
+        }
 
     def read_advantages(
         self, arrays: Mapping[str, Tensor], statistics: Mapping[str, float]
     ) -> Tensor:
-        """[B, T], by mean and standard deviation of the global batch."""
+        """Return the advantages [B, T], normalised over the global batch if so set."""
         advantages_BT = arrays[TOKEN_ADVANTAGES]
         if not self.normalise:
             return advantages_BT
@@ -100,7 +108,10 @@ class PPO(ClippedPolicy):
         penalties_BT: Floats | None,
         values_BT: Floats | None,
     ) -> dict[str, NDArray[np.float32]]:
-        """See PolicyGradient. The reward comes with the last token, penalties with each."""
+        """Return the batch arrays with rewards, advantages, returns and values.
+
+        See `PolicyGradient`. The reward is given to the last token, and penalties to each token.
+        """
         assert values_BT is not None, "PPO has a critic"
         rewards_B = rewards_GS.reshape(-1)
         rewards_BT = np.zeros(mask_BT.shape)
@@ -117,10 +128,10 @@ class PPO(ClippedPolicy):
             RETURNS: (advantages_BT + values_BT) * mask_BT,
             VALUES: values_BT * mask_BT,
         }
-        return {name: each.astype(np.float32) for name, each in found.items()}
+        return {name: array.astype(np.float32) for name, array in found.items()}
 
     def compute_losses(self, ratio_BT: Tensor, log_BT: Tensor, advantages: Tensor) -> Tensor:
-        """See PolicyGradient."""
+        """Return the loss [B, T] of each token, with `clip_negative` applied."""
         import torch
 
         losses_BT = super().compute_losses(ratio_BT, log_BT, advantages)
@@ -130,7 +141,7 @@ class PPO(ClippedPolicy):
         return torch.where(advantages < 0, most_BT, losses_BT)
 
     def compute_value_losses(self, values_BT: Tensor, old_BT: Tensor, returns_BT: Tensor) -> Tensor:
-        """[B, T] half the squared error, the worse of the value as it is and clipped."""
+        """Return half the squared error [B, T], the larger of the unclipped and clipped value's."""
         import torch
 
         near_BT = old_BT + (values_BT - old_BT).clamp(-self.clip_value, self.clip_value)
@@ -139,16 +150,17 @@ class PPO(ClippedPolicy):
     def compute(
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed:
-        """The loss of each completion of `batch`, and of what the critic expected of it."""
+        """Compute the policy's and the critic's loss of each completion of `batch`."""
         computed = super().compute(model, batch, statistics)
-        arrays, mask_BT = batch.arrays, batch.arrays[TARGETS] != IGNORE
+        arrays = batch.arrays
+        mask_BT = batch.arrays[TARGETS] != IGNORE
         critic = batch.models[CRITIC_MODEL]
         values_BT, auxiliary = read_values(critic, arrays[IDS], arrays[TARGETS])
         losses_BT = self.compute_value_losses(values_BT, arrays[VALUES], arrays[RETURNS]) * mask_BT
         count_B = mask_BT.sum(1)
 
-        def average_tokens(each_BT: Tensor) -> Contributions:
-            return Contributions(each_BT.detach().float() * mask_BT, count_B)
+        def average_tokens(values_BT: Tensor) -> Contributions:
+            return Contributions(values_BT.detach().float() * mask_BT, count_B)
 
         moved_BT = (values_BT - arrays[VALUES]).abs()
         watched = {
@@ -172,15 +184,18 @@ def estimate_advantages(
     discount: float,
     trace_decay: float,
 ) -> Floats:
-    """[B, T] generalised advantage estimates (Schulman et al. 2016, arXiv:1506.02438, equation 16).
+    """Return generalised advantage estimates [B, T].
 
-    Places outside the mask, an environment's tokens among them, are no steps: the one before is
-    followed by the next within. After the last there is nothing to be had.
+    Schulman et al. 2016, arXiv:1506.02438, equation 16. Positions outside the mask, such as an
+    environment's tokens, are not steps: the next step of a token is the next one within the mask.
+    After the last token the value is 0.
     """
     advantages_BT = np.zeros(rewards_BT.shape)
-    next_value_B, next_B = np.zeros(len(mask_BT)), np.zeros(len(mask_BT))
+    next_value_B = np.zeros(len(mask_BT))
+    next_B = np.zeros(len(mask_BT))
     for place in reversed(range(mask_BT.shape[1])):
-        here_B, value_B = mask_BT[:, place], values_BT[:, place]
+        here_B = mask_BT[:, place]
+        value_B = values_BT[:, place]
         error_B = rewards_BT[:, place] + discount * next_value_B - value_B
         advantages_BT[:, place] = (error_B + discount * trace_decay * next_B) * here_B
         next_B = np.where(here_B, advantages_BT[:, place], next_B)
@@ -189,7 +204,7 @@ def estimate_advantages(
 
 
 def find_last_places(mask_BT: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """[B] the last place of each row within the mask."""
+    """Return the last position [B] of each row within the mask."""
     found: NDArray[np.int64] = mask_BT.shape[1] - 1 - mask_BT[:, ::-1].argmax(1)
     return found
 
@@ -197,11 +212,13 @@ def find_last_places(mask_BT: NDArray[np.bool_]) -> NDArray[np.int64]:
 def read_values(
     critic: nn.Module, ids_BT: Tensor, targets_BT: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """[B, T] float32, what `critic` expects before each target is drawn, 0 elsewhere; and what its
-    own parts add to the loss."""
+    """Return the critic's prediction [B, T] before each target, and its auxiliary loss terms.
+
+    Predictions are float32, and 0 where there is no target.
+    """
     places_N = (targets_BT.flatten() != IGNORE).nonzero().squeeze(1)
     output: Output = critic(ids_BT, places_N=places_N)
     values_N = output.logits.squeeze(-1).float()
     flat = values_N.new_zeros(targets_BT.numel()).index_put((places_N,), values_N)
-    scalars = {f"critic_{n}": each for n, each in output.auxiliary.items() if each.ndim == 0}
+    scalars = {f"critic_{n}": x for n, x in output.auxiliary.items() if x.ndim == 0}
     return flat.view(targets_BT.shape), scalars

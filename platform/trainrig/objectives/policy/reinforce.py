@@ -1,4 +1,4 @@
-"""REINFORCE with baselines: leave-one-out, and over the global batch.
+"""REINFORCE with baselines: leave-one-out (RLOO), and over the global batch (REINFORCE++).
 
 Shapes: B completions of a micro-batch, T positions, G prompts, S completions of each.
 """
@@ -19,59 +19,62 @@ from trainrig.tokens.batches import ADVANTAGES, IGNORE, TARGETS, TOKEN_ADVANTAGE
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
     from torch import Tensor, nn
 
-VARIANCE_FLOOR = 1e-8  # added to variances, as verl has it
+VARIANCE_FLOOR = 1e-8  # added to variances, as in verl
 
 
 class RLOO(ClippedPolicy):
-    """REINFORCE with the mean reward of the other completions as its baseline; a completion is one
-    action, its ratio that of all its tokens (Ahmadian et al. 2024, arXiv:2402.14740, section 2.3).
+    """REINFORCE whose baseline is the mean reward of the prompt's other completions.
+
+    A completion is one action, and its ratio is that of all its tokens (Ahmadian et al. 2024,
+    arXiv:2402.14740, section 2.3).
     """
 
     kind: Literal["RLOO"] = "RLOO"
 
     def compute_advantages(self, rewards_GS: Floats) -> Floats:
-        """The reward less the mean of the others."""
+        """Return the rewards minus the mean of the other completions."""
         count = rewards_GS.shape[1]
         advantages_GS: Floats = centre(rewards_GS) * (count / (count - 1))
         return advantages_GS
 
     def compute_ratios(self, change_BT: Tensor, mask_BT: Tensor) -> Tensor:
-        """[B, T], the same for all tokens of a completion."""
+        """Return ratios [B, T] that are equal for all tokens of a completion."""
         return (change_BT * mask_BT).sum(1, keepdim=True).exp().expand_as(change_BT)
 
 
 class ReinforcePlusPlus(ClippedPolicy):
-    """REINFORCE++: advantages of all tokens of the global batch are brought to mean 0 and standard
-    deviation 1, not within a group (Hu et al. 2025, arXiv:2501.03262, section 3; as verl has it).
+    """REINFORCE++: advantages normalised over all tokens of the global batch, not within a group.
 
-    A token's advantage is the completion's reward less what the divergence takes off for it and
-    the tokens after it, where that is in the reward. A long completion counts for as many tokens
-    as it has.
+    Hu et al. 2025, arXiv:2501.03262, section 3, as implemented in verl. A token's advantage is the
+    completion's reward, minus the divergence penalties of the token and those after it, if they are
+    in the reward. A completion has as much weight as it has tokens.
     """
 
     kind: Literal["ReinforcePlusPlus"] = "ReinforcePlusPlus"
-    # What is taken off rewards first: nothing, or the mean of the group ("-baseline").
+    # Baseline that is subtracted from rewards first: none, or the mean of the group ("-baseline" in
+    # the paper).
     baseline: Literal["none", "group"] = "none"
 
     @property
     def per(self) -> str:
-        """Tokens of all completions."""
+        """The denominator: tokens of all completions."""
         return TOKENS
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """Sums of the tokens' advantages, of their squares, and how many tokens there are."""
+        """The sums of the tokens' advantages and of their squares, and the number of tokens."""
         return ("advantages", "squares", "tokens")
 
     def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
-        """What `batch` adds to the three."""
+        """Return the sums of advantages and of their squares, and the number of tokens."""
         mask_BT = batch.arrays[TARGETS] != IGNORE
-        each_BT = _read_raw(batch.arrays).double() * mask_BT
-        squares, tokens = each_BT.square().sum(), mask_BT.sum().double()
-        return {"advantages": each_BT.sum(), "squares": squares, "tokens": tokens}
+        advantages_BT = _read_raw(batch.arrays).double() * mask_BT
+        squares = advantages_BT.square().sum()
+        tokens = mask_BT.sum().double()
+        return {"advantages": advantages_BT.sum(), "squares": squares, "tokens": tokens}
 
     def compute_advantages(self, rewards_GS: Floats) -> Floats:
-        """The reward, less the group's mean where that is the baseline."""
+        """Return the rewards, minus the group's mean if that is the baseline."""
         return centre(rewards_GS) if self.baseline == "group" else rewards_GS
 
     def credit(
@@ -81,8 +84,10 @@ class ReinforcePlusPlus(ClippedPolicy):
         penalties_BT: Floats | None,
         values_BT: Floats | None,
     ) -> dict[str, NDArray[np.float32]]:
-        """See PolicyGradient. With the group as its baseline, a completion answers as a whole for
-        the penalties of all its tokens."""
+        """Return the batch arrays with rewards and advantages. See `PolicyGradient`.
+
+        With the group as baseline, the penalties of all tokens count for the completion as a whole.
+        """
         found = super().credit(rewards_GS, mask_BT, penalties_BT, values_BT)
         if penalties_BT is None or self.baseline == "group":
             return found
@@ -93,16 +98,16 @@ class ReinforcePlusPlus(ClippedPolicy):
     def read_advantages(
         self, arrays: Mapping[str, Tensor], statistics: Mapping[str, float]
     ) -> Tensor:
-        """[B, 1] or [B, T], by mean and standard deviation of the tokens of the global batch."""
+        """Return advantages, normalised over the tokens of the global batch: [B, 1] or [B, T]."""
         count = statistics["tokens"]
         mean = statistics["advantages"] / count
         spread = max(0.0, statistics["squares"] / count - mean**2)
-        variance = spread * count / max(1.0, count - 1)  # that of a sample
+        variance = spread * count / max(1.0, count - 1)  # the sample variance
         return (_read_raw(arrays) - mean) / math.sqrt(variance + VARIANCE_FLOOR)
 
 
 def _read_raw(arrays: Mapping[str, Tensor]) -> Tensor:
-    """[B, 1] advantages of completions, or [B, T] where each token has its own."""
+    """Return the advantages [B, 1] of completions, or [B, T] if each token has its own."""
     if TOKEN_ADVANTAGES in arrays:
         return arrays[TOKEN_ADVANTAGES]
     return arrays[ADVANTAGES][:, None]

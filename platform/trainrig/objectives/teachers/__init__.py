@@ -1,1 +1,1 @@
-"""Objectives against a teacher, and how far a model is from it, from hidden states."""
+"""Objectives with a teacher model, and divergences from it computed from hidden states."""

@@ -1,9 +1,9 @@
-"""Knowledge distillation: to expect what a teacher expects, token by token.
+"""Knowledge distillation: the student matches a teacher's distribution at each token.
 
-The teacher's likeliest entries of each place were stored beside the conversations (`trainrig
-teacher`); so a training step needs no second model.
+The teacher's likeliest entries at each position were stored with the conversations (`trainrig
+teacher`), so a training step needs no second model.
 
-Shapes: B rows of a micro-batch, T positions, E entries that the teacher names at each place.
+Shapes: B rows of a micro-batch, T positions, E entries that the teacher names at each position.
 """
 
 from __future__ import annotations
@@ -35,27 +35,28 @@ DIVERGENCE = "divergence"
 
 
 class Distillation(Settings):
-    """KL(teacher || student) of each token of the assistant, times the temperature squared (Hinton
-    et al. 2015, arXiv:1503.02531, section 2), a mean over those of the global batch.
+    """KL(teacher || student) of each token of the assistant, times the temperature squared.
 
-    A token counts as much as its message weighs.
+    Hinton et al. 2015, arXiv:1503.02531, section 2. It is averaged over the tokens of the global
+    batch, and a token has the weight of its message.
     """
 
     kind: Literal["Distillation"] = "Distillation"
 
-    # What logits of both are divided by, before the softmax; the one that `teacher` stored.
+    # Temperature that divides the logits of both models before the softmax; must be the one that
+    # `teacher` stored.
     temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    # Weight of the divergence; what is left to 1 is that of the cross-entropy of the tokens
+    # Weight of the divergence; 1 minus this is the weight of the cross-entropy of the tokens
     # themselves.
     share: float = Field(default=1.0, gt=0, le=1)
-    # What of all entries that the teacher's file does not name: "bucket" compares their
-    # probability together, as of one entry; "renormalise" takes it for 0, and scales what is named
-    # up to 1.
+    # How to treat entries that the teacher's file does not name. "bucket": their total probability
+    # counts as one entry's. "renormalise": it is set to 0, and the named entries are scaled up to
+    # 1.
     rest: Literal["bucket", "renormalise"] = "bucket"
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        """The divergence, and the cross-entropy if it has a weight; means by weight."""
+        """The divergence, and the cross-entropy if it has a weight; both averaged by weight."""
         found = [Term(DIVERGENCE, per=WEIGHTS, weight=self.share)]
         if self.share < 1:
             found.append(Term(CROSS_ENTROPY, per=WEIGHTS, weight=1 - self.share))
@@ -63,19 +64,22 @@ class Distillation(Settings):
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """None."""
+        """No statistics."""
         return ()
 
     def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
-        """Nothing."""
+        """Return no statistics."""
         return {}
 
     def compute(
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed:
-        """The terms of each target of `batch`, each times its weight in hundredths; beside them
-        the share of targets whose likeliest entry is the teacher's."""
-        from trainrig.objectives.chunked_head import Bend, compute_row_losses
+        """Compute the terms of each target of `batch`, times its weight in hundredths.
+
+        A diagnostic is the share of targets for which student and teacher have the same likeliest
+        entry.
+        """
+        from trainrig.objectives.chunked_head import LogitTransform, compute_row_losses
         from trainrig.objectives.teachers.soft_targets import SoftTargets, TeacherRows
 
         arrays = batch.arrays
@@ -84,7 +88,8 @@ class Distillation(Settings):
             output: Output = model(arrays[IDS], **text)
         else:
             output = model(arrays[IDS], positions_BT=positions_BT, **text)
-        targets_BT, weights_BT = arrays[TARGETS], arrays[WEIGHTS]
+        targets_BT = arrays[TARGETS]
+        weights_BT = arrays[WEIGHTS]
         there_BT = targets_BT != IGNORE
         teacher = TeacherRows(
             arrays[TEACHER_IDS][there_BT].long(),
@@ -94,16 +99,18 @@ class Distillation(Settings):
         losses = SoftTargets(
             teacher,
             targets_BT[there_BT],
-            Bend.of(output.head),
+            LogitTransform.of(output.head),
             self.temperature,
             self.rest == "bucket",
-            (1 - self.share) / self.share,  # the gradients of both go with the divergence's
+            # the gradients of both terms are part of the divergence's
+            (1 - self.share) / self.share,
         )
         given = output.hidden, output.head, targets_BT, losses
         weighed_BT, nats_BT, agree_BT = compute_row_losses(*given, weights_BT=weights_BT)
-        weight_B, count_B = weights_BT.sum(1), there_BT.sum(1)
+        weight_B = weights_BT.sum(1)
+        count_B = there_BT.sum(1)
         values = {DIVERGENCE: weighed_BT, CROSS_ENTROPY: nats_BT * weights_BT}
-        terms = {each.name: Contributions(values[each.name], weight_B) for each in self.terms}
+        terms = {term.name: Contributions(values[term.name], weight_B) for term in self.terms}
         diagnostics = {
             "teacher_agreement": Contributions(agree_BT, count_B),
             "student_cross_entropy": Contributions(nats_BT, count_B),

@@ -1,10 +1,10 @@
-"""On-policy distillation: a student is held to its teacher where the student itself goes.
+"""On-policy distillation: a student matches its teacher on the student's own answers.
 
-The student answers prompts, and at each token of its own answers KL(student || teacher) is made
-small: the *reverse* divergence, which punishes what the teacher would not say and leaves out what
-the student cannot (Gu et al. 2024, "MiniLLM", arXiv:2306.08543; Agarwal et al. 2024, "On-Policy
+The student answers prompts, and KL(student || teacher) is minimized at each token of its own
+answers. This *reverse* divergence penalizes what the teacher would not say, and ignores what the
+student cannot say (Gu et al. 2024, "MiniLLM", arXiv:2306.08543; Agarwal et al. 2024, "On-Policy
 Distillation of Language Models", arXiv:2306.13649, sections 3.1 and 3.2, with all data on-policy).
-Going backward goes through the distributions at the tokens, not through which tokens were drawn.
+Gradients flow through the distributions at the tokens, not through the choice of tokens.
 
 Shapes: B completions of a micro-batch, T positions, G prompts, S completions of each.
 """
@@ -43,35 +43,37 @@ TEACHER_MODEL = "teacher"  # name of the frozen model
 
 
 class OnPolicyDistillation(ClippedPolicy):
-    """KL(student || teacher) of each token that the student draws, a mean over those of the global
-    batch. Rewards are measured and not learnt from."""
+    """KL(student || teacher) of each token that the student samples.
+
+    It is averaged over the tokens of the global batch. Rewards are measured, but not learnt from.
+    """
 
     kind: Literal["OnPolicyDistillation"] = "OnPolicyDistillation"
-    # How the divergence is found. "full": over the whole vocabulary at each token, exactly (Agarwal
-    # et al. 2024, equation 4). "sampled": by the token alone that was drawn, whose log-probability
-    # under the teacher less that under the student is its advantage in a clipped policy gradient;
-    # the teacher then reads a batch once, however many updates are made of it.
+    # How the divergence is computed. "full": exactly, over the whole vocabulary at each token
+    # (Agarwal et al. 2024, equation 4). "sampled": from the sampled token alone, whose
+    # log-probability under the teacher minus that under the student is its advantage in a clipped
+    # policy gradient. The teacher then reads a batch once, for any number of updates.
     estimator: Literal["full", "sampled"] = "full"
-    # Of "sampled": what the next token's divergence counts in the advantage of a token. 0: its own
-    # alone, whose expected gradient is that of "full"; 1: all later ones as well, so that a token
-    # answers for where it leads (Gu et al. 2024, equation 2).
+    # Discount of later tokens' divergence in a token's advantage, for "sampled". 0: the token's own
+    # alone, with the same expected gradient as "full". 1: all later tokens count fully, so that a
+    # token is responsible for its consequences (Gu et al. 2024, equation 2).
     discount: float = Field(default=0.0, ge=0, le=1)
 
     @property
     def per(self) -> str:
-        """Tokens of all completions."""
+        """The denominator: tokens of all completions."""
         return TOKENS
 
     @model_validator(mode="after")
-    def _one_model_holds(self) -> Self:
+    def _check_reference(self) -> Self:
         if self.reference:
             raise ValueError(
-                "reference: the teacher is what a student is held to; leave the reference out"
+                "reference: the student is already held to the teacher; remove the reference"
             )
         if self.discount and self.estimator == "full":
             raise ValueError(
-                'discount: estimator = "full" takes each token by itself; leave `discount` out, or '
-                'set estimator = "sampled"'
+                'discount: estimator = "full" has no use for it; remove `discount`, or set '
+                'estimator = "sampled"'
             )
         return self
 
@@ -82,8 +84,11 @@ class OnPolicyDistillation(ClippedPolicy):
         penalties_BT: Floats | None,
         values_BT: Floats | None,
     ) -> dict[str, NDArray[np.float32]]:
-        """See PolicyGradient. `penalties_BT`: the student's log-probability of each token less the
-        teacher's; None: they are not needed."""
+        """Return the batch arrays with rewards and advantages. See `PolicyGradient`.
+
+        `penalties_BT`: the student's log-probability of each token minus the teacher's; None: not
+        needed.
+        """
         rewards_B = rewards_GS.reshape(-1)
         if penalties_BT is None:
             found = {REWARDS: rewards_B, ADVANTAGES: np.zeros(len(rewards_B))}
@@ -97,18 +102,18 @@ class OnPolicyDistillation(ClippedPolicy):
                 ADVANTAGES: mean_B,
                 TOKEN_ADVANTAGES: advantages_BT,
             }
-        return {name: each.astype(np.float32) for name, each in found.items()}
+        return {name: array.astype(np.float32) for name, array in found.items()}
 
     def read_advantages(
         self, arrays: Mapping[str, Tensor], statistics: Mapping[str, float]
     ) -> Tensor:
-        """[B, T], each token's own."""
+        """Return the advantages [B, T] of each token."""
         return arrays[TOKEN_ADVANTAGES]
 
     def compute(
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed:
-        """The divergence of each completion of `batch` from the teacher."""
+        """Compute the divergence of each completion of `batch` from the teacher."""
         arrays = batch.arrays
         mask_BT = arrays[TARGETS] != IGNORE
         count_B = mask_BT.sum(1)
@@ -117,10 +122,11 @@ class OnPolicyDistillation(ClippedPolicy):
             away_BT = (arrays[OLD] - arrays[TEACHER_TOKENS]) * mask_BT
             watched = {"teacher_divergence": Contributions(away_BT, count_B)}
             return Computed(computed.terms, computed.auxiliary, {**computed.diagnostics, **watched})
-        # Here, as run files are read without torch.
+        # Imported here, because run files are read without torch.
         from trainrig.objectives.teachers.reverse_divergence import read_beside_teacher
 
-        temperature, entries = float(arrays[TEMPERATURE][0]), int(arrays[ENTRIES][0])
+        temperature = float(arrays[TEMPERATURE][0])
+        entries = int(arrays[ENTRIES][0])
         teacher = batch.models[TEACHER_MODEL]
         read = read_beside_teacher(
             model, teacher, arrays[IDS], arrays[TARGETS], temperature, entries

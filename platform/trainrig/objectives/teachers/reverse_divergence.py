@@ -1,9 +1,8 @@
-"""The divergence of a student from its teacher, KL(student || teacher), over the whole vocabulary,
-straight from hidden states, some rows at a time.
+"""KL(student || teacher) over the whole vocabulary, computed from hidden states in blocks.
 
-In one pass over the logits of a block come the divergence, the log-probability of the token that
-stands there, the entropy, and the gradients of the first (chunked_head.py): the logits of all
-tokens, the student's or the teacher's, are never there at once.
+One pass over the logits of a block gives the divergence, the log-probability of the target, the
+entropy, and the gradients of the divergence (chunked_head.py). The logits of all tokens, the
+student's or the teacher's, are never in memory at once.
 
 Shapes: B rows, T positions, N tokens, R rows at a time, C and D channels of student and teacher, V
 entries of the vocabulary.
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from trainrig.objectives.chunked_head import Bend, compute_row_losses, put_back
+from trainrig.objectives.chunked_head import LogitTransform, compute_row_losses, put_back
 from trainrig.objectives.contract import Output, OutputHead
 from trainrig.objectives.cross_entropy import cut_rows
 from trainrig.tokens.batches import IGNORE
@@ -23,27 +22,28 @@ from trainrig.tokens.batches import IGNORE
 
 @dataclass(frozen=True)
 class DivergenceFromTeacher:
-    """As `RowLosses`: the divergence in nats, the log-probability of the target, the entropy."""
+    """Divergence in nats, log-probability of the target, and entropy. See `RowLosses`."""
 
-    hidden_ND: Tensor  # the teacher's
-    head: OutputHead  # the teacher's
+    hidden_ND: Tensor  # the teacher's hidden states
+    head: OutputHead  # the teacher's head
     targets_N: Tensor
-    bend: Bend
+    bend: LogitTransform
     temperature: float
-    entries: int  # of the vocabulary; later ones only pad a model's table
+    entries: int  # number of entries of the vocabulary; later ones only pad a model's table
 
     def replace_by_gradients(
         self, logits_RV: Tensor, rows: slice, counts_R: Tensor | None, parts_3R: Tensor
     ) -> None:
-        """In float32, a few rows at a time, which stay in a core's cache.
+        """Compute the three numbers and gradients. See `RowLosses`.
 
-        With p the student's probabilities, q the teacher's and T the temperature, the gradient of
-        an entry is p (log p - log q - KL) / T.
+        In float32, a few rows at a time, which stay in a core's cache. With p the student's
+        probabilities, q the teacher's and T the temperature, the gradient of an entry is p (log p -
+        log q - KL) / T.
         """
         teacher_RV = self.head(self.hidden_ND[rows])[:, : self.entries]
         targets_R = self.targets_N[rows]
         for some in cut_rows(logits_RV):
-            x = logits_RV[some].float()  # float32 logits themselves, or a copy
+            x = logits_RV[some].float()  # a copy, unless logits are already float32
             left = self.bend.apply(x)
             log_p = (x[:, : self.entries] / self.temperature).log_softmax(1)
             log_q = (teacher_RV[some].float() / self.temperature).log_softmax(1)
@@ -61,11 +61,11 @@ class DivergenceFromTeacher:
 
 @dataclass(frozen=True)
 class TeacherReading:
-    """What a student and its teacher make of each target; 0 where there is none. Float32."""
+    """Divergence, log-probability and entropy at each target, in float32; 0 where there is none."""
 
-    divergence_BT: Tensor  # nats; can be gone backward from
-    log_probabilities_BT: Tensor  # the student's, of the target
-    entropy_BT: Tensor  # the student's, nats
+    divergence_BT: Tensor  # nats, with gradients
+    log_probabilities_BT: Tensor  # the student's log-probability of the target
+    entropy_BT: Tensor  # the student's entropy, in nats
     auxiliary: Mapping[str, Tensor]  # the student's auxiliary terms
 
 
@@ -77,8 +77,11 @@ def read_beside_teacher(
     temperature: float,
     entries: int,
 ) -> TeacherReading:
-    """One forward pass of both over `ids_BT`; logits of both are divided by `temperature`.
-    `entries`: ids from there on only pad the models' tables."""
+    """Run student and teacher on `ids_BT`, and return the student's divergence at each target.
+
+    The logits of both are divided by `temperature`. `entries`: ids from there on only pad the
+    models' tables.
+    """
     flat = targets_BT.flatten()
     places_N = (flat != IGNORE).nonzero().squeeze(1)
     targets_N = flat[places_N]
@@ -89,10 +92,10 @@ def read_beside_teacher(
         expected.hidden.detach(),
         expected.head,
         targets_N,
-        Bend.of(output.head),
+        LogitTransform.of(output.head),
         temperature,
         entries,
     )
-    # Places of rows at once: of each gradient all that is asked is a sum.
+    # All targets at once, because only the sum of each gradient is needed.
     divergence, log, entropy = compute_row_losses(output.hidden, output.head, targets_BT, losses)
     return TeacherReading(divergence, log, entropy, output.auxiliary)

@@ -1,11 +1,10 @@
-"""The divergence from a teacher's distribution, straight from hidden states, some rows at a time.
+"""Divergence from a teacher's stored distribution, computed from hidden states in blocks.
 
-Of the teacher, the likeliest entries of each place are known, and how much probability all others
-have together. In one pass over the logits of a block come the divergence, the cross-entropy of the
-target, and the gradients of both (chunked_head.py): the logits of all tokens are never there at
-once.
+For each position the teacher's likeliest entries are known, and the total probability of all
+others. One pass over the logits of a block gives the divergence, the cross-entropy of the target,
+and the gradients of both (chunked_head.py). The logits of all tokens are never in memory at once.
 
-Shapes: N targets of the teacher's, K of them worked through, R rows at a time, E entries that the
+Shapes: N targets of the teacher's, K of them processed, R rows at a time, E entries that the
 teacher names, V entries of the vocabulary.
 """
 
@@ -16,45 +15,49 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainrig.objectives.chunked_head import Bend, put_back
+from trainrig.objectives.chunked_head import LogitTransform, put_back
 from trainrig.objectives.cross_entropy import cut_rows
 
 
 @dataclass(frozen=True)
 class TeacherRows:
-    """What the teacher expects at each place that has a target."""
+    """The teacher's distribution at each position that has a target."""
 
     ids_KE: Tensor  # int64, the likeliest first
     log_KE: Tensor  # float32, their log-probabilities at the temperature
-    rest_K: Tensor  # float32, the log-probability of all others together; -inf: there are none
+    rest_K: Tensor  # float32, log of the total probability of all others; -inf: there are none
 
 
 @dataclass(frozen=True)
 class SoftTargets:
-    """A divergence with cross-entropy beside it, as `RowLosses`.
+    """Divergence from a teacher, plus cross-entropy. See `RowLosses`.
 
-    Three numbers of each target: the divergence times the temperature squared, the nats of the
-    target itself, and whether the likeliest entry is the teacher's. Going backward from the first
-    is going backward from it and `hard` times the second.
+    Three numbers of each target: the divergence times the temperature squared, the cross-entropy of
+    the target in nats, and whether the likeliest entry is the teacher's. The backward pass of the
+    first includes `hard` times that of the second.
     """
 
     teacher: TeacherRows
     targets_K: Tensor
-    bend: Bend
+    bend: LogitTransform
     temperature: float
-    bucket: bool  # all that the teacher does not name is one event; else it has no probability
+    bucket: bool  # True if unnamed entries form one event; otherwise they have no probability
     hard: float
 
     def replace_by_gradients(
         self, logits_RV: Tensor, rows: slice, counts_R: Tensor | None, parts_3R: Tensor
     ) -> None:
-        """In float32, a few rows at a time, which stay in a core's cache."""
+        """Compute the three numbers and gradients. See `RowLosses`.
+
+        In float32, a few rows at a time, which stay in a core's cache.
+        """
         first = rows.start
         for some in cut_rows(logits_RV):
             own = slice(first + some.start, min(first + some.stop, first + len(logits_RV)))
-            x = logits_RV[some].float()  # float32 logits themselves, or a copy
+            x = logits_RV[some].float()  # a copy, unless logits are already float32
             left = self.bend.apply(x)
-            ids_RE, targets_R1 = self.teacher.ids_KE[own], self.targets_K[own, None]
+            ids_RE = self.teacher.ids_KE[own]
+            targets_R1 = self.targets_K[own, None]
             parts_3R[2, some] = (x.argmax(1) == ids_RE[:, 0]).float()
             hard_RV = self._fill_cross_entropy(x, targets_R1, parts_3R[1, some])
             self._fill_divergence(x, own, parts_3R[0, some])
@@ -63,7 +66,7 @@ class SoftTargets:
             put_back(x, logits_RV[some], left, None if counts_R is None else counts_R[some])
 
     def _fill_cross_entropy(self, x: Tensor, targets_R1: Tensor, nats_R: Tensor) -> Tensor | None:
-        """Fill `nats_R`; the gradients of them times `hard`, None: there are none."""
+        """Fill `nats_R`, and return its gradients times `hard`, or None if `hard` is 0."""
         normaliser_R = x.logsumexp(1)
         nats_R.copy_(normaliser_R - x.gather(1, targets_R1).squeeze(1))
         if not self.hard:
@@ -76,10 +79,12 @@ class SoftTargets:
         """Fill `found_R`, and overwrite the logits `x` with gradients.
 
         With p the teacher's and q the student's probabilities at the temperature T, the gradient of
-        an entry that the teacher names is T (q - p). Of the others together, P and Q, it is
-        T q (1 - P / Q) where they are one event, and T q where the teacher gives them nothing.
+        an entry that the teacher names is T (q - p). For the other entries, with total
+        probabilities P and Q, it is T q (1 - P / Q) if they are one event, and T q if the teacher
+        gives them none.
         """
-        ids_RE, log_RE = self.teacher.ids_KE[own], self.teacher.log_KE[own]
+        ids_RE = self.teacher.ids_KE[own]
+        log_RE = self.teacher.log_KE[own]
         rest_R = self.teacher.rest_K[own]
         if not self.bucket:
             log_RE = log_RE - log_RE.logsumexp(1, keepdim=True)
@@ -95,7 +100,7 @@ class SoftTargets:
         x.div_(total_R[:, None]).scatter_(1, ids_RE, 0.0)
         if self.bucket:
             others_R = rest_R.exp()
-            # A student that is sure of the entries named has nothing left that float32 could tell.
+            # If the student is certain of the named entries, float32 leaves nothing for the others.
             q_others_R = x.sum(1).clamp(min=torch.finfo(torch.float32).tiny)
             missing_R = others_R * (rest_R - q_others_R.log())
             nats_R = nats_R + missing_R.where(others_R > 0, 0.0)

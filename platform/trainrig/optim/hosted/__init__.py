@@ -1,4 +1,4 @@
-"""Optimizers whose memory is the host's, of which the device has a few parameters' at a time."""
+"""Optimizers with state in the host's memory; the device has that of a few parameters at a time."""
 
 from trainrig.optim.hosted.optimizer import HostedOptimizer
 

@@ -1,7 +1,7 @@
-"""When what is fetched from the host, computed with and stored again comes to pass.
+"""Ordering of fetches from the host, computation and stores back.
 
-It all goes through two slots of the device's memory in turn: while one is computed with, the other
-is stored and filled anew.
+Everything passes through two slots of device memory in turn: while one is used in computation, the
+other is stored and refilled.
 """
 
 import contextlib
@@ -11,49 +11,48 @@ from contextlib import AbstractContextManager
 import torch
 
 SLOTS = 2
-# torch does not say the types of what makes them.
+# torch does not annotate these constructors.
 _Stream: Callable[[torch.device], torch.cuda.Stream] = torch.cuda.Stream
 _Event: Callable[[], torch.cuda.Event] = torch.cuda.Event
 
 
 class Lanes:
-    """Orders copies to and from the host among what is computed: here of a device that does
-    everything as it is told, one after another, as a CPU does."""
+    """Order of copies and computation on a device that executes everything in order, like a CPU."""
 
     def begin(self) -> None:
-        """The slots were made: what is fetched from here on comes later."""
+        """Order later fetches after the allocation of the slots."""
 
     def fetch(self, slot: int) -> AbstractContextManager[None]:
-        """Copies into a slot, which come after what was in it is stored."""
+        """Run the copies of the block into a slot, after the slot's previous content is stored."""
         return contextlib.nullcontext()
 
     def use(self, slot: int) -> None:
-        """What is computed from here on comes after what was fetched into a slot."""
+        """Order later computation after the last fetch into a slot."""
 
     def store(self, slot: int) -> AbstractContextManager[None]:
-        """Copies out of a slot, which come after what has been computed."""
+        """Run the copies of the block out of a slot, after the computation so far."""
         return contextlib.nullcontext()
 
     def join(self) -> None:
-        """What is computed from here on, in memory given back too, comes after all stores."""
+        """Order later computation after all stores, also where it reuses freed memory."""
 
     def wait(self) -> None:
-        """Return once all that is stored is in the host's memory, for the host to read."""
+        """Wait until all stores have reached the host's memory, so that the host can read it."""
 
 
 class SideStreams(Lanes):
-    """Lanes of a GPU: one stream fetches and one stores beside the one that computes.
+    """Lanes of a GPU, with one stream for fetches and one for stores besides the compute stream.
 
-    The slots belong to the stream that computes, which has joined the others before it gives them
-    back. So the allocator hands them on in time, without `Tensor.record_stream`, after which it
-    would keep each block until an event that the host, far ahead, has not seen: of such blocks more
-    than two would be there.
+    The slots belong to the compute stream, which joins the others before it frees them. The
+    allocator can then reuse the memory at once. `Tensor.record_stream` would instead keep each
+    block until the host, which runs far ahead, has seen an event, so that more than two blocks
+    would exist.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._fetches, self._stores = (_Stream(device) for _ in range(2))
-        # Those that were never recorded are waited for in no time.
+        # Waiting for an event that was never recorded returns at once.
         self._fetched = [_Event() for _ in range(SLOTS)]
         self._stored = [_Event() for _ in range(SLOTS)]
 
@@ -62,38 +61,38 @@ class SideStreams(Lanes):
         return torch.cuda.current_stream(self._device)
 
     def begin(self) -> None:
-        """The slots belong to the stream that computes."""
+        """Order fetches after the allocation of the slots on the compute stream."""
         self._fetches.wait_stream(self._computes)
 
     @contextlib.contextmanager
     def fetch(self, slot: int) -> Iterator[None]:
-        """See Lanes."""
+        """Run the block on the fetch stream. See `Lanes.fetch`."""
         self._fetches.wait_event(self._stored[slot])
         with torch.cuda.stream(self._fetches):
             yield
             self._fetched[slot].record()
 
     def use(self, slot: int) -> None:
-        """See Lanes."""
+        """Make the compute stream wait for the fetch. See `Lanes.use`."""
         self._computes.wait_event(self._fetched[slot])
 
     @contextlib.contextmanager
     def store(self, slot: int) -> Iterator[None]:
-        """See Lanes."""
+        """Run the block on the store stream. See `Lanes.store`."""
         self._stores.wait_stream(self._computes)
         with torch.cuda.stream(self._stores):
             yield
             self._stored[slot].record()
 
     def join(self) -> None:
-        """See Lanes."""
+        """Make the compute stream wait for all stores. See `Lanes.join`."""
         self._computes.wait_stream(self._stores)
 
     def wait(self) -> None:
-        """See Lanes: the host waits for the stream that stores."""
+        """Block the host until the store stream is done. See `Lanes.wait`."""
         self._stores.synchronize()
 
 
 def open_lanes(device: torch.device) -> Lanes:
-    """Those of `device`."""
+    """Return the lanes for `device`."""
     return SideStreams(device) if device.type == "cuda" else Lanes()

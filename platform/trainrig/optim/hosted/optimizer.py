@@ -1,7 +1,7 @@
-"""Steps of any optimizer whose memory is the host's (Ren et al. 2021, arXiv:2101.06840).
+"""Steps of any optimizer with state in the host's memory (Ren et al. 2021, arXiv:2101.06840).
 
-Unlike theirs, which update on the CPU, the memory comes to the device and the device updates: the
-same kernels on the same numbers give the same bits.
+Unlike that paper, which updates on the CPU, the state is copied to the device and the device
+updates: the same kernels on the same numbers give the same bits.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,36 +18,36 @@ from trainrig.optim.hosted.lanes import SLOTS, Lanes, open_lanes
 from trainrig.optim.muon_steps import MuonSteps
 from trainrig.optim.whole_matrix import split_into_rounds
 
-COUNTER = "step"  # a number, which stays where the optimizer wants it
-ALIGNMENT = 512  # bytes, as CUDA's allocator has it: kernels read vectors
+COUNTER = "step"  # a scalar, which stays where the optimizer keeps it
+ALIGNMENT = 512  # bytes, as in CUDA's allocator: kernels read vectors
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Parameters that are updated at once: one, or a round of whole matrices."""
+    """Parameters that are updated together: a single one, or a round of whole matrices."""
 
-    group: ParameterGroup  # that they are of
+    group: ParameterGroup  # the group of the parameters
     parameters: Sequence[Tensor]
 
 
 class HostedOptimizer(torch.optim.Optimizer):
-    """Takes the steps of `inner`, unit by unit, and keeps what it remembers in the host's memory.
+    """Optimizer that takes the steps of `inner` unit by unit, with state in the host's memory.
 
-    The device has room for that of two units while a step is taken, and for none between steps.
+    The device holds the state of two units during a step, and none between steps.
     """
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
-        super().__init__([_name_parameters(each) for each in inner.param_groups], inner.defaults)
+        super().__init__([_name_parameters(group) for group in inner.param_groups], inner.defaults)
         whole = isinstance(inner, MuonSteps | AdafactorSteps)
         self._cut: Callable[[Iterable[Tensor]], Iterator[list[Tensor]]] = (
             split_into_rounds if whole else _take_singly
         )
         self._inner = inner
-        self._lanes: Lanes | None = None  # until a step shows the device
+        self._lanes: Lanes | None = None  # None until the first step determines the device
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One step on every parameter that has a gradient."""
+        """Take one step on every parameter that has a gradient."""
         units = list(self._list_units())
         if not units:
             return
@@ -67,7 +67,7 @@ class HostedOptimizer(torch.optim.Optimizer):
         lanes.join()
 
     def state_dict(self) -> dict[str, Any]:
-        """What is remembered, for the host to read: all of it has arrived there."""
+        """Return the optimizer state, after all of it has arrived in the host's memory."""
         if self._lanes:
             self._lanes.wait()
         return super().state_dict()
@@ -78,13 +78,13 @@ class HostedOptimizer(torch.optim.Optimizer):
                 yield Unit(group, parameters)
 
     def _list_hosted(self, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """What the host has of `parameter`, by name."""
+        """Yield the name and tensor of each state of `parameter` in the host's memory."""
         for name, kept in self.state.get(parameter, {}).items():
             if name != COUNTER:
                 yield name, kept
 
     def _make_slots(self, units: Sequence[Unit], device: torch.device) -> list[Tensor]:
-        """Room on `device`, each slot for the largest that comes through it."""
+        """Allocate the slots on `device`, each for the largest unit that passes through it."""
         sizes = [0] * SLOTS
         for number, unit in enumerate(units):
             size = sum(
@@ -98,10 +98,10 @@ class HostedOptimizer(torch.optim.Optimizer):
     def _fetch(
         self, unit: Unit, lanes: Lanes, slots: Sequence[Tensor], number: int
     ) -> dict[Tensor, dict[str, Any]]:
-        """Copies, in the slot of the unit of that number, of what the host has of it: for each
-        parameter, by name."""
+        """Copy the state of unit `number` into its slot, and return it by parameter and name."""
         found: dict[Tensor, dict[str, Any]] = {}
-        slot, at = number % SLOTS, 0
+        slot = number % SLOTS
+        at = 0
         with lanes.fetch(slot):
             for parameter in unit.parameters:
                 if parameter not in self.state:
@@ -116,14 +116,14 @@ class HostedOptimizer(torch.optim.Optimizer):
         return found
 
     def _update(self, unit: Unit, fetched: dict[Tensor, dict[str, Any]]) -> None:
-        """A step of the inner optimizer on `unit` alone."""
+        """Take a step of the inner optimizer on `unit` alone."""
         self._inner.param_groups = [unit.group | {"params": list(unit.parameters)}]
         self._inner.state.clear()
         self._inner.state.update(fetched)
         self._inner.step()
 
     def _store(self, unit: Unit, lanes: Lanes, slot: int) -> None:
-        """Have the host remember what the inner optimizer does of `unit`."""
+        """Copy the inner optimizer's new state of `unit` to the host's memory."""
         fresh = False
         with lanes.store(slot):
             for parameter in unit.parameters:
@@ -133,40 +133,41 @@ class HostedOptimizer(torch.optim.Optimizer):
                         state[name] = value
                         continue
                     if name not in state:
-                        state[name], fresh = _make_host_tensor(value), True
+                        state[name] = _make_host_tensor(value)
+                        fresh = True
                     to_local(state[name]).copy_(to_local(value), non_blocking=True)
-        if fresh:  # what was made by the way lies in no slot, and goes now
+        if fresh:  # new state is outside the slots, and its memory is freed now
             lanes.join()
 
 
 def _name_parameters(group: ParameterGroup) -> ParameterGroup:
-    """`group` as an optimizer takes it."""
-    rest = {key: each for key, each in group.items() if key != "param_names"}
+    """Return `group` with pairs of name and parameter, as optimizers accept it."""
+    rest = {key: value for key, value in group.items() if key != "param_names"}
     if names := group.get("param_names"):
         rest["params"] = list(zip(names, group["params"], strict=True))
     return rest
 
 
 def _take_singly(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    return ([each] for each in parameters)
+    return ([parameter] for parameter in parameters)
 
 
 def _count_room(kept: Tensor) -> int:
-    """Bytes of a slot that this rank's slice of `kept` takes."""
+    """Return the bytes of a slot that this rank's slice of `kept` takes, with alignment."""
     return -(-to_local(kept).nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _make_host_tensor(like: Tensor) -> Tensor:
-    """Room in the host's memory for `like`: a slice is one of the same whole, on the same mesh.
+    """Allocate a tensor like `like` in the host's memory, with the same sharding and mesh.
 
-    `DTensor.from_local` would move it to the device of the mesh; `empty_like`, given a device,
-    makes the slice there and leaves the mesh alone.
+    `DTensor.from_local` would move it to the device of the mesh. `empty_like` with a device
+    allocates the slice there and keeps the mesh.
     """
-    pinned = to_local(like).is_cuda  # else a copy is not made beside what is computed
+    pinned = to_local(like).is_cuda  # copies of pageable memory would not overlap with computation
     return torch.empty_like(like, device="cpu", pin_memory=pinned)
 
 
 def _lay_out(room: Tensor, kept: Tensor) -> Tensor:
-    """`room`, as many bytes of the device as the slice has, as a tensor like `kept`."""
+    """Return the device memory `room`, as large as the slice of `kept`, as a tensor like `kept`."""
     local = to_local(kept)
     return lay_out_like(room.view(local.dtype).as_strided(local.shape, local.stride()), kept)

@@ -1,1 +1,1 @@
-"""What layers keep for the backward pass, and ways to keep less of it on a device."""
+"""Memory that layers keep for the backward pass: estimates, recomputation and host offload."""

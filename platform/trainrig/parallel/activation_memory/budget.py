@@ -1,7 +1,7 @@
-"""Which layers compute again, for all to keep no more than a device has room for.
+"""Choice of the layers that recompute, so that saved activations fit a memory budget.
 
-A function of the run file alone, not of the workers that there are: what is computed again has the
-bits of the first time, but compiled layers have others for each choice.
+The choice depends on the run file alone, not on the number of workers: recomputed values have the
+same bits as the first time, but compiled layers give other bits for each choice.
 """
 
 import math
@@ -30,63 +30,72 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Room:
-    """What decides how much layers keep."""
+    """The budget, and everything else that decides how much layers keep."""
 
     budget: Budget
     layout: WorkerLayout
     precision: Precision
-    tokens: int  # of the largest micro-batch of a replica
+    tokens: int  # tokens of the largest micro-batch of a replica
     lora: LoRA | None = None
 
 
 def plan_kept(model: DecoderConfig, room: Room, rank: int = 0) -> tuple[Kept, ...]:
-    """What each layer keeps of those of the `rank`-th worker of a pipeline, in its order; without
-    one, of all, also those of further heads.
+    """Return what each layer keeps for the backward pass, in the order of the layers.
 
-    Raises ConfigError, with the least that would do, if their inputs alone are above the budget,
-    and for what is no decoder.
+    The layers are those of the pipeline worker `rank`, or, without a pipeline, all layers, the ones
+    of further heads included. As few layers as possible recompute, and the cheapest recomputation
+    is used first.
+
+    Raises ConfigError if the inputs of the layers alone exceed the budget (the message gives the
+    smallest budget that works), and for models that are not decoders.
     """
     if type(model) is not DecoderConfig:
         raise ConfigError(
-            f"training.recompute: what layers of a model of kind {model.kind} keep is not "
-            'reckoned; set kind = "Full" or "Selective" instead of "Budget"'
+            "training.recompute: the memory estimate does not support models of kind "
+            f'{model.kind}; set kind = "Full" or "Selective" instead of "Budget"'
         )
     bytes_of = _list_bytes(model, room, rank)
-    limit, chosen = room.budget.gib * GIB, list[Kept](["all"] * len(bytes_of))
-    total = sum(each["all"] for each in bytes_of)
+    limit = room.budget.gib * GIB
+    chosen = list[Kept](["all"] * len(bytes_of))
+    total = sum(sizes["all"] for sizes in bytes_of)
     for what in _list_ways(room.layout):
-        for number, each in enumerate(bytes_of):
+        for number, sizes in enumerate(bytes_of):
             if total <= limit:
                 return tuple(chosen)
-            total += each[what] - each[chosen[number]]
+            total += sizes[what] - sizes[chosen[number]]
             chosen[number] = what
     if total > limit:
         least = math.ceil(total / GIB * 1000) / 1000
         raise ConfigError(
             f"training.recompute.gib ({room.budget.gib:g}) is below the {least:g} GiB that the "
-            f"inputs of {len(bytes_of)} layers take on a device; set it to that at least, or take "
-            "a smaller micro_batch"
+            f"inputs of {len(bytes_of)} layers need on a device; set it to that or more, or use a "
+            "smaller micro_batch"
         )
     return tuple(chosen)
 
 
 def _list_ways(layout: WorkerLayout) -> tuple[Kept, ...]:
-    """From the cheapest to compute again on. Selective recomputation loses count of experts that
-    are gathered within layers, so beside them a layer keeps all or its input."""
+    """Return the ways to keep less, from the cheapest to recompute to the most expensive.
+
+    Selective recomputation loses count of experts that are gathered within layers. With expert
+    parallelism a layer therefore keeps either everything or its input alone.
+    """
     return ("input",) if layout.expert else ("products", "input")
 
 
 def _list_bytes(model: DecoderConfig, room: Room, rank: int) -> list[dict[Kept, float]]:
-    """Bytes of a device that each layer of `rank` keeps, by what it keeps."""
+    """Return the bytes that each layer of `rank` keeps on a device under each choice of `Kept`."""
     layout = room.layout
     tensor = 1 if layout.tensor is None else layout.tensor.ranks
     expert = 1 if layout.expert is None else layout.expert.ranks
     context = 1 if layout.context is None else layout.context.ranks
     split = tensor if layout.tensor and layout.tensor.sequence_parallel else 1
-    local, shapes = cut_model(model, tensor, expert), cut_shapes(model, tensor, expert)
+    local = cut_model(model, tensor, expert)
+    shapes = cut_shapes(model, tensor, expert)
     adapters = list_layer_adapters(model, room.lora)
     tokens = math.ceil(room.tokens / (context * expert))
-    size, every = room.precision.bytes, (*shapes.layers, *shapes.further_layers)
+    size = room.precision.bytes
+    every = (*shapes.layers, *shapes.further_layers)
     others = estimate_gathered_rows(local, layout, size)
 
     def measure(layer: LayerShape, own: LayerAdapters | None, held: int) -> dict[Kept, float]:
@@ -105,20 +114,27 @@ def _list_bytes(model: DecoderConfig, room: Room, rank: int) -> list[dict[Kept, 
 def _number_held(
     model: DecoderConfig, layout: WorkerLayout, rank: int, layers: int
 ) -> Sequence[tuple[int, int]]:
-    """Of each layer of `rank` its number, and the micro-batches that are between its passes when
-    the most passes of all its stages together are, however many micro-batches a step has."""
+    """Return (number, micro-batches held) for each layer of `rank`.
+
+    Micro-batches held are those between the forward and the backward pass of the layer, at the
+    moment when all stages of the rank together hold the most, for steps of any length.
+    """
     pipeline = layout.pipeline
     if pipeline is None:
         return [(number, 1) for number in range(layers)]
-    count = 4 * pipeline.ranks * pipeline.chunks  # the schedule has long run in
+    # long enough for the pipeline schedule to reach its steady state
+    count = 4 * pipeline.ranks * pipeline.chunks
     held = count_held_at_once(layout, rank, count)
     stages = cut_for_ranks(model, pipeline.ranks, pipeline.chunks)[rank]
     return [(number, held[chunk]) for chunk, own in enumerate(stages) for number in own]
 
 
 def count_held_at_once(layout: WorkerLayout, rank: int, count: int) -> list[int]:
-    """Micro-batches of a step's `count` that each stage of `rank` has between their passes, when
-    all of them together have the most."""
+    """Return how many micro-batches each stage of `rank` holds between forward and backward pass.
+
+    They are counted at the moment when all stages of the rank together hold the most, in a step of
+    `count` micro-batches.
+    """
     pipeline = layout.pipeline
     if pipeline is None:
         return [1]
@@ -128,12 +144,15 @@ def count_held_at_once(layout: WorkerLayout, rank: int, count: int) -> list[int]
 
 
 def estimate_keys_and_values(local: DecoderConfig, size: int) -> float:
-    """Bytes a token of those of one layer, in numbers of `size` bytes."""
+    """Return the bytes per token of one layer's keys and values, at `size` bytes a number."""
     return 2.0 * size * local.shape.kv_heads * local.shape.head_channels
 
 
 def estimate_gathered_rows(local: DecoderConfig, layout: WorkerLayout, size: int) -> float:
-    """Bytes a token of its own that a layer keeps of other workers' tokens."""
+    """Return the bytes of other workers' keys and values that a layer keeps, per local token.
+
+    They are 0 unless context parallelism gathers whole rows.
+    """
     context = layout.context
     if context is None or context.kind != "Gathered":
         return 0.0
@@ -141,10 +160,10 @@ def estimate_gathered_rows(local: DecoderConfig, layout: WorkerLayout, size: int
 
 
 def describe_kept(kept: Sequence[Kept]) -> str:
-    """How many layers keep what, for people."""
+    """Return in words how many layers keep everything, the outputs of products, or their input."""
     said: dict[Kept, str] = {
         "all": "all",
-        "products": "what products gave",
+        "products": "the outputs of products",
         "input": "their input",
     }
-    return ", ".join(f"{kept.count(each)} {said[each]}" for each in said if each in kept)
+    return ", ".join(f"{kept.count(kind)} {said[kind]}" for kind in said if kind in kept)

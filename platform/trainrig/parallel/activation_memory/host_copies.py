@@ -1,19 +1,20 @@
-"""What layers keep for the backward pass, in the host's memory until then.
+"""Activations saved for the backward pass, offloaded to the host's memory until then.
 
-Of each layer, what autograd saves goes to the host (pinned, on a stream of its own) as soon as it
-is saved. Its memory is let go of when the layer after the next begins, and comes back while the
-layer after it goes backward; so a device holds that of two layers (Rhu et al. 2016, "vDNN",
-arXiv:1602.08124). Beside recomputation of whole layers, what they save is their input alone. Bytes
-are copied, and tensors lie in them as they did: no bit changes.
+Whatever autograd saves within a layer is copied to the host (pinned memory, on a stream of its own)
+as soon as it is saved. The device memory is released when the layer after the next one begins, and
+the copy returns while the following layer goes backward. A device therefore holds the activations
+of two layers (Rhu et al. 2016, "vDNN", arXiv:1602.08124). With recomputation of whole layers, only
+the input of each layer is saved and copied. Bytes are copied, and tensors keep their layout in
+them, so no bit changes.
 
-Left where they are: parameters, which are there in any case, what several layers are given alike
-(masks, angles, the text that a decoder looks at), and memory of less than LEAST_BYTES, which costs
-more to send than it takes.
+Three kinds of tensors stay on the device: parameters, which are there in any case; tensors that
+several layers receive (masks, rotary angles, the encoder output that a decoder attends to); and
+memory of less than LEAST_BYTES, where the transfer costs more than the space.
 
-All memory of the device belongs to the stream that computes, which waits for copies out of it
-before it is let go of, and for copies into it before it is read. So the allocator hands it on in
-time, without `Tensor.record_stream`, after which it would keep each block until an event that the
-host, far ahead, has not seen.
+All device memory belongs to the compute stream, which waits for copies out of a block before the
+block is released, and for copies into it before it is read. The allocator can then reuse blocks at
+once. `Tensor.record_stream` would instead keep each block until the host, which runs far ahead, has
+seen an event.
 """
 
 import functools
@@ -30,17 +31,17 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 LEAST_BYTES = 2**20
-LAYERS_HELD = 2  # whose memory is still on the device when they have gone forward
-# Devices with memory of their own.
+LAYERS_HELD = 2  # layers whose saved tensors stay on the device after their forward pass
+# Device types with memory separate from the host's.
 APART = ("cuda",)
 
 
 def keep_on_host(stages: Sequence[Sequence[nn.Module]]) -> None:
-    """Have what the layers of each of `stages` save for the backward pass wait in the host's
-    memory: of several stages of a pipeline each is gone through by itself.
+    """Offload what the layers of each of `stages` save for the backward pass to the host's memory.
 
-    In place, names unchanged. To be called after `recompute` and `compile_layers`, before `shard`.
-    On a device whose memory is the host's, nothing is moved.
+    Each stage of a pipeline is traversed on its own. Layers are changed in place and keep their
+    names. Call this after `recompute` and `compile_layers`, and before `shard`. On a device that
+    shares the host's memory, nothing is moved.
     """
     leaving: deque[weakref.ref[LayerCopies]] = deque()
     for layers in stages:
@@ -57,10 +58,12 @@ def _run(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    given = next((each for each in args if isinstance(each, Tensor)), None)
+    given = next((argument for argument in args if isinstance(argument, Tensor)), None)
     if given is None or given.device.type not in APART or not torch.is_grad_enabled():
         return forward(*args, **kwargs)
-    shared = list(_find_tensors([each for each in (*args, *kwargs.values()) if each is not given]))
+    shared = list(
+        _find_tensors([argument for argument in (*args, *kwargs.values()) if argument is not given])
+    )
     copies = LayerCopies(layer, shared, passing.begin(first))
     passing.add(copies)
     with saved_tensors_hooks(copies.pack, copies.unpack):
@@ -68,54 +71,59 @@ def _run(
 
 
 def _find_tensors(given: Iterable[Any], seen: set[int] | None = None) -> Iterator[Tensor]:
-    """Those among `given`, and in what plain objects among it (`Sight`) have."""
+    """Yield the tensors in `given`, also inside tuples, lists and plain objects such as `Sight`."""
     seen = set() if seen is None else seen
-    for each in given:
-        if isinstance(each, Tensor):
-            yield each
-        elif isinstance(each, tuple | list):
-            yield from _find_tensors(each, seen)
-        elif not isinstance(each, nn.Module | type) and id(each) not in seen:
-            seen.add(id(each))
-            yield from _find_tensors(getattr(each, "__dict__", {}).values(), seen)
+    for item in given:
+        if isinstance(item, Tensor):
+            yield item
+        elif isinstance(item, tuple | list):
+            yield from _find_tensors(item, seen)
+        elif not isinstance(item, nn.Module | type) and id(item) not in seen:
+            seen.add(id(item))
+            yield from _find_tensors(getattr(item, "__dict__", {}).values(), seen)
 
 
 class _Passing:
-    """Passes through the layers of a stage, in their order."""
+    """Sequence of forward passes through the layers of one stage, in order."""
 
     def __init__(self, leaving: "deque[weakref.ref[LayerCopies]]") -> None:
-        """`leaving`: of all stages, whose memory may still be on the device, the oldest first."""
+        """`leaving`: saved tensors of all stages that may be on the device, the oldest first."""
         self._leaving = leaving
-        self._last: weakref.ref[LayerCopies] | None = None  # of the pass that is under way
+        # copies of the latest layer of the current pass
+        self._last: weakref.ref[LayerCopies] | None = None
 
     def begin(self, first: bool) -> "weakref.ref[LayerCopies] | None":
-        """A layer goes forward, the `first` or not: the one before it in the pass; None: none."""
+        """Begin a layer's forward pass, and return the copies of the layer before it.
+
+        Returns None for the `first` layer of a pass. Older copies beyond LAYERS_HELD release their
+        device memory.
+        """
         if self._leaving and (newest := self._leaving[-1]()) is not None:
             newest.finish()
         while len(self._leaving) >= LAYERS_HELD:
             if (oldest := self._leaving.popleft()()) is not None:
-                oldest.let_go()
+                oldest.release()
         return None if first else self._last
 
     def add(self, copies: "LayerCopies") -> None:
-        """The copies of the layer that goes forward."""
+        """Register the copies of the layer that begins its forward pass."""
         self._last = weakref.ref(copies)
         self._leaving.append(self._last)
 
 
 @dataclass(eq=False)
 class HostCopy:
-    """Memory in which some of what was saved lies."""
+    """Host copy of one storage that holds saved tensors."""
 
-    of: StorageWeakRef  # the memory on the device; while this is held no other has its number
-    there: Tensor  # its bytes, on the host
+    of: StorageWeakRef  # storage on the device; holding this reference keeps its id unique
+    there: Tensor  # the bytes of the storage, on the host
     device: torch.device
-    here: Tensor | None  # its bytes on the device, until they are let go of and once they are back
+    here: Tensor | None  # the bytes on the device; None between release and fetch
 
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """Where in a copy a tensor lies."""
+    """Position and layout of one saved tensor within a `HostCopy`."""
 
     copy: HostCopy
     dtype: torch.dtype
@@ -124,14 +132,14 @@ class SavedTensor:
     stride: tuple[int, ...]
 
     def restore(self) -> Tensor:
-        """It, in the bytes that are on the device."""
+        """Return the saved tensor as a view of the bytes on the device."""
         assert self.copy.here is not None
         made = torch.empty(0, dtype=self.dtype, device=self.copy.device)
         return made.set_(self.copy.here.untyped_storage(), self.offset, self.size, self.stride)
 
 
 class LayerCopies:
-    """What one pass through a layer has saved."""
+    """Host copies of everything that one forward pass of a layer saved."""
 
     def __init__(
         self,
@@ -139,48 +147,58 @@ class LayerCopies:
         shared: Sequence[Tensor],
         before: "weakref.ref[LayerCopies] | None" = None,
     ) -> None:
-        """`shared`: tensors that stay, as the parameters of `layer` do; `before`: of the layer
-        before it, which is to be fetched while this one goes backward."""
-        self._layer, self._before = layer, before
-        self._shared = {each.untyped_storage().data_ptr() for each in shared if each.numel()}
+        """Start with no copies.
+
+        `shared`: tensors that stay on the device, as the parameters of `layer` do. `before`: copies
+        of the preceding layer, which are fetched while this layer goes backward.
+        """
+        self._layer = layer
+        self._before = before
+        self._shared = {tensor.untyped_storage().data_ptr() for tensor in shared if tensor.numel()}
         self._copies: dict[tuple[int, int], HostCopy] = {}
-        self._left: torch.cuda.Event | None = None  # when all is on the host
-        self._arrived: torch.cuda.Event | None = None  # when what was fetched is on the device
+        self._left: torch.cuda.Event | None = None  # recorded once all copies have reached the host
+        # recorded once the fetched copies are on the device
+        self._arrived: torch.cuda.Event | None = None
         self._fetched = False
 
     def pack(self, tensor: Tensor) -> Tensor | SavedTensor:
-        """Send the memory of `tensor` to the host, once for all that lies in it."""
+        """Copy the storage of `tensor` to the host, once for all tensors that share it.
+
+        Returns `tensor` itself if it stays on the device.
+        """
         storage = tensor.untyped_storage()
         if tensor.device.type not in APART or storage.nbytes() < LEAST_BYTES:
             return tensor
         of = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         key = of.cdata, tensor._version
         if key not in self._copies:
-            if self._stays(storage.data_ptr()):
+            if self._is_kept_on_device(storage.data_ptr()):
                 return tensor
             here = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
             self._copies[key] = HostCopy(of, _send(here), tensor.device, here)
         offset = int(tensor.storage_offset())
         return SavedTensor(self._copies[key], tensor.dtype, offset, tensor.size(), tensor.stride())
 
-    def _stays(self, place: int) -> bool:
-        """Whether the memory at `place` is that of something shared, or of a parameter. FSDP
-        gathers experts within the layer, so parameters are asked for now."""
+    def _is_kept_on_device(self, place: int) -> bool:
+        """Return whether the storage at address `place` is a parameter or shared between layers.
+
+        The parameters are looked up at each call, because FSDP gathers experts within the layer.
+        """
         own = (
-            each.to_local() if isinstance(each, DTensor) else each
-            for each in self._layer.parameters()
+            parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            for parameter in self._layer.parameters()
         )
         return place in self._shared or any(
-            each.untyped_storage().data_ptr() == place for each in own
+            tensor.untyped_storage().data_ptr() == place for tensor in own
         )
 
     def finish(self) -> None:
-        """All that the layer saves has been saved."""
+        """Record that the layer has saved all its tensors."""
         if self._left is None:
             self._left = _record([copy.device for copy in self._copies.values()])
 
-    def let_go(self) -> None:
-        """Hold nothing of it on the device any more, until it is fetched."""
+    def release(self) -> None:
+        """Release the device memory of all copies until they are fetched."""
         if self._fetched:
             return
         for copy in self._copies.values():
@@ -189,8 +207,11 @@ class LayerCopies:
             copy.here = None
 
     def unpack(self, saved: Tensor | SavedTensor) -> Tensor:
-        """What was saved, on its device; all of the layer is fetched with the first, and then that
-        of the layer before it, for when it is asked for."""
+        """Return a saved tensor on its device.
+
+        The first call fetches all copies of the layer, and then starts to fetch those of the layer
+        before it.
+        """
         if isinstance(saved, Tensor):
             return saved
         self.fetch()
@@ -201,7 +222,7 @@ class LayerCopies:
         return saved.restore()
 
     def fetch(self) -> None:
-        """Begin to bring back what is on the host alone, once."""
+        """Start to copy back everything that is on the host alone; does nothing the second time."""
         if self._fetched:
             return
         self._fetched = True
@@ -210,25 +231,28 @@ class LayerCopies:
             self._arrived = _fetch(gone)
 
     def _wait(self) -> None:
-        """Have what is computed next see what was fetched."""
+        """Make the compute stream wait for the fetched copies."""
         if self._arrived is not None:
             device = next(iter(self._copies.values())).device
             torch.cuda.current_stream(device).wait_event(self._arrived)
             self._arrived = None
 
     def __del__(self) -> None:
-        # Memory that copies still come into is not to be handed on.
+        # The allocator must not reuse memory while a copy into it is running.
         self._wait()
 
 
 @functools.cache
 def _find_stream(device: torch.device) -> torch.cuda.Stream:
-    """Copies of `device` go one after another, so each is there before it is fetched again."""
+    """Return the one copy stream of `device`.
+
+    Copies on it run in order, so each has arrived before it is fetched again.
+    """
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _send(here: Tensor) -> Tensor:
-    """A copy on the host; on CUDA it is under way on a stream of its own."""
+    """Return a copy of `here` on the host; on CUDA the copy runs on its own stream."""
     if not here.is_cuda:
         return here.clone()
     there = torch.empty_like(here, device="cpu", pin_memory=True)
@@ -240,7 +264,7 @@ def _send(here: Tensor) -> Tensor:
 
 
 def _record(devices: Sequence[torch.device]) -> torch.cuda.Event | None:
-    """When all that was sent from the one device of `devices` is on the host."""
+    """Return an event for when all copies from the single device in `devices` have arrived."""
     if not devices or devices[0].type != "cuda":
         return None
     event: torch.cuda.Event = _find_stream(devices[0]).record_event()
@@ -248,7 +272,7 @@ def _record(devices: Sequence[torch.device]) -> torch.cuda.Event | None:
 
 
 def _fetch(gone: Sequence[HostCopy]) -> torch.cuda.Event | None:
-    """Bring `gone` back to the one device that they are of: when all of them are there."""
+    """Copy `gone` back to their common device, and return an event for when all have arrived."""
     device = gone[0].device
     if device.type != "cuda":
         for copy in gone:
@@ -256,7 +280,8 @@ def _fetch(gone: Sequence[HostCopy]) -> torch.cuda.Event | None:
         return None
     stream = _find_stream(device)
     room = [torch.empty_like(copy.there, device=device, pin_memory=False) for copy in gone]
-    stream.wait_stream(torch.cuda.current_stream(device))  # for what was in that memory
+    # earlier operations may still use that memory
+    stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         for copy, here in zip(gone, room, strict=True):
             here.copy_(copy.there, non_blocking=True)

@@ -1,6 +1,7 @@
-"""Bytes that one layer keeps for the backward pass, a token.
+"""Estimates of the bytes per token that one layer keeps for the backward pass.
 
-Shapes: C channels, H query heads, K key heads, D channels of a head, F between.
+Shapes: C channels of the residual stream, H query heads, K key heads, D channels of a head, F
+channels of the feed-forward part's hidden layer.
 """
 
 from collections.abc import Iterator
@@ -16,19 +17,22 @@ from trainrig.models.architecture.shapes import (
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.lora.settings import LoRA
 
-FLOAT32 = 4  # bytes of a number
+FLOAT32 = 4  # bytes of a float32 number
 
 
 @dataclass(frozen=True)
 class LayerAdapters:
-    """The adapters of one layer, by the names of what they are of within it."""
+    """The LoRA adapters of one layer.
+
+    `targets` are the names, within the layer, of the projections that have an adapter.
+    """
 
     lora: LoRA
     targets: frozenset[str]
 
 
 def list_layer_adapters(model: DecoderConfig, lora: LoRA | None) -> list[LayerAdapters | None]:
-    """Those of each layer of `model`; None: it is trained whole."""
+    """Return the adapters of each layer of `model`; None for each layer without LoRA."""
     count = len(model.shapes.layers) + len(model.shapes.further_layers)
     if lora is None:
         return [None] * count
@@ -38,7 +42,7 @@ def list_layer_adapters(model: DecoderConfig, lora: LoRA | None) -> list[LayerAd
         number, _, inside = rest.partition(".")
         if kind == "layers":
             targets[int(number)].add(inside)
-    return [LayerAdapters(lora, frozenset(each)) for each in targets]
+    return [LayerAdapters(lora, frozenset(names)) for names in targets]
 
 
 def estimate_all_kept(
@@ -48,16 +52,20 @@ def estimate_all_kept(
     size: int,
     split: int,
 ) -> float:
-    """Bytes a token that `layer` keeps if nothing is computed again."""
+    """Return the bytes per token that `layer` keeps if nothing is recomputed.
+
+    `size` is bytes per number of the compute dtype. `split` is the number of ranks that share the
+    positions between layers (sequence parallelism).
+    """
     norms = (
         layer.attention_norm,
         layer.attention_output_norm,
         layer.feedforward_norm,
         layer.feedforward_output_norm,
     )
-    normed = model.channels * sum(each is not None for each in norms)
+    normed = model.channels * sum(norm is not None for norm in norms)
     products = _count_product_outputs(layer, model) + compute_feedforward_width(layer) * (
-        2 if _has_gate(layer) else 1
+        2 if _is_gated(layer) else 1
     )
     products += _count_added(layer)
     in_norms = normed * (6 if size < FLOAT32 else 4)
@@ -70,20 +78,23 @@ def estimate_all_kept(
 
 
 def estimate_kept_compiled(layer: LayerShape, model: DecoderConfig, size: int) -> float | None:
-    """Bytes a token that `layer` keeps if nothing is asked to be computed again, but torch compiles
-    it, which computes again what costs no product: kept are its input, what products read and gave,
-    attention's sums of exponentials and the scales of norms. None: of layers of this kind it is not
-    known."""
+    """Return the bytes per token that a compiled `layer` keeps without explicit recomputation.
+
+    torch's compiler recomputes everything but matrix products. It keeps the layer's input, the
+    inputs and outputs of products, attention's log-sum-exp and the scales of norms. Returns None
+    for kinds of layers where this is not known.
+    """
     if isinstance(layer.feedforward, MixtureShape) or layer.attention.added:
         return None
     if layer.attention_output_norm or layer.feedforward_output_norm:
         return None
     shape = model.shape
-    normed = sum(each is not None for each in (layer.attention_norm, layer.feedforward_norm))
-    joined = 0 if isinstance(model.block, ParallelBlock) else 1  # what attention adds by itself
-    heads, normed_heads = shape.heads + shape.kv_heads, layer.attention.query_norm is not None
+    normed = sum(norm is not None for norm in (layer.attention_norm, layer.feedforward_norm))
+    joined = 0 if isinstance(model.block, ParallelBlock) else 1  # attention's own residual addition
+    heads = shape.heads + shape.kv_heads
+    normed_heads = layer.attention.query_norm is not None
     of_heads = heads * shape.head_channels * (3 if normed_heads else 2)
-    between = compute_feedforward_width(layer) * (3 if _has_gate(layer) else 2)
+    between = compute_feedforward_width(layer) * (3 if _is_gated(layer) else 2)
     numbers = model.channels * (1 + normed + joined) + of_heads + between
     scales = normed + (heads if normed_heads else 0)
     return float(size * numbers + FLOAT32 * (shape.heads + scales))
@@ -92,11 +103,16 @@ def estimate_kept_compiled(layer: LayerShape, model: DecoderConfig, size: int) -
 def _estimate_added_by_adapters(
     layer: LayerShape, adapters: LayerAdapters, size: int, split: int
 ) -> float:
-    """Bytes a token that `layer` keeps with adapters beside what it keeps without: of each one the
-    `rank` numbers between its two products; with DoRA what the layer gives, which is scaled; with
-    dropout what is dropped and what is left. No frozen product keeps what it reads, so what none
-    with an adapter reads is not kept, but for what attention keeps for itself."""
-    lora, found, read = adapters.lora, 0.0, set[str]()
+    """Return the bytes per token that adapters add to what `layer` keeps without them.
+
+    Each adapter keeps `rank` numbers between its two products; with DoRA also the projection's
+    output, which is rescaled; with dropout also the dropout mask and its output. A frozen
+    projection does not keep its input, so the inputs that no adapter reads are subtracted, except
+    those that attention keeps for itself.
+    """
+    lora = adapters.lora
+    found = 0.0
+    read = set[str]()
     for name, source, part in list_projections(layer):
         if name not in adapters.targets:
             continue
@@ -112,7 +128,7 @@ def _estimate_added_by_adapters(
 
 
 def list_projections(layer: LayerShape) -> Iterator[tuple[str, str, ProjectionShape]]:
-    """Names of the products of `layer` that may have adapters, and of what each reads."""
+    """Yield (name, name of its input, shape) of each projection of `layer` that may be adapted."""
     attention = layer.attention
     added = {n: e for n, e in attention.added.items() if isinstance(e, ProjectionShape)}
     for name, part in {
@@ -139,11 +155,12 @@ def list_projections(layer: LayerShape) -> Iterator[tuple[str, str, ProjectionSh
 
 
 def _list_sources(layer: LayerShape, split: int) -> dict[str, float]:
-    """Numbers a token of what products alone keep of what they read."""
+    """Return the numbers per token of inputs kept only for projections, by name of the input."""
     found = {}
     if layer.attention_norm is not None:
         found["attention"] = layer.attention_norm.channels / split
-    if isinstance(layer.feedforward, FeedForwardShape):  # experts and their router read it as well
+    # experts and router of a mixture read it too
+    if isinstance(layer.feedforward, FeedForwardShape):
         if layer.feedforward_norm is not None:
             found["feedforward"] = layer.feedforward_norm.channels / split
         found["between"] = float(layer.feedforward.down.inputs)
@@ -157,11 +174,15 @@ def estimate_kept_products(
     size: int,
     split: int,
 ) -> float:
-    """Bytes a token that `layer` keeps if all but products is computed again: its input, and what
-    they gave. What an expert read is a copy, which is made again."""
-    mixture, channels = layer.feedforward, model.channels
+    """Return the bytes per token that `layer` keeps if everything but products is recomputed.
+
+    Kept are the layer's input and the outputs of products. An expert's input is a copy, which is
+    recomputed.
+    """
+    mixture = layer.feedforward
+    channels = model.channels
     products = _count_product_outputs(layer, model) + channels * (1 / split + 1)
-    if adapters is not None:  # both products of an adapter give something, too
+    if adapters is not None:  # both products of an adapter have an output
         products += sum(
             adapters.lora.rank + part.outputs
             for name, _, part in list_projections(layer)
@@ -177,13 +198,16 @@ def estimate_kept_products(
 def _estimate_kept_by_mixture(
     layer: LayerShape, model: DecoderConfig, size: int, split: int
 ) -> float:
-    """Bytes a token that a mixture keeps beside what a dense part would: of each expert a logit and
-    a score, of each active one its number, its place in two orders and two weights; and the input,
-    which a router reads in float32 and as whole rows."""
+    """Return the bytes per token that a mixture of experts keeps beyond a dense feed-forward part.
+
+    Each expert has a logit and a score. Each active expert has an index, a position in two orders
+    and two weights. The router also reads the input in float32 and as whole rows.
+    """
     mixture = layer.feedforward
     if not isinstance(mixture, MixtureShape):
         return 0.0
-    experts, active = mixture.router.outputs, mixture.experts.up.active
+    experts = mixture.router.outputs
+    active = mixture.experts.up.active
     routing = 2 * FLOAT32 * experts + 32 * active + 3 * FLOAT32
     read_beside = size < FLOAT32 and mixture.shared is not None
     whole = FLOAT32 + (size if read_beside else 0)
@@ -191,29 +215,35 @@ def _estimate_kept_by_mixture(
 
 
 def _count_product_outputs(layer: LayerShape, model: DecoderConfig) -> int:
-    """Numbers a token that the products of `layer` give, but for those that join the stream; an
-    expert's input is a copy."""
-    shape, mixture = model.shape, layer.feedforward
-    heads = shape.head_channels * 2 * (shape.heads + shape.kv_heads)  # q, k, v and what was seen
+    """Return the outputs per token of the products of `layer`, without those added to the residual.
+
+    The inputs and outputs of experts are copies and count as well.
+    """
+    shape = model.shape
+    mixture = layer.feedforward
+    # queries, keys, values and the output of attention
+    heads = shape.head_channels * 2 * (shape.heads + shape.kv_heads)
     copies = 0
     if isinstance(mixture, MixtureShape):
-        copies = 2 * mixture.experts.up.active * shape.channels  # what goes in and what comes out
+        copies = 2 * mixture.experts.up.active * shape.channels  # inputs and outputs of the experts
     return (
         heads
         + copies
         + _count_added(layer)
-        + compute_feedforward_width(layer) * (2 if _has_gate(layer) else 1)
+        + compute_feedforward_width(layer) * (2 if _is_gated(layer) else 1)
     )
 
 
 def _count_added(layer: LayerShape) -> int:
-    """Numbers a token that the products give which its kind of attention adds."""
+    """Return the outputs per token of the extra projections that the kind of attention adds."""
     added = layer.attention.added.values()
-    return sum(each.outputs for each in added if isinstance(each, ProjectionShape))
+    return sum(
+        projection.outputs for projection in added if isinstance(projection, ProjectionShape)
+    )
 
 
 def compute_feedforward_width(layer: LayerShape) -> int:
-    """Width of the feed-forward part of `layer`, of all networks that a token goes through."""
+    """Return the hidden width of the feed-forward part, summed over a token's active experts."""
     part = layer.feedforward
     if isinstance(part, FeedForwardShape):
         return part.up.outputs
@@ -221,6 +251,6 @@ def compute_feedforward_width(layer: LayerShape) -> int:
     return part.experts.up.active * part.experts.up.outputs + shared
 
 
-def _has_gate(layer: LayerShape) -> bool:
+def _is_gated(layer: LayerShape) -> bool:
     part = layer.feedforward
     return (part.gate if isinstance(part, FeedForwardShape) else part.experts.gate) is not None

@@ -1,4 +1,4 @@
-"""The sizes of the part of each layer that one of several devices has."""
+"""Sizes of one device's part of each layer under tensor and expert parallelism."""
 
 from dataclasses import replace
 from functools import cache
@@ -15,13 +15,17 @@ from trainrig.models.decoder_config import DecoderConfig
 
 @cache
 def cut_model(model: DecoderConfig, tensor: int, expert: int) -> DecoderConfig:
-    """`model` as narrow as one of `tensor` devices has it, with one of `expert` parts of the
-    experts. A token still meets as many experts as it did: those of its own device's tokens are
-    elsewhere, and others' tokens come instead."""
-    shape, mixture = model.shape, model.feedforward
+    """Return the config of one device's part of `model`, with `tensor` and `expert` parallel ranks.
+
+    The number of active experts per token is unchanged: tokens of this device go to experts
+    elsewhere, and tokens of other devices come in their place.
+    """
+    shape = model.shape
+    mixture = model.feedforward
     narrow: dict[str, object] = {
         "heads": shape.heads // tensor,
-        "kv_heads": max(1, shape.kv_heads // tensor),  # fewer than devices: each computes one
+        # with fewer key heads than devices, each device computes one
+        "kv_heads": max(1, shape.kv_heads // tensor),
         "head_channels": shape.head_channels,
         "feedforward_channels": shape.feedforward_channels // tensor,
         "vocabulary": shape.vocabulary // tensor,
@@ -36,8 +40,7 @@ def cut_model(model: DecoderConfig, tensor: int, expert: int) -> DecoderConfig:
 
 @cache
 def cut_shapes(model: DecoderConfig, tensor: int, expert: int) -> DecoderShapes:
-    """The sizes of every matrix that `cut_model` multiplies by, the router's as the whole model has
-    them."""
+    """Return the shapes of every matrix of `cut_model`, with the router of the whole model."""
     local = cut_model(model, tensor, expert).shapes
     if expert == 1:
         return local
@@ -49,7 +52,8 @@ def cut_shapes(model: DecoderConfig, tensor: int, expert: int) -> DecoderShapes:
 
 
 def _with_router(mine: LayerShape, whole: LayerShape) -> LayerShape:
-    part, of_whole = mine.feedforward, whole.feedforward
+    part = mine.feedforward
+    of_whole = whole.feedforward
     if isinstance(part, FeedForwardShape) or isinstance(of_whole, FeedForwardShape):
         return mine
     router = replace(part, router=of_whole.router, balance_bias=of_whole.balance_bias)

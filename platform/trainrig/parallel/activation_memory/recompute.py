@@ -1,7 +1,8 @@
-"""Trading time for memory: what a layer computed is dropped, and computed again when needed.
+"""Recomputation (activation checkpointing): layers drop activations and compute them again.
 
-Chen et al. 2016, arXiv:1604.06174; selectively, as Korthikanti et al. 2022, arXiv:2205.05198,
-section 5. What is computed again has the bits of the first time, so gradients are unchanged.
+Chen et al. 2016, arXiv:1604.06174; selective recomputation as in Korthikanti et al. 2022,
+arXiv:2205.05198, section 5. Recomputed values have the same bits as the first time, so gradients
+are unchanged.
 """
 
 import functools
@@ -16,32 +17,35 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.checkpoint import CheckpointPolicy
 
-# What of a layer is kept for the backward pass: all of it, what products and attention gave, or
-# its input alone.
+# Parts of a layer that are kept for the backward pass: everything, the outputs of products and of
+# attention, or the input alone.
 Kept = Literal["all", "products", "input"]
 
 
 class Full(Settings):
-    """Of each layer only the input is kept: least memory, and a second forward pass."""
+    """Recomputation of whole layers from their inputs: least memory, for a second forward pass."""
 
     kind: Literal["Full"] = "Full"
-    # Which layers to recompute: 1 is all of them, 2 every second one.
+    # Recompute every n-th layer: 1 is all layers, 2 every second one.
     every: int = Field(default=1, ge=1)
 
 
 class Selective(Settings):
-    """What products and attention gave is kept; what is cheap between them is computed again."""
+    """Recomputation of everything except the outputs of matrix products and of attention."""
 
     kind: Literal["Selective"] = "Selective"
 
 
 class Budget(Settings):
-    """As much is kept as fits: as few layers as possible compute again what is cheap, and if that
-    is not enough, as few as possible compute everything again."""
+    """Recomputation of as few layers as a memory budget allows.
+
+    As few layers as possible recompute the cheap operations. If that is not enough, as few layers
+    as possible recompute everything.
+    """
 
     kind: Literal["Budget"] = "Budget"
-    # GiB of a device that layers may keep for the backward pass, of all micro-batches that are
-    # under way at once; `trainrig check` says what it comes to.
+    # Memory of a device, in GiB, that layers may keep for the backward pass, over all unfinished
+    # micro-batches. `trainrig check` prints the estimate for a run file.
     gib: float = Field(gt=0, allow_inf_nan=False)
 
 
@@ -49,7 +53,7 @@ Recompute = Annotated[Full | Selective | Budget, Field(discriminator="kind")]
 
 
 def choose_kept(count: int, settings: Full | Selective | None) -> tuple[Kept, ...]:
-    """What each of `count` layers keeps."""
+    """Return what each of `count` layers keeps for the backward pass under `settings`."""
     if isinstance(settings, Full):
         again = range(settings.every - 1, count, settings.every)
         return tuple("input" if number in again else "all" for number in range(count))
@@ -58,14 +62,14 @@ def choose_kept(count: int, settings: Full | Selective | None) -> tuple[Kept, ..
 
 
 def recompute(layers: "Sequence[nn.Module]", kept: Sequence[Kept]) -> None:
-    """Have each of `layers` compute again, in the backward pass, what is not `kept` of it.
+    """Make each of `layers` recompute, in the backward pass, what `kept` does not list for it.
 
-    In place, names unchanged. To be called before `compile_layers` and `shard`.
+    Layers are changed in place and keep their names. Call this before `compile_layers` and `shard`.
     """
-    # Here: torch takes seconds, which reading a run file should not.
+    # Imported here because torch takes seconds to import, and reading a run file should not.
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-    of_products = functools.partial(create_selective_checkpoint_contexts, _keep_dear)
+    of_products = functools.partial(create_selective_checkpoint_contexts, _keep_costly)
     for layer, what in zip(layers, kept, strict=True):
         if what == "all":
             continue
@@ -77,7 +81,10 @@ def recompute(layers: "Sequence[nn.Module]", kept: Sequence[Kept]) -> None:
 
 @functools.cache
 def list_costly() -> frozenset[Any]:
-    """What costs a layer its time, on any device. Attention has a kernel of its own on each."""
+    """Return the operators that dominate a layer's time, for every device type.
+
+    Attention has a different operator on each device.
+    """
     import torch
 
     from trainrig.models import moe
@@ -109,7 +116,7 @@ def list_costly() -> frozenset[Any]:
     )
 
 
-def _keep_dear(_: Any, operator: Any, *__: Any, **___: Any) -> "CheckpointPolicy":
+def _keep_costly(_: Any, operator: Any, *__: Any, **___: Any) -> "CheckpointPolicy":
     from torch.utils.checkpoint import CheckpointPolicy
 
     kept = operator in list_costly()

@@ -1,1 +1,1 @@
-"""Context parallelism: the ranks of an axis each have a part of every row."""
+"""Context parallelism: each rank of an axis has a part of every row."""

@@ -1,9 +1,10 @@
 """Attention of a decoder whose rows are split over the ranks of a context axis.
 
-All else in a decoder treats each place by itself; only attention, and what says which places a
-query may see, look at whole rows. These are put in their place from outside.
+Everything else in a decoder treats each position separately. Only attention, and the rules of which
+positions a query may attend to, need whole rows. `split_attention` replaces these two on the
+model's instances.
 
-Shapes: B rows, T places of a row, t = T / c of them on each of c ranks, n = t / 2 of a chunk, H
+Shapes: B rows, T positions of a row, t = T / c of them on each of c ranks, n = t / 2 of a chunk, H
 query heads, K key heads, D channels of a head.
 """
 
@@ -37,11 +38,15 @@ Choose = Callable[..., Choice]  # Decoder.choose_kernel
 
 
 class PartSight(Sight):
-    """What the places of a rank may see of the whole row."""
+    """Attention mask of one rank's positions over the whole row."""
 
     def __init__(self, whole: Sight, documents_BT: Tensor, chunks: tuple[Sight, ...]) -> None:
-        """`whole` turns the places of this rank; `documents_BT`: of all places of the row.
-        `chunks`: what each chunk of this rank may see of the keys up to its own end."""
+        """Set the mask of the row and the mask of each chunk.
+
+        `whole` holds the rotary embedding of this rank's positions. `documents_BT` numbers the
+        documents at all positions of the row. `chunks`: for each chunk of this rank, the mask over
+        the keys up to the chunk's own end.
+        """
         super().__init__(whole.rotation, documents_BT, whole.window)
         self.chunks = chunks
 
@@ -49,10 +54,11 @@ class PartSight(Sight):
 def split_attention(
     model: Decoder, group: dist.ProcessGroup, keys: Literal["gather", "ring"]
 ) -> None:
-    """Have `model` read parts of rows: each rank of `group` the places that
-    `trainrig.parallel.context.zigzag` says, and their positions. In place, for good.
+    """Make `model` read parts of rows, in place and permanently.
 
-    `keys`: how keys and values get to the ranks that need them. Before `recompute` and `shard`.
+    Each rank of `group` reads the positions that `trainrig.parallel.context.zigzag` assigns to it.
+    `keys`: how keys and values reach the ranks that need them. Call this before `recompute` and
+    `shard`.
     """
     vars(model)["sights"] = functools.partial(
         _make_part_sights, model.sights, group, keys, model.choose_kernel
@@ -79,9 +85,12 @@ def _make_part_sights(
     marks: MaskRegions | None = None,
     dtype: torch.dtype | None = None,
 ) -> dict[bool, Sight]:
-    """In place of the decoder's own. Where documents begin in a row is asked of all ranks: what
-    `documents_Bt` counts begins anew on each."""
-    assert marks is None  # objectives that have them are refused with shared rows
+    """Return the masks of this rank's positions, in place of `Decoder.sights`.
+
+    Document boundaries of whole rows are gathered from all ranks, because `documents_Bt` starts to
+    count at 0 on each of them.
+    """
+    assert marks is None  # objectives with such marks are refused with context parallelism
     positions_BT = join(gather_parts(positions_Bt, group), dim=1)
     documents_BT = number_documents(positions_BT)
     size = positions_Bt.shape[1] // 2
@@ -108,7 +117,7 @@ def _make_part_sights(
 def _make_masks(
     documents_BS: Tensor, new: int, dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Of true and false, and of numbers of `dtype`, where they are kept for the backward pass."""
+    """Return the boolean mask, and the additive mask in `dtype` if a backward pass will keep it."""
     mask_B1TS = make_document_mask(documents_BS, new)
     if dtype is None or not torch.is_grad_enabled():
         return mask_B1TS, None
@@ -123,7 +132,7 @@ def _attend_gathered(
     value_BKtD: Tensor,
     sight: Sight,
 ) -> Tensor:
-    """By `attend`, each chunk of queries with all keys up to its end."""
+    """Return what `attend` gives for each chunk of queries over all keys up to the chunk's end."""
     assert isinstance(sight, PartSight)
     key_BKTD, value_BKTD = gather_row(torch.stack((key_BKtD, value_BKtD)), group)
     size = query_BHtD.shape[2] // 2

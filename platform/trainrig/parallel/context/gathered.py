@@ -1,10 +1,10 @@
-"""Keys and values of whole rows, gathered from the parts that the ranks of a context axis have.
+"""Keys and values of whole rows, gathered from the parts on the ranks of a context axis.
 
-In the forward pass each rank is sent the others' keys and values. In the backward pass their
-gradients go to the ranks that have those places, which add them in the order of ranks: so the same
-layout gives the same bits.
-Each way a rank is sent (c - 1) / c of the keys and values of the row: 2 B K T D (c - 1) / c
-elements, for B rows, K key heads of D channels, T places of a row and c ranks.
+In the forward pass each rank receives the other ranks' keys and values. In the backward pass their
+gradients go to the ranks that own the positions, which add them in the order of ranks, so the same
+layout gives the same bits. In each direction a rank receives (c - 1) / c of the row's keys and
+values: 2 B K T D (c - 1) / c elements, for B rows, K key heads of D channels, T positions of a row
+and c ranks.
 """
 
 from typing import Any
@@ -17,22 +17,30 @@ from trainrig.parallel.context.zigzag import cut, join
 
 
 def gather_row(part: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """[…, T, D] whole rows in their order, of the `part` […, t, D] of each rank. Collective,
-    forward and backward."""
+    """Return whole rows […, T, D] in order, from the `part` […, t, D] of each rank.
+
+    Collective, forward and backward.
+    """
     whole: Tensor = _GatherRow.apply(part, group)  # type: ignore[no-untyped-call]
     return whole
 
 
 def gather_parts(part: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """[c, …] the `part` […] of each rank of `group`, in their order; no gradients go back."""
+    """Return [c, …], the `part` […] of each rank of `group` in order. Collective.
+
+    No gradients flow back.
+    """
     parts = part.new_empty(group.size() * part.shape[0], *part.shape[1:])
     dist.all_gather_into_tensor(parts, part.contiguous(), group=group)
     return parts.view(group.size(), *part.shape)
 
 
 def gather_shared(part: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """[c, …] the `part` […] of each rank of `group`, in their order, for ranks that all come to the
-    same of it: backward, each goes on from the gradient of its own, and nothing is sent."""
+    """Return [c, …], the `part` […] of each rank of `group` in order, with gradients. Collective.
+
+    Use this where all ranks compute the same result from it. In the backward pass each rank keeps
+    the gradient of its own part, and nothing is sent.
+    """
     parts: Tensor = _GatherShared.apply(part, group)  # type: ignore[no-untyped-call]
     return parts
 

@@ -1,16 +1,17 @@
-"""Ring attention: keys and values go round the ranks of a context axis, and none has all of them.
+"""Ring attention: keys and values travel around the ranks of a context axis.
 
-Liu et al. 2023, arXiv:2310.01889. At each of c turns a rank looks at the keys and values of one
-rank, while they are on their way to the next. What its queries see of them is merged into what they
-saw so far by the logarithms of the sums of exponentials, as FlashAttention merges blocks (Dao et
-al. 2022, arXiv:2205.14135). Backward keys and values go round once more, and their gradients with
-them, in float32, from the rank after the one that has them up to that one, which adds its own last:
-one order for each layout.
+Liu et al. 2023, arXiv:2310.01889. No rank holds the keys of a whole row. At each of c turns a rank
+attends to the keys and values of one rank while they are being sent to the next. The results are
+merged by their log-sum-exp, as FlashAttention merges blocks (Dao et al. 2022, arXiv:2205.14135). In
+the backward pass keys and values travel around once more. Their gradients travel with them in
+float32, from the rank after the owner to the owner, which adds its own part last: one order for
+each layout.
 
-Forward a rank is sent 2 B K T D (c - 1) / c elements, as if they were gathered; backward as many
-again, and as many gradients of 4 bytes. What it holds of them is two parts of c, not all.
+In the forward pass a rank receives 2 B K T D (c - 1) / c elements, the same as with gathering. In
+the backward pass it receives as many again, and as many gradients of 4 bytes. It holds two of the c
+parts at a time.
 
-Shapes: B rows, H query heads, K key heads, t places of a rank, n = t / 2 of a chunk, D channels.
+Shapes: B rows, H query heads, K key heads, t positions of a rank, n = t / 2 of a chunk, D channels.
 """
 
 import functools
@@ -37,15 +38,15 @@ _LEAST = torch.finfo(torch.float32).min
 
 @dataclass(frozen=True)
 class Ring:
-    """The ranks, and what their attention is like beside queries, keys and values."""
+    """The ranks of a ring, and parameters of their attention besides queries, keys and values."""
 
     group: dist.ProcessGroup
-    documents_BT: Tensor  # of the whole row
+    documents_BT: Tensor  # document number of each position of the whole row
     scale: float
     window: int | None = None
     cap: float | None = None
     slopes_H: Tensor | None = None
-    in_one_kernel: bool = False  # whether our kernel for GPUs computes each pair of chunks
+    in_one_kernel: bool = False  # True if trainrig's GPU kernel computes each pair of chunks
 
     def attend(
         self,
@@ -54,8 +55,10 @@ class Ring:
         value_BKtD: Tensor,
         sinks_H: Tensor | None = None,
     ) -> Tensor:
-        """What the queries of this rank see of the whole row, [B, H, t, D]. Collective, forward
-        and backward."""
+        """Return the attention output [B, H, t, D] of this rank's queries over the whole row.
+
+        Collective, forward and backward.
+        """
         keys_2BKtD = torch.stack((key_BKtD, value_BKtD))
         seen: Tensor = _Look.apply(  # type: ignore[no-untyped-call]
             query_BHtD, keys_2BKtD, sinks_H, self
@@ -63,18 +66,23 @@ class Ring:
         return seen
 
     def rotate(self, keys_2BKtD: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """The keys and values of each rank, this one's first, and whose they are; while they are
-        looked at, the next are on their way."""
-        rank, degree = self.group.rank(), self.group.size()
+        """Yield (source rank, keys and values) for each rank of the ring, this rank's own first.
+
+        The next ones are being sent while the caller uses the current ones.
+        """
+        rank = self.group.rank()
+        degree = self.group.size()
         for turn in range(degree):
-            coming = _Coming(keys_2BKtD, self.group) if turn + 1 < degree else None
+            coming = _RingTransfer(keys_2BKtD, self.group) if turn + 1 < degree else None
             yield (rank - turn) % degree, keys_2BKtD
             if coming:
                 keys_2BKtD = coming.wait()
 
     def pair_chunks(self, size: int, source: int) -> Iterator["_Pair"]:
-        """Each chunk of this rank's queries with each of the keys of rank `source` of which it sees
-        any. `size`: places of a chunk."""
+        """Yield each pair of a query chunk of this rank and a visible key chunk of rank `source`.
+
+        `size`: positions of a chunk.
+        """
         own = find_chunks(self.group.rank(), self.group.size())
         theirs = find_chunks(source, self.group.size())
         here = [slice(0, size), slice(size, 2 * size)]
@@ -90,7 +98,10 @@ class Ring:
         keys_2BKtD: Tensor,
         found: tuple[Tensor, Tensor],
     ) -> None:
-        """Fill `found`: see attention_blocks.look."""
+        """Fill `found` with the attention output and log-sum-exp of a pair of chunks.
+
+        See `attention_blocks.look`.
+        """
         query, key, value = pair.cut(query_BHtD, keys_2BKtD)
         if self.in_one_kernel:
             from trainrig.models.kernels import attention_kernel
@@ -109,10 +120,13 @@ class Ring:
         mean_BHt: Tensor,
         sums_BHt: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See attention_blocks.differentiate; all in float32."""
+        """Return the float32 gradients of queries, keys and values of a pair of chunks.
+
+        See `attention_blocks.differentiate`.
+        """
         query, key, value = pair.cut(query_BHtD, keys_2BKtD)
         gradient, mean, sums = (
-            each[:, :, pair.queries] for each in (gradient_BHtD, mean_BHt, sums_BHt)
+            tensor[:, :, pair.queries] for tensor in (gradient_BHtD, mean_BHt, sums_BHt)
         )
         if not self.in_one_kernel:
             return differentiate(
@@ -121,7 +135,7 @@ class Ring:
         from trainrig.models.kernels import attention_kernel
 
         of_query, of_key, of_value = (
-            torch.empty_like(each, dtype=torch.float32) for each in (query, key, value)
+            torch.empty_like(tensor, dtype=torch.float32) for tensor in (query, key, value)
         )
         given = gradient, mean, sums, query, key, value, self._find_reach(pair), pair.past
         settings = self.slopes_H, self.scale, self.cap
@@ -148,7 +162,7 @@ class Ring:
 
 @dataclass(frozen=True)
 class _Pair:
-    """A chunk of queries and one of keys: where they are in their parts, and which of the row."""
+    """A chunk of queries and a chunk of keys: slices of the ranks' parts, numbers in the row."""
 
     queries: slice
     chunk: int
@@ -157,22 +171,23 @@ class _Pair:
 
     @property
     def size(self) -> int:
-        """Places of a chunk."""
+        """Number of positions of a chunk."""
         return int(self.queries.stop - self.queries.start)
 
     @property
     def past(self) -> int:
-        """How many places the first query is behind the first key."""
+        """Number of positions from the first key to the first query."""
         return (self.chunk - self.other) * self.size
 
     def cut(self, query_BHtD: Tensor, keys_2BKtD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, of their parts."""
+        """Return the queries, keys and values of the two chunks."""
         key, value = keys_2BKtD[..., self.keys, :]
         return query_BHtD[:, :, self.queries], key, value
 
     def find_places(self) -> tuple[range, range]:
-        """Of the queries, and of the keys, in the row."""
-        first, other = self.chunk * self.size, self.other * self.size
+        """Return the positions in the row of the queries and of the keys."""
+        first = self.chunk * self.size
+        other = self.other * self.size
         return range(first, first + self.size), range(other, other + self.size)
 
 
@@ -207,7 +222,7 @@ class _Look(torch.autograd.Function):
         travelling = torch.zeros_like(own)
         for turn, (source, turned_2BKtD) in enumerate(ring.rotate(keys_2BKtD)):
             if turn > 1:
-                travelling = _Coming(travelling, ring.group).wait()
+                travelling = _RingTransfer(travelling, ring.group).wait()
             of_keys = travelling if turn else own
             for pair in ring.pair_chunks(query_BHtD.shape[2] // 2, source):
                 saved = query_BHtD, turned_2BKtD, gradient_BHtD, mean, sums
@@ -215,27 +230,30 @@ class _Look(torch.autograd.Function):
                 of_query[:, :, pair.queries] += added
                 for total, part in zip(of_keys, others, strict=True):
                     total[..., pair.keys, :] += part
-        own = _Coming(travelling, ring.group).wait() + own
+        own = _RingTransfer(travelling, ring.group).wait() + own
         of_sinks = None if sinks_H is None else differentiate_sinks(sinks_H, sums, mean)
         return of_query.to(query_BHtD.dtype), own.to(keys_2BKtD.dtype), of_sinks, None
 
 
 def _merge(seen: Tensor, sums: Tensor, more: Tensor, more_sums: Tensor) -> None:
-    """Merge what was seen of other keys, `more`, into what was `seen`, in place."""
+    """Merge attention over other keys, `more`, into the attention so far, `seen`, in place."""
     whole = torch.logaddexp(sums, more_sums)
-    floor = whole.clamp(min=_LEAST)  # nothing seen at all: no share of it, rather than none at all
+    floor = whole.clamp(min=_LEAST)  # with no keys at all, the weights are 0 instead of NaN
     seen.mul_((sums - floor).exp()[..., None])
     seen.add_(more * (more_sums - floor).exp()[..., None])
     sums.copy_(whole)
 
 
-class _Coming:
-    """A tensor goes to the rank after this one, and that of the rank before is on its way."""
+class _RingTransfer:
+    """Transfer of a tensor to the next rank, and receipt of the previous rank's tensor."""
 
     def __init__(self, tensor: Tensor, group: dist.ProcessGroup) -> None:
-        rank, degree = group.rank(), group.size()
-        self._going, self._coming = tensor.contiguous(), torch.empty_like(tensor)
-        after, before = (rank + 1) % degree, (rank - 1) % degree
+        rank = group.rank()
+        degree = group.size()
+        self._going = tensor.contiguous()
+        self._coming = torch.empty_like(tensor)
+        after = (rank + 1) % degree
+        before = (rank - 1) % degree
         self._works: Sequence[dist.Work] = dist.batch_isend_irecv(
             [
                 dist.P2POp(dist.isend, self._going, group=group, group_peer=after),
@@ -244,7 +262,7 @@ class _Coming:
         )
 
     def wait(self) -> Tensor:
-        """It is here."""
+        """Wait for the transfer, and return the received tensor."""
         for work in self._works:
             work.wait()
         return self._coming

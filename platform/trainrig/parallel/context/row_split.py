@@ -1,4 +1,4 @@
-"""Rows that are split over the ranks of a context axis, and what those come to together."""
+"""Rows split over the ranks of a context axis, and sums over those ranks."""
 
 import functools
 from collections.abc import Mapping
@@ -17,18 +17,18 @@ from trainrig.tokens.batches import IDS, IGNORABLE, IGNORE, POSITIONS
 
 @dataclass(frozen=True)
 class RowSplit:
-    """Which part of which rows this rank has."""
+    """Division of a micro-batch's rows over ranks, and this rank's part of it."""
 
-    over: Axis = field(default_factory=Axis)  # the ranks that share its rows
-    # The ranks that share layers, and come to the same: the first alone counts.
+    over: Axis = field(default_factory=Axis)  # ranks that share the rows
+    # Ranks that share layers and compute the same results: only the first one counts.
     alike: Axis = field(default_factory=Axis)
 
     def take_part(self, batch: DeviceBatch) -> DeviceBatch:
-        """This rank's places of all rows of `batch`, with their positions."""
+        """Return this rank's positions of all rows of `batch`."""
         if self.over.group is None:
             return batch
         arrays = self._fill_up(batch.arrays)
-        shape_BT = next(each.shape[:2] for each in arrays.values() if each.ndim > 1)
+        shape_BT = next(array.shape[:2] for array in arrays.values() if array.ndim > 1)
         places_BT = torch.arange(shape_BT[1], device=batch.samples_B.device).expand(shape_BT)
         if IDS in arrays and POSITIONS not in arrays:  # each row is one document
             arrays = {**arrays, POSITIONS: places_BT}
@@ -43,22 +43,30 @@ class RowSplit:
         return take_part(array_BT, self.over.rank, self.over.size, 1)
 
     def _fill_up(self, arrays: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """`arrays` with rows that are cut into equal parts, of as many places for each of the ranks
-        that share layers: rows of conversations and of answers may be of any width."""
-        widths = {each.shape[1] for each in arrays.values() if each.ndim > 1}
+        """Return `arrays` padded to a width that all ranks can divide into equal parts.
+
+        The ranks that share layers must get equally many positions too. Rows of conversations and
+        of answers may have any width.
+        """
+        widths = {array.shape[1] for array in arrays.values() if array.ndim > 1}
         width = max(widths) + -max(widths) % (2 * self.over.size * self.alike.size)
         if widths == {width}:
             return arrays
         return {
-            name: F.pad(each, (0, width - each.shape[1]), value=IGNORE if name in IGNORABLE else 0)
-            if each.ndim > 1
-            else each
-            for name, each in arrays.items()
+            name: F.pad(
+                array, (0, width - array.shape[1]), value=IGNORE if name in IGNORABLE else 0
+            )
+            if array.ndim > 1
+            else array
+            for name, array in arrays.items()
         }
 
     def add(self, table: Tensor) -> None:
-        """Make of `table` its sum over the ranks that share rows, added in their order: on the
-        first rank of a replica, zeros on its others. Collective."""
+        """Replace `table` by its sum over the ranks that share rows. Collective.
+
+        The tables are added in the order of ranks. The sum is on the first rank of a replica. The
+        other ranks get zeros.
+        """
         if self.over.group is self.alike.group is None or not table.numel():
             return
         total = table

@@ -1,4 +1,4 @@
-"""How a run file says that rows are split: over how many workers, and how keys get round."""
+"""Run-file settings for context parallelism: number of workers, and transport of keys."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -9,11 +9,12 @@ from trainrig.errors import ConfigError
 
 
 class _Context(Settings):
-    """What both have in common."""
+    """Settings that both kinds of context parallelism share."""
 
-    keys: ClassVar[Literal["gather", "ring"]]  # how keys and values travel
+    keys: ClassVar[Literal["gather", "ring"]]  # how keys and values reach other workers
 
-    ranks: int = Field(ge=2)  # workers that share each row; twice as many divide its length
+    # workers that share each row; sequence length must be a multiple of twice this number
+    ranks: int = Field(ge=2)
 
     def check_workers(self, workers: int) -> None:
         """Raise ConfigError unless `workers` are whole groups of `ranks`."""
@@ -39,7 +40,7 @@ class _Context(Settings):
 
 
 class Gathered(_Context):
-    """Each worker is sent the keys and values of whole rows, a layer at a time."""
+    """Context parallelism that gathers the keys and values of whole rows, one layer at a time."""
 
     keys = "gather"
 
@@ -47,8 +48,10 @@ class Gathered(_Context):
 
 
 class RingAttention(_Context):
-    """Keys and values go round the workers while they are looked at; none ever holds a whole row's
-    (Liu et al. 2023, arXiv:2310.01889)."""
+    """Context parallelism that passes keys and values around the workers.
+
+    No worker ever holds the keys of a whole row (Liu et al. 2023, arXiv:2310.01889).
+    """
 
     keys = "ring"
 

@@ -1,1 +1,1 @@
-"""Gradients added up in one order, whoever computed them."""
+"""Gradient sums in one fixed order, whichever rank computed the summands."""

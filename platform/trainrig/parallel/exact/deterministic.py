@@ -1,30 +1,31 @@
-"""Gradients whose bits do not depend on how many ranks computed them.
+"""Gradients whose bits do not depend on the number of ranks.
 
-The micro-batches of a step are the leaves of one tree (`parallel.exact.tree`), whose runs are those
-of the virtual workers, whose number is a setting. A rank adds up what of its own micro-batches are
-neighbours there (`tree.plan_hand_over`); what is left, whole gradients, is handed over in levels,
-and the rank that receives some adds them where they belong in the tree (`parallel.exact.exchange`):
+The micro-batches of a step are the leaves of one summation tree (`parallel.exact.tree`). Its runs
+of leaves belong to the virtual workers, whose number is a setting. A rank adds up those of its own
+micro-batches that are neighbours in the tree (`tree.plan_hand_over`). The remaining sums, whole
+gradients, are handed over in levels, and the rank that receives some adds them at their place in
+the tree (`parallel.exact.exchange`):
 
-1. Each rank sends each other one of its node the slices that that one sums up: its own, and those
-   of the ranks that have the same place on other nodes. Where nodes have different numbers of
-   ranks, or one: each rank sends each other one its own slices, and that is all.
-2. Each rank sends those what its node has come to: a node's network card carries one such sum, not
-   one of each of its ranks.
-3. Of copies of the model (HSDP), each rank sends the others that hold the same slice a part of it
-   to add up, and then all what has come of the parts.
+1. Each rank sends every other rank of its node the slices that the receiver sums: the receiver's
+own, and those of the ranks with the receiver's position on other nodes. If nodes have different
+numbers of ranks, or one rank each, every rank sends every other its own slices, and the levels
+below are skipped. 2. Each rank sends its node's sums to the ranks with its position on other nodes.
+A node's network card then carries one sum for the node instead of one for each rank. 3. With copies
+of the model (HSDP), each rank sends the other ranks with the same slice a part of it to add up, and
+then all of them the result of its part.
 
-With as many ranks as virtual workers, or half as many, or a quarter …, each hands over one
-gradient: as many bytes as a reduce-scatter sends.
+If the number of ranks is that of the virtual workers, or a half, a quarter and so on of it, each
+rank hands over one gradient: as many bytes as a reduce-scatter.
 
-What it costs beside that: a rank with k micro-batches holds several whole gradients while it adds
-up the last, unit by unit (a unit: what FSDP gathers together): up to log2 of the virtual workers it
-has, one more if a virtual worker has several micro-batches, and one for each micro-batch of a
-virtual worker whose first ones are another rank's. With `by_micro_batch`, none: ranks take
-micro-batches in turn, hand over each unit's gradient in its backward pass, and keep slices of sums.
-What is sent and received is there for UNITS_UNDER_WAY units at a time (of later levels, slices of
-as many more): a unit is added up while those after it are sent. One worker for four virtual ones
-takes 1.07 times as long for a step as without all this, two for two no longer (10.7M parameters,
-tests/benchmarks/test_data_parallel.py).
+The cost beyond that is memory. A rank with k micro-batches holds several whole gradients, unit by
+unit (a unit is what FSDP gathers together), while it adds up the last: up to log2 of its number of
+virtual workers, one more if a virtual worker has several micro-batches, and one for each
+micro-batch of a virtual worker whose first ones are on another rank. With `by_micro_batch` it holds
+none: ranks take micro-batches in turn, hand over each unit's gradient in its backward pass, and
+keep slices of sums. Send and receive buffers exist for UNITS_UNDER_WAY units at a time (for later
+levels, slices of as many more): a unit is added up while those after it are sent. One worker for
+four virtual ones takes 1.07 times as long for a step as without exact sums; two workers for two
+take no longer (10.7M parameters, tests/benchmarks/test_data_parallel.py).
 """
 
 import functools
@@ -46,24 +47,25 @@ from trainrig.parallel.fsdp import (
     BackwardUnits,
     find_local_slice,
     find_stage,
-    leave_copies,
     list_units,
+    reduce_within_copy,
 )
 from trainrig.parallel.mesh import WorkerMesh
 from trainrig.parallel.norm import RowPlaces, compute_exact_norm
 from trainrig.parallel.phase_clock import PhaseClock
 from trainrig.tokens.batches import MicroBatchSlot
 
-# Units that are sent at a time: the oldest is added up as soon as another has begun.
+# Number of units whose transfer may be in progress: the oldest is added up once another has begun.
 UNITS_UNDER_WAY = 2
 
 
 class SummedInTree:
-    """See the module. For parameters that are sliced over all ranks, or whole on the only one.
+    """Gradients summed in the fixed order of a tree, with bits independent of the number of ranks.
 
-    A parameter of experts that are divided is sliced over the replicas, and its gradient is that of
-    the whole micro-batch: a virtual worker is one leaf of its tree. Of others, each rank of a
-    replica has a part, and a virtual worker as many leaves.
+    It handles parameters that are sliced over all ranks, or whole on a single rank. A parameter of
+    divided experts is sliced over the replicas, and its gradient is that of the whole micro-batch,
+    so a virtual worker is one leaf of its tree. Of other parameters each rank of a replica has a
+    part, and a virtual worker is as many leaves.
     """
 
     def __init__(
@@ -77,14 +79,25 @@ class SummedInTree:
         places: RowPlaces | None = None,
         by_micro_batch: bool = False,
     ) -> None:
-        """`parameters`: all of `models` that are trained; one backward pass goes through all.
-        `places`: of their rows, where other ranks have others.
-        `mesh`: over whose `slices` they are sliced. Of ranks that share micro-batches each has a
-        part of what a virtual worker adds to the sum. `clock`: times what is waited for. `alike`:
-        see `compute_exact_norm`. `by_micro_batch`: each is handed over by itself."""
-        self._parameters, self._backward_units = tuple(parameters), BackwardUnits(models)
-        self._gather_once, self._mesh = gather_once, mesh
-        self._alike, self._places = alike, places
+        """Replace FSDP's reduce-scatters in `models`.
+
+        Args:
+            models: This rank's models; one backward pass goes through all of them.
+            parameters: All trained parameters of `models`.
+            gather_once: The value given to `shard`.
+            mesh: The mesh over whose `slices` parameters are sliced. Each of the ranks that share
+                micro-batches has a part of a virtual worker's gradient.
+            clock: Times the waiting for transfers.
+            alike: See `compute_exact_norm`.
+            places: Positions of the parameters' rows, if other ranks have other layers.
+            by_micro_batch: Whether each micro-batch's gradient is handed over separately.
+        """
+        self._parameters = tuple(parameters)
+        self._backward_units = BackwardUnits(models)
+        self._gather_once = gather_once
+        self._mesh = mesh
+        self._alike = alike
+        self._places = places
         self._peers = count_peers(mesh, by_micro_batch)
         self._now = StepSum(1, 1, mesh)
         self._units: list[_Unit] = []
@@ -92,61 +105,64 @@ class SummedInTree:
         whole: set[int] = set()
         units = [unit for model in models for unit in list_units(model)]
         self._by_chunk = _group_by_stage(models, parameters) if units else {}
-        if not units:  # one rank alone, see needs_sharding
+        if not units:  # a single rank without FSDP, see needs_sharding
             whole = set(map(id, parameters))
         for module in units:
             divided = mesh.experts is not None and isinstance(module, Experts)
             slices = mesh.expert_slices if divided else mesh.slices
-            leave_copies(module)
+            reduce_within_copy(module)
             if slices.size > 1:
                 self._units.append(_Unit(divided, self._clock))
                 module.set_custom_reduce_scatter(self._units[-1])  # type: ignore[arg-type]
-            else:  # FSDP has nothing to scatter
+            else:  # a single slice: FSDP has nothing to scatter
                 assert isinstance(module, nn.Module)
-                whole |= {id(each) for each in module.parameters()}
-        # What a rank has whole it is not sent: each parameter's gradient is added up as soon as it
-        # is there and never waits for those of the other units.
-        self._whole = [each for each in parameters if id(each) in whole]
+                whole |= {id(parameter) for parameter in module.parameters()}
+        # Parameters that are whole on this rank need no transfer: each complete gradient is added
+        # up without waiting for other units.
+        self._whole = [parameter for parameter in parameters if id(parameter) in whole]
         self._alone: list[TreeSum[Tensor]] = []
-        # Python's collector sees no cycle that goes through a hook of a tensor: it would keep the
-        # model, and the groups that it is cut over, for as long as the process lives.
-        own = weakref.WeakMethod(self._take_own)
+        # A weak reference, because Python's garbage collector does not see cycles through tensor
+        # hooks: the model and its process groups would live as long as the process.
+        own = weakref.WeakMethod(self._collect_gradient)
         for number, parameter in enumerate(self._whole):
             take = functools.partial(_call_method, own, number)
             parameter.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
 
     def begin(self, micro_batches: int, virtual: int, measured: bool = False) -> None:
-        """See parallel.fsdp.Gradients."""
+        """Reset the trees for a step. See `Gradients.begin`."""
         self._now = now = StepSum(micro_batches, virtual, self._mesh, self._peers, measured)
-        self._alone = [now.of_experts.make_tree() for _ in self._whole]  # no part of a micro-batch
+        # one leaf per virtual worker
+        self._alone = [now.of_experts.make_tree() for _ in self._whole]
         for unit in self._units:
             unit.begin(now)
 
     def backward(self, loss: Tensor, slot: MicroBatchSlot, last: bool, chunk: int = 0) -> None:
-        """See parallel.fsdp.Gradients."""
-        self._now.slot, self._now.last = slot, last
+        """Run a backward pass and hand over complete sums. See `Gradients.backward`."""
+        self._now.slot = slot
+        self._now.last = last
         self._backward_units.prepare(chunk, slot.closes or last, last, self._gather_once)
         torch.autograd.backward(loss)
         self._backward_units.finish_pass(last)
-        if slot.closes or last:  # of what this micro-batch did not use, if those before it did
+        if slot.closes or last:  # parameters that only earlier micro-batches used
             for number, parameter in enumerate(self._whole):
                 if parameter.grad is not None:
-                    self._take_own(number, parameter)
+                    self._collect_gradient(number, parameter)
         if self._units and slot.closes and not last:
-            for parameter in self._by_chunk[chunk]:  # the units have what they need of it
+            for parameter in self._by_chunk[chunk]:  # the units keep what they need of the gradient
                 parameter.grad = None
 
     def finish(self) -> None:
-        """See parallel.fsdp.Gradients."""
+        """Complete all transfers, and leave the sums in `grad`. See `Gradients.finish`."""
         assert self._now.sent or not self._units, "torch asks for no reduce-scatter any more"
         while self._now.under_way:
             self._now.advance(0, self._clock)
-        alone, self._alone = self._alone[::-1], []
-        for parameter in self._whole:  # each tree is let go before the next is added up
+        alone = self._alone[::-1]
+        self._alone = []
+        for parameter in self._whole:  # each tree is freed before the next is added up
             parameter.grad = lay_out_like(self._sum_whole(alone.pop(), parameter), parameter)
 
     def _sum_whole(self, tree: TreeSum[Tensor], parameter: nn.Parameter) -> Tensor:
-        """What `tree`, of this rank, and those of the other copies come to."""
+        """Return the sum of `tree` on this rank and on all other copies of the model."""
         if self._mesh.copies.size == 1:
             return tree.whole()
         assert isinstance(parameter, DTensor)
@@ -157,11 +173,11 @@ class SummedInTree:
         return found
 
     def compute_norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
-        """See parallel.fsdp.Gradients."""
+        """Return the norm, with bits independent of the layout. See `Gradients.compute_norm`."""
         return compute_exact_norm(parameters, self._mesh, self._alike, self._places)
 
     def compute_part_squared(self) -> Tensor | None:
-        """See parallel.fsdp.Gradients."""
+        """Return the mean squared norm of the virtual workers' gradients. See `Gradients`."""
         if not self._now.measured:
             return None
         device = self._parameters[0].device
@@ -172,12 +188,15 @@ class SummedInTree:
             dist.all_reduce(total)
         return total / self._now.virtual
 
-    def _take_own(self, number: int, parameter: Tensor) -> None:
-        """Move the gradient of `parameter`, of this `number`, into its tree, once it is that of a
-        virtual worker: without FSDP autograd has those of its micro-batches until then."""
+    def _collect_gradient(self, number: int, parameter: Tensor) -> None:
+        """Move the gradient of parameter number `number` into its tree once it is complete.
+
+        It is complete at the end of a virtual worker's micro-batches: without FSDP, autograd
+        accumulates their gradients until then.
+        """
         slot = self._now.slot
         if not slot.closes and not self._now.last:
-            return  # the next is added to it
+            return  # autograd adds the next micro-batch to it
         assert parameter.grad is not None
         gradient = find_local_slice(parameter.grad)[0]
         parameter.grad = None
@@ -187,54 +206,60 @@ class SummedInTree:
 
 
 def _call_method(method: weakref.WeakMethod[Callable[..., None]], *arguments: Any) -> None:
-    """Call `method` if that whose method it is is still there."""
+    """Call `method` if its object still exists."""
     alive = method()
     if alive is not None:
         alive(*arguments)
 
 
 def count_peers(mesh: WorkerMesh, by_micro_batch: bool) -> int:
-    """How many neighbouring ranks add up each round of micro-batches together, where each is handed
-    over by itself; see tokens.batches.assign_micro_batches."""
+    """Return how many neighbouring ranks add up each round of micro-batches together.
+
+    It is 1 unless micro-batches are handed over separately; see
+    tokens.batches.assign_micro_batches.
+    """
     return mesh.slices.size if by_micro_batch else 1
 
 
 def _group_by_stage(
     models: Sequence[nn.Module], parameters: Sequence[nn.Parameter]
 ) -> dict[int, list[nn.Parameter]]:
-    """Those of `parameters` that each of this rank's stages has."""
+    """Return the parameters of each of this rank's pipeline stages."""
     stages: dict[int, int] = {}
     for model in models:
-        for unit in list_units(model):  # the whole model first, then layers of it
+        for unit in list_units(model):  # the whole model comes first, then its layers override it
             assert isinstance(unit, nn.Module)
             stages |= dict.fromkeys(map(id, unit.parameters()), find_stage(model, unit))
     found: dict[int, list[nn.Parameter]] = defaultdict(list)
-    for each in parameters:
-        found[stages[id(each)]].append(each)
+    for parameter in parameters:
+        found[stages[id(parameter)]].append(parameter)
     return found
 
 
 class _Unit:
-    """Stands where FSDP wants a reduce-scatter for one group of parameters.
+    """Replacement for FSDP's reduce-scatter of one group of parameters.
 
-    It is called in the backward pass of each micro-batch with which something is handed over, with
-    the gradients of the whole group, laid out as [world, slice].
+    FSDP calls it in the backward pass of each micro-batch after which sums are handed over, with
+    the gradients of the whole group laid out as [world, slice].
     """
 
     def __init__(self, experts: bool, clock: PhaseClock) -> None:
-        self._experts, self._clock = experts, clock  # whether they are experts that are divided
+        # `experts`: whether the parameters are divided experts
+        self._experts = experts
+        self._clock = clock
         self._step: StepSum | None = None
-        self._turn = 0  # how often it has handed over in this step
+        self._turn = 0  # number of times this unit handed over sums in this step
 
     def begin(self, step: StepSum) -> None:
-        """A step begins."""
-        self._step, self._turn = step, 0
+        """Reset the trees for a step."""
+        self._step = step
+        self._turn = 0
         self._summation: Summation = step.of_experts if self._experts else step.summation
         self._mine = self._summation.make_tree()
-        self._kept = self._summation.make_tree_of_received()  # slices
+        self._kept = self._summation.make_tree_of_received()  # sums of this rank's slice
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for what FSDP hands over and takes back."""
+        """Allocate a buffer that FSDP fills or reads."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -245,18 +270,18 @@ class _Unit:
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """Keep `input_tensor` [world x slice]; when the time has come begin to send what was kept.
+        """Add `input_tensor` [world x slice] to the kept sums, and send them when complete.
 
-        `output_tensor` [slice] is filled later on. FSDP makes the gradients views of it.
+        `output_tensor` [slice], of which FSDP makes the gradients views, is filled later.
         """
         step = self._step
         assert step is not None
-        if input_tensor.is_cuda:  # used on FSDP's stream for longer than FSDP knows of
+        if input_tensor.is_cuda:  # The stream uses the tensor for longer than FSDP knows.
             input_tensor.record_stream(torch.cuda.current_stream())
         if step.slot.real:
             step.measure_own(input_tensor)
             self._mine.add(self._summation.find_span(step.slot), input_tensor)
-        # Whoever takes it before it is filled shall see.
+        # NaN shows up in any result that reads the output too early.
         output_tensor.fill_(torch.nan)
         if step.last or step.peers > 1:
             step.under_way.append(UnitReduction(self._hand_over(output_tensor, step.last)))
@@ -264,9 +289,11 @@ class _Unit:
             step.advance(UNITS_UNDER_WAY, self._clock)
 
     def _hand_over(self, output: Tensor, last: bool) -> Waits:
-        """Hand over what was kept; the last time in a step, fill `output`."""
-        own, kept, turn = self._mine.parts(), self._kept, self._turn
-        self._mine = self._summation.make_tree()  # what is sent is all that is left of it
+        """Hand over the kept sums; the last time in a step, fill `output` with the result."""
+        own = self._mine.parts()
+        kept = self._kept
+        turn = self._turn
+        self._mine = self._summation.make_tree()  # frees the old tree once its sums are sent
         self._turn += 1
         yield from self._summation.add_up(own, kept, output, turn, last)
         if last:

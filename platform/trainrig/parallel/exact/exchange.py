@@ -1,8 +1,8 @@
-"""How what ranks have added up is brought together, level by level.
+"""Level-by-level exchange of partial gradient sums between ranks.
 
-What a rank hands over is a few subtrees of the step's tree (`parallel.exact.tree`), each the sum of
-some micro-batches of its own. Whoever receives some adds them where they belong, and hands over
-what they come to; so every level carries as few as there are.
+A rank hands over a few subtrees of the step's tree (`parallel.exact.tree`), each the sum of some of
+its micro-batches. A receiver adds them at their place in the tree and hands over the resulting
+sums, so every level carries as few sums as possible.
 """
 
 from collections.abc import Generator, Sequence
@@ -19,24 +19,28 @@ from trainrig.parallel.mesh import Axis, WorkerMesh
 from trainrig.parallel.phase_clock import PhaseClock
 from trainrig.tokens.batches import MicroBatchSlot, find_virtual_worker
 
-Waits = Generator["PendingTransfer", None, None]  # what to wait for, before what comes next is done
-Pieces = list[tuple[Span, Tensor]]  # sums of subtrees
+# yields each transfer that must complete before the generator continues
+Waits = Generator["PendingTransfer", None, None]
+Pieces = list[tuple[Span, Tensor]]  # subtrees with their sums
 
 
 @dataclass(eq=False)
 class PendingTransfer:
-    """What is on its way."""
+    """An asynchronous collective and its buffers."""
 
     work: Any
-    outgoing: Tensor  # kept until it is sent
+    outgoing: Tensor  # kept alive until it is sent
     incoming: Tensor  # [pieces of all ranks, elements]
 
     @classmethod
     def to_all(
         cls, pieces: Pieces, width: int, counts: Sequence[int], axis: Axis, like: Tensor
     ) -> Self:
-        """Begin to send each of `pieces` [ranks x width] to all ranks of `axis`, a row to each;
-        of which each sends so many as `counts` says. `like`: for those who have none."""
+        """Start to send each of `pieces` [ranks x width] to all ranks of `axis`, one row to each.
+
+        `counts` is the number of pieces that each rank sends. `like`: example tensor for ranks
+        without pieces.
+        """
         world = axis.size
         rows = [piece.view(world, width) for _, piece in pieces]
         # [world, pieces, width]: what each rank is sent lies together.
@@ -56,12 +60,19 @@ class PendingTransfer:
 
 
 class Summation:
-    """The tree of one step, and who has what of it, where the gradients of units are sliced over
-    `slices` and each of `parts` has a part of what a micro-batch adds."""
+    """Tree of one step, and the ranks that hold parts of it.
+
+    The gradients are sliced over `slices`, and each rank of `parts` has a part of a micro-batch's
+    contribution.
+    """
 
     def __init__(self, step: "StepSum", mesh: WorkerMesh, slices: Axis, parts: Axis) -> None:
-        self._step, self._slices, self._parts = step, slices, parts
-        self._copies, self._node, self._nodes = mesh.copies, mesh.node, mesh.nodes
+        self._step = step
+        self._slices = slices
+        self._parts = parts
+        self._copies = mesh.copies
+        self._node = mesh.node
+        self._nodes = mesh.nodes
         self._plan = SumPlan(
             step.micro_batches,
             step.virtual,
@@ -72,44 +83,58 @@ class Summation:
         )
 
     def make_tree(self) -> TreeSum[Tensor]:
-        """Of all leaves."""
+        """Return an empty tree over all leaves."""
         return TreeSum(*self._plan.tree)
 
     def make_tree_of_received(self) -> TreeSum[Tensor]:
-        """The same, which measures virtual workers whose sums come together there."""
+        """Return an empty tree that measures the virtual workers whose sums are completed in it."""
         return TreeSum(*self._plan.tree, formed=self._step.measure_formed)
 
     def find_span(self, slot: MicroBatchSlot) -> Span:
-        """What this rank's part of `slot`, and those added up with it, are of the tree."""
+        """Return the leaves of this rank's part of `slot` and the micro-batches before it.
+
+        Those before it are the ones accumulated into the same gradient.
+        """
         return self._plan.find_span(self._parts.rank, slot.first, slot.index + 1)
 
     def add_up(
         self, own: Pieces, kept: TreeSum[Tensor], like: Tensor, turn: int, last: bool
     ) -> Waits:
-        """Send `own` [slices x slice], what this rank hands over the `turn`-th time, and add to
-        `kept` this rank's slice [slice, as `like`] of what all of a copy do."""
-        width, axis = like.numel(), self._slices
+        """Send this rank's sums `own` [slices x slice], and add what it receives to `kept`.
+
+        It receives its own slice [slice, as `like`] of the sums of all ranks of a copy. `turn`:
+        number of times this rank handed over before. `last`: this is the last time in the step.
+        """
+        width = like.numel()
+        axis = self._slices
         spans = self._plan.list_hand_over(self._copies.rank, turn)
         if self._node.size > 1:
             own = yield from self._add_up_node(own, like, spans)
-            size, axis = self._node.size, self._nodes
+            size = self._node.size
+            axis = self._nodes
             firsts = range(0, len(spans), size)
             spans = [join_spans(_flatten(spans[n : n + size]), *self._plan.tree) for n in firsts]
-        sent = PendingTransfer.to_all(own, width, [len(each) for each in spans], axis, like)
+        sent = PendingTransfer.to_all(
+            own, width, [len(rank_spans) for rank_spans in spans], axis, like
+        )
         own.clear()
         yield sent
         for span, piece in zip(_flatten(spans), sent.incoming, strict=True):
             kept.add(span, piece)
-        if not last:  # what waits for other turns is not to hold all that came in this one
+        # copies, so that sums that wait for other turns do not keep the whole receive buffer alive
+        if not last:
             buffer = sent.incoming.untyped_storage().data_ptr()
             kept.replace(lambda x: x.clone() if x.untyped_storage().data_ptr() == buffer else x)
 
     def _add_up_node(
         self, own: Pieces, like: Tensor, spans: Sequence[Sequence[Span]]
     ) -> Generator[PendingTransfer, None, Pieces]:
-        """What the ranks of this node hand over, of the slices of those at this rank's place on any
-        node: sums [nodes x slice] of subtrees."""
-        size, count = self._node.size, self._nodes.size
+        """Return this node's sums [nodes x slice] of subtrees, from the sums of its ranks.
+
+        The slices are those of the ranks with this rank's position on any node.
+        """
+        size = self._node.size
+        count = self._nodes.size
         first = self._nodes.rank * size
         spans = spans[first : first + size]
         by_place = [
@@ -118,7 +143,7 @@ class Summation:
         own.clear()
         width = count * like.numel()
         sent = PendingTransfer.to_all(
-            by_place, width, [len(each) for each in spans], self._node, like
+            by_place, width, [len(rank_spans) for rank_spans in spans], self._node, like
         )
         by_place.clear()
         yield sent
@@ -128,12 +153,16 @@ class Summation:
         return tree.parts()
 
     def fill(self, output: Tensor, kept: TreeSum[Tensor]) -> Waits:
-        """Fill `output` with the sum of `kept` of all copies of the model, each of which adds up a
-        part of it."""
+        """Fill `output` with the sum of `kept` over all copies of the model.
+
+        Each copy adds up a part of it.
+        """
         if self._copies.size == 1:
             output.copy_(kept.whole())
             return
-        count, elements, spans = self._copies.size, output.numel(), self._plan.list_copies()
+        count = self._copies.size
+        elements = output.numel()
+        spans = self._plan.list_copies()
         width = -(-elements // count)
         padding = (0, width * count - elements)
         own = [
@@ -141,14 +170,15 @@ class Summation:
             for span, piece in kept.parts()
         ]
         sent = PendingTransfer.to_all(
-            own, width, [len(each) for each in spans], self._copies, output
+            own, width, [len(copy_spans) for copy_spans in spans], self._copies, output
         )
         own.clear()
         yield sent
         tree = self.make_tree_of_received()
         for span, piece in zip(_flatten(spans), sent.incoming, strict=True):
             tree.add(span, piece)
-        part, whole = tree.whole(), output.new_empty(count * width)
+        part = tree.whole()
+        whole = output.new_empty(count * width)
         group = self._copies.group
         work = dist.all_gather_into_tensor(whole, part, group=group, async_op=True)
         yield PendingTransfer(work, part, whole)
@@ -156,11 +186,11 @@ class Summation:
 
 
 def _flatten(spans: Sequence[Sequence[Span]]) -> list[Span]:
-    return [span for each in spans for span in each]
+    return [span for rank_spans in spans for span in rank_spans]
 
 
 class StepSum:
-    """Where a step has got to; all its units look at the same."""
+    """State of a step's gradient sums, which all units share."""
 
     def __init__(
         self,
@@ -170,29 +200,34 @@ class StepSum:
         peers: int = 1,
         measured: bool = False,
     ) -> None:
-        """`peers`: see tokens.batches.assign_micro_batches; `measured`: norms are kept."""
-        self.micro_batches, self.virtual, self.peers = micro_batches, virtual, peers
+        """`peers`: see tokens.batches.assign_micro_batches. `measured`: whether norms are kept."""
+        self.micro_batches = micro_batches
+        self.virtual = virtual
+        self.peers = peers
         self.shape = micro_batches, virtual
-        # Parts of virtual workers are not whole gradients, so their norms say nothing.
+        # The norm of a part says nothing about the norm of a virtual worker's whole gradient.
         parts = mesh.parts.size * mesh.tensor.size * mesh.pipeline.size
         self.measured = measured and parts == 1
         self.summation = Summation(self, mesh, mesh.slices, mesh.parts)
         self.of_experts = Summation(self, mesh, mesh.expert_slices, Axis())
-        # Of what was added up; their squares are added in the order of their keys.
+        # Norms of virtual workers' gradients; their squares are added in the order of the keys.
         self.norms: dict[tuple[int, int], Tensor] = {}
-        self.under_way: list[UnitReduction] = []  # units that were not added up yet, oldest first
-        self.sent = 0  # units
+        self.under_way: list[UnitReduction] = []  # units with transfers in progress, oldest first
+        self.sent = 0  # number of units sent in this step
         self.slot = MicroBatchSlot(0, False, 0, closes=False)
         self.last = False
 
     def advance(self, waiting: int, clock: PhaseClock) -> None:
-        """Take all units under way but the `waiting` youngest a level further."""
-        for each in self.under_way[: len(self.under_way) - waiting]:
-            each.advance(clock)
-        self.under_way = [each for each in self.under_way if not each.over]
+        """Advance all units in progress by one level, except for the `waiting` youngest."""
+        for unit in self.under_way[: len(self.under_way) - waiting]:
+            unit.advance(clock)
+        self.under_way = [unit for unit in self.under_way if not unit.over]
 
     def measure_own(self, gradient: Tensor, key: tuple[int, int] | None = None) -> None:
-        """`gradient` is what `slot` hands over: it counts if that is all of a virtual worker."""
+        """Measure the norm of `gradient`, handed over with `slot`.
+
+        Only the gradient of a whole virtual worker counts.
+        """
         slot = self.slot
         if self.measured and find_virtual_worker(slot.index, *self.shape) == (
             slot.first,
@@ -201,7 +236,10 @@ class StepSum:
             self._measure(gradient, key)
 
     def measure_formed(self, span: Span, value: Tensor) -> None:
-        """`value`, of `span`, has come together from what several ranks have handed over."""
+        """Measure the norm of the sum `value` of `span`, if it is a whole virtual worker's.
+
+        The sum was completed from parts of several ranks.
+        """
         if self.measured and find_virtual_worker(span[0], *self.shape) == span:
             self._measure(value)
 
@@ -211,7 +249,7 @@ class StepSum:
 
 
 class UnitReduction:
-    """One unit's way through the levels, which has begun."""
+    """Exchange of one unit's gradient through all levels; starts the first transfer."""
 
     def __init__(self, levels: Waits) -> None:
         self._levels = levels
@@ -219,7 +257,7 @@ class UnitReduction:
         self._sent: PendingTransfer | None = next(levels)
 
     def advance(self, clock: PhaseClock) -> None:
-        """Wait for what is on its way, add it up, and send what it comes to, if it goes on."""
+        """Wait for the current transfer, add up what it brought, and start the next one, if any."""
         assert self._sent is not None
         with clock.time_waiting():
             self._sent.work.wait()

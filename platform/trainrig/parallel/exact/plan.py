@@ -1,7 +1,7 @@
-"""Plan of which sums the ranks of a step hand to each other, and a check that it adds up.
+"""Plan of which sums the ranks of a step hand over to each other, and a check of the plan.
 
-A sender and its receivers must agree on how many sums travel before the first byte does. Both read
-this plan, which depends on numbers alone, so it can be run without torch and without ranks.
+A sender and its receivers must agree on the number of sums before the first byte travels. Both read
+this plan, which depends on numbers alone, so it runs without torch and without ranks.
 """
 
 from dataclasses import dataclass
@@ -12,22 +12,22 @@ from trainrig.tokens.batches import assign_micro_batches
 
 @dataclass(frozen=True)
 class SumPlan:
-    """What the ranks that slice the same gradients hand over in a step.
+    """Plan of the sums that the ranks with slices of the same gradients hand over in a step.
 
-    The leaves of the tree are the micro-batches of the first part, then those of the second: what a
-    rank adds up itself are neighbours.
+    The leaves of the tree are the micro-batches of the first part, then those of the second, and so
+    on: what a rank adds up itself are neighbours.
     """
 
-    micro_batches: int  # of the global batch
-    virtual: int  # virtual workers, at most as many
+    micro_batches: int  # micro-batches of the global batch
+    virtual: int  # number of virtual workers, at most `micro_batches`
     slices: int = 1  # ranks of a copy of the model, each of which has a slice of every gradient
-    parts: int = 1  # neighbours among `slices` that have a part each of the same micro-batches
-    copies: int = 1  # of the model
+    parts: int = 1  # neighbours among `slices` that each have a part of the same micro-batches
+    copies: int = 1  # copies of the model
     peers: int = 1  # see tokens.batches.assign_micro_batches
 
     @property
     def tree(self) -> tuple[int, int, int]:
-        """Leaves, runs and parts of the tree: the arguments of `TreeSum`."""
+        """The numbers of leaves, runs and parts of the tree: the arguments of `TreeSum`."""
         return self.micro_batches * self.parts, self.virtual * self.parts, self.parts
 
     def find_span(self, part: int, first: int, after: int) -> Span:
@@ -36,7 +36,7 @@ class SumPlan:
         return begin + first, begin + after
 
     def list_hand_over(self, copy: int, turn: int) -> list[list[Span]]:
-        """Return what each rank of `copy` hands over the `turn`-th time, by rank."""
+        """Return the sums that each rank of `copy` hands over in turn `turn`, by rank."""
         found = []
         for rank in range(self.slices):
             spans = self._list_own(copy, rank)[turn]
@@ -48,16 +48,20 @@ class SumPlan:
         found = []
         turns = len(self._list_own(0, 0))
         for copy in range(self.copies):
-            ranks = [each for turn in range(turns) for each in self.list_hand_over(copy, turn)]
+            ranks = [
+                rank_spans
+                for turn in range(turns)
+                for rank_spans in self.list_hand_over(copy, turn)
+            ]
             spans = [span for own in ranks for span in own]
             found.append(join_spans(spans, *self.tree))
         return found
 
     def find_fault(self) -> str | None:
-        """Return why the plan does not add up, in words, or None if it does.
+        """Return in words why the plan does not add up, or None if it does.
 
-        The sums that each rank comes to with its own micro-batches are held against those that the
-        others expect of it. Then all of them together must be one sum.
+        First the sums that each rank gets from its own micro-batches are compared with those that
+        the others expect. Then all of them together must form one sum.
         """
         handed_over: list[Span] = []
         turns = len(self._list_own(0, 0))

@@ -1,10 +1,10 @@
-"""One fixed order of adding up: a binary tree over numbered leaves.
+"""A fixed order of addition: a binary tree over numbered leaves.
 
-Floating-point addition does not associate, so a sum is reproducible only if its brackets are. Here
-they depend on three numbers alone, of leaves, of the runs that these are cut into, and of the parts
-that runs are cut into: neither on who owns which leaf nor on what comes first. Leaves of a run are
-added one after another, runs of a part by halves, parts by halves. So a subtree of one part alone
-is a subtree of all parts, whatever their numbers.
+Floating-point addition is not associative, so a sum is reproducible only if its brackets are. Here
+they depend on three numbers alone: of leaves, of the runs that the leaves are cut into, and of the
+parts that the runs are cut into. They depend neither on the owner of a leaf nor on the order of
+arrival. Leaves of a run are added one after another, runs of a part by halves, and parts by halves.
+A subtree of one part alone is therefore a subtree of all parts, whatever their numbers.
 """
 
 import functools
@@ -13,11 +13,11 @@ from typing import Generic, Protocol, Self, TypeVar
 
 from trainrig.tokens.batches import assign_micro_batches
 
-Span = tuple[int, int]  # the leaves from the first up to, without, the second
+Span = tuple[int, int]  # range of leaves: the first, and the one after the last
 
 
 class Addend(Protocol):
-    """What can be added into: a tensor, say."""
+    """Protocol of values that can be added to in place, such as tensors."""
 
     def add_(self, other: Self, /) -> Self:
         """Add `other` to this, in place."""
@@ -28,7 +28,7 @@ Value = TypeVar("Value", bound=Addend)
 
 
 class TreeSum(Generic[Value]):
-    """The sum of the leaves 0 … `leaves` - 1, or of those of them that have come so far."""
+    """Sum of the leaves 0 … `leaves` - 1 in a fixed order, or of those that were added so far."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class TreeSum(Generic[Value]):
     ) -> None:
         """Build an empty sum.
 
-        `runs`: that the leaves are cut into; None: each leaf is one. `parts`: that the runs are cut
-        into, of as many runs and leaves each. `formed` is called with each sum that is made here,
-        before anything is added to it.
+        `runs`: number of runs that the leaves are cut into; None: each leaf is a run. `parts`:
+        number of parts that the runs are cut into, with equally many runs and leaves each. `formed`
+        is called with each sum that is completed here, before anything else is added to it.
         """
         self._parents = _find_parents(leaves, runs or leaves, parts)
         self._whole: Span = (0, leaves)
@@ -49,7 +49,7 @@ class TreeSum(Generic[Value]):
         self._formed = formed
 
     def add(self, span: Span, value: Value) -> None:
-        """Add the sum `value` of the subtree `span`; it is the tree's from now on, to add into."""
+        """Add the sum `value` of the subtree `span`; the tree owns it and may add into it."""
         while span in self._parents:
             parent, left, right = self._parents[span]
             other = self._nodes.pop(left if span == right else right, None)
@@ -63,21 +63,21 @@ class TreeSum(Generic[Value]):
         self._nodes[span] = value
 
     def replace(self, change: Callable[[Value], Value]) -> None:
-        """Have `change` of each sum so far stand in its place."""
+        """Replace each sum so far by the result of `change`."""
         self._nodes = {span: change(value) for span, value in self._nodes.items()}
 
     def parts(self) -> list[tuple[Span, Value]]:
-        """The sums of the largest subtrees that are whole, from left to right."""
+        """Return the sums of the largest complete subtrees, from left to right."""
         return sorted(self._nodes.items(), key=lambda node: node[0])
 
     def whole(self) -> Value:
-        """The sum of all leaves."""
+        """Return the sum of all leaves; all must have been added."""
         assert list(self._nodes) == [self._whole], f"{sorted(self._nodes)} of {self._whole}"
         return self._nodes[self._whole]
 
 
 def find_largest_subtrees(begin: int, end: int, leaves: int, runs: int | None = None) -> list[Span]:
-    """The fewest subtrees that hold exactly the leaves from `begin` to `end`, left to right."""
+    """Return the fewest subtrees that hold exactly the leaves `begin` to `end`, left to right."""
     return join_spans([(leaf, leaf + 1) for leaf in range(begin, end)], leaves, runs)
 
 
@@ -92,7 +92,7 @@ def join_spans(
 
 
 class _Nothing:
-    """To see which nodes of a tree meet, without a sum."""
+    """Value without content, to see which nodes of a tree combine."""
 
     def add_(self, other: Self, /) -> Self:
         return self
@@ -102,38 +102,48 @@ class _Nothing:
 def plan_hand_over(
     micro_batches: int, virtual: int, rank: int, world: int, peers: int = 1
 ) -> tuple[tuple[Span, ...], ...]:
-    """The subtrees of micro-batches, of `virtual` runs, whose sums worker `rank` out of `world`
-    hands over, each time that it does: once a step, or with `peers` once a round
-    (`tokens.batches.assign_micro_batches`)."""
+    """Return the subtrees of micro-batches whose sums worker `rank` of `world` hands over.
+
+    The runs of the tree belong to the `virtual` virtual workers. There is one tuple for each time
+    that the worker hands over: once a step, or once a round with `peers`
+    (`tokens.batches.assign_micro_batches`).
+    """
     slots = assign_micro_batches(micro_batches, virtual, rank, world, peers)
-    spans = [((each.first, each.index + 1),) if each.real else () for each in slots]
+    spans = [((slot.first, slot.index + 1),) if slot.real else () for slot in slots]
     if peers > 1:
         return tuple(spans)
-    closed = (each[0] for each, slot in zip(spans, slots, strict=True) if each and slot.closes)
+    closed = (
+        closed_spans[0]
+        for closed_spans, slot in zip(spans, slots, strict=True)
+        if closed_spans and slot.closes
+    )
     return (tuple(join_spans(closed, micro_batches, virtual)),)
 
 
 @functools.lru_cache(maxsize=64)
 def _find_parents(leaves: int, runs: int, parts: int) -> dict[Span, tuple[Span, Span, Span]]:
-    """Return each node but the root → its parent, and the parent's left and right.
+    """Return, for each node except the root, its parent and the parent's left and right child.
 
-    The left of a node above the parts holds the largest power of two of them that leaves the right
-    any, and the left of a node above the runs of a part as many of those: so what is a subtree
-    among few is one among many. The right of a node in a run is its last leaf.
+    The left child of a node above the parts holds the largest power of two of them that leaves at
+    least one to the right. The same holds for the left child of a node above the runs of a part. A
+    subtree among few runs is therefore one among many. The right child of a node within a run is
+    the node's last leaf.
     """
     found: dict[Span, tuple[Span, Span, Span]] = {}
     cuts = [leaves * number // runs for number in range(runs + 1)]
     of_a_part = runs // parts
 
     def divide(node: Span, middle: int) -> tuple[Span, Span]:
-        left, right = (node[0], middle), (middle, node[1])
+        left = (node[0], middle)
+        right = (middle, node[1])
         found[left] = found[right] = (node, left, right)
         return left, right
 
-    open_nodes: list[Span] = [(0, runs)]  # by numbers of runs
+    open_nodes: list[Span] = [(0, runs)]  # ranges of runs
     while open_nodes:
         begin, end = open_nodes.pop()
-        first, last = cuts[begin], cuts[end]
+        first = cuts[begin]
+        last = cuts[end]
         if end - begin > 1:
             unit = of_a_part if end - begin > of_a_part else 1
             count = (end - begin) // unit

@@ -1,1 +1,1 @@
-"""Expert parallelism: the ranks of an axis each have some of the experts of every layer."""
+"""Expert parallelism: each rank of an axis has some of the experts of every layer."""

@@ -1,17 +1,18 @@
-"""Experts that are divided over the ranks of an axis, and the tokens that are sent to them.
+"""Experts divided over the ranks of an axis, and the exchange of tokens between them.
 
-As GShard divides them (Lepikhin et al. 2020, arXiv:2006.16668, section 3.2), without its fixed
-buffers: a rank sends each other just the copies of its tokens whose experts that one has, and is
-sent back what they give. The tokens that come are put in the order of the micro-batch, so that each
-expert sees the rows that it would see on one rank: a gradient of an expert is that of the whole
-micro-batch, and no rank adds to it but the one that has it.
+Experts are divided as in GShard (Lepikhin et al. 2020, arXiv:2006.16668, section 3.2), but without
+its fixed buffers: a rank sends each other rank only the copies of its tokens whose experts the
+receiver has, and gets their outputs back. Received tokens are put in the order of the micro-batch,
+so each expert sees the rows that it would see on one rank. The gradient of an expert is that of the
+whole micro-batch, and only the owner adds to it.
 
-All that depends on the whole micro-batch is computed of it: the shares of tokens in the loss of
-balance, and which tokens are beyond a capacity. Every rank knows how many tokens each sends to each
-expert.
+Everything that depends on the whole micro-batch is computed from the whole: the token fractions in
+the load-balancing loss, and which tokens exceed a capacity. Every rank knows how many tokens each
+rank sends to each expert.
 
-Shapes: R ranks, N tokens of this one, C channels, E experts, e = E / R of them here, A active ones
-of a token, M = N A pairs of token and expert, S of them within capacity, Q pairs that come here.
+Shapes: R ranks, N tokens of this rank, C channels, E experts, e = E / R of them on this rank, A
+active experts of a token, M = N A pairs of token and expert, S of them within capacity, Q pairs
+received by this rank.
 """
 
 from typing import Any
@@ -28,16 +29,16 @@ from trainrig.parallel.context.gathered import gather_parts
 
 
 def list_expert_layers(model: nn.Module) -> list[ExpertFeedForward]:
-    """The parts of `model` that have experts, in the order of layers."""
-    return [each for each in model.modules() if isinstance(each, ExpertFeedForward)]
+    """Return the mixture-of-experts modules of `model`, in the order of layers."""
+    return [module for module in model.modules() if isinstance(module, ExpertFeedForward)]
 
 
 def divide_experts(model: Decoder, ranks: DeviceMesh) -> None:
-    """Have this rank keep its e experts of every layer of `model`, and send tokens to the others'.
-    In place, for good.
+    """Make this rank keep its e experts of every layer of `model`, and exchange tokens.
 
-    `ranks`: one axis; each has as many experts, the first the first. The parameters stay those of
-    all experts, cut along dim 0. On the meta device, before `recompute` and `shard`.
+    In place and permanently. `ranks`: a mesh of one axis; each rank has equally many experts, in
+    order. The parameters become DTensors of all experts, sharded along dimension 0. Call this on
+    the meta device, before `recompute` and `shard`.
     """
     for layer in list_expert_layers(model):
         for name, whole in list(layer.experts.named_parameters(recurse=False)):
@@ -51,7 +52,7 @@ def divide_experts(model: Decoder, ranks: DeviceMesh) -> None:
 
 
 class _OwnExperts:
-    """In place of the forward pass of `Experts`, with the parameters of this rank's."""
+    """Replacement for the forward pass of `Experts` that uses this rank's parameters."""
 
     def __init__(self, experts: Experts) -> None:
         self._experts = experts
@@ -59,23 +60,27 @@ class _OwnExperts:
     def __call__(self, x_QC: Tensor, counts_e: Tensor) -> Tensor:
         experts = self._experts
         gate, up, down = (
-            each.to_local() if isinstance(each, DTensor) else each
-            for each in (experts.gate, experts.up, experts.down)
+            weight.to_local() if isinstance(weight, DTensor) else weight
+            for weight in (experts.gate, experts.up, experts.down)
         )
         assert up is not None and down is not None
         return experts.multiply(x_QC, counts_e, gate, up, down)
 
 
 class _Dispatch:
-    """In place of `pass_experts` of one layer."""
+    """Replacement for `pass_experts` of one layer that exchanges tokens between ranks."""
 
     def __init__(self, layer: ExpertFeedForward, group: dist.ProcessGroup) -> None:
-        self._layer, self._group = layer, group
-        self._rank, self._ranks = group.rank(), group.size()
+        self._layer = layer
+        self._group = group
+        self._rank = group.rank()
+        self._ranks = group.size()
 
     def __call__(self, x_NC: Tensor, routed: Routed) -> tuple[Tensor, Tensor]:
-        """See `ExpertFeedForward.pass_experts`; of the terms this rank's part. Collective, forward
-        and backward."""
+        """Return the experts' mixed outputs [N, C], and this rank's part of the router terms [3].
+
+        See `ExpertFeedForward.pass_experts`. Collective, forward and backward.
+        """
         layer = self._layer
         counts_RE = gather_parts(routed.counts_E[None], self._group)[:, 0].cpu()
         kept_RE = self._limit_counts(counts_RE)
@@ -91,21 +96,25 @@ class _Dispatch:
         return mixed_NC, self._compute_own_terms(routed, counts_RE)
 
     def _limit_counts(self, counts_RE: Tensor) -> Tensor:
-        """[R, E] how many of the tokens that each rank sends are within the experts' capacity: the
-        tokens of the first rank come first in the micro-batch."""
+        """Return [R, E], how many tokens that each rank sends are within the experts' capacity.
+
+        The tokens of the first rank come first in the micro-batch.
+        """
         whole_E = counts_RE.sum(0)
         most_E = self._layer.limit_counts(whole_E, int(whole_E.sum()))
         before_RE = counts_RE.cumsum(0) - counts_RE
         return torch.minimum((most_E - before_RE).clamp(min=0), counts_RE)
 
     def _pass_through_experts(self, copies_SC: Tensor, kept_RE: Tensor) -> Tensor:
-        """[S, C] what the experts of all ranks give to the `copies` [S, C] of this rank's tokens,
-        which are in the order of experts."""
+        """Return [S, C], the outputs of all ranks' experts for `copies_SC` of this rank's tokens.
+
+        The copies are in the order of experts.
+        """
         of_ranks_RRe = kept_RE.view(self._ranks, self._ranks, -1)
         sent = of_ranks_RRe[self._rank].sum(1).tolist()
         here_Re = of_ranks_RRe[:, self._rank]
         coming = here_Re.sum(1).tolist()
-        # They come rank by rank, in the order of experts from each.
+        # Tokens arrive rank by rank, and in the order of experts from each rank.
         numbers_e = torch.arange(here_Re.shape[1]).repeat(self._ranks)
         by_expert_Q = numbers_e.repeat_interleave(here_Re.flatten()).argsort(stable=True)
         by_rank_Q = by_expert_Q.argsort()
@@ -118,10 +127,14 @@ class _Dispatch:
         return exchange(given_QC, coming, sent, self._group)
 
     def _compute_own_terms(self, routed: Routed, counts_RE: Tensor) -> Tensor:
-        """[3] of the terms of the whole micro-batch what this rank adds: its tokens' share of the
-        means over tokens, and on the last rank that has any, what no token adds to."""
-        own, every = int(counts_RE[self._rank].sum()), int(counts_RE.sum())
-        if not own:  # rows that are held out may be too few for all ranks
+        """Return [3], this rank's part of the router terms of the whole micro-batch.
+
+        It is its tokens' share of the means over tokens. The last rank that has any
+        also contributes what does not depend on tokens.
+        """
+        own = int(counts_RE[self._rank].sum())
+        every = int(counts_RE.sum())
+        if not own:  # held-out rows may be too few for all ranks
             return routed.logits_NE.new_zeros(3)
         share_E = counts_RE.sum(0).to(routed.logits_NE.device) / every
         last = int(counts_RE.sum(1).nonzero().max())
@@ -130,8 +143,11 @@ class _Dispatch:
 
 
 def exchange(rows: Tensor, sent: list[int], coming: list[int], group: dist.ProcessGroup) -> Tensor:
-    """[sum(coming), C] of the `rows` [sum(sent), C], of which each rank of `group` is sent as many
-    as `sent` says, what they send to this one. Collective, forward and backward."""
+    """Send `rows` [sum(sent), C] to the ranks of `group`, and return the received [sum(coming), C].
+
+    `sent` and `coming` are the numbers of rows to and from each rank. Collective, forward and
+    backward.
+    """
     come: Tensor = _Exchange.apply(rows, sent, coming, group)  # type: ignore[no-untyped-call]
     return come
 

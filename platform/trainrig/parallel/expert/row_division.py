@@ -8,11 +8,13 @@ from trainrig.parallel.mesh import WorkerMesh
 
 
 class RowDivision(RowSplit):
-    """Which rows of a micro-batch this rank has: neighbours, the first rank the first ones."""
+    """Division of a micro-batch into whole rows: neighbouring rows, in the order of ranks."""
 
     def take_part(self, batch: DeviceBatch) -> DeviceBatch:
-        """This rank's rows of `batch`: as many on each rank, or nearly."""
-        rows, rank, ranks = len(batch.samples_B), self.over.rank, self.over.size
+        """Return this rank's rows of `batch`: equally many on each rank, or nearly."""
+        rows = len(batch.samples_B)
+        rank = self.over.rank
+        ranks = self.over.size
         own = slice(rows * rank // ranks, rows * (rank + 1) // ranks)
         return replace(
             batch,
@@ -23,6 +25,6 @@ class RowDivision(RowSplit):
 
 
 def find_row_split(mesh: WorkerMesh) -> RowSplit:
-    """Which part of the micro-batches of its replica this rank of `mesh` has."""
+    """Return which part of its replica's micro-batches this rank of `mesh` has."""
     kind = RowDivision if mesh.expert.group else RowSplit
     return kind(mesh.parts, mesh.tensor)

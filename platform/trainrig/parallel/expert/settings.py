@@ -1,4 +1,4 @@
-"""How a run file says that experts are divided: over how many workers."""
+"""Run-file settings for expert parallelism, and checks that a run supports it."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,15 +13,18 @@ from trainrig.optim import Adafactor, Muon, Optimizer
 from trainrig.optim.named_groups import NamedGroup
 from trainrig.tokens.mixing.stages import StageSizes
 
-BY_ROW = (*OF_PLACES, *OF_ANSWERS)  # objectives whose rows may lie on several workers
-EXPERTS = ".experts."  # in the names of parameters that are divided
+BY_ROW = (*OF_PLACES, *OF_ANSWERS)  # objectives whose rows may be on several workers
+EXPERTS = ".experts."  # part of the names of parameters that are divided
 
 
 class Expert(Settings):
-    """Workers that divide experts among them; each has some of every layer, and some rows of each
-    micro-batch, whose tokens it sends to the workers that have their experts."""
+    """Expert parallelism: workers that divide the experts of each layer among them.
 
-    # Workers that divide experts and rows; the number divides both.
+    Each worker also has some rows of each micro-batch, and sends their tokens to the workers that
+    have their experts.
+    """
+
+    # Number of workers that divide the experts and rows; must divide both numbers.
     ranks: int = Field(ge=2)
 
     def check_workers(self, workers: int) -> None:
@@ -41,33 +44,40 @@ class Expert(Settings):
         batches: Sequence[StageSizes],
         instead: str = "CausalLM",
     ) -> None:
-        """Raise ValueError unless `model` has as many experts for each worker, and micro-batches of
-        `batches`, in stages, as many rows, of which the `objective` of that kind asks nothing;
-        `instead`: the objective to name then."""
+        """Raise ValueError unless experts and rows can be divided equally over the workers.
+
+        Args:
+            model: The model of the run.
+            objective: Kind of objective, which must support divided rows.
+            batches: Batch sizes of each stage.
+            instead: Objective to suggest in the message.
+        """
         mixture = model.feedforward
         if not isinstance(mixture, MixtureOfExperts):
             raise ValueError(
-                "training.parallel.expert: the model has no experts to divide; leave it out, or "
-                'set model.feedforward.kind = "MixtureOfExperts"'
+                "training.parallel.expert: the model has no experts to divide; remove the table, "
+                'or set model.feedforward.kind = "MixtureOfExperts"'
             )
         self.check_experts(model)
         if objective not in BY_ROW:
             raise ValueError(
-                f"training.parallel.expert: objective {objective} is not known to train with "
-                f'divided rows; leave it out, or set objective.kind = "{instead}"'
+                f"training.parallel.expert: objective {objective} does not support divided rows; "
+                f'remove the table, or set objective.kind = "{instead}"'
             )
         for stage in batches:
             if stage.micro_batch % self.ranks:
                 above = stage.micro_batch + self.ranks - stage.micro_batch % self.ranks
                 raise ValueError(
                     f"training.parallel.expert.ranks ({self.ranks}) does not divide the "
-                    f"{stage.micro_batch} rows of a micro-batch, of which each worker has as many; "
-                    f"set batches.micro_batch to {above}"
+                    f"{stage.micro_batch} rows of a micro-batch, which workers share equally; set "
+                    f"batches.micro_batch to {above}"
                 )
 
     def check_experts(self, model: DecoderConfig, of: str = "") -> None:
-        """Raise ValueError if the experts of `model`, where it has some, are not as many for each
-        worker; `of`: whose they are, in words."""
+        """Raise ValueError if `model` has experts that the workers cannot divide equally.
+
+        `of`: words for the message that say whose experts they are.
+        """
         mixture = model.feedforward
         if isinstance(mixture, MixtureOfExperts) and mixture.experts % self.ranks:
             fitting = [str(n) for n in range(2, mixture.experts + 1) if mixture.experts % n == 0]
@@ -82,15 +92,18 @@ class Expert(Settings):
         groups: Mapping[str, NamedGroup],
         optimizer: Optimizer,
     ) -> None:
-        """Raise ConfigError if experts among parameters of such `shapes` have an optimizer that
-        gathers whole tensors: `optimizer`, or that of their group."""
+        """Raise ConfigError if experts have an optimizer that gathers whole tensors.
+
+        `shapes`: shapes of the parameters by name. The optimizer is that of the parameter's group,
+        or else `optimizer`.
+        """
         for name in shapes:
             group = groups.get(name)
             chosen = (group and group.optimizer) or optimizer
             frozen = group is not None and group.freeze
             if EXPERTS in name and isinstance(chosen, Muon | Adafactor) and not frozen:
                 raise ConfigError(
-                    f"training.parallel.expert: {chosen.kind} gathers whole tensors, and those of "
-                    f"experts are divided; give them another, as [[training.groups]] with match = "
-                    f"'*{EXPERTS}*' and optimizer.kind = 'AdamW'"
+                    f"training.parallel.expert: {chosen.kind} gathers whole tensors, but experts "
+                    "are divided; give them another optimizer, as [[training.groups]] with match "
+                    f"= '*{EXPERTS}*' and optimizer.kind = 'AdamW'"
                 )

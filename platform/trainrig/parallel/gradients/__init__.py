@@ -1,1 +1,1 @@
-"""What becomes of gradients on one rank: a GPU's kernels, and mixed precision without FSDP."""
+"""Gradients on one rank: GPU kernels, and mixed precision without FSDP."""

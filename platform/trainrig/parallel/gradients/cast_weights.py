@@ -1,12 +1,12 @@
-"""Mixed precision on a rank alone: float32 weights, computed with as copies in narrower numbers.
+"""Mixed precision on a single rank: float32 weights with low-precision copies to compute with.
 
-What FSDP does there, to the same bits, without what it does for other ranks: on one rank it still
-copies each cast weight into what it gathers and out of it, and each gradient into what it would
-send and back. Weights are cast unit by unit (a layer; all that is of none) where a forward pass
-first needs them, and the copies stand in their place until the step's last backward pass is through
-the unit. What a backward pass leaves with the copies is added up in float32 with the weights.
-Weights that are stored in those numbers already, as a frozen model under adapters may be, are not
-copied.
+It gives the same bits as FSDP without FSDP's communication work: even on one rank, FSDP copies each
+cast weight into and out of its gather buffer, and each gradient into and out of its send buffer.
+
+Weights are cast unit by unit (a layer, or everything outside the layers) when a forward pass first
+needs them. The copies replace the weights until the step's last backward pass is through the unit.
+The gradients of the copies are accumulated in float32 with the weights. Weights that are already
+stored in the low-precision dtype, such as a frozen model under adapters, are not copied.
 """
 
 import functools
@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from trainrig.parallel.gradients.joined import join_gradients
 from trainrig.parallel.gradients.kernels import add_widened, widen
 
-# Where a module keeps its unit.
+# Attribute in which a module keeps its `CastUnit`.
 UNIT = "_cast_unit"
 
 
@@ -29,28 +29,30 @@ class CastUnit:
     """Weights that are cast together."""
 
     def __init__(self, modules: Sequence[nn.Module], dtype: torch.dtype) -> None:
-        """Of the parameters that each of `modules` has as its own, not those of modules in it."""
-        self._modules, self._dtype = tuple(modules), dtype
+        """Prepare the direct parameters of `modules`; parameters of submodules are not included."""
+        self._modules = tuple(modules)
+        self._dtype = dtype
         self._weights: list[nn.Parameter] = []
         self._copies: list[nn.Parameter] = []
-        self._places: list[tuple[nn.Module, str, int]] = []  # which weight a module has as what
-        self._found = False  # whether it has looked for its weights
-        self._cast = False  # whether the copies are there, and in the modules
-        self._under_way = 0  # forward passes whose backward pass is still to come
-        self.last = False  # whether the backward pass that comes is the step's last
+        # (module, parameter name, number of the weight)
+        self._places: list[tuple[nn.Module, str, int]] = []
+        self._found = False  # True once the weights have been collected
+        self._cast = False  # True while the copies exist and are in the modules
+        self._under_way = 0  # forward passes whose backward pass has not run yet
+        self.last = False  # True if the next backward pass is the step's last
 
     def cast(self) -> None:
-        """Have copies of the weights in their place; nothing if they are there."""
+        """Replace the weights in the modules by low-precision copies, unless already done."""
         if self._cast:
             return
         if not self._found:
             self._find()
-        if not self._copies:  # all is narrow already
+        if not self._copies:  # all weights already have the dtype
             return
         with torch.no_grad():
             for copy in self._copies:
                 copy.untyped_storage().resize_(copy.numel() * copy.element_size())
-            # The copies are new to autograd, whatever it has kept of those before.
+            # Autograd must not see the copies as modified versions of tensors that it saved.
             with _unsafe_preserve_version_counter(tuple(self._copies)):
                 torch._foreach_copy_([*self._copies], [*self._weights])
         for module, name, number in self._places:
@@ -58,8 +60,9 @@ class CastUnit:
         self._cast = True
 
     def restore(self) -> None:
-        """Have the weights in their place again, and let the memory of the copies go."""
-        self._under_way, self.last = 0, False
+        """Put the weights back in the modules, and free the memory of the copies."""
+        self._under_way = 0
+        self.last = False
         if not self._cast:
             return
         for module, name, number in self._places:
@@ -70,9 +73,10 @@ class CastUnit:
         self._cast = False
 
     def add_gradients(self) -> None:
-        """Add what a backward pass has left with the copies to the weights' gradients."""
+        """Add the copies' gradients of a backward pass to the gradients of the weights."""
         for weight, copy in zip(self._weights, self._copies, strict=True):
-            gradient, copy.grad = copy.grad, None
+            gradient = copy.grad
+            copy.grad = None
             if gradient is None:
                 continue
             if weight.grad is None:
@@ -85,17 +89,20 @@ class CastUnit:
     def begin_pass(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A module of this unit is about to be called with these: what to call it with instead."""
+        """Prepare a call of a module of this unit, and return the arguments for it.
+
+        The arguments are cast to the unit's dtype.
+        """
         self.cast()
-        given = [self._narrow(each) for each in (*args, *kwargs.values())]
+        given = [self._narrow(argument) for argument in (*args, *kwargs.values())]
         if torch.is_grad_enabled():
-            # Of one that nothing goes back through, nothing says when it is over: it stays.
+            # A pass without gradients gives no sign of its end, so the copies stay.
             self._under_way += 1
             join_gradients(given, self._end_pass)
         return tuple(given[: len(args)]), dict(zip(kwargs, given[len(args) :], strict=True))
 
     def _end_pass(self) -> None:
-        """A backward pass is through the module."""
+        """Finish a backward pass through the module."""
         assert self._cast or not self._copies, "copies were let go before a backward pass was over"
         self.add_gradients()
         self._under_way -= 1
@@ -123,17 +130,22 @@ class CastUnit:
 
 
 def cast_weights(model: nn.Module, layers: Sequence[nn.Module], dtype: torch.dtype) -> None:
-    """Have `model` compute in `dtype`, in place, names unchanged: each of `layers` is cast by
-    itself, the rest together. Its parameters may still be without memory."""
+    """Make `model` compute in `dtype`, in place and with unchanged names.
+
+    Each of `layers` is a unit of its own, and the rest is one unit. The parameters may still be on
+    the meta device.
+    """
     own: set[nn.Module] = set()
     for layer in dict.fromkeys(layers):
         modules = list(layer.modules())
         own.update(modules)
-        _have_cast(layer, CastUnit(modules, dtype))
-    _have_cast(model, CastUnit([each for each in model.modules() if each not in own], dtype))
+        _attach_unit(layer, CastUnit(modules, dtype))
+    _attach_unit(
+        model, CastUnit([module for module in model.modules() if module not in own], dtype)
+    )
 
 
-def _have_cast(module: nn.Module, unit: CastUnit) -> None:
+def _attach_unit(module: nn.Module, unit: CastUnit) -> None:
     setattr(module, UNIT, unit)
     module.register_forward_pre_hook(functools.partial(_begin_pass, unit), with_kwargs=True)
 
@@ -145,7 +157,7 @@ def _begin_pass(
 
 
 def list_cast_units(model: nn.Module | FSDPModule) -> list[CastUnit]:
-    """The units of `model` that `cast_weights` made."""
+    """Return the units of `model` that `cast_weights` made."""
     assert isinstance(model, nn.Module)
     found = (getattr(module, UNIT, None) for module in model.modules())
     return [unit for unit in found if isinstance(unit, CastUnit)]

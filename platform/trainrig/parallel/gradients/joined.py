@@ -1,4 +1,4 @@
-"""Gradients of what a layer reads, added up within the layer, and word of when they are."""
+"""Gradients of a layer's inputs, summed within the layer, and a callback on completion."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,12 +7,13 @@ import torch
 from torch import Tensor, nn
 
 
-def join_each(layers: Sequence[nn.Module]) -> None:
-    """Have each of `layers` add up the gradients of what it reads before they join those of other
-    layers that read the same, an encoder's text, say; as in one that FSDP shards.
+def join_input_gradients(layers: Sequence[nn.Module]) -> None:
+    """Make each of `layers` sum the gradients of its inputs before passing them on.
 
-    FSDP looks into containers too; layers here take tensors, and plain objects (`Sight`), which it
-    does not look into.
+    The sum is complete before gradients of other layers join it. This matters for inputs that
+    several layers read, such as an encoder's output, and is what a layer that FSDP shards does.
+    FSDP also looks into containers; the layers here take tensors and plain objects (`Sight`), which
+    FSDP does not look into.
     """
     for layer in layers:
         layer.register_forward_pre_hook(_join_hook, with_kwargs=True)
@@ -30,19 +31,25 @@ def _join_hook(
 
 
 def join_gradients(given: list[Any], then: Callable[[], None] | None = None) -> bool:
-    """Put in `given`, in the place of the tensors in it that need a gradient, the same ones as
-    inputs that are gone back through together; false if there are none. A backward pass that has
-    the gradients of all of them calls `then`."""
-    places = [n for n, each in enumerate(given) if isinstance(each, Tensor) and each.requires_grad]
+    """Replace the tensors of `given` that need a gradient by aliases that share one backward node.
+
+    Returns False if no tensor needs a gradient. A backward pass that has the gradients of all of
+    them calls `then`.
+    """
+    places = [
+        n
+        for n, argument in enumerate(given)
+        if isinstance(argument, Tensor) and argument.requires_grad
+    ]
     if places:
         joined = _Joined.apply(then, *(given[place] for place in places))  # type: ignore[no-untyped-call]
-        for place, each in zip(places, joined, strict=True):
-            given[place] = each
+        for place, tensor in zip(places, joined, strict=True):
+            given[place] = tensor
     return bool(places)
 
 
 class _Joined(torch.autograd.Function):
-    """Identity whose backward pass runs once the gradients of all its inputs are known."""
+    """Identity function whose backward pass runs once the gradients of all its inputs are known."""
 
     @staticmethod
     def forward(then: Callable[[], None] | None, *inputs: Tensor) -> tuple[Tensor, ...]:

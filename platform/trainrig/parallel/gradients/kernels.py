@@ -1,9 +1,9 @@
-"""What is done to each number of a gradient, in one pass over memory on a GPU.
+"""Elementwise operations on gradients, in one pass over memory on a GPU.
 
-By Triton (Tillet et al. 2019, doi 10.1145/3315508.3329973) where it is, else by plain torch. torch
-has no kernel that reads wide loads of two dtypes: on an H200 it adds bfloat16 to float32 at 1.5 of
-4.3 TB/s. And sums in an order of one's own take it a kernel for every halving of a row: two
-thousand for a model of 1.3B parameters, which the host took longer to ask for (.1 s) than the
+They use Triton (Tillet et al. 2019, doi 10.1145/3315508.3329973) where available, otherwise plain
+torch. torch has no kernel with wide loads for two dtypes: on an H200 it adds bfloat16 to float32 at
+1.5 of 4.3 TB/s. Sums in a fixed order take torch one kernel for every halving of a row: two
+thousand for a model of 1.3B parameters, which took the host longer to launch (0.1 s) than the
 device to run (parallel/norm.py).
 """
 
@@ -14,7 +14,7 @@ from trainrig.hardware import runs_kernels
 
 
 def widen(gradient: Tensor) -> Tensor:
-    """A copy in float32, laid out as `gradient`."""
+    """Return a float32 copy of `gradient` with the same memory layout."""
     if not (runs_kernels(gradient.device) and gradient.is_contiguous()):
         return gradient.float()
     from trainrig.parallel.gradients import triton_kernels
@@ -25,7 +25,7 @@ def widen(gradient: Tensor) -> Tensor:
 
 
 def add_widened(total: Tensor, gradient: Tensor) -> None:
-    """Add `gradient` to `total`, in float32, in place: the same bits however it is done."""
+    """Add `gradient` to `total` in float32, in place; Triton and torch give the same bits."""
     alike = total.is_contiguous() and gradient.is_contiguous()
     if not (runs_kernels(total.device) and alike and total.dtype == torch.float32):
         total.add_(gradient)

@@ -1,4 +1,4 @@
-"""The kernels of kernels.py, in Triton: to be imported where it is."""
+"""The Triton kernels behind kernels.py; importable only where Triton is installed."""
 
 import itertools
 from collections.abc import Sequence
@@ -8,14 +8,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-NUMBERS = 4096  # that a program adds, of 8 warps: four loads of 16 bytes a thread
+NUMBERS = 4096  # numbers added per program of 8 warps: four 16-byte loads per thread
 WARPS = 8
-AT_ONCE = 1024  # numbers of a row
+AT_ONCE = 1024  # numbers of a row that are loaded at once
 
 
 def add(total: Tensor, gradient: Tensor, *, first: bool) -> None:
-    """Add `gradient` to `total`, float32, or where it is the `first` write it there; both are
-    contiguous and of one shape."""
+    """Add `gradient` to the float32 `total`, or write it there if it is the `first`.
+
+    Both must be contiguous and of the same shape.
+    """
     count = total.numel()
     if count == 0:
         return
@@ -26,14 +28,17 @@ def add(total: Tensor, gradient: Tensor, *, first: bool) -> None:
 
 
 def sum_rows(tensors_RC: Sequence[Tensor], firsts: Sequence[int], sums: Tensor) -> None:
-    """Write the sums of the squares of each row of all `tensors_RC`, float32 and contiguous, into
-    `sums`, float64, from place `firsts` of each on."""
-    rows = [len(each) for each in tensors_RC]
+    """Write the sum of the squares of each row of all `tensors_RC` into the float64 `sums`.
+
+    The tensors are float32 and contiguous. The rows of each go to `sums` from its index in `firsts`
+    on.
+    """
+    rows = [len(tensor) for tensor in tensors_RC]
     ends = list(itertools.accumulate(rows))
     if not ends or not ends[-1]:
         return
-    given = [each.data_ptr() for each in tensors_RC]
-    widths = [each.shape[1] for each in tensors_RC]
+    given = [tensor.data_ptr() for tensor in tensors_RC]
+    widths = [tensor.shape[1] for tensor in tensors_RC]
     table = torch.tensor([given, widths, list(firsts), [0, *ends[:-1]]], dtype=torch.int64)
     device = sums.device
     with torch.cuda.device(device):
@@ -60,7 +65,7 @@ def _add(total, gradient, count, first: tl.constexpr, block: tl.constexpr):  # t
 @triton.jit  # type: ignore[untyped-decorator]
 def _sum_rows(table, sums, count, doublings: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
     number = tl.program_id(0).to(tl.int64)
-    # The last tensor that begins at this row or before it.
+    # Find the last tensor that begins at or before this row.
     low, high = 0, count
     for _ in range(doublings):
         middle = (low + high) // 2

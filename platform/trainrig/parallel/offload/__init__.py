@@ -1,4 +1,4 @@
-"""What of a step lies in the host's memory instead of the device's."""
+"""Offload of optimizer state and activations to the host's memory."""
 
 from trainrig.parallel.offload.settings import Offload
 

@@ -1,34 +1,38 @@
-"""What a run file says of it."""
+"""Run-file settings for offload to the host's memory."""
 
 from trainrig.config import Settings
 from trainrig.parallel.activation_memory.recompute import Budget, Recompute, Selective
 
 
 class Offload(Settings):
-    """What is kept in the host's memory, to leave that of GPUs to the rest; no bit depends on it.
+    """State and activations to keep in the host's memory to save GPU memory, bit-identically.
 
-    On CPUs it saves nothing: their memory is the host's.
+    On CPUs it saves nothing, because their memory is the host's.
     """
 
-    # Whether to keep what optimizers remember there: each update fetches it parameter by parameter,
-    # and stores it again.
+    # Whether to keep optimizer state in the host's memory. Each update fetches it parameter by
+    # parameter and stores it back.
     optimizer: bool = False
-    # Whether to keep there what layers save for the backward pass, but for two of them at a time;
-    # with recompute.kind = "Full" that is their input alone.
+    # Whether to keep what layers save for the backward pass in the host's memory, except for two
+    # layers at a time. With recompute.kind = "Full" that is the input of each layer alone.
     activations: bool = False
 
     def check_beside(self, recompute: Recompute | None, by_places: bool) -> None:
-        """Raise ValueError for activations that would not be moved, with such a `recompute`;
-        `by_places`: ranks have some places each of what flows between layers."""
+        """Raise ValueError if activations would not be moved with such a `recompute`.
+
+        `by_places`: ranks hold some positions each of what flows between layers (sequence
+        parallelism).
+        """
         if not self.activations:
             return
         if isinstance(recompute, Selective | Budget):
             raise ValueError(
-                f"offload.activations: recompute.kind = '{recompute.kind}' keeps some of them by "
-                "itself; set recompute.kind = 'Full', or leave out [training.recompute]"
+                f"offload.activations: recompute.kind = '{recompute.kind}' already decides which "
+                "activations to keep; set recompute.kind = 'Full', or remove [training.recompute]"
             )
         if by_places and (recompute is None or recompute.every > 1):
             raise ValueError(
-                "offload.activations: with parallel.tensor.sequence_parallel layers save parts and "
-                "gather the rest again; set recompute.kind = 'Full' for all layers"
+                "offload.activations: with parallel.tensor.sequence_parallel, layers save parts "
+                "of activations and gather the rest again; set recompute.kind = 'Full' for all "
+                "layers"
             )

@@ -1,9 +1,9 @@
-"""Which layers each stage of a pipeline has: neighbours, of as equal cost as can be.
+"""Division of layers into pipeline stages: neighbouring layers, with costs as equal as possible.
 
-A cost is counted, not measured: the FLOPs of a token's forward pass (`trainrig.flops`) in rows as
-long as the model reads; the backward pass takes twice that everywhere. Looking up the embedding
-costs none; the head is the last stage's. So the cut is a function of the model alone, the same on
-every machine.
+Costs are counted, not measured: the FLOPs of a token's forward pass (`trainrig.flops`) in rows of
+the model's full length; the backward pass takes twice that everywhere. The embedding lookup costs
+nothing, and the last stage has the head. The division therefore depends on the model alone, the
+same on every machine.
 """
 
 from functools import lru_cache
@@ -14,8 +14,9 @@ from trainrig.models.decoder_config import DecoderConfig
 
 
 def count_layer_flops(model: DecoderConfig) -> tuple[tuple[float, ...], float]:
-    """Of a token's forward pass: those of each layer of `model`, and of its head."""
-    shape, window = model.shape, model.attention.window
+    """Return the forward FLOPs of a token in each layer of `model`, and in its head."""
+    shape = model.shape
+    window = model.attention.window
     costs = []
     for number, layer in enumerate(model.shapes.layers):
         size = window.size if window is not None and window.is_local(number) else None
@@ -27,18 +28,21 @@ def count_layer_flops(model: DecoderConfig) -> tuple[tuple[float, ...], float]:
 
 
 def cut_layers(model: DecoderConfig, stages: int) -> tuple[range, ...]:
-    """The layers of each of `stages`. Raises ConfigError while the vocabulary is not settled."""
+    """Return the layers of each of `stages` stages.
+
+    Raises ConfigError if the size of the vocabulary is not known yet.
+    """
     return cut_evenly(*count_layer_flops(model), stages)
 
 
 def cut_for_ranks(model: DecoderConfig, ranks: int, chunks: int) -> tuple[tuple[range, ...], ...]:
-    """The layers of each of `chunks` stages of each of `ranks`, which stages go round."""
+    """Return the layers of `chunks` stages for each of `ranks`; stages go round the ranks."""
     stages = cut_layers(model, ranks * chunks)
     return tuple(stages[rank::ranks] for rank in range(ranks))
 
 
 def describe_cut(model: DecoderConfig, ranks: int, chunks: int) -> str:
-    """The layers of each rank and the share of a token's FLOPs that it has, for people."""
+    """Return in words the layers of each rank and its share of a token's FLOPs."""
     costs, head = count_layer_flops(model)
     words = []
     for stages in cut_for_ranks(model, ranks, chunks):
@@ -51,11 +55,14 @@ def describe_cut(model: DecoderConfig, ranks: int, chunks: int) -> str:
 
 @lru_cache(maxsize=4096)
 def cut_evenly(costs: tuple[float, ...], last: float, parts: int) -> tuple[range, ...]:
-    """The ranges of layers of `parts` stages, the dearest of which is as cheap as can be.
+    """Return layers of `parts` stages, with the most expensive stage as cheap as possible.
 
-    `costs`: of each layer; `last`: what the last stage has beside. Each has a layer at least.
+    `costs`: cost of each layer. `last`: extra cost of the last stage. Each stage has at least one
+    layer.
     """
-    low, high = 0.0, (sum(costs) + last) * (1 + 1e-9)  # sums round by their order
+    # a margin, as the rounding of sums depends on their order
+    low = 0.0
+    high = (sum(costs) + last) * (1 + 1e-9)
     best = _fill(costs, last, parts, high)
     assert best is not None, "fewer layers than stages"
     for _ in range(40):
@@ -64,17 +71,20 @@ def cut_evenly(costs: tuple[float, ...], last: float, parts: int) -> tuple[range
         if found is None:
             low = middle
         else:
-            best, high = found, middle
+            best = found
+            high = middle
     return best
 
 
 def _fill(
     costs: tuple[float, ...], last: float, parts: int, most: float
 ) -> tuple[range, ...] | None:
-    """Stages that cost `most` at most, each filled from the end on; None: there are none."""
+    """Return stages that cost at most `most` each, filled from the end, or None if impossible."""
     if parts > len(costs):
         return None
-    ranges, end, room = [], len(costs), most - last
+    ranges = []
+    end = len(costs)
+    room = most - last
     for left in range(parts - 1, -1, -1):
         begin = end - 1
         spent = costs[begin]
@@ -84,5 +94,6 @@ def _fill(
         if spent > room:
             return None
         ranges.append(range(begin, end))
-        end, room = begin, most
+        end = begin
+        room = most
     return tuple(reversed(ranges)) if end == 0 else None

@@ -1,13 +1,15 @@
-"""Micro-batches on their way through the stages of a pipeline, forward and backward.
+"""Forward and backward passes of micro-batches through the stages of a pipeline.
 
-A stage is sent hidden states by the one before it, and their gradient by the one after it. Messages
-of the two directions have process groups of their own: in each they come in the order in which they
-were sent, so no schedule can have two neighbours wait for each other. So have those between the
-last rank and the first, where ranks have several stages: of two ranks each is before the other.
+A stage receives hidden states from the stage before it, and their gradient from the stage after it.
+The two directions have process groups of their own. Within each, messages arrive in the order in
+which they were sent, so no schedule makes two neighbours wait for each other. The links between the
+last rank and the first, where ranks have several stages, also have their own groups: with two
+ranks, each is before the other.
 
-torch.distributed.pipelining has schedules too. They cut one batch themselves, add up gradients of
-all of it, and take one loss function; here a step has micro-batches of several virtual workers,
-whose gradients are added in a tree, and objectives with terms and denominators of their own.
+torch.distributed.pipelining has schedules too. They split one batch themselves, accumulate the
+gradients of all of it, and take one loss function. Here a step has micro-batches of several virtual
+workers, whose gradients are added in a tree, and objectives with terms and denominators of their
+own.
 
 Shapes: B rows of a micro-batch, T positions, C channels.
 """
@@ -40,39 +42,41 @@ from trainrig.tokens.batches import (
     TARGETS,
 )
 
-# Gradients that a rank has sent back and that may still be to be received. With one, ranks that
-# have several stages would wait for each other (tests/parallel/test_pipeline.py).
+# Number of gradients that a rank has sent back and that may not be received yet. With one, ranks
+# with several stages would wait for each other (tests/parallel/test_pipeline.py).
 GRADIENTS_UNDER_WAY = 2
 
 
 @dataclass(eq=False)
 class StagePass:
-    """What a stage keeps of one micro-batch from its forward to its backward pass."""
+    """State that a stage keeps of one micro-batch from its forward to its backward pass."""
 
-    computed: Computed | None  # by the last stage
-    chunk: int = 0  # which of this rank's stages
-    # What the stage before sent, leaves: hidden states, and what routers gave if there are any.
+    computed: Computed | None  # loss terms, on the last stage only
+    chunk: int = 0  # number of this rank's stage
+    # Leaf tensors from the stage before: hidden states, and router outputs if there are any.
     received: Sequence[Tensor] = ()
-    given: Sequence[Tensor] = ()  # what the stage after was sent
+    given: Sequence[Tensor] = ()  # tensors sent to the stage after
     going: Sequence[dist.Work] = ()
 
 
 class StagePasses:
-    """The passes of one rank's stages; without a pipeline it is all of the model. The ranks of a
-    pipeline call the same methods for the same micro-batches."""
+    """Passes through one rank's stages; without a pipeline, through the whole model.
+
+    The ranks of a pipeline call the same methods for the same micro-batches.
+    """
 
     def __init__(self, model: nn.Module, mesh: WorkerMesh, clock: PhaseClock | None = None) -> None:
-        """`clock`: times what is waited for."""
+        """`clock`: times the waiting for other stages."""
         self._waiting = clock.time_waiting if clock else contextlib.nullcontext
-        self._model, self._alone = model, mesh.pipeline.group is None
+        self._model = model
+        self._alone = mesh.pipeline.group is None
         self._axis = mesh.pipeline
-        self._names: tuple[str, ...] | None = None  # of diagnostics; None: not told yet
-        self._to_next, self._from_next = _find_lane(mesh, 1, False), _find_lane(mesh, 1, True)
-        self._to_previous, self._from_previous = (
-            _find_lane(mesh, -1, True),
-            _find_lane(mesh, -1, False),
-        )
-        # Gradients sent back, those of the oldest micro-batch first.
+        self._names: tuple[str, ...] | None = None  # names of diagnostics; None: not yet known
+        self._to_next = _find_lane(mesh, 1, False)
+        self._from_next = _find_lane(mesh, 1, True)
+        self._to_previous = _find_lane(mesh, -1, True)
+        self._from_previous = _find_lane(mesh, -1, False)
+        # Gradients sent back that may not be received yet, the oldest micro-batch first.
         self._going: deque[list[tuple[dist.Work, Tensor]]] = deque()
 
     def forward(
@@ -82,8 +86,11 @@ class StagePasses:
         statistics: Mapping[str, float],
         chunk: int = 0,
     ) -> StagePass:
-        """Of `batch` through this rank's stage `chunk`; the last stage computes its terms by
-        `objective`."""
+        """Run `batch` through this rank's stage `chunk`.
+
+        The last stage computes the loss terms of `objective`. `statistics`: see
+        `Objective.compute`.
+        """
         if self._alone:
             return StagePass(objective.compute(self._model, batch, statistics))
         model = self._model
@@ -96,30 +103,35 @@ class StagePasses:
             return StagePass(objective.compute(stage, batch, statistics), chunk, received)
         output = stage(ids_BT, positions_BT=positions_BT)
         given = (output.hidden, *output.auxiliary.values())
-        going = [self._to_next.send(each.detach().contiguous()) for each in given]
+        going = [self._to_next.send(tensor.detach().contiguous()) for tensor in given]
         return StagePass(None, chunk, received, given, going)
 
     def _receive(self, model: StageDecoder, ids_BT: Tensor, chunk: int) -> tuple[Tensor, ...]:
-        """[B, t, C] of the stage before; and what routers gave, if there are any before it."""
-        shape, device = model.stream_shape(ids_BT), ids_BT.device
+        """Receive hidden states [B, t, C] from the stage before, and router outputs, if any."""
+        shape = model.stream_shape(ids_BT)
+        device = ids_BT.device
         received = [torch.empty(shape, dtype=model.stream, device=device)]
         routers = model.router_shape(model.stages[chunk].start)
         if routers[0]:
             received.append(torch.empty(routers, device=device))
         with self._waiting():
-            for each in received:
-                self._from_previous.receive(each)
-        return tuple(each.requires_grad_(torch.is_grad_enabled()) for each in received)
+            for tensor in received:
+                self._from_previous.receive(tensor)
+        return tuple(tensor.requires_grad_(torch.is_grad_enabled()) for tensor in received)
 
     def auxiliary(self) -> Mapping[str, Tensor]:
-        """Zeros, by the names of what the last stage gives beside terms; {} on its rank, which
-        comes to know of them, and without a pipeline."""
+        """Return zeros under the names of the last stage's additional loss terms.
+
+        Empty on the rank of the last stage, which computes the terms, and without a pipeline.
+        """
         model = self._model
         return model.auxiliary() if isinstance(model, StageDecoder) and not model.last else {}
 
     def share_names(self, diagnostics: tuple[str, ...]) -> tuple[str, ...]:
-        """The names of the `diagnostics` that the rank of the last stage has computed, on all ranks
-        of the pipeline, which call it; told once."""
+        """Return, on all ranks of the pipeline, the names of the last stage's `diagnostics`.
+
+        Collective at the first call; the names are then remembered.
+        """
         if self._alone:
             return diagnostics
         if self._names is None:
@@ -132,7 +144,7 @@ class StagePasses:
     def look(
         self, objective: Objective, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed | None:
-        """The terms of `batch`, on the rank of the last stage, without a backward pass to come."""
+        """Run `batch` forward only, and return its loss terms on the rank of the last stage."""
         computed = None
         for chunk in range(count_chunks(self._model)):
             passed = self.forward(objective, batch, statistics, chunk)
@@ -142,36 +154,39 @@ class StagePasses:
         return computed
 
     def receive_loss(self, passed: StagePass) -> Tensor:
-        """A scalar, 0, for a stage that is not the last to go backward from: its backward pass is
-        that of the gradient which the stage after sends."""
+        """Return a scalar 0 whose backward pass uses the gradients that the stage after sends.
+
+        For stages that are not the last.
+        """
         gradients = [
-            torch.empty_like(each, memory_format=torch.contiguous_format) for each in passed.given
+            torch.empty_like(output, memory_format=torch.contiguous_format)
+            for output in passed.given
         ]
         with self._waiting():
             for work in passed.going:
-                work.wait()  # it was received: a gradient comes for it
-            for each in gradients:
-                self._from_next.receive(each)
+                work.wait()  # once received, a gradient will come back
+            for gradient in gradients:
+                self._from_next.receive(gradient)
         losses: list[Tensor] = [
-            _Given.apply(each, gradient)  # type: ignore[no-untyped-call]
-            for each, gradient in zip(passed.given, gradients, strict=True)
+            _Given.apply(output, gradient)  # type: ignore[no-untyped-call]
+            for output, gradient in zip(passed.given, gradients, strict=True)
         ]
         return sum(losses[1:], start=losses[0])
 
     def send_back(self, passed: StagePass) -> None:
-        """Its backward pass is done: send the gradient to the stage before."""
+        """Send the gradient of the stage's input to the stage before, after a backward pass."""
         if not passed.received:
             return
         self._settle(GRADIENTS_UNDER_WAY - 1)
-        # Of routers that add nothing to the loss there is none.
+        # Routers that add nothing to the loss have no gradient.
         gradients = [
-            torch.zeros_like(each) if each.grad is None else each.grad.contiguous()
-            for each in passed.received
+            torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.contiguous()
+            for tensor in passed.received
         ]
-        self._going.append([(self._to_previous.send(each), each) for each in gradients])
+        self._going.append([(self._to_previous.send(gradient), gradient) for gradient in gradients])
 
     def settle(self) -> None:
-        """Return once all that was sent back was received."""
+        """Wait until all gradients that were sent back are received."""
         self._settle(0)
 
     def _settle(self, left: int) -> None:
@@ -182,21 +197,24 @@ class StagePasses:
 
 
 def _find_inputs(objective: Objective, batch: DeviceBatch) -> tuple[Tensor, Tensor | None]:
-    """[R, T] ids that `objective` has its model read of `batch`, and their positions; None: each
-    row is one document."""
+    """Return the ids [R, T] that `objective` makes the model read, and their positions.
+
+    Positions are None if each row is one document.
+    """
     if not isinstance(objective, ReadingIds):
         return batch.arrays[IDS], batch.arrays.get(POSITIONS)
     ids_RT = objective.read_ids(batch)
     if batch.parts is None:
         return ids_RT, None
-    positions_BT = batch.parts.positions_BT  # of one of the answers that are below one another
+    # the positions of one answer; the answers are stacked along the rows
+    positions_BT = batch.parts.positions_BT
     return ids_RT, positions_BT.repeat(len(ids_RT) // len(positions_BT), 1)
 
 
 def _find_text(objective: Objective, batch: DeviceBatch) -> Tensor | None:
     """Return which places of the rows that `objective` has its model read are not padding [R, T].
 
-    None if all places have targets. All stages have to agree, and objectives tell the last alone.
+    None if all places have targets. All stages must agree, but objectives call the last alone.
     """
     if batch.all_targets:
         return None
@@ -211,30 +229,30 @@ def _find_text(objective: Objective, batch: DeviceBatch) -> Tensor | None:
 
 
 def count_chunks(model: nn.Module) -> int:
-    """How many stages of a pipeline this rank has of `model`; 1: all of it is one."""
+    """Return the number of pipeline stages that this rank has of `model`; 1 without a pipeline."""
     return len(model.stages) if isinstance(model, StageDecoder) else 1
 
 
 @dataclass(frozen=True)
 class _Lane:
-    """What goes to a neighbour, or comes from it, in one direction."""
+    """Connection to a neighbouring rank in one direction."""
 
     group: dist.ProcessGroup | None
-    peer: int  # its place in `group`
+    peer: int  # rank of the neighbour in `group`
 
     def send(self, tensor: Tensor) -> dist.Work:
-        """Begin to."""
+        """Start to send `tensor`."""
         work = dist.isend(tensor, group=self.group, group_dst=self.peer)
         assert work is not None
         return work
 
     def receive(self, tensor: Tensor) -> None:
-        """Fill `tensor`."""
+        """Wait for a tensor, and fill `tensor` with it."""
         dist.recv(tensor, group=self.group, group_src=self.peer)
 
 
 def _find_lane(mesh: WorkerMesh, step: int, back: bool) -> _Lane:
-    """To or from the rank `step` places on; `back`: of gradients."""
+    """Return the connection to the rank `step` positions further; `back`: for gradients."""
     axis = mesh.pipeline
     place = axis.rank + step
     beside = mesh.pipeline_back if back else axis
@@ -244,26 +262,30 @@ def _find_lane(mesh: WorkerMesh, step: int, back: bool) -> _Lane:
 
 
 class _Plain(nn.Module):
-    """A stage as objectives call a model, with what all stages can be given alone: a text in
-    branches, say, the last stage would read by itself."""
+    """Stage with the call signature that objectives expect of a model.
+
+    It takes only the arguments that all stages can be given: with a branched text, for example,
+    only the last stage would know the branches.
+    """
 
     def __init__(self, model: nn.Module, text_BT: Tensor | None) -> None:
-        """`text_BT`: see `Decoder.forward`; the same in all stages."""
+        """Wrap `model`, which reads `text_BT` as `Decoder.forward` does, the same in all stages."""
         super().__init__()
-        self._call = model.__call__  # of no sub-module
+        # a bound method, so that the model is not registered as a submodule
+        self._call = model.__call__
         self._text_BT = text_BT
 
     def forward(
         self, ids_BT: Tensor, positions_BT: Tensor | None = None, places_N: Tensor | None = None
     ) -> Any:
-        """What the stage gives."""
+        """Return the output of the stage."""
         return self._call(
             ids_BT, positions_BT=positions_BT, places_N=places_N, text_BT=self._text_BT
         )
 
 
 class _Given(torch.autograd.Function):
-    """0, of which what was computed before has a gradient that is given."""
+    """Function with value 0 whose input has a given gradient."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, gradient: Tensor) -> Tensor:
@@ -276,8 +298,10 @@ class _Given(torch.autograd.Function):
 
 
 def add_shared(gradient: Tensor, axis: Axis) -> None:
-    """Make of `gradient`, of a weight that the first and the last of `axis` have alike, the sum of
-    both. The two call it, each with the same slice."""
+    """Replace `gradient` by its sum over the first and the last rank of `axis`.
+
+    For a weight that both ranks hold. Both call it, each with the same slice.
+    """
     other = axis.size - 1 if axis.rank == 0 else 0
     theirs = torch.empty_like(gradient)
     for work in dist.batch_isend_irecv(
@@ -287,4 +311,4 @@ def add_shared(gradient: Tensor, axis: Axis) -> None:
         ]
     ):
         work.wait()
-    gradient.add_(theirs)  # in either order the same bits
+    gradient.add_(theirs)  # addition of two numbers is commutative, so both get the same bits

@@ -1,4 +1,4 @@
-"""How a run file says that layers are cut into stages: over how many workers, in what order."""
+"""Run-file settings for pipeline parallelism, and checks that a run supports it."""
 
 from collections.abc import Iterable
 from typing import Self
@@ -13,34 +13,36 @@ from trainrig.objectives import OF_ANSWERS, OF_PLACES
 from trainrig.parallel.pipeline.cut import cut_for_ranks
 from trainrig.parallel.pipeline.schedule import Schedule
 
-# Objectives that take one forward pass, of which the last stage alone computes anything: KTO takes
-# two before it, of its model and of a reference.
+# Objectives with a single forward pass whose loss only the last stage computes. KTO first needs two
+# passes, of the model and of a reference.
 OF_ROWS = (*OF_PLACES, *(kind for kind in OF_ANSWERS if kind != "KTO"))
 
 
 class Pipeline(Settings):
-    """Each worker of a group has some of the layers, a stage; micro-batches flow through all."""
+    """Pipeline parallelism: each worker of a group has some of the layers."""
 
-    ranks: int = Field(ge=2)  # workers of a group, each with a stage: no more than layers
-    # In what order a stage goes forward and backward. `GPipe`: forward with all micro-batches of a
-    # step, then backward (arXiv:1811.06965). `1F1B`: backward as soon as it can, so that it never
+    # number of workers that divide the layers among them; at most the number of layers
+    ranks: int = Field(ge=2)
+    # Order of forward and backward passes. `GPipe`: all micro-batches of a step forward, then all
+    # backward (arXiv:1811.06965). `1F1B`: backward as early as possible, so that a stage never
     # keeps more micro-batches than there are stages (arXiv:2104.04473, section 2.2.1).
-    # `interleaved`: 1F1B of several stages a worker, which wait for less (section 2.2.2).
+    # `interleaved`: 1F1B with several stages per worker, which reduces waiting (section 2.2.2).
     schedule: Schedule = "1F1B"
-    # Stages of a worker, which do not follow one another: 2 or more with `interleaved`.
+    # Number of stages per worker, which are not adjacent: 2 or more with `interleaved`, otherwise
+    # 1.
     chunks: int = Field(default=1, ge=1)
 
     @model_validator(mode="after")
     def _check_chunks(self) -> Self:
         if self.schedule == "interleaved" and self.chunks == 1:
             raise ValueError(
-                'schedule = "interleaved" needs several stages of a worker: set chunks = 2 or '
+                'schedule = "interleaved" needs several stages per worker; set chunks = 2 or '
                 'more, or schedule = "1F1B"'
             )
         if self.schedule != "interleaved" and self.chunks > 1:
             raise ValueError(
-                f'schedule = "{self.schedule}" has one stage of a worker, not chunks = '
-                f'{self.chunks}; leave chunks out, or set schedule = "interleaved"'
+                f'schedule = "{self.schedule}" has one stage per worker, but chunks is '
+                f'{self.chunks}; remove chunks, or set schedule = "interleaved"'
             )
         return self
 
@@ -51,13 +53,15 @@ class Pipeline(Settings):
             nearest = [str(n) for n in (below, below + self.ranks) if n]
             raise ConfigError(
                 f"training.parallel.pipeline.ranks ({self.ranks}) does not divide {workers} "
-                f"workers: each group of {self.ranks} has the layers once; use "
+                f"workers: each group of {self.ranks} holds the layers once; use "
                 f"{' or '.join(nearest)}"
             )
 
     def check_run(self, model: DecoderConfig, objective: str, instead: str = "CausalLM") -> None:
-        """Raise ValueError if `model`, trained by `objective`, cannot be cut into stages;
-        `instead`: the objective to name then."""
+        """Raise ValueError if `model`, trained by `objective`, cannot be cut into stages.
+
+        `instead`: objective to suggest in the message.
+        """
         where = "training.parallel.pipeline"
         if self.ranks > model.layers:
             raise ValueError(
@@ -68,23 +72,22 @@ class Pipeline(Settings):
             most = model.layers // self.ranks
             instead = f"at most {most}" if most > 1 else 'schedule = "1F1B"'
             raise ValueError(
-                f"{where}.chunks ({self.chunks}) stages of each of {self.ranks} workers are more "
-                f"than the {model.layers} layers of the model; use {instead}"
+                f"{where}.chunks ({self.chunks}) makes more stages on {self.ranks} workers than "
+                f"the {model.layers} layers of the model; use {instead}"
             )
         if type(model) is not DecoderConfig:
             raise ValueError(
-                f"{where}: a model of kind {model.kind} is not cut into stages; leave it out, or "
-                'set model.kind = "Decoder"'
+                f"{where}: a model of kind {model.kind} cannot be cut into stages; remove the "
+                'table, or set model.kind = "Decoder"'
             )
         if objective not in OF_ROWS:
             raise ValueError(
-                f"{where}: objective {objective} is not computed in stages; leave it out, or set "
-                f'objective.kind = "{instead}"'
+                f"{where}: objective {objective} cannot be computed in stages; remove the table, "
+                f'or set objective.kind = "{instead}"'
             )
 
     def check_adapters(self, model: DecoderConfig, lora: LoRA) -> None:
-        """Raise ValueError unless each stage has an adapter: without, it would have nothing to
-        train."""
+        """Raise ValueError unless each stage has an adapter to train."""
         chosen = [name.split(".") for name in lora.choose(model)]
         there = {int(parts[1]) for parts in chosen if parts[0] == "layers"}
         for stages in cut_for_ranks(model, self.ranks, self.chunks):
@@ -97,8 +100,10 @@ class Pipeline(Settings):
                     )
 
     def check_batch(self, global_batch: int, micro_batch: int, replicas: int) -> None:
-        """Raise ValueError where stages are interleaved, unless micro-batches of so many sequences
-        go round the workers of each of `replicas` a whole number of times."""
+        """Raise ValueError if interleaved stages get an incomplete group of micro-batches.
+
+        The micro-batches of each of `replicas` must be a multiple of `ranks`.
+        """
         step = self.ranks * micro_batch * replicas
         if self.schedule != "interleaved" or global_batch % step == 0:
             return
@@ -106,12 +111,13 @@ class Pipeline(Settings):
         nearest = " or ".join(str(n) for n in (below, below + step) if n)
         raise ValueError(
             f"training.parallel.pipeline: interleaved stages take {self.ranks} micro-batches at a "
-            f"time, and batches.global_batch ({global_batch}) is no multiple of {step}, those of "
-            f'{micro_batch} sequences for {replicas} replicas; use {nearest}, or schedule = "1F1B"'
+            f"time, so batches.global_batch ({global_batch}) must be a multiple of {step}, with "
+            f"{micro_batch} sequences per micro-batch and {replicas} replicas; use {nearest}, or "
+            'schedule = "1F1B"'
         )
 
     def check_frozen(self, model: DecoderConfig, trained: Iterable[str]) -> None:
-        """Raise ConfigError unless each stage has one of the parameters that are `trained`."""
+        """Raise ConfigError unless each stage has one of the `trained` parameters."""
         there = set(trained)
         for stages in cut_for_ranks(model, self.ranks, self.chunks):
             for layers in stages:
@@ -120,7 +126,7 @@ class Pipeline(Settings):
                 own += ["norm.", "head."] if layers.stop == model.layers else []
                 if not any(name.startswith(tuple(own)) for name in there):
                     raise ConfigError(
-                        f"training.parallel.pipeline: training.groups freeze all of the stage of "
-                        f"layers {layers.start} to {layers.stop - 1}, which has nothing to train "
-                        "then; leave some of it, or use fewer ranks"
+                        "training.parallel.pipeline: training.groups freeze the whole stage of "
+                        f"layers {layers.start} to {layers.stop - 1}, which then has nothing to "
+                        "train; unfreeze a part of it, or use fewer ranks"
                     )

@@ -1,4 +1,4 @@
-"""What a rank has of a decoder that is cut into stages, by the names that parts have in the whole.
+"""One rank's stages of a decoder, with the parameter names of the whole model.
 
 Shapes: B rows of a micro-batch, T positions, C channels, R layers with a router, K numbers that a
 router gives.
@@ -18,15 +18,17 @@ ROUTERS = "routers"
 
 
 class StageDecoder(Decoder):
-    """One stage of a decoder, or several that do not follow one another: some layers each. The
-    first stage has the embedding beside them, the last one the norm and the head; where that is
-    tied, the last has a copy of the embedding's weight.
+    """One stage of a decoder, or several that are not adjacent: some layers each.
 
-    A forward pass is of one stage, as `begin` says. One that is not the first goes on from hidden
-    states [B, t, C] instead of the ids it is given, and one that is not the last gives them back,
-    with a head of no entries: t of the T places where ranks that share layers have some each. Of a
-    mixture of experts, what the routers of all layers so far add to the loss goes the same way, as
-    `ROUTERS` of what a stage gives, so that the last computes their mean as one process does.
+    The first stage also has the embedding; the last one has the norm and the head. If the head is
+    tied, the last stage has a copy of the embedding's weight.
+
+    A forward pass runs the one stage that `begin` selected. A stage that is not the first starts
+    from hidden states [B, t, C] instead of the ids it is given. A stage that is not the last
+    returns hidden states, with a head of no entries; t of the T positions where ranks that share
+    layers divide them (sequence parallelism). In a mixture of experts, the router terms of all
+    layers so far travel the same way, under the name `ROUTERS`, so that the last stage computes
+    their mean as a single process does.
     """
 
     def __init__(
@@ -36,14 +38,21 @@ class StageDecoder(Decoder):
         stream: torch.dtype = torch.float32,
         parts: int = 1,
     ) -> None:
-        """`stages`: the layers of each that this rank has; `stream`: of what flows between.
-        `parts`: ranks that have some places each of it (`parallel.tensor.sequence`)."""
+        """Keep the layers of `stages`.
+
+        `stages`: the layers of each of this rank's stages. `stream`: dtype of the hidden states
+        between stages. `parts`: number of ranks that divide their positions
+        (`parallel.tensor.sequence`).
+        """
         super().__init__(config)
-        self.stages, self.stream, self._parts = tuple(stages), stream, parts
-        self._chunk = 0  # which of `stages` the forward pass is of
-        self._received: Tensor | None = None  # hidden states of the stage before
-        self._before: tuple[Tensor, ...] = ()  # of the routers of earlier stages, in order
-        self.first, self.last = stages[0].start == 0, stages[-1].stop == config.layers
+        self.stages = tuple(stages)
+        self.stream = stream
+        self._parts = parts
+        self._chunk = 0  # the entry of `stages` that the forward pass runs
+        self._received: Tensor | None = None  # hidden states from the stage before
+        self._before: tuple[Tensor, ...] = ()  # router terms of earlier stages, in order
+        self.first = stages[0].start == 0
+        self.last = stages[-1].stop == config.layers
         held = nn.ModuleList()
         for number in (n for layers in stages for n in layers):
             held.add_module(str(number), self.layers[number])
@@ -57,45 +66,50 @@ class StageDecoder(Decoder):
 
     @property
     def copies_embedding(self) -> bool:
-        """Whether it has a copy of the embedding, which is the first stage's, for its head."""
+        """True if this rank has a copy of the first stage's embedding, for a tied head."""
         return self.last and not self.first and self.config.shapes.head is None
 
     def begin(self, chunk: int, received: Sequence[Tensor]) -> None:
-        """The next forward pass is of that stage, before which came `received`: none for the
-        first of all, else hidden states, and what routers gave [R, K] if there are any."""
+        """Select the stage of the next forward pass, and its inputs.
+
+        `received`: empty for the first stage of all, else hidden states and, if there are routers
+        before, their terms [R, K].
+        """
         self._chunk = chunk
         self._received = received[0] if received else None
         self._before = received[1].unbind() if len(received) > 1 else ()
 
     def stream_shape(self, ids_BT: Tensor) -> tuple[int, int, int]:
-        """[B, t, C], of what flows between stages for `ids_BT`."""
+        """Return the shape [B, t, C] of the hidden states between stages for `ids_BT`."""
         rows, places = ids_BT.shape
         return rows, -(-places // self._parts), self.shape.channels
 
     def router_shape(self, layers: int) -> tuple[int, int]:
-        """Of what the routers of so many layers, the first of the model, give together."""
+        """Return the shape [R, K] of the router terms of the model's first `layers` layers."""
         mixture = self.config.feedforward
         if not isinstance(mixture, MixtureOfExperts):
             return 0, 0
         return max(0, layers - mixture.dense_layers), len(ROUTER_TERMS) + mixture.experts
 
     def auxiliary(self) -> Mapping[str, Tensor]:
-        """Zeros, by the names of what the last stage gives beside logits."""
+        """Return zeros under the names of the last stage's outputs besides logits."""
         shape = self.router_shape(self.config.layers)
         return self._average_router_terms(torch.zeros(shape).unbind()) if shape[0] else {}
 
     def begins(self, chunk: int) -> bool:
-        """Whether that is the first of all stages, which is given ids."""
+        """Return whether stage `chunk` is the first of all stages, which reads ids."""
         return self.stages[chunk].start == 0
 
     def ends(self, chunk: int) -> bool:
-        """Whether that is the last of all stages, which gives logits."""
+        """Return whether stage `chunk` is the last of all stages, which returns logits."""
         return self.stages[chunk].stop == self.config.layers
 
     def find_chunk(self, module: nn.Module) -> int:
-        """The stage that `module`, a layer or a part of one or all of this, has parameters of. The
-        ends of the model are beside the layers: the first chunk's where it has the embedding, else
-        the last's."""
+        """Return the number of the stage that has the parameters of `module`, a part of this model.
+
+        The embedding belongs to the first chunk if this rank has it. The norm and the head
+        otherwise belong to the last chunk.
+        """
         for chunk, layers in enumerate(self.stages):
             own = (self.layers.get_submodule(str(number)) for number in layers)
             if any(module is part for layer in own for part in layer.modules()):
@@ -103,7 +117,8 @@ class StageDecoder(Decoder):
         return 0 if self.first else len(self.stages) - 1
 
     def _embed(self, ids_BT: Tensor, positions: Tensor) -> Tensor:
-        received, self._received = self._received, None
+        received = self._received
+        self._received = None
         return super()._embed(ids_BT, positions) if received is None else received
 
     def _number_layers(self) -> Iterable[tuple[int, nn.Module]]:

@@ -1,1 +1,1 @@
-"""Tensor parallelism: the ranks of an axis each have a part of every layer."""
+"""Tensor parallelism: each rank of an axis has a part of every layer."""

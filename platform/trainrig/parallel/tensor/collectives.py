@@ -1,7 +1,7 @@
-"""What ranks that share a layer send each other: sums of what each has a part of.
+"""Collectives of ranks that share a layer: sums of what each rank has a part of.
 
-Megatron-LM's two operators (Shoeybi et al. 2019, arXiv:1909.08053, section 3), each the other's
-backward pass. Ranks get the same bits, so what all of them hold alike stays so.
+They are Megatron-LM's two operators (Shoeybi et al. 2019, arXiv:1909.08053, section 3), each the
+other's backward pass. All ranks get the same bits, so parameters that all of them hold stay equal.
 """
 
 from typing import Any
@@ -12,20 +12,19 @@ from torch import Tensor
 
 
 def copy_in(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """`x` itself, which each rank of `group` goes on with in another way; backward, the sum of what
-    comes back to them."""
+    """Return `x` for different use on each rank; backward, sum its gradient over `group`."""
     copied: Tensor = _CopyIn.apply(x, group)  # type: ignore[no-untyped-call]
     return copied
 
 
 def add_up(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum of the `x` of all ranks of `group`, on each; backward, each goes on from there."""
+    """Return the sum of `x` over all ranks of `group`; backward, pass the gradient on unchanged."""
     total: Tensor = _AddUp.apply(x, group)  # type: ignore[no-untyped-call]
     return total
 
 
 def _sum(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    # A copy: what recomputing keeps of a layer may not change.
+    # A copy, because recomputation may have saved `x`, which must not change.
     total = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total

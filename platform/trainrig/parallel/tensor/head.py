@@ -1,9 +1,9 @@
-"""Cross-entropy where each of some ranks has the logits of a part of the vocabulary.
+"""Cross-entropy with the vocabulary divided over ranks.
 
-What they send each other is four numbers a target: the largest logit, and sums over all entries;
-the logits themselves stay where they are.
+For each target the ranks exchange four numbers: the largest logit, and three sums over all entries.
+The logits stay where they are.
 
-Shapes: K targets, R of those in a block, C channels, V entries that this rank has.
+Shapes: K targets, R of those in a block, C channels, V vocabulary entries of this rank.
 """
 
 from dataclasses import dataclass
@@ -13,52 +13,58 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainrig.models.output import Head
-from trainrig.objectives.chunked_head import Bend, Extras, put_back
+from trainrig.objectives.chunked_head import Extras, LogitTransform, put_back
 
 
 @dataclass(frozen=True)
 class VocabularyPart:
-    """Which entries of the vocabulary a rank has, and the ranks that have the others."""
+    """A rank's part of the vocabulary, and the ranks that have the others."""
 
     group: dist.ProcessGroup
     first: int
-    entries: int  # of all ranks
+    entries: int  # number of entries on all ranks together
 
 
 class PartHead(Head):
-    """A head of some entries, as `chunked_head.PartialHead`."""
+    """Head of some vocabulary entries, for `chunked_head.PartialHead`."""
 
     def __init__(self, whole: Head, part: VocabularyPart) -> None:
-        """`whole`: what `part` is of, its weight and bias those of the part."""
+        """`whole`: the model's head, with the weight and bias of this `part` only."""
         super().__init__(whole.weight_VC, whole.bias_V, whole.soft_cap, whole.multiplier)
         self.part = part
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Nothing: no rank has the logits of all entries."""
+        """Raise NotImplementedError: no rank has the logits of all entries."""
         raise NotImplementedError("the logits of all entries are on no rank")
 
     def make_row_losses(self, targets_K: Tensor, extras: Extras) -> "SplitCrossEntropy":
-        """See PartialHead."""
-        return SplitCrossEntropy(targets_K, Bend.of(self), extras, self.part)
+        """Return the losses of rows with these targets. See `PartialHead`."""
+        return SplitCrossEntropy(targets_K, LogitTransform.of(self), extras, self.part)
 
 
 @dataclass(frozen=True)
 class SplitCrossEntropy:
-    """Nats, z and uniform nats of each target, as `chunked_head.RowLosses`; the ranks call it
-    together."""
+    """Cross-entropy, z-loss and uniform cross-entropy of each target, over a divided vocabulary.
+
+    Implements `chunked_head.RowLosses`. Collective.
+    """
 
     targets_K: Tensor
-    bend: Bend
+    bend: LogitTransform
     extras: Extras
     part: VocabularyPart
 
     def replace_by_gradients(
         self, logits_RV: Tensor, rows: slice, counts_R: Tensor | None, parts_3R: Tensor
     ) -> None:
-        """In float32. The gradient of a nat is the softmax, less one at the target, where it is
-        among this rank's entries."""
-        extras, part = self.extras, self.part
-        x = logits_RV.float()  # float32 logits themselves, or a copy
+        """Replace a block of logits by their gradients, and write the losses to `parts_3R`.
+
+        In float32. The gradient of the cross-entropy is the softmax, minus one at the target, where
+        the target is among this rank's entries.
+        """
+        extras = self.extras
+        part = self.part
+        x = logits_RV.float()  # a copy, unless logits are already float32
         left = self.bend.apply(x)
         places_R = self.targets_K[rows] - part.first
         here_R = (places_R >= 0) & (places_R < x.shape[1])

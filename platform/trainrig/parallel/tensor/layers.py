@@ -1,12 +1,12 @@
-"""A decoder of whose layers each rank of a tensor axis has a part, put in its place from outside.
+"""Division of a decoder's layers over the ranks of a tensor axis.
 
-Of attention a rank has some heads, of the feed-forward network and of each expert some of the
-channels between, of the vocabulary some entries (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
-Queries, keys, values, gate and up are cut by rows of their matrices, output and down by columns,
-embedding and head by entries. Norms, learnt positions and biases that are added to the stream all
-ranks hold alike, and so they do routers, and keys and values where there are fewer key heads than
-ranks; their gradients are the same bits on each, at once or, where each rank has some places of the
-stream, after they were added up. Adapters are cut with their layers (adapters.py).
+A rank has some heads of attention, some hidden channels of the feed-forward network and of each
+expert, and some entries of the vocabulary (Shoeybi et al. 2019, arXiv:1909.08053, section 3). The
+matrices of queries, keys, values, gate and up are cut by rows, output and down by columns,
+embedding and head by entries. All ranks hold the norms, learnt positions, biases added to the
+residual stream and routers, and also keys and values where there are fewer key heads than ranks.
+The gradients of these have the same bits on each rank, directly or, with sequence parallelism,
+after they were added. Adapters are cut with their layers (adapters.py).
 
 Shapes: B rows, T positions, C channels, V entries of the vocabulary, [...] any dims.
 """
@@ -45,48 +45,52 @@ from trainrig.parallel.tensor.sequence import (
 
 @dataclass(frozen=True)
 class LayerSplit:
-    """How the parameters of a model are divided over the ranks that share its layers, by name."""
+    """Division of a model's parameters over the ranks that share its layers, by name."""
 
-    cuts: Mapping[str, int | None]  # along which dimension; None: all ranks hold it alike
-    # Of what all hold alike: of whose gradient each rank has a part, which are still to be added.
+    # dimension along which the parameter is cut; None: all ranks hold it
+    cuts: Mapping[str, int | None]
+    # Parameters that all ranks hold whose gradients are a part on each rank, to be added over
+    # ranks.
     parts: frozenset[str]
 
 
 class _Stream:
-    """How what flows between layers gets to the products that ranks share, and back."""
+    """Transfer of hidden states between the residual stream and products that ranks share."""
 
     def __init__(self, group: dist.ProcessGroup, sequence: bool) -> None:
-        """`sequence`: each rank has some places of it; else all have all."""
-        self.group, self.sequence = group, sequence
+        """`sequence`: each rank has some positions of the stream; otherwise each has all."""
+        self.group = group
+        self.sequence = sequence
 
     def enter(self, module: nn.Module, kept: bool) -> None:
-        """Have `module` be given all places of what it reads; `kept`: see `gather_then`."""
+        """Make `module` read all positions of its input; `kept`: see `gather_then`."""
         if self.sequence:
             _replace(module, "forward", gather_then, module.forward, self.group, kept)
         else:
             _replace(module, "forward", _copy_then, module.forward, self.group)
 
     def add_up(self, x: Tensor) -> Tensor:
-        """The sum of the `x` of all ranks, as it flows on."""
+        """Return the sum of `x` over all ranks, in the form of the residual stream."""
         return scatter_sum(x, self.group) if self.sequence else add_up(x, self.group)
 
 
 def split_layers(
     model: Decoder, axis: Axis, sequence: bool = False, again: Collection[int] = ()
 ) -> LayerSplit:
-    """Leave this rank of `axis` its part of `model`, on the meta device, in place and for good; how
-    it was divided.
+    """Leave this rank of `axis` its part of `model`, in place and permanently.
 
-    `sequence`: each rank has some places of what flows between layers. `again`: layers that are
-    computed again for the backward pass. Before `split_attention`, `recompute` and `shard`.
-    `settings.check_model` was passed.
+    Returns how the parameters are divided. Call this on the meta device, before `split_attention`,
+    `recompute` and `shard`, after `settings.check_model`. `sequence`: each rank has some positions
+    of the hidden states between layers. `again`: numbers of layers that are recomputed for the
+    backward pass.
     """
     assert axis.group is not None
-    whole = {name: each.shape for name, each in model.named_parameters()}
+    whole = {name: parameter.shape for name, parameter in model.named_parameters()}
     stream = _Stream(axis.group, sequence)
     _split_ends(model, axis, stream)
     for number, layer in enumerate(model.layers):
-        attention, feedforward = layer.attention, layer.feedforward
+        attention = layer.attention
+        feedforward = layer.feedforward
         assert isinstance(attention, Attention)
         _split_attention(attention, model.shape.kv_heads, axis, stream)
         stream.enter(attention, number in again)
@@ -107,7 +111,10 @@ def split_layers(
 
 
 def _list_place_parameters(model: Decoder) -> Iterator[str]:
-    """Parameters that each rank uses for its own places alone, where it has some of the stream."""
+    """Return the parameters that each rank uses for its own positions alone.
+
+    They exist with sequence parallelism only.
+    """
     norm_or_bias = re.compile(
         r"(layers\.\d+\.(attention|feedforward)(_output)?_norm|norm|position_embedding)\.\w+"
         r"|layers\.\d+\.(attention\.output|feedforward\.down)\.bias"
@@ -120,14 +127,14 @@ def _split_ends(model: Decoder, axis: Axis, stream: _Stream) -> None:
     entries = model.config.shapes.embedding.entries
     own = entries // axis.size
     first = axis.rank * own
-    embedding = getattr(model, "embedding", None)  # which not every stage of a pipeline has
+    embedding = getattr(model, "embedding", None)  # not every stage of a pipeline has one
     if embedding is not None:
         _cut_each(embedding, OF_ROWS, 0, axis)
-        _replace(embedding, "forward", _look_up, embedding.forward, first, own, stream)
+        _replace(embedding, "forward", _embed_ids, embedding.forward, first, own, stream)
     if stream.sequence and model.position_embedding is not None:
         places = model.position_embedding
         _replace(places, "forward", _embed_own_places, places.forward, group)
-    vocabulary = model.config.head == "tokens"  # another head is small: all compute it alike
+    vocabulary = model.config.head == "tokens"  # any other head is small, and all ranks compute it
     if stream.sequence:
         _replace(model, "forward", pad_rows, model.forward, axis.size)
         _replace(model, "_read_places", _gather_read, model, group, vocabulary)
@@ -144,16 +151,16 @@ def _split_ends(model: Decoder, axis: Axis, stream: _Stream) -> None:
 def _split_attention(attention: Attention, kv_heads: int, axis: Axis, stream: _Stream) -> None:
     group = stream.group
     _cut_rows(attention.query, axis)
-    for each in (attention.key, attention.value):
+    for projection in (attention.key, attention.value):
         if kv_heads % axis.size == 0:
-            _cut_rows(each, axis)
+            _cut_rows(projection, axis)
         else:
             first = axis.rank * kv_heads // axis.size * attention.head_channels
             own = slice(first, first + attention.head_channels)
-            if isinstance(each, FrozenLinear):
-                each.own = own
+            if isinstance(projection, FrozenLinear):
+                projection.own = own
             else:
-                _replace(each, "forward", _project_some, each, own, group)
+                _replace(projection, "forward", _project_some, projection, own, group)
     gate = getattr(attention, "gate", None)
     if gate is not None:
         _cut_rows(gate, axis)
@@ -222,7 +229,7 @@ def _copy_then(
 def _pass_and_copy(
     forward: Callable[[Tensor], Tensor], group: dist.ProcessGroup, x: Tensor
 ) -> Tensor:
-    return copy_in(forward(x), group).clone()  # FSDP's hooks want no view
+    return copy_in(forward(x), group).clone()  # FSDP's hooks do not accept a view
 
 
 def _project_and_add(linear: nn.Linear | FrozenLinear, stream: _Stream, x: Tensor) -> Tensor:
@@ -233,21 +240,21 @@ def _project_and_add(linear: nn.Linear | FrozenLinear, stream: _Stream, x: Tenso
 
 
 def _project_some(linear: nn.Linear, own: slice, group: dist.ProcessGroup, x: Tensor) -> Tensor:
-    """By the rows `own` of a matrix that all ranks have, each for some of the heads."""
+    """Multiply by the rows `own`, of this rank's heads, of a matrix that all ranks hold."""
     bias = None if linear.bias is None else copy_in(linear.bias, group)[own]
     return F.linear(x, copy_in(linear.weight, group)[own], bias)
 
 
 def _norm_some(norm: Norm, group: dist.ProcessGroup, x_BTHD: Tensor) -> Tensor:
-    """Some of the heads, whose gain all ranks have."""
+    """Normalize this rank's heads, with a gain that all ranks hold."""
     bias = None if norm.bias is None else copy_in(norm.bias, group)
     return norm.apply_gain(x_BTHD, copy_in(norm.weight, group), bias)
 
 
-def _look_up(
+def _embed_ids(
     forward: Callable[[Tensor], Tensor], first: int, own: int, stream: _Stream, ids: Tensor
 ) -> Tensor:
-    """[..., C] of ids; a rank that does not have an entry adds zeros."""
+    """Return the embeddings [..., C] of `ids`; a rank without an entry adds zeros."""
     places = ids - first
     elsewhere = (places < 0) | (places >= own)
     rows = forward(places.masked_fill(elsewhere, 0))
@@ -268,8 +275,10 @@ def _gather_read(
     places_N: Tensor | None,
     documents_BS: Tensor | None,
 ) -> Tensor:
-    """In place of `Decoder._read_places`, whose norm each rank takes of its own places. `apart`:
-    each rank computes a part of what comes after."""
+    """Return the hidden states that the head reads, in place of `Decoder._read_places`.
+
+    Each rank normalizes its own positions. `apart`: each rank computes a part of what follows.
+    """
     if model.norm is not None:
         x_BtC = model.norm(x_BtC)
     whole_BTC = gather_places(x_BtC, group) if apart else gather_apart(x_BtC, group)[0]

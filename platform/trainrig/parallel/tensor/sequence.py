@@ -1,10 +1,10 @@
-"""Sequence parallelism: each rank of a tensor axis has some places of what flows between products.
+"""Sequence parallelism: each rank of a tensor axis has some positions between matrix products.
 
-Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2. Norms, sums and dropout treat each place
-by itself, so each rank does so with its own. Before a product that ranks share the places of all
-are gathered, and what it gives is added up and scattered: as many bytes as the sum alone would
-take. What a layer keeps of the gathered places for its backward pass is this rank's part; the
-others' are gathered again.
+Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2. Norms, sums and dropout treat each
+position separately, so each rank computes them for its own positions. Before a product that ranks
+share, the positions of all ranks are gathered. Afterwards the outputs are added and scattered, with
+as many bytes as the sum alone would take. Of the gathered positions a layer saves only this rank's
+part for its backward pass; those of the others are gathered again.
 
 Shapes: B rows, T positions, t = T / ranks of them on a rank, neighbours; C channels.
 """
@@ -20,16 +20,20 @@ from torch.autograd.graph import saved_tensors_hooks
 
 
 def gather_places(part_BtC: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """[B, T, C] of the parts of all ranks of `group`; backward, of each part the sum of what comes
-    back to it on all ranks."""
+    """Return [B, T, C] from the parts of all ranks of `group`.
+
+    Backward, each part gets the sum of its gradients over all ranks.
+    """
     whole: Tensor = _Gather.apply(part_BtC, group)  # type: ignore[no-untyped-call]
     return whole
 
 
 def gather_apart(part_BtC: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
-    """[B, T, C] of the parts of all ranks of `group`, twice: for what all ranks compute alike, and
-    for what each computes a part of. Backward, of this rank's places what comes back to the first,
-    and the sum over ranks of what comes back to the second."""
+    """Return [B, T, C] from the parts of all ranks of `group`, twice.
+
+    The first is for what all ranks compute alike: its gradient is used as it is. The second is for
+    what each rank computes a part of: its gradient is added over ranks.
+    """
     alike: Tensor
     apart: Tensor
     alike, apart = _GatherApart.apply(part_BtC, group)  # type: ignore[no-untyped-call]
@@ -37,8 +41,10 @@ def gather_apart(part_BtC: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Te
 
 
 def scatter_sum(x_BTC: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """[B, t, C] this rank's places of the sum of the `x` of all ranks of `group`; backward, what
-    comes back to all places."""
+    """Return [B, t, C], this rank's positions of the sum of `x_BTC` over the ranks of `group`.
+
+    Backward, the gradients of all positions are gathered.
+    """
     part: Tensor = _ScatterSum.apply(x_BTC, group)  # type: ignore[no-untyped-call]
     return part
 
@@ -50,13 +56,16 @@ def pad_rows(
     places_N: Tensor | None = None,
     **marks_BT: Tensor | None,
 ) -> Any:
-    """`forward` of rows that are filled up until each of `ranks` has as many places; what it gives
-    of the places that were there. `marks_BT`: what else it is told of each place."""
+    """Return the output of `forward` for rows padded to a multiple of `ranks` positions.
+
+    Outputs at padding positions are removed. `marks_BT`: further arguments with a value per
+    position.
+    """
     length = ids_BT.shape[1]
     added = -length % ranks
     if not added:
         return forward(ids_BT, places_N=places_N, **marks_BT)
-    wider = {name: F.pad(each, (0, added)) for name, each in marks_BT.items() if each is not None}
+    wider = {name: F.pad(mark, (0, added)) for name, mark in marks_BT.items() if mark is not None}
     if places_N is not None:
         places_N = places_N + places_N // length * added
     output = forward(F.pad(ids_BT, (0, added)), places_N=places_N, **wider)
@@ -64,7 +73,7 @@ def pad_rows(
 
 
 def take_own_places(x: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-    """This rank's t of the T places along `dim` of what all ranks have alike."""
+    """Return this rank's t of the T positions along `dim` of a tensor that all ranks hold."""
     size = x.shape[dim] // group.size()
     return x.narrow(dim, group.rank() * size, size)
 
@@ -72,9 +81,12 @@ def take_own_places(x: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
 def gather_then(
     forward: Callable[..., Any], group: dist.ProcessGroup, kept: bool, part_BtC: Tensor, *rest: Any
 ) -> Any:
-    """`forward` of the places of all ranks. `kept`: what it saves of them is saved whole, else as
-    this rank's part, for the others' to be gathered once more in the backward pass."""
-    if not part_BtC.shape[0]:  # all ranks of the group have the same rows, so none waits for this
+    """Return the output of `forward` for the positions of all ranks.
+
+    `kept`: what `forward` saves for the backward pass is saved whole. Otherwise this rank's part is
+    saved, and the others' are gathered once more in the backward pass.
+    """
+    if not part_BtC.shape[0]:  # all ranks of the group have the same rows, so no other rank waits
         return part_BtC
     whole_BTC = gather_places(part_BtC, group)
     if kept or not torch.is_grad_enabled():
@@ -85,19 +97,22 @@ def gather_then(
 
 
 class _Whole:
-    """Stands for a view of the gathered places."""
+    """Placeholder for a view of the gathered positions."""
 
     def __init__(self, view: Tensor) -> None:
-        self.size, self.stride, self.first = view.size(), view.stride(), view.storage_offset()
+        self.size = view.size()
+        self.stride = view.stride()
+        self.first = view.storage_offset()
 
 
 class _SavedParts:
-    """Saves a part in place of the whole that is gathered of it."""
+    """Autograd hooks that save a rank's part in place of the gathered whole."""
 
     def __init__(self, part_BtC: Tensor, whole_BTC: Tensor, group: dist.ProcessGroup) -> None:
-        self._part, self._group = part_BtC, group
+        self._part = part_BtC
+        self._group = group
         self._storage = whole_BTC.untyped_storage().data_ptr()
-        self._saved = 0  # views that no backward pass has asked for yet
+        self._saved = 0  # saved views that no backward pass has used yet
         self._whole: Tensor | None = None
 
     def pack(self, tensor: Tensor) -> Tensor | _Whole:
@@ -111,7 +126,7 @@ class _SavedParts:
             return saved
         whole = _gather(self._part, self._group) if self._whole is None else self._whole
         self._saved -= 1
-        self._whole = whole if self._saved else None  # let go of with its last view
+        self._whole = whole if self._saved else None  # freed with its last view
         return whole.as_strided(saved.size, saved.stride, saved.first)
 
 
@@ -119,7 +134,7 @@ def _gather(part_BtC: Tensor, group: dist.ProcessGroup) -> Tensor:
     rows, places, channels = part_BtC.shape
     ranks = group.size()
     parts = part_BtC.new_empty(ranks * rows, places, channels)
-    if parts.numel():  # of rows that ranks divide one may have none
+    if parts.numel():  # with rows divided over ranks, one may have none
         dist.all_gather_into_tensor(parts, part_BtC.contiguous(), group=group)
     parts = parts.view(ranks, rows, places, channels)
     return parts.transpose(0, 1).reshape(rows, ranks * places, channels)

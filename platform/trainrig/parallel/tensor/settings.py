@@ -1,4 +1,4 @@
-"""How a run file says that layers are shared: over how many workers, and which layers can be."""
+"""Run-file settings for tensor parallelism, and checks that a model supports it."""
 
 import math
 from collections.abc import Iterable
@@ -13,61 +13,69 @@ from trainrig.models.decoder_config import DecoderConfig
 from trainrig.objectives import OF_ANSWERS, OF_PLACES
 
 WHERE = "training.parallel.tensor"
-BY_ELEMENT = ("AdamW", "Adam", "SGD", "Lion")  # optimizers to which each number is one by itself
+BY_ELEMENT = ("AdamW", "Adam", "SGD", "Lion")  # optimizers that treat each element separately
 
-# Objectives that ask of a vocabulary the nats of targets alone, or of a model scores.
+# Objectives that need only the cross-entropy of targets, or scores of a model.
 OF_PARTS = (*OF_PLACES, *OF_ANSWERS)
 
 
 class TensorSplit(Settings):
-    """Each worker has some heads of every layer, some channels of its feed-forward network, and
-    some entries of the vocabulary (Shoeybi et al. 2019, arXiv:1909.08053)."""
+    """Tensor parallelism: workers that share every layer.
 
-    ranks: int = Field(ge=2)  # workers that share each layer; neighbours, best on one machine
-    # Whether each of them has some places of what flows between layers, and norms those alone: for
-    # as many bytes sent forward, and half as many again backward (Korthikanti et al. 2022,
-    # arXiv:2205.05198); else all have all places.
+    Each worker has some heads and some feed-forward channels of every layer, and some entries of
+    the vocabulary (Shoeybi et al. 2019, arXiv:1909.08053).
+    """
+
+    # number of workers that share each layer; neighbouring ranks, best on one machine
+    ranks: int = Field(ge=2)
+    # Whether each worker has some positions of the hidden states between layers, and normalizes
+    # only those (sequence parallelism). It sends as many bytes forward, and half as many again
+    # backward (Korthikanti et al. 2022, arXiv:2205.05198). If false, each worker has all positions.
     sequence_parallel: bool = False
 
     def count_sent(self, model: DecoderConfig, size: int) -> float:
-        """The bytes that each worker sends to share the layers of `model`, forward and backward,
-        for a token of its replica, in numbers of `size` bytes; what is computed again comes on
-        top."""
+        """Return the bytes per token that each worker sends to share the layers of `model`.
+
+        Forward and backward, for a token of its replica, at `size` bytes per number. Recomputation
+        adds to this.
+        """
         times = 10 if self.sequence_parallel else 8
         stream = model.channels * size
         return times * model.layers * stream * (self.ranks - 1) / self.ranks
 
     def check_workers(self, workers: int, replica: int) -> None:
-        """Raise ConfigError unless `workers` are whole groups of `replica`, which work together."""
+        """Raise ConfigError unless `workers` form whole groups of `replica` workers."""
         if workers % replica:
             below = workers - workers % replica
             nearest = " or ".join(str(n) for n in (below, below + replica) if n)
             raise ConfigError(
-                f"{WHERE}.ranks ({self.ranks}): {workers} workers are no whole groups of "
+                f"{WHERE}.ranks ({self.ranks}): {workers} workers do not form whole groups of "
                 f"{replica}, which share layers; use {nearest}"
             )
 
     def check_training(self, compute: str, optimizers: Iterable[str]) -> None:
-        """Raise ValueError for numbers or optimizers that shared layers do not go with."""
+        """Raise ValueError for number formats or optimizers that do not support shared layers."""
         if compute == "float8":
             raise ValueError(
-                f"{WHERE}: float8 scales whole matrices, of which a worker has a part; set "
+                f"{WHERE}: float8 scales whole matrices, but a worker has only a part; set "
                 'training.precision.compute = "bfloat16"'
             )
         for kind in optimizers:
             if kind not in BY_ELEMENT:
                 raise ValueError(
-                    f"{WHERE}: {kind} looks at whole matrices, of which a worker has a part; use "
-                    f"one of {', '.join(BY_ELEMENT)}"
+                    f"{WHERE}: {kind} needs whole matrices, but a worker has only a part; use one "
+                    f"of {', '.join(BY_ELEMENT)}"
                 )
 
     def check_length(self, length: int, context: int) -> None:
-        """Raise ValueError unless what flows between layers can be divided by its places, in rows
-        of `length` tokens that `context` workers share."""
+        """Raise ValueError unless positions can be divided equally with `sequence_parallel`.
+
+        Rows have `length` tokens, which `context` workers share.
+        """
         if not self.sequence_parallel:
             return
-        # A context axis cuts rows into a head and a tail for each worker as well: what is named as
-        # the nearest has to suit both.
+        # A context axis also cuts rows into a head and a tail for each worker. The suggested
+        # lengths must suit both.
         ranks = math.lcm(self.ranks, 2) if context > 1 else self.ranks
         pieces = ranks * context
         if length % pieces:
@@ -75,18 +83,20 @@ class TensorSplit(Settings):
             nearest = " or ".join(str(n) for n in (below, below + pieces) if n)
             raise ValueError(
                 f"{WHERE}.sequence_parallel: sequences of {length} tokens are not a multiple of "
-                f"{pieces}, for {self.ranks} workers to have as many places each; the nearest: "
+                f"{pieces}, so {self.ranks} workers cannot share positions equally; the nearest: "
                 f"{nearest}"
             )
 
     def check_run(self, model: DecoderConfig, objective: str, instead: str = "CausalLM") -> None:
-        """Raise ValueError unless `ranks` workers can each have an equal part of `model`, and learn
-        `objective` of it; `instead`: the one to name then. A vocabulary that is not settled is
-        passed over."""
+        """Raise ValueError unless `ranks` workers can each train an equal part of `model`.
+
+        `objective` must be computable from parts of the logits. `instead`: objective to suggest in
+        the message. A vocabulary size that is not known yet is not checked.
+        """
         if objective not in OF_PARTS:
             raise ValueError(
-                f"{WHERE}: objective {objective} is not computed of parts of logits; leave it out, "
-                f'or set objective.kind = "{instead}"'
+                f"{WHERE}: objective {objective} cannot be computed from parts of the logits; "
+                f'remove the table, or set objective.kind = "{instead}"'
             )
         self.check_model(model)
 
@@ -96,19 +106,19 @@ class TensorSplit(Settings):
             (model.kind != "Decoder", f'model.kind "{model.kind}"', 'kind = "Decoder"'),
             (
                 isinstance(model.position_embedding, Alibi),
-                "ALiBi, whose distances go by head,",
+                "ALiBi, whose slopes depend on the head,",
                 "Rope, LearnedPositions or NoPositions",
             ),
             (
                 model.attention.qk_norm == "projection",
-                "a norm of all heads together",
+                "a norm over all heads",
                 'model.attention.qk_norm = "head"',
             ),
         )
         for there, what, instead in other:
             if there:
                 raise ValueError(
-                    f"{WHERE}: {what} is not shared; leave it out, or choose {instead}"
+                    f"{WHERE}: {what} cannot be shared; remove the table, or choose {instead}"
                 )
         self._check_sizes(model)
 

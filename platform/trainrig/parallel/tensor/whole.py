@@ -1,10 +1,11 @@
-"""Tensors of which a rank has a part of a part, seen as what they are parts of.
+"""Views of a rank's slices of tensor-parallel parameters as slices of the whole parameters.
 
-FSDP slices what a rank of a tensor axis has of a parameter as if it were all there is. Checkpoints
-and fresh weights want its place in the whole. Files hold whole rows, so ranks that share a matrix
-by its columns change places before they write it: each of c ranks gets some of the rows that they
-all have, and columns from the others; and back after it was read. Of experts that are divided over
-other ranks as well, whose rows are cut twice already, each gets all of the rows.
+FSDP slices a tensor rank's part of a parameter as if it were the whole. Checkpoints and weight
+initialisation need its position in the whole. Files hold whole rows. Ranks that share a matrix by
+its columns therefore exchange parts before they write it: each of c ranks gets some of the rows
+that they all have, with the columns of the others; after reading they exchange back. The rows of
+experts that are divided over other ranks as well are already cut twice, so each rank gets all of
+those rows.
 """
 
 from collections.abc import Mapping
@@ -22,18 +23,22 @@ from trainrig.parallel.tensor.layers import LayerSplit
 
 
 class SharedLayers:
-    """How the parameters of one model lie over the ranks that share its layers."""
+    """Distribution of one model's parameters over the ranks that share its layers."""
 
     def __init__(self, split: LayerSplit, mesh: WorkerMesh) -> None:
         assert mesh.tensor.group is not None
-        self._cuts, self._parts, self.axis = split.cuts, split.parts, mesh.tensor
+        self._cuts = split.cuts
+        self._parts = split.parts
+        self.axis = mesh.tensor
         self._group: dist.ProcessGroup = mesh.tensor.group
-        self._device = mesh.devices.device_type  # whose memory the group sends from
+        self._device = mesh.devices.device_type  # type of device whose memory the group sends from
         self._meshes: dict[tuple[DeviceMesh, str], tuple[DeviceMesh, DeviceMesh]] = {}
 
     def whole(self, name: str, tensor: Tensor) -> Tensor:
-        """`tensor`, of the sizes of the parameter `name` as this rank has it, as a part of the
-        whole; not a copy."""
+        """Return `tensor` as a slice of the whole parameter `name`, without a copy.
+
+        `tensor` has the shape of this rank's part of the parameter.
+        """
         if not isinstance(tensor, DTensor):
             return tensor
         cut = self._cuts[name]
@@ -48,11 +53,14 @@ class SharedLayers:
         return _view_as(local, outside, placements, size)
 
     def _find_meshes(self, mesh: DeviceMesh, kind: str) -> tuple[DeviceMesh, DeviceMesh]:
-        """`mesh`, over which a tensor is sliced, with the ranks that share layers: as its first
-        axis, and as its last. Only to say who has what: nothing is sent over these. `kind`: of the
-        device where slices lie, or `DTensor.from_local` would move them."""
+        """Return `mesh` with the tensor ranks added as its first axis, and as its last.
+
+        `mesh` is the one that a tensor is sliced over. The results describe placements only:
+        nothing is sent over them. `kind`: type of device where slices lie, or `DTensor.from_local`
+        would move them.
+        """
         if (mesh, kind) not in self._meshes:
-            # Ranks that share a layer are neighbours.
+            # Ranks that share a layer are neighbouring ranks.
             ranks = (mesh.mesh - self.axis.rank)[..., None] + torch.arange(self.axis.size)
             names = mesh.mesh_dim_names or ()
             self._meshes[mesh, kind] = (
@@ -64,31 +72,37 @@ class SharedLayers:
         return self._meshes[mesh, kind]
 
     def is_alike(self, name: str) -> bool:
-        """Whether all ranks of the axis have all of the parameter `name`."""
+        """Return whether all ranks of the axis hold the whole parameter `name`."""
         return self._cuts[name] is None
 
     def list_alike(self, model: nn.Module) -> frozenset[int]:
-        """The `id` of each parameter of `model` that all ranks of the axis have all of."""
+        """Return the `id` of each parameter of `model` that all ranks of the axis hold whole."""
         return frozenset(id(p) for name, p in model.named_parameters() if self.is_alike(name))
 
     def add_parts(self, model: nn.Module) -> None:
-        """Have each rank of the axis have the sum of gradients of which each has a part, added in
-        the order of ranks: of parameters that all have alike. Collective."""
+        """Add the gradients of shared parameters of which each rank has a part. Collective.
+
+        The parts are added in the order of ranks, and each rank gets the sum.
+        """
         found = [p.grad for name, p in model.named_parameters() if name in self._parts]
-        gradients = [_to_local(each) for each in found if each is not None]
+        gradients = [_to_local(gradient) for gradient in found if gradient is not None]
         if not gradients:
             return
-        flat = torch.cat([each.flatten() for each in gradients])
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
         total, *others = gather_parts(flat, self._group)
         for other in others:
             total = total + other
-        sizes = [each.numel() for each in gradients]
+        sizes = [gradient.numel() for gradient in gradients]
         for gradient, sum_ in zip(gradients, total.split(sizes), strict=True):
             gradient.copy_(sum_.view_as(gradient))
 
     def combine_columns(self, name: str, numbers_O: Tensor, largest: bool = False) -> Tensor:
-        """Of `numbers_O` of each row of what this rank has of the parameter `name`: where others
-        have other columns, the sum over ranks, in their order, or the `largest`. Collective."""
+        """Return the sum, or the `largest`, of `numbers_O` over ranks with other columns.
+
+        Collective. `numbers_O` has a number for each row of this rank's part of the parameter
+        `name`. They are added in the order of ranks, and returned as they are if the columns are
+        not divided.
+        """
         if (self._cuts[name] or 0) == 0:
             return numbers_O
         total: Tensor
@@ -98,31 +112,39 @@ class SharedLayers:
         return total
 
     def rows(self, tensors: Mapping[str, Tensor], filled: bool = True) -> dict[str, Tensor]:
-        """What `whole` gave, but whole rows of what is cut by columns: new tensors, `filled` with
-        what is there or to be read into. Collective if `filled`."""
+        """Return results of `whole` with whole rows for every tensor that is cut by columns.
+
+        Those are new tensors, `filled` with the values or left empty to be read into. Collective if
+        `filled`.
+        """
         return {
-            name: self._rows(each, filled) if _is_cut_by_columns(each) else each
-            for name, each in tensors.items()
+            name: self._rows(tensor, filled) if _is_cut_by_columns(tensor) else tensor
+            for name, tensor in tensors.items()
         }
 
     def take_rows(self, rows: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-        """Copy what was read into `rows`, as `rows` gave them, to `tensors`. Collective."""
+        """Copy what was read into `rows`, as returned by `rows`, to `tensors`. Collective."""
         for name, tensor in tensors.items():
             if not _is_cut_by_columns(tensor):
                 continue
-            mine, whole = _to_local(tensor), _to_local(rows[name])
-            if _cut_twice(tensor):  # each has read all of the rows
+            mine = _to_local(tensor)
+            whole = _to_local(rows[name])
+            if _cut_twice(tensor):  # each rank has read all of the rows
                 mine.copy_(self._split_by_rank(whole, tensor)[self.axis.rank])
                 continue
-            sizes, w = self._count_rows(tensor), mine[:1].numel()
-            outgoing, m = self._split_by_rank(whole, tensor), sizes[self.axis.rank]
+            sizes = self._count_rows(tensor)
+            w = mine[:1].numel()
+            outgoing = self._split_by_rank(whole, tensor)
+            m = sizes[self.axis.rank]
             incoming = torch.empty_like(mine, memory_format=torch.contiguous_format)
             self._exchange(incoming, outgoing, [n * w for n in sizes], [m * w] * len(sizes))
             mine.copy_(incoming)
 
     def _rows(self, tensor: Tensor, filled: bool) -> DTensor:
         assert isinstance(tensor, DTensor)
-        mine, sizes, ranks = _to_local(tensor), self._count_rows(tensor), self.axis.size
+        mine = _to_local(tensor)
+        sizes = self._count_rows(tensor)
+        ranks = self.axis.size
         if _cut_twice(tensor):
             found = mine.new_empty(len(mine), *tensor.shape[1:])
             if filled:
@@ -131,7 +153,8 @@ class SharedLayers:
             placements: tuple[Placement, ...] = (Replicate(), *tensor.placements[1:])
             outside = self._find_whole_meshes(tensor)[0]
             return _view_as(found, outside, placements, list(tensor.shape))
-        m, w = sizes[self.axis.rank], mine[:1].numel()
+        m = sizes[self.axis.rank]
+        w = mine[:1].numel()
         found = mine.new_empty(m, *tensor.shape[1:])
         if filled:
             incoming = mine.new_empty(ranks, m, *mine.shape[1:])
@@ -141,11 +164,11 @@ class SharedLayers:
         return _view_as(found, self._find_whole_meshes(tensor)[1], placements, list(tensor.shape))
 
     def _find_whole_meshes(self, tensor: DTensor) -> tuple[DeviceMesh, DeviceMesh]:
-        """As `_find_meshes`, of a tensor that `whole` gave."""
-        return next(each for each in self._meshes.values() if each[0] is tensor.device_mesh)
+        """Return the meshes of `_find_meshes` for a tensor that `whole` returned."""
+        return next(meshes for meshes in self._meshes.values() if meshes[0] is tensor.device_mesh)
 
     def _split_by_rank(self, rows: Tensor, tensor: Tensor) -> Tensor:
-        """[ranks, …] what each rank of the axis has of whole `rows` of `tensor`; a view."""
+        """Return a view [ranks, …] of whole `rows` of `tensor`, with the part of each rank."""
         assert isinstance(tensor, DTensor)
         dim = tensor.placements[0].dim  # type: ignore[attr-defined]
         ranks = self.axis.size
@@ -153,23 +176,25 @@ class SharedLayers:
         return rows.view(size).movedim(dim, 0)
 
     def _count_rows(self, tensor: Tensor) -> list[int]:
-        """How many of the rows that the ranks of the axis have some columns of each gets."""
-        rows, ranks = len(_to_local(tensor)), self.axis.size
-        each = -(-rows // ranks)
-        return [min(each, max(0, rows - rank * each)) for rank in range(ranks)]
+        """Return the number of whole rows that each rank of the axis gets in the exchange."""
+        rows = len(_to_local(tensor))
+        ranks = self.axis.size
+        most = -(-rows // ranks)
+        return [min(most, max(0, rows - rank * most)) for rank in range(ranks)]
 
     def _exchange(
         self, incoming: Tensor, outgoing: Tensor, sizes: list[int], sent: list[int]
     ) -> None:
-        # What lies in the host's memory goes through the device's, one tensor at a time.
-        there, sending = incoming.to(self._device), outgoing.reshape(-1).to(self._device)
+        # Tensors in the host's memory pass through the device's, one at a time.
+        there = incoming.to(self._device)
+        sending = outgoing.reshape(-1).to(self._device)
         dist.all_to_all_single(there.view(-1), sending, sizes, sent, group=self._group)
         if there is not incoming:
             incoming.copy_(there)
 
 
 def _is_cut_by_columns(tensor: Tensor) -> bool:
-    """Whether ranks that share layers have parts of the rows of what `whole` gave."""
+    """Return whether ranks that share layers have parts of the same rows of a result of `whole`."""
     if not isinstance(tensor, DTensor):
         return False
     first = tensor.placements[0]
@@ -177,9 +202,9 @@ def _is_cut_by_columns(tensor: Tensor) -> bool:
 
 
 def _cut_twice(tensor: Tensor) -> bool:
-    """Whether rows are divided over two axes already, as those of divided experts are."""
+    """Return whether rows are already divided over two axes, like the rows of divided experts."""
     assert isinstance(tensor, DTensor)
-    return any(isinstance(each, _StridedShard) for each in tensor.placements)
+    return any(isinstance(placement, _StridedShard) for placement in tensor.placements)
 
 
 def _to_local(tensor: Tensor) -> Tensor:

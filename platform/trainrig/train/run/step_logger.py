@@ -51,7 +51,7 @@ class StepLogger:
         self._folder = RunFolder(job.folder)
         first = dist.get_rank() == 0
         self._metrics = MetricsWriter(job.folder, attempt.number, state.step) if first else None
-        speaks = state.mesh.speaks
+        speaks = state.mesh.is_reporter
         self._samples = SampleLog(job.folder, attempt.number, dist.get_rank()) if speaks else None
         # Start of the current step; end of the update before it, for the wall time.
         self._began = self._ended = time.perf_counter()
