@@ -54,9 +54,12 @@ def shard(
     `gather_once`: a forward pass leaves parameters gathered, and a backward pass frees them.
     """
     casts = make_policy(precision)
-    for layer in list_expert_layers(model) if experts else ():
+    for expert_layer in list_expert_layers(model) if experts else ():
         fully_shard(
-            layer.experts, mesh=experts, reshard_after_forward=not gather_once, mp_policy=casts
+            expert_layer.experts,
+            mesh=experts,
+            reshard_after_forward=not gather_once,
+            mp_policy=casts,
         )
     for layer in layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=not gather_once, mp_policy=casts)
@@ -143,8 +146,8 @@ def reshard(model: nn.Module | FSDPModule) -> None:
     """
     for unit in list_units(model):
         unit.reshard()
-    for unit in list_cast_units(model):
-        unit.restore()
+    for cast_unit in list_cast_units(model):
+        cast_unit.restore()
 
 
 @contextmanager
@@ -156,8 +159,8 @@ def keep_gathered(model: nn.Module | FSDPModule, gather_once: bool) -> Iterator[
     resharded.
     """
     found = list_units(model)
-    for unit in list_cast_units(model):
-        unit.cast()
+    for cast_unit in list_cast_units(model):
+        cast_unit.cast()
     for unit in found:
         unit.unshard()
         unit.set_reshard_after_forward(False, recurse=False)
@@ -223,8 +226,8 @@ class BackwardUnits:
             unit.set_requires_all_reduce(mine and last, recurse=False)
             done = last and (chunk == 0 if root else mine)
             unit.set_reshard_after_backward(done or not gather_once, recurse=False)
-        for unit in self._cast:
-            unit.last = last
+        for cast_unit in self._cast:
+            cast_unit.last = last
 
     def finish_pass(self, last: bool) -> None:
         """Move the gradients that a backward pass left with cast copies to the parameters."""
