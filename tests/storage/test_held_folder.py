@@ -81,3 +81,15 @@ def test_a_folder_of_the_same_run_may_have_another_inode(tmp_path: Path) -> None
         storage.write(f"{folder}/file", b"x")
     shutil.rmtree(folder)
     storage.write(f"{folder}/file", b"x")  # held no more
+
+
+def test_an_error_of_a_run_that_deletes_its_own_folder_is_raised_as_it_is(tmp_path: Path) -> None:
+    """As a run does that is refused before it starts."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with (
+        pytest.raises(ValueError, match="refused"),
+        storage.hold_folder(str(folder), lambda: False),
+    ):
+        storage.delete_folder(str(folder))
+        raise ValueError("refused")

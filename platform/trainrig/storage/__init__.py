@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, cast
 
 from trainrig.storage import s3_objects
 from trainrig.storage.held_folder import check_held as check_held
+from trainrig.storage.held_folder import expect_deletion
 from trainrig.storage.held_folder import hold_folder as hold_folder
 from trainrig.storage.held_folder import make_parent as make_parent
 from trainrig.storage.s3_objects import S3 as S3
@@ -253,6 +254,7 @@ def delete_folder(folder: str) -> None:
         for path in s3_objects.list_objects(folder):
             delete(path)
     elif Path(folder).is_dir():
+        expect_deletion(folder)
         shutil.rmtree(folder)
 
 

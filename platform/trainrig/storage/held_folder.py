@@ -16,6 +16,7 @@ from trainrig.errors import FolderGone
 class _Held:
     inode: int
     is_ours: Callable[[], bool]
+    deleted: bool = False  # by this process, as of a run that is refused
 
 
 _held: dict[str, _Held] = {}  # of this process, by path
@@ -35,12 +36,19 @@ def hold_folder(folder: str, is_ours: Callable[[], bool]) -> Iterator[None]:
     try:
         yield
     except Exception:
-        check_held(path)
+        if not _held[path].deleted:
+            check_held(path)
         raise
     finally:
         del _held[path]
         if before:
             _held[path] = before
+
+
+def expect_deletion(folder: str) -> None:
+    """Note that this process itself deletes `folder`: an error in its block is raised as it is."""
+    if held := _held.get(str(Path(folder).absolute())):
+        held.deleted = True
 
 
 def check_held(path: str) -> str | None:
