@@ -27,8 +27,11 @@ ANSWER_SECONDS = 30.0  # for an answer, all tries; a job is accepted once an age
 SILENT_SECONDS = 5.0  # without one, until it is said what is waited for
 CONNECT_TRIES = 3  # a dashboard that is busy drops one now and then
 # What Ray calls the states of a job.
-PENDING, RUNNING = "PENDING", "RUNNING"
-STOPPED, SUCCEEDED, FAILED = "STOPPED", "SUCCEEDED", "FAILED"
+PENDING = "PENDING"
+RUNNING = "RUNNING"
+STOPPED = "STOPPED"
+SUCCEEDED = "SUCCEEDED"
+FAILED = "FAILED"
 OVER = (STOPPED, SUCCEEDED, FAILED)
 NO_TOKEN = "what is here as its token is no token: it has signs that none has"
 

@@ -64,7 +64,9 @@ class Redactor:
         """What can be said of the stream once `piece` has come."""
         if not self._secrets:
             return piece
-        data, at, said = self._held + piece, 0, []
+        data = self._held + piece
+        at = 0
+        said = []
         while True:
             undecided = self._find_undecided(data, at)
             found = self._pattern.search(data, at)
@@ -85,5 +87,6 @@ class Redactor:
 
     def flush(self) -> bytes:
         """What was held back at the end of the stream."""
-        held, self._held = self._held, b""
+        held = self._held
+        self._held = b""
         return self._pattern.sub(MASK.encode(), held) if self._secrets else held

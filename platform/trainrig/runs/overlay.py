@@ -157,7 +157,8 @@ def _draw_overlay(
         ) if smooth else found
 
     ends = {run.name: float(curve(run)[1][-1]) for run in runs}
-    low, high = min(ends, key=lambda n: ends[n]), max(ends, key=lambda n: ends[n])
+    low = min(ends, key=lambda n: ends[n])
+    high = max(ends, key=lambda n: ends[n])
     plot = _draw_curves(runs, curve, "")
 
     def draw_labelled(ax: Axes) -> None:

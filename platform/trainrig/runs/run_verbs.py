@@ -225,5 +225,6 @@ def average(
         path, steps = write_mean_of_last(run.rstrip("/"), last, out)
     else:
         assert horizon is not None
-        path, steps = write_average(run.rstrip("/"), horizon, out), []
+        path = write_average(run.rstrip("/"), horizon, out)
+        steps = []
     print(json.dumps({"checkpoint": path, "steps": steps}) if as_json else path)

@@ -80,7 +80,8 @@ class TracedRun:
         for line in metrics.read_series(self.folder) if self.folder else ():
             if line["step"] == step and "train/data_step" in line:
                 return int(line["train/data_step"])
-        planned, past = step - 1, 0
+        planned = step - 1
+        past = 0
         for first, end in sorted(self.settings.training.skip_data):
             begin = max(first, past)  # ranges may overlap
             planned += max(0, end - begin) if begin <= planned else 0
@@ -113,7 +114,9 @@ def trace(
     if step and not path.endswith(".toml") and (stored := list_stored_batches(RunFolder(path))):
         return _trace_stored(path, stored, step, source)
     traced = open_traced(path)
-    run, batches, encoder = traced.settings, traced.batches, traced.encoder
+    run = traced.settings
+    batches = traced.batches
+    encoder = traced.encoder
     number = traced.find_data_step(step, data_step)
     if source is not None and source not in batches.sources:
         raise ConfigError(
@@ -207,7 +210,8 @@ def _iterate_sequences(
         if batches.corruption is not None:  # which may have moved them
             places = micro.pieces[micro.pieces[:, 0] == row, 1].tolist()
         for answer, (ids_BT, targets_BT) in answers.items():
-            ids, targets = ids_BT[row], targets_BT[row]
+            ids = ids_BT[row]
+            targets = targets_BT[row]
             filled = len(ids) - count_padding(ids, encoder)
             ends = [*places[1:], filled]
             yield TracedSequence(
@@ -250,7 +254,8 @@ def _find_answers(micro: MicroBatch) -> dict[str, tuple[Integers, Integers]]:
             TARGET: (arrays[DECODER_IDS], arrays[TARGETS]),
         }
     if STEP_LABELS in arrays:  # what is trained on is the last token of a step itself
-        ids, labels = arrays[IDS], arrays[STEP_LABELS]
+        ids = arrays[IDS]
+        labels = arrays[STEP_LABELS]
         targets = np.full_like(ids, IGNORE)
         targets[:, :-1] = np.where(labels[:, 1:] == IGNORE, IGNORE, ids[:, 1:])
         return {"": (ids, targets)}

@@ -92,7 +92,8 @@ class TracedStep:
             )
             pieces = [RowPiece(each.place, each.url or each.id) for each in sequence.documents]
             pieces = pieces or [RowPiece(0, sequence.source)]
-            ids, targets = np.array(sequence.ids), np.array(sequence.target_ids)
+            ids = np.array(sequence.ids)
+            targets = np.array(sequence.target_ids)
             yield Text(head, style="bold").append_text(
                 render_row(ids, targets, pieces, self.encoder, tokens=tokens, borders=borders)
             )

@@ -59,7 +59,8 @@ class PageServer(ThreadingHTTPServer):
 
     def __init__(self, page: Callable[[], str], port: int = 0) -> None:
         """`port` 0: one that is free. Raises ConfigError if `port` is taken."""
-        self.page, self.token = page, secrets.token_urlsafe(16)
+        self.page = page
+        self.token = secrets.token_urlsafe(16)
         self.drawing = threading.Lock()  # matplotlib draws one figure at a time
         try:
             super().__init__((ADDRESS, port), _Handler)
@@ -86,7 +87,8 @@ class _Handler(BaseHTTPRequestHandler):
     """Answers GET and HEAD; anything else is not implemented."""
 
     server: PageServer
-    server_version, sys_version = "trainrig", ""
+    server_version = "trainrig"
+    sys_version = ""
     timeout = SILENT_SECONDS
 
     def do_GET(self) -> None:

@@ -37,7 +37,8 @@ from trainrig.launch.check.secrets import find_secrets
 from trainrig.launch.check.spot_agent import check_agent
 from trainrig.storage import utf8
 
-KUBERNETES, LAPTOP = "kubernetes", "fake_multinode"
+KUBERNETES = "kubernetes"
+LAPTOP = "fake_multinode"
 PROVIDERS = ("aws", "gcp", LAPTOP)
 LARGEST = 2**20  # bytes of a cluster file; ours have 10,000
 

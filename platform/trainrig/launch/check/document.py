@@ -86,7 +86,8 @@ def read_documents(text: str, path: str) -> tuple[list[YamlDocument], list[Probl
         return [], [Problem(path, 1, "", f"not YAML: {str(error).splitlines()[0]}")]
     if not nodes:
         return [], [Problem(path, 1, "", "holds nothing; a cluster file is a mapping of keys")]
-    documents, problems = [], []
+    documents = []
+    problems = []
     for node in nodes:
         reader = _Reader(path)
         try:
@@ -143,7 +144,8 @@ class _Reader:
                 for below in self._read_merged(value_node, location):
                     merged = below | merged  # of two, the first named holds
                 continue
-            key, line = self._read_key(key_node, location), key_node.start_mark.line + 1
+            key = self._read_key(key_node, location)
+            line = key_node.start_mark.line + 1
             if key in own:
                 what = f"`{key}` is here twice (first in line {own[key]}); one of them is lost"
                 self._add_problem(key_node, (*location, key), what)

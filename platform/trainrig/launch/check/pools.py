@@ -7,7 +7,9 @@ from typing import Any, Literal
 from trainrig.hardware import Hardware
 
 Market = Literal["spot", "on-demand"]
-POOL, INSTANCE, MARKET = "trainrig.io/pool", "trainrig.io/instance", "trainrig.io/market"
+POOL = "trainrig.io/pool"
+INSTANCE = "trainrig.io/instance"
+MARKET = "trainrig.io/market"
 MARKETS: tuple[Market, ...] = ("spot", "on-demand")
 HEAD = "head"  # the pool of the node that leads
 

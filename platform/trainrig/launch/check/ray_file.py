@@ -69,10 +69,8 @@ def list_ray_pools(data: Any) -> list[PricedPool]:
 
 
 def _build_pool(name: str, node_type: dict[str, Any], is_head: bool) -> PricedPool:
-    labels, resources = (
-        ensure_table(node_type.get("labels")),
-        ensure_table(node_type.get("resources")),
-    )
+    labels = ensure_table(node_type.get("labels"))
+    resources = ensure_table(node_type.get("resources"))
     return PricedPool(
         name=HEAD if is_head else name,
         instance=str(labels.get(INSTANCE, "")),
@@ -89,7 +87,8 @@ def _parse_count(value: Any) -> int:
 
 
 def _check_head(data: dict[str, Any]) -> Iterator[Found]:
-    types, head = list_node_types(data), data.get("head_node_type")
+    types = list_node_types(data)
+    head = data.get("head_node_type")
     if not types:
         yield (), "`available_node_types` is missing; a head and a pool at least"
         return
@@ -117,7 +116,8 @@ def _check_sizes(data: dict[str, Any]) -> Iterator[Found]:
         where = ("available_node_types", name)
         if name == data.get("head_node_type"):
             continue
-        least, most = each.get("min_workers", 0), each.get("max_workers")
+        least = each.get("min_workers", 0)
+        most = each.get("max_workers")
         if not isinstance(most, int):
             yield where, "`max_workers` is missing; without it a pool may take all there are"
         elif isinstance(least, int) and least > most:
@@ -135,7 +135,8 @@ def _check_sizes(data: dict[str, Any]) -> Iterator[Found]:
 def _check_all_labels(data: dict[str, Any]) -> Iterator[Found]:
     for name, each in list_node_types(data).items():
         is_head = name == data.get("head_node_type")
-        labels, where = ensure_table(each.get("labels")), ("available_node_types", name, "labels")
+        labels = ensure_table(each.get("labels"))
+        where = ("available_node_types", name, "labels")
         yield from check_labels(labels, where, HEAD if is_head else name)
 
 
@@ -180,7 +181,8 @@ def _check_ray_start(data: dict[str, Any]) -> Iterator[Found]:
             here = (key,) if key in data else ()
             yield here, f"`{key}` runs no `ray start`; the one of Ray's own has no token"
         for index in starts:
-            where, command = (key, index), commands[index]
+            where = (key, index)
+            command = commands[index]
             if "RAY_AUTH_MODE=token" not in command:
                 yield where, "without RAY_AUTH_MODE=token whoever reaches the port commands it"
             if key == "head_start_ray_commands":

@@ -38,7 +38,8 @@ def find_secrets(data: Any, location: Location = ()) -> Iterator[Found]:
 
 def _find_variable_secret(data: dict[str, Any], location: Location) -> Iterator[Found]:
     """`{name: TOKEN, value: …}`, as Kubernetes writes a variable of the environment."""
-    name, value = data.get("name"), data.get("value")
+    name = data.get("name")
+    value = data.get("value")
     if isinstance(name, str) and isinstance(value, str) and _is_secret(name, value):
         yield (*location, "value"), f"gives {name} its value in the file; {INSTEAD}"
 

@@ -40,7 +40,8 @@ def _explain_errors(
 
 def _explain(error: jsonschema.ValidationError, at: Location) -> Iterator[Found]:
     schema = error.schema if isinstance(error.schema, Mapping) else {}
-    value, wanted = error.instance, error.validator_value
+    value = error.instance
+    wanted = error.validator_value
     match error.validator:
         case "additionalProperties":
             names = list(schema.get("properties", {}))

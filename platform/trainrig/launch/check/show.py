@@ -32,7 +32,8 @@ def _format_pools(checked: Checked) -> Iterator[str]:
             f"{_format_usd(price.usd) + _format_mark(price):>11}{_format_usd(price.usd_most):>10}"
         )
     estimate = checked.price
-    idle, most = _format_usd(estimate.usd_idle), _format_usd(estimate.usd_most)
+    idle = _format_usd(estimate.usd_idle)
+    most = _format_usd(estimate.usd_most)
     yield f"USD an hour: {idle} at rest, {most} at most"
     if any(price.listed for price in estimate.prices):
         yield "  * list price: what spot costs is not in the table (typically 0.3 to 0.5 of it)"

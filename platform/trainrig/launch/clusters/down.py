@@ -75,7 +75,8 @@ def end_all(
     until = time.monotonic() + timeouts.total
     empty_since: float | None = None
     while True:
-        unread, left = None, list[CloudMachine]()
+        unread = None
+        left = list[CloudMachine]()
         try:
             left = list(provider.machines(name))
             if left:

@@ -21,7 +21,8 @@ from trainrig.launch.clusters.providers.local_processes import HEAD_LABELS, MARK
 from trainrig.ray_runtime.ray_private import LOCAL_NODE_PROVIDER
 from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
-HEAD_ID, HEAD_TYPE = "f" * 51 + "00000", "ray.head.default"  # as the provider has the head's
+HEAD_ID = "f" * 51 + "00000"
+HEAD_TYPE = "ray.head.default"  # as the provider has the head's
 BOOTSTRAP = "~/ray_bootstrap_config.yaml"  # where Ray's launcher puts the file on a machine
 STORE = 80 * 2**20  # bytes of a node's object store, the least that Ray takes: only paths are in it
 # Ray's switch for systems on which it makes no clusters. Else it takes 127.0.0.1 for the address

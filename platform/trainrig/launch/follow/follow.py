@@ -104,7 +104,8 @@ class Following:
     def _tell(self, status: RunStatus, events: Sequence[Mapping[str, Any]]) -> None:
         number = status.attempt.number if status.attempt else 0
         if number != self._attempt:
-            self._attempt, self._told = number, 0
+            self._attempt = number
+            self._told = 0
         for event in events[self._told :]:
             if text := _describe_event(event):
                 self.say(f"{self.record.id}: {text}")

@@ -49,9 +49,13 @@ def build_rows(home: Home) -> list[JobRow]:
 
 def build_row(record: RunRecord) -> JobRow:
     """The line of one run. What cannot be read of its output is left out."""
-    about, status = record.read_description(), record.read_status()
-    verb, output = str(about["verb"]), str(about["output"])
-    step, steps, share = None, None, None
+    about = record.read_description()
+    status = record.read_status()
+    verb = str(about["verb"])
+    output = str(about["output"])
+    step = None
+    steps = None
+    share = None
     cost = sum_spent(record, status)
     if trains(verb):
         step, steps, share = _read_training(record, output)

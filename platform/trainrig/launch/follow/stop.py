@@ -25,7 +25,8 @@ def stop(record: RunRecord, now: bool, say: Callable[[str], None]) -> Mapping[st
     status = record.read_status()
     if status.ended or status.attempt is None:
         return status.ended or None
-    attempt, jobs = status.attempt, RayJobs(status.attempt.address)
+    attempt = status.attempt
+    jobs = RayJobs(status.attempt.address)
     record.request_stop()
     if not now and status.state != LOST:
         if end := _wait(record, attempt, jobs, say):

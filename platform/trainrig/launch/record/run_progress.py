@@ -30,7 +30,8 @@ class RunProgress:
     """Follows the output of the run of `verb`."""
 
     def __init__(self, verb: str, output: str) -> None:
-        self._output, self.trains = output, trains(verb)
+        self._output = output
+        self.trains = trains(verb)
         self._lines = Tail(storage.join(output, metrics.METRICS))
         self.step = 0  # updates made; 0 where the verb has no steps
         self.tokens = 0  # trained on
@@ -45,7 +46,8 @@ class RunProgress:
             except ValueError:
                 continue
             if "train/loss" in update and update["step"] >= self.step:
-                self.step, self.tokens = update["step"], int(update["train/tokens"])
+                self.step = update["step"]
+                self.tokens = int(update["train/tokens"])
 
     def measure_progress(self) -> int:
         """A number that grows as the run gets on: updates, or whole files of the output."""

@@ -50,9 +50,17 @@ PINNED = "pinned"  # the attempt was submitted with the submitter's versions of 
 # Events that a job supervisor writes while its attempt lasts: others say nothing about its life.
 SIGNS = ("other_versions", "started", "retried", "superseded")
 # States. The first five may still change by themselves.
-QUEUED, WAITING, RUNNING, STOPPING, LOST = "queued", "waiting", "running", "stopping", "lost"
-DONE, STOPPED, PREEMPTED, FAILED = "done", "stopped", "preempted", "failed"
-REFUSED, OUT_OF_BUDGET = "refused", "out of budget"
+QUEUED = "queued"
+WAITING = "waiting"
+RUNNING = "running"
+STOPPING = "stopping"
+LOST = "lost"
+DONE = "done"
+STOPPED = "stopped"
+PREEMPTED = "preempted"
+FAILED = "failed"
+REFUSED = "refused"
+OUT_OF_BUDGET = "out of budget"
 ALIVE = (QUEUED, WAITING, RUNNING, STOPPING)
 
 

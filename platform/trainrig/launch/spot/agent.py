@@ -21,7 +21,9 @@ class Agent:
     def __init__(
         self, source: NoticeSource, drain: Drain, wait: Callable[[float], None] = time.sleep
     ) -> None:
-        self._source, self._drain, self._wait = source, drain, wait
+        self._source = source
+        self._drain = drain
+        self._wait = wait
         self._heard: Notice | None = None
         self._trouble = ""  # as was last said: what lasts is said once
 

@@ -24,7 +24,8 @@ from trainrig import storage
 from trainrig.errors import DataError
 
 FIELDS = ("second", "node", "event", "notice")
-LOST, BACK = "lost", "back"
+LOST = "lost"
+BACK = "back"
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,8 @@ def _iterate_entries(path: str, text: str) -> Iterator[tuple[int, dict[str, Any]
 def _parse_event(entries: dict[str, Any]) -> Event:
     if extra := [str(key) for key in entries if key not in FIELDS]:
         raise ValueError(f"no `{extra[0]}` in a trace; there are {', '.join(FIELDS)}")
-    node, event = entries.get("node"), entries.get("event")
+    node = entries.get("node")
+    event = entries.get("event")
     if not isinstance(node, str) or not node:
         raise ValueError("`node` names no node")
     if event not in (LOST, BACK):

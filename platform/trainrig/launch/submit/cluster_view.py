@@ -71,7 +71,8 @@ class ClusterView:
         Ray's own must be equal: its processes speak no other version's protocol. Python's may
         differ in the last number.
         """
-        ours, python = metadata.version("ray"), platform.python_version()
+        ours = metadata.version("ray")
+        python = platform.python_version()
         wrong = []
         if self.ray != ours:
             wrong.append(
@@ -111,7 +112,8 @@ class ClusterView:
 
     def _find_meant(self, asked: ResourceRequest) -> tuple[list[ClusterNode], list[NodePool]]:
         """The nodes and pools that such workers go to: those with the label, if there are any."""
-        nodes, pools = list(self.nodes), list(self.pools or ())
+        nodes = list(self.nodes)
+        pools = list(self.pools or ())
         meant = [n for n in nodes if n.labels.get(LABEL) == asked.pool]
         coming = [p for p in pools if p.labels.get(LABEL) == asked.pool]
         return (meant, coming) if asked.pool and (meant or coming) else (nodes, pools)

@@ -25,7 +25,8 @@ def check_output(run: RunFile, folder: str) -> Manifest | None:
         return None
     if done := storage.exists(storage.join(folder, MANIFEST)):
         found = manifest.read_manifest(folder)
-    here, lasting = extract_identity(run), extract_identity(run, extendable=False)
+    here = extract_identity(run)
+    lasting = extract_identity(run, extendable=False)
     whole = done and not run.extends_finished
     there = found.config if whole else _drop_extendable(found.config, here, lasting)
     different = manifest.describe_table_difference(

@@ -82,8 +82,11 @@ class JobSupervisor:
         pace: Pace = Pace(),
     ) -> None:
         about = record.read_description()
-        self._record, self._attempt, self._limits = record, attempt, limits
-        self._command, self._pace = command, pace
+        self._record = record
+        self._attempt = attempt
+        self._limits = limits
+        self._command = command
+        self._pace = pace
         self._progress = RunProgress(about["verb"], about["output"])
         self._output = about["output"]
         self._prices = hardware.load(limits.hardware)
@@ -127,7 +130,8 @@ class JobSupervisor:
             self._insist("superseded", by=self._newer, **self._collect_figures())
             return 1
         except AlreadyDone:
-            end, tries = self._end_unstarted(), 0
+            end = self._end_unstarted()
+            tries = 0
         except Exception as error:
             self._finish(RunEnd(1, "unknown", f"its supervisor failed: {error!r}"), 0)
             raise
@@ -139,7 +143,8 @@ class JobSupervisor:
         if self._limits.deadline:
             self._since = self._record.find_request_time(self._attempt)
         earlier = settle_previous_supervisors(self._record, self._attempt.number, self._check_need)
-        self._before, self._supervised_before = earlier.spent, earlier.supervised
+        self._before = earlier.spent
+        self._supervised_before = earlier.supervised
         self._check_budget({})
         # In this order: of two attempts that begin at once, one sees the other.
         self._write_heartbeat()
@@ -157,7 +162,8 @@ class JobSupervisor:
 
     def _run_tries(self) -> tuple[RunEnd, int]:
         """The end of the last try, and how many there were."""
-        retries, tries = Retries(self._limits), 0
+        retries = Retries(self._limits)
+        tries = 0
         while True:
             self._try_quietly(self._look)
             if self._asked:
@@ -208,7 +214,8 @@ class JobSupervisor:
             return
         now = time.monotonic()
         if self._told is None:
-            self._told, self._state = now, STOPPING
+            self._told = now
+            self._state = STOPPING
             if self._newer and self._was_away():
                 child.kill()  # the newer one may believe by now that there is nobody any more
             child.ask()
@@ -226,7 +233,8 @@ class JobSupervisor:
             progress=progress,
             seconds=round(seconds, 1),
         )
-        self._state, until = WAITING, time.monotonic() + seconds
+        self._state = WAITING
+        until = time.monotonic() + seconds
         while time.monotonic() < until and not self._asked:
             if self._newer:
                 raise Superseded
@@ -248,7 +256,8 @@ class JobSupervisor:
 
     def _look(self) -> None:
         """See whether it has to end."""
-        limits, number = self._limits, self._attempt.number
+        limits = self._limits
+        number = self._attempt.number
         if limits.deadline and time.time() > self._since + limits.deadline:
             self.ask("deadline", f"not finished within {limits.deadline:g} s of its submission")
         if not self._asked and self._record.stop_requested(number):

@@ -13,7 +13,9 @@ from trainrig.launch.cost.metering import Kind
 from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
-POOL, INSTANCE, MARKET = "trainrig.io/pool", "trainrig.io/instance", "trainrig.io/market"
+POOL = "trainrig.io/pool"
+INSTANCE = "trainrig.io/instance"
+MARKET = "trainrig.io/market"
 ANSWER_SECONDS = 5.0
 HERE = Kind("local", "", "")
 

@@ -21,7 +21,8 @@ class LogCopy:
     """The log of one attempt. Nothing that goes wrong with it ends the run."""
 
     def __init__(self, record: RunRecord, attempt: int) -> None:
-        self._record, self._attempt = record, attempt
+        self._record = record
+        self._attempt = attempt
         self._masking = Redactor(find_secrets(os.environ))
         self._begun = b""  # of the line that is not yet at its end
         self._last: deque[bytes] = deque(maxlen=LAST_LINES)
@@ -52,7 +53,8 @@ class LogCopy:
     def _take(self, data: bytes) -> None:
         data = self._begun + data
         end = data.rfind(b"\n") + 1
-        lines, self._begun = data[:end], data[end:]
+        lines = data[:end]
+        self._begun = data[end:]
         while len(self._begun) >= LONGEST:
             lines += self._begun[:LONGEST] + b"\n"
             self._begun = self._begun[LONGEST:]

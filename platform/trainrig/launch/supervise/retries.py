@@ -29,7 +29,8 @@ class Retries:
 
     def decide_retry(self, end: RunEnd, progress: int) -> float | GiveUp:
         """Seconds to wait after `end`, with `progress` (steps, or files) made in all."""
-        budget, used = self.limits.get_budget(end.cause), self._used.get(end.cause, 0)
+        budget = self.limits.get_budget(end.cause)
+        used = self._used.get(end.cause, 0)
         if not budget:
             return GiveUp()
         if self._came_before(end, progress):

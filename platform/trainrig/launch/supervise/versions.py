@@ -11,7 +11,8 @@ from trainrig import manifest
 from trainrig.launch.record.run_record import RunRecord
 
 log = logging.getLogger(__name__)
-SUBMITTED, OTHER_VERSIONS = "submitted", "other_versions"
+SUBMITTED = "submitted"
+OTHER_VERSIONS = "other_versions"
 
 
 def compare_versions(record: RunRecord, attempt: int) -> str:

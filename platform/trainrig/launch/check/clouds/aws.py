@@ -41,7 +41,8 @@ def _check_provider(provider: dict[str, Any]) -> Iterator[Found]:
         yield ("provider", "cache_stopped_nodes"), what
     if provider.get("use_internal_ips") is not True:
         yield ("provider", "use_internal_ips"), "machines would get public addresses; write true"
-    region, zones = provider.get("region"), str(provider.get("availability_zone", ""))
+    region = provider.get("region")
+    zones = str(provider.get("availability_zone", ""))
     if not region:
         yield ("provider",), "`region` is missing"
     for zone in filter(None, zones.split(",")):
@@ -56,7 +57,8 @@ def _check_provider(provider: dict[str, Any]) -> Iterator[Found]:
 def _check_machine(
     config: dict[str, Any], node_type: dict[str, Any], where: Where, hardware: Hardware
 ) -> Iterator[Found]:
-    instance, labels = config.get("InstanceType"), ensure_table(node_type.get("labels"))
+    instance = config.get("InstanceType")
+    labels = ensure_table(node_type.get("labels"))
     if instance is None:
         yield where, "`InstanceType` is missing"
         return
@@ -96,7 +98,8 @@ def check_resources(
 
 
 def _check_metadata(config: dict[str, Any], where: Where) -> Iterator[Found]:
-    options, here = ensure_table(config.get("MetadataOptions")), (*where, "MetadataOptions")
+    options = ensure_table(config.get("MetadataOptions"))
+    here = (*where, "MetadataOptions")
     if options.get("HttpTokens") != "required":
         what = "version 1 gives credentials to any request; write HttpTokens: required"
         yield (*here, "HttpTokens"), what
@@ -112,10 +115,8 @@ def _check_disks(config: dict[str, Any], where: Where) -> Iterator[Found]:
     if not disks:
         yield where, "no BlockDeviceMappings; the image's own disk is small and not encrypted"
     for index, disk in enumerate(disks):
-        ebs, here = (
-            ensure_table(ensure_table(disk).get("Ebs")),
-            (*where, "BlockDeviceMappings", index, "Ebs"),
-        )
+        ebs = ensure_table(ensure_table(disk).get("Ebs"))
+        here = (*where, "BlockDeviceMappings", index, "Ebs")
         if not ebs:
             continue
         if ebs.get("Encrypted") is not True:

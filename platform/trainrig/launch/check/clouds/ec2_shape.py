@@ -8,7 +8,8 @@ grows, with the reason in a log of the head.
 import functools
 from typing import Any
 
-SERVICE, REQUEST = "ec2", "RunInstancesRequest"
+SERVICE = "ec2"
+REQUEST = "RunInstancesRequest"
 # Ray's own: it takes one of them for each node, the first that has room.
 OF_RAY = {"SubnetIds": {"type": "array", "items": {"type": "string"}, "minItems": 1}}
 SET_BY_RAY = {"MinCount", "MaxCount", "SubnetId", "DryRun"}  # whatever a file says of them is lost

@@ -39,7 +39,8 @@ def check_gcp(data: dict[str, Any], hardware: Hardware) -> Iterator[Found]:
         yield from _check_scheduling(config, each, where, hardware)
         yield from _check_disks(config, where)
         yield from _check_network(config, where)
-        labels, here = ensure_table(config.get("labels")), (*where, "labels")
+        labels = ensure_table(config.get("labels"))
+        here = (*where, "labels")
         yield from check_tags(labels, here, data.get("cluster_name"), LABELS)
         yield from _check_account(config, where)
         accounts[name] = str(at(config, "serviceAccounts", 0, "email") or "")
@@ -54,7 +55,8 @@ def _check_provider(provider: dict[str, Any]) -> Iterator[Found]:
     for key in ("project_id", "region", "availability_zone"):
         if not provider.get(key):
             yield ("provider",), f"`{key}` is missing"
-    zone, region = str(provider.get("availability_zone", "")), str(provider.get("region", ""))
+    zone = str(provider.get("availability_zone", ""))
+    region = str(provider.get("region", ""))
     if zone and region and not zone.startswith(region):
         yield ("provider", "availability_zone"), f"'{zone}' is not in region {region}"
     if provider.get("use_internal_ips") is not True:
@@ -67,7 +69,8 @@ def _check_provider(provider: dict[str, Any]) -> Iterator[Found]:
 def _check_machine(
     config: dict[str, Any], node_type: dict[str, Any], where: Where, hardware: Hardware
 ) -> Iterator[Found]:
-    machine, labels = config.get("machineType"), ensure_table(node_type.get("labels"))
+    machine = config.get("machineType")
+    labels = ensure_table(node_type.get("labels"))
     if machine is None:
         yield where, "`machineType` is missing"
         return
@@ -81,7 +84,8 @@ def _check_machine(
 def _check_scheduling(
     config: dict[str, Any], node_type: dict[str, Any], where: Where, hardware: Hardware
 ) -> Iterator[Found]:
-    scheduling, here = ensure_table(config.get("scheduling")), (*where, "scheduling")
+    scheduling = ensure_table(config.get("scheduling"))
+    here = (*where, "scheduling")
     market = ensure_table(node_type.get("labels")).get(MARKET)
     is_spot = scheduling.get("provisioningModel") == "SPOT"
     if scheduling.get("preemptible") is True:

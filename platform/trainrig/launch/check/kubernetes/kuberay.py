@@ -11,7 +11,8 @@ from trainrig.launch.check.kubernetes.quantities import parse_quantity
 from trainrig.launch.check.pools import HEAD, INSTANCE, MARKET, PricedPool
 from trainrig.launch.check.ray_file import LONGEST_IDLE, check_labels
 
-WHOSE, UNTIL = "trainrig.io/cluster", "trainrig.io/expires"
+WHOSE = "trainrig.io/cluster"
+UNTIL = "trainrig.io/expires"
 GPU = "nvidia.com/gpu"
 
 
@@ -57,7 +58,8 @@ def list_kuberay_pools(data: Any) -> list[PricedPool]:
 def _build_pool(name: str, group: dict[str, Any]) -> PricedPool:
     labels = ensure_table(group.get("labels"))
     limits = at(group, "template", "spec", "containers", 0, "resources", "limits")
-    least, most = group.get("minReplicas"), group.get("maxReplicas")
+    least = group.get("minReplicas")
+    most = group.get("maxReplicas")
     hosts = group.get("numOfHosts", 1)
     return PricedPool(
         name=name,
@@ -76,7 +78,8 @@ def _parse_count(value: Any) -> int:
 
 def _check_owner(data: dict[str, Any]) -> Iterator[Found]:
     metadata = ensure_table(data.get("metadata"))
-    name, labels = metadata.get("name"), ensure_table(metadata.get("labels"))
+    name = metadata.get("name")
+    labels = ensure_table(metadata.get("labels"))
     until = ensure_table(metadata.get("annotations")).get(UNTIL)
     if not name:
         yield ("metadata",), "`name` is missing"
@@ -106,7 +109,8 @@ def _check_token(spec: dict[str, Any], where: Location) -> Iterator[Found]:
 
 
 def _check_autoscaler(spec: dict[str, Any], where: Location) -> Iterator[Found]:
-    options, here = ensure_table(spec.get("autoscalerOptions")), (*where, "autoscalerOptions")
+    options = ensure_table(spec.get("autoscalerOptions"))
+    here = (*where, "autoscalerOptions")
     if spec.get("enableInTreeAutoscaling") is not True:
         yield (*where, "enableInTreeAutoscaling"), "groups stay at their replicas; write true"
     if options.get("version") != "v2":
@@ -128,7 +132,8 @@ def _check_head(group: dict[str, Any], where: Location) -> Iterator[Found]:
 
 
 def _check_bounds(group: dict[str, Any], where: Location) -> Iterator[Found]:
-    least, most = group.get("minReplicas"), group.get("maxReplicas")
+    least = group.get("minReplicas")
+    most = group.get("maxReplicas")
     replicas = group.get("replicas", least)
     if not isinstance(least, int) or not isinstance(most, int):
         return

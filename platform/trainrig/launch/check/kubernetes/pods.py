@@ -19,12 +19,14 @@ LEAST_GRACE = 15  # s: all that GKE gives on spot
 
 def check_pod_template(group: dict[str, Any], where: Location, name: str) -> Iterator[Found]:
     """Of the pod template of a group, the head's or one of workers."""
-    spec, here = ensure_table(at(group, "template", "spec")), (*where, "template", "spec")
+    spec = ensure_table(at(group, "template", "spec"))
+    here = (*where, "template", "spec")
     containers = ensure_list(spec.get("containers"))
     if not containers:
         yield here, "no container; the first of them runs Ray"
         return
-    ray, of_ray = ensure_table(containers[0]), (*here, "containers", 0)
+    ray = ensure_table(containers[0])
+    of_ray = (*here, "containers", 0)
     yield from check_image(ray.get("image"), (*of_ray, "image"))
     yield from _check_resources(ray, of_ray)
     yield from _check_shared_memory(spec, here, ray, of_ray)
@@ -57,7 +59,8 @@ def _check_shared_memory(
         what = f"nothing is mounted at {SHARED_MEMORY}; Kubernetes' 64 MB do not hold Ray's objects"
         yield (*of_ray, "volumeMounts"), what
     for index, volume in enumerate(ensure_list(spec.get("volumes"))):
-        empty, here = at(volume, "emptyDir"), (*where, "volumes", index, "emptyDir")
+        empty = at(volume, "emptyDir")
+        here = (*where, "volumes", index, "emptyDir")
         if mount is None or at(volume, "name") != mount or empty is None:
             continue
         if ensure_table(empty).get("medium") != "Memory":
@@ -76,7 +79,8 @@ def _check_shared_memory(
 def _check_rights(
     spec: dict[str, Any], where: Location, ray: dict[str, Any], of_ray: Location
 ) -> Iterator[Found]:
-    own, pods = ensure_table(ray.get("securityContext")), ensure_table(spec.get("securityContext"))
+    own = ensure_table(ray.get("securityContext"))
+    pods = ensure_table(spec.get("securityContext"))
     if (own.get("runAsNonRoot", pods.get("runAsNonRoot"))) is not True:
         yield (*where, "securityContext"), "may run as root; write runAsNonRoot: true"
     if own.get("allowPrivilegeEscalation") is not False:

@@ -6,8 +6,11 @@ from typing import Any
 from trainrig.launch.clusters.providers.commands import ask, tell
 from trainrig.launch.clusters.providers.machine import CloudMachine
 
-CLUSTER_LABEL, EXPIRES_LABEL = "trainrig-cluster", "trainrig-expires"
-RAY_LABEL, POOL_LABEL, KIND_LABEL = "ray-cluster-name", "ray-user-node-type", "ray-node-type"
+CLUSTER_LABEL = "trainrig-cluster"
+EXPIRES_LABEL = "trainrig-expires"
+RAY_LABEL = "ray-cluster-name"
+POOL_LABEL = "ray-user-node-type"
+KIND_LABEL = "ray-node-type"
 DELETED = 600.0  # s that gcloud may wait for it
 
 

@@ -7,7 +7,9 @@ from typing import Any
 from trainrig.errors import ClusterError
 from trainrig.launch.clusters.providers.machine import CLUSTER_TAG, EXPIRES_TAG, CloudMachine
 
-RAY_TAG, POOL_TAG, KIND_TAG = "ray-cluster-name", "ray-user-node-type", "ray-node-type"
+RAY_TAG = "ray-cluster-name"
+POOL_TAG = "ray-user-node-type"
+KIND_TAG = "ray-node-type"
 # What costs nothing any more; a stopped instance's disks do, and it may be started again.
 GONE = {"terminated", "shutting-down"}
 LIVE = ["pending", "running", "stopping", "stopped", "shutting-down"]

@@ -7,8 +7,10 @@ from typing import Any
 from trainrig.launch.clusters.providers.commands import ANSWER, ask, tell
 from trainrig.launch.clusters.providers.machine import CloudMachine
 
-CLUSTER_LABEL, EXPIRES = "trainrig.io/cluster", "trainrig.io/expires"
-OBJECTS, GROUP = "rayclusters.ray.io,rayjobs.ray.io", "ray.io/group"
+CLUSTER_LABEL = "trainrig.io/cluster"
+EXPIRES = "trainrig.io/expires"
+OBJECTS = "rayclusters.ray.io,rayjobs.ray.io"
+GROUP = "ray.io/group"
 HEAD_UP = "HeadPodReady"  # as KubeRay calls that condition of a RayCluster
 
 
@@ -63,12 +65,15 @@ def label_pods(document: dict[str, Any], cluster: str) -> dict[str, Any]:
 
 
 def _parse_machine(found: Mapping[str, Any]) -> CloudMachine:
-    about, status = found["metadata"], found.get("status") or {}
-    labels, notes = about.get("labels") or {}, about.get("annotations") or {}
+    about = found["metadata"]
+    status = found.get("status") or {}
+    labels = about.get("labels") or {}
+    notes = about.get("annotations") or {}
     state = status.get("phase") or status.get("jobDeploymentStatus") or status.get("state") or ""
     pool = {"headgroup": "head"}.get(labels.get(GROUP, ""), labels.get(GROUP, ""))
     kind = "pod" if found["kind"] == "Pod" else found["kind"]
-    cluster, expires = labels.get(CLUSTER_LABEL, ""), notes.get(EXPIRES, "")
+    cluster = labels.get(CLUSTER_LABEL, "")
+    expires = notes.get(EXPIRES, "")
     return CloudMachine(
         about["name"], kind, cluster, state, about["namespace"], pool, expires=expires
     )

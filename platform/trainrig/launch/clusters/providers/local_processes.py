@@ -17,7 +17,8 @@ from trainrig.processes.process_identity import read_user
 
 MARK = "TRAINRIG_LOCAL_CLUSTER"
 # Where a node's labels stand: those that the autoscaler started have the first.
-LABELS, HEAD_LABELS = "RAY_OVERRIDE_LABELS", "TRAINRIG_LOCAL_HEAD_LABELS"
+LABELS = "RAY_OVERRIDE_LABELS"
+HEAD_LABELS = "TRAINRIG_LOCAL_HEAD_LABELS"
 PROC = Path("/proc")
 
 

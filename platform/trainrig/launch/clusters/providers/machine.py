@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-CLUSTER_TAG, EXPIRES_TAG = "trainrig:cluster", "trainrig:expires"
+CLUSTER_TAG = "trainrig:cluster"
+EXPIRES_TAG = "trainrig:expires"
 
 
 @dataclass(frozen=True)
