@@ -1,4 +1,4 @@
-"""What a check found, as text."""
+"""Result of a check as text."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from trainrig.launch.check.pools import PoolPrice
 
 
 def show_checked(checked: Checked) -> Iterator[str]:
-    """Lines: pools and their price by the hour, quotas, what is still to be put in."""
+    """Yield lines: pools with their hourly cost, quotas, and example values to replace."""
     yield f"{checked.name} ({checked.provider}), from {checked.path}"
     yield from _format_pools(checked)
     if checked.quotas:
@@ -19,7 +19,7 @@ def show_checked(checked: Checked) -> Iterator[str]:
         yield f"mind: {warning}"
     if checked.placeholders:
         yield f"to put in before it can be brought up ({len(checked.placeholders)} places):"
-        yield from (f"  {each}" for each in checked.placeholders)
+        yield from (f"  {placeholder}" for placeholder in checked.placeholders)
 
 
 def _format_pools(checked: Checked) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What holds for Google Cloud: shape by the service's own description, and what machines need."""
+"""Checks of Google Cloud cluster files: shape by the service's description, and safety."""
 
 import functools
 import json
@@ -15,28 +15,29 @@ from trainrig.launch.check.ray_file import list_node_types
 from trainrig.launch.check.shape import find_differences
 
 LABELS = ("trainrig-cluster", "trainrig-expires")
-DEFAULT_ACCOUNT = "-compute@developer.gserviceaccount.com"  # may do almost all in its project
+# this account may do almost everything in its project
+DEFAULT_ACCOUNT = "-compute@developer.gserviceaccount.com"
 RAYS_ACCOUNT = "ray-autoscaler-sa-v1"
 
 
 @functools.cache
 def load_node_schema() -> dict[str, Any]:
-    """What `node_config` of a machine may hold. Where it is from, the file says."""
+    """Return the schema of a machine's `node_config`; the schema file names its source."""
     text = resources.files("trainrig.launch.check").joinpath("schemas/gcp_instance.json")
     schema: dict[str, Any] = json.loads(text.read_text())
     return {"$ref": "#/definitions/Instance", "definitions": schema["definitions"]}
 
 
 def check_gcp(data: dict[str, Any], hardware: Hardware) -> Iterator[Found]:
-    """What is wrong with a cluster file whose provider is GCP, beside what Ray's rules say."""
+    """Find the problems of a GCP cluster file that Ray's own rules do not cover."""
     yield from _check_provider(ensure_table(data.get("provider")))
     accounts: dict[str, str] = {}
-    for name, each in list_node_types(data).items():
+    for name, node_type in list_node_types(data).items():
         where: Where = ("available_node_types", name, "node_config")
-        config = ensure_table(each.get("node_config"))
+        config = ensure_table(node_type.get("node_config"))
         yield from find_differences(config, load_node_schema(), where)
-        yield from _check_machine(config, each, where, hardware)
-        yield from _check_scheduling(config, each, where, hardware)
+        yield from _check_machine(config, node_type, where, hardware)
+        yield from _check_scheduling(config, node_type, where, hardware)
         yield from _check_disks(config, where)
         yield from _check_network(config, where)
         labels = ensure_table(config.get("labels"))

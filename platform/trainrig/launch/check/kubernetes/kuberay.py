@@ -1,4 +1,4 @@
-"""What holds for a RayCluster, or a RayJob's, beyond its shape: bounds, labels, the token."""
+"""Checks of a RayCluster, or of the one in a RayJob, beyond its shape: bounds, labels, token."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,23 +17,23 @@ GPU = "nvidia.com/gpu"
 
 
 def cluster_spec(data: Any) -> tuple[dict[str, Any], Location]:
-    """The RayClusterSpec of a RayCluster or a RayJob, and where it is."""
+    """Return the RayClusterSpec of a RayCluster or a RayJob, and its location."""
     where: Location = ("spec", "rayClusterSpec") if at(data, "kind") == "RayJob" else ("spec",)
     return ensure_table(at(data, *where)), where
 
 
 def iterate_groups(data: Any) -> Iterator[tuple[str, dict[str, Any], Location]]:
-    """The head and the groups of workers: name, spec, where."""
+    """Yield the head and the worker groups: name, spec, location."""
     spec, where = cluster_spec(data)
     if "headGroupSpec" in spec:
         yield HEAD, ensure_table(spec["headGroupSpec"]), (*where, "headGroupSpec")
-    for index, each in enumerate(ensure_list(spec.get("workerGroupSpecs"))):
-        name = str(ensure_table(each).get("groupName", index))
-        yield name, ensure_table(each), (*where, "workerGroupSpecs", index)
+    for index, group in enumerate(ensure_list(spec.get("workerGroupSpecs"))):
+        name = str(ensure_table(group).get("groupName", index))
+        yield name, ensure_table(group), (*where, "workerGroupSpecs", index)
 
 
 def check_ray_cluster(data: Any) -> Iterator[Found]:
-    """What is wrong with the cluster in a RayCluster or a RayJob, beside its shape."""
+    """Find the problems of the cluster in a RayCluster or a RayJob, beyond its shape."""
     spec, where = cluster_spec(data)
     yield from _check_owner(ensure_table(data))
     yield from _check_token(spec, where)
@@ -51,7 +51,7 @@ def check_ray_cluster(data: Any) -> Iterator[Found]:
 
 
 def list_kuberay_pools(data: Any) -> list[PricedPool]:
-    """A pool for the head and for each group of workers."""
+    """Return a pool for the head and for each worker group."""
     return [_build_pool(name, group) for name, group, _ in iterate_groups(data)]
 
 
