@@ -42,8 +42,10 @@ class TracedSequence:
 
 
 Log = Literal["agrees", "differs", "none", "not asked"]
-"""What the workers' own logs say of the samples computed here; "none": no worker logged the step;
-"not asked": a run file was traced, and no run folder."""
+"""Comparison of the computed samples with the workers' logs.
+
+"none": no worker logged the step. "not asked": a run file was traced, so there are no logs.
+"""
 
 
 @dataclass(frozen=True)

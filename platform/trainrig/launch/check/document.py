@@ -23,7 +23,7 @@ PLAIN = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 Found = tuple[Location, str]
-"""Where, as a path of keys, and what was found there and what would work."""
+"""Location as a path of keys, and a message with the mistake and what would work."""
 
 
 @dataclass(frozen=True, order=True)

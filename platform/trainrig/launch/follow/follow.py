@@ -19,9 +19,9 @@ LOOK_SECONDS_S3 = 2.0  # between reads of a bucket; each read is a few requests
 SILENT_SECONDS = 600.0  # seconds without an answer of storage: a laptop is often offline
 
 Hear = Callable[[bytes], None]
-"""Takes one line of the log, without its end."""
+"""Receives one line of the log, without its line break."""
 Say = Callable[[str], None]
-"""Tells people one line about the run."""
+"""Prints one line about the run for the user."""
 
 
 @dataclass

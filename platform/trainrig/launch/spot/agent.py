@@ -12,7 +12,7 @@ AFTER_TROUBLE = 1.0  # seconds, at least, after an error until the next poll or 
 LEAST_NOTICE = 5.0  # seconds of notice to give Ray when the deadline is nearer than that
 
 Drain = Callable[[Notice], str]
-"""Tries once to have Ray drain this machine; what went wrong, empty if nothing did."""
+"""Tries once to have Ray drain this machine, and returns the error, or an empty text."""
 
 
 class Agent:
