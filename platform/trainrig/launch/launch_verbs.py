@@ -239,7 +239,7 @@ def stop(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Stop a run once it has saved a checkpoint, and say what was saved."""
+    """Stop a run once it has saved a checkpoint, and print what was saved."""
     from trainrig.launch.follow.follow import describe_end
     from trainrig.launch.follow.stop import stop as stop_run
     from trainrig.launch.record.run_record import Home as Records

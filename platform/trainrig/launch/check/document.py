@@ -1,8 +1,8 @@
 """Reader of YAML as Ray and Kubernetes read it, with the line of every key and entry.
 
-It uses PyYAML's composer, which keeps positions, and is stricter than those two. A duplicate key is
-a problem, where they silently take the last. So are an anchor inside itself, and a file whose
-aliases expand to far more than was written.
+It uses PyYAML's composer, which keeps positions, and is stricter than Ray and Kubernetes. A
+duplicate key is a problem, where they silently take the last. So are an anchor inside itself, and a
+file whose aliases expand to far more than was written.
 """
 
 import re

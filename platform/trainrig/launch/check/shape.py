@@ -1,4 +1,4 @@
-"""Comparison of data to a JSON schema, with each difference in words and the nearest choice.
+"""Comparison of data to a JSON schema, with a message and the nearest choice per difference.
 
 The checks are by jsonschema, which Ray depends on and uses for its own cluster files.
 """

@@ -96,9 +96,8 @@ class Following:
         The lines are queued in `_lines`.
         """
         status = self.record.read_status()
-        for (
-            line
-        ) in self._tail.read_new_lines():  # after the status: an end comes when the log is whole
+        # The log is read after the status, as it is complete before an end is recorded.
+        for line in self._tail.read_new_lines():
             self._lines.append(line)  # added one by one, so that an error keeps the lines before it
         return status, list(
             self.record.read_events(status.attempt.number)

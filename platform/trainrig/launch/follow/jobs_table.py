@@ -34,7 +34,7 @@ class JobRow:
 
     @property
     def progress(self) -> str:
-        """Progress in words."""
+        """Progress as text, such as `120 of 1,000 steps`."""
         if self.step is not None and self.steps:
             return f"{self.step:,} of {self.steps:,} steps"
         if self.state == DONE:

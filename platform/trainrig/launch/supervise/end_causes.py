@@ -1,12 +1,15 @@
 """Causes of the end of an attempt at a run, classified by who can act on them.
 
-done the run is finished input the run file, the command line or the output folder is wrong: the
-user can fix it data the files that the run reads are wrong, or a model diverged on them cluster
-machines, network or storage failed, and trainrig's own retries did not help lost node the run's
-processes were killed: out of memory, or together with their machine preempted the machine is being
-reclaimed; the run saved and ended stopped the user stopped the run: it saved and ended, or was
-killed out of budget the run reached its limit of cost deadline the run reached its limit of time
-unknown any other failure: a bug, with a traceback
+done           the run is finished
+input          the run file, the command line or the output folder is wrong: the user can fix it
+data           the files that the run reads are wrong, or a model diverged on them
+cluster        machines, network or storage failed, and trainrig's own retries did not help
+lost node      the run's processes were killed: out of memory, or together with their machine
+preempted      the machine is being reclaimed; the run saved and ended
+stopped        the user stopped the run: it saved and ended, or was killed
+out of budget  the run reached its limit of cost
+deadline       the run reached its limit of time
+unknown        any other failure: a bug, with a traceback
 """
 
 import json
@@ -62,7 +65,7 @@ class RunEnd:
 
     @property
     def state(self) -> str:
-        """The state of a run whose last end this is."""
+        """State of the run if this end is its last."""
         return STATES.get(self.cause, "failed")
 
 

@@ -46,6 +46,6 @@ class Retries:
         return compute_back_off(self.limits.back_off, self.limits.longest_back_off, self._fruitless)
 
     def _came_before(self, end: RunEnd, progress: int) -> bool:
-        if end.cause == "preempted":  # a reclaimed machine says nothing about the run
+        if end.cause == "preempted":  # a preemption is no failure of the run
             return False
         return self._history.repeats(build_signature(end), progress)
