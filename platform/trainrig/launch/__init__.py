@@ -1,1 +1,1 @@
-"""Submits runs to clusters, follows them there, and keeps them within their budget."""
+"""Submission of runs to clusters, with supervision and a budget for each run."""

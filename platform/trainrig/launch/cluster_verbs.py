@@ -1,4 +1,4 @@
-"""`trainrig cluster …`: clusters by their files."""
+"""Command-line verbs for clusters that are described by files: `trainrig cluster …`."""
 
 import json
 from typing import Annotated
@@ -51,7 +51,7 @@ def check(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check a cluster file: its mistakes by line, its cluster's cost and the quotas it needs."""
+    """Check a cluster file: its mistakes by line, the cost and the quotas it needs."""
     from trainrig.launch.check.cluster import check_cluster
     from trainrig.launch.check.shipped import find_cluster
     from trainrig.launch.check.show import show_checked
@@ -77,7 +77,7 @@ def up(
 ) -> None:
     """Bring a cluster up, after checking its file.
 
-    If it does not come up in time, the machines that did are ended again.
+    If it does not come up in time, machines that were started are ended again.
     """
     from trainrig.launch.clusters.kinds import open_cluster
     from trainrig.launch.clusters.up import bring_up_cluster
@@ -93,7 +93,7 @@ def status(
     hardware: HardwareTable = None,
     as_json: Json = False,
 ) -> None:
-    """Show the nodes of a cluster, their cost by the hour, its runs and when it expires."""
+    """Show the nodes of a cluster, their hourly cost, its live runs and when it expires."""
     from trainrig.launch.clusters.kinds import open_cluster
     from trainrig.launch.clusters.status import read_cluster_status
     from trainrig.launch.record.run_record import Home
@@ -116,7 +116,7 @@ def down(
 ) -> None:
     """Take a cluster down and wait until none of its machines is left.
 
-    Refused while a run is live on it.
+    Refused while a run is live on the cluster.
     """
     from trainrig.launch.clusters.down import take_down_cluster
     from trainrig.launch.clusters.kinds import open_cluster
@@ -145,7 +145,7 @@ def leaks(
 ) -> None:
     """List machines that carry a cluster's tag, in every region, expired ones first.
 
-    Nothing is ended.
+    No machine is ended.
     """
     from trainrig.launch.clusters.kinds import open_cluster
     from trainrig.launch.clusters.leaks import find_leaks

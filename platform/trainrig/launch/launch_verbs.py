@@ -1,4 +1,4 @@
-"""The verbs that get runs onto clusters and look after them: submit, jobs, logs, stop."""
+"""Command-line verbs for runs on clusters: submit, jobs, logs, stop."""
 
 import functools
 import json
@@ -30,7 +30,7 @@ from trainrig.launch.supervise.limits import Limits
 
 
 def _run_ids(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Ids of runs whose records lie on this machine: a bucket would take too long at a TAB."""
+    """Return ids that complete `incomplete`; none from a bucket, which is too slow for a TAB."""
     from trainrig.launch.record.run_record import Home as Records
 
     records = Records.choose(ctx.params.get("home"))
@@ -47,7 +47,7 @@ RunId = Annotated[
         autocompletion=_run_ids,
     ),
 ]
-LAST_LINES = 10  # of the log, that are shown to who joins a run under way
+LAST_LINES = 10  # lines of the log to print first when following a live run
 
 
 def submit(
@@ -87,8 +87,8 @@ def submit(
 ) -> None:
     """Check a run and a cluster, run it there and follow it.
 
-    Ends with the exit code of the run's own command. Ctrl-C leaves the run to itself. Submitted
-    again, it follows a run that is under way and continues one that was stopped.
+    The exit code is that of the run's own command. Ctrl-C stops following and leaves the run alone.
+    Submitting again follows a live run, and continues a stopped one.
     """
     from trainrig.launch.submit.preflight import SubmissionRequest, examine
 
@@ -100,7 +100,7 @@ def submit(
     found = examine(SubmissionRequest(verb, run_file, changes or (), address, home, limits))
     record = found.record()
     alive = record is not None and record.read_status().alive
-    refused = any(each.what in ("run file", "output") for each in found.problems)
+    refused = any(problem.what in ("run file", "output") for problem in found.problems)
     if check:
         _show_findings(found, as_json)
     elif found.finished and not alive:
@@ -129,14 +129,14 @@ def _run(
     detach: bool,
     as_json: bool,
 ) -> None:
-    """Follow the run to its end; submit it first, unless it is under way."""
+    """Follow the run to its end; submit it first, unless it is live."""
     from trainrig.launch.follow.follow import Following, exit_code
     from trainrig.launch.follow.resubmit import Resubmitter
     from trainrig.launch.submit.submit import Submission
 
     record = found.record()
     attached = record is not None and record.read_status().alive
-    if attached:  # what it was submitted with holds, also where we have to submit it again
+    if attached:  # the options of the live run also hold for a resubmission
         limits, environment = read_submitted(record, limits, environment, given)
     submission = None if found.problems else Submission.of(found, limits, environment)
     record = submission.record if submission else record
@@ -162,13 +162,13 @@ def _run(
 
 
 def _find_given_options(context: typer.Context) -> set[str]:
-    """The options that the command line really has."""
+    """Return the names of the options that were given on the command line."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
 
 def _send(submission: Any) -> Any:
-    """Submit, and put on record with whose libraries: the next attempt gets the same."""
+    """Submit, and record whether libraries are pinned, as the next attempt must match."""
     from trainrig.launch.record.run_record import PINNED
 
     attempt = submission.submit()
@@ -180,7 +180,7 @@ def _send(submission: Any) -> Any:
 def jobs(home: RecordsHome = None, as_json: Json = False) -> None:
     """List all submitted runs: state, progress, goodput and cost so far.
 
-    Reads the records in storage; no cluster is asked.
+    Reads the records in storage, without asking a cluster.
     """
     from trainrig.launch.follow.jobs_table import as_json as row_as_json
     from trainrig.launch.follow.jobs_table import build_rows, format_lines
@@ -239,7 +239,7 @@ def stop(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Stop a run once it has saved a checkpoint, and say what was saved."""
+    """Stop a run once it has saved a checkpoint, and print what was saved."""
     from trainrig.launch.follow.follow import describe_end
     from trainrig.launch.follow.stop import stop as stop_run
     from trainrig.launch.record.run_record import Home as Records
@@ -260,7 +260,7 @@ def stop(
 
 
 def _wait_for_end(wait: Callable[[], Mapping[str, Any]], run: str, home: str) -> Mapping[str, Any]:
-    """What `wait` gives; Ctrl-C leaves the run to itself."""
+    """Return the result of `wait`; Ctrl-C stops the waiting and leaves the run alone."""
     try:
         with if_stopped(f"{run}: goes on without you. {_describe_follow_up(run, home)}"):
             return wait()
@@ -292,7 +292,7 @@ def _show_findings(found: Any, as_json: bool) -> None:
 
 
 def _listen() -> None:
-    """Show what our own loggers say as the rest is shown."""
+    """Print log messages in the format of all other messages."""
     logging.basicConfig(format="trainrig: %(message)s")
 
 
@@ -305,7 +305,7 @@ def _make_line_writer(stream: Any) -> Callable[[bytes], None]:
         try:
             stream.buffer.write(line + b"\n")
             stream.flush()
-        except BrokenPipeError:  # whoever read it has seen enough
+        except BrokenPipeError:  # the reader of the pipe has ended
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
             raise SystemExit(0) from None
 

@@ -1,7 +1,8 @@
-"""Jobs on a Ray cluster, through the REST interface of its dashboard.
+"""Client of the Ray job API: the REST interface of a cluster's dashboard.
 
-Ray's own client would do, but importing Ray takes seconds, and it waits for answers for ever. Each
-request here has a time limit, and what is wrong with an address or a token is one line.
+Ray ships a client of its own, but importing Ray takes seconds, and that client waits for answers
+without a limit. Each request here has a time limit, and a wrong address or token gives a one-line
+error.
 """
 
 import contextlib
@@ -23,12 +24,16 @@ from typing import Any
 from trainrig.errors import ClusterError
 
 LOCAL = "http://127.0.0.1:8265"  # where `ray start --head` puts its dashboard
-ANSWER_SECONDS = 30.0  # for an answer, all tries; a job is accepted once an agent has taken it
-SILENT_SECONDS = 5.0  # without one, until it is said what is waited for
-CONNECT_TRIES = 3  # a dashboard that is busy drops one now and then
-# What Ray calls the states of a job.
-PENDING, RUNNING = "PENDING", "RUNNING"
-STOPPED, SUCCEEDED, FAILED = "STOPPED", "SUCCEEDED", "FAILED"
+# total seconds for one answer, retries included; an agent of the cluster must accept a job
+ANSWER_SECONDS = 30.0
+SILENT_SECONDS = 5.0  # seconds without an answer before a warning is logged
+CONNECT_TRIES = 3  # a busy dashboard drops a connection now and then
+# Ray's names of the states of a job.
+PENDING = "PENDING"
+RUNNING = "RUNNING"
+STOPPED = "STOPPED"
+SUCCEEDED = "SUCCEEDED"
+FAILED = "FAILED"
 OVER = (STOPPED, SUCCEEDED, FAILED)
 NO_TOKEN = "what is here as its token is no token: it has signs that none has"
 
@@ -41,49 +46,51 @@ class Unreachable(ClusterError):
 
 
 class Denied(ClusterError):
-    """The cluster wants another token, or any."""
+    """The cluster requires a token, or rejects the token that was sent."""
 
 
 class JobRefused(ClusterError):
-    """The cluster answers, and will not do it."""
+    """The cluster answered, and refused the request."""
 
 
 @dataclass(frozen=True)
 class RayJob:
-    """One job, as Ray knows it."""
+    """State of one job, as Ray reports it."""
 
     status: str
     message: str
-    exit_code: int | None  # of its entrypoint; None: not over, or it never ran
+    # exit code of the entrypoint; None: the job runs, or the entrypoint never started
+    exit_code: int | None
 
     @property
     def over(self) -> bool:
-        """Whether nothing of it runs any more."""
+        """Return whether the job has ended."""
         return self.status in OVER
 
 
 @dataclass(frozen=True)
 class ClusterNode:
-    """One live node."""
+    """One live node of a Ray cluster."""
 
-    address: str  # its IP
+    address: str  # IP address
     head: bool
     resources: Mapping[str, float]
     labels: Mapping[str, str]
 
 
 def find_address(option: str | None) -> str:
-    """The address of a cluster's jobs: as given, else by Ray's own variables, else this machine's.
+    """Return the URL of the cluster's dashboard, without a trailing slash.
 
-    Raises ClusterError for one that is none.
+    The first one set is taken: `option`, RAY_API_SERVER_ADDRESS, RAY_ADDRESS if it is an HTTP URL,
+    and the dashboard of this machine. Raises ClusterError for an invalid URL.
     """
     named = [option, os.environ.get("RAY_API_SERVER_ADDRESS"), os.environ.get("RAY_ADDRESS")]
     first = next((name for name in named[:2] if name), None)
-    if first is None:  # RAY_ADDRESS is as often the address of the cluster's insides
+    if first is None:  # RAY_ADDRESS often names the control store instead of the dashboard
         first = next((name for name in named[2:] if name and name.startswith("http")), LOCAL)
     address = first if "://" in first else f"http://{first}"
     parts = urllib.parse.urlsplit(address)
-    with contextlib.suppress(ValueError):  # of a port that is no number
+    with contextlib.suppress(ValueError):  # raised for a port that is not a number
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
             return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
     raise ClusterError(
@@ -93,7 +100,7 @@ def find_address(option: str | None) -> str:
 
 
 def read_token() -> str | None:
-    """What proves to the cluster who we are, from where Ray takes it; None: nothing is there."""
+    """Return the authentication token, from the places where Ray looks for one; None: not set."""
     if given := os.environ.get("RAY_AUTH_TOKEN", "").strip():
         return given
     path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path("~/.ray/auth_token").expanduser())
@@ -105,35 +112,35 @@ def read_token() -> str | None:
 
 @dataclass(frozen=True)
 class RayJobs:
-    """The jobs of the cluster at `address`."""
+    """The job API of the cluster whose dashboard is at `address`."""
 
     address: str
-    timeout: float = ANSWER_SECONDS  # s for each answer
+    timeout: float = ANSWER_SECONDS  # seconds for each answer
 
     def fetch_versions(self) -> tuple[str, str]:
-        """Ray's and Python's on the cluster."""
+        """Return the versions of Ray and of Python on the cluster."""
         with self._require_ray_answer():
             about = self._ask("GET", "/api/v0/cluster_metadata")["data"]
             return str(about["rayVersion"]), str(about["pythonVersion"])
 
     def fetch_nodes(self) -> list[ClusterNode]:
-        """All live nodes."""
+        """Return all live nodes."""
         query = "limit=10000&detail=1&filter_keys=state&filter_predicates==&filter_values=ALIVE"
         with self._require_ray_answer():
             answer = self._ask("GET", f"/api/v0/nodes?{query}")
             return [
                 ClusterNode(
-                    str(each["node_ip"]),
-                    bool(each["is_head_node"]),
-                    dict(each.get("resources_total") or {}),
-                    dict(each.get("labels") or {}),
+                    str(node["node_ip"]),
+                    bool(node["is_head_node"]),
+                    dict(node.get("resources_total") or {}),
+                    dict(node.get("labels") or {}),
                 )
-                for each in answer["data"]["result"]["result"]
-                if each["state"] == "ALIVE"
+                for node in answer["data"]["result"]["result"]
+                if node["state"] == "ALIVE"
             ]
 
     def fetch_job(self, submission_id: str) -> RayJob | None:
-        """The job that was submitted under that id; None: the cluster knows none."""
+        """Return the job with this submission id, or None if the cluster has no such job."""
         with self._require_ray_answer():
             found = self._ask("GET", f"/api/jobs/{submission_id}", missing=True)
             if found is None:
@@ -143,7 +150,7 @@ class RayJobs:
             )
 
     def fetch_output(self, submission_id: str) -> str:
-        """What a job printed so far, and what Ray wrote between. As long as its node lives."""
+        """Return the output of a job so far, with Ray's own lines, while its node lives."""
         with self._require_ray_answer():
             return str(self._ask("GET", f"/api/jobs/{submission_id}/logs")["logs"])
 
@@ -154,8 +161,11 @@ class RayJobs:
         runtime_env: Mapping[str, Any],
         metadata: Mapping[str, str],
     ) -> None:
-        """Start a job on the head. One that is there already under that id is taken for it: an
-        answer may have been lost on the way."""
+        """Start a job on the head node.
+
+        A job that exists already under this id is taken to be the same one: the answer to an
+        earlier request may have been lost.
+        """
         body = {
             "submission_id": submission_id,
             "entrypoint": entrypoint,
@@ -169,15 +179,18 @@ class RayJobs:
                 raise
 
     def stop(self, submission_id: str) -> None:
-        """End a job: SIGTERM, and SIGKILL 3 s later. Nothing happens to one that is over."""
+        """End a job: SIGTERM, then SIGKILL 3 s later. A job that has ended is left alone."""
         self._ask("POST", f"/api/jobs/{submission_id}/stop", b"", missing=True)
 
     def has_package(self, name: str) -> bool:
-        """Whether an upload of that name is there; if so, it stays for ten minutes at least."""
+        """Return whether the cluster has this package.
+
+        If so, Ray keeps it for at least ten minutes.
+        """
         return self._ask("GET", f"/api/packages/gcs/{name}", missing=True) is not None
 
     def upload(self, name: str, data: bytes) -> str:
-        """Put a package on the cluster, unless it is there; the URI that runs name it by."""
+        """Upload a package, unless it is there, and return its URI for runtime environments."""
         if not self.has_package(name):
             self._ask("PUT", f"/api/packages/gcs/{name}", data, "application/octet-stream")
         return f"gcs://{name}"
@@ -190,7 +203,7 @@ class RayJobs:
         content_type: str | None = None,
         missing: bool = False,
     ) -> Any:
-        """The answer, from JSON; `missing`: None for what is not there."""
+        """Send a request and return the decoded JSON answer; with `missing`, None for HTTP 404."""
         until = time.monotonic() + self.timeout
         for attempt in range(1, CONNECT_TRIES + 1):
             left = max(0.1, until - time.monotonic())
@@ -220,8 +233,8 @@ class RayJobs:
     def _request(
         self, method: str, path: str, body: bytes | None, content_type: str | None
     ) -> urllib.request.Request:
-        # From a stream the body goes block by block, each with the time limit for itself: a large
-        # one over a slow line is no cluster that hangs.
+        # From a stream the body is sent block by block, and the time limit holds for each block. So
+        # a slow upload of a large body does not count as an unresponsive cluster.
         stream = None if body is None else io.BytesIO(body)
         request = urllib.request.Request(self.address + path, stream, method=method)
         if body is not None:
@@ -234,7 +247,7 @@ class RayJobs:
 
     @contextlib.contextmanager
     def _announce_waiting(self, seconds: float) -> Iterator[None]:
-        """Say that the block waits for an answer, once it has for a while."""
+        """Log a warning if the block is still waiting for an answer after SILENT_SECONDS."""
         if seconds <= SILENT_SECONDS:
             yield
             return
@@ -271,12 +284,12 @@ class RayJobs:
                 f"{self.address}: no Ray dashboard answers ({why}); is the cluster up, and the "
                 "address that of its jobs (--address http://HOST:8265)?"
             ) from None
-        except ValueError:  # of a header that cannot be sent
+        except ValueError:  # raised for a header with characters that HTTP does not allow
             raise Denied(f"{self.address}: {NO_TOKEN}") from None
 
     @contextlib.contextmanager
     def _require_ray_answer(self) -> Iterator[None]:
-        """The block takes an answer apart; one of another form is somebody else's."""
+        """Raise JobRefused if the block cannot parse the answer: another program sent it."""
         try:
             yield
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -286,19 +299,19 @@ class RayJobs:
 
 
 class _NotThere(Exception):
-    """HTTP's 404."""
+    """The server answered with HTTP 404."""
 
 
 class _SamePlace(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: it would carry the token elsewhere."""
+    """Redirect handler that follows none, so that the token is never sent to another server."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
-        """None: the redirect becomes an error."""
+        """Return None, which turns the redirect into an error."""
         return
 
 
 def _build_opener(address: str) -> urllib.request.OpenerDirector:
-    """No proxy reads the token: over plain HTTP none is asked, whatever the environment says."""
+    """Build an opener that uses no proxy over plain HTTP, where a proxy could read the token."""
     plain = [urllib.request.ProxyHandler({})] if address.startswith("http://") else []
     return urllib.request.build_opener(_SamePlace, *plain)
 

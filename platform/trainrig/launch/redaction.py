@@ -1,8 +1,8 @@
-"""Removes secrets of this process's environment from what it writes.
+"""Masking of secrets from environment variables in everything that this process writes.
 
 A secret is the value of a variable whose name ends like one (HF_TOKEN, AWS_SECRET_ACCESS_KEY,
-password, …). One of several lines (a private key, say) is a secret line by line. Short values are
-left alone: "1" or "none" in the place of a password would take half of every log away.
+password, …). Each line of a value with several lines (such as a private key) is a secret. Values
+shorter than 8 characters are not masked: a password of "1" or "none" would mask half of every log.
 """
 
 import logging
@@ -12,28 +12,28 @@ from collections.abc import Mapping
 from typing import Any
 
 NAMES = re.compile(r"(key|token|secret|password|passwd|credential)s?$", re.IGNORECASE)
-SHORTEST = 8  # characters: what is shorter protects nothing
+SHORTEST = 8  # characters; shorter values are too common in logs to mask
 MASK = "[masked]"
 
 
 def find_secrets(environment: Mapping[str, str]) -> list[str]:
-    """The secrets in `environment`, longest first: one may begin with another."""
+    """Return the secrets in `environment`, longest first, as one may begin with another."""
     values = [value for name, value in environment.items() if NAMES.search(name)]
     lines = {line.strip() for value in values for line in value.splitlines()}
     return sorted((line for line in lines if len(line) >= SHORTEST), key=lambda s: (-len(s), s))
 
 
 def redact(value: Any) -> Any:
-    """`value`, plain JSON, with the secrets of this process masked in all of its strings."""
+    """Return a JSON value with the secrets of this process masked in all of its strings."""
     secrets = find_secrets(os.environ)
     return _redact(value, re.compile("|".join(map(re.escape, secrets)))) if secrets else value
 
 
 class RedactingFormatter(logging.Formatter):
-    """For what this process says itself, tracebacks included."""
+    """Log formatter that masks secrets, tracebacks included."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See logging.Formatter; without the secrets of this process."""
+        """Return the formatted record with the secrets of this process masked."""
         return str(redact(super().format(record)))
 
 
@@ -48,10 +48,10 @@ def _redact(value: Any, pattern: re.Pattern[str]) -> Any:
 
 
 class Redactor:
-    """Masks `secrets` in a stream that comes in pieces, wherever these are cut.
+    """Masks secrets in a stream of bytes, wherever the stream is split into pieces.
 
-    What may be the beginning of a secret is held back until more has come. All that is fed, and
-    then `flush`, add up to what masking the whole at once would have given.
+    Bytes that may be the beginning of a secret are held back until the next piece. The outputs of
+    `feed` and a last `flush` together equal what masking the whole stream at once would give.
     """
 
     def __init__(self, secrets: list[str]) -> None:
@@ -61,10 +61,12 @@ class Redactor:
         self._held = b""
 
     def feed(self, piece: bytes) -> bytes:
-        """What can be said of the stream once `piece` has come."""
+        """Return the masked bytes that are certain once `piece` has arrived."""
         if not self._secrets:
             return piece
-        data, at, said = self._held + piece, 0, []
+        data = self._held + piece
+        at = 0
+        said = []
         while True:
             undecided = self._find_undecided(data, at)
             found = self._pattern.search(data, at)
@@ -76,7 +78,7 @@ class Redactor:
         return b"".join([*said, data[at:undecided]])
 
     def _find_undecided(self, data: bytes, at: int) -> int:
-        """From where on `data`, looked at from `at`, may be the beginning of a secret."""
+        """Return the first position in `data`, from `at` on, where a secret may be cut off."""
         for begin in range(max(at, len(data) - self._longest + 1), len(data)):
             tail = data[begin:]
             if any(len(s) > len(tail) and s.startswith(tail) for s in self._secrets):
@@ -84,6 +86,7 @@ class Redactor:
         return len(data)
 
     def flush(self) -> bytes:
-        """What was held back at the end of the stream."""
-        held, self._held = self._held, b""
+        """Return the bytes that were held back, at the end of the stream."""
+        held = self._held
+        self._held = b""
         return self._pattern.sub(MASK.encode(), held) if self._secrets else held

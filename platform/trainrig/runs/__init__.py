@@ -1,1 +1,1 @@
-"""Training runs looked at from outside: listed, watched, traced to their pages, averaged."""
+"""Inspection of training runs from outside: lists, live reports, traces and weight averages."""

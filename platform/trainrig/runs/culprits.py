@@ -1,8 +1,8 @@
-"""The documents behind a step, with the rules that would have dropped them; and the steps behind a
-document.
+"""Search for the documents behind a step, with the rules that would have dropped them.
 
-A document's text is decoded from the shards, so that neither the corpus nor its pages need to be
-there, and its signals are counted again: rules that a curation did not ask about can be asked now.
+It also finds the steps that saw a given document. A document's text is decoded from the shards, so
+that neither the corpus nor its pages are needed. Its signals are computed again, so rules that the
+curation did not apply can be tried now.
 """
 
 from collections import defaultdict
@@ -29,20 +29,20 @@ from trainrig.train.run.run_folder import RunFolder
 PRESETS = ("gopher", "c4-tfds", "fineweb", "refinedweb")
 SHOWN = ("words", "mean_word_length", "symbols_per_word", "alphabetic_words", "duplicate_lines")
 
-Key = tuple[str, int]  # a document: its source, and its number in there
+Key = tuple[str, int]  # a document: its source, and its number in that source
 
 
 @dataclass(frozen=True)
 class Culprit:
-    """A document of a step."""
+    """A document that a step trained on, with the filter rules that it breaks."""
 
     url: str
     id: str
     source: str
-    sequences: tuple[int, ...]  # samples that have some of it
-    rules: tuple[str, ...]  # of PRESETS, that it breaks
-    signals: Mapping[str, float]  # some of them
-    text: str  # its beginning
+    sequences: tuple[int, ...]  # samples that contain part of it
+    rules: tuple[str, ...]  # broken rules of PRESETS
+    signals: Mapping[str, float]  # values of SHOWN
+    text: str  # the first 500 characters
 
     def __str__(self) -> str:
         rules = ", ".join(self.rules) or "no rule of the presets"
@@ -54,15 +54,15 @@ class Culprit:
 
 @dataclass(frozen=True)
 class Sightings:
-    """Where a run saw a document."""
+    """Steps and checkpoints of a run that saw a document."""
 
     url: str
-    documents: tuple[str, ...]  # ids of what has this URL
-    steps: tuple[int, ...]  # updates, from 1
-    checkpoints: tuple[int, ...]  # steps of those there are now that have seen it
+    documents: tuple[str, ...]  # ids of the documents with this URL
+    steps: tuple[int, ...]  # updates, counted from 1
+    checkpoints: tuple[int, ...]  # steps of the existing checkpoints that have seen it
 
     def as_json(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the sightings as a JSON object."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -72,8 +72,10 @@ class Sightings:
 
 
 def find_culprits(path: str, step: int | None, data_step: int | None) -> list[Culprit]:
-    """The documents of update `step`, or of batch `data_step`, of the run at `path`, those that
-    break the most rules first. Raises as `trace` does."""
+    """Return the documents of update `step`, or of batch `data_step`, of the run at `path`.
+
+    Documents that break the most rules come first. Raises the same errors as `trace`.
+    """
     run = open_traced(path)
     batch = run.batches.at(run.find_data_step(step, data_step))
     samples: dict[Key, list[int]] = defaultdict(list)
@@ -88,7 +90,7 @@ def find_culprits(path: str, step: int | None, data_step: int | None) -> list[Cu
     for index, (key, here) in enumerate(samples.items()):
         document = shards.document(*key)
         signals = {name: float(columns[name][index]) for name in SHOWN}
-        each = Culprit(
+        culprit = Culprit(
             document.url,
             document.id,
             key[0],
@@ -97,20 +99,27 @@ def find_culprits(path: str, step: int | None, data_step: int | None) -> list[Cu
             signals,
             texts[index][:500],
         )
-        found.append(each)
-    return sorted(found, key=lambda each: -len(each.rules))
+        found.append(culprit)
+    return sorted(found, key=lambda culprit: -len(culprit.rules))
 
 
 def list_broken_rules(columns: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """The rules of PRESETS that each document breaks, of those that are asked of signals alone."""
+    """Return the rules of PRESETS that each document breaks.
+
+    Only rules that need nothing but signals are tried.
+    """
     filters: list[Filter] = []
     for name in PRESETS:
-        for each in Preset(name=name).build_filters():
-            if list_read_columns([each]).keys() <= SIGNALS.keys() and each not in filters:
-                filters.append(each)
+        for rule_filter in Preset(name=name).build_filters():
+            if (
+                list_read_columns([rule_filter]).keys() <= SIGNALS.keys()
+                and rule_filter not in filters
+            ):
+                filters.append(rule_filter)
     count = len(next(iter(columns.values())))
     found: list[list[str]] = [[] for _ in range(count)]
-    asked = {**columns, LANGUAGE: np.full(count, "")}  # rules of some languages ask for it
+    # rules for certain languages read this column
+    asked = {**columns, LANGUAGE: np.full(count, "")}
     for one in filters:
         for rule, broken in find_broken_rules([one], asked).items():
             for document in np.flatnonzero(broken).tolist():
@@ -120,9 +129,9 @@ def list_broken_rules(columns: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def find_url(path: str, url: str) -> Sightings:
-    """The steps and the checkpoints of the run folder `path` that have seen the page `url`.
+    """Return the steps and the checkpoints of the run folder `path` that have seen the page `url`.
 
-    Reads the batches of the run's updates again. Raises ConfigError if no document has that URL.
+    Reads the batches of all updates again. Raises ConfigError if no document has that URL.
     """
     run = open_traced(path)
     if run.folder is None:
@@ -149,7 +158,7 @@ def find_url(path: str, url: str) -> Sightings:
 
 
 def _with_url(run: TracedRun, url: str) -> dict[Key, str]:
-    """The id of each document that has this URL."""
+    """Return the id of each document with this URL, by document."""
     shards = _require_document_shards(run)
     return {
         (source, number): document.id
@@ -160,7 +169,7 @@ def _with_url(run: TracedRun, url: str) -> dict[Key, str]:
 
 
 def _require_document_shards(run: TracedRun) -> TokenShards:
-    """The shards of documents that `run` trains on. Raises ConfigError for conversations."""
+    """Return the document shards that `run` trains on. Raises ConfigError for conversations."""
     if not isinstance(shards := run.batches.shards, TokenShards):
         raise ConfigError(
             f"{run.path}: a run of `{run.settings.verb}`, whose rows have neither URLs nor rules; "
@@ -170,7 +179,7 @@ def _require_document_shards(run: TracedRun) -> TokenShards:
 
 
 def _iterate_documents(micro: MicroBatch, batches: PretrainBatches) -> Iterator[tuple[Key, int]]:
-    """Each document that a row has some of, with the row's sample."""
+    """Yield each document of each row, with the row's sample."""
     for row, _, number in micro.pieces.tolist():
         yield (batches.sources[micro.sources[row]], number), int(micro.samples[row])
 

@@ -1,7 +1,7 @@
-"""Several runs on one page, their curves laid over each other.
+"""Page that overlays the curves of several training runs.
 
-Over tokens, not steps: what runs of different batches have in common. Each curve is the mean over
-the same share of its run, so that a longer run is not drawn rougher.
+The x axis is tokens rather than steps, so that runs with other batch sizes are comparable. Each
+curve is averaged over the same share of its run, so that a longer run does not look rougher.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,14 +30,14 @@ from trainrig.storage.writable import check_file
 from trainrig.train.run.charts.run_charts import RunReportData, list_values
 from trainrig.train.run.run_page import read_report_data
 
-# As many runs as colours and strokes tell apart.
+# One colour and stroke for each run; more runs could not be distinguished.
 STROKES = tuple((c, s) for s in ("-", "--") for c in (C1, C2, C3, C4))
-SMOOTHED = 40  # a curve is a mean over this part of its run
+SMOOTHED = 40  # a curve is a mean over 1/40 of its run
 
 
 @dataclass(frozen=True)
 class OverlaidRun:
-    """One run, as the page calls it."""
+    """One run with its name on the page."""
 
     name: str
     listed: ListedRun
@@ -45,15 +45,15 @@ class OverlaidRun:
 
     @property
     def tokens(self) -> Numbers:
-        """Trained on, by update."""
+        """Tokens trained on, by update."""
         return list_values(self.data.updates, "train/tokens")
 
 
 def read_runs(folders: Sequence[str]) -> list[OverlaidRun]:
-    """What the pages of the runs in `folders` are drawn from.
+    """Read the data of the runs in `folders`.
 
-    Raises ConfigError for too many of them, or one that is named twice, and DataError for a folder
-    without a run or without one update.
+    Raises ConfigError for too many folders or one named twice, and DataError for a folder without a
+    run or without an update.
     """
     wanted = [folder.rstrip("/") for folder in folders]
     if not 2 <= len(wanted) <= len(STROKES) or len(set(wanted)) < len(wanted):
@@ -67,7 +67,7 @@ def read_runs(folders: Sequence[str]) -> list[OverlaidRun]:
 
 
 def build_overlay_page(runs: Sequence[OverlaidRun]) -> str:
-    """The page as HTML text."""
+    """Return the page as HTML text."""
     charts = [
         _draw_overlay(runs, "train/loss", "Training loss", "nats per token"),
         _draw_overlay(runs, "train/grad_norm", "Gradient norm", "norm"),
@@ -99,9 +99,9 @@ def build_overlay_page(runs: Sequence[OverlaidRun]) -> str:
 
 
 def write_overlay(folders: Sequence[str], path: str) -> str:
-    """Write the page of the runs in `folders` to `path`; where it is.
+    """Write the page of the runs in `folders` to `path`, and return `path`.
 
-    Raises as `read_runs`, and ConfigError where it cannot be written.
+    Raises the errors of `read_runs`, and ConfigError if the file cannot be written.
     """
     check_file(path)
     storage.write(path, build_overlay_page(read_runs(folders)).encode())
@@ -109,7 +109,7 @@ def write_overlay(folders: Sequence[str], path: str) -> str:
 
 
 def _find_common_folder(folders: Sequence[str]) -> str:
-    """The deepest folder that all lie in."""
+    """Return the deepest folder that contains all of them."""
     parts = [folder.split("/")[:-1] for folder in folders]
     shared = []
     for names in zip(*parts, strict=False):
@@ -148,7 +148,7 @@ def _draw_curves(
 def _draw_overlay(
     runs: Sequence[OverlaidRun], name: str, title: str, unit: str, smooth: bool = True
 ) -> Chart:
-    """One figure of all runs."""
+    """Draw one metric of all runs."""
 
     def curve(run: OverlaidRun) -> tuple[Numbers, Numbers]:
         found = list_values(run.data.updates, name)
@@ -157,7 +157,8 @@ def _draw_overlay(
         ) if smooth else found
 
     ends = {run.name: float(curve(run)[1][-1]) for run in runs}
-    low, high = min(ends, key=lambda n: ends[n]), max(ends, key=lambda n: ends[n])
+    low = min(ends, key=lambda n: ends[n])
+    high = max(ends, key=lambda n: ends[n])
     plot = _draw_curves(runs, curve, "")
 
     def draw_labelled(ax: Axes) -> None:
@@ -166,13 +167,13 @@ def _draw_overlay(
         if max(ends.values()) >= 1_000:
             ax.yaxis.set_major_formatter(EngFormatter(sep=" "))
 
-    each = ", ".join(f"{run.name} {_choose_mean_over(run)}" for run in runs)
+    windows = ", ".join(f"{run.name} {_choose_mean_over(run)}" for run in runs)
     return Chart(
         f"{title} in the end: {format_short(ends[low])} ({low}) to "
         f"{format_short(ends[high])} ({high})",
         figures.draw(draw_labelled, 270),
         label=f"Lines of the {unit} against tokens, one a run.",
-        caption=f"Means of the last steps: {each}." if smooth else "Each step.",
+        caption=f"Means of the last steps: {windows}." if smooth else "Each step.",
         table=ReportTable(f"{title} in the end", ("run", unit), tuple(ends.items())),
     )
 

@@ -1,4 +1,4 @@
-"""`trainrig runs`: the training runs below a folder, each with how far it is and what it made."""
+"""List of the training runs below a folder, with their progress and results."""
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ WAYS_TO_END = {"run_stopped": "stopped", "attempt_failed": "failed", "finished":
 
 @dataclass(frozen=True)
 class BestScore:
-    """The best that a run's checkpoints scored on one task."""
+    """Best score of a run's checkpoints on one task."""
 
     evaluation: str
     task: str
@@ -31,29 +31,29 @@ class BestScore:
 
 @dataclass(frozen=True)
 class ListedRun:
-    """One training run."""
+    """Summary of one training run."""
 
     folder: str
     verb: str
     state: str  # "finished", "running", "stopped", "failed", or "left": its driver died
     step: int  # updates done
-    steps: int  # that its run file asks for
-    loss: float | None  # of the last update, nats per token
-    best_held_out: float | None  # the lowest that was measured
-    best_step: int | None  # after which it was
+    steps: int  # planned in the run file
+    loss: float | None  # loss of the last update, nats per token
+    best_held_out: float | None  # the lowest held-out loss, nats per token
+    best_step: int | None  # the update after which it was measured
     tokens: int  # trained on
-    best_scores: tuple[BestScore, ...]  # of each task of its evaluations
-    worker_hours: float  # workers times hours of updates, of all attempts
-    # Workers times hours that attempts lasted, from the start of each to its last sign of life:
-    # with starting up, and with what faults and restarts lost.
+    best_scores: tuple[BestScore, ...]  # one for each task of its evaluations
+    worker_hours: float  # workers times hours of updates, all attempts together
+    # Workers times hours from the start of each attempt to its last sign of life. This includes
+    # starting up, and the time lost to faults and restarts.
     paid_hours: float
-    usd: float | None  # of those; None: on no machine that was named
+    usd: float | None  # cost of the paid hours; None: no machine was named
 
 
 def list_runs(folder: str, instance: str | None = None) -> list[ListedRun]:
-    """The runs in `folder` and below it, by path; their cost is that of `instance`, on demand.
+    """Return the runs in `folder` and below it, by path, with the on-demand cost of `instance`.
 
-    Raises DataError if there is none, ConfigError for an instance that the table of hardware lacks.
+    Raises DataError if there is no run, ConfigError if the hardware table lacks the instance.
     """
     if instance is not None:
         hardware.load().find_instance(instance)
@@ -64,7 +64,7 @@ def list_runs(folder: str, instance: str | None = None) -> list[ListedRun]:
 
 
 def _run_folders(folder: str) -> Iterator[str]:
-    """Those with a run file and events."""
+    """Yield the folders with a run file and events."""
     suffix = f"/{RUN_FILE}"
     for path in storage.list_files(folder, suffix):
         run = path.removesuffix(suffix)
@@ -74,7 +74,7 @@ def _run_folders(folder: str) -> Iterator[str]:
 
 
 def read_listed_run(folder: str, instance: str | None = None) -> ListedRun:
-    """What the files of the run in `folder` say of it; its cost is that of `instance`."""
+    """Summarize the run in `folder` from its files, with the cost of `instance`."""
     run = tomllib.loads(storage.read(storage.join(folder, RUN_FILE)).decode())
     lines = list(metrics.read_lines(folder))
     updates = metrics.read_series(folder)
@@ -105,7 +105,7 @@ def read_listed_run(folder: str, instance: str | None = None) -> ListedRun:
 
 
 def _count_paid_hours(folder: str, lines: Sequence[Mapping[str, Any]]) -> float:
-    """Workers times hours, from the start of each attempt to the last that was heard of it."""
+    """Return workers times hours, from the start of each attempt to its last event or update."""
     events = list(RunFolder(folder).read_events())
     last: dict[int, float] = {}
     for entry in (*events, *lines):
@@ -117,7 +117,10 @@ def _count_paid_hours(folder: str, lines: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _compute_worker_usd(instance: str, training: Mapping[str, Any]) -> float:
-    """What a worker costs an hour: a device of `instance`, or, where it has none, its threads."""
+    """Return the hourly cost of a worker in USD.
+
+    A worker is one device of `instance`, or, if it has no devices, the share of its threads.
+    """
     offers = hardware.load()
     machine = offers.find_instance(instance)
     if devices := offers.count_accelerators(instance):
@@ -126,12 +129,12 @@ def _compute_worker_usd(instance: str, training: Mapping[str, Any]) -> float:
 
 
 def _find_best_scores(folder: str, evaluations: Sequence[Mapping[str, Any]]) -> Iterator[BestScore]:
-    """The best headline score of each task of each evaluation, of those that count."""
+    """Yield the best headline score of each task of each evaluation, of usable scores."""
     for evaluation in evaluations:
         best: dict[str, tuple[CheckpointScore, int]] = {}
         for scored in read_usable_scores(RunFolder(folder), evaluation["name"]):
             for task, score in scored.scores.items():
-                # A task's headline goes by the task's name, its other scores by TASK/METRIC.
+                # The headline score has the task's name as its key, other scores TASK/METRIC.
                 if "/" not in task and (task not in best or score.is_better_than(best[task][0])):
                     best[task] = score, scored.step
         for task, (score, step) in best.items():
@@ -139,7 +142,7 @@ def _find_best_scores(folder: str, evaluations: Sequence[Mapping[str, Any]]) -> 
 
 
 def read_run_state(folder: str) -> str:
-    """How the run in `folder` stands."""
+    """Return the state of the run in `folder`."""
     if storage.exists(storage.join(folder, manifest.MANIFEST)):
         return "finished"
     if lease.is_held(folder):
@@ -149,7 +152,7 @@ def read_run_state(folder: str) -> str:
 
 
 def shorten_name(run: ListedRun, below: str) -> str:
-    """The folder of `run` as it is called below the folder `below`."""
+    """Return the folder of `run` relative to the folder `below`."""
     if run.folder == below.rstrip("/"):
         return Path(run.folder).name
     return run.folder.removeprefix(f"{below.rstrip('/')}/")

@@ -1,4 +1,4 @@
-"""The verbs that look at training runs: trace, watch, runs, average."""
+"""Command-line verbs that inspect training runs: trace, watch, runs, average."""
 
 import json
 from collections.abc import Sequence
@@ -76,10 +76,14 @@ def trace(
         from trainrig.runs.culprits import find_culprits
 
         found = [
-            each for each in find_culprits(run, step, data_step) if source in (None, each.source)
+            culprit
+            for culprit in find_culprits(run, step, data_step)
+            if source in (None, culprit.source)
         ]
         print(
-            json.dumps([asdict(each) for each in found]) if as_json else "\n".join(map(str, found))
+            json.dumps([asdict(culprit) for culprit in found])
+            if as_json
+            else "\n".join(map(str, found))
         )
     else:
         _show_step(run, step, data_step, source, tokens, borders, as_json)
@@ -128,7 +132,7 @@ def watch(
     from trainrig.runs.watch import PageServer, build_live_page
     from trainrig.storage import exists, join
 
-    folders = [each.rstrip("/") for each in run]
+    folders = [path.rstrip("/") for path in run]
     for folder in folders:
         if not exists(join(folder, "run.toml")):
             raise DataError(f"{folder}: no run.toml; name the folder of a training run")
@@ -157,28 +161,28 @@ def runs(
 
     found = list_runs(folder, instance)
     if as_json:
-        print(json.dumps([asdict(each) for each in found]))
+        print(json.dumps([asdict(listed) for listed in found]))
         return
     header = (
         *("run", "state", "step", "loss", "best held-out", "best score", "tokens"),
         *("worker hours", "cost (USD)"),
     )
     rows: list[tuple[str, ...]] = [header]
-    for each in found:
+    for listed in found:
         best = "-"
-        if each.best_held_out is not None:
-            best = f"{each.best_held_out:.4f} at {each.best_step:,}"
+        if listed.best_held_out is not None:
+            best = f"{listed.best_held_out:.4f} at {listed.best_step:,}"
         rows.append(
             (
-                shorten_name(each, folder),
-                each.state,
-                f"{each.step:,}/{each.steps:,}",
-                "-" if each.loss is None else f"{each.loss:.4f}",
+                shorten_name(listed, folder),
+                listed.state,
+                f"{listed.step:,}/{listed.steps:,}",
+                "-" if listed.loss is None else f"{listed.loss:.4f}",
                 best,
-                _format_first_score(each.best_scores),
-                format_short(each.tokens).replace("\u00a0", " "),
-                f"{each.paid_hours:.2f}",
-                "-" if each.usd is None else f"{each.usd:,.2f}",
+                _format_first_score(listed.best_scores),
+                format_short(listed.tokens).replace("\u00a0", " "),
+                f"{listed.paid_hours:.2f}",
+                "-" if listed.usd is None else f"{listed.usd:,.2f}",
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
@@ -189,7 +193,7 @@ def runs(
 
 
 def _format_first_score(scores: "Sequence[BestScore]") -> str:
-    """The best score of the first task, and how many other tasks there are."""
+    """Format the best score of the first task, with the number of other tasks."""
     if not scores:
         return "-"
     first, *others = scores
@@ -211,7 +215,7 @@ def average(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write averaged weights of a training run as a checkpoint of their own."""
+    """Write averaged weights of a training run as a new checkpoint."""
     from trainrig.storage import list_files
     from trainrig.storage.writable import check_folder
     from trainrig.train.checkpoint.averages import write_average, write_mean_of_last
@@ -225,5 +229,6 @@ def average(
         path, steps = write_mean_of_last(run.rstrip("/"), last, out)
     else:
         assert horizon is not None
-        path, steps = write_average(run.rstrip("/"), horizon, out), []
+        path = write_average(run.rstrip("/"), horizon, out)
+        steps = []
     print(json.dumps({"checkpoint": path, "steps": steps}) if as_json else path)

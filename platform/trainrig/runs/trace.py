@@ -1,9 +1,9 @@
-"""Traces a step to its sequences, documents, URLs and text.
+"""Trace of a training step to its sequences, documents, URLs and text.
 
-`trainrig trace` computes the batch of the step again, from the run file and the shards, and shows
-where each of its ids is from. Asked of a run folder it also compares the samples with those that
-the workers logged when they trained on them: evidence beside arithmetic. A run that makes its
-batches as it goes on has stored them: they are read.
+`trainrig trace` computes the batch of the step again from the run file and the shards, and shows
+the origin of each of its ids. For a run folder, it also compares the samples with those that the
+workers logged during training. A run that generates its batches while it trains has stored them, so
+they are read instead.
 
 Steps count from 1, as in metrics and logs: step N is the N-th update.
 """
@@ -49,23 +49,24 @@ from trainrig.train.run.sample_log import read_trained_samples
 from trainrig.train.run.stored_batches import StoredBatch, list_stored_batches
 from trainrig.train.run_file.run_files import Pretraining
 
-TARGET = "target"  # of a row for an encoder and a decoder, what the decoder reads and says
+TARGET = "target"  # the decoder's part of a row for an encoder and a decoder
 
 
 @dataclass(frozen=True)
 class TracedRun:
     """A run whose batches can be computed again."""
 
-    path: str  # as it was named
+    path: str  # path of a run file or run folder, as the user gave it
     settings: Pretraining | FineTuning
-    folder: str | None  # None: a run file was named
+    folder: str | None  # None: the user named a run file
     batches: PretrainBatches
     encoder: Encoder
 
     def find_data_step(self, step: int | None, data_step: int | None) -> int:
-        """The batch of update `step`, from 1, or `data_step` itself, from 0: one of the two.
+        """Return the batch of update `step`, from 1, or `data_step` itself, from 0.
 
-        They part where a run skipped data. Raises ConfigError for what the run does not have.
+        Exactly one of them is given. They differ if the run skipped data. Raises ConfigError for a
+        step that the run does not have.
         """
         if (step is None) == (data_step is None):
             raise ConfigError("name one of --step, --data-step and --url")
@@ -80,7 +81,8 @@ class TracedRun:
         for line in metrics.read_series(self.folder) if self.folder else ():
             if line["step"] == step and "train/data_step" in line:
                 return int(line["train/data_step"])
-        planned, past = step - 1, 0
+        planned = step - 1
+        past = 0
         for first, end in sorted(self.settings.training.skip_data):
             begin = max(first, past)  # ranges may overlap
             planned += max(0, end - begin) if begin <= planned else 0
@@ -89,8 +91,10 @@ class TracedRun:
 
 
 def open_traced(path: str) -> TracedRun:
-    """The run at `path`, a run file or a run folder. Raises ConfigError; DataError where its tokens
-    are gone."""
+    """Open the run at `path`, a run file or a run folder.
+
+    Raises ConfigError, or DataError if its tokens are missing.
+    """
     run, folder = read_traced_run_file(path)
     tokens = storage.make_absolute(find_shards(run))
     tokenizer = manifest.read_file(tokens, "tokenizer.json").decode()
@@ -104,16 +108,18 @@ def open_traced(path: str) -> TracedRun:
 def trace(
     path: str, step: int | None, source: str | None = None, data_step: int | None = None
 ) -> TracedStep:
-    """The sequences of update `step` (from 1) of the run at `path`, a run file or a run folder, or
-    those of batch `data_step` (from 0), which may have been skipped.
+    """Trace update `step` (from 1) or batch `data_step` (from 0) of the run at `path`.
 
-    `source`: those of this source alone. Raises ConfigError for a step or source that the run does
-    not have, DataError where its tokens are gone.
+    `path` is a run file or a run folder. A batch may be one that the run skipped. `source` limits
+    the trace to sequences of this source. Raises ConfigError for a step or source that the run does
+    not have, DataError if its tokens are missing.
     """
     if step and not path.endswith(".toml") and (stored := list_stored_batches(RunFolder(path))):
         return _trace_stored(path, stored, step, source)
     traced = open_traced(path)
-    run, batches, encoder = traced.settings, traced.batches, traced.encoder
+    run = traced.settings
+    batches = traced.batches
+    encoder = traced.encoder
     number = traced.find_data_step(step, data_step)
     if source is not None and source not in batches.sources:
         raise ConfigError(
@@ -134,7 +140,7 @@ def trace(
 
 
 def _open_batches(run: Traced, encoder: Encoder) -> PretrainBatches:
-    """The batches of `run`."""
+    """Open the batches of `run`."""
     tokens = storage.make_absolute(find_shards(run))
     if isinstance(run, Pretraining):
         corruption = find_corruption(run.objective, encoder, run.batches.longest_length)
@@ -143,7 +149,7 @@ def _open_batches(run: Traced, encoder: Encoder) -> PretrainBatches:
     if isinstance(run.objective, OfLabels):
         kind = find_row_kind(run.objective)
         return open_text_batches(tokens, kind, run.batches, padding, run.cache)
-    if not isinstance(run.objective, SFT | Distillation):  # references aren't looked at
+    if not isinstance(run.objective, SFT | Distillation):  # reference answers are not traced
         return open_answers(
             find_answer_kind(run.objective), tokens, run.batches, padding, run.cache
         )
@@ -153,11 +159,11 @@ def _open_batches(run: Traced, encoder: Encoder) -> PretrainBatches:
 def _trace_stored(
     path: str, stored: Sequence[StoredBatch], step: int, source: str | None
 ) -> TracedStep:
-    """Of a run whose batches are made as it goes on: the one that it was trained on is read."""
+    """Trace a step of a run that generates batches while it trains, from the stored batch."""
     made = [batch for batch in stored if batch.step < step <= batch.step + batch.updates]
     if not made:
         raise ConfigError(f"--step {step}: {path} holds no batch of it")
-    batch = max(made, key=lambda each: (each.step, each.attempt))
+    batch = max(made, key=lambda made_batch: (made_batch.step, made_batch.attempt))
     if source is not None and source not in batch.sources:
         raise ConfigError(f"--source: no source '{source}'{suggest_choice(source, batch.sources)}")
     encoder = Encoder(checkpoint.describe(checkpoint.resolve(path))[1])
@@ -191,7 +197,7 @@ def _describe_worth(micro: MicroBatch, row: int) -> str:
 
 
 def _iterate_prompts(micro: MicroBatch, row: int, encoder: Encoder) -> Iterator[TracedDocument]:
-    """The rows of the prompt files that a rollout answers."""
+    """Yield the prompt that a rollout answers, by its row in the prompt files."""
     filled = len(micro.ids[row]) - count_padding(micro.ids[row], encoder)
     for _, place, number in micro.pieces[micro.pieces[:, 0] == row].tolist():
         yield TracedDocument(place, filled - place, f"prompt {number}", "", "", number)
@@ -204,10 +210,11 @@ def _iterate_sequences(
     for row, sample in enumerate(micro.samples.tolist()):
         where = batches.locate(sample)
         places = [piece.place for piece in where.pieces]
-        if batches.corruption is not None:  # which may have moved them
+        if batches.corruption is not None:  # corruption may have moved the pieces
             places = micro.pieces[micro.pieces[:, 0] == row, 1].tolist()
         for answer, (ids_BT, targets_BT) in answers.items():
-            ids, targets = ids_BT[row], targets_BT[row]
+            ids = ids_BT[row]
+            targets = targets_BT[row]
             filled = len(ids) - count_padding(ids, encoder)
             ends = [*places[1:], filled]
             yield TracedSequence(
@@ -236,7 +243,7 @@ def _iterate_sequences(
 
 
 def _find_answers(micro: MicroBatch) -> dict[str, tuple[Integers, Integers]]:
-    """[B, T] ids and targets of each answer that a row has, by its name."""
+    """Return [B, T] ids and targets of each answer of a row, by the answer's name."""
     arrays = micro.arrays
     if CHOSEN_IDS in arrays:
         return {
@@ -249,12 +256,13 @@ def _find_answers(micro: MicroBatch) -> dict[str, tuple[Integers, Integers]]:
             "input": (arrays[IDS], untrained),
             TARGET: (arrays[DECODER_IDS], arrays[TARGETS]),
         }
-    if STEP_LABELS in arrays:  # what is trained on is the last token of a step itself
-        ids, labels = arrays[IDS], arrays[STEP_LABELS]
+    if STEP_LABELS in arrays:  # the target is the last token of a step itself
+        ids = arrays[IDS]
+        labels = arrays[STEP_LABELS]
         targets = np.full_like(ids, IGNORE)
         targets[:, :-1] = np.where(labels[:, 1:] == IGNORE, IGNORE, ids[:, 1:])
         return {"": (ids, targets)}
-    if TARGETS not in arrays:  # of whole texts, no token is trained on
+    if TARGETS not in arrays:  # no token of a whole text is trained on
         return {"": (micro.ids, np.full_like(micro.ids, IGNORE))}
     return {"": (micro.ids, micro.targets)}
 
@@ -262,7 +270,7 @@ def _find_answers(micro: MicroBatch) -> dict[str, tuple[Integers, Integers]]:
 def _compare_with_logs(
     folder: str | None, step: int, batch: tuple[MicroBatch, ...]
 ) -> tuple[Log, float | None]:
-    """What the run folder's logs say of the step."""
+    """Compare the batch with the samples in the run folder's logs, and return the logged loss."""
     if folder is None:
         return "not asked", None
     losses = {line["step"]: line["train/loss"] for line in metrics.read_series(folder)}

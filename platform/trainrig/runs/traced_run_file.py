@@ -1,4 +1,4 @@
-"""Finds the run file of what is traced, and the token shards that it trains on."""
+"""Search for the run file of a traced run, and for the token shards that it trains on."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from trainrig.train.run_file.run_files import Pretraining
 
 RUN_FILE = "run.toml"
 Traced = Pretraining | FineTuning
-# Of each verb: the field with the folder of its shards, and the stage that made them.
+# The field of each verb that names its shards' folder, and the stage that made them.
 _FIELD_OF = {
     Pretraining.verb: ("tokens", "tokenize"),
     FineTuning.verb: ("conversations", "conversations"),
@@ -18,7 +18,7 @@ _FIELD_OF = {
 
 
 def read_traced_run_file(path: str) -> tuple[Traced, str | None]:
-    """The run file at `path`, or that of the run folder `path` with the folder."""
+    """Return the run file at `path` and None, or the run file of a run folder and the folder."""
     folder = path if not path.endswith(".toml") else None
     file = storage.join(path, RUN_FILE) if folder else path
     if folder and not storage.exists(file):
@@ -45,8 +45,10 @@ def read_traced_run_file(path: str) -> tuple[Traced, str | None]:
 
 
 def _find_moved(folder: str, run: Traced, field: str) -> Traced:
-    """`run`, whose shards, the folder in `field`, may lie where they lay beside its folder: both
-    were moved, or an older trainrig recorded the paths as they were written."""
+    """Return `run` with the shards' folder next to the run folder, if both were moved there.
+
+    An older trainrig recorded the paths as the user wrote them, which gives the same case.
+    """
     tokens = find_shards(run)
     there = storage.exists(storage.join(tokens, manifest.MANIFEST))
     on_disk = not any(path.startswith(storage.S3) for path in (folder, tokens, run.output))
@@ -59,5 +61,5 @@ def _find_moved(folder: str, run: Traced, field: str) -> Traced:
 
 
 def find_shards(run: Traced) -> str:
-    """The folder of token shards that `run` trains on."""
+    """Return the folder of token shards that `run` trains on."""
     return run.tokens if isinstance(run, Pretraining) else run.conversations

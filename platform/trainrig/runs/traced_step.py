@@ -1,4 +1,4 @@
-"""A step as it is traced: its sequences, the documents in them, and how they are shown."""
+"""A traced step: its sequences, their documents, and their display."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -15,12 +15,12 @@ from trainrig.tokens.row_view import RowPiece, render_row
 class TracedDocument:
     """A piece of a document in a sequence."""
 
-    place: int  # of its first id in the sequence
-    tokens: int  # ids of it among the sequence's T
+    place: int  # position of its first id in the sequence
+    tokens: int  # number of its ids among the sequence's T
     id: str
     url: str
     corpus_file: str
-    corpus_row: int  # of the document in that file
+    corpus_row: int  # row of the document in that file
 
 
 @dataclass(frozen=True)
@@ -31,26 +31,28 @@ class TracedSequence:
     micro_batch: int
     row: int
     source: str
-    # Of a pair, "chosen" or "rejected"; of a rollout, its reward; of a row for an encoder and a
-    # decoder, "input" or "target"; else empty.
+    # "chosen" or "rejected" for a pair; the reward for a rollout; "input" or "target" for a row for
+    # an encoder and a decoder; else empty.
     answer: str
-    epoch: int  # of the source, from 0
-    targets: int  # ids that are trained on
+    epoch: int  # number of the pass over the source, from 0
+    targets: int  # number of ids that are trained on
     documents: tuple[TracedDocument, ...]
     ids: tuple[int, ...]
     target_ids: tuple[int, ...]
 
 
 Log = Literal["agrees", "differs", "none", "not asked"]
-"""What the workers' own logs say of the samples computed here; "none": no worker logged the step;
-"not asked": a run file was traced, and no run folder."""
+"""Comparison of the computed samples with the workers' logs.
+
+"none": no worker logged the step. "not asked": a run file was traced, so there are no logs.
+"""
 
 
 @dataclass(frozen=True)
 class TracedStep:
-    """All sequences of one step's global batch."""
+    """Step with all sequences of its global batch."""
 
-    step: int | None  # update, from 1; None: a batch was asked for
+    step: int | None  # update, from 1; None: the user named a batch
     data_step: int  # batch, from 0
     loss: float | None  # nats per target; None: not trained yet, or not from a run folder
     log: Log
@@ -59,7 +61,7 @@ class TracedStep:
 
     @property
     def verdict(self) -> str:
-        """What is known of the step beside its sequences, in a line."""
+        """Summary of the step in one line, with the result of the comparison with logs."""
         loss = "" if self.loss is None else f", loss {self.loss:.4f}"
         evidence = {
             "agrees": "the workers' logs name the same samples",
@@ -72,7 +74,7 @@ class TracedStep:
         return f"step {self.step}: {len(self.sequences)} sequences{loss}; {evidence}"
 
     def as_json(self) -> dict[str, Any]:
-        """With the decoded text of each sequence; no ids."""
+        """Return the step as a JSON object, with decoded text instead of ids."""
         rows = []
         for sequence in self.sequences:
             row = asdict(sequence)
@@ -82,7 +84,7 @@ class TracedStep:
         return {**where, "loss": self.loss, "log": self.log, "sequences": rows}
 
     def render_texts(self, tokens: int | None, borders: bool = False) -> Iterator[Text]:
-        """Each sequence as a person reads it; see `render_row` for `tokens` and `borders`."""
+        """Yield each sequence as readable text; see `render_row` for `tokens` and `borders`."""
         for sequence in self.sequences:
             which = f" · {sequence.answer}" if sequence.answer else ""
             head = (
@@ -90,9 +92,13 @@ class TracedStep:
                 f"{sequence.row}{which} · {sequence.source}, epoch {sequence.epoch} · "
                 f"{sequence.targets:,} targets\n"
             )
-            pieces = [RowPiece(each.place, each.url or each.id) for each in sequence.documents]
+            pieces = [
+                RowPiece(document.place, document.url or document.id)
+                for document in sequence.documents
+            ]
             pieces = pieces or [RowPiece(0, sequence.source)]
-            ids, targets = np.array(sequence.ids), np.array(sequence.target_ids)
+            ids = np.array(sequence.ids)
+            targets = np.array(sequence.target_ids)
             yield Text(head, style="bold").append_text(
                 render_row(ids, targets, pieces, self.encoder, tokens=tokens, borders=borders)
             )

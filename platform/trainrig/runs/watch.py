@@ -1,8 +1,8 @@
-"""`trainrig watch`: the report of a run, alive in a browser on this machine.
+"""Server of a run's live report to a browser on this machine.
 
-It serves one page, drawn anew from the run folder whenever it is asked for, and nothing else. It is
-bound to the loopback address, reads and never writes, and answers only to who knows the token in
-its address: other users of this machine, and pages that a browser here has open, do not.
+It serves one page, drawn from the run folder at each request, and nothing else. It listens on the
+loopback address and only reads. It answers only requests with the token in its URL, so other users
+of this machine, and other pages open in a browser here, get no answer.
 """
 
 import hmac
@@ -21,7 +21,7 @@ from trainrig.train.run.run_page import build_run_page, read_report_data
 
 ADDRESS = "127.0.0.1"
 REFRESH_SECONDS = 10
-SILENT_SECONDS = 20.0  # after which a connection that says nothing is closed
+SILENT_SECONDS = 20.0  # seconds until a silent connection is closed
 HEADERS = {
     "Content-Type": "text/html; charset=utf-8",
     "Content-Security-Policy": POLICY,
@@ -38,28 +38,29 @@ _WAITING = (
 
 
 def build_live_page(*folders: str, seconds: int = REFRESH_SECONDS) -> str:
-    """The report of the run in `folders`, or of several laid over each other, as it is now, which
-    asks for itself again."""
+    """Return the current report of one run, or of several overlaid, which reloads itself."""
     try:
         if len(folders) == 1:
             page = build_run_page(read_report_data(folders[0]))
         else:
             page = build_overlay_page(read_runs(folders))
-    except DataError as problem:  # not one update yet
+    except DataError as problem:  # the run has no update yet
         page = _WAITING.format(html.escape(str(problem)))
     refresh = f'<meta http-equiv="refresh" content="{seconds}">'
     return page.replace("</title>", f"</title>\n{refresh}", 1)
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves `page()` at one address, which holds a token."""
+    """Server of `page()` at one URL, which contains a token."""
 
     daemon_threads = True
-    request_queue_size = 128  # of connections: by default five that say nothing keep others out
+    # connections; with the default of five, a few silent ones would block all others
+    request_queue_size = 128
 
     def __init__(self, page: Callable[[], str], port: int = 0) -> None:
-        """`port` 0: one that is free. Raises ConfigError if `port` is taken."""
-        self.page, self.token = page, secrets.token_urlsafe(16)
+        """Listen on `port`; 0 chooses a free one. Raises ConfigError if `port` is taken."""
+        self.page = page
+        self.token = secrets.token_urlsafe(16)
         self.drawing = threading.Lock()  # matplotlib draws one figure at a time
         try:
             super().__init__((ADDRESS, port), _Handler)
@@ -70,12 +71,14 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """The URL of the page."""
         return f"http://{ADDRESS}:{self.server_address[1]}/{self.token}/"
 
     def is_ours(self, host: str | None, path: str) -> bool:
-        """Whether a request for `path` at `host` names this server and its token. The host counts,
-        as a stranger's page may have its own name resolve to this machine."""
+        """Return whether a request names this server as its host, and its token.
+
+        The host is checked as well, as another site's name may resolve to this machine.
+        """
         port = self.server_address[1]
         named = host in (f"{ADDRESS}:{port}", f"localhost:{port}")
         given = urlsplit(path).path.strip("/")
@@ -83,18 +86,19 @@ class PageServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers GET and HEAD; anything else is not implemented."""
+    """Handler of GET and HEAD; other methods are not implemented."""
 
     server: PageServer
-    server_version, sys_version = "trainrig", ""
+    server_version = "trainrig"
+    sys_version = ""
     timeout = SILENT_SECONDS
 
     def do_GET(self) -> None:
-        """The page."""
+        """Send the page."""
         self._answer(with_body=True)
 
     def do_HEAD(self) -> None:
-        """Its headers."""
+        """Send the headers of the page."""
         self._answer(with_body=False)
 
     def _answer(self, with_body: bool) -> None:
@@ -111,4 +115,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *values: object) -> None:
-        """Say nothing: the address holds the token."""
+        """Log nothing, as the URL contains the token."""

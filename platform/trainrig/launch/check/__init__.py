@@ -1,1 +1,1 @@
-"""Cluster files, before anything is rented: what is wrong, what it costs, what it needs."""
+"""Checks of cluster files before anything is rented: mistakes, cost and quotas."""

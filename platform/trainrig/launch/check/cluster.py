@@ -1,4 +1,4 @@
-"""A cluster file checked: every problem at once, its pools, its price, the quotas it needs."""
+"""Check of a cluster file: all problems at once, its pools, its cost, and the quotas it needs."""
 
 import re
 from collections.abc import Iterator
@@ -37,11 +37,12 @@ from trainrig.launch.check.secrets import find_secrets
 from trainrig.launch.check.spot_agent import check_agent
 from trainrig.storage import utf8
 
-KUBERNETES, LAPTOP = "kubernetes", "fake_multinode"
+KUBERNETES = "kubernetes"
+LAPTOP = "fake_multinode"
 PROVIDERS = ("aws", "gcp", LAPTOP)
-LARGEST = 2**20  # bytes of a cluster file; ours have 10,000
+LARGEST = 2**20  # bytes of a cluster file at most; the shipped files have 10,000
 
-# What the shipped files say where only you know: accounts, networks, images.
+# Placeholders in the shipped files for values that only the user knows: accounts, networks, images.
 PLACEHOLDERS = re.compile(
     r"111122223333|my-project|\b(ami|subnet|sg)-0{17}|@sha256:0{64}|registry\.example\.com|AAAA-YOURS"
     r"|\b10\.0\.0\.2:/"
@@ -50,37 +51,40 @@ PLACEHOLDERS = re.compile(
 
 @dataclass(frozen=True)
 class Checked:
-    """What is known of a cluster from its file alone."""
+    """Result of checking a cluster file, without asking a cloud."""
 
     path: str
-    name: str  # of the cluster
+    name: str  # name of the cluster
     provider: str  # aws, gcp, kubernetes or fake_multinode
     problems: tuple[Problem, ...]
     warnings: tuple[str, ...]
-    placeholders: tuple[Problem, ...]  # what is still to be put in
+    placeholders: tuple[Problem, ...]  # example values that the user has not replaced
     pools: tuple[PricedPool, ...]
     price: PoolEstimate
     quotas: tuple[Quota, ...]
 
     def refuse(self, placeholders: bool = True) -> None:
-        """Raise ConfigError, with the first of them, where there are problems; by default also
-        where something is still to be put in, which nothing can be rented with."""
+        """Raise ConfigError with the first problem, if there is any.
+
+        By default, example values that are left count as problems, as nothing can be rented with
+        them.
+        """
         found = [*self.problems, *(self.placeholders if placeholders else ())]
         if found:
             more = f" (and {len(found) - 1} more: trainrig cluster check)" if found[1:] else ""
             raise ConfigError(f"{found[0]}{more}")
 
     def as_json(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return the result as a JSON object."""
         return {
             "file": self.path,
             "name": self.name,
             "provider": self.provider,
-            "problems": [_as_json(each) for each in self.problems],
-            "to_put_in": [_as_json(each) for each in self.placeholders],
+            "problems": [_as_json(problem) for problem in self.problems],
+            "to_put_in": [_as_json(problem) for problem in self.placeholders],
             "warnings": list(self.warnings),
             "price": self.price.as_json(),
-            "quotas": [each.as_json() for each in self.quotas],
+            "quotas": [quota.as_json() for quota in self.quotas],
         }
 
 
@@ -91,10 +95,11 @@ def _as_json(problem: Problem) -> dict[str, Any]:
 def check_cluster(
     path: str | Path, table_of_hardware: str | None = None, checkpoint_seconds: float | None = None
 ) -> Checked:
-    """Everything that can be said of the cluster file at `path` without asking any cloud.
+    """Check the cluster file at `path` without asking a cloud.
 
-    `table_of_hardware`: prices and sizes of your own. `checkpoint_seconds`: what one takes, to warn
-    where the notice is too short. Raises ConfigError only where there is no such file.
+    `table_of_hardware` names a table with other prices and sizes. `checkpoint_seconds` is the time
+    that a checkpoint takes; a warning says where the notice is too short for that. Raises
+    ConfigError only if the file cannot be read.
     """
     known = hardware.load(table_of_hardware)
     text = _read(Path(path))
@@ -139,9 +144,9 @@ def _read(path: Path) -> str:
 
 
 def _find_main_document(documents: list[YamlDocument]) -> Any:
-    """What describes the cluster, of what may be several documents."""
-    of_ray = [each.data for each in documents if at(each.data, "kind") in RAY]
-    return (of_ray or [each.data for each in documents] or [{}])[0]
+    """Return the document that describes the cluster, if the file has several."""
+    of_ray = [document.data for document in documents if at(document.data, "kind") in RAY]
+    return (of_ray or [document.data for document in documents] or [{}])[0]
 
 
 def _find_provider(documents: list[YamlDocument]) -> str:
@@ -194,14 +199,14 @@ def _list_unpriced(pools: list[PricedPool], known: Hardware, provider: str) -> l
 
 
 def _find_grace(data: Any, provider: str) -> float | None:
-    """s that pods on spot have, where the file says so."""
+    """Return the shortest grace time of spot pods in seconds, if the file sets it."""
     if provider != KUBERNETES:
         return None
     spot = [
         g for _, g, _ in iterate_groups(data) if at(g, "labels", "trainrig.io/market") == "spot"
     ]
-    each = [at(g, "template", "spec", "terminationGracePeriodSeconds") for g in spot]
-    return min((float(s) for s in each if isinstance(s, int)), default=None)
+    graces = [at(g, "template", "spec", "terminationGracePeriodSeconds") for g in spot]
+    return min((float(s) for s in graces if isinstance(s, int)), default=None)
 
 
 def _find_placeholders(text: str, path: str) -> Iterator[Problem]:

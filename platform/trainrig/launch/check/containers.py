@@ -1,4 +1,4 @@
-"""The image that a cluster's nodes run, and how it is started."""
+"""Checks of the image that a cluster's nodes run, and of how it is started."""
 
 import re
 from collections.abc import Iterator
@@ -10,25 +10,25 @@ DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
 
 
 def check_image(image: Any, where: tuple[str | int, ...]) -> Iterator[Found]:
-    """An image must be named by its digest: a tag is another image tomorrow."""
+    """Check that an image is named by its digest, as the image behind a tag can change."""
     if isinstance(image, str) and not DIGEST.search(image):
         short = image if len(image) <= 60 else image[:57] + "..."
         yield where, f"'{short}' can change between two nodes; name it by @sha256:…"
 
 
 def check_docker(data: dict[str, Any]) -> Iterator[Found]:
-    """Of the `docker` part of a cluster file of Ray's."""
+    """Check the `docker` part of a cluster file in Ray's form."""
     docker = ensure_table(data.get("docker"))
     if not docker:
         yield (), "`docker` is missing; an image with trainrig, pinned, is what every node runs"
         return
     for key in ("image", "head_image", "worker_image"):
         yield from check_image(docker.get(key), ("docker", key))
-    options = [str(each) for each in ensure_list(docker.get("run_options"))]
+    options = [str(option) for option in ensure_list(docker.get("run_options"))]
     where = ("docker", "run_options") if options else ("docker",)
-    if not any(each.startswith("--shm-size") for each in options):
+    if not any(option.startswith("--shm-size") for option in options):
         yield where, "no --shm-size; Docker's 64 MB do not hold Ray's object store: --shm-size=32g"
-    if not any(each.replace("=", " ").startswith("--ulimit nofile") for each in options):
+    if not any(option.replace("=", " ").startswith("--ulimit nofile") for option in options):
         yield where, "no --ulimit=nofile=65536:65536; a large shuffle opens more files than 1,024"
     for index, option in enumerate(options):
         if option.startswith("--privileged"):

@@ -1,8 +1,8 @@
-"""YAML as Ray and Kubernetes read it, with the line of every key and entry.
+"""Reader of YAML as Ray and Kubernetes read it, with the line of every key and entry.
 
-Read by PyYAML's composer, which keeps marks, and stricter than those two: a key given twice is a
-problem, where they silently take the last; so is an anchor inside itself, and a file that unfolds
-to far more than was written.
+It uses PyYAML's composer, which keeps positions, and is stricter than Ray and Kubernetes. A
+duplicate key is a problem, where they silently take the last. So are an anchor inside itself, and a
+file whose aliases expand to far more than was written.
 """
 
 import re
@@ -15,7 +15,7 @@ import yaml
 from trainrig.config import suggest_choice
 from trainrig.config.key_lines import Location
 
-# Values of one file, those that aliases repeat counted each time: our own files have about 500.
+# Values of one file, with aliases counted each time; the shipped files have about 500.
 MOST_VALUES = 50_000
 DEEPEST = 60  # levels; KubeRay's pods have about 12
 MERGE = "tag:yaml.org,2002:merge"
@@ -23,46 +23,47 @@ PLAIN = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 Found = tuple[Location, str]
-"""Where, as a path of keys, and what was found there and what would work."""
+"""Location as a path of keys, and a message with the mistake and what would work."""
 
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One thing that cannot work, or is not safe, or is not what it says."""
+    """A mistake in a cluster file."""
 
     path: str
-    line: int  # from 1
+    line: int  # counted from 1
     where: str  # the path of the key; empty for the whole file
     what: str
 
     def __str__(self) -> str:
         where = f"{self.where}: " if self.where else ""
         said = f"{self.path}:{self.line}: {where}{self.what}"
-        return CONTROL.sub("?", said)  # keys may hold line breaks, and what terminals obey
+        # keys may hold line breaks and control characters of terminals
+        return CONTROL.sub("?", said)
 
 
 @dataclass(frozen=True)
 class YamlDocument:
-    """One YAML document: what it says, and where."""
+    """One YAML document: its data, and the line of each location."""
 
     path: str
     data: Any
     lines: dict[Location, int] = field(repr=False)
 
     def find_line(self, location: Location) -> int:
-        """The line of the key or entry at `location`, or of the nearest thing that holds it."""
+        """Return the line of the key or entry at `location`, or of its nearest parent."""
         while location and location not in self.lines:
             location = location[:-1]
         return self.lines.get(location, 1)
 
     def locate_problem(self, found: Found) -> Problem:
-        """What was found, with its line."""
+        """Turn a finding into a problem with its line."""
         location, what = found
         return Problem(self.path, self.find_line(location), _format_location(location), what)
 
 
 def _format_location(location: Location) -> str:
-    """`("labels", "a.b/c")` as `labels["a.b/c"]`: keys of Kubernetes hold dots themselves."""
+    """Format `("labels", "a.b/c")` as `labels["a.b/c"]`, as keys of Kubernetes contain dots."""
     parts = []
     for part in location:
         if isinstance(part, int):
@@ -75,18 +76,19 @@ def _format_location(location: Location) -> str:
 
 
 def read_documents(text: str, path: str) -> tuple[list[YamlDocument], list[Problem]]:
-    """All documents of `text`, and what is wrong with it as YAML. Without any: problems alone."""
+    """Read all documents of `text`, and its problems as YAML; without documents only problems."""
     try:
         nodes = [node for node in yaml.compose_all(text, yaml.SafeLoader) if node is not None]
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = f"not YAML: {error.problem or error.context}"
         return [], [Problem(path, mark.line + 1 if mark else 1, "", what)]
-    except yaml.YAMLError as error:  # characters that YAML does not allow
+    except yaml.YAMLError as error:  # the text has characters that YAML does not allow
         return [], [Problem(path, 1, "", f"not YAML: {str(error).splitlines()[0]}")]
     if not nodes:
         return [], [Problem(path, 1, "", "holds nothing; a cluster file is a mapping of keys")]
-    documents, problems = [], []
+    documents = []
+    problems = []
     for node in nodes:
         reader = _Reader(path)
         try:
@@ -105,7 +107,7 @@ class _TooMuch(Exception):
 
 
 class _Reader:
-    """Values of nodes, and the lines of what they hold."""
+    """Reader of a node's values, and of the lines on which they are."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -137,13 +139,14 @@ class _Reader:
     def _read_mapping(self, node: yaml.MappingNode, location: Location) -> dict[str, Any]:
         found: dict[str, Any] = {}
         merged: dict[str, Any] = {}
-        own: dict[str, int] = {}  # lines
+        own: dict[str, int] = {}  # line of each key of this mapping
         for key_node, value_node in node.value:
             if key_node.tag == MERGE:
                 for below in self._read_merged(value_node, location):
-                    merged = below | merged  # of two, the first named holds
+                    merged = below | merged  # the first named of two wins
                 continue
-            key, line = self._read_key(key_node, location), key_node.start_mark.line + 1
+            key = self._read_key(key_node, location)
+            line = key_node.start_mark.line + 1
             if key in own:
                 what = f"`{key}` is here twice (first in line {own[key]}); one of them is lost"
                 self._add_problem(key_node, (*location, key), what)
@@ -153,8 +156,8 @@ class _Reader:
         return merged | found
 
     def _read_merged(self, node: yaml.Node, location: Location) -> Iterator[dict[str, Any]]:
-        each = node.value if isinstance(node, yaml.SequenceNode) else [node]
-        for source in each:
+        sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        for source in sources:
             value = self.read_value(source, location)
             if isinstance(value, dict):
                 yield value
@@ -176,17 +179,17 @@ class _Reader:
 
 
 def ensure_table(value: Any) -> dict[str, Any]:
-    """`value` if it is a mapping, else an empty one: the schema has said that it should be."""
+    """Return `value` if it is a mapping, else an empty one; the schema check reports that."""
     return value if isinstance(value, dict) else {}
 
 
 def ensure_list(value: Any) -> list[Any]:
-    """`value` if it is a list, else an empty one: the schema has said that it should be."""
+    """Return `value` if it is a list, else an empty one; the schema check reports that."""
     return value if isinstance(value, list) else []
 
 
 def at(data: Any, *keys: str | int) -> Any:
-    """What lies at that path; None if nothing does."""
+    """Return the value at a path of keys; None if there is none."""
     for key in keys:
         if isinstance(data, dict):
             data = data.get(str(key))
@@ -197,10 +200,10 @@ def at(data: Any, *keys: str | int) -> Any:
     return data
 
 
-MOST_CHOICES = 12  # names in one message
+MOST_CHOICES = 12  # names in one message at most
 
 
 def suggest_nearest(name: str, choices: "list[str] | dict[str, Any]") -> str:
-    """`; did you mean 'x'?`; of few choices all, where none is near."""
+    """Return `; did you mean 'x'?`, or a list of the choices if there are few, or ""."""
     hint = suggest_choice(name, list(choices))
     return hint if len(choices) <= MOST_CHOICES or hint.startswith("; did you") else ""

@@ -1,14 +1,15 @@
-"""Whether a checkpoint fits into the time that a cloud gives before it takes a machine back."""
+"""Check whether a checkpoint fits into the notice that a cloud gives before a preemption."""
 
 from collections.abc import Sequence
 
 from trainrig.launch.check.pools import PricedPool
 
-# s from the notice to the end, at best. AWS: spot interruption notice. Google: ACPI off to forced
-# off. Kubernetes: what GKE leaves pods on spot machines; other services give what their nodes get.
+# Seconds from the notice to the end, at best. AWS: spot interruption notice. Google: ACPI shutdown
+# signal to power off. Kubernetes: grace of pods on spot machines in GKE; in other services, pods
+# get the notice of their nodes.
 SECONDS = {"aws": 120.0, "gcp": 30.0, "kubernetes": 15.0}
-# s of it that are gone before the first byte is written: the agent's look (5 s apart on AWS), Ray's
-# answer, and the end of the step under way.
+# Seconds that pass before the first byte is written: the agent's poll (every 5 s on AWS), Ray's
+# answer, and the end of the current step.
 BEFORE = 10.0
 
 
@@ -18,7 +19,10 @@ def notice_warnings(
     checkpoint_seconds: float,
     grace: float | None = None,
 ) -> list[str]:
-    """What to know of pools on spot when a checkpoint takes so long. `grace`: of the pods, s."""
+    """Return warnings for spot pools if a checkpoint takes longer than the notice.
+
+    `grace` is the grace time of the pods in seconds.
+    """
     notice = grace if grace is not None else SECONDS.get(provider)
     spot = [pool.name for pool in pools if pool.market == "spot"]
     if notice is None or not spot or checkpoint_seconds + BEFORE <= notice:

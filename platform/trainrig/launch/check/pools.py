@@ -1,4 +1,4 @@
-"""The groups of like machines that a cluster may have, and what they cost by the hour."""
+"""Pools of equal machines that a cluster may have, with their hourly cost."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -7,58 +7,61 @@ from typing import Any, Literal
 from trainrig.hardware import Hardware
 
 Market = Literal["spot", "on-demand"]
-POOL, INSTANCE, MARKET = "trainrig.io/pool", "trainrig.io/instance", "trainrig.io/market"
+POOL = "trainrig.io/pool"
+INSTANCE = "trainrig.io/instance"
+MARKET = "trainrig.io/market"
 MARKETS: tuple[Market, ...] = ("spot", "on-demand")
-HEAD = "head"  # the pool of the node that leads
+HEAD = "head"  # the pool of the head node
 
 
 @dataclass(frozen=True)
 class PricedPool:
-    """Machines of one kind; how many there are at the least and at the most."""
+    """A pool of equal machines, with its minimum and maximum size."""
 
     name: str
-    instance: str  # as its label says, and as its price is looked up
+    instance: str  # type from the label, by which the price is found
     market: str  # one of MARKETS
     least: int
     most: int
-    cpus: float  # of one machine, as Ray counts them
-    gpus: float  # likewise
+    cpus: float  # number of CPUs of one machine, as Ray counts them
+    gpus: float  # number of GPUs of one machine, as Ray counts them
 
     def as_json(self) -> dict[str, Any]:
-        """The fields by their names."""
+        """Return the fields by name."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class PoolPrice:
-    """USD an hour by pool; None where the table of hardware has no price."""
+    """Hourly cost of a pool in USD; None if the hardware table has no price."""
 
     pool: PricedPool
-    usd: float | None  # of one machine; of a spot machine without a price the list price
-    listed: bool  # whether that is the list price of a machine that is rented as spot
+    # price of one machine; for a spot machine without a spot price, the list price
+    usd: float | None
+    listed: bool  # True if `usd` is the list price of a spot machine
     as_of: str | None
 
     @property
     def usd_most(self) -> float | None:
-        """With as many machines as the pool may have."""
+        """Hourly cost at the pool's maximum size."""
         return None if self.usd is None else self.usd * self.pool.most
 
 
 @dataclass(frozen=True)
 class PoolEstimate:
-    """What a cluster costs by the hour, without disks and traffic."""
+    """Hourly cost of a cluster, without disks and traffic."""
 
     prices: tuple[PoolPrice, ...]
-    usd_idle: float | None  # with the machines that never go: the head, and every pool's least
-    usd_most: float | None  # with as many as there may be at once, the dearest first
+    usd_idle: float | None  # cost of the head and each pool's minimum
+    usd_most: float | None  # cost of the maximum size, the most expensive pools first
 
     def as_json(self) -> dict[str, Any]:
-        """Plain JSON; null is: not known."""
+        """Return the estimate as a JSON object; null stands for unknown."""
         pools = {
-            each.pool.name: each.pool.as_json()
-            | {"usd": each.usd, "usd_most": each.usd_most}
-            | {"list_price_for_spot": each.listed, "as_of": each.as_of}
-            for each in self.prices
+            price.pool.name: price.pool.as_json()
+            | {"usd": price.usd, "usd_most": price.usd_most}
+            | {"list_price_for_spot": price.listed, "as_of": price.as_of}
+            for price in self.prices
         }
         return {"usd_idle": self.usd_idle, "usd_most": self.usd_most, "pools": pools}
 
@@ -66,8 +69,10 @@ class PoolEstimate:
 def estimate(
     pools: Sequence[PricedPool], most_workers: int | None, hardware: Hardware, free: bool = False
 ) -> PoolEstimate:
-    """USD an hour of `pools`; `most_workers`: nodes beside the head over all of them. `free`:
-    nothing is rented."""
+    """Estimate the hourly cost of `pools` in USD.
+
+    `most_workers` limits the nodes besides the head over all pools. With `free`, nothing is rented.
+    """
     prices = tuple(
         PoolPrice(pool, 0.0, False, None) if free else _find_price(pool, hardware) for pool in pools
     )
@@ -83,15 +88,15 @@ def _find_price(pool: PricedPool, hardware: Hardware) -> PoolPrice:
 
 
 def _at_once(prices: Sequence[PoolPrice], most_workers: int | None) -> list[float | None]:
-    """What each pool costs when the cluster is as dear as its bounds let it be."""
-    dearest_first = sorted(prices, key=lambda each: -(each.usd or 0.0))
+    """Return the cost of each pool when the cluster has its most expensive allowed size."""
+    dearest_first = sorted(prices, key=lambda price: -(price.usd or 0.0))
     left = float("inf") if most_workers is None else most_workers
     costs: list[float | None] = []
-    for each in dearest_first:
-        machines = each.pool.most if each.pool.name == HEAD else min(each.pool.most, left)
-        left -= 0 if each.pool.name == HEAD else machines
+    for price in dearest_first:
+        machines = price.pool.most if price.pool.name == HEAD else min(price.pool.most, left)
+        left -= 0 if price.pool.name == HEAD else machines
         if machines:
-            costs.append(None if each.usd is None else each.usd * machines)
+            costs.append(None if price.usd is None else price.usd * machines)
     return costs
 
 

@@ -1,8 +1,9 @@
-"""The quotas that a cloud must have granted for a cluster to grow as far as its file lets it.
+"""Cloud quotas that a cluster needs to grow to the maximum size in its file.
 
-AWS counts vCPUs by family and market, Google CPUs by family and accelerators by model; a pool above
-its quota stays at less, without an error where one would look. Names of Service Quotas (EC2) and of
-Compute Engine's regional quotas, from memory, 2025: look for them under these words.
+AWS counts vCPUs by family and market, Google counts CPUs by family and accelerators by model. A
+pool above its quota stays smaller, without an error that a user would see. The names of Service
+Quotas (EC2) and of Compute Engine's regional quotas are from memory, 2025: search for them by these
+words.
 """
 
 import re
@@ -17,15 +18,15 @@ from trainrig.launch.check.pools import PricedPool
 
 @dataclass(frozen=True)
 class Quota:
-    """At least so much of it is needed."""
+    """A quota with the least value that the cluster needs."""
 
     name: str
     needed: int
-    unit: str  # vCPUs, or GPUs
+    unit: str  # vCPUs or GPUs
     pools: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The fields by their names."""
+        """Return the fields by name."""
         return asdict(self)
 
 
@@ -44,8 +45,7 @@ _AWS_ON_DEMAND = {
 
 
 def compute_quotas(provider: str, pools: Sequence[PricedPool], hardware: Hardware) -> list[Quota]:
-    """What must be granted for all of `pools` at their most; instances of no known size are left
-    out."""
+    """Return the quotas for all `pools` at their maximum size; unknown instances are skipped."""
     needed: Counter[tuple[str, str]] = Counter()
     by: dict[tuple[str, str], list[str]] = {}
     for pool in pools:
@@ -53,8 +53,8 @@ def compute_quotas(provider: str, pools: Sequence[PricedPool], hardware: Hardwar
         if offer is None or not pool.most:
             continue
         name, unit = _name_quota(provider, pool, hardware)
-        each = offer.vcpus if unit == "vCPUs" else hardware.count_accelerators(pool.instance)
-        needed[name, unit] += pool.most * each
+        size = offer.vcpus if unit == "vCPUs" else hardware.count_accelerators(pool.instance)
+        needed[name, unit] += pool.most * size
         by.setdefault((name, unit), []).append(pool.name)
     return [Quota(name, n, unit, tuple(by[name, unit])) for (name, unit), n in needed.items()]
 

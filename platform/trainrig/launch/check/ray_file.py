@@ -1,7 +1,8 @@
-"""What holds for every cluster file in Ray's own form, whichever cloud it is for.
+"""Checks of any cluster file in Ray's own form, whichever cloud it is for.
 
-Shape: Ray's JSON schema, read from the installed package as data (no Ray is started for it), and
-closed where Ray leaves it open: an unknown key under `provider` is a typo.
+The shape is checked by Ray's JSON schema, read from the installed package as data without starting
+Ray. Where Ray's schema allows any key, this check does not: an unknown key under `provider` is a
+typo.
 """
 
 import functools
@@ -16,7 +17,7 @@ from trainrig.launch.check.document import Found, at, ensure_list, ensure_table,
 from trainrig.launch.check.pools import HEAD, INSTANCE, MARKET, MARKETS, POOL, PricedPool
 from trainrig.launch.check.shape import find_differences
 
-# What Ray's providers read beside what its schema lists (ray/autoscaler/_private, 2.60).
+# Keys that Ray's providers read, but its schema lacks (ray/autoscaler/_private, 2.60).
 MORE_OF_PROVIDER = (
     "aws_credentials",
     "disable_launch_config_check",
@@ -25,12 +26,12 @@ MORE_OF_PROVIDER = (
     "worker_liveness_check",
     "worker_rpc_drain",
 )
-LONGEST_IDLE = 60  # minutes; a p5.48xlarge at rest costs about 1 USD for each
+LONGEST_IDLE = 60  # minutes; an idle p5.48xlarge costs about 1 USD a minute
 
 
 @functools.cache
 def load_ray_schema() -> dict[str, Any]:
-    """Ray's schema of a cluster file, as the installed version has it, with `provider` closed."""
+    """Return the schema of cluster files from the installed Ray, with `provider` closed."""
     found = importlib.util.find_spec("ray")
     if found is None or not found.submodule_search_locations:
         raise ClusterError("Ray is not installed, so its schema of cluster files is not here")
@@ -43,7 +44,7 @@ def load_ray_schema() -> dict[str, Any]:
 
 
 def check_ray_file(data: Any) -> Iterator[Found]:
-    """What is wrong with `data` as a cluster file of Ray's, whatever its provider."""
+    """Find the problems of a cluster file in Ray's form that do not depend on its provider."""
     yield from find_differences(data, load_ray_schema())
     yield from _check_head(ensure_table(data))
     yield from _check_sizes(ensure_table(data))
@@ -53,26 +54,24 @@ def check_ray_file(data: Any) -> Iterator[Found]:
 
 
 def list_node_types(data: Any) -> dict[str, dict[str, Any]]:
-    """The node types by name."""
+    """Return the node types by name."""
     return {
-        name: ensure_table(each)
-        for name, each in ensure_table(at(data, "available_node_types")).items()
+        name: ensure_table(node_type)
+        for name, node_type in ensure_table(at(data, "available_node_types")).items()
     }
 
 
 def list_ray_pools(data: Any) -> list[PricedPool]:
-    """A pool for each node type; what is missing is taken for none."""
+    """Return a pool for each node type; missing numbers count as 0."""
     return [
-        _build_pool(name, each, name == at(data, "head_node_type"))
-        for name, each in list_node_types(data).items()
+        _build_pool(name, node_type, name == at(data, "head_node_type"))
+        for name, node_type in list_node_types(data).items()
     ]
 
 
 def _build_pool(name: str, node_type: dict[str, Any], is_head: bool) -> PricedPool:
-    labels, resources = (
-        ensure_table(node_type.get("labels")),
-        ensure_table(node_type.get("resources")),
-    )
+    labels = ensure_table(node_type.get("labels"))
+    resources = ensure_table(node_type.get("resources"))
     return PricedPool(
         name=HEAD if is_head else name,
         instance=str(labels.get(INSTANCE, "")),
@@ -89,7 +88,8 @@ def _parse_count(value: Any) -> int:
 
 
 def _check_head(data: dict[str, Any]) -> Iterator[Found]:
-    types, head = list_node_types(data), data.get("head_node_type")
+    types = list_node_types(data)
+    head = data.get("head_node_type")
     if not types:
         yield (), "`available_node_types` is missing; a head and a pool at least"
         return
@@ -113,11 +113,12 @@ def _check_head(data: dict[str, Any]) -> Iterator[Found]:
 
 def _check_sizes(data: dict[str, Any]) -> Iterator[Found]:
     most_of_all = data.get("max_workers")
-    for name, each in list_node_types(data).items():
+    for name, node_type in list_node_types(data).items():
         where = ("available_node_types", name)
         if name == data.get("head_node_type"):
             continue
-        least, most = each.get("min_workers", 0), each.get("max_workers")
+        least = node_type.get("min_workers", 0)
+        most = node_type.get("max_workers")
         if not isinstance(most, int):
             yield where, "`max_workers` is missing; without it a pool may take all there are"
         elif isinstance(least, int) and least > most:
@@ -126,23 +127,24 @@ def _check_sizes(data: dict[str, Any]) -> Iterator[Found]:
             yield (*where, "max_workers"), f"{most} is more than max_workers of all ({most_of_all})"
         elif isinstance(least, int) and least > 0:
             yield (*where, "min_workers"), f"{least} machines would never leave; write 0"
-        if not ensure_table(each.get("resources")):
+        if not ensure_table(node_type.get("resources")):
             yield where, "`resources` says nothing, so the autoscaler can bring nothing up for work"
     if most_of_all is None:
         yield (), "`max_workers` is missing; Ray's own is 0 or 2, whatever the pools say"
 
 
 def _check_all_labels(data: dict[str, Any]) -> Iterator[Found]:
-    for name, each in list_node_types(data).items():
+    for name, node_type in list_node_types(data).items():
         is_head = name == data.get("head_node_type")
-        labels, where = ensure_table(each.get("labels")), ("available_node_types", name, "labels")
+        labels = ensure_table(node_type.get("labels"))
+        where = ("available_node_types", name, "labels")
         yield from check_labels(labels, where, HEAD if is_head else name)
 
 
 def check_labels(
     labels: dict[str, Any], where: tuple[str | int, ...], pool: str
 ) -> Iterator[Found]:
-    """What is wrong with the labels of a node of `pool`, which stages and costs go by."""
+    """Check the labels of a node of `pool`, on which stages and costs depend."""
     ours = (POOL, INSTANCE, MARKET)
     for label in ours:
         if label not in labels:
@@ -172,15 +174,16 @@ def _check_idle(data: dict[str, Any]) -> Iterator[Found]:
 
 
 def _check_ray_start(data: dict[str, Any]) -> Iterator[Found]:
-    """How Ray is started: with its token, its dashboard on loopback, its autoscaler."""
+    """Check how Ray is started: with a token, its dashboard on loopback, an autoscaler."""
     for key in ("head_start_ray_commands", "worker_start_ray_commands"):
-        commands = [str(each) for each in ensure_list(data.get(key))]
-        starts = [index for index, each in enumerate(commands) if "ray start" in each]
+        commands = [str(command) for command in ensure_list(data.get(key))]
+        starts = [index for index, command in enumerate(commands) if "ray start" in command]
         if not starts and (key == "head_start_ray_commands" or data.get(key) != []):
             here = (key,) if key in data else ()
             yield here, f"`{key}` runs no `ray start`; the one of Ray's own has no token"
         for index in starts:
-            where, command = (key, index), commands[index]
+            where = (key, index)
+            command = commands[index]
             if "RAY_AUTH_MODE=token" not in command:
                 yield where, "without RAY_AUTH_MODE=token whoever reaches the port commands it"
             if key == "head_start_ray_commands":

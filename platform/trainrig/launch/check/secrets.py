@@ -1,4 +1,4 @@
-"""Secrets that were written into a cluster file, which is kept in repositories and copied on."""
+"""Search for secrets in a cluster file, which is often shared and kept in repositories."""
 
 import re
 from collections.abc import Iterator
@@ -8,19 +8,19 @@ from trainrig.config.key_lines import Location
 from trainrig.launch.check.document import Found
 from trainrig.launch.redaction import NAMES, SHORTEST
 
-# What a value looks like by itself: an AWS key's id, a private key, a GitHub, Hugging Face or
-# Google key, a JSON web token.
+# Forms of well-known secrets: the id of an AWS key, a private key, a GitHub, Hugging Face or Google
+# key, a JSON web token.
 FORMS = re.compile(
     r"\b(AKIA|ASIA)[A-Z0-9]{16}\b|-----BEGIN [A-Z ]*PRIVATE KEY|\bgh[pousr]_[A-Za-z0-9]{36}"
     r"|\bhf_[A-Za-z0-9]{30}|\bAIza[\w-]{35}|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\."
 )
-# NAME=value within a command or an option; `$NAME` and `$(…)` are looked up where they run.
+# NAME=value within a command or an option; `$NAME` and `$(…)` are resolved where they run.
 ASSIGNED = re.compile(r"(?<!\w)(?=([A-Za-z]\w*)=[\"']?([^\s\"'$][^\s\"']*))")
 INSTEAD = "keep it in a file that file_mounts names, in a Secret, or in the machine's own profile"
 
 
 def find_secrets(data: Any, location: Location = ()) -> Iterator[Found]:
-    """Every text in `data` that holds one; what it is, is not said."""
+    """Yield the location of every text in `data` that contains a secret, without the secret."""
     if isinstance(data, dict):
         yield from _find_variable_secret(data, location)
         for key, value in data.items():
@@ -37,12 +37,13 @@ def find_secrets(data: Any, location: Location = ()) -> Iterator[Found]:
 
 
 def _find_variable_secret(data: dict[str, Any], location: Location) -> Iterator[Found]:
-    """`{name: TOKEN, value: …}`, as Kubernetes writes a variable of the environment."""
-    name, value = data.get("name"), data.get("value")
+    """Find a secret in `{name: TOKEN, value: …}`, an environment variable in Kubernetes."""
+    name = data.get("name")
+    value = data.get("value")
     if isinstance(name, str) and isinstance(value, str) and _is_secret(name, value):
         yield (*location, "value"), f"gives {name} its value in the file; {INSTEAD}"
 
 
 def _is_secret(name: str, value: str) -> bool:
-    path = value.startswith(("/", "~", "./"))  # of the file that holds it
+    path = value.startswith(("/", "~", "./"))  # the path of a file with the secret is allowed
     return bool(NAMES.search(name)) and len(value) >= SHORTEST and not path

@@ -1,6 +1,6 @@
-"""Whether data has the shape that a JSON schema says; each difference in words, with what is near.
+"""Comparison of data to a JSON schema, with a message and the nearest choice per difference.
 
-The checks are jsonschema's, which Ray brings along and checks its own cluster files with.
+The checks are by jsonschema, which Ray depends on and uses for its own cluster files.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,11 +22,11 @@ IN_YAML = {
     "boolean": "true or false",
     "null": "nothing",
 }
-LONGEST = 60  # characters of a value that is shown
+LONGEST = 60  # characters of a value to show
 
 
 def find_differences(data: Any, schema: Schema, location: Location = ()) -> list[Found]:
-    """Everything in `data`, which lies at `location`, that is not as `schema` says."""
+    """Return all differences of `data`, found at `location`, from `schema`."""
     validator = jsonschema.Draft7Validator(schema)
     return list(_explain_errors(validator.iter_errors(data), location))
 
@@ -40,7 +40,8 @@ def _explain_errors(
 
 def _explain(error: jsonschema.ValidationError, at: Location) -> Iterator[Found]:
     schema = error.schema if isinstance(error.schema, Mapping) else {}
-    value, wanted = error.instance, error.validator_value
+    value = error.instance
+    wanted = error.validator_value
     match error.validator:
         case "additionalProperties":
             names = list(schema.get("properties", {}))
@@ -49,20 +50,20 @@ def _explain(error: jsonschema.ValidationError, at: Location) -> Iterator[Found]
                     yield (*at, key), f"no key '{key}' here{suggest_nearest(str(key), names)}"
         case "required":
             missing = [key for key in wanted if key not in value]
-            # One error comes for each of them; jsonschema says which only in its message.
+            # jsonschema gives one error per key, and names the key only in its message.
             name = next((key for key in missing if error.message.startswith(repr(key))), missing[0])
             yield at, f"`{name}` is missing"
         case "type":
             yield at, f"should be {_format_types(wanted)}, found {_format_value(value)}"
         case "enum":
             found = f"{_format_value(value)} is none of the choices"
-            yield at, found + suggest_nearest(str(value), [str(each) for each in wanted])
+            yield at, found + suggest_nearest(str(value), [str(choice) for choice in wanted])
         case "minimum":
             yield at, f"{_format_value(value)} is less than {wanted}"
         case "pattern":
             yield at, f"{_format_value(value)} has not the form of one ({wanted})"
         case "anyOf":
-            inner = [each for each in error.context or () if each.validator != "type"]
+            inner = [cause for cause in error.context or () if cause.validator != "type"]
             if inner:
                 yield from _explain(inner[0], (*at, *inner[0].relative_path))
             else:

@@ -1,4 +1,4 @@
-"""Cluster files by name: those that come along, or any file of yours."""
+"""Search for cluster files by name: the shipped ones, or any file of the user."""
 
 from importlib import resources
 from pathlib import Path
@@ -10,20 +10,20 @@ SUFFIXES = (".yaml", ".yml")
 
 
 def find_clusters_folder() -> Path:
-    """`cluster/`, in an installed package or in a checkout."""
+    """Return the folder `cluster/` of an installed package or of a checkout."""
     packed = Path(str(resources.files("trainrig"))) / "cluster"
     return packed if packed.is_dir() else Path(__file__).parents[4] / "cluster"
 
 
 def list_shipped_clusters() -> list[str]:
-    """What `find_cluster` knows without a path: `aws`, `kuberay/rayjob`, …"""
+    """Return the names of the shipped cluster files, such as `aws` and `kuberay/rayjob`."""
     folder = find_clusters_folder()
     files = [path for path in sorted(folder.rglob("*.yaml")) if path.stem != "volume"]
     return [path.relative_to(folder).with_suffix("").as_posix() for path in files]
 
 
 def find_cluster(name: str) -> Path:
-    """The file that NAME|FILE means: a file, `cluster/NAME.yaml` here, or one that comes along.
+    """Return the file that NAME|FILE means: a file, `cluster/NAME.yaml` here, or a shipped one.
 
     Raises ConfigError with the nearest name.
     """

@@ -1,4 +1,4 @@
-"""What a check found, as text."""
+"""Result of a check as text."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from trainrig.launch.check.pools import PoolPrice
 
 
 def show_checked(checked: Checked) -> Iterator[str]:
-    """Lines: pools and their price by the hour, quotas, what is still to be put in."""
+    """Yield lines: pools with their hourly cost, quotas, and example values to replace."""
     yield f"{checked.name} ({checked.provider}), from {checked.path}"
     yield from _format_pools(checked)
     if checked.quotas:
@@ -19,7 +19,7 @@ def show_checked(checked: Checked) -> Iterator[str]:
         yield f"mind: {warning}"
     if checked.placeholders:
         yield f"to put in before it can be brought up ({len(checked.placeholders)} places):"
-        yield from (f"  {each}" for each in checked.placeholders)
+        yield from (f"  {placeholder}" for placeholder in checked.placeholders)
 
 
 def _format_pools(checked: Checked) -> Iterator[str]:
@@ -32,7 +32,8 @@ def _format_pools(checked: Checked) -> Iterator[str]:
             f"{_format_usd(price.usd) + _format_mark(price):>11}{_format_usd(price.usd_most):>10}"
         )
     estimate = checked.price
-    idle, most = _format_usd(estimate.usd_idle), _format_usd(estimate.usd_most)
+    idle = _format_usd(estimate.usd_idle)
+    most = _format_usd(estimate.usd_most)
     yield f"USD an hour: {idle} at rest, {most} at most"
     if any(price.listed for price in estimate.prices):
         yield "  * list price: what spot costs is not in the table (typically 0.3 to 0.5 of it)"

@@ -1,4 +1,4 @@
-"""Whether the nodes of a spot pool run the agent that hears the notice and drains them."""
+"""Check that nodes of spot pools run the agent that drains them on a preemption notice."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,15 +11,19 @@ AGENT = "trainrig.launch.spot"
 
 
 def check_agent(data: dict[str, Any], provider: str) -> Iterator[Found]:
-    """The agent must be started on every worker before Ray is, and watch the right service."""
+    """Check that every worker starts the agent before Ray, for the right provider."""
     types = list_node_types(data).items()
-    spot = [name for name, each in types if ensure_table(each.get("labels")).get(MARKET) == "spot"]
+    spot = [
+        name
+        for name, node_type in types
+        if ensure_table(node_type.get("labels")).get(MARKET) == "spot"
+    ]
     if not spot:
         return
     key = "worker_start_ray_commands"
-    commands = [str(each) for each in ensure_list(data.get(key))]
-    agents = [index for index, each in enumerate(commands) if AGENT in each]
-    starts = [index for index, each in enumerate(commands) if "ray start" in each]
+    commands = [str(command) for command in ensure_list(data.get(key))]
+    agents = [index for index, command in enumerate(commands) if AGENT in command]
+    starts = [index for index, command in enumerate(commands) if "ray start" in command]
     wanted = f"python -m {AGENT} --provider {provider}"
     if not agents:
         what = f"spot machines ({', '.join(spot)}) without the agent: run `{wanted} &` before Ray"

@@ -1,7 +1,8 @@
-"""`trainrig cluster down`: over only when every list says that nothing is left.
+"""Implementation of `trainrig cluster down`, which ends only when no machine is listed any more.
 
-A list that cannot be read is not an empty one: then nothing is ended on its account, and nothing is
-called ended. One empty list is not enough either, as clouds are slow to show what was just started.
+A list that cannot be read does not count as empty: nothing is ended on its account, and the cluster
+does not count as gone. One empty list is not enough either, as clouds are slow to show new
+machines.
 """
 
 import time
@@ -20,11 +21,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class DeletionTimeouts:
-    """How long to look, in seconds."""
+    """Time limits of taking a cluster down, in seconds."""
 
-    total: float = 600.0  # then what is left is named, and it has failed
-    between: float = 3.0  # between two looks
-    settle: float = 5.0  # that nothing must be there for, over two looks
+    total: float = 600.0  # then the command fails and names the remaining machines
+    between: float = 3.0  # between two lists
+    settle: float = 5.0  # during which the lists must stay empty
 
 
 def take_down_cluster(
@@ -34,11 +35,11 @@ def take_down_cluster(
     timeouts: DeletionTimeouts | None = None,
     ignored: Collection[str] = (),
 ) -> int:
-    """End all machines of `cluster`; how many there were. What the homes `ignored` hold counts not.
+    """End all machines of `cluster` and return their number.
 
-    Raises ConfigError while runs are live on it, by `home` or any other that is known to hold
-    records of runs on it, or if one of them cannot be read; ClusterError with what is left, or if
-    that could not be read.
+    The homes in `ignored` are not searched for live runs. Raises ConfigError while runs are live on
+    the cluster, by any home known to hold records of its runs, or if such a home cannot be read.
+    Raises ClusterError if machines are left, or if the lists cannot be read.
     """
     before = cluster.provider.machines(cluster.name)
     _refuse_live_runs(cluster, home, ignored)
@@ -68,14 +69,15 @@ def _refuse_live_runs(cluster: OpenCluster, home: Home, ignored: Collection[str]
 def end_all(
     provider: Provider, name: str, timeouts: DeletionTimeouts, say: Say
 ) -> Sequence[CloudMachine]:
-    """End what is there of the cluster `name`, and what comes meanwhile; what is left at the end.
+    """End the machines of the cluster `name`, and new ones, and return those left at the end.
 
-    Raises ClusterError if at the end the lists could not be read.
+    Raises ClusterError if the lists cannot be read at the end.
     """
     until = time.monotonic() + timeouts.total
     empty_since: float | None = None
     while True:
-        unread, left = None, list[CloudMachine]()
+        unread = None
+        left = list[CloudMachine]()
         try:
             left = list(provider.machines(name))
             if left:

@@ -1,4 +1,4 @@
-"""Which kind of cluster a file describes, and which provider its machines are from."""
+"""Kinds of clusters: which kind a file describes, and which provider runs its machines."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ from trainrig.launch.clusters.providers.machine import Provider
 
 @dataclass(frozen=True)
 class OpenCluster:
-    """What the verbs work on."""
+    """A cluster file with its checks and the provider of its machines."""
 
     path: Path
-    name: str  # in its machines' tags
+    name: str  # the name in the tags of the machines
     kind: str  # aws, gcp, kubernetes or fake_multinode
-    data: Mapping[str, Any]  # of the file
+    data: Mapping[str, Any]  # content of the file
     checked: Checked
     provider: Provider
 
 
 def open_cluster(name: str) -> OpenCluster:
-    """The cluster that NAME|FILE means. Raises ConfigError."""
+    """Open the cluster that NAME|FILE means. Raises ConfigError."""
     path = find_cluster(name)
     checked = check_cluster(path)
     documents, problems = read_documents(path.read_text(), str(path))

@@ -1,4 +1,4 @@
-"""`trainrig cluster leaks`: all that is ours, wherever it may be; nothing is ended."""
+"""Implementation of `trainrig cluster leaks`, which lists machines and ends none."""
 
 from collections.abc import Sequence
 
@@ -14,13 +14,13 @@ from trainrig.launch.clusters.providers.machine import CloudMachine, Provider
 def find_leaks(
     cluster: OpenCluster, regions: Sequence[str] | None, all_of_ours: bool
 ) -> list[CloudMachine]:
-    """What is there of `cluster`, or with `all_of_ours` of any cluster of that provider's account,
-    in every region (or in `regions`), namespace or zone; the expired first.
+    """List the machines of `cluster`, or with `all_of_ours` of all clusters of that account.
 
-    Raises ClusterError if any of them cannot be read.
+    All regions (or those in `regions`), namespaces or zones are searched. Expired machines come
+    first. Raises ClusterError if any of them cannot be read.
     """
     found = _make_wide_provider(cluster, regions).machines(None if all_of_ours else cluster.name)
-    return sorted(found, key=lambda each: (not each.expired, each.place, each.id))
+    return sorted(found, key=lambda machine: (not machine.expired, machine.place, machine.id))
 
 
 def _make_wide_provider(cluster: OpenCluster, regions: Sequence[str] | None) -> Provider:

@@ -1,7 +1,7 @@
-"""The head of a cluster on this machine, and the raylets that Ray's autoscaler starts for it.
+"""Start of the head of a cluster on this machine, whose autoscaler starts more raylets here.
 
-The file has Ray's form for a provider that starts raylets in the place of machines. What Ray wants
-for that and does not say is put in here.
+The file has Ray's form for a provider that starts raylets instead of machines. Settings that Ray
+requires for that, without documenting them, are added here.
 """
 
 import copy
@@ -21,11 +21,13 @@ from trainrig.launch.clusters.providers.local_processes import HEAD_LABELS, MARK
 from trainrig.ray_runtime.ray_private import LOCAL_NODE_PROVIDER
 from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
-HEAD_ID, HEAD_TYPE = "f" * 51 + "00000", "ray.head.default"  # as the provider has the head's
-BOOTSTRAP = "~/ray_bootstrap_config.yaml"  # where Ray's launcher puts the file on a machine
-STORE = 80 * 2**20  # bytes of a node's object store, the least that Ray takes: only paths are in it
-# Ray's switch for systems on which it makes no clusters. Else it takes 127.0.0.1 for the address
-# that others reach this machine by.
+HEAD_ID = "f" * 51 + "00000"
+HEAD_TYPE = "ray.head.default"  # name of the head's type in Ray's provider
+# path at which Ray's launcher stores the file on a machine
+BOOTSTRAP = "~/ray_bootstrap_config.yaml"
+STORE = 80 * 2**20  # bytes of a node's object store, Ray's minimum: it holds only paths
+# Ray's switch for clusters on Windows and macOS. If it is on, other nodes would
+# reach this machine at 127.0.0.1.
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 FILLED = (
     "cluster_synced_files",
@@ -38,9 +40,9 @@ FILLED = (
 
 
 def start(name: str, config: Mapping[str, Any], log: Path, seconds: float) -> dict[str, str]:
-    """Start the head of `config`; how it is reached, and where its files are. Ray speaks to `log`.
+    """Start the head of `config` and return its addresses and its folder; Ray logs to `log`.
 
-    Raises ConfigError if the file says no command to start it, ClusterError if it does not start.
+    Raises ConfigError if the file has no command to start it, ClusterError if it does not start.
     """
     if not PROC.is_dir():
         raise ConfigError(f"{name}: processes are found again by /proc, which this system lacks")
@@ -51,7 +53,8 @@ def start(name: str, config: Mapping[str, Any], log: Path, seconds: float) -> di
     ]
     if not commands:
         raise ConfigError(f"{name}: head_start_ray_commands: no `ray start` to start the head with")
-    folder = tempfile.mkdtemp(prefix="trainrig-")  # short: a socket's path has 107 bytes
+    # short, as the path of a socket has at most 107 bytes
+    folder = tempfile.mkdtemp(prefix="trainrig-")
     port = _parse_option(commands[0], "--port", "6379")
     bootstrap = Path(folder, "cluster.json")
     bootstrap.write_text(json.dumps(_build_raylet_config(config, f"127.0.0.1:{port}")))
@@ -61,7 +64,8 @@ def start(name: str, config: Mapping[str, Any], log: Path, seconds: float) -> di
     return {
         "address": f"127.0.0.1:{port}",
         "jobs": f"http://127.0.0.1:{dashboard}",
-        "drivers": f"RAY_ADDRESS=127.0.0.1:{port} {LOOPBACK}=0",  # those that are no jobs
+        # environment of drivers that are not submitted as jobs
+        "drivers": f"RAY_ADDRESS=127.0.0.1:{port} {LOOPBACK}=0",
         "folder": folder,
     }
 
@@ -69,7 +73,8 @@ def start(name: str, config: Mapping[str, Any], log: Path, seconds: float) -> di
 def _run(
     commands: list[str], name: str, config: Mapping[str, Any], log: Path, seconds: float
 ) -> None:
-    with log.open("wb") as output:  # no pipe: what `ray start` leaves running would hold it open
+    # not a pipe: processes that `ray start` leaves running would keep it open
+    with log.open("wb") as output:
         try:
             done = subprocess.run(
                 ["bash", "-c", " && ".join(commands)],
@@ -108,7 +113,7 @@ def _build_environment(name: str, config: Mapping[str, Any]) -> dict[str, str]:
 def _build_raylet_config(config: Mapping[str, Any], address: str) -> dict[str, Any]:
     made = {name: [] for name in FILLED} | {"file_mounts": {}} | copy.deepcopy(dict(config))
     made["provider"] = ensure_table(config.get("provider")) | {
-        "type": "external",  # under its own name it asks for a file that Ray does not ship
+        "type": "external",  # under its own name, the provider needs a file that Ray does not ship
         "module": LOCAL_NODE_PROVIDER,
         "gcs_address": address,
         "head_node_id": HEAD_ID,
@@ -127,8 +132,10 @@ def _find_head(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _complete_command(command: str, bootstrap: Path, head: Mapping[str, Any]) -> str:
-    """With what Ray's launcher would hand on by the environment: the monitor would take that for
-    what the nodes have that it starts."""
+    """Add the options that Ray's launcher would pass by environment variables.
+
+    The monitor would apply those variables to the nodes that it starts.
+    """
     labels = ",".join(f"{name}={value}" for name, value in ensure_table(head.get("labels")).items())
     resources = dict(ensure_table(head.get("resources")))
     options = [

@@ -1,7 +1,7 @@
-"""Files of this machine that Ray's launcher is to bring along, looked at before it rents a head.
+"""Check of the files that Ray's launcher copies to the head, before a machine is rented.
 
-It looks for them only when the head is there. And the head takes whatever token it is given, while
-we show it the one that is in force here.
+The launcher itself looks for them only once the head is up. And the head accepts any token that it
+gets, while clients here use the token of this user.
 """
 
 import os
@@ -13,11 +13,11 @@ from trainrig.launch.check.document import at, ensure_table
 from trainrig.launch.clusters.kinds import OpenCluster
 from trainrig.launch.clusters.token import find_token_path
 
-TOKEN = ".ray/auth_token"  # below the home of whoever runs Ray
+TOKEN = ".ray/auth_token"  # relative to the home folder of the user who runs Ray
 
 
 def check_mounts(cluster: OpenCluster) -> None:
-    """Raise ConfigError for a source that is not there, or a token that is another than ours."""
+    """Raise ConfigError for a missing source, or a token that differs from this user's."""
     for target, source in ensure_table(at(cluster.data, "file_mounts")).items():
         where = f'{cluster.path}: file_mounts["{target}"]: {source}'
         path = Path(str(source)).expanduser()

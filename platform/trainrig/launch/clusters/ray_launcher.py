@@ -1,7 +1,7 @@
-"""Ray's own launcher, in a process of its own: it may wait for a machine that never answers.
+"""Ray's own launcher in a separate process with a deadline.
 
-It logs in to the head by SSH and tries again for as long as it takes. Here it has a deadline, and
-is ended with all that it started.
+The launcher logs in to the head by SSH and retries without limit. Here it is killed at the
+deadline, with all processes that it started.
 """
 
 import os
@@ -16,9 +16,9 @@ from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
 
 def launch(config: Path, log: Path, seconds: float) -> None:
-    """Let Ray bring up the cluster of the file `config`, within so many seconds.
+    """Bring up the cluster of the file `config` with Ray's launcher, within `seconds`.
 
-    What it says goes to `log`. Raises ClusterError, with the last of that.
+    Its output goes to `log`. Raises ClusterError with the last line of that.
     """
     with (
         log.open("ab") as output,

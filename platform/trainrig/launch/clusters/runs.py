@@ -1,8 +1,8 @@
-"""Runs that are live on a cluster, by every home that may hold their records.
+"""Search for live runs on a cluster, in every home that may hold their records.
 
-Whoever takes a cluster down may have another TRAINRIG_HOME than whoever submitted to it. So it is
-asked of the home of this shell, of those that were submitted from on this machine, and of the one
-that the cluster's file gives its nodes.
+The user who takes a cluster down may have another TRAINRIG_HOME than the user who submitted to it.
+So three kinds of homes are searched: that of this shell, those used for submissions from this
+machine, and those that the cluster's file gives its nodes.
 """
 
 import re
@@ -18,14 +18,17 @@ from trainrig.launch.record.live_runs import list_live_runs
 from trainrig.launch.record.run_record import Home, RunRecord
 
 HOME = "TRAINRIG_HOME"
-SET = re.compile(HOME + r"""=["']?([^\s"';]+)""")  # as an option of docker's or in a shell's line
+# matches options of docker and lines of shell scripts
+SET = re.compile(HOME + r"""=["']?([^\s"';]+)""")
 
 
 def find_runs(
     cluster: OpenCluster, home: Home, ignored: Collection[str] = ()
 ) -> tuple[list[RunRecord], dict[str, str]]:
-    """Those live on `cluster`, and the homes that cannot be read, with the reason. The homes of
-    `ignored` are left out."""
+    """Return the live runs on `cluster`, and the unreadable homes with the reason.
+
+    The homes in `ignored` are skipped.
+    """
     named = [Home.choose(path).path for path in _find_homes(cluster.data) if "$" not in path]
     noted = read_noted_homes(cluster.name)
     left_out = {Home.choose(path).path for path in ignored}
@@ -38,8 +41,8 @@ def find_runs(
             if path in (*noted, *named):
                 _see(path)
             live += list_live_runs(Home(path), cluster.name, list_addresses(cluster.name))
-        except DataError as error:  # a bucket that is not there
-            if path not in named:  # and none was made yet for the one that the file names
+        except DataError as error:  # the bucket does not exist
+            if path not in named:  # the bucket that the file names may not have been created yet
                 unread[path] = str(error)
         except TrainrigError as error:
             unread[path] = str(error)
@@ -49,20 +52,20 @@ def find_runs(
 
 
 def _see(path: str) -> None:
-    """Raise FileNotFoundError for a folder that is not here: a share, or another machine's."""
+    """Raise FileNotFoundError for a folder that this machine does not have, such as a share."""
     if not path.startswith(storage.S3) and not Path(path).is_dir():
         raise FileNotFoundError(2, "no such folder on this machine", path)
 
 
 def _find_homes(value: Any) -> Iterator[str]:
-    """What a cluster's file gives nodes as their home, wherever it does."""
+    """Yield every home that a cluster's file sets for its nodes."""
     if isinstance(value, str):
         yield from SET.findall(value)
     elif isinstance(value, list):
-        for each in value:
-            yield from _find_homes(each)
+        for item in value:
+            yield from _find_homes(item)
     elif isinstance(value, Mapping):
         if value.get("name") == HOME and isinstance(value.get("value"), str):
             yield value["value"]
-        for each in value.values():
-            yield from _find_homes(each)
+        for item in value.values():
+            yield from _find_homes(item)

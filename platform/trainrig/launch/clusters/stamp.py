@@ -1,8 +1,8 @@
 """Labels added to a cluster file when it is brought up: owner and expiry of its nodes.
 
-The time stands in the file's tags, so that the cloud puts it on each machine as it makes it, also
-on those that Ray's autoscaler starts days later. The name is a label of the nodes, by which what is
-submitted knows where it runs.
+The expiry time is in the file's tags, so the cloud sets it on each machine, including those that
+Ray's autoscaler starts days later. The name is a label of the nodes, which tells a submitted run on
+which cluster it runs.
 """
 
 import copy
@@ -13,13 +13,12 @@ from typing import Any
 from trainrig.launch.clusters.providers.machine import EXPIRES_TAG
 
 HOURS = re.compile(r"([1-9]\d{0,3})h")
-LABEL = "trainrig-expires"  # on Google Cloud
+LABEL = "trainrig-expires"  # the label on Google Cloud
 NODE_LABEL = "trainrig.io/cluster"
 
 
 def apply_stamp(config: dict[str, Any], cluster: str) -> dict[str, Any]:
-    """A copy of `config` (Ray's form) in which hours from now on have become a time in UTC, and
-    nodes have the name of the cluster."""
+    """Return a copy of a Ray cluster file with expiry times in UTC and the cluster's name."""
     now = datetime.datetime.now(datetime.UTC)
     config = copy.deepcopy(config)
     for kind in config.get("available_node_types", {}).values():
@@ -36,7 +35,7 @@ def apply_stamp(config: dict[str, Any], cluster: str) -> dict[str, Any]:
 
 
 def compute_expiry(written: str, now: datetime.datetime) -> str:
-    """`24h` as a time in UTC; what is a time already stays."""
+    """Convert hours such as `24h` to a time in UTC; a time is returned unchanged."""
     hours = HOURS.fullmatch(written)
     if not hours:
         return written

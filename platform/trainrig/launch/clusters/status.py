@@ -1,4 +1,4 @@
-"""`trainrig cluster status`: what is there, what it costs by the hour, what runs on it."""
+"""Implementation of `trainrig cluster status`: machines, hourly cost and live runs."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,32 +14,32 @@ from trainrig.launch.clusters.runs import find_runs
 from trainrig.launch.record.known_clusters import read_endpoint
 from trainrig.launch.record.run_record import Home
 
-NODES = {"instance", "pod", "node"}  # what counts as a machine; the rest hangs on it
+NODES = {"instance", "pod", "node"}  # kinds that count as nodes; disks and requests belong to one
 
 
 @dataclass(frozen=True)
 class ClusterStatus:
-    """A cluster at one moment."""
+    """State of a cluster at one moment."""
 
     name: str
     machines: Sequence[CloudMachine]
-    usd: float | None  # an hour, of its nodes; None: the price of one is not known
-    runs: Mapping[str, str]  # states by id, of those that are live
-    how: Mapping[str, str]  # it is reached
-    unread: Mapping[str, str]  # homes that may hold runs, and why they cannot be read
+    usd: float | None  # hourly cost of its nodes; None: a price is missing
+    runs: Mapping[str, str]  # states of live runs by id
+    how: Mapping[str, str]  # addresses by which it is reached
+    unread: Mapping[str, str]  # homes that may hold runs, with the reason why they cannot be read
 
     @property
     def nodes(self) -> Mapping[str, int]:
-        """By pool."""
+        """Number of nodes by pool."""
         return Counter(m.pool or "?" for m in self.machines if m.kind in NODES)
 
     @property
     def expires(self) -> str | None:
-        """The first time that one of its machines ought to be gone at."""
+        """The earliest expiry time of its machines; None: no machine has one."""
         return min((m.expires for m in self.machines if m.expires), default=None)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return the status as a JSON object."""
         return {
             "name": self.name,
             "nodes": dict(self.nodes),
@@ -53,7 +53,7 @@ class ClusterStatus:
         }
 
     def format_lines(self) -> list[str]:
-        """In words."""
+        """Return the status as lines of text."""
         if not self.machines:
             return [f"{self.name}: nothing is there"]
         nodes = ", ".join(f"{count} {pool}" for pool, count in sorted(self.nodes.items()))
@@ -71,12 +71,14 @@ class ClusterStatus:
 def read_cluster_status(
     cluster: OpenCluster, home: Home, table_of_hardware: str | None = None
 ) -> ClusterStatus:
-    """At the prices of the table; None: of trainrig's own.
+    """Read the status of a cluster, with prices from a hardware table (None: trainrig's own).
 
-    Raises ClusterError if what is there cannot be read, ConfigError if the table is none.
+    Raises ClusterError if the machines cannot be listed, ConfigError for an invalid table.
     """
     prices = hardware.load(table_of_hardware)
-    machines = [_as_file_says(cluster, each) for each in cluster.provider.machines(cluster.name)]
+    machines = [
+        _as_file_says(cluster, machine) for machine in cluster.provider.machines(cluster.name)
+    ]
     how = read_endpoint(cluster.name) if machines else {}
     live, unread = find_runs(cluster, home)
     runs = {record.id: record.read_state() for record in live}
@@ -85,7 +87,7 @@ def read_cluster_status(
 
 
 def _as_file_says(cluster: OpenCluster, machine: CloudMachine) -> CloudMachine:
-    """With the instance and the market of its pool, where the list does not tell."""
+    """Return the machine with the instance and market of its pool, if the provider has none."""
     pool = next((pool for pool in cluster.checked.pools if pool.name == machine.pool), None)
     if pool is None or machine.instance:
         return machine

@@ -1,4 +1,4 @@
-"""The token of this user's clusters: who holds it commands them."""
+"""Token of this user's clusters: anyone who has it can control them."""
 
 import os
 import secrets
@@ -6,12 +6,12 @@ from pathlib import Path
 
 
 def find_token_path() -> Path:
-    """Where it lies, unless RAY_AUTH_TOKEN holds it."""
+    """Return the path of the token file, which is used unless RAY_AUTH_TOKEN is set."""
     return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
 
 
 def make_token() -> Path | None:
-    """Its path, if there was none and one was made, for this user's eyes alone."""
+    """Create a token that only this user can read and return its path; None if there was one."""
     if os.environ.get("RAY_AUTH_TOKEN"):
         return None
     path = find_token_path()

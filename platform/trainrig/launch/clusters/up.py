@@ -1,4 +1,4 @@
-"""`trainrig cluster up`: machines are rented only when everything that can be checked has been."""
+"""Implementation of `trainrig cluster up`: everything is checked before a machine is rented."""
 
 import datetime
 from collections.abc import Callable
@@ -19,16 +19,16 @@ from trainrig.launch.clusters.stamp import apply_stamp, compute_expiry
 from trainrig.launch.clusters.token import make_token
 from trainrig.launch.record.known_clusters import make_folder, record_launch, save_endpoint
 
-LAUNCH = 900.0  # s for the head to be up: an instance, its image, its setup
+LAUNCH = 900.0  # seconds for the head to be up: instance, image and setup
 
 Say = Callable[[str], None]
 
 
 def bring_up_cluster(cluster: OpenCluster, say: Say, seconds: float = LAUNCH) -> dict[str, str]:
-    """Bring `cluster` up, within so many seconds; how it is reached.
+    """Bring `cluster` up within `seconds`, and return its addresses.
 
-    What a failed attempt has started is ended again. Raises ConfigError if the file is wrong or
-    the cluster is up, ClusterError if it does not come up.
+    Machines of a failed start are ended again. Raises ConfigError if the file is wrong or the
+    cluster is up already, ClusterError if it does not come up.
     """
     cluster.checked.refuse()
     there = cluster.provider.machines(cluster.name)
@@ -37,10 +37,10 @@ def bring_up_cluster(cluster: OpenCluster, say: Say, seconds: float = LAUNCH) ->
             f"{cluster.path}: {cluster.name} is up already, or something is left of it "
             f"({len(there)}: {there[0]}); see `trainrig cluster status`, or take it down first"
         )
-    # On Kubernetes it is in a Secret: one made here would not be the cluster's.
+    # On Kubernetes the token is in a Secret, so a token made here would be another one.
     if cluster.kind != KUBERNETES and (token := make_token()):
         say(f"made a token: {token}; who holds it commands the cluster")
-    if cluster.kind not in (KUBERNETES, LAPTOP):  # which are brought no files
+    if cluster.kind not in (KUBERNETES, LAPTOP):  # no files are copied to those two kinds
         check_mounts(cluster)
     try:
         return _launch(cluster, say, seconds)
@@ -73,8 +73,7 @@ def _launch(cluster: OpenCluster, say: Say, seconds: float) -> dict[str, str]:
 
 
 def render_documents(cluster: OpenCluster) -> str:
-    """What Kubernetes is given: the file, in which hours have become a time, and pods have the
-    label of the cluster."""
+    """Return the file for Kubernetes, with expiry times and the cluster's label on pods."""
     now = datetime.datetime.now(datetime.UTC)
     documents: list[Any] = list(yaml.safe_load_all(cluster.path.read_text()))
     for index, document in enumerate(documents):

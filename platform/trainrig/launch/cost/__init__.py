@@ -1,1 +1,1 @@
-"""What a run has cost: nodes metered, money and time spent."""
+"""Cost of a run: metered nodes, money and time spent."""

@@ -1,11 +1,10 @@
-"""Meters machine seconds of a run, sample by sample.
+"""Metering of a run's machine seconds, sample by sample.
 
-A look that fails says nothing about the machines: those last seen are taken to be there still, and
-when nothing was ever seen, the first that are seen are taken to have been there from the start. So
-a cluster that does not answer never looks free.
+If a sample fails, the machines of the last good sample count as still there. Until the first good
+sample, its machines count as there from the start. So an unresponsive cluster never looks free.
 
-All nodes of the cluster count, also those that do nothing, or work for another run: of two runs
-that are live together, each is charged for every node, so their costs add up to more than was paid.
+All nodes of the cluster count, including idle ones and those that work for another run. If two runs
+are live together, each is charged for every node, so their costs sum to more than was paid.
 """
 
 import time
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of machine, by the labels of its node; empty where it has none."""
+    """A kind of machine, from the labels of its node; a missing label is empty."""
 
     pool: str
     instance: str
@@ -28,20 +27,20 @@ class Kind:
 
 @dataclass
 class Meter:
-    """`look` gives the kind of each live node, or None when it cannot tell."""
+    """Meter of node seconds; `look` returns the kind of each live node, or None if unknown."""
 
     look: Callable[[], Sequence[Kind] | None]
     clock: Callable[[], float] = time.monotonic
     _began: float = field(init=False)
-    _at: float = field(init=False)  # up to here seconds are in the book
-    _there: Mapping[Kind, int] | None = None  # as last seen; None: never yet
+    _at: float = field(init=False)  # the time up to which seconds are counted
+    _there: Mapping[Kind, int] | None = None  # machines of the last good sample; None: none yet
     _seconds: dict[Kind, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._began = self._at = self.clock()
 
     def read(self) -> None:
-        """Look, and enter the time since the last look."""
+        """Take a sample and count the time since the last one."""
         found = self.look()
         now = self.clock()
         seen = None if found is None else Counter(found)
@@ -56,22 +55,22 @@ class Meter:
 
     @property
     def seconds(self) -> Mapping[Kind, float] | None:
-        """Node seconds by kind of machine; None while nobody knows what there is."""
+        """Node seconds by kind of machine; None before the first good sample."""
         return None if self._there is None else dict(self._seconds)
 
     @property
     def nodes(self) -> Mapping[Kind, int] | None:
-        """Those last seen, by kind of machine; None: never yet."""
+        """Number of nodes by kind in the last good sample; None before the first."""
         return self._there
 
     @property
     def wall(self) -> float:
-        """Seconds since it was made."""
+        """Seconds since the meter was created."""
         return self.clock() - self._began
 
 
 def as_json(seconds: Mapping[Kind, float] | None) -> dict[str, float] | None:
-    """`seconds` for events and beats: by `pool/instance/market`."""
+    """Return node seconds keyed by `pool/instance/market`, for events and heartbeats."""
     if seconds is None:
         return None
     return {str(kind): round(value, 1) for kind, value in sorted(seconds.items(), key=str)}

@@ -1,13 +1,14 @@
-"""What a run has cost, by kind of machine and by what the time went to.
+"""Cost of a run, by kind of machine and by how the time was used.
 
-Node seconds times the prices of the table of hardware. A price that is not known makes the sum
-unknown (None), never smaller; what is known bounds it: from below by what has a price, and from
-above as long as only spot prices are missing, which list prices bound.
+The cost is node seconds times the prices of the hardware table. If a price is missing, the sum is
+unknown (None), never smaller. The parts with a price give a lower bound. As long as only spot
+prices are missing, list prices give an upper bound.
 
-The bill divides the dollars by the seconds that somebody answered for the run, each at their mean
-price. `useful` are steps that count, `redone` those that a later attempt took again, `waiting` that
-for nodes and between tries, `start-up` from a try's start to its first step, `stall` what
-checkpoints held up, and `idle` all the rest: faults not yet seen, what follows the last step.
+The bill splits the cost over the seconds in which a supervisor ran, each at the mean price.
+`useful` is time for steps that count, `redone` for steps that a later attempt repeated, `waiting`
+for nodes and between tries, `start-up` from the start of a try to its first step, and `stall` for
+steps held up by checkpoints. `idle` is the rest: faults before their detection, and the time after
+the last step.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,11 +26,11 @@ HOUR = 3600.0  # seconds; prices are by the hour
 
 @dataclass(frozen=True)
 class Spent:
-    """USD so far."""
+    """USD spent so far, with bounds where a price is missing."""
 
-    usd: float | None = 0.0  # None: some price is not known
+    usd: float | None = 0.0  # None: a price is missing
     at_least: float = 0.0
-    at_most: float | None = 0.0  # None: nobody knows
+    at_most: float | None = 0.0  # None: no upper bound is known
 
     def __add__(self, other: "Spent") -> "Spent":
         return Spent(
@@ -39,12 +40,12 @@ class Spent:
         )
 
     def count_against_limit(self) -> float:
-        """What a limit is held against: the sum, else the most it can be, else the least."""
+        """Return USD to compare with a limit: the sum, else the upper, else the lower bound."""
         known = (value for value in (self.usd, self.at_most) if value is not None)
         return next(known, self.at_least)
 
     def as_json(self) -> dict[str, float | None]:
-        """For events and beats; the bounds only where they say more than the sum."""
+        """Return the fields for events and heartbeats; the bounds only if the sum is unknown."""
         if self.usd is not None:
             return {"usd": round(self.usd, 4)}
         most = None if self.at_most is None else round(self.at_most, 4)
@@ -52,7 +53,7 @@ class Spent:
 
     @classmethod
     def of_json(cls, line: Mapping[str, Any]) -> Self:
-        """What `as_json` put into an event or a beat."""
+        """Build a Spent from the fields that `as_json` wrote into an event or a heartbeat."""
         usd = line.get("usd")
         if usd is not None:
             return cls(usd, usd, usd)
@@ -67,7 +68,7 @@ def _sum(one: float | None, other: float | None) -> float | None:
 
 
 def compute_cost(seconds: Mapping[Kind, float] | None, table: Hardware) -> Spent:
-    """What node seconds cost; None: nobody knows what there was."""
+    """Return the cost of node seconds; UNKNOWN if they are None."""
     if seconds is None:
         return UNKNOWN
     return sum((_compute_kind_cost(kind, value, table) for kind, value in seconds.items()), Spent())
@@ -84,22 +85,22 @@ def _compute_kind_cost(kind: Kind, seconds: float, table: Hardware) -> Spent:
 
 
 def list_unpriced(kinds: Iterable[Kind], table: Hardware) -> list[str]:
-    """Those of the kinds of machines that have no price, in words."""
+    """Return the names of the kinds of machines that have no price, sorted."""
     return sorted({str(kind) for kind in kinds if _compute_kind_cost(kind, 1.0, table).usd is None})
 
 
 def compute_tokens_per_usd(tokens: int | None, spent: Spent) -> float | None:
-    """None where either is not known, or nothing was paid."""
+    """Return tokens per USD; None if either is unknown or the cost is zero."""
     return tokens / spent.usd if tokens is not None and spent.usd else None
 
 
 def split_cost(
     usd: float | None, supervised: float, events: Sequence[Mapping[str, Any]], output: str
 ) -> dict[str, float] | None:
-    """`usd` by what it went to, for a training run that was answered for during `supervised`
-    seconds.
+    """Return `usd` split by how a training run used its `supervised` seconds.
 
-    `events` are those of its record, `output` its run folder. None without a price or a start.
+    `events` are those of the run's record, `output` is its run folder. None without a price or a
+    start.
     """
     starts = [event["time"] for event in events if event["event"] == "started"]
     if usd is None or not starts or supervised <= 0:
@@ -107,14 +108,18 @@ def split_cost(
     seconds = _sum_seconds(starts, output)
     seconds["waiting"] += sum(e["seconds"] for e in events if e["event"] == "retried")
     named = sum(seconds.values())
-    scale = min(1.0, supervised / named) if named else 1.0  # clocks of two machines may differ
+    # at most 1, as the clocks of two machines may differ
+    scale = min(1.0, supervised / named) if named else 1.0
     seconds = {name: value * scale for name, value in seconds.items()}
     seconds["idle"] = supervised - sum(seconds.values())
     return {name: round(usd * max(0.0, value) / supervised, 4) for name, value in seconds.items()}
 
 
 def _sum_seconds(starts: Sequence[float], output: str) -> dict[str, float]:
-    """Of the run folder's time since the first of our tries, which began at `starts`."""
+    """Return the seconds by use since the first try, from the run folder.
+
+    `starts` are the times at which the tries began.
+    """
     events = [e for e in RunFolder(output).read_events() if e["time"] >= starts[0]]
     lines = [line for line in metrics.read_lines(output) if line["time"] >= starts[0]]
     whole = account_time(events, lines)
@@ -125,7 +130,7 @@ def _sum_seconds(starts: Sequence[float], output: str) -> dict[str, float]:
         "start-up": 0.0,
         "stall": whole.stall,
     }
-    # What lies between two tries is the record's to tell, so each of them is looked at alone.
+    # The time between two tries is in the record, so each try is counted alone.
     for begin, end in zip(starts, [*starts[1:], float("inf")], strict=True):
         own = [event for event in events if begin <= event["time"] < end]
         attempts = [e["time"] for e in own if e["event"] == "attempt_started"]

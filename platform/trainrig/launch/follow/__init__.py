@@ -1,1 +1,1 @@
-"""Runs under way: logs followed, jobs listed, stopped, submitted again."""
+"""Following, listing, stopping and resubmitting of runs."""

@@ -1,6 +1,6 @@
-"""Follows the log and events of a run, from storage alone.
+"""Following of a run's log and events, from storage alone.
 
-A run can be followed from anywhere that reads its records, also when its cluster is gone.
+A run can be followed from any machine that reads its record, even when its cluster is gone.
 """
 
 import shlex
@@ -14,19 +14,19 @@ from trainrig import storage
 from trainrig.errors import ClusterError
 from trainrig.launch.record.run_record import DONE, ENDED, LOST, RunRecord, RunStatus
 
-LOOK_SECONDS = 0.2  # between looks at a disk
-LOOK_SECONDS_S3 = 2.0  # each of these is a handful of requests
-SILENT_SECONDS = 600.0  # that storage may give no answer: a laptop is often without a network
+LOOK_SECONDS = 0.2  # between reads of a disk
+LOOK_SECONDS_S3 = 2.0  # between reads of a bucket; each read is a few requests
+SILENT_SECONDS = 600.0  # seconds without an answer of storage: a laptop is often offline
 
 Hear = Callable[[bytes], None]
-"""Takes one line of the log, without its end."""
+"""Receives one line of the log, without its line break."""
 Say = Callable[[str], None]
-"""Tells people one line about the run."""
+"""Prints one line about the run for the user."""
 
 
 @dataclass
 class Following:
-    """Of the run of `record`. What `hear` and `say` were given once is not said again."""
+    """Reader of the record of a run that passes each line and event on once."""
 
     record: RunRecord
     hear: Hear
@@ -35,21 +35,21 @@ class Following:
     sleep: Callable[[float], None] = time.sleep
     _state: str = ""
     _attempt: int = 0
-    _told: int = field(default=0)  # events of that attempt
-    _lines: deque[bytes] = field(default_factory=deque)  # of the log, to be told
-    _silent_since: float | None = None  # storage; None: it answers
+    _told: int = field(default=0)  # number of events of that attempt already reported
+    _lines: deque[bytes] = field(default_factory=deque)  # log lines not yet passed to `hear`
+    _silent_since: float | None = None  # time of the first failed read of storage; None: it answers
 
     def __post_init__(self) -> None:
         self._tail = self.record.open_tail()
 
     def skip(self, but: int = 0) -> None:
-        """Pass over what the log holds already, `but` for the last lines of it."""
+        """Skip the lines that the log holds already, except the last `but`."""
         lines = list(self._tail.read_new_lines())
         for line in lines[len(lines) - but :] if but else ():
             self.hear(line)
 
     def look(self) -> RunStatus:
-        """Say what is new; how the run is. Raises ClusterError or OSError if storage fails."""
+        """Report news and return the status. Raises ClusterError or OSError if storage fails."""
         status, events = self._read()
         while self._lines:
             self.hear(self._lines.popleft())
@@ -61,9 +61,9 @@ class Following:
         return status
 
     def watch(self) -> Iterator[RunStatus]:
-        """Look, as often as the storage bears, until the run has ended.
+        """Yield the status repeatedly until the run has ended.
 
-        No look is given while storage does not answer. Raises ClusterError if it does not for long.
+        Nothing is yielded while storage fails. Raises ClusterError if it fails for SILENT_SECONDS.
         """
         seconds = LOOK_SECONDS_S3 if self.record.path.startswith(storage.S3) else LOOK_SECONDS
         while True:
@@ -79,7 +79,7 @@ class Following:
             self.sleep(seconds)
 
     def _tolerate_silence(self, error: Exception) -> None:
-        """Storage does not answer, which says nothing about the run."""
+        """Raise ClusterError if storage has failed for SILENT_SECONDS; else warn once."""
         if self._silent_since is None:
             self._silent_since = self.clock()
             self.say(f"{self.record.id}: {error}; looked at again until storage answers")
@@ -91,12 +91,14 @@ class Following:
             ) from error
 
     def _read(self) -> tuple[RunStatus, list[dict[str, Any]]]:
-        """How the run is, and the events of its newest attempt; what its log has is kept."""
+        """Read status, new log lines and the events of the newest attempt.
+
+        The lines are queued in `_lines`.
+        """
         status = self.record.read_status()
-        for (
-            line
-        ) in self._tail.read_new_lines():  # after the status: an end comes when the log is whole
-            self._lines.append(line)  # one by one, so that none is lost with the rest
+        # The log is read after the status, as it is complete before an end is recorded.
+        for line in self._tail.read_new_lines():
+            self._lines.append(line)  # added one by one, so that an error keeps the lines before it
         return status, list(
             self.record.read_events(status.attempt.number)
         ) if status.attempt else []
@@ -104,7 +106,8 @@ class Following:
     def _tell(self, status: RunStatus, events: Sequence[Mapping[str, Any]]) -> None:
         number = status.attempt.number if status.attempt else 0
         if number != self._attempt:
-            self._attempt, self._told = number, 0
+            self._attempt = number
+            self._told = 0
         for event in events[self._told :]:
             if text := _describe_event(event):
                 self.say(f"{self.record.id}: {text}")
@@ -112,13 +115,13 @@ class Following:
 
 
 def exit_code(ended: Mapping[str, Any]) -> int:
-    """What a command that stands for the run ends with: what its verb did."""
+    """Return the exit code of the run's verb; 128 plus the signal for one killed by a signal."""
     code = int(ended.get("exit_code", 1))
     return code if code >= 0 else 128 - code
 
 
 def describe_end(ended: Mapping[str, Any]) -> str:
-    """An end, on one line."""
+    """Describe the end of a run in one line."""
     why = f" ({ended['cause']})" if ended.get("cause", "") not in ("", ended["state"]) else ""
     message = f": {ended['message']}" if ended.get("message") else ""
     saved = ended.get("step")
@@ -140,7 +143,7 @@ def _describe_status(status: RunStatus) -> str:
 
 
 def _describe_event(event: Mapping[str, Any]) -> str:
-    """What people are told of an event; nothing of most."""
+    """Return the line to print for an event; "" for most."""
     if event["event"] == "retried":
         return f"{event['cause']}: {event['message']}; again in {event['seconds']:.0f} s"
     if event["event"] == "other_versions":

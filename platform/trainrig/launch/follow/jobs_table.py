@@ -1,4 +1,4 @@
-"""All runs of a home, a line each, from storage alone: no cluster is asked."""
+"""Table of all runs of a home, read from storage alone, without asking a cluster."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,25 +16,25 @@ from trainrig.report import format_duration
 
 @dataclass(frozen=True)
 class JobRow:
-    """One run. None: not known, or it has none."""
+    """One run; None stands for an unknown value, or one that the verb does not have."""
 
     verb: str
     id: str
     state: str
-    step: int | None  # updates made, of those with steps
-    steps: int | None  # in all
-    splits: int | None  # done so far, of those that work by splits
-    goodput: float | None  # share of the driven time in which it got on
-    usd: float | None  # so far, of all attempts
-    usd_at_least: float  # where some price is not known
-    usd_at_most: float | None  # None: nobody knows
-    age: float  # s since it was first submitted
+    step: int | None  # updates made; None for verbs without steps
+    steps: int | None  # planned in all
+    splits: int | None  # done so far; None for verbs without splits
+    goodput: float | None  # share of the supervised time that made progress
+    usd: float | None  # total of all attempts so far
+    usd_at_least: float  # lower bound if a price is missing
+    usd_at_most: float | None  # upper bound; None: unknown
+    age: float  # seconds since the first submission
     attempts: int
     output: str
 
     @property
     def progress(self) -> str:
-        """How far it is, in words."""
+        """Progress as text, such as `120 of 1,000 steps`."""
         if self.step is not None and self.steps:
             return f"{self.step:,} of {self.steps:,} steps"
         if self.state == DONE:
@@ -43,15 +43,19 @@ class JobRow:
 
 
 def build_rows(home: Home) -> list[JobRow]:
-    """The runs of `home`, the newest first."""
+    """Return the rows of all runs of `home`, newest first."""
     return sorted((build_row(record) for record in home.list()), key=lambda row: row.age)
 
 
 def build_row(record: RunRecord) -> JobRow:
-    """The line of one run. What cannot be read of its output is left out."""
-    about, status = record.read_description(), record.read_status()
-    verb, output = str(about["verb"]), str(about["output"])
-    step, steps, share = None, None, None
+    """Build the row of one run; what cannot be read of its output is None."""
+    about = record.read_description()
+    status = record.read_status()
+    verb = str(about["verb"])
+    output = str(about["output"])
+    step = None
+    steps = None
+    share = None
     cost = sum_spent(record, status)
     if trains(verb):
         step, steps, share = _read_training(record, output)
@@ -73,7 +77,7 @@ def build_row(record: RunRecord) -> JobRow:
 
 
 def sum_spent(record: RunRecord, status: RunStatus) -> Spent:
-    """What all attempts took: as their ends have it, or the newest beat of one under way."""
+    """Return the cost of all attempts, from their ends and the newest heartbeat."""
     took: dict[int, Spent] = {}
     if status.attempt and "usd" in status.heartbeat:
         took[status.attempt.number] = Spent.of_json(status.heartbeat)
@@ -109,12 +113,12 @@ def _count_splits(output: str) -> int | None:
 
 
 def as_json(row: JobRow) -> dict[str, Any]:
-    """The line for programs."""
+    """Return the row as a JSON object."""
     return asdict(row)
 
 
 def as_text(row: JobRow) -> Mapping[str, str]:
-    """The line for people, by column."""
+    """Return the row as text, keyed by column."""
     return {
         "verb": row.verb,
         "run": row.id,
@@ -127,7 +131,7 @@ def as_text(row: JobRow) -> Mapping[str, str]:
 
 
 def format_lines(found: Sequence[JobRow]) -> Iterator[str]:
-    """The table for people, a line each. No cell is cut: an id is there to be copied."""
+    """Yield the lines of the table. No cell is cut, so that ids can be copied."""
     texts = [as_text(row) for row in found]
     heads = list(texts[0]) if texts else []
     widths = {head: max(len(head), *(len(text[head]) for text in texts)) for head in heads}

@@ -1,7 +1,7 @@
-"""Follows a run that this process submitted, and submits it again when its cluster drops it.
+"""Following of a submitted run, with a new submission when its cluster drops it.
 
-Its supervisor retries what fails below it; what can go wrong with the supervisor itself (a head
-that is replaced, a job that never starts) is seen from here alone.
+The run's supervisor retries failures of the run. Failures of the supervisor itself (a replaced
+head, a job that never starts) can only be seen by the process that follows it.
 """
 
 import time
@@ -18,29 +18,32 @@ from trainrig.launch.submit.submit import give_up
 from trainrig.launch.supervise.limits import Limits
 
 ASK_SECONDS = 1.0  # between questions to the cluster
-END_SECONDS = 2.0  # that an end may take to show in storage once its job is over
-HUNG_SECONDS = 120.0  # without a sign of life, though Ray says that the job runs
-GONE_SECONDS = 60.0  # that neither the run nor its cluster gives one
-STARTS_AGAIN = 1  # of a job that stays pending
+END_SECONDS = 2.0  # seconds for an end to appear in storage after its job has ended
+HUNG_SECONDS = 120.0  # seconds without a heartbeat while Ray reports the job as running
+GONE_SECONDS = 60.0  # seconds in which neither the run nor its cluster answers
+STARTS_AGAIN = 1  # retries of a job that stays pending
 
 
 @dataclass
 class Resubmitter:
-    """Of the run that `following` follows. `again` submits it once more; None: this process may
-    not, for it has found problems."""
+    """Waits for the end of the run that `following` follows, and resubmits it if needed.
+
+    `again` submits the run once more; None: this process found problems and may not.
+    """
 
     following: Following
     limits: Limits
     again: Callable[[], JobAttempt] | None
     say: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
-    _dropped: dict[str, int] = field(default_factory=dict)  # attempts, by what became of them
+    _dropped: dict[str, int] = field(default_factory=dict)  # number of lost attempts by cause
     _next: float = 0.0
-    _trouble: tuple[str, float] = ("", 0.0)  # what it is in, and since when
-    _heard: tuple[object, float] = (None, 0.0)  # the newest sign of life, and since when it is that
+    _trouble: tuple[str, float] = ("", 0.0)  # the current trouble, and since when
+    # the newest sign of life, and when it was first seen
+    _heard: tuple[object, float] = (None, 0.0)
 
     def wait_for_end(self) -> Mapping[str, Any]:
-        """The run's end. Raises ClusterError if it is lost and cannot be submitted again."""
+        """Return the run's end. Raises ClusterError if it is lost and cannot be submitted again."""
         for status in self.following.watch():
             if status.ended:
                 return status.ended
@@ -56,12 +59,13 @@ class Resubmitter:
             self._heard = (sign, self.clock())
 
     def _is_lost(self, status: RunStatus) -> bool:
-        """Whether there is no sign of life, by our clock too: that of the run may be another."""
+        """Return whether the run is lost, also by this process's clock, which may differ."""
         return status.state == LOST and self.clock() - self._heard[1] >= LOST_SECONDS
 
     def _ask(self, status: RunStatus, attempt: JobAttempt) -> None:
-        """See what the cluster makes of the attempt, and act on it."""
-        jobs = RayJobs(attempt.address, SILENT_SECONDS)  # the log is not followed meanwhile
+        """Ask the cluster about the attempt's job, and act on the answer."""
+        # the log is not followed during this call, so the time limit is short
+        jobs = RayJobs(attempt.address, SILENT_SECONDS)
         try:
             job = jobs.fetch_job(attempt.submission_id)
             trouble, seconds = self._find_trouble(status, job)
@@ -71,24 +75,24 @@ class Resubmitter:
                 if job and not job.over:
                     jobs.stop(attempt.submission_id)
                 self._submit_again(attempt, trouble, _explain_trouble(trouble, job, attempt))
-        except (ClusterError, OSError) as error:  # of the cluster, or of storage
+        except (ClusterError, OSError) as error:  # errors of the cluster, or of storage
             self._report_unreachable(status, error)
 
     def _find_trouble(self, status: RunStatus, job: RayJob | None) -> tuple[str, float]:
-        """What is wrong with an attempt that has no end on record, and for how long it may be."""
+        """Return the trouble of an attempt without an end, and the seconds to tolerate it."""
         if job is not None and job.over:
             return "over", END_SECONDS
         if job is not None and job.status == PENDING:
             return "pending", self.limits.pending
         if status.state == QUEUED:
             return ("unknown", END_SECONDS) if job is None else ("silent", self.limits.pending)
-        # While a driver or rank still shows signs of life, a head that knows no such job is wrong.
+        # While a driver or rank still sends heartbeats, a head that does not know the job is wrong.
         if self._is_lost(status):
             return ("unknown", END_SECONDS) if job is None else ("silent", HUNG_SECONDS)
         return "", 0.0
 
     def _lasts(self, trouble: str, seconds: float) -> bool:
-        """Whether it has been in this trouble for so long."""
+        """Return whether this trouble has lasted for `seconds`."""
         if self._trouble[0] != trouble:
             self._trouble = (trouble, self.clock())
         return self.clock() - self._trouble[1] >= seconds
@@ -103,9 +107,9 @@ class Resubmitter:
             ) from error
 
     def _submit_again(self, attempt: JobAttempt, trouble: str, why: str) -> None:
-        """Submit once more, if that is left and wanted; else put the end on record."""
+        """Submit the run again if retries are left and no stop is requested, or record its end."""
         record = self.following.record
-        if record.read_status().ended:  # it came while we looked
+        if record.read_status().ended:  # the end was recorded in the meantime
             return
         if record.find_newest_attempt() != attempt.number:  # another process submitted it again
             return

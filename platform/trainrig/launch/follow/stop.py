@@ -1,6 +1,6 @@
-"""Stops a run: asks it to save and end, waits, and only then ends its job.
+"""Stopping of a run: it is asked to save and end, and only later is its job ended.
 
-Ray alone would kill it 3 s after it was told.
+Ray alone would kill the job 3 s after SIGTERM.
 """
 
 import time
@@ -13,19 +13,20 @@ from trainrig.launch.ray_jobs import RayJobs
 from trainrig.launch.record.run_record import ENDED, LOST, STOPPED, JobAttempt, RunRecord
 from trainrig.launch.supervise.limits import Limits
 
-MARGIN_SECONDS = 30.0  # beyond the grace: until it is noticed, and until the end is on record
-JOB_SECONDS = 15.0  # for Ray to end a job
+MARGIN_SECONDS = 30.0  # added to the grace time: to notice the request, and to record the end
+JOB_SECONDS = 15.0  # seconds for Ray to end a job
 
 
 def stop(record: RunRecord, now: bool, say: Callable[[str], None]) -> Mapping[str, Any] | None:
-    """Stop the run of `record`; its end. None: it is lost, and nothing tells that it runs.
+    """Stop the run of `record` and return its end; None if it is lost and its cluster is silent.
 
-    `now` skips the wait for a checkpoint: what was done since the last one is lost.
+    `now` skips the wait for a checkpoint: the work since the last one is lost.
     """
     status = record.read_status()
     if status.ended or status.attempt is None:
         return status.ended or None
-    attempt, jobs = status.attempt, RayJobs(status.attempt.address)
+    attempt = status.attempt
+    jobs = RayJobs(status.attempt.address)
     record.request_stop()
     if not now and status.state != LOST:
         if end := _wait(record, attempt, jobs, say):
@@ -37,7 +38,7 @@ def stop(record: RunRecord, now: bool, say: Callable[[str], None]) -> Mapping[st
 def _wait(
     record: RunRecord, attempt: JobAttempt, jobs: RayJobs, say: Callable[[str], None]
 ) -> Mapping[str, Any] | None:
-    """The end, if it comes within the grace; None also if its job never began."""
+    """Return the end if it comes within the grace time; None also if the job never began."""
     grace = float(attempt.limits.get("grace", Limits().grace))
     until = time.monotonic() + grace + MARGIN_SECONDS
     following = Following(record, lambda line: None, say)
@@ -50,7 +51,7 @@ def _wait(
 
 
 def _may_run(state: str, jobs: RayJobs, attempt: JobAttempt) -> bool:
-    """Whether an end may still come: not of a job that waits for its start, or is over."""
+    """Return whether an end may still come, unlike for a job that is pending or over."""
     if state != "queued":
         return state != LOST
     try:
@@ -80,7 +81,7 @@ def _end_job(
 
 
 def end_as_stopped(record: RunRecord, attempt: JobAttempt) -> None:
-    """Put on record that `attempt`, which was asked to end, has no job any more."""
+    """Record that `attempt`, which was asked to end, has no job any more."""
     end = {
         "state": STOPPED,
         "cause": "stopped",

@@ -1,1 +1,1 @@
-"""Records of runs in a home: attempts, events, progress, clusters they ran on."""
+"""Records of runs in storage: attempts, events, progress, and the clusters they ran on."""

@@ -1,4 +1,4 @@
-"""What this machine keeps of the clusters that it brought up, or submitted to."""
+"""Notes on this machine about the clusters that it brought up or submitted to."""
 
 import json
 import os
@@ -6,11 +6,11 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-HOMES = "homes.txt"  # a path a line: two that submit at once both append
+HOMES = "homes.txt"  # one path per line; two submissions at once both append
 
 
 def make_folder(name: str) -> Path:
-    """The folder for the cluster `name`: its log, the file as it was launched, how to reach it."""
+    """Create and return the folder of the cluster `name`: log, launched file, addresses."""
     state = os.environ.get("XDG_STATE_HOME") or str(Path("~/.local/state").expanduser())
     folder = Path(state, "trainrig", "clusters", name)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -18,12 +18,12 @@ def make_folder(name: str) -> Path:
 
 
 def save_endpoint(name: str, how: Mapping[str, str]) -> None:
-    """Note how the cluster `name` is reached, and where its files are."""
+    """Save how to reach the cluster `name`, and where its files are."""
     (make_folder(name) / "reached.json").write_text(json.dumps(dict(how)))
 
 
 def read_endpoint(name: str) -> dict[str, str]:
-    """What was remembered; empty: nothing."""
+    """Read how to reach the cluster `name`; empty if nothing is saved."""
     try:
         return dict(json.loads((make_folder(name) / "reached.json").read_text()))
     except (FileNotFoundError, ValueError):
@@ -31,20 +31,20 @@ def read_endpoint(name: str) -> dict[str, str]:
 
 
 def list_addresses(name: str) -> list[str]:
-    """The addresses that runs may have been sent to."""
+    """Return the addresses that runs may have been sent to."""
     how = read_endpoint(name)
     return [how[key] for key in ("jobs", "address") if key in how]
 
 
 def note_home(name: str, home: str) -> None:
-    """Keep in mind that runs on the cluster `name` have records in `home`. Raises OSError."""
+    """Note that runs on the cluster `name` have records in `home`. Raises OSError."""
     if home not in read_noted_homes(name):
         with (make_folder(name) / HOMES).open("a") as file:
             file.write(f"{home}\n")
 
 
 def read_noted_homes(name: str) -> list[str]:
-    """The paths of all homes that were noted for the cluster `name`, the first first."""
+    """Return the homes noted for the cluster `name`, oldest first."""
     try:
         return list(dict.fromkeys((make_folder(name) / HOMES).read_text().splitlines()))
     except FileNotFoundError:
@@ -52,14 +52,14 @@ def read_noted_homes(name: str) -> list[str]:
 
 
 def forget(name: str) -> None:
-    """Once nothing of the cluster `name` is left: no run is on it, and it is reached no more."""
+    """Delete the notes on the cluster `name`, once it is taken down."""
     if folder := read_endpoint(name).get("folder"):
         shutil.rmtree(folder, ignore_errors=True)
     (make_folder(name) / HOMES).unlink(missing_ok=True)
 
 
 def record_launch(name: str, text: str) -> Path:
-    """Keep `text`, the file as it is launched, for this user's eyes; its path."""
+    """Write the launched cluster file, readable by this user alone, and return its path."""
     path = make_folder(name) / "launched.yaml"
     path.touch(mode=0o600)
     path.write_text(text)

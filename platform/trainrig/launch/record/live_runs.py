@@ -1,17 +1,17 @@
-"""Runs that somebody supervises on a cluster just now."""
+"""Search for runs that are live on a cluster."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from trainrig.launch.record.run_record import Home, RunRecord
 
-AT_ONCE = 16  # records: each is a few requests to a bucket, and homes keep those of all runs
+AT_ONCE = 16  # records read in parallel: each takes a few requests, and a home keeps all runs
 
 
 def list_live_runs(home: Home, cluster: str, addresses: Sequence[str] = ()) -> list[RunRecord]:
-    """Those whose newest attempt names `cluster`, or was sent to one of `addresses`.
+    """Return the live runs whose newest attempt names `cluster` or one of `addresses`.
 
-    An empty `cluster` has no name: only addresses count.
+    If `cluster` is empty, only the addresses count.
     """
 
     def is_live_there(record: RunRecord) -> bool:

@@ -1,4 +1,4 @@
-"""How far a run is: read from its output, as it lies in storage."""
+"""Progress of a run, read from its output in storage."""
 
 import json
 from dataclasses import dataclass
@@ -12,31 +12,30 @@ from trainrig.verbs import VERBS
 
 
 def trains(verb: str) -> bool:
-    """Whether runs of `verb` have steps; one that this version does not know has none."""
+    """Return whether runs of `verb` have steps; False for an unknown verb."""
     return verb in VERBS and VERBS[verb].load_model().trains
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What a run can go on from."""
+    """State from which a run can resume."""
 
-    step: (
-        int | None
-    )  # of the newest whole checkpoint; None: there is none, or the verb has no steps
-    tokens: int | None  # trained on up to there
+    step: int | None  # the newest valid checkpoint; None: there is none, or the verb has no steps
+    tokens: int | None  # trained on up to that step
 
 
 class RunProgress:
-    """Follows the output of the run of `verb`."""
+    """Reader of the progress in the output of a run of `verb`."""
 
     def __init__(self, verb: str, output: str) -> None:
-        self._output, self.trains = output, trains(verb)
+        self._output = output
+        self.trains = trains(verb)
         self._lines = Tail(storage.join(output, metrics.METRICS))
-        self.step = 0  # updates made; 0 where the verb has no steps
-        self.tokens = 0  # trained on
+        self.step = 0  # updates made; 0 if the verb has no steps
+        self.tokens = 0  # tokens trained on
 
     def look(self) -> None:
-        """Read what the run has put on record since the last look."""
+        """Read the metrics that the run has written since the last call."""
         if not self.trains:
             return
         for line in self._lines.read_new_lines():
@@ -45,17 +44,18 @@ class RunProgress:
             except ValueError:
                 continue
             if "train/loss" in update and update["step"] >= self.step:
-                self.step, self.tokens = update["step"], int(update["train/tokens"])
+                self.step = update["step"]
+                self.tokens = int(update["train/tokens"])
 
     def measure_progress(self) -> int:
-        """A number that grows as the run gets on: updates, or whole files of the output."""
+        """Return a number that grows with progress: updates, or finished files of the output."""
         if not self.trains:
             return len(storage.list_files(self._output))
         self.look()
         return max(self.step, self._find_newest_checkpoint() or 0)
 
     def find_saved(self) -> Saved:
-        """What the run would go on from now. Slow: loads what reads checkpoints."""
+        """Return the state from which the run would resume now. Slow: imports checkpoint code."""
         step = self._find_newest_checkpoint()
         if step is None:
             return Saved(None, None)
@@ -65,7 +65,7 @@ class RunProgress:
         return Saved(step, int(at["train/tokens"]) if at else None)
 
     def build_figures(self) -> dict[str, Any]:
-        """What a beat says of it."""
+        """Return the progress fields of a heartbeat."""
         return {"step": self.step, "tokens": self.tokens} if self.trains else {}
 
     def _find_newest_checkpoint(self) -> int | None:

@@ -1,22 +1,21 @@
 """Records of runs in storage, which outlive the jobs that drive them and the clusters.
 
     HOME/runs/ID/run.json            the run: its verb and its output
-                 run.toml            its run file as last submitted, every default in it
-                 attempts/0001.json  each submission, taken by exclusive create
-                 events.jsonl        what happened to it; its `ended` is the truth about an attempt
-                 beat.json           the newest sign of life of who supervises it
-                 log.txt             what its verb printed
-                 stop                asks the attempts up to the one that it names to end
+                 run.toml            the run file as last submitted, with all defaults
+                 attempts/0001.json  each submission, created exclusively
+                 events.jsonl        events; `ended` decides how an attempt ended
+                 beat.json           the newest heartbeat of the supervisor
+                 log.txt             the output of the verb
+                 stop                asks all attempts up to the one that it names to end
 
-The id follows from verb and output alone, so a run file that is submitted again is a new attempt at
-the same run. An attempt counts only while no newer one was taken: nobody needs to trust clocks for
-that.
+The id follows from verb and output alone, so submitting a run file again makes a new attempt at the
+same run. An attempt counts only while no newer one was taken, which needs no comparison of clocks.
 
-That a run is `lost` is said by the clock of who asks, against that of who supervises it: where they
-are a minute apart, a run that is well may be called lost, or a lost one running. Who follows a run
-(`watch`) therefore acts on it only once, by its own clock, no beat came for as long. Programs that
-look once believe it: `submit` then takes the run over, which ends the older attempt whole; `stop`
-does not wait for a checkpoint; `cluster down` does not see it.
+Whether a run is `lost` compares the clock of the reader to that of the supervisor. If the clocks
+differ by a minute, a live run may be called lost, or a lost one running. A process that follows a
+run (`watch`) therefore acts on it only if no heartbeat came for as long by its own clock. Programs
+that read once trust the state: `submit` then takes the run over, which makes the older attempt save
+and end; `stop` does not wait for a checkpoint; `cluster down` does not see the run.
 """
 
 import contextlib
@@ -40,24 +39,32 @@ from trainrig.launch.redaction import redact
 from trainrig.processes import append_log
 
 HEARTBEAT_SECONDS = 5.0
-LOST_SECONDS = 60.0  # without a beat: a dozen misses
-PENDING_SECONDS = 900.0  # from submission to the first sign of life; Limits.pending
+LOST_SECONDS = 60.0  # without a heartbeat: about twelve are missing
+PENDING_SECONDS = 900.0  # seconds from submission to the first heartbeat; default of Limits.pending
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-SHOWN = 10  # of the ids that a beginning may mean
+SHOWN = 10  # ids to list when a prefix is ambiguous
 ENDED = "ended"
-RESTART = "submitted_anew"  # what came after the attempt was asked for by the user
-PINNED = "pinned"  # the attempt was submitted with the submitter's versions of all libraries
-# Events that a job supervisor writes while its attempt lasts: others say nothing about its life.
+RESTART = "submitted_anew"  # the user asked for whatever follows this attempt
+PINNED = "pinned"  # the attempt uses the library versions of the submitter
+# Events that only a live supervisor writes, which therefore count as signs of life.
 SIGNS = ("other_versions", "started", "retried", "superseded")
-# States. The first five may still change by themselves.
-QUEUED, WAITING, RUNNING, STOPPING, LOST = "queued", "waiting", "running", "stopping", "lost"
-DONE, STOPPED, PREEMPTED, FAILED = "done", "stopped", "preempted", "failed"
-REFUSED, OUT_OF_BUDGET = "refused", "out of budget"
+# States. A run in one of the first five may still change.
+QUEUED = "queued"
+WAITING = "waiting"
+RUNNING = "running"
+STOPPING = "stopping"
+LOST = "lost"
+DONE = "done"
+STOPPED = "stopped"
+PREEMPTED = "preempted"
+FAILED = "failed"
+REFUSED = "refused"
+OUT_OF_BUDGET = "out of budget"
 ALIVE = (QUEUED, WAITING, RUNNING, STOPPING)
 
 
 def run_id(verb: str, output: str) -> str:
-    """The id of the run of `verb` that writes `output`: the same wherever it is submitted from."""
+    """Return the id of the run of `verb` that writes `output`, the same on every machine."""
     output = storage.make_absolute(output)
     key = hashlib.sha256(f"{verb}\n{output}".encode()).hexdigest()[:6]
     last = re.sub(r"[^A-Za-z0-9._-]+", "-", output.rstrip("/").rpartition("/")[2])[:40]
@@ -69,30 +76,30 @@ class JobAttempt:
     """One submission of a run, numbered from 1."""
 
     number: int
-    submission_id: str  # of the Ray job that supervises it
-    address: str  # of the cluster's jobs, as it was reached
-    cluster: str  # its name; empty: none that we know
+    submission_id: str  # id of the Ray job that supervises the attempt
+    address: str  # URL of the dashboard to which it was submitted
+    cluster: str  # name of the cluster; empty: unknown
     submitted_at: float  # time.time()
-    limits: dict[str, Any] = field(default_factory=dict)  # a Limits, as plain JSON
+    limits: dict[str, Any] = field(default_factory=dict)  # the fields of Limits, as plain JSON
 
     @property
     def pending(self) -> float:
-        """Seconds that it may stay without a sign of life."""
+        """Seconds that the attempt may stay without a heartbeat."""
         return float(self.limits.get("pending", PENDING_SECONDS))
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How a run is, as far as storage tells."""
+    """State of a run, as far as storage shows it."""
 
     state: str
-    attempt: JobAttempt | None  # the newest
-    heartbeat: Mapping[str, Any]  # its newest; empty: none yet
-    ended: Mapping[str, Any]  # its end; empty: none yet
+    attempt: JobAttempt | None  # the newest attempt
+    heartbeat: Mapping[str, Any]  # the newest of that attempt; empty: none yet
+    ended: Mapping[str, Any]  # the end of that attempt; empty: none yet
 
     @property
     def alive(self) -> bool:
-        """Whether somebody supervises it, or soon will."""
+        """True if the newest attempt is supervised, or is about to be."""
         return self.state in ALIVE
 
 
@@ -104,7 +111,7 @@ class Home:
 
     @classmethod
     def choose(cls, option: str | None = None) -> "Home":
-        """The one that is given, else TRAINRIG_HOME, else the folder for states of this user."""
+        """Return the given home, else TRAINRIG_HOME, else the state folder of this user."""
         path = option or os.environ.get("TRAINRIG_HOME")
         if not path:
             state = os.environ.get("XDG_STATE_HOME") or str(Path("~/.local/state").expanduser())
@@ -112,7 +119,7 @@ class Home:
         return cls(storage.make_absolute(path).rstrip("/"))
 
     def create(self, verb: str, output: str) -> "RunRecord":
-        """The record of the run of `verb` that writes `output`; begun if it is not there."""
+        """Return the record of the run of `verb` that writes `output`, created if missing."""
         output = storage.make_absolute(output)
         record = RunRecord(storage.join(self._runs, run_id(verb, output)))
         entry = {
@@ -126,7 +133,7 @@ class Home:
         return record
 
     def open(self, name: str) -> "RunRecord":
-        """The record of the run with the id `name`. Raises ConfigError if there is none."""
+        """Return the record of the run with the id `name`. Raises ConfigError if there is none."""
         record = RunRecord(storage.join(self._runs, name))
         if not ID.fullmatch(name) or not storage.exists(storage.join(record.path, "run.json")):
             known = [path.rpartition("/")[2] for path in storage.list_folders(self._runs)]
@@ -134,12 +141,12 @@ class Home:
         return record
 
     def find(self, name: str) -> "RunRecord":
-        """The run that a person names: by its id, or by the beginning of one alone.
+        """Return the run with this id, or with this unique prefix of an id.
 
-        Raises ConfigError if no id begins so, or several do.
+        Raises ConfigError if no id, or more than one, begins with `name`.
         """
         known = [path.rpartition("/")[2] for path in storage.list_folders(self._runs)]
-        meant = [each for each in known if name and each.startswith(name)]
+        meant = [known_id for known_id in known if name and known_id.startswith(name)]
         if name in known or len(meant) != 1:
             if len(meant) > 1 and name not in known:
                 more = f" and {len(meant) - SHOWN} more" if len(meant) > SHOWN else ""
@@ -151,7 +158,7 @@ class Home:
         return self.open(meant[0])
 
     def list(self) -> "list[RunRecord]":
-        """All runs, by id. Raises ConfigError for a home that is a file."""
+        """Return all runs, sorted by id. Raises ConfigError if the home is a file."""
         if not self.path.startswith(storage.S3) and storage.exists(self.path):
             raise ConfigError(f"{self.path}: a file; --home names the folder of the runs' records")
         return [
@@ -183,29 +190,29 @@ class RunRecord:
 
     @property
     def run_file(self) -> str:
-        """Where the run file lies, as last submitted."""
+        """Path of the run file, as last submitted."""
         return storage.join(self.path, "run.toml")
 
     @property
     def log(self) -> str:
-        """Where the log lies; in a bucket a folder of segments."""
+        """Path of the log; in a bucket a folder of segments."""
         return storage.join(self.path, "log.txt")
 
     def read_description(self) -> dict[str, Any]:
-        """`id`, `verb`, `output` and `created` of the run."""
+        """Read `id`, `verb`, `output` and `created` of the run."""
         return dict(json.loads(storage.read(storage.join(self.path, "run.json"))))
 
     def read_attempts(self) -> list[JobAttempt]:
-        """The attempts so far, in order."""
+        """Read all attempts so far, in order."""
         paths = storage.list_files(storage.join(self.path, "attempts"), ".json")
         return [_parse_attempt(storage.read(path)) for path in paths]
 
     def read_attempt(self, number: int) -> JobAttempt:
-        """One of them. Raises FileNotFoundError."""
+        """Read one attempt. Raises FileNotFoundError."""
         return _parse_attempt(storage.read(self._build_attempt_path(number)))
 
     def find_newest_attempt(self) -> int:
-        """The number of the newest attempt; 0: there is none. One request."""
+        """Return the number of the newest attempt; 0 if there is none. Costs one request."""
         paths = storage.list_files(storage.join(self.path, "attempts"), ".json")
         return max(
             (int(path.rpartition("/")[2].removesuffix(".json")) for path in paths), default=0
@@ -214,9 +221,9 @@ class RunRecord:
     def take_attempt(
         self, submission_id: str, address: str, cluster: str, limits: Mapping[str, Any]
     ) -> JobAttempt:
-        """The next attempt, ours alone; from here on earlier ones count no more.
+        """Take the next attempt exclusively; from then on earlier attempts no longer count.
 
-        "{attempt}" in the submission id stands for its number.
+        "{attempt}" in the submission id stands for the attempt's number.
         """
         while True:
             number = self.find_newest_attempt() + 1
@@ -229,14 +236,14 @@ class RunRecord:
                 return attempt
 
     def begin_anew(self) -> None:
-        """Say that the next attempt is asked for by the user: no deadline is carried over to it."""
+        """Record that the user asked for the next attempt, which restarts its deadline."""
         if newest := self.find_newest_attempt():
             self.record(RESTART, newest)
 
     def find_request_time(self, attempt: JobAttempt) -> float:
-        """When the user asked for what `attempt` does, as time.time().
+        """Return when the user asked for `attempt`, as time.time().
 
-        Of an attempt that was submitted again without them, when the first one was submitted.
+        If the attempt was resubmitted automatically, this is the time of the first such attempt.
         """
         first = attempt
         while first.number > 1 and not self._was_left(first.number - 1):
@@ -244,21 +251,21 @@ class RunRecord:
         return first.submitted_at
 
     def _was_left(self, number: int) -> bool:
-        """Whether what came after the attempt was asked for by the user."""
+        """Return whether the user asked for the attempt that followed this one."""
         return any(event["event"] in (ENDED, RESTART) for event in self.read_events(number))
 
     def _build_attempt_path(self, number: int) -> str:
         return storage.join(self.path, "attempts", f"{number:04d}.json")
 
     def record(self, event: str, attempt: int, **details: Any) -> None:
-        """Append one event with the time. What this process holds as a secret is masked."""
+        """Append one event with the time. Secrets of this process are masked."""
         line = {"event": event, "time": round(time.time(), 3), "attempt": attempt}
         append_log.append_line(self._events, _encode_event(line | redact(details)))
 
     def read_events(self, attempt: int | None = None) -> Iterator[dict[str, Any]]:
-        """All events so far, or those of one attempt, in the order written."""
+        """Yield all events so far, or the events of one attempt, in the order written."""
         for line in append_log.read_lines(self._events):
-            with contextlib.suppress(ValueError):  # torn by a death or a full disk
+            with contextlib.suppress(ValueError):  # a line cut off by a crash or a full disk
                 event = json.loads(line)
                 if attempt is None or event["attempt"] == attempt:
                     yield event
@@ -268,7 +275,7 @@ class RunRecord:
         return storage.join(self.path, "events.jsonl")
 
     def write_heartbeat(self, attempt: int, state: str, **figures: Any) -> None:
-        """Say that `attempt` is supervised by this process, and how it is."""
+        """Write a heartbeat: this process supervises `attempt`, which is in `state`."""
         line = {
             "time": round(time.time(), 3),
             "attempt": attempt,
@@ -280,14 +287,14 @@ class RunRecord:
         storage.write(storage.join(self.path, "beat.json"), _encode_json(line))
 
     def read_last_heartbeat(self) -> dict[str, Any]:
-        """The newest sign of life, of whichever attempt; empty: none yet."""
+        """Read the newest heartbeat of any attempt; empty if there is none."""
         try:
             return dict(json.loads(storage.read(storage.join(self.path, "beat.json"))))
         except (FileNotFoundError, ValueError):
             return {}
 
     def read_status(self) -> RunStatus:
-        """How the newest attempt is."""
+        """Return the status of the newest attempt."""
         number = self.find_newest_attempt()
         if not number:
             return RunStatus(QUEUED, None, {}, {})
@@ -301,7 +308,7 @@ class RunRecord:
         return RunStatus(state, newest, heartbeat, ended or {})
 
     def read_state(self) -> str:
-        """How the newest attempt is, in a word."""
+        """Return the state of the newest attempt, in a word."""
         return self.read_status().state
 
     def _state_before_end(
@@ -327,38 +334,38 @@ class RunRecord:
         self.record("stop_requested", newest)
 
     def stop_requested(self, attempt: int) -> bool:
-        """Whether `attempt` was asked to end; a later one was not by the same file."""
+        """Return whether `attempt` was asked to end; a request holds for no later attempt."""
         asked = self._find_stop_request()
         return asked is not None and attempt <= asked
 
     def clear_stop(self, attempt: int) -> None:
-        """Remove the request once `attempt` has ended, unless it names a later one."""
+        """Remove the request to stop once `attempt` has ended, unless it names a later one."""
         asked = self._find_stop_request()
         if asked is not None and (asked <= attempt or asked == math.inf):
             storage.delete(self._stop)
 
     def _find_stop_request(self) -> float | None:
-        """The newest attempt that is asked to; infinity: all, None: none."""
+        """Return the newest attempt that is asked to end; infinity: all, None: none."""
         try:
             return int(json.loads(storage.read(self._stop))["attempt"])
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError):
-            return math.inf  # somebody made the file by hand
+            return math.inf  # a user created the file by hand
 
     @property
     def _stop(self) -> str:
         return storage.join(self.path, "stop")
 
     def open_log(self, attempt: int, again: int = 0) -> append_log.Appender:
-        """For appending to the log; whole lines, as a segment in a bucket may end after each.
+        """Open the log for appending whole lines, as a segment in a bucket may end after each.
 
-        `again`: how often it was opened by this attempt before.
+        `again` is the number of times that this attempt has opened the log before.
         """
         return append_log.open_appender(self.log, f"attempt-{attempt:04d}.{again:03d}")
 
     def open_tail(self) -> append_log.Tail:
-        """The lines of the log, look by look, blank ones left out."""
+        """Open a reader of new lines of the log, without blank ones."""
         return append_log.Tail(self.log)
 
 
@@ -372,8 +379,8 @@ def _parse_attempt(data: bytes) -> JobAttempt:
 
 
 def _encode_event(event: Mapping[str, Any]) -> bytes:
-    """`event` as a line that is short enough to be appended whole; long texts in it are cut."""
-    for limit in (2000, 500, 100):  # characters, each of up to 4 bytes
+    """Encode `event` as a line short enough for an atomic append; long texts are cut."""
+    for limit in (2000, 500, 100):  # characters, of up to 4 bytes each
         cut = {name: _clip_text(value, limit) for name, value in event.items()}
         line = json.dumps(cut, ensure_ascii=False).encode(errors="replace") + b"\n"
         if len(line) <= append_log.LINE_LIMIT:

@@ -1,1 +1,1 @@
-"""Machines that a cloud lends and takes back: told in time, a run moves and loses nothing."""
+"""Spot machines: on a preemption notice, the machine is drained and the run moves in time."""

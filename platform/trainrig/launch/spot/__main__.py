@@ -18,7 +18,7 @@ from trainrig.launch.spot.provider import PROVIDERS, detect, make_source
 
 
 def main() -> None:
-    """Watch until the machine is gone."""
+    """Run the agent until the machine is gone."""
     parser = argparse.ArgumentParser(prog="python -m trainrig.launch.spot", description=__doc__)
     parser.add_argument("--provider", choices=(*PROVIDERS, "auto"), default="auto")
     parser.add_argument("--address", help="HOST:PORT of Ray's head; else $RAY_ADDRESS")

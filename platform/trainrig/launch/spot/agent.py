@@ -1,4 +1,4 @@
-"""The agent of a machine: it waits for a notice of the machine's end, and has Ray drain it."""
+"""Agent of a machine: waits for a preemption notice and has Ray drain the machine."""
 
 import dataclasses
 import logging
@@ -8,25 +8,27 @@ from collections.abc import Callable
 from trainrig.launch.spot.notices import Notice, NoticeSource, Unclear
 
 log = logging.getLogger(__name__)
-AFTER_TROUBLE = 1.0  # s, at least, until the next look or try
-LEAST_NOTICE = 5.0  # s that Ray is told of, when a notice comes later than its own deadline
+AFTER_TROUBLE = 1.0  # seconds, at least, after an error until the next poll or try
+LEAST_NOTICE = 5.0  # seconds of notice to give Ray when the deadline is nearer than that
 
 Drain = Callable[[Notice], str]
-"""Tries once to have Ray drain this machine; what went wrong, empty if nothing did."""
+"""Tries once to have Ray drain this machine, and returns the error, or an empty text."""
 
 
 class Agent:
-    """Looks at `source` until that is over. No trouble ends it: a machine has but this one."""
+    """Polls `source` until that is over. No error ends the agent: a machine has only one."""
 
     def __init__(
         self, source: NoticeSource, drain: Drain, wait: Callable[[float], None] = time.sleep
     ) -> None:
-        self._source, self._drain, self._wait = source, drain, wait
+        self._source = source
+        self._drain = drain
+        self._wait = wait
         self._heard: Notice | None = None
-        self._trouble = ""  # as was last said: what lasts is said once
+        self._trouble = ""  # the last error logged, as a lasting error is logged once
 
     def run(self) -> None:
-        """Until the source is over."""
+        """Poll until the source is over."""
         while not self._source.over():
             try:
                 notice = self._source.look()
@@ -52,7 +54,7 @@ class Agent:
             self._have_drained(notice, notice.deadline)
 
     def _have_drained(self, notice: Notice, deadline: float) -> None:
-        """Until Ray agrees or the machine should be gone, but at least once."""
+        """Retry at least once until Ray agrees to drain or the deadline has passed."""
         while True:
             began = time.time()
             told = dataclasses.replace(notice, deadline=max(deadline, began + LEAST_NOTICE))

@@ -1,7 +1,7 @@
-"""Amazon: a spot instance is told two minutes before it goes, and sometimes that it may go soon.
+"""Preemption notices of AWS: two minutes before a spot interruption, sometimes with a warning.
 
-Version 2 of the instance metadata service (IMDS), which wants a token of its own for every
-question. A container reaches it where the instance's `HttpPutResponseHopLimit` is 2.
+They come from version 2 of the instance metadata service (IMDS), which requires a token. A
+container reaches it only if the instance's `HttpPutResponseHopLimit` is 2.
 """
 
 import json
@@ -12,9 +12,9 @@ from trainrig.launch.spot.metadata import Endpoint
 from trainrig.launch.spot.notices import Notice, Unclear
 
 ENDPOINT = "http://169.254.169.254"
-ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"  # as Amazon's own libraries call it
+ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"  # the variable that AWS libraries use
 TOKEN = "/latest/api/token"
-TOKEN_SECONDS = 21_600  # that a token lasts; the longest there is
+TOKEN_SECONDS = 21_600  # lifetime of a token in seconds; the maximum
 INTERRUPTION = "/latest/meta-data/spot/instance-action"
 REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 
@@ -22,14 +22,14 @@ REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 class InstanceMetadata:
     """Notices from the IMDS of this instance."""
 
-    pause = 5.0  # s between two looks, as Amazon advises
+    pause = 5.0  # seconds between two polls, as AWS recommends
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._token = ""
 
     def look(self) -> Notice | None:
-        """See Source. An interruption; otherwise a recommendation to rebalance."""
+        """Return an interruption, else a recommendation to rebalance; see NoticeSource."""
         interruption = self._get(INTERRUPTION)
         if interruption is not None:
             return read_interruption(interruption)
@@ -37,11 +37,11 @@ class InstanceMetadata:
         return None if rebalance is None else read_rebalance(rebalance)
 
     def over(self) -> bool:
-        """See Source."""
+        """Return False; see NoticeSource."""
         return False
 
     def _get(self, path: str) -> bytes | None:
-        """What lies at `path`; None if nothing does. A token that has run out is renewed once."""
+        """Return the document at `path`, or None. An expired token is renewed once."""
         fresh = not self._token
         if fresh:
             self._renew()
@@ -68,14 +68,14 @@ class InstanceMetadata:
 
 
 def read_interruption(body: bytes) -> Notice:
-    """What lies at INTERRUPTION. Raises Unclear."""
+    """Parse the document at INTERRUPTION. Raises Unclear."""
     entries = _parse_entries(body)
     what = f"spot interruption: {_read_text(entries, 'action')}"
     return Notice(what, _time(_read_text(entries, "time")))
 
 
 def read_rebalance(body: bytes) -> Notice:
-    """What lies at REBALANCE. Raises Unclear."""
+    """Parse the document at REBALANCE. Raises Unclear."""
     noticed = _read_text(_parse_entries(body), "noticeTime")
     _time(noticed)
     return Notice(f"rebalance recommendation of {noticed}", None)
@@ -99,7 +99,7 @@ def _read_text(entries: dict[str, Any], key: str) -> str:
 
 
 def _time(written: str) -> float:
-    """Seconds since 1970 of a time in ISO 8601."""
+    """Convert a time in ISO 8601 to seconds since 1970."""
     try:
         when = datetime.fromisoformat(written)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Telling Ray that this machine goes: nothing new is placed on it, and training moves away.
+"""Draining of this machine by Ray: no new work is placed on it, and training moves away.
 
-In a process of its own for each try, as Ray's client ends its process when the head is away for
-long, and takes memory that an agent which only waits need not have.
+Each try runs in a process of its own. Ray's client ends its process when the head is unreachable
+for long, and uses memory that a waiting agent does not need.
 """
 
 import argparse
@@ -19,16 +19,16 @@ from trainrig.launch.spot.notices import Notice
 from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
-ANSWER = 5.0  # s for the head to answer
-TRY = 15.0  # s for one try in all; importing Ray takes about two of them
+ANSWER = 5.0  # seconds for the head to answer
+TRY = 15.0  # seconds for one try in all; importing Ray takes about two
 
 
 @dataclass(frozen=True)
 class RayNode:
-    """This machine, as Ray knows it."""
+    """The Ray node of this machine."""
 
-    address: str  # of the cluster's head, HOST:PORT
-    node: str = ""  # its id; if empty, the node whose address is one of this machine's
+    address: str  # HOST:PORT of the cluster's head
+    node: str = ""  # node id; empty: the node with an address of this machine
 
     def __post_init__(self) -> None:
         host, _, port = self.address.rpartition(":")
@@ -36,7 +36,7 @@ class RayNode:
             raise ConfigError(f"{self.address}: no address of Ray's head; one is HOST:PORT")
 
     def drain(self, notice: Notice) -> str:
-        """Try once to drain it until the notice's deadline; what went wrong, empty if nothing."""
+        """Try once to drain the node until the notice's deadline; return the error, or ""."""
         command = [sys.executable, "-m", "trainrig.launch.spot.drain", self.address]
         command += [f"--node={self.node}", f"--why={notice.what}", f"--deadline={notice.deadline}"]
         try:
@@ -50,10 +50,10 @@ class RayNode:
 
 
 def drain(address: str, node: str, deadline: float, why: str) -> None:
-    """Have the Ray whose head is at `address` drain `node` until `deadline` (as time.time()).
+    """Drain `node` of the Ray cluster with head `address` until `deadline` (as time.time()).
 
-    As often as one likes: the newest deadline holds. Raises ClusterError if the head does not
-    answer, or knows no such node.
+    May be called again: the newest deadline holds. Raises ClusterError if the head does not answer,
+    or has no such node.
     """
     head = _open_client(address)
     from ray.exceptions import RayError
@@ -69,9 +69,9 @@ def drain(address: str, node: str, deadline: float, why: str) -> None:
 
 
 def list_live_nodes(address: str) -> dict[str, str]:
-    """The address of each live node, by id, of the Ray whose head is at `address`.
+    """Return the address of each live node by id, for the Ray cluster with head `address`.
 
-    Raises ClusterError if that does not answer.
+    Raises ClusterError if the head does not answer.
     """
     head = _open_client(address)
     from ray.exceptions import RayError
@@ -85,7 +85,7 @@ def list_live_nodes(address: str) -> dict[str, str]:
 
 @functools.cache
 def _open_client(address: str) -> Any:
-    """A client of it. Raises ClusterError."""
+    """Open a client of the head's control store. Raises ClusterError."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     _probe(address)
@@ -98,7 +98,7 @@ def _open_client(address: str) -> Any:
 
 
 def _probe(address: str) -> None:
-    """Raise ClusterError at once if nobody is there; Ray's client would try for 40 s."""
+    """Raise ClusterError at once if nothing answers, as Ray's client would retry for 40 s."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
@@ -107,7 +107,7 @@ def _probe(address: str) -> None:
 
 
 def _pick_node(live: Mapping[str, str], wanted: str, address: str) -> str:
-    """The node that is meant. Ray itself agrees to drain nodes that it does not have."""
+    """Return the node to drain; checked here, as Ray agrees to drain nodes that do not exist."""
     if wanted:
         found = [node for node in live if node == wanted]
     else:
@@ -123,7 +123,7 @@ def _pick_node(live: Mapping[str, str], wanted: str, address: str) -> str:
 
 
 def _is_ours(address: str) -> bool:
-    """Whether `address` is one of this machine's: nobody can listen at another's."""
+    """Return whether `address` belongs to this machine: a socket can only listen on its own."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as listener:
         try:

@@ -1,8 +1,10 @@
-"""Google: a spot machine is told half a minute before it goes, one that cannot be moved while it
-runs (any with a GPU) an hour before its host is maintained, and others a minute before.
+"""Preemption and maintenance notices of Google Cloud.
 
-Whether the machine was preempted is asked with `wait_for_change`, so that the answer comes within
-milliseconds of the event: of 30 s, a look every 5 s would waste a sixth.
+A spot machine gets 30 s of notice. A machine that cannot be migrated live (any with a GPU) gets an
+hour before maintenance of its host, others get a minute.
+
+Preemption is queried with `wait_for_change`, so the answer comes within milliseconds of the event.
+Polling every 5 s would waste a sixth of the 30 s.
 """
 
 import time
@@ -11,29 +13,29 @@ from trainrig.launch.spot.metadata import TIMEOUT, Endpoint
 from trainrig.launch.spot.notices import Notice, Unclear
 
 ENDPOINT = "http://metadata.google.internal"
-ENDPOINT_VARIABLE = "GCE_METADATA_HOST"  # as Google's own libraries call it
+ENDPOINT_VARIABLE = "GCE_METADATA_HOST"  # the variable that Google's libraries use
 OURS = {"Metadata-Flavor": "Google"}
 PREEMPTED = "/computeMetadata/v1/instance/preempted"
 MAINTENANCE = "/computeMetadata/v1/instance/maintenance-event"
-WAIT = 5  # s that the service holds a question about preemption, between two about maintenance
-PREEMPTION_GRACE = 30.0  # s from the notice to the end, at best
-# s from the notice to the end, for a machine without a GPU; one with gets 3,600, but which of them
-# this is the service does not say at the same place.
+WAIT = 5  # seconds that the service holds a preemption query, between two maintenance queries
+PREEMPTION_GRACE = 30.0  # seconds from the notice to the end, at best
+# Seconds from the notice to the end for a machine without a GPU. One with a GPU gets 3,600, but the
+# metadata at this path does not show which kind this machine is.
 MAINTENANCE_GRACE = 60.0
 
 
 class ComputeMetadata:
     """Notices from the metadata server of this machine."""
 
-    pause = 0.0  # s; the question itself waits
+    pause = 0.0  # seconds between polls; the query itself waits
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._etag = ""
-        self._seen: dict[str, float] = {}  # deadlines, by notice: none says when it was given
+        self._seen: dict[str, float] = {}  # deadlines by notice, as notices carry no time
 
     def look(self) -> Notice | None:
-        """See Source. A preemption, or maintenance that ends or moves the machine."""
+        """Return a preemption, or maintenance of the host; see NoticeSource."""
         if self._is_preempted():
             return self._build_notice("preemption", PREEMPTION_GRACE)
         event = self._get(MAINTENANCE)
@@ -41,14 +43,14 @@ class ComputeMetadata:
             return None
         if event == "TERMINATE_ON_HOST_MAINTENANCE":
             return self._build_notice(event, MAINTENANCE_GRACE)
-        return Notice(event, None)  # it is moved while it runs
+        return Notice(event, None)  # the machine is migrated live
 
     def over(self) -> bool:
-        """See Source."""
+        """Return False; see NoticeSource."""
         return False
 
     def _is_preempted(self) -> bool:
-        # Without the last answer's tag it says at once how things stand.
+        # Without the tag of the last answer, the service answers at once.
         wait = f"?wait_for_change=true&timeout_sec={WAIT}&last_etag={self._etag}"
         found = self._get(PREEMPTED + (wait if self._etag else ""), TIMEOUT + WAIT)
         if found not in ("TRUE", "FALSE"):

@@ -1,8 +1,8 @@
-"""Kubernetes: a pod is told by SIGTERM that it ends, and by its `preStop` hook a little earlier.
+"""Preemption notices of Kubernetes: SIGTERM to the pod, and its `preStop` hook before that.
 
-SIGTERM comes to the agent and to Ray at the same moment, and Ray ends its workers on it. So the
-agent best runs as the `preStop` hook of the container with Ray, which Kubernetes waits for before
-it sends SIGTERM to that container: `python -m trainrig.launch.spot --provider kubernetes --now`.
+SIGTERM reaches the agent and Ray at the same moment, and Ray then ends its workers. So the agent
+should run as the `preStop` hook of the container with Ray. Kubernetes waits for the hook before it
+sends SIGTERM: `python -m trainrig.launch.spot --provider kubernetes --now`.
 """
 
 import signal
@@ -11,29 +11,36 @@ from types import FrameType
 
 from trainrig.launch.spot.notices import Notice
 
-# s from the notice to SIGKILL, `preStop` included: what a pod has that names no
+# Seconds from the notice to SIGKILL, `preStop` included: the default of
 # `terminationGracePeriodSeconds`.
 GRACE = 30.0
-LEFT_FOR_RAY = 3.0  # s of it in which Ray ends its own processes
+LEFT_FOR_RAY = 3.0  # seconds of the grace in which Ray ends its own processes
 
 
 class PodEnd:
-    """The end of this pod, as it is told of it."""
+    """Notice of the end of this pod, from SIGTERM."""
 
-    pause = 0.2  # s between two looks, at a variable
+    pause = 0.2  # seconds between two polls of a variable
 
     def __init__(self, grace: float, now: bool) -> None:
-        """`grace`: seconds from the signal to the end. `now`: the signal has come, as it were."""
+        """Install a handler of SIGTERM.
+
+        `grace` is the time from the signal to the end in seconds. `now` acts as if the signal had
+        come already.
+        """
         self._grace = grace
         self._ended: float | None = time.time() + grace if now else None
         signal.signal(signal.SIGTERM, self._end)
 
     def look(self) -> Notice | None:
-        """See Source."""
+        """Return the notice once SIGTERM has come; see NoticeSource."""
         return None if self._ended is None else Notice("the pod ends", self._ended)
 
     def over(self) -> bool:
-        """See Source. Whoever returns from `preStop` early has Ray told to end early."""
+        """Return whether the agent should end; see NoticeSource.
+
+        A `preStop` hook that returns earlier makes Kubernetes send SIGTERM to Ray earlier.
+        """
         return self._ended is not None and time.time() > self._ended - LEFT_FOR_RAY
 
     def _end(self, number: int, frame: FrameType | None) -> None:

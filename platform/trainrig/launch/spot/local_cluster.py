@@ -1,6 +1,6 @@
-"""Several Ray nodes on this machine, each of which believes to be a machine of its own.
+"""Several Ray nodes on this machine, each of which acts as a separate machine.
 
-They listen where Ray finds this machine's address, as `ray start` has it, and want the token.
+They listen on the address that Ray finds for this machine, as with `ray start`, and need the token.
 """
 
 import os
@@ -19,22 +19,22 @@ from trainrig.processes.process_group import kill_group
 from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
 HEAD = "the head"
-OBJECT_STORE = 80 * 2**20  # bytes, the least that Ray takes: no data of ours goes through it
-START = 120.0  # s for the head, or the nodes, to be up; they take about five each
+OBJECT_STORE = 80 * 2**20  # bytes, Ray's minimum: none of our data is in it
+START = 120.0  # seconds for the head or the nodes to be up; each takes about five
 NODE_ID = 28  # bytes
 
 
 @dataclass
 class LocalCluster:
-    """A head without room for work, and nodes by name.
+    """A Ray head without CPUs for work, and named nodes.
 
-    Of `ray start` each, so that killing one's process group is what switching off a machine is.
+    Each node is a `ray start` process. Killing its process group simulates switching off a machine.
     """
 
-    folder: str  # for Ray's sockets and logs; its path must be short: a socket's has 107 bytes
-    cpus: int  # of a node, as Ray counts them
+    folder: str  # folder of Ray's sockets and logs; short, as a socket's path has at most 107 bytes
+    cpus: int  # number of CPUs of each node, as Ray counts them
     address: str = ""
-    ids: dict[str, str] = field(default_factory=dict)  # Ray's, by name
+    ids: dict[str, str] = field(default_factory=dict)  # Ray's node ids by name
     _processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
     def start(self) -> None:
@@ -46,7 +46,7 @@ class LocalCluster:
         self.wait([HEAD])
 
     def wait(self, nodes: Iterable[str]) -> None:
-        """Return once Ray knows all of `nodes`. Raises ClusterError."""
+        """Wait until Ray knows all of `nodes`. Raises ClusterError."""
         until = time.monotonic() + START
         while missing := [node for node in nodes if self.ids[node] not in self._list_live_nodes()]:
             ended = [node for node in missing if self._processes[node].poll() is not None]
@@ -63,15 +63,15 @@ class LocalCluster:
             return {}
 
     def add(self, node: str) -> None:
-        """Start a node; returns before it is up."""
+        """Start a node without waiting for it."""
         self._start(node, [f"--address={self.address}", f"--num-cpus={self.cpus}"])
 
     def kill(self, node: str) -> None:
-        """End a node at once."""
+        """Kill a node at once."""
         kill_group(self._processes.pop(node))
 
     def close(self) -> None:
-        """End all that is left, the head last."""
+        """Kill all remaining nodes, the head last."""
         for node in reversed(list(self._processes)):
             self.kill(node)
 
@@ -98,7 +98,7 @@ def _free_port() -> int:
 
 
 def _find_own_address() -> str:
-    """What Ray takes for this machine's address: that by which packets leave it."""
+    """Return the address that Ray uses for this machine: the source of its outgoing packets."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
         try:
             route.connect(("8.8.8.8", 80))  # sends nothing

@@ -1,6 +1,6 @@
-"""Questions to the metadata service that each machine of a cloud has on a link of its own.
+"""Requests to the metadata service of a cloud machine.
 
-No proxy is ever asked, whatever the environment says: the answers are about this machine.
+No proxy is used, whatever the environment says: the answers are about this machine.
 """
 
 import http.client
@@ -11,13 +11,13 @@ from urllib.parse import urlsplit
 from trainrig.errors import ConfigError
 from trainrig.launch.spot.notices import Unclear
 
-TIMEOUT = 1.0  # s for each byte to come; the service answers in about a millisecond
-LARGEST = 64 * 2**10  # bytes of an answer that are read
+TIMEOUT = 1.0  # seconds for each byte to arrive; the service answers in about a millisecond
+LARGEST = 64 * 2**10  # bytes of an answer to read at most
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the service said."""
+    """Answer of the service."""
 
     status: int
     headers: Mapping[str, str]  # names in lower case
@@ -26,14 +26,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A metadata service."""
+    """Address of a metadata service."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, url: str) -> "Endpoint":
-        """That at `url`, such as `http://169.254.169.254`. Raises ConfigError."""
+        """Parse a URL such as `http://169.254.169.254`. Raises ConfigError."""
         parts = urlsplit(url if "//" in url else f"http://{url}")
         try:
             port = parts.port or 80
@@ -48,7 +48,7 @@ class Endpoint:
     def ask(
         self, method: str, path: str, headers: Mapping[str, str], timeout: float = TIMEOUT
     ) -> Answer:
-        """The answer to one request. Raises Unclear if there is none within `timeout` seconds."""
+        """Send one request and return the answer. Raises Unclear if none comes in time."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
         try:
             connection.request(method, path, headers=dict(headers))

@@ -1,4 +1,4 @@
-"""What a cloud says to a machine about that machine's end, whichever cloud it is."""
+"""Preemption notices, in a form common to all clouds."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -6,25 +6,25 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Notice:
-    """That this machine may go, or will."""
+    """Notice that this machine may be taken back, or will be."""
 
-    what: str  # in the cloud's own words
-    # When it goes, as time.time() counts; None: it may, and nobody says when. Only a machine that
-    # will go is left at once: a warning that comes to nothing would cost a restart.
+    what: str  # event in the cloud's own words
+    # End of the machine, as time.time(); None: it may end at an unknown time. The run leaves only a
+    # machine that will certainly end, as moving for a false warning would cost a restart.
     deadline: float | None
 
 
 class Unclear(Exception):
-    """The cloud could not be asked, or said what nobody understands. That is never a notice."""
+    """The cloud did not answer, or its answer is unknown. This never counts as a notice."""
 
 
 class NoticeSource(Protocol):
-    """Where one cloud leaves its notices."""
+    """Source of the notices of one cloud."""
 
-    pause: float  # s between two looks
+    pause: float  # seconds between two polls
 
     def look(self) -> Notice | None:
-        """What holds now; None if nothing does. Raises Unclear. Takes seconds at the most."""
+        """Return the current notice, or None. Raises Unclear. Takes seconds at most."""
 
     def over(self) -> bool:
-        """Whether there is nothing more to come."""
+        """Return whether no more notices can come."""

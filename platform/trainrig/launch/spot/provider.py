@@ -1,4 +1,4 @@
-"""Which cloud this machine is of, and where that leaves its notices."""
+"""Detection of this machine's cloud, and of the source of its notices."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,13 +10,13 @@ from trainrig.launch.spot.metadata import Endpoint
 from trainrig.launch.spot.notices import NoticeSource
 
 PROVIDERS = ("aws", "gcp", "kubernetes")
-VENDOR = Path("/sys/class/dmi/id/sys_vendor")  # who made the machine, says its firmware
+VENDOR = Path("/sys/class/dmi/id/sys_vendor")  # manufacturer of the machine, from its firmware
 VENDORS = {"Amazon EC2": "aws", "Google": "gcp"}
 
 
 def detect(environment: Mapping[str, str], vendor: Path = VENDOR) -> str:
-    """The provider of this machine. Asks nobody. Raises ConfigError."""
-    if "KUBERNETES_SERVICE_HOST" in environment:  # Kubernetes gives it to every container
+    """Return the provider of this machine, without network requests. Raises ConfigError."""
+    if "KUBERNETES_SERVICE_HOST" in environment:  # set by Kubernetes in every container
         return "kubernetes"
     made_by = vendor.read_text().strip() if vendor.exists() else "nobody who says so"
     if made_by in VENDORS:
@@ -30,10 +30,9 @@ def detect(environment: Mapping[str, str], vendor: Path = VENDOR) -> str:
 def make_source(
     provider: str, environment: Mapping[str, str], endpoint: str, grace: float, now: bool
 ) -> NoticeSource:
-    """Where the notices of `provider` come from. Raises ConfigError.
+    """Build the source of notices of `provider`. Raises ConfigError.
 
-    `endpoint`: the URL of a metadata service in the place of the provider's own, or empty. `grace`
-    and `now`: see PodEnd.
+    `endpoint` is the URL of another metadata service, or empty. For `grace` and `now` see PodEnd.
     """
     if provider == "kubernetes":
         return PodEnd(grace, now)

@@ -1,11 +1,11 @@
-"""A run under a trace of losses, on this machine:
+"""Rehearsal of a run under a trace of node losses, on this machine.
 
     python -m trainrig.launch.spot.rehearse storm.csv -- trainrig pretrain RUN.toml
 
-A cluster is started for it, with a Ray node for each that the trace speaks of, and some that are
-never lost. The command runs on it while nodes are drained, killed and started again as the trace
-says, and its exit code is this one's. What the run lost by that is in its own record; that it came
-to the same, its losses show.
+A cluster is started, with a Ray node for each node of the trace, and some that are never lost. The
+command runs on it while nodes are drained, killed and started again as in the trace, and its exit
+code becomes the exit code of the rehearsal. The run's own record shows how much time it lost. Its
+loss curve shows whether the result is the same as without losses.
 """
 
 import argparse
@@ -33,26 +33,26 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Replay:
-    """Plays `events` on `cluster`, all of whose nodes are up, in a thread of its own."""
+    """Replay of `events` in a thread, on a `cluster` with all nodes up."""
 
     cluster: LocalCluster
     events: Sequence[Event]
     played: list[Event] = field(default_factory=list)
-    drained: int = 0  # nodes that Ray was told of in time
+    drained: int = 0  # losses that came with a notice
     _over: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
-        """Begin; second 0 is now."""
+        """Start the replay; second 0 is now."""
         self._thread = threading.Thread(target=self._play, name="replay", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Leave the rest of the trace alone."""
+        """Stop the replay and skip the rest of the trace."""
         self._over.set()
         self._thread.join()
 
     def goes_on(self) -> bool:
-        """Whether there is more to come."""
+        """Return whether the replay still runs."""
         return self._thread.is_alive()
 
     def _play(self) -> None:
@@ -75,22 +75,24 @@ class Replay:
         log.info("node %s is lost in %.0f s", event.node, event.notice)
         node = RayNode(self.cluster.address, self.cluster.ids[event.node])
         problem = node.drain(Notice("spot interruption of the trace", time.time() + event.notice))
-        if problem:  # a node that had only just been started
+        if problem:  # such as a node that has only just been started
             log.warning("node %s gets no notice: %s", event.node, problem)
         else:
             self.drained += 1
 
 
 def _order_events(events: Sequence[Event]) -> list[tuple[float, Event, bool]]:
-    """(second, event, whether it is the notice of it) of all that is to be done."""
-    notices = [(each.second - each.notice, each, True) for each in events if each.notice]
-    return sorted([*notices, *((each.second, each, False) for each in events)], key=lambda e: e[0])
+    """Return (second, event, whether this is its notice) of all actions, in order of time."""
+    notices = [(event.second - event.notice, event, True) for event in events if event.notice]
+    return sorted(
+        [*notices, *((event.second, event, False) for event in events)], key=lambda e: e[0]
+    )
 
 
 @contextlib.contextmanager
 def cluster_for(events: Sequence[Event], steady: int, cpus: int) -> Iterator[LocalCluster]:
-    """A cluster with all nodes of a trace, and so many `steady` ones. Raises ClusterError."""
-    # Processes that were just killed may still be in it when it goes.
+    """Yield a cluster with the nodes of a trace and `steady` others. Raises ClusterError."""
+    # Killed processes may still write to the folder while it is deleted.
     place = tempfile.TemporaryDirectory(prefix="rehearse-", dir="/tmp", ignore_cleanup_errors=True)
     with place as folder:
         cluster = LocalCluster(folder, cpus)
@@ -101,19 +103,19 @@ def cluster_for(events: Sequence[Event], steady: int, cpus: int) -> Iterator[Loc
                 *list_nodes(events),
             ]:
                 cluster.add(node)
-                cluster.wait([node])  # Ray gives a node 30 s to start: they come one by one
+                cluster.wait([node])  # one by one, as Ray gives a node 30 s to start
             yield cluster
         finally:
             cluster.close()
 
 
 def build_environment(cluster: LocalCluster) -> Mapping[str, str]:
-    """What a command needs to run on `cluster`."""
+    """Return the environment of a command that runs on `cluster`."""
     return {**os.environ, "RAY_ADDRESS": cluster.address}
 
 
 def main() -> None:
-    """Rehearse as the command line says."""
+    """Run the rehearsal that the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m trainrig.launch.spot.rehearse")
     parser.add_argument("trace", help="CSV: second,node,event,notice")
     parser.add_argument("--steady", type=int, default=1, help="nodes that are never lost; 1")
@@ -125,14 +127,16 @@ def main() -> None:
         events = read(given.trace)
         if not shutil.which(given.command[0]):
             raise ConfigError(f"{given.command[0]}: no such command; give it after --")
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # leave no Ray
+        signal.signal(
+            signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+        )  # exit cleanly, to end Ray
         with cluster_for(events, given.steady, given.cpus) as cluster:
             replay = Replay(cluster, events)
             with subprocess.Popen(given.command, env=build_environment(cluster)) as command:
                 replay.start()
                 try:
                     code = command.wait()
-                except BaseException:  # Ctrl-C reaches it too; SIGTERM does not
+                except BaseException:  # Ctrl-C also reaches the command; SIGTERM does not
                     command.terminate()
                     raise
             replay.stop()

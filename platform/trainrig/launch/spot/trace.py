@@ -1,14 +1,14 @@
-"""When machines were taken back and came again: a record that can be played once more.
+"""Traces of lost and returned machines, which can be replayed.
 
-A CSV file, one line an event, in order:
+A CSV file with one line for each event, in order:
 
     second,node,event,notice
     41.5,a,lost,30
     95.0,a,back,
 
-`second` counts from the start, `node` is any name, and every node named is there at first.
-`notice` is how many seconds before its loss a node was told of it; empty or 0: it was not. JSON
-lines with the same four keys do as well.
+`second` counts from the start, `node` is any name, and every named node is there at first. `notice`
+is the warning time before a loss in seconds; empty or 0: no warning. JSON lines with the same four
+keys are accepted too.
 """
 
 import csv
@@ -24,21 +24,22 @@ from trainrig import storage
 from trainrig.errors import DataError
 
 FIELDS = ("second", "node", "event", "notice")
-LOST, BACK = "lost", "back"
+LOST = "lost"
+BACK = "back"
 
 
 @dataclass(frozen=True)
 class Event:
-    """A node that goes or comes."""
+    """Loss or return of a node."""
 
-    second: float  # since the start
+    second: float  # seconds since the start
     node: str
     event: str  # LOST or BACK
-    notice: float = 0.0  # s before a loss; 0: none
+    notice: float = 0.0  # seconds before a loss; 0: none
 
 
 def read(path: str) -> list[Event]:
-    """The events of the trace at `path`. Raises DataError, with the line."""
+    """Read the events of the trace at `path`. Raises DataError with the line number."""
     try:
         text = storage.read(path).decode()
     except (FileNotFoundError, IsADirectoryError):
@@ -58,18 +59,18 @@ def read(path: str) -> list[Event]:
 
 
 def write(path: str, events: Iterable[Event]) -> None:
-    """Put the trace of `events` at `path`, as CSV."""
+    """Write the trace of `events` to `path`, as CSV."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(FIELDS)
-    for each in events:
-        lines.writerow([each.second, each.node, each.event, each.notice or ""])
+    for event in events:
+        lines.writerow([event.second, event.node, event.event, event.notice or ""])
     storage.write(path, text.getvalue().encode())
 
 
 def list_nodes(events: Iterable[Event]) -> list[str]:
-    """The nodes that a trace speaks of, sorted."""
-    return sorted({each.node for each in events})
+    """Return the names of all nodes in a trace, sorted."""
+    return sorted({event.node for event in events})
 
 
 def generate_trace(
@@ -80,9 +81,9 @@ def generate_trace(
     away: float,
     notices: Sequence[float],
 ) -> list[Event]:
-    """A trace by chance: each node stays and is away for times that are distributed exponentially.
+    """Generate a random trace with exponentially distributed times of presence and absence.
 
-    `stays`, `away`: their means, in seconds. `notices`: seconds, one of which each loss has.
+    `stays` and `away` are their means in seconds. Each loss gets one of `notices`, in seconds.
     """
     dice = random.Random(seed)
     events = []
@@ -98,16 +99,16 @@ def generate_trace(
             if at > seconds:
                 break
             events.append(Event(at, node, BACK))
-    return sorted(events, key=lambda each: each.second)
+    return sorted(events, key=lambda event: event.second)
 
 
 def _add_seconds(at: float, seconds: float) -> float:
-    """In hundredths of a second, and at least two of them later."""
+    """Add seconds, rounded to hundredths, and at least 0.02 more."""
     return round(at + seconds + 0.02, 2)
 
 
 def _iterate_entries(path: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each line's number and its entries."""
+    """Yield each line's number and its fields."""
     if text.lstrip().startswith("{"):
         for number, line in enumerate(text.splitlines(), 1):
             if line.strip():
@@ -129,7 +130,8 @@ def _iterate_entries(path: str, text: str) -> Iterator[tuple[int, dict[str, Any]
 def _parse_event(entries: dict[str, Any]) -> Event:
     if extra := [str(key) for key in entries if key not in FIELDS]:
         raise ValueError(f"no `{extra[0]}` in a trace; there are {', '.join(FIELDS)}")
-    node, event = entries.get("node"), entries.get("event")
+    node = entries.get("node")
+    event = entries.get("event")
     if not isinstance(node, str) or not node:
         raise ValueError("`node` names no node")
     if event not in (LOST, BACK):
@@ -152,11 +154,11 @@ def _parse_number(entries: dict[str, Any], key: str) -> float:
 
 
 def _check_follows(events: Sequence[Event]) -> None:
-    """Raise ValueError if the newest of `events` cannot come after the others."""
+    """Raise ValueError if the newest of `events` cannot follow the others."""
     *earlier, newest = events
     if earlier and newest.second < earlier[-1].second:
         raise ValueError(f"second {newest.second:g} comes after second {earlier[-1].second:g}")
-    before = [each for each in earlier if each.node == newest.node]
+    before = [event for event in earlier if event.node == newest.node]
     if newest.event == (before[-1].event if before else BACK):
         how = "is away already" if newest.event == LOST else "is there already"
         raise ValueError(f"node {newest.node} {how}")

@@ -1,1 +1,1 @@
-"""Submission: all that can be checked before it, the upload, the job."""
+"""Submission of a run: checks beforehand, upload of the package, and the Ray job."""

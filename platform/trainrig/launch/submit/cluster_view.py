@@ -1,4 +1,4 @@
-"""What a submitter can see of a cluster: versions, nodes, capacity."""
+"""State of a cluster as a submitter can see it: versions, nodes, capacity."""
 
 import base64
 import json
@@ -19,9 +19,9 @@ from trainrig.launch.ray_jobs import ClusterNode, RayJobs
 from trainrig.ray_runtime import ray_pools
 from trainrig.ray_runtime.ray_pools import LABEL, NodePool, count_places
 
-INSTANCE = "trainrig.io/instance"  # the label that says what was rented
-CLUSTER = "trainrig.io/cluster"  # the label that says whose node it is
-ASK_SECONDS = 60.0  # for the cluster to say what its autoscaler may start
+INSTANCE = "trainrig.io/instance"  # label with the instance type of a node
+CLUSTER = "trainrig.io/cluster"  # label with the name of the cluster
+ASK_SECONDS = 60.0  # seconds for the cluster to report what its autoscaler may start
 ANSWER = "trainrig-pools: "
 ASK = f"""
 import ray
@@ -34,44 +34,45 @@ Verdict = Literal["ok", "warning", "problem", "unknown"]
 
 @dataclass(frozen=True)
 class ClusterView:
-    """A cluster at one moment."""
+    """State of a cluster at one moment."""
 
     address: str
     ray: str
     python: str
     nodes: Sequence[ClusterNode]
-    pools: Sequence[NodePool] | None  # None: not known; (): nothing scales it
+    pools: Sequence[NodePool] | None  # None: unknown; (): no autoscaler
 
     @property
     def here(self) -> bool:
-        """Whether all its nodes are this machine, so that they see its disks."""
+        """True if all nodes are this machine, so that they see its disks."""
         return bool(self.nodes) and all(_is_ours(node.address) for node in self.nodes)
 
     @property
     def name(self) -> str:
-        """As `trainrig cluster up` has labelled its head; empty: it was brought up otherwise."""
+        """Name with which `trainrig cluster up` labelled the head; empty if it was not used."""
         heads = [node for node in self.nodes if node.head]
         return heads[0].labels.get(CLUSTER, "") if heads else ""
 
     @property
     def may_grow(self) -> bool:
-        """Whether something may scale it: not what was started by hand on this machine alone."""
+        """True if an autoscaler may add nodes: not for a Ray started by hand on this machine."""
         return bool(self.name) or not self.here
 
     def describe(self) -> str:
-        """Its nodes and what they have."""
+        """Return a summary of the live nodes: how many, with how many CPUs and GPUs."""
         count = len(self.nodes)
         gpus = self._sum_live("GPU")
         having = f"{self._sum_live('CPU'):g} CPUs" + (f", {gpus:g} GPUs" if gpus else "")
         return f"{count} {'node' if count == 1 else 'nodes'}, {having}"
 
     def find_version_problem(self) -> str | None:
-        """What is wrong with its versions for a driver that was written for ours; None: nothing.
+        """Return why a driver of ours cannot use the cluster's versions; None if it can.
 
-        Ray's own must be equal: its processes speak no other version's protocol. Python's may
-        differ in the last number.
+        Ray's versions must be equal, as its processes cannot talk to another version. Python's may
+        differ in the patch version.
         """
-        ours, python = metadata.version("ray"), platform.python_version()
+        ours = metadata.version("ray")
+        python = platform.python_version()
         wrong = []
         if self.ray != ours:
             wrong.append(
@@ -87,7 +88,7 @@ class ClusterView:
         return "; ".join(wrong) or None
 
     def check_capacity(self, asked: ResourceRequest) -> tuple[Verdict, str]:
-        """Whether it has, or may grow to have, what a run cannot do without."""
+        """Check whether the cluster has, or may grow to have, the workers that a run requires."""
         if asked.least == 0 or not asked.each:
             return "ok", "nothing of its own: it runs beside its supervisor, on the head"
         live = self.count_live_places(asked)
@@ -104,24 +105,25 @@ class ClusterView:
         return "problem", f"{asked}, but {self._explain_lack(asked, later)}"
 
     def count_live_places(self, asked: ResourceRequest) -> int:
-        """How many workers the live nodes hold, were nothing else there."""
+        """Return how many workers would fit on the live nodes if these were otherwise idle."""
         if not asked.each:
             return asked.most
         return sum(count_places(node.resources, asked.each) for node in self._find_meant(asked)[0])
 
     def _find_meant(self, asked: ResourceRequest) -> tuple[list[ClusterNode], list[NodePool]]:
-        """The nodes and pools that such workers go to: those with the label, if there are any."""
-        nodes, pools = list(self.nodes), list(self.pools or ())
+        """Return the nodes and pools for such workers: those with the label of the pool, if any."""
+        nodes = list(self.nodes)
+        pools = list(self.pools or ())
         meant = [n for n in nodes if n.labels.get(LABEL) == asked.pool]
         coming = [p for p in pools if p.labels.get(LABEL) == asked.pool]
         return (meant, coming) if asked.pool and (meant or coming) else (nodes, pools)
 
     def list_resources(self) -> list[Mapping[str, float]]:
-        """Of each live node, and of a node of each pool."""
+        """Return the resources of each live node, and of one node of each pool."""
         return [*(n.resources for n in self.nodes), *(p.resources for p in self.pools or ())]
 
     def _explain_lack(self, asked: ResourceRequest, capacity: int) -> str:
-        if asked.gpus and not any(each.get("GPU", 0) for each in self.list_resources()):
+        if asked.gpus and not any(resources.get("GPU", 0) for resources in self.list_resources()):
             pools = "; ".join(map(str, self.pools or ())) or "it has none"
             return (
                 f"no node has GPUs, and no pool has GPUs ({pools}); set {asked.key} = 0, or add a "
@@ -131,15 +133,15 @@ class ClusterView:
         return f"the cluster has room for {capacity} at most; {fewer}, or let it have more nodes"
 
     def find_device(self, known: Hardware) -> str | None:
-        """What the table calls the devices that training would run on; None: unknown.
+        """Return the hardware table's name of the device that training would run on; None: unknown.
 
-        They are those of the nodes and pools with the label of an instance, GPUs first.
+        The devices are those of nodes and pools with an instance label, GPUs first.
         """
         instance = self._find_instance(known)
         return known.instances[instance].device if instance else None
 
     def compute_spot_share(self, known: Hardware) -> float | None:
-        """What its instances cost as spot machines, as a share of their price on demand."""
+        """Return the spot price of the cluster's instances as a share of their on-demand price."""
         instance = self._find_instance(known)
         if instance is None:
             return None
@@ -147,7 +149,7 @@ class ClusterView:
         return offer.spot_usd / offer.usd if offer.spot_usd else None
 
     def list_unpriced_nodes(self, known: Hardware) -> list[str]:
-        """Its nodes and pools that have no price at all, in words."""
+        """Return the names of the instances without any price, sorted."""
         offered = [n.labels for n in self.nodes] + [p.labels for p in self.pools or ()]
         names = {labels.get(INSTANCE, "") for labels in offered}
         missing = {name for name in names if known.find_price(name, "on-demand") is None}
@@ -156,7 +158,7 @@ class ClusterView:
     def _find_instance(self, known: Hardware) -> str | None:
         offered = [(node.labels, node.resources) for node in self.nodes if not node.head]
         offered += [(pool.labels, pool.resources) for pool in self.pools or ()]
-        offered.sort(key=lambda each: -each[1].get("GPU", 0))
+        offered.sort(key=lambda offer: -offer[1].get("GPU", 0))
         names = [labels.get(INSTANCE, "") for labels, _ in offered]
         return next((name for name in names if name in known.instances), None)
 
@@ -165,15 +167,15 @@ class ClusterView:
 
 
 def look(jobs: RayJobs) -> ClusterView:
-    """The cluster behind `jobs`, without its pools. Raises ClusterError."""
+    """Return the state of the cluster behind `jobs`, without its pools. Raises ClusterError."""
     return ClusterView(jobs.address, *jobs.fetch_versions(), jobs.fetch_nodes(), None)
 
 
 def ask_pools(jobs: RayJobs) -> Sequence[NodePool] | None:
-    """What the cluster's autoscaler may start; None: it does not say. Raises ClusterError.
+    """Return the pools that the cluster's autoscaler may start; None: no answer.
 
-    Its file is on the head, so the question is a job that reads it there. It brings its own text
-    along: nothing is uploaded.
+    The autoscaler's file is on the head, so a job reads it there. The job carries its own code on
+    its command line; nothing is uploaded. Raises ClusterError.
     """
     text = Path(ray_pools.__file__).read_text() + ASK
     packed = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
@@ -188,11 +190,11 @@ def ask_pools(jobs: RayJobs) -> Sequence[NodePool] | None:
         time.sleep(0.2)
     found = [line for line in jobs.fetch_output(name).splitlines() if line.startswith(ANSWER)]
     answer = json.loads(found[-1].removeprefix(ANSWER)) if found else None
-    return None if answer is None else [NodePool(**each) for each in answer]
+    return None if answer is None else [NodePool(**pool) for pool in answer]
 
 
 def _is_ours(address: str) -> bool:
-    """Whether it is an address of this machine: only those can be listened on."""
+    """Return whether `address` belongs to this machine: a socket can only listen on its own."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family) as probe:

@@ -1,4 +1,4 @@
-"""The options of `submit` that bound a run: read, and held against those of a run under way."""
+"""Options of `submit` that limit a run: parsed, and compared to those of a run under way."""
 
 import re
 import shlex
@@ -59,14 +59,14 @@ def build_limits(
     retries: Sequence[str],
     notify: str | None,
 ) -> Limits:
-    """The limits as the options give them. Raises ConfigError for one that cannot be read."""
+    """Build the limits from the options. Raises ConfigError for an invalid option."""
     given = {
         "max_cost": max_cost,
         "hardware": hardware,
         "deadline": None if deadline is None else _parse_duration("--deadline", deadline),
         "pending": _parse_duration("--pending", pending),
         "grace": _parse_duration("--grace", grace),
-        "retries": dict(_parse_retries(each) for each in retries),
+        "retries": dict(_parse_retries(retry) for retry in retries),
         "notify": notify,
     }
     return config.build(Limits, given, "submit")
@@ -75,7 +75,10 @@ def build_limits(
 def read_submitted(
     record: Any, limits: Limits, environment: str, given: Collection[str]
 ) -> tuple[Limits, str]:
-    """What a run under way was submitted with. Raises ConfigError if `given` asks for other."""
+    """Return the limits and environment that a run under way was submitted with.
+
+    Raises ConfigError if an option named in `given` asks for another value.
+    """
     from trainrig.launch.record.run_record import PINNED
 
     attempt = record.read_status().attempt
@@ -104,7 +107,7 @@ def _differs(option: str, held: Any, asked: Any) -> bool:
 
 
 def _format_option(option: str, value: Any) -> str:
-    """The value of an option as it would be written on the command line."""
+    """Format the value of an option as on the command line."""
     if option in DURATIONS and value is not None:
         unit = next(unit for unit in reversed(UNITS) if value % UNITS[unit] == 0 or unit == "s")
         return f"{value / UNITS[unit]:g}{unit}"
@@ -114,7 +117,7 @@ def _format_option(option: str, value: Any) -> str:
 
 
 def _parse_duration(option: str, text: str) -> float:
-    """`90s`, `15m`, `1.5h`, `2d`, in seconds. A number alone may be meant in any unit."""
+    """Parse `90s`, `15m`, `1.5h` or `2d` into seconds; a number without a unit is an error."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", text.strip())
     if not found:
         raise ConfigError(f"{option} {text}: no time; write it as 90s, 15m, 12h or 2d")

@@ -1,6 +1,6 @@
-"""What lies in a run's output already, told before its inputs are read.
+"""Check of a run's output folder before its inputs are read.
 
-`manifest.claim` has the last word: it also compares the contents of the inputs.
+`manifest.claim` decides later: it also compares the contents of the inputs.
 """
 
 from collections.abc import Mapping
@@ -13,9 +13,10 @@ from trainrig.manifest import MANIFEST, Manifest
 
 
 def check_output(run: RunFile, folder: str) -> Manifest | None:
-    """The manifest of `folder` if nothing is left to do for `run`, whose output it is.
+    """Return the manifest in `folder` if `run` has finished there; None if there is work left.
 
-    Raises OutputTaken if another run, or anything else, is there; DataError for torn records.
+    Raises OutputTaken if the folder holds another run or other files, DataError for damaged
+    records.
     """
     if storage.exists(folder):
         raise OutputTaken(f"{folder}: is a file; choose another `output`")
@@ -25,7 +26,8 @@ def check_output(run: RunFile, folder: str) -> Manifest | None:
         return None
     if done := storage.exists(storage.join(folder, MANIFEST)):
         found = manifest.read_manifest(folder)
-    here, lasting = extract_identity(run), extract_identity(run, extendable=False)
+    here = extract_identity(run)
+    lasting = extract_identity(run, extendable=False)
     whole = done and not run.extends_finished
     there = found.config if whole else _drop_extendable(found.config, here, lasting)
     different = manifest.describe_table_difference(
@@ -49,14 +51,14 @@ def _check_empty(folder: str) -> None:
 
 
 def _drop_extendable(there: Any, whole: Any, lasting: Any) -> Any:
-    """`there` without what `lasting` leaves out of `whole`: the fields marked EXTENDABLE."""
-    if all(isinstance(each, Mapping) for each in (there, whole, lasting)):
+    """Return `there` without the fields marked EXTENDABLE: those in `whole`, but not `lasting`."""
+    if all(isinstance(table, Mapping) for table in (there, whole, lasting)):
         return {
             key: _drop_extendable(value, whole.get(key), lasting.get(key))
             for key, value in there.items()
             if key not in whole or key in lasting
         }
-    if all(isinstance(each, list) for each in (there, whole, lasting)):
-        known = [_drop_extendable(*each) for each in zip(there, whole, lasting, strict=False)]
+    if all(isinstance(part, list) for part in (there, whole, lasting)):
+        known = [_drop_extendable(*parts) for parts in zip(there, whole, lasting, strict=False)]
         return [*known, *there[len(known) :]]
     return there

@@ -1,8 +1,8 @@
-"""What a submission uploads: the package trainrig of this process, and nothing beside it.
+"""Building of the upload of a submission: the package trainrig of this process, and nothing else.
 
-The package is packed from where it was imported, which is the same for an editable install and for
-a wheel's. The same files give the same bytes, and the upload is named by them: what the cluster has
-is not sent again.
+The package is read from where it was imported, for an editable install and a wheel alike. Equal
+files give equal bytes, and the name of the upload is their hash, so an upload that the cluster
+already has is not sent again.
 """
 
 import hashlib
@@ -17,10 +17,12 @@ import trainrig
 from trainrig.errors import ConfigError
 from trainrig.manifest import LIBRARIES
 
-LIMIT = 100 * 2**20  # bytes that Ray's head takes in one request, in the versions where it took few
-LARGEST = 10  # files named when there is too much
-LEFT_OUT = {"__pycache__", "tests", "node_modules"}  # and whatever begins with a dot
-EPOCH = (1980, 1, 1, 0, 0, 0)  # the date of every file in it: the oldest that zip knows
+# bytes that a Ray head accepts in one request; the lowest limit among its versions
+LIMIT = 100 * 2**20
+LARGEST = 10  # files to name in the error when the package is too large
+# names that begin with a dot are left out as well
+LEFT_OUT = {"__pycache__", "tests", "node_modules"}
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the date of every file in the archive: the oldest that zip supports
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Package:
 
 
 def find_files_to_pack(folder: Path) -> dict[str, Path]:
-    """The files of the package in `folder`, by their names in the upload.
+    """Return the files of the package in `folder`, keyed by their names in the upload.
 
     Raises ConfigError if they are larger than LIMIT together, naming the largest.
     """
@@ -59,7 +61,7 @@ def _belongs(path: Path) -> bool:
 
 
 def pack(folder: Path | None = None) -> Package:
-    """The package in `folder`; None: trainrig itself. Raises ConfigError for one too large."""
+    """Pack the package in `folder`; None: trainrig. Raises ConfigError if it is too large."""
     files = find_files_to_pack(folder or Path(trainrig.__file__).parent)
     buffer = io.BytesIO()
     digest = hashlib.sha256()
@@ -74,15 +76,16 @@ def pack(folder: Path | None = None) -> Package:
 
 
 def pin_versions() -> list[str]:
-    """What `pip` needs to be told for the versions of this process's libraries; Ray's is the
-    cluster's own.
+    """Return pip requirements for the versions of this process's libraries, without Ray.
 
-    A build's local mark (`+cpu`) goes: no index has it, and the cluster's machine is another.
+    Ray's version is the cluster's. A local version label such as `+cpu` is removed: no index has
+    it, and the cluster's machines differ from this one.
     """
     wanted = {name: name for name in LIBRARIES}
     try:
         requirements = metadata.requires("trainrig") or []
-    except metadata.PackageNotFoundError:  # imported from a folder
+    # trainrig was imported from a folder, without being installed
+    except metadata.PackageNotFoundError:
         requirements = []
     for requirement in requirements:
         name = re.split(r"[\s\[<>=!~;]", requirement, maxsplit=1)[0]

@@ -1,8 +1,7 @@
-"""Checks before a submission. All problems are reported at once; nothing is uploaded or paid
-for. Every problem is told at once.
+"""Checks before a submission; all problems are reported at once, and nothing is uploaded.
 
 Nothing here changes the cluster. In storage, an empty object is created where the run will write,
-and removed: rights are known by using them.
+and removed, as only that proves the right to write.
 """
 
 import dataclasses
@@ -30,19 +29,19 @@ from trainrig.verbs import VERBS
 
 @dataclass(frozen=True)
 class SubmissionRequest:
-    """What the user asks for."""
+    """The run that the user asks to submit, with its limits."""
 
     verb: str
     run_file: str
     changes: Sequence[str] = ()
-    address: str | None = None  # of the cluster's jobs; None: by the environment
-    home: str | None = None  # None: by the environment
+    address: str | None = None  # URL of the dashboard; None: from environment variables
+    home: str | None = None  # None: from environment variables
     limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the table."""
+    """Result of one check: one line of the table."""
 
     what: str
     verdict: Verdict
@@ -51,32 +50,32 @@ class Finding:
 
 @dataclass
 class Preflight:
-    """What was found; what is None could not be had."""
+    """Results of all checks; None stands for what could not be determined."""
 
     home: Home
     limits: Limits = field(default_factory=Limits)
-    prices: Hardware | None = None  # the table of them that the limits name, if it is one
+    prices: Hardware | None = None  # the hardware table of the limits, if it is valid
     findings: list[Finding] = field(default_factory=list)
-    run: RunFile | None = None  # its paths absolute
+    run: RunFile | None = None  # with absolute paths
     jobs: RayJobs | None = None
     cluster: ClusterView | None = None
     package: Package | None = None
-    finished: Manifest | None = None  # of the output: nothing is left to do
-    unreachable: bool = False  # the cluster: the user may have done nothing wrong
+    finished: Manifest | None = None  # the manifest of the output, if the run has finished
+    unreachable: bool = False  # the cluster did not answer, which may not be the user's mistake
 
     @property
     def problems(self) -> list[Finding]:
-        """What keeps the run from being submitted."""
-        return [each for each in self.findings if each.verdict == "problem"]
+        """Findings that prevent the submission."""
+        return [finding for finding in self.findings if finding.verdict == "problem"]
 
     @property
     def output(self) -> str:
-        """Of the run, which must have been read."""
+        """The output folder of the run, which must have been read."""
         assert self.run is not None
         return self.run.output
 
     def record(self) -> RunRecord | None:
-        """The record of the run, if it was ever submitted and its home can be read."""
+        """Return the record of the run, if it was ever submitted and its home can be read."""
         if self.run is None:
             return None
         try:
@@ -85,21 +84,21 @@ class Preflight:
             return None
 
     def as_json(self) -> list[dict[str, str]]:
-        """The table."""
-        return [dataclasses.asdict(each) for each in self.findings]
+        """Return the findings as JSON objects."""
+        return [dataclasses.asdict(finding) for finding in self.findings]
 
     def show(self, say: Callable[[str], None]) -> None:
-        """The table for people, a line each."""
-        width = max((len(each.what) for each in self.findings), default=0)
-        for each in self.findings:
-            say(f"{each.verdict:8}{each.what:{width + 2}}{each.text}")
+        """Print the findings as a table, one line each."""
+        width = max((len(finding.what) for finding in self.findings), default=0)
+        for finding in self.findings:
+            say(f"{finding.verdict:8}{finding.what:{width + 2}}{finding.text}")
 
     def note(self, what: str, verdict: Verdict, text: str) -> None:
-        """Add a line."""
+        """Add a finding."""
         self.findings.append(Finding(what, verdict, text))
 
     def check(self, what: str, ask: Callable[[], str | None]) -> None:
-        """Add a line of what `ask` says, or of what it raises; none for None."""
+        """Add a finding with the text that `ask` returns, if any, or the error that it raises."""
         try:
             text = ask()
         except TrainrigError as error:
@@ -113,7 +112,7 @@ class Preflight:
 
 
 def read_run(request: SubmissionRequest) -> RunFile:
-    """The run that is asked for, with absolute paths. Raises ConfigError."""
+    """Read the run file of a request, with absolute paths. Raises ConfigError."""
     if request.verb not in VERBS:
         hint = config.suggest_choice(request.verb, VERBS)
         raise ConfigError(f"submit: no verb '{request.verb}' takes a run file{hint}")
@@ -122,7 +121,7 @@ def read_run(request: SubmissionRequest) -> RunFile:
 
 
 def examine(request: SubmissionRequest) -> Preflight:
-    """Everything that can be known before the upload, in the order in which people mend it."""
+    """Run all checks, in the order in which a user would fix their problems."""
     found = Preflight(Home.choose(request.home), request.limits)
     found.check("run file", lambda: _read_run_file(found, request))
     found.check("hardware", lambda: _read_prices(found))
@@ -186,7 +185,7 @@ def _check_outputs(found: Preflight, run: RunFile) -> None:
 
 def _look_into_output(found: Preflight, run: RunFile) -> str | None:
     record = found.record()
-    if record and record.read_status().alive:  # it may not have claimed its output yet
+    if record and record.read_status().alive:  # a live run may not have claimed its output yet
         there = config.load(type(run), record.run_file)
         if different := manifest.describe_table_difference(
             config.extract_identity(there), config.extract_identity(run)
@@ -200,7 +199,7 @@ def _look_into_output(found: Preflight, run: RunFile) -> str | None:
 
 
 def _place(found: Preflight, path: str, key: str) -> str | None:
-    """Whether the run can write at `path`. Raises TrainrigError."""
+    """Check that the run can write at `path`. Raises TrainrigError."""
     said = _check_seen_by_cluster(found, path, key)
     check_writable(path)
     return said
@@ -225,7 +224,7 @@ def _check_inputs(found: Preflight, run: RunFile) -> None:
     inputs = [place for place in find_paths(run) if place.use in ("input", "shipped")]
     for place in inputs:
         found.check(place.key, lambda at=place: _check_input(found, at))  # type: ignore[misc]
-    if inputs and not any(each.what in {p.key for p in inputs} for each in found.problems):
+    if inputs and not any(finding.what in {p.key for p in inputs} for finding in found.problems):
         found.note("inputs", "ok", f"all {len(inputs)} are there")
 
 
@@ -243,7 +242,7 @@ def _check_capacity(found: Preflight, run: RunFile, cluster: ClusterView) -> Non
         and _pools_matter(found, run, cluster, asked)
         and not cluster.find_version_problem()
     ):
-        try:  # a few seconds, which a cluster with enough nodes does not cost
+        try:  # this takes a few seconds, which are saved where the live nodes suffice
             cluster = found.cluster = dataclasses.replace(cluster, pools=ask_pools(found.jobs))
         except ClusterError as error:
             found.note("resources", "problem", str(error))
@@ -259,8 +258,11 @@ def _request(run: RunFile, cluster: ClusterView) -> ResourceRequest:
 def _pools_matter(
     found: Preflight, run: RunFile, cluster: ClusterView, asked: ResourceRequest
 ) -> bool:
-    """Whether what may come says more than what is up: of the room, of the devices that training
-    takes, which go before cores also while their pool is at zero, or of the prices."""
+    """Return whether the pools add anything to what the live nodes show.
+
+    They do if the workers do not fit on live nodes, if a pool at zero nodes has GPUs, which
+    training prefers to CPUs, or if a cost limit needs their prices.
+    """
     if cluster.count_live_places(asked) < asked.least:
         return True
     if not cluster.may_grow:
@@ -270,15 +272,19 @@ def _pools_matter(
 
 
 def _estimate_cost(found: Preflight) -> str | None:
-    """Hours and price, for runs that can be reckoned. Raises InputError if parts do not fit."""
+    """Return hours and price of runs that can be estimated.
+
+    Raises InputError if the settings do not fit each other.
+    """
     if found.run is None or not found.run.estimates_cost or found.cluster is None:
         return None
-    if found.prices is None:  # said already
+    if found.prices is None:  # reported by the check of the hardware table
         return None
     from trainrig.check import describe
     from trainrig.estimate.device_choice import DeviceChoice
 
-    # What the reckoning is for must be known; it is not for this machine, unless the cluster is.
+    # The estimate needs the cluster's device. This machine's device is used only if the cluster
+    # runs on it.
     device = found.cluster.find_device(found.prices)
     if device is None and not found.cluster.here:
         return None
@@ -287,7 +293,7 @@ def _estimate_cost(found: Preflight) -> str | None:
 
 
 def _check_max_cost(found: Preflight) -> None:
-    """Add a problem if a limit is set that nobody could hold."""
+    """Add a problem if a cost limit is set and a price is missing."""
     if found.limits.max_cost is None or found.cluster is None or found.prices is None:
         return
     if missing := found.cluster.list_unpriced_nodes(found.prices):
@@ -300,10 +306,10 @@ def _check_max_cost(found: Preflight) -> None:
 
 
 def _check_other_runs(found: Preflight, run: RunFile, cluster: ClusterView) -> None:
-    """Warn of runs that are live there: nodes are not divided between them."""
+    """Warn of other live runs on the cluster, as nodes are not divided between runs."""
     try:
         live = list_live_runs(found.home, cluster.name, [] if cluster.name else [cluster.address])
-    except (TrainrigError, OSError):  # `home` says what is wrong with it
+    except (TrainrigError, OSError):  # the finding `home` reports the error
         return
     others = [record.id for record in live if record.id != run_id(run.verb, found.output)]
     if others:

@@ -1,7 +1,7 @@
-"""The places that a run file names: what it reads, and what it writes.
+"""Paths that a run file names: the inputs that it reads and the outputs that it writes.
 
-They are its fields that hold text and are marked NOT_IDENTITY (read), OUTPUT, CACHE or SHIPPED. A
-choice between words (a Literal) is none.
+Paths are the text fields marked NOT_IDENTITY (input), OUTPUT, CACHE or SHIPPED. A choice between
+words (a Literal) is not a path.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ Use = Literal["input", "output", "cache", "shipped"]
 class NamedPath:
     """One path of a run file."""
 
-    key: str  # as `training.checkpoints.copy_to`
+    key: str  # such as `training.checkpoints.copy_to`
     path: str
     use: Use
 
 
 def find_paths(run: Settings) -> list[NamedPath]:
-    """All of them, in the order of the fields."""
+    """Return all paths of a run file, in the order of its fields."""
     return list(_find_paths(run, ()))
 
 
@@ -75,7 +75,7 @@ def _iterate_leaves(value: Any) -> Iterator[tuple[tuple[str | int, ...], Any]]:
 
 
 def is_there(path: str) -> bool:
-    """Whether `path` names a file, a folder with something in it, or a pattern that finds some."""
+    """Return whether `path` is a file, a folder with files, or a pattern that matches one."""
     if storage.exists(path):
         return True
     if any(sign in path for sign in "*?["):

@@ -1,4 +1,4 @@
-"""Files that travel with a run: beside its record, from where every machine reads them."""
+"""Files copied next to a run's record, from where every machine reads them."""
 
 import hashlib
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ Run = TypeVar("Run", bound=Settings)
 
 
 def with_shipped_files(run: Run, folder: str) -> tuple[Run, dict[str, bytes]]:
-    """`run` with its SHIPPED files in `folder`, and these by where they are to be written.
+    """Return `run` with its SHIPPED files moved to `folder`, and their contents by new path.
 
-    Their names there say what is in them: a file that was changed is another one.
+    The new path contains a hash of the content, so a changed file gets another path.
     """
     files: dict[str, bytes] = {}
     return _with_shipped(run, folder, files), files

@@ -1,8 +1,7 @@
-"""Puts a run on a cluster: its run file on record, the package on the head, a job that supervises
-it.
+"""Submission of a run: the run file is recorded, the package uploaded, and a job supervises it.
 
-The attempt is on record before the job is asked for. So a submission that dies halfway leaves an
-attempt that nobody supervises, which the next one supersedes, and never a job that nobody knows.
+The attempt is recorded before the job is requested. So a submission that fails halfway leaves an
+attempt without a supervisor, which the next attempt supersedes. It never leaves an unknown job.
 """
 
 import logging
@@ -24,28 +23,28 @@ from trainrig.launch.submit.shipped_files import with_shipped_files
 from trainrig.launch.supervise.limits import Limits
 
 log = logging.getLogger(__name__)
-Environment = Literal["cluster", "pinned"]  # whose versions of the libraries
-SETUP_SECONDS = 1800  # for pip on a node; Ray gives it 600
+Environment = Literal["cluster", "pinned"]  # the source of the library versions
+SETUP_SECONDS = 1800  # seconds for pip on a node; Ray's default is 600
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A run, and where and how it is to be supervised."""
+    """A run with everything needed to submit it and supervise it."""
 
     home: Home
     record: RunRecord
-    run_file: str  # its text, every default in it
+    run_file: str  # text, with every default written out
     jobs: RayJobs
     package: Package
     limits: Limits
     environment: Environment
-    cluster: str  # its name, under which it is not taken down; empty: none that we know
-    hardware: str | None = None  # the text of the table that the limits name
-    shipped: Mapping[str, bytes] = field(default_factory=dict)  # files by where they go
+    cluster: str  # name that protects it from `cluster down`; empty: unknown
+    hardware: str | None = None  # text of the hardware table of the limits
+    shipped: Mapping[str, bytes] = field(default_factory=dict)  # contents by path
 
     @classmethod
     def of(cls, found: Preflight, limits: Limits, environment: Environment) -> "Submission":
-        """What `found`, in which there are no problems, is about."""
+        """Build a submission from checks that found no problem."""
         assert found.run and found.jobs and found.cluster and found.package, "there were problems"
         record = found.home.create(found.run.verb, found.output)
         run, shipped = with_shipped_files(found.run, storage.join(record.path, "files"))
@@ -65,7 +64,7 @@ class Submission:
         )
 
     def submit(self) -> JobAttempt:
-        """Upload, take the next attempt and have it supervised. Raises ClusterError."""
+        """Upload the package, take the next attempt and start its job. Raises ClusterError."""
         self._note_home()
         for path, data in self.shipped.items():
             storage.write(path, data)
@@ -95,7 +94,7 @@ class Submission:
         return attempt
 
     def _note_home(self) -> None:
-        """So that the cluster is not taken down under the run by who has another home."""
+        """Note the home, so that `cluster down` from another home sees the run."""
         if not self.cluster:
             return
         try:
@@ -104,7 +103,7 @@ class Submission:
             log.warning("%s: `cluster down` will not know of %s", error, self.home.path)
 
     def _keep_limits(self) -> dict[str, Any]:
-        """The limits as the head reads them: the table of prices lies beside the run file."""
+        """Return the limits for the head, with the hardware table stored next to the run file."""
         limits = self.limits.model_dump(mode="json")
         if self.hardware is not None:
             limits["hardware"] = storage.join(self.record.path, "hardware.toml")
@@ -117,8 +116,10 @@ class Submission:
         return shlex.join(command)
 
     def _build_runtime_env(self, uri: str) -> Mapping[str, Any]:
-        """What the job's processes and its workers are started with. It is shown by the dashboard:
-        nothing secret may be in it."""
+        """Return the runtime environment of the job and its workers.
+
+        Ray's dashboard shows it, so it must contain no secret.
+        """
         if self.environment == "cluster":
             return {"py_modules": [uri]}
         pip = {"packages": package_upload.pin_versions(), "pip_check": False}
@@ -130,6 +131,6 @@ class Submission:
 
 
 def give_up(record: RunRecord, attempt: JobAttempt, message: str, cause: str = "cluster") -> None:
-    """Put on record that nobody supervises `attempt`, nor will."""
+    """Record that no process supervises `attempt`, or will."""
     end = {"state": FAILED, "cause": cause, "exit_code": 1, "message": message}
     record.record(ENDED, attempt.number, **end)

@@ -8,14 +8,15 @@ from trainrig.errors import ClusterError, ConfigError, DataError
 from trainrig.storage.writable import check_folder
 
 MOUNTS = "/proc/self/mounts"
-# File systems that several machines can have, by the names that Linux gives them.
+# File systems that several machines can mount, by their names in Linux.
 SHARED = ("nfs", "nfs4", "lustre", "ceph", "beegfs", "gpfs", "glusterfs", "cifs", "smb3", "afs")
 
 
 def check_writable(folder: str) -> None:
-    """Raise ConfigError or DataError if `folder`, which need not be there yet, may not be written.
+    """Raise ConfigError or DataError if `folder` cannot be written to.
 
-    In a bucket, an object is created exclusively there, as locks and manifests are, and removed.
+    The folder need not exist. In a bucket, an object is created exclusively, as for locks and
+    manifests, and removed.
     """
     if not folder.startswith(storage.S3):
         check_folder(folder)
@@ -25,13 +26,13 @@ def check_writable(folder: str) -> None:
         storage.create(probe, probe.encode())
         storage.delete(probe)
     except DataError:
-        raise  # no such bucket
+        raise  # the bucket does not exist
     except ClusterError as error:
         raise ConfigError(f"{folder}: may not be written from here: {error}") from None
 
 
 def find_shared_disk(path: str) -> str | None:
-    """The kind of file system that `path` is on, and where it is from, if machines can share it."""
+    """Return the type and source of the file system of `path`, if machines can share it."""
     try:
         lines = Path(MOUNTS).read_text().splitlines()
     except OSError:

@@ -1,15 +1,15 @@
-"""Why an attempt at a run ended, classified by who can act on it.
+"""Causes of the end of an attempt at a run, classified by who can act on them.
 
-done           it is finished
-input          the run file, the command line or the output folder: the user's to fix
-data           the files that it names, or a model that diverged on them
-cluster        machines, network or storage, which trainrig itself retried in vain
-lost node      its processes were killed: by the kernel for want of memory, or with a machine
-preempted      it was told to go by a machine that is taken back, and ended whole
-stopped        the user asked it to, and it ended whole; or had to be ended
-out of budget  it had cost what it may
-deadline       it had taken as long as it may
-unknown        anything else: a bug, with a traceback
+done           the run is finished
+input          the run file, the command line or the output folder is wrong: the user can fix it
+data           the files that the run reads are wrong, or a model diverged on them
+cluster        machines, network or storage failed, and trainrig's own retries did not help
+lost node      the run's processes were killed: out of memory, or together with their machine
+preempted      the machine is being reclaimed; the run saved and ended
+stopped        the user stopped the run: it saved and ended, or was killed
+out of budget  the run reached its limit of cost
+deadline       the run reached its limit of time
+unknown        any other failure: a bug, with a traceback
 """
 
 import json
@@ -43,7 +43,7 @@ OF_ERRORS: dict[str, Cause] = {
     ClusterError.__name__: "cluster",
     Unfinished.__name__: "preempted",
 }
-# What a run says that found the file `stop` in its folder, or was interrupted at a terminal.
+# The message of a run that found the file `stop` in its folder, or got Ctrl-C in a terminal.
 BY_USER = re.compile(r"stopped by the file |^interrupted;")
 KILLED = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, 128 + signal.SIGKILL}
 STATES: dict[Cause, str] = {
@@ -52,35 +52,35 @@ STATES: dict[Cause, str] = {
     "preempted": "preempted",
     "stopped": "stopped",
     "out of budget": "out of budget",
-}  # all others: failed
+}  # every other cause gives the state `failed`
 
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How a child ended."""
+    """End of a process that ran the verb: exit code, cause and message."""
 
-    exit_code: int  # negative: the signal that ended it
+    exit_code: int  # negative: minus the number of the signal that ended the process
     cause: Cause
-    message: str  # one line, or the last lines of what it said
+    message: str  # one line, or the last lines of its output
 
     @property
     def state(self) -> str:
-        """What the run is called when this end is its last."""
+        """State of the run if this end is its last."""
         return STATES.get(self.cause, "failed")
 
 
 def find_end(
     exit_code: int, outcome: dict[str, Any] | None, asked: Cause | None, last_words: str
 ) -> RunEnd:
-    """Why a child with `exit_code` ended.
+    """Return how and why a process with `exit_code` ended.
 
-    `outcome` is what it wrote about that itself, `asked` why we told it to end, if we did;
-    `last_words` the end of its log, for one that wrote nothing.
+    `outcome` is what the process itself wrote about its end, `asked` why it was asked to end, if it
+    was. `last_words` are the last lines of its log, for a process that wrote no outcome.
     """
     message = str(outcome["message"]) if outcome else last_words
     if exit_code == 0:
         return RunEnd(0, "done", "")
-    if asked:  # whatever came of it: it is over because we wanted it to be
+    if asked:  # the process ended because it was asked to, whatever it reports
         return RunEnd(exit_code, asked, message)
     if outcome and BY_USER.search(message):
         return RunEnd(exit_code, "stopped", message)
@@ -90,7 +90,7 @@ def find_end(
         return RunEnd(exit_code, "preempted", message)
     if exit_code in KILLED:
         return RunEnd(exit_code, "lost node", _describe_kill(exit_code, message))
-    if outcome is None and exit_code == ConfigError.exit_code:  # a wrong command line
+    if outcome is None and exit_code == ConfigError.exit_code:  # an invalid command line
         return RunEnd(exit_code, "input", message)
     return RunEnd(exit_code, "unknown", message or f"exit code {exit_code}")
 
@@ -103,7 +103,10 @@ def _describe_kill(exit_code: int, last_words: str) -> str:
 
 
 def read_outcome(path: str) -> dict[str, Any] | None:
-    """What a child wrote to `path` about its end, masked; None: nothing, or it died in it."""
+    """Read what a process wrote about its end, with secrets masked.
+
+    None if it wrote nothing, or died while it wrote.
+    """
     try:
         found = json.loads(storage.read(path))
     except (FileNotFoundError, ValueError):

@@ -1,4 +1,4 @@
-"""The entrypoint of a run's Ray job: supervises one attempt, and ends as its verb does.
+"""Entrypoint of a run's Ray job: supervises one attempt and exits with the verb's exit code.
 
 python -m trainrig.launch.supervise.entrypoint --home HOME --run ID --attempt N
 """
@@ -21,7 +21,7 @@ from trainrig.launch.supervise.limits import Limits
 from trainrig.launch.supervise.versions import compare_versions
 from trainrig.processes.stop_signals import list_stop_signals
 
-# What is asked of the attempt by a signal to its supervisor.
+# The cause and the message that a signal to the supervisor gives the end of its attempt.
 SIGNALS: dict[signal.Signals, tuple[Cause, str]] = {
     signal.SIGTERM: ("preempted", "its supervisor was told to end"),
     signal.SIGHUP: ("preempted", "its supervisor was told to end"),
@@ -30,12 +30,12 @@ SIGNALS: dict[signal.Signals, tuple[Cause, str]] = {
 
 
 def build_verb_command(record: RunRecord) -> list[str]:
-    """What does the run's verb."""
+    """Return the command line that runs the verb of this run."""
     return [sys.executable, "-m", "trainrig", record.read_description()["verb"], record.run_file]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Attend the attempt that the command line names; end as its verb does."""
+    """Supervise the attempt named on the command line, and exit with the verb's exit code."""
     parser = argparse.ArgumentParser(description="Answer for one attempt at a run.")
     parser.add_argument("--home", required=True, help="the folder or bucket of the runs' records")
     parser.add_argument("--run", required=True, metavar="ID")
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def listen(supervisor: JobSupervisor) -> None:
-    """Let signals to this process ask the attempt to end."""
+    """Install signal handlers that ask the attempt to end."""
     for number in (*list_stop_signals(), signal.SIGINT):
         asked = SIGNALS[number]
         signal.signal(number, lambda *_, asked=asked: supervisor.ask(*asked))

@@ -1,11 +1,12 @@
-"""Supervises one attempt at a run.
+"""Supervisor of one attempt at a run.
 
-It runs the verb as a child: begins it again when that may help, has it checkpoint and end when it
-was asked to, has cost what it may or taken as long as it may, meters its cost, copies its log, and
-puts on record how it ended. It decides nothing by what Ray thinks of the job.
+The supervisor runs the verb as a child process and retries it when that may help. It has the child
+save and end when the user asks for that, or when the run reaches its limit of cost or time. It
+meters the cost, copies the log, and records how the attempt ended. It does not rely on the state
+that Ray reports for the job.
 
-A newer attempt supersedes it: it notices, ends its child, and leaves the last word to that one,
-which waits until then, or until nobody can be alive.
+A newer attempt supersedes this one: the supervisor notices, ends its child, and records no end. The
+newer attempt waits until then, or until no process of this one can be alive.
 """
 
 import logging
@@ -49,17 +50,19 @@ from trainrig.processes.lease import LeaseOwner
 from trainrig.processes.retry_policy import GiveUp
 
 log = logging.getLogger(__name__)
-WATCH_SECONDS = 60.0  # for a last look to come back
-LAST_WORD_SECONDS = 600.0  # for storage that does not take the end: without it a run seems lost
+WATCH_SECONDS = 60.0  # seconds to wait for the last check of the watch thread
+# seconds to retry recording the end, without which the run would look lost
+LAST_WORD_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds between the looks of a job supervisor."""
+    """Seconds between the periodic checks of a job supervisor."""
 
-    heartbeat: float = HEARTBEAT_SECONDS  # signs of life, cost, newer attempts
-    look: float = 1.0  # at the file `stop`, which may lie in a bucket: each is a request
-    poll: float = 0.1  # at the child
+    # between heartbeats, with the cost and a check for newer attempts
+    heartbeat: float = HEARTBEAT_SECONDS
+    look: float = 1.0  # between checks for the file `stop`; each may be a request to a bucket
+    poll: float = 0.1  # between checks of the child process
 
 
 class Superseded(Exception):
@@ -67,11 +70,11 @@ class Superseded(Exception):
 
 
 class AlreadyDone(Exception):
-    """It was asked to end before it began."""
+    """The attempt was asked to end before its first try."""
 
 
 class JobSupervisor:
-    """Of `attempt` at the run of `record`. `command` is what its verb is done by."""
+    """Supervisor of `attempt` at the run of `record`, whose verb `command` runs."""
 
     def __init__(
         self,
@@ -82,33 +85,37 @@ class JobSupervisor:
         pace: Pace = Pace(),
     ) -> None:
         about = record.read_description()
-        self._record, self._attempt, self._limits = record, attempt, limits
-        self._command, self._pace = command, pace
+        self._record = record
+        self._attempt = attempt
+        self._limits = limits
+        self._command = command
+        self._pace = pace
         self._progress = RunProgress(about["verb"], about["output"])
         self._output = about["output"]
         self._prices = hardware.load(limits.hardware)
         self._meter = Meter(LiveNodes(os.environ.get("RAY_ADDRESS")).look)
         self._owner = LeaseOwner.here().model_dump()
-        self._before = Spent()  # by earlier attempts
-        self._supervised_before = 0.0  # s, of them
+        self._before = Spent()  # spent by earlier attempts
+        self._supervised_before = 0.0  # seconds that earlier attempts were supervised
         self._state = WAITING
-        self._since = attempt.submitted_at  # what the deadline counts from
-        self._asked: tuple[Cause, str] | None = None  # why it has to end, and in words
-        self._told: float | None = None  # when the child was
+        self._since = attempt.submitted_at  # the time that the deadline counts from
+        # why the attempt has to end: cause and message
+        self._asked: tuple[Cause, str] | None = None
+        self._told: float | None = None  # when the child was asked to end
         self._forced = False
-        self._newer = 0  # the attempt that supersedes this one
-        self._heard = time.monotonic()  # our last beat
+        self._newer = 0  # number of the attempt that supersedes this one; 0: none
+        self._heard = time.monotonic()  # time of the last heartbeat
         self._said: set[str] = set()
         self._over = threading.Event()
-        # Apart from what the child is pressed by: storage may let a look wait for minutes.
+        # A thread apart from the one that ends the child: storage may block a check for minutes.
         self._watch = threading.Thread(target=self._watch_until_over, name="watch", daemon=True)
 
     def ask(self, cause: Cause, why: str) -> None:
-        """Have it end whole. The first to ask is the cause."""
+        """Ask the attempt to save and end. The first request gives the cause."""
         self._asked = self._asked or (cause, why)
 
     def supervise(self) -> int:
-        """Do the attempt; the exit code of its verb."""
+        """Run the attempt to its end and return the exit code of its verb."""
         number = self._attempt.number
         if any(event["event"] == ENDED for event in self._record.read_events(number)):
             log.warning("%s: attempt %d was given up before it began", self._record.id, number)
@@ -127,7 +134,8 @@ class JobSupervisor:
             self._insist("superseded", by=self._newer, **self._collect_figures())
             return 1
         except AlreadyDone:
-            end, tries = self._end_unstarted(), 0
+            end = self._end_unstarted()
+            tries = 0
         except Exception as error:
             self._finish(RunEnd(1, "unknown", f"its supervisor failed: {error!r}"), 0)
             raise
@@ -135,13 +143,14 @@ class JobSupervisor:
         return end.exit_code if end.exit_code >= 0 else 128 - end.exit_code
 
     def _settle_previous(self) -> None:
-        """Wait until nobody else drives the run. Raises Superseded or NoNeed."""
+        """Wait until no other supervisor drives the run. Raises Superseded or AlreadyDone."""
         if self._limits.deadline:
             self._since = self._record.find_request_time(self._attempt)
         earlier = settle_previous_supervisors(self._record, self._attempt.number, self._check_need)
-        self._before, self._supervised_before = earlier.spent, earlier.supervised
+        self._before = earlier.spent
+        self._supervised_before = earlier.supervised
         self._check_budget({})
-        # In this order: of two attempts that begin at once, one sees the other.
+        # The heartbeat comes first: of two attempts that begin at once, one then sees the other.
         self._write_heartbeat()
         self._check_fence()
 
@@ -156,8 +165,9 @@ class JobSupervisor:
         return RunEnd(Unfinished.exit_code, *self._asked)
 
     def _run_tries(self) -> tuple[RunEnd, int]:
-        """The end of the last try, and how many there were."""
-        retries, tries = Retries(self._limits), 0
+        """Run tries until one ends the attempt; return its end and the number of tries."""
+        retries = Retries(self._limits)
+        tries = 0
         while True:
             self._try_quietly(self._look)
             if self._asked:
@@ -203,14 +213,15 @@ class JobSupervisor:
         return f"{self._asked[1]}: {end.message}" if end.message else self._asked[1]
 
     def _press(self, child: Child) -> None:
-        """Tell the child to end, if it must; kill it when it takes too long."""
+        """Ask the child to end, if the attempt has to; kill it once the grace time is over."""
         if not self._asked and not self._newer:
             return
         now = time.monotonic()
         if self._told is None:
-            self._told, self._state = now, STOPPING
+            self._told = now
+            self._state = STOPPING
             if self._newer and self._was_away():
-                child.kill()  # the newer one may believe by now that there is nobody any more
+                child.kill()  # the newer attempt may already take this one for dead
             child.ask()
         elif now - self._told > self._limits.grace:
             self._forced = True
@@ -226,7 +237,8 @@ class JobSupervisor:
             progress=progress,
             seconds=round(seconds, 1),
         )
-        self._state, until = WAITING, time.monotonic() + seconds
+        self._state = WAITING
+        until = time.monotonic() + seconds
         while time.monotonic() < until and not self._asked:
             if self._newer:
                 raise Superseded
@@ -247,15 +259,16 @@ class JobSupervisor:
             self._watch.join(WATCH_SECONDS)
 
     def _look(self) -> None:
-        """See whether it has to end."""
-        limits, number = self._limits, self._attempt.number
+        """Ask the attempt to end if its deadline has passed or a stop was requested."""
+        limits = self._limits
+        number = self._attempt.number
         if limits.deadline and time.time() > self._since + limits.deadline:
             self.ask("deadline", f"not finished within {limits.deadline:g} s of its submission")
         if not self._asked and self._record.stop_requested(number):
             self.ask("stopped", "asked to stop")
 
     def _write_heartbeat(self) -> None:
-        began = time.monotonic()  # whoever is frozen in the middle has been away since then
+        began = time.monotonic()  # a process frozen in this function was silent since its beginning
         self._newer = self._find_newer_attempt()
         if self._newer and self._was_away():
             return
@@ -267,13 +280,17 @@ class JobSupervisor:
         self._heard = began
 
     def _was_away(self) -> bool:
-        """Whether others may take us for lost: well before they all do, as clocks differ."""
+        """Return whether others may soon take this attempt for lost.
+
+        Half of LOST_SECONDS leaves a margin for clocks that differ.
+        """
         return time.monotonic() - self._heard > LOST_SECONDS / 2
 
     def _read_meter(self) -> None:
-        """Enter the time since the last look; ask for the end if no more may be spent.
+        """Meter the time since the last reading, and ask for the end if the budget is used up.
 
-        Never before the child is started: to import what asks the cluster takes a second.
+        Not called before the child has started: importing the client that queries the cluster takes
+        a second.
         """
         self._meter.read()
         nodes = self._meter.nodes
@@ -286,9 +303,10 @@ class JobSupervisor:
         self._check_budget(nodes)
 
     def _check_budget(self, nodes: Mapping[Kind, int]) -> None:
-        """Ask for the end if no more may be spent.
+        """Ask for the end if the budget is used up.
 
-        What `nodes` cost during the grace is kept back, so that the limit holds to the end.
+        The cost of `nodes` during the grace time is reserved, so that the limit still holds at the
+        end.
         """
         now = self._sum_spent().count_against_limit()
         grace = {kind: count * self._limits.grace for kind, count in nodes.items()}
@@ -305,7 +323,7 @@ class JobSupervisor:
         return spending.compute_cost(self._meter.seconds, self._prices)
 
     def _collect_figures(self) -> dict[str, Any]:
-        """What this attempt took, for beats and events."""
+        """Return what this attempt took so far, for heartbeats and events."""
         return {
             **self._own().as_json(),
             "node_seconds": metering.as_json(self._meter.seconds),
@@ -360,7 +378,7 @@ class JobSupervisor:
         }
 
     def _insist(self, event: str, **details: Any) -> None:
-        """Put on record what has to be there; storage may need some time."""
+        """Record an event that must not be missing, with retries while storage fails."""
         until = time.monotonic() + LAST_WORD_SECONDS
         while True:
             try:
@@ -372,7 +390,7 @@ class JobSupervisor:
                 time.sleep(min(self._pace.heartbeat, 5.0))
 
     def _try_quietly(self, look: Callable[[], Any]) -> Any:
-        """What `look` gives; None if it fails: no run ends, or goes without its end, for that."""
+        """Return the result of `look`, or None if it fails, as no failed check may end the run."""
         try:
             return look()
         except (Superseded, AlreadyDone):

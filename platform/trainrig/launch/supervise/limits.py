@@ -10,9 +10,10 @@ from trainrig.launch.supervise.end_causes import CAUSES, Cause
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
-# How often a run is begun again after each cause, where the user does not say. What the user alone
-# can change is not retried; nor is what the user asked for. Machines come back: a node that is lost
-# costs a start, a preemption not even that, as it ends whole. A bug may have been a race: once.
+# How often a run is retried after each cause, unless the user sets another number. A failure that
+# only the user can fix is not retried, nor is an end that the user requested. A lost node costs one
+# restart, and a preempted run has saved before it ended, so both are retried often. An unknown
+# failure may be a race condition: one retry.
 RETRIES: dict[Cause, int] = {
     "cluster": 3,
     "lost node": 5,
@@ -23,19 +24,20 @@ NEVER: tuple[Cause, ...] = ("done", "input", "stopped", "out of budget", "deadli
 
 
 class Limits(Settings):
-    """Bounds of one attempt, its retries included."""
+    """Bounds of one attempt at a run, including its retries."""
 
-    max_cost: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # USD; None: no end.
-    # Of the run: what its earlier attempts cost counts.
-    deadline: Seconds | None = None  # s from submission to the end; None: no end
-    pending: Seconds = 900.0  # s from submission to the first sign of life, then it is given up
-    grace: Seconds = 120.0  # s to checkpoint in; two minutes is also what AWS gives a spot machine
-    back_off: Seconds = 5.0  # s before the first retry; each one that gets nowhere doubles it
-    longest_back_off: Seconds = 300.0  # s
-    retries: dict[str, Annotated[int, Field(ge=0)]] = Field({})  # by cause; else as RETRIES says
-    hardware: str | None = None  # a table of prices: of the submitter, then the record's copy of it
-    notify: str | None = None  # a command that is told of the end; no shell looks at it
-    notify_seconds: Seconds = 30.0  # s that it may take
+    # USD; None: no limit.
+    max_cost: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    # The cost of earlier attempts at the run counts as well.
+    deadline: Seconds | None = None  # seconds from submission to the end; None: no limit
+    pending: Seconds = 900.0  # seconds from submission to the first heartbeat, before giving up
+    grace: Seconds = 120.0  # seconds to save a checkpoint in; a spot machine of AWS also gives 120
+    back_off: Seconds = 5.0  # seconds before the first retry; doubled after each without progress
+    longest_back_off: Seconds = 300.0  # seconds, at most, before a retry
+    retries: dict[str, Annotated[int, Field(ge=0)]] = Field({})  # limit by cause; default: RETRIES
+    hardware: str | None = None  # path of a price table; later of its copy in the run's record
+    notify: str | None = None  # command to run at the end, without a shell
+    notify_seconds: Seconds = 30.0  # seconds until that command is killed
 
     @model_validator(mode="after")
     def _causes_exist(self) -> Self:
@@ -59,5 +61,5 @@ class Limits(Settings):
         return self
 
     def get_budget(self, cause: Cause) -> int:
-        """How often a run that ended by `cause` may be begun again."""
+        """Return how often a run that ended by `cause` may be retried."""
         return self.retries.get(cause, RETRIES.get(cause, 0))

@@ -1,7 +1,7 @@
-"""The machines that a cluster has just now, asked of Ray's control store.
+"""The live machines of a cluster, read from Ray's control store.
 
-Not by `ray.init`: a job supervisor is no driver, and must neither hold the cluster nor fall with
-it.
+`ray.init` is not used: a job supervisor is not a driver, and must neither keep the cluster busy nor
+fail with it.
 """
 
 import os
@@ -13,13 +13,18 @@ from trainrig.launch.cost.metering import Kind
 from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
-POOL, INSTANCE, MARKET = "trainrig.io/pool", "trainrig.io/instance", "trainrig.io/market"
+POOL = "trainrig.io/pool"
+INSTANCE = "trainrig.io/instance"
+MARKET = "trainrig.io/market"
 ANSWER_SECONDS = 5.0
 HERE = Kind("local", "", "")
 
 
 class LiveNodes:
-    """Of the cluster at `address` (host:port of its control store); None: this machine alone."""
+    """Live nodes of the cluster at `address`, the host:port of its control store.
+
+    None as `address` stands for this machine alone.
+    """
 
     def __init__(self, address: str | None) -> None:
         self._address = address
@@ -28,12 +33,13 @@ class LiveNodes:
         self._answer: Sequence[Kind] | None = None
 
     def look(self) -> Sequence[Kind] | None:
-        """The kind of each live node; None if the cluster does not answer in ANSWER_SECONDS."""
+        """Return the kind of each live node, or None if there is no answer in ANSWER_SECONDS."""
         if self._address is None:
             return [HERE]
         if self._asking and self._asking.is_alive():
             return None
-        # To connect to a store that is gone takes Ray 40 s, whatever time limit it is given.
+        # Ray needs 40 s to fail to connect to a store that is gone, whatever time limit it is
+        # given.
         self._answer = None
         self._asking = threading.Thread(target=self._ask, name="live nodes", daemon=True)
         self._asking.start()
@@ -43,7 +49,7 @@ class LiveNodes:
     def _ask(self) -> None:
         try:
             self._answer = [_make_kind(node.labels) for node in self._list_nodes()]
-        except Exception:  # whatever Ray raises: no answer is no news
+        except Exception:  # Ray raises many types; a failed query means no answer
             self._client = None
 
     def _list_nodes(self) -> Sequence[Any]:

@@ -1,4 +1,4 @@
-"""Tells a command of the user's how a run ended."""
+"""Running of the user's command that reports how a run ended."""
 
 import os
 import shlex
@@ -8,14 +8,15 @@ from typing import Any
 
 from trainrig.processes.process_group import kill_group
 
-SAID = 300  # characters of what the command said, for the record
+SAID = 300  # characters of the command's output that are recorded
 
 
 def notify(command: str, seconds: float, facts: Mapping[str, str]) -> dict[str, Any]:
-    """Run `command`, not by a shell, with each fact as TRAINRIG_NAME; how it went.
+    """Run `command` without a shell, with each fact as TRAINRIG_NAME, and return the result.
 
-    It has `seconds`, then it is killed with all that it started. Nothing is raised: a run ended as
-    it did, whatever becomes of the news.
+    After `seconds` the command and all processes that it started are killed. Nothing is raised: how
+    a run ended does not depend on its notification. The result has `exit_code`, or `problem`, or
+    both.
     """
     told = {f"TRAINRIG_{name.upper()}": _remove_nul(value) for name, value in facts.items()}
     try:
@@ -41,5 +42,5 @@ def notify(command: str, seconds: float, facts: Mapping[str, str]) -> dict[str, 
 
 
 def _remove_nul(text: str) -> str:
-    """Environment variables hold all characters but one."""
+    """Remove NUL, the one character that an environment variable cannot hold."""
     return text.replace("\0", "")

@@ -1,4 +1,4 @@
-"""Makes sure that no earlier attempt still writes: two drivers never share one output."""
+"""Waiting until no earlier attempt still writes: two drivers never share one output folder."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -12,15 +12,15 @@ from trainrig.launch.record.run_record import ENDED, LOST_SECONDS, RunRecord
 from trainrig.processes.lease import EXPIRE_SECONDS, LeaseOwner
 
 LOOK_SECONDS = 1.0
-# Events by a job supervisor, which say what its attempt took; after the first two it has no child.
-# An end without that was written by somebody else, who cannot know.
+# Events with which a job supervisor reports what its attempt took. After the first two, it has no
+# child process. An `ended` event without these figures was written by another process.
 OVER = (ENDED, "superseded")
 ACCOUNTS = (*OVER, "spent")
 
 
 @dataclass(frozen=True)
 class PreviousUsage:
-    """What all earlier attempts took."""
+    """Cost and time of all earlier attempts."""
 
     spent: Spent
     supervised: float  # seconds
@@ -29,10 +29,11 @@ class PreviousUsage:
 def settle_previous_supervisors(
     record: RunRecord, attempt: int, check_need: Callable[[], None]
 ) -> PreviousUsage:
-    """Wait until nobody drives an earlier attempt than `attempt`; what they took together.
+    """Wait until no process drives an attempt before `attempt`, and return what they took.
 
-    `check_need` is called at each look, and raises if there is no point in waiting. The cost of
-    one that died is put on record as its last beat has it: the next beat replaces that.
+    `check_need` is called at each check, and raises if waiting has become pointless. If a
+    supervisor died, the cost in its last heartbeat is recorded as an event, as the next heartbeat
+    replaces it.
     """
     while (heartbeat := record.read_last_heartbeat()) and _may_be_alive(record, heartbeat, attempt):
         check_need()
@@ -60,7 +61,7 @@ def _is_account(event: Mapping[str, Any], kinds: tuple[str, ...]) -> bool:
 
 
 def _may_be_alive(record: RunRecord, heartbeat: Mapping[str, Any], attempt: int) -> bool:
-    """Whether whoever gave `heartbeat` may still have a child."""
+    """Return whether the supervisor that wrote `heartbeat` may still have a child process."""
     if heartbeat["attempt"] >= attempt:
         return False
     if any(_is_account(event, OVER) for event in record.read_events(heartbeat["attempt"])):
@@ -69,6 +70,7 @@ def _may_be_alive(record: RunRecord, heartbeat: Mapping[str, Any], attempt: int)
         owner = LeaseOwner.model_validate(heartbeat["owner"])
     except (KeyError, ValidationError):
         return bool(time.time() - heartbeat["time"] <= LOST_SECONDS)
-    # On this machine its process tells; of another we say so when the run is called lost.
+    # On this machine, whether the process exists decides. A supervisor on another machine counts as
+    # dead from the moment its run is called lost.
     heard = heartbeat["time"] + LOST_SECONDS - EXPIRE_SECONDS
     return not owner.model_copy(update={"renewed": heard}).gone()

@@ -1,8 +1,8 @@
-"""Decides whether and when a run that ended is started again.
+"""Decisions on whether and when a run that ended is retried.
 
-Each cause has a budget of its own. A failure that comes again where it came before would come for
-ever, whatever is left of the budget: cause, message (without what changes from try to try) and
-progress tell whether it is the same.
+Each cause has its own number of retries. A failure that repeats at the same place would repeat for
+ever, so it is not retried, whatever is left. Two failures are the same if their cause, their
+message (without the parts that change from try to try) and the progress are equal.
 """
 
 from dataclasses import dataclass, field
@@ -13,23 +13,27 @@ from trainrig.processes.retry_policy import FailureHistory, GiveUp, compute_back
 
 
 def build_signature(end: RunEnd) -> tuple[Cause, str]:
-    """What two ends have in common when they are the same failure."""
+    """Return what two ends share if they are the same failure: cause and normalised message."""
     return end.cause, normalise(end.message)
 
 
 @dataclass
 class Retries:
-    """The ends of one attempt so far, and what follows from each."""
+    """The ends of one attempt so far, and the retries that are left."""
 
     limits: Limits
     _used: dict[Cause, int] = field(default_factory=dict)
     _history: FailureHistory = field(default_factory=FailureHistory)
     _farthest: int = -1
-    _fruitless: int = 0  # ends in a row that got no farther than those before
+    _fruitless: int = 0  # number of ends in a row without new progress
 
     def decide_retry(self, end: RunEnd, progress: int) -> float | GiveUp:
-        """Seconds to wait after `end`, with `progress` (steps, or files) made in all."""
-        budget, used = self.limits.get_budget(end.cause), self._used.get(end.cause, 0)
+        """Return the seconds to wait before a retry after `end`, or GiveUp.
+
+        `progress` is the total of steps, or of files, that the run has finished.
+        """
+        budget = self.limits.get_budget(end.cause)
+        used = self._used.get(end.cause, 0)
         if not budget:
             return GiveUp()
         if self._came_before(end, progress):
@@ -42,6 +46,6 @@ class Retries:
         return compute_back_off(self.limits.back_off, self.limits.longest_back_off, self._fruitless)
 
     def _came_before(self, end: RunEnd, progress: int) -> bool:
-        if end.cause == "preempted":  # a machine that is taken back says nothing about the run
+        if end.cause == "preempted":  # a preemption is no failure of the run
             return False
         return self._history.repeats(build_signature(end), progress)

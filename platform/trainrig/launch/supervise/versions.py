@@ -1,8 +1,7 @@
-"""Compares library versions of the submitter and the cluster, because results may differ by
-them.
+"""Comparison of library versions between submitter and cluster, as results may depend on them.
 
-What differs is said in the log and put on record; the run goes on. Its own promises of equal bytes
-are kept by `manifest`, which compares what a run was begun with to what goes on with it.
+Differences are logged and recorded, and the run continues. `manifest` guards that a resumed run
+gives equal bytes: it compares the versions that a run began with to those that continue it.
 """
 
 import logging
@@ -11,11 +10,12 @@ from trainrig import manifest
 from trainrig.launch.record.run_record import RunRecord
 
 log = logging.getLogger(__name__)
-SUBMITTED, OTHER_VERSIONS = "submitted", "other_versions"
+SUBMITTED = "submitted"
+OTHER_VERSIONS = "other_versions"
 
 
 def compare_versions(record: RunRecord, attempt: int) -> str:
-    """What differs between the environment that submitted `attempt` and this one; "": nothing."""
+    """Return how the submitter's library versions differ from those here, or "" if equal."""
     submitted = next((e for e in record.read_events(attempt) if e["event"] == SUBMITTED), {})
     there = submitted.get("versions")
     if not isinstance(there, dict):

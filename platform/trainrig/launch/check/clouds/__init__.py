@@ -1,1 +1,1 @@
-"""What holds for cluster files of AWS, of Google Cloud and of one laptop."""
+"""Checks of cluster files for AWS, Google Cloud and one laptop."""

@@ -1,4 +1,4 @@
-"""What holds for AWS: shape by botocore's model of EC2, and what safe and cheap machines need."""
+"""Checks of AWS cluster files: shape by botocore's model of EC2, safety and cost."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,19 +13,19 @@ from trainrig.launch.check.shape import find_differences
 
 Where = tuple[str | int, ...]
 TAGS = ("trainrig:cluster", "trainrig:expires")
-RAYS_OWN = "ray-autoscaler-v1"  # role and profile that Ray makes with all of EC2 and S3
-HOPS = 2  # from a container to the metadata service and back: one more than from the machine
+RAYS_OWN = "ray-autoscaler-v1"  # role and profile created by Ray, with all rights to EC2 and S3
+HOPS = 2  # hops from a container to the metadata service; one more than from the machine
 
 
 def check_aws(data: dict[str, Any], hardware: Hardware) -> Iterator[Found]:
-    """What is wrong with a cluster file whose provider is AWS, beside what Ray's rules say."""
+    """Find the problems of an AWS cluster file that Ray's own rules do not cover."""
     yield from _check_provider(ensure_table(data.get("provider")))
     profiles: dict[str, str] = {}
-    for name, each in list_node_types(data).items():
+    for name, node_type in list_node_types(data).items():
         where: Where = ("available_node_types", name, "node_config")
-        config = ensure_table(each.get("node_config"))
+        config = ensure_table(node_type.get("node_config"))
         yield from find_differences(config, build_node_schema(), where)
-        yield from _check_machine(config, each, where, hardware)
+        yield from _check_machine(config, node_type, where, hardware)
         yield from _check_metadata(config, where)
         yield from _check_disks(config, where)
         yield from _check_network(config, where)
@@ -41,7 +41,8 @@ def _check_provider(provider: dict[str, Any]) -> Iterator[Found]:
         yield ("provider", "cache_stopped_nodes"), what
     if provider.get("use_internal_ips") is not True:
         yield ("provider", "use_internal_ips"), "machines would get public addresses; write true"
-    region, zones = provider.get("region"), str(provider.get("availability_zone", ""))
+    region = provider.get("region")
+    zones = str(provider.get("availability_zone", ""))
     if not region:
         yield ("provider",), "`region` is missing"
     for zone in filter(None, zones.split(",")):
@@ -56,7 +57,8 @@ def _check_provider(provider: dict[str, Any]) -> Iterator[Found]:
 def _check_machine(
     config: dict[str, Any], node_type: dict[str, Any], where: Where, hardware: Hardware
 ) -> Iterator[Found]:
-    instance, labels = config.get("InstanceType"), ensure_table(node_type.get("labels"))
+    instance = config.get("InstanceType")
+    labels = ensure_table(node_type.get("labels"))
     if instance is None:
         yield where, "`InstanceType` is missing"
         return
@@ -84,7 +86,7 @@ def _check_machine(
 def check_resources(
     resources: dict[str, Any], instance: str, where: Where, hardware: Hardware
 ) -> Iterator[Found]:
-    """A node must not promise more than its machine has: work for it would wait for ever."""
+    """Check that a node offers no more than its machine has, or its work would wait for ever."""
     offer = hardware.instances.get(instance)
     if offer is None:
         return
@@ -96,7 +98,8 @@ def check_resources(
 
 
 def _check_metadata(config: dict[str, Any], where: Where) -> Iterator[Found]:
-    options, here = ensure_table(config.get("MetadataOptions")), (*where, "MetadataOptions")
+    options = ensure_table(config.get("MetadataOptions"))
+    here = (*where, "MetadataOptions")
     if options.get("HttpTokens") != "required":
         what = "version 1 gives credentials to any request; write HttpTokens: required"
         yield (*here, "HttpTokens"), what
@@ -112,10 +115,8 @@ def _check_disks(config: dict[str, Any], where: Where) -> Iterator[Found]:
     if not disks:
         yield where, "no BlockDeviceMappings; the image's own disk is small and not encrypted"
     for index, disk in enumerate(disks):
-        ebs, here = (
-            ensure_table(ensure_table(disk).get("Ebs")),
-            (*where, "BlockDeviceMappings", index, "Ebs"),
-        )
+        ebs = ensure_table(ensure_table(disk).get("Ebs"))
+        here = (*where, "BlockDeviceMappings", index, "Ebs")
         if not ebs:
             continue
         if ebs.get("Encrypted") is not True:
@@ -139,10 +140,12 @@ def _check_network(config: dict[str, Any], where: Where) -> Iterator[Found]:
 
 def _check_tags(config: dict[str, Any], where: Where, cluster: Any) -> Iterator[Found]:
     given: dict[str, tuple[int, dict[str, Any]]] = {}
-    for index, each in enumerate(ensure_list(config.get("TagSpecifications"))):
-        pairs = [ensure_table(pair) for pair in ensure_list(ensure_table(each).get("Tags"))]
+    for index, specification in enumerate(ensure_list(config.get("TagSpecifications"))):
+        pairs = [
+            ensure_table(pair) for pair in ensure_list(ensure_table(specification).get("Tags"))
+        ]
         tags = {str(pair.get("Key")): pair.get("Value") for pair in pairs}
-        given[str(ensure_table(each).get("ResourceType"))] = (index, tags)
+        given[str(ensure_table(specification).get("ResourceType"))] = (index, tags)
     for kind in ("instance", "volume"):
         if kind not in given:
             yield where, f"no TagSpecifications of ResourceType {kind}; what leaks is found by tags"

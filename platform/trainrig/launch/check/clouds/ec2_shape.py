@@ -1,17 +1,19 @@
-"""The JSON schema of what EC2 takes to run an instance, made of botocore's model of the service.
+"""JSON schema of the request that starts an EC2 instance, built from botocore's model.
 
-It is what the request is checked against when it is made, minutes later and by Ray's autoscaler on
-the head: `node_config` is opaque to Ray's schema, and a typo there would be a cluster that never
-grows, with the reason in a log of the head.
+AWS checks the request against that model only minutes later, when Ray's autoscaler on the head
+makes it. Ray's schema does not look into `node_config`, so a typo there would give a cluster that
+never grows, with the reason in a log of the head.
 """
 
 import functools
 from typing import Any
 
-SERVICE, REQUEST = "ec2", "RunInstancesRequest"
-# Ray's own: it takes one of them for each node, the first that has room.
+SERVICE = "ec2"
+REQUEST = "RunInstancesRequest"
+# Key of Ray: a list of subnets, of which each node gets the first with free addresses.
 OF_RAY = {"SubnetIds": {"type": "array", "items": {"type": "string"}, "minItems": 1}}
-SET_BY_RAY = {"MinCount", "MaxCount", "SubnetId", "DryRun"}  # whatever a file says of them is lost
+# Ray overwrites these keys, so a value in the file would be lost
+SET_BY_RAY = {"MinCount", "MaxCount", "SubnetId", "DryRun"}
 
 _SCALARS = {
     "boolean": "boolean",
@@ -27,12 +29,14 @@ _SCALARS = {
 
 @functools.cache
 def build_node_schema() -> dict[str, Any]:
-    """What `node_config` of an AWS node type may hold. Reading the model takes about a second."""
+    """Return the schema of `node_config` of an AWS node type. Reading the model takes a second."""
     import botocore.session
 
     model = botocore.session.get_session().get_service_model(SERVICE)
     schema = _convert_to_schema(model.shape_for(REQUEST))
-    known = {name: each for name, each in schema["properties"].items() if name not in SET_BY_RAY}
+    known = {
+        name: member for name, member in schema["properties"].items() if name not in SET_BY_RAY
+    }
     schema["properties"] = known | OF_RAY
     schema.pop("required", None)
     return schema

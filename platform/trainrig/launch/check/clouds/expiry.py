@@ -1,4 +1,4 @@
-"""Tags that say whose a machine is and until when it may be: what is found, and what leaks."""
+"""Check of the tags with the owner and the expiry of a machine, by which leaks are found."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -6,14 +6,14 @@ from typing import Any
 
 from trainrig.launch.check.document import Found
 
-# A time in UTC, in lower case where a cloud allows no other; or hours from `cluster up` on.
+# A time in UTC, in lower case where a cloud requires that, or hours from `cluster up` on.
 EXPIRY = re.compile(r"^(\d{4}-\d\d-\d\d[Tt]\d\d[:-]\d\d[:-]\d\d[Zz]|[1-9]\d{0,3}h)$")
 
 
 def check_tags(
     tags: Mapping[str, Any], where: tuple[str | int, ...], cluster: Any, names: tuple[str, str]
 ) -> Iterator[Found]:
-    """`names`: what the cloud calls the tags of the cluster and of the time that it expires."""
+    """Check the tags of a machine; `names` are the cloud's keys of the cluster and expiry tags."""
     whose, until = names
     if whose not in tags:
         yield where, f"no tag `{whose}`; what is left behind is found by it"

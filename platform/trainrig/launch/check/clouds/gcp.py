@@ -1,4 +1,4 @@
-"""What holds for Google Cloud: shape by the service's own description, and what machines need."""
+"""Checks of Google Cloud cluster files: shape by the service's description, and safety."""
 
 import functools
 import json
@@ -15,31 +15,33 @@ from trainrig.launch.check.ray_file import list_node_types
 from trainrig.launch.check.shape import find_differences
 
 LABELS = ("trainrig-cluster", "trainrig-expires")
-DEFAULT_ACCOUNT = "-compute@developer.gserviceaccount.com"  # may do almost all in its project
+# this account may do almost everything in its project
+DEFAULT_ACCOUNT = "-compute@developer.gserviceaccount.com"
 RAYS_ACCOUNT = "ray-autoscaler-sa-v1"
 
 
 @functools.cache
 def load_node_schema() -> dict[str, Any]:
-    """What `node_config` of a machine may hold. Where it is from, the file says."""
+    """Return the schema of a machine's `node_config`; the schema file names its source."""
     text = resources.files("trainrig.launch.check").joinpath("schemas/gcp_instance.json")
     schema: dict[str, Any] = json.loads(text.read_text())
     return {"$ref": "#/definitions/Instance", "definitions": schema["definitions"]}
 
 
 def check_gcp(data: dict[str, Any], hardware: Hardware) -> Iterator[Found]:
-    """What is wrong with a cluster file whose provider is GCP, beside what Ray's rules say."""
+    """Find the problems of a GCP cluster file that Ray's own rules do not cover."""
     yield from _check_provider(ensure_table(data.get("provider")))
     accounts: dict[str, str] = {}
-    for name, each in list_node_types(data).items():
+    for name, node_type in list_node_types(data).items():
         where: Where = ("available_node_types", name, "node_config")
-        config = ensure_table(each.get("node_config"))
+        config = ensure_table(node_type.get("node_config"))
         yield from find_differences(config, load_node_schema(), where)
-        yield from _check_machine(config, each, where, hardware)
-        yield from _check_scheduling(config, each, where, hardware)
+        yield from _check_machine(config, node_type, where, hardware)
+        yield from _check_scheduling(config, node_type, where, hardware)
         yield from _check_disks(config, where)
         yield from _check_network(config, where)
-        labels, here = ensure_table(config.get("labels")), (*where, "labels")
+        labels = ensure_table(config.get("labels"))
+        here = (*where, "labels")
         yield from check_tags(labels, here, data.get("cluster_name"), LABELS)
         yield from _check_account(config, where)
         accounts[name] = str(at(config, "serviceAccounts", 0, "email") or "")
@@ -54,7 +56,8 @@ def _check_provider(provider: dict[str, Any]) -> Iterator[Found]:
     for key in ("project_id", "region", "availability_zone"):
         if not provider.get(key):
             yield ("provider",), f"`{key}` is missing"
-    zone, region = str(provider.get("availability_zone", "")), str(provider.get("region", ""))
+    zone = str(provider.get("availability_zone", ""))
+    region = str(provider.get("region", ""))
     if zone and region and not zone.startswith(region):
         yield ("provider", "availability_zone"), f"'{zone}' is not in region {region}"
     if provider.get("use_internal_ips") is not True:
@@ -67,7 +70,8 @@ def _check_provider(provider: dict[str, Any]) -> Iterator[Found]:
 def _check_machine(
     config: dict[str, Any], node_type: dict[str, Any], where: Where, hardware: Hardware
 ) -> Iterator[Found]:
-    machine, labels = config.get("machineType"), ensure_table(node_type.get("labels"))
+    machine = config.get("machineType")
+    labels = ensure_table(node_type.get("labels"))
     if machine is None:
         yield where, "`machineType` is missing"
         return
@@ -81,7 +85,8 @@ def _check_machine(
 def _check_scheduling(
     config: dict[str, Any], node_type: dict[str, Any], where: Where, hardware: Hardware
 ) -> Iterator[Found]:
-    scheduling, here = ensure_table(config.get("scheduling")), (*where, "scheduling")
+    scheduling = ensure_table(config.get("scheduling"))
+    here = (*where, "scheduling")
     market = ensure_table(node_type.get("labels")).get(MARKET)
     is_spot = scheduling.get("provisioningModel") == "SPOT"
     if scheduling.get("preemptible") is True:

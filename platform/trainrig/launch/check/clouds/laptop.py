@@ -1,4 +1,4 @@
-"""What holds for a cluster on this one machine: nothing listens beyond it, and it costs nothing."""
+"""Checks of a cluster on this machine alone: it is not reachable from outside, and free."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from trainrig.launch.check.ray_file import list_node_types
 
 
 def check_laptop(data: dict[str, Any]) -> Iterator[Found]:
-    """What is wrong with a cluster file whose provider is this machine, beside Ray's rules."""
+    """Find the problems of a local cluster file that Ray's own rules do not cover."""
     provider = ensure_table(data.get("provider"))
     if provider.get("disable_node_updaters") is not True:
         yield ("provider", "disable_node_updaters"), "there is nobody to log in to; write true"
@@ -18,11 +18,11 @@ def check_laptop(data: dict[str, Any]) -> Iterator[Found]:
         yield (), "`auth.ssh_user` is missing; Ray's monitor ends without one, whatever it is"
     if data.get("docker"):
         yield ("docker",), "raylets of this machine run as they are; leave it out"
-    for name, each in list_node_types(data).items():
+    for name, node_type in list_node_types(data).items():
         where = ("available_node_types", name)
-        if ensure_table(each.get("node_config")):
+        if ensure_table(node_type.get("node_config")):
             yield (*where, "node_config"), "no machine is rented here; write {}"
-        labels = ensure_table(each.get("labels"))
+        labels = ensure_table(node_type.get("labels"))
         if (instance := labels.get(INSTANCE, OWN)) != OWN:
             yield (*where, "labels", INSTANCE), f"'{instance}' is not rented here; write {OWN}"
         if labels.get(MARKET) == "spot":

@@ -1,1 +1,1 @@
-"""What holds for RayClusters and RayJobs of KubeRay."""
+"""Checks of KubeRay's RayClusters and RayJobs."""

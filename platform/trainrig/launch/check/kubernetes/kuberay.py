@@ -1,4 +1,4 @@
-"""What holds for a RayCluster, or a RayJob's, beyond its shape: bounds, labels, the token."""
+"""Checks of a RayCluster, or of the one in a RayJob, beyond its shape: bounds, labels, token."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,28 +11,29 @@ from trainrig.launch.check.kubernetes.quantities import parse_quantity
 from trainrig.launch.check.pools import HEAD, INSTANCE, MARKET, PricedPool
 from trainrig.launch.check.ray_file import LONGEST_IDLE, check_labels
 
-WHOSE, UNTIL = "trainrig.io/cluster", "trainrig.io/expires"
+WHOSE = "trainrig.io/cluster"
+UNTIL = "trainrig.io/expires"
 GPU = "nvidia.com/gpu"
 
 
 def cluster_spec(data: Any) -> tuple[dict[str, Any], Location]:
-    """The RayClusterSpec of a RayCluster or a RayJob, and where it is."""
+    """Return the RayClusterSpec of a RayCluster or a RayJob, and its location."""
     where: Location = ("spec", "rayClusterSpec") if at(data, "kind") == "RayJob" else ("spec",)
     return ensure_table(at(data, *where)), where
 
 
 def iterate_groups(data: Any) -> Iterator[tuple[str, dict[str, Any], Location]]:
-    """The head and the groups of workers: name, spec, where."""
+    """Yield the head and the worker groups: name, spec, location."""
     spec, where = cluster_spec(data)
     if "headGroupSpec" in spec:
         yield HEAD, ensure_table(spec["headGroupSpec"]), (*where, "headGroupSpec")
-    for index, each in enumerate(ensure_list(spec.get("workerGroupSpecs"))):
-        name = str(ensure_table(each).get("groupName", index))
-        yield name, ensure_table(each), (*where, "workerGroupSpecs", index)
+    for index, group in enumerate(ensure_list(spec.get("workerGroupSpecs"))):
+        name = str(ensure_table(group).get("groupName", index))
+        yield name, ensure_table(group), (*where, "workerGroupSpecs", index)
 
 
 def check_ray_cluster(data: Any) -> Iterator[Found]:
-    """What is wrong with the cluster in a RayCluster or a RayJob, beside its shape."""
+    """Find the problems of the cluster in a RayCluster or a RayJob, beyond its shape."""
     spec, where = cluster_spec(data)
     yield from _check_owner(ensure_table(data))
     yield from _check_token(spec, where)
@@ -50,14 +51,15 @@ def check_ray_cluster(data: Any) -> Iterator[Found]:
 
 
 def list_kuberay_pools(data: Any) -> list[PricedPool]:
-    """A pool for the head and for each group of workers."""
+    """Return a pool for the head and for each worker group."""
     return [_build_pool(name, group) for name, group, _ in iterate_groups(data)]
 
 
 def _build_pool(name: str, group: dict[str, Any]) -> PricedPool:
     labels = ensure_table(group.get("labels"))
     limits = at(group, "template", "spec", "containers", 0, "resources", "limits")
-    least, most = group.get("minReplicas"), group.get("maxReplicas")
+    least = group.get("minReplicas")
+    most = group.get("maxReplicas")
     hosts = group.get("numOfHosts", 1)
     return PricedPool(
         name=name,
@@ -76,7 +78,8 @@ def _parse_count(value: Any) -> int:
 
 def _check_owner(data: dict[str, Any]) -> Iterator[Found]:
     metadata = ensure_table(data.get("metadata"))
-    name, labels = metadata.get("name"), ensure_table(metadata.get("labels"))
+    name = metadata.get("name")
+    labels = ensure_table(metadata.get("labels"))
     until = ensure_table(metadata.get("annotations")).get(UNTIL)
     if not name:
         yield ("metadata",), "`name` is missing"
@@ -106,7 +109,8 @@ def _check_token(spec: dict[str, Any], where: Location) -> Iterator[Found]:
 
 
 def _check_autoscaler(spec: dict[str, Any], where: Location) -> Iterator[Found]:
-    options, here = ensure_table(spec.get("autoscalerOptions")), (*where, "autoscalerOptions")
+    options = ensure_table(spec.get("autoscalerOptions"))
+    here = (*where, "autoscalerOptions")
     if spec.get("enableInTreeAutoscaling") is not True:
         yield (*where, "enableInTreeAutoscaling"), "groups stay at their replicas; write true"
     if options.get("version") != "v2":
@@ -128,7 +132,8 @@ def _check_head(group: dict[str, Any], where: Location) -> Iterator[Found]:
 
 
 def _check_bounds(group: dict[str, Any], where: Location) -> Iterator[Found]:
-    least, most = group.get("minReplicas"), group.get("maxReplicas")
+    least = group.get("minReplicas")
+    most = group.get("maxReplicas")
     replicas = group.get("replicas", least)
     if not isinstance(least, int) or not isinstance(most, int):
         return

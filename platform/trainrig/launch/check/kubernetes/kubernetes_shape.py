@@ -1,4 +1,4 @@
-"""The JSON schemas of KubeRay's resources, and of what a file may hold beside them."""
+"""JSON schemas of KubeRay's resources, and of other objects that a file may contain."""
 
 import functools
 import json
@@ -10,7 +10,7 @@ from trainrig.launch.check.document import Found, ensure_table, suggest_nearest
 from trainrig.launch.check.shape import find_differences
 
 RAY = ("RayCluster", "RayJob")
-# What belongs to a cluster, and the version of the API that it is of. A Secret does not: its values
+# Other objects of a cluster, with the version of their API. A Secret is not allowed, as its values
 # would be in the file.
 BESIDE = {
     "ConfigMap": "v1",
@@ -31,7 +31,7 @@ def _load_definitions() -> dict[str, Any]:
 
 
 def find_kubernetes_differences(data: Any) -> Iterator[Found]:
-    """What in one document is not as its kind has it."""
+    """Find where one document differs from the schema of its kind."""
     kind = ensure_table(data).get("kind")
     if kind in RAY or kind in BESIDE:
         yield from find_differences(

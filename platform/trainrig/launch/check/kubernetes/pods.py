@@ -1,4 +1,4 @@
-"""What the pods of a group need: their share of a machine, shared memory, and time to leave in."""
+"""Checks of a group's pods: resources, shared memory, and time to end in."""
 
 import re
 from collections.abc import Iterator
@@ -14,17 +14,19 @@ from trainrig.launch.check.spot_agent import AGENT
 GPU = "nvidia.com/gpu"
 SHARED_MEMORY = "/dev/shm"
 GRACE_TOLD = re.compile(r"--grace[ =](\d+)")
-LEAST_GRACE = 15  # s: all that GKE gives on spot
+LEAST_GRACE = 15  # seconds; the most that GKE gives pods on spot machines
 
 
 def check_pod_template(group: dict[str, Any], where: Location, name: str) -> Iterator[Found]:
-    """Of the pod template of a group, the head's or one of workers."""
-    spec, here = ensure_table(at(group, "template", "spec")), (*where, "template", "spec")
+    """Check the pod template of the head or of a worker group."""
+    spec = ensure_table(at(group, "template", "spec"))
+    here = (*where, "template", "spec")
     containers = ensure_list(spec.get("containers"))
     if not containers:
         yield here, "no container; the first of them runs Ray"
         return
-    ray, of_ray = ensure_table(containers[0]), (*here, "containers", 0)
+    ray = ensure_table(containers[0])
+    of_ray = (*here, "containers", 0)
     yield from check_image(ray.get("image"), (*of_ray, "image"))
     yield from _check_resources(ray, of_ray)
     yield from _check_shared_memory(spec, here, ray, of_ray)
@@ -50,14 +52,19 @@ def _check_shared_memory(
     spec: dict[str, Any], where: Location, ray: dict[str, Any], of_ray: Location
 ) -> Iterator[Found]:
     mounts = {
-        str(ensure_table(each).get("name")): each for each in ensure_list(ray.get("volumeMounts"))
+        str(ensure_table(volume_mount).get("name")): volume_mount
+        for volume_mount in ensure_list(ray.get("volumeMounts"))
     }
-    mount = next((n for n, each in mounts.items() if each.get("mountPath") == SHARED_MEMORY), None)
+    mount = next(
+        (n for n, volume_mount in mounts.items() if volume_mount.get("mountPath") == SHARED_MEMORY),
+        None,
+    )
     if mount is None:
         what = f"nothing is mounted at {SHARED_MEMORY}; Kubernetes' 64 MB do not hold Ray's objects"
         yield (*of_ray, "volumeMounts"), what
     for index, volume in enumerate(ensure_list(spec.get("volumes"))):
-        empty, here = at(volume, "emptyDir"), (*where, "volumes", index, "emptyDir")
+        empty = at(volume, "emptyDir")
+        here = (*where, "volumes", index, "emptyDir")
         if mount is None or at(volume, "name") != mount or empty is None:
             continue
         if ensure_table(empty).get("medium") != "Memory":
@@ -68,15 +75,19 @@ def _check_shared_memory(
             what = f"{empty['sizeLimit']} counts in the container's memory, and leaves none of it"
             yield (*here, "sizeLimit"), what
     volumes = {at(volume, "name") for volume in ensure_list(spec.get("volumes"))}
-    for index, each in enumerate(ensure_list(ray.get("volumeMounts"))):
-        if at(each, "name") not in volumes:
-            yield (*of_ray, "volumeMounts", index, "name"), f"no volume '{at(each, 'name')}'"
+    for index, volume_mount in enumerate(ensure_list(ray.get("volumeMounts"))):
+        if at(volume_mount, "name") not in volumes:
+            yield (
+                (*of_ray, "volumeMounts", index, "name"),
+                f"no volume '{at(volume_mount, 'name')}'",
+            )
 
 
 def _check_rights(
     spec: dict[str, Any], where: Location, ray: dict[str, Any], of_ray: Location
 ) -> Iterator[Found]:
-    own, pods = ensure_table(ray.get("securityContext")), ensure_table(spec.get("securityContext"))
+    own = ensure_table(ray.get("securityContext"))
+    pods = ensure_table(spec.get("securityContext"))
     if (own.get("runAsNonRoot", pods.get("runAsNonRoot"))) is not True:
         yield (*where, "securityContext"), "may run as root; write runAsNonRoot: true"
     if own.get("allowPrivilegeEscalation") is not False:
@@ -100,7 +111,10 @@ def _check_worker(group: dict[str, Any], spec: dict[str, Any], where: Location) 
         what = "autoscaler v2 makes new pods itself; one restarted in place is lost to it: Never"
         yield (*where, "restartPolicy"), what
     gpus = parse_quantity(at(spec, "containers", 0, "resources", "limits", GPU))
-    keys = {str(ensure_table(each).get("key")) for each in ensure_list(spec.get("tolerations"))}
+    keys = {
+        str(ensure_table(toleration).get("key"))
+        for toleration in ensure_list(spec.get("tolerations"))
+    }
     if gpus and GPU not in keys:
         what = f"no toleration of {GPU}; machines with GPUs turn away pods without one"
         yield (*where, "tolerations"), what
@@ -110,7 +124,8 @@ def _check_spot(
     spec: dict[str, Any], where: Location, ray: dict[str, Any], of_ray: Location
 ) -> Iterator[Found]:
     tolerated = [
-        str(ensure_table(each).get("key")) for each in ensure_list(spec.get("tolerations"))
+        str(ensure_table(toleration).get("key"))
+        for toleration in ensure_list(spec.get("tolerations"))
     ]
     chosen = {**ensure_table(spec.get("nodeSelector"))}
     affinity = str(at(spec, "affinity", "nodeAffinity") or "")

@@ -1,4 +1,4 @@
-"""Kubernetes' quantities (`500m`, `16Gi`) as numbers."""
+"""Parser of Kubernetes quantities (`500m`, `16Gi`)."""
 
 import re
 from typing import Any
@@ -11,7 +11,7 @@ _TIMES |= {"E": 1e18} | {
 
 
 def parse_quantity(quantity: Any) -> float | None:
-    """`16Gi` in bytes, `500m` in cores; None for what is none."""
+    """Return `16Gi` in bytes, `500m` in cores; None for an invalid quantity."""
     if isinstance(quantity, int | float) and not isinstance(quantity, bool):
         return float(quantity)
     form = _FORM.match(quantity) if isinstance(quantity, str) else None
@@ -19,5 +19,5 @@ def parse_quantity(quantity: Any) -> float | None:
         return None
     try:
         return float(form.group(1)) * _TIMES.get(form.group(2) or "", 1.0)
-    except ValueError:  # "1.2.3"
+    except ValueError:  # such as "1.2.3"
         return None

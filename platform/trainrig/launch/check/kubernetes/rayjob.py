@@ -1,4 +1,4 @@
-"""What holds for a RayJob, beside its cluster: how it begins, how often, and how it ends."""
+"""Checks of a RayJob besides its cluster: entrypoint, retries, and end."""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ RUNS_US = re.compile(r"(-m trainrig[\w.]*|\btrainrig) ")
 
 
 def check_ray_job(data: Any) -> Iterator[Found]:
-    """What is wrong with the job itself."""
+    """Find the problems of the job itself."""
     spec = ensure_table(at(data, "spec"))
     if not spec.get("entrypoint"):
         yield ("spec",), "`entrypoint` is missing; it is what runs"

@@ -1,1 +1,1 @@
-"""Whose machines a cluster is made of: EC2, Compute Engine, Kubernetes, this one."""
+"""Providers of machines: EC2, Compute Engine, Kubernetes, and this machine."""

@@ -1,4 +1,4 @@
-"""Other people's command lines, asked for JSON: kubectl, gcloud."""
+"""Calls of the command lines kubectl and gcloud."""
 
 import json
 import shutil
@@ -8,11 +8,14 @@ from typing import Any
 
 from trainrig.errors import ClusterError, ConfigError
 
-ANSWER = 120.0  # s
+ANSWER = 120.0  # seconds
 
 
 def ask(command: Sequence[str], seconds: float = ANSWER) -> Any:
-    """What `command` prints, which is JSON. Raises ClusterError, ConfigError if it is missing."""
+    """Return the parsed JSON output of `command`.
+
+    Raises ClusterError if it fails, ConfigError if it is not installed.
+    """
     written = tell(command, seconds)
     try:
         return json.loads(written)
@@ -21,7 +24,10 @@ def ask(command: Sequence[str], seconds: float = ANSWER) -> Any:
 
 
 def tell(command: Sequence[str], seconds: float = ANSWER) -> str:
-    """What `command` prints. Raises ClusterError, ConfigError if it is missing."""
+    """Return the output of `command`.
+
+    Raises ClusterError if it fails, ConfigError if it is not installed.
+    """
     if not shutil.which(command[0]):
         raise ConfigError(
             f"{command[0]}: not installed on this machine; install it, and log in with it"

@@ -1,4 +1,4 @@
-"""Instances of a Google Cloud project, by their labels, through gcloud."""
+"""Provider for instances of a Google Cloud project, found by their labels through gcloud."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,19 +6,22 @@ from typing import Any
 from trainrig.launch.clusters.providers.commands import ask, tell
 from trainrig.launch.clusters.providers.machine import CloudMachine
 
-CLUSTER_LABEL, EXPIRES_LABEL = "trainrig-cluster", "trainrig-expires"
-RAY_LABEL, POOL_LABEL, KIND_LABEL = "ray-cluster-name", "ray-user-node-type", "ray-node-type"
-DELETED = 600.0  # s that gcloud may wait for it
+CLUSTER_LABEL = "trainrig-cluster"
+EXPIRES_LABEL = "trainrig-expires"
+RAY_LABEL = "ray-cluster-name"
+POOL_LABEL = "ray-user-node-type"
+KIND_LABEL = "ray-node-type"
+DELETED = 600.0  # seconds that gcloud may take for a deletion
 
 
 class Compute:
-    """What is ours in `project`, over all its zones."""
+    """Instances and disks of trainrig's clusters in all zones of `project`."""
 
     def __init__(self, project: str) -> None:
         self._project = project
 
     def machines(self, cluster: str | None) -> Sequence[CloudMachine]:
-        """See Provider."""
+        """List machines; see Provider."""
         ours = (
             f"labels.{CLUSTER_LABEL}={cluster} OR labels.{RAY_LABEL}={cluster}"
             if cluster
@@ -27,15 +30,15 @@ class Compute:
         found = ask(
             [*self._build_command("instances", "list"), f"--filter={ours}", "--format=json"]
         )
-        loose = f"({ours}) AND -users:*"  # disks that no instance holds
+        loose = f"({ours}) AND -users:*"  # disks that are attached to no instance
         disks = ask([*self._build_command("disks", "list"), f"--filter={loose}", "--format=json"])
         return [
-            *(_parse_machine("instance", each) for each in found),
-            *(_parse_machine("disk", each) for each in disks),
+            *(_parse_machine("instance", instance) for instance in found),
+            *(_parse_machine("disk", disk) for disk in disks),
         ]
 
     def end(self, machines: Sequence[CloudMachine]) -> None:
-        """See Provider. Heads first: they would start others."""
+        """End machines; see Provider. Heads come first, as they would start others."""
         for leading in (True, False):
             for what in ("instance", "disk"):
                 for zone in sorted({m.place for m in machines}):

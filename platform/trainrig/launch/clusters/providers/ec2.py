@@ -1,4 +1,4 @@
-"""Instances, spot requests and volumes of an AWS account, by their tags."""
+"""Provider for instances, spot requests and volumes of an AWS account, found by their tags."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -7,29 +7,31 @@ from typing import Any
 from trainrig.errors import ClusterError
 from trainrig.launch.clusters.providers.machine import CLUSTER_TAG, EXPIRES_TAG, CloudMachine
 
-RAY_TAG, POOL_TAG, KIND_TAG = "ray-cluster-name", "ray-user-node-type", "ray-node-type"
-# What costs nothing any more; a stopped instance's disks do, and it may be started again.
+RAY_TAG = "ray-cluster-name"
+POOL_TAG = "ray-user-node-type"
+KIND_TAG = "ray-node-type"
+# States without cost. A stopped instance's disks cost money, and it may be started again.
 GONE = {"terminated", "shutting-down"}
 LIVE = ["pending", "running", "stopping", "stopped", "shutting-down"]
 REGIONS_AT_ONCE = 16
 
 
 class EC2:
-    """What is ours in `regions`; None: in all that the account may use."""
+    """Machines of trainrig's clusters in `regions`; None: in all regions of the account."""
 
     def __init__(self, regions: Sequence[str] | None = None) -> None:
         self._regions = regions
         self._clients: dict[str, Any] = {}
 
     def machines(self, cluster: str | None) -> Sequence[CloudMachine]:
-        """See Provider."""
+        """List machines; see Provider."""
         regions = self._regions or self._list_regions()
         with ThreadPoolExecutor(REGIONS_AT_ONCE) as threads:
             found = list(threads.map(lambda region: self._list_region(region, cluster), regions))
-        return [machine for each in found for machine in each]
+        return [machine for machines in found for machine in machines]
 
     def end(self, machines: Sequence[CloudMachine]) -> None:
-        """See Provider. Heads first: they would start others."""
+        """End machines; see Provider. Heads come first, as they would start others."""
         leading = [machine for machine in machines if machine.head]
         for some in (leading, [machine for machine in machines if not machine.head]):
             for region in sorted({machine.place for machine in some}):
@@ -42,7 +44,8 @@ class EC2:
 
     def _end_in(self, region: str, ids: Mapping[str, list[str]]) -> None:
         client = self._open_client(region)
-        if requests := ids.get("spot request"):  # first: an open one may still start an instance
+        # first, as an open request may still start an instance
+        if requests := ids.get("spot request"):
             client.cancel_spot_instance_requests(SpotInstanceRequestIds=requests)
         if instances := ids.get("instance"):
             client.terminate_instances(InstanceIds=instances)
@@ -52,7 +55,7 @@ class EC2:
     def _list_regions(self) -> Sequence[str]:
         with _said("the regions of the account (name some with --region)"):
             found = self._open_client(None).describe_regions()["Regions"]
-        return [each["RegionName"] for each in found]
+        return [region["RegionName"] for region in found]
 
     def _list_region(self, region: str, cluster: str | None) -> list[CloudMachine]:
         with _said(region):
@@ -76,23 +79,25 @@ class EC2:
 
 
 def _list_instances(client: Any, region: str, cluster: str | None) -> Iterator[CloudMachine]:
-    """By either tag: one that was started without ours has Ray's."""
+    """Yield instances by either tag: one started without trainrig's tag has Ray's."""
     seen = set()
     for ours in _build_filters(cluster):
         states = {"Name": "instance-state-name", "Values": LIVE}
         pages = client.get_paginator("describe_instances").paginate(Filters=[ours, states])
         for page in pages:
-            for each in (i for r in page["Reservations"] for i in r["Instances"]):
-                if each["InstanceId"] not in seen:
-                    seen.add(each["InstanceId"])
+            for instance in (i for r in page["Reservations"] for i in r["Instances"]):
+                if instance["InstanceId"] not in seen:
+                    seen.add(instance["InstanceId"])
                     yield _parse_machine(
-                        each["InstanceId"],
+                        instance["InstanceId"],
                         "instance",
-                        each["State"]["Name"],
+                        instance["State"]["Name"],
                         region,
-                        each,
-                        instance=each["InstanceType"],
-                        market="spot" if each.get("InstanceLifecycle") == "spot" else "on-demand",
+                        instance,
+                        instance=instance["InstanceType"],
+                        market="spot"
+                        if instance.get("InstanceLifecycle") == "spot"
+                        else "on-demand",
                     )
 
 
@@ -102,25 +107,27 @@ def _list_spot_requests(client: Any, region: str, cluster: str | None) -> Iterat
         state = {"Name": "state", "Values": ["open"]}
         pages = client.get_paginator("describe_spot_instance_requests")
         for page in pages.paginate(Filters=[ours, state]):
-            for each in page["SpotInstanceRequests"]:
-                id_ = each["SpotInstanceRequestId"]
+            for request in page["SpotInstanceRequests"]:
+                id_ = request["SpotInstanceRequestId"]
                 if id_ not in seen:
                     seen.add(id_)
                     yield _parse_machine(
-                        id_, "spot request", each["State"], region, each, market="spot"
+                        id_, "spot request", request["State"], region, request, market="spot"
                     )
 
 
 def _list_volumes(client: Any, region: str, cluster: str | None) -> Iterator[CloudMachine]:
-    """Those that no instance holds: the others go with theirs."""
+    """Yield volumes without an instance; attached ones are deleted with theirs."""
     seen = set()
     for ours in _build_filters(cluster):
         status = {"Name": "status", "Values": ["available", "error"]}
         for page in client.get_paginator("describe_volumes").paginate(Filters=[ours, status]):
-            for each in page["Volumes"]:
-                if each["VolumeId"] not in seen:
-                    seen.add(each["VolumeId"])
-                    yield _parse_machine(each["VolumeId"], "volume", each["State"], region, each)
+            for volume in page["Volumes"]:
+                if volume["VolumeId"] not in seen:
+                    seen.add(volume["VolumeId"])
+                    yield _parse_machine(
+                        volume["VolumeId"], "volume", volume["State"], region, volume
+                    )
 
 
 def _build_filters(cluster: str | None) -> list[dict[str, Any]]:
@@ -141,7 +148,7 @@ def _parse_machine(
 
 
 class _said:
-    """What AWS or the network says against it, as a ClusterError with the place."""
+    """Context that converts errors of AWS and of the network to ClusterError with the place."""
 
     def __init__(self, place: str) -> None:
         self._place = place

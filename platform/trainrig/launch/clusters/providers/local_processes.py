@@ -1,7 +1,7 @@
-"""Ray's processes on this machine, for a cluster that is one laptop.
+"""Provider for Ray's processes on this machine, for a cluster that is one laptop.
 
-Each process that `up` starts, and each that those start, carries a mark in its environment. By it
-they are found again and ended, and no other Ray of this machine is touched.
+Each process that `up` starts, and each of its descendants, has a mark in its environment. Processes
+are found and ended by that mark, so that no other Ray on this machine is touched.
 """
 
 import contextlib
@@ -16,31 +16,32 @@ from trainrig.launch.clusters.providers.machine import CloudMachine
 from trainrig.processes.process_identity import read_user
 
 MARK = "TRAINRIG_LOCAL_CLUSTER"
-# Where a node's labels stand: those that the autoscaler started have the first.
-LABELS, HEAD_LABELS = "RAY_OVERRIDE_LABELS", "TRAINRIG_LOCAL_HEAD_LABELS"
+# Variables with a node's labels: the first on nodes started by the autoscaler.
+LABELS = "RAY_OVERRIDE_LABELS"
+HEAD_LABELS = "TRAINRIG_LOCAL_HEAD_LABELS"
 PROC = Path("/proc")
 
 
 class Processes:
-    """Those of this machine that carry a mark."""
+    """Processes of this machine that carry a mark."""
 
     def __init__(self) -> None:
-        self._asked: set[str] = set()  # to end, by id
+        self._asked: set[str] = set()  # ids of processes that were asked to end
 
     def machines(self, cluster: str | None) -> Sequence[CloudMachine]:
-        """See Provider."""
+        """List processes; see Provider."""
         return [
             machine for machine in _find_marked() if cluster is None or machine.cluster == cluster
         ]
 
     def end(self, machines: Sequence[CloudMachine]) -> None:
-        """See Provider. Who is asked a second time is not asked any more."""
+        """End processes; see Provider. The first signal is SIGTERM, the second SIGKILL."""
         for machine in machines:
             number = signal.SIGKILL if machine.id in self._asked else signal.SIGTERM
             self._asked.add(machine.id)
             with contextlib.suppress(ProcessLookupError):
                 handle = os.pidfd_open(int(machine.id))
-                try:  # while we hold it no other process can get its number
+                try:  # while the handle is open, no other process can get this id
                     if _read_mark(int(machine.id)) == machine.cluster:
                         signal.pidfd_send_signal(handle, number)
                 finally:
@@ -69,16 +70,19 @@ def _find_marked() -> Iterator[CloudMachine]:
 
 
 def _read_mark(pid: int) -> str | None:
-    """Return the mark of process `pid`; None if it has none, or another user may have put it there.
+    """Return the mark of process `pid`; None if it has none, or belongs to another user.
 
-    Root can read every environment, and who writes one may write any mark.
+    Root can read every environment, and any user can set any mark.
     """
     mark = _read_environment(pid).get(MARK)
     return mark if read_user(pid) == os.getuid() else None
 
 
 def _read_environment(pid: int) -> dict[str, str]:
-    """Empty for one that is another user's, has ended, or waits to be reaped."""
+    """Read the environment of a process.
+
+    Empty if the process is another user's, has ended, or is a zombie.
+    """
     words = _read(PROC / str(pid) / "environ").split("\0")
     return dict(word.split("=", 1) for word in words if "=" in word)
 

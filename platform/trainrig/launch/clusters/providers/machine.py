@@ -1,40 +1,41 @@
-"""What a cluster has that may cost money or hold a port, and when it ought to be gone."""
+"""Machines and other parts of a cluster that may cost money or hold a port."""
 
 import datetime
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-CLUSTER_TAG, EXPIRES_TAG = "trainrig:cluster", "trainrig:expires"
+CLUSTER_TAG = "trainrig:cluster"
+EXPIRES_TAG = "trainrig:expires"
 
 
 @dataclass(frozen=True)
 class CloudMachine:
-    """One thing that stays until somebody ends it: an instance, but also a disk, a process."""
+    """A resource that stays until it is ended: an instance, a disk, a pod or a process."""
 
     id: str
     kind: str  # instance, spot request, volume, pod, process, …
     cluster: str
-    state: str  # as whoever runs it calls it
-    place: str = ""  # region, namespace
+    state: str  # state in the provider's words
+    place: str = ""  # region, zone or namespace
     pool: str = ""
-    instance: str = ""  # its type, as prices are looked up
+    instance: str = ""  # type, by which prices are found
     market: str = ""  # spot or on-demand
-    expires: str = ""  # as its tag says; empty: it has none
+    expires: str = ""  # time in its tag; empty: no tag
 
     @property
     def expired(self) -> bool:
-        """Whether it ought to be gone. What has no readable time does not expire."""
+        """True if the expiry time has passed; false without a readable time."""
         until = read_time(self.expires)
         return until is not None and until < datetime.datetime.now(datetime.UTC)
 
     @property
     def head(self) -> bool:
-        """Whether it leads: it starts others, so it is the first to go."""
+        """True for the head, which starts other machines, so it is ended first."""
         return self.pool == "head"
 
     def __str__(self) -> str:
-        """In one line."""
+        """Return a description in one line."""
         words = [self.id, self.kind, self.state, self.place, self.instance, self.market]
         until = f"expire{'d' if self.expired else 's'} {self.expires}" if self.expires else ""
         return ", ".join(
@@ -42,25 +43,25 @@ class CloudMachine:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return the machine as a JSON object."""
         return asdict(self) | {"expired": self.expired}
 
 
 class Provider(Protocol):
-    """Whoever runs the machines."""
+    """Interface to the service that runs the machines."""
 
     def machines(self, cluster: str | None) -> Sequence[CloudMachine]:
-        """All that is there of that cluster; None: of any of ours.
+        """List all machines of that cluster; None: of any of trainrig's clusters.
 
-        Raises ClusterError if any part of the answer is missing: what cannot be read is not zero.
+        Raises ClusterError if any part of the answer is missing, as an unread list is not empty.
         """
 
     def end(self, machines: Sequence[CloudMachine]) -> None:
-        """Have them ended; returns before they are. Raises ClusterError."""
+        """Request the end of machines, without waiting for it. Raises ClusterError."""
 
 
 def read_time(written: str) -> datetime.datetime | None:
-    """The time of a tag, in UTC; Google's labels hold neither colons nor capitals."""
+    """Parse the time of a tag, in UTC; Google's labels allow neither colons nor capitals."""
     day, _, clock = written.upper().partition("T")
     try:
         return datetime.datetime.fromisoformat(f"{day}T{clock.replace('-', ':')}")
