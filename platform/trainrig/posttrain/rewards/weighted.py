@@ -128,8 +128,8 @@ def build_rewards(
     """Open the `rewards` of a run file and return their weighted sum.
 
     Raises ConfigError if there is no reward and no further summand, if two have the same name, or
-    if a reward cannot be opened. `further` are summands whose scores come from elsewhere, such as an
-    environment; only their names are checked.
+    if a reward cannot be opened. `further` are summands whose scores come from elsewhere, such as
+    an environment; only their names are checked.
     """
     if not (parts or further):
         raise ConfigError('rewards: none; write one, such as [[rewards]] kind = "ExactAnswer"')
