@@ -136,7 +136,8 @@ def _read_lengths(run: FineTuning) -> _Lengths | None:
     if not storage.exists(storage.join(folder, manifest.MANIFEST)):
         return None
     shards = TokenShards.open(storage.join(folder, TRAIN), run.cache)
-    tokens, targets = [], []
+    tokens = []
+    targets = []
     for source in shards.sources:
         count = shards.count_documents(source)
         tokens.append(np.diff(shards.find_document_starts(source, np.arange(count + 1))))

@@ -30,7 +30,9 @@ class ProgramAnswer(RewardPart):
     program: str = "{{ completion }}\n"
     # Template of the tests. It may use the row's columns.
     tests: str = Field(default="{{ tests }}\n", min_length=1)
-    seconds: float = Field(default=5.0, gt=0, allow_inf_nan=False)  # time limit of a program
+    seconds: float = Field(
+        default=5.0, gt=0, allow_inf_nan=False
+    )  # time limit of a program, in seconds
     memory_mib: int = Field(default=512, ge=64)  # limit of a program's address space, in MiB
 
     @field_validator("program", "tests")

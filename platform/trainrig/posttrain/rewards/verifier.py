@@ -16,11 +16,11 @@ class Verifier(RewardPart):
     # Column of the row with the right answer, or with a list of right answers.
     column: str = "answer"
     # Regular expression that finds the answer in the completion: its first group, or the whole
-    # match if the expression has no group. None: the answer is the whole completion.
+    # match if the expression has no group; None: the answer is the whole completion.
     extract: str | None = None
     take: Literal["first", "last"] = "last"  # match of `extract` to use as the answer
-    # Regular expression that finds the right answer in the column, such as '#### (.+)'. None: the
-    # whole value.
+    # Regular expression that finds the right answer in the column, such as '#### (.+)';
+    # None: the whole value is the right answer.
     extract_target: str | None = None
 
     @field_validator("extract", "extract_target")

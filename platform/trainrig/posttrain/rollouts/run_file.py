@@ -98,7 +98,7 @@ class Rollouts(Settings):
     # is sampled from the weights before batch n - lag. 0: on-policy.
     lag: int = Field(default=0, ge=0)
     # Partial rollouts: interrupt long completions and continue them together with later prompts. A
-    # group is trained on once all its completions have ended. None: sample each batch to the end.
+    # group is trained on once all its completions have ended; None: sample each batch to the end.
     partial: PartialRollouts | None = None
     # Largest importance weight of a token, with a lag or with partial rollouts. The importance
     # weight is the probability of the token under the current weights, divided by its probability
@@ -152,7 +152,7 @@ class Rollouts(Settings):
 class Critic(Settings):
     """Critic of PPO: the model that predicts the reward still to come at each token."""
 
-    # Initial model, such as a reward model: a run folder or checkpoint. None: the initial policy,
+    # Initial model, such as a reward model: a run folder or checkpoint; None: the initial policy,
     # with a randomly initialised value head.
     checkpoint: Annotated[str | None, NOT_IDENTITY] = None
     optimizer: Optimizer = AdamW(
@@ -193,7 +193,7 @@ class ReinforcementLearning(TrainingRunFile):
     # Objective, which training minimises.
     objective: Annotated[Policy, Field(discriminator="kind")] = GRPO()
     critic: Critic | None = None  # critic of PPO; None: a critic with the default settings
-    # Frozen teacher of OnPolicyDistillation, with the same tokenizer: a run folder or checkpoint.
+    # Frozen teacher of OnPolicyDistillation, with the same tokenizer: a run folder or checkpoint;
     # None: no teacher, for all other objectives.
     teacher: Annotated[str | None, NOT_IDENTITY] = None
     # Low-rank adapters to train while the model is frozen; None: train the model itself.

@@ -77,7 +77,8 @@ def _list_columns(run: AnswerSampling) -> tuple[str, ...]:
 
 
 def _summarise(summed: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
-    samples, prompts = summed["samples"], summed["prompts"]
+    samples = summed["samples"]
+    prompts = summed["prompts"]
     return {
         "prompts": prompts,
         "prompts_left_out": sum(asked.prompts.left_out.values()),
