@@ -23,17 +23,13 @@ from trainrig.tokens.batches import BEHAVIOUR, FINISHED, REWARD_FAULTS, REWARD_P
 
 # Arrays of completions in progress. Further arrays are SAMPLED and BEHAVIOUR [R, T], FINISHED [R],
 # and for ended completions TOTALS, REWARD_FAULTS and the parts of the reward, all [R].
-PLACE, SAMPLE = (
-    "place",
-    "sample",
-)  # [R] place of the prompt, and number of the completion in its group
+PLACE = "place"  # [R] place of the prompt
+SAMPLE = "sample"  # [R] number of the completion in its group
 BORN = "born"  # [R] number of the batch that started the completion
 OVER = "over"  # [R] 1: the completion has ended
 LENGTH = "length"  # [R] tokens so far
-COMPLETIONS, VERSIONS = (
-    "completions",
-    "versions",
-)  # [R, T] token ids, and the batch that sampled them
+COMPLETIONS = "completions"  # [R, T] token ids
+VERSIONS = "versions"  # [R, T] batch whose weights sampled the token
 NEXT = "next"  # [1] place of the next prompt to start
 NUMBER = "number"  # [1] batch that the wave samples for
 

@@ -13,8 +13,9 @@ from trainrig.posttrain.rollouts.run_file import Rollouts
 from trainrig.tokens.batch_makers import Arrays
 from trainrig.tokens.batches import FLAT, IDS, IGNORE, SAMPLED, TARGETS, WAVES
 
-# Further arrays of sampled units: weighted total rewards, and row numbers of the prompts.
-TOTALS, PROMPTS = "totals", "prompts"  # [G, S] float64, [B]
+# Names of arrays that sampled units have and finished micro-batches lack.
+TOTALS = "totals"  # [G, S] float64 weighted total rewards
+PROMPTS = "prompts"  # [B] row numbers of the prompts
 
 
 def fill_batch(
