@@ -1,4 +1,4 @@
-"""Environments of several turns, one file a kind, one union."""
+"""Multi-turn environments: one module for each kind, and the union of their settings."""
 
 from typing import Annotated
 
@@ -8,6 +8,6 @@ from trainrig.posttrain.environments.calculator import Calculator
 from trainrig.posttrain.environments.python_environment import PythonEnvironment
 
 EnvironmentSettings = Annotated[Calculator | PythonEnvironment, Field(discriminator="kind")]
-"""The environment of a run file, told apart by `kind`."""
+"""Settings of `[environment]` in a run file; `kind` selects the class."""
 
 __all__ = ["Calculator", "EnvironmentSettings", "PythonEnvironment"]

@@ -1,4 +1,4 @@
-"""A calculator that the model may ask in the midst of its answer."""
+"""Calculator that the model may call in the middle of its answer."""
 
 import ast
 import operator
@@ -10,9 +10,9 @@ from pydantic import Field
 
 from trainrig.posttrain.environments.contract import EnvironmentPart, StepResult
 
-LONGEST = 200  # characters of a sum
-LARGEST = 10**15  # of any number on the way: a power must not take all day
-DIGITS = 6  # behind the point, of what has no end
+LONGEST = 200  # longest expression, in characters
+LARGEST = 10**15  # limit of every intermediate result, so that no expression takes long
+DIGITS = 6  # decimal places of results that are no integer
 
 _OPERATIONS: dict[type[ast.AST], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
@@ -23,39 +23,48 @@ _OPERATIONS: dict[type[ast.AST], Callable[[Fraction, Fraction], Fraction]] = {
 
 
 class Calculator(EnvironmentPart):
-    """Computes what stands between `begin` and `end`, such as <<48/2>>, and lets the model go on.
+    """Calculator for expressions between `begin` and `end`, such as <<48/2>>.
 
-    It gives no reward: say in `rewards` what the whole is worth. + - * / and brackets, exact.
+    The model writes the expression, the calculator appends the result, and the model continues.
+    The operators + - * / and brackets are exact. The calculator gives no reward: set `rewards` to
+    score the whole completion.
     """
 
     kind: Literal["Calculator"] = "Calculator"
-    begin: str = Field(default="<<", min_length=1)  # text before a sum
-    end: str = Field(default=">>", min_length=1)  # text behind it, which ends the model's turn
+    begin: str = Field(default="<<", min_length=1)  # text before an expression
+    # Text after an expression, which ends the model's turn.
+    end: str = Field(default=">>", min_length=1)
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """What stands behind a sum."""
+        """The text after an expression, which ends the model's turn."""
         return (self.end,)
 
     def open(self) -> "Calculator":
-        """Itself: there is nothing to load, and nothing is kept of an episode."""
+        """Return this object, which loads nothing and has no state per episode."""
         return self
 
     def reset(self, episode: int, row: Mapping[str, object]) -> str:
-        """Nothing follows the prompt."""
+        """Return an empty text: the calculator adds nothing to the prompt."""
         return ""
 
     def step(self, episode: int, text: str) -> StepResult:
-        """The value behind an equals sign, such as "=24", or "=?" for what is no sum."""
+        """Return the result after an equals sign, such as "=24", or "=?" for an invalid expression.
+
+        The observation is empty if `text` does not contain `begin`.
+        """
         _, asked, written = text.rpartition(self.begin)
         return StepResult(f"={evaluate_sum(written) or '?'}" if asked else "", 0.0, done=False)
 
     def forget(self) -> None:
-        """Nothing was kept."""
+        """Do nothing: there is no state per episode."""
 
 
 def evaluate_sum(written: str) -> str | None:
-    """What a sum comes to, in decimals; None: it is none, or too large."""
+    """Return the value of an arithmetic expression in decimals.
+
+    Returns None if the expression is invalid, too long, or a number in it is too large.
+    """
     if len(written) > LONGEST:
         return None
     try:

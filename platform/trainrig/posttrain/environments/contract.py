@@ -1,8 +1,8 @@
-"""What an environment is: it hears what the model says, turn by turn, and answers.
+"""Interfaces of environments, which answer the model turn by turn.
 
-Settings of a run file (`EnvironmentPart`) open to an `Environment`, which leads many episodes at
-once, each of a row of prompts. What it answers follows what was said, and is not trained on. An
-episode is a function of its row and of what was said in it.
+`EnvironmentPart` holds the settings of a run file; its `open` returns an `Environment`, which runs
+many episodes at once, each for one row of the prompt files. Its observations are appended to the
+completion, and are not trained on. An episode must depend on its row and the model's text alone.
 """
 
 from collections.abc import Mapping
@@ -18,51 +18,54 @@ from trainrig.posttrain.rewards.contract import Fault
 
 @dataclass(frozen=True)
 class StepResult:
-    """What an environment makes of one turn."""
+    """Answer of an environment to one turn of the model."""
 
-    observation: str  # follows what was said
-    reward: float  # of the turn; those of an episode are added up
-    done: bool  # whether the episode ends with it
+    observation: str  # text to append after the model's turn
+    reward: float  # reward of this turn; an episode's reward is the sum over its turns
+    done: bool  # True if the episode ends with this turn
 
 
 class Environment(Protocol):
-    """What leads episodes, by their numbers."""
+    """Interface of an opened environment, which runs episodes identified by numbers."""
 
     def reset(self, episode: int, row: Mapping[str, object]) -> str | Fault:
-        """Begin an episode; what follows the prompt, before the model speaks."""
+        """Start an episode and return the text to append to the prompt, which may be empty."""
         ...
 
     def step(self, episode: int, text: str) -> StepResult | Fault:
-        """What comes of a turn in which the model said `text`; a Fault ends the episode."""
+        """Return the answer to a turn in which the model wrote `text`; a Fault ends the episode."""
         ...
 
     def forget(self) -> None:
-        """All episodes are over."""
+        """Drop the state of all episodes, which have ended."""
         ...
 
 
 class EnvironmentPart(Settings):
-    """An environment, as a run file has it."""
+    """Settings of `[environment]` in a run file."""
 
-    name: str = Field(default="environment", pattern=r"^\w+$")  # of its reward in metrics
-    weight: float = Field(default=1.0, allow_inf_nan=False)  # what its reward is multiplied by
-    # What an episode gets that went wrong, before the weight; faults are counted.
+    name: str = Field(
+        default="environment", pattern=r"^\w+$"
+    )  # name of the environment's reward in metrics
+    # Factor of the environment's reward in the weighted sum.
+    weight: float = Field(default=1.0, allow_inf_nan=False)
+    # Reward, before the weight, of an episode that failed. The metrics count such faults.
     fault_score: float = Field(default=0.0, allow_inf_nan=False)
-    turns: int = Field(default=4, ge=1)  # of the model, at most
+    turns: int = Field(default=4, ge=1)  # largest number of turns of the model
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Texts that end a turn of the model's; it also ends where the model ends its answer."""
+        """Texts that end a turn of the model; the end of its answer ends a turn too."""
         raise NotImplementedError
 
     def hash_inputs(self) -> Mapping[str, str]:
-        """Keys of what it depends on beside these settings: contents of files, by field."""
+        """Return content keys of the files that the environment depends on, keyed by field."""
         return {}
 
     def resolve_paths(self) -> Self:
-        """The same for processes that run in other folders: its paths are absolute."""
+        """Return a copy with absolute paths, for processes that run in other folders."""
         return with_absolute_paths(self)
 
     def open(self) -> Environment:
-        """What leads episodes. Raises ConfigError where it cannot."""
+        """Return the environment that runs episodes. Raises ConfigError if it cannot be set up."""
         raise NotImplementedError

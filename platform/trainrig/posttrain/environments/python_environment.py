@@ -1,4 +1,4 @@
-"""An environment that a user wrote in Python."""
+"""Environment that a user wrote as a Python class."""
 
 import math
 from collections.abc import Mapping
@@ -11,28 +11,33 @@ from trainrig.posttrain.rewards.user_code import UserCode, UserCodeFault, UserCo
 
 
 class PythonEnvironment(UserCodeSettings, EnvironmentPart):
-    """A class of your own: `reset(row)` gives what follows the prompt, or nothing, `step(text)` an
+    """Environment that is a Python class of yours, with the methods `reset` and `step`.
+
+    `reset(row)` returns the text to append to the prompt, or None. `step(text)` returns an
     observation, a reward, and whether the episode is done.
 
-    One is made for each completion, in a process of its own. Where that has to be ended, the other
-    episodes are brought back by the same calls.
+    One object is created for each completion, all in one separate process. If that process is
+    killed, the other episodes are restored by repeating their calls.
     """
 
     kind: Literal["PythonEnvironment"] = "PythonEnvironment"
-    environment: str = "Environment"  # the name of the class there
-    stop: tuple[str, ...] = ()  # texts that end a turn of the model's, such as "</call>"
+    environment: str = "Environment"  # name of the class in `file` or `module`
+    stop: tuple[str, ...] = ()  # texts that end a turn of the model, such as "</call>"
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """As the run file has them."""
+        """Texts that end a turn of the model, from the run file."""
         return self.stop
 
     def hash_inputs(self) -> Mapping[str, str]:
-        """The sum of its source."""
+        """Return the hash of the class's source."""
         return {"source": self.hash_source()}
 
     def open(self) -> "PythonEpisodes":
-        """What leads episodes. Raises ConfigError for a class that cannot be loaded."""
+        """Return the environment that runs episodes of the class.
+
+        Raises ConfigError if the class cannot be loaded.
+        """
         return PythonEpisodes(UserCode(self, self.environment).check())
 
 
@@ -40,18 +45,18 @@ class PythonEnvironment(UserCodeSettings, EnvironmentPart):
 class _Episode:
     row: Mapping[str, object]
     said: list[str]
-    process: int  # the start of the process that knows it
+    process: int  # count of process starts when this episode was last restored
 
 
 @dataclass
 class PythonEpisodes:
-    """Leads episodes of a user's class."""
+    """Environment that runs episodes of a user's class in a separate process."""
 
     code: UserCode
     _episodes: dict[int, _Episode] = field(default_factory=dict)
 
     def reset(self, episode: int, row: Mapping[str, object]) -> str | Fault:
-        """See Environment."""
+        """Start an episode and return the text to append to the prompt, or a Fault."""
         try:
             given = self.code.ask("reset", dict(row), episode=episode)
         except UserCodeFault as fault:
@@ -62,7 +67,7 @@ class PythonEpisodes:
         return given or ""
 
     def step(self, episode: int, text: str) -> StepResult | Fault:
-        """See Environment."""
+        """Return the answer to a turn in which the model wrote `text`, or a Fault."""
         try:
             known = self._bring_back(episode)
             given = self.code.ask("step", text, episode=episode)
@@ -72,15 +77,15 @@ class PythonEpisodes:
         return _read_result(given)
 
     def forget(self) -> None:
-        """See Environment."""
+        """Drop the state of all episodes, here and in the process."""
         self._episodes.clear()
         try:
             self.code.ask("forget")
-        except UserCodeFault:  # its process has ended, and will be started again
+        except UserCodeFault:  # the process has ended; the next call starts a new one
             self.code.close()
 
     def _bring_back(self, episode: int) -> _Episode:
-        """The episode, known to the process that runs."""
+        """Return the episode, after replaying it if the process has restarted since."""
         known = self._episodes[episode]
         if not self.code.running or known.process != self.code.starts:
             self.code.ask("reset", dict(known.row), episode=episode)

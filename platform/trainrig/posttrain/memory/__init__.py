@@ -1,1 +1,1 @@
-"""The memory that tuning takes of a device, reckoned before it starts from a run and its rows."""
+"""Estimates of the device memory that a tuning run needs, computed before it starts."""

@@ -1,7 +1,7 @@
-"""The largest micro-batch that a tuning run may come to read, from the lengths of its rows alone.
+"""Size of the largest micro-batch of a tuning run, computed from the lengths of its rows alone.
 
-Rows of a micro-batch are as wide as its longest, so what the longest row of all is in takes the
-most. Of pairs see objectives/shared_prompts.py.
+Rows of a micro-batch are padded to its longest row, so the micro-batch with the longest row of all
+takes the most memory. The layout of preference pairs is in objectives/shared_prompts.py.
 """
 
 from dataclasses import dataclass
@@ -30,37 +30,43 @@ from trainrig.tokens.shards.token_shards import TRAIN, TokenShards
 
 @dataclass(frozen=True)
 class LargestRows:
-    """What the model is given at once."""
+    """Shape of the largest micro-batch that the model reads at once."""
 
     rows: int
-    length: int  # places of each
-    places: int | None  # whose logits are there all at once; None: of all places, in blocks
-    documents: bool = False  # whether a mask keeps texts of a row apart
-    branches: bool = False  # whether a mask keeps answers to one prompt apart
+    length: int  # positions of each row
+    # Positions whose logits are in memory at once; None: logits of all positions, block by block.
+    places: int | None
+    documents: bool = False  # a mask separates the documents of a row
+    branches: bool = False  # a mask separates the answers to one prompt
 
     @property
     def tokens(self) -> int:
-        """Places of all rows."""
+        """Number of positions in all rows."""
         return self.rows * self.length
 
     def __str__(self) -> str:
-        """For people."""
+        """Return the shape in words, such as "8 rows of 512 places"."""
         said = f"{self.rows} rows of {self.length} places"
         return said if self.places is None else f"{said}, logits of {self.places}"
 
 
 @dataclass(frozen=True)
 class _Lengths:
-    """Tokens of each document of all sources, and those that are learnt of it."""
+    """Number of tokens, and of tokens with a loss, of each document of all sources."""
 
     tokens_N: Integers
     targets_N: Integers
 
 
 def find_largest(run: FineTuning, model: DecoderConfig) -> LargestRows:
-    """The largest micro-batch of `run`; while its conversations are not there, of rows as long as
-    `sequence_length`, each learnt whole and read by itself."""
-    objective, count, longest = run.objective, run.batches.micro_batch, run.batches.sequence_length
+    """Return the shape of the largest micro-batch of `run`.
+
+    While its tokenized conversations do not exist yet, every row is taken to have `sequence_length`
+    positions, a loss at each of them, and no prompt in common with another row.
+    """
+    objective = run.objective
+    count = run.batches.micro_batch
+    longest = run.batches.sequence_length
     lengths = _read_lengths(run)
     if isinstance(objective, SFT | Distillation):
         alone = run.batches.packing == "none" and not run.pretraining
@@ -72,7 +78,7 @@ def find_largest(run: FineTuning, model: DecoderConfig) -> LargestRows:
     if isinstance(objective, KTO):
         if lengths is None:
             return LargestRows(count, longest, count * longest)
-        # Each prompt also stands before another row's answer, which is cut where a row ends.
+        # KTO also joins each prompt with another row's answer, which is cut at the end of the row.
         mixed = (lengths.tokens_N - lengths.targets_N).max() + lengths.targets_N.max()
         width = min(longest, int(max(lengths.tokens_N.max(), mixed)) - 1)
         return LargestRows(count, width, _sum_largest(lengths.targets_N, count))
@@ -87,9 +93,13 @@ def find_largest(run: FineTuning, model: DecoderConfig) -> LargestRows:
 
 
 def _find_pairs(run: FineTuning, model: DecoderConfig, lengths: _Lengths | None) -> LargestRows:
-    """Both answers of each pair in a row after one reading of the prompt, where the model can and
-    that is less to look at; else a row each."""
-    count, longest = run.batches.micro_batch, run.batches.sequence_length
+    """Return the shape of the largest micro-batch of preference pairs.
+
+    Both answers share a row behind one copy of the prompt if the model supports that and it needs
+    less attention; otherwise each answer has a row with its own copy of the prompt.
+    """
+    count = run.batches.micro_batch
+    longest = run.batches.sequence_length
     scored = isinstance(run.objective, Reward)
     if lengths is None:
         return LargestRows(2 * count, longest, 2 * count if scored else 2 * count * longest)
@@ -110,22 +120,24 @@ def _find_pairs(run: FineTuning, model: DecoderConfig, lengths: _Lengths | None)
         return apart
     from trainrig.objectives.shared_prompts import fill_rows  # torch takes seconds to import
 
-    # Prompts are alike; that answers begin alike, too, is not looked for.
+    # Assume that the answers of a pair share the prompt and no first tokens of the answer.
     common_N = np.minimum((sides_2N + 1 - targets_2N).min(0), sides_2N.min(0))
     totals = np.sort(sides_2N.sum(0) - common_N)[::-1][:count].tolist()
-    rows, wide = len(fill_rows(totals)), totals[0]
+    rows = len(fill_rows(totals))
+    wide = totals[0]
     if rows * wide**2 >= 2 * count * width**2:
         return apart
     return LargestRows(rows, wide, places, branches=True)
 
 
 def _read_lengths(run: FineTuning) -> _Lengths | None:
-    """Those of the rows to train on; None while they are not there."""
+    """Return the lengths of the training rows, or None while they do not exist yet."""
     folder = storage.make_absolute(run.conversations)
     if not storage.exists(storage.join(folder, manifest.MANIFEST)):
         return None
     shards = TokenShards.open(storage.join(folder, TRAIN), run.cache)
-    tokens, targets = [], []
+    tokens = []
+    targets = []
     for source in shards.sources:
         count = shards.count_documents(source)
         tokens.append(np.diff(shards.find_document_starts(source, np.arange(count + 1))))

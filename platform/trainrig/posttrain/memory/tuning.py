@@ -1,4 +1,4 @@
-"""The memory of a device that tunes by rows, as `check` says it."""
+"""Device memory of a tuning run on rows, as `trainrig check` reports it."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -23,16 +23,19 @@ def describe_tuning_memory(
     frozen: Mapping[str, FrozenModel],
     machine: DeviceChoice,
 ) -> TuningFacts:
-    """What a device needs to tune `model` as `run` says, beside `frozen` models."""
+    """Return facts about the memory that a device needs to tune `model`, with `frozen` models.
+
+    The facts are what `trainrig check` prints.
+    """
     rows = find_largest(run, model)
     facts: TuningFacts = {"largest_micro_batch": str(rows)}
-    references = [each.model for each in frozen.values()]
+    references = [reference.model for reference in frozen.values()]
     find = partial(estimate_tuning_memory, run, model, references, rows)
     left_out = []
     if isinstance(run.objective, Distillation):
         left_out.append("what the teacher expects of each token, and its comparison")
-    told = model, run.training, run.workers, machine, find, rows.tokens, run.lora
-    return facts | describe_tuning(*told, left_out)
+    arguments = model, run.training, run.workers, machine, find, rows.tokens, run.lora
+    return facts | describe_tuning(*arguments, left_out)
 
 
 def estimate_tuning_memory(
@@ -44,11 +47,12 @@ def estimate_tuning_memory(
     workers: int,
     on_cpu: bool,
 ) -> Memory:
-    """Of one of `workers`, laid out as `training` says."""
+    """Estimate the memory of one of `workers` with the parallel layout of `training`."""
     tuning = TuningStep(run.lora, rows.places)
-    for each in frozen:  # one at most
-        held, places = hold_beside(ModelBeside(each), training, workers), rows.places or 0
-        reading = estimate_reading(each, training, rows.tokens, places)
+    for reference in frozen:  # one at most
+        held = hold_beside(ModelBeside(reference), training, workers)
+        places = rows.places or 0
+        reading = estimate_reading(reference, training, rows.tokens, places)
         tuning = TuningStep(run.lora, rows.places, held, reading)
     return estimate_worker_memory(
         model,

@@ -1,4 +1,4 @@
-"""What completions are worth: verifiers, shapes, models, functions; one file a kind, one union."""
+"""Rewards for completions: one module for each kind, and the union of their settings."""
 
 from typing import Annotated
 
@@ -26,7 +26,7 @@ RewardSettings = Annotated[
     | JudgeModel,
     Field(discriminator="kind"),
 ]
-"""One part of a reward in a run file, told apart by `kind`."""
+"""Settings of one `[[rewards]]` entry in a run file; `kind` selects the class."""
 
 __all__ = [
     "ExactAnswer",

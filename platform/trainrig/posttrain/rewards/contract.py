@@ -1,8 +1,8 @@
-"""What a reward is: completions in, a number or the reason for none out, one for each.
+"""Interfaces of rewards: settings, scorers, and the score or fault of each completion.
 
-A part of a run file (`RewardPart`) opens to a `CompletionScorer`; `WeightedRewards` adds them. A
-reward is a function of the completion and of its row: not of the batch that it is in, of the clock,
-or of what was scored before.
+`RewardPart` holds the settings of one reward in a run file; its `open` returns a
+`CompletionScorer`. `WeightedRewards` adds the scores of all parts. A reward must depend on the
+completion and its row alone: not on the rest of the batch, the time, or earlier calls.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,22 +18,23 @@ from trainrig.tokens.chat.messages import Conversation
 
 @dataclass(frozen=True)
 class Completion:
-    """What a model said to one prompt."""
+    """Completion that a model sampled for one prompt."""
 
     prompt: str
-    text: str  # what was said, without the prompt and without the token that ends it
-    ids: tuple[int, ...]  # of what was said, with the token that ends it
-    finished: bool  # whether the model ended it: not cut by the limit of length
-    row: Mapping[str, object]  # the row that the prompt is from, with its other columns
-    chat: Conversation | None = None  # that `prompt` is a transcript of; None: it is one text
+    text: str  # without the prompt and without the end token
+    ids: tuple[int, ...]  # token ids of the completion, with the end token
+    finished: bool  # False if the limit of length cut it
+    row: Mapping[str, object]  # row of the prompt file, with all its columns
+    chat: Conversation | None = None  # conversation behind `prompt`; None if it is one text
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Why a completion has no score."""
+    """Reason why a completion has no score."""
 
-    # The reward raised; it did not return in time; it gave no finite number; the row has nothing to
-    # score by; a model cannot read the completion; or a judge gave no verdict.
+    # raised: the reward raised an exception. timed_out: it did not return in time. not_finite: it
+    # returned NaN or infinity. no_target: the row lacks the value to compare with. unreadable: a
+    # model cannot read the completion. no_verdict: the judge's answer has no valid verdict.
     kind: Literal["raised", "timed_out", "not_finite", "no_target", "unreadable", "no_verdict"]
     detail: str
 
@@ -42,40 +43,48 @@ Score = float | Fault
 
 
 class CompletionScorer(Protocol):
-    """What scores completions."""
+    """Interface of an opened reward that scores completions."""
 
     @property
     def name(self) -> str:
-        """Under which metrics and reports show it."""
+        """Name of the reward in metrics and reports."""
         ...
 
     def score(self, completions: Sequence[Completion]) -> Sequence[Score]:
-        """The score of each of `completions`, or why it has none."""
+        """Return one score, or the Fault that prevented it, for each completion, in order."""
         ...
 
 
 class RewardPart(Settings):
-    """One part of a reward, as a run file has it."""
+    """Settings of one `[[rewards]]` entry in a run file."""
 
-    name: str = Field(default="", pattern=r"^\w+$")  # of the part in metrics
-    weight: float = Field(default=1.0, allow_inf_nan=False)  # what the part is multiplied by
-    # What a completion gets that could not be scored, before the weight; faults are counted.
+    name: str = Field(default="", pattern=r"^\w+$")  # name of this reward in metrics
+    weight: float = Field(
+        default=1.0, allow_inf_nan=False
+    )  # factor of this reward in the weighted sum
+    # Score, before the weight, of a completion that this reward could not score. The metrics count
+    # such faults.
     fault_score: float = Field(default=0.0, allow_inf_nan=False)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns that every row of prompts must have."""
+        """Columns that every row of the prompt files must have."""
         return ()
 
     def hash_inputs(self) -> Mapping[str, str]:
-        """Keys of what the score depends on beside these settings: contents of files, by field."""
+        """Return content keys of the files that the score depends on, keyed by settings field."""
         return {}
 
     def resolve_paths(self) -> Self:
-        """The same for processes that run in other folders, and later: its paths are absolute, and
-        of what is there now."""
+        """Return a copy with absolute paths, for processes that run in other folders.
+
+        A path that means "the newest checkpoint" is resolved to the checkpoint that is newest now.
+        """
         return with_absolute_paths(self)
 
     def open(self) -> CompletionScorer:
-        """What scores. Raises ConfigError or DataError where it cannot."""
+        """Return the scorer of this reward.
+
+        Raises ConfigError or DataError if the reward cannot be set up.
+        """
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""A reward for the right words."""
+"""Reward for completions whose answer equals the right answer exactly."""
 
 from typing import Literal
 
@@ -8,14 +8,14 @@ from trainrig.posttrain.rewards.verifier import Verifier
 
 
 class ExactAnswer(Verifier):
-    """1 for the same text as the right answer, but for white space at both ends."""
+    """Reward of 1 if the answer equals the right answer, without surrounding white space."""
 
     kind: Literal["ExactAnswer"] = "ExactAnswer"
-    name: str = "exact"  # of the part in metrics
-    ignore_case: bool = False  # whether "Paris" is "paris"
-    ignore_punctuation: bool = False  # whether "Paris." is "Paris"
+    name: str = "exact"  # name of this reward in metrics
+    ignore_case: bool = False  # treat "Paris" and "paris" as equal
+    ignore_punctuation: bool = False  # treat "Paris." and "Paris" as equal
 
     def is_right(self, given: str, target: str) -> bool:
-        """Whether both are one text."""
+        """Return whether `given` and `target` are the same text under these settings."""
         check = ExactMatch(ignore_case=self.ignore_case, ignore_punctuation=self.ignore_punctuation)
         return is_right(check, given, target)

@@ -1,4 +1,4 @@
-"""A reward for the right formula."""
+"""Reward for completions whose answer is the right formula."""
 
 from typing import Literal
 
@@ -9,14 +9,16 @@ from trainrig.posttrain.rewards.verifier import Verifier
 
 
 class FormulaAnswer(Verifier):
-    r"""1 for the right formula in LaTeX: what `\boxed{}` holds, else what stands between dollar
-    signs, else all of it. Both are brought to one way of writing, as evaluation does: `\dfrac12` is
-    `\frac{1}{2}` and `x=3` is `3`; formulas that are only worth the same are two.
+    r"""Reward of 1 if the answer is the right LaTeX formula, else 0.
+
+    The formula is read from `\boxed{}`, else from between dollar signs, else from the whole text.
+    Both formulas are normalised as in evaluation: `\dfrac12` equals `\frac{1}{2}`, and `x=3` equals
+    `3`. Formulas that differ after that are different, even if their values are equal.
     """
 
     kind: Literal["FormulaAnswer"] = "FormulaAnswer"
-    name: str = "formula"  # of the part in metrics
+    name: str = "formula"  # name of this reward in metrics
 
     def is_right(self, given: str, target: str) -> bool:
-        """Whether both are one formula."""
+        """Return whether `given` and `target` are the same formula after normalisation."""
         return is_right(MathsMatch(), given, extract_formula(target))

@@ -1,4 +1,4 @@
-"""A reward that a language model gives when it is asked for a verdict."""
+"""Reward from a language model that is asked to judge each completion."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -21,23 +21,26 @@ if TYPE_CHECKING:  # torch takes seconds to import
 
 
 class JudgeModel(RewardPart):
-    """What a language model says of a completion, read as a number (Zheng et al. 2023,
-    arXiv:2306.05685, section 3.1: grading of single answers)."""
+    """Reward that is the verdict of a language model on a completion, read as a number.
+
+    This is the grading of single answers in Zheng et al. 2023 (arXiv:2306.05685, section 3.1).
+    """
 
     kind: Literal["JudgeModel"] = "JudgeModel"
-    name: str = "judge"  # of the part in metrics
-    # The model: a run folder, or a checkpoint in it.
+    name: str = "judge"  # name of this reward in metrics
+    # Judge model: a run folder, or a checkpoint in it.
     checkpoint: Annotated[str, NOT_IDENTITY]
-    # Template of what it is asked, over the row's columns, `prompt` and `completion`.
+    # Template of the question to the judge. It may use the row's columns, `prompt` and
+    # `completion`.
     question: str
-    chat: bool = True  # whether it is asked by its chat template; else it goes on from the text
-    # Regular expression that finds the verdict in what it says: its first group, else all that
-    # matches; the last match counts.
+    chat: bool = True  # ask with the judge's chat template; false: the judge continues the text
+    # Regular expression that finds the verdict in the judge's answer: the first group of the last
+    # match, or the whole match if the expression has no group.
     verdict: str = r"-?\d+(?:\.\d+)?"
-    # What each verdict is worth, as { yes = 1.0, no = 0.0 }; empty: verdicts are numbers.
+    # Reward of each verdict, such as { yes = 1.0, no = 0.0 }; empty: the verdict is a number.
     worth: dict[str, float] = Field(default_factory=dict)
-    maximum_tokens: int = Field(default=64, ge=1)  # that it may say
-    # Completions that are judged together. Another number may give other last digits.
+    maximum_tokens: int = Field(default=64, ge=1)  # longest answer of the judge
+    # Completions that are judged in one batch. Another number may change the last digits.
     batch: int = Field(default=8, ge=1)
 
     @field_validator("question")
@@ -55,16 +58,19 @@ class JudgeModel(RewardPart):
         return check_pattern(given)
 
     def resolve_paths(self) -> Self:
-        """With the checkpoint that is the newest now."""
+        """Return a copy whose `checkpoint` is the absolute path of the newest checkpoint now."""
         path = checkpoint.resolve(storage.make_absolute(self.checkpoint))
         return self.model_copy(update={"checkpoint": path})
 
     def hash_inputs(self) -> Mapping[str, str]:
-        """The checkpoint's contents."""
+        """Return the content key of the judge's checkpoint."""
         return {"checkpoint": checkpoint.compute_content_key(checkpoint.resolve(self.checkpoint))}
 
     def open(self) -> "JudgeScorer":
-        """What asks it. Raises DataError if there is none, ConfigError for a reward model."""
+        """Return the scorer that asks the judge.
+
+        Raises DataError if there is no checkpoint, ConfigError if it is no language model.
+        """
         path = checkpoint.resolve(self.checkpoint)
         if (found := checkpoint.describe(path)[0]).head != "tokens":
             raise ConfigError(
@@ -74,8 +80,8 @@ class JudgeModel(RewardPart):
         return JudgeScorer(self)
 
     def read(self, said: str) -> Score:
-        """What the verdict in `said` is worth; a Fault where there is none."""
-        found = [each.group(each.re.groups and 1) for each in re.finditer(self.verdict, said)]
+        """Return the reward of the verdict in the judge's answer `said`, or a Fault without one."""
+        found = [match.group(match.re.groups and 1) for match in re.finditer(self.verdict, said)]
         if not found or found[-1] is None:
             return Fault("no_verdict", f"said {said!r:.60}")
         if self.worth:
@@ -90,19 +96,24 @@ class JudgeModel(RewardPart):
 
 @dataclass
 class JudgeScorer:
-    """Asks a judge, which is loaded when the first completion is there."""
+    """Scorer that asks a judge model, which is loaded at the first call of `score`."""
 
     settings: JudgeModel
     _judge: "TextGenerator | None" = field(default=None)
 
     @property
     def name(self) -> str:
-        """That of the part."""
+        """Name of the reward in metrics."""
         return self.settings.name
 
     def score(self, completions: Sequence[Completion]) -> list[Score]:
-        """What each is worth; a Fault where the judge cannot be asked, or gives no verdict."""
-        size, scores = self.settings.batch, list[Score]()
+        """Return the judge's score of each completion.
+
+        The score is a Fault if the question cannot be built or is too long for the judge, or if
+        the answer has no valid verdict.
+        """
+        size = self.settings.batch
+        scores = list[Score]()
         for begin in range(0, len(completions), size):
             scores += self._score(completions[begin : begin + size])
         return scores

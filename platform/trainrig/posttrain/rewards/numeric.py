@@ -1,4 +1,4 @@
-"""A reward for the right number."""
+"""Reward for completions whose answer is the right number."""
 
 from decimal import Decimal
 from typing import Literal
@@ -10,19 +10,22 @@ from trainrig.posttrain.rewards.verifier import Verifier
 
 
 class NumericAnswer(Verifier):
-    """1 for the right number: "1,234.0", "$1234" and "1234" are one.
+    """Reward of 1 if the answer is the right number: "1,234.0", "$1234" and "1234" are equal.
 
-    Of an answer with several numbers the last counts, or the first with `take = "first"`.
+    If the answer has several numbers, the last counts, or the first with `take = "first"`.
     """
 
     kind: Literal["NumericAnswer"] = "NumericAnswer"
-    name: str = "numeric"  # of the part in metrics
-    tolerance: float = Field(default=0.0, ge=0, allow_inf_nan=False)  # largest difference
+    name: str = "numeric"  # name of this reward in metrics
+    tolerance: float = Field(
+        default=0.0, ge=0, allow_inf_nan=False
+    )  # largest difference from the right number
 
     def is_right(self, given: str, target: str) -> bool:
-        """Whether the number of `given` is that of `target`."""
-        mine, wanted = find_numbers(given), find_numbers(target)
-        if not mine or not wanted:
+        """Return whether the number in `given` is within `tolerance` of the number in `target`."""
+        given_numbers = find_numbers(given)
+        target_numbers = find_numbers(target)
+        if not given_numbers or not target_numbers:
             return False
-        number = mine[-1 if self.take == "last" else 0]
-        return abs(number - wanted[-1]) <= Decimal(repr(self.tolerance))
+        number = given_numbers[-1 if self.take == "last" else 0]
+        return abs(number - target_numbers[-1]) <= Decimal(repr(self.tolerance))

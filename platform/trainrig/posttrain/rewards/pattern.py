@@ -1,4 +1,4 @@
-"""A reward for the form of what is said."""
+"""Reward for completions that match a regular expression."""
 
 import re
 from collections.abc import Sequence
@@ -11,13 +11,14 @@ from trainrig.posttrain.rewards.verifier import check_pattern
 
 
 class PatternShape(RewardPart):
-    """1 for a completion that matches a regular expression, 0 for another."""
+    """Reward of 1 if the completion matches a regular expression, else 0."""
 
     kind: Literal["PatternShape"] = "PatternShape"
-    name: str = "pattern"  # of the part in metrics
-    # Regular expression, in which a dot is any character, a newline too.
+    name: str = "pattern"  # name of this reward in metrics
+    # Regular expression. A dot matches any character, newlines included.
     pattern: str
-    whole: bool = True  # whether all of the completion has to match, but for white space around it
+    # Match the whole completion, without surrounding white space; false: match any part.
+    whole: bool = True
 
     @field_validator("pattern")
     @classmethod
@@ -25,13 +26,13 @@ class PatternShape(RewardPart):
         return check_pattern(given)
 
     def open(self) -> Self:
-        """Itself: there is nothing to load."""
+        """Return this object, which is its own scorer and loads nothing."""
         return self
 
     def score(self, completions: Sequence[Completion]) -> list[float]:
-        """1.0 or 0.0 for each."""
+        """Return 1.0 or 0.0 for each completion."""
         find = re.fullmatch if self.whole else re.search
         return [
-            float(find(self.pattern, each.text.strip(), re.DOTALL) is not None)
-            for each in completions
+            float(find(self.pattern, completion.text.strip(), re.DOTALL) is not None)
+            for completion in completions
         ]

@@ -1,4 +1,4 @@
-"""A reward for programs that pass their tests."""
+"""Reward for programs that pass the tests of their row."""
 
 import re
 from collections.abc import Sequence
@@ -15,22 +15,25 @@ _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
 class ProgramAnswer(RewardPart):
-    """1 for a Python program that passes the tests of its row, 0 for another.
+    """Reward of 1 if the completion is a Python program that passes its row's tests, else 0.
 
-    Programs run where they can do nothing but compute, without files, network and processes; where
-    the kernel cannot confine them, none is run. The tests run in another process, which decides.
+    Programs run in a sandbox without files, network or child processes. On a kernel that cannot
+    provide the sandbox, `open` raises ConfigError and no program runs. The tests run in a separate
+    process, and only that process decides whether the program passed.
     """
 
     kind: Literal["ProgramAnswer"] = "ProgramAnswer"
-    name: str = "program"  # of the part in metrics
-    column: str = "tests"  # of the row, that has the tests
-    # Template of the program, over the row's columns and `completion`: the last fenced block of
-    # what was said, all of it where there is none.
+    name: str = "program"  # name of this reward in metrics
+    column: str = "tests"  # column of the row with the tests
+    # Template of the program. It may use the row's columns and `completion`, which is the last
+    # fenced code block of the completion, or the whole completion if there is no such block.
     program: str = "{{ completion }}\n"
-    # Template of the tests, over the row's columns.
+    # Template of the tests. It may use the row's columns.
     tests: str = Field(default="{{ tests }}\n", min_length=1)
-    seconds: float = Field(default=5.0, gt=0, allow_inf_nan=False)  # that a program may take
-    memory_mib: int = Field(default=512, ge=64)  # address space that it may take
+    seconds: float = Field(
+        default=5.0, gt=0, allow_inf_nan=False
+    )  # time limit of a program, in seconds
+    memory_mib: int = Field(default=512, ge=64)  # limit of a program's address space, in MiB
 
     @field_validator("program", "tests")
     @classmethod
@@ -43,17 +46,20 @@ class ProgramAnswer(RewardPart):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The one with the tests."""
+        """Column with the tests."""
         return (self.column,)
 
     def open(self) -> Self:
-        """Itself. Raises ConfigError where programs cannot be confined."""
+        """Return this object. Raises ConfigError if this machine cannot sandbox programs."""
         check_confinement()
         return self
 
     def score(self, completions: Sequence[Completion]) -> list[Score]:
-        """1.0 or 0.0 for each; a Fault where the row has no tests, or not what `program` names."""
-        return [self._score(each) for each in completions]
+        """Return 1.0 or 0.0 for each completion.
+
+        The score is a Fault if the row has no tests, or lacks a column that a template uses.
+        """
+        return [self._score(completion) for completion in completions]
 
     def _score(self, completion: Completion) -> Score:
         if not completion.row.get(self.column):

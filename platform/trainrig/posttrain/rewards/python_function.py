@@ -1,4 +1,4 @@
-"""A reward that a user wrote in Python."""
+"""Reward that a user's Python function computes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,47 +9,53 @@ from trainrig.posttrain.rewards.user_code import UserCode, UserCodeFault, UserCo
 
 
 class PythonFunction(UserCodeSettings, RewardPart):
-    """What a function of your own gives: `reward(prompt, completion, row)`, a number.
+    """Reward that is the number returned by your function `reward(prompt, completion, row)`.
 
-    `prompt` and `completion` are texts, `row` a dict of the row that the prompt is from. It runs in
-    a process of its own, by itself for each completion.
+    `prompt` and `completion` are strings; `row` is a dict of the prompt's row. The function runs in
+    a separate process and is called once for each completion.
     """
 
     kind: Literal["PythonFunction"] = "PythonFunction"
-    name: str = "function"  # of the part in metrics
-    function: str = "reward"  # its name there
-    needs: tuple[str, ...] = ()  # columns that every row of prompts must have
+    name: str = "function"  # name of this reward in metrics
+    function: str = "reward"  # name of the function in `file` or `module`
+    needs: tuple[str, ...] = ()  # columns that every row of the prompt files must have
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Those that the function needs."""
+        """Columns that the function needs."""
         return self.needs
 
     def hash_inputs(self) -> Mapping[str, str]:
-        """The sum of its source."""
+        """Return the hash of the function's source."""
         return {"source": self.hash_source()}
 
     def open(self) -> "FunctionScorer":
-        """What calls it. Raises ConfigError for one that cannot be loaded."""
+        """Return the scorer that calls the function.
+
+        Raises ConfigError if the function cannot be loaded.
+        """
         return FunctionScorer(self.name, UserCode(self, self.function).check())
 
 
 @dataclass(frozen=True)
 class FunctionScorer:
-    """Calls a function for each completion."""
+    """Scorer that calls a user's function once for each completion."""
 
     name: str
     code: UserCode
 
     def score(self, completions: Sequence[Completion]) -> list[Score]:
-        """What it gives for each; a Fault where it raises, takes too long, or gives no number."""
-        return [self._score(each) for each in completions]
+        """Return the function's result for each completion.
+
+        The score is a Fault if the function raises, takes too long, or returns no number.
+        """
+        return [self._score(completion) for completion in completions]
 
     def _score(self, completion: Completion) -> Score:
         try:
             given = self.code.ask("call", completion.prompt, completion.text, dict(completion.row))
         except UserCodeFault as fault:
             return Fault(fault.kind, fault.detail)
-        if not isinstance(given, int | float):  # True is 1
+        if not isinstance(given, int | float):  # bool passes: True is 1.0
             return Fault("raised", f"gave {given!r:.60}, no number")
         return float(given)

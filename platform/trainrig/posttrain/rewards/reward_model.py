@@ -1,4 +1,4 @@
-"""A reward that a trained reward model gives."""
+"""Reward that is the score of a trained reward model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,31 +20,35 @@ if TYPE_CHECKING:  # torch takes seconds to import
 
 
 class RewardModel(RewardPart):
-    """The score of a reward model, which `posttrain` makes with the objective Reward.
+    """Reward that is the score of a model trained by `posttrain` with the objective Reward.
 
-    It reads prompt and completion as a conversation, by its own tokenizer and chat template, as it
-    was taught. Its score is of no fixed scale: show a true verifier beside it, with `weight = 0`.
+    The model reads prompt and completion as a conversation, with its own tokenizer and chat
+    template, as in its training. Its score has no fixed scale. To see real progress in the metrics,
+    add a verifier with `weight = 0`.
     """
 
     kind: Literal["RewardModel"] = "RewardModel"
-    name: str = "reward_model"  # of the part in metrics
-    # The model: a run folder of `posttrain`, also of an adapter, or a checkpoint in it.
+    name: str = "reward_model"  # name of this reward in metrics
+    # Reward model: a run folder of `posttrain`, which may hold an adapter, or a checkpoint in it.
     checkpoint: Annotated[str, NOT_IDENTITY]
-    # Completions of a forward pass. Another number may give other last digits.
+    # Completions in one forward pass. Another number may change the last digits.
     batch: int = Field(default=8, ge=1)
 
     def resolve_paths(self) -> Self:
-        """With the checkpoint that is the newest now."""
+        """Return a copy whose `checkpoint` is the absolute path of the newest checkpoint now."""
         path = checkpoint.resolve(storage.make_absolute(self.checkpoint))
         return self.model_copy(update={"checkpoint": path})
 
     def hash_inputs(self) -> Mapping[str, str]:
-        """The checkpoint's contents."""
+        """Return the content key of the reward model's checkpoint."""
         return {"checkpoint": checkpoint.compute_content_key(checkpoint.resolve(self.checkpoint))}
 
     def open(self) -> "ModelScorer":
-        """What asks it. Raises DataError if there is none, ConfigError for a model that does not
-        score, or has no chat template."""
+        """Return the scorer that runs the reward model.
+
+        Raises DataError if there is no checkpoint, ConfigError if the model is no reward model or
+        has no chat template.
+        """
         path = checkpoint.resolve(self.checkpoint)
         if (found := checkpoint.describe(path)[0]).head != "score":
             raise ConfigError(
@@ -57,17 +61,17 @@ class RewardModel(RewardPart):
 
 @dataclass
 class ModelScorer:
-    """Asks a reward model, which is loaded when the first completion is there."""
+    """Scorer that runs a reward model, which is loaded at the first call of `score`."""
 
     name: str
     path: str
     batch: int
     renderer: "ChatRenderer"
-    template: str  # that the renderer renders by
+    template: str  # chat template of the renderer
     _model: "AnswerScorer | None" = field(default=None)
 
     def score(self, completions: Sequence[Completion]) -> list[Score]:
-        """The model's score of each; a Fault where it cannot read one."""
+        """Return the model's score of each completion, or a Fault if the model cannot read it."""
         scores: list[Score] = []
         for begin in range(0, len(completions), self.batch):
             scores += self._score(completions[begin : begin + self.batch])
@@ -89,9 +93,9 @@ class ModelScorer:
             except BadRow as bad:
                 scores.append(Fault("unreadable", str(bad)))
             else:
-                scores.append(0.0)  # its place
+                scores.append(0.0)  # placeholder, replaced by the model's score below
         found = iter(model.score(answers) if answers else [])
-        return [each if isinstance(each, Fault) else next(found)[0] for each in scores]
+        return [score if isinstance(score, Fault) else next(found)[0] for score in scores]
 
 
 def open_chat(path: str) -> "ChatTokenizer":

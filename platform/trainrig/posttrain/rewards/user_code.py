@@ -1,7 +1,6 @@
-"""A user's own Python, run in a process of its own: it may raise, hang or end, and nothing else
-does.
+"""User-written Python that runs in a separate process, so that it may raise, hang or exit safely.
 
-It is trusted as the run file is, and not confined; it is never taken from a checkpoint.
+The code is trusted like the run file and is not sandboxed. It is never loaded from a checkpoint.
 """
 
 import importlib.util
@@ -25,17 +24,18 @@ from trainrig.errors import ConfigError
 from trainrig.manifest import digest
 from trainrig.processes.process_group import end_process
 
-START_SECONDS = 120.0  # for imports of the user's own, which may be torch
-READ = 64 * 2**10  # bytes of an answer taken at a time
+START_SECONDS = 120.0  # time limit of loading: the user's imports may include torch
+READ = 64 * 2**10  # bytes of an answer that one call of os.read takes
 
 
 class UserCodeSettings(Settings):
-    """Where the user's Python is: in a file, or in a module of an installed package."""
+    """Settings that locate the user's Python: a file, or a module of an installed package."""
 
-    # File with it, by itself: what it imports is installed. `submit` ships it.
+    # One Python file, whose imports must be installed; `submit` ships it to the cluster.
     file: Annotated[str | None, SHIPPED] = None
-    module: str | None = None  # module with it, as `package.rewards`, installed on every machine
-    # Seconds that one call may take; then its process is ended, and the call is a fault.
+    # Module, such as `package.rewards`, which must be installed on every machine.
+    module: str | None = None
+    # Time limit of one call, in seconds. After that the process is killed and the call is a fault.
     seconds: float = Field(default=10.0, gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
@@ -46,11 +46,14 @@ class UserCodeSettings(Settings):
 
     @property
     def where(self) -> str:
-        """The place in words."""
+        """The file or module, for messages."""
         return self.file or self.module or ""
 
     def hash_source(self) -> str:
-        """The SHA-256 of the file, or of all Python of the module's package. Raises ConfigError."""
+        """Return the SHA-256 of the file, or of all Python files of the module's package.
+
+        Raises ConfigError if there is no such file or package.
+        """
         if self.file is not None:
             if not storage.exists(self.file):
                 raise ConfigError(f"{self.file}: no such file; name the one with your Python")
@@ -62,35 +65,40 @@ class UserCodeSettings(Settings):
             raise ConfigError(f"module '{self.module}': no package '{top}' is installed here")
         first = Path(found.origin)
         files = sorted(first.parent.rglob("*.py")) if first.name == "__init__.py" else [first]
-        texts = [[str(each.relative_to(first.parent)), each.read_text()] for each in files]
+        texts = [[str(path.relative_to(first.parent)), path.read_text()] for path in files]
         return digest(texts)
 
 
 class UserCodeFault(Exception):
-    """Why a call came to nothing."""
+    """Failure of a call to the user's code: it raised, or did not return in time."""
 
     def __init__(self, kind: Literal["raised", "timed_out"], detail: str) -> None:
         super().__init__(detail)
-        self.kind, self.detail = kind, detail
+        self.kind = kind
+        self.detail = detail
 
 
 class UserCode:
-    """One function or class of the user's, ready to be called."""
+    """Handle of one user-written function or class that runs in a separate process."""
 
     def __init__(self, settings: UserCodeSettings, name: str) -> None:
-        """Nothing is started before the first call."""
-        self._settings, self._name = settings, name
+        """Store the settings; the process starts at the first call of `check` or `ask`."""
+        self._settings = settings
+        self._name = name
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
-        self.starts = 0  # processes started so far: what an earlier one knew is gone
+        self.starts = 0  # processes started so far; a new one has no state of the earlier
 
     @property
     def running(self) -> bool:
-        """Whether a process is there to be asked."""
+        """True while the process is running."""
         return self._process is not None
 
     def check(self) -> Self:
-        """Itself, if it can be loaded. Raises ConfigError."""
+        """Return this object after loading the user's code.
+
+        Raises ConfigError if the code cannot be loaded.
+        """
         try:
             self._start()
         except UserCodeFault as fault:
@@ -98,13 +106,16 @@ class UserCode:
         return self
 
     def ask(self, do: str, *arguments: Any, episode: int = 0) -> Any:
-        """What the call gives. Raises UserCodeFault."""
+        """Return the result of the request `do`, such as "call" or "step", with `arguments`.
+
+        Raises UserCodeFault if the code raises, exits, or takes longer than `seconds`.
+        """
         if self._process is None:
             self._start()
         return self._ask(do, arguments, episode, self._settings.seconds)
 
     def close(self) -> None:
-        """End the process."""
+        """Stop the process, if one is running."""
         if self._process is not None:
             end_process(self._process)
             self._process = None
@@ -118,7 +129,8 @@ class UserCode:
         weakref.finalize(self, end_process, self._process)
         self._rest = b""
         self.starts += 1
-        given, source = self._settings, None
+        given = self._settings
+        source = None
         if given.file is not None:
             source = storage.read(given.file).decode()
         self._ask("load", (self._name, given.where, source), 0, START_SECONDS)
@@ -145,7 +157,7 @@ class UserCode:
         return answer["result"]
 
     def _read_line(self, seconds: float) -> bytes | None:
-        """The next line; empty: the process has ended; None: none came in time."""
+        """Return the next line, b"" if the process has ended, or None if the time is up."""
         assert self._process is not None and self._process.stdout is not None
         until = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:

@@ -1,7 +1,7 @@
-"""The process that a user's own Python runs in: requests in, answers out, a line of JSON each.
+"""Script of the process that runs a user's Python: one line of JSON per request and per answer.
 
-Imports the standard library alone, so that it starts in no time. It ends when its parent does. What
-the user's code prints goes where errors go.
+It imports the standard library alone, so that it starts fast. It exits when its parent does. Output
+that the user's code prints goes to stderr.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Answer until the requests end."""
+    """Answer requests from stdin until stdin is closed."""
     _leave_signals_to_parent()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -30,17 +30,18 @@ def main() -> None:
         request = json.loads(requests.get())
         try:
             answer = json.dumps({"result": service.answer(**request)})
-        except BaseException as error:  # sys.exit is no way out either
+        except BaseException as error:  # SystemExit too: user code must not end the process
             answer = json.dumps({"error": _describe_error(error)})
         answers.write(answer + "\n")
         answers.flush()
 
 
 def _leave_signals_to_parent() -> None:
-    """Do nothing at a signal that asks the parent to stop.
+    """Ignore SIGINT, SIGTERM and SIGHUP, which the parent handles.
 
-    A handler, as a signal that is blocked or ignored stays so in the programs that the user's code
-    starts, and those heed theirs. Ray's processes, which may be the parent, block them.
+    This sets handlers that do nothing. A blocked or ignored signal would stay so in programs that
+    the user's code starts, and these must react to signals. The parent may be a Ray process, which
+    blocks these signals, so they are unblocked here.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: None)
@@ -48,7 +49,7 @@ def _leave_signals_to_parent() -> None:
 
 
 def _listen(requests: "queue.SimpleQueue[str]") -> None:
-    """Hand the lines on; at their end, whatever the user's code is doing, end."""
+    """Put lines of stdin into `requests`; exit at the end of stdin, even during a call."""
     with contextlib.suppress(ValueError):
         for line in sys.stdin:
             requests.put(line)
@@ -56,18 +57,18 @@ def _listen(requests: "queue.SimpleQueue[str]") -> None:
 
 
 class _NotThere(Exception):
-    """The user's code lacks what was named."""
+    """Error: the user's code has no function or class of the requested name."""
 
 
 class _Service:
-    """What is asked for by `do`."""
+    """Handler of requests: calls the loaded function, or runs episodes of the loaded class."""
 
     def __init__(self) -> None:
         self._target: Any = None
         self._episodes: dict[int, Any] = {}
 
     def answer(self, do: str, arguments: list[Any], episode: int = 0) -> Any:
-        """What the user's code gives."""
+        """Return the result of the request `do`: load, call, reset, step or forget."""
         if do == "load":
             return self._load(*arguments)
         if do == "call":
@@ -87,10 +88,10 @@ class _Service:
         else:
             there = types.ModuleType("user_code")
             there.__file__ = module
-            sys.modules["user_code"] = there  # dataclasses and the like look for it
+            sys.modules["user_code"] = there  # dataclasses look their module up there
             exec(compile(source, module, "exec"), there.__dict__)
         if not callable(getattr(there, name, None)):
-            names = [n for n, each in vars(there).items() if callable(each) and n[0] != "_"]
+            names = [n for n, value in vars(there).items() if callable(value) and n[0] != "_"]
             raise _NotThere(f"no '{name}'; it has {', '.join(names) or 'none'}")
         self._target = getattr(there, name)
 
@@ -100,7 +101,7 @@ def _describe_error(error: BaseException) -> str:
         return str(error)
     told = " ".join(f"{type(error).__name__}: {error}".split())
     frames = [
-        each for each in traceback.extract_tb(error.__traceback__) if each.filename != __file__
+        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__
     ]
     if frames and not isinstance(error, SyntaxError):
         told += f" (line {frames[-1].lineno} of {Path(frames[-1].filename).name})"

@@ -1,4 +1,4 @@
-"""What verifiers share: an answer is found in a completion and compared with one in its row."""
+"""Base class of rewards that compare an answer in the completion with an answer in the row."""
 
 import re
 from collections.abc import Sequence
@@ -11,14 +11,16 @@ from trainrig.posttrain.rewards.contract import Completion, Fault, RewardPart, S
 
 
 class Verifier(RewardPart):
-    """1 for a right answer, 0 for a wrong one or none."""
+    """Reward of 1 for a right answer, 0 for a wrong answer or none."""
 
-    column: str = "answer"  # of the row, that has the right answer, or a list of right answers
-    # Regular expression that finds the answer in what was said: its first group, else all that
-    # matches. None: all of the text.
+    # Column of the row with the right answer, or with a list of right answers.
+    column: str = "answer"
+    # Regular expression that finds the answer in the completion: its first group, or the whole
+    # match if the expression has no group; None: the answer is the whole completion.
     extract: str | None = None
-    take: Literal["first", "last"] = "last"  # which match of `extract` is the answer
-    # Regular expression that finds the right answer in the column, such as '#### (.+)'. None: all.
+    take: Literal["first", "last"] = "last"  # match of `extract` to use as the answer
+    # Regular expression that finds the right answer in the column, such as '#### (.+)';
+    # None: the whole value is the right answer.
     extract_target: str | None = None
 
     @field_validator("extract", "extract_target")
@@ -28,19 +30,19 @@ class Verifier(RewardPart):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The one with the answer."""
+        """Column with the right answer."""
         return (self.column,)
 
     def open(self) -> Self:
-        """Itself: there is nothing to load."""
+        """Return this object, which is its own scorer and loads nothing."""
         return self
 
     def score(self, completions: Sequence[Completion]) -> list[Score]:
-        """1.0 or 0.0 for each; a Fault where the row has no right answer."""
-        return [self._score(each) for each in completions]
+        """Return 1.0 or 0.0 for each completion, or a Fault if its row has no right answer."""
+        return [self._score(completion) for completion in completions]
 
     def is_right(self, given: str, target: str) -> bool:
-        """Whether `given` is the answer `target`."""
+        """Return whether the answer `given` equals the right answer `target`."""
         raise NotImplementedError
 
     def _score(self, completion: Completion) -> Score:
@@ -55,11 +57,11 @@ class Verifier(RewardPart):
         if not targets:
             return Fault("no_target", f"column '{self.column}' has no answer: {value!r:.60}")
         given = extract_answer(completion.text, self.extract, self.take)
-        return float(given is not None and any(self.is_right(given, each) for each in targets))
+        return float(given is not None and any(self.is_right(given, target) for target in targets))
 
 
 def check_pattern(given: str) -> str:
-    """`given`, if it is a regular expression. Raises ValueError."""
+    """Return `given` unchanged. Raises ValueError if it is no valid regular expression."""
     try:
         re.compile(given)
     except re.error as error:

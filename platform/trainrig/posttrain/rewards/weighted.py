@@ -1,4 +1,4 @@
-"""Several rewards as one: a weighted sum, with each part and each fault in sight."""
+"""Weighted sum of several rewards, with the score of each part and the count of faults."""
 
 import logging
 import math
@@ -21,35 +21,35 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RewardScores:
-    """What completions got, in their order."""
+    """Scores of a list of completions, in its order."""
 
     totals: tuple[float, ...]  # weighted sums
-    parts: Mapping[str, tuple[float, ...]]  # by name, before the weight
-    faults: Mapping[str, int]  # how many, by NAME/KIND, such as exact/no_target
+    parts: Mapping[str, tuple[float, ...]]  # scores by reward name, before the weight
+    faults: Mapping[str, int]  # number of faults by NAME/KIND, such as exact/no_target
 
 
 class WeightedPart(Protocol):
-    """What has a share in the sum: a reward, or an environment."""
+    """Settings of a summand of the weighted sum: a reward, or an environment."""
 
     @property
     def name(self) -> str:
-        """In metrics."""
+        """Name in metrics."""
         ...
 
     @property
     def weight(self) -> float:
-        """What it is multiplied by."""
+        """Factor in the weighted sum."""
         ...
 
     @property
     def fault_score(self) -> float:
-        """In the place of a score that is missing."""
+        """Score to use where there is a Fault, before the weight."""
         ...
 
 
 @dataclass(frozen=True)
 class WeightedRewards:
-    """Rewards with their weights."""
+    """Opened rewards, whose weighted sum scores completions."""
 
     parts: tuple[tuple[RewardPart, CompletionScorer], ...]
 
@@ -59,13 +59,17 @@ class WeightedRewards:
         given: Sequence[tuple[WeightedPart, Sequence[Score]]] = (),
         rows: Sequence[int] = (),
     ) -> RewardScores:
-        """The weighted totals and the parts of `completions`; `given`: scores that are there, of
-        further parts; `rows`: the number of the row that each answers, for messages.
+        """Return the weighted totals, the scores of each part, and the counts of faults.
 
-        What could not be scored gets its part's `fault_score`, and is counted. Raises DataError if
-        a part scored none of them, though they answer several prompts: the reward is broken then,
-        not a row. Raises DataError, which names the row, where a part raises an exception of its
-        own, and ClusterError where that is of the machine or the network.
+        A completion that a part could not score gets the part's `fault_score`. Raises DataError if
+        a part scored no completion although they answer several prompts: then the reward is broken,
+        not a row. Raises DataError with the number of the row if a part raises an exception, or
+        ClusterError if that is an OSError or MemoryError.
+
+        Args:
+            completions: Completions to score.
+            given: Further summands whose scores are known already, such as an environment's.
+            rows: Row number of each completion's prompt, for messages.
         """
         parts: dict[str, tuple[float, ...]] = {}
         faults: Counter[str] = Counter()
@@ -75,13 +79,13 @@ class WeightedRewards:
         ]
         every: list[tuple[WeightedPart, Sequence[Score]]] = [*scored, *given]
         for settings, found_scores in every:
-            scores = [_check_finite(each) for each in found_scores]
-            found = [each for each in scores if isinstance(each, Fault)]
-            faults.update(f"{settings.name}/{each.kind}" for each in found)
+            scores = [_check_finite(score) for score in found_scores]
+            found = [score for score in scores if isinstance(score, Fault)]
+            faults.update(f"{settings.name}/{fault.kind}" for fault in found)
             if found:
                 self._tell(settings.name, found, completions)
             parts[settings.name] = tuple(
-                settings.fault_score if isinstance(each, Fault) else each for each in scores
+                settings.fault_score if isinstance(score, Fault) else score for score in scores
             )
         weights = [settings.weight for settings, _ in every]
         totals = tuple(
@@ -91,8 +95,10 @@ class WeightedRewards:
         return RewardScores(totals, parts, dict(sorted(faults.items())))
 
     def check_rows(self, rows: Iterable[Mapping[str, object]], where: str) -> None:
-        """Raise DataError for the first of `rows` without a column that a part compares with;
-        `where` says where the rows are from."""
+        """Raise DataError if one of `rows` lacks a column that a part compares with.
+
+        The message names the first such row, and `where`, the source of the rows.
+        """
         wanted = [(part.name, column) for part, _ in self.parts for column in part.columns]
         for number, row in enumerate(rows):
             for name, column in wanted:
@@ -104,7 +110,10 @@ class WeightedRewards:
 
     def _tell(self, name: str, found: Sequence[Fault], completions: Sequence[Completion]) -> None:
         first = f"{found[0].kind}: {found[0].detail}"
-        if len(found) == len(completions) and len({each.prompt for each in completions}) > 1:
+        if (
+            len(found) == len(completions)
+            and len({completion.prompt for completion in completions}) > 1
+        ):
             raise DataError(
                 f"rewards: '{name}' scored none of {len(completions)} completions; the first, "
                 f"{first}"
@@ -116,10 +125,11 @@ class WeightedRewards:
 def build_rewards(
     parts: Sequence[RewardPart], further: Sequence[WeightedPart] = ()
 ) -> WeightedRewards:
-    """`parts`, the members of a run file's `rewards`, ready to score; `further`: what has a share
-    beside them.
+    """Open the `rewards` of a run file and return their weighted sum.
 
-    Raises ConfigError for none, for two of one name, and where one cannot be opened.
+    Raises ConfigError if there is no reward and no further summand, if two have the same name, or
+    if a reward cannot be opened. `further` are summands whose scores come from elsewhere, such as
+    an environment; only their names are checked.
     """
     if not (parts or further):
         raise ConfigError('rewards: none; write one, such as [[rewards]] kind = "ExactAnswer"')
@@ -130,8 +140,10 @@ def build_rewards(
 
 
 def hash_reward_inputs(parts: Sequence[RewardPart]) -> dict[str, str]:
-    """What the scores depend on beside the run file, for a stage's fingerprint: content keys by
-    place."""
+    """Return content keys of all files that the scores depend on, for a stage's fingerprint.
+
+    The keys of the dict are paths in the run file, such as `rewards[0].checkpoint`.
+    """
     return {
         f"rewards[{number}].{field}": key
         for number, part in enumerate(parts)
@@ -169,7 +181,10 @@ def _score_all(reward: CompletionScorer, completions: Sequence[Completion]) -> S
 def _find_raising(
     reward: CompletionScorer, completions: Sequence[Completion], rows: Sequence[int]
 ) -> tuple[str, Exception] | None:
-    """Which of `completions` is the first that `reward` raises at by itself, and what."""
+    """Return which completion is the first to raise if scored alone, and the exception.
+
+    The completion is named in words. Returns None if no completion raises.
+    """
     for place, completion in enumerate(completions):
         try:
             _score_all(reward, [completion])

@@ -1,1 +1,1 @@
-"""Reinforcement learning: a model's own completions, what they are worth, training on them."""
+"""Reinforcement learning: samples completions of a model, scores them, and trains on them."""

@@ -1,9 +1,9 @@
-"""The batches of reinforcement learning: completions that the model draws, with their advantages.
+"""Batches of reinforcement learning: sampled completions with their advantages.
 
-A micro-batch is sampled together, from its first token to its last, read once as training reads it,
-and scored. Which prompts it has, and every number that is drawn, follow from the seed, the number
-of the batch and the number of the micro-batch; so it is a function of these and the weights,
-whichever worker makes it, and whether it is made again after a failure.
+The completions of a micro-batch are sampled together, passed once through the model as in training,
+and scored. The prompts and all random numbers follow from the seed, the number of the batch and the
+number of the micro-batch. So a micro-batch is a function of these and the weights: every worker
+makes the same one, also when it is made again after a failure.
 
 Shapes: B completions of a micro-batch, T positions, G prompts, S completions of each.
 """
@@ -66,31 +66,35 @@ SOURCE = "rollouts"
 
 @dataclass(frozen=True)
 class CompletionGroup:
-    """What was said to one prompt, with what it is worth."""
+    """Completions of one prompt, with their scores."""
 
     transcripts: tuple[Transcript, ...]
     scores: RewardScores
 
     @property
     def flat(self) -> bool:
-        """Whether there are several, all worth the same."""
+        """True if there are several completions and all have the same total reward."""
         return len(self.scores.totals) > 1 and len(set(self.scores.totals)) == 1
 
 
 class RolloutBatches(RolloutMaker):
-    """What a run's batches are made by."""
+    """Maker of the batches of a reinforcement learning run."""
 
     def __init__(self, run: ReinforcementLearning, encoder: PromptEncoder, prompts: str) -> None:
-        """`prompts`: the fingerprint of their files."""
+        """Store the settings of `run`; `prompts` is the fingerprint of the prompt files."""
         self.sources = (SOURCE,)
-        self.updates, self.lag = run.rollouts.updates, run.rollouts.lag
+        self.updates = run.rollouts.updates
+        self.lag = run.rollouts.lag
         self.waves = run.rollouts.waves
-        self._run, self._encoder, self._fingerprint = run, encoder, prompts
-        vllm, files = run.rollouts.vllm, encoder.encoder.files
+        self._run = run
+        self._encoder = encoder
+        self._fingerprint = prompts
+        vllm = run.rollouts.vllm
+        files = encoder.encoder.files
         self._vllm = VllmSampler(files, vllm.memory) if vllm else None
 
     def identity(self) -> dict[str, Any]:
-        """What is asked, how it is sampled, and what it is worth."""
+        """Return all settings and fingerprints that the batches depend on, besides the weights."""
         run = self._run
         return {
             "prompts": self._fingerprint,
@@ -103,12 +107,12 @@ class RolloutBatches(RolloutMaker):
         }
 
     def micro_batches(self, number: int) -> int:
-        """As many as the completions of a batch fill."""
+        """Return the number of micro-batches in a batch."""
         wanted = self._run.rollouts
         return wanted.prompts * wanted.samples // wanted.micro_batch
 
     def denominators(self, micro: MicroBatch) -> dict[str, int]:
-        """Tokens of completions, completions, and the tokens that they may have."""
+        """Return the number of trained tokens, of completions, and the completions' token limit."""
         return {
             TOKENS: int((micro.targets != IGNORE).sum()),
             EXAMPLES: len(micro.ids),
@@ -116,12 +120,15 @@ class RolloutBatches(RolloutMaker):
         }
 
     def sample(self, model: Any, number: int, index: int, asked: Arrays = NO_ARRAYS) -> Arrays:
-        """See RolloutMaker. Raises DataError where there is a lag and what was sampled is not what
-        training reads of the same weights."""
+        """Sample and score micro-batch `index` of batch or wave `number`.
+
+        With a lag, raises DataError if the log-probabilities of sampling and of training differ by
+        more than `largest_gap`.
+        """
         wanted = self._run.rollouts
-        each = wanted.micro_batch // wanted.samples  # prompts of a micro-batch
-        first = number * wanted.prompts + index * each
-        groups = self._draw(model, list(range(first, first + each)), 0)
+        count = wanted.micro_batch // wanted.samples  # prompts of a micro-batch
+        first = number * wanted.prompts + index * count
+        groups = self._draw(model, list(range(first, first + count)), 0)
         for draw in range(1, wanted.redraws + 1):
             flat = [place for place, group in enumerate(groups) if group.flat]
             if not flat:
@@ -136,27 +143,29 @@ class RolloutBatches(RolloutMaker):
         return arrays
 
     def take_weights(self) -> None:
-        """See RolloutMaker."""
+        """Tell vLLM, if it samples, that the model's weights have changed."""
         if self._vllm:
             self._vllm.take_weights()
 
     def fill(self, drawn: Sequence[Sequence[Arrays]]) -> Sequence[Arrays] | None:
-        """See RolloutMaker."""
+        """Choose the groups of a batch from the waves in `drawn`; None requests another wave."""
         padding = self._encoder.encoder.special_tokens.padding
         return fill_batch(drawn, self._run.rollouts, padding)
 
     def _draw(self, model: Any, places: Sequence[int], draw: int) -> list[CompletionGroup]:
-        """The groups of the prompts at `places`, sampled together. `draw`: times that they were
-        drawn before."""
+        """Sample and score the groups of the prompts at `places` in one batch.
+
+        `draw` is the number of times that these places were drawn before.
+        """
         samples = self._run.rollouts.samples
         asked = [
             (place, self._prompts.find(place, self._run.rollouts.seed, draw)) for place in places
         ]
         said = self._sampler.sample(model, asked, draw)
-        completions = [each.build_completion() for each in said]
+        completions = [transcript.build_completion() for transcript in said]
         environment = self._run.environment
-        given = [(environment, [each.score for each in said])] if environment else []
-        rows = [each.prompt.number for each in said]
+        given = [(environment, [transcript.score for transcript in said])] if environment else []
+        rows = [transcript.prompt.number for transcript in said]
         scores = self._rewards.score(completions, given, rows)
         return [
             CompletionGroup(
@@ -166,21 +175,23 @@ class RolloutBatches(RolloutMaker):
         ]
 
     def _build_arrays(self, groups: Sequence[CompletionGroup]) -> dict[str, NDArray[Any]]:
-        """What was sampled, and what it is worth, as it is handed to `complete`."""
-        run, samples = self._run, self._run.rollouts.samples
-        rows = [each for group in groups for each in group.transcripts]
-        width = max(len(each.prompt.ids) + len(each.ids) for each in rows) - 1
+        """Return the tokens and scores of `groups` as the arrays that `complete` takes."""
+        run = self._run
+        samples = self._run.rollouts.samples
+        rows = [transcript for group in groups for transcript in group.transcripts]
+        width = max(len(row.prompt.ids) + len(row.ids) for row in rows) - 1
         padding = self._encoder.encoder.special_tokens.padding
         ids_BT = np.full((len(rows), width), padding, dtype=np.int64)
         targets_BT = np.full_like(ids_BT, IGNORE)
         sampled_BT = np.zeros(ids_BT.shape, dtype=np.float32)
-        for row, said in enumerate(rows):
-            whole = (*said.prompt.ids, *said.ids)
-            begin, end = len(said.prompt.ids) - 1, len(whole) - 1
-            ids_BT[row, :end] = whole[:-1]
-            # What an environment said is read, and not learnt.
-            targets_BT[row, begin:end] = np.where(said.drawn, said.ids, IGNORE)
-            sampled_BT[row, begin:end] = said.log_probabilities
+        for index, transcript in enumerate(rows):
+            whole = (*transcript.prompt.ids, *transcript.ids)
+            begin = len(transcript.prompt.ids) - 1
+            end = len(whole) - 1
+            ids_BT[index, :end] = whole[:-1]
+            # Tokens of an environment are input of the model and get no loss.
+            targets_BT[index, begin:end] = np.where(transcript.drawn, transcript.ids, IGNORE)
+            sampled_BT[index, begin:end] = transcript.log_probabilities
         faults = [sum(group.scores.faults.values()) / len(rows) for group in groups]
         arrays: dict[str, NDArray[Any]] = {
             IDS: ids_BT,
@@ -188,26 +199,32 @@ class RolloutBatches(RolloutMaker):
             SAMPLED: sampled_BT,
             FLAT: np.repeat(np.array([group.flat for group in groups], dtype=np.int64), samples),
             REWARD_FAULTS: np.repeat(np.array(faults, dtype=np.float32), samples),
-            FINISHED: np.array([each.finished for each in rows], dtype=np.int64),
+            FINISHED: np.array([row.finished for row in rows], dtype=np.int64),
             LIMIT_TOKENS: np.full(len(rows), run.rollouts.maximum_tokens, dtype=np.int64),
             TEMPERATURE: np.full(len(rows), run.rollouts.temperature, dtype=np.float32),
             ENTRIES: np.full(len(rows), self._encoder.encoder.vocabulary_size, dtype=np.int64),
             TOTALS: np.array([group.scores.totals for group in groups], dtype=np.float64),
-            PROMPTS: np.array([each.prompt.number for each in rows]),
+            PROMPTS: np.array([row.prompt.number for row in rows]),
         }
         if run.environment:
-            arrays[TURNS] = np.array([each.turns for each in rows], dtype=np.int64)
+            arrays[TURNS] = np.array([row.turns for row in rows], dtype=np.int64)
         for name in groups[0].scores.parts:
-            of_part = [score for group in groups for score in group.scores.parts[name]]
-            arrays[REWARD_PART + name] = np.array(of_part, dtype=np.float32)
+            part_scores = [score for group in groups for score in group.scores.parts[name]]
+            arrays[REWARD_PART + name] = np.array(part_scores, dtype=np.float32)
         return arrays
 
     def complete(
         self, model: Any, others: Mapping[str, Any], number: int, index: int, sampled: Arrays
     ) -> MicroBatch:
-        """See RolloutMaker. Raises DataError if what was sampled is not what training reads."""
-        wanted, arrays = self._run.rollouts, dict(sampled)
-        rewards_GS, numbers_B = arrays.pop(TOTALS), arrays.pop(PROMPTS)
+        """Add the log-probabilities of training and the advantages to a sampled micro-batch.
+
+        Raises DataError if the log-probabilities of sampling and of training differ by more than
+        `largest_gap`.
+        """
+        wanted = self._run.rollouts
+        arrays = dict(sampled)
+        rewards_GS = arrays.pop(TOTALS)
+        numbers_B = arrays.pop(PROMPTS)
         read = move_to_device(model, arrays)
         arrays[OLD] = self._read(model, *read)
         self._weigh(arrays)
@@ -222,15 +239,19 @@ class RolloutBatches(RolloutMaker):
         )
 
     def _weigh(self, arrays: dict[str, NDArray[Any]]) -> None:
-        """Add what tokens are weighed with where other weights than those of OLD sampled them.
-        Raises DataError if what was sampled is not what training reads."""
+        """Add importance weights if the model has been trained since the tokens were sampled.
+
+        Without a lag, raises DataError if the log-probabilities of sampling and of training differ
+        by more than `largest_gap`.
+        """
         if self.lag:
             self._add_importance(arrays)
         else:
             self._check_gap(arrays[OLD], arrays)
 
     def _add_importance(self, arrays: dict[str, NDArray[Any]]) -> None:
-        change_BT, mask_BT = arrays[OLD] - arrays[BEHAVIOUR], arrays[TARGETS] != IGNORE
+        change_BT = arrays[OLD] - arrays[BEHAVIOUR]
+        mask_BT = arrays[TARGETS] != IGNORE
         limit = np.full(len(mask_BT), self._run.rollouts.importance_limit, dtype=np.float32)
         arrays[IMPORTANCE_LIMIT] = limit
         weights_BT = self._run.objective.compute_importance(change_BT, mask_BT, float(limit[0]))
@@ -243,9 +264,12 @@ class RolloutBatches(RolloutMaker):
         arrays: Mapping[str, NDArray[Any]],
         read: "tuple[Tensor, Tensor]",
     ) -> dict[str, NDArray[Any]]:
-        """The arrays that say what the completions of G prompts, with those rewards, are worth;
-        `read`: their ids and targets, on the device of the model."""
-        mask_BT, objective = arrays[TARGETS] != IGNORE, self._run.objective
+        """Return the objective's arrays, such as advantages, for the completions of G prompts.
+
+        `read` holds the ids and the targets of the completions, on the device of the model.
+        """
+        mask_BT = arrays[TARGETS] != IGNORE
+        objective = self._run.objective
         found: dict[str, NDArray[Any]] = {}
         penalties_BT: Floats | None = None
         values_BT: Floats | None = None
@@ -269,7 +293,7 @@ class RolloutBatches(RolloutMaker):
     def _read(
         self, model: "nn.Module", ids_BT: "Tensor", targets_BT: "Tensor"
     ) -> NDArray[np.float32]:
-        """[B, T] log-probabilities as training reads them."""
+        """Return the [B, T] log-probabilities of the targets, computed as in training."""
         from trainrig.objectives.token_log_probabilities import read_tokens
 
         entries = self._encoder.encoder.vocabulary_size
@@ -316,7 +340,7 @@ def _generate(
 
 
 def move_to_device(model: "nn.Module", arrays: Arrays) -> "tuple[Tensor, Tensor]":
-    """The ids and targets of `arrays`, on the device of `model`."""
+    """Return the ids and targets of `arrays` as tensors on the device of `model`."""
     from torch import from_numpy
 
     device = next(model.parameters()).device
@@ -324,9 +348,10 @@ def move_to_device(model: "nn.Module", arrays: Arrays) -> "tuple[Tensor, Tensor]
 
 
 def open_rewards(run: ReinforcementLearning) -> WeightedRewards:
-    """What the completions of `run` are worth; with a teacher there may be nothing to tell.
+    """Open the rewards of `run` and return their weighted sum.
 
-    Raises ConfigError where a reward cannot be opened.
+    The sum is empty for a run that has a teacher and neither rewards nor an environment. Raises
+    ConfigError if a reward cannot be opened.
     """
     further = [run.environment] if run.environment else []
     if run.teacher and not (run.rewards or further):
@@ -335,6 +360,9 @@ def open_rewards(run: ReinforcementLearning) -> WeightedRewards:
 
 
 def _cut(scores: RewardScores, begin: int, end: int) -> RewardScores:
-    """Those of some completions; all have the faults of a whole, shared out evenly."""
-    parts = {name: each[begin:end] for name, each in scores.parts.items()}
+    """Return the scores of completions `begin` to `end`, with the fault counts of all.
+
+    `_build_arrays` spreads the fault counts evenly over the completions.
+    """
+    parts = {name: values[begin:end] for name, values in scores.parts.items()}
     return RewardScores(scores.totals[begin:end], parts, scores.faults)

@@ -1,4 +1,4 @@
-"""The memory of a device that makes batches of rollouts and trains on them, as `check` says it."""
+"""Device memory for making and training on rollouts, as `trainrig check` reports it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,8 +29,11 @@ from trainrig.train.run_file.training import Training
 def describe_rollout_memory(
     run: ReinforcementLearning, job: TrainingJob, longest: int, machine: DeviceChoice
 ) -> TuningFacts:
-    """What a device needs for `job`, whose longest prompt has so many tokens: the larger of what
-    the making of a batch takes and of what a step on it does."""
+    """Return facts about the memory that a device needs for `job`, for `trainrig check`.
+
+    The need is the larger of the peaks of making a batch and of a training step. `longest` is the
+    number of tokens of the longest prompt.
+    """
     rows = describe_rows(run, longest)
     asked = find_reward_models(run) if rows.sampled_here else []
     facts: TuningFacts = {
@@ -38,7 +41,9 @@ def describe_rollout_memory(
     }
     left_out = []
     if asked:
-        facts["parameters_of_reward_models"] = sum(count_parameters(each).total for each in asked)
+        facts["parameters_of_reward_models"] = sum(
+            count_parameters(config).total for config in asked
+        )
         left_out.append("passes of reward models, whose weights are counted")
     if not rows.sampled_here:
         left_out.append("devices of actors, which sample and ask reward models")
@@ -47,15 +52,15 @@ def describe_rollout_memory(
         return max(
             estimate_making(run, job, rows, asked, training, workers, on_cpu),
             estimate_step(run, job, rows, asked, training, workers),
-            key=lambda each: each.total,
+            key=lambda memory: memory.total,
         )
 
-    told = job.model, job.training, run.workers, machine, find, rows.tokens, run.lora
-    return facts | describe_tuning(*told, left_out)
+    arguments = job.model, job.training, run.workers, machine, find, rows.tokens, run.lora
+    return facts | describe_tuning(*arguments, left_out)
 
 
 def describe_rows(run: ReinforcementLearning, longest: int) -> SampledRows:
-    """The largest micro-batch of `run`, whose longest prompt has so many tokens."""
+    """Return the largest micro-batch of `run`, whose longest prompt has `longest` tokens."""
     wanted = run.rollouts
     return SampledRows(
         rows=wanted.micro_batch,
@@ -68,10 +73,12 @@ def describe_rows(run: ReinforcementLearning, longest: int) -> SampledRows:
 
 
 def find_reward_models(run: ReinforcementLearning) -> list[DecoderConfig]:
-    """Those that are asked what completions are worth: whole ones, in float32, wherever completions
-    are sampled."""
-    models = [each for each in run.rewards if isinstance(each, RewardModel | JudgeModel)]
-    return [checkpoint.describe(checkpoint.resolve(each.checkpoint))[0] for each in models]
+    """Return the shapes of the reward models and judges of `run`.
+
+    Every process that samples completions holds all of them unsharded, in float32.
+    """
+    models = [part for part in run.rewards if isinstance(part, RewardModel | JudgeModel)]
+    return [checkpoint.describe(checkpoint.resolve(part.checkpoint))[0] for part in models]
 
 
 def estimate_making(
@@ -83,7 +90,10 @@ def estimate_making(
     workers: int,
     on_cpu: bool,
 ) -> Memory:
-    """Of one of `workers` that samples and reads a batch, at the peak; `asked`: reward models."""
+    """Estimate the peak memory of one of `workers` that makes a batch.
+
+    `asked` are the reward models that it holds.
+    """
     others = _list_others(run, job)
     made = estimate_batch_making_memory(
         job.model, training, workers, rows, run.lora, others, on_cpu
@@ -99,20 +109,25 @@ def estimate_step(
     training: Training,
     workers: int,
 ) -> Memory:
-    """Of one of `workers` that trains on a batch, at the peak; `asked`: reward models."""
+    """Estimate the peak memory of one of `workers` in a training step.
+
+    `asked` are the reward models that it holds.
+    """
     size = training.precision.bytes
-    of_asked = _count_bytes(asked)
-    beside = HeldParameters(0, 0, EndParts(0), 0, 0, of_asked, 0.0, 0.0, False, NOT_GATHERED)
+    reward_model_bytes = _count_bytes(asked)
+    beside = HeldParameters(
+        0, 0, EndParts(0), 0, 0, reward_model_bytes, 0.0, 0.0, False, NOT_GATHERED
+    )
     places: int | None = rows.places
     activations = 0.0
-    for each in _list_others(run, job):
-        beside = beside.hold_beside(hold_beside(each, training, workers), size)
-        if each.optimizer is not None:
-            activations += estimate_trained_beside(each, training, rows.tokens)
-        elif each.in_steps:  # a block of its logits, beside one of the student's
+    for other in _list_others(run, job):
+        beside = beside.hold_beside(hold_beside(other, training, workers), size)
+        if other.optimizer is not None:
+            activations += estimate_trained_beside(other, training, rows.tokens)
+        elif other.in_steps:  # a block of the teacher's logits besides one of the student's
             places = None
             activations += estimate_at_head(job.model, size, rows.places, None, run.lora)
-            activations += size * min(rows.places * each.model.outputs, HEAD_BLOCK)
+            activations += size * min(rows.places * other.model.outputs, HEAD_BLOCK)
     tuning = TuningStep(run.lora, places, beside, activations)
     count = run.rollouts.prompts * run.rollouts.samples
     return estimate_worker_memory(
@@ -121,13 +136,13 @@ def estimate_step(
 
 
 def _list_others(run: ReinforcementLearning, job: TrainingJob) -> list[ModelBeside]:
-    """The models beside the policy: a reference, or a teacher, and a critic."""
+    """Return the models held besides the policy: a reference or a teacher, and a critic."""
     whole = isinstance(run.objective, OnPolicyDistillation) and run.objective.estimator == "full"
     return [
-        *(ModelBeside(each.model, in_steps=whole) for each in job.frozen.values()),
-        *(ModelBeside(each.model, each.optimizer) for each in job.trained.values()),
+        *(ModelBeside(frozen.model, in_steps=whole) for frozen in job.frozen.values()),
+        *(ModelBeside(trained.model, trained.optimizer) for trained in job.trained.values()),
     ]
 
 
 def _count_bytes(asked: Sequence[DecoderConfig]) -> float:
-    return float(MASTER * sum(count_parameters(each).total for each in asked))
+    return float(MASTER * sum(count_parameters(config).total for config in asked))

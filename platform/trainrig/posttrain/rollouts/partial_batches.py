@@ -1,8 +1,8 @@
-"""The batches of reinforcement learning whose completions are left off and gone on with.
+"""Batches of reinforcement learning with partial rollouts, continued over several batches.
 
-Each token keeps the log-probability that it was drawn with, that which training reads by the same
-weights, and the number of the batch whose weights these were. A completion is scored by the unit
-that ends it, with what else ends there.
+Each token keeps the log-probability of its sampling, the log-probability that training computes
+with the same weights, and the number of the batch that had these weights. A completion is scored
+when it ends, together with the other completions of the unit that end then.
 
 Shapes: B completions of a micro-batch, T positions, R completions of a unit.
 """
@@ -49,7 +49,7 @@ from trainrig.tokens.batches import (
 
 
 class PartialRolloutBatches(RolloutBatches):
-    """What such a run's batches are made by."""
+    """Maker of the batches of a run with partial rollouts."""
 
     carries_over = True
 
@@ -60,18 +60,24 @@ class PartialRolloutBatches(RolloutBatches):
         encoder: PromptEncoder,
         prompts: str,
     ) -> None:
-        """As RolloutBatches, with what leaves completions off."""
+        """Store the settings; `partial` holds the budget of tokens per wave.
+
+        `prompts` is the fingerprint of the prompt files.
+        """
         super().__init__(run, encoder, prompts)
         self._budget = partial.budget
 
     def begin(self, number: int, left: Arrays) -> PartialWaves:
-        """See RolloutMaker."""
+        """Return the waves of batch `number`, which continue what the batch before `left`."""
         parts = [part.name for part in self._run.rewards]
         return PartialWaves(self._run.rollouts, parts, number, left, self._assemble)
 
     def sample(self, model: Any, number: int, index: int, asked: Arrays = NO_ARRAYS) -> Arrays:
-        """See RolloutMaker. Raises DataError where what was sampled is not what training reads of
-        the same weights."""
+        """Continue the completions of unit `index` of a wave by up to the budget of tokens.
+
+        Raises DataError if the log-probabilities of sampling and of training with the same weights
+        differ by more than `largest_gap`.
+        """
         unit = select_unit(asked, index, self._run.rollouts.micro_batch)
         said = [self._build_transcript(unit, row) for row in range(len(unit[PLACE]))]
         self._sampler.go_on(model, said, self._budget)
@@ -81,8 +87,9 @@ class PartialRolloutBatches(RolloutBatches):
         return found
 
     def _build_transcript(self, rows: Rows, row: int) -> Transcript:
-        """The completion `row` of `rows`, as it stands."""
-        place, length = int(rows[PLACE][row]), int(rows[LENGTH][row])
+        """Return completion `row` of `rows` with its tokens so far."""
+        place = int(rows[PLACE][row])
+        length = int(rows[LENGTH][row])
         wanted = self._run.rollouts
         return Transcript(
             prompt=self._prompts.find(place, wanted.seed, 0),
@@ -94,50 +101,54 @@ class PartialRolloutBatches(RolloutBatches):
         )
 
     def _extend_completions(self, unit: Rows, said: Sequence[Transcript], number: int) -> Rows:
-        """`unit` with what was `said` for batch `number` since."""
-        width = max(len(each.ids) for each in said)
+        """Return `unit` with the new tokens of `said`, which the weights of batch `number` drew."""
+        width = max(len(transcript.ids) for transcript in said)
         found = {
             name: np.zeros((len(said), width), dtype=array.dtype) if array.ndim == 2 else array
             for name, array in unit.items()
         }
-        for row, each in enumerate(said):
-            before, after = int(unit[LENGTH][row]), len(each.ids)
-            found[COMPLETIONS][row, :after] = each.ids
-            found[SAMPLED][row, :after] = each.log_probabilities
+        for row, transcript in enumerate(said):
+            before = int(unit[LENGTH][row])
+            after = len(transcript.ids)
+            found[COMPLETIONS][row, :after] = transcript.ids
+            found[SAMPLED][row, :after] = transcript.log_probabilities
             for name in (VERSIONS, BEHAVIOUR):
                 found[name][row, :before] = unit[name][row, :before]
             found[VERSIONS][row, before:after] = number
-        found[LENGTH] = np.array([len(each.ids) for each in said], dtype=np.int64)
-        found[OVER] = np.array([each.over for each in said], dtype=np.int64)
-        found[FINISHED] = np.array([each.finished for each in said], dtype=np.int64)
+        found[LENGTH] = np.array([len(transcript.ids) for transcript in said], dtype=np.int64)
+        found[OVER] = np.array([transcript.over for transcript in said], dtype=np.int64)
+        found[FINISHED] = np.array([transcript.finished for transcript in said], dtype=np.int64)
         return found
 
     def _read_new(
         self, model: Any, said: Sequence[Transcript], before_R: NDArray[np.int64], found: Rows
     ) -> None:
-        """Put into `found` the log-probabilities, as training reads them, of what was said beyond
-        the first `before_R` tokens."""
-        width = max(len(each.prompt.ids) + len(each.ids) for each in said) - 1
+        """Write the log-probabilities of the new tokens, computed as in training, into `found`.
+
+        New are the tokens of a completion after its first `before_R`.
+        """
+        width = max(len(transcript.prompt.ids) + len(transcript.ids) for transcript in said) - 1
         padding = self._encoder.encoder.special_tokens.padding
         ids_RT = np.full((len(said), width), padding, dtype=np.int64)
         targets_RT = np.full_like(ids_RT, IGNORE)
         sampled_RT = np.zeros(ids_RT.shape, dtype=np.float32)
         new = []
-        for row, (each, before) in enumerate(zip(said, before_R.tolist(), strict=True)):
-            whole, first = (*each.prompt.ids, *each.ids), len(each.prompt.ids) - 1
+        for row, (transcript, before) in enumerate(zip(said, before_R.tolist(), strict=True)):
+            whole = (*transcript.prompt.ids, *transcript.ids)
+            first = len(transcript.prompt.ids) - 1
             ids_RT[row, : len(whole) - 1] = whole[:-1]
             new.append(slice(first + before, len(whole) - 1))
-            targets_RT[row, new[-1]] = each.ids[before:]
-            sampled_RT[row, new[-1]] = each.log_probabilities[before:]
+            targets_RT[row, new[-1]] = transcript.ids[before:]
+            sampled_RT[row, new[-1]] = transcript.log_probabilities[before:]
         arrays: Rows = {IDS: ids_RT, TARGETS: targets_RT, SAMPLED: sampled_RT}
         read_RT = self._read(model, *move_to_device(model, arrays))
         self._check_gap(read_RT, arrays)
-        for row, (each, before) in enumerate(zip(said, before_R.tolist(), strict=True)):
-            found[BEHAVIOUR][row, before : len(each.ids)] = read_RT[row, new[row]]
+        for row, (transcript, before) in enumerate(zip(said, before_R.tolist(), strict=True)):
+            found[BEHAVIOUR][row, before : len(transcript.ids)] = read_RT[row, new[row]]
 
     def _score(self, said: Sequence[Transcript], found: Rows) -> None:
-        """Put into `found` what those are worth that are whole now."""
-        over = [row for row, each in enumerate(said) if each.over]
+        """Score the completions that have ended, and write the scores into `found`."""
+        over = [row for row, transcript in enumerate(said) if transcript.over]
         if not over:
             return
         completions = [said[row].build_completion() for row in over]
@@ -146,13 +157,13 @@ class PartialRolloutBatches(RolloutBatches):
         for name, values in (
             (TOTALS, scores.totals),
             (REWARD_FAULTS, [faults] * len(over)),
-            *((REWARD_PART + name, each) for name, each in scores.parts.items()),
+            *((REWARD_PART + name, part) for name, part in scores.parts.items()),
         ):
             found[name] = found[name].copy()
             found[name][over] = values
 
     def _assemble(self, number: int, rows: Rows, waves: int, unfinished: int) -> list[Arrays]:
-        """The micro-batches, sampled, of batch `number`: `rows` of whole groups."""
+        """Return the sampled micro-batches of batch `number` from `rows` of whole groups."""
         size = self._run.rollouts.micro_batch
         return [
             self._build_micro_batch(
@@ -167,7 +178,7 @@ class PartialRolloutBatches(RolloutBatches):
     def _build_micro_batch(
         self, rows: Rows, number: int, waves: int, unfinished: float
     ) -> dict[str, NDArray[Any]]:
-        """`unfinished`: completions, for each of the batch."""
+        """Return one sampled micro-batch; `unfinished` is a share per completion of the batch."""
         said = [self._build_transcript(rows, row) for row in range(len(rows[PLACE]))]
         samples = self._run.rollouts.samples
         names = [part.name for part in self._run.rewards]
@@ -185,21 +196,22 @@ class PartialRolloutBatches(RolloutBatches):
         arrays = self._build_arrays(groups)
         stale_BT = np.zeros(arrays[IDS].shape, dtype=np.int64)
         behaviour_BT = np.zeros(stale_BT.shape, dtype=np.float32)
-        for row, each in enumerate(said):
-            begin, length = len(each.prompt.ids) - 1, len(each.ids)
+        for row, transcript in enumerate(said):
+            begin = len(transcript.prompt.ids) - 1
+            length = len(transcript.ids)
             stale_BT[row, begin : begin + length] = number - rows[VERSIONS][row, :length]
             behaviour_BT[row, begin : begin + length] = rows[BEHAVIOUR][row, :length]
-        each_B = np.ones(len(said), dtype=np.float32)
+        ones_B = np.ones(len(said), dtype=np.float32)
         return arrays | {
             REWARD_FAULTS: rows[REWARD_FAULTS],
             BEHAVIOUR: behaviour_BT,
             STALENESS: stale_BT,
-            WAVES: each_B * waves,
-            UNFINISHED: each_B * np.float32(unfinished),
+            WAVES: ones_B * waves,
+            UNFINISHED: ones_B * np.float32(unfinished),
         }
 
     def _weigh(self, arrays: dict[str, NDArray[Any]]) -> None:
-        """See RolloutBatches. What the weights of OLD sampled needs no other reading."""
+        """Add importance weights for the tokens that were sampled from earlier weights."""
         fresh_BT = arrays[STALENESS] == 0
         arrays[BEHAVIOUR] = np.where(fresh_BT, arrays[OLD], arrays[BEHAVIOUR])
         self._check_gap(arrays[BEHAVIOUR], arrays)
@@ -209,7 +221,7 @@ class PartialRolloutBatches(RolloutBatches):
 def open_rollouts(
     run: ReinforcementLearning, encoder: PromptEncoder, prompts: str
 ) -> RolloutBatches:
-    """The batches of `run`; `prompts`: the fingerprint of their files."""
+    """Return the maker of the batches of `run`; `prompts` is the prompt files' fingerprint."""
     if partial := run.rollouts.partial:
         return PartialRolloutBatches(run, partial, encoder, prompts)
     return RolloutBatches(run, encoder, prompts)

@@ -1,13 +1,13 @@
-"""Waves of a batch whose completions are left off and gone on with: what each wave is asked, which
-groups make the batch, and what is left for the next.
+"""Sampling waves of a batch with partial rollouts.
 
-A wave goes on with each completion that is not whole, by so many tokens. Where that leaves room, it
-begins the groups of further prompts; so with a budget that no completion needs more than, a batch
-is one wave of its own prompts. What a batch is of, and what it leaves, follows from what the batch
-before left and from the weights.
+A wave continues each unfinished completion by up to `budget` tokens. If the wave has room left, it
+also starts the groups of further prompts. So if no completion needs more than the budget, a batch
+is one wave of new prompts. The groups of a batch, and the completions left for the next batch,
+follow from what the previous batch left and from the weights.
 
-Groups are known by the place of their prompt in the order of prompts, in which they are begun and
-lie here. Shapes: R completions, T tokens of the longest, G groups, S completions of each.
+A group is identified by the place of its prompt in the order of prompts. Groups start, and are
+stored, in that order. Shapes: R completions, T tokens of the longest, G groups, S completions of
+one group.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,24 +21,26 @@ from trainrig.posttrain.rollouts.sampled_groups import TOTALS, set_width
 from trainrig.tokens.batch_makers import Arrays, Waves
 from trainrig.tokens.batches import BEHAVIOUR, FINISHED, REWARD_FAULTS, REWARD_PART, SAMPLED
 
-# Of completions on their way, beside SAMPLED, BEHAVIOUR [R, T], FINISHED, and for those that are
-# over TOTALS, REWARD_FAULTS and parts of the reward, all [R].
-PLACE, SAMPLE = "place", "sample"  # [R] of the prompt, and number among those of its prompt
-BORN = "born"  # [R] batch for which it was begun
-OVER = "over"  # [R] 1: whole
+# Arrays of completions in progress. Further arrays are SAMPLED and BEHAVIOUR [R, T], FINISHED [R],
+# and for ended completions TOTALS, REWARD_FAULTS and the parts of the reward, all [R].
+PLACE = "place"  # [R] place of the prompt
+SAMPLE = "sample"  # [R] number of the completion in its group
+BORN = "born"  # [R] number of the batch that started the completion
+OVER = "over"  # [R] 1: the completion has ended
 LENGTH = "length"  # [R] tokens so far
-COMPLETIONS, VERSIONS = "completions", "versions"  # [R, T] ids, and the batch that sampled each
-NEXT = "next"  # [1] place of the next prompt
-NUMBER = "number"  # [1] batch of a wave
+COMPLETIONS = "completions"  # [R, T] token ids
+VERSIONS = "versions"  # [R, T] batch whose weights sampled the token
+NEXT = "next"  # [1] place of the next prompt to start
+NUMBER = "number"  # [1] batch that the wave samples for
 
 Rows = dict[str, NDArray[Any]]
-# Micro-batches, sampled, of rows of whole groups; how many waves that took, and how many
-# completions are unfinished then.
+# Function that builds the sampled micro-batches of a batch from its number, the rows of its groups,
+# the number of waves it took, and the number of completions that are still unfinished.
 Assemble = Callable[[int, Rows, int, int], list[Arrays]]
 
 
 class PartialWaves(Waves):
-    """The waves of one batch."""
+    """Sampling waves of one batch with partial rollouts."""
 
     def __init__(
         self,
@@ -48,17 +50,28 @@ class PartialWaves(Waves):
         left: Arrays,
         assemble: Assemble,
     ) -> None:
-        """`parts`: names of those of the reward; `left`: by the batch before batch `number`."""
+        """Continue the completions that the previous batch left.
+
+        Args:
+            wanted: Settings of the rollouts.
+            parts: Names of the rewards.
+            number: Number of the batch.
+            left: Result of `list_left` of the batch before; empty for the first batch.
+            assemble: Function that builds the sampled micro-batches.
+        """
         assert wanted.partial, "completions are left off"
-        self._wanted, self._parts, self._number = wanted, parts, number
-        self._staleness, self._assemble = wanted.partial.staleness, assemble
+        self._wanted = wanted
+        self._parts = parts
+        self._number = number
+        self._staleness = wanted.partial.staleness
+        self._assemble = assemble
         self._rows: Rows = {name: array for name, array in left.items() if name != NEXT}
         self._next = int(left[NEXT][0]) if left else 0
         self._asked = np.zeros(0, dtype=np.int64)
         self._waves = 0
 
     def next(self) -> tuple[int, Arrays]:
-        """See Waves."""
+        """Start new groups, and return the number of units and the completions to continue."""
         self._begin_groups()
         self._asked = np.flatnonzero(self._rows[OVER] == 0)
         units = -(-len(self._asked) // self._wanted.micro_batch)
@@ -66,15 +79,15 @@ class PartialWaves(Waves):
         return units, {**asked, NUMBER: np.array([self._number])}
 
     def take(self, units: Sequence[Arrays]) -> None:
-        """See Waves."""
+        """Store the continued completions of the wave that `next` described."""
         rest = np.delete(np.arange(len(self._rows[PLACE])), self._asked)
-        # Back in the order in which they were.
+        # Restore the order of the completions from before the wave.
         back = np.argsort(np.concatenate([rest, self._asked]), kind="stable")
         self._rows = _select_rows(_concatenate([_select_rows(self._rows, rest), *units]), back)
         self._waves += 1
 
     def find_filled(self) -> Sequence[Arrays] | None:
-        """See Waves."""
+        """Return the sampled micro-batches of the batch, or None to request another wave."""
         if not self._rows:
             return None
         samples = self._wanted.samples
@@ -90,11 +103,11 @@ class PartialWaves(Waves):
         return self._assemble(self._number, taken, self._waves, unfinished)
 
     def list_left(self) -> Arrays:
-        """See Waves."""
+        """Return the completions, and the place of the next prompt, for the next batch."""
         return {**self._rows, NEXT: np.array([self._next])}
 
     def _begin_groups(self) -> None:
-        """Begin as many as a wave has room for, and as can be trained on in time."""
+        """Start the new groups that fit into a wave and can be trained on within the staleness."""
         wanted = self._wanted
         rows = len(self._rows[PLACE]) if self._rows else 0
         asked = int((self._rows[OVER] == 0).sum()) if self._rows else 0
@@ -106,23 +119,24 @@ class PartialWaves(Waves):
         self._next += count
 
     def _build_rows(self, places: NDArray[np.int64]) -> Rows:
-        """Completions of the prompts at `places`, none of which says anything yet."""
+        """Return empty completions for the prompts at `places`."""
         samples = self._wanted.samples
         count = len(places) * samples
-        whole, wide = np.zeros(count, dtype=np.int64), np.zeros((count, 0))
-        scores: Rows = {TOTALS: whole.astype(np.float64), REWARD_FAULTS: whole.astype(np.float32)}
-        scores |= {REWARD_PART + name: whole.astype(np.float32) for name in self._parts}
+        zeros = np.zeros(count, dtype=np.int64)
+        no_tokens = np.zeros((count, 0))
+        scores: Rows = {TOTALS: zeros.astype(np.float64), REWARD_FAULTS: zeros.astype(np.float32)}
+        scores |= {REWARD_PART + name: zeros.astype(np.float32) for name in self._parts}
         return {
             PLACE: np.repeat(places, samples),
             SAMPLE: np.tile(np.arange(samples), len(places)),
-            BORN: whole + self._number,
-            OVER: whole,
-            FINISHED: whole,
-            LENGTH: whole,
-            COMPLETIONS: wide.astype(np.int64),
-            VERSIONS: wide.astype(np.int64),
-            SAMPLED: wide.astype(np.float32),
-            BEHAVIOUR: wide.astype(np.float32),
+            BORN: zeros + self._number,
+            OVER: zeros,
+            FINISHED: zeros,
+            LENGTH: zeros,
+            COMPLETIONS: no_tokens.astype(np.int64),
+            VERSIONS: no_tokens.astype(np.int64),
+            SAMPLED: no_tokens.astype(np.float32),
+            BEHAVIOUR: no_tokens.astype(np.float32),
             **scores,
         }
 
@@ -134,24 +148,26 @@ def choose_groups(
     prompts: int,
     staleness: int,
 ) -> NDArray[np.int64] | None:
-    """The `prompts` oldest groups that are whole, for batch `number`; None: there are fewer, or
-    what would be left could not all be trained on in time.
+    """Choose the `prompts` oldest completed groups for batch `number`.
 
-    A group is due `staleness` batches after the one it was begun for. As the whole ones that were
-    begun first are taken first, what is left can be in time if, for each k, at most k × `prompts`
-    groups are due within the next k batches. Once all are whole this holds, if it held before and
-    no more than `prompts` × (`staleness` + 1) groups were ever on their way.
+    Returns None if there are fewer completed groups, or if the remaining groups could not all be
+    trained on in time.
+
+    A group is due `staleness` batches after the batch that started it. The oldest completed groups
+    are taken first, so the rest can be in time if, for each k, at most k × `prompts` groups are due
+    within the next k batches. Once all groups are completed this holds, if it held before and at
+    most `prompts` × (`staleness` + 1) groups were ever in progress.
     """
     chosen = np.flatnonzero(whole_G)[:prompts]
     if len(chosen) < prompts:
         return None
-    due_G = np.delete(born_G, chosen) + staleness - number  # in so many batches
+    due_G = np.delete(born_G, chosen) + staleness - number  # batches until each group is due
     within = [int((due_G <= k).sum()) <= k * prompts for k in range(staleness + 1)]
     return chosen if all(within) else None
 
 
 def select_unit(asked: Arrays, index: int, micro_batch: int) -> Rows:
-    """The completions of unit `index` of a wave."""
+    """Return the completions of unit `index` of a wave."""
     rows = {name: array for name, array in asked.items() if name != NUMBER}
     return _trim(_select_rows(rows, slice(index * micro_batch, (index + 1) * micro_batch)))
 
@@ -161,7 +177,7 @@ def _select_rows(rows: Arrays, which: Any) -> Rows:
 
 
 def _trim(rows: Rows) -> Rows:
-    """As wide as the longest of `rows` needs."""
+    """Cut the arrays of `rows` to the longest completion."""
     return _widen(rows, int(rows[LENGTH].max(initial=0)))
 
 
@@ -173,7 +189,7 @@ def _widen(rows: Arrays, width: int) -> Rows:
 
 
 def _concatenate(parts: Sequence[Arrays]) -> Rows:
-    """One after another."""
+    """Concatenate `parts`, padded to the longest completion."""
     width = max(part[COMPLETIONS].shape[1] for part in parts)
     widened = [_widen(part, width) for part in parts]
     return {name: np.concatenate([part[name] for part in widened]) for name in widened[0]}

@@ -1,8 +1,8 @@
-"""Prompts of JSON lines: which of them can be asked, and in what order they are.
+"""Prompts read from JSON lines, and the order in which a run uses them.
 
-A prompt is a text that a template makes of a row, or a conversation: the messages in the column
-that the template names, with the row's `tools`. A row that cannot be asked is left out and counted;
-it never ends a run by itself.
+A prompt is a text that a template makes from a row, or a conversation: the messages in the column
+that the template names, with the row's `tools`. A row without a usable prompt is skipped and
+counted; one such row does not end a run.
 """
 
 import json
@@ -35,21 +35,21 @@ from trainrig.tokens.permutation import permute_indices
 
 log = logging.getLogger(__name__)
 FORMAT = "JSONL"
-_COLUMN = re.compile(r"\s*\{\{\s*(\w+)\s*\}\}\s*")  # a template that names a column alone
+_COLUMN = re.compile(r"\s*\{\{\s*(\w+)\s*\}\}\s*")  # template that is one column and nothing else
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the model is asked."""
+    """Prompt for the model, with the row that it was made from."""
 
-    number: int  # of its row, over all files, those left out among them
+    number: int  # number of its row over all files, skipped rows included
     text: str
     ids: tuple[int, ...]
     row: Mapping[str, Any]
-    chat: Conversation | None = None  # that `text` is a transcript of; None: a text is all of it
+    chat: Conversation | None = None  # conversation that `text` transcribes; None: plain text
 
     def as_fields(self) -> dict[str, Any]:
-        """Return the fields that say the prompt in rows that are written."""
+        """Return the prompt as fields of an output row: `prompt`, and `tools` if there are any."""
         if self.chat is None:
             return {"prompt": self.text}
         fields: dict[str, Any] = {"prompt": [turn.as_json() for turn in self.chat.messages]}
@@ -58,14 +58,16 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PromptSet:
-    """The prompts that can be asked, in the order of their files."""
+    """Usable prompts, in the order of their files."""
 
     prompts: tuple[Prompt, ...]
-    left_out: Mapping[str, int]  # rows that cannot be asked, by why
+    left_out: Mapping[str, int]  # number of skipped rows by reason
 
     def find(self, place: int, seed: int, draw: int) -> Prompt:
-        """The prompt at `place` of the endless order that `seed` and `draw` pick: each once before
-        any comes again."""
+        """Return the prompt at `place` of the endless shuffled order of `seed` and `draw`.
+
+        The order is a sequence of epochs: every prompt occurs exactly once in each epoch.
+        """
         count = len(self.prompts)
         epoch, index = divmod(place, count)
         order = f"rollouts:{seed}:{draw}:{epoch}"
@@ -75,10 +77,10 @@ class PromptSet:
 def read_prompt_set(
     files: PromptFiles, encoder: PromptEncoder, longest: int, wanted: tuple[str, ...] = ()
 ) -> PromptSet:
-    """The rows of `files` whose prompts have at most `longest` tokens and that have a value in each
-    column of `wanted`.
+    """Read the prompts of `files` with 1 to `longest` tokens and a value in each `wanted` column.
 
-    Raises DataError for what is no JSON line, and if not one row can be asked.
+    Logs a warning for skipped rows, by reason. Raises DataError if a line is no JSON object, or if
+    no row has a usable prompt.
     """
     make = _PromptMaker(files)
     found: list[Prompt] = []
@@ -121,18 +123,20 @@ def read_prompt_set(
 
 
 class _PromptMaker:
-    """What makes prompts of rows."""
+    """Builder of prompts from rows."""
 
     def __init__(self, files: PromptFiles) -> None:
         self._chat = files.chat
         self._make = compile_template(files.template, "prompts.template")
         column = _COLUMN.fullmatch(files.template)
-        self._column = column and column[1]  # that is all of the template
+        self._column = (
+            column and column[1]
+        )  # name of the only column of the template, if it is nothing else
 
     def build(
         self, number: int, row: Mapping[str, Any], where: str, encoder: PromptEncoder
     ) -> Prompt:
-        """Return the prompt of `row`. Raises DataError or BadRow for one that cannot be asked."""
+        """Return the prompt of `row`. Raises DataError or BadRow if it has no usable prompt."""
         given = row.get(self._column) if self._column else None
         if isinstance(given, list):
             chat = self._read_chat(given, row)
@@ -142,7 +146,7 @@ class _PromptMaker:
         return Prompt(number, text, tuple(encoder.encode(asked)), row)
 
     def list_unread(self, prompt: Prompt) -> tuple[str, ...]:
-        """Return what the row of `prompt` says to the model that is asked, and nobody reads."""
+        """Return the names of fields of the prompt's row that are meant for a model but ignored."""
         if prompt.chat is not None:
             return find_unread(prompt.row, prompt.row, {})
         beside = self._chat and self._column and prompt.row.get("tools")
@@ -158,8 +162,10 @@ class _PromptMaker:
 
 
 def transcribe(chat: Conversation) -> str:
-    """Return `chat` as one text, for rewards that read texts: what is asked if that is all of it,
-    else a paragraph for each turn behind its role."""
+    """Return `chat` as one text, for rewards that read texts.
+
+    A single message is returned as it is; several become one paragraph each, after the role.
+    """
     if len(chat.messages) == 1:
         return chat.messages[0].content
     return "\n\n".join(f"{turn.role}: {turn.content}" for turn in chat.messages)

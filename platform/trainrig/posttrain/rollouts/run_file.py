@@ -1,4 +1,4 @@
-"""What reinforcement learning is told."""
+"""Run file of reinforcement learning (`trainrig rl`)."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -21,15 +21,15 @@ from trainrig.train.worker_bounds import ExtraWorkers, Workers, parse_bounds
 
 
 class PromptFiles(Settings):
-    """Rows of JSON lines, each a prompt with what its answers are compared with."""
+    """Files of JSON lines, each with a prompt and the values that rewards compare answers with."""
 
-    # Files, folders and patterns (* and ? are wildcards), on disk or s3://; may be packed.
+    # Files, folders and patterns (* and ? are wildcards), on disk or s3://; may be compressed.
     paths: Annotated[tuple[str, ...], NOT_IDENTITY, Field(min_length=1)]
-    # Template of the prompt, in Jinja's sandbox, over the columns of a row. With `chat`, a column
-    # of messages that is all of the template is a conversation, with the row's `tools`.
+    # Jinja template of the prompt, over the columns of a row. With `chat`, a template that is just
+    # one column of messages makes a conversation, with the row's `tools`.
     template: str = "{{ prompt }}"
-    # Whether the prompt is a user's message that the model answers by its chat template; else it is
-    # text that the model goes on from.
+    # Treat the prompt as a user's message and apply the model's chat template; false: the model
+    # continues the prompt as plain text.
     chat: bool = False
 
     @field_validator("template")
@@ -43,71 +43,75 @@ class PromptFiles(Settings):
 
 
 class VllmSettings(Settings):
-    """Sampling by vLLM, on the GPU of each actor, beside the model that reads what was sampled."""
+    """Sampling with vLLM, on the same GPU as the model that recomputes log-probabilities."""
 
-    memory: float = Field(default=0.5, gt=0, le=1)  # share of the GPU's memory that vLLM takes
+    memory: float = Field(default=0.5, gt=0, le=1)  # share of the GPU's memory for vLLM
 
 
 class PartialRollouts(Settings):
-    """Completions that are left off after some tokens, and gone on with by the weights of later
-    batches (Kimi 2025, arXiv:2501.12599, section 2.6)."""
+    """Partial rollouts: long completions are interrupted, and later batches continue them.
 
-    # Tokens by which a wave goes on with each completion, at most.
+    See Kimi 2025 (arXiv:2501.12599, section 2.6).
+    """
+
+    # Largest number of tokens that one wave adds to each completion.
     budget: int = Field(ge=1)
-    # Batches by which the weights that sampled a token may be behind those that its batch is made
-    # with, at most. What is due is waited for: nothing is cut or thrown away.
+    # Largest age, in batches, of the weights that sampled a token when the token is trained on.
+    # A batch waits for groups that reach this age; no completion is cut or dropped.
     staleness: int = Field(default=4, ge=1)
 
 
 class Rollouts(Settings):
-    """How completions are sampled, and how many of them make a batch."""
+    """Settings for sampling completions and for the size of batches."""
 
-    prompts: int = Field(ge=1)  # prompts of a batch, over all workers
-    samples: int = Field(default=8, ge=1)  # completions of each prompt: a group
-    # Completions that are sampled together and trained on in one pass, whole groups; more take more
-    # memory.
+    prompts: int = Field(ge=1)  # prompts in one batch, over all workers
+    samples: int = Field(default=8, ge=1)  # completions per prompt, which form a group
+    # Completions that are sampled together and trained on in one pass. It must be a multiple of
+    # `samples`. More completions need more memory.
     micro_batch: int = Field(ge=1)
-    # Steps that each batch is trained on, one after another. Above 1, later ones are off-policy, as
-    # far as the clip of ratios lets them.
+    # Consecutive optimizer steps on each batch. Above 1, all but the first are off-policy, within
+    # the objective's clipping of ratios.
     updates: int = Field(default=1, ge=1)
-    prompt_tokens: int = Field(default=512, ge=1)  # longest prompt; longer ones are left out
-    maximum_tokens: int = Field(default=256, ge=1)  # of a completion, at most
-    temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)  # of sampling
-    # Texts that end a completion where one first appears; they are no part of what is scored.
+    prompt_tokens: int = Field(default=512, ge=1)  # longest prompt, in tokens; longer are skipped
+    maximum_tokens: int = Field(default=256, ge=1)  # longest completion, in tokens
+    temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)  # sampling temperature
+    # Texts that end a completion at their first occurrence; rewards do not see them.
     stop: tuple[str, ...] = ()
-    # Times that a prompt whose completions are all worth the same is replaced by another, as there
-    # is nothing to learn of it (DAPO's dynamic sampling). What is flat after that is kept.
+    # Largest number of times that a prompt is replaced because all its completions have the same
+    # reward, which gives no gradient (DAPO's dynamic sampling). After that the prompt is kept.
     redraws: int = Field(default=0, ge=0)
-    # Waves of `prompts` further prompts that a batch draws at most, until so many have completions
-    # that are not all worth the same; the first of those are the batch (DAPO's dynamic sampling, by
-    # whole waves). What the last wave leaves open is filled with flat ones. 1: takes what it drew.
+    # Largest number of waves, each with `prompts` new prompts, that are sampled for a batch. Waves
+    # stop once `prompts` groups have unequal rewards, and the first such groups form the batch
+    # (DAPO's dynamic sampling by whole waves). After the last wave, groups with equal rewards fill
+    # the batch. 1: train on all groups of one wave.
     waves: int = Field(default=1, ge=1)
-    # Nats by which the log-probability of a token as it was sampled may differ from that which
-    # training reads, on average over a micro-batch; above it the run ends, as it would learn of
+    # Largest mean difference, in nats per token of a micro-batch, between the log-probabilities of
+    # sampling and of training with the same weights. Above it the run fails, because it would train
     # another model than it samples from.
     largest_gap: float = Field(default=0.02, gt=0, allow_inf_nan=False)
-    seed: int = 0  # random seed of the order of prompts and of what is sampled
-    # Ray actors that sample beside the workers: a number, or [fewest, most] to take what room there
-    # is; 0: the workers sample, between steps. The same bytes, whatever the number.
+    seed: int = 0  # random seed of the prompt order and of sampling
+    # Ray actors that sample in addition to the workers: a number, or [fewest, most] to use the
+    # machines that are available. 0: the workers sample between steps. The samples do not depend on
+    # the number of actors.
     actors: ExtraWorkers = 0
-    # Batches by which sampling is ahead, so that actors sample while workers train: batch n is
-    # sampled from the weights before batch n - lag. 0: on-policy.
+    # Number of batches that sampling runs ahead, so that actors sample while workers train. Batch n
+    # is sampled from the weights before batch n - lag. 0: on-policy.
     lag: int = Field(default=0, ge=0)
-    # Leave long completions off, to go on with them beside those of later prompts; groups are
-    # trained on once they are whole. None: a batch is sampled from start to end.
+    # Partial rollouts: interrupt long completions and continue them together with later prompts. A
+    # group is trained on once all its completions have ended; None: sample each batch to the end.
     partial: PartialRollouts | None = None
-    # With a lag or with partial rollouts, the most that a token's loss is weighed with: how much
-    # likelier the weights of now make it than those that sampled it (Espeholt et al. 2018,
-    # arXiv:1802.01561, section 4.1).
+    # Largest importance weight of a token, with a lag or with partial rollouts. The importance
+    # weight is the probability of the token under the current weights, divided by its probability
+    # under the weights that sampled it (Espeholt et al. 2018, arXiv:1802.01561, section 4.1).
     importance_limit: float = Field(default=2.0, ge=1, allow_inf_nan=False)
-    # What is sampled by vLLM, which must be installed on the actors' machines; None: by trainrig's
-    # own generation. What vLLM draws depends on what else it draws, so no run of it is repeated
-    # exactly: training.deterministic must be false.
+    # Sampling with vLLM, which must be installed on the actors' machines; None: trainrig's own
+    # generation. Samples of vLLM depend on the other requests of a batch, so a run cannot be
+    # repeated exactly, and training.deterministic must be false.
     vllm: VllmSettings | None = None
 
     @property
     def drops_flat_by(self) -> str:
-        """The key by which flat groups are replaced; empty: they are kept."""
+        """Key that replaces groups with equal rewards, `redraws` or `waves`; empty if none does."""
         return "redraws" if self.redraws else "waves" if self.waves > 1 else ""
 
     @model_validator(mode="after")
@@ -146,60 +150,65 @@ class Rollouts(Settings):
 
 
 class Critic(Settings):
-    """The model that says what is still to be had, of PPO."""
+    """Critic of PPO: the model that predicts the reward still to come at each token."""
 
-    # Model that it begins with, a run folder or checkpoint: a reward model, say; None: that of the
-    # policy, with a head for values that is drawn.
+    # Initial model, such as a reward model: a run folder or checkpoint; None: the initial policy,
+    # with a randomly initialised value head.
     checkpoint: Annotated[str | None, NOT_IDENTITY] = None
-    optimizer: Optimizer = AdamW(lr=1e-5, weight_decay=0.0)  # its own, at its own peak rate
-    # Norm above which its gradient, by itself, is scaled down to it.
+    optimizer: Optimizer = AdamW(
+        lr=1e-5, weight_decay=0.0
+    )  # optimizer of the critic, with its own peak rate
+    # Largest norm of the critic's gradient; larger gradients are scaled down to it.
     clip_norm: float = Field(default=1.0, gt=0)
 
 
 class PolicyTraining(Training):
-    """How long to train, and how."""
+    """Training settings of a policy: `[training]` with another default for spikes."""
 
-    # What to do about spikes of the loss; None: nothing but for losses that are not finite. The
-    # loss of a policy is about 0 whatever it is worth.
+    # Handling of loss spikes; None: react to losses that are not finite only. The loss of a policy
+    # stays near 0 whether or not it improves, so spikes of it say little.
     spikes: Spikes | None = None
 
 
 class ReinforcementLearning(TrainingRunFile):
-    """`trainrig rl`: a checkpoint, taught by what its own answers are worth."""
+    """Run file of `trainrig rl`: trains a checkpoint on rewards for its answers."""
 
     verb: ClassVar[str] = "rl"
     estimate: ClassVar[str] = "trainrig.posttrain.rollouts.stage:estimate_rollouts"
-    output_format: ClassVar[int] = 2  # settings of objectives are part of a batch's identity
+    output_format: ClassVar[int] = 2  # 2: a batch's identity includes the objective's settings
 
     stage: Literal["rl"] = "rl"
-    # Model to start from: a run folder, a checkpoint, or a folder of Hugging Face.
+    # Initial model: a run folder, a checkpoint, or a Hugging Face folder.
     checkpoint: Annotated[str, NOT_IDENTITY]
-    prompts: PromptFiles  # what the model is asked
+    prompts: PromptFiles  # files with the prompts
     output: Annotated[str, OUTPUT]  # run folder to write, on disk or s3://
-    workers: Workers = 1  # worker processes: a number, or [fewest, most] to take what room there is
-    rollouts: Rollouts  # how completions are sampled
-    # What completions are worth: a weighted sum of all; may be empty where an environment rewards.
+    # Worker processes: a number, or [fewest, most] to use the machines that are available.
+    workers: Workers = 1
+    rollouts: Rollouts  # sampling of completions
+    # Rewards that score the completions; the total is their weighted sum. It may be empty if there
+    # is an environment or a teacher.
     rewards: tuple[RewardSettings, ...] = ()
-    # What answers the model in the midst of a completion; None: nothing does.
+    # Environment that answers the model within a completion; None: the model writes alone.
     environment: EnvironmentSettings | None = None
-    objective: Annotated[Policy, Field(discriminator="kind")] = GRPO()  # what training makes small
-    critic: Critic | None = None  # of PPO; None: as it is by default
-    # Frozen model that OnPolicyDistillation learns from, of the same tokenizer: a run folder or
-    # checkpoint; None: the objective learns from none.
+    # Objective, which training minimises.
+    objective: Annotated[Policy, Field(discriminator="kind")] = GRPO()
+    critic: Critic | None = None  # critic of PPO; None: a critic with the default settings
+    # Frozen teacher of OnPolicyDistillation, with the same tokenizer: a run folder or checkpoint;
+    # None: no teacher, for all other objectives.
     teacher: Annotated[str | None, NOT_IDENTITY] = None
-    # Low-rank adapters to train beside the frozen model; None: the model itself is trained.
+    # Low-rank adapters to train while the model is frozen; None: train the model itself.
     lora: LoRA | None = None
-    training: PolicyTraining  # how long to train, and how
+    training: PolicyTraining  # length and settings of training
 
     @property
     def settled_critic(self) -> Critic | None:
-        """The critic of the objective; None: it has none."""
+        """The critic's settings if the objective is PPO, otherwise None."""
         return (self.critic or Critic()) if isinstance(self.objective, PPO) else None
 
     def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
-        """Its workers and its actors, each with a GPU where there are any."""
-        both = [parse_bounds(each) for each in (self.workers, self.rollouts.actors)]
-        total = sum(each.least for each in both), sum(each.most for each in both)
+        """Return one device for each worker and actor: a GPU if there are any, otherwise a core."""
+        both = [parse_bounds(count) for count in (self.workers, self.rollouts.actors)]
+        total = sum(bounds.least for bounds in both), sum(bounds.most for bounds in both)
         return ResourceRequest.on_devices(total, there_are_gpus)
 
     @model_validator(mode="after")

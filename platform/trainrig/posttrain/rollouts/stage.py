@@ -1,4 +1,4 @@
-"""The stage `rl`: reinforcement learning in the loop of pretraining, on batches of rollouts."""
+"""Stage `rl`: reinforcement learning on rollouts, which runs the training loop of pretraining."""
 
 import functools
 from collections.abc import Mapping
@@ -31,10 +31,10 @@ from trainrig.train.pretrain import drive
 
 
 def reinforce(run: ReinforcementLearning) -> Manifest:
-    """Train to the end of `run`, going on where an earlier call stopped.
+    """Train to the end of `run`, resuming where an earlier call stopped.
 
-    Raises InputError for what cannot work, before any worker starts; ClusterError when workers
-    fail more often than the run allows.
+    Raises InputError before any worker starts if the settings or inputs cannot work, ClusterError
+    if workers fail more often than the run allows.
     """
     job, inputs, counted = prepare(run)
     stage = claim_run(job.folder, run, run.training, inputs)
@@ -48,7 +48,7 @@ def reinforce(run: ReinforcementLearning) -> Manifest:
 def prepare(
     run: ReinforcementLearning,
 ) -> tuple[TrainingJob, dict[str, str], dict[str, int]]:
-    """The job that `run` describes, the fingerprints of its inputs, and what is in them."""
+    """Return the training job of `run`, with the fingerprints and the counts of its inputs."""
     job, inputs, counted, _longest = prepare_with_prompts(run)
     return job, inputs, counted
 
@@ -56,7 +56,7 @@ def prepare(
 def prepare_with_prompts(
     run: ReinforcementLearning,
 ) -> tuple[TrainingJob, dict[str, str], dict[str, int], int]:
-    """As `prepare`, with the tokens of the longest prompt."""
+    """Return the results of `prepare`, and the number of tokens of the longest prompt."""
     path = open_initial_model(
         storage.make_absolute(run.checkpoint), storage.make_absolute(run.output)
     )
@@ -76,12 +76,12 @@ def prepare_with_prompts(
     columns = tuple(name for part in run.rewards for name in part.columns)
     asked = read_prompt_set(run.prompts, encoder, run.rollouts.prompt_tokens, columns)
     keys = zip(name_files(paths), map(storage.compute_content_key, paths), strict=True)
-    prompts = manifest.digest([list(each) for each in keys])
+    prompts = manifest.digest([list(pair) for pair in keys])
     frozen = {REFERENCE_MODEL: FrozenModel(model, path)} if run.objective.reference else {}
     if teacher := _find_teacher(run, encoder.encoder):
         frozen[TEACHER_MODEL] = teacher
     critic = _find_critic(run, path, encoder.encoder)
-    longest = max(len(each.ids) for each in asked.prompts)
+    longest = max(len(prompt.ids) for prompt in asked.prompts)
     job = TrainingJob(
         folder=storage.make_absolute(run.output),
         model=model,
@@ -103,7 +103,7 @@ def prepare_with_prompts(
     inputs = _hash_inputs(run, path, prompts)
     counted = {"prompts": len(asked.prompts), "prompts_left_out": sum(asked.left_out.values())}
     if run.lora:
-        # Here, as who trains no adapter should not wait for torch.
+        # Imported here: this imports torch, which takes seconds, and only adapters need it.
         from trainrig.models.lora.layers import count_adapter
 
         counted["parameters_trained"] = count_adapter(model, run.lora)
@@ -117,7 +117,7 @@ def prepare_with_prompts(
 
 
 def _hash_inputs(run: ReinforcementLearning, path: str, prompts: str) -> dict[str, str]:
-    """The fingerprints of the checkpoint at `path`, of the prompts and of what judges answers."""
+    """Return the fingerprints of the checkpoint, the prompts, the rewards and the environment."""
     environment = run.environment.hash_inputs() if run.environment else {}
     return {
         "checkpoint": checkpoint.compute_content_key(path),
@@ -128,11 +128,10 @@ def _hash_inputs(run: ReinforcementLearning, path: str, prompts: str) -> dict[st
 
 
 def estimate_rollouts(run: ReinforcementLearning, machine: DeviceChoice) -> dict[str, Any]:
-    """The sizes of the models that are trained, what is in the prompts, and the memory that a
-    device of `machine` needs; nothing before the checkpoint is there, and of a folder of Hugging
-    Face, which is yet to be brought into our form.
+    """Return facts for `trainrig check`: model sizes, prompt counts, and device memory.
 
-    Raises InputError for what does not fit.
+    The result is empty if the checkpoint does not exist yet, or is a Hugging Face folder, which is
+    converted only when the run starts. Raises InputError if the settings or inputs cannot work.
     """
     if not storage.list_files(run.checkpoint) or is_hub_folder(run.checkpoint):
         return {}
@@ -148,14 +147,14 @@ def estimate_rollouts(run: ReinforcementLearning, machine: DeviceChoice) -> dict
 
 
 def _name_inputs(name: str, kind: str, inputs: Mapping[str, str]) -> dict[str, str]:
-    """What a part depends on beside the run file, as `check` names it."""
+    """Return facts for `trainrig check` on the external inputs of a reward or environment."""
     return {f"{name}_{of}": f"{kind}, SHA-256 {key[:16]}" for of, key in inputs.items()}
 
 
 def _find_critic(run: ReinforcementLearning, start: str, encoder: Encoder) -> TrainedModel | None:
-    """What the critic begins with; None: the objective has none.
+    """Return the initial critic, or None if the objective has no critic.
 
-    Raises ConfigError for one of another tokenizer than `encoder`, or too short.
+    Raises ConfigError if its tokenizer differs from `encoder`, or if it has too few positions.
     """
     wanted = run.settled_critic
     if wanted is None:
@@ -169,10 +168,10 @@ def _find_critic(run: ReinforcementLearning, start: str, encoder: Encoder) -> Tr
 
 
 def _find_teacher(run: ReinforcementLearning, encoder: Encoder) -> FrozenModel | None:
-    """The model that the student is held to; None: there is none.
+    """Return the teacher of on-policy distillation, or None if the run has no teacher.
 
-    Raises ConfigError for one of another tokenizer than `encoder`, too short, or that does not
-    speak.
+    Raises ConfigError if its tokenizer differs from `encoder`, if it has too few positions, or if
+    it is no language model.
     """
     if run.teacher is None:
         return None
@@ -189,8 +188,11 @@ def _find_teacher(run: ReinforcementLearning, encoder: Encoder) -> FrozenModel |
 def _describe_reader(
     run: ReinforcementLearning, field: str, path: str, encoder: Encoder
 ) -> DecoderConfig:
-    """The model at `path`, which reads what the policy says. Raises ConfigError, which names
-    `field`, for one of another tokenizer than `encoder`, or too short."""
+    """Return the shape of the model at `path`, which reads the completions of the policy.
+
+    Raises ConfigError if its tokenizer differs from `encoder`, if it has too few positions, or if
+    the checkpoint is an adapter alone. `field` is the setting that the message names.
+    """
     there, _ = checkpoint.describe(path)
     if Encoder.of(checkpoint.read_tokenizer_files(path)).fingerprint != encoder.fingerprint:
         raise ConfigError(

@@ -1,8 +1,8 @@
-"""What is said in answer to prompts: by the model alone, or in turns with an environment.
+"""Sampling of transcripts: answers to prompts by the model alone, or in turns with an environment.
 
-In each turn those episodes that are not over are written on together, from all that stands there.
-Shapes depend on what was said before alone, so transcripts are a function of the prompts, the
-numbers that are drawn and the weights.
+In each turn the model continues all unfinished transcripts in one batch, from their whole text so
+far. The shapes depend on the earlier text alone, so transcripts are a function of the prompts, the
+random numbers and the weights.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -22,45 +22,45 @@ if TYPE_CHECKING:  # torch takes seconds to import
     from trainrig.models.decoder import Decoder
     from trainrig.models.generation.generate import Generation, Request, ScoredGeneration
 
-PURPOSE = "rollouts"  # of the numbers that are drawn
+PURPOSE = "rollouts"  # random key of the samples
 
 
 @dataclass
 class Transcript:
-    """A prompt and what follows it."""
+    """Prompt with the text that follows, by the model and by the environment."""
 
     prompt: Prompt
-    sample: int  # number among those that are sampled together: the key of what is drawn
-    ids: list[int] = field(default_factory=list)  # behind the prompt
-    drawn: list[bool] = field(default_factory=list)  # of each id, whether the model drew it
-    # Of each id, as it was drawn; 0.0 of those that an environment gave.
+    sample: int  # number of the sample, which keys its random numbers
+    ids: list[int] = field(default_factory=list)  # token ids after the prompt
+    drawn: list[bool] = field(default_factory=list)  # True for each id that the model sampled
+    # Log-probability of each id when it was sampled; 0.0 for ids of an environment.
     log_probabilities: list[float] = field(default_factory=list)
-    text: str = ""  # all of it, without the token that ends it
-    turns: int = 0  # of the model
-    over: bool = False
-    finished: bool = False  # whether it was ended: not cut by a limit
-    reward: float = 0.0  # by the environment
-    fault: Fault | None = None  # of the environment
+    text: str = ""  # text after the prompt, without the end token
+    turns: int = 0  # number of turns of the model
+    over: bool = False  # True once nothing more is sampled
+    finished: bool = False  # True if the text was ended, not cut by a limit
+    reward: float = 0.0  # sum of the environment's rewards
+    fault: Fault | None = None  # failure of the environment
 
     @property
     def score(self) -> Score:
-        """What the environment makes of it."""
+        """The environment's reward, or its fault."""
         return self.fault or self.reward
 
     def build_completion(self) -> Completion:
-        """As rewards have it: all of the text, and the ids that the model drew."""
+        """Return the completion to score: all text, and the ids that the model sampled."""
         mine = tuple(n for n, drawn in zip(self.ids, self.drawn, strict=True) if drawn)
         prompt = self.prompt
         return Completion(prompt.text, self.text, mine, self.finished, prompt.row, prompt.chat)
 
     def write(self, ids: Sequence[int], log_probabilities: Sequence[float] | None) -> None:
-        """Add `ids`; None: they are an environment's."""
+        """Append `ids`. `log_probabilities` is None for ids of an environment."""
         self.ids += ids
         self.drawn += [log_probabilities is not None] * len(ids)
         self.log_probabilities += log_probabilities or [0.0] * len(ids)
 
 
-# As models.generation.generate.generate_scored.
+# Function with the signature of models.generation.generate.generate_scored.
 Generate = Callable[
     ["Decoder", Sequence["Request"], Collection[int], int], list["ScoredGeneration"]
 ]
@@ -68,7 +68,7 @@ Generate = Callable[
 
 @dataclass(frozen=True)
 class TranscriptSampler:
-    """Samples transcripts as a run file has it."""
+    """Sampler of transcripts with the settings of a run file."""
 
     run: ReinforcementLearning
     encoder: PromptEncoder
@@ -78,8 +78,11 @@ class TranscriptSampler:
     def sample(
         self, model: "Decoder", asked: Sequence[tuple[int, Prompt]], draw: int
     ) -> list[Transcript]:
-        """Those of prompts with their places, several of each one after another, made together.
-        `draw`: times that the places were drawn before."""
+        """Sample `samples` transcripts for each of `asked`, pairs of a place and its prompt.
+
+        All transcripts are sampled in one batch; those of one prompt are consecutive in the result.
+        `draw` is the number of times that these places were drawn before.
+        """
         samples = self.run.rollouts.samples
         found = [
             Transcript(prompt, place * samples + number)
@@ -89,29 +92,31 @@ class TranscriptSampler:
         turns = 1
         if self.environment is not None and self.run.environment is not None:
             turns = self.run.environment.turns
-            for each in found:
-                self._begin(each, self.environment)
-        while open_ := [each for each in found if not each.over and each.turns < turns]:
-            self._take_turn(model, open_, draw)
+            for transcript in found:
+                self._begin(transcript, self.environment)
+        while unfinished := [text for text in found if not text.over and text.turns < turns]:
+            self._take_turn(model, unfinished, draw)
         if self.environment is not None:
             self.environment.forget()
         return found
 
     def go_on(self, model: "Decoder", transcripts: Sequence[Transcript], budget: int) -> None:
-        """Have the model write up to `budget` more tokens of each of `transcripts`, of which each
-        is one turn; what is whole then is over. A token is drawn by the number that it would be
-        drawn by if nothing had been left off."""
+        """Continue each of `transcripts`, which have one turn, by up to `budget` tokens.
+
+        Transcripts that end are marked as over. Each token uses the random number that it would
+        have without the interruption.
+        """
         self._take_turn(model, transcripts, 0, budget)
 
     def _begin(self, transcript: Transcript, environment: Environment) -> None:
-        """Have the environment speak first."""
+        """Start the environment's episode and append its first text to the transcript."""
         given = environment.reset(transcript.sample, transcript.prompt.row)
         if isinstance(given, Fault):
             transcript.fault = given
         elif given and not self._observe(transcript, given):
             most = self.run.rollouts.maximum_tokens
-            told = f"reset gave {given!r:.60}, which leaves no room among {most} tokens"
-            transcript.fault = Fault("unreadable", told)
+            detail = f"reset gave {given!r:.60}, which leaves no room among {most} tokens"
+            transcript.fault = Fault("unreadable", detail)
 
     def _take_turn(
         self,
@@ -120,47 +125,57 @@ class TranscriptSampler:
         draw: int,
         budget: int | None = None,
     ) -> None:
-        """Have the model go on from each of `transcripts`, which took as many turns, and the
-        environment answer. `budget`: tokens after which a turn is left off, to be gone on with;
-        None: turns are taken whole."""
+        """Sample one turn of each of `transcripts`, and append the environment's answer.
+
+        All transcripts must have had the same number of turns. `budget` is the number of tokens
+        after which a turn is interrupted, to be continued later; None: the turn is sampled whole.
+        """
         from trainrig.models.generation.generate import Request
         from trainrig.models.generation.sampling import Sampling
 
-        wanted, encoder, settings = self.run.rollouts, self.encoder.encoder, self.run.environment
+        wanted = self.run.rollouts
+        encoder = self.encoder.encoder
+        settings = self.run.environment
         stops = wanted.stop if settings is None else settings.stops
-        numbers = np.array([each.sample for each in transcripts])
+        numbers = np.array([transcript.sample for transcript in transcripts])
         turn = np.array([transcripts[0].turns])
         seeds = draw_words(RandomKey(wanted.seed, PURPOSE, draw), turn, numbers)
-        listeners, requests = [], []
-        for each, seed in zip(transcripts, seeds.tolist(), strict=True):
-            room = wanted.maximum_tokens - len(each.ids)
+        listeners = []
+        requests = []
+        for transcript, seed in zip(transcripts, seeds.tolist(), strict=True):
+            room = wanted.maximum_tokens - len(transcript.ids)
             sampling = Sampling(
                 temperature=wanted.temperature,
                 maximum_tokens=room if budget is None else min(room, budget),
                 stop=stops,
                 seed=seed & (2**63 - 1),
             )
-            written = 0 if budget is None else len(each.ids)  # of this turn
-            chat = self.run.prompts.chat and len(each.ids) == written
+            written = 0 if budget is None else len(transcript.ids)  # tokens of this turn so far
+            chat = self.run.prompts.chat and len(transcript.ids) == written
             listener = TextListener(encoder, stops, chat)
-            for drawn in each.ids[:written]:
+            for drawn in transcript.ids[:written]:
                 listener(drawn)
             listeners.append(listener)
-            requests.append(Request((*each.prompt.ids, *each.ids), sampling, listener, written))
+            requests.append(
+                Request((*transcript.prompt.ids, *transcript.ids), sampling, listener, written)
+            )
         stop_ids = set(encoder.special_tokens.stop_ids)
         said = self.generate(model, requests, stop_ids, encoder.vocabulary_size)
-        for each, listener, one in zip(transcripts, listeners, said, strict=True):
-            if budget is not None and _is_left_off(each, one.generation, wanted.maximum_tokens):
-                each.write(one.generation.ids, one.log_probabilities)
+        for transcript, listener, new in zip(transcripts, listeners, said, strict=True):
+            if budget is not None and _is_left_off(
+                transcript, new.generation, wanted.maximum_tokens
+            ):
+                transcript.write(new.generation.ids, new.log_probabilities)
             else:
-                self._hear(each, listener, one)
+                self._hear(transcript, listener, new)
 
     def _hear(
         self, transcript: Transcript, listener: TextListener, said: "ScoredGeneration"
     ) -> None:
-        """Write down what the model `said`, and what the environment makes of it."""
-        generation, text = said.generation, listener.finish()
-        # The id that ended it was drawn too, and is trained on.
+        """Append a turn that the model has `said`, and the environment's answer to it."""
+        generation = said.generation
+        text = listener.finish()
+        # The end token was sampled by the model too, so it is trained on.
         last = () if generation.stop_id is None else (generation.stop_id,)
         transcript.write((*generation.ids, *last), said.log_probabilities)
         transcript.text += text
@@ -180,7 +195,7 @@ class TranscriptSampler:
             transcript.over = given.done or not self._observe(transcript, given.observation)
 
     def _observe(self, transcript: Transcript, observation: str) -> bool:
-        """Write down what the environment says; false: then there is no room to speak."""
+        """Append the environment's text; return whether the model has tokens left to continue."""
         if observation:
             ids = [int(number) for number in self.encoder.encoder.encode_batch([observation])[0]]
             if len(transcript.ids) + len(ids) < self.run.rollouts.maximum_tokens:
@@ -192,5 +207,5 @@ class TranscriptSampler:
 
 
 def _is_left_off(transcript: Transcript, said: "Generation", most: int) -> bool:
-    """Whether `said` ends by a budget alone, with room for more of `most` tokens."""
+    """Return whether `said` was cut by the budget, before the limit of `most` tokens."""
     return said.stopped == "length" and len(transcript.ids) + len(said.ids) < most

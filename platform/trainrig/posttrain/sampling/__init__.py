@@ -1,1 +1,1 @@
-"""A model's answers to prompts in files: the best of them, by rewards, as rows to train on."""
+"""Sampling of answers to prompts, and selection of the best by reward as training rows."""

@@ -1,7 +1,7 @@
-"""What stages that have a model answer prompts share: what is checked, how the work is cut.
+"""Shared code of stages in which a model answers prompts: checks, splits of the work, output.
 
-Prompts are answered in batches of a fixed size, from the begin of each output file: what a prompt's
-batch is does not depend on the number of workers, and so neither does what is said.
+Prompts are answered in batches of a fixed size, counted from the start of each output file. So the
+batch of a prompt, and with it the answer, does not depend on the number of workers.
 """
 
 import json
@@ -31,14 +31,14 @@ Run = TypeVar("Run", bound=PromptedRunFile)
 
 @dataclass(frozen=True)
 class Asked:
-    """A model and the prompts that it can be asked."""
+    """Model, its prompt encoder, and the prompts that fit it."""
 
-    model: str  # checkpoint
+    model: str  # path of the checkpoint
     encoder: PromptEncoder
     prompts: PromptSet
 
     def build_splits(self, shard_prompts: int) -> list[Split]:
-        """The prompts in order, so many at a time."""
+        """Return one split for each run of `shard_prompts` prompts, in order."""
         return [
             Split(f"{number:05d}", {"name": f"{number:05d}", "first": first})
             for number, first in enumerate(range(0, len(self.prompts.prompts), shard_prompts))
@@ -46,16 +46,16 @@ class Asked:
 
 
 def make_prompts_absolute(run: Run) -> Run:
-    """`run` with each file of prompts by itself, wherever a worker is."""
+    """Return a copy of `run` that lists every prompt file by its absolute path."""
     paths = tuple(map(storage.make_absolute, find_paths(FORMAT, run.prompts.paths)))
     return run.model_copy(update={"prompts": run.prompts.model_copy(update={"paths": paths})})
 
 
 def open_asked(run: PromptedRunFile, model: str, columns: Sequence[str] = ()) -> Asked:
-    """The prompts of `run` that the checkpoint `model` can be asked and that have `columns`.
+    """Open the checkpoint `model` and read the prompts of `run` whose rows have all `columns`.
 
-    Raises ConfigError for a model that does not speak or has too few positions, DataError if not
-    one row can be asked.
+    Raises ConfigError if the model is no language model or has too few positions, DataError if no
+    row has a usable prompt.
     """
     config, _ = checkpoint.describe(model)
     if config.head != "tokens":
@@ -74,18 +74,21 @@ def open_asked(run: PromptedRunFile, model: str, columns: Sequence[str] = ()) ->
 
 
 def hash_prompted_inputs(run: PromptedRunFile, model: str) -> dict[str, str]:
-    """Fingerprints of what `run` reads."""
+    """Return the fingerprints of the checkpoint and of the prompt files of `run`."""
     paths = run.prompts.paths
     keys = zip(name_files(paths), map(storage.compute_content_key, paths), strict=True)
     return {
         "checkpoint": checkpoint.compute_content_key(model),
-        "prompts": manifest.digest([list(each) for each in keys]),
+        "prompts": manifest.digest([list(pair) for pair in keys]),
     }
 
 
 def build_sampling(run: PromptedRunFile, purpose: str, prompt: int, sample: int) -> "Sampling":
-    """How one answer is drawn: by dice of its own, keyed by what it is for, the number of its
-    prompt's row, and which of several it is."""
+    """Return the sampling settings of one answer, with a random seed for that answer alone.
+
+    The seed follows from the run's seed, `purpose`, the row number `prompt`, and `sample`, the
+    number of the answer among those to the same prompt.
+    """
     from trainrig.models.generation.sampling import Sampling
 
     key = RandomKey(run.seed, purpose, sample)
@@ -102,7 +105,7 @@ def build_sampling(run: PromptedRunFile, purpose: str, prompt: int, sample: int)
 def write_rows(
     folder: str, name: str, files: Mapping[str, Iterable[Mapping[str, Any]]]
 ) -> dict[str, FileSum]:
-    """Write rows of JSON as FOLDER/KIND/NAME.jsonl, by kind; the sums of the files."""
+    """Write rows as FOLDER/KIND/NAME.jsonl for each kind in `files`; return the files' sums."""
     sums = {}
     for kind, rows in files.items():
         lines = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)

@@ -1,4 +1,4 @@
-"""What stages that have a model answer prompts are told, and what `sample` is."""
+"""Run files of stages in which a model answers prompts, and the run file of `sample`."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -8,54 +8,56 @@ from trainrig.posttrain.rollouts.run_file import PromptFiles
 
 
 class PromptedRunFile(RunFile):
-    """What all of them share: a model, prompts, and how answers are drawn."""
+    """Settings shared by these stages: a model, prompts, and how answers are sampled."""
 
     resumes: ClassVar[bool] = True
     progress: ClassVar[ProgressUnit] = "splits"
 
-    # Model that answers: a run folder, also of an adapter, or a checkpoint.
+    # Model that answers: a run folder, which may hold an adapter, or a checkpoint.
     checkpoint: Annotated[str, NOT_IDENTITY]
-    prompts: PromptFiles  # what the model is asked
-    prompt_tokens: int = Field(default=512, ge=1)  # longest prompt; longer ones are left out
-    maximum_tokens: int = Field(default=256, ge=1)  # of an answer, at most
-    # What logits are divided by before a token is drawn; 0: always the likeliest.
+    prompts: PromptFiles  # files with the prompts
+    prompt_tokens: int = Field(
+        default=512, ge=1
+    )  # longest prompt, in tokens; longer ones are skipped
+    maximum_tokens: int = Field(default=256, ge=1)  # longest answer, in tokens
+    # Sampling temperature, which divides the logits; 0: always take the likeliest token.
     temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    # Draw among the likeliest tokens that together have this probability.
+    # Sample from the fewest likeliest tokens whose probabilities add up to this; 1: from all.
     top_p: float = Field(default=1.0, gt=0, le=1)
-    # Texts that end an answer where one first appears; they are no part of it.
+    # Texts that end an answer at their first occurrence; they are not part of the answer.
     stop: tuple[str, ...] = ()
-    seed: int = 0  # random seed of what is drawn
-    # Prompts that are answered together. Another number may give other answers.
+    seed: int = 0  # random seed of the sampled answers
+    # Prompts that are answered in one batch. Another number may change the answers.
     batch: int = Field(default=8, ge=1)
-    # Threads of a worker on a CPU. Another number may give other answers.
+    # CPU threads of a worker without a GPU. Another number may change the answers.
     threads: int = Field(default=1, ge=1)
-    output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
-    # Worker processes, on Ray; 0: work in this process, without Ray.
+    output: Annotated[str, OUTPUT]  # output folder, on disk or s3://
+    # Worker processes on Ray; 0: run in this process, without Ray.
     workers: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=0)
-    # Prompts of an output file; also what one worker does at a time.
+    # Prompts in one output file, which is also one unit of work.
     shard_prompts: int = Field(default=256, ge=1)
 
     def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
-        """Its workers, on cores."""
+        """Return one CPU core for each worker, whether or not there are GPUs."""
         return ResourceRequest.on_cores(self.workers)
 
 
 class AnswerSampling(PromptedRunFile):
-    """`trainrig sample`: several answers to each prompt, and the best as rows to train on."""
+    """Run file of `trainrig sample`: several answers to each prompt, the best as training rows."""
 
     verb: ClassVar[str] = "sample"
 
     stage: Literal["sample"] = "sample"
     samples: int = Field(default=4, ge=1)  # answers to each prompt
-    # What answers are worth: a weighted sum of all.
+    # Rewards that score the answers; the total is their weighted sum.
     rewards: Annotated[tuple[RewardSettings, ...], Field(min_length=1)]
-    # Answers to each prompt that become rows, the best first; no text twice. All that are good
-    # enough: as many as `samples`.
+    # Largest number of answers to each prompt that become rows, the best first, without repeated
+    # texts. Set it to `samples` to keep every answer that passes `least` and `finished`.
     keep: int = Field(default=1, ge=1)
-    # Reward that an answer needs to become a row; None: none, the best always does.
+    # Lowest reward of an answer that becomes a row; None: no limit.
     least: float | None = Field(default=None, allow_inf_nan=False)
-    # Whether only answers that the model ended itself become rows, none that the limit cut.
+    # Skip answers that were cut at `maximum_tokens` when choosing rows and the best of a pair.
     finished: bool = True
-    # Reward by which the best answer to a prompt has to be ahead of the worst for them to be a
-    # pair; of equal ones none is.
+    # Smallest difference in reward between the best and the worst answer to a prompt for the two to
+    # be written as a preference pair. Answers with equal rewards never form a pair.
     margin: float = Field(default=0.0, ge=0, allow_inf_nan=False)

@@ -1,8 +1,8 @@
-"""The stage `sample`: several answers to each prompt, what each is worth, and the best as rows.
+"""Stage `sample`: samples several answers to each prompt, scores them, and writes the best.
 
-OUT/  samples/00000.jsonl …  every answer, with its reward and the parts of it
-      rows/00000.jsonl …     the best answers, as `conversations` takes them: rejection sampling
-      pairs/00000.jsonl …    the best answer to a prompt against the worst, where one is better
+OUT/  samples/00000.jsonl …  every answer, with its reward and the reward's parts
+      rows/00000.jsonl …     the best answers, as input of `conversations`: rejection sampling
+      pairs/00000.jsonl …    preference pairs: the best and the worst answer to each prompt
 """
 
 import functools
@@ -35,15 +35,14 @@ if TYPE_CHECKING:  # torch takes seconds to import
     from trainrig.models.decoder import Decoder
 
 log = logging.getLogger(__name__)
-PURPOSE = "sampled answers"  # of the numbers that are drawn
+PURPOSE = "sampled answers"  # random key of the samples
 
 
 def sample_answers(run: AnswerSampling, progress: Progress | None = None) -> Manifest:
-    """Write the answers that `run` describes, and the best of them as rows; the manifest of their
-    folder.
+    """Sample and score the answers of `run`, write the output folder and return its manifest.
 
-    Raises ConfigError for a model that can't answer and rewards that can't be opened, DataError if
-    not one prompt can be asked.
+    Raises ConfigError if the model is no language model or a reward cannot be opened, DataError if
+    no row has a usable prompt.
     """
     run = make_prompts_absolute(run)
     model = checkpoint.resolve(storage.make_absolute(run.checkpoint))
@@ -68,7 +67,9 @@ def sample_answers(run: AnswerSampling, progress: Progress | None = None) -> Man
             run.output,
             counts["samples"],
         )
-    return stage.finish(counts, {n: entry for each in records for n, entry in each.files.items()})
+    return stage.finish(
+        counts, {n: entry for record in records for n, entry in record.files.items()}
+    )
 
 
 def _list_columns(run: AnswerSampling) -> tuple[str, ...]:
@@ -76,7 +77,8 @@ def _list_columns(run: AnswerSampling) -> tuple[str, ...]:
 
 
 def _summarise(summed: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
-    samples, prompts = summed["samples"], summed["prompts"]
+    samples = summed["samples"]
+    prompts = summed["prompts"]
     return {
         "prompts": prompts,
         "prompts_left_out": sum(asked.prompts.left_out.values()),
@@ -85,25 +87,27 @@ def _summarise(summed: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
         "rows": summed["rows"],
         "pairs": summed["pairs"],
         "prompts_with_a_row": summed["prompts_with_a_row"],
-        "reward": round(summed["reward"] / samples, 6),  # of an answer, on average
-        "reward_best": round(summed["reward_best"] / prompts, 6),  # of the best to each prompt
-        "parts": {n: round(each / samples, 6) for n, each in summed["parts"].items()},
+        "reward": round(summed["reward"] / samples, 6),  # mean over answers
+        "reward_best": round(
+            summed["reward_best"] / prompts, 6
+        ),  # mean over prompts of the best answer's reward
+        "parts": {n: round(total / samples, 6) for n, total in summed["parts"].items()},
         "faults": summed["faults"],
     }
 
 
 @dataclass(frozen=True)
 class ScoredAnswer:
-    """One answer to a prompt, with what it is worth."""
+    """Answer to a prompt, with its reward."""
 
     prompt: Prompt
-    sample: int  # which of those to its prompt, from 0
+    sample: int  # number among the answers to the same prompt, from 0
     completion: Completion
     reward: float
     parts: Mapping[str, float]
 
     def as_row(self) -> dict[str, Any]:
-        """As it is written."""
+        """Return the answer as a JSON row of samples/."""
         return {
             "prompt_number": self.prompt.number,
             "sample": self.sample,
@@ -117,11 +121,12 @@ class ScoredAnswer:
 
 
 def _make_work(run: AnswerSampling, model: str) -> Work:
-    """The work on the prompts of one output file."""
+    """Return the function that answers and scores the prompts of one output file."""
     from trainrig.parallel.mesh import find_local_device
     from trainrig.posttrain.score.answer_scorer import use_threads
 
-    asked, rewards = open_asked(run, model, _list_columns(run)), build_rewards(run.rewards)
+    asked = open_asked(run, model, _list_columns(run))
+    rewards = build_rewards(run.rewards)
     decoder = checkpoint.open_model(model).build().to(find_local_device())
 
     def sample(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
@@ -148,7 +153,7 @@ def _make_work(run: AnswerSampling, model: str) -> Work:
             "pairs": len(pairs),
             "prompts_with_a_row": sum(bool(group) for group in kept),
             "reward": sum(answer.reward for answer in answers),
-            "reward_best": sum(max(each.reward for each in group) for group in groups),
+            "reward_best": sum(max(answer.reward for answer in group) for group in groups),
             "parts": sum_counts(answer.parts for answer in answers),
             "faults": dict(sorted(faults.items())),
         }
@@ -165,8 +170,10 @@ def answer_all(
     prompts: Sequence[Prompt],
     faults: Counter[str],
 ) -> list[list[ScoredAnswer]]:
-    """All answers to each of `prompts`, drawn and scored together; scores that failed are added to
-    `faults`."""
+    """Sample and score `run.samples` answers to each of `prompts` in one batch.
+
+    Returns one list of answers per prompt. The counts of scores that failed are added to `faults`.
+    """
     from trainrig.models.generation.generate import Request, generate_batch
 
     encoder = asked.encoder.encoder
@@ -199,7 +206,7 @@ def answer_all(
 
 
 def choose_best(run: AnswerSampling, group: Sequence[ScoredAnswer]) -> list[ScoredAnswer]:
-    """The answers of `group` that become rows: the best first, of equal ones the earlier."""
+    """Return the answers of `group` that become rows, by falling reward, then in sample order."""
     found: dict[str, ScoredAnswer] = {}
     for answer in _rank(run, group):
         if run.least is None or answer.reward >= run.least:
@@ -210,24 +217,24 @@ def choose_best(run: AnswerSampling, group: Sequence[ScoredAnswer]) -> list[Scor
 def choose_pair(
     run: AnswerSampling, group: Sequence[ScoredAnswer]
 ) -> tuple[ScoredAnswer, ScoredAnswer] | None:
-    """The best and the worst answer of `group`; None: no two that differ enough."""
+    """Return the best and the worst answer of `group`, or None if they differ too little."""
     ranked = _rank(run, group)
     if not ranked:
         return None
     best = ranked[0]
-    said = [each for each in group if each.completion.text.strip()]
-    worst = min(said, key=lambda each: each.reward)
+    nonempty = [answer for answer in group if answer.completion.text.strip()]
+    worst = min(nonempty, key=lambda answer: answer.reward)
     ahead = best.reward - worst.reward
     return (best, worst) if ahead > 0 and ahead >= run.margin else None
 
 
 def _rank(run: AnswerSampling, group: Sequence[ScoredAnswer]) -> list[ScoredAnswer]:
-    able = [
-        each
-        for each in group
-        if each.completion.text.strip() and (each.completion.finished or not run.finished)
+    eligible = [
+        answer
+        for answer in group
+        if answer.completion.text.strip() and (answer.completion.finished or not run.finished)
     ]
-    return sorted(able, key=lambda each: -each.reward)
+    return sorted(eligible, key=lambda answer: -answer.reward)
 
 
 def _build_row(answer: ScoredAnswer) -> dict[str, Any]:

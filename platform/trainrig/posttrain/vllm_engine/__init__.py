@@ -1,1 +1,1 @@
-"""Generation by vLLM, where that is installed: of checkpoints, and of rollouts."""
+"""Text generation with vLLM, an optional package, for checkpoints and for rollouts."""

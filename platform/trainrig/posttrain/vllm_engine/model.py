@@ -1,11 +1,11 @@
-"""A model that vLLM runs: what `models.generation` does, on a GPU, batched as requests come.
+"""Model that vLLM runs on a GPU, with the interface of `models.generation`.
 
-vLLM is no dependency: whoever names it installs it. It reads a Hugging Face folder, so what it is
-to run is exported first. Its numbers come of kernels and random streams of its own: the same
-request gets other tokens than from `models.generation`, and others in other company.
+vLLM is no dependency of trainrig: users who select it install it. It reads a Hugging Face folder,
+so a model is exported first. vLLM has its own kernels and random streams: a request gets other
+tokens than from `models.generation`, and the tokens depend on the other requests of the batch.
 
-The names used here are those of vLLM 0.33; tests/posttrain/vllm_engine compares them with those of
-the package that is installed. Not run on a GPU yet.
+This module uses the names of vLLM 0.33; tests/posttrain/vllm_engine compares them with the
+installed package. It has not been run on a GPU yet.
 """
 
 import os
@@ -24,12 +24,12 @@ from trainrig.randomness import RandomKey
 from trainrig.tokens.chat import TEMPLATE
 from trainrig.tokens.special_tokens import TokenizerFiles
 
-# vLLM counts its users by a request to a server of its makers, unless it is told not to.
+# Environment variables that turn off vLLM's usage statistics.
 QUIET = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1"}
 
 
 class VllmModel:
-    """A decoder with weights, as vLLM runs it."""
+    """Decoder with weights that vLLM runs."""
 
     def __init__(
         self,
@@ -39,11 +39,17 @@ class VllmModel:
         memory: float,
         named: str,
     ) -> None:
-        """`read`: a whole tensor by its name in the decoder's `state_dict()`; `memory`: the share
-        of the GPU's that vLLM takes, weights and cache; `named`: the setting that asks for it.
+        """Export the model to a temporary folder and start vLLM on it.
 
-        Raises ConfigError where vLLM is not installed, DataError for a model that no Hugging Face
-        family has."""
+        Raises ConfigError if vLLM is not installed, DataError if no Hugging Face model family fits.
+
+        Args:
+            config: Shape of the decoder.
+            read: Function that returns a whole tensor by its name in the decoder's `state_dict()`.
+            files: Files of the tokenizer.
+            memory: Share of the GPU's memory that vLLM takes for weights and cache, 0 to 1.
+            named: Setting that selects vLLM, for messages.
+        """
         os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
         try:
             import vllm
@@ -52,48 +58,54 @@ class VllmModel:
                 f"{named}: the package vllm can't be imported ({error}); `pip install vllm` on a "
                 "machine with a GPU, or leave it out"
             ) from None
-        self.config, self._files, self._vllm = config, files, vllm
+        self.config = config
+        self._files = files
+        self._vllm = vllm
         self._folder = tempfile.TemporaryDirectory(prefix="trainrig-vllm-")
         self._version = 0
         self._llm = vllm.LLM(
             model=self._write(read),
             max_model_len=config.positions,
             gpu_memory_utilization=memory,
-            logprobs_mode="processed_logprobs",  # at the temperature of the request
+            logprobs_mode="processed_logprobs",  # log-probabilities at the request's temperature
         )
 
     def load(self, read: Callable[[str], Tensor]) -> None:
-        """Put other weights in the place of those that it has; see `__init__`."""
+        """Replace the model's weights with those that `read` returns, as in `__init__`."""
         path = self._write(read)
         self._llm.collective_rpc("reload_weights", kwargs={"weights_path": path})
-        self._llm.reset_prefix_cache()  # of the weights before
+        self._llm.reset_prefix_cache()  # the cache holds values of the old weights
 
     def generate(
         self, requests: Sequence[Request], stop: Collection[int], entries: int
     ) -> list[Generation]:
-        """As `generate.generate_batch`. Raises DataError for a prompt that does not fit,
-        ClusterError where vLLM gives a request up."""
-        return [each.finish() for each in self._write_on(requests, stop, entries, None)]
+        """Return one generation per request, as `generate.generate_batch` does.
+
+        Raises DataError if a prompt does not fit, ClusterError if vLLM aborts a request.
+        """
+        return [request.finish() for request in self._write_on(requests, stop, entries, None)]
 
     def generate_scored(
         self, requests: Sequence[Request], stop: Collection[int], entries: int
     ) -> list[ScoredGeneration]:
-        """As `generate.generate_scored`; log-probabilities are of what `top_k`, `top_p` and
-        `min_p` have left."""
-        return [each.finish_scored() for each in self._write_on(requests, stop, entries, 0)]
+        """Return one generation per request with log-probabilities, as `generate.generate_scored`.
+
+        The log-probabilities are normalised over the tokens that `top_k`, `top_p` and `min_p` keep.
+        """
+        return [request.finish_scored() for request in self._write_on(requests, stop, entries, 0)]
 
     def _write_on(
         self, requests: Sequence[Request], stop: Collection[int], entries: int, scores: int | None
     ) -> list[OpenRequest]:
         found = [OpenRequest(request, self.config.positions, stop) for request in requests]
-        waiting = [each for each in found if not each.stopped]
+        waiting = [request for request in found if not request.stopped]
         said = self._llm.generate(
-            [{"prompt_token_ids": list(each.request.prompt)} for each in waiting],
-            [self._build_parameters(each, stop, entries, scores) for each in waiting],
+            [{"prompt_token_ids": list(wanted.request.prompt)} for wanted in waiting],
+            [self._build_parameters(wanted, stop, entries, scores) for wanted in waiting],
             use_tqdm=False,
         )
-        for each, answer in zip(waiting, said, strict=True):
-            self._take(each, answer.outputs[0])
+        for wanted, answer in zip(waiting, said, strict=True):
+            self._take(wanted, answer.outputs[0])
         return found
 
     def _build_parameters(
@@ -106,10 +118,10 @@ class VllmModel:
             max_tokens=wanted.most,
             stop=list(sampling.stop),
             stop_token_ids=sorted(stop),
-            ignore_eos=True,  # `stop` has it, where it ends a text
+            ignore_eos=True,  # `stop` contains the end token where it ends a text
             detokenize=bool(sampling.stop),
             logprobs=scores,
-            # What only pads the table of the model is never drawn.
+            # Never sample entries that only pad the model's vocabulary.
             allowed_token_ids=list(range(entries)) if padded else None,
         )
 
@@ -125,7 +137,7 @@ class VllmModel:
         )
 
     def _write(self, read: Callable[[str], Tensor]) -> str:
-        """The folder that has the weights in Hugging Face's form; that before goes."""
+        """Export the weights as a Hugging Face folder, return it, and empty the previous folder."""
         before = Path(self._folder.name, str(self._version))
         self._version += 1
         path = Path(self._folder.name, str(self._version))
@@ -136,9 +148,11 @@ class VllmModel:
 
 
 def _translate_sampling(request: Request) -> dict[str, Any]:
-    """What vLLM calls the settings by which tokens are drawn."""
-    sampling, seed = request.sampling, request.sampling.seed
-    if request.written:  # vLLM begins the stream of a seed anew with each request
+    """Return the sampling settings of `request` under vLLM's names."""
+    sampling = request.sampling
+    seed = request.sampling.seed
+    # vLLM restarts a seed's random stream at each request, so a continued text needs another seed.
+    if request.written:
         seed = RandomKey(seed, f"after {request.written}").stream & (2**63 - 1)
     return {
         "temperature": sampling.temperature,

@@ -1,4 +1,4 @@
-"""Rollouts sampled by vLLM, with the weights of the model that training reads them by."""
+"""Sampling of rollouts with vLLM, using the current weights of the trained model."""
 
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
@@ -14,34 +14,44 @@ if TYPE_CHECKING:  # torch takes seconds to import
 
 
 class VllmSampler:
-    """A vLLM whose weights follow those of a model."""
+    """Instance of vLLM that reloads the weights of a model when they have changed."""
 
     def __init__(self, files: TokenizerFiles, memory: float) -> None:
-        """`files`: of the model's tokenizer; `memory`: the share of the GPU's that vLLM takes."""
-        self._files, self._memory = files, memory
+        """Store the settings; vLLM starts at the first call of `generate`.
+
+        Args:
+            files: Files of the model's tokenizer.
+            memory: Share of the GPU's memory that vLLM takes, 0 to 1.
+        """
+        self._files = files
+        self._memory = memory
         self._vllm: VllmModel | None = None
-        self._follows = False  # it has the weights of now
+        self._follows = False  # True while vLLM has the model's current weights
 
     def take_weights(self) -> None:
-        """The model has other weights than before."""
+        """Note that the model's weights have changed, so that `generate` reloads them."""
         self._follows = False
 
     def generate(
         self, model: "Decoder", requests: "Sequence[Request]", stop: Collection[int], entries: int
     ) -> "list[ScoredGeneration]":
-        """As `generate.generate_scored`, of `model`, whose parameters are whole here."""
+        """Return one scored generation per request, as `generate.generate_scored` does.
+
+        The parameters of `model` must be gathered on this process, not sharded.
+        """
         import torch
 
         tensors = dict(model.named_parameters(remove_duplicate=False))
 
         def read(name: str) -> "Tensor":
-            # A copy: FSDP frees what it gathers, and updates change in place what is not sharded.
+            # Copy: FSDP frees gathered tensors, and the optimizer updates unsharded ones in place.
             return tensors[name].detach().to("cpu", torch.float32, copy=True)
 
         if self._vllm is None:
             from trainrig.posttrain.vllm_engine.model import VllmModel
 
-            files, named = self._files, "rollouts.vllm"
+            files = self._files
+            named = "rollouts.vllm"
             self._vllm = VllmModel(model.config, read, files, self._memory, named)
         elif not self._follows:
             self._vllm.load(read)
