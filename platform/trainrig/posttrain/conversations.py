@@ -137,7 +137,7 @@ def _open_tokenizer(run: ConversationEncoding) -> ChatTokenizer:
 def _find_labels(
     run: ConversationEncoding, sources: Sequence[RowFiles], scratch: str, splits: Sequence[Split]
 ) -> tuple[str, ...]:
-    """Return the class names: those of the run file, or those found by a pass over all rows."""
+    """Return the class names from the run file, or collect them in a pass over all rows."""
     if run.labels or run.rows != "classified":
         return run.labels
     phase = Phase(storage.join(scratch, "labels"), functools.partial(count_labels, sources))
