@@ -41,8 +41,8 @@ from trainrig.tokens.shards.shard_files import DOCUMENT_TARGETS, RIGHT_STEP
 from trainrig.tokens.shards.shard_files import LABELS as LABEL_ARRAY
 from trainrig.tokens.shards.token_shards import TokenShards, check_rows
 
-# Maps (source, [N] pair numbers) to two float64 arrays of shape [N]: the summed log-probabilities
-# of the chosen and of the rejected answers under the reference model.
+# Returns the reference model's summed log-probabilities of the chosen and of the rejected answers,
+# [N] float64 each, for (source, [N] pair numbers).
 PairReferences = Callable[[str, Integers], tuple[NDArray[np.float64], NDArray[np.float64]]]
 
 

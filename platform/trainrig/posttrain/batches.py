@@ -139,7 +139,7 @@ class JoinedSources:
 class JoinedLayout:
     """Row layout that uses a separate layout for each source."""
 
-    layouts: Mapping[str, Layout]  # by source
+    layouts: Mapping[str, Layout]  # The key is the source.
 
     @property
     def fingerprint(self) -> str:

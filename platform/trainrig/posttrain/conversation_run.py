@@ -53,8 +53,8 @@ class ConversationEncoding(RunFile):
     rows: Literal["conversations", "pairs", "labelled", "steps", "classified", "questions"] = (
         "conversations"
     )
-    # Class names for rows = "classified", in the order of their numbers. (): collected from the
-    # rows and sorted alphabetically. They are written to the manifest, and into every model that is
+    # Class names for rows = "classified", in the order of their numbers. Empty: collected from
+    # the rows and sorted alphabetically. They are written to the manifest, and into every model that is
     # trained on these rows.
     labels: tuple[str, ...] = ()
     sources: Annotated[tuple[RowFiles, ...], Field(min_length=1)]  # Data files to read.
@@ -76,8 +76,8 @@ class ConversationEncoding(RunFile):
     # Longest conversation in tokens. Rows of this length are packed for `posttrain`.
     sequence_length: int = Field(ge=2)
     # Treatment of a row longer than `sequence_length`. "refuse" moves the row to quarantine.
-    # "drop_turns" removes the last turns; of pairs and labelled answers it removes the first turns
-    # of the prompt after a system turn. An answer is never cut. "cut" applies to texts only: it
+    # "drop_turns" removes the last turns. Pairs and labelled answers lose the prompt's first turns
+    # after a system turn instead. An answer is never cut. "cut" applies to texts only: it
     # removes tokens from the end of the longer text of a pair, as Transformers does, and from the
     # end of a question's context.
     too_long: Literal["refuse", "drop_turns", "cut"] = "refuse"

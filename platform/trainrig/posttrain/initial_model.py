@@ -23,7 +23,7 @@ def open_initial_model(path: str, output: str) -> str:
         return checkpoint.resolve(path)
     imported = output.rstrip("/") + IMPORTED
     if not storage.list_files(imported):
-        # Here, as it needs torch, and whoever starts from a checkpoint should not wait for it.
+        # Imported here, so that a start from a checkpoint does not wait for torch.
         from trainrig.posttrain.huggingface import import_checkpoint
 
         import_checkpoint(path, imported)

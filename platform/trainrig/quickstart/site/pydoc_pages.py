@@ -123,8 +123,7 @@ def _run(modules: Sequence[str], folders: Sequence[str], seconds: float) -> tupl
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             ) as child,
-            # The child ends itself if a module is late; this limit is for modules that prevent
-            # that.
+            # The child ends itself if a module is late, unless the module prevents that.
             contextlib.suppress(subprocess.TimeoutExpired),
         ):
             child.wait(timeout=seconds * len(modules) + 10)
