@@ -29,7 +29,7 @@ from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 from trainrig.train import checkpoint
 
-if TYPE_CHECKING:  # torch takes seconds to import
+if TYPE_CHECKING:  # Importing torch takes seconds.
     from torch import nn
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from trainrig.splits import Phase, Work, sum_counts
 from trainrig.storage import utf8
 from trainrig.train import checkpoint
 
-if TYPE_CHECKING:  # torch takes seconds to import
+if TYPE_CHECKING:  # Importing torch takes seconds.
     from trainrig.posttrain.constitutional.chain import Chain, ChainMaker
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from trainrig.figures import C1, C2, MUTED, BarPart, BarRow, BeforeAfter, Interr
 from trainrig.quickstart.report.results import MODELS, LossPoint, QuickstartResults
 from trainrig.report import Cell, Chart, ReportTable, format_duration, format_percent, format_short
 
-_TABLE_ROWS = 50  # about a screenful folded below a chart; metrics.jsonl holds every step
+_TABLE_ROWS = 50  # About a screenful, folded below a chart; metrics.jsonl holds every step.
 
 
 def draw_caught_chart(results: QuickstartResults) -> Chart:

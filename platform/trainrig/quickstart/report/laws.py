@@ -30,9 +30,7 @@ def fit_scaling(at: Folders) -> results.Scaling:
     try:
         fitted = _fit_law(runs, at.sweep)
         plan, lines = _make_plan(at, fitted)
-    except (
-        InputError
-    ) as error:  # nor need what they make be of use: its best model may be too small
+    except InputError as error:  # No law, or its best model is too small to plan.
         points = _build_points(runs, np.full(len(runs), np.nan))
         return results.Scaling(points=points, problem=str(error))
     return results.Scaling(
