@@ -179,11 +179,11 @@ class PairBatches(_AnswerBatches):
             [self._answers.read_answer(source, 2 * pair + which) for source, pair in rows]
             for which in (0, 1)
         ]
-        width = max(len(ids) for of in answers for ids, _ in of) - 1
+        width = max(len(ids) for side in answers for ids, _ in side) - 1
         arrays: dict[str, NDArray[Any]] = {}
         names = ((CHOSEN_IDS, CHOSEN_TARGETS), (REJECTED_IDS, REJECTED_TARGETS))
-        for (ids, targets), of in zip(names, answers, strict=True):
-            arrays[ids], arrays[targets] = self._fill_rows(of, width)
+        for (ids, targets), side in zip(names, answers, strict=True):
+            arrays[ids], arrays[targets] = self._fill_rows(side, width)
         if self._references:
             found = [self._references(source, np.array([pair])) for source, pair in rows]
             arrays[CHOSEN_REFERENCE] = np.concatenate([chosen for chosen, _ in found])
@@ -214,8 +214,8 @@ class LabelledBatches(_AnswerBatches):
     def denominators(self, step: int) -> dict[str, int]:
         """Return the number of targets and of answers in the global batch."""
         numbers = self._list_rows(step)
-        tokens = sum(int(self._answers.targets(source, of, 1).sum()) for source, of in numbers)
-        return {TOKENS: tokens, EXAMPLES: sum(len(of) for _, of in numbers)}
+        tokens = sum(int(self._answers.targets(source, rows, 1).sum()) for source, rows in numbers)
+        return {TOKENS: tokens, EXAMPLES: sum(len(rows) for _, rows in numbers)}
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
         """Return micro-batch `index` of `step`."""
@@ -229,7 +229,8 @@ class LabelledBatches(_AnswerBatches):
         others = [self._answers.read_answer(*row) for row in following]
         longest = self.settings.base_length
         mixed = [
-            build_mismatched(own, of, longest) for own, of in zip(answers, others, strict=True)
+            build_mismatched(own, other, longest)
+            for own, other in zip(answers, others, strict=True)
         ]
         width = max(len(ids) for ids, _ in [*answers, *mixed]) - 1
         arrays: dict[str, NDArray[Any]] = {}
@@ -273,7 +274,7 @@ class StepBatches(_AnswerBatches):
     def denominators(self, step: int) -> dict[str, int]:
         """Return the number of labelled steps in the global batch: the training targets."""
         numbers = self._list_rows(step)
-        steps = sum(int(self._answers.targets(source, of, 1).sum()) for source, of in numbers)
+        steps = sum(int(self._answers.targets(source, rows, 1).sum()) for source, rows in numbers)
         return {TOKENS: steps, STEPS: steps}
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:

@@ -348,9 +348,9 @@ def _check(
     if places:
         line = storage.read(storage.join(run.output, places[0])).splitlines()[0]
         first = str(QuarantinedRow(**json.loads(line)))
-    told = ", ".join(f"{reason} {count:,}" for reason, count in sorted(bad.items()))
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(bad.items()))
     if not kept:
-        why = f": {told}; the first, {first}" if bad else ""
+        why = f": {reasons}; the first, {first}" if bad else ""
         raise DataError(f"sources: not one row to train on, of {counts.get('rows', 0):,}{why}")
     if bad:
         log.warning(
@@ -359,7 +359,7 @@ def _check(
             sum(bad.values()),
             counts["rows"],
             storage.join(run.output, QUARANTINE),
-            told,
+            reasons,
             first,
         )
     _report_split(counts, run)
@@ -396,8 +396,10 @@ def _report_split(counts: Mapping[str, Any], run: ConversationEncoding) -> None:
 def warn_of_unread(output: str, counts: Mapping[str, Any]) -> None:
     """Log a warning that names the meaningful fields that the encoding ignored."""
     if unread := counts.get("unread", {}):
-        told = ", ".join(f"{name} in {count:,}" for name, count in unread.items())
-        log.warning("%s: of %d rows, these say what is not read: %s", output, counts["rows"], told)
+        fields = ", ".join(f"{name} in {count:,}" for name, count in unread.items())
+        log.warning(
+            "%s: of %d rows, these say what is not read: %s", output, counts["rows"], fields
+        )
 
 
 def _write_plan(run: ConversationEncoding) -> tuple[dict[str, Any], dict[str, FileSum]]:

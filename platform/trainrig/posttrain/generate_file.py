@@ -51,10 +51,10 @@ def generate_file(
     if workers:
         connect(workers, "workers")
     map_splits(Phase(storage.join(scratch, "done"), make), splits, workers, progress)
-    said = b"".join(storage.read(storage.join(scratch, f"{split.name}.jsonl")) for split in splits)
-    storage.write(out, said)
+    lines = b"".join(storage.read(storage.join(scratch, f"{split.name}.jsonl")) for split in splits)
+    storage.write(out, lines)
     storage.delete_folder(scratch)
-    ended = [json.loads(line)["stopped"] for line in said.splitlines()]
+    ended = [json.loads(line)["stopped"] for line in lines.splitlines()]
     return {"rows": len(rows), **{kind: ended.count(kind) for kind in sorted(set(ended))}}
 
 

@@ -145,8 +145,8 @@ def generate(
     generator = TextGenerator.open(checkpoint)
     if gap:
         filled = generator.fill(prefix or "", suffix or "", sampling)
-        told = {"prefix": prefix, "suffix": suffix, "text": filled.text, "stopped": filled.stopped}
-        print(json.dumps(told) if as_json else filled.text)
+        facts = {"prefix": prefix, "suffix": suffix, "text": filled.text, "stopped": filled.stopped}
+        print(json.dumps(facts) if as_json else filled.text)
         return
     assert prompt is not None
     _warn_if_untaught(checkpoint, generator, chat)
@@ -215,11 +215,11 @@ def chat(
     )
     generator = TextGenerator.open(checkpoint)
     _warn_if_untaught(checkpoint, generator, chatting=True)
-    told = [Message("system", system)] if system else []
-    messages = list(told)
+    beginning = [Message("system", system)] if system else []
+    messages = list(beginning)
     while (line := _read_line()) is not None:
         if not line:
-            messages = list(told)
+            messages = list(beginning)
             continue
         messages.append(Message("user", line))
         try:
@@ -246,5 +246,5 @@ def _show(piece: str) -> None:
 
 def _warn_if_untaught(checkpoint: str, generator: Any, chatting: bool) -> None:
     if chatting and generator.tuned is False:
-        said = "not tuned on conversations, so expect no answer; `trainrig posttrain` tunes it"
-        typer.echo(f"trainrig: {checkpoint}: {said}", err=True)
+        warning = "not tuned on conversations, so expect no answer; `trainrig posttrain` tunes it"
+        typer.echo(f"trainrig: {checkpoint}: {warning}", err=True)

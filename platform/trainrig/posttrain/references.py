@@ -172,7 +172,7 @@ def _compute_source(
     device = next(model.parameters()).device
     for first in range(0, pairs, AT_ONCE):
         numbers = range(first, min(first + AT_ONCE, pairs))
-        read = [answers.read_answer(source, 2 * pair + of) for of in (0, 1) for pair in numbers]
+        read = [answers.read_answer(source, 2 * pair + side) for side in (0, 1) for pair in numbers]
         width = max(len(ids) for ids, _ in read) - 1
         ids_BT = np.zeros((len(read), width), dtype=np.int64)
         targets_BT = np.full_like(ids_BT, IGNORE)

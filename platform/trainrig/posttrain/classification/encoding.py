@@ -101,14 +101,16 @@ class TextRows:
             label = find_label_number(text.label, self.labels, named=bool(self.run.labels))
         encoded = self.reader.encode(text)
         weights = build_weights(encoded, text.answer, self.run.rows == "questions")
-        said = text.prompt.encode()
-        key = hashlib.blake2b(source.source.encode() + b"\0" + said, digest_size=16).hexdigest()
+        text_bytes = text.prompt.encode()
+        key = hashlib.blake2b(
+            source.source.encode() + b"\0" + text_bytes, digest_size=16
+        ).hexdigest()
         document = EncodedDocument(
             id=key,
             source=source.source,
             url="",
             ids=encoded.ids,
-            text_bytes=len(said),
+            text_bytes=len(text_bytes),
             corpus_file=part.file,
             corpus_row=place,
             weights=weights.astype(np.uint8),

@@ -102,10 +102,11 @@ class TextPredictor:
         return self._extract_answers(rows, logits, arrays)
 
     def _predict_classes(self, logits_BK: Tensor) -> list[Told]:
-        told_B = logits_BK.argmax(1).tolist()
+        numbers_B = logits_BK.argmax(1).tolist()
         shares = logits_BK.double().softmax(1).tolist()
         return [
-            (self.labels[told], shares_K) for told, shares_K in zip(told_B, shares, strict=True)
+            (self.labels[number], shares_K)
+            for number, shares_K in zip(numbers_B, shares, strict=True)
         ]
 
     def _extract_answers(
@@ -115,12 +116,12 @@ class TextPredictor:
         masked_BT2 = logits_BT2.masked_fill(there_BT1 == 0, -1e30)
         longest = AnswerSpan().longest_answer
         found = find_likeliest_spans(masked_BT2, arrays["in"], longest)
-        told: list[Told] = []
+        answers: list[Told] = []
         for row, first, last, score in zip(
             rows, *(tensor.tolist() for tensor in found), strict=True
         ):
             characters_T2 = row.encoded.characters
             context = row.text.second or ""
             answer = context[characters_T2[first, 0] : characters_T2[last, 1]] if last else ""
-            told.append((answer, score))
-        return told
+            answers.append((answer, score))
+        return answers

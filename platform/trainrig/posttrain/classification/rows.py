@@ -144,8 +144,10 @@ def settle_labels(numbers: Mapping[str, int], names: Mapping[str, int]) -> tuple
         )
     found = tuple(sorted(numbers, key=int)) if numbers else tuple(sorted(names))
     if len(found) < 2:
-        told = f"but one label, {found[0]!r}" if found else "no label"
-        raise DataError(f"labels: rows have {told}; two are the fewest there is a choice between")
+        found_labels = f"but one label, {found[0]!r}" if found else "no label"
+        raise DataError(
+            f"labels: rows have {found_labels}; two are the fewest there is a choice between"
+        )
     if len(found) > MOST_LABELS:
         raise DataError(
             f"labels: {len(found):,} different ones, such as {found[0]!r}; above {MOST_LABELS:,} "

@@ -76,7 +76,7 @@ class TuningComparison:
             # Without gathering, the model may not fit, and each layer is gathered for each token.
             whole = keep_gathered(model, True) if self.gather_once else contextlib.nullcontext()
             with torch.no_grad(), whole:
-                said = generate_scored(model, requests, stop, self.encoder.vocabulary_size)
+                generations = generate_scored(model, requests, stop, self.encoder.vocabulary_size)
         finally:
             reshard(model)
         return tuple(
@@ -86,7 +86,7 @@ class TuningComparison:
                 len(one.generation.ids),
                 one.generation.stopped,
             )
-            for prompt, listener, one in zip(prompts, listeners, said, strict=True)
+            for prompt, listener, one in zip(prompts, listeners, generations, strict=True)
         )
 
     @functools.cached_property

@@ -60,14 +60,14 @@ class ChainMaker:
         """Build the chains of `prompts` in one batch."""
         chains = [Chain(prompt) for prompt in prompts]
         ids = [prompt.ids for prompt in prompts]
-        for chain, said in zip(chains, self._say(chains, ids, "answers", 0), strict=True):
-            chain.answer = said
+        for chain, text in zip(chains, self._say(chains, ids, "answers", 0), strict=True):
+            chain.answer = text
         for number in range(self.run.rounds):
             self._criticise(chains, number)
             self._revise(chains, number)
         if self.run.compare == "samples":
-            for chain, said in zip(chains, self._say(chains, ids, "answers", 1), strict=True):
-                chain.other = said
+            for chain, text in zip(chains, self._say(chains, ids, "answers", 1), strict=True):
+                chain.other = text
         self._judge(chains)
         return chains
 
@@ -83,14 +83,14 @@ class ChainMaker:
             for chain in chains:
                 chain.steps[-1]["critique"] = " ".join(self.find_broken_rules(chain.last))
             return
-        for chain, said in self._ask(chains, "critique", number):
-            chain.steps[-1]["critique"] = said
+        for chain, text in self._ask(chains, "critique", number):
+            chain.steps[-1]["critique"] = text
 
     def _revise(self, chains: Sequence[Chain], number: int) -> None:
         """Generate a revision of each answer that has a critique; keep the others."""
         wrong = [chain for chain in chains if chain.steps[-1]["critique"]]
-        for chain, said in self._ask(wrong, "revision", number):
-            chain.steps[-1]["revision"] = said
+        for chain, text in self._ask(wrong, "revision", number):
+            chain.steps[-1]["revision"] = text
 
     def _ask(self, chains: Sequence[Chain], step: str, number: int) -> list[tuple[Chain, str]]:
         """Answer the template `step` for each chain whose prompt fits the model."""

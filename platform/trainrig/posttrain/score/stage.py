@@ -88,8 +88,10 @@ def score_rows(run: AnswerScoring, progress: Progress | None = None) -> Manifest
         records = phase.read_results(splits)
         counts = sum_counts(record.counts for record in records)
         if not counts["scored"]:
-            told = ", ".join(f"{why} {n:,}" for why, n in counts["quarantined"].items())
-            raise DataError(f"paths: not one row to score, of {counts['rows']:,}: {told or 'none'}")
+            reasons = ", ".join(f"{why} {n:,}" for why, n in counts["quarantined"].items())
+            raise DataError(
+                f"paths: not one row to score, of {counts['rows']:,}: {reasons or 'none'}"
+            )
         warn_of_unread(run.output, counts)
     if labels:
         counts["labels"] = list(labels)  # In the order of their probabilities.
@@ -209,8 +211,8 @@ def _make_work(run: AnswerScoring, model: str, chat: ChatTokenizer | None) -> Wo
         waiting = _read(run, [StagePart(**fields) for fields in task["parts"]], asked, done)
         with use_threads(run.threads):
             while together := list(islice(waiting, run.batch)):
-                told = asked.tell([row.asked for row in together])
-                for row, values in zip(together, told, strict=True):
+                columns = asked.tell([row.asked for row in together])
+                for row, values in zip(together, columns, strict=True):
                     done.scores[row.row] = values
         return _write_rows(run, task["name"], done)
 
