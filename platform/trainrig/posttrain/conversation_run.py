@@ -54,8 +54,8 @@ class ConversationEncoding(RunFile):
         "conversations"
     )
     # Class names for rows = "classified", in the order of their numbers. Empty: collected from
-    # the rows and sorted alphabetically. The manifest contains them, and so does every model trained
-    # on these rows.
+    # the rows and sorted alphabetically. The manifest contains them, and so does every model
+    # trained on these rows.
     labels: tuple[str, ...] = ()
     sources: Annotated[tuple[RowFiles, ...], Field(min_length=1)]  # Data files to read.
     # Tokenizer of the model to be tuned: a folder that `tokenizer` wrote, a run folder, a
