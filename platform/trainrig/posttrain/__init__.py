@@ -1,1 +1,1 @@
-"""From a pretrained checkpoint to one that answers."""
+"""Post-training: fine-tuning, preference learning, sampling and scoring of a checkpoint."""

@@ -1,7 +1,7 @@
-"""The batches of preferences: pairs of answers, answers with a label, and solutions in steps.
+"""Batches of preference pairs, labelled answers and step-labelled solutions.
 
-Each row is one answer after its prompt, by itself; the rows of a micro-batch are as wide as its
-longest answer needs. In a pair both have the width of the longer one.
+Each row of a micro-batch holds one answer after its prompt. Rows are padded to the longest answer
+of the micro-batch; the two answers of a pair share one width.
 
 Shapes: B rows of a micro-batch, T positions, N pairs or answers.
 """
@@ -41,25 +41,27 @@ from trainrig.tokens.shards.shard_files import DOCUMENT_TARGETS, RIGHT_STEP
 from trainrig.tokens.shards.shard_files import LABELS as LABEL_ARRAY
 from trainrig.tokens.shards.token_shards import TokenShards, check_rows
 
-# (source, [N] numbers of pairs) → [N] each, float64: sums of the log-probabilities of the chosen
-# and of the rejected answers under the reference model.
+# Returns the reference model's summed log-probabilities of the chosen and of the rejected answers,
+# [N] float64 each, for (source, [N] pair numbers).
 PairReferences = Callable[[str, Integers], tuple[NDArray[np.float64], NDArray[np.float64]]]
 
 
 class Answers:
-    """Answers of token shards, `each` of them to a row, as a layout of rows."""
+    """Row layout over token shards in which a row is a group of `each` consecutive answers."""
 
     fingerprint = ""
 
     def __init__(self, shards: TokenShards, sequence_length: int, each: int) -> None:
-        self._shards, self._length, self._each = shards, sequence_length, each
+        self._shards = shards
+        self._length = sequence_length
+        self._each = each
 
     def windows(self, source: str) -> int:
-        """Rows of `source`."""
+        """Return the number of rows in `source`."""
         return self._shards.count_documents(source) // self._each
 
     def targets(self, source: str, windows: Integers, span: int) -> Integers:
-        """[B] targets of all answers of each row."""
+        """Return the number of targets of each row, over all its answers, as [B]."""
         assert span == 1
         numbers = windows[:, None] * self._each + np.arange(self._each)
         found = self._shards.read_document_values(DOCUMENT_TARGETS, source, numbers.ravel())
@@ -69,14 +71,17 @@ class Answers:
     def read(
         self, source: str, window: int, span: int, ids: Integers, targets: Integers
     ) -> Integers:
-        """Fill a row with its first answer."""
+        """Fill one row with the first answer of its group."""
         assert span == 1
         answer, weights = self.read_answer(source, window * self._each)
         fill_row(ids, targets, answer, weights)
         return np.array([[0, window * self._each]])
 
     def read_answer(self, source: str, number: int) -> tuple[Integers, Integers]:
-        """Ids and weights of one answer, after its prompt. Raises DataError for one too long."""
+        """Return the token ids and loss weights of one answer, including its prompt.
+
+        Raises DataError if the answer is longer than a row.
+        """
         begin, end = self._shards.find_document_starts(
             source, np.array([number, number + 1])
         ).tolist()
@@ -93,30 +98,34 @@ class Answers:
 
 
 def fill_row(ids_T: Integers, targets_T: Integers, ids: Integers, weights: Integers) -> None:
-    """Put the answer `ids` at the beginning of a row that is filled with padding already."""
+    """Write the answer `ids` to the start of a row that already holds padding.
+
+    Positions whose token has weight 0 keep the ignored target.
+    """
     length = len(ids) - 1
     ids_T[:length] = ids[:-1]
     targets_T[:length] = np.where(weights[1:] > 0, ids[1:], IGNORE)
 
 
 class _AnswerBatches(PretrainBatches):
-    """What batches of pairs and of labelled answers have in common."""
+    """Base class of the batches of pairs, labelled answers and solutions."""
 
     def __init__(
         self, shards: TokenShards, sizes: ConversationBatching, padding: int, each: int
     ) -> None:
         self._answers = Answers(shards, sizes.sequence_length, each)
-        self._token_shards, self._padding = shards, padding
+        self._token_shards = shards
+        self._padding = padding
         super().__init__(shards, sizes.as_settings(sizes.weights), layout=self._answers)
 
     def data_before(self, step: int) -> dict[str, Any]:
-        """All that the samples before `step` depend on, by name, as JSON has it."""
+        """Return everything that the samples before `step` depend on, as JSON by name."""
         return super().data_before(step) | {"conversations": self.shards.fingerprint}
 
     def _fill_rows(
         self, answers: Sequence[tuple[Integers, Integers]], width: int
     ) -> tuple[Integers, Integers]:
-        """[B, T] each: ids and targets of one answer a row."""
+        """Return the ids and the targets, [B, T] each, of one answer a row."""
         ids_BT = np.full((len(answers), width), self._padding, dtype=np.int64)
         targets_BT = np.full_like(ids_BT, IGNORE)
         for row, (ids, weights) in enumerate(answers):
@@ -124,7 +133,7 @@ class _AnswerBatches(PretrainBatches):
         return ids_BT, targets_BT
 
     def _list_rows(self, step: int) -> list[tuple[str, Integers]]:
-        """(Source, [N] rows of it) of the whole global batch of `step`."""
+        """Return (source, [N] row numbers) for the whole global batch of `step`."""
         found = []
         for index in range(self.micro_batches(step)):
             _, places = self._locate_samples(step, index)
@@ -133,7 +142,7 @@ class _AnswerBatches(PretrainBatches):
 
 
 class PairBatches(_AnswerBatches):
-    """Pairs of a chosen and a rejected answer, as `Batches`."""
+    """Batches of pairs of a chosen and a rejected answer; implements `Batches`."""
 
     def __init__(
         self,
@@ -142,35 +151,39 @@ class PairBatches(_AnswerBatches):
         padding: int,
         references: PairReferences | None = None,
     ) -> None:
-        """`padding`: the id that fills rows up. `references`: what the reference model makes of
-        each pair; None: micro-batches lack them. Raises ConfigError for shards of other rows."""
+        """Open pairs of `shards`; `padding` is the token id that fills rows up.
+
+        `references` returns the reference log-probabilities of a pair; None leaves them out of
+        micro-batches. Raises ConfigError if the shards hold rows of another kind.
+        """
         check_rows(shards, "pairs")
         super().__init__(shards, sizes, padding, each=2)
         self._references = references
 
     def denominators(self, step: int) -> dict[str, int]:
-        """Targets of both answers, pairs, and targets of the chosen, of the global batch."""
+        """Return the targets, the pairs and the targets of chosen answers in the global batch."""
         chosen = tokens = pairs = 0
         for source, numbers in self._list_rows(step):
             of_chosen = self._token_shards.read_document_values(
                 DOCUMENT_TARGETS, source, numbers * 2
             )
             tokens += int(self._answers.targets(source, numbers, 1).sum())
-            chosen, pairs = chosen + int(of_chosen.sum()), pairs + len(numbers)
+            chosen = chosen + int(of_chosen.sum())
+            pairs = pairs + len(numbers)
         return {TOKENS: tokens, PAIRS: pairs, CHOSEN_TOKENS: chosen}
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
-        """Micro-batch `index` of `step`."""
+        """Return micro-batch `index` of `step`."""
         samples, places, rows = self._choose_samples(step, index)
         answers = [
             [self._answers.read_answer(source, 2 * pair + which) for source, pair in rows]
             for which in (0, 1)
         ]
-        width = max(len(ids) for of in answers for ids, _ in of) - 1
+        width = max(len(ids) for side in answers for ids, _ in side) - 1
         arrays: dict[str, NDArray[Any]] = {}
         names = ((CHOSEN_IDS, CHOSEN_TARGETS), (REJECTED_IDS, REJECTED_TARGETS))
-        for (ids, targets), of in zip(names, answers, strict=True):
-            arrays[ids], arrays[targets] = self._fill_rows(of, width)
+        for (ids, targets), side in zip(names, answers, strict=True):
+            arrays[ids], arrays[targets] = self._fill_rows(side, width)
         if self._references:
             found = [self._references(source, np.array([pair])) for source, pair in rows]
             arrays[CHOSEN_REFERENCE] = np.concatenate([chosen for chosen, _ in found])
@@ -180,27 +193,32 @@ class PairBatches(_AnswerBatches):
 
 
 class LabelledBatches(_AnswerBatches):
-    """Answers that were liked or not, each beside its prompt with another row's answer.
+    """Batches of answers labelled good or bad, each with a mismatched answer for the KL term.
 
-    That one is of the row which the global batch has next, or, for the last, first: whatever the
-    micro-batches and workers are.
+    The mismatched answer pairs the row's prompt with the answer of the next row of the global
+    batch; the last row takes the first. So it does not depend on the micro-batch size or the worker
+    count.
     """
 
     def __init__(self, shards: TokenShards, sizes: ConversationBatching, padding: int) -> None:
-        """As `PairBatches`. Raises ValueError for a global batch of one row, which has no other."""
+        """Open labelled answers of `shards`; `padding` is the token id that fills rows up.
+
+        Raises ConfigError if the shards hold rows of another kind, and ValueError for a global
+        batch of one row, which has no next row.
+        """
         check_rows(shards, "labelled")
         if sizes.global_batch < 2:
             raise ValueError("global_batch: 1 row has no other's answer to compare with")
         super().__init__(shards, sizes, padding, each=1)
 
     def denominators(self, step: int) -> dict[str, int]:
-        """Targets and answers of the global batch."""
+        """Return the number of targets and of answers in the global batch."""
         numbers = self._list_rows(step)
-        tokens = sum(int(self._answers.targets(source, of, 1).sum()) for source, of in numbers)
-        return {TOKENS: tokens, EXAMPLES: sum(len(of) for _, of in numbers)}
+        tokens = sum(int(self._answers.targets(source, rows, 1).sum()) for source, rows in numbers)
+        return {TOKENS: tokens, EXAMPLES: sum(len(rows) for _, rows in numbers)}
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
-        """Micro-batch `index` of `step`."""
+        """Return micro-batch `index` of `step`."""
         samples, places, rows = self._choose_samples(step, index)
         after = (index + 1) % self.micro_batches(step)
         following = [
@@ -211,7 +229,8 @@ class LabelledBatches(_AnswerBatches):
         others = [self._answers.read_answer(*row) for row in following]
         longest = self.settings.base_length
         mixed = [
-            build_mismatched(own, of, longest) for own, of in zip(answers, others, strict=True)
+            build_mismatched(own, other, longest)
+            for own, other in zip(answers, others, strict=True)
         ]
         width = max(len(ids) for ids, _ in [*answers, *mixed]) - 1
         arrays: dict[str, NDArray[Any]] = {}
@@ -230,9 +249,10 @@ class LabelledBatches(_AnswerBatches):
 def build_mismatched(
     own: tuple[Integers, Integers], other: tuple[Integers, Integers], sequence_length: int
 ) -> tuple[Integers, Integers]:
-    """The prompt of `own` with the answer of `other`, which is cut where a row ends."""
+    """Join the prompt of `own` with the answer of `other`, cut at the row's end."""
     (ids, weights), (others, of_others) = own, other
-    prompt, answer = int((weights > 0).argmax()), int((of_others > 0).argmax())
+    prompt = int((weights > 0).argmax())
+    answer = int((of_others > 0).argmax())
     room = sequence_length + 1 - prompt
     return (
         np.concatenate([ids[:prompt], others[answer : answer + room]]),
@@ -241,21 +261,24 @@ def build_mismatched(
 
 
 class StepBatches(_AnswerBatches):
-    """Solutions in steps, each of which is right or not."""
+    """Batches of solutions whose steps are each labelled right or wrong."""
 
     def __init__(self, shards: TokenShards, sizes: ConversationBatching, padding: int) -> None:
-        """As `PairBatches`."""
+        """Open solutions of `shards`; `padding` is the token id that fills rows up.
+
+        Raises ConfigError if the shards hold rows of another kind.
+        """
         check_rows(shards, "steps")
         super().__init__(shards, sizes, padding, each=1)
 
     def denominators(self, step: int) -> dict[str, int]:
-        """Steps of all solutions of the global batch: they are what is trained on."""
+        """Return the number of labelled steps in the global batch: the training targets."""
         numbers = self._list_rows(step)
-        steps = sum(int(self._answers.targets(source, of, 1).sum()) for source, of in numbers)
+        steps = sum(int(self._answers.targets(source, rows, 1).sum()) for source, rows in numbers)
         return {TOKENS: steps, STEPS: steps}
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
-        """Micro-batch `index` of `step`."""
+        """Return micro-batch `index` of `step`."""
         samples, places, rows = self._choose_samples(step, index)
         arrays = build_step_arrays([self._answers.read_answer(*row) for row in rows], self._padding)
         return MicroBatch(
@@ -266,8 +289,10 @@ class StepBatches(_AnswerBatches):
 def build_step_arrays(
     solutions: Sequence[tuple[Integers, Integers]], padding: int
 ) -> dict[str, NDArray[Any]]:
-    """IDS and STEP_LABELS of solutions, given as ids and weights, up to the end of their last
-    steps."""
+    """Build the IDS and STEP_LABELS arrays of `solutions`, given as (ids, weights).
+
+    Each solution is cut after its last labelled step.
+    """
     lengths = [int(np.flatnonzero(weights)[-1]) + 1 for _, weights in solutions]
     ids_BT = np.full((len(solutions), max(lengths)), padding, dtype=np.int64)
     labels_BT = np.full_like(ids_BT, IGNORE)
@@ -279,6 +304,6 @@ def build_step_arrays(
 
 
 def _build_pieces(numbers: Integers) -> Integers:
-    """[B, 3] one document a row."""
+    """Return the pieces array, [B, 3], of rows that hold one document each."""
     rows = np.arange(len(numbers))
     return np.stack([rows, np.zeros_like(rows), numbers], axis=1)

@@ -1,9 +1,9 @@
-"""The batches of post-training: rows of conversations, pairs or labelled answers from shards.
+"""Batches of conversations, optionally mixed with pretraining text, read from token shards.
 
-Which row comes when is settled as in pretraining (tokens/mixing): a pure function of the step, each
-row once an epoch in a seeded order, sources mixed by weight. What a row holds is settled here.
+The order of rows is that of pretraining (tokens/mixing): a pure function of the step, each row once
+an epoch in a seeded order, sources mixed by weight. This module builds the contents of a row.
 
-Shapes: B rows of a micro-batch, T positions, P pieces of documents in all rows of it.
+Shapes: B rows of a micro-batch, T positions, P pieces of documents in all rows of a micro-batch.
 """
 
 import math
@@ -43,18 +43,19 @@ from trainrig.tokens.shards.token_shards import (
 
 
 class ConversationBatching(BatchSizes):
-    """Rows of a step: how many, how long, from which sources."""
+    """Size, length, packing and source mix of the rows in a training step."""
 
-    # Whether conversations share rows ("best_fit"), each seeing itself alone, or have a row each
-    # ("none"), as wide as the longest of its micro-batch. Pairs and labelled answers never share.
+    # How conversations fill rows. "best_fit" packs several into a row, where none attends to
+    # another; "none" gives each its own row, padded to the longest of its micro-batch. Pairs and
+    # labelled answers are never packed.
     packing: Literal["best_fit", "none"] = "best_fit"
-    # Share of each source in the rows, in any unit; None: in proportion to their rows.
+    # Share of each source in the rows, in any unit. None: in proportion to the sources' rows.
     weights: Weights | None = None
-    # Most passes over a source: one number for all, or by source.
+    # Largest number of passes over a source: one number for all sources, or one by source.
     epochs: Annotated[float, Field(gt=0)] | dict[str, Annotated[float, Field(gt=0)]] = math.inf
 
     def as_settings(self, weights: Weights | None) -> BatchSettings:
-        """As the order of rows is told of them."""
+        """Return these sizes as the settings of the row order, mixed by `weights`."""
         return BatchSettings(
             sequence_length=self.sequence_length,
             global_batch=self.global_batch,
@@ -67,11 +68,12 @@ class ConversationBatching(BatchSizes):
 
 
 class PretrainingShare(Settings):
-    """Text of pretraining among the conversations, against forgetting."""
+    """Pretraining text to mix among the conversations, to reduce forgetting."""
 
-    tokens: Annotated[str, NOT_IDENTITY]  # folder that `tokenize` wrote, with the same tokenizer
-    share: float = Field(gt=0, lt=1)  # of the rows
-    weights: Weights | None = None  # of its sources among themselves; None: by their rows
+    tokens: Annotated[str, NOT_IDENTITY]  # Folder that `tokenize` wrote with the same tokenizer.
+    share: float = Field(gt=0, lt=1)  # Share of all rows that is pretraining text, between 0 and 1.
+    # Share of each text source within the text. None: in proportion to the sources' rows.
+    weights: Weights | None = None
 
     @model_validator(mode="after")
     def _weighs_something(self) -> Self:
@@ -82,7 +84,7 @@ class PretrainingShare(Settings):
 
 @dataclass(frozen=True)
 class JoinedSources:
-    """Sources of several folders of shards as if of one."""
+    """The sources of several token shard folders, presented as one folder."""
 
     parts: Sequence[TokenShards]
 
@@ -102,65 +104,65 @@ class JoinedSources:
 
     @property
     def folder(self) -> str:
-        """The first one's."""
+        """The path of the first folder."""
         return self.parts[0].folder
 
     @property
     def vocabulary(self) -> ShardVocabulary:
-        """What their ids mean."""
+        """The vocabulary that all folders share."""
         return self.parts[0].vocabulary
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Of all, in alphabetical order."""
+        """The source names of all folders, in alphabetical order."""
         return tuple(sorted(source for part in self.parts for source in part.sources))
 
     @property
     def fingerprint(self) -> str:
-        """Of all."""
+        """The joined fingerprints of all folders."""
         return "+".join(part.fingerprint for part in self.parts)
 
     def find_part(self, source: str) -> TokenShards:
-        """The shards that `source` is in."""
+        """Return the shards that contain `source`."""
         return next(part for part in self.parts if source in part.sources)
 
     def tokens(self, source: str) -> int:
-        """How many ids `source` has."""
+        """Return the number of token ids in `source`."""
         return self.find_part(source).tokens(source)
 
     def document(self, source: str, number: int) -> IndexedDocument:
-        """The document of this number of `source`."""
+        """Return document `number` of `source`."""
         return self.find_part(source).document(source, number)
 
 
 @dataclass(frozen=True)
 class JoinedLayout:
-    """Each source in rows by a layout of its own."""
+    """Row layout that uses a separate layout for each source."""
 
-    layouts: Mapping[str, Layout]  # by source
+    layouts: Mapping[str, Layout]  # The key is the source.
 
     @property
     def fingerprint(self) -> str:
-        """Of all plans."""
-        return "+".join(dict.fromkeys(each.fingerprint for each in self.layouts.values()))
+        """The joined fingerprints of the distinct packing plans."""
+        return "+".join(dict.fromkeys(layout.fingerprint for layout in self.layouts.values()))
 
     def windows(self, source: str) -> int:
-        """Rows of `source`."""
+        """Return the number of rows in `source`."""
         return self.layouts[source].windows(source)
 
     def targets(self, source: str, windows: Integers, span: int) -> Integers:
-        """[B] targets of each row; of text, all but the first of each document."""
+        """Return the targets of each row, as [B]; text omits the first token of each document."""
         return self.layouts[source].targets(source, windows, span)
 
     def read(
         self, source: str, window: int, span: int, ids: Integers, targets: Integers
     ) -> Integers:
-        """Fill a row."""
+        """Fill one row of `source` with its ids and targets."""
         return self.layouts[source].read(source, window, span, ids, targets)
 
 
 class ConversationBatches(PretrainBatches):
-    """Packed conversations, with text of pretraining among them if wanted, as `Batches`."""
+    """Batches of packed conversations and optional pretraining text; implements `Batches`."""
 
     def __init__(
         self,
@@ -170,7 +172,10 @@ class ConversationBatches(PretrainBatches):
         cache: BlockCache | None = None,
         pretraining: PretrainingShare | None = None,
     ) -> None:
-        """Raises ConfigError for shards of other rows, and for settings that do not fit them."""
+        """Open conversations of `shards`; `padding` is the token id that fills rows up.
+
+        Raises ConfigError for shards of another kind of row, and for settings that do not fit them.
+        """
         check_rows(shards, "conversations")
         length = sizes.sequence_length
         rows = WholeRows(shards, length, padding, cache, together=sizes.packing == "best_fit")
@@ -183,12 +188,13 @@ class ConversationBatches(PretrainBatches):
             of_text = open_layout(Concatenate(), text, length, cache)
             layouts |= dict.fromkeys(text.sources, of_text)
             weights = _share_weights(sizes, pretraining, shards.sources, text.sources, layouts)
-        self._whole, self._conversations = rows, frozenset(shards.sources)
+        self._whole = rows
+        self._conversations = frozenset(shards.sources)
         self._trimmed = sizes.packing == "none" and not pretraining
         super().__init__(sources, sizes.as_settings(weights), layout=JoinedLayout(layouts))
 
     def denominators(self, step: int) -> dict[str, int]:
-        """Targets of the global batch of `step`, and their weights in hundredths."""
+        """Return the targets of the global batch, and their weights in hundredths."""
         tokens = weight = 0
         for index in range(self.micro_batches(step)):
             places = self._locate_samples(step, index)[1]
@@ -206,11 +212,11 @@ class ConversationBatches(PretrainBatches):
         return {TOKENS: tokens, WEIGHTS: weight}
 
     def targets(self, step: int) -> int:
-        """Targets of the whole global batch of `step`."""
+        """Return the number of targets in the whole global batch of `step`."""
         return self.denominators(step)[TOKENS]
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
-        """Micro-batch `index` of `step`, with the weights of its targets."""
+        """Return micro-batch `index` of `step`, with the weights of its targets."""
         micro = super().micro_batch(step, index)
         _, _, windows = self._choose_samples(step, index)
         arrays = dict(micro.arrays)
@@ -219,22 +225,24 @@ class ConversationBatches(PretrainBatches):
         for row, (source, window) in enumerate(windows):
             if source in self._conversations:
                 self._whole.read_target_weights(source, window, weights_BT[row])
-            else:  # text: no document's first id is told by another document
+            else:  # In text, no document predicts the first id of the next document.
                 begun = np.flatnonzero(arrays[POSITIONS][row] == 0)
                 targets_BT[row, begun[begun > 0] - 1] = IGNORE
                 weights_BT[row] = np.where(targets_BT[row] == IGNORE, 0, FULL_WEIGHT)
         arrays[WEIGHTS] = weights_BT
         if self._trimmed:
             width = max(1, int((targets_BT != IGNORE).any(0).nonzero()[0].max()) + 1)
-            arrays = {name: np.ascontiguousarray(each[:, :width]) for name, each in arrays.items()}
+            arrays = {
+                name: np.ascontiguousarray(array[:, :width]) for name, array in arrays.items()
+            }
         return MicroBatch(arrays, micro.samples, micro.sources, micro.pieces)
 
     def data_before(self, step: int) -> dict[str, Any]:
-        """All that the samples before `step` depend on, by name, as JSON has it."""
+        """Return everything that the samples before `step` depend on, as JSON by name."""
         return super().data_before(step) | {"conversations": self.shards.fingerprint}
 
     def _count_begun(self, source: str, window: int) -> int:
-        """Documents that begin within a row of text, after its first place."""
+        """Return how many documents start in a row of text after its first position."""
         ids, targets = np.empty((2, self.settings.base_length), dtype=np.int64)
         return len(self._layout.read(source, window, 1, ids, targets)) - 1
 
@@ -246,7 +254,7 @@ def _share_weights(
     text: Sequence[str],
     layouts: Mapping[str, Layout],
 ) -> Weights:
-    """Weights of all sources, in which those of text have their share."""
+    """Return the weights of all sources, with pretraining text scaled to its share."""
     found: Weights = {}
     for names, given, share in (
         (told, sizes.weights, 1 - pretraining.share),

@@ -1,4 +1,4 @@
-"""Find the tokenizer and the chat template of the model at hand, wherever it lies."""
+"""Search for the tokenizer and the chat template of a model at any kind of path."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,10 +14,10 @@ from trainrig.train import checkpoint
 def open_chat_tokenizer(
     path: str, template: str | None = None, variables: Mapping[str, Any] | None = None
 ) -> ChatTokenizer:
-    """The tokenizer at `path`: a folder with a tokenizer.json, a run folder or a checkpoint.
+    """Open the chat tokenizer at `path`: a tokenizer folder, run folder or checkpoint.
 
-    `template`: a file to take in place of the template that lies there. Raises DataError for a
-    tokenizer that is not there, ConfigError for a template that is not or that cannot work.
+    `template` is a file that replaces the chat template found there. Raises DataError if there is
+    no tokenizer, and ConfigError if the template is missing or invalid.
     """
     files = find_tokenizer_files(path)
     if template is not None:
@@ -26,13 +26,15 @@ def open_chat_tokenizer(
         text = storage.read(template).decode()
         files = replace(files, beside={**files.beside, TEMPLATE: text})
     found = ChatTokenizer(files, dict(variables or {}))
-    found.build_renderer()  # a template that cannot work is refused before any row is read
+    found.build_renderer()  # Refuses an invalid template before any row is read.
     return found
 
 
 def find_tokenizer_files(path: str) -> TokenizerFiles:
-    """The tokenizer at `path`: a folder with a tokenizer.json, a run folder or a checkpoint. Raises
-    DataError for one that is not there."""
+    """Read the tokenizer files at `path`: a tokenizer folder, run folder or checkpoint.
+
+    Raises DataError if there are none.
+    """
     if storage.exists(storage.join(path, TOKENIZER)):
         return TokenizerFiles.read(path)
     return checkpoint.read_tokenizer_files(checkpoint.resolve(path))

@@ -1,4 +1,4 @@
-"""What the stage `conversations` is told."""
+"""The run file of the stage `conversations`, which encodes chat and preference data."""
 
 import datetime
 from typing import Annotated, ClassVar, Literal, Self
@@ -20,69 +20,73 @@ from trainrig.tokens.documents.document_set import SPLIT_BYTES
 
 
 class RowFiles(Settings):
-    """Files whose rows are conversations, or pairs or labels of answers."""
+    """Data files whose rows are conversations, preference pairs, labelled answers or texts."""
 
-    # "JSONL": JSON lines (.jsonl, .ndjson, .json); "Parquet". JSON lines may be packed (.gz, .zst).
+    # Format of the files. "JSONL" is JSON lines (.jsonl, .ndjson, .json), also compressed (.gz,
+    # .zst).
     kind: Literal["JSONL", "Parquet"] = "JSONL"
-    # Files, folders and patterns (* and ? are wildcards), on disk or s3://.
+    # Files, folders and patterns with the wildcards * and ?, on disk or s3://.
     paths: Annotated[tuple[str, ...], NOT_IDENTITY, Field(min_length=1)]
-    # Name of the source: `posttrain` mixes by it and logs losses by it.
+    # Name of the source. `posttrain` mixes by source and logs a loss for each.
     source: Annotated[str, Field(min_length=1)]
-    # What its rows are; None: told by the fields of each row.
+    # Format of the rows. None: detected from the fields of each row.
     format: RowFormat | None = None
-    # Where fields lie that have other names, as field = "column"; `a.b.0` is inside others.
+    # Columns of fields that have other names, as field = "column"; `a.b.0` is a nested path.
     columns: dict[str, str] = Field(default_factory=dict)
-    # Where its rows go; None: a share `held_out` of them is held out, by the hash of the prompt.
+    # Split that the rows go to. None: a share `held_out`, chosen by a hash of the prompt, is held
+    # out.
     split: Literal["train", "held_out"] | None = None
 
 
 class ConversationEncoding(RunFile):
-    """`trainrig conversations`: rows to token shards with a mask."""
+    """Run file of `trainrig conversations`, which encodes rows as token shards with loss masks."""
 
     verb: ClassVar[str] = "conversations"
     resumes: ClassVar[bool] = True
     progress: ClassVar[ProgressUnit] = "splits"
 
     stage: Literal["conversations"] = "conversations"
-    # What a row becomes: a conversation to imitate, a pair of answers of which one was chosen, an
-    # answer with a label, or a solution with a label of each of its steps; for objectives of whole
-    # texts, a text or a pair of texts with its class, or a question with the text that answers it.
+    # Kind of training row to make. "conversations": text to imitate. "pairs": a chosen and a
+    # rejected answer. "labelled": an answer with a label. "steps": a solution with a label for each
+    # step. "classified": a text or a pair of texts with a class. "questions": a question with the
+    # text that answers it.
     rows: Literal["conversations", "pairs", "labelled", "steps", "classified", "questions"] = (
         "conversations"
     )
-    # Of "classified", names of the classes in the order of their numbers; (): those that rows have,
-    # names by the alphabet. They are written to the manifest, and into every model that learns
-    # them.
+    # Class names for rows = "classified", in the order of their numbers. Empty: collected from
+    # the rows and sorted alphabetically. The manifest contains them, and so does every model
+    # trained on these rows.
     labels: tuple[str, ...] = ()
-    sources: Annotated[tuple[RowFiles, ...], Field(min_length=1)]  # files to read
+    sources: Annotated[tuple[RowFiles, ...], Field(min_length=1)]  # Data files to read.
     # Tokenizer of the model to be tuned: a folder that `tokenizer` wrote, a run folder, a
-    # checkpoint, or a folder of Hugging Face.
+    # checkpoint, or a Hugging Face folder.
     tokenizer: Annotated[str, NOT_IDENTITY]
-    # Chat template, a file of Jinja; None: the one that came with the tokenizer, else trainrig's.
+    # Jinja file of the chat template. None: the tokenizer's own template, or else trainrig's.
     template: Annotated[str | None, NOT_IDENTITY] = None
-    # What the template may name besides messages and tools, such as enable_thinking.
+    # Values that the template may use besides messages and tools, such as enable_thinking.
     variables: dict[str, bool | int | float | str] = Field(default_factory=dict)
-    date: str = TODAY.isoformat()  # the day that templates take for today, as YYYY-MM-DD
-    # Turns of the assistant to train on; of pairs and labelled answers, what follows the prompt.
+    date: str = TODAY.isoformat()  # Date that templates use as today, as YYYY-MM-DD.
+    # Assistant turns to train on. Pairs and labelled answers train on what follows the prompt.
     train_on: Literal["all", "last"] = "all"
-    # What becomes of a conversation whose earlier turns the template renders otherwise once others
-    # follow, as Qwen 3 drops their thoughts: "split" makes several samples of it, so that each
-    # answer is trained on as inference makes it, which repeats tokens; "last" makes the sample of
-    # the last answer alone. Other conversations make one sample with all answers.
+    # How to encode a conversation whose earlier turns the template renders differently once more
+    # turns follow; Qwen 3, for example, removes their thoughts. "split" makes one sample for each
+    # answer, rendered as at inference, which repeats tokens; "last" keeps only the sample of the
+    # last answer. Other conversations make one sample with all answers.
     rewritten_turns: Literal["split", "last"] = "split"
-    # Longest conversation, in tokens; rows of so many are packed for `posttrain`.
+    # Longest conversation in tokens. Rows of this length are packed for `posttrain`.
     sequence_length: int = Field(ge=2)
-    # What is done about a longer one: "refuse" puts it into quarantine; "drop_turns" leaves out its
-    # last turns, of pairs and labelled answers the first turns of the prompt after a system turn.
-    # An answer is never cut. "cut" is for texts alone: one token at a time goes from the end of the
-    # longer text of a pair, as Transformers cuts; of a question, from the end of its context.
+    # Treatment of a row longer than `sequence_length`. "refuse" moves the row to quarantine.
+    # "drop_turns" removes the last turns. Pairs and labelled answers lose the prompt's first turns
+    # after a system turn instead. An answer is never cut. "cut" applies to texts only: it
+    # removes tokens from the end of the longer text of a pair, as Transformers does, and from the
+    # end of a question's context.
     too_long: Literal["refuse", "drop_turns", "cut"] = "refuse"
-    # Share of rows to hold out for evaluation, by the hash of the prompt.
+    # Share of rows to hold out for evaluation, chosen by a hash of the prompt.
     held_out: float = Field(default=0.01, ge=0, lt=1)
-    output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
-    # Worker processes; 0: work in this process, without Ray.
+    output: Annotated[str, OUTPUT]  # Folder to write, on disk or s3://.
+    # Number of worker processes. 0: work in this process, without Ray.
     workers: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=0)
-    # Bytes of the rows of a shard, about; also what one worker does at a time.
+    # Approximate bytes of input rows in a shard, which is also the work of one task.
     shard_bytes: int = Field(default=SPLIT_BYTES, ge=1_024)
 
     @field_validator("date")
@@ -122,5 +126,5 @@ class ConversationEncoding(RunFile):
         return self
 
     def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
-        """Its workers, on cores."""
+        """Return the CPU cores that the workers need."""
         return ResourceRequest.on_cores(self.workers)

@@ -1,10 +1,10 @@
-"""The stage `conversations`: rows to token shards, with what each token counts as a target.
+"""The stage `conversations`: it encodes rows as token shards with a loss weight for each token.
 
 OUT/  tokenizer.json  brought.json  train/rows-00000.{bin,weights,ends,…} …  train/plans/…
       held_out/…  quarantine/rows-00000.jsonl …
 
-A shard is made from one split of the rows, and splits depend on the files alone: so the bytes are
-the same at any number of workers.
+One split of the rows makes one shard, and splits depend on the files alone. So the bytes are the
+same at any number of workers.
 """
 
 import datetime
@@ -51,20 +51,21 @@ from trainrig.tokens.shards.token_shards import (
 from trainrig.tokens.special_tokens import BROUGHT, TOKENIZER
 
 QUARANTINE = "quarantine"
-# What the manifest counts of rows whose earlier turns the chat template renders otherwise later.
+# Manifest counts of rows whose earlier turns the chat template later renders differently.
 _SAMPLE_COUNTS = ("rows_split", "samples_of_split_rows", "tokens_repeated", "answers_left_out")
-_UNREAD = "unread: "  # before the name of what rows say and nobody reads, where it is counted
+_UNREAD = "unread: "  # Prefix of the counts of fields that the encoding ignores.
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class QuarantinedRow:
-    """A row that nothing was made of, and why."""
+    """A row that could not be encoded, with the reason."""
 
     file: str
-    # Which row of the file, from 0; of JSON lines the byte (unpacked) at which the line begins.
+    # Number of the row in the file, from 0. For JSON lines: the uncompressed byte offset of the
+    # line.
     place: int
-    reason: str  # one of few, by which they are counted
+    reason: str  # One of a few fixed reasons, by which rows are counted.
     detail: str
 
     def __str__(self) -> str:
@@ -73,10 +74,10 @@ class QuarantinedRow:
 
 
 def encode_conversations(run: ConversationEncoding, progress: Progress | None = None) -> Manifest:
-    """Write the shards that `run` describes; the manifest of their folder.
+    """Write the shards that `run` describes and return the manifest of their folder.
 
-    Raises ConfigError for a template that is no Jinja or reaches out of its sandbox, DataError for
-    what is no file of rows, and if nothing is left to train on.
+    Raises ConfigError if the template is not valid Jinja or leaves its sandbox. Raises DataError if
+    a source is not a file of rows, or if no row is left to train on.
     """
     sources = tuple(_find_files(source) for source in run.sources)
     chat = _open_tokenizer(run)
@@ -87,7 +88,7 @@ def encode_conversations(run: ConversationEncoding, progress: Progress | None = 
         keys = zip(
             name_files(source.paths), map(storage.compute_content_key, source.paths), strict=True
         )
-        inputs[f"sources[{number}]"] = manifest.digest([list(each) for each in keys])
+        inputs[f"sources[{number}]"] = manifest.digest([list(file_key) for file_key in keys])
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished
@@ -120,7 +121,7 @@ def encode_conversations(run: ConversationEncoding, progress: Progress | None = 
 
 
 def _open_tokenizer(run: ConversationEncoding) -> ChatTokenizer:
-    if run.rows in TEXT_ROWS:  # whose tokenizer may know of no conversations
+    if run.rows in TEXT_ROWS:  # The tokenizer of a model for texts may have no chat template.
         return ChatTokenizer(find_tokenizer_files(run.tokenizer))
     variables = {**run.variables, DATE: datetime.date.fromisoformat(run.date)}
     found = open_chat_tokenizer(run.tokenizer, run.template, variables)
@@ -136,7 +137,7 @@ def _open_tokenizer(run: ConversationEncoding) -> ChatTokenizer:
 def _find_labels(
     run: ConversationEncoding, sources: Sequence[RowFiles], scratch: str, splits: Sequence[Split]
 ) -> tuple[str, ...]:
-    """Names of the classes of rows that have some: as given, or by a first pass over all rows."""
+    """Return the class names from the run file, or collect them in a pass over all rows."""
     if run.labels or run.rows != "classified":
         return run.labels
     phase = Phase(storage.join(scratch, "labels"), functools.partial(count_labels, sources))
@@ -150,7 +151,10 @@ def _find_files(source: RowFiles) -> RowFiles:
 
 
 def split_rows(sources: Sequence[RowFiles], split_bytes: int) -> list[Split]:
-    """The rows in order, cut into splits of about so many bytes, by the files alone."""
+    """Split the rows, in order, into parts of about `split_bytes` bytes.
+
+    The result depends on the files alone, not on the number of workers.
+    """
     with ThreadPoolExecutor(OPENERS) as threads:
         cuts = [
             threads.submit(_cut_parts, number, source, path, name, split_bytes)
@@ -178,7 +182,7 @@ def _make_work(
     chat: ChatTokenizer,
     labels: tuple[str, ...],
 ) -> Work:
-    """The work on one split of the rows: a shard to train on, and one held out."""
+    """Return the function that encodes one split as a training and a held-out shard."""
     rows: TextRows | _ChatRows
     if run.rows in TEXT_ROWS:
         rows = TextRows.make(run, chat.encoder, labels)
@@ -211,17 +215,19 @@ def _make_work(
 
 @dataclass(frozen=True)
 class _ChatRows:
-    """What makes documents of rows of conversations and of answers."""
+    """Encoder of rows of conversations, pairs and labelled answers."""
 
     run: ConversationEncoding
     renderer: ChatRenderer
-    template: str  # that the renderer renders by
+    template: str  # Jinja source of the chat template that `renderer` uses.
 
     def encode_row(
         self, row: Mapping[str, Any], source: RowFiles, part: StagePart, place: int
     ) -> tuple[str, list[EncodedDocument], Mapping[str, int]]:
-        """Return whether `row` is to train on or held out, its documents, and what is counted of
-        it. Raises BadRow."""
+        """Return the split that `row` belongs to, its documents, and its counts.
+
+        Raises BadRow for a row that cannot be encoded.
+        """
         example = _read_example(row, source, self.run).adapt_roles(self.template)
         rules = SampleRules(
             longest=self.run.sequence_length + 1,
@@ -250,7 +256,7 @@ def _read_example(row: Mapping[str, Any], source: RowFiles, run: ConversationEnc
 
 
 def _count_samples(example: Example, samples: Samples) -> dict[str, int]:
-    """Return what the manifest counts of an example."""
+    """Return the manifest counts of one example."""
     counts = {"turns_dropped": samples.turns_dropped, "answers_left_out": samples.answers_left_out}
     if example.kind == "conversations" and len(samples.rendered) > 1:
         counts["rows_split"] = 1
@@ -260,7 +266,7 @@ def _count_samples(example: Example, samples: Samples) -> dict[str, int]:
 
 
 def _check_pair(samples: Samples) -> None:
-    """Raise BadRow for two answers of which the same tokens are left."""
+    """Raise BadRow if both answers of a pair have the same tokens."""
     chosen, rejected = samples.rendered
     if np.array_equal(chosen.ids, rejected.ids):
         dropped = samples.turns_dropped
@@ -270,7 +276,10 @@ def _check_pair(samples: Samples) -> None:
 
 
 def _choose_split(example: Example, share: float) -> str:
-    """By the prompt alone: two answers to one are never on both sides."""
+    """Return the split of an example, by its prompt alone.
+
+    Two answers to one prompt are therefore never in different splits.
+    """
     return HELD_OUT if is_held_out(f"prompt:{example.prompt}", share) else TRAIN
 
 
@@ -281,18 +290,18 @@ def _build_documents(
     part: StagePart,
     place: int,
 ) -> Iterator[EncodedDocument]:
-    text = "\0".join(each.text for each in rendered).encode()
+    text = "\0".join(sample.text for sample in rendered).encode()
     key = hashlib.blake2b(source.source.encode() + b"\0" + text, digest_size=16).hexdigest()
-    for each in rendered:
+    for sample in rendered:
         yield EncodedDocument(
             id=key,
             source=source.source,
             url="",
-            ids=each.ids,
-            text_bytes=len(each.text.encode()),
+            ids=sample.ids,
+            text_bytes=len(sample.text.encode()),
             corpus_file=part.file,
             corpus_row=place,
-            weights=each.weights,
+            weights=sample.weights,
             label=example.label,
         )
 
@@ -307,7 +316,7 @@ def _write_shards(
     counts: dict[str, Any] = {
         "rows": counted.get("rows", 0),
         "turns_dropped": counted.get("turns_dropped", 0),
-        "quarantined": dict(Counter(each.reason for each in bad)),
+        "quarantined": dict(Counter(row.reason for row in bad)),
     }
     if run.rows not in TEXT_ROWS:
         counts |= {name: counted.get(name, 0) for name in _SAMPLE_COUNTS}
@@ -315,7 +324,7 @@ def _write_shards(
         counts["unread"] = dict(sorted(unread.items()))
     files: dict[str, FileSum] = {}
     if bad:
-        lines = [json.dumps(vars(each), ensure_ascii=False) + "\n" for each in bad]
+        lines = [json.dumps(vars(row), ensure_ascii=False) + "\n" for row in bad]
         below = f"{QUARANTINE}/{name}.jsonl"
         storage.write(storage.join(run.output, below), "".join(lines).encode("utf-8", "replace"))
         files[below] = manifest.compute_file_sum(storage.join(run.output, below))
@@ -334,14 +343,14 @@ def _check(
 ) -> None:
     bad = counts.get("quarantined", {})
     kept = counts.get(f"train_{run.rows}", 0)
-    places = [name for each in files for name in each if name.startswith(QUARANTINE)]
+    places = [name for shard_files in files for name in shard_files if name.startswith(QUARANTINE)]
     first = ""
     if places:
         line = storage.read(storage.join(run.output, places[0])).splitlines()[0]
         first = str(QuarantinedRow(**json.loads(line)))
-    told = ", ".join(f"{reason} {count:,}" for reason, count in sorted(bad.items()))
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(bad.items()))
     if not kept:
-        why = f": {told}; the first, {first}" if bad else ""
+        why = f": {reasons}; the first, {first}" if bad else ""
         raise DataError(f"sources: not one row to train on, of {counts.get('rows', 0):,}{why}")
     if bad:
         log.warning(
@@ -350,7 +359,7 @@ def _check(
             sum(bad.values()),
             counts["rows"],
             storage.join(run.output, QUARANTINE),
-            told,
+            reasons,
             first,
         )
     _report_split(counts, run)
@@ -360,7 +369,7 @@ def _check(
 
 
 def _report_split(counts: Mapping[str, Any], run: ConversationEncoding) -> None:
-    """Log how many rows became several samples, or lost answers, by the chat template."""
+    """Log how many rows the chat template turned into several samples, or lost answers."""
     why = "the chat template renders earlier turns otherwise once others follow"
     if split := counts.get("rows_split", 0):
         tokens = counts[f"{TRAIN}_tokens"] + counts[f"{HELD_OUT}_tokens"]
@@ -385,14 +394,19 @@ def _report_split(counts: Mapping[str, Any], run: ConversationEncoding) -> None:
 
 
 def warn_of_unread(output: str, counts: Mapping[str, Any]) -> None:
-    """Say once what rows have that would change what they mean, and that nobody reads."""
+    """Log a warning that names the meaningful fields that the encoding ignored."""
     if unread := counts.get("unread", {}):
-        told = ", ".join(f"{name} in {count:,}" for name, count in unread.items())
-        log.warning("%s: of %d rows, these say what is not read: %s", output, counts["rows"], told)
+        fields = ", ".join(f"{name} in {count:,}" for name, count in unread.items())
+        log.warning(
+            "%s: of %d rows, these say what is not read: %s", output, counts["rows"], fields
+        )
 
 
 def _write_plan(run: ConversationEncoding) -> tuple[dict[str, Any], dict[str, FileSum]]:
-    """The plan by which conversations share rows; their files by path below the output."""
+    """Write the packing plan; return its counts and its files by path below the output.
+
+    Only conversations share rows: other kinds of rows have no plan.
+    """
     if run.rows != "conversations":
         return {}, {}
     shards = TokenShards.open(storage.join(run.output, TRAIN))

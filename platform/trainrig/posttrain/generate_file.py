@@ -1,8 +1,8 @@
-"""`trainrig generate --prompts`: what a model says to every row of a JSONL file.
+"""The implementation of `trainrig generate --prompts`, which answers each row of a JSONL file.
 
-Rows are read together in batches of a fixed size, from the begin of the file: what a row's batch is
-does not depend on the number of workers, and so neither does what is said. A call that was stopped
-goes on with the batches that are left.
+Rows are read in batches of a fixed size from the start of the file. A row's batch, and so its
+answer, does not depend on the number of workers. A call that was stopped resumes with the remaining
+batches.
 """
 
 import functools
@@ -33,12 +33,13 @@ def generate_file(
     vllm_memory: float | None = None,
     progress: Progress | None = None,
 ) -> dict[str, int]:
-    """Write `out`, the rows of the JSONL file `prompts` with `text` and `stopped` added; counts.
+    """Write to `out` the rows of `prompts` with `text` and `stopped` added; return counts.
 
     A row has `prompt`, a text to continue, or `messages`, a conversation to answer, which may have
-    `tools`, and may have a `seed` of its own; else it is the sampling's plus the row's number.
-    `vllm_memory`: vLLM runs the model, in this process, with that share of the GPU's memory. Raises
-    DataError for rows that have neither, before anything is generated.
+    `tools`. A row may have its own `seed`; the default is the sampling's seed plus the row number.
+    If `vllm_memory` is given, vLLM runs the model in this process with that share of the GPU's
+    memory. Raises DataError for rows with neither `prompt` nor `messages`, before anything is
+    generated.
     """
     rows = read_prompts(prompts)
     splits = [
@@ -50,15 +51,18 @@ def generate_file(
     if workers:
         connect(workers, "workers")
     map_splits(Phase(storage.join(scratch, "done"), make), splits, workers, progress)
-    said = b"".join(storage.read(storage.join(scratch, f"{each.name}.jsonl")) for each in splits)
-    storage.write(out, said)
+    lines = b"".join(storage.read(storage.join(scratch, f"{split.name}.jsonl")) for split in splits)
+    storage.write(out, lines)
     storage.delete_folder(scratch)
-    ended = [json.loads(line)["stopped"] for line in said.splitlines()]
+    ended = [json.loads(line)["stopped"] for line in lines.splitlines()]
     return {"rows": len(rows), **{kind: ended.count(kind) for kind in sorted(set(ended))}}
 
 
 def read_prompts(path: str) -> list[dict[str, Any]]:
-    """The rows of the JSONL file at `path`, each of which has a prompt. Raises DataError."""
+    """Read the rows of the JSONL file at `path`.
+
+    Raises DataError if the file is missing or empty, or if a row is not a valid request.
+    """
     if not storage.exists(path):
         raise DataError(f"{path}: no such file; name a JSONL file of prompts")
     rows = []
@@ -82,7 +86,10 @@ def read_prompts(path: str) -> list[dict[str, Any]]:
 
 
 def read_request(row: Any, sampling: Sampling) -> TextRequest:
-    """What `row` asks for. Raises BadRow, KeyError or TypeError for what is no request."""
+    """Return the request that `row` describes.
+
+    Raises BadRow, KeyError or TypeError if the row is not a valid request.
+    """
     prompt: str | Conversation
     if "messages" in row:
         prompt = Conversation(parse_messages(row["messages"]), parse_tools(row.get("tools")))
@@ -94,14 +101,15 @@ def read_request(row: Any, sampling: Sampling) -> TextRequest:
 
 
 def _make_work(checkpoint: str, sampling: Sampling, folder: str, vllm_memory: float | None) -> Work:
-    """What does one batch."""
+    """Return the function that answers one batch of rows."""
     if vllm_memory is None:
         generator = TextGenerator.open(checkpoint)
     else:
         generator = TextGenerator.open_in_vllm(checkpoint, vllm_memory)
 
     def speak(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
-        rows, first = task["rows"], task["first"]
+        rows = task["rows"]
+        first = task["first"]
         requests = [
             read_request(
                 row,
@@ -113,8 +121,8 @@ def _make_work(checkpoint: str, sampling: Sampling, folder: str, vllm_memory: fl
         ]
         spoken = generator.speak_all(requests)
         lines = [
-            json.dumps({**row, "text": each.text, "stopped": each.stopped}, ensure_ascii=False)
-            for row, each in zip(rows, spoken, strict=True)
+            json.dumps({**row, "text": answer.text, "stopped": answer.stopped}, ensure_ascii=False)
+            for row, answer in zip(rows, spoken, strict=True)
         ]
         path = storage.join(folder, f"{first:08d}.jsonl")
         storage.write(path, "".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))

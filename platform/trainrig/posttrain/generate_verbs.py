@@ -1,4 +1,7 @@
-"""The commands `generate` and `chat`. They import what they need when they run."""
+"""The commands `generate` and `chat`.
+
+They import their dependencies when they run.
+"""
 
 import contextlib
 import json
@@ -73,7 +76,7 @@ def _build_sampling(where: str, **given: Any) -> Any:
 def _check_asked(
     prompt: str | None, prompts: str | None, out: str | None, gap: bool, chat: bool
 ) -> None:
-    """Raise ConfigError unless one thing is asked for, with what it needs."""
+    """Raise ConfigError unless exactly one kind of prompt is given, with its options."""
     asked = [prompt is not None, prompts is not None, gap]
     if sum(asked) != 1 or (prompts is None) != (out is None) or (gap and chat):
         raise ConfigError(
@@ -142,8 +145,8 @@ def generate(
     generator = TextGenerator.open(checkpoint)
     if gap:
         filled = generator.fill(prefix or "", suffix or "", sampling)
-        told = {"prefix": prefix, "suffix": suffix, "text": filled.text, "stopped": filled.stopped}
-        print(json.dumps(told) if as_json else filled.text)
+        facts = {"prefix": prefix, "suffix": suffix, "text": filled.text, "stopped": filled.stopped}
+        print(json.dumps(facts) if as_json else filled.text)
         return
     assert prompt is not None
     _warn_if_untaught(checkpoint, generator, chat)
@@ -166,7 +169,7 @@ def _answer_file(
 ) -> None:
     from trainrig.posttrain.generate_file import generate_file
 
-    with contextlib.redirect_stdout(sys.stderr):  # Ray prints its messages
+    with contextlib.redirect_stdout(sys.stderr):  # Ray prints its messages to stdout.
         counts = generate_file(
             checkpoint,
             prompts,
@@ -193,9 +196,9 @@ def chat(
     repetition_penalty: Penalty = 1.0,
     seed: Seed = 0,
 ) -> None:
-    """Talk with a checkpoint: a line from you, an answer as it is written.
+    """Chat with a checkpoint: type a line and read the answer as it is written.
 
-    An empty line begins anew, the end of the input (Ctrl-D) ends.
+    An empty line starts a new conversation. The end of the input (Ctrl-D) ends the chat.
     """
     from trainrig.posttrain.text_generator import TextGenerator
     from trainrig.tokens.chat.messages import Message
@@ -212,16 +215,16 @@ def chat(
     )
     generator = TextGenerator.open(checkpoint)
     _warn_if_untaught(checkpoint, generator, chatting=True)
-    told = [Message("system", system)] if system else []
-    messages = list(told)
+    beginning = [Message("system", system)] if system else []
+    messages = list(beginning)
     while (line := _read_line()) is not None:
         if not line:
-            messages = list(told)
+            messages = list(beginning)
             continue
         messages.append(Message("user", line))
         try:
             answer = generator.answer(messages, sampling, _show)
-        except InputError as error:  # a conversation that no longer fits, say
+        except InputError as error:  # For example, the conversation no longer fits.
             typer.echo(f"trainrig: {error}; an empty line begins anew", err=True)
             messages.pop()
             continue
@@ -230,7 +233,7 @@ def chat(
 
 
 def _read_line() -> str | None:
-    """The next line; None: there is no more."""
+    """Return the next line without surrounding spaces, or None at the end of the input."""
     if sys.stdin.isatty():
         typer.echo("> ", err=True, nl=False)
     line = sys.stdin.readline()
@@ -243,5 +246,5 @@ def _show(piece: str) -> None:
 
 def _warn_if_untaught(checkpoint: str, generator: Any, chatting: bool) -> None:
     if chatting and generator.tuned is False:
-        said = "not tuned on conversations, so expect no answer; `trainrig posttrain` tunes it"
-        typer.echo(f"trainrig: {checkpoint}: {said}", err=True)
+        warning = "not tuned on conversations, so expect no answer; `trainrig posttrain` tunes it"
+        typer.echo(f"trainrig: {checkpoint}: {warning}", err=True)

@@ -1,4 +1,4 @@
-"""Checkpoints to Hugging Face folders and back, with all that they were brought with."""
+"""Conversion of checkpoints to Hugging Face folders and back, including their other files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,23 +21,26 @@ from trainrig.train import checkpoint
 def export_checkpoint(
     path: str, out: str, settings: HubFolder, generator: bool = False
 ) -> dict[str, Any]:
-    """Write the newest checkpoint at `path` as the Hugging Face folder `out`; what was written.
+    """Write the newest checkpoint at `path` as the Hugging Face folder `out`; return facts.
 
-    `generator`: of a model that finds replaced tokens, what was trained with it to replace them.
-    Raises ConfigError if it has none.
+    `generator` exports the generator that was trained with a replaced-token detector instead of the
+    detector. Raises ConfigError if the model has none.
 
-    All but weights, README.md and what changed of config.json is what the model was brought with.
+    Weights, README.md and changed keys of config.json are written anew. Every other file is the one
+    that the model was imported with.
     """
     check_folder(out)
     stored = checkpoint.StoredModel(path)
-    config, read = stored.config.without_generator, stored.read
+    config = stored.config.without_generator
+    read = stored.read
     if generator:
         if (beside := stored.config.generator_model) is None:
             raise ConfigError(
                 f"export --generator: {stored.path} is {config.description} without a generator; "
                 "leave it out, or name a run with objective ReplacedTokenDetection"
             )
-        config, read = beside, partial(read_generator_tensor, stored.read)
+        config = beside
+        read = partial(read_generator_tensor, stored.read)
     family = write_folder(out, config, read, stored.files, settings, TEMPLATE)
     return {
         "output": out,
@@ -55,8 +58,8 @@ def import_checkpoint(
 ) -> dict[str, Any]:
     """Write the Hugging Face folder `folder` as step 0 of the run folder `out`.
 
-    `roles` says which token plays which role, where the folder's files do not; `added` are special
-    tokens that the model gets. Nothing is written unless all of it can be.
+    `roles` maps roles to special tokens where the folder's files do not define them; `added` are
+    special tokens to add to the model. Nothing is written unless the whole import succeeds.
     """
     check_folder(out)
     if storage.list_files(out):
@@ -65,10 +68,12 @@ def import_checkpoint(
     if roles:
         model = replace(model, files=model.files.with_roles(roles))
     special = find_special_tokens(model.files)
-    files, config = model.files, model.config
+    files = model.files
+    config = model.config
     try:
         path = checkpoint.write_model(out, config, files.tokenizer, model.tensors, files.beside)
-    except BaseException:  # also when it is stopped: what is left would be refused as not empty
+    # Also after an interrupt: a partial folder would be refused as not empty.
+    except BaseException:
         storage.delete_folder(out)
         raise
     return {

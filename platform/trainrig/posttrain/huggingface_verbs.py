@@ -1,4 +1,7 @@
-"""The commands `export` and `import`. They import what they need when they run."""
+"""The commands `export` and `import`.
+
+They import their dependencies when they run.
+"""
 
 import json
 import sys
@@ -62,8 +65,8 @@ def export(
 ) -> None:
     """Export a checkpoint as a Hugging Face folder that Transformers, or PEFT, can load.
 
-    What a model was imported with (tokenizer, chat template, generation config) is as it was. Its
-    model card says what made it, and its scores.
+    The files that the model was imported with (tokenizer, chat template, generation config) are
+    copied unchanged. The model card lists the stages that made the model, and its scores.
     """
     from trainrig.evaluate.model_card import describe_checkpoint
     from trainrig.models.huggingface import HubFolder
@@ -121,7 +124,8 @@ def import_folder(
 ) -> None:
     """Import a Hugging Face folder as a checkpoint to train, evaluate or tune.
 
-    Llama, Mistral, Qwen 2 and 3, OLMo 2, Gemma 2 and 3 (text), GPT-2, and what is built as they.
+    Supported: Llama, Mistral, Qwen 2 and 3, OLMo 2, Gemma 2 and 3 (text), GPT-2, and models of the
+    same architectures.
     """
     from trainrig.posttrain.huggingface import import_checkpoint
     from trainrig.posttrain.peft_adapter.adapter_import import import_adapter
@@ -130,7 +134,7 @@ def import_folder(
         adapter = import_adapter(folder, base, out)
         print(json.dumps(adapter) if as_json else f"{out}: {adapter['parameters']:,} parameters")
         return
-    roles = dict(_parse_role(each) for each in role or ())
+    roles = dict(_parse_role(assignment) for assignment in role or ())
     facts = import_checkpoint(folder, out, roles, add_token or ())
     if as_json:
         print(json.dumps(facts))

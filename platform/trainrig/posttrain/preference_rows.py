@@ -1,4 +1,4 @@
-"""The rows of a run that learns preferences: pairs, labelled answers, or solutions in steps."""
+"""Training and held-out rows of preference learning: pairs, labelled answers or solutions."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -53,28 +53,29 @@ AnswerKind = Literal["pairs", "labelled", "steps"]
 
 @dataclass(frozen=True)
 class TuningRows:
-    """What a run trains on and is measured on, and the models that its objective compares with."""
+    """The training batches, held-out sets and frozen models of a post-training run."""
 
-    kind: str  # conversations, pairs, labelled or steps
+    kind: str  # One of conversations, pairs, labelled and steps.
     make_batches: Callable[[], PretrainBatches]
     make_held_out: Callable[[], HeldOutSets | None]
     frozen: Mapping[str, FrozenModel] = field(default_factory=dict)
 
 
 def needs_references(run: FineTuning) -> bool:
-    """Whether its pairs are compared with what a reference makes of them."""
+    """Return whether the objective needs reference log-probabilities of the pairs."""
     return isinstance(run.objective, get_args(Referenced))
 
 
 def open_rows(run: FineTuning, folder: str, padding: int, reference: str) -> TuningRows:
-    """The rows of a run that learns preferences, in the `folder` that `conversations` wrote;
-    `reference`: the checkpoint that they are measured from.
+    """Open the rows of a preference run in the `folder` that `conversations` wrote.
 
-    Raises ConfigError for rows of another kind.
+    `reference` is the checkpoint that preferences are measured from. Raises ConfigError for rows of
+    another kind.
     """
     if run.pretraining:
         raise ConfigError("pretraining: text is mixed into conversations alone; leave it out here")
-    length, stored = run.batches.sequence_length, None
+    length = run.batches.sequence_length
+    stored = None
     if needs_references(run):
         stored = find_reference_folder(folder, reference, length)
     frozen = find_frozen(run, reference)
@@ -89,9 +90,11 @@ def open_rows(run: FineTuning, folder: str, padding: int, reference: str) -> Tun
 
 
 def find_frozen(run: FineTuning, reference: str) -> dict[str, FrozenModel]:
-    """The models that a run has beside while it trains: of KTO the checkpoint `reference`, as the
-    answers that it compares with depend on the batch. Raises ConfigError for one that workers
-    cannot share."""
+    """Return the frozen models that a run holds in memory while it trains, by name.
+
+    Only KTO has one, the checkpoint `reference`: its mismatched answers depend on the batch, so
+    they cannot be computed before. Raises ConfigError for a model that the workers cannot divide.
+    """
     if not isinstance(run.objective, KTO):
         return {}
     model, _ = checkpoint.describe(reference)
@@ -101,7 +104,7 @@ def find_frozen(run: FineTuning, reference: str) -> dict[str, FrozenModel]:
 
 
 def find_answer_kind(objective: Objective) -> AnswerKind:
-    """The rows that an objective of preferences learns from."""
+    """Return the kind of rows that a preference objective learns from."""
     if isinstance(objective, KTO):
         return "labelled"
     return "steps" if isinstance(objective, ProcessReward) else "pairs"
@@ -115,8 +118,11 @@ def open_answers(
     cache: BlockCache | None = None,
     references: str | None = None,
 ) -> PretrainBatches:
-    """The batches of the rows to train on of a folder that `conversations` wrote; `references`: the
-    folder of what the reference makes of pairs. Raises ConfigError for rows of another kind."""
+    """Open the training batches of a folder that `conversations` wrote.
+
+    `references` is the folder of the reference log-probabilities of pairs. Raises ConfigError for
+    rows of another kind.
+    """
     shards = TokenShards.open(storage.join(folder, TRAIN), cache)
     if kind == "pairs":
         stored = StoredReferences(references, TRAIN, shards) if references else None
@@ -131,22 +137,22 @@ def open_answers(
 
 @dataclass(frozen=True)
 class HeldOutAnswers:
-    """How held-out rows of one kind are opened to be measured."""
+    """A function that opens the held-out rows of one kind; it can be pickled."""
 
     folder: str
     sequence_length: int
     padding: int
-    rows: int  # of each source, at most
+    rows: int  # Largest number of rows of each source.
     kind: AnswerKind
     references: str | None = None
     cache: BlockCache | None = None
 
     def __call__(self) -> HeldOutSets:
-        """Rows of each source, spread evenly from its first to its last, each by itself."""
+        """Return held-out rows of each source, evenly spaced, one row a batch."""
         shards = TokenShards.open(storage.join(self.folder, HELD_OUT), self.cache)
         check_rows(shards, self.kind)
-        each = 2 if self.kind == "pairs" else 1
-        answers = Answers(shards, self.sequence_length, each)
+        answers_per_row = 2 if self.kind == "pairs" else 1
+        answers = Answers(shards, self.sequence_length, answers_per_row)
         stored = StoredReferences(self.references, HELD_OUT, shards) if self.references else None
         batches = []
         for number, source in enumerate(shards.sources):
@@ -158,7 +164,7 @@ class HeldOutAnswers:
                         self._read_arrays(shards, answers, stored, source, row),
                         samples=np.array([row]),
                         sources=np.array([number]),
-                        pieces=np.array([[0, 0, each * row]]),
+                        pieces=np.array([[0, 0, answers_per_row * row]]),
                     )
                 )
         return HeldOutSets(shards.sources, tuple(batches))
@@ -195,7 +201,7 @@ class HeldOutAnswers:
     def _fill_arrays(
         self, *given: tuple[tuple[str, str], tuple[Integers, Integers]]
     ) -> dict[str, NDArray[Any]]:
-        """[1, T] each: ids and targets of answers, all as wide as the longest."""
+        """Return the ids and targets of answers, [1, T] each, as wide as the longest."""
         width = max(len(ids) for _, (ids, _) in given) - 1
         arrays: dict[str, NDArray[Any]] = {}
         for (ids, targets), answer in given:

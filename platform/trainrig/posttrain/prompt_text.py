@@ -1,4 +1,4 @@
-"""The text around generation: ids of what is asked, and the text of what is said as it grows."""
+"""Encoding of prompts for generation, and decoding of the answer while it grows."""
 
 import codecs
 import functools
@@ -15,33 +15,36 @@ from trainrig.tokens.encoding.encode import Encoder
 
 @dataclass(frozen=True)
 class Gap:
-    """Two texts, between which the model is to write."""
+    """Two texts; the model writes the text between them."""
 
     prefix: str
     suffix: str
 
 
-# A text to go on from, a conversation to answer, with or without tools, or a gap to fill.
+# A text to continue, a conversation to answer (with or without tools), or a gap to fill.
 AnyPrompt = str | tuple[Message, ...] | Conversation | Gap
 
 
 @dataclass(frozen=True)
 class PromptEncoder:
-    """What makes ids of prompts. May be pickled."""
+    """Encoder of prompts as token ids; it can be pickled."""
 
     encoder: Encoder
-    # What its chat template may name, beside what its files say.
+    # Extra variables for the chat template, besides those in the tokenizer's files.
     variables: Mapping[str, Any] = field(default_factory=dict)
 
     def encode(self, prompt: AnyPrompt) -> list[int]:
-        """The ids after which the model is to speak. Raises DataError for a gap without the
-        sentinels of FillInTheMiddle."""
+        """Return the token ids that the model continues from.
+
+        Raises DataError for a gap if the tokenizer lacks the sentinels of FillInTheMiddle.
+        """
         begin = self.encoder.special_tokens.prefix
         if isinstance(prompt, str):
             return [*begin, *self._encode_text(prompt)]
         if isinstance(prompt, Gap):
             before, after, middle = find_infilling_tokens(self.encoder)
-            prefix, suffix = self._encode_text(prompt.prefix), self._encode_text(prompt.suffix)
+            prefix = self._encode_text(prompt.prefix)
+            suffix = self._encode_text(prompt.suffix)
             return [*begin, before, *prefix, after, *suffix, middle]
         chat = Conversation(prompt) if isinstance(prompt, tuple) else prompt
         messages = adapt_roles(chat.messages, self._tokenizer.template)
@@ -56,14 +59,14 @@ class PromptEncoder:
 
     @functools.cached_property
     def _renderer(self) -> ChatRenderer:
-        """What renders conversations. Raises DataError for a template that does not ask."""
+        """The chat renderer; raises DataError if the template makes no prompt for an answer."""
         return self._tokenizer.build_prompting_renderer()
 
 
 class TextListener:
-    """The text of one request as it grows: its pieces are told, and its end is found.
+    """The growing text of one request: it streams new pieces and detects stop texts.
 
-    Pieces are held back while they may be the begin of a text that ends it.
+    A piece is held back while it may be the start of a stop text.
     """
 
     def __init__(
@@ -73,23 +76,28 @@ class TextListener:
         answers: bool,
         hear: Callable[[str], None] | None = None,
     ) -> None:
-        """`stops`: texts that end it; `answers`: whether it answers a conversation, and does not go
-        on from a text."""
-        self._encoder, self._hear = encoder, hear
+        """Start an empty text that ends at the first of the texts `stops`.
+
+        `answers` says whether the text answers a conversation; otherwise it continues a text.
+        `hear` is called with each new piece.
+        """
+        self._encoder = encoder
+        self._hear = hear
         self._stops = tuple(stops)
         self._longest = max(map(len, self._stops), default=0)
         self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        # The space that the tokenizer put before an answer is none of the text.
+        # The space that the tokenizer puts before an answer is not part of the text.
         self._skip_space = encoder.adds_space and answers
-        self._text, self._told = "", 0
-        self.ended_by = ""  # the text that ended it; empty: none did yet
+        self._text = ""
+        self._told = 0
+        self.ended_by = ""  # The stop text that ended this text; empty: none so far.
 
     def __call__(self, drawn: int) -> bool:
-        """Whether the text is complete with `drawn`."""
+        """Add the token `drawn` and return whether the text is complete."""
         return self._add(self._encoder.decode_bytes([drawn]))
 
     def finish(self) -> str:
-        """The whole text."""
+        """Stream what was held back and return the whole text."""
         if not self.ended_by:
             self._add(b"", final=True)
         self._tell(len(self._text))
@@ -98,11 +106,12 @@ class TextListener:
     def _add(self, data: bytes, final: bool = False) -> bool:
         new = self._characters.decode(data, final)
         if self._skip_space and new:
-            new, self._skip_space = new.removeprefix(" "), False
+            new = new.removeprefix(" ")
+            self._skip_space = False
         before = len(self._text)
         self._text += new
         found = [self._text.find(stop, max(0, before - len(stop) + 1)) for stop in self._stops]
-        ends = [each for each in zip(found, self._stops, strict=True) if each[0] >= 0]
+        ends = [match for match in zip(found, self._stops, strict=True) if match[0] >= 0]
         if ends:
             place, self.ended_by = min(ends)
             self._text = self._text[:place]

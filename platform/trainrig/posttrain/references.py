@@ -1,9 +1,9 @@
-"""What the reference model makes of each pair of a folder that `conversations` wrote.
+"""Reference log-probabilities of each pair in a folder that `conversations` wrote.
 
-Computed once, before training, and kept beside the shards in `references/KEY`, where KEY tells the
-reference from any other: a folder like a stage's, whose manifest names the sums of its files. So a
-training step needs no second model. References of another model, or of conversations that were
-written again, have another key; a file that was changed is refused.
+They are computed once, before training, so a training step needs no second model. They are stored
+beside the shards in `references/KEY`, a stage folder whose manifest names the checksums of its
+files. KEY is a hash of the reference model and the conversations, so another model, or rewritten
+conversations, has another folder. A file that was changed is refused.
 
 Shapes: N pairs of a split, those of its first source first.
 """
@@ -29,30 +29,31 @@ from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 from trainrig.train import checkpoint
 
-if TYPE_CHECKING:  # torch takes seconds to import
+if TYPE_CHECKING:  # Importing torch takes seconds.
     from torch import nn
 
 log = logging.getLogger(__name__)
-FOLDER = "references"  # below the folder of conversations
+FOLDER = "references"  # Folder name, below the folder of conversations.
 KEY_LENGTH = 16
-AT_ONCE = 8  # pairs of a forward pass: as many whoever computes them, so that the bits are the same
+# Pairs of a forward pass. It is constant, so that the result has the same bits everywhere.
+AT_ONCE = 8
 
 
 class ReferenceScoring(RunFile):
-    """What references are made of, as the manifest of their folder has it."""
+    """The settings that the manifest of a references folder records."""
 
     verb: ClassVar[str] = "references"
     resumes: ClassVar[bool] = True
 
     stage: Literal["references"] = "references"
-    output: Annotated[str, OUTPUT]  # folder to write
-    sequence_length: int = Field(ge=1)  # longest answer with its prompt, in tokens
-    pairs_at_once: int = AT_ONCE  # of a forward pass
+    output: Annotated[str, OUTPUT]  # Folder to write.
+    sequence_length: int = Field(ge=1)  # Longest answer with its prompt, in tokens.
+    pairs_at_once: int = AT_ONCE  # Number of pairs in a forward pass.
 
 
 @dataclass(frozen=True)
 class StoredReferences:
-    """References of the pairs of one split, read when the first is asked for."""
+    """Reference log-probabilities of one split, read from storage at the first call."""
 
     folder: str
     split: str
@@ -61,8 +62,10 @@ class StoredReferences:
     def __call__(
         self, source: str, numbers: Integers
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """[n] each: of the chosen and of the rejected answers of the pairs `numbers`. Raises
-        DataError for a file that was changed."""
+        """Return the references of the chosen and the rejected answers of pairs, [n] each.
+
+        Raises DataError if the file was changed.
+        """
         found_N2 = self._of_N2[self._first[source] + numbers]
         return found_N2[:, 0], found_N2[:, 1]
 
@@ -80,8 +83,7 @@ class StoredReferences:
 
 
 def find_reference_folder(conversations: str, model: str, sequence_length: int) -> str:
-    """Where the references by the checkpoint `model` of the folder `conversations` are, or will
-    be."""
+    """Return the folder for the references of `conversations` under the checkpoint `model`."""
     written = manifest.read_input(conversations, "conversations").content
     key = manifest.digest(
         [written, checkpoint.compute_content_key(model), sequence_length, AT_ONCE]
@@ -90,7 +92,7 @@ def find_reference_folder(conversations: str, model: str, sequence_length: int) 
 
 
 def find_reference(path: str | None, start: str, encoder: Encoder, sequence_length: int) -> str:
-    """The checkpoint that preferences are measured from: at `path`, or `start`.
+    """Return the checkpoint that preferences are measured from: at `path`, or `start`.
 
     Raises ConfigError for a model with another tokenizer than `encoder`, or with fewer positions
     than `sequence_length`.
@@ -115,10 +117,9 @@ def find_reference(path: str | None, start: str, encoder: Encoder, sequence_leng
 def compute_references(
     conversations: str, model: str, sequence_length: int, cache: BlockCache | None = None
 ) -> str:
-    """Have the references by the checkpoint `model` of all pairs in `conversations`; their folder.
+    """Compute the reference log-probabilities of all pairs; return their folder.
 
-    What is there already is kept. The same bytes whenever and wherever it runs on one kind of
-    machine.
+    Existing results are kept. The bytes are the same on every machine of one kind.
     """
     folder = find_reference_folder(conversations, model, sequence_length)
     run = ReferenceScoring(output=folder, sequence_length=sequence_length)
@@ -130,12 +131,13 @@ def compute_references(
     if stage.finished:
         manifest.verify_files(folder, stage.finished)
         return folder
-    # Here, as none of it is needed where references are there already.
+    # Imported here, because existing references need no torch.
     from trainrig.parallel.mesh import find_local_device
 
     opened = checkpoint.open_model(model)
     decoder = opened.build().to(find_local_device())
-    files, counts = {}, {}
+    files = {}
+    counts = {}
     for split in (TRAIN, HELD_OUT):
         shards = TokenShards.open(storage.join(conversations, split), cache)
         answers = Answers(shards, sequence_length, each=2)
@@ -170,7 +172,7 @@ def _compute_source(
     device = next(model.parameters()).device
     for first in range(0, pairs, AT_ONCE):
         numbers = range(first, min(first + AT_ONCE, pairs))
-        read = [answers.read_answer(source, 2 * pair + of) for of in (0, 1) for pair in numbers]
+        read = [answers.read_answer(source, 2 * pair + side) for side in (0, 1) for pair in numbers]
         width = max(len(ids) for ids, _ in read) - 1
         ids_BT = np.zeros((len(read), width), dtype=np.int64)
         targets_BT = np.full_like(ids_BT, IGNORE)
@@ -185,4 +187,4 @@ def _compute_source(
         ]
         with torch.no_grad():
             completions, _ = read_completions(model, *sides)
-        yield torch.stack([each.sums_B for each in completions], dim=1).cpu().numpy()
+        yield torch.stack([completion.sums_B for completion in completions], dim=1).cpu().numpy()

@@ -1,4 +1,4 @@
-"""What fine-tuning is told."""
+"""The run file of post-training on conversations, pairs or labelled answers."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -26,39 +26,41 @@ from trainrig.train.run_file.run_files import TrainingRunFile
 from trainrig.train.run_file.training import Training
 from trainrig.train.worker_bounds import Workers, parse_bounds
 
-OfPairs = Pairwise | Reward  # objectives that read two answers together
+OfPairs = Pairwise | Reward  # Objectives that read two answers together.
 
 
 class FineTuning(TrainingRunFile):
-    """`trainrig posttrain`: a checkpoint, taught by conversations."""
+    """Run file of `trainrig posttrain`, which fine-tunes a checkpoint."""
 
     verb: ClassVar[str] = "posttrain"
-    output_format: ClassVar[int] = 2  # fresh weights, of adapters too, are drawn by place
+    # Since format 2, new weights (also of adapters) are initialised by their position.
+    output_format: ClassVar[int] = 2
     estimate: ClassVar[str] = "trainrig.posttrain.sft:estimate_tuning"
     splits_rows: ClassVar[bool] = True
 
     stage: Literal["posttrain"] = "posttrain"
-    # Model to start from: a run folder, a checkpoint, or a folder of Hugging Face.
+    # Model to start from: a run folder, a checkpoint, or a Hugging Face folder.
     checkpoint: Annotated[str, NOT_IDENTITY]
-    # Folder that `conversations` wrote with the model's tokenizer. Its held-out rows, if there are
-    # any, measure the loss.
+    # Folder that `conversations` wrote with the model's tokenizer. Its held-out rows, if any,
+    # measure the loss.
     conversations: Annotated[str, NOT_IDENTITY]
-    output: Annotated[str, OUTPUT]  # run folder to write, on disk or s3://
-    workers: Workers = 1  # worker processes: a number, or [fewest, most] to take what room there is
-    batches: ConversationBatching  # which rows make a batch, and how long they may be
-    # Text of pretraining to mix in, so that less is forgotten; None: none.
+    output: Annotated[str, OUTPUT]  # Run folder to write, on disk or s3://.
+    # Number of worker processes, or [fewest, most] to use the capacity that is available.
+    workers: Workers = 1
+    batches: ConversationBatching  # Size, length and source mix of the batches.
+    # Pretraining text to mix in, to reduce forgetting. None: no text.
     pretraining: PretrainingShare | None = None
-    objective: Tuning = SFT()  # what training makes small
-    # Low-rank adapters to train beside the frozen model; None: the model itself is trained.
+    objective: Tuning = SFT()  # Objective that training minimises.
+    # Low-rank adapters to train while the model stays frozen. None: train the model itself.
     lora: LoRA | None = None
-    # Model that preferences are measured from: a run folder or checkpoint; None: `checkpoint`.
+    # Model that preferences are measured from: a run folder or checkpoint. None: `checkpoint`.
     reference: Annotated[str | None, NOT_IDENTITY] = None
-    # Folder that `teacher` wrote of these conversations, for the objective Distillation.
+    # Folder that `teacher` wrote for these conversations; only for the objective Distillation.
     teacher: Annotated[str | None, NOT_IDENTITY] = None
-    training: Training  # how long to train, and how
-    # What the report shows of the model before and after.
+    training: Training  # Number of steps, optimizer, schedule and parallelism.
+    # Comparison of the model before and after training, shown in the report.
     comparison: Annotated[ComparisonSettings, NOT_IDENTITY] = ComparisonSettings()
-    # Where blocks of shards in a bucket are kept on this machine.
+    # Local cache of shard blocks that are read from a bucket.
     cache: Annotated[BlockCache, NOT_IDENTITY] = BlockCache()
 
     @model_validator(mode="after")
@@ -86,9 +88,12 @@ class FineTuning(TrainingRunFile):
         return self
 
     def check_row_split(self, model: DecoderConfig) -> None:
-        """Raise ValueError if workers are to share rows or layers of `model`, or divide them, and
-        cannot."""
-        parallel, kind = self.training.parallel, self.objective.kind
+        """Raise ValueError if workers cannot divide `model` or the rows.
+
+        The division is that of `training.parallel`: rows, layers or experts.
+        """
+        parallel = self.training.parallel
+        kind = self.objective.kind
         sizes = self.batches.as_settings(None).resolve_stages()
         if parallel.expert:
             parallel.expert.check_run(model, kind, sizes, "SFT")
@@ -109,9 +114,11 @@ class FineTuning(TrainingRunFile):
         self._check_whole_rows(model)
 
     def _check_whole_rows(self, model: DecoderConfig) -> None:
-        """Raise ValueError for what looks at whole rows, where workers have parts of them."""
-        parallel, mixture = self.training.parallel, isinstance(model.feedforward, MixtureOfExperts)
-        tensor, where = parallel.tensor, "training.parallel"
+        """Raise ValueError if workers hold parts of rows but the run needs whole rows."""
+        parallel = self.training.parallel
+        mixture = isinstance(model.feedforward, MixtureOfExperts)
+        tensor = parallel.tensor
+        where = "training.parallel"
         in_places = tensor is not None and tensor.sequence_parallel
         noise = isinstance(self.objective, SFT) and self.objective.noise > 0
         for axis, there in (
@@ -151,8 +158,7 @@ class FineTuning(TrainingRunFile):
             )
 
     def check_reference(self, model: DecoderConfig) -> None:
-        """Raise ConfigError for a reference `model` beside that workers cannot share as they share
-        rows and experts."""
+        """Raise ConfigError if the reference `model` cannot be divided among the workers."""
         parallel = self.training.parallel
         if parallel.context and _drops_tokens(model):
             raise ConfigError(
@@ -189,6 +195,6 @@ class FineTuning(TrainingRunFile):
 
 
 def _drops_tokens(model: DecoderConfig) -> bool:
-    """Whether experts take so many tokens of a micro-batch and no more."""
+    """Return whether the experts of `model` drop tokens beyond a fixed capacity."""
     mixture = model.feedforward
     return isinstance(mixture, MixtureOfExperts) and mixture.capacity is not None

@@ -1,4 +1,4 @@
-"""Tuning by conversations and by preferences: the same loop as pretraining, on their rows."""
+"""Fine-tuning on conversations and preferences, with the training loop of pretraining."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -56,17 +56,18 @@ from trainrig.train.run_file.sum_check import check_sums
 
 
 def posttrain(run: FineTuning) -> Manifest:
-    """Fine-tune to the end of `run`, going on where an earlier call stopped.
+    """Fine-tune to the end of `run`, resuming where an earlier call stopped.
 
-    Raises InputError for what cannot work, before any worker starts; ClusterError when workers
-    fail more often than the run allows.
+    Raises InputError for settings that cannot work, before any worker starts, and ClusterError when
+    workers fail more often than the run allows.
     """
     job, inputs, counted = prepare(run)
     stage = claim_run(job.folder, run, run.training, inputs)
     if stage.finished:
         return stage.finished
     if needs_references(run):
-        folder, length = storage.make_absolute(run.conversations), run.batches.sequence_length
+        folder = storage.make_absolute(run.conversations)
+        length = run.batches.sequence_length
         start = job.adapter.base if job.adapter else job.initial_weights
         assert start is not None
         reference = _find_reference(run, start, Encoder.of(checkpoint.read_tokenizer_files(start)))
@@ -77,7 +78,7 @@ def posttrain(run: FineTuning) -> Manifest:
 
 
 def prepare(run: FineTuning) -> tuple[TrainingJob, dict[str, str], dict[str, int]]:
-    """The job that `run` describes, the fingerprints of its inputs, and what is in them."""
+    """Build the training job of `run`; return it with its input fingerprints and counts."""
     written = manifest.read_input(run.conversations, "conversations")
     path = open_initial_model(
         storage.make_absolute(run.checkpoint), storage.make_absolute(run.output)
@@ -130,10 +131,10 @@ def prepare(run: FineTuning) -> tuple[TrainingJob, dict[str, str], dict[str, int
     if taught:
         inputs["teacher"] = taught.content
     kind = rows.kind
-    # Steps are those of training, wherever counts are told.
+    # The word "steps" in progress counts always means training steps.
     counted = {"solutions" if kind == "steps" else kind: written.counts[f"train_{kind}"]}
     if run.lora:
-        # Here, as who trains no adapter should not wait for torch.
+        # Imported here, so that a run without adapters does not wait for torch.
         from trainrig.models.lora.layers import count_adapter
 
         counted["parameters_trained"] = count_adapter(model, run.lora)
@@ -143,10 +144,11 @@ def prepare(run: FineTuning) -> tuple[TrainingJob, dict[str, str], dict[str, int
 def _add_head(
     run: FineTuning, path: str, model: DecoderConfig, counts: Mapping[str, Any]
 ) -> DecoderConfig:
-    """What becomes of `model`: one that is to score, or to say something of whole texts, has a head
-    for that, drawn anew if it had none before. `counts`: of the rows, with their labels.
+    """Return `model` with the head that the objective needs.
 
-    Raises ConfigError for a model that can't learn it.
+    Scoring and whole-text objectives need a head of their own, initialised anew if the model has
+    none. `counts` are those of the rows, with their labels. Raises ConfigError for a model that
+    cannot learn the objective.
     """
     if isinstance(model, EncoderDecoderConfig):
         raise ConfigError(
@@ -184,7 +186,10 @@ def _add_head(
 
 
 def _check_teacher(run: FineTuning, conversations: Manifest) -> Manifest | None:
-    """The manifest of the teacher's folder, if there is one. Raises InputError."""
+    """Return the manifest of the teacher's folder, or None without a teacher.
+
+    Raises InputError if the folder does not fit.
+    """
     if not run.teacher or not isinstance(run.objective, Distillation):
         return None
     return check_teacher(run.teacher, conversations, run.objective.temperature)
@@ -203,7 +208,8 @@ def _open_rows(
 ) -> TuningRows:
     padding = encoder.special_tokens.padding
     if run.teacher:
-        teacher, sizes = storage.make_absolute(run.teacher), run.batches
+        teacher = storage.make_absolute(run.teacher)
+        sizes = run.batches
         taught = functools.partial(open_taught, folder, sizes, padding, teacher, run.cache)
         return TuningRows("conversations", taught, _build_held_out(run, folder, padding, teacher))
     if isinstance(run.objective, OfLabels):
@@ -219,11 +225,15 @@ def _open_rows(
 def _build_comparison(
     run: FineTuning, kind: str, folder: str, encoder: Encoder
 ) -> Callable[[], ModelComparison | None]:
-    """What the model is asked before and after; a model that scores says nothing, and text of
-    another tokenizer is refused by ConfigError."""
+    """Return a factory of the comparison of the model before and after training.
+
+    A model that scores generates no text, so there is nothing to compare. Raises ConfigError for
+    text of another tokenizer.
+    """
     if isinstance(run.objective, (*get_args(Scoring), *get_args(OfLabels))):
         return compare_nothing
-    asked, text = run.comparison, run.comparison.text
+    asked = run.comparison
+    text = run.comparison.text
     if text is None and run.pretraining:
         text = run.pretraining.tokens
     if text is not None:
@@ -235,8 +245,8 @@ def _build_comparison(
                 f"comparison.text: {text} was made with another tokenizer than that of "
                 f"{run.checkpoint}"
             )
-    # Each new token is another shape, which is compiled anew; and ranks that share layers or rows,
-    # or have some of them, answer no prompts.
+    # Each new token has another shape, which would be compiled again. Ranks that hold parts of
+    # layers or rows cannot answer prompts.
     if run.training.compile or run.training.parallel.replica > 1:
         asked = asked.model_copy(update={"prompts": 0})
     return functools.partial(
@@ -253,11 +263,11 @@ def _build_comparison(
 
 
 def estimate_tuning(run: FineTuning, machine: DeviceChoice) -> dict[str, Any]:
-    """The sizes of the model, what of it is trained, what is in the conversations, and the memory
-    that a device of `machine` needs; nothing before the model is there, and of a folder of Hugging
-    Face, which is yet to be brought into our form.
+    """Return the model size, trained parameters, row counts and device memory of `run`.
 
-    Raises InputError for what does not fit.
+    The result is empty while the model does not exist, or is a Hugging Face folder that is not
+    imported yet. Memory is estimated for a device of `machine`. Raises InputError for settings that
+    do not fit together.
     """
     check_sums(run.training, run.workers, [run.batches.global_batch // run.batches.micro_batch])
     if not storage.list_files(run.checkpoint) or is_hub_folder(run.checkpoint):
@@ -266,11 +276,13 @@ def estimate_tuning(run: FineTuning, machine: DeviceChoice) -> dict[str, Any]:
     frozen: Mapping[str, FrozenModel] = {}
     if storage.exists(storage.join(run.conversations, manifest.MANIFEST)):
         job, _inputs, counted = prepare(run)
-        model, frozen = job.model, job.frozen
+        model = job.model
+        frozen = job.frozen
     else:
         path = checkpoint.resolve(run.checkpoint)
         model = checkpoint.describe(path)[0]
-        if not isinstance(run.objective, OfLabels):  # whose head is as large as there are labels
+        # The size of a classification head depends on the labels, which are unknown here.
+        if not isinstance(run.objective, OfLabels):
             model = _add_head(run, path, model, {})
         _check(run, model)
         if isinstance(run.objective, KTO):
@@ -306,8 +318,10 @@ def open_conversations(
     cache: BlockCache | None = None,
     pretraining: PretrainingShare | None = None,
 ) -> ConversationBatches:
-    """The batches of the rows to train on of a folder that `conversations` wrote; `padding` is the
-    id that fills rows up."""
+    """Open the training batches of a folder that `conversations` wrote.
+
+    `padding` is the token id that fills rows up.
+    """
     shards = TokenShards.open(storage.join(folder, TRAIN), cache)
     return ConversationBatches(shards, sizes, padding, cache, pretraining)
 
@@ -315,7 +329,8 @@ def open_conversations(
 def _build_held_out(
     run: FineTuning, folder: str, padding: int, teacher: str | None = None
 ) -> Callable[[], HeldOutSets | None]:
-    rows, length = run.training.held_out.rows, run.batches.sequence_length
+    rows = run.training.held_out.rows
+    length = run.batches.sequence_length
     shards = TokenShards.open(storage.join(folder, HELD_OUT), run.cache)
     if rows == 0 or not shards.sources:
         return hold_nothing_out

@@ -1,4 +1,4 @@
-"""A checkpoint that continues texts and answers questions."""
+"""Text generation with a checkpoint: continue a text, answer a conversation or fill a gap."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -25,39 +25,40 @@ from trainrig.train import checkpoint
 
 @dataclass(frozen=True)
 class Spoken:
-    """What a model said, and why it stopped: "end", "stop" (a text that ends it), "length" or
-    "positions"."""
+    """A generated text and the reason why it ended.
+
+    The reason is "end", "stop" (a stop text), "length" or "positions".
+    """
 
     text: str
     stopped: str
-    tokens: int = 0  # generated
+    tokens: int = 0  # Number of generated tokens.
 
 
 @dataclass(frozen=True)
 class TextRequest:
-    """What is to be said something to: a text to continue, a conversation to answer, or a gap to
-    fill."""
+    """A prompt with its sampling settings: a text, a conversation or a gap."""
 
     prompt: AnyPrompt
     sampling: Sampling
-    hear: Callable[[str], None] | None = None  # told the text piece by piece
+    hear: Callable[[str], None] | None = None  # Called with each new piece of the text.
 
 
 @dataclass(frozen=True)
 class TextGenerator:
-    """A model with its tokenizer."""
+    """A model with its tokenizer, ready to generate text."""
 
     model: Decoder | VllmModel
     encoder: Encoder
-    tuned: bool | None = None  # whether conversations taught it; None: not known
-    # What its chat template may name, beside what its files say.
+    tuned: bool | None = None  # Whether the model was tuned on conversations; None: unknown.
+    # Extra variables for the chat template, besides those in the tokenizer's files.
     variables: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: str, device: str | None = None) -> "TextGenerator":
-        """The newest checkpoint at `path`, on `device`; None: the accelerator, where there is one.
+        """Open the newest checkpoint at `path` on `device` (None: the accelerator if any).
 
-        Raises DataError if there is none.
+        Raises DataError if there is none, or if the model generates no text.
         """
         opened = checkpoint.open_model(path)
         _check_speaks(opened.path, opened.config)
@@ -67,7 +68,7 @@ class TextGenerator:
 
     @classmethod
     def open_in_vllm(cls, path: str, memory: float) -> "TextGenerator":
-        """The newest checkpoint at `path`, run by vLLM, which takes that share of the GPU's memory.
+        """Open the newest checkpoint at `path` in vLLM with a share `memory` of the GPU's memory.
 
         Raises DataError if there is none, ConfigError where vLLM is not installed.
         """
@@ -83,13 +84,15 @@ class TextGenerator:
         return cls(model, encoder)
 
     def speak(self, prompt: str, sampling: Sampling, chat: bool = False) -> Spoken:
-        """Go on from `prompt`; with `chat`, answer it as the assistant."""
+        """Continue `prompt`; with `chat`, answer it as the assistant."""
         given = (Message("user", prompt),) if chat else prompt
         return self.speak_all([TextRequest(given, sampling)])[0]
 
     def fill(self, prefix: str, suffix: str, sampling: Sampling) -> Spoken:
-        """What stands between two texts, by a model that FillInTheMiddle or SpanCorruption has
-        taught."""
+        """Generate the text between `prefix` and `suffix`.
+
+        The model must be trained with FillInTheMiddle or SpanCorruption.
+        """
         return self.speak_all([TextRequest(Gap(prefix, suffix), sampling)])[0]
 
     def answer(
@@ -98,14 +101,15 @@ class TextGenerator:
         sampling: Sampling,
         hear: Callable[[str], None] | None = None,
     ) -> Spoken:
-        """What the assistant says after `messages`; `hear` is told it piece by piece."""
+        """Generate the assistant's answer to `messages`; call `hear` with each new piece."""
         return self.speak_all([TextRequest(tuple(messages), sampling, hear)])[0]
 
     def speak_all(self, requests: Sequence[TextRequest]) -> list[Spoken]:
-        """What follows each of `requests`, together in one batch.
+        """Generate the texts of all `requests` in one batch.
 
-        Raises DataError for a prompt that does not fit, and for conversations where the chat
-        template makes no prompt for the assistant; for an encoder-decoder, for all but gaps.
+        Raises DataError for a prompt that does not fit, and for conversations if the chat template
+        makes no prompt for the assistant. With an encoder-decoder, raises it for every prompt but a
+        gap.
         """
         if isinstance(self.model, EncoderDecoder):
             return [self._fill_span(self.model, request) for request in requests]
@@ -114,7 +118,8 @@ class TextGenerator:
             Request(tuple(self.encode_prompt(request.prompt)), request.sampling, listener)
             for request, listener in zip(requests, listeners, strict=True)
         ]
-        stop, entries = set(self.encoder.special_tokens.stop_ids), self.encoder.vocabulary_size
+        stop = set(self.encoder.special_tokens.stop_ids)
+        entries = self.encoder.vocabulary_size
         if isinstance(self.model, VllmModel):
             generations = self.model.generate(asked, stop, entries)
         else:
@@ -125,8 +130,9 @@ class TextGenerator:
         ]
 
     def _fill_span(self, model: EncoderDecoder, request: TextRequest) -> Spoken:
-        """What `model` says that the first sentinel stands for, in place of the gap."""
-        gap, special = request.prompt, self.encoder.special_tokens
+        """Return the text that `model` generates for the first sentinel, which marks the gap."""
+        gap = request.prompt
+        special = self.encoder.special_tokens
         if not isinstance(gap, Gap):
             raise DataError(
                 "the model reads a text and writes another, so it does not go on from one and "
@@ -151,7 +157,7 @@ class TextGenerator:
         return Spoken(listener.finish(), generation.stopped, len(generation.ids))
 
     def encode_prompt(self, prompt: AnyPrompt) -> list[int]:
-        """The ids after which the model is to speak."""
+        """Return the token ids that the model continues from."""
         return self._prompts.encode(prompt)
 
     @functools.cached_property
@@ -165,7 +171,7 @@ def _build_listener(encoder: Encoder, request: TextRequest) -> TextListener:
 
 
 def _check_speaks(where: str, config: DecoderConfig) -> None:
-    """Raise DataError for a model that does not go on from texts."""
+    """Raise DataError for a model that does not continue texts."""
     if config.head != "tokens":
         raise DataError(
             f"{where}: {config.description}, which does not speak; `trainrig score` asks it"

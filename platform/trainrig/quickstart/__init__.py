@@ -1,1 +1,1 @@
-"""The whole path on one machine, on pages made of the local Python installation."""
+"""The quickstart: every stage on one machine, on pages made from its Python installation."""

@@ -1,4 +1,4 @@
-"""Fault injection of the quickstart: kills one worker with SIGKILL halfway through pretraining."""
+"""Fault injection of the quickstart: one worker is killed halfway through pretraining."""
 
 import contextlib
 import os
@@ -10,16 +10,16 @@ from trainrig.processes.process_identity import descends_from, kill_if
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 
-KILLED = "killed_by_quickstart"  # the event's name
+KILLED = "killed_by_quickstart"  # Name of the event.
 LOOK_SECONDS = 0.25
 
 
 @contextlib.contextmanager
 def kill_one_worker(folder: str, after_step: int) -> Iterator[None]:
-    """While the block trains in `folder`, kill the last rank once `after_step` is done; only once.
+    """Kill the last rank once, after step `after_step`, while the block trains in `folder`.
 
-    A run that was killed before, also by an earlier call, is left in peace. So is one that takes no
-    step in the block: by now the process numbers of its workers may be those of others.
+    A run in which an earlier call killed a worker is not disturbed again. Neither is a run that
+    takes no step in the block: its recorded process ids may belong to other processes by now.
     """
     before = len(list(metrics.read_lines(folder)))
     over = threading.Event()
@@ -46,9 +46,9 @@ def _kill(folder: RunFolder, after_step: int, before: int, over: threading.Event
         target = max(
             (e for e in started if e["attempt"] == lines[-1]["attempt"]), key=lambda e: e["rank"]
         )
-        # A process number means something on its own machine alone.
+        # A process id is valid on its own machine only.
         assert target["host"] == socket.gethostname(), "the quickstart runs on one machine"
-        # The number may be another process's by now, or another's word if others write here.
+        # The process id may be reused by now, or come from another writer of this folder.
         if kill_if(target["pid"], lambda pid: descends_from(pid, os.getpid())):
             folder.record(
                 KILLED,

@@ -1,4 +1,4 @@
-"""Where the quickstart puts things."""
+"""Paths of the quickstart's files and folders."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from trainrig import storage
 
 @dataclass(frozen=True)
 class Folders:
-    """The folders of one quickstart, below `out`."""
+    """The paths of one quickstart, below the folder `out`."""
 
     out: str
 
@@ -16,67 +16,67 @@ class Folders:
 
     @property
     def pages(self) -> str:
-        """Archives, the list of what was planted, questions and answers."""
+        """The folder of web archives, injected faults, questions and answers."""
         return self._build_path("pages")
 
     @property
     def docs(self) -> str:
-        """The archives of HTML pages."""
+        """The pattern of the archives of HTML pages."""
         return self._build_path("pages", "docs-*.warc.gz")
 
     @property
     def code(self) -> str:
-        """The archives of Python sources."""
+        """The pattern of the archives of Python sources."""
         return self._build_path("pages", "code-*.warc.gz")
 
     @property
     def planted(self) -> str:
-        """The list of what was planted."""
+        """The JSON list of injected faults."""
         return self._build_path("pages", "planted.json")
 
     @property
     def lessons(self) -> str:
-        """Questions and answers to tune on."""
+        """The questions and answers for fine-tuning."""
         return self._build_path("pages", "instructions-train.jsonl")
 
     @property
     def questions(self) -> str:
-        """Questions and answers kept apart to judge by."""
+        """The held-out questions and answers for evaluation."""
         return self._build_path("pages", "instructions-held-out.jsonl")
 
     @property
     def right_and_wrong(self) -> str:
-        """Right answers beside wrong ones, to learn preferences from."""
+        """The preference pairs for training."""
         return self._build_path("pages", "pairs-train.jsonl")
 
     @property
     def right_and_wrong_held_out(self) -> str:
-        """The same of questions kept apart."""
+        """The held-out preference pairs."""
         return self._build_path("pages", "pairs-held-out.jsonl")
 
     @property
     def conversations(self) -> str:
-        """What `conversations` wrote of questions and answers."""
+        """The output of `conversations` for questions and answers."""
         return self._build_path("conversations")
 
     @property
     def pairs(self) -> str:
-        """What `conversations` wrote of right and wrong answers."""
+        """The output of `conversations` for preference pairs."""
         return self._build_path("pairs")
 
     @property
     def documents(self) -> str:
-        """What `curate` wrote."""
+        """The output of `curate`."""
         return self._build_path("documents")
 
     @property
     def tokenizer(self) -> str:
-        """What `tokenizer` wrote."""
+        """The output of `tokenizer`."""
         return self._build_path("tokenizer")
 
     @property
     def tokens(self) -> str:
-        """What `tokenize` wrote."""
+        """The output of `tokenize`."""
         return self._build_path("tokens")
 
     @property
@@ -111,26 +111,26 @@ class Folders:
 
     @property
     def scores_aligned(self) -> str:
-        """The scorecard of the model that learnt preferences."""
+        """The scorecard of the model after preference learning."""
         return self._build_path("scores-aligned")
 
     @property
     def sweep(self) -> str:
-        """What `sweep` wrote, and the law of it."""
+        """The output of `sweep`, with its fitted scaling law."""
         return self._build_path("sweep")
 
     @property
     def planned(self) -> str:
-        """The run file of the plan made by that law."""
+        """The run file of the training run that the scaling law plans."""
         return self._build_path("planned.toml")
 
     @property
     def report(self) -> str:
-        """The page that tells all of it."""
+        """The HTML report."""
         return self._build_path("report.html")
 
     def list_scored(self) -> dict[str, str]:
-        """Checkpoints, and where their scorecards go: the first one, and each model."""
+        """Return the scorecard folders by checkpoint: the first checkpoint and each final model."""
         first = sorted(
             storage.list_files(self._build_path("model", "checkpoints"), "/manifest.json")
         )[0]

@@ -1,8 +1,8 @@
-"""The whole path on one machine: pages → documents → tokens → model → tuned → aligned → scores →
-report.
+"""The quickstart's stages, from pages to an aligned model and its report.
 
-Each stage runs from its file in `jobs/configs/quickstart`, as a job on a cluster would; only the
-folders, the workers and, for a smaller path, some sizes are set from here.
+The order is pages → documents → tokens → model → tuned → aligned → scores → report. Each stage runs
+from its file in `jobs/configs/quickstart`, as a cluster job does. This module sets only the
+folders, the workers and, for a smaller quickstart, some sizes.
 """
 
 import importlib.resources
@@ -40,28 +40,32 @@ from trainrig.train.run_file.run_files import Pretraining
 
 
 class PageMaking(RunFile):
-    """The quickstart's own first stage: archives made of the local Python installation."""
+    """Run file of the quickstart's first stage, which archives the local Python installation."""
 
     verb: ClassVar[str] = "pages"
 
     stage: Literal["pages"] = "pages"
-    output: Annotated[str, OUTPUT]  # folder to write
-    workers: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=1)  # worker processes
-    pages: PagesSettings = PagesSettings()  # how many pages of each kind
+    output: Annotated[str, OUTPUT]  # Folder to write.
+    workers: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=1)  # Number of worker processes.
+    pages: PagesSettings = PagesSettings()  # Number of pages of each kind.
 
 
 @dataclass(frozen=True)
 class Quickstart:
-    """What the command line says of a quickstart."""
+    """The command-line options of a quickstart."""
 
     out: str
     workers: int = 2
-    sweep: bool = False  # a law of scaling as well
-    changes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # file → `a.b=value` …
+    sweep: bool = False  # Whether to also run a sweep and fit a scaling law.
+    # Changes of run files as `a.b=value`, by file name.
+    changes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def load(self, model: type[Run], file: str = "", **places: Any) -> Run:
-        """The run of one stage: its file, with the folders and workers of this quickstart. `file`:
-        its name without ending; left out, that of the verb."""
+        """Load the run file of one stage, with this quickstart's folders and workers.
+
+        `file` is the file's name without its ending; the default is the verb. `places` are values
+        of keys, where `__` stands for a dot.
+        """
         if "workers" in model.model_fields:
             places["workers"] = self.workers
         changes = [
@@ -74,16 +78,16 @@ class Quickstart:
 
 
 def find_configs_folder() -> Path:
-    """The folder of the quickstart's run files: in an installed package, or in its repository."""
+    """Return the folder of the quickstart's run files, in the package or the repository."""
     packed = Path(str(importlib.resources.files(trainrig))) / "configs"
     folder = packed if packed.is_dir() else Path(__file__).parents[3] / "jobs" / "configs"
     return folder / "quickstart"
 
 
 def walk(wanted: Quickstart, terminal: Terminal) -> dict[str, Any]:
-    """Do every stage that is not done; write the report; the summary that `--json` prints.
+    """Run every stage that is not finished, write the report and return the JSON summary.
 
-    Raises InputError for a folder made by something else, and for more workers than CPUs.
+    Raises InputError for a folder that something else wrote, and for more workers than CPUs.
     """
     if wanted.out.startswith(storage.S3):
         raise ConfigError(f"--out {wanted.out}: the quickstart is for this machine; name a folder")
@@ -127,7 +131,7 @@ def walk(wanted: Quickstart, terminal: Terminal) -> dict[str, Any]:
 
 
 def _align(do: Callable[..., None], at: Folders) -> None:
-    """Have the tuned model prefer right answers to wrong ones."""
+    """Train the tuned model to prefer right answers to wrong ones."""
     rows: dict[str, Any] = {
         "sources__0__paths": (at.right_and_wrong,),
         "sources__1__paths": (at.right_and_wrong_held_out,),
@@ -139,14 +143,17 @@ def _align(do: Callable[..., None], at: Folders) -> None:
 
 
 def _choose_kill_step(run: Pretraining) -> int:
-    """Past half of the run and past a checkpoint: with something to lose, and to go back to."""
+    """Return the step at which to kill a worker: after a checkpoint past half of the run.
+
+    Some steps after the checkpoint, so that there is work to lose and a checkpoint to resume from.
+    """
     every = run.training.checkpoints.every
     checkpoint = -(-(run.training.steps // 2) // every) * every
     return checkpoint + max(1, every // 6)
 
 
 def _format_closing(summary: Mapping[str, Any]) -> dict[str, str]:
-    """The few figures to end with."""
+    """Return the figures of the closing table, by label."""
     seconds = sum(summary["seconds"].values())
     found = summary.get("scaling")
     law = {"scaling law": f"{found['points']} runs; {_describe_law(found)}"} if found else {}
@@ -176,7 +183,7 @@ def _describe_law(found: Mapping[str, Any]) -> str:
 
 
 def make_pages(run: PageMaking) -> Manifest:
-    """Make the archives of `run`; the manifest of their folder."""
+    """Write the archives that `run` describes and return the manifest of their folder."""
     installed = sorted((d.name, d.version) for d in metadata.distributions())
     stage = manifest.claim(run.output, run, {"installation": manifest.digest(installed)})
     if stage.finished:

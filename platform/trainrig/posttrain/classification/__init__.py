@@ -1,1 +1,1 @@
-"""Texts with labels, and questions with answers in a text: rows, batches, and what is told."""
+"""Text classification and extractive question answering: rows, batches and prediction."""

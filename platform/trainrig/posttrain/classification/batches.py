@@ -1,7 +1,7 @@
-"""The batches of whole texts: classified ones, and questions with the text that answers them.
+"""Batches of classified texts, and of questions with the text that answers them.
 
-Each row is one text, or pair of texts, by itself; a micro-batch is as wide as its longest. What a
-row is depends on its number alone, so batches are the same at any number of workers.
+Each row holds one text or pair of texts; a micro-batch is as wide as its longest row. The contents
+of a row depend on its number alone, so batches are the same at any number of workers.
 
 Shapes: B rows of a micro-batch, T positions, N rows.
 """
@@ -44,16 +44,18 @@ from trainrig.train.held_out import HeldOutSets, hold_nothing_out
 
 @dataclass(frozen=True)
 class TextReading:
-    """The texts of a folder of shards, as the arrays of micro-batches."""
+    """Reader of the texts in a folder of shards as arrays of micro-batches."""
 
     shards: TokenShards
     kind: RowKind
-    longest: int  # tokens of a row
+    longest: int  # Largest number of tokens in a row.
     padding: int
 
     def read_arrays(self, rows: Sequence[tuple[str, int]]) -> dict[str, NDArray[Any]]:
-        """Those of `rows`, sources with numbers of their documents. Raises DataError for a text
-        that is longer than a row."""
+        """Return the arrays of `rows`, given as pairs of a source and a document number.
+
+        Raises DataError for a text that is longer than a row.
+        """
         read = [self._read(source, number) for source, number in rows]
         shape = len(rows), max(len(ids) for ids, _ in read)
         ids_BT = np.full(shape, self.padding, dtype=np.int64)
@@ -74,7 +76,7 @@ class TextReading:
         last_B = np.where(answers_BT.any(1), shape[1] - 1 - answers_BT[:, ::-1].argmax(1), 0)
         return found | {
             CONTEXT: (weights_BT & IN_CONTEXT > 0).astype(np.int64),
-            ANSWER_STARTS: answers_BT.argmax(1),  # 0 where there is none
+            ANSWER_STARTS: answers_BT.argmax(1),  # Position 0 if there is no answer.
             ANSWER_ENDS: last_B,
         }
 
@@ -95,32 +97,35 @@ class TextReading:
 
 
 class TextBatches(PretrainBatches):
-    """Texts with what is to be said of them, as `Batches`."""
+    """Batches of texts with their labels or answers; implements `Batches`."""
 
     def __init__(
         self, shards: TokenShards, kind: RowKind, sizes: ConversationBatching, padding: int
     ) -> None:
-        """`padding`: the id that fills rows up. Raises ConfigError for shards of other rows."""
+        """Open the texts of `shards`; `padding` is the token id that fills rows up.
+
+        Raises ConfigError if the shards hold rows of another kind.
+        """
         check_rows(shards, kind)
         self._reading = TextReading(shards, kind, sizes.sequence_length, padding)
         layout = Answers(shards, sizes.sequence_length, each=1)
         super().__init__(shards, sizes.as_settings(sizes.weights), layout=layout)
 
     def data_before(self, step: int) -> dict[str, Any]:
-        """All that the samples before `step` depend on, by name, as JSON has it."""
+        """Return everything that the samples before `step` depend on, as JSON by name."""
         return super().data_before(step) | {"conversations": self.shards.fingerprint}
 
     def denominators(self, step: int) -> dict[str, int]:
-        """Rows of the global batch: one thing is to be said of each."""
+        """Return the number of rows in the global batch; each row has one target."""
         rows = self.micro_batches(step) * self.settings.micro_batch
         return {TOKENS: rows, EXAMPLES: rows}
 
     def targets(self, step: int) -> int:
-        """Rows of the global batch of `step`."""
+        """Return the number of rows in the global batch of `step`."""
         return self.denominators(step)[TOKENS]
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
-        """Micro-batch `index` of `step`."""
+        """Return micro-batch `index` of `step`."""
         samples, places, rows = self._choose_samples(step, index)
         numbers = np.array([number for _, number in rows])
         return MicroBatch(
@@ -129,7 +134,7 @@ class TextBatches(PretrainBatches):
 
 
 def _build_pieces(numbers: Integers) -> Integers:
-    """[B, 3] one document a row."""
+    """Return the pieces array, [B, 3], of rows that hold one document each."""
     rows = np.arange(len(numbers))
     return np.stack([rows, np.zeros_like(rows), numbers], axis=1)
 
@@ -137,23 +142,23 @@ def _build_pieces(numbers: Integers) -> Integers:
 def open_text_batches(
     folder: str, kind: RowKind, sizes: ConversationBatching, padding: int, cache: BlockCache | None
 ) -> TextBatches:
-    """The batches of the rows to train on of a folder that `conversations` wrote."""
+    """Open the training batches of a folder that `conversations` wrote."""
     return TextBatches(TokenShards.open(storage.join(folder, TRAIN), cache), kind, sizes, padding)
 
 
 @dataclass(frozen=True)
 class HeldOutTexts:
-    """How held-out texts are opened to be measured."""
+    """A function that opens the held-out texts; it can be pickled."""
 
     folder: str
     kind: RowKind
     sequence_length: int
     padding: int
-    rows: int  # of each source, at most
+    rows: int  # Largest number of rows of each source.
     cache: BlockCache | None = None
 
     def __call__(self) -> HeldOutSets:
-        """Rows of each source, spread evenly from its first to its last, each by itself."""
+        """Return held-out rows of each source, evenly spaced, one row a batch."""
         shards = TokenShards.open(storage.join(self.folder, HELD_OUT), self.cache)
         check_rows(shards, self.kind)
         reading = TextReading(shards, self.kind, self.sequence_length, self.padding)
@@ -174,19 +179,20 @@ class HeldOutTexts:
 
 
 def find_row_kind(objective: OfLabels) -> RowKind:
-    """The rows that `objective` learns from."""
+    """Return the kind of rows that `objective` learns from."""
     return "classified" if isinstance(objective, Classification) else "questions"
 
 
 def open_texts(run: FineTuning, folder: str, padding: int) -> TuningRows:
-    """The rows of a run that learns of whole texts, in the `folder` that `conversations` wrote.
+    """Open the rows of a run on whole texts in the `folder` that `conversations` wrote.
 
-    Raises ConfigError for settings that say nothing of them.
+    Raises ConfigError for settings that do not apply to whole texts.
     """
     if run.pretraining:
         raise ConfigError("pretraining: text is mixed into conversations alone; leave it out here")
     assert isinstance(run.objective, OfLabels)
-    kind, length = find_row_kind(run.objective), run.batches.sequence_length
+    kind = find_row_kind(run.objective)
+    length = run.batches.sequence_length
     make = functools.partial(open_text_batches, folder, kind, run.batches, padding, run.cache)
     rows = run.training.held_out.rows
     held_out = HeldOutTexts(folder, kind, length, padding, rows, run.cache)
@@ -195,5 +201,5 @@ def open_texts(run: FineTuning, folder: str, padding: int) -> TuningRows:
 
 
 def read_labels(counts: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the classes, as the manifest of `conversations` has them."""
+    """Return the class names that the manifest counts of `conversations` contain."""
     return tuple(counts.get("labels", ()))

@@ -1,7 +1,7 @@
-"""The part of the stage `conversations` that is of texts with labels and of questions.
+"""Encoding of labelled texts and questions for the stage `conversations`.
 
-Each row becomes one document: the ids that the tokenizer makes of it, whole, with the tokens that
-stand around; weights say which text a token is of, and which are the answer.
+Each row becomes one document: the tokenizer's ids of the whole row, with the special tokens around
+them. The weight of a token says which text it belongs to, and whether it is part of the answer.
 
 Shapes: T tokens.
 """
@@ -36,23 +36,32 @@ TEXT_ROWS = ("classified", "questions")
 
 @dataclass(frozen=True)
 class TextReader:
-    """How rows of one kind are read as ids."""
+    """Reader and encoder of rows of one kind, classified texts or questions."""
 
     pairs: TextPairEncoder
     questions: bool
 
     @classmethod
     def make(cls, encoder: Encoder, longest: int, questions: bool, cut: bool) -> "TextReader":
-        """`cut`: texts lose what goes beyond `longest` tokens, of a question its context alone."""
+        """Build a reader of rows of at most `longest` tokens.
+
+        With `cut`, longer texts are truncated; of a question, only the context is.
+        """
         strategy = "only_second" if questions else "longest_first"
         return cls(TextPairEncoder(encoder, longest, strategy if cut else None), questions)
 
     def read(self, row: Mapping[str, Any], columns: Mapping[str, str], labelled: bool) -> TextRow:
-        """The texts of `row`. Raises BadRow."""
+        """Return the texts of `row`.
+
+        Raises BadRow if a field is missing or invalid.
+        """
         return (read_question if self.questions else read_text)(row, columns, labelled)
 
     def encode(self, row: TextRow) -> EncodedTexts:
-        """Its ids. Raises BadRow for more than there is room for."""
+        """Return the token ids of `row`.
+
+        Raises BadRow if they exceed the longest length.
+        """
         try:
             return self.pairs.encode(row.first, row.second)
         except TooLong as error:
@@ -61,7 +70,7 @@ class TextReader:
 
 @dataclass(frozen=True)
 class TextRows:
-    """What makes documents of rows of texts."""
+    """Encoder of rows of texts as documents."""
 
     run: ConversationEncoding
     reader: TextReader
@@ -71,7 +80,10 @@ class TextRows:
     def make(
         cls, run: ConversationEncoding, encoder: Encoder, labels: tuple[str, ...]
     ) -> "TextRows":
-        """Raises ConfigError for a tokenizer that lacks what stands around texts."""
+        """Build the encoder for `run`.
+
+        Raises ConfigError if the tokenizer lacks the special tokens that surround texts.
+        """
         cut = run.too_long == "cut"
         questions = run.rows == "questions"
         return cls(run, TextReader.make(encoder, run.sequence_length, questions, cut), labels)
@@ -79,22 +91,26 @@ class TextRows:
     def encode_row(
         self, row: Mapping[str, Any], source: RowFiles, part: StagePart, place: int
     ) -> tuple[str, list[EncodedDocument], Mapping[str, int]]:
-        """Return whether `row` is to train on or held out, its document, and what is counted of
-        it: of texts nothing. Raises BadRow."""
+        """Return the split that `row` belongs to, its document, and its counts (always empty).
+
+        Raises BadRow for a row that cannot be encoded.
+        """
         text = self.reader.read(row, source.columns, labelled=True)
         label = 0
         if text.label is not None:
             label = find_label_number(text.label, self.labels, named=bool(self.run.labels))
         encoded = self.reader.encode(text)
         weights = build_weights(encoded, text.answer, self.run.rows == "questions")
-        said = text.prompt.encode()
-        key = hashlib.blake2b(source.source.encode() + b"\0" + said, digest_size=16).hexdigest()
+        text_bytes = text.prompt.encode()
+        key = hashlib.blake2b(
+            source.source.encode() + b"\0" + text_bytes, digest_size=16
+        ).hexdigest()
         document = EncodedDocument(
             id=key,
             source=source.source,
             url="",
             ids=encoded.ids,
-            text_bytes=len(said),
+            text_bytes=len(text_bytes),
             corpus_file=part.file,
             corpus_row=place,
             weights=weights.astype(np.uint8),
@@ -105,7 +121,10 @@ class TextRows:
 
 
 def build_weights(encoded: EncodedTexts, answer: AnswerPlace | None, questions: bool) -> Integers:
-    """[T] what shard_files.py says of each token. Raises BadRow for an answer that was cut off."""
+    """Return the weight of each token, [T], in the bits that shard_files.py defines.
+
+    Raises BadRow if the answer was cut off.
+    """
     weights: Integers = 1 + SECOND_SEGMENT * (encoded.segments == 1)
     if not questions:
         return weights
@@ -122,7 +141,10 @@ def build_weights(encoded: EncodedTexts, answer: AnswerPlace | None, questions: 
 
 
 def count_labels(sources: Sequence[RowFiles]) -> Work:
-    """The work of a pass over rows that counts their labels, where the run file names none."""
+    """Return the function that counts the labels in one split.
+
+    It is needed where the run file names no labels.
+    """
 
     def count(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         numbers: dict[str, int] = {}
@@ -134,7 +156,7 @@ def count_labels(sources: Sequence[RowFiles]) -> Work:
                     continue
                 try:
                     label = read_text(row, source.columns).label
-                except BadRow:  # which is told when it is encoded
+                except BadRow:  # The encoding pass reports this row.
                     continue
                 there = numbers if isinstance(label, int) else names
                 there[str(label)] = there.get(str(label), 0) + 1

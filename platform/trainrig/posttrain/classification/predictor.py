@@ -1,4 +1,4 @@
-"""A classifier, or a model that finds answers, asked about rows of files: part of `score`.
+"""Prediction of classes and of answer spans for rows of files; part of the stage `score`.
 
 Shapes: B rows, T positions, K classes.
 """
@@ -23,12 +23,12 @@ from trainrig.tokens.encoding.text_pairs import EncodedTexts
 from trainrig.train import checkpoint
 
 HEADS = {"classified": "classes", "questions": "spans"}
-Told = tuple[Any, ...]  # what the new columns of a row hold
+Told = tuple[Any, ...]  # Values of the new columns of a row.
 
 
 @dataclass(frozen=True)
 class AskedRow:
-    """A row that can be asked about."""
+    """A row with its encoded text, ready for prediction."""
 
     text: TextRow
     encoded: EncodedTexts
@@ -36,7 +36,7 @@ class AskedRow:
 
 @dataclass(frozen=True)
 class TextPredictor:
-    """The model on its device, with how rows are read for it."""
+    """A classifier or question-answering model on its device, with its row reader."""
 
     model: Decoder
     reader: TextReader
@@ -44,9 +44,9 @@ class TextPredictor:
 
     @classmethod
     def open(cls, path: str, rows: str, cut: bool) -> "TextPredictor":
-        """That of the newest checkpoint at `path`, for `rows` of this kind.
+        """Open the newest checkpoint at `path` for rows of the kind `rows`.
 
-        Raises DataError if there is none, ConfigError for a model that says something else.
+        Raises DataError if there is none, and ConfigError for a model with another head.
         """
         opened = checkpoint.open_model(path)
         if opened.config.head != HEADS[rows]:
@@ -63,22 +63,28 @@ class TextPredictor:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the classes."""
+        """The class names in the order of their numbers; empty for questions."""
         return self.model.config.labels
 
     def read(self, row: Mapping[str, Any], columns: Mapping[str, str]) -> AskedRow:
-        """What is asked of `row`. Raises BadRow."""
+        """Return `row` read and encoded.
+
+        Raises BadRow if a field is missing or the text is too long.
+        """
         text = self.reader.read(row, columns, labelled=False)
         return AskedRow(text, self.reader.encode(text))
 
     def list_unread(self, asked: AskedRow) -> tuple[str, ...]:
-        """Return what the row of `asked` says that is not read: of texts no other field counts."""
+        """Return the meaningful fields that the model ignores; texts have none."""
         return ()
 
     @torch.no_grad()
     def tell(self, rows: Sequence[AskedRow]) -> list[Told]:
-        """What the model says of each of `rows`, by one forward pass: the name of the likeliest
-        class and the probability of each; or the answer and the sum of its ends' logits."""
+        """Predict the new columns of all `rows` in one forward pass.
+
+        For classes: the name of the likeliest class and the probability of each. For questions: the
+        answer, and the sum of the start and end logits.
+        """
         shape = len(rows), max(len(row.encoded.ids) for row in rows)
         arrays_BT = {name: np.zeros(shape, dtype=np.int64) for name in (IDS, SEGMENTS, TEXTS, "in")}
         arrays_BT[IDS][:] = self.padding
@@ -96,10 +102,11 @@ class TextPredictor:
         return self._extract_answers(rows, logits, arrays)
 
     def _predict_classes(self, logits_BK: Tensor) -> list[Told]:
-        told_B = logits_BK.argmax(1).tolist()
+        numbers_B = logits_BK.argmax(1).tolist()
         shares = logits_BK.double().softmax(1).tolist()
         return [
-            (self.labels[told], shares_K) for told, shares_K in zip(told_B, shares, strict=True)
+            (self.labels[number], shares_K)
+            for number, shares_K in zip(numbers_B, shares, strict=True)
         ]
 
     def _extract_answers(
@@ -109,9 +116,12 @@ class TextPredictor:
         masked_BT2 = logits_BT2.masked_fill(there_BT1 == 0, -1e30)
         longest = AnswerSpan().longest_answer
         found = find_likeliest_spans(masked_BT2, arrays["in"], longest)
-        told: list[Told] = []
-        for row, first, last, score in zip(rows, *(each.tolist() for each in found), strict=True):
-            characters_T2, context = row.encoded.characters, row.text.second or ""
+        answers: list[Told] = []
+        for row, first, last, score in zip(
+            rows, *(tensor.tolist() for tensor in found), strict=True
+        ):
+            characters_T2 = row.encoded.characters
+            context = row.text.second or ""
             answer = context[characters_T2[first, 0] : characters_T2[last, 1]] if last else ""
-            told.append((answer, score))
-        return told
+            answers.append((answer, score))
+        return answers

@@ -1,11 +1,11 @@
-"""Rows of files as texts with labels, and as questions with answers in a text.
+"""Parsing of rows as labelled texts, and as questions with answers in a context.
 
-    classified    {"text", "text_pair"?, "label"}
+classified    {"text", "text_pair"?, "label"}
     questions     {"question", "context", "answers": {"text": [...], "answer_start": [...]}}
 
-A label is a name or, where names are known, a number that counts them from 0. The second is what
-SQuAD's rows are (Rajpurkar et al. 2016, arXiv:1606.05250); where `answers` has none, the question
-has no answer in its context (Rajpurkar et al. 2018, arXiv:1806.03822).
+A label is a name or, where names are known, its number from 0. Questions have the format of SQuAD
+(Rajpurkar et al. 2016, arXiv:1606.05250). Empty `answers` mean that the context holds no answer
+(Rajpurkar et al. 2018, arXiv:1806.03822).
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ from trainrig.errors import DataError
 from trainrig.tokens.chat.messages import BadRow, check_unicode
 from trainrig.tokens.chat.rows import find_field
 
-MOST_LABELS = 1_000  # more is a text of its own in each row
+MOST_LABELS = 1_000  # With more labels, the column most likely holds free text.
 
 
 @dataclass(frozen=True)
 class AnswerPlace:
-    """Where an answer stands in its context, in characters."""
+    """Position of an answer in its context, in characters."""
 
     begin: int
     end: int
@@ -29,22 +29,24 @@ class AnswerPlace:
 
 @dataclass(frozen=True)
 class TextRow:
-    """What a classifier reads of one row, and what it is to say."""
+    """The texts of one row with its label or answer."""
 
     first: str
     second: str | None = None
-    label: str | int | None = None  # None: not asked for, or not there
+    label: str | int | None = None  # None: not requested, or absent.
     answer: AnswerPlace | None = None
 
     @property
     def prompt(self) -> str:
-        """By it a row falls to training or to what is held out."""
+        """The text whose hash decides between the training and the held-out split."""
         return self.first if self.second is None else f"{self.first}\0{self.second}"
 
 
 def read_text(row: Mapping[str, Any], columns: Mapping[str, str], labelled: bool = True) -> TextRow:
-    """The text of `row`, whose fields lie in `columns`; `labelled`: with its label, which must be
-    there. Raises BadRow."""
+    """Return the text of `row`, whose fields may have other names in `columns`.
+
+    With `labelled`, the row must have a label. Raises BadRow if a field is missing or invalid.
+    """
     first = _read_text(_read_field(row, columns, "text"), "text")
     second = _read_field(row, columns, "text_pair")
     pair = None if second is None else _read_text(second, "text_pair")
@@ -57,8 +59,11 @@ def read_text(row: Mapping[str, Any], columns: Mapping[str, str], labelled: bool
 def read_question(
     row: Mapping[str, Any], columns: Mapping[str, str], labelled: bool = True
 ) -> TextRow:
-    """The question of `row` with its context; `labelled`: with the first of its answers. Raises
-    BadRow."""
+    """Return the question and the context of `row`.
+
+    With `labelled`, the first of its answers is included. Raises BadRow if a field is missing or
+    invalid.
+    """
     question = _read_text(_read_field(row, columns, "question"), "question")
     context = _read_text(_read_field(row, columns, "context"), "context")
     if not labelled:
@@ -66,14 +71,16 @@ def read_question(
     answers = _read_field(row, columns, "answers")
     if not isinstance(answers, Mapping) or not {"text", "answer_start"} <= set(answers):
         raise BadRow("no_label", "`answers` is no object with `text` and `answer_start`")
-    texts, starts = answers["text"], answers["answer_start"]
+    texts = answers["text"]
+    starts = answers["answer_start"]
     if not isinstance(texts, Sequence) or not isinstance(starts, Sequence):
         raise BadRow("bad_label", "`text` and `answer_start` of `answers` are no lists")
     if len(texts) != len(starts):
         raise BadRow("bad_label", f"`answers` has {len(texts)} texts and {len(starts)} starts")
     if not texts:
         return TextRow(question, context)
-    text, begin = texts[0], starts[0]
+    text = texts[0]
+    begin = starts[0]
     if not isinstance(text, str) or not text.strip() or not isinstance(begin, int):
         raise BadRow("bad_label", f"answer {text!r} at {begin!r}")
     if context[begin : begin + len(text)] != text or begin < 0:
@@ -100,7 +107,7 @@ def _read_label(value: Any) -> str | int:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
-        if value < 0:  # -1 is how some files say that there is none
+        if value < 0:  # Some data sets write -1 for "no label".
             raise BadRow("no_label", f"label {value}; numbers of labels begin at 0")
         return value
     if not isinstance(value, str) or not value:
@@ -110,8 +117,11 @@ def _read_label(value: Any) -> str | int:
 
 
 def find_label_number(label: str | int, labels: Sequence[str], named: bool) -> int:
-    """Which of `labels` is meant; `named`: they were given, so a number counts them. Raises BadRow
-    for none of them."""
+    """Return the index in `labels` of `label`, which is a name or a number.
+
+    `named` says that the run file names the labels, so that a number is an index. Raises BadRow for
+    an unknown label.
+    """
     if isinstance(label, int) and named and str(label) not in labels:
         if label < len(labels):
             return label
@@ -122,10 +132,10 @@ def find_label_number(label: str | int, labels: Sequence[str], named: bool) -> i
 
 
 def settle_labels(numbers: Mapping[str, int], names: Mapping[str, int]) -> tuple[str, ...]:
-    """The labels that rows have, in order: numbers by size, names by the alphabet.
+    """Return the labels in order: numbers by size, names in alphabetical order.
 
-    `numbers` and `names` count how often each is there. Raises DataError for both kinds at once,
-    for one label alone and for so many that they are none.
+    `numbers` and `names` count the rows of each label. Raises DataError if both kinds occur, if
+    there are fewer than two labels, and if there are so many that they must be free text.
     """
     if numbers and names:
         raise DataError(
@@ -134,8 +144,10 @@ def settle_labels(numbers: Mapping[str, int], names: Mapping[str, int]) -> tuple
         )
     found = tuple(sorted(numbers, key=int)) if numbers else tuple(sorted(names))
     if len(found) < 2:
-        told = f"but one label, {found[0]!r}" if found else "no label"
-        raise DataError(f"labels: rows have {told}; two are the fewest there is a choice between")
+        found_labels = f"but one label, {found[0]!r}" if found else "no label"
+        raise DataError(
+            f"labels: rows have {found_labels}; two are the fewest there is a choice between"
+        )
     if len(found) > MOST_LABELS:
         raise DataError(
             f"labels: {len(found):,} different ones, such as {found[0]!r}; above {MOST_LABELS:,} "

@@ -1,1 +1,1 @@
-"""A tuned model beside the one it was: what both say, and what was forgotten."""
+"""Comparison of a model before and after tuning: its answers, and what it forgot."""

@@ -1,4 +1,4 @@
-"""What a tuned model is asked before and after: held-out prompts, and text of its pretraining."""
+"""Answers and held-out losses of a model before and after tuning, for the report."""
 
 import contextlib
 import functools
@@ -17,7 +17,7 @@ from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards
 from trainrig.train.evaluations.comparison import GivenAnswer, ModelView
 from trainrig.train.held_out import RowSizes, evaluate, open_held_out
 
-if TYPE_CHECKING:  # a run file is checked without torch
+if TYPE_CHECKING:  # Run files are checked without importing torch.
     from torch import nn
 
     from trainrig.parallel.mesh import WorkerMesh
@@ -25,21 +25,24 @@ if TYPE_CHECKING:  # a run file is checked without torch
 
 @dataclass(frozen=True)
 class TuningComparison:
-    """See trainrig.train.evaluations.comparison.Comparison. May be pickled."""
+    """Comparison of held-out answers and pretraining loss; it can be pickled.
+
+    It implements `trainrig.train.evaluations.comparison.Comparison`.
+    """
 
     settings: ComparisonSettings
-    folder: str  # that `conversations` wrote
-    text: str | None  # that `tokenize` wrote
+    folder: str  # Folder that `conversations` wrote.
+    text: str | None  # Folder that `tokenize` wrote, if pretraining text is compared.
     encoder: Encoder
     sequence_length: int
-    each: int  # answers of a row: 2 of pairs
-    gather_once: bool  # whether a sharded model is whole on each rank while it answers
+    each: int  # Answers in a row: 2 for pairs, otherwise 1.
+    gather_once: bool  # Whether a sharded model is gathered on each rank while it generates.
     cache: BlockCache | None = None
 
     def view(
         self, model: "nn.Module", mesh: "WorkerMesh", step: int, agreed_to_stop: Callable[[], bool]
     ) -> ModelView | None:
-        """See ModelComparison."""
+        """Return the losses and answers of `model` at `step`, or None if the run must stop."""
         losses: dict[str, float] = {}
         if self.text is not None:
             shards = TokenShards.open(storage.join(self.text, HELD_OUT), self.cache)
@@ -61,7 +64,8 @@ class TuningComparison:
 
         prompts = list(self._prompts)
         listeners = [TextListener(self.encoder, (), answers=True) for _ in prompts]
-        # The likeliest of one, by the way of sampling that keeps what is gathered here trainable.
+        # Top-1 sampling is greedy, and it uses the code path that keeps gathered parameters
+        # trainable.
         greedy = Sampling(top_k=1, maximum_tokens=self.settings.answer_tokens)
         requests = [
             Request(prompt, greedy, listener)
@@ -69,10 +73,10 @@ class TuningComparison:
         ]
         stop = set(self.encoder.special_tokens.stop_ids)
         try:
-            # Else it may not fit, and each layer is gathered for each token.
+            # Without gathering, the model may not fit, and each layer is gathered for each token.
             whole = keep_gathered(model, True) if self.gather_once else contextlib.nullcontext()
             with torch.no_grad(), whole:
-                said = generate_scored(model, requests, stop, self.encoder.vocabulary_size)
+                generations = generate_scored(model, requests, stop, self.encoder.vocabulary_size)
         finally:
             reshard(model)
         return tuple(
@@ -82,12 +86,12 @@ class TuningComparison:
                 len(one.generation.ids),
                 one.generation.stopped,
             )
-            for prompt, listener, one in zip(prompts, listeners, said, strict=True)
+            for prompt, listener, one in zip(prompts, listeners, generations, strict=True)
         )
 
     @functools.cached_property
     def _prompts(self) -> tuple[tuple[int, ...], ...]:
-        """The ids before the first answer of the first held-out rows of each source in turn."""
+        """The token ids of the first held-out prompts, taken from all sources in turn."""
         shards = TokenShards.open(storage.join(self.folder, HELD_OUT), self.cache)
         answers = Answers(shards, self.sequence_length, self.each)
 
@@ -98,7 +102,8 @@ class TuningComparison:
                     if number < answers.windows(source):
                         ids, weights = answers.read_answer(source, number * self.each)
                         prompt = ids[: int((weights > 0).argmax())]
-                        if len(prompt) < self.sequence_length:  # else none can be answered
+                        # A longer prompt leaves no position for an answer.
+                        if len(prompt) < self.sequence_length:
                             yield tuple(prompt.tolist())
 
         return tuple(

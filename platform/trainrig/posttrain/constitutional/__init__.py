@@ -1,1 +1,1 @@
-"""Constitutional AI: a model's answers, criticised and revised by principles, and judged."""
+"""Constitutional AI: a model criticises, revises and judges its answers by principles."""

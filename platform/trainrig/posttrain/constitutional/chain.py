@@ -1,8 +1,9 @@
-"""Answer, critique, revision, judgement: each step of all prompts of a batch together.
+"""The steps answer, critique, revision and judgement, each for all prompts of a batch together.
 
-After Bai et al. 2022, arXiv:2212.08073: sections 3.1 (critiques and revisions, a principle drawn
-for each) and 4.1 (preferences by the probability of a choice). A judgement is asked for in both
-orders; where the orders disagree, it is the place that was preferred and not the answer.
+The method is that of Bai et al. 2022, arXiv:2212.08073, sections 3.1 (critiques and revisions, with
+a principle drawn for each) and 4.1 (preferences by the probability of a choice). A judgement is
+computed in both orders of the two texts. If the orders disagree, the model preferred a position and
+not a text, so neither text is preferred.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,30 +25,31 @@ from trainrig.posttrain.sampling.prompted import Asked, build_sampling
 from trainrig.randomness import RandomKey, draw_words
 from trainrig.tokens.chat.messages import Message
 
-JUDGED_TOKENS = 2**13  # of a forward pass of judgements
+JUDGED_TOKENS = 2**13  # Largest number of tokens in a forward pass of judgements.
 
 
 @dataclass
 class Chain:
-    """What became of one prompt."""
+    """Answer, revisions and judgement of one prompt."""
 
     prompt: Prompt
     answer: str = ""
-    steps: list[dict[str, Any]] = field(default_factory=list)  # principle, critique, revision
-    other: str | None = None  # a second answer, where two are compared
+    # One item a round, with principle, critique and revision.
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    other: str | None = None  # Second answer, if two sampled answers are compared.
     judgement: dict[str, Any] = field(default_factory=dict)
-    no_room: str = ""  # the step whose prompt had no room, if one had none
+    no_room: str = ""  # First step whose prompt did not fit the model; empty if all steps fit.
 
     @property
     def last(self) -> str:
-        """The newest text: the last revision that says something, or the answer."""
-        revisions = [each["revision"] for each in self.steps if each["revision"]]
+        """The last revision that is not empty, or the answer if there is none."""
+        revisions = [step["revision"] for step in self.steps if step["revision"]]
         return revisions[-1] if revisions else self.answer
 
 
 @dataclass(frozen=True)
 class ChainMaker:
-    """A model, and what it is asked."""
+    """A model with the settings, prompts and principles of its chains."""
 
     run: ConstitutionalChain
     asked: Asked
@@ -55,22 +57,22 @@ class ChainMaker:
     principles: Sequence[str]
 
     def make(self, prompts: Sequence[Prompt]) -> list[Chain]:
-        """The chains of `prompts`, answered together."""
+        """Build the chains of `prompts` in one batch."""
         chains = [Chain(prompt) for prompt in prompts]
         ids = [prompt.ids for prompt in prompts]
-        for chain, said in zip(chains, self._say(chains, ids, "answers", 0), strict=True):
-            chain.answer = said
+        for chain, text in zip(chains, self._say(chains, ids, "answers", 0), strict=True):
+            chain.answer = text
         for number in range(self.run.rounds):
             self._criticise(chains, number)
             self._revise(chains, number)
         if self.run.compare == "samples":
-            for chain, said in zip(chains, self._say(chains, ids, "answers", 1), strict=True):
-                chain.other = said
+            for chain, text in zip(chains, self._say(chains, ids, "answers", 1), strict=True):
+                chain.other = text
         self._judge(chains)
         return chains
 
     def find_broken_rules(self, text: str) -> list[str]:
-        """What the rules that `text` breaks say."""
+        """Return the critiques of the rules that `text` breaks."""
         return [rule.says for rule in self.run.rules if rule.is_broken_by(text)]
 
     def _criticise(self, chains: Sequence[Chain], number: int) -> None:
@@ -81,19 +83,20 @@ class ChainMaker:
             for chain in chains:
                 chain.steps[-1]["critique"] = " ".join(self.find_broken_rules(chain.last))
             return
-        for chain, said in self._ask(chains, "critique", number):
-            chain.steps[-1]["critique"] = said
+        for chain, text in self._ask(chains, "critique", number):
+            chain.steps[-1]["critique"] = text
 
     def _revise(self, chains: Sequence[Chain], number: int) -> None:
-        """What no rule finds wrong, and what nobody criticised, stays as it is."""
+        """Generate a revision of each answer that has a critique; keep the others."""
         wrong = [chain for chain in chains if chain.steps[-1]["critique"]]
-        for chain, said in self._ask(wrong, "revision", number):
-            chain.steps[-1]["revision"] = said
+        for chain, text in self._ask(wrong, "revision", number):
+            chain.steps[-1]["revision"] = text
 
     def _ask(self, chains: Sequence[Chain], step: str, number: int) -> list[tuple[Chain, str]]:
-        """What the model says to the template `step`, of each chain whose prompt has room."""
+        """Answer the template `step` for each chain whose prompt fits the model."""
         make = compile_template(getattr(self.run, step), step)
-        fitting, ids = [], []
+        fitting = []
+        ids = []
         for chain in chains:
             now = chain.steps[-1]
             fields = {
@@ -113,8 +116,9 @@ class ChainMaker:
     def _say(
         self, chains: Sequence[Chain], ids: Sequence[tuple[int, ...]], purpose: str, number: int
     ) -> list[str]:
-        """What the model says to `ids`, one of each chain, together."""
-        encoder, run = self.asked.encoder.encoder, self.run
+        """Generate the texts that follow the prompts `ids`, one of each chain, in one batch."""
+        encoder = self.asked.encoder.encoder
+        run = self.run
         listeners = [TextListener(encoder, run.stop, run.prompts.chat) for _ in chains]
         requests = [
             Request(
@@ -129,7 +133,7 @@ class ChainMaker:
         return [listener.finish().strip() for listener in listeners]
 
     def _judge(self, chains: Sequence[Chain]) -> None:
-        """Which of the two texts of each chain is the better one; nothing of two that are alike."""
+        """Judge which text of each chain is better; skip empty and identical texts."""
         able = [
             chain
             for chain in chains
@@ -140,7 +144,7 @@ class ChainMaker:
             chain.judgement = judgement
 
     def _judge_by_rules(self, chains: Sequence[Chain]) -> list[dict[str, Any]]:
-        """The text that breaks fewer rules is the better one; of equals there is none."""
+        """Prefer the text that breaks fewer rules, and neither if both break the same number."""
         found = []
         for chain in chains:
             first, second = (len(self.find_broken_rules(text)) for text in _pair_texts(chain))
@@ -150,7 +154,8 @@ class ChainMaker:
 
     def _judge_by_model(self, chains: Sequence[Chain]) -> list[dict[str, Any]]:
         make = compile_template(self.run.judgement, "judgement")
-        requests, found = list[LikelihoodRequest](), list[dict[str, Any]]()
+        requests = list[LikelihoodRequest]()
+        found = list[dict[str, Any]]()
         choices = [self._encode_choice(letter) for letter in "AB"]
         for chain in chains:
             principle = self._choose_principle("judgements", chain.prompt.number, 0)
@@ -178,7 +183,7 @@ class ChainMaker:
         return tuple(self.asked.encoder.encode(asked))
 
     def _encode_choice(self, letter: str) -> tuple[int, ...]:
-        """The ids of an answer that is a letter."""
+        """Return the token ids of an answer that is one letter."""
         text = letter if self.run.prompts.chat else f" {letter}"
         return tuple(map(int, self.asked.encoder.encoder.encode_batch([text])[0]))
 
@@ -189,17 +194,14 @@ class ChainMaker:
 
 
 def judge_both_orders(nats: Sequence[float]) -> dict[str, Any]:
-    """Which of two texts is preferred, by the log-likelihoods of A and B where the first text is A,
-    and of A and B where it is B.
+    """Return the preferred text of two, by the log-likelihoods of the choices A and B.
 
-    `orders` has the probability of the first text in either order, of the two letters alone;
-    `probability` is their mean. Where one order prefers the first text and the other the second,
-    neither is preferred.
+    `nats` holds A and B where the first text is A, then A and B where the first text is B. In the
+    result, `orders` is the probability of the first text in each order, relative to both letters;
+    `probability` is their mean; `preferred` is 0, 1, or None if the orders disagree.
     """
-    straight, turned = (
-        _compute_probability(nats[0], nats[1]),
-        _compute_probability(nats[3], nats[2]),
-    )
+    straight = _compute_probability(nats[0], nats[1])
+    turned = _compute_probability(nats[3], nats[2])
     agree = (straight - 0.5) * (turned - 0.5) > 0
     return {
         "orders": [straight, turned],
@@ -209,7 +211,7 @@ def judge_both_orders(nats: Sequence[float]) -> dict[str, Any]:
 
 
 def _compute_probability(mine: float, other: float) -> float:
-    """The probability of one of two, by their log-likelihoods."""
+    """Return the probability of one choice of two, by their log-likelihoods."""
     return float(torch.tensor(mine - other, dtype=torch.float64).sigmoid())
 
 
@@ -221,7 +223,7 @@ Check = Callable[[str], list[str]]
 
 
 def build_transcript(chain: Chain, critic: str, check: Check) -> dict[str, Any]:
-    """All that was said, as it is written."""
+    """Return the row of the transcript file: all texts and judgements of `chain`."""
     first, second = _pair_texts(chain)
     row: dict[str, Any] = {
         "prompt_number": chain.prompt.number,
@@ -239,7 +241,7 @@ def build_transcript(chain: Chain, critic: str, check: Check) -> dict[str, Any]:
 
 
 def build_preference_pair(chain: Chain) -> Mapping[str, Any] | None:
-    """The text that was preferred against the other; None: neither was."""
+    """Return the preference pair of `chain`, or None if neither text is preferred."""
     preferred = chain.judgement.get("preferred")
     if preferred is None:
         return None

@@ -1,4 +1,4 @@
-"""What a chain of critique and revision is told."""
+"""The run file of the stage `constitutional`, which criticises and revises answers."""
 
 import re
 from typing import Annotated, ClassVar, Literal, Self
@@ -47,12 +47,12 @@ The better one is answer"""
 
 
 class AnswerRule(Settings):
-    """What can be seen in an answer without a model."""
+    """A rule for answers that a regular expression checks without a model."""
 
-    pattern: str  # regular expression, in which a dot is any character, a newline too
-    # Whether an answer has to have what matches, or must not have it.
+    pattern: str  # Regular expression, in which a dot also matches a newline.
+    # Whether an answer must contain a match, or must not.
     match: Literal["required", "forbidden"] = "required"
-    says: str = Field(min_length=1)  # critique of an answer that breaks it
+    says: str = Field(min_length=1)  # Critique of an answer that breaks the rule.
 
     @field_validator("pattern")
     @classmethod
@@ -60,36 +60,39 @@ class AnswerRule(Settings):
         return check_pattern(given)
 
     def is_broken_by(self, text: str) -> bool:
-        """Whether `text` breaks it."""
+        """Return whether `text` breaks the rule."""
         found = re.search(self.pattern, text, re.DOTALL) is not None
         return found == (self.match == "forbidden")
 
 
 class ConstitutionalChain(PromptedRunFile):
-    """`trainrig constitutional`: answers, criticised and revised by principles, and judged (Bai et
-    al. 2022, arXiv:2212.08073)."""
+    """Run file of `trainrig constitutional`: criticise, revise and judge answers by principles.
+
+    The method is that of Bai et al. 2022, arXiv:2212.08073.
+    """
 
     verb: ClassVar[str] = "constitutional"
 
     stage: Literal["constitutional"] = "constitutional"
-    # Principles, a file of text: one in each paragraph; lines that begin with # say nothing.
+    # Text file of principles, one in each paragraph. Lines that begin with # are comments.
     principles: Annotated[str, NOT_IDENTITY]
-    rounds: int = Field(default=1, ge=1)  # critiques and revisions, each of what the last one left
-    # Who criticises and judges: "model", the checkpoint itself; "rules", the rules below, for
-    # models that are too small for it. Revisions are the model's either way.
+    # Rounds of critique and revision. Each round continues from the last revision.
+    rounds: int = Field(default=1, ge=1)
+    # Source of critiques and judgements. "model" is the checkpoint itself; "rules" are the `rules`
+    # below, for models that are too small to criticise. The model always writes the revisions.
     critic: Literal["model", "rules"] = "model"
-    # What answers are checked by before and after; what the last revision still breaks is in no
-    # row.
+    # Rules that check the answers before and after revision. A text that still breaks a rule after
+    # the last revision is written to no row of `revisions`.
     rules: tuple[AnswerRule, ...] = ()
-    # Template of what the model is asked for a critique, in Jinja's sandbox, over prompt, answer
-    # and principle.
+    # Jinja template of the critique prompt. Its variables are prompt, answer and principle.
     critique: str = CRITIQUE
-    # Template of what it is asked for a revision, over these and critique.
+    # Jinja template of the revision prompt. Its variables also include critique.
     revision: str = REVISION
-    # Template of what it is asked for a judgement, over prompt, principle, a and b; it goes on with
-    # A or B.
+    # Jinja template of the judgement prompt, which the model continues with A or B. Its variables
+    # are prompt, principle, a and b.
     judgement: str = JUDGEMENT
-    # What is judged: the first answer and its last revision, or two answers, neither revised.
+    # Texts to judge: "revision" compares the first answer with its last revision; "samples"
+    # compares two unrevised answers.
     compare: Literal["revision", "samples"] = "revision"
 
     @field_validator("critique", "revision", "judgement")

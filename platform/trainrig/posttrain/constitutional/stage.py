@@ -1,8 +1,8 @@
-"""The stage `constitutional`: answers criticised and revised by principles, and judged.
+"""The stage `constitutional`: it criticises, revises and judges answers by principles.
 
-OUT/  transcripts/00000.jsonl …  every step's text of every prompt, and who criticised and judged
-      revisions/00000.jsonl …    prompts with last revisions, as `conversations` takes them
-      pairs/00000.jsonl …        what was preferred against what was not, for DPO or a reward model
+OUT/  transcripts/00000.jsonl …  all texts of every prompt, with the source of each judgement
+      revisions/00000.jsonl …    prompts with last revisions, as input for `conversations`
+      pairs/00000.jsonl …        preference pairs, for DPO or a reward model
 """
 
 import functools
@@ -26,17 +26,17 @@ from trainrig.splits import Phase, Work, sum_counts
 from trainrig.storage import utf8
 from trainrig.train import checkpoint
 
-if TYPE_CHECKING:  # torch takes seconds to import
+if TYPE_CHECKING:  # Importing torch takes seconds.
     from trainrig.posttrain.constitutional.chain import Chain, ChainMaker
 
 log = logging.getLogger(__name__)
 
 
 def revise_answers(run: ConstitutionalChain, progress: Progress | None = None) -> Manifest:
-    """Write the chains that `run` describes, and their rows; the manifest of their folder.
+    """Write the chains that `run` describes and return the manifest of their folder.
 
-    Raises ConfigError for a model that can't answer and a file without principles, DataError if not
-    one prompt can be asked.
+    Raises ConfigError for a model that can't answer and a file without principles, DataError if no
+    prompt can be answered.
     """
     run = make_prompts_absolute(run)
     model = checkpoint.resolve(storage.make_absolute(run.checkpoint))
@@ -64,12 +64,17 @@ def revise_answers(run: ConstitutionalChain, progress: Progress | None = None) -
     for what in ("revisions", "pairs"):
         if not counts[what]:
             log.warning("%s: %s/ has not one row; transcripts/ says why", run.output, what)
-    return stage.finish(counts, {n: entry for each in records for n, entry in each.files.items()})
+    return stage.finish(
+        counts, {n: entry for record in records for n, entry in record.files.items()}
+    )
 
 
 def read_principles(path: str) -> list[str]:
-    """The principles in the file of text at `path`, one in each paragraph, without lines that begin
-    with #. Raises ConfigError for a file that is not there and for one that has none."""
+    """Read the principles in the text file at `path`, one in each paragraph.
+
+    Lines that begin with # are skipped. Raises ConfigError if the file is missing or has no
+    principle.
+    """
     try:
         text = utf8.decode(storage.read(path))
     except FileNotFoundError:
@@ -80,14 +85,14 @@ def read_principles(path: str) -> list[str]:
         raise ConfigError(f"principles: {path}: {error}; write it as text") from None
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     paragraphs = "\n".join(line.strip() for line in lines).split("\n\n")
-    found = [" ".join(each.split()) for each in paragraphs if each.strip()]
+    found = [" ".join(paragraph.split()) for paragraph in paragraphs if paragraph.strip()]
     if not found:
         raise ConfigError(f"principles: {path}: not one principle; write one in each paragraph")
     return found
 
 
 def _make_work(run: ConstitutionalChain, model: str, principles: Sequence[str]) -> Work:
-    """The work on the prompts of one output file."""
+    """Return the function that builds the chains of one output file."""
     from trainrig.parallel.mesh import find_local_device
     from trainrig.posttrain.constitutional.chain import ChainMaker
     from trainrig.posttrain.score.answer_scorer import use_threads
@@ -132,9 +137,9 @@ def _write_chains(
         "revisions": len(revisions),
         "judged": len(judged),
         "pairs": len(pairs),
-        # Judgements for the second text: the revision, where that is compared.
-        "second_preferred": sum(each.get("preferred") == 1 for each in judged),
-        "undecided": sum(each.get("preferred") is None for each in judged),
+        # Judgements that prefer the second text, which is the revision if revisions are compared.
+        "second_preferred": sum(judgement.get("preferred") == 1 for judgement in judged),
+        "undecided": sum(judgement.get("preferred") is None for judgement in judged),
     }
     if run.rules:
         counts["pass_before"] = sum(not row["broken_before"] for row in transcripts)

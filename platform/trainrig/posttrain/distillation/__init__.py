@@ -1,1 +1,1 @@
-"""Distillation: what a teacher expects of each token, kept beside conversations and read back."""
+"""Distillation: a teacher's token probabilities, stored beside conversations and read back."""

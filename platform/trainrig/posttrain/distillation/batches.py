@@ -1,4 +1,4 @@
-"""The batches of distillation: rows of conversations with what a teacher expects of each target."""
+"""Batches of distillation: conversations with the teacher's probabilities for each target."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +13,7 @@ from trainrig.train.held_out import HeldOutSets, open_held_out_conversations
 
 
 class TaughtBatches(ConversationBatches):
-    """Packed conversations, and a teacher beside them, as `Batches`."""
+    """Batches of packed conversations with teacher probabilities; implements `Batches`."""
 
     def __init__(
         self,
@@ -23,17 +23,20 @@ class TaughtBatches(ConversationBatches):
         teacher: str,
         cache: BlockCache | None = None,
     ) -> None:
-        """`teacher`: the folder of what it expects."""
+        """Open conversations of `shards` with the probabilities in the folder `teacher`.
+
+        `trainrig teacher` wrote that folder.
+        """
         super().__init__(shards, sizes, padding, cache)
         self._teacher = StoredTeacher(teacher, TRAIN, shards, cache)
         self._content = manifest.read_manifest(teacher).content
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
-        """Micro-batch `index` of `step`, with what the teacher expects."""
+        """Return micro-batch `index` of `step`, with the teacher's probabilities."""
         return self._teacher.add_to(super().micro_batch(step, index), tuple(self.sources))
 
     def data_before(self, step: int) -> dict[str, Any]:
-        """All that the samples before `step` depend on, by name, as JSON has it."""
+        """Return everything that the samples before `step` depend on, as JSON by name."""
         return super().data_before(step) | {"teacher": self._content}
 
 
@@ -44,24 +47,27 @@ def open_taught(
     teacher: str,
     cache: BlockCache | None = None,
 ) -> TaughtBatches:
-    """The batches of the rows to train on of a folder that `conversations` wrote."""
+    """Open the training batches of a folder that `conversations` wrote, with a teacher."""
     shards = TokenShards.open(storage.join(folder, TRAIN), cache)
     return TaughtBatches(shards, sizes, padding, teacher, cache)
 
 
 @dataclass(frozen=True)
 class HeldOutTaught:
-    """How held-out conversations are opened with what the teacher expects of them."""
+    """A function that opens held-out conversations with teacher probabilities.
+
+    It can be pickled.
+    """
 
     folder: str
     sequence_length: int
     padding: int
-    rows: int  # of each source, at most
+    rows: int  # Largest number of rows of each source.
     teacher: str
     cache: BlockCache | None = None
 
     def __call__(self) -> HeldOutSets:
-        """Rows of each source, spread evenly from its first to its last, each by itself."""
+        """Return held-out rows of each source, evenly spaced, one row a batch."""
         sets = open_held_out_conversations(
             self.folder, self.sequence_length, self.padding, self.rows, self.cache
         )

@@ -1,13 +1,14 @@
-"""The files of what a teacher expects, and reading them row by row.
+"""Files of a teacher's token probabilities: writing them, and reading them row by row.
 
-    OUT/SPLIT-NNNNN.ids    [targets, E] uint16, or uint32 above 65,536 entries, the likeliest first
+OUT/SPLIT-NNNNN.ids    [targets, E] uint16, or uint32 above 65,536 entries, likeliest first
     OUT/SPLIT-NNNNN.log    [targets, E] float32, their log-probabilities
     OUT/SPLIT-NNNNN.rest   [targets] float32, the log-probability of all other entries together
 
-Each with the sums of its blocks beside it (tokens/shards/block_sums.py). A part has the targets of
-neighbouring conversations of one source, in their order; which ones follows from the shards alone.
+Each file has its block checksums beside it (tokens/shards/block_sums.py). A part holds the targets
+of neighbouring conversations of one source, in order. The shards alone determine which
+conversations a part holds.
 
-Shapes: N targets, E entries that are named at each.
+Shapes: N targets, E vocabulary entries that are kept for each target.
 """
 
 from collections.abc import Iterator
@@ -34,23 +35,27 @@ from trainrig.tokens.shards.flat import FlatArray
 from trainrig.tokens.shards.shard_files import DOCUMENT_TARGETS
 from trainrig.tokens.shards.token_shards import TokenShards
 
-IDS, LOG, REST = "ids", "log", "rest"
+IDS = "ids"
+LOG = "log"
+REST = "rest"
 FLOAT = np.dtype("<f4")
 
 
 @dataclass(frozen=True)
 class TeacherPart:
-    """Neighbouring conversations of one source, whose expectations lie in one file of each kind."""
+    """Neighbouring conversations of one source, stored in one file of each kind."""
 
     name: str
     source: str
-    first: int  # number of the first, in its source
+    first: int  # Number of the first conversation within its source.
     past: int
 
 
 def cut_parts(shards: TokenShards, split: str, part_tokens: int) -> Iterator[TeacherPart]:
-    """The parts of the shards of `split`, in their order: of about so many tokens, and no
-    conversation is cut."""
+    """Yield the parts of the shards of `split`, in order.
+
+    A part has about `part_tokens` tokens and only whole conversations.
+    """
     number = 0
     for source in shards.sources:
         count = shards.count_documents(source)
@@ -60,11 +65,12 @@ def cut_parts(shards: TokenShards, split: str, part_tokens: int) -> Iterator[Tea
             wanted = np.searchsorted(starts, starts[first] + part_tokens, "left")
             past = min(max(int(wanted), first + 1), count)
             yield TeacherPart(f"{split}-{number:05d}", source, first, past)
-            first, number = past, number + 1
+            first = past
+            number = number + 1
 
 
 def write_part(folder: str, name: str, arrays: dict[str, NDArray[Any]]) -> dict[str, FileSum]:
-    """Write the `arrays` of a part, by ending; the sums of all files."""
+    """Write the `arrays` of a part, keyed by file ending; return the checksums of all files."""
     files = {}
     for ending, array in arrays.items():
         data = np.ascontiguousarray(array).tobytes()
@@ -78,29 +84,36 @@ def write_part(folder: str, name: str, arrays: dict[str, NDArray[Any]]) -> dict[
 
 
 def choose_dtype(vocabulary: int) -> np.dtype[Any]:
-    """How ids lie on disk."""
+    """Return the dtype in which token ids are stored."""
     return np.dtype("<u2" if vocabulary <= 2**16 else "<u4")
 
 
 @dataclass(frozen=True)
 class _OpenPart:
-    ends: Integers  # where the targets of each conversation end
+    ends: Integers  # End of each conversation's targets in the part.
     ids: FlatArray
     log: FlatArray
     rest: FlatArray
 
 
 class StoredTeacher:
-    """What a teacher expects of the conversations of one split; nothing is read until asked. May be
-    pickled."""
+    """A teacher's stored probabilities for the conversations of one split.
+
+    Files are read on demand. It can be pickled.
+    """
 
     def __init__(
         self, folder: str, split: str, shards: TokenShards, cache: BlockCache | None = None
     ) -> None:
-        """`folder`: that `trainrig teacher` wrote. Raises DataError for one that is not whole."""
+        """Open the `folder` that `trainrig teacher` wrote.
+
+        Raises DataError if the folder is incomplete.
+        """
         written = manifest.read_input(folder, "teacher")
         self.entries = int(written.config["entries"])
-        self._folder, self._shards, self._cache = folder, shards, cache
+        self._folder = folder
+        self._shards = shards
+        self._cache = cache
         parts = list(cut_parts(shards, split, int(written.config["part_tokens"])))
         self._parts = {
             source: [part for part in parts if part.source == source] for source in shards.sources
@@ -108,8 +121,11 @@ class StoredTeacher:
         self._opened: dict[str, _OpenPart] = {}
 
     def add_to(self, micro: MicroBatch, sources: tuple[str, ...]) -> MicroBatch:
-        """`micro` with what the teacher expects of each of its targets; `sources`: the names that
-        its `sources` number. Its pieces are whole conversations."""
+        """Return `micro` with the teacher's probabilities for each of its targets.
+
+        `sources` are the names that the source numbers of `micro` index. Its pieces must be whole
+        conversations.
+        """
         shape = (*micro.targets.shape, self.entries)
         arrays: dict[str, NDArray[Any]] = {
             TEACHER_IDS: np.zeros(shape, dtype=np.int32),
@@ -128,14 +144,19 @@ class StoredTeacher:
     def read(
         self, source: str, number: int
     ) -> tuple[Integers, NDArray[np.float32], NDArray[np.float32]]:
-        """Of the targets of one conversation: ids [N, E], their log-probabilities [N, E], and that
-        of all others [N]. Raises DataError for files that were changed."""
+        """Return the stored probabilities of the targets of one conversation.
+
+        The result is ids [N, E], their log-probabilities [N, E], and the log-probability of all
+        other entries [N]. Raises DataError if a file was changed.
+        """
         parts = self._parts[source]
         place = int(np.searchsorted([part.first for part in parts], number, "right")) - 1
         part = self._open(parts[place])
         at = number - parts[place].first
-        begin, end = (int(part.ends[at - 1]) if at else 0), int(part.ends[at])
-        wide, shape = (begin * self.entries, end * self.entries), (end - begin, self.entries)
+        begin = int(part.ends[at - 1]) if at else 0
+        end = int(part.ends[at])
+        wide = (begin * self.entries, end * self.entries)
+        shape = (end - begin, self.entries)
         return (
             part.ids.read(*wide).reshape(shape),
             part.log.read(*wide).reshape(shape),
@@ -147,7 +168,8 @@ class StoredTeacher:
             return opened
         numbers = np.arange(part.first, part.past)
         ends = np.cumsum(self._shards.read_document_values(DOCUMENT_TARGETS, part.source, numbers))
-        count, path = int(ends[-1]), storage.join(self._folder, part.name)
+        count = int(ends[-1])
+        path = storage.join(self._folder, part.name)
         dtype = choose_dtype(self._shards.vocabulary.size)
         wide = count * self.entries
         self._opened[part.name] = opened = _OpenPart(
@@ -160,10 +182,10 @@ class StoredTeacher:
 
 
 def check_teacher(folder: str, conversations: Manifest, temperature: float) -> Manifest:
-    """The manifest of `folder`, which `trainrig teacher` wrote of `conversations`.
+    """Return the manifest of `folder`, which `trainrig teacher` wrote for `conversations`.
 
-    Raises DataError for a folder that is none, ConfigError for one of other conversations or of
-    another temperature than `temperature`.
+    Raises DataError if it is not such a folder, and ConfigError if it belongs to other
+    conversations or to another temperature than `temperature`.
     """
     written = manifest.read_input(folder, "teacher")
     if written.inputs["conversations"] != conversations.content:

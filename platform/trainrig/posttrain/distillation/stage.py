@@ -1,10 +1,10 @@
-"""The stage `teacher`: what a model expects at each place of conversations, for a student to learn.
+"""The stage `teacher`: it stores a model's token probabilities for a student to learn.
 
 A part is computed from its conversations alone, in batches of a fixed size. So the bytes are the
 same at any number of workers.
 
-Shapes: B conversations of a forward pass, T positions, N targets of them, R rows of logits at a
-time, V entries of the vocabulary, E that are kept.
+Shapes: B conversations of a forward pass, T positions, N targets, R rows of logits at a time, V
+vocabulary entries, E entries that are kept.
 """
 
 import functools
@@ -37,16 +37,15 @@ from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards, check_rows
 from trainrig.train import checkpoint
 
-if TYPE_CHECKING:  # torch takes seconds to import
+if TYPE_CHECKING:  # Importing torch takes seconds.
     from torch import Tensor, nn
 
 
 def store_teacher(run: TeacherScoring, progress: Progress | None = None) -> Manifest:
-    """Write what the teacher of `run` expects of each target of its conversations; the manifest of
-    their folder.
+    """Write the teacher's probabilities of all targets; return the manifest of the folder.
 
-    Raises ConfigError for a model that does not speak, has another tokenizer or fewer positions
-    than the conversations, and for rows that are no conversations.
+    Raises ConfigError for a model that generates no text, has another tokenizer or fewer positions
+    than the conversations, and for rows that are not conversations.
     """
     folder = storage.make_absolute(run.conversations)
     written = manifest.read_input(folder, "conversations")
@@ -74,10 +73,12 @@ def store_teacher(run: TeacherScoring, progress: Progress | None = None) -> Mani
     counts = {
         "conversations": summed["conversations"],
         "targets": summed["targets"],
-        # What of the teacher's probability the entries that are kept have, on average.
+        # Mean share of the teacher's probability that the kept entries have.
         "covered": round(summed["covered"] / targets, 6),
     }
-    return stage.finish(counts, {n: entry for each in records for n, entry in each.files.items()})
+    return stage.finish(
+        counts, {n: entry for record in records for n, entry in record.files.items()}
+    )
 
 
 def _open(folder: str, split: str) -> TokenShards:
@@ -112,7 +113,7 @@ def _check(run: TeacherScoring, model: str, longest: int) -> None:
 
 
 def _make_work(run: TeacherScoring, model: str, folder: str, longest: int) -> Work:
-    """The work on one part."""
+    """Return the function that computes one part."""
     from trainrig.parallel.mesh import find_local_device
     from trainrig.posttrain.score.answer_scorer import use_threads
 
@@ -131,7 +132,7 @@ def _make_work(run: TeacherScoring, model: str, folder: str, longest: int) -> Wo
                 numbers = range(first, min(first + run.batch, part.past))
                 rows = [answers.read_answer(part.source, number) for number in numbers]
                 found.append(_compute_expected(decoder, rows, run, vocabulary))
-        ids_NE, log_NE, rest_N = (np.concatenate(each) for each in zip(*found, strict=True))
+        ids_NE, log_NE, rest_N = (np.concatenate(blocks) for blocks in zip(*found, strict=True))
         arrays = {IDS: ids_NE.astype(choose_dtype(vocabulary)), LOG: log_NE, REST: rest_N}
         counts = {
             "conversations": part.past - part.first,
@@ -149,7 +150,10 @@ def _compute_expected(
     run: TeacherScoring,
     vocabulary: int,
 ) -> tuple[Integers, NDArray[np.float32], NDArray[np.float32]]:
-    """Of the targets of `rows`, ids and weights, by one forward pass: see parts.py."""
+    """Return the teacher's probabilities for the targets of `rows`, in one forward pass.
+
+    `rows` are pairs of ids and weights. The result is that of `find_likeliest`.
+    """
     import torch
 
     width = max(len(ids) for ids, _ in rows) - 1
@@ -162,23 +166,26 @@ def _compute_expected(
     with torch.inference_mode():
         output = model(torch.from_numpy(ids_BT).to(device), places_N=places_N)
         found = find_likeliest(output.hidden, output.head, run.entries, run.temperature, vocabulary)
-    ids_NE, log_NE, rest_N = (each.cpu().numpy() for each in found)
+    ids_NE, log_NE, rest_N = (tensor.cpu().numpy() for tensor in found)
     return ids_NE, log_NE, rest_N
 
 
 def find_likeliest(
     hidden_NC: "Tensor", head: Any, entries: int, temperature: float, vocabulary: int
 ) -> "tuple[Tensor, Tensor, Tensor]":
-    """The likeliest `entries` of the first `vocabulary` at each place: ids [N, E] and their
-    log-probabilities at `temperature` [N, E], and that of all others together [N].
+    """Return the likeliest `entries` of the first `vocabulary` entries at each place.
 
-    Logits are there for some rows at a time.
+    The result is ids [N, E], their log-probabilities at `temperature` [N, E], and the
+    log-probability of all other entries [N]. Logits are computed for a block of rows at a time, to
+    save memory.
     """
     import torch
 
     from trainrig.objectives.chunked_head import cut_blocks
 
-    ids, logs, rests = [], [], []
+    ids = []
+    logs = []
+    rests = []
     for rows in cut_blocks(len(hidden_NC), head.weight_VC):
         logits_RV = head(hidden_NC[rows])[:, :vocabulary].float() / temperature
         log_RV = logits_RV.log_softmax(-1)

@@ -1,1 +1,1 @@
-"""Adapters to folders of Hugging Face's PEFT and back."""
+"""Import and export of LoRA adapters as Hugging Face PEFT folders."""

@@ -1,7 +1,8 @@
-"""Writes an adapter as a folder of PEFT: `adapter_config.json` and `adapter_model.safetensors`.
+"""Export of an adapter as a PEFT folder: `adapter_config.json` and `adapter_model.safetensors`.
 
-Names are those of the model in Transformers. Where several layers of ours are one matrix there, so
-are their adapters, of a rank of its own; a head that is trained whole is among `modules_to_save`.
+Names are those of the Transformers model. Where several layers here are one matrix in Transformers,
+their adapters are joined into one, of higher rank. A head that is trained whole is listed in
+`modules_to_save`.
 """
 
 import json
@@ -36,8 +37,8 @@ from trainrig.train import checkpoint
 def export_adapter(path: str, out: str) -> dict[str, Any]:
     """Write the adapter of the newest checkpoint at `path` as the PEFT folder `out`.
 
-    Raises DataError if it is none, and for an embedding that shares its table with the head: PEFT
-    would change the one without the other.
+    Raises DataError if the checkpoint is not an adapter, and if it adapts an embedding that shares
+    its table with the head: PEFT would change one without the other.
     """
     check_folder(out)
     if storage.list_files(out):
@@ -45,7 +46,8 @@ def export_adapter(path: str, out: str) -> dict[str, Any]:
     opened = checkpoint.open_model(path)
     if opened.adapter is None:
         raise DataError(f"{opened.path}: no adapter, but a whole model; export without --adapter")
-    lora, ours = opened.adapter.of.lora, opened.adapter.tensors
+    lora = opened.adapter.of.lora
+    ours = opened.adapter.tensors
     layers = find_layers(opened.path, opened.config)
     joined = _join(opened.path, layers, ours, opened.weights)
     if opened.config.tie_embeddings and any(
@@ -56,15 +58,15 @@ def export_adapter(path: str, out: str) -> dict[str, Any]:
             "table, which PEFT can't; export without --adapter, which merges it"
         )
     tensors = {}
-    for name, each in joined.items():
-        for last, value in each.tensors.items():
+    for name, adapter in joined.items():
+        for last, value in adapter.tensors.items():
             key, value = to_peft(last, value, layers[name].parts == ("embedding",))
             tensors[f"{PREFIX}{name}.{key}"] = value.contiguous()
     whole = find_tensors(opened.path, opened.config)
     saved = {whole[name]: value for name, value in ours.items() if not is_adapter(name)}
     tensors |= {PREFIX + name: value.contiguous() for name, value in saved.items()}
     tensors |= _read_grown_tables(opened.adapter.of.base, whole, set(joined), set(saved))
-    ranks = {name: each.rank for name, each in joined.items()}
+    ranks = {name: adapter.rank for name, adapter in joined.items()}
     alphas = {name: _compute_alpha(lora, rank) for name, rank in ranks.items()}
     settings = {
         "peft_type": "LORA",
@@ -92,12 +94,12 @@ def export_adapter(path: str, out: str) -> dict[str, Any]:
 def _read_grown_tables(
     base: str, theirs: Mapping[str, str], adapted: Set[str], saved: Set[str]
 ) -> dict[str, Tensor]:
-    """Return the tables of the checkpoint `base` that have rows for tokens which `import` added, by
-    their keys in PEFT; none if no token was added.
+    """Return the tables of `base` with rows for tokens that `import` added, by PEFT key.
 
-    The model in Transformers has other rows there, or none. PEFT itself saves whole tables when
-    they were resized, and reads them back. `theirs`: their name of each tensor of ours; `adapted`
-    and `saved`: layers and tensors there that the adapter has already.
+    The result is empty if no token was added. The Transformers model has no such rows, or other
+    ones. PEFT itself saves whole tables when they were resized, and reads them back. `theirs` maps
+    tensor names here to those in Transformers; `adapted` and `saved` are the layers and tensors
+    that the adapter already contains.
     """
     below = checkpoint.StoredModel(base)
     if NEW_TOKENS not in below.files.beside:
@@ -114,7 +116,7 @@ def _read_grown_tables(
 
 
 def _compute_alpha(lora: LoRA, rank: int) -> float:
-    """That by which an adapter of `rank` has the scale of `lora`."""
+    """Return the alpha with which an adapter of `rank` has the scale of `lora`."""
     return lora.alpha if rank == lora.rank else lora.scale * alpha_divisor(rank, lora.rslora)
 
 
@@ -124,9 +126,12 @@ def _join(
     ours: Mapping[str, Tensor],
     weights: Mapping[str, Tensor],
 ) -> dict[str, LowRank]:
-    """The adapter of each matrix in Transformers that has some of `ours`, by its name there. Raises
-    DataError for one of a layer that is none."""
-    found, met = {}, set[str]()
+    """Return the joined adapters by the name of their matrix in Transformers.
+
+    Raises DataError for an adapter of a layer that is not a matrix in Transformers.
+    """
+    found = {}
+    met = set[str]()
     for name, layer in layers.items():
         parts = [LowRank.of(part, ours) for part in layer.parts]
         if any(parts):

@@ -1,10 +1,10 @@
-"""Reads an adapter from a folder of PEFT.
+"""Import of an adapter from a PEFT folder.
 
-Of its settings, those are read that LoRA here has; any other that changes what is computed is
-refused. Adapters of one matrix in Transformers that is several layers here are taken apart, and
-ranks and scales that differ by layer become one: what is added to A and B is 0, and B has the
-difference of scales. Modules that were saved whole are those of a head, which may be another than
-the base's; what PEFT left there as it was is the base's.
+The settings that LoRA has here are read; any other setting that changes the result is refused. An
+adapter of a matrix that is several layers here is split. Ranks and scales that differ by layer
+become one: A and B are padded with zeros, and B absorbs the difference of scales. Modules that PEFT
+saved whole must belong to a head, which may differ from the base's head. Modules that PEFT did not
+change are taken from the base.
 """
 
 import math
@@ -37,8 +37,11 @@ from trainrig.train.job import Adapter
 
 
 def import_adapter(folder: str, base: str, out: str) -> dict[str, Any]:
-    """Write the PEFT folder `folder`, an adapter of the newest checkpoint at `base`, as step 0 of
-    the run folder `out`. Raises DataError for what would compute something else here."""
+    """Write the PEFT folder `folder` as step 0 of the run folder `out`.
+
+    `base` is the checkpoint that the adapter belongs to. Raises DataError for an adapter that would
+    compute something else here.
+    """
     check_folder(out)
     if storage.list_files(out):
         raise OutputTaken(f"{out}: not empty; name a new folder")
@@ -60,8 +63,8 @@ def import_adapter(folder: str, base: str, out: str) -> dict[str, Any]:
     lora = _settle(folder, settings, adapters, names)
     tensors = {
         f"{name}.{last}": value
-        for name, each in adapters.items()
-        for last, value in each.pad(lora.rank).tensors.items()
+        for name, adapter in adapters.items()
+        for last, value in adapter.pad(lora.rank).tensors.items()
     }
     tensors = fill_head(folder, below, config, lora, tensors, whole)
     _check_sizes(folder, config, lora, tensors)
@@ -79,8 +82,10 @@ def _read_tensors(
     layers: Mapping[str, TheirLayer],
     stored: Mapping[str, Tensor],
 ) -> tuple[dict[str, LowRank], dict[str, Tensor]]:
-    """The adapter of each of `layers` that has one, and by our names the tensors that are whole.
-    Raises DataError for what has no place in the model at `path`."""
+    """Return the adapters by Transformers layer name, and the whole tensors by our name.
+
+    Raises DataError for a tensor that has no place in the model at `path`.
+    """
     ours = {theirs: name for name, theirs in find_tensors(path, config).items()}
     parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
     whole = {}
@@ -101,10 +106,10 @@ def _read_tensors(
                 "of another base?"
             )
     found = {}
-    for name, each in parts.items():
-        if missing := {"lora_a", "lora_b"} - each.keys():
+    for name, tensors in parts.items():
+        if missing := {"lora_a", "lora_b"} - tensors.keys():
             raise DataError(f"{folder}: {name} has no {min(missing)}; save the adapter again")
-        found[name] = LowRank(each["lora_a"], each["lora_b"], each.get("magnitude"))
+        found[name] = LowRank(tensors["lora_a"], tensors["lora_b"], tensors.get("magnitude"))
     return found, whole
 
 
@@ -114,16 +119,18 @@ def _take_apart(
     settings: PeftSettings,
     theirs: Mapping[str, LowRank],
 ) -> dict[str, LowRank]:
-    """The adapter of each of our layers, at the scale of those that no pattern names. Raises
-    DataError for sizes that are not those of the model or of `settings`."""
+    """Return the adapter of each of our layers, all at the scale `settings.scale`.
+
+    Raises DataError for sizes that differ from those of the model or of `settings`.
+    """
     found: dict[str, LowRank] = {}
-    for name, each in theirs.items():
-        outputs, rank = each.b_OR.shape
-        if outputs != sum(layers[name].outputs) or rank != each.rank:
+    for name, adapter in theirs.items():
+        outputs, rank = adapter.b_OR.shape
+        if outputs != sum(layers[name].outputs) or rank != adapter.rank:
             raise DataError(
-                f"{folder}: {name} has matrices of {tuple(each.a_RI.shape)} and "
-                f"{tuple(each.b_OR.shape)}, the base {sum(layers[name].outputs)} outputs; is it an "
-                "adapter of another base?"
+                f"{folder}: {name} has matrices of {tuple(adapter.a_RI.shape)} and "
+                f"{tuple(adapter.b_OR.shape)}, the base {sum(layers[name].outputs)} outputs; is it "
+                "an adapter of another base?"
             )
         if rank != settings.find_rank(name):
             raise DataError(
@@ -132,20 +139,22 @@ def _take_apart(
             )
         factor = settings.find_scale(name) / settings.scale
         if not math.isclose(factor, 1.0):
-            each = each.scale(factor)
-        found |= split_parts(layers[name], each)
+            adapter = adapter.scale(factor)
+        found |= split_parts(layers[name], adapter)
     return found
 
 
 def _settle(
     folder: str, settings: PeftSettings, adapters: Mapping[str, LowRank], names: set[str]
 ) -> LoRA:
-    """Settings of the `adapters` of those of our layers `names` that have one, of the highest rank
-    there is."""
+    """Return LoRA settings that cover `adapters`, with the highest rank of all.
+
+    `names` are our layers below the head.
+    """
     chosen = adapters.keys() & names
     if not chosen:
         raise DataError(f"{folder}: no layer below the head has an adapter; import a whole model")
-    rank = max(each.rank for each in adapters.values())
+    rank = max(adapter.rank for adapter in adapters.values())
     alpha = settings.scale * alpha_divisor(rank, settings.rslora)
     given = {
         "rank": rank,

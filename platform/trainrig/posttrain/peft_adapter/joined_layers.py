@@ -1,8 +1,8 @@
-"""Adapters of layers that are one matrix in Transformers, made one, and taken apart again.
+"""Joining of adapters whose layers are one matrix in Transformers, and splitting them again.
 
-Where W is W1 over W2, the changes B1 A1 and B2 A2 are together B A, of a rank that is the sum: A
-is A1 over A2, and B has B1 and B2 at its diagonal. Taken apart, each part has the rows of B that
-are its own, and of A those that its rows of B ask for.
+Where W is W1 stacked on W2, the changes B1 A1 and B2 A2 equal one change B A, whose rank is the sum
+of both ranks: A is A1 stacked on A2, and B is block-diagonal in B1 and B2. A split gives each part
+its own rows of B, and the rows of A that those rows of B use.
 
 Shapes: O outputs, I inputs, R rank.
 """
@@ -18,37 +18,38 @@ from trainrig.posttrain.peft_adapter.names import TheirLayer
 
 @dataclass(frozen=True)
 class LowRank:
-    """The adapter of one matrix."""
+    """The low-rank adapter of one matrix."""
 
     a_RI: Tensor
     b_OR: Tensor
-    magnitude_O: Tensor | None = None  # DoRA's
+    magnitude_O: Tensor | None = None  # Row norms of DoRA; None for LoRA.
 
     @classmethod
     def of(cls, layer: str, tensors: Mapping[str, Tensor]) -> "LowRank | None":
-        """That of our `layer` among `tensors`; None: it has none."""
+        """Return the adapter of our layer `layer` in `tensors`, or None if there is none."""
         if f"{layer}.lora_a" not in tensors:
             return None
-        a_RI, b_OR = tensors[f"{layer}.lora_a"], tensors[f"{layer}.lora_b"]
+        a_RI = tensors[f"{layer}.lora_a"]
+        b_OR = tensors[f"{layer}.lora_b"]
         return cls(a_RI, b_OR, tensors.get(f"{layer}.magnitude"))
 
     @property
     def rank(self) -> int:
-        """The rows of A."""
+        """The rank: the number of rows of A."""
         return len(self.a_RI)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """By the last parts of our names."""
+        """The tensors by the last part of our names."""
         found = {"lora_a": self.a_RI, "lora_b": self.b_OR}
         return found if self.magnitude_O is None else {**found, "magnitude": self.magnitude_O}
 
     def scale(self, factor: float) -> "LowRank":
-        """The same, multiplied by `factor`."""
+        """Return this adapter multiplied by `factor`."""
         return replace(self, b_OR=self.b_OR * factor)
 
     def pad(self, rank: int) -> "LowRank":
-        """The same, of a higher `rank`: what is added is 0."""
+        """Return this adapter with a higher `rank`, padded with zeros."""
         (outputs, own), inputs = self.b_OR.shape, self.a_RI.shape[1]
         a_RI = torch.cat([self.a_RI, self.a_RI.new_zeros(rank - own, inputs)])
         b_OR = torch.cat([self.b_OR, self.b_OR.new_zeros(outputs, rank - own)], dim=1)
@@ -58,8 +59,11 @@ class LowRank:
 def join_parts(
     layer: TheirLayer, parts: Sequence[LowRank | None], weights: Mapping[str, Tensor]
 ) -> LowRank:
-    """The one adapter of `layer`, whose `parts` have some; `weights` by our names, of which DoRA
-    has the lengths of rows of a part that has none."""
+    """Join the adapters `parts` of one matrix into one adapter.
+
+    At least one part has an adapter. `weights`, by our names, give DoRA the row norms of parts
+    without one.
+    """
     chosen = [part for part in parts if part is not None]
     if len(parts) == 1:
         return chosen[0]
@@ -79,11 +83,15 @@ def join_parts(
 
 
 def split_parts(layer: TheirLayer, whole: LowRank) -> dict[str, LowRank]:
-    """The adapter of each part of `layer` by our name, but of parts that `whole` leaves alone."""
+    """Split the adapter of a matrix into one adapter for each of our layers, by our names.
+
+    Parts that `whole` leaves unchanged are omitted.
+    """
     if len(layer.parts) == 1:
         return {layer.parts[0]: whole}
     changes = bool(whole.b_OR.any())
-    found, begin = {}, 0
+    found = {}
+    begin = 0
     for name, outputs in zip(layer.parts, layer.outputs, strict=True):
         rows = slice(begin, begin + outputs)
         begin += outputs

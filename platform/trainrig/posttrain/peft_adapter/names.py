@@ -1,4 +1,4 @@
-"""What PEFT calls the layers and tensors of a model, and ours."""
+"""Mapping between our names of layers and tensors and those of PEFT and Transformers."""
 
 import re
 from collections.abc import Mapping
@@ -18,18 +18,23 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class TheirLayer:
-    """A matrix in Transformers, and our layers that lie one after the other in it, along its
-    outputs: queries, keys and values, say."""
+    """A matrix in Transformers with the layers here that it consists of.
+
+    The layers are stacked along the outputs; for example queries, keys and values.
+    """
 
     name: str
     parts: tuple[str, ...]
-    outputs: tuple[int, ...]  # of each of them
-    inputs_first: bool = False  # [inputs, outputs], as in `Conv1D`; adapters do not differ
+    outputs: tuple[int, ...]  # Number of outputs of each part.
+    # Whether the matrix is stored as [inputs, outputs], as in `Conv1D`. Adapters are the same.
+    inputs_first: bool = False
 
 
 def find_layers(path: str, config: DecoderConfig) -> dict[str, TheirLayer]:
-    """The matrices that a model of `config` has in Transformers, by their names; `path`: the
-    checkpoint that it is of."""
+    """Return the matrices of a model of `config` in Transformers, by their names there.
+
+    `path` is the checkpoint of the model.
+    """
     family = find_family(config, checkpoint.read_tokenizer_files(path).parse_json("config.json"))
     shapes = list_tensor_shapes(config)
     found = {}
@@ -38,31 +43,34 @@ def find_layers(path: str, config: DecoderConfig) -> dict[str, TheirLayer]:
         if not entry.theirs.endswith(".weight") or len(sizes[0]) != 2:
             continue
         name = entry.theirs.removesuffix(".weight")
-        parts = tuple(each.removesuffix(".weight") for each in entry.ours)
+        parts = tuple(name.removesuffix(".weight") for name in entry.ours)
         outputs = tuple(size[0] for size in sizes)
         found[name] = TheirLayer(name, parts, outputs, entry.transposed)
     return found
 
 
 def find_tensors(path: str, config: DecoderConfig) -> dict[str, str]:
-    """Our name of each tensor that is one in Transformers too, and theirs."""
+    """Return the Transformers name of each tensor that is a single tensor in both, by our name."""
     family = find_family(config, checkpoint.read_tokenizer_files(path).parse_json("config.json"))
     table = list_tensors(family, config, list_tensor_shapes(config))
     return {e.ours[0]: e.theirs for e in table if len(e.ours) == 1 and not e.transposed}
 
 
 def name_saved_module(tensor: str) -> str:
-    """The module that PEFT saves whole for `tensor`: its own, but for a classifier of several
-    layers, which PEFT always saves as one and could not save in parts beside that."""
+    """Return the module that PEFT saves whole for `tensor`.
+
+    It is the tensor's own module, except that PEFT always saves a classifier of several layers as
+    one module.
+    """
     module = tensor.rpartition(".")[0]
     return "classifier" if module.startswith("classifier.") else module
 
 
 def to_peft(last: str, value: Tensor, embedding: bool) -> tuple[str, Tensor]:
-    """Their last part of a tensor's name for our `last`, and the tensor as they have it."""
+    """Return PEFT's name and form of an adapter tensor, by our name part `last`."""
     if last == "magnitude":
         return "lora_magnitude_vector", value
-    if embedding:  # theirs has entries as inputs
+    if embedding:  # PEFT treats vocabulary entries as inputs of an embedding.
         return {"lora_a": "lora_embedding_B", "lora_b": "lora_embedding_A"}[last], value.T
     return {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}[last], value
 
@@ -78,8 +86,10 @@ _OURS = {
 
 
 def split_key(key: str) -> tuple[str, str | None]:
-    """Their name of the layer, and our last part of a tensor's name; their name of a whole tensor,
-    and None."""
+    """Split a PEFT key into the layer name and our last name part.
+
+    A tensor that was saved whole gives its own name, and None.
+    """
     plain = key.removeprefix(PREFIX)
     for suffix, last in _OURS.items():
         if plain.endswith(suffix):
@@ -88,15 +98,17 @@ def split_key(key: str) -> tuple[str, str | None]:
 
 
 def name_targets(chosen: set[str], names: set[str]) -> list[str]:
-    """The shortest names that PEFT takes for the layers `chosen` and no other of `names`."""
+    """Return the shortest names that PEFT resolves to `chosen` and no other layer of `names`."""
     last = {name.rpartition(".")[2] for name in chosen}
     meant = {name for name in names if name.rpartition(".")[2] in last}
     return sorted(last) if meant == chosen else sorted(chosen)
 
 
 def name_patterns(values: Mapping[str, Value], plain: Value) -> dict[str, Value]:
-    """Those of `values`, by layer, that are not `plain`, by the shortest patterns that PEFT takes
-    for these layers and no other."""
+    """Return the `values` that differ from `plain`, by the shortest unambiguous PEFT pattern.
+
+    `values` are keyed by layer.
+    """
     found = {}
     for name, value in values.items():
         last = name.rpartition(".")[2]
@@ -107,7 +119,10 @@ def name_patterns(values: Mapping[str, Value], plain: Value) -> dict[str, Value]
 
 
 def find_pattern(patterns: Mapping[str, Value], layer: str, plain: Value) -> Value:
-    """What `patterns` of PEFT say of `layer`, as PEFT reads them; `plain` if nothing."""
+    """Return the value of the first of `patterns` that matches `layer`, or `plain`.
+
+    Patterns match as in PEFT.
+    """
     for pattern, value in patterns.items():
         if re.match(rf"(.*\.)?({pattern})$", layer):
             return value
@@ -115,7 +130,7 @@ def find_pattern(patterns: Mapping[str, Value], layer: str, plain: Value) -> Val
 
 
 def name_lora_targets(chosen: set[str], names: set[str]) -> list[str]:
-    """The shortest patterns of these layers and no other."""
+    """Return the shortest patterns that match `chosen` and no other layer of `names`."""
     patterns = {".".join(name.split(".")[-2:]) if "." in name else name for name in chosen}
     meant = {name for name in names if any(name == p or name.endswith(f".{p}") for p in patterns)}
     return sorted(patterns if meant == chosen else chosen)

@@ -1,4 +1,4 @@
-"""Modules that PEFT saved whole, `modules_to_save`: those of a head."""
+"""Head modules that PEFT saves whole, in `modules_to_save`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from trainrig.posttrain.peft_adapter.names import find_tensors, split_key
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint.reader import find_fresh_parameters
 
-# Heads of the models that PEFT calls so; of one that it does not call, the first that is there.
+# Heads that a PEFT task can mean; without a task, the first head whose tensors are there.
 HEADS: Mapping[str | None, tuple[Head, ...]] = {
     "SEQ_CLS": ("classes",),
     "QUESTION_ANS": ("spans",),
@@ -26,7 +26,7 @@ HEADS: Mapping[str | None, tuple[Head, ...]] = {
 
 @dataclass(frozen=True)
 class Base:
-    """The checkpoint that an adapter is for."""
+    """The checkpoint that an adapter belongs to."""
 
     path: str
     config: DecoderConfig
@@ -34,19 +34,22 @@ class Base:
 
     @cached_property
     def weights(self) -> Mapping[str, Tensor]:
-        """Its tensors, read when they are first asked for."""
+        """The tensors of the checkpoint, read on first use."""
         return checkpoint.open_model(self.path).weights
 
     def find_missing(self, config: DecoderConfig) -> set[str]:
-        """Parameters that a model of `config` has, and this one not."""
+        """Return the parameters that a model of `config` has and the checkpoint lacks."""
         return set(find_fresh_parameters(checkpoint.read_entries(self.path), config))
 
 
 def find_head(
     folder: str, base: Base, task: str | None, stored: Mapping[str, Tensor]
 ) -> DecoderConfig:
-    """The settings of the model that the tensors `stored` are an adapter of: those of `base`, with
-    the head that was saved whole if it has none. Raises DataError for a head of one number."""
+    """Return the config of `base` with the head that the PEFT folder saved whole.
+
+    A base that already has such a head is returned unchanged. `stored` are the folder's tensors.
+    Raises DataError for an encoder's head of one number.
+    """
     config = base.config
     if config.head not in ("tokens", "replaced"):
         return config
@@ -80,10 +83,11 @@ def fill_head(
     tensors: Mapping[str, Tensor],
     whole: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """`tensors` of `lora` with those of a head that is trained whole: those of `whole`, or else
-    those of `base`, with what `tensors` change of them.
+    """Return the adapter `tensors` of `lora` with the tensors of a head that is trained whole.
 
-    Raises DataError for one that is in neither, and for others of `whole` that are not the base's.
+    Head tensors come from `whole`, or else from `base` with the changes of `tensors` merged. Raises
+    DataError for a head tensor that is in neither, and for other tensors of `whole` that differ
+    from the base.
     """
     theirs = find_tensors(base.path, config)
     found = {name: value for name, value in tensors.items() if not is_of_head(config, name)}
@@ -100,7 +104,7 @@ def fill_head(
             )
         else:
             module = name.rpartition(".")[0]
-            own = {n: each for n, each in changes.items() if n.rpartition(".")[0] == module}
+            own = {n: tensor for n, tensor in changes.items() if n.rpartition(".")[0] == module}
             plain = {name: base.weights[name]}
             found[name] = merge(plain, own if name.endswith(".weight") else {}, lora)[name]
     for name in whole.keys() - wanted:

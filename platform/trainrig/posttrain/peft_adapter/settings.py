@@ -1,4 +1,4 @@
-"""What `adapter_config.json` of PEFT says."""
+"""Reading of PEFT's `adapter_config.json`."""
 
 import json
 from collections.abc import Mapping
@@ -11,13 +11,14 @@ from trainrig.models.architecture.decoder_fields import Head
 from trainrig.models.lora.settings import alpha_divisor
 from trainrig.posttrain.peft_adapter.names import find_pattern
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-# What PEFT calls the work of a model, by its head.
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+# PEFT's task type for each model head.
 TASKS: Mapping[Head, str] = {
     "tokens": "CAUSAL_LM", "score": "SEQ_CLS", "classes": "SEQ_CLS", "spans": "QUESTION_ANS",
 }  # fmt: skip
-# Settings that would compute something else, and what they are where they do not. What begins
-# otherwise than from W + B A (PiSSA, OLoRA, CorDA, LoftQ, …) has changed W as well.
+# PEFT settings that would change the result, with the values at which they do not. An
+# initialisation other than W + B A (PiSSA, OLoRA, CorDA, LoftQ, …) has changed W as well.
 UNUSED: Mapping[str, tuple[Any, ...]] = {
     "bias": ("none",),
     "layer_replication": (None,),
@@ -36,33 +37,36 @@ UNUSED: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class PeftSettings:
-    """Those that LoRA here has."""
+    """The PEFT settings that LoRA also has here."""
 
     task: str | None
     rank: int
     alpha: float
-    ranks: Mapping[str, int]  # by patterns of names
+    ranks: Mapping[str, int]  # Ranks that differ from `rank`, by name pattern.
     alphas: Mapping[str, float]
     rslora: bool
     dora: bool
 
     @property
     def scale(self) -> float:
-        """What adapters that no pattern names are multiplied by."""
+        """The LoRA scaling factor of layers that no pattern matches."""
         return self.alpha / alpha_divisor(self.rank, self.rslora)
 
     def find_rank(self, layer: str) -> int:
-        """Of the adapter of `layer`."""
+        """Return the rank of the adapter of `layer`."""
         return find_pattern(self.ranks, layer, self.rank)
 
     def find_scale(self, layer: str) -> float:
-        """What the adapter of `layer` is multiplied by."""
+        """Return the LoRA scaling factor of `layer`."""
         alpha = find_pattern(self.alphas, layer, self.alpha)
         return alpha / alpha_divisor(self.find_rank(layer), self.rslora)
 
 
 def read_settings(folder: str) -> PeftSettings:
-    """Those of `folder`. Raises DataError for what would compute something else."""
+    """Read the PEFT settings of `folder`.
+
+    Raises DataError for settings that would compute something else here.
+    """
     path = storage.join(folder, CONFIG)
     try:
         given: dict[str, Any] = json.loads(storage.read(path))

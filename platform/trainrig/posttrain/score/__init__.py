@@ -1,1 +1,1 @@
-"""Reward models, asked: what each row of a file is worth."""
+"""Scoring of the rows of files with reward models and classifiers."""

@@ -1,4 +1,4 @@
-"""A reward model that is asked what answers are worth: by `score`, by judges and by rewards.
+"""Scoring of answers with a reward model, for the stage `score`, judges and rewards.
 
 Shapes: B answers, T positions, N places with a score.
 """
@@ -29,9 +29,9 @@ class AnswerScorer:
 
     @classmethod
     def open(cls, path: str) -> "AnswerScorer":
-        """That of the newest checkpoint at `path`; an adapter's is merged with its base.
+        """Open the newest checkpoint at `path`; an adapter is merged with its base.
 
-        Raises DataError if there is none, ConfigError for a model that does not score.
+        Raises DataError if there is none, ConfigError for a model without a score head.
         """
         opened = checkpoint.open_model(path)
         if opened.config.head != "score":
@@ -42,10 +42,10 @@ class AnswerScorer:
         return cls(opened.build().to(find_local_device()))
 
     def find_places(self, rendered: Rendered, steps: bool) -> Integers:
-        """[N] the places of `rendered` whose scores are wanted: where the answer ends, all of it
-        but the token that ends it, or, with `steps`, where each step does.
+        """Return the positions of `rendered` whose scores are needed, as [N].
 
-        Raises BadRow for what is longer than the model can tell places apart.
+        With `steps`, these are the ends of all steps; otherwise the last position before the token
+        that ends the answer. Raises BadRow for an answer longer than the model's positions.
         """
         there = np.flatnonzero(rendered.weights)
         found: Integers = there if steps else there[-1:] - 1
@@ -56,11 +56,12 @@ class AnswerScorer:
 
     @torch.no_grad()
     def score(self, answers: Sequence[tuple[Rendered, Integers]]) -> list[Scores]:
-        """The scores at the places of each of `answers`, by one forward pass."""
+        """Return the scores at the places of all `answers`, in one forward pass."""
         widths = [int(places[-1]) + 1 for _, places in answers]
         ids_BT = np.zeros((len(answers), max(widths)), dtype=np.int64)
         for row, (width, (rendered, _)) in enumerate(zip(widths, answers, strict=True)):
-            ids_BT[row, :width] = rendered.ids[:width]  # what follows is not looked back on
+            # Attention is causal, so tokens after the last place do not matter.
+            ids_BT[row, :width] = rendered.ids[:width]
         starts = np.arange(len(answers)) * ids_BT.shape[1]
         places_N = [start + places for start, (_, places) in zip(starts, answers, strict=True)]
         device = next(self.model.parameters()).device
@@ -74,7 +75,7 @@ class AnswerScorer:
 
 @contextmanager
 def use_threads(number: int) -> Iterator[None]:
-    """Compute with `number` threads for as long as the block lasts: sums then have one order."""
+    """Set torch's CPU threads to `number` within the block, which fixes the order of sums."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

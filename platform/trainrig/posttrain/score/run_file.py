@@ -1,4 +1,4 @@
-"""What scoring is told."""
+"""The run file of the stage `score`, which scores or classifies rows."""
 
 import datetime
 from typing import Annotated, ClassVar, Literal, Self
@@ -19,51 +19,51 @@ from trainrig.tokens.documents.document_set import SPLIT_BYTES
 
 
 class AnswerScoring(RunFile):
-    """`trainrig score`: rows with what a reward model gives for their answers."""
+    """Run file of `trainrig score`, which adds a model's scores to the rows of files."""
 
     verb: ClassVar[str] = "score"
     resumes: ClassVar[bool] = True
     progress: ClassVar[ProgressUnit] = "splits"
 
     stage: Literal["score"] = "score"
-    # Reward model: a run folder of `posttrain` with the objective Reward or ProcessReward, also of
-    # an adapter, or a checkpoint in it. For "classified" and "questions", one of Classification or
-    # AnswerSpan.
+    # Reward model: a run folder of `posttrain` with the objective Reward or ProcessReward (also of
+    # an adapter), or a checkpoint in it. rows = "classified" and "questions" need a model of the
+    # objective Classification or AnswerSpan.
     checkpoint: Annotated[str, NOT_IDENTITY]
-    # Form of the files, and of what is written. "JSONL": JSON lines, may be packed (.gz, .zst).
+    # Format of the files and of the output. "JSONL" is JSON lines, also compressed (.gz, .zst).
     kind: Literal["JSONL", "Parquet"] = "JSONL"
-    # Files, folders and patterns (* and ? are wildcards), on disk or s3://; their order counts.
+    # Files, folders and patterns with the wildcards * and ?, on disk or s3://. Their order counts.
     paths: Annotated[tuple[str, ...], NOT_IDENTITY, Field(min_length=1)]
-    # What a row is: a conversation or labelled answer gets one score, that of its last answer; a
-    # pair one for each answer; a solution one for each step. A text ("classified") gets the name of
-    # its likeliest class, and what is likely of each; a question its answer, and the sum of the two
-    # logits by which that was chosen.
+    # Kind of the rows. A conversation or labelled answer gets one score, for its last answer; a
+    # pair gets one for each answer; a solution ("steps") one for each step. A text ("classified")
+    # gets the name of its likeliest class and the probability of each. A question gets its answer,
+    # and the sum of the answer's start and end logits.
     rows: Literal["conversations", "pairs", "labelled", "steps", "classified", "questions"] = (
         "conversations"
     )
-    # Of "classified" and "questions", what is done about more tokens than the model can read: see
-    # `conversations`.
+    # For "classified" and "questions": treatment of a text longer than the model's positions.
+    # "refuse" moves the row to quarantine; "cut" truncates as `conversations` does.
     too_long: Literal["refuse", "cut"] = "refuse"
-    # Format of each row; None: told by its fields.
+    # Format of the rows. None: detected from the fields of each row.
     format: RowFormat | None = None
-    # Where fields lie that have other names, as field = "column"; `a.b.0` is inside others.
+    # Columns of fields that have other names, as field = "column"; `a.b.0` is a nested path.
     columns: dict[str, str] = Field(default_factory=dict)
-    # Chat template, a file of Jinja; None: the one that the model was tuned with.
+    # Jinja file of the chat template. None: the template that the model was tuned with.
     template: Annotated[str | None, NOT_IDENTITY] = None
-    # What the template may name besides messages and tools, such as enable_thinking.
+    # Values that the template may use besides messages and tools, such as enable_thinking.
     variables: dict[str, bool | int | float | str] = Field(default_factory=dict)
-    date: str = TODAY.isoformat()  # the day that templates take for today, as YYYY-MM-DD
-    # Name of the new column; of pairs `chosen_NAME` and `rejected_NAME`, of steps `step_NAMEs`; of
-    # texts `NAME_label` and `NAME_probabilities`, of questions `NAME_answer` and `NAME`.
+    date: str = TODAY.isoformat()  # Date that templates use as today, as YYYY-MM-DD.
+    # Name of the new column. Pairs get `chosen_NAME` and `rejected_NAME`, steps get `step_NAMEs`,
+    # texts get `NAME_label` and `NAME_probabilities`, questions get `NAME_answer` and `NAME`.
     name: str = Field(default="score", min_length=1)
-    # Rows of a forward pass. Another number may give other last digits.
+    # Rows in a forward pass. Another number may change the last digits of the scores.
     batch: int = Field(default=8, ge=1)
-    # Threads of a worker on a CPU. Another number may give other last digits.
+    # CPU threads of a worker. Another number may change the last digits of the scores.
     threads: int = Field(default=1, ge=1)
-    output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
-    # Worker processes, on Ray; 0: work in this process, without Ray.
+    output: Annotated[str, OUTPUT]  # Folder to write, on disk or s3://.
+    # Number of worker processes on Ray. 0: work in this process, without Ray.
     workers: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=0)
-    # Bytes of the rows of an output file, about; also what one worker does at a time.
+    # Approximate bytes of input rows in an output file, which is also the work of one task.
     shard_bytes: int = Field(default=SPLIT_BYTES, ge=1_024)
 
     @field_validator("date")
@@ -88,7 +88,7 @@ class AnswerScoring(RunFile):
 
     @property
     def new_columns(self) -> tuple[str, ...]:
-        """Names of what is added to a row."""
+        """The names of the columns that are added to a row."""
         if self.rows == "pairs":
             return f"chosen_{self.name}", f"rejected_{self.name}"
         if self.rows == "classified":
@@ -98,5 +98,5 @@ class AnswerScoring(RunFile):
         return (f"step_{self.name}s",) if self.rows == "steps" else (self.name,)
 
     def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
-        """Its workers, on cores."""
+        """Return the CPU cores that the workers need."""
         return ResourceRequest.on_cores(self.workers)

@@ -1,9 +1,9 @@
-"""The stage `score`: rows in their order, with what a reward model gives for their answers.
+"""The stage `score`: it writes the input rows, in order, with the scores of a model.
 
 OUT/  rows-00000.jsonl or .parquet …  quarantine/rows-00000.jsonl …
 
-A file is made from one split of the rows, and splits depend on the files alone; within a split,
-answers are scored in batches of a fixed size. So the bytes are the same at any number of workers.
+One split of the rows makes one file, and splits depend on the files alone. Within a split, answers
+are scored in batches of a fixed size. So the bytes are the same at any number of workers.
 """
 
 import datetime
@@ -47,36 +47,38 @@ from trainrig.tokens.documents.formats import (
 from trainrig.tokens.permutation import Integers
 from trainrig.train import checkpoint
 
-if TYPE_CHECKING:  # torch takes seconds to import
+if TYPE_CHECKING:  # Importing torch takes seconds.
     from trainrig.posttrain.score.answer_scorer import AnswerScorer, Scores
 
 ENDINGS = {"JSONL": "jsonl", "Parquet": "parquet"}
 
 
 def score_rows(run: AnswerScoring, progress: Progress | None = None) -> Manifest:
-    """Write the rows that `run` names with their scores; the manifest of their folder.
+    """Write the rows that `run` names with their scores; return the manifest of the folder.
 
-    A row that can't be scored keeps its place, with null as its score, and is in quarantine with
-    the reason. Raises ConfigError for a model that scores nothing and for a template that cannot
-    work; DataError for what is no file of rows, a row that has such a column already, and if not
-    one row could be scored.
+    A row that can't be scored keeps its place, with null as its score; quarantine lists it with the
+    reason. Raises ConfigError for a model that has no scores and for an invalid template. Raises
+    DataError for a file that cannot be read as rows, for a row that already has such a column, and
+    if no row can be scored.
     """
     paths = tuple(find_paths(run.kind, run.paths))
     files = RowFiles(kind=run.kind, paths=paths, source="rows")
     model = checkpoint.resolve(storage.make_absolute(run.checkpoint))
-    texts, inputs = run.rows in TEXT_ROWS, {"checkpoint": checkpoint.compute_content_key(model)}
+    texts = run.rows in TEXT_ROWS
+    inputs = {"checkpoint": checkpoint.compute_content_key(model)}
     chat = None
     if not texts:
         variables = {**run.variables, DATE: datetime.date.fromisoformat(run.date)}
         chat = open_chat_tokenizer(model, run.template, variables)
         inputs["template"] = chat.fingerprint
     keys = zip(name_files(paths), map(storage.compute_content_key, paths), strict=True)
-    inputs["rows"] = manifest.digest([list(each) for each in keys])
+    inputs["rows"] = manifest.digest([list(file_key) for file_key in keys])
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished
     with stage.undo_if_refused():
-        labels = _check_model(run, model)  # one that can't is refused before workers start
+        # Refuses a model without scores before any worker starts.
+        labels = _check_model(run, model)
         splits = split_rows((files,), run.shard_bytes)
         make = functools.partial(_make_work, run, model, chat)
         phase = Phase(stage.build_path(manifest.SCRATCH), make)
@@ -86,16 +88,20 @@ def score_rows(run: AnswerScoring, progress: Progress | None = None) -> Manifest
         records = phase.read_results(splits)
         counts = sum_counts(record.counts for record in records)
         if not counts["scored"]:
-            told = ", ".join(f"{why} {n:,}" for why, n in counts["quarantined"].items())
-            raise DataError(f"paths: not one row to score, of {counts['rows']:,}: {told or 'none'}")
+            reasons = ", ".join(f"{why} {n:,}" for why, n in counts["quarantined"].items())
+            raise DataError(
+                f"paths: not one row to score, of {counts['rows']:,}: {reasons or 'none'}"
+            )
         warn_of_unread(run.output, counts)
     if labels:
-        counts["labels"] = list(labels)  # in the order of their probabilities
-    return stage.finish(counts, {n: entry for each in records for n, entry in each.files.items()})
+        counts["labels"] = list(labels)  # In the order of their probabilities.
+    return stage.finish(
+        counts, {n: entry for record in records for n, entry in record.files.items()}
+    )
 
 
 def _check_model(run: AnswerScoring, model: str) -> tuple[str, ...]:
-    """The names of its classes, if it is a classifier. Raises as `score_rows`."""
+    """Raise as `score_rows` does for an unfit model; return its class names, if any."""
     if run.rows in TEXT_ROWS:
         from trainrig.posttrain.classification.predictor import TextPredictor
 
@@ -108,43 +114,49 @@ def _check_model(run: AnswerScoring, model: str) -> tuple[str, ...]:
 
 @dataclass
 class _ScoredRows:
-    """The rows of a split in their order, and what came of each."""
+    """The rows of a split in order, with their scores and their faults."""
 
     rows: list[Mapping[str, Any]] = field(default_factory=list)
-    scores: list[tuple[Any, ...] | None] = field(default_factory=list)  # by new column
+    # One tuple a row, with a value for each new column.
+    scores: list[tuple[Any, ...] | None] = field(default_factory=list)
     bad: list[QuarantinedRow] = field(default_factory=list)
-    unread: Counter[str] = field(default_factory=Counter)  # what rows say that is not read
-    unreadable: int = 0  # of `bad`: lines that are no rows, and so are not among `rows`
-    tables: list[Any] = field(default_factory=list)  # Arrow's batches, of Parquet
+    # Counts of meaningful fields that the model ignores.
+    unread: Counter[str] = field(default_factory=Counter)
+    unreadable: int = 0  # Number of `bad` lines that cannot be parsed; they are not in `rows`.
+    # Arrow record batches, if the input is Parquet.
+    tables: list[Any] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class _Waiting:
-    """What of a row is yet to be scored."""
+    """A row that waits to be scored."""
 
-    row: int  # its number in the split
+    row: int  # Number of the row in the split.
     asked: Any
 
 
 class _Asked(Protocol):
-    """A model that gives the new columns of rows."""
+    """Interface of a model that computes the new columns of rows."""
 
     def read(self, row: Mapping[str, Any], columns: Mapping[str, str]) -> Any:
-        """What is asked of `row`. Raises BadRow."""
+        """Return what the model needs of `row`.
+
+        Raises BadRow for a row that cannot be scored.
+        """
         ...
 
     def list_unread(self, asked: Any) -> tuple[str, ...]:
-        """Return what the row of `asked` says that is not read."""
+        """Return the meaningful fields of a row that the model ignores."""
         ...
 
     def tell(self, rows: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """What the new columns of each hold, by one forward pass."""
+        """Compute the new columns of all `rows` in one forward pass."""
         ...
 
 
 @dataclass(frozen=True)
 class _AskedAnswers:
-    """The answers of a row, and what it says that is not read."""
+    """The encoded answers of a row, and its fields that the model ignores."""
 
     answers: list[tuple[Rendered, Integers]]
     unread: tuple[str, ...]
@@ -152,19 +164,20 @@ class _AskedAnswers:
 
 @dataclass(frozen=True)
 class _AskedScorer:
-    """A reward model; what is asked of a row are its answers, two of a pair."""
+    """A reward model that scores the answers of a row; a pair has two."""
 
     run: AnswerScoring
     chat: ChatTokenizer
     scorer: "AnswerScorer"
 
     def read(self, row: Mapping[str, Any], columns: Mapping[str, str]) -> _AskedAnswers:
-        run, steps = self.run, self.run.rows == "steps"
+        run = self.run
+        steps = self.run.rows == "steps"
         assert run.rows not in TEXT_ROWS
         example = parse_example(row, columns, run.rows, run.format, run.kind == "Parquet")
         example = example.adapt_roles(self.chat.template)
-        rendered = [render_example(self.renderer, example, each) for each in example.chats]
-        answers = [(each, self.scorer.find_places(each, steps)) for each in rendered]
+        rendered = [render_example(self.renderer, example, chat) for chat in example.chats]
+        answers = [(answer, self.scorer.find_places(answer, steps)) for answer in rendered]
         return _AskedAnswers(answers, example.unread)
 
     @functools.cached_property
@@ -180,7 +193,10 @@ class _AskedScorer:
 
 
 def _make_work(run: AnswerScoring, model: str, chat: ChatTokenizer | None) -> Work:
-    """The work on one split of the rows; `chat`: of conversations."""
+    """Return the function that scores one split.
+
+    `chat` is the chat tokenizer of conversations; None for texts.
+    """
     from trainrig.posttrain.classification.predictor import TextPredictor
     from trainrig.posttrain.score.answer_scorer import AnswerScorer, use_threads
 
@@ -192,20 +208,22 @@ def _make_work(run: AnswerScoring, model: str, chat: ChatTokenizer | None) -> Wo
 
     def score(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         done = _ScoredRows()
-        waiting = _read(run, [StagePart(**each) for each in task["parts"]], asked, done)
+        waiting = _read(run, [StagePart(**fields) for fields in task["parts"]], asked, done)
         with use_threads(run.threads):
             while together := list(islice(waiting, run.batch)):
-                told = asked.tell([each.asked for each in together])
-                for each, values in zip(together, told, strict=True):
-                    done.scores[each.row] = values
+                columns = asked.tell([row.asked for row in together])
+                for row, values in zip(together, columns, strict=True):
+                    done.scores[row.row] = values
         return _write_rows(run, task["name"], done)
 
     return score
 
 
 def _build_columns(run: AnswerScoring, scores: "Sequence[Scores]") -> tuple[Any, ...]:
-    """What the new columns of a row hold, by the scores of its answers."""
-    return (scores[0],) if run.rows == "steps" else tuple(each[0] for each in scores)
+    """Return the values of the new columns of a row, from the scores of its answers."""
+    return (
+        (scores[0],) if run.rows == "steps" else tuple(answer_scores[0] for answer_scores in scores)
+    )
 
 
 def _read(
@@ -214,10 +232,11 @@ def _read(
     asked: _Asked,
     done: _ScoredRows,
 ) -> Iterator[_Waiting]:
-    """The rows of `parts` that can be scored; all are entered in `done`."""
+    """Yield the rows of `parts` that can be scored; enter all rows in `done`."""
     for part in parts:
         for place, row in _read_rows(run, part, done):
-            if isinstance(row, str):  # not even one that could be written again
+            # The line cannot be parsed, so it cannot be written again either.
+            if isinstance(row, str):
                 done.bad.append(QuarantinedRow(part.file, place, row, ""))
                 done.unreadable += 1
                 continue
@@ -267,18 +286,18 @@ def _write_rows(
             storage.join(run.output, below), b"".join(_encode_line(vars(e)) for e in done.bad)
         )
         written.append(below)
-    scored = [each for each in done.scores if each]
+    scored = [scores for scores in done.scores if scores]
     counts: dict[str, Any] = {
         "rows": len(done.rows) + done.unreadable,
         "scored": len(scored),
-        "quarantined": dict(Counter(each.reason for each in done.bad)),
+        "quarantined": dict(Counter(row.reason for row in done.bad)),
     }
     if done.unread:
         counts["unread"] = dict(sorted(done.unread.items()))
     if run.rows == "pairs":
         counts["chosen_higher"] = sum(chosen > rejected for chosen, rejected in scored)
     return counts, {
-        each: manifest.compute_file_sum(storage.join(run.output, each)) for each in written
+        path: manifest.compute_file_sum(storage.join(run.output, path)) for path in written
     }
 
 
@@ -289,20 +308,21 @@ def _build_empty(run: AnswerScoring) -> tuple[None, ...]:
 def _encode_line(row: Mapping[str, Any]) -> bytes:
     try:
         return json.dumps(row, ensure_ascii=False).encode() + b"\n"
-    except UnicodeEncodeError:  # half of a pair of surrogates, which only an escape can tell
+    except UnicodeEncodeError:  # A lone surrogate, which JSON can only express as an escape.
         return json.dumps(row).encode() + b"\n"
 
 
 def _write_parquet(run: AnswerScoring, path: str, done: _ScoredRows) -> None:
-    """The rows as they came, in all their types, with the new columns."""
+    """Write the rows with all their original types and the new columns."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     table = pa.Table.from_batches(done.tables)
-    one, each = pa.float64(), pa.list_(pa.float64())
+    one = pa.float64()
+    numbers = pa.list_(pa.float64())
     kinds = {
-        "steps": (each,),
-        "classified": (pa.string(), each),
+        "steps": (numbers,),
+        "classified": (pa.string(), numbers),
         "questions": (pa.string(), one),
     }.get(run.rows, (one, one))
     for number, (name, kind) in enumerate(zip(run.new_columns, kinds, strict=False)):

@@ -1,1 +1,1 @@
-"""The report of the quickstart: results collected, and the page of them."""
+"""The report of the quickstart: collected results, and the HTML page that shows them."""

@@ -1,5 +1,4 @@
-"""The quickstart's charts: each turns part of a `QuickstartResults` into a finding with its
-drawing.
+"""Charts of the quickstart's report, each with a finding as its title.
 
 Titles are worded from the numbers, so a worse run gets a worse title.
 """
@@ -17,11 +16,11 @@ from trainrig.figures import C1, C2, MUTED, BarPart, BarRow, BeforeAfter, Interr
 from trainrig.quickstart.report.results import MODELS, LossPoint, QuickstartResults
 from trainrig.report import Cell, Chart, ReportTable, format_duration, format_percent, format_short
 
-_TABLE_ROWS = 50  # about a screenful folded below a chart; metrics.jsonl holds every step
+_TABLE_ROWS = 50  # About a screenful, folded below a chart; metrics.jsonl holds every step.
 
 
 def draw_caught_chart(results: QuickstartResults) -> Chart:
-    """What became of the planted faults, by kind."""
+    """Draw the shares of injected faults that were caught, missed or gone, by kind."""
     parts = (
         BarPart("caught", C1),
         BarPart("gone earlier", MUTED),
@@ -58,7 +57,7 @@ def draw_caught_chart(results: QuickstartResults) -> Chart:
 
 
 def build_funnel_rows(results: QuickstartResults) -> list[BarRow]:
-    """The pages read, what is left and dropped at each reason in turn, and the documents kept."""
+    """Build the rows from the pages read, through each reason to drop, to the documents kept."""
     rows = [BarRow("pages read", (results.documents_in, 0), f"{results.documents_in:,}")]
     left = results.documents_in
     for dropped in results.dropped:
@@ -75,7 +74,7 @@ def build_funnel_rows(results: QuickstartResults) -> list[BarRow]:
 
 
 def draw_funnel_chart(results: QuickstartResults) -> Chart:
-    """From the pages read to the documents kept, a bar after each reason to drop."""
+    """Draw the number of documents that remain after each reason to drop."""
     rows = build_funnel_rows(results)
     parts = (BarPart("left", C1), BarPart("dropped here", C2, hatched=True))
     most = max(results.dropped, key=lambda dropped: dropped.documents, default=None)
@@ -98,7 +97,7 @@ def draw_funnel_chart(results: QuickstartResults) -> Chart:
 
 
 def draw_sources_chart(results: QuickstartResults) -> Chart:
-    """How many tokens each source gives, largest first."""
+    """Draw the number of tokens of each source, largest first."""
     total = sum(results.tokens_by_source.values())
     sources = sorted(results.tokens_by_source.items(), key=lambda item: (-item[1], item[0]))
     rows = [BarRow(s, (n,), f"{format_short(n)} · {format_percent(n, total)}") for s, n in sources]
@@ -113,7 +112,7 @@ def draw_sources_chart(results: QuickstartResults) -> Chart:
 
 
 def build_loss_curve(results: QuickstartResults) -> tuple[NoisyCurve, Interruptions]:
-    """The loss by tokens of the attempts that count, and what happened along it."""
+    """Build the loss curve of the surviving attempts, with restarts and discarded steps."""
     tokens, losses, thrown = _list_points(results.loss)
     attempts = np.array([point.attempt for point in results.loss])
     steps = np.array([point.step for point in results.loss])
@@ -128,7 +127,7 @@ def build_loss_curve(results: QuickstartResults) -> tuple[NoisyCurve, Interrupti
             np.array([point.loss for point in results.held_out]),
         ),
         thrown_away=[(tokens[points], losses[points]) for points in dead],
-        # Not every step is logged, so the place of a death may lie between two points.
+        # Not every step is logged, so a worker may have died between two points.
         restarts=[
             float(np.interp(restart.killed_at, steps[~thrown], curve.x))
             for restart in results.restarts
@@ -137,10 +136,11 @@ def build_loss_curve(results: QuickstartResults) -> tuple[NoisyCurve, Interrupti
 
 
 def draw_loss_chart(results: QuickstartResults) -> Chart:
-    """The loss by tokens, through every restart: the chart that answers whether it works."""
+    """Draw the loss by training tokens, through all restarts."""
     curve, interruptions = build_loss_curve(results)
     plot = partial(figures.plot_interrupted_curve, curve=curve, interruptions=interruptions)
-    first, last = results.held_out[0].loss, results.held_out[-1].loss
+    first = results.held_out[0].loss
+    last = results.held_out[-1].loss
     through = f" through {_describe_kills(len(results.restarts))}" if results.restarts else ""
     return Chart(
         f"Held-out loss {_describe_change(first, last)} nats per token{through}",
@@ -154,7 +154,7 @@ def draw_loss_chart(results: QuickstartResults) -> Chart:
 
 
 def draw_speed_chart(results: QuickstartResults) -> Chart:
-    """Tokens per second by step."""
+    """Draw the tokens per second by step."""
     steps = np.array([point.step for point in results.speed], dtype=np.float64)
     speeds = np.array([point.tokens_per_second for point in results.speed])
     over = choose_mean_over(len(steps))
@@ -175,7 +175,7 @@ def draw_speed_chart(results: QuickstartResults) -> Chart:
 
 
 def draw_tuning_chart(results: QuickstartResults) -> Chart:
-    """The loss of supervised fine-tuning by step."""
+    """Draw the loss of supervised fine-tuning by step."""
     steps = np.array([point.step for point in results.tuning], dtype=np.float64)
     losses = np.array([point.loss for point in results.tuning])
     over = choose_mean_over(len(steps))
@@ -193,7 +193,7 @@ def draw_tuning_chart(results: QuickstartResults) -> Chart:
 
 
 def draw_preferences_chart(results: QuickstartResults) -> Chart:
-    """How far apart the rewards of right and wrong answers are, by step."""
+    """Draw the margin between the rewards of right and wrong answers, by step."""
     learnt = results.preferences
     steps = np.array([point.step for point in learnt.steps], dtype=np.float64)
     margins = np.array([point.right_reward - point.wrong_reward for point in learnt.steps])
@@ -226,13 +226,14 @@ def draw_preferences_chart(results: QuickstartResults) -> Chart:
 
 
 def draw_scores_chart(results: QuickstartResults) -> Chart:
-    """Bits per byte by domain, of the first model and the last."""
+    """Draw the bits per byte by domain, of the first model and of the last."""
     pairs = [
         BeforeAfter(score.domain, score.bits_per_byte[0], score.bits_per_byte[-1])
         for score in results.scores
     ]
     better = sum(pair.after < pair.before for pair in pairs)
-    first, last = MODELS[0], MODELS[-1]
+    first = MODELS[0]
+    last = MODELS[-1]
     plot = partial(figures.plot_pairs, pairs=pairs, x_label="bits per byte", names=(first, last))
     return Chart(
         f"Tuning and preferences lowered bits per byte in {better} of {len(pairs)} domains",
@@ -255,7 +256,7 @@ def draw_scores_chart(results: QuickstartResults) -> Chart:
 
 
 def compare_repeated_steps(results: QuickstartResults) -> tuple[int, float]:
-    """How many steps were computed by two attempts, and the largest difference of their losses."""
+    """Return how many steps two attempts computed, and their largest loss difference."""
     _, _, thrown = _list_points(results.loss)
     final = {p.step: p.loss for p, dead in zip(results.loss, thrown, strict=True) if not dead}
     again = [
@@ -267,9 +268,9 @@ def compare_repeated_steps(results: QuickstartResults) -> tuple[int, float]:
 
 
 def choose_mean_over(points: int) -> int:
-    """Over how many points a curve of `points` is smoothed: a fortieth, so that its bends stay.
+    """Return over how many points to smooth a curve of `points` points.
 
-    But over four at least, where there are as many: fewer smooth nothing.
+    It is a fortieth, so that bends stay visible, but at least four if there are as many points.
     """
     return max(1, min(points, max(4, points // 40)))
 

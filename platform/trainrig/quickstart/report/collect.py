@@ -1,7 +1,7 @@
-"""Collects the results of all stages for the report and for the JSON summary.
+"""Collection of the results of all stages for the report and for the JSON summary.
 
-Everything is read from manifests, metrics, events and documents; nothing is remembered from the
-run, so a second call tells the same story.
+Everything is read from manifests, metrics, events and documents, so a second call gives the same
+results.
 """
 
 import itertools
@@ -37,12 +37,12 @@ from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import read_trained_samples
 from trainrig.train.run_file.run_files import Pretraining
 
-EXAMPLES = 3  # dropped texts shown for each reason
-PAIRS = 8  # near-duplicates shown
-QUESTIONS = 3  # put to each model
+EXAMPLES = 3  # Dropped texts to show for each reason.
+PAIRS = 8  # Near-duplicates to show.
+QUESTIONS = 3  # Questions to ask each model.
 SPEECH = Sampling(temperature=0.7, top_k=40, seed=0, maximum_tokens=60)
 
-# In the order in which curation decides.
+# Reasons in the order in which curation decides.
 REASONS = {
     "quarantined": "could not be read",
     "Length": "too short or too long",
@@ -92,7 +92,7 @@ class _Made:
 
 
 def collect_results(at: Folders, with_law: bool = False) -> results.QuickstartResults:
-    """The story of the finished quickstart in `at`; `with_law`: and of its sweep."""
+    """Collect the results of the finished quickstart in `at`; `with_law` includes its sweep."""
     made = _Made.read(at)
     run = RunFolder(at.model)
     lines = list(metrics.read_lines(at.model))
@@ -137,7 +137,7 @@ def collect_results(at: Folders, with_law: bool = False) -> results.QuickstartRe
 
 
 def summarise(at: Folders, told: results.QuickstartResults) -> dict[str, Any]:
-    """The quickstart in one JSON object."""
+    """Return the quickstart's JSON summary."""
     found = find_outcomes(read_plants(at.planted), at.documents)
     duplicates = tally(found, DUPLICATES)
     personal = tally(found, ["personal_data"])
@@ -184,7 +184,9 @@ def _summarise_scaling(found: results.Scaling) -> dict[str, Any]:
 
 
 def _collect_stages(made: _Made) -> tuple[results.StageResult, ...]:
-    pages, tuned, aligned = made.pages.counts, made.tuned.counts, made.aligned.counts
+    pages = made.pages.counts
+    tuned = made.tuned.counts
+    aligned = made.aligned.counts
     scores = (made.scores_early, made.scores_model, made.scores_tuned, made.scores_aligned)
     tokens_seconds = made.tokenizer.seconds + made.tokens.seconds
     tuned_seconds = made.conversations.seconds + made.tuned.seconds
@@ -214,7 +216,10 @@ def _read_sweep_stage(at: Folders) -> tuple[results.StageResult, ...]:
 def _count_dropped(
     at: Folders, documents: Manifest
 ) -> tuple[tuple[results.Dropped, ...], tuple[results.NearDuplicate, ...]]:
-    """What fell, by reason in the order of deciding; and the least alike of the near copies."""
+    """Count the dropped documents by reason, and list the least similar near-duplicates.
+
+    Reasons are in the order in which curation decides.
+    """
     counts = Counter({"quarantined": sum(documents.counts["quarantined"].values())})
     for rule, number in documents.counts["dropped_by"].items():
         counts[rule.partition(".")[0]] += number
@@ -258,7 +263,7 @@ def _read_card(scores: str) -> dict[str, Any]:
 
 
 def _read_held_out(scores: str, lines: Sequence[Mapping[str, Any]]) -> results.HeldOutPoint:
-    """Loss over the held-out documents of all sources together; conversations are no documents."""
+    """Return the loss over the held-out documents of all sources, without conversations."""
     card = _read_card(scores)
     documents = [score for name, score in card["scores"].items() if name != "conversations"]
     nats = sum(score["loss"] * score["tokens"] for score in documents)
@@ -270,7 +275,7 @@ def _read_held_out(scores: str, lines: Sequence[Mapping[str, Any]]) -> results.H
 def _find_restarts(
     run: RunFolder, lines: Sequence[Mapping[str, Any]]
 ) -> tuple[results.Restart, ...]:
-    """Each attempt that ended by our own kill, and what it cost."""
+    """Return each attempt that the fault injection ended, with its cost."""
     kills = [event for event in run.read_events() if event["event"] == KILLED]
     restarts = []
     for before, after in itertools.pairwise(run.read_attempts()):
@@ -286,8 +291,11 @@ def _find_restarts(
 
 
 def _check_samples(at: Folders, steps: int) -> tuple[int, int, int]:
-    """Samples that the seed prescribes; how many of them were never trained on; and how many
-    trainings there were beyond one each."""
+    """Compare the trained samples with those that the seed prescribes.
+
+    Returns the number of prescribed samples, of samples never trained on, and of trainings beyond
+    one for each sample.
+    """
     pretraining = config.load(Pretraining, storage.join(at.model, "run.toml"))
     batches = open_batches(at.tokens, pretraining.batches)
     trained = read_trained_samples(RunFolder(at.model))
@@ -302,7 +310,7 @@ def _check_samples(at: Folders, steps: int) -> tuple[int, int, int]:
 
 
 def _read_preferences(at: Folders, held_out_pairs: int) -> results.Preferences:
-    """How rewards of right and wrong answers came apart, as the run's metrics say."""
+    """Read the rewards of right and wrong answers from the run's metrics."""
     measured = metrics.read_held_out_series(at.aligned)[-1]
     told = "eval/diagnostics/"
     return results.Preferences(
@@ -339,7 +347,7 @@ def _read_scores(at: Folders) -> tuple[results.DomainScore, ...]:
 
 
 def _generate_answers(at: Folders) -> tuple[results.PromptAnswers, ...]:
-    """What each model answers to the first held-out questions."""
+    """Generate the answer of each model to the first held-out questions."""
     models = [TextGenerator.open(path) for path in (at.model, at.tuned, at.aligned)]
     lines = itertools.islice(storage.read(at.questions).splitlines(), QUESTIONS)
     questions = [json.loads(line)["messages"][0]["content"] for line in lines]

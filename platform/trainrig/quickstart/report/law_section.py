@@ -1,4 +1,4 @@
-"""The section of the quickstart's report about its sweep, law and plan."""
+"""The section of the quickstart's report on its sweep, scaling law and plan."""
 
 from functools import partial
 
@@ -9,11 +9,14 @@ from trainrig.quickstart.report.results import Scaling
 from trainrig.report import Chart, Details, ReportTable, Section, Text, TextSample
 from trainrig.scaling.plots.agreement import Agreement, plot_agreement
 
-_HEIGHT = 320  # pixels of the drawing
+_HEIGHT = 320  # Height of the drawing in pixels.
 
 
 def build_law_section(found: Scaling) -> Section:
-    """What the sweep's models came to, the law of them, and what it says of a larger run."""
+    """Build the section with the sweep's runs, their scaling law and a larger planned run.
+
+    Without a law, the section says why.
+    """
     sizes = len({point.parameters for point in found.points})
     what = f"Scaling law: {len(found.points)} runs of {sizes} sizes"
     if found.plan is None:

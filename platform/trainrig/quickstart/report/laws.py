@@ -1,4 +1,4 @@
-"""The quickstart's own scaling law: fitted to its sweep, and a larger run planned by it."""
+"""The quickstart's scaling law: fitted to its sweep, and used to plan a larger run."""
 
 from typing import Any
 
@@ -17,22 +17,20 @@ from trainrig.scaling.plan.plan import ScalingPlan
 from trainrig.scaling.plan.plan_verb import RunWanted, answer
 
 NAME = "quickstart"
-TIMES = 10.0  # the compute of the sweep's largest run that a plan is made for
-LENGTH = 256  # tokens of its sequences, as of the quickstart's model
+TIMES = 10.0  # Compute of the planned run, as a multiple of the sweep's largest run.
+LENGTH = 256  # Tokens in a sequence of the planned run, as in the quickstart's model.
 
 
 def fit_scaling(at: Folders) -> results.Scaling:
-    """The law of the finished sweep of `at`, put beside its table, and a plan by it.
+    """Fit the scaling law of the finished sweep of `at`, write it, and plan a run by it.
 
-    So few runs need not make a law: the reason is then told in its place.
+    So few runs may not suffice for a law or a plan; the result then has the reason instead.
     """
     runs = read_table(at.sweep)
     try:
         fitted = _fit_law(runs, at.sweep)
         plan, lines = _make_plan(at, fitted)
-    except (
-        InputError
-    ) as error:  # nor need what they make be of use: its best model may be too small
+    except InputError as error:  # No law, or its best model is too small to plan.
         points = _build_points(runs, np.full(len(runs), np.nan))
         return results.Scaling(points=points, problem=str(error))
     return results.Scaling(
@@ -46,14 +44,17 @@ def fit_scaling(at: Folders) -> results.Scaling:
 
 
 def _fit_law(runs: RunsTable, source: str) -> Fitted:
-    """The law, judged on runs kept back if enough are left without them."""
+    """Fit the law, validated on held-back runs if enough others remain, and write it."""
     fitted = fit_law(runs, LawFit(), NAME, source)
     write_fit(source, fitted)
     return fitted
 
 
 def _make_plan(at: Folders, fitted: Fitted) -> tuple[ScalingPlan, tuple[str, ...]]:
-    """A plan for TIMES the compute of the largest run, its run file, and the lines that tell it."""
+    """Plan a run of TIMES the largest compute; return the plan and the lines that explain it.
+
+    The run file of the plan is written as well.
+    """
     flops = TIMES * float(fitted.runs.flops_6nd.max())
     wanted = RunWanted(at.planned, at.tokens, at.planned.removesuffix(".toml"))
     given: dict[str, Any] = {"flops": flops, "devices": 1, "sequence_length": LENGTH}

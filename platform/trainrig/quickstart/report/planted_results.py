@@ -1,4 +1,4 @@
-"""What became of each planted fault, read off the curated output."""
+"""The outcome of each injected fault, read from the curated output."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,18 +15,18 @@ DUPLICATES = ("exact_duplicate", "near_duplicate")
 
 @dataclass(frozen=True)
 class CuratedRow:
-    """What is needed of one curated document."""
+    """The text of a curated document and the rule that dropped it."""
 
     text: str
     dropped_by: str | None
 
 
 def find_outcomes(plants: Sequence[Plant], documents: str) -> dict[Plant, PlantedOutcome]:
-    """Each plant's fate in the curated folder `documents`.
+    """Return the outcome of each injected fault in the curated folder `documents`.
 
-    A copy is caught if it or its original fell as a duplicate, gone if one of them fell for another
-    reason, so that there was nothing to catch. A foreign page is caught if its language made it
-    fall. Personal data are caught if their value stands nowhere in their page, kept or dropped.
+    A copy is caught if it or its original was dropped as a duplicate, and gone if one of them was
+    dropped for another reason. A foreign page is caught if the language rule dropped it. Personal
+    data are caught if their value appears nowhere in their page, kept or dropped.
     """
     columns = ["url", "text", "dropped_by"]
     rows = {
@@ -58,7 +58,7 @@ def _find_outcome(plant: Plant, rows: Mapping[str, CuratedRow]) -> PlantedOutcom
 def tally(
     found: Mapping[Plant, PlantedOutcome], wanted: Iterable[str]
 ) -> dict[PlantedOutcome, int]:
-    """How many plants of the kinds `wanted` met each fate."""
+    """Return the number of faults of the kinds `wanted` with each outcome."""
     counts: dict[PlantedOutcome, int] = {"caught": 0, "missed": 0, "gone": 0}
     kinds = set(wanted)
     for plant, outcome in found.items():
@@ -68,7 +68,10 @@ def tally(
 
 
 def count_by_kind(found: Mapping[Plant, PlantedOutcome]) -> dict[str, dict[PlantedOutcome, int]]:
-    """The same for each kind; personal data by what they are."""
+    """Return the number of faults with each outcome, by kind.
+
+    Personal data are counted by their type, such as EMAIL.
+    """
     counts: defaultdict[str, dict[PlantedOutcome, int]] = defaultdict(
         lambda: {"caught": 0, "missed": 0, "gone": 0}
     )

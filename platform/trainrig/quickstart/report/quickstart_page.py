@@ -1,7 +1,7 @@
-"""The quickstart's report page: what was shown, in the order in which it convinces.
+"""The quickstart's report page.
 
-Verdict, stages, planted faults and what became of them, the loss through a killed worker, tuning,
-preferences, scores before and after both, generations, next commands.
+Its order: verdict, stages, injected faults and their outcomes, the loss through a killed worker,
+tuning, preferences, scores before and after both, generations, next commands.
 """
 
 import math
@@ -15,12 +15,12 @@ from trainrig.quickstart.report.results import MODELS, QuickstartResults
 from trainrig.report import Details, ReportTable, Section, Text
 
 _NUMERALS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
-_EXCERPT = 400  # characters of a dropped text: enough to see why it fell
-_EXAMPLES = 3  # texts shown for each reason
+_EXCERPT = 400  # Characters of a dropped text to show: enough to see why it was dropped.
+_EXAMPLES = 3  # Texts to show for each reason.
 
 
 def build_quickstart_page(results: QuickstartResults) -> str:
-    """The page as HTML text, a pure function of `results`."""
+    """Render the page as HTML; the result depends on `results` alone."""
     page = report.ReportPage(
         title="trainrig quickstart: raw pages to an aligned model on this machine",
         verdict=_build_verdict(results),
@@ -84,7 +84,8 @@ def _build_key_figures(results: QuickstartResults) -> tuple[report.KeyFigure, ..
     planted = sum(kind.planted for kind in results.planted)
     caught = sum(kind.caught for kind in results.planted)
     missed = sum(kind.missed for kind in results.planted)
-    first, last = results.held_out[0], results.held_out[-1]
+    first = results.held_out[0]
+    last = results.held_out[-1]
     speeds = [point.tokens_per_second for point in results.speed]
     return (
         report.KeyFigure(
@@ -255,7 +256,7 @@ def _show_generations(results: QuickstartResults) -> Section:
 
 
 def _count(number: int, noun: str) -> str:
-    """`Six stages`, `One worker`, `1,204 samples`: words up to ten."""
+    """Format a number with its noun, in words up to ten: `Six stages`, `1,204 samples`."""
     numeral = _NUMERALS[number] if number < len(_NUMERALS) else f"{number:,}"
     return f"{numeral} {noun}{'' if number == 1 else 's'}"
 

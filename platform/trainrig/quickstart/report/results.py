@@ -1,18 +1,18 @@
-"""What a quickstart run did, as plain data: the whole input of its report page.
+"""The results of a quickstart as plain data: the whole input of its report page.
 
-Every field is what a stage measured or wrote down; nothing here is computed for the page. As it
-holds only dataclasses, `pydantic.TypeAdapter(Story)` reads and writes it as JSON.
+Every field was measured or recorded by a stage; nothing is computed for the page. All classes are
+dataclasses, so `pydantic.TypeAdapter(QuickstartResults)` reads and writes JSON.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-MODELS = ("pretrained", "tuned", "aligned")  # in the order in which each is made of the one before
+MODELS = ("pretrained", "tuned", "aligned")  # Each model is made from the one before it.
 
 
 @dataclass(frozen=True)
 class StageResult:
-    """One arrow of the path: pages, documents, tokens, model, tuned, aligned, scores or sweep."""
+    """The duration and result of one stage, such as pages, documents, tokens or model."""
 
     name: str
     seconds: float
@@ -22,7 +22,7 @@ class StageResult:
 
 @dataclass(frozen=True)
 class Dropped:
-    """Documents that fell for one reason, given in words; examples are masked already."""
+    """The documents that were dropped for one reason, with masked examples."""
 
     reason: str
     documents: int
@@ -31,10 +31,10 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Planted:
-    """Faults of one kind put into the pages on purpose.
+    """The number of injected faults of one kind, by outcome.
 
-    `gone` counts those whose page fell for another reason before this one was looked for:
-    planted = caught + missed + gone.
+    `gone` counts the faults whose page was dropped for another reason before the fault was looked
+    for: planted = caught + missed + gone.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class Planted:
 
 @dataclass(frozen=True)
 class NearDuplicate:
-    """A dropped page, the kept page it repeats, and the Jaccard similarity of their shingles."""
+    """A dropped page, the kept page that it repeats, and their Jaccard shingle similarity."""
 
     url: str
     kept_url: str
@@ -74,9 +74,9 @@ class HeldOutPoint:
 
 @dataclass(frozen=True)
 class Restart:
-    """A worker that died after step `killed_at`; training went on from checkpoint `resumed_from`.
+    """A worker that died after step `killed_at`; training resumed from step `resumed_from`.
 
-    `seconds` is from its death to the next step that had not been finished before.
+    `seconds` is the time from the death to the next step that had not been finished before.
     """
 
     killed_at: int
@@ -103,8 +103,7 @@ class TuningPoint:
 
 @dataclass(frozen=True)
 class PreferencePoint:
-    """One step of learning preferences: mean rewards of right and of wrong answers, and the share
-    of pairs in which the right one has the higher."""
+    """One step of preference learning: mean rewards, and the share of correctly ranked pairs."""
 
     step: int
     right_reward: float
@@ -114,12 +113,12 @@ class PreferencePoint:
 
 @dataclass(frozen=True)
 class Preferences:
-    """What was learnt of pairs: by step on those trained on, and at the end on held-out ones."""
+    """The results of preference learning: training pairs by step, held-out pairs at the end."""
 
     steps: tuple[PreferencePoint, ...]
     held_out: PreferencePoint
     held_out_pairs: int
-    # Nats by which held-out answers became likelier than under the tuned model, on average.
+    # Mean increase of the log-probability of held-out answers, in nats, over the tuned model.
     right_drift: float
     wrong_drift: float
 
@@ -135,7 +134,7 @@ class DomainScore:
 
 @dataclass(frozen=True)
 class ModelAnswer:
-    """What a model wrote, in how many tokens, and why it stopped ("end of turn", "length")."""
+    """A model's text, its number of tokens and its stop reason ("end of turn", "length")."""
 
     text: str
     tokens: int
@@ -144,7 +143,7 @@ class ModelAnswer:
 
 @dataclass(frozen=True)
 class PromptAnswers:
-    """What each of `MODELS` wrote after `prompt`."""
+    """The answers of all `MODELS` to `prompt`."""
 
     prompt: str
     answers: tuple[ModelAnswer, ...]
@@ -152,17 +151,17 @@ class PromptAnswers:
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One run of the sweep: held-out loss at its end, and that of the law, nats per token."""
+    """One run of the sweep with its final and its predicted held-out loss, in nats per token."""
 
-    parameters: int  # without embeddings
+    parameters: int  # Number of parameters without embeddings.
     tokens: int
     loss: float
-    predicted: float  # NaN without a law
+    predicted: float  # NaN if there is no law.
 
 
 @dataclass(frozen=True)
 class Planned:
-    """What a law says of `flops` that are divided best, and all lines of the plan."""
+    """The best use of `flops` according to the law, with the lines that explain the plan."""
 
     flops: float
     parameters: float
@@ -173,21 +172,22 @@ class Planned:
 
 @dataclass(frozen=True)
 class Scaling:
-    """What the sweep came to: a law and a plan, or the `problem` that left it without."""
+    """The sweep's runs with their law and plan, or the `problem` that prevented a law."""
 
     points: tuple[SweepPoint, ...]
-    constants: tuple[tuple[str, str, str], ...] = ()  # name, value, interval
+    constants: tuple[tuple[str, str, str], ...] = ()  # Name, value and interval of each constant.
     plan: Planned | None = None
     problem: str = ""
 
 
 @dataclass(frozen=True)
 class QuickstartResults:
-    """A whole quickstart run. `dropped` is in the order in which curation decides.
+    """The results of a whole quickstart.
 
-    `samples_checked` training samples were compared with the order that the seed prescribes;
-    `samples_lost` of them were never trained on, `samples_repeated` more than once in the final
-    model's history. Raises ValueError when a part is missing without which there is no page.
+    `dropped` is in the order in which curation decides. `samples_checked` training samples were
+    compared with the order that the seed prescribes; `samples_lost` of them were never trained on,
+    `samples_repeated` more than once in the final model's history. Raises ValueError if a part that
+    the page needs is missing.
     """
 
     stages: tuple[StageResult, ...]
@@ -212,9 +212,9 @@ class QuickstartResults:
     generations: tuple[PromptAnswers, ...]
     versions: Mapping[str, str]
     machine: str
-    manifests: Mapping[str, str]  # stage or folder -> SHA-256 of its manifest.json
-    commands: tuple[tuple[str, str], ...]  # what it does, the line to copy
-    scaling: Scaling | None = None  # None: no sweep was asked for
+    manifests: Mapping[str, str]  # SHA-256 of each manifest.json, by stage or folder.
+    commands: tuple[tuple[str, str], ...]  # What a command does, and the line to copy.
+    scaling: Scaling | None = None  # None if there was no sweep.
 
     def __post_init__(self) -> None:
         for part in ("stages", "planted", "loss", "held_out", "speed", "tuning", "scores"):

@@ -1,1 +1,1 @@
-"""The web archives of the quickstart: pages made of this machine's Python."""
+"""The quickstart's web archives: pages made from the local Python installation."""

@@ -1,7 +1,7 @@
-"""The content of a page, without the frame around it: a title and a list of blocks.
+"""Content of a page without its frame: a title and a list of blocks.
 
-Docstrings are read into blocks here. The reading is meant for pages that look like a project's
-manual, not as a full parser of reStructuredText: a docstring it does not understand becomes plain
+Docstrings are parsed into blocks here. The parser aims at pages that look like a project's manual
+and covers only part of reStructuredText: a docstring that it does not understand becomes plain
 paragraphs, never an error.
 """
 
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Paragraph:
-    """Prose. The only block that plants are put into."""
+    """A paragraph of prose; the only block that faults are injected into."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Heading:
-    """A heading; `level` 2 is a section of the page, 6 the deepest."""
+    """A heading; `level` 2 is a section of the page, 6 the deepest level."""
 
     level: int
     text: str
@@ -29,7 +29,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Code:
-    """Lines shown as they are."""
+    """Preformatted lines."""
 
     text: str
 
@@ -61,8 +61,10 @@ Block = Paragraph | Heading | Code | Bullets | ArticleTable | Markup
 
 @dataclass(frozen=True)
 class Article:
-    """A page's own content. `path` is that of its URL, without the first slash; `section` the
-    package or chapter that it belongs to."""
+    """The content of a page.
+
+    `path` is the path of its URL without the first slash; `section` is its package or chapter.
+    """
 
     path: str
     title: str
@@ -71,12 +73,12 @@ class Article:
 
 
 def build_main_text(article: Article) -> str:
-    """The article as lines of text, as a perfect extractor would give it, but for Markup."""
+    """Return the lines of text that a perfect extractor would find, except Markup."""
     return "\n".join([article.title, *(line for b in article.blocks for line in _list_lines(b))])
 
 
 def count_prose_words(article: Article) -> int:
-    """Words in its paragraphs."""
+    """Return the number of words in the paragraphs of `article`."""
     return sum(len(block.text.split()) for block in article.blocks if isinstance(block, Paragraph))
 
 
@@ -95,7 +97,7 @@ def _list_lines(block: Block) -> list[str]:
 
 
 def render_body(article: Article) -> str:
-    """The blocks as HTML, everything in them escaped but Markup."""
+    """Render the blocks as HTML; everything but Markup is escaped."""
     return "\n".join(_render_block(block) for block in article.blocks)
 
 
@@ -129,7 +131,10 @@ _QUOTED = re.compile(r"(?<![\w*`])(`{1,2}|\*\*)([^\s*`](?:.*?[^\s*`])?)\1_{0,2}(
 
 
 def read_docstring(docstring: str) -> tuple[Block, ...]:
-    """The blocks of a docstring, in order. It must be clean of its source's indentation."""
+    """Parse a docstring into blocks, in order.
+
+    The docstring must already be dedented, as by `inspect.cleandoc`.
+    """
     blocks: list[Block] = []
     for group in re.split(r"\n\s*\n", docstring.strip("\n")):
         lines = [line.rstrip() for line in group.strip("\n").splitlines()]
@@ -143,7 +148,7 @@ def _read_group(lines: list[str]) -> list[Block]:
     if not lines:
         return []
     if len(lines) > 2 and _UNDERLINE.match(lines[0].strip()):
-        lines = lines[1:]  # the line above a heading
+        lines = lines[1:]  # Skips the line above a heading.
     if len(lines) > 1 and _UNDERLINE.match(lines[1].strip()):
         return [Heading(4, strip_marks(lines[0].strip())), *_read_group(_dedent_lines(lines[2:]))]
     if lines[0].lstrip().startswith(">>>") or all(line.startswith("    ") for line in lines):
@@ -166,7 +171,7 @@ def _read_group(lines: list[str]) -> list[Block]:
 
 
 def _read_indented(lines: list[str]) -> list[Block]:
-    """Terms with their definitions below them, or prose and what is set off from it, by turns."""
+    """Parse terms with indented definitions, or prose that alternates with indented text."""
     items = _group_hanging(lines)
     if all(len(item) > 1 and not _BULLET.match(item[1]) for item in items):
         return [Bullets(tuple(map(_format_bullet, items)))]
@@ -182,7 +187,7 @@ def _dedent_lines(lines: list[str]) -> list[str]:
 
 
 def _group_hanging(lines: list[str]) -> list[list[str]]:
-    """Each line at the margin, with the indented ones that follow it."""
+    """Group each unindented line with the indented lines that follow it."""
     items: list[list[str]] = []
     for line in lines:
         if items and line[0].isspace():
@@ -198,11 +203,11 @@ def _format_bullet(item: list[str]) -> str:
         name = _FIELD_WORDS.sub("", field.group(1))
         first = f"{name}: {first[field.end() :]}"
     elif len(item) > 1 and not _BULLET.match(item[0]) and " : " in first:
-        first += ":"  # NumPy's "name : type", with the sentence on the next line
+        first += ":"  # NumPy style: "name : type", with the description on the next line.
     return strip_marks(" ".join([first, *item[1:]]).strip())
 
 
 def strip_marks(text: str) -> str:
-    """`text` without the marks of reStructuredText: ``:func:`~os.walk` `` is `os.walk`."""
+    """Remove reStructuredText markup: ``:func:`~os.walk` `` becomes `os.walk`."""
     unmarked = _QUOTED.sub(r"\2", _ROLE.sub(r"\1", text)).strip()
     return unmarked[:-1] if unmarked.endswith("::") else unmarked

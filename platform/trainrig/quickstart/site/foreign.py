@@ -1,4 +1,4 @@
-"""Pages in other languages, put together from sentences written for it (foreign.toml)."""
+"""Pages in other languages, built from sentences in foreign.toml."""
 
 import functools
 import random
@@ -8,8 +8,9 @@ from importlib.resources import files
 from trainrig.quickstart.site.article import Article, Paragraph
 from trainrig.quickstart.site.page_frame import Frame
 
-_CHARACTERS = 1_500  # of a page, at least; enough for any language detector
-_CHARACTERS_WITHOUT_SPACES = 300  # the same in scripts that say as much with a fifth of the signs
+_CHARACTERS = 1_500  # Minimum characters of a page; enough for any language detector.
+# The minimum for scripts that need about a fifth of the characters for the same text.
+_CHARACTERS_WITHOUT_SPACES = 300
 _WITHOUT_SPACES = ("zh", "ja")
 _SENTENCES_A_PARAGRAPH = 4
 
@@ -21,12 +22,12 @@ def _load_languages() -> dict[str, dict[str, list[str]]]:
 
 
 def list_languages() -> tuple[str, ...]:
-    """Their codes by ISO 639-1."""
+    """Return the ISO 639-1 codes of all languages."""
     return tuple(_load_languages())
 
 
 def make_foreign_page(number: int, layout: int, seed: int) -> tuple[Article, Frame]:
-    """The page with this `number`; languages take turns."""
+    """Build the page with this `number`; the language changes with each number."""
     language = list_languages()[number % len(list_languages())]
     words = _load_languages()[language]
     draw = random.Random(f"foreign/{seed}/{number}")

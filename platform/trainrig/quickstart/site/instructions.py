@@ -1,4 +1,4 @@
-"""Questions and answers about Python's functions and classes, from their own descriptions."""
+"""Questions and answers on Python's functions and classes, made from their docstrings."""
 
 import hashlib
 import itertools
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from trainrig.quickstart.site.source_pages import Described, hash_with_seed
 
-_LONGEST = 600  # characters of question and answer together
-_HELD_OUT_ONE_IN = 12  # names, by their hash
+_LONGEST = 600  # Largest number of characters of a question and its answer together.
+_HELD_OUT_ONE_IN = 12  # Share of names that is held out, chosen by hash: one in 12.
 
 _ABOUT = (
     "What does `{name}` do?",
@@ -34,7 +34,7 @@ class Instruction:
     answer: str
 
     def format_line(self) -> str:
-        """As one line of JSON, in the format of chat messages."""
+        """Return one line of JSON in the format of chat messages."""
         messages = [
             {"role": "user", "content": self.question},
             {"role": "assistant", "content": self.answer},
@@ -44,14 +44,14 @@ class Instruction:
 
 @dataclass(frozen=True)
 class AnswerPair:
-    """A question, its answer, and one that answers another question."""
+    """A question with its answer and a wrong answer, which answers another question."""
 
     question: str
     right: str
     wrong: str
 
     def format_line(self) -> str:
-        """As one line of JSON, in the format of pairs."""
+        """Return one line of JSON in the format of preference pairs."""
         row = {
             "prompt": [{"role": "user", "content": self.question}],
             "chosen": [{"role": "assistant", "content": self.right}],
@@ -61,12 +61,17 @@ class AnswerPair:
 
 
 def shuffle_answers(instructions: Sequence[Instruction]) -> list[AnswerPair]:
-    """Each of `instructions` beside the nearest other answer after it, the first coming after the
-    last: they are in a random order already. One that has the answer of all others is left out."""
+    """Pair each instruction with the next different answer as the wrong one.
+
+    Instructions are already in a random order; after the last comes the first. An instruction is
+    left out if all others have the same answer.
+    """
     pairs = []
     for number, given in enumerate(instructions):
         following = itertools.chain(instructions[number + 1 :], instructions[:number])
-        wrong = next((each.answer for each in following if each.answer != given.answer), None)
+        wrong = next(
+            (candidate.answer for candidate in following if candidate.answer != given.answer), None
+        )
         if wrong is not None:
             pairs.append(AnswerPair(given.question, given.answer, wrong))
     return pairs
@@ -75,10 +80,10 @@ def shuffle_answers(instructions: Sequence[Instruction]) -> list[AnswerPair]:
 def write_instructions(
     described: Iterable[Described], train: int, held_out: int, seed: int
 ) -> tuple[list[Instruction], list[Instruction]]:
-    """At most `train` and `held_out` instructions, one for each name, in an order set by `seed`.
+    """Write at most `train` and `held_out` instructions, one a name, ordered by `seed`.
 
-    Which of the two a name falls to depends on the name alone, so no name is in both; nor is a
-    summary, for it is used for the first of the names that share it.
+    The name alone decides between the two, so no name is in both. No summary is in both either,
+    because only the first of the names that share a summary is used.
     """
     one_each = _select_distinct(described)
     shorts = Counter(_shorten_name(item) for item in one_each)
@@ -107,9 +112,13 @@ def _is_held_out(name: str) -> bool:
 
 
 def _make_instruction(item: Described, short_is_unique: bool, seed: int) -> Instruction:
-    """One of the questions that `item` can answer. Half ask what it is, the rest how or where."""
+    """Write one question on `item` with its answer.
+
+    Half of the questions ask for the purpose, the others for the signature or the module.
+    """
     draw = int.from_bytes(hash_with_seed(seed, f"question/{item.name}")[:4], "big")
-    kind, form = draw % 8, draw // 8
+    kind = draw % 8
+    form = draw // 8
     if kind in (0, 1, 2) and item.signature:
         question = _SIGNATURE[form % len(_SIGNATURE)].format(name=item.name)
         return Instruction(question, f"`{item.signature}`")

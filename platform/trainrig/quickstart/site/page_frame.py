@@ -1,7 +1,7 @@
-"""The frames that real sites put around an article: headers, menus, side bars, footers, banners.
+"""Frames that real sites put around an article: headers, menus, side bars, footers, banners.
 
-Five layouts, from five ages of the web, so that an extractor has something to see through. What
-they say is boilerplate, the same on page after page.
+Five layouts from five ages of the web give the text extractor some work. Their text is boilerplate,
+the same on every page.
 """
 
 import html
@@ -23,17 +23,21 @@ class Link:
 
 @dataclass(frozen=True)
 class Frame:
-    """All of a page but its article. Any `layout` number is good; they repeat."""
+    """Everything on a page except its article.
+
+    Any `layout` number is valid; layouts repeat.
+    """
 
     layout: int
     site: str
-    menu: tuple[Link, ...]  # neighbours, for the side bar
+    menu: tuple[Link, ...]  # Links to neighbouring pages, for the side bar.
     language: str = "en"
-    labels: tuple[str, str, str, str] = ENGLISH  # home, contents, about, contact
+    # Labels of the links home, contents, about and contact.
+    labels: tuple[str, str, str, str] = ENGLISH
 
 
 def render(article: Article, frame: Frame) -> bytes:
-    """The whole HTML page, UTF-8: a function of its two arguments."""
+    """Render the whole HTML page as UTF-8; the result depends on the arguments alone."""
     layout = _LAYOUTS[frame.layout % len(_LAYOUTS)]
     title = html.escape(article.title)
     lines = [
@@ -46,7 +50,7 @@ def render(article: Article, frame: Frame) -> bytes:
         layout(f"<h1>{title}</h1>\n{render_body(article)}", article, frame),
         "</html>",
     ]
-    # Docstrings may hold lone surrogates, which no encoding has.
+    # Docstrings may contain lone surrogates, which UTF-8 cannot encode.
     return "\n".join(lines).encode("utf-8", "replace")
 
 
@@ -64,7 +68,7 @@ def _build_main_menu(frame: Frame) -> tuple[Link, ...]:
 
 
 def _render_plain(body: str, article: Article, frame: Frame) -> str:
-    """Semantic elements, as a present-day manual uses them."""
+    """Render a layout of semantic elements, as in a present-day manual."""
     return f"""<body>
 <header><a href="/">{html.escape(frame.site)}</a>
 <nav><ul>{_render_items(_build_main_menu(frame))}</ul></nav>
@@ -79,7 +83,7 @@ def _render_plain(body: str, article: Article, frame: Frame) -> str:
 
 
 def _render_manual(body: str, article: Article, frame: Frame) -> str:
-    """The layout of documentation generators: related bars above and below, a side bar."""
+    """Render a layout of documentation generators: navigation bars and a side bar."""
     first, last = _find_ends(frame)
     related = f"""<div class="related" role="navigation"><h3>Navigation</h3>
 <ul><li class="right">{_render_link(Link("next", last.path))} |</li>
@@ -102,7 +106,7 @@ def _render_manual(body: str, article: Article, frame: Frame) -> str:
 
 
 def _render_divisions(body: str, article: Article, frame: Frame) -> str:
-    """Divisions with telling ids, and a banner about cookies."""
+    """Render a layout of divisions with meaningful ids, and a cookie banner."""
     return f"""<body class="page">
 <div id="cookie-banner" class="cookie-consent"><p>We use cookies to improve your experience on our
 site. By continuing to browse you agree to our use of cookies.</p>
@@ -121,7 +125,7 @@ site. By continuing to browse you agree to our use of cookies.</p>
 
 
 def _render_tables(body: str, article: Article, frame: Frame) -> str:
-    """A table for the layout, as in the nineties."""
+    """Render a layout with tables, as in the nineties."""
     bar = " | ".join(map(_render_link, _build_main_menu(frame)))
     return f"""<body bgcolor="#ffffff">
 <table width="100%" border="0" class="header"><tr><td><b>{html.escape(frame.site)}</b></td>
@@ -137,7 +141,7 @@ def _render_tables(body: str, article: Article, frame: Frame) -> str:
 
 
 def _render_journal(body: str, article: Article, frame: Frame) -> str:
-    """A journal's entry, with buttons to share it and teasers of others."""
+    """Render the layout of a blog post, with share buttons and teasers of other posts."""
     teasers = "".join(f'<div class="teaser">{_render_link(link)}</div>' for link in frame.menu[:4])
     return f"""<body class="single-post">
 <header class="masthead"><a class="brand" href="/">{html.escape(frame.site)}</a>

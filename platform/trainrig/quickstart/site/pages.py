@@ -1,14 +1,14 @@
-"""The quickstart's raw material: web archives made of the local Python installation.
+"""The quickstart's raw data: web archives made from the local Python installation.
 
-    folder/docs-00000.warc.gz …          HTML: manuals of the library and of installed packages
+folder/docs-00000.warc.gz …          HTML: manuals of the library and of installed packages
     folder/code-00000.warc.gz …          Python sources as plain text
-    folder/planted.json                  what was hidden among the pages on purpose
-    folder/instructions-train.jsonl      questions and answers about functions and classes
+    folder/planted.json                  list of the faults injected into pages
+    folder/instructions-train.jsonl      questions and answers on functions and classes
     folder/instructions-held-out.jsonl
-    folder/pairs-train.jsonl             their answers beside answers to other questions
+    folder/pairs-train.jsonl             preference pairs: right answers with wrong ones
     folder/pairs-held-out.jsonl
 
-The same installation and settings give the same bytes, with any number of workers.
+The same installation and settings give the same bytes at any number of workers.
 """
 
 import datetime
@@ -49,47 +49,50 @@ from trainrig.quickstart.site.source_pages import (
 
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
-_LIBRARY_SHARE = 4  # at most one docs page in so many is pydoc's, and one a reference topic
-_CODE_ONE_IN = 6  # installed sources become code pages, the others manuals
-_LARGEST_CODE = 40_000  # bytes of a code page
-_WINDOW = 256  # sources handed out at a time, to stop soon after there are enough
-_MODULE_SECONDS = 20.0  # for pydoc to import and render one module
+# At most one docs page in 4 is from pydoc, and one in 4 is a reference topic.
+_LIBRARY_SHARE = 4
+_CODE_ONE_IN = 6  # One installed source in 6 becomes a code page; the others become manuals.
+_LARGEST_CODE = 40_000  # Largest code page, in bytes.
+_WINDOW = 256  # Sources read at a time; few, so that reading stops soon after there are enough.
+_MODULE_SECONDS = 20.0  # Time limit for pydoc to import and render one module.
 
 
 class PagesSettings(Settings):
-    """How many pages of each kind. Where the installation holds fewer, fewer are made."""
+    """Number of pages of each kind; a small installation may give fewer."""
 
     # Documentation pages, before copies and foreign pages are added.
     docs_pages: int = Field(2_400, ge=1)
-    code_pages: int = Field(800, ge=0)  # pages of source code
-    duplicates: int = Field(60, ge=0)  # pages repeated under a second URL
-    near_duplicates: int = Field(60, ge=0)  # pages copied with 0.2% to 2% of their words changed
-    foreign: int = Field(60, ge=0)  # pages in other languages
-    personal_data: int = Field(120, ge=0)  # personal data put into documentation pages
-    instructions: int = Field(3_000, ge=0)  # question-answer pairs to train on
-    # Further pairs, about other names, to evaluate on.
+    code_pages: int = Field(800, ge=0)  # Pages of source code.
+    duplicates: int = Field(60, ge=0)  # Pages to repeat under a second URL.
+    near_duplicates: int = Field(60, ge=0)  # Pages to copy with 0.2% to 2% of their words changed.
+    foreign: int = Field(60, ge=0)  # Pages in other languages.
+    # Items of invented personal data to insert into documentation pages.
+    personal_data: int = Field(120, ge=0)
+    instructions: int = Field(3_000, ge=0)  # Question-answer pairs for training.
+    # Question-answer pairs for evaluation, on other names.
     held_out_instructions: int = Field(200, ge=0)
-    pairs: int = Field(600, ge=0)  # of the first ones a wrong answer beside the right one
-    # Archives of documentation pages, so that several workers have something to do.
+    # Training questions that also get a wrong answer, as preference pairs.
+    pairs: int = Field(600, ge=0)
+    # Archives of documentation pages; several, so that workers can share the work.
     docs_files: int = Field(8, ge=1)
-    code_files: int = Field(4, ge=1)  # archives of source code pages
-    seed: int = 0  # random seed
+    code_files: int = Field(4, ge=1)  # Archives of source code pages.
+    seed: int = 0  # Random seed.
 
 
 @dataclass(frozen=True)
 class PagesReport:
-    """What was made, in numbers of pages, items or pairs, and what was passed over."""
+    """Counts of the pages, faults and pairs that were made, and of sources that were skipped."""
 
-    docs: int  # all HTML pages, copies and foreign ones included
+    docs: int  # All HTML pages, including copies and foreign pages.
     code: int
-    planted: dict[str, int]  # by kind
-    personal_data: dict[str, int]  # by what it is
+    planted: dict[str, int]  # Injected faults by kind.
+    personal_data: dict[str, int]  # Items of personal data by type.
     instructions: int
     held_out_instructions: int
-    pairs: int  # to train on
-    skipped_modules: tuple[Skipped, ...]  # of the standard library
-    skipped_sources: dict[str, int]  # of the packages, by reason
-    bytes: int  # of all archives
+    pairs: int  # Preference pairs for training.
+    skipped_modules: tuple[Skipped, ...]  # Skipped modules of the standard library.
+    skipped_sources: dict[str, int]  # Skipped sources of packages, by reason.
+    bytes: int  # Total size of all archives.
 
 
 @dataclass(frozen=True)
@@ -102,10 +105,10 @@ class _Gathered:
 
 
 def build_pages(folder: str, settings: PagesSettings, workers: int) -> PagesReport:
-    """Make the archives and lists in `folder`, with `workers` processes.
+    """Write the archives and lists in `folder`, with `workers` processes.
 
-    Raises DataError if the installation has nothing that could be made into a docs page, and
-    ConfigError if SOURCE_DATE_EPOCH is set to what is no number.
+    Raises DataError if the installation has nothing that could become a docs page, and ConfigError
+    if SOURCE_DATE_EPOCH is not a number.
     """
     with _open_processes(workers) as run:
         gathered = _gather(settings, workers, run)
@@ -141,11 +144,11 @@ def build_pages(folder: str, settings: PagesSettings, workers: int) -> PagesRepo
 
 @contextmanager
 def _open_processes(workers: int) -> Iterator[Map]:
-    """A `map` over processes that keeps the order, or the plain one for a single worker."""
+    """Yield an ordered `map` over processes, or the built-in one for a single worker."""
     if workers == 1:
         yield map
         return
-    # Spawned: forking a process that holds threads (Ray, torch) may hang.
+    # Uses "spawn", because forking a process with threads (Ray, torch) may deadlock.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
         yield pool.map
@@ -176,7 +179,7 @@ def _gather(settings: PagesSettings, workers: int, run: Map) -> _Gathered:
     described += _collect_library_descriptions(library, settings, run)
     turns = itertools.zip_longest(code, library)
     mixed = [source for turn in turns for source in turn if source is not None]
-    # By path, so that the menus of a page lead to its neighbours.
+    # Sorted by path, so that the menus of a page link to its neighbours.
     articles.sort(key=lambda article: article.path)
     return _Gathered(
         articles,
@@ -190,7 +193,7 @@ def _gather(settings: PagesSettings, workers: int, run: Map) -> _Gathered:
 def _make_library_pages(
     settings: PagesSettings, workers: int
 ) -> tuple[list[Article], tuple[Skipped, ...]]:
-    """Pages that every Python has: pydoc's and the reference's."""
+    """Build the pages that every Python installation has: pydoc's and the reference's."""
     most = -(-settings.docs_pages // _LIBRARY_SHARE)
     modules = sorted(
         pydoc_pages.list_standard_modules(),
@@ -205,7 +208,7 @@ def _make_library_pages(
 
 
 def _share_out(sources: Sequence[SourceFile]) -> tuple[list[SourceFile], list[SourceFile]]:
-    """Sources for manuals and for code. By name: none becomes both."""
+    """Divide the sources, by module name, between manuals and code pages."""
     shares: tuple[list[SourceFile], list[SourceFile]] = ([], [])
     for source in sources:
         draw = int.from_bytes(hash_with_seed(0, f"code/{source.module}")[:4], "big")
@@ -229,7 +232,7 @@ def _read_sources(sources: Sequence[SourceFile]) -> list[SourceReading]:
 def _collect_library_descriptions(
     library: Sequence[SourceFile], settings: PagesSettings, run: Map
 ) -> list[Described]:
-    """Enough for all instructions, if need be, from the standard library alone."""
+    """Collect descriptions from the standard library, enough for all instructions."""
     needed = settings.instructions + settings.held_out_instructions
     found: list[Described] = []
     for reading in _iterate_readings(library, run):
@@ -240,7 +243,7 @@ def _collect_library_descriptions(
 
 
 def _select_code_pages(sources: Iterable[SourceFile], count: int) -> list[tuple[SourceFile, bytes]]:
-    """The first `count` sources that are not huge, are UTF-8, and differ from one another."""
+    """Return the first `count` sources that are small enough, valid UTF-8 and distinct."""
     pages: dict[bytes, SourceFile] = {}
     for source in sources:
         if len(pages) >= count:
@@ -283,7 +286,7 @@ def _plan_archives(
 
 
 def _choose_date() -> str:
-    """The date of all pages, ISO 8601: SOURCE_DATE_EPOCH where the environment sets it."""
+    """Return the date of all pages, ISO 8601: SOURCE_DATE_EPOCH if the environment sets it."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     if epoch is None:
         return "2026-01-01T00:00:00Z"
@@ -294,7 +297,7 @@ def _choose_date() -> str:
 
 
 def _write_archive(archive: _Archive) -> int:
-    """Render and write one archive. Returns its size in bytes."""
+    """Render and write one archive, and return its size in bytes."""
     write_warc(archive.path, (_render_page(page, archive.date) for page in archive.pages))
     return storage.measure_size(archive.path)
 

@@ -1,9 +1,9 @@
-"""Made-up personal data, valid in form, in sentences as people write them.
+"""Invented personal data with a valid form, in sentences as people write them.
 
-None of it is anybody's: names at the domains that RFC 2606 reserves, the 555-01xx numbers kept for
-fiction, cards that begin like the test numbers of payment services, accounts of banks that do not
-exist. Public IPv4 addresses are the exception, since there are none for examples that count as
-routable; they are drawn at random.
+The data belong to nobody: e-mail addresses use the domains that RFC 2606 reserves, phone numbers
+are 555-01xx numbers kept for fiction, cards begin like the test numbers of payment services, and
+the banks of the accounts do not exist. Public IPv4 addresses are the exception, because no example
+addresses count as routable; they are drawn at random.
 """
 
 import ipaddress
@@ -11,14 +11,15 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-HARD_SHARE = 0.1  # of all items are disguised (`anna at example dot org`), harder to find
+# Share of all items that are disguised (`anna at example dot org`), and so harder to find.
+HARD_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class PersonalItem:
-    """One item. `sentence` holds `value` once, as it stands."""
+    """One item of personal data; `sentence` contains `value` once, unchanged."""
 
-    what: str  # "EMAIL", "IP", "PHONE", "CARD", "IBAN", as corpus.rewrite.pii calls them
+    what: str  # "EMAIL", "IP", "PHONE", "CARD" or "IBAN", as in corpus.rewrite.pii.
     value: str
     sentence: str
     hard: bool
@@ -60,12 +61,15 @@ _AREA_CODES = (212, 303, 312, 404, 415, 503, 617, 702, 808, 919)
 
 
 def make_personal_items(count: int, seed: int) -> list[PersonalItem]:
-    """`count` items, kinds by turns, no value twice. The first items do not depend on `count`."""
+    """Return `count` distinct items, alternating between the kinds.
+
+    The first items do not depend on `count`.
+    """
     draw = random.Random(f"personal/{seed}")
     items: dict[str, PersonalItem] = {}
     while len(items) < count:
         what = _KINDS[len(items) % len(_KINDS)]
-        # Only some kinds have a disguise, so these wear it more often.
+        # Only some kinds can be disguised, so those kinds are disguised more often.
         hard = what in _HARD and draw.random() < HARD_SHARE * len(_KINDS) / len(_HARD)
         value = (_HARD if hard else _EASY)[what](draw)
         sentence = draw.choice(_SENTENCES[what]).format(value)
@@ -89,14 +93,15 @@ def _make_spelt_email(draw: random.Random) -> str:
 
 def _make_ipv4(draw: random.Random) -> str:
     while True:
-        # Below 224: above are multicast and reserved addresses, which no host has.
+        # Addresses from 224 on are multicast or reserved, and belong to no host.
         address = ipaddress.IPv4Address(draw.randrange(1 << 24, 224 << 24))
         if address.is_global:
             return str(address)
 
 
 def _make_phone(draw: random.Random) -> str:
-    area, line = draw.choice(_AREA_CODES), draw.randrange(100)
+    area = draw.choice(_AREA_CODES)
+    line = draw.randrange(100)
     form = draw.choice(
         ("+1 {}-555-01{:02}", "({}) 555-01{:02}", "{}-555-01{:02}", "+1.{}.555.01{:02}")
     )
@@ -120,7 +125,7 @@ def _make_card(draw: random.Random) -> str:
 
 
 def _compute_luhn_digit(body: str) -> int:
-    """The digit that makes `body` a valid number by the Luhn formula (ISO/IEC 7812-1, annex B)."""
+    """Return the check digit of `body` by the Luhn formula (ISO/IEC 7812-1, annex B)."""
     total = 0
     for place, character in enumerate(reversed(body)):
         digit = int(character) * (2 if place % 2 == 0 else 1)
@@ -132,7 +137,7 @@ def _make_iban(draw: random.Random) -> str:
     def digits(count: int) -> str:
         return "".join(str(draw.randrange(10)) for _ in range(count))
 
-    # No bank has these: German codes do not begin with 0 or 9, and TEST is not given out.
+    # No bank has these accounts: German bank codes do not begin with 0 or 9, and TEST is unused.
     country, account = draw.choice(
         (("DE", "99" + digits(16)), ("GB", "TEST" + digits(14)), ("NL", "TEST" + digits(10)))
     )
@@ -142,7 +147,7 @@ def _make_iban(draw: random.Random) -> str:
 
 
 def _compute_iban_check(country: str, account: str) -> int:
-    """The two check digits (ISO 13616: the number, rearranged, leaves 1 modulo 97)."""
+    """Return the two IBAN check digits (ISO 13616: the rearranged number is 1 modulo 97)."""
     return 98 - int("".join(str(int(letter, 36)) for letter in f"{account}{country}00")) % 97
 
 

@@ -1,6 +1,6 @@
-"""What is hidden among the pages on purpose, so that the report can say what curation caught.
+"""Faults injected into pages, so that the report can say what curation caught.
 
-Every plant is listed with where it is; an exact or near copy also with what it was made from.
+Every fault is listed with the URL of its page; an exact or near copy also with its original.
 """
 
 import dataclasses
@@ -28,51 +28,56 @@ from trainrig.quickstart.site.source_pages import hash_with_seed
 
 Kind = Literal["exact_duplicate", "near_duplicate", "foreign_language", "personal_data"]
 
-# A shingle of five words dies with any of its words, so changing a share c of the words, far apart,
-# leaves a Jaccard index of about (1 - 5c) / (1 + 5c): from .98 down to .82.
-SMALLEST_EDIT, LARGEST_EDIT = 0.002, 0.02  # share of words changed
+# A changed word changes all five-word shingles that contain it. So if a share c of the words is
+# changed, far apart, the Jaccard index is about (1 - 5c) / (1 + 5c): from .98 down to .82.
+# The limits of the share of words to change:
+SMALLEST_EDIT = 0.002
+LARGEST_EDIT = 0.02
 SHINGLE_WORDS = 5
 
 
 @dataclass(frozen=True)
 class Plant:
-    """One thing planted, in the page at `url`."""
+    """One fault, injected into the page at `url`."""
 
     kind: Kind
     url: str
-    original_url: str | None = None  # of copies
-    words_changed: float | None = None  # of near copies: share of the words of the main text
-    jaccard: float | None = None  # of near copies: of the sets of five-word shingles
-    language: str | None = None  # of foreign pages: ISO 639-1
-    what: str | None = None  # of personal data: "EMAIL", "IP", "PHONE", "CARD", "IBAN"
-    value: str | None = None  # of personal data: as it stands in the text
-    hard: bool = False  # of personal data: disguised, harder to find
+    original_url: str | None = None  # Set for copies.
+    words_changed: float | None = None  # For near copies: share of the words of the main text.
+    # For near copies: Jaccard index of the sets of five-word shingles.
+    jaccard: float | None = None
+    language: str | None = None  # For foreign pages: ISO 639-1 code.
+    what: str | None = None  # For personal data: "EMAIL", "IP", "PHONE", "CARD" or "IBAN".
+    value: str | None = None  # For personal data: the value as it appears in the text.
+    hard: bool = False  # For personal data: whether the value is disguised, and so harder to find.
 
 
 def write_plants(path: str, plants: Sequence[Plant]) -> None:
-    """Write the list as JSON, `{"plants": […]}`."""
+    """Write the list of faults as JSON, `{"plants": […]}`."""
     entries = [dataclasses.asdict(plant) for plant in plants]
     text = json.dumps({"plants": entries}, ensure_ascii=False, indent=1)
     storage.write(path, f"{text}\n".encode())
 
 
 def read_plants(path: str) -> tuple[Plant, ...]:
-    """The list that `write_plants` wrote."""
+    """Read the list of faults that `write_plants` wrote."""
     return tuple(Plant(**entry) for entry in json.loads(storage.read(path))["plants"])
 
 
-_FEWEST_WORDS, _MOST_WORDS = 200, 5_000
-_PROSE_SHARE = 0.6  # of the words stand in paragraphs
-_UNIQUE_SHARE = 0.9  # of the prose stands on this page alone
-_FROM_ONE_SECTION = 4  # pages, before those of other sections had their turn
+_FEWEST_WORDS = 200
+_MOST_WORDS = 5_000
+_PROSE_SHARE = 0.6  # Minimum share of the words that are in paragraphs.
+_UNIQUE_SHARE = 0.9  # Minimum share of the prose that is on no other page.
+_FROM_ONE_SECTION = 4  # Pages taken from a section before other sections have their turn.
 
 
 def choose_originals(
     articles: Sequence[Article], frames: Sequence[Frame], count: int, seed: int
 ) -> list[int]:
-    """At most `count` of `articles`: unrepeated prose that ordinary rules keep, shuffled by `seed`.
+    """Choose at most `count` articles of unique prose that the default rules keep.
 
-    `frames` are the articles', in the same order.
+    Their order is shuffled by `seed`. `frames` are the frames of `articles`, in the same order. The
+    result is indices of `articles`.
     """
     copies = Counter(
         block.text
@@ -82,7 +87,7 @@ def choose_originals(
     )
     prose = [index for index, article in enumerate(articles) if _is_own_prose(article, copies)]
     prose.sort(key=lambda index: hash_with_seed(seed, f"original/{articles[index].path}"))
-    # Sections are packages, whose pages resemble each other: few from each, unless they run out.
+    # Sections are packages, whose pages are similar: few pages are taken from each at a time.
     sections: Counter[str] = Counter()
     turns: dict[int, int] = {}
     for index in prose:
@@ -115,7 +120,7 @@ def _is_kept(article: Article, frame: Frame) -> bool:
     if isinstance(extracted, NotExtracted):
         return False
     text = extracted.text
-    # Else a plant's page could be lost for another reason before its turn comes.
+    # A page that a rule drops anyway would lose its fault before the fault is looked for.
     language = identify(text)
     columns = measure([text], [language.code]) | {
         "language": np.array([language.code]),
@@ -149,9 +154,10 @@ _PLAIN_WORD = re.compile(r"[a-z]{2,}")
 
 
 def edit_article(article: Article, share: float, draw: random.Random) -> tuple[Article, float]:
-    """A near copy: about `share` of its words changed, all in paragraphs, and the share it became.
+    """Return a near copy with about `share` of its words changed, and the exact share.
 
-    Digits go up by one, words give way to synonyms, plain words are left out or get a neighbour.
+    All changes are in paragraphs: digits are incremented, words become synonyms, and plain words
+    are removed or get a second word before them.
     """
     total = len(build_main_text(article).split())
     words = {
@@ -187,9 +193,9 @@ def _change_word(word: str, draw: random.Random) -> str:
 
 
 def with_sentence(article: Article, sentence: str, draw: random.Random) -> Article:
-    """The article with `sentence` put after one of the sentences of one of its longer paragraphs.
+    """Insert `sentence` after a sentence of one of the longer paragraphs of `article`.
 
-    It must have a paragraph.
+    The article must have a paragraph.
     """
     paragraphs = [(i, b.text) for i, b in enumerate(article.blocks) if isinstance(b, Paragraph)]
     longest = max(len(text) for _, text in paragraphs)
@@ -202,8 +208,9 @@ def with_sentence(article: Article, sentence: str, draw: random.Random) -> Artic
 
 
 def compute_shingle_jaccard(one: str, other: str) -> float:
-    """The Jaccard index of the sets of five-word shingles of two texts, in lower case."""
-    first, second = _cut_shingles(one), _cut_shingles(other)
+    """Return the Jaccard index of the five-word shingles of two texts, in lower case."""
+    first = _cut_shingles(one)
+    second = _cut_shingles(other)
     return len(first & second) / len(first | second)
 
 

@@ -1,11 +1,11 @@
-"""Runs alone, as a script, in a process that is thrown away: imports modules, writes pydoc's HTML.
+"""Script that imports modules and writes pydoc's HTML, in a disposable process.
 
-    python -s -S -P -B pydoc_child.py JOB.json RESULTS.jsonl
+python -s -S -P -B pydoc_child.py JOB.json RESULTS.jsonl
 
-The job: `{"modules": […], "folders": […], "seconds": 20}`; `folders` are searched before the
-standard library. Each module leaves two lines in RESULTS, `{"begun": name}` before it is imported
-and, if it let this process live, `{"module", "title", "html"}` or `{"module", "error"}` after.
-A module that takes longer than `seconds` ends the process and leaves a traceback in RESULTS.late.
+The job is `{"modules": […], "folders": […], "seconds": 20}`; `folders` are searched before the
+standard library. Each module leaves two lines in RESULTS: `{"begun": name}` before it is imported
+and, if the process survives, `{"module", "title", "html"}` or `{"module", "error"}` after. A module
+that takes longer than `seconds` ends the process and leaves a traceback in RESULTS.late.
 """
 
 import faulthandler
@@ -24,7 +24,7 @@ _HOME = os.environ.get("HOME", "/nowhere")
 
 
 class _Pages(pydoc.HTMLDoc):
-    """pydoc's pages without what differs between two runs or machines: values of data."""
+    """HTML pages of pydoc without data values, which differ between runs and machines."""
 
     def docother(self, object: Any, name: Any = None, *more: Any, **others: Any) -> str:
         return f"<strong>{self.escape(str(name))}</strong>"
@@ -34,9 +34,10 @@ def _render_page(name: str) -> dict[str, str]:
     try:
         module = importlib.import_module(name)
         markup = _Pages().document(module, name)
-        # Default arguments show where objects lie in memory and, in cgi, the whole environment.
+        # Default arguments show memory addresses and, in cgi, the whole environment.
         markup = _FILE_LINK.sub("", _ADDRESS.sub("", markup)).replace(_HOME, "/home/reader")
-    except BaseException as error:  # SystemExit too: whatever it raises is that module's own loss
+    # SystemExit too: a failing module must not affect the other modules.
+    except BaseException as error:
         return {"module": name, "error": type(error).__name__}
     return {"module": name, "title": pydoc.describe(module), "html": markup}
 
@@ -47,7 +48,7 @@ def _write(results: TextIO, line: dict[str, Any]) -> None:
 
 
 def main(job_path: str, results_path: str) -> None:
-    """Render every module of the job, then end the process whatever its modules left running."""
+    """Render every module of the job, then end the process even if modules left threads running."""
     with open(job_path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is not yet imported
         job = json.load(file)
     sys.path[:0] = job["folders"]
@@ -55,7 +56,7 @@ def main(job_path: str, results_path: str) -> None:
     late = open(results_path + ".late", "w", encoding="utf-8")  # noqa: PTH123, SIM115
     for name in job["modules"]:
         _write(results, {"begun": name})
-        # Fires even while a module holds the interpreter's lock, where a Python thread would wait.
+        # Fires even while a module holds the interpreter lock, which would block a Python timer.
         faulthandler.dump_traceback_later(job["seconds"], exit=True, file=late)
         page = _render_page(name)
         faulthandler.cancel_dump_traceback_later()

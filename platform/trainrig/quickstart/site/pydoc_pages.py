@@ -1,8 +1,8 @@
-"""pydoc's own pages of the standard library, made where an import can do no harm.
+"""Pages of the standard library by pydoc, rendered in isolated processes.
 
-pydoc imports what it documents. So it runs in throwaway processes, each with an empty home and
-working folder of its own, no console, no display, no browser and no site-packages. A module that
-raises, hangs or kills the interpreter costs its own page and nothing else.
+pydoc imports what it documents. So it runs in disposable processes, each with an empty home and
+working folder, no console, no display, no browser and no site-packages. A module that raises, hangs
+or kills the interpreter loses only its own page.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ from trainrig.processes.process_group import hold_group
 from trainrig.quickstart.site import pydoc_child
 from trainrig.quickstart.site.article import Article, Markup
 
-# Modules of one process. Fixed, not divided by workers: what a module's page says may depend on
-# what was imported before it.
+# Modules of one process. Constant at any number of workers, because a module's page may depend on
+# the modules imported before it.
 _BATCH = 40
 
-# Imports that show something, write files, open windows, or are no documentation.
+# Modules that print, write files or open windows when imported, or that are not documentation.
 _LEFT_OUT = frozenset(
     [
         "antigravity",
@@ -47,22 +47,23 @@ _LEFT_OUT = frozenset(
         "xxlimited_35",
     ]
 )
-# No user's or installed packages (nor their start-up files), no folder of the script on the path,
-# nothing written beside sources, UTF-8, no warnings.
+# No user or installed packages (nor their start-up files), no script folder on the path, no
+# bytecode files, UTF-8, no warnings.
 _FLAGS = ("-s", "-S", "-P", "-B", "-X", "utf8", "-W", "ignore")
-_LARGEST = 150_000  # characters of HTML; tkinter's are 1.5 million of inherited methods
+# Largest page in characters of HTML; tkinter's has 1.5 million, mostly inherited methods.
+_LARGEST = 150_000
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """Something that gave no page, and why: a short code to count by."""
+    """A module that gave no page, with a short code for the reason."""
 
     name: str
     reason: str
 
 
 def list_standard_modules() -> list[str]:
-    """Public modules of the standard library that are safe to name in a manual, sorted."""
+    """Return the public modules of the standard library that suit a manual, sorted."""
     names = set(sys.stdlib_module_names)
     for package in sorted(sys.stdlib_module_names):
         folder = Path(sysconfig.get_path("stdlib")) / package
@@ -73,7 +74,7 @@ def list_standard_modules() -> list[str]:
 
 
 def _is_left_out(module: str) -> bool:
-    if module.startswith("encodings."):  # 120 tables with the same page
+    if module.startswith("encodings."):  # 120 tables with the same page.
         return True
     return any(part.startswith("_") or part in _LEFT_OUT for part in module.split("."))
 
@@ -81,7 +82,7 @@ def _is_left_out(module: str) -> bool:
 def render(
     modules: Sequence[str], workers: int, folders: Sequence[str] = (), seconds: float = 20.0
 ) -> list[Article | Skipped]:
-    """A page for each module, or why there is none, in the order given.
+    """Return a page for each module, or the reason for none, in the given order.
 
     `folders` are searched for modules before the standard library. A module may take `seconds`.
     """
@@ -97,21 +98,21 @@ def _render_batch(
     left = list(modules)
     while left:
         done = list(_parse_outcomes(*_run(left, folders, seconds)))
-        # A process that died before its first module would go on for ever.
+        # Without this, a process that dies before its first module would be restarted forever.
         done = done or [Skipped(left[0], "interpreter_did_not_start")]
         yield from done
         left = left[len(done) :]
 
 
 def _run(modules: Sequence[str], folders: Sequence[str], seconds: float) -> tuple[list[str], bool]:
-    """The lines that one throwaway process left, however it ended, and whether time ended it."""
+    """Run one disposable process; return its result lines, and whether the time limit ended it."""
     with tempfile.TemporaryDirectory(prefix="pydoc-", ignore_cleanup_errors=True) as folder:
         home, job, results = (Path(folder) / name for name in ("home", "job.json", "results.jsonl"))
         home.mkdir()
         job.write_text(
             json.dumps({"modules": modules, "folders": folders, "seconds": seconds}), "utf-8"
         )
-        # Also what the modules may have started and left running ends with it.
+        # The group also ends processes that the modules started and left running.
         with (
             hold_group(
                 [sys.executable, *_FLAGS, pydoc_child.__file__, str(job), str(results)],
@@ -122,14 +123,14 @@ def _run(modules: Sequence[str], folders: Sequence[str], seconds: float) -> tupl
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             ) as child,
-            # The child ends itself when a module is late; this is for one that prevents that.
+            # The child ends itself if a module is late, unless the module prevents that.
             contextlib.suppress(subprocess.TimeoutExpired),
         ):
             child.wait(timeout=seconds * len(modules) + 10)
         if not results.exists():
             return [], False
         late = results.with_name("results.jsonl.late")
-        # A last line without its end was being written when the process died.
+        # A last line without a newline was incomplete when the process died.
         return results.read_text("utf-8").split("\n")[
             :-1
         ], late.exists() and late.stat().st_size > 0

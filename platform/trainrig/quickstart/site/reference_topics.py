@@ -1,4 +1,4 @@
-"""The chapters of the language reference that every Python carries for its `help()`."""
+"""Chapters of the language reference that every Python installation carries for `help()`."""
 
 import ast
 import sysconfig
@@ -7,11 +7,11 @@ from pathlib import Path
 
 from trainrig.quickstart.site.article import Article, count_prose_words, read_docstring
 
-_FEWEST_WORDS = 120  # of prose, as for other pages
+_FEWEST_WORDS = 120  # Minimum words of prose, as for other pages.
 
 
 def make_topic_pages() -> list[Article]:
-    """A page for each topic with enough prose, sorted; none where they are not installed."""
+    """Return a page for each topic with enough prose, sorted; empty if not installed."""
     file = Path(sysconfig.get_path("stdlib")) / "pydoc_data" / "topics.py"
     if not file.exists():
         return []

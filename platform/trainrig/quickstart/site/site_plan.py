@@ -1,4 +1,4 @@
-"""Plans the pages: URLs, frames, and what is planted in each."""
+"""The plan of the site: URLs, frames, and the faults injected into each page."""
 
 import random
 from collections.abc import Sequence
@@ -20,18 +20,18 @@ from trainrig.quickstart.site.planted import (
 from trainrig.quickstart.site.source_pages import hash_with_seed
 
 DOCS = "https://docs.trainrig.example/"
-MIRROR = "https://mirror.trainrig.example/"  # exact copies
-HANDBOOK = "https://handbook.trainrig.example/"  # near copies
-NOTES = "https://notes.trainrig.example/"  # foreign languages
+MIRROR = "https://mirror.trainrig.example/"  # Host of exact copies.
+HANDBOOK = "https://handbook.trainrig.example/"  # Host of near copies.
+NOTES = "https://notes.trainrig.example/"  # Host of pages in other languages.
 CODE = "https://code.trainrig.example/"
 
-_MENU = 8  # links
-_ITEMS_A_PAGE = 4 / 3  # of personal data: some pages have two
+_MENU = 8  # Links in a menu.
+_ITEMS_A_PAGE = 4 / 3  # Mean items of personal data in a page that has any: some pages have two.
 
 
 @dataclass(frozen=True)
 class PlannedPage:
-    """A page that is to be rendered."""
+    """A page to render."""
 
     url: str
     article: Article
@@ -40,7 +40,7 @@ class PlannedPage:
 
 @dataclass(frozen=True)
 class Wanted:
-    """How many of each kind to plant. Fewer are planted where the pages do not suffice."""
+    """Number of faults of each kind to inject; too few suitable pages give fewer."""
 
     exact_duplicates: int
     near_duplicates: int
@@ -51,15 +51,15 @@ class Wanted:
 def plan_site(
     articles: Sequence[Article], wanted: Wanted, seed: int
 ) -> tuple[list[PlannedPage], list[Plant]]:
-    """All pages, shuffled by `seed`, and the list of what is planted in them.
+    """Return all pages, shuffled by `seed`, and the list of injected faults.
 
-    A page is the original of at most one copy, and pages with personal data are of none.
+    A page is the original of at most one copy, and a page with personal data is not copied.
     """
     frames = _make_frames(articles, seed)
-    hosts = max(1, round(wanted.personal_data / _ITEMS_A_PAGE))  # of personal data
+    hosts = max(1, round(wanted.personal_data / _ITEMS_A_PAGE))  # Pages that get personal data.
     copies = wanted.exact_duplicates + wanted.near_duplicates
     originals = choose_originals(articles, frames, copies + hosts, seed)
-    found = min(1.0, len(originals) / (copies + hosts))  # share of what is wanted
+    found = min(1.0, len(originals) / (copies + hosts))  # Share of the wanted originals that exist.
     exact, rest = _divide(originals, int(found * wanted.exact_duplicates))
     near, rest = _divide(rest, int(found * wanted.near_duplicates))
     changed, personal = _plant_personal_data(articles, rest, wanted.personal_data, seed)
@@ -89,7 +89,7 @@ def _divide(items: list[int], count: int) -> tuple[list[int], list[int]]:
 
 
 def _make_frames(articles: Sequence[Article], seed: int) -> list[Frame]:
-    """A frame for each article; its menu leads to those beside it."""
+    """Build a frame for each article, whose menu links to the neighbouring articles."""
     links = [Link(article.title, article.path) for article in articles]
     frames = []
     for index, article in enumerate(articles):
@@ -101,7 +101,7 @@ def _make_frames(articles: Sequence[Article], seed: int) -> list[Frame]:
 
 
 def _make_near_copy(page: PlannedPage, level: float, seed: int) -> tuple[PlannedPage, Plant]:
-    """A near copy in another frame; `level` from 0 (least changed) to 1 (most)."""
+    """Make a near copy in another frame; `level` is from 0 (least changed) to 1 (most)."""
     draw = random.Random(f"near/{seed}/{page.url}")
     share = SMALLEST_EDIT + level * (LARGEST_EDIT - SMALLEST_EDIT)
     article, changed = edit_article(page.article, share, draw)
@@ -120,7 +120,7 @@ def _make_near_copy(page: PlannedPage, level: float, seed: int) -> tuple[Planned
 def _plant_personal_data(
     articles: Sequence[Article], places: Sequence[int], count: int, seed: int
 ) -> tuple[dict[int, Article], list[Plant]]:
-    """The articles changed, by their index, and the plants."""
+    """Insert personal data; return the changed articles by index, and the faults."""
     changed: dict[int, Article] = {}
     plants: list[Plant] = []
     for number, item in enumerate(make_personal_items(count if places else 0, seed)):

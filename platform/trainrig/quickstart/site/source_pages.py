@@ -1,7 +1,7 @@
-"""Pages of the installed packages, from their parsed source: nothing of theirs is imported.
+"""Pages of installed packages, built from their parsed source without importing them.
 
-A module becomes a page as a project's manual would have it: its docstring, then its public classes
-and functions with signatures, tables of parameters and docstrings.
+A module becomes a page as in a project's manual: its docstring, then its public classes and
+functions with signatures, tables of parameters and docstrings.
 """
 
 import ast
@@ -28,13 +28,17 @@ from trainrig.quickstart.site.article import (
     strip_marks,
 )
 
-_SMALLEST, _LARGEST = 2_000, 200_000  # bytes of a source; the larger ones are mostly generated
-_PARSED = 60_000  # bytes of its beginning, far more than a page holds; parsing is slow
-_FEWEST_WORDS = 120  # of prose, for a page worth reading
-_FEWEST_QUOTED = 160  # words in triple quotes; sources with fewer rarely have that much prose
+# Limits of a source's size in bytes; larger sources are mostly generated.
+_SMALLEST = 2_000
+_LARGEST = 200_000
+# Bytes to parse from the start of a source, far more than a page holds; parsing is slow.
+_PARSED = 60_000
+_FEWEST_WORDS = 120  # Minimum words of prose in a page.
+_FEWEST_QUOTED = 160  # Minimum words in triple quotes; sources with fewer rarely have enough prose.
 _TRIPLE_QUOTED = re.compile(rb'"""(.*?)"""', re.DOTALL)
-_PAGE_CHARACTERS = 14_000  # of blocks; further classes and functions are left out
-_PARAMETERS = 3  # a function with at least so many gets a table of them
+# Characters of blocks in a page; further classes and functions are left out.
+_PAGE_CHARACTERS = 14_000
+_PARAMETERS = 3  # Smallest number of parameters for which a function gets a table of parameters.
 
 _TESTS = re.compile(r"^(?:tests?|testing|testdata|test_.*|.*_tests?|conftest)$")
 _COPIES = frozenset(
@@ -44,35 +48,38 @@ _COPIES = frozenset(
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A Python source, by the name it is imported by."""
+    """A Python source file with its module name."""
 
     path: str
     module: str
-    package: str  # the first part of the module's name; "python" for the standard library
+    package: str  # First part of the module's name; "python" for the standard library.
 
 
 @dataclass(frozen=True)
 class Described:
-    """A public function or class, as its own source describes it."""
+    """A public function or class, as its docstring describes it."""
 
-    name: str  # qualified: "json.dumps"
+    name: str  # Qualified name, such as "json.dumps".
     module: str
-    signature: str  # "dumps(obj, *, indent=None)"; "" when it is long or not to be seen
-    summary: str  # the first sentence of the docstring
+    signature: str  # Such as "dumps(obj, *, indent=None)"; empty if it is too long or unknown.
+    summary: str  # First sentence of the docstring.
 
 
 @dataclass(frozen=True)
 class SourceReading:
-    """What a source gave. Exactly one of `article` and `refused` is None."""
+    """The page and the descriptions of one source.
 
-    digest: str  # of its bytes: vendored copies have the same; unreadable ones have their path
+    Exactly one of `article` and `refused` is None.
+    """
+
+    digest: str  # Hash of the file, equal for vendored copies; the path if the file is unreadable.
     article: Article | None
     refused: str | None
     described: tuple[Described, ...]
 
 
 def find_package_folders() -> list[str]:
-    """The folders of `sys.path` that packages are installed in, in its order."""
+    """Return the folders of `sys.path` that hold installed packages, in its order."""
     return [
         folder
         for folder in dict.fromkeys(str(Path(entry).resolve()) for entry in sys.path if entry)
@@ -81,7 +88,7 @@ def find_package_folders() -> list[str]:
 
 
 def list_package_sources(folders: Sequence[str], seed: int) -> list[SourceFile]:
-    """Sources worth reading below `folders`, packages by turns, in an order set by `seed`."""
+    """Return the sources below `folders`, alternating between packages, ordered by `seed`."""
     packages: dict[str, list[SourceFile]] = {}
     for folder in folders:
         for source in _find_sources(Path(folder)):
@@ -94,7 +101,7 @@ def list_package_sources(folders: Sequence[str], seed: int) -> list[SourceFile]:
 
 
 def list_standard_sources(seed: int) -> list[SourceFile]:
-    """Sources of the standard library, in an order set by `seed`."""
+    """Return the sources of the standard library, in an order set by `seed`."""
     found = [
         SourceFile(source.path, source.module, "python")
         for source in _find_sources(Path(sysconfig.get_path("stdlib")))
@@ -105,7 +112,7 @@ def list_standard_sources(seed: int) -> list[SourceFile]:
 
 
 def hash_with_seed(seed: int, name: str) -> bytes:
-    """A sorting key that shuffles names the same way at each run with `seed`."""
+    """Return a sorting key that shuffles names reproducibly by `seed`."""
     return hashlib.blake2b(f"{seed}\n{name}".encode(), digest_size=16).digest()
 
 
@@ -127,7 +134,7 @@ def _is_public(part: str) -> bool:
 
 
 def read_source(source: SourceFile) -> SourceReading:
-    """The page and the descriptions that a source gives, or why it gives no page."""
+    """Read the page and the descriptions of a source, or the reason why it gives no page."""
     try:
         data = Path(source.path).read_bytes()
     except OSError:
@@ -148,7 +155,7 @@ def read_source(source: SourceFile) -> SourceReading:
 
 
 def _cut_beginning(data: bytes) -> bytes:
-    """`data` up to two blank lines, which PEP 8 puts between top-level definitions."""
+    """Return the start of `data` up to a gap of two blank lines between definitions (PEP 8)."""
     if len(data) <= _PARSED:
         return data
     return data[: data.rfind(b"\n\n\n", 0, _PARSED) + 1] or data
@@ -156,7 +163,7 @@ def _cut_beginning(data: bytes) -> bytes:
 
 def _parse_source(source: bytes) -> ast.Module:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # invalid escapes in other people's strings
+        warnings.simplefilter("ignore")  # Other people's strings may have invalid escapes.
         return ast.parse(source)
 
 
@@ -178,7 +185,7 @@ def _build_article(tree: ast.Module, source: SourceFile) -> Article:
 
 
 def _trim_blocks(blocks: list[Block]) -> tuple[Block, ...]:
-    """The blocks up to the size of a page, and no heading left without anything below it."""
+    """Return the blocks that fit a page, without headings at its end."""
     kept: list[Block] = []
     size = 0
     for block in blocks:
@@ -230,7 +237,7 @@ def _build_function_blocks(node: _Function, level: int) -> list[Block]:
 
 
 def _iterate_parameters(arguments: ast.arguments) -> Iterator[tuple[str, str, str]]:
-    """Name, type and default of each parameter that has a type or a default."""
+    """Yield name, type and default of each parameter that has a type or a default."""
     positional = [*arguments.posonlyargs, *arguments.args]
     missing: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
     pairs = [
@@ -275,13 +282,13 @@ def _format_call(member: ast.ClassDef | _Function) -> str:
             if arguments.posonlyargs:
                 arguments.posonlyargs = arguments.posonlyargs[1:]
             else:
-                arguments.args = arguments.args[1:]  # without self
+                arguments.args = arguments.args[1:]  # Omits self.
             return f"{member.name}({ast.unparse(arguments)})"
     return ""
 
 
 def _extract_summary(docstring: str) -> str | None:
-    """The first sentence, or None if the docstring does not begin with one in plain English."""
+    """Return the first sentence, or None if the docstring does not start with plain English."""
     first = re.split(r"\n\s*\n", docstring.strip(), maxsplit=1)[0]
     text = strip_marks(" ".join(first.split()))
     if _NOT_A_SENTENCE.search(text) or not text[:1].isupper() or not text.isascii():
