@@ -167,11 +167,11 @@ class AnswerFinder:
     ) -> tuple[str, str]:
         """Return the text up to the end of the answer, and a stop token to append to it.
 
-        The stop token is "" if the text has one. Some templates render an end-of-text token after the last turn only, following the
-        end-of-turn token. So the answer ends at the last special token that stays when another
-        assistant turn is opened, if this is after the answer's words, and otherwise at the first
-        special token after them. If the template has no end-of-turn token, the model stops at the
-        token that begins the next turn.
+        The stop token is "" if the text has one. Some templates render an end-of-text token after
+        the last turn only, following the end-of-turn token. So the answer ends at the last special
+        token that stays when another assistant turn is opened, if this is after the answer's words,
+        and otherwise at the first special token after them. If the template has no end-of-turn
+        token, the model stops at the token that begins the next turn.
         """
         turns = messages[: number + 1]
         behind = begin + words.find_end(self._blank(text[begin:]))
