@@ -111,8 +111,9 @@ def _read(
 ) -> tuple[Tensor, Tensor]:
     """Return the log-likelihood of each continuation token, and whether it is the likeliest.
 
-    Both have shape [N]. Tokens are in the order of groups and their requests. The last token of a context is read
-    together with the continuation, since it predicts the continuation's first token.
+    Both have shape [N]. Tokens are in the order of groups and their requests. The last token of a
+    context is read together with the continuation, since it predicts the continuation's first
+    token.
     """
     shortest = min(len(group.context) for group in batch) - 1
     shared = min(count_common_prefix([group.context for group in batch]), shortest)
