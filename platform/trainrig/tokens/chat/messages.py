@@ -38,7 +38,8 @@ class BadRow(Exception):
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason, detail)
-        self.reason, self.detail = reason, detail
+        self.reason = reason
+        self.detail = detail
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.detail}" if self.detail else self.reason
