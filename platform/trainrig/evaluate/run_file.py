@@ -42,7 +42,7 @@ class Evaluation(RunFile):
     # Folder of the tasks' row files; None: task files have absolute paths.
     task_rows: Annotated[str | None, NOT_IDENTITY] = None
     # Training corpus of the checkpoint: a folder that `curate` wrote with [decontamination]. The
-    # scorecard then reports how many rows of each task it contains. None: no contamination report.
+    # scorecard then reports how many rows of each task the corpus contains; None: no such report.
     corpus: Annotated[str | None, NOT_IDENTITY] = None
     output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
     # Worker processes, on Ray; 0: compute in this process, without Ray.

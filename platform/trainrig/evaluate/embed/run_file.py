@@ -32,8 +32,7 @@ class DocumentEmbedding(RunFile):
     # text, "first" the state of the first token (the one that the tokenizer adds, if it adds one).
     pooling: Literal["mean", "first"] = "mean"
     normalise: bool = True  # scale vectors to length 1, so that products are cosines
-    # Tokens of one piece; longer texts are read in several pieces. None: all positions of the
-    # model.
+    # Tokens of one piece, of which longer texts have several; None: all positions of the model.
     sequence_length: int | None = Field(default=None, ge=2)
     # Most pieces of one text to read, from its beginning; None: all. The pooling "first" reads only
     # the first piece.
