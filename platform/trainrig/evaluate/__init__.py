@@ -1,1 +1,1 @@
-"""How good a checkpoint is, in numbers."""
+"""Evaluation of checkpoints: benchmarks, held-out loss, embeddings, scorecards and comparisons."""

@@ -1,4 +1,4 @@
-"""Scores of a checkpoint for the run that trains it: what `trainrig.train.scoring` asks for."""
+"""Benchmark scores of a checkpoint during training, which implement `trainrig.train.scoring`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,14 +14,14 @@ from trainrig.train.evaluations.decisions import CheckpointScore
 from trainrig.train.evaluations.settings import RunEvaluation
 from trainrig.train.scoring.contract import ScoringRequest
 
-SHARD_ROWS = 32  # asked again after a kill, and between two looks whether to stop
+SHARD_ROWS = 32  # rows lost at most by a kill, and rows between two checks whether to stop
 
 
 class CheckpointScoring:
-    """See Scoring."""
+    """Scoring of a checkpoint on benchmark tasks, an implementation of `Scoring`."""
 
     def __init__(self, request: ScoringRequest) -> None:
-        """Raises ConfigError for a list of tasks that cannot be read."""
+        """Prepare the evaluation. Raises ConfigError if the list of tasks cannot be read."""
         asked = request.evaluation
         choices, rows = _read_choices(asked)
         self._name = asked.name
@@ -37,7 +37,7 @@ class CheckpointScoring:
         )
 
     def check(self, scores: Sequence[str]) -> None:
-        """See Scoring."""
+        """Raise ConfigError or DataError if the tasks are invalid or do not give all `scores`."""
         tasks = load_task_runs(self._run)
         check_tasks(self._run, tasks)
         TaskPlan(self._run, tasks).list_splits()  # reads the rows
@@ -50,11 +50,11 @@ class CheckpointScoring:
                 )
 
     def begin(self) -> None:
-        """See Scoring."""
+        """Claim the output folder of the evaluation."""
         claim(self._run, load_task_runs(self._run))
 
     def share(self, rank: int, world: int) -> Iterator[None]:
-        """See Scoring."""
+        """Score this rank's share of the shards, yielding after each shard."""
         plan = TaskPlan(self._run, load_task_runs(self._run))
         splits = plan.list_splits()[rank::world]
         phase = Phase(storage.join(self._run.output, manifest.SCRATCH, "tasks"), plan.make_work)
@@ -66,7 +66,10 @@ class CheckpointScoring:
             yield
 
     def finish(self) -> Mapping[str, CheckpointScore]:
-        """See Scoring."""
+        """Score the shards that are left, write the scorecard and return its scores.
+
+        Scores have the names TASK/METRIC, and TASK for the headline metric.
+        """
         evaluate(self._run)
         found: dict[str, CheckpointScore] = {}
         for name, task in read_scorecard(self._run.output).tasks.items():
@@ -79,12 +82,12 @@ class CheckpointScoring:
 
 
 def _is_gain(metric: str) -> bool:
-    """Whether more of it is better."""
+    """Return whether higher values of `metric` are better."""
     return not metric.endswith(("perplexity", "bits_per_byte"))
 
 
 def _read_choices(asked: RunEvaluation) -> tuple[tuple[TaskChoice, ...], str | None]:
-    """The tasks of an evaluation, and the folder of their rows."""
+    """Return the tasks of an evaluation, and the folder of their rows or None."""
     if asked.task_list is None:
         return tuple(TaskChoice(task=task, limit=asked.limit) for task in asked.tasks), (
             asked.task_rows
@@ -94,12 +97,12 @@ def _read_choices(asked: RunEvaluation) -> tuple[tuple[TaskChoice, ...], str | N
     if not listed.get("tasks"):
         raise ConfigError(f"{asked.task_list}: no [[tasks]] in it, as run files of `evaluate` have")
     choices = tuple(
-        _limit_rows(config.build(TaskChoice, each, f"{asked.task_list}.tasks"), asked.limit)
-        for each in listed["tasks"]
+        _limit_rows(config.build(TaskChoice, table, f"{asked.task_list}.tasks"), asked.limit)
+        for table in listed["tasks"]
     )
     return choices, asked.task_rows or listed.get("task_rows")
 
 
 def _limit_rows(choice: TaskChoice, limit: int | None) -> TaskChoice:
-    limits = [each for each in (choice.limit, limit) if each is not None]
+    limits = [given for given in (choice.limit, limit) if given is not None]
     return choice.model_copy(update={"limit": min(limits, default=None)})

@@ -1,4 +1,4 @@
-"""`trainrig compare`: two or more evaluations of the same tasks, row by row."""
+"""`trainrig compare`: paired comparison of evaluations on the same rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,32 +15,32 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class TaskComparison:
-    """One task of two evaluations, B against A."""
+    """The comparison of two evaluations, A and B, on one task."""
 
     task: str
     metric: str
     a: float
     b: float
     paired: PairedDifference
-    better: float  # 1 where more is better, -1 where less is
-    pairs: tuple[tuple[Row, Row], ...]  # the same row of each
+    better: float  # 1 if higher scores are better, -1 if lower scores are
+    pairs: tuple[tuple[Row, Row], ...]  # scored rows of A and B
 
     @property
     def differing(self) -> tuple[tuple[Row, Row], ...]:
-        """The rows on which the two have other scores."""
+        """The rows on which the scores of A and B differ."""
         return tuple(
             (a, b) for a, b in self.pairs if a["scores"][self.metric] != b["scores"][self.metric]
         )
 
     @property
     def verdict(self) -> str:
-        """Who is better, or that nothing shows it."""
+        """One of "A is better", "B is better" and "within noise"."""
         if self.paired.within_noise:
             return "within noise"
         return "B is better" if self.paired.difference.value * self.better > 0 else "A is better"
 
     def as_json(self) -> dict[str, Any]:
-        """All but the rows, as plain JSON."""
+        """Return the comparison as plain JSON, without the rows."""
         found = self.paired.difference
         low, high = found.interval or (None, None)
         return {
@@ -61,26 +61,26 @@ class TaskComparison:
 
 @dataclass(frozen=True)
 class EvaluationPair:
-    """Two evaluations."""
+    """The comparison of two evaluations, A and B, on all common tasks."""
 
-    a: str  # folders
-    b: str
+    a: str  # folder of A
+    b: str  # folder of B
     a_card: Scorecard
     b_card: Scorecard
     tasks: tuple[TaskComparison, ...]
-    left_out: tuple[str, ...]  # tasks that only one has
+    left_out: tuple[str, ...]  # tasks in only one of the two
 
     def as_json(self) -> dict[str, Any]:
-        """All but the rows, as plain JSON."""
+        """Return the comparison as plain JSON, without the rows."""
         tasks = [task.as_json() for task in self.tasks]
         return {"a": self.a, "b": self.b, "tasks": tasks, "left_out": list(self.left_out)}
 
 
 def compare(folders: Sequence[str]) -> list[EvaluationPair]:
-    """Each of `folders`, which `evaluate` wrote, against the first.
+    """Compare each of `folders`, which `evaluate` wrote, with the first.
 
-    Raises ConfigError for fewer than two, DataError for evaluations that have no task in common, or
-    asked other rows.
+    Raises ConfigError for fewer than two folders, and DataError if evaluations have no common task,
+    or have different rows for one.
     """
     if len(folders) < 2:
         raise ConfigError(
@@ -91,11 +91,13 @@ def compare(folders: Sequence[str]) -> list[EvaluationPair]:
 
 
 def _compare_scorecards(a: str, b: str) -> EvaluationPair:
-    a_card, b_card = read_scorecard(a), read_scorecard(b)
+    a_card = read_scorecard(a)
+    b_card = read_scorecard(b)
     shared = [name for name in a_card.tasks if name in b_card.tasks]
     if not shared:
         raise DataError(f"{a} and {b}: no task is in both; evaluate both on the same tasks")
-    a_inputs, b_inputs = manifest.read_manifest(a).inputs, manifest.read_manifest(b).inputs
+    a_inputs = manifest.read_manifest(a).inputs
+    b_inputs = manifest.read_manifest(b).inputs
     for name in shared:
         key = f"task '{name}'"
         if a_inputs.get(key) != b_inputs.get(key):
@@ -111,9 +113,10 @@ def _compare_scorecards(a: str, b: str) -> EvaluationPair:
 def _compare_task(
     name: str, a: str, b: str, a_card: Scorecard, b_card: Scorecard
 ) -> TaskComparison:
-    mine, other = a_card.tasks[name], b_card.tasks[name]
+    mine = a_card.tasks[name]
+    other = b_card.tasks[name]
     others = {row["row"]: row for row in read_scored(b, name)}
-    # One of them may have asked the first rows alone.
+    # One of the evaluations may have a row limit.
     pairs = [(row, others[row["row"]]) for row in read_scored(a, name) if row["row"] in others]
     metric = mine.metric
     a_scores, b_scores = ([p[side]["scores"][metric] for p in pairs] for side in (0, 1))

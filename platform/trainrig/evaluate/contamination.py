@@ -1,7 +1,8 @@
-"""Which rows of a task the training corpus holds, and what the score is without them.
+"""Contamination of tasks: the rows that the training corpus contains, and scores without them.
 
-The documents that a curation kept are searched for each row's prompt and right answer, by the same
-index and rule as in decontamination: PaLM's, which calls a text seen from 70% of its 8-grams on.
+The documents that `curate` kept are searched for each row's prompt and right answer, with the index
+and the rule of decontamination. The rule is PaLM's: a row is seen if the corpus contains at least
+70% of its 8-grams.
 """
 
 import functools
@@ -31,15 +32,16 @@ from trainrig.splits import Phase, Split, Work
 
 STYLE = PaLM()
 Do = Callable[[Phase, Sequence[Split]], None]
-"""Does what is left of a phase."""
+"""Function that computes the unfinished splits of a phase."""
 
 
 def find_seen(
     corpus: str, tasks: Sequence[TaskRun], scratch: str, do: Do
 ) -> dict[str, dict[int, bool]]:
-    """By task and number of row, whether the corpus holds it. Rows too short to tell are left out.
+    """Return whether the corpus contains each row, by task and row number.
 
-    `corpus` is a folder that `curate` wrote; `scratch` one for what is needed only meanwhile.
+    Rows too short for the rule are left out. `corpus` is a folder that `curate` wrote, and
+    `scratch` a folder for temporary files. `do` computes the splits.
     """
     questions = {run.task.name: load_questions(run) for run in tasks}
     path = storage.join(scratch, "tasks.index")
@@ -56,22 +58,22 @@ def find_seen(
     held_E = np.bincount(index.examples_B[found], minlength=examples)
     words_E = np.bincount(index.examples_B, minlength=examples)
     dirty_E = (held_E > 0) & (held_E >= find_unit_thresholds(index, STYLE))
-    told: dict[str, dict[int, bool]] = {}
+    seen: dict[str, dict[int, bool]] = {}
     for number, name in enumerate(index.names):
         own = range(*index.firsts[number : number + 2])
-        told[name] = {
+        seen[name] = {
             int(index.lines_E[e]): bool(dirty_E[e]) for e in own if words_E[e] >= STYLE.words
         }
-    return told
+    return seen
 
 
 def join_seen(seen: Mapping[int, bool], rows: Sequence[Mapping[str, Any]], metric: str) -> RowsSeen:
-    """How many of the scored `rows` were seen, and the score on those that were not."""
-    told = [row for row in rows if row["row"] in seen]
+    """Count the scored `rows` that were seen, and compute the score of the others."""
+    checked = [row for row in rows if row["row"] in seen]
     fresh = [row for row in rows if not seen.get(row["row"], False)]
     dirty = len(rows) - len(fresh)
     without = compute_headline_score(fresh, metric) if dirty and fresh else None
-    return RowsSeen(looked_for=len(told), seen=dirty, without=without)
+    return RowsSeen(looked_for=len(checked), seen=dirty, without=without)
 
 
 def _index(tasks: Sequence[TaskRun], questions: Mapping[str, Sequence[Question]]) -> Index:
@@ -90,7 +92,7 @@ def _index(tasks: Sequence[TaskRun], questions: Mapping[str, Sequence[Question]]
 
 
 def _build_text(run: TaskRun, question: Question) -> str:
-    """What a document would hold of a row: its prompt with the right answer."""
+    """Return the text to search for: the prompt of a row with its right answer."""
     if question.contexts:
         return question.contexts[question.gold or 0] + run.task.delimiter + question.answers[0]
     return question.prompt + run.task.delimiter + question.expected

@@ -1,4 +1,4 @@
-"""The commands around evaluations: compare, leaderboard, lm-eval."""
+"""Command-line verbs for evaluations: compare, leaderboard and lm-eval."""
 
 import json
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ def compare(
 ) -> None:
     """Compare evaluations on the same rows: paired differences with intervals.
 
-    The first folder is A; each other is compared with it. A difference whose 95% interval holds 0
-    is called noise.
+    The first folder is A, and each other folder is compared with it. A difference is within noise
+    if its 95% interval contains 0.
     """
     from trainrig import storage
     from trainrig.evaluate.comparison import compare as compare_evaluations
@@ -40,10 +40,10 @@ def compare(
 
         storage.write(html, build_comparison_page(found).render_html().encode())
     if as_json:
-        print(json.dumps([each.as_json() for each in found]))
+        print(json.dumps([pair.as_json() for pair in found]))
         return
-    for each in found:
-        print(f"A {each.a}\nB {each.b}")
+    for pair in found:
+        print(f"A {pair.a}\nB {pair.b}")
         rows = [
             (
                 task.task,
@@ -54,10 +54,10 @@ def compare(
                 _format_interval(task.paired.difference.interval),
                 task.verdict,
             )
-            for task in each.tasks
+            for task in pair.tasks
         ]
         _print_table(("task", "metric", "A", "B", "B - A", "95% interval", "verdict"), rows)
-        for name in each.left_out:
+        for name in pair.left_out:
             print(f"{name}: in one of the two alone")
 
 
@@ -66,7 +66,7 @@ def leaderboard(
     html: Page = None,
     as_json: Json = False,
 ) -> None:
-    """Rank all evaluations in a folder by their mean score on the tasks that all have."""
+    """Rank all evaluations in a folder by their mean score on the common tasks."""
     from trainrig import storage
     from trainrig.evaluate.leaderboard import read_leaderboard
     from trainrig.evaluate.report.leaderboard_page import build_board_table, build_leaderboard_page
@@ -86,10 +86,10 @@ def leaderboard(
 
 
 def lm_eval(context: typer.Context) -> None:
-    """Run lm-evaluation-harness, with checkpoints of trainrig as a model of their own.
+    """Run lm-evaluation-harness on checkpoints of trainrig.
 
-    All arguments go to its command line. `--model trainrig --model_args checkpoint=RUN` reads a run
-    folder or a checkpoint, without an export. Needs `pip install trainrig[lm-eval]`.
+    All arguments are passed to its command line. `--model trainrig --model_args checkpoint=RUN`
+    reads a run folder or a checkpoint, without an export. Needs `pip install trainrig[lm-eval]`.
     """
     from trainrig.evaluate.harness.command import run_harness
 

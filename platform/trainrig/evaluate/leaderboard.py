@@ -1,4 +1,4 @@
-"""`trainrig leaderboard`: all scorecards of a folder as one table."""
+"""`trainrig leaderboard`: ranking of all scorecards in a folder."""
 
 import logging
 from dataclasses import dataclass
@@ -14,24 +14,26 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RankedCard:
-    """One evaluation of the table."""
+    """One evaluation of the leaderboard."""
 
-    folder: str  # below the one that was named
+    folder: str  # path relative to the leaderboard's folder
     card: Scorecard
-    mean: float | None  # of the headline scores of all tasks that every evaluation has
+    mean: float | None  # mean headline score over the shared tasks; None: there are none
 
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """Evaluations, the best first."""
+    """Ranked evaluations, the best first."""
 
-    tasks: tuple[str, ...]  # of any of them
-    shared: tuple[str, ...]  # that all have and whose scores are shares: those of the mean
+    tasks: tuple[str, ...]  # tasks of any evaluation
+    shared: tuple[str, ...]  # tasks of the mean: all evaluations have them, higher is better
     rows: tuple[RankedCard, ...]
 
     def sort_by_flops(self) -> dict[str, list[tuple[float, MetricScore]]]:
-        """The scores of each task by the operations of training, the fewest first; of tasks with
-        scores at two or more."""
+        """Return (training operations, headline score) pairs by task, with the fewest first.
+
+        Tasks with fewer than two different numbers of operations are left out.
+        """
         found = {}
         for name in self.tasks:
             points = [
@@ -44,7 +46,7 @@ class Leaderboard:
         return found
 
     def as_json(self) -> dict[str, Any]:
-        """The table as plain JSON."""
+        """Return the leaderboard as plain JSON."""
         return {
             "shared": list(self.shared),
             "evaluations": [
@@ -66,7 +68,7 @@ class Leaderboard:
 
 
 def read_leaderboard(folder: str) -> Leaderboard:
-    """All finished evaluations at or below `folder`. Raises DataError if there is none."""
+    """Rank all finished evaluations at or below `folder`. Raises DataError if there is none."""
     found = []
     for path in storage.list_files(folder, f"/{SCORECARD}"):
         place = path.removesuffix(f"/{SCORECARD}")
@@ -85,7 +87,7 @@ def read_leaderboard(folder: str) -> Leaderboard:
         if all(name in card.tasks and card.tasks[name].higher_is_better for card in cards)
     ]
     rows = [RankedCard(name, card, _compute_mean(card, shared)) for name, card in found]
-    # Without a task in common, by bits per byte: the fewest first.
+    # Evaluations without a shared task are ranked by bits per byte, the lowest first.
     rows.sort(key=lambda row: (-(row.mean or 0.0), _average_bits(row.card), row.folder))
     return Leaderboard(tuple(tasks), tuple(shared), tuple(rows))
 

@@ -1,4 +1,4 @@
-"""What a model card says of how a model was made and what it scores, in Markdown."""
+"""The sections of a model card on training and scores, in Markdown."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -16,10 +16,11 @@ TEXT_COLUMNS = ("source", "bits per byte", "perplexity", "tokens")
 
 
 def describe_checkpoint(path: str, evaluations: Sequence[str] = ()) -> str:
-    """Sections on the scores in the folders `evaluations`, and on the run that made the newest
-    checkpoint at `path`: its settings and the fingerprints of its data.
+    """Return the sections of a model card for the newest checkpoint at `path`.
 
-    Raises ConfigError for the scores of another checkpoint, DataError for a folder without scores.
+    They have the scores in the folders `evaluations`, and the settings and the fingerprints of the
+    data of the run that made the checkpoint. Raises ConfigError for scores of another checkpoint,
+    and DataError for a folder without scores.
     """
     resolved = checkpoint.resolve(path)
     sections = list[str]()
@@ -70,7 +71,7 @@ def _format_task_row(name: str, score: TaskScore) -> tuple[str, ...]:
 
 
 def _describe_training(resolved: str) -> list[str]:
-    """Of a folder that a run made; an imported model has no such record."""
+    """Return the lines on the training run, or [] for an imported model, which has no run."""
     try:
         claim = read_claim(resolved.rsplit("/", 2)[0])  # RUN/checkpoints/NAME
     except DataError:

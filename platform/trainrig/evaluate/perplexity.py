@@ -1,7 +1,7 @@
-"""How well a checkpoint predicts held-out text: loss, perplexity and bits per byte, by source.
+"""Loss, perplexity and bits per byte of a checkpoint on held-out text, by source.
 
-Loss and perplexity are per token, so they compare only models of one tokenizer. Bits per byte
-divide by the bytes of the text instead, and compare any two.
+Loss and perplexity are per token, so they can be compared only between models with the same
+tokenizer. Bits per byte are per byte of text, and can be compared between any two models.
 
 Shapes: B rows, T positions.
 """
@@ -39,13 +39,15 @@ CONVERSATIONS = "conversations"
 
 @dataclass(frozen=True)
 class HeldOutPlan:
-    """What of held-out text is predicted, and how. Plain data, so it travels."""
+    """The held-out text of an evaluation, as plain data that can be sent to workers."""
 
     run: Evaluation
 
     def list_splits(self) -> list[Split]:
-        """A split for each source, and one for the conversations. Raises DataError for tokens of
-        which nothing is held out."""
+        """Return a split for each source of tokens, and one for the conversations.
+
+        Raises DataError if no tokens are held out.
+        """
         found = []
         if self.run.tokens:
             sources = _list_scored_sources(self.run.tokens)
@@ -55,8 +57,10 @@ class HeldOutPlan:
         return found
 
     def make_work(self) -> Work:
-        """The work of one worker, its model loaded. Raises ConfigError and DataError where the
-        checkpoint does not fit."""
+        """Load the model and return the function that a worker calls for each split.
+
+        Raises ConfigError or DataError if the checkpoint cannot read the held-out text.
+        """
         opened = OpenedModel.load(self.run)
         check_fit(self.run, opened.model, opened.encoder)
         return functools.partial(self._do, opened)
@@ -75,7 +79,7 @@ class HeldOutPlan:
 
 
 def check_fit(run: Evaluation, model: Decoder, encoder: Encoder) -> None:
-    """Raise ConfigError or DataError if the model cannot read what `run` names."""
+    """Raise ConfigError or DataError if the model cannot read the held-out text of `run`."""
     length = run.sequence_length or 0
     if length > model.config.positions:
         raise ConfigError(
@@ -91,14 +95,15 @@ def check_fit(run: Evaluation, model: Decoder, encoder: Encoder) -> None:
 
 
 def score_source(run: Evaluation, model: Decoder, encoder: Encoder, source: str) -> SourceScore:
-    """The score of one source of the held-out split."""
+    """Compute the score of one source of the held-out split."""
     shards = TokenShards.open(storage.join(str(run.tokens), HELD_OUT))
     return score(model, _iterate_windows(shards, source, run), encoder.byte_lengths)
 
 
 def score_conversations(run: Evaluation, model: Decoder, encoder: Encoder) -> SourceScore:
-    """The score of what the assistant says in the conversations that are held out."""
-    folder, padding = str(run.conversations), encoder.special_tokens.padding
+    """Compute the score of the assistant's answers in the held-out conversations."""
+    folder = str(run.conversations)
+    padding = encoder.special_tokens.padding
     sets = open_held_out_conversations(folder, _require_length(run), padding)
     if not sets.batches:
         raise DataError(f"{folder}: holds nothing out; give `held_out` a share")
@@ -111,7 +116,7 @@ def _list_scored_sources(tokens: str) -> list[str]:
         raise DataError(f"{tokens}: nothing is held out; tokenize with a larger `held_out`")
     found = []
     for source in shards.sources:
-        if shards.tokens(source) < 2:  # the first is no target
+        if shards.tokens(source) < 2:  # the first token is not a target
             log.warning("%s: source '%s' holds out one token; it gets no score", tokens, source)
         else:
             found.append(source)
@@ -127,7 +132,10 @@ def _require_length(run: Evaluation) -> int:
 def score(
     model: Decoder, rows: Iterable[tuple[Integers, Integers]], byte_lengths: NDArray[np.int64]
 ) -> SourceScore:
-    """The score over all `rows` of (ids [B, T], targets [B, T])."""
+    """Compute the score over all `rows` of (ids [B, T], targets [B, T]).
+
+    Raises DataError if no target is a token of text.
+    """
     nats = text_nats = 0.0
     tokens = text_bytes = 0
     device = model.embedding.weight.device
@@ -157,7 +165,7 @@ def score(
 def _iterate_windows(
     shards: TokenShards, source: str, run: Evaluation
 ) -> Iterator[tuple[Integers, Integers]]:
-    """All tokens of `source` but its first as targets, once each, in rows of T."""
+    """Yield (ids [B, T], targets [B, T]); each token of `source` but the first is a target once."""
     length = _require_length(run)
     last = shards.tokens(source) - 1
     if run.tokens_per_source is not None:

@@ -1,9 +1,9 @@
-"""How well an encoder says what stands at each place of held-out text, from all around it.
+"""Pseudo-perplexity: how well an encoder predicts each masked token of held-out text.
 
-Salazar et al. 2020, "Masked Language Model Scoring", arXiv:1910.14659, section 2: each token is
-masked by itself, once, and the loss is the mean of the nats of what was there. It is no probability
-of the text, so it compares encoders with encoders alone. One forward pass of a row for each of its
-tokens: bound what is read by `tokens_per_source`.
+Each token is masked alone, once, and the loss is the mean of the negative log-likelihoods of the
+original tokens (Salazar et al. 2020, "Masked Language Model Scoring", arXiv:1910.14659, section 2).
+This is not a probability of the text, so it compares only encoders. Each token of a row costs one
+forward pass of the row: limit the cost with `tokens_per_source`.
 
 Shapes: B rows of a forward pass, T positions, V entries of the vocabulary.
 """
@@ -29,17 +29,22 @@ from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards
 def score_masked_source(
     run: Evaluation, model: Decoder, encoder: Encoder, source: str
 ) -> SourceScore:
-    """The score of one source of the held-out split. Raises DataError without a mask token."""
+    """Compute the score of one source of the held-out split.
+
+    Raises DataError if the tokenizer has no mask token.
+    """
     shards = TokenShards.open(storage.join(str(run.tokens), HELD_OUT))
-    last, length = shards.tokens(source), run.sequence_length
-    assert length is not None  # the run file was refused otherwise
+    last = shards.tokens(source)
+    length = run.sequence_length
+    assert length is not None  # the run file's validator requires it
     if run.tokens_per_source is not None:
         last = min(last, run.tokens_per_source)
     windows = (
         shards.read_window(source, start, min(length, last - start)).astype(np.int64)
         for start in range(0, last, length)
     )
-    mask, special = encoder.special_tokens.of("mask").id, list(encoder.special_ids.values())
+    mask = encoder.special_tokens.of("mask").id
+    special = list(encoder.special_ids.values())
     return score_masked_windows(
         model, windows, mask, special, encoder.byte_lengths, run.micro_batch
     )
@@ -53,7 +58,10 @@ def score_masked_windows(
     byte_lengths: NDArray[np.int64],
     micro_batch: int,
 ) -> SourceScore:
-    """The score over all `windows` [T] of ids; special tokens are seen and not asked for."""
+    """Compute the score over all `windows` [T] of token ids.
+
+    Special tokens are part of the context, but are not predicted.
+    """
     nats = 0.0
     tokens = text_bytes = right = 0
     device = model.embedding.weight.device

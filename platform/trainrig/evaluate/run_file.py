@@ -1,4 +1,4 @@
-"""What an evaluation is told."""
+"""The run file of `trainrig evaluate`."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -9,21 +9,21 @@ from trainrig.config.resource_request import ResourceRequest
 
 
 class TaskChoice(Settings):
-    """A task of an evaluation. What is left out is as its task file says."""
+    """A task of an evaluation; its task file gives the defaults."""
 
-    task: str  # name of a task that trainrig ships, or a task file: a path that ends in .toml
-    # File of the task's rows, in place of the one that its task file names.
+    task: str  # name of a task shipped with trainrig, or the path of a task file, ending in .toml
+    # File of the task's rows; None: the file that the task file names.
     rows: Annotated[str | None, NOT_IDENTITY] = None
-    few_shot: int | None = Field(default=None, ge=0)  # solved rows before each prompt
-    # Rows to ask, the first ones; None: all.
+    # Number of few-shot examples before each prompt; None: as the task file says.
+    few_shot: int | None = Field(default=None, ge=0)
+    # Number of rows to evaluate, from the first; None: all.
     limit: int | None = Field(default=None, ge=1)
-    # Whether prompts are a user's words, in the format that the checkpoint's tokenizer has for
-    # conversations.
+    # Render prompts as user turns, with the chat template of the checkpoint's tokenizer.
     chat: bool = False
 
 
 class Evaluation(RunFile):
-    """`trainrig evaluate`: a scorecard for one checkpoint."""
+    """The run file of `trainrig evaluate`, which writes a scorecard for one checkpoint."""
 
     verb: ClassVar[str] = "evaluate"
     resumes: ClassVar[bool] = True
@@ -31,39 +31,41 @@ class Evaluation(RunFile):
 
     stage: Literal["evaluate"] = "evaluate"
     checkpoint: Annotated[str, NOT_IDENTITY]  # run folder or checkpoint to evaluate
-    # Folder that `tokenize` wrote, whose held-out split is predicted; None: none is.
+    # Folder that `tokenize` wrote, to score the model on its held-out split; None: no such score.
     tokens: Annotated[str | None, NOT_IDENTITY] = None
-    # Folder that `conversations` wrote, of whose held-out rows the answers are scored; None: none.
+    # Folder that `conversations` wrote, to score the answers of its held-out conversations; None:
+    # no such score.
     conversations: Annotated[str | None, NOT_IDENTITY] = None
-    tasks: tuple[TaskChoice, ...] = ()  # benchmarks to ask
-    # Task files of vectors: linear probes and retrieval, of encoders too.
+    tasks: tuple[TaskChoice, ...] = ()  # benchmarks to evaluate
+    # Task files for text embeddings: linear probes and retrieval, which encoders can do, too.
     vector_tasks: Annotated[tuple[str, ...], NOT_IDENTITY] = ()
-    # Folder of the tasks' row files; None: task files name them by whole paths.
+    # Folder of the tasks' row files; None: task files have absolute paths.
     task_rows: Annotated[str | None, NOT_IDENTITY] = None
-    # Folder that `curate` wrote with [decontamination], of what the checkpoint was trained on: the
-    # scorecard then says how much of each task it held; None: it says nothing of that.
+    # Training corpus of the checkpoint: a folder that `curate` wrote with [decontamination]. The
+    # scorecard then reports how many rows of each task the corpus contains; None: no such report.
     corpus: Annotated[str | None, NOT_IDENTITY] = None
     output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
-    # Worker processes, on Ray; 0: this process alone.
+    # Worker processes, on Ray; 0: compute in this process, without Ray.
     workers: Annotated[int, NOT_IDENTITY] = Field(default=0, ge=0)
-    # Most tokens that a prediction of held-out text can look back on; None: needed for none.
+    # Context length for held-out text, in tokens. Required with `tokens` or `conversations`.
     sequence_length: int | None = Field(default=None, ge=1)
     micro_batch: int = Field(default=8, ge=1)  # sequences of held-out text in one forward pass
-    # Tokens of each source to read, the first ones; None: all.
+    # Number of tokens to score of each source, from the first; None: all.
     tokens_per_source: int | None = Field(default=None, ge=1)
-    # Tokens of one pass over a task's prompts, with padding: 4,096 fit the caches of a CPU, a GPU
-    # wants more. Another number gives other last digits.
+    # Most tokens of one forward pass over a task's prompts, padding included. 4,096 suit a CPU's
+    # caches; use more on a GPU. Changing it may change the last digits of scores.
     batch_tokens: int = Field(default=4096, ge=1)
-    # Rows of a task that one worker asks at a time, and that a stopped evaluation asks again.
+    # Rows of a task in one shard: a unit of work, which is computed again after an interruption.
     shard_rows: int = Field(default=256, ge=1)
-    # Whether prompts begin with the end-of-text token, as texts do in training.
+    # Begin prompts with the end-of-text token, as texts begin in training.
     document_start: bool = True
-    # Consent to run the programs that the model writes for tasks of programs, confined.
+    # Allow tasks with programs to run code that the model generates, in a sandbox.
     run_code: Annotated[bool, NOT_IDENTITY] = False
-    # Where to compute; "auto": on the GPU if there is one.
+    # Device to compute on; "auto": the GPU if there is one.
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["float32", "bfloat16"] = "float32"  # number format of the weights
-    threads: int = Field(default=1, ge=1)  # CPU threads; another number gives other last digits
+    # CPU threads of a worker. Changing it may change the last digits of scores.
+    threads: int = Field(default=1, ge=1)
 
     @model_validator(mode="after")
     def _something_to_score(self) -> Self:
@@ -80,5 +82,5 @@ class Evaluation(RunFile):
         return self
 
     def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
-        """Its workers, on cores."""
+        """Return the resources of the workers, which use CPU cores."""
         return ResourceRequest.on_cores(self.workers)

@@ -1,8 +1,8 @@
-"""`trainrig evaluate`: one checkpoint, what is asked of it, and the scorecard of that.
+"""`trainrig evaluate`: evaluation of one checkpoint, which writes a scorecard.
 
-scorecard.json        scores with their errors
-rows/TASK/*.jsonl     each row: prompt, what was expected, what was given, its scores
-report.html           all of it, to be read
+scorecard.json        scores with their standard errors
+rows/TASK/*.jsonl     scored rows: prompt, expected answer, given answer, scores
+report.html           a report of all of these for reading in a browser
 """
 
 import functools
@@ -39,14 +39,15 @@ REPORT = "report.html"
 
 
 def evaluate(run: Evaluation) -> Manifest:
-    """Write the scorecard that `run` describes; the manifest of its folder."""
+    """Evaluate the checkpoint of `run`, write its scorecard and return the output's manifest."""
     from trainrig.evaluate.report.scorecard_page import (
-        build_scorecard_page,  # draws: takes a second
+        build_scorecard_page,  # imports matplotlib, which takes a second
     )
 
     path = checkpoint.resolve(run.checkpoint)
-    run = run.model_copy(update={"checkpoint": path})  # workers must not find a newer one
-    tasks, of_vectors = load_task_runs(run), load_vector_tasks(run)
+    run = run.model_copy(update={"checkpoint": path})  # all workers use the same checkpoint
+    tasks = load_task_runs(run)
+    of_vectors = load_vector_tasks(run)
     stage = claim(run, tasks, of_vectors)
     if stage.finished:
         return stage.finished
@@ -73,9 +74,11 @@ def evaluate(run: Evaluation) -> Manifest:
 
 
 def _compute_training_flops(path: str, entries: Mapping[str, Any]) -> float | None:
-    """6ND of the run that made the checkpoint `path`, whose `entries` were read: N without the
-    embedding, the head and experts that a token does not meet. A run that continues another counts
-    its own tokens alone."""
+    """Estimate the training operations of the checkpoint `path` as 6ND; None: tokens unknown.
+
+    `entries` are the checkpoint's entries. N excludes the embedding, the head and the experts that
+    a token does not use. A run that continues another run counts only its own tokens.
+    """
     if not entries.get("tokens"):
         return None
     count = count_parameters(checkpoint.describe(path)[0])
@@ -85,7 +88,10 @@ def _compute_training_flops(path: str, entries: Mapping[str, Any]) -> float | No
 def claim(
     run: Evaluation, tasks: tuple[TaskRun, ...], of_vectors: Sequence[LinearProbe | Retrieval] = ()
 ) -> Stage:
-    """Claim the output of `run`, whose checkpoint is the folder of one."""
+    """Check the tasks of `run` and claim its output folder.
+
+    The checkpoint of `run` must be the folder of a single checkpoint.
+    """
     check_tasks(run, tasks, [task.name for task in of_vectors])
     inputs = _hash_inputs(run, tasks)
     for task in of_vectors:
@@ -94,7 +100,7 @@ def claim(
 
 
 def load_task_runs(run: Evaluation) -> tuple[TaskRun, ...]:
-    """The tasks of `run`. Raises ConfigError for one that is not there."""
+    """Load the tasks of `run`. Raises ConfigError if a task is unknown or invalid."""
     found = []
     for choice in run.tasks:
         task, rows = load_task(choice, run.task_rows)
@@ -103,8 +109,10 @@ def load_task_runs(run: Evaluation) -> tuple[TaskRun, ...]:
 
 
 def check_tasks(run: Evaluation, tasks: Sequence[TaskRun], others: Sequence[str] = ()) -> None:
-    """Raise ConfigError where programs would be run without consent, or cannot be confined, and
-    for two tasks of one name, `others` among them."""
+    """Raise ConfigError if task names repeat, or programs may not run or cannot be confined.
+
+    `others` are further names of tasks of the same evaluation.
+    """
     names = [*(task.task.name for task in tasks), *others]
     for name in names:
         if names.count(name) > 1:
@@ -121,7 +129,7 @@ def check_tasks(run: Evaluation, tasks: Sequence[TaskRun], others: Sequence[str]
 
 
 def _hash_inputs(run: Evaluation, tasks: Sequence[TaskRun]) -> dict[str, str]:
-    """Fingerprints of all that is read. Raises DataError for what is not there."""
+    """Return the fingerprints of all inputs. Raises DataError if an input is missing."""
     inputs = {"checkpoint": checkpoint.compute_content_key(run.checkpoint)}
     if run.tokens:
         inputs["tokens"] = manifest.read_input(run.tokens, "tokenize").content
@@ -154,7 +162,7 @@ def _map(run: Evaluation, phase: Phase, splits: Sequence[Split]) -> None:
 
 
 def _score_held_out(run: Evaluation, stage: Stage) -> dict[str, SourceScore]:
-    """Of each source, and of the conversations, in that order."""
+    """Compute the held-out scores of each source, then of the conversations."""
     plan = HeldOutPlan(run)
     splits = plan.list_splits()
     phase = Phase(stage.build_path(manifest.SCRATCH, "held_out"), plan.make_work)
@@ -168,7 +176,7 @@ def _score_held_out(run: Evaluation, stage: Stage) -> dict[str, SourceScore]:
 def _ask(
     run: Evaluation, stage: Stage, plan: TaskPlan | VectorPlan, records: str
 ) -> dict[str, FileSum]:
-    """Ask all tasks; the files of scored rows."""
+    """Evaluate all tasks of `plan`, and return the checksums of the files of scored rows."""
     splits = plan.list_splits()
     phase = Phase(stage.build_path(manifest.SCRATCH, records), plan.make_work)
     _map(run, phase, splits)

@@ -1,8 +1,8 @@
-"""Chat templates, as tokenizers are published with them: Jinja, rendered in a sandbox.
+"""Rendering of the Jinja chat templates that tokenizers are published with, in a sandbox.
 
-The environment is the one in which Transformers renders `chat_template`, whose texts these are to
-the letter; but nothing in it tells the time, so that what is rendered is a function of its inputs:
-`strftime_now` gives the day that the caller names.
+The environment is the one in which Transformers renders `chat_template`, and the texts are equal
+character for character. But it does not read the clock, so the text depends on the inputs alone:
+`strftime_now` formats the day that the caller gives.
 """
 
 import datetime
@@ -19,15 +19,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from trainrig.errors import ConfigError, DataError
 
-# What templates of Llama 3 take for today where they are not told.
+# The default date in the templates of Llama 3.
 TODAY = datetime.date(2024, 7, 26)
-DATE = "date"  # the variable by which a caller names another day
+DATE = "date"  # the variable that sets another day
 
-_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of it, the first wins
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # keys of reasoning; the first wins
 
 
 class TemplateRefusal(DataError):
-    """A template that does not take a conversation: it raised, or what it wants is not there."""
+    """Refusal of a conversation by a template: it raised an error, or needs a missing value."""
 
 
 def render_chat(
@@ -38,12 +38,12 @@ def render_chat(
     add_generation_prompt: bool = False,
     where: str = "chat_template",
 ) -> str:
-    """The text that `template` makes of `messages`.
+    """Return `messages` as the text that `template` renders.
 
-    `variables` are what the template may name besides: `bos_token`, `eos_token`, `tools`, … and
-    `date`, the day (a `datetime.date`) that `strftime_now` tells of. Raises ConfigError, which
-    begins with `where`, for a template that is no Jinja or reaches out of its sandbox;
-    TemplateRefusal for messages that it does not take.
+    `variables` are further variables of the template: `bos_token`, `eos_token`, `tools`, … and
+    `date`, the day (a `datetime.date`) that `strftime_now` formats. Raises ConfigError, which
+    begins with `where`, if the template is not valid Jinja or tries to leave its sandbox, and
+    TemplateRefusal if it refuses the messages.
     """
     named = dict(variables or {})
     day = named.pop(DATE, TODAY)
@@ -64,13 +64,13 @@ def render_chat(
 
 
 def find_reasoning(message: Mapping[str, Any]) -> Any:
-    """Return the reasoning of `message`, under whichever name it came; None: it has none."""
+    """Return the reasoning of `message` from any of its usual keys, or None if it has none."""
     return next((message[name] for name in _REASONING if message.get(name) is not None), None)
 
 
 @cache
 def compile_template(template: str, day: datetime.date = TODAY) -> jinja2.Template:
-    """`template`, ready to render."""
+    """Return the compiled `template`."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
@@ -83,20 +83,19 @@ def compile_template(template: str, day: datetime.date = TODAY) -> jinja2.Templa
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the assistant says, for tools that mask by it; it says nothing
-    of the text itself."""
+    """The tag `{% generation %}`, which marks the assistant's text and renders it unchanged."""
 
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # A scope of its own, as the call block has that Transformers makes of it.
+        # Transformers turns the tag into a call block, which has a separate scope.
         return [nodes.Scope(body, lineno=line)]
 
 
 class _Dict:
-    """`dict` without the attributes of the class, by which a sandbox can be left."""
+    """A `dict` function without the class attributes through which code can leave a sandbox."""
 
     def __call__(self, *pairs: Any, **entries: Any) -> dict[Any, Any]:
         return dict(*pairs, **entries)
@@ -106,10 +105,11 @@ class _Dict:
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """`namespace`, in which no name begins with an underscore."""
+    """A Jinja `namespace` that refuses names with a leading underscore."""
 
     def __init__(*given: Any, **entries: Any) -> None:
-        self, pairs = given[0], given[1:]
+        self = given[0]
+        pairs = given[1:]
         attributes = dict(*pairs, **entries)
         for name in attributes:
             _check_name(name)
@@ -132,7 +132,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own escapes what HTML has a meaning for.
+    # Jinja's filter `tojson` would escape HTML characters.
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -151,7 +151,7 @@ def _make_strftime_now(day: datetime.date) -> Callable[[str], str]:
 
 
 def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`message`, whose reasoning stands under the name that templates read, whatever it came by."""
+    """Return `message` with its reasoning under the keys that templates read."""
     said = find_reasoning(message)
     if said is None:
         return message

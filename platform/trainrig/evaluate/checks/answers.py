@@ -1,4 +1,4 @@
-"""Written answers against right ones: what of a text is the answer, and whether it is right."""
+"""Extraction of the answer from a generated text, and its comparison with the right answers."""
 
 import re
 import string
@@ -27,20 +27,24 @@ _NUMBER = re.compile(
 
 
 def cut_at(text: str, until: Sequence[str]) -> str:
-    """`text` up to the first place where one of `until` begins."""
+    """Return `text` up to the first occurrence of any text in `until`."""
     places = [at for mark in until if mark and (at := text.find(mark)) >= 0]
     return text[: min(places)] if places else text
 
 
 def extract_answer(text: str, pattern: str | None, take: Literal["first", "last"]) -> str | None:
-    """The part of `text` that `pattern` asks for; None if it does not match."""
+    """Return the part of `text` that `pattern` matches, or None if it does not match.
+
+    The part is the first group that took part in the match, or the whole match without groups. If
+    `pattern` is None, the part is the whole text. White space at both ends is removed.
+    """
     if pattern is None:
         return text.strip()
     matches = list(re.finditer(pattern, text))
     if not matches:
         return None
     match = matches[0 if take == "first" else -1]
-    # The first group that took part: alternatives have a group each.
+    # The alternatives of a pattern may have one group each, so some groups are None.
     return next((group for group in match.groups() if group is not None), match.group()).strip()
 
 
@@ -50,15 +54,20 @@ def score_answer(
     targets: Sequence[str],
     instructions: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, float]:
-    """The scores of an answer, by name, the headline first; `given` is None if none was found."""
+    """Return the scores of an answer by metric, with the headline metric first.
+
+    `given` is None if no answer was found in the text; `instructions` are used for IFEval alone.
+    """
     if isinstance(check, InstructionMatch):
         return _score_instructions(given or "", instructions)
     if isinstance(check, TokenF1):
         f1 = (
-            max((_compute_token_f1(given, each) for each in targets), default=0.0) if given else 0.0
+            max((_compute_token_f1(given, target) for target in targets), default=0.0)
+            if given
+            else 0.0
         )
         exact = given is not None and any(
-            _normalise_squad(given) == _normalise_squad(each) for each in targets
+            _normalise_squad(given) == _normalise_squad(target) for target in targets
         )
         return {"f1": f1, "exact_match": float(exact)}
     right = given is not None and any(is_right(check, given, target) for target in targets)
@@ -66,12 +75,13 @@ def score_answer(
 
 
 def is_right(check: AnswerCheck, given: str, target: str) -> bool:
-    """Whether `given` is the answer `target`, by `check`."""
+    """Return whether the answer `given` matches `target` under the rule `check`."""
     match check:
         case ExactMatch():
             return _normalise_exact(given, check) == _normalise_exact(target, check)
         case NumericMatch():
-            mine, wanted = find_first_number(given), find_first_number(target)
+            mine = find_first_number(given)
+            wanted = find_first_number(target)
             if mine is None or wanted is None:
                 return False
             return abs(mine - wanted) <= Decimal(repr(check.tolerance))
@@ -84,13 +94,16 @@ def is_right(check: AnswerCheck, given: str, target: str) -> bool:
 
 
 def find_first_number(text: str) -> Decimal | None:
-    """The first number in `text`, without thousands separators, signs of currency and percent."""
+    """Return the first number in `text`, or None if there is none.
+
+    Thousands separators and currency signs are ignored.
+    """
     match = _NUMBER.search(text)
     return _parse_decimal(match.group()) if match else None
 
 
 def find_numbers(text: str) -> list[Decimal]:
-    """All numbers in `text`, read as `find_first_number` reads the first."""
+    """Return all numbers in `text`, parsed as in `find_first_number`."""
     found = (_parse_decimal(match.group()) for match in _NUMBER.finditer(text))
     return [number for number in found if number is not None]
 
@@ -111,12 +124,13 @@ def _normalise_exact(text: str, check: ExactMatch) -> str:
 
 
 def _normalise_squad(text: str) -> str:
-    """Lower case, without punctuation and articles, one space between words."""
+    """Normalise `text` as in SQuAD: lower case, no punctuation or articles, single spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def _compute_token_f1(given: str, target: str) -> float:
-    mine, wanted = _normalise_squad(given).split(), _normalise_squad(target).split()
+    mine = _normalise_squad(given).split()
+    wanted = _normalise_squad(target).split()
     if not mine or not wanted:
         return float(mine == wanted)
     shared = sum((Counter(mine) & Counter(wanted)).values())
@@ -124,9 +138,10 @@ def _compute_token_f1(given: str, target: str) -> float:
 
 
 def _score_instructions(text: str, instructions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    strict = [is_followed(each, text) for each in instructions]
+    strict = [is_followed(instruction, text) for instruction in instructions]
     loose = [
-        any(is_followed(each, variant) for variant in _list_variants(text)) for each in instructions
+        any(is_followed(instruction, variant) for variant in _list_variants(text))
+        for instruction in instructions
     ]
     return {
         "prompt_strict": float(all(strict)),
@@ -137,9 +152,10 @@ def _score_instructions(text: str, instructions: Sequence[Mapping[str, Any]]) ->
 
 
 def _list_variants(text: str) -> list[str]:
-    """`text` as it is, without its first line, its last, both; each with and without asterisks.
+    """Return the variants of `text` for the loose metric of IFEval (section 2.2 of the paper).
 
-    Of the paper's section 2.2: an introduction, an ending or bold type do not make a prompt missed.
+    The variants are without the first line, the last line or both, each with and without asterisks,
+    so that an introduction, an ending or bold type do not count as a failure.
     """
     lines = text.split("\n")
     cuts = [lines, lines[1:], lines[:-1], lines[1:-1]]

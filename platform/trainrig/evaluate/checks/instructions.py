@@ -1,7 +1,7 @@
-"""Instructions whose following a program can tell: IFEval (Zhou et al. 2023, arXiv:2311.07911).
+"""Instructions of IFEval, which a program can verify (Zhou et al. 2023, arXiv:2311.07911).
 
-Each is named as in the published rows, and its arguments are theirs. Words and sentences are
-counted by white space and by marks that end sentences; the language is that of `corpus/language`.
+The names and the arguments of instructions are those of the published rows. Words are runs of word
+characters, sentences end at `.`, `!` or `?`, and `corpus/language` identifies the language.
 """
 
 import json
@@ -16,9 +16,9 @@ Arguments = Mapping[str, Any]
 
 
 def is_followed(instruction: Mapping[str, Any], text: str) -> bool:
-    """Whether `text` follows `instruction`, a table of `id` and `arguments`.
+    """Return whether `text` follows `instruction`, a table of `id` and `arguments`.
 
-    Raises DataError for an id that is not known. An empty text follows nothing.
+    An empty text follows no instruction. Raises DataError for an unknown id or a missing argument.
     """
     name = str(instruction["id"])
     if name not in INSTRUCTIONS:
@@ -37,7 +37,7 @@ def is_followed(instruction: Mapping[str, Any], text: str) -> bool:
 def _compare_count(
     count: int, arguments: Arguments, wanted: str, relation: str = "relation"
 ) -> bool:
-    """`count` at least, or less than, what the row asks for."""
+    """Return whether `count` is at least, or less than, the number in argument `wanted`."""
     if arguments.get(relation, "at least") == "less than":
         return count < int(arguments[wanted])
     return count >= int(arguments[wanted])
@@ -120,7 +120,9 @@ def _has_highlights(text: str, arguments: Arguments) -> bool:
 
 
 def _has_sections(text: str, arguments: Arguments) -> bool:
-    splitter = re.escape(str(arguments["section_spliter"]).strip())  # spelt so in the rows
+    splitter = re.escape(
+        str(arguments["section_spliter"]).strip()
+    )  # the published rows misspell this key
     found = re.split(rf"\s?{splitter}\s?\d+\s?", text)
     return len(found) - 1 >= int(arguments["num_sections"])
 

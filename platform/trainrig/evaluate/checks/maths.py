@@ -1,7 +1,7 @@
-"""Formulas in LaTeX, brought to one way of writing, to be compared as text.
+r"""Normalisation of LaTeX formulas, so that equal formulas can be compared as text.
 
-What is treated alike is what MATH's own comparison treats alike (Hendrycks et al. 2021,
-arXiv:2103.03874): spaces, units, `\\left`, `\\dfrac`, fractions and roots without braces, `0.5`.
+It ignores the differences that MATH's own comparison ignores (Hendrycks et al. 2021,
+arXiv:2103.03874): spaces, units, `\left`, `\dfrac`, fractions and roots without braces, `0.5`.
 """
 
 import re
@@ -27,7 +27,7 @@ _UNIT = re.compile(r"\\text\{\s[^{}]*\}\s*$")
 
 
 def find_last_boxed(text: str) -> str:
-    """What the last `\\boxed{…}` or `\\fbox{…}` of `text` holds; all of `text` if there is none."""
+    r"""Return the content of the last `\boxed{…}` or `\fbox{…}` in `text`, or `text` if none."""
     at = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
     if at < 0:
         return text
@@ -40,27 +40,32 @@ def find_last_boxed(text: str) -> str:
         depth += (letter == "{") - (letter == "}")
         if depth == 0 and begin >= 0:
             return rest[begin + 1 : place]
-    return text  # a brace that is never closed
+    return text  # the brace is never closed
 
 
 def extract_formula(text: str) -> str:
-    """The formula of an answer: boxed, else between its first and last dollar signs, else all."""
+    """Return the formula of an answer.
+
+    This is the last boxed formula, else the text between the first and the last dollar sign, else
+    all of the text.
+    """
     if "\\boxed" in text or "\\fbox" in text:
         return find_last_boxed(text)
-    first, last = text.find("$"), text.rfind("$")
+    first = text.find("$")
+    last = text.rfind("$")
     return text[first + 1 : last] if 0 <= first < last else text
 
 
 def normalise_latex(text: str) -> str:
-    """`text` as it is compared."""
+    """Return the formula `text` in its normal form, in which equal formulas are equal texts."""
     text = text.replace("\n", "").strip().rstrip(".").replace("\\\\", "\\")
     text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     text = _UNIT.sub("", text)
-    for each in _DROPPED:
-        text = text.replace(each, "")
+    for dropped in _DROPPED:
+        text = text.replace(dropped, "")
     name, equals, value = text.partition("=")
     if equals and "=" not in value and len(name.strip()) <= 2:
-        text = value  # x = 3
+        text = value  # "x = 3" becomes "3"
     text = re.sub(r"(^|[^\d])\.(\d)", r"\g<1>0.\2", text)
     text = _ROOT.sub(r"\\sqrt{\1}", text)
     text = _FRACTION.sub(lambda found: _format_fraction(found[1], found[2]), text)

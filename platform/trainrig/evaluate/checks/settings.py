@@ -1,4 +1,4 @@
-"""How a written answer is compared with the right ones: one union, told apart by `kind`."""
+"""Settings for comparing an answer with the right ones: a union with the discriminator `kind`."""
 
 from typing import Annotated, Literal
 
@@ -8,50 +8,50 @@ from trainrig.config import Settings
 
 
 class ExactMatch(Settings):
-    """The same text as one of the targets, but for white space at both ends."""
+    """A match if the answer equals one of the targets, ignoring white space at both ends."""
 
     kind: Literal["ExactMatch"] = "ExactMatch"
-    ignore_case: bool = False  # whether "Paris" is "paris"
-    ignore_punctuation: bool = False  # whether "Paris." is "Paris"
+    ignore_case: bool = False  # true: "Paris" equals "paris"
+    ignore_punctuation: bool = False  # true: "Paris." equals "Paris"
 
 
 class NumericMatch(Settings):
-    """The same number as one of the targets: "1,234.0", "$1234" and "1234" are one."""
+    """A match if the first numbers are equal: "1,234.0", "$1234" and "1234" are the same."""
 
     kind: Literal["NumericMatch"] = "NumericMatch"
     tolerance: float = Field(default=0.0, ge=0, allow_inf_nan=False)  # largest difference
 
 
 class PatternMatch(Settings):
-    """A text in which one of the targets, regular expressions, is found."""
+    """A match if one of the targets, which are regular expressions, is found in the answer."""
 
     kind: Literal["PatternMatch"] = "PatternMatch"
-    whole: bool = False  # whether all of the text has to match
+    whole: bool = False  # true: the whole answer must match, not only a part of it
 
 
 class TokenF1(Settings):
-    """The overlap of words with the nearest target, as SQuAD has it (arXiv:1606.05250, sec. 6.1).
+    """The F1 score of the words shared with the best target, as in SQuAD (arXiv:1606.05250).
 
-    Its score lies between 0 and 1; exact_match is reported beside it.
+    The score is between 0 and 1 (section 6.1 of the paper). exact_match is reported, too.
     """
 
     kind: Literal["TokenF1"] = "TokenF1"
 
 
 class MathsMatch(Settings):
-    """The same formula as one of the targets after LaTeX is written in one way.
+    r"""A match if the formula equals one of the targets after LaTeX is normalised, as in MATH.
 
-    What is compared is the last `\\boxed{…}` of the answer, else what stands between its first and
-    last dollar signs, else all of it: as MATH was published (arXiv:2103.03874).
+    The formula is the last `\boxed{…}` of the answer, else the text between its first and last
+    dollar signs, else the whole answer (arXiv:2103.03874).
     """
 
     kind: Literal["MathsMatch"] = "MathsMatch"
 
 
 class InstructionMatch(Settings):
-    """Whether every instruction of the row was followed, as IFEval has it (arXiv:2311.07911).
+    """A match if the answer follows every instruction of the row, as in IFEval (arXiv:2311.07911).
 
-    `targets` gives a list of tables, each an instruction's `id` and its `arguments`.
+    `targets` is a list of tables with the `id` and the `arguments` of one instruction each.
     """
 
     kind: Literal["InstructionMatch"] = "InstructionMatch"

@@ -1,11 +1,12 @@
-"""Requests between the tests and the program, each in its own process, over two pipes.
+"""Remote calls between the tests and the program, which run in two processes, over two pipes.
 
-Both ends are alike: while one waits for the answer to a request, it answers requests of the other,
-so tests may hand functions to the program. What is no plain data stays where it is, and the other
-end has a handle, whose methods, attributes, items and iteration are requests.
+Both ends are symmetric: while one end waits for the answer to a request, it answers requests of the
+other, so tests can pass functions to the program. Objects that are not plain data stay in their
+process, and the other end has a handle, whose methods, attributes, items and iteration are remote
+requests.
 
-A handle is equal to itself alone, and no operator with a value of this end is asked of the other:
-objects that are equal to all, or contain all, would let a program decide its own verdict.
+A handle is equal only to itself, and an operator between a handle and a local value is never sent:
+an object that equals or contains everything would let a program decide its own verdict.
 """
 
 from __future__ import annotations
@@ -26,26 +27,26 @@ if TYPE_CHECKING:
 
     from values import Form
 
-LARGEST = 2**26  # bytes of a message
-# Special methods of an object that are asked of the end that has it.
+LARGEST = 2**26  # most bytes of a message
+# Special methods that are sent as requests to the end that has the object.
 ASKED = (
     *("__call__", "__len__", "__iter__", "__next__", "__reversed__", "__bool__"),
     *("__getitem__", "__setitem__", "__delitem__", "__enter__", "__exit__"),
     *("__str__", "__repr__", "__int__", "__float__", "__index__", "__complex__"),
     *("__abs__", "__neg__", "__pos__", "__invert__", "__round__"),
 )
-# Those of two operands are asked only where the other end has both.
+# Binary operators are sent only if both operands are objects of the other end.
 OPERATORS = (
     *("__add__", "__sub__", "__mul__", "__matmul__", "__truediv__", "__floordiv__", "__mod__"),
     *("__pow__", "__and__", "__or__", "__xor__", "__lshift__", "__rshift__"),
 )
 _READABLE = ("__name__", "__qualname__", "__doc__")
-# Raised by a call, these would end a loop of the caller in silence.
+# If a call raised one of these, it would silently end a loop of the caller.
 _ENDS_OF_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
 
 
 class ConnectionLost(BaseException):
-    """The other end is gone, or sent what it may not: nothing that it sends counts any more."""
+    """Loss of the other end: it has exited or broken the protocol, and is ignored from now on."""
 
 
 class ClassHandle(type):
@@ -55,26 +56,26 @@ class ClassHandle(type):
 
     @staticmethod
     def build(exchange: Exchange, name: str, bases: list[type], methods: Sequence[str]) -> type:
-        """A class for the handles of objects that have `methods` of the special ones."""
-        asked = {each: _ask(each) for each in (*ASKED, *OPERATORS) if each in methods}
+        """Build a class for handles of remote objects with the special methods `methods`."""
+        asked = {method: _ask(method) for method in (*ASKED, *OPERATORS) if method in methods}
         made = ClassHandle(name, tuple(bases) or (Handle,), {"__slots__": (), **asked})
         made.__exchange = exchange
         return made
 
     def get_exchange(cls) -> Exchange:
-        """The exchange that is asked."""
+        """Return the exchange to which requests are sent."""
         return cls.__exchange
 
     def __call__(cls, *arguments: object, **named: object) -> Any:
-        """Make an object there."""
+        """Create an object of the class at the other end."""
         return cls.__exchange.request("call", cls, "", arguments, named)
 
     def __getattr__(cls, name: str) -> Any:
-        """Read an attribute of the class there."""
+        """Read an attribute of the class at the other end."""
         return _read_attribute(cls.__exchange, cls, name)
 
     def __iter__(cls) -> Any:
-        """Iterate over the class there, such as an enumeration."""
+        """Iterate over the class at the other end, such as an enumeration."""
         return iter(cls.__exchange.request("operate", cls, "__iter__"))
 
 
@@ -84,15 +85,15 @@ class Handle:
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
-        """Read an attribute of the object there."""
+        """Read an attribute of the object at the other end."""
         return _read_attribute(_get_exchange(self), self, name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Set an attribute of the object there."""
+        """Set an attribute of the object at the other end."""
         _get_exchange(self).request("set", self, name, (value,))
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Refuse to be copied, since the object is in another process."""
+        """Raise TypeError, since an object of another process cannot be copied."""
         raise TypeError("an object of another process cannot be copied")
 
 
@@ -118,18 +119,18 @@ def _ask(name: str) -> Any:
 
 
 class Exchange:
-    """One end of the two pipes, which asks by `request` and answers by `answer`."""
+    """One end of the two pipes, with `request` to call the other end and `answer` to serve it."""
 
     def __init__(self, reading: int, writing: int) -> None:
         self._reading = open(reading, "rb")  # noqa: SIM115
         self._writing = writing
-        self._here: list[object] = []  # objects that the other end has handles of
-        self._there: dict[int, Any] = {}  # handles, by the number of their object at the other end
-        self._numbers: dict[int, int] = {}  # of objects here, by their id
-        self._there_numbers: dict[int, int] = {}  # of objects there, by the id of their handle
+        self._here: list[object] = []  # local objects of which the other end has handles
+        self._there: dict[int, Any] = {}  # handles by the number of their remote object
+        self._numbers: dict[int, int] = {}  # numbers of local objects by their id()
+        self._there_numbers: dict[int, int] = {}  # numbers of remote objects by id() of the handle
         self._lock = _thread.RLock()
-        self.lost = ""  # why nothing from the other end counts any more
-        self.ended = False  # whether that is since the other end closed its pipes
+        self.lost = ""  # reason why the other end is ignored; "" while it is not
+        self.ended = False  # true if the reason is that the other end closed its pipes
 
     def request(
         self,
@@ -139,7 +140,10 @@ class Exchange:
         arguments: Sequence[object] = (),
         named: dict[str, object] | None = None,
     ) -> Any:
-        """What the other end answers. Raises what the operation raised there, or ConnectionLost."""
+        """Send a request and return the result of the other end.
+
+        Raises the exception that the operation raised there, or ConnectionLost.
+        """
         codec = Codec(self)
         captured = sys.stdout is not sys.__stdout__
         forms = [codec.encode(part) for part in (target, name, tuple(arguments), named or {})]
@@ -163,7 +167,7 @@ class Exchange:
         raise result
 
     def answer(self, message: Sequence[Form]) -> None:
-        """Do what the other end asks for, and send what came of it."""
+        """Perform the request `message` of the other end, and send its result or its exception."""
         codec = Codec(self)
         try:
             operation, *forms, captured = message
@@ -188,7 +192,7 @@ class Exchange:
     def perform(
         self, operation: str, target: Any, name: str, arguments: Sequence[Any], named: Any
     ) -> Any:
-        """The result of an operation that the other end asks for on an object of this end."""
+        """Perform an operation on a local object for the other end, and return its result."""
         match operation:
             case "call":
                 return target(*arguments, **named)
@@ -205,7 +209,7 @@ class Exchange:
     # --- objects
 
     def encode_object(self, value: object) -> Form:
-        """The form of `value`, which stays where it is."""
+        """Return a form that refers to `value`, an object that stays in its process."""
         if id(value) in self._there_numbers:
             return ["yours", self._there_numbers[id(value)]]
         if not isinstance(value, type):
@@ -228,7 +232,10 @@ class Exchange:
         return self._numbers[id(value)]
 
     def decode_object(self, form: Sequence[Form]) -> Any:
-        """The object or the handle of `form`. Raises ValueError, TypeError, ... if it is none."""
+        """Return the local object or the handle of `form`.
+
+        Raises ValueError, TypeError or another exception if `form` is malformed.
+        """
         match form:
             case ["yours", int(number)] if number >= 0:
                 return self._here[number]
@@ -314,7 +321,7 @@ class Exchange:
 
 
 def pack(message: Form) -> bytes:
-    """The bytes of a message. Raises ValueError if it is too large, RecursionError if too deep."""
+    """Encode a message. Raises ValueError if it is too large, RecursionError if too deep."""
     packed = json.dumps(message, separators=(",", ":")).encode("ascii")
     if len(packed) > LARGEST:
         raise ValueError(f"a value takes more than {LARGEST:,} bytes")

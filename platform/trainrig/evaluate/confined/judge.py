@@ -1,8 +1,8 @@
-"""The judge's process: it runs the tests of a row, and decides.
+"""The judge's process, which runs the tests of a row and decides the verdict.
 
-Names that the tests use and do not define are, in this order, the interpreter's own, the standard
-library's where the program imported them under that name, and the program's. So a program that
-defines `abs` or `isinstance` changes no test.
+Names that the tests use but do not define are looked up in this order: Python's built-ins, modules
+of the standard library that the program imported under that name, and the program. So a program
+that defines `abs` or `isinstance` cannot change a test.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TYPE_CHECKING = False  # `typing` would take a tenth of the start
 if TYPE_CHECKING:
     from typing import Any
 
-# Modules that tests may use because the program imported them: none decides anything in its stead.
+# Modules that tests may use because the program imported them. None of them decides a test.
 _COMMON = frozenset(
     [
         "bisect",
@@ -43,22 +43,22 @@ _COMMON = frozenset(
         "typing",
     ]
 )
-# Functions by which tests decide: a program's function of that name is the tested one only if the
-# tests name nothing else.
+# Built-in functions with which tests decide. A program's function with such a name is taken for the
+# tested function only if the tests use no other name.
 _DECIDING = frozenset(
     [
         *("abs", "all", "any", "bool", "callable", "isinstance", "issubclass", "len", "list"),
         *("repr", "round", "set", "sorted", "str", "tuple", "type"),
     ]
 )
-RUN = "run_program"  # the name by which tests run the program as a script
+RUN = "run_program"  # name of the function with which tests run the program as a script
 
 
 class JudgeEnd(Exchange):  # type: ignore[misc]
-    """The end of the exchange that has the tests: the program may do little to their objects."""
+    """The end of the exchange with the tests, whose objects the program may hardly use."""
 
     def await_start(self) -> str:
-        """Why the other end cannot be confined; "" if it is."""
+        """Wait for the other end; return "" or the reason why it cannot be confined."""
         try:
             _, refusal = self._receive()
         except ConnectionLost:
@@ -68,12 +68,12 @@ class JudgeEnd(Exchange):  # type: ignore[misc]
     def perform(
         self, operation: str, target: Any, name: str, arguments: Sequence[Any], named: Any
     ) -> Any:
-        """The result of an operation on an object that the tests handed to the program.
+        """Perform an operation on an object that the tests passed to the program.
 
-        Functions and classes of the tests may be called. Attributes are read and set only of
-        objects of classes that the tests define, and iterators give their next item: all else leads
-        to the tests themselves. A class of the interpreter's may not be called: `type` would make
-        one here whose `__eq__` is always true.
+        The program may call functions and classes of the tests, read and set attributes of objects
+        whose classes the tests define, and iterate over iterators. Everything else would give
+        access to the tests themselves, and raises TypeError. Built-in classes may not be called:
+        `type` could create a class here whose `__eq__` is always true.
         """
         called = operation == "call" or (operation == "operate" and name == "__call__")
         own = not isinstance(target, type) or target.__module__ == "tests"
@@ -94,13 +94,13 @@ class JudgeEnd(Exchange):  # type: ignore[misc]
 
 
 class _Names(dict):  # type: ignore[type-arg]
-    """Global names of the tests; those that they do not define are looked up when used."""
+    """The global names of the tests; names that they do not define are looked up on use."""
 
     def __init__(self, end: JudgeEnd, tests: str) -> None:
         super().__init__(__name__="tests")
         self._end = end
         self._tests = tests
-        self._tested: str | None = None  # the one name of the program's that hides a built-in one
+        self._tested: str | None = None  # name of the tested function if it hides a built-in
         self._hidden_sought = False
 
     def __missing__(self, name: str) -> Any:
@@ -109,7 +109,7 @@ class _Names(dict):  # type: ignore[type-arg]
         origin, value = self._end.request("find", None, name)
         where, _, module = str(origin).partition(" ")
         if name in _COMMON and where != "missing" and f"{name}." in self._tests:
-            return __import__(name)  # not what the program may have put in its place
+            return __import__(name)  # the real module, which the program may have replaced
         if where == "program":
             return value
         if where in ("module", "member") and module in _COMMON:
@@ -118,9 +118,9 @@ class _Names(dict):  # type: ignore[type-arg]
         raise KeyError(name)
 
     def _find_tested_builtin(self) -> str | None:
-        """The name of the tested function, if the tests name nothing but built-in functions.
+        """Return the name of the tested function, if the tests use only names of built-ins.
 
-        Rows such as `assert sum(10, 15) == 6` are of a function `sum` of the program's.
+        For example, `assert sum(10, 15) == 6` tests a function `sum` of the program.
         """
         if not self._hidden_sought:
             self._hidden_sought = True
@@ -134,7 +134,7 @@ class _Names(dict):  # type: ignore[type-arg]
 
 
 def judge(end: JudgeEnd, program: str, tests: str) -> str:
-    """Why `program`, run at the other end, does not pass `tests`; "" if it passes."""
+    """Run `tests` on `program`; return "" if it passes, or the reason why it does not."""
     try:
         code = compile(tests, "tests.py", "exec")
         end.request("give", None, program)
@@ -146,15 +146,15 @@ def judge(end: JudgeEnd, program: str, tests: str) -> str:
     except ConnectionLost:
         pass
     except BaseException as error:
-        import traceback  # takes a tenth of a start, so only where it is used
+        import traceback  # imported only here: it takes a tenth of the start-up time
 
         return "".join(traceback.format_exception(error))
-    # Tests that catch whatever they meet do not pass a program that is gone.
+    # Tests that catch every exception must not pass a program that has exited.
     return f"the program was given up: {end.lost}" if end.lost else ""
 
 
 def _find_free_names(tests: str) -> set[str]:
-    """Names that `tests` read and bind nowhere."""
+    """Return the names that `tests` read but never bind."""
     import ast
 
     read: set[str] = set()

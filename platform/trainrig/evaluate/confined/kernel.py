@@ -1,9 +1,7 @@
-"""What the kernel is told so that this process can do nothing but compute: Landlock, seccomp,
-limits and no capabilities.
+"""Confinement of this process by the kernel: Landlock, seccomp, limits and no capabilities.
 
-It runs before the standard library's site is there (`python -P -s -S`), so it imports that library
-alone, and not this package. Numbers are those of Linux on x86-64 (landlock(7), seccomp(2),
-capabilities(7)).
+It runs without site-packages (`python -P -s -S`), so it imports only the standard library, and not
+this package. The numbers are those of Linux on x86-64 (landlock(7), seccomp(2), capabilities(7)).
 """
 
 import ctypes
@@ -13,12 +11,18 @@ import struct
 from collections.abc import Iterable
 
 ABI_WANTED = 1
-MOST_THREADS = 64  # of a program, where it has a user namespace of its own and is not root
+MOST_THREADS = 64  # limit for a program in a separate user namespace that is not root
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_PYTHON = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter's lock over a call
+_PYTHON = ctypes.PyDLL(None, use_errno=True)  # holds the GIL during calls
 
-_SYS_CREATE_RULESET, _SYS_ADD_RULE, _SYS_RESTRICT_SELF, _SYS_CAPSET = 444, 445, 446, 126
-_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 22, 24, 38
+_SYS_CREATE_RULESET = 444
+_SYS_ADD_RULE = 445
+_SYS_RESTRICT_SELF = 446
+_SYS_CAPSET = 126
+_PR_SET_PDEATHSIG = 1
+_PR_SET_SECCOMP = 22
+_PR_CAPBSET_DROP = 24
+_PR_SET_NO_NEW_PRIVS = 38
 _SIGKILL = 9
 _SIGCHLD = 17
 # CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET.
@@ -28,12 +32,12 @@ _LAST_CAPABILITY = 63
 # Rights of Landlock on files: read a file, read a folder.
 _READ_FILE = 1 << 2
 _READ_DIR = 1 << 3
-# All rights that each version knows: the first has 13 of files, the next add refer, truncate, -,
-# ioctl; the fourth has two of the network; the sixth the scopes of signals and abstract sockets.
+# Number of file rights in each Landlock version: version 1 has 13; 2, 3 and 5 add refer, truncate
+# and ioctl. Version 4 adds two network rights, and 6 the scopes of signals and abstract sockets.
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 
-# What an interpreter that runs needs to compute, and no more: no socket, no process, no other
-# program, no change of a file's attributes, no signal to others, no second look at memory.
+# The system calls that a running interpreter needs to compute, and no more: none for sockets,
+# processes, other programs, file attributes, signals to others or the memory of other processes.
 ALLOWED = {
     "read": 0, "write": 1, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "poll": 7, "lseek": 8,
     "mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "rt_sigaction": 13, "rt_sigprocmask": 14,
@@ -49,42 +53,47 @@ ALLOWED = {
     "set_robust_list": 273, "eventfd2": 290, "epoll_create1": 291, "dup3": 292, "pipe2": 293,
     "preadv": 295, "getrandom": 318, "statx": 332, "rseq": 334, "faccessat2": 439,
 }  # fmt: skip
-# Calls that are allowed with some arguments alone: for each, which 32-bit words of the arguments
-# (the low half of the first is word 0, its high half word 1) must have one of which values.
+# System calls that are allowed only with certain arguments: for each call, the allowed values of
+# 32-bit words of the arguments (word 0 is the low half of the first argument, word 1 its high
+# half).
 CHECKED: dict[int, dict[int, tuple[int, ...]]] = {
     # ioctl: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX.
     16: {2: (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)},
-    # fcntl: F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. Not F_SETFL, and
-    # nothing that has the kernel send signals.
+    # fcntl: F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. F_SETFL is excluded,
+    # and every command that makes the kernel send signals.
     72: {2: (0, 1, 2, 3, 1030, 1032)},
-    204: {0: (0,)},  # sched_getaffinity of the caller
-    302: {0: (0,), 4: (0,), 5: (0,)},  # prlimit64 of the caller, without a new limit
+    204: {0: (0,)},  # sched_getaffinity for the calling process
+    302: {0: (0,), 4: (0,), 5: (0,)},  # prlimit64 for the calling process, without a new limit
 }
 WAIT4 = 61
-_CLONE, _CLONE3 = 56, 435
+_CLONE = 56
+_CLONE3 = 435
 _CLONE_THREAD = 0x10000
-# All flags that C libraries start a thread with: memory, file system, files, handlers, thread,
-# semaphores, its storage, and where its number is written and cleared.
+# The clone flags with which C libraries start a thread: shared memory, file system, files, signal
+# handlers, thread group and semaphores, thread-local storage, and setting and clearing the id.
 _CLONE_FLAGS_OF_THREADS = 0x7D0F00
 _ARCHITECTURE = 0xC000003E  # AUDIT_ARCH_X86_64
 _FIRST_X32 = 0x40000000
-_ARGUMENTS = 16  # where the arguments begin in what a filter sees
-_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_EPERM, _ENOSYS = 1, 38
+_ARGUMENTS = 16  # offset of the arguments in `struct seccomp_data`
+_ALLOW = 0x7FFF0000
+_KILL = 0x80000000
+_ERRNO = 0x00050000
+_EPERM = 1
+_ENOSYS = 38
 
 
 class CannotConfine(Exception):
-    """The kernel has not what it takes; the message says what."""
+    """Lack of a kernel feature for confinement; the message names it."""
 
 
 def confine(
     readable: Iterable[str], memory: int, seconds: int, more_calls: Iterable[int] = ()
 ) -> None:
-    """Leave this process nothing but to compute.
+    """Confine this process so that it can only compute.
 
-    `readable` are folders and files that it may read; `memory` is in bytes of address space;
-    `seconds` are of the CPU; `more_calls` are numbers of system calls that it needs beside
-    `ALLOWED`. Raises CannotConfine.
+    `readable` are folders and files that it may read, `memory` is the limit of its address space in
+    bytes, `seconds` the limit of CPU time, and `more_calls` are numbers of system calls to allow in
+    addition to `ALLOWED`. Raises CannotConfine if the kernel lacks a feature.
     """
     machine = os.uname()
     if machine.sysname != "Linux" or machine.machine != "x86_64":
@@ -98,17 +107,18 @@ def confine(
 
 
 def fork_alone() -> tuple[int, str]:
-    """Fork into user, process, network, IPC, mount and host name namespaces of its own.
+    """Fork into new user, process, network, IPC, mount and host name namespaces.
 
-    Returns the child's number, 0 in the child, and why it has no namespaces of its own: "" if it
-    has. The clone is made here since `unshare` would forbid this process to start threads.
+    Returns the child's process id (0 in the child), and the reason why the kernel refused new
+    namespaces, "" if it did not. This calls clone directly, since after `unshare` this process
+    could not start threads.
     """
     _PYTHON.PyOS_BeforeFork()
     child = _PYTHON.syscall(_CLONE, ctypes.c_ulong(_NAMESPACES | _SIGCHLD), None, None, None, None)
     refusal = "" if child >= 0 else _describe_error()
     if child == 0:
         _PYTHON.PyOS_AfterFork_Child()
-        # In its own user namespace, this counts the threads of the program alone.
+        # In a separate user namespace, this limit counts only the threads of the program.
         _lower_limit(resource.RLIMIT_NPROC, MOST_THREADS)
         return 0, ""
     _PYTHON.PyOS_AfterFork_Parent()
@@ -119,7 +129,7 @@ def _limit(memory: int, seconds: int) -> None:
     for what, most in (
         (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_FSIZE, 2**20),  # of what it prints
+        (resource.RLIMIT_FSIZE, 2**20),  # limits the size of printed output
         (resource.RLIMIT_NOFILE, 64),
         (resource.RLIMIT_CORE, 0),
     ):
@@ -133,10 +143,13 @@ def _lower_limit(what: int, most: int) -> None:
 
 
 def _drop_capabilities() -> None:
-    """Root without capabilities can still open what root owns, which Landlock forbids."""
-    # A process has all of them in a user namespace of its own; who has none has none to drop.
+    """Drop all capabilities of this process.
+
+    Without them, root can still open files that root owns, which Landlock forbids.
+    """
+    # A process in a new user namespace has all capabilities; others may have none to drop.
     for number in range(_LAST_CAPABILITY + 1):
-        _LIBC.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)  # fails past the last that the kernel knows
+        _LIBC.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)  # fails for numbers unknown to the kernel
     header = ctypes.create_string_buffer(struct.pack("=Ii", 0x20080522, 0))
     nothing = ctypes.create_string_buffer(struct.pack("=6I", *[0] * 6))
     if _LIBC.syscall(_SYS_CAPSET, header, nothing):
@@ -144,7 +157,7 @@ def _drop_capabilities() -> None:
 
 
 def find_landlock_version() -> int:
-    """The version of Landlock that the kernel has on; 0: none."""
+    """Return the version of Landlock that is enabled in the kernel, or 0 if none is."""
     found = _LIBC.syscall(_SYS_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     return max(0, int(found))
 
@@ -206,7 +219,10 @@ def _end(action: int) -> bytes:
 
 
 def _build_filter(more_calls: Iterable[int]) -> list[bytes]:
-    """The filter in classic BPF: instructions of (code, jump if true, jump if false, operand)."""
+    """Return the seccomp filter as classic BPF instructions.
+
+    An instruction is (code, jump if true, jump if false, operand).
+    """
     program = [
         _load(4),  # architecture
         _skip(_EQUAL, _ARCHITECTURE, 1, 0),
@@ -215,7 +231,7 @@ def _build_filter(more_calls: Iterable[int]) -> list[bytes]:
         _skip(_AT_LEAST, _FIRST_X32, 0, 1),
         _end(_KILL),
         _skip(_EQUAL, _CLONE3, 0, 1),
-        _end(_ERRNO | _ENOSYS),  # so that the C library falls back on clone
+        _end(_ERRNO | _ENOSYS),  # makes the C library fall back on clone
         _skip(_EQUAL, _CLONE, 0, 5),
         _load(_ARGUMENTS),  # flags
         _skip(_ANY_BIT, 0xFFFFFFFF & ~_CLONE_FLAGS_OF_THREADS, 2, 0),

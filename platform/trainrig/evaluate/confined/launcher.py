@@ -1,7 +1,8 @@
-"""Started as `python -P -s -S launcher.py SPEC`: becomes the judge, and forks the program.
+"""The script that becomes the judge and forks the program: `python -P -s -S launcher.py SPEC`.
 
-The standard input has the program and its tests, as JSON. The verdict goes to a pipe that only this
-process and the one that asked have. Both processes confine themselves before they run anything.
+It reads the program and its tests from standard input, as JSON. It writes the verdict to a pipe
+that only this process and its parent have. Both processes confine themselves before they run
+anything.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Judge the program on the standard input by the JSON of the first argument."""
+    """Judge the program on standard input; the first argument is the specification as JSON."""
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
     import judge  # type: ignore[import-not-found]
     import kernel  # type: ignore[import-not-found]
@@ -52,7 +53,7 @@ def main() -> None:
 
 
 def _keep_files(first: int, last: int) -> None:
-    """Close all files but the two given, and where the program prints; its input is empty."""
+    """Close all files except `first`, `last` and the output; standard input becomes empty."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     first, last = sorted((first, last))
@@ -62,9 +63,12 @@ def _keep_files(first: int, last: int) -> None:
 
 
 def _end(spec: dict[str, Any], verdict: str, said: str, shared: str) -> NoReturn:
-    """Tell the verdict; `shared` is why the program had no namespaces of its own, "" if it had."""
-    told = {"verdict": verdict, "said": said[-spec["said"] :], "shared": shared}
-    os.write(spec["verdict"], json.dumps(told).encode())
+    """Write the verdict and exit.
+
+    `shared` is the reason why the program shares namespaces with this process, "" if it does not.
+    """
+    result = {"verdict": verdict, "said": said[-spec["said"] :], "shared": shared}
+    os.write(spec["verdict"], json.dumps(result).encode())
     os._exit(0)
 
 

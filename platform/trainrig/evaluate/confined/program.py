@@ -1,7 +1,7 @@
-"""The program's process: it runs the program, and does what the tests ask of it.
+"""The program's process, which runs the program and serves the requests of the tests.
 
-All that a program can reach is here. The tests, what they expect and the verdict are in the process
-of `judge`, at the other end of two pipes.
+A program can reach nothing outside of this process. The tests, the expected values and the verdict
+are in the process of `judge`, at the other end of two pipes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ProgramEnd(Exchange):  # type: ignore[misc]
-    """The end of the exchange that has the program."""
+    """The end of the exchange with the program."""
 
     def __init__(self, reading: int, writing: int) -> None:
         super().__init__(reading, writing)
@@ -28,18 +28,18 @@ class ProgramEnd(Exchange):  # type: ignore[misc]
         self._source = ""
 
     def tell_start(self, refusal: str) -> None:
-        """Say that requests are served, or why not."""
+        """Report that requests are served, or with `refusal` why they are not."""
         self._send(pack(["start", refusal]))
 
     def serve(self) -> None:
-        """Answer requests until the other end is gone."""
+        """Answer requests until the other end exits."""
         while True:
             self.answer(self._receive())
 
     def perform(
         self, operation: str, target: Any, name: str, arguments: Sequence[Any], named: Any
     ) -> Any:
-        """The result of a request on the program, or on an object of it."""
+        """Perform a request on the program or on one of its objects, and return the result."""
         match operation:
             case "give":
                 self._source = name
@@ -51,11 +51,11 @@ class ProgramEnd(Exchange):  # type: ignore[misc]
             case "find":
                 return self._find(name)
             case "defined":
-                return [each for each in arguments if each in self._names]
+                return [argument for argument in arguments if argument in self._names]
         return super().perform(operation, target, name, arguments, named)
 
     def _run(self, given: str) -> str:
-        """What the program prints if it is run as a script with `given` on its standard input."""
+        """Run the program as a script with `given` as standard input, and return its output."""
         printed = io.BytesIO()
         code = compile(self._source, "program.py", "exec")
         before = sys.stdin
@@ -72,7 +72,11 @@ class ProgramEnd(Exchange):  # type: ignore[misc]
         return printed.getvalue().decode("utf-8", "replace")
 
     def _find(self, name: str) -> tuple[str, Any]:
-        """Whether `name` is of the "program", "missing", or what the module named has, with it."""
+        """Return the origin of the global `name`, and its value if the program defines it.
+
+        The origin is "program", "missing", "module NAME" for a module, or "member NAME" for a
+        member of a module.
+        """
         if name not in self._names:
             return "missing", None
         value = self._names[name]
@@ -86,7 +90,7 @@ class ProgramEnd(Exchange):  # type: ignore[misc]
 
 
 def serve(reading: int, writing: int, confine: Callable[[], None]) -> NoReturn:
-    """Confine this process, say whether that could be done, and serve until the judge is gone."""
+    """Confine this process, report whether this succeeded, and serve until the judge exits."""
     end = ProgramEnd(reading, writing)
     try:
         confine()

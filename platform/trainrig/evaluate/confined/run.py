@@ -1,12 +1,12 @@
-"""One program and its tests, each in a confined process, within their time and memory.
+"""Running of a program and its tests in two confined processes, with limits of time and memory.
 
-Either may read the interpreter and compute. It can open no file to write, make no socket, start no
-process, signal nobody, change no file's attributes or another process's limits. It cannot see the
-contents of any file but the interpreter's. That a file exists, and its size, stay visible: Landlock
-does not hide them. Where the kernel lacks a part of this, nothing is run.
+Both processes can read the interpreter's files and compute. They cannot open a file for writing,
+create a socket, start a process, send signals, change a file's attributes or another process's
+limits, or read files other than the interpreter's. Landlock does not hide that a file exists, and
+its size. If the kernel lacks a part of this, nothing is run.
 
-The verdict is decided by the process that runs the tests (`judge`), which calls the program over a
-pipe and gets values back. Nothing that the program's process can reach decides it.
+The process that runs the tests (`judge`) decides the verdict; it calls the program over a pipe and
+gets values back. The program's process cannot reach anything that decides the verdict.
 """
 
 import functools
@@ -25,22 +25,23 @@ from trainrig.errors import ConfigError
 from trainrig.processes.process_group import hold_group
 
 LAUNCHER = str(Path(__file__).with_name("launcher.py"))
-START_SECONDS = 5.0  # for two interpreters to start, on a busy machine
-SAID = 400  # characters of what a program said that are kept
+START_SECONDS = 5.0  # extra time for two interpreters to start on a busy machine
+SAID = 400  # last characters of a program's error output that are kept
 
 
 @dataclass(frozen=True)
 class ProgramOutcome:
-    """How a program ended."""
+    """The outcome of a program under its tests."""
 
     verdict: Literal["passed", "failed", "timed out"]
-    said: str = ""  # the end of its error output
+    said: str = ""  # end of the error output
 
 
 def run_confined(program: str, tests: str, seconds: float, memory_mib: int) -> ProgramOutcome:
-    """Run `program`, Python, under `tests`, for at most `seconds` in `memory_mib` MiB for each.
+    """Run the Python `program` under `tests`, and return the outcome.
 
-    Raises ConfigError where they cannot be confined.
+    The run may take `seconds`, besides the time to start, and each of the two processes has
+    `memory_mib` MiB of address space. Raises ConfigError if they cannot be confined.
     """
     with (
         tempfile.TemporaryDirectory(prefix="trainrig-program-") as folder,
@@ -54,7 +55,7 @@ def run_confined(program: str, tests: str, seconds: float, memory_mib: int) -> P
         said.seek(0)
         words = said.read()[-SAID:].decode("utf-8", "replace")
     if told is None:
-        # SIGXCPU, or SIGKILL at the hard limit, of the tests.
+        # The process of the tests got SIGXCPU (-24), or SIGKILL (-9) at the hard limit.
         return ProgramOutcome("timed out" if code in (None, -24, -9) else "failed", words)
     if told["verdict"] == "refused":
         raise ConfigError(f"programs cannot be confined here, so none is run: {told['said']}")
@@ -68,7 +69,10 @@ def run_confined(program: str, tests: str, seconds: float, memory_mib: int) -> P
 def _launch(
     folder: str, given: Any, printed: Any, said: Any, seconds: float, memory_mib: int
 ) -> tuple[int | None, dict[str, Any] | None]:
-    """How the launcher ended and its verdict; None where it was killed, or gave no verdict."""
+    """Run the launcher, and return its exit code and its verdict.
+
+    The exit code is None if it was killed after the time limit, the verdict if it gave none.
+    """
     verdict_read, verdict_write = os.pipe()
     spec = {
         "readable": [*_list_interpreter_folders(), folder],
@@ -109,7 +113,7 @@ def _tell_shared(reason: str) -> None:
 
 @functools.cache
 def check_confinement() -> None:
-    """Raise ConfigError unless a program here computes, and neither writes nor connects."""
+    """Raise ConfigError unless a confined program can compute, but not write or open a socket."""
     if not sys.platform.startswith("linux"):
         raise ConfigError(f"programs cannot be confined on {sys.platform}, so none is run")
     add = "def add(a, b):\n    return a + b"
@@ -125,7 +129,7 @@ def check_confinement() -> None:
 
 
 def _list_interpreter_folders() -> list[str]:
-    """What an interpreter reads to import: its library, and the system's shared libraries."""
+    """List the paths that an interpreter reads: its library, and the system's shared libraries."""
     library = os.path.dirname(os.__file__)  # noqa: PTH120
     system = ["/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache"]
     return [os.path.realpath(library), f"{sys.base_prefix}/lib", *system, "/dev/urandom"]

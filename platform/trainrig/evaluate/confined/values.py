@@ -1,8 +1,8 @@
-"""Values as plain data that two processes exchange: strict in what is read, typed in what is given.
+"""Encoding of values for two processes that exchange them as JSON.
 
-What is read comes from a stranger. It becomes exact built-in values, or handles of `Exchange`, and
-never an object whose methods the stranger wrote. Subclasses of built-in types travel as the type
-that they extend. `json` reads the bytes, so nothing is executed.
+The data comes from an untrusted process. It is decoded to exact built-in types, or to handles of
+`Exchange`, and never to an object whose methods the other process defines. Subclasses of built-in
+types are encoded as their base type. Only `json` parses the bytes, so no code is executed.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ TYPE_CHECKING = False  # `typing` would take a tenth of the start
 if TYPE_CHECKING:
     from typing import Any, Protocol
 
-    # What `json` writes: None, a bool, an int, a float, a text, or a list of a tag and forms.
+    # A value that `json` writes: None, bool, int, float, str, or a list of a tag and forms.
     Form = Any
 
     class Handles(Protocol):
-        """What stands for objects that are no plain data."""
+        """Encoding and decoding of objects that are not plain data."""
 
         def encode_object(self, value: object) -> Form:
-            """The form of `value`, which stays where it is."""
+            """Return a form that refers to `value`, an object that stays in its process."""
             ...
 
         def decode_object(self, form: Sequence[Form]) -> object:
-            """What stands for the object of `form`. Raises ValueError, ... if `form` is none."""
+            """Return the object or the handle of `form`. Raises if `form` is malformed."""
             ...
 
 
-# Types whose values stand for themselves in JSON, and how a subclass becomes its base.
+# Types that JSON represents directly, with the function that turns a subclass into the base type.
 _PLAIN: dict[type, Callable[[Any], Any]] = {
     int: int.__pos__,
     float: float.__pos__,
@@ -50,7 +50,7 @@ _SEQUENCES: dict[str, type] = {
     "deque": collections.deque,
 }
 _OCTETS: dict[str, type] = {"bytes": bytes, "bytearray": bytearray}
-# Values of the standard library that are made again from whole numbers or a text.
+# Standard library types, with the constructor arguments (numbers or a text) of a value.
 _REMADE: dict[tuple[str, str], Callable[[Any], tuple[Any, ...]]] = {
     ("builtins", "range"): lambda value: (value.start, value.stop, value.step),
     ("decimal", "Decimal"): lambda value: (str(value),),
@@ -65,15 +65,15 @@ _REMADE: dict[tuple[str, str], Callable[[Any], tuple[Any, ...]]] = {
 _MUTABLE = (list, dict, set, bytearray, collections.deque)
 _LARGE = (
     2**63
-)  # whole numbers from here on are written in hexadecimal, which has no limit of digits
+)  # integers from here on are written in hexadecimal, since Python limits decimal digits
 
 
 class Codec:
-    """Encodes and decodes the values of one call and its answer.
+    """Encoder and decoder of the values of one call and its answer.
 
-    Containers that can change are numbered in the order in which they are met, on both sides alike.
-    So the same container is the same again in the answer, and `encode_changes` brings what the call
-    did to the containers that it was given.
+    Both processes number mutable containers in the order in which they occur. So the answer can
+    refer to a container of the call, and `encode_changes` returns the changes that the call made to
+    its arguments.
     """
 
     def __init__(self, handles: Handles) -> None:
@@ -82,7 +82,7 @@ class Codec:
         self._numbers: dict[int, int] = {}
 
     def encode(self, value: Any) -> Form:
-        """The form of `value`. Raises RecursionError if it is too deep."""
+        """Return the form of `value`. Raises RecursionError if it is nested too deeply."""
         kind = type(value)
         if kind in (type(None), bool, float, str):
             return value
@@ -123,7 +123,10 @@ class Codec:
         self._met.append(value)
 
     def decode(self, form: Form) -> Any:
-        """The value of `form`. Raises ValueError, TypeError, LookupError, ... if `form` is none."""
+        """Return the value of `form`.
+
+        Raises ValueError, TypeError, LookupError or another exception if `form` is malformed.
+        """
         if form is None or type(form) in (bool, int, float, str):
             return form
         tag, *rest = form
@@ -158,7 +161,7 @@ class Codec:
         return made
 
     def _fill(self, made: Any, rest: list[Form]) -> None:
-        """Put the content of the form of a container into `made`, instead of what is in it."""
+        """Replace the content of the container `made` by the content in `rest`."""
         if isinstance(made, bytearray):
             made[:] = rest[0].encode("latin-1")
             return
@@ -173,15 +176,15 @@ class Codec:
             made.extend(items)
 
     def count_met(self) -> int:
-        """The number of containers that have been met, which a request gives to its answer."""
+        """Return the number of mutable containers so far: those that a request passes in."""
         return len(self._met)
 
     def encode_changes(self, count: int) -> list[Form]:
-        """What the first `count` containers hold now."""
+        """Return the current content of the first `count` containers."""
         return [self._encode_content(value, _find_container(value)) for value in self._met[:count]]
 
     def decode_changes(self, changes: Sequence[list[Form]]) -> None:
-        """Make the containers that were given hold what `changes` says."""
+        """Apply `changes`, new contents of the first containers."""
         for value, content in zip(self._met[: len(changes)], changes, strict=True):
             self._fill(value, content)
 

@@ -1,1 +1,1 @@
-"""The stage `embed`: a vector for each document, by a trained model."""
+"""The stage `embed`, which computes a vector for each document with a trained model."""

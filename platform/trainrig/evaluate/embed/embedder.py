@@ -1,4 +1,4 @@
-"""A model that is asked for a vector of each text.
+"""Text embedding: a trained model that computes a vector for each text.
 
 Shapes: B pieces of a batch, T positions, C channels, D texts.
 """
@@ -22,36 +22,36 @@ from trainrig.train import checkpoint
 
 
 class Pooling(Protocol):
-    """How a text becomes a vector: see `DocumentEmbedding`."""
+    """Settings for turning a text into a vector, explained in `DocumentEmbedding`."""
 
     @property
     def pooling(self) -> Literal["mean", "first"]:
-        """What of the last hidden states is the vector."""
+        """The reduction of the last hidden states to one vector."""
         ...
 
     @property
     def normalise(self) -> bool:
-        """Whether vectors are of length 1."""
+        """True if vectors are scaled to length 1."""
         ...
 
     @property
     def pieces(self) -> int | None:
-        """Pieces of one text to read."""
+        """Most pieces of one text to read; None: all."""
         ...
 
     @property
     def batch(self) -> int:
-        """Pieces of a forward pass."""
+        """Number of pieces in one forward pass."""
         ...
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """A part of a text that is read by itself."""
+    """A part of a text that is one sequence of the model."""
 
-    text: int  # which of the texts
-    ids: Integers  # [T] with what stands before it
-    before: int  # tokens of `ids` that are none of the text's
+    text: int  # index of the text
+    ids: Integers  # [T] token ids, with the tokenizer's prefix first
+    before: int  # number of prefix tokens in `ids`
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,15 @@ class TextEmbedder:
 
     model: Decoder
     encoder: Encoder
-    length: int  # tokens that are read together
+    length: int  # most tokens of a piece
 
     @classmethod
     def open(cls, path: str, sequence_length: int | None, device: str = "auto") -> "TextEmbedder":
-        """That of the newest checkpoint at `path`. Raises DataError if there is none, ConfigError
-        for a reward model and for a length that it cannot read."""
+        """Open the model of the newest checkpoint at `path`.
+
+        Raises DataError if there is no checkpoint, and ConfigError for a reward model or a
+        `sequence_length` beyond the model's positions.
+        """
         opened = checkpoint.open_model(path)
         if opened.config.head == "score":
             raise ConfigError(f"checkpoint: {opened.path} is a reward model; `score` asks it")
@@ -81,12 +84,12 @@ class TextEmbedder:
 
     @property
     def channels(self) -> int:
-        """Numbers of a vector."""
+        """Number of channels of a vector."""
         return self.model.config.channels
 
     @torch.no_grad()
     def embed(self, texts: Sequence[str], run: Pooling) -> NDArray[np.float32]:
-        """[D, C] the vector of each of `texts`, as `run` says."""
+        """Return the vectors [D, C] of `texts`, pooled as `run` says."""
         sums_DC = np.zeros((len(texts), self.channels), dtype=np.float64)
         counts_D = np.zeros(len(texts), dtype=np.int64)
         pieces = list(self._iterate_pieces(texts, run))
@@ -94,9 +97,11 @@ class TextEmbedder:
             together = pieces[begin : begin + run.batch]
             states_BTC = self._compute_states(together).double().cpu().numpy()
             for piece, states_TC in zip(together, states_BTC, strict=True):
-                first, last = piece.before, len(piece.ids)
+                first = piece.before
+                last = len(piece.ids)
                 if run.pooling == "first":
-                    first, last = 0, 1
+                    first = 0
+                    last = 1
                 sums_DC[piece.text] += states_TC[first:last].sum(0)
                 counts_D[piece.text] += last - first
         vectors_DC = sums_DC / counts_D[:, None]
@@ -116,7 +121,7 @@ class TextEmbedder:
                 yield _Piece(number, np.concatenate([before, part]), len(before))
 
     def _compute_states(self, pieces: Sequence[_Piece]) -> Tensor:
-        """[B, T, C] the last hidden states of each; those after a piece's end mean nothing."""
+        """Return the last hidden states [B, T, C]; those after the end of a piece are padding."""
         width = max(len(piece.ids) for piece in pieces)
         ids_BT = np.zeros((len(pieces), width), dtype=np.int64)
         there_BT = np.zeros((len(pieces), width), dtype=np.int64)
@@ -126,6 +131,8 @@ class TextEmbedder:
         device = self.model.embedding.weight.device
         ids = torch.from_numpy(ids_BT).to(device)
         if not isinstance(self.model, BidirectionalEncoder):
-            hidden: Tensor = self.model(ids).hidden  # which never looks at what comes after
+            hidden: Tensor = self.model(
+                ids
+            ).hidden  # a causal model ignores the padding after a piece
             return hidden
         return self.model.compute_states(ids, documents_BS=torch.from_numpy(there_BT).to(device))

@@ -1,4 +1,4 @@
-"""What embedding is told."""
+"""The run file of `trainrig embed`."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -12,39 +12,40 @@ from trainrig.config import (
 )
 from trainrig.tokens.documents.document_set import Documents
 
-SPLIT_BYTES = 2**22  # of text: a minute of a core by a model of 100 million parameters
+SPLIT_BYTES = 2**22  # bytes of text: about a minute on a core with a model of 100M parameters
 
 
 class DocumentEmbedding(RunFile):
-    """`trainrig embed`: a vector for each document, as Parquet."""
+    """The run file of `trainrig embed`, which writes a vector for each document as Parquet."""
 
     verb: ClassVar[str] = "embed"
     resumes: ClassVar[bool] = True
     progress: ClassVar[ProgressUnit] = "splits"
 
     stage: Literal["embed"] = "embed"
-    checkpoint: Annotated[str, NOT_IDENTITY]  # run folder or checkpoint of the model, an encoder's
+    # Run folder or checkpoint of the model, usually an encoder.
+    checkpoint: Annotated[str, NOT_IDENTITY]
     # Documents to embed: the folder of `curate`, or files as `[[documents]]` tables.
     documents: Documents
     output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
-    # What of the last hidden states is the vector: their mean over the tokens of the text, or that
-    # of the first token (of a tokenizer that puts one before each text: that one).
+    # How the last hidden states become one vector: "mean" is their mean over the tokens of the
+    # text, "first" the state of the first token (the one that the tokenizer adds, if it adds one).
     pooling: Literal["mean", "first"] = "mean"
-    normalise: bool = True  # whether vectors are of length 1, so that products are cosines
-    # Tokens that are read together; longer texts are read in pieces of it. None: the model's
-    # positions.
+    normalise: bool = True  # scale vectors to length 1, so that products are cosines
+    # Tokens of one piece, of which longer texts have several; None: all positions of the model.
     sequence_length: int | None = Field(default=None, ge=2)
-    # Pieces of one text to read, the first ones; None: all. "first" takes the first alone.
+    # Most pieces of one text to read, from its beginning; None: all. The pooling "first" reads only
+    # the first piece.
     pieces: int | None = Field(default=None, ge=1)
-    # Pieces of a forward pass. Another number may give other last digits.
+    # Pieces in one forward pass. Changing it may change the last digits of vectors.
     batch: int = Field(default=16, ge=1)
-    # Threads of a worker on a CPU. Another number may give other last digits.
+    # CPU threads of a worker. Changing it may change the last digits of vectors.
     threads: int = Field(default=1, ge=1)
-    # Worker processes, on Ray; 0: work in this process, without Ray.
+    # Worker processes, on Ray; 0: compute in this process, without Ray.
     workers: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=0)
-    # Bytes of text of an output file, about; also what one worker does at a time.
+    # Approximate bytes of text for an output file, which is also one unit of work for a worker.
     shard_bytes: int = Field(default=SPLIT_BYTES, ge=1_024)
 
     def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
-        """Its workers, on cores."""
+        """Return the resources of the workers, which use CPU cores."""
         return ResourceRequest.on_cores(self.workers)

@@ -1,10 +1,10 @@
-"""The stage `embed`: documents in their order, each with a vector that a model gives it.
+"""The stage `embed`: a vector for each document, in the order of the documents.
 
 OUT/  documents-00000.parquet …  with `id`, `url`, `source` and `embedding`, float32
 
-A file is made from one split of the documents, and splits depend on the files alone; within a
-split, pieces of text are read in batches of a fixed size. So the bytes are the same at any number
-of workers.
+Each output file is made from one split of the documents, and splits depend only on the input files.
+Within a split, pieces of text are read in batches of a fixed size. So the output is bit-identical
+at any number of workers.
 """
 
 import functools
@@ -25,14 +25,13 @@ from trainrig.splits import Phase, Work, sum_counts
 from trainrig.tokens.documents.document_set import DocumentSet, RefusedRow, open_documents
 from trainrig.train import checkpoint
 
-TEXTS = 256  # embedded at a time: batches begin anew with each so many
+TEXTS = 256  # documents that are embedded together; batches do not cross them
 
 
 def embed(run: DocumentEmbedding, progress: Progress | None = None) -> Manifest:
-    """Write the vectors of the documents that `run` names; the manifest of their folder.
+    """Write the vectors of the documents that `run` names, and return the manifest of the output.
 
-    Raises ConfigError for a model that cannot do it, DataError for what is no document, and if
-    there is not one.
+    Raises ConfigError if the model cannot embed, and DataError if there is no document to embed.
     """
     documents = open_documents(run.documents)
     model = checkpoint.resolve(storage.make_absolute(run.checkpoint))
@@ -43,7 +42,7 @@ def embed(run: DocumentEmbedding, progress: Progress | None = None) -> Manifest:
     with stage.undo_if_refused():
         from trainrig.evaluate.embed.embedder import TextEmbedder
 
-        # A model that cannot do it is refused before workers start.
+        # A model that cannot embed is refused before workers start.
         channels = TextEmbedder.open(model, run.sequence_length).channels
         splits = documents.cut_splits(run.shard_bytes)
         phase = Phase(
@@ -58,12 +57,12 @@ def embed(run: DocumentEmbedding, progress: Progress | None = None) -> Manifest:
             raise DataError(
                 f"documents: not one to embed ({sum_counts([counts['refused']])} refused)"
             )
-    files = {name: entry for each in records for name, entry in each.files.items()}
+    files = {name: entry for record in records for name, entry in record.files.items()}
     return stage.finish({**counts, "channels": channels}, files)
 
 
 def _make_work(run: DocumentEmbedding, model: str, documents: DocumentSet) -> Work:
-    """The work on one split of the documents."""
+    """Return the function that a worker calls for each split of the documents."""
     import torch
 
     from trainrig.evaluate.embed.embedder import TextEmbedder
@@ -81,7 +80,8 @@ def _make_work(run: DocumentEmbedding, model: str, documents: DocumentSet) -> Wo
 
     def work(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         refused: list[RefusedRow] = []
-        rows, written = documents.read_rows(task, refused.append), 0
+        rows = documents.read_rows(task, refused.append)
+        written = 0
         file = f"{task['name']}.parquet"
         path = storage.join(run.output, file)
         with storage.atomic_file(path) as local, pq.ParquetWriter(local, schema) as writer:
@@ -92,7 +92,7 @@ def _make_work(run: DocumentEmbedding, model: str, documents: DocumentSet) -> Wo
                 column = pa.FixedSizeListArray.from_arrays(flat, embedder.channels)
                 writer.write_table(pa.table({**columns, "embedding": column}, schema=schema))
                 written += len(batch)
-        reasons = dict(Counter(each.reason for each in refused))
+        reasons = dict(Counter(row.reason for row in refused))
         return {"documents": written, "refused": reasons}, {file: manifest.compute_file_sum(path)}
 
     return work

@@ -1,1 +1,1 @@
-"""Requests to a model, in batches that are the same whoever computes them."""
+"""Likelihood and generation requests to a model, in batches that do not depend on the workers."""

@@ -1,4 +1,4 @@
-"""Questions of one shard to a model, and what its answers are worth, row by row."""
+"""Evaluation of a model on the questions of one shard, with scores for each row."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -29,23 +29,23 @@ from trainrig.evaluate.tasks.templates import compile_template
 from trainrig.models.decoder import Decoder
 
 Row = dict[str, Any]
-"""A scored row, as it is written: `row`, `prompt`, `expected`, `given`, `scores`, and what its kind
-adds."""
+"""A scored row as written to disk: `row`, `prompt`, `expected`, `given`, `scores`, and further keys
+that depend on the kind of scoring."""
 
 
 @dataclass(frozen=True)
 class Examination:
-    """A model that is asked the questions of one task."""
+    """A model, and the task whose questions it answers."""
 
     model: Decoder
     encoder: RequestEncoder
     task: Task
     batch_tokens: int
-    chat: bool  # whether prompts are a user's words, in the tokenizer's chat format
-    judge: Judge | None = None  # of the task's answers, if it has one
+    chat: bool  # true: prompts are user turns in the tokenizer's chat format
+    judge: Judge | None = None  # judge of the answers, for tasks that need one
 
     def score_questions(self, questions: Sequence[Question]) -> list[Row]:
-        """The scored rows of `questions`, in their order."""
+        """Return the scored rows of `questions`, in the order of the questions."""
         match self.task.scoring:
             case MultipleChoice() as scoring:
                 return self._score_choices(questions, scoring)
@@ -83,8 +83,8 @@ class Examination:
 
     def _request_choices(self, question: Question) -> list[LikelihoodRequest]:
         if question.contexts:
-            each = zip(question.contexts, question.answers, strict=True)
-            return [self._request_answers(question, prompt, [text])[0] for prompt, text in each]
+            pairs = zip(question.contexts, question.answers, strict=True)
+            return [self._request_answers(question, prompt, [text])[0] for prompt, text in pairs]
         return self._request_answers(question, question.prompt, question.answers)
 
     def _score_continuations(self, questions: Sequence[Question]) -> list[Row]:
@@ -116,7 +116,7 @@ class Examination:
     def _request_answers(
         self, question: Question, prompt: str, answers: Sequence[str]
     ) -> list[LikelihoodRequest]:
-        """Requests for `answers` after `prompt`, which shown rows stand before."""
+        """Return requests for `answers` after `prompt`, with the few-shot rows before it."""
         if self.chat:
             context = encode_chat_prompt(self.encoder.encoder, self._build_turns(question, prompt))
             encoded = self.encoder.encoder.encode_batch(list(answers))
@@ -129,7 +129,7 @@ class Examination:
     def _score_requests(
         self, questions: Sequence[Question], requests: Sequence[Sequence[LikelihoodRequest]]
     ) -> list[tuple[Question, Sequence[LikelihoodRequest], list[ContinuationScore]]]:
-        """Each question with its requests and their scores; all are computed together."""
+        """Return each question with its requests and their scores, which are computed together."""
         flat = [request for asked in requests for request in asked]
         found = iter(score_continuations(self.model, flat, self.batch_tokens))
         return [
@@ -217,13 +217,13 @@ class Examination:
     # --- prompts
 
     def _render_context(self, question: Question) -> str:
-        """What stands before the prompt in plain text."""
+        """Return the text before the prompt: the preamble and the few-shot rows."""
         separator = self.task.few_shot.separator
         shown = "".join(shot.prompt + shot.answer + separator for shot in question.shots)
         return self.task.preamble + shown
 
     def _build_turns(self, question: Question, prompt: str) -> list[tuple[str, str]]:
-        """The conversation whose last word is `prompt`: each shown row is a turn of both."""
+        """Return (role, text) turns that end with `prompt`; each few-shot row makes two turns."""
         turns = []
         for shot in question.shots:
             turns += [("user", shot.prompt), ("assistant", shot.answer.strip())]
@@ -260,10 +260,14 @@ def _describe_truncation(requests: Sequence[LikelihoodRequest | GenerationReques
 def _build_choice_row(
     question: Question, scoring: MultipleChoice, nats: list[float], without: list[float]
 ) -> Row:
-    """The row of a question whose choices have log-likelihoods `nats`, and alone `without`."""
+    """Return the scored row of a question with choices.
+
+    `nats` are the choices' log-likelihoods after the prompt, `without` those after no prompt (empty
+    if they were not computed).
+    """
     likely = np.array(nats)
     by_metric: dict[str, NDArray[np.float64]] = {"acc": likely}
-    if not question.contexts:  # else all that is scored is one text
+    if not question.contexts:  # with `contexts`, all choices score the same text
         by_metric["acc_norm"] = likely / [max(1, len(answer)) for answer in question.answers]
         sizes = [max(1, len(answer.encode())) for answer in question.answers]
         by_metric["acc_bytes"] = likely / sizes

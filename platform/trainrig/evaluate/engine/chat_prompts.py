@@ -1,4 +1,4 @@
-"""Prompts as a user's words, by the chat template of the model that is asked."""
+"""Prompts as user turns, rendered by the chat template of the evaluated model."""
 
 import functools
 from collections.abc import Sequence
@@ -9,15 +9,15 @@ from trainrig.tokens.encoding.encode import Encoder
 
 
 def encode_chat_prompt(encoder: Encoder, turns: Sequence[tuple[str, str]]) -> list[int]:
-    """Return the ids after which the assistant is to speak, behind `turns` of (role, words).
+    """Return the token ids of `turns` of (role, text) as a prompt for the assistant's next turn.
 
-    The template is the one that came with the tokenizer, or trainrig's. Raises DataError for a
-    template that does not take the turns, and for a tokenizer without any template that lacks the
-    special tokens of ours.
+    The chat template is the tokenizer's, or trainrig's if it has none. Raises DataError if the
+    template refuses the turns, or if trainrig's template is used and the tokenizer lacks its
+    special tokens.
     """
     return _build_renderer(encoder).encode_prompt([Message(role, words) for role, words in turns])
 
 
-@functools.lru_cache(maxsize=2)  # the model that is asked, and its judge
+@functools.lru_cache(maxsize=2)  # the evaluated model and its judge
 def _build_renderer(encoder: Encoder) -> ChatRenderer:
     return ChatTokenizer(encoder.files).build_prompting_renderer()

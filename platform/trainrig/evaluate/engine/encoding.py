@@ -1,4 +1,4 @@
-"""Prompts and answers as token ids: where the border lies, and what is cut off if they are long."""
+"""Prompts and answers as token ids: the border between them, and truncation to the context."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from trainrig.tokens.encoding.encode import Encoder
 
 @dataclass(frozen=True)
 class LikelihoodRequest:
-    """How likely is `continuation` after `context`? Neither is empty."""
+    """A request for the likelihood of `continuation` after `context`, neither of them empty."""
 
     context: tuple[int, ...]
     continuation: tuple[int, ...]
-    truncated: bool = False  # tokens of the context were cut off, from the left
+    truncated: bool = False  # true: the first tokens were cut off
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """What does the model go on with after `prompt`?"""
+    """A request for the model's answer to `prompt`."""
 
     prompt: tuple[int, ...]
     truncated: bool = False
@@ -25,22 +25,22 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class RequestEncoder:
-    """A tokenizer, and the rules by which texts become requests of a model of `positions`.
+    """A tokenizer, with the rules that turn texts into requests for a model of `positions`.
 
-    The border is lm-evaluation-harness's: white space at the end of a context belongs to what
-    follows, both are encoded as one text, and what lies behind the ids of the context alone is the
-    continuation. What does not fit loses tokens from the left; the continuation stays whole as long
-    as it fits by itself.
+    The border is that of lm-evaluation-harness: white space at the end of a context moves to the
+    continuation, both are encoded as one text, and the ids after the number of ids of the context
+    alone are the continuation. Requests that are too long lose tokens from the left; the
+    continuation stays whole if it fits alone.
     """
 
     encoder: Encoder
     positions: int
-    document_start: bool  # whether each context begins with the end-of-text token
+    document_start: bool  # true: each context begins with the end-of-text token
 
     def request_continuations(
         self, context: str, following: Sequence[str]
     ) -> list[LikelihoodRequest]:
-        """A request for each of `following` after `context`."""
+        """Return a likelihood request for each text of `following` after `context`."""
         stripped = context.rstrip()
         moved = context[len(stripped) :]
         whole = [stripped + moved + text for text in following]
@@ -49,8 +49,9 @@ class RequestEncoder:
         return [self.request(self.begin_text(before), ids[len(before) :]) for ids in wholes]
 
     def request(self, context: Sequence[int], continuation: Sequence[int]) -> LikelihoodRequest:
-        """The request, cut to what the model can read."""
-        context, continuation = tuple(context), tuple(continuation)
+        """Return a likelihood request, truncated from the left to the model's positions."""
+        context = tuple(context)
+        continuation = tuple(continuation)
         if not context:
             context = (self.encoder.end_of_text,)
         # The last token is only predicted, so one more than `positions` fits.
@@ -62,20 +63,21 @@ class RequestEncoder:
         return LikelihoodRequest(kept[:border], kept[border:], truncated=True)
 
     def encode_plain_prompt(self, text: str) -> tuple[int, ...]:
-        """The ids of a prompt that the model is to go on from."""
+        """Return the token ids of a plain-text prompt."""
         (ids,) = self.encoder.encode_batch([text])
         return self.begin_text(tuple(map(int, ids)))
 
     def request_generation(self, prompt: Sequence[int], maximum_tokens: int) -> GenerationRequest:
-        """The request, its prompt cut from the left so that the answer has room."""
+        """Return a request whose prompt is cut from the left so that the answer fits."""
         prompt = tuple(prompt) or (self.encoder.end_of_text,)
         room = max(1, self.positions - maximum_tokens)
         return GenerationRequest(prompt[-room:], truncated=len(prompt) > room)
 
     def request_windows(self, text: str) -> list[LikelihoodRequest]:
-        """All tokens of `text`, each predicted once, from at most `positions` before it.
+        """Return requests that together predict each token of `text` once.
 
-        A window begins where the one before ends: lm-evaluation-harness's rolling log-likelihood.
+        Windows do not overlap: the context of each is the last token of the window before, as in
+        lm-evaluation-harness's rolling log-likelihood.
         """
         (ids,) = self.encoder.encode_batch([text])
         tokens = [self.encoder.end_of_text, *map(int, ids)]
@@ -86,5 +88,5 @@ class RequestEncoder:
         ]
 
     def begin_text(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-        """`ids` as training saw texts begin, if that is asked for."""
+        """Return `ids`, after the end-of-text token if `document_start` is set."""
         return (self.encoder.end_of_text, *ids) if self.document_start else ids

@@ -1,7 +1,8 @@
-"""Greedy answers to prompts, many at a time.
+"""Batched greedy decoding.
 
-Rows of a batch stand at one position: what is shorter is written on while the rest of the longer
-prompts is still read. So none is padded on the left, and each token sees what it would see alone.
+All rows of a batch are at the same position: rows with shorter prompts already generate while the
+longer prompts are still read. So no row needs padding on the left, and each token attends to the
+same tokens as without a batch.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -17,19 +18,22 @@ from trainrig.models.decoder import Decoder
 
 @dataclass(frozen=True)
 class StopRule:
-    """When an answer ends."""
+    """The conditions that end an answer."""
 
-    ids: Collection[int]  # at one of these, which is no part of it
+    ids: Collection[int]  # stop tokens, which are not part of the answer
     maximum_tokens: int
-    entries: int  # ids from here on only pad the model's table
-    done: Callable[[Sequence[int]], bool]  # whether the text of these tokens is all that is wanted
+    entries: int  # vocabulary size; higher ids only pad the embedding table
+    done: Callable[[Sequence[int]], bool]  # returns True if the answer's tokens are complete
 
 
 @torch.inference_mode()
 def answer_greedily(
     model: Decoder, requests: Sequence[GenerationRequest], stop: StopRule, batch_tokens: int
 ) -> list[Ids]:
-    """The tokens that `model` goes on with after each prompt, in the order of `requests`."""
+    """Return the tokens of the greedy answer to each prompt, in the order of `requests`.
+
+    A batch has at most `batch_tokens` tokens, answers and padding included, or else one request.
+    """
     answers: list[Ids] = [()] * len(requests)
     for batch in _iterate_batches(requests, stop.maximum_tokens, batch_tokens):
         prompts = [requests[number].prompt for number in batch]
@@ -41,7 +45,7 @@ def answer_greedily(
 def _iterate_batches(
     requests: Sequence[GenerationRequest], answer_tokens: int, batch_tokens: int
 ) -> Iterator[list[int]]:
-    """Numbers of requests, the shortest prompts first."""
+    """Yield batches of indices of requests, with the shortest prompts first."""
     order = sorted(range(len(requests)), key=lambda n: (len(requests[n].prompt), n))
     batch: list[int] = []
     for number in order:
@@ -55,17 +59,19 @@ def _iterate_batches(
 
 
 class _Row:
-    """One prompt, and what was written after it."""
+    """One prompt, with the answer generated so far."""
 
     def __init__(self, prompt: Ids) -> None:
-        self.prompt, self.answer, self.ended = prompt, list[int](), False
+        self.prompt = prompt
+        self.answer = list[int]()
+        self.ended = False
 
     def find_token(self, at: int) -> int:
-        """The token at position `at`."""
+        """Return the token at position `at`, in the prompt or in the answer."""
         return self.prompt[at] if at < len(self.prompt) else self.answer[at - len(self.prompt)]
 
     def take(self, at: int, likeliest: int, stop: StopRule) -> None:
-        """Go on with `likeliest` at position `at`, where the prompt has ended."""
+        """Append `likeliest` to the answer, unless it has ended or `at` is in the prompt."""
         if at < len(self.prompt) or self.ended:
             return
         if likeliest in stop.ids:
@@ -87,7 +93,7 @@ def _answer(model: Decoder, prompts: Sequence[Ids], stop: StopRule) -> list[Ids]
         going = [number for number, row in enumerate(live) if not row.ended]
         if not going or at >= model.config.positions:
             return [tuple(row.answer) for row in rows]
-        if 2 * len(going) <= len(live):  # what has ended is read on until it is half of all
+        if 2 * len(going) <= len(live):  # drop ended rows once they are half of all
             live = [live[number] for number in going]
             reader = reader.select_rows(going)
         logits_BV = reader.read_last([[0] if row.ended else [row.find_token(at)] for row in live])
@@ -95,7 +101,7 @@ def _answer(model: Decoder, prompts: Sequence[Ids], stop: StopRule) -> list[Ids]
 
 
 def _prefill(model: Decoder, prompts: Sequence[Ids]) -> tuple[Reader, Tensor]:
-    """A reader of what all prompts have, and the logits [B, V] after it."""
+    """Read the prompts up to the length of the shortest; return the reader and logits [B, V]."""
     shortest = min(map(len, prompts))
     shared = min(count_common_prefix(prompts), shortest - 1)
     reader = Reader(model)

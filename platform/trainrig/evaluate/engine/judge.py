@@ -1,4 +1,4 @@
-"""A judge of two answers: a reward model that scores both, or a language model that is asked.
+"""A judge of two answers: a reward model that scores both, or a language model that compares them.
 
 Shapes: B answers, T positions.
 """
@@ -21,7 +21,7 @@ from trainrig.models.decoder import Decoder
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.train import checkpoint
 
-LETTERS = (" A", " B")  # what a language model says of the answer that it was shown first, second
+LETTERS = (" A", " B")  # a language model's verdict: the first answer is better, or the second
 
 
 @dataclass(frozen=True)
@@ -29,23 +29,26 @@ class Pair:
     """Two answers to one prompt."""
 
     question: Question
-    context: str  # all that stands before an answer, as plain text
+    context: str  # text before an answer, with the prompt
     turns: Sequence[tuple[str, str]]  # the same as a conversation
-    mine: str  # the evaluated model's
-    other: str
+    mine: str  # the evaluated model's answer
+    other: str  # the answer it is compared with
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """How much better a judge finds the first answer of a pair."""
+    """A judge's preference between the two answers of a pair."""
 
-    margins: tuple[float, ...]  # above 0: better. Of a language model one for either order
-    truncated: bool = False  # the judge did not see the beginning
+    margins: tuple[float, ...]  # above 0: `mine` is better; a language model has one for each order
+    truncated: bool = False  # true: the beginning was cut off for the judge
 
     @property
     def preferred(self) -> float:
-        """1: it is preferred; 0: the other is; half of it where the judge sees no difference, or
-        says one thing in one order and another in the other."""
+        """1 if the evaluated model's answer is preferred, 0 if the other answer is.
+
+        The value is 0.5 if the judge sees no difference, or contradicts itself when the order of
+        the answers changes.
+        """
         points = [0.5 if margin == 0 else float(margin > 0) for margin in self.margins]
         return sum(points) / len(points)
 
@@ -57,12 +60,14 @@ class Judge:
     model: Decoder
     encoder: RequestEncoder
     batch_tokens: int
-    chat: bool  # whether it reads conversations
+    chat: bool  # true: the judge reads conversations, not plain text
 
     @classmethod
     def open(cls, scoring: PreferredAnswer, run: Evaluation, like: Decoder, chat: bool) -> "Judge":
-        """That of `scoring`, where the evaluated model `like` is. Raises DataError if there is
-        none."""
+        """Open the judge of `scoring`, with the device and dtype of the evaluated model `like`.
+
+        Raises DataError if there is no checkpoint of the judge.
+        """
         weight = like.embedding.weight
         path = checkpoint.resolve(scoring.judge)
         model, encoder = _open_judge(path, str(weight.device), str(weight.dtype))
@@ -70,15 +75,17 @@ class Judge:
         return cls(model, asked, run.batch_tokens, chat)
 
     def compare(self, pairs: Sequence[Pair], scoring: PreferredAnswer) -> list[Judgement]:
-        """What it makes of each of `pairs`, in their order."""
+        """Return a judgement of each pair, in the order of `pairs`."""
         if self.model.config.head == "score":
             return [self._score_pair(pair) for pair in pairs]
         return self._ask_pairs(pairs, scoring)
 
     @torch.inference_mode()
     def _score_pair(self, pair: Pair) -> Judgement:
-        """By the scores of the last tokens of both answers, which is where a reward model has
-        learnt to give one."""
+        """Compare the reward model's scores at the last token of each answer.
+
+        Reward models are trained to give their score at the last token.
+        """
         room = self.model.config.positions
         whole = [self._encode_answer(pair, answer) for answer in (pair.mine, pair.other)]
         kept = [ids[-room:] for ids in whole]
@@ -91,7 +98,7 @@ class Judge:
         return Judgement((mine - other,), truncated=kept != whole)
 
     def _encode_answer(self, pair: Pair, answer: str) -> Ids:
-        """The ids of the conversation, or the text, that ends with `answer`."""
+        """Return the token ids of the conversation, or the text, that ends with `answer`."""
         encoder = self.encoder.encoder
         if self.chat:
             (ids,) = encoder.encode_batch([answer])
@@ -99,8 +106,11 @@ class Judge:
         return self.encoder.encode_plain_prompt(pair.context + answer)
 
     def _ask_pairs(self, pairs: Sequence[Pair], scoring: PreferredAnswer) -> list[Judgement]:
-        """By what is likelier to follow the question which is better, asked in either order: that
-        judges favour a place cancels out (Zheng et al. 2023, arXiv:2306.05685, section 3.4)."""
+        """Compare the likelihoods of "A" and "B" after the judge prompt, with both orders.
+
+        Judges favour one position, and asking in both orders cancels this bias (Zheng et al. 2023,
+        arXiv:2306.05685, section 3.4).
+        """
         prompt = compile_template(scoring.judge_prompt, "scoring.judge_prompt")
         requests: list[LikelihoodRequest] = []
         for pair in pairs:
@@ -118,7 +128,7 @@ class Judge:
         return judged
 
     def _request_letters(self, text: str) -> list[LikelihoodRequest]:
-        """Both letters after `text`."""
+        """Return likelihood requests for both letters after `text`."""
         if not self.chat:
             return self.encoder.request_continuations(text, LETTERS)
         context = encode_chat_prompt(self.encoder.encoder, [("user", text)])

@@ -1,8 +1,8 @@
-"""Log-likelihoods of continuations, in batches whose rows share what they begin with.
+"""Log-likelihoods of continuations, in batches that compute common prefixes once.
 
-A batch is a function of its requests alone, and is computed in one way: what all its contexts begin
-with (the rows that are shown solved) is read once, each context once, each continuation once. So a
-score has the same bits whichever worker computes it, and other bits only in another batch.
+A batch depends on its requests alone: the common prefix of all its contexts (the few-shot rows) is
+read once, then each context once, then each continuation once. So a score is bit-identical on every
+worker; its last digits may change only if the batch changes.
 
 Shapes: N tokens of continuations, V entries of the vocabulary.
 """
@@ -17,26 +17,26 @@ from trainrig.evaluate.engine.encoding import LikelihoodRequest
 from trainrig.evaluate.engine.prefix_reading import Ids, Reader, count_common_prefix, pad_rows
 from trainrig.models.decoder import Decoder
 
-LEAST_SHARED = 8  # tokens that contexts begin with alike, from which on it pays to read them apart
+LEAST_SHARED = 8  # shortest common prefix, in tokens, for which reading it separately pays
 
 
 @dataclass(frozen=True)
 class ContinuationScore:
-    """What a model makes of one continuation."""
+    """The likelihood of one continuation."""
 
     log_likelihood: float  # nats, summed over its tokens
-    greedy: bool  # whether each of its tokens is the model's likeliest
+    greedy: bool  # true: each token is the model's likeliest
     tokens: int
 
 
 @dataclass
 class _Group:
-    """Requests of one context. Each reads from a row of tokens; some share one."""
+    """Requests with the same context; requests may share a row of input tokens."""
 
     context: Ids
-    requests: list[int]
-    rows: list[Ids]  # all tokens but the last of each continuation
-    places: list[int]  # of each request, its row
+    requests: list[int]  # indices of the requests
+    rows: list[Ids]  # context and continuation without its last token
+    places: list[int]  # index of the row of each request
 
     @property
     def longest(self) -> int:
@@ -47,8 +47,10 @@ class _Group:
 def score_continuations(
     model: Decoder, requests: Sequence[LikelihoodRequest], batch_tokens: int
 ) -> list[ContinuationScore]:
-    """The score of each of `requests`, in their order; at most `batch_tokens` tokens at a time,
-    padding included, but at least one context."""
+    """Return the score of each request, in the order of `requests`.
+
+    A batch has at most `batch_tokens` tokens, padding included, or else a single context.
+    """
     scores: dict[int, ContinuationScore] = {}
     for batch in _iterate_batches(_group_by_context(requests), batch_tokens):
         asked = [number for group in batch for number in group.requests]
@@ -65,7 +67,7 @@ def score_continuations(
 
 
 def _group_by_context(requests: Sequence[LikelihoodRequest]) -> list[_Group]:
-    """Requests by context, the shortest contexts first."""
+    """Group requests by context, with the shortest contexts first."""
     by_context: dict[Ids, list[int]] = {}
     for number, request in enumerate(requests):
         by_context.setdefault(request.context, []).append(number)
@@ -74,7 +76,10 @@ def _group_by_context(requests: Sequence[LikelihoodRequest]) -> list[_Group]:
 
 
 def _group(context: Ids, numbers: list[int], requests: Sequence[LikelihoodRequest]) -> _Group:
-    """A row that another begins with is not read apart: answers of one token need one row."""
+    """Build the group of one context, without rows that are prefixes of other rows.
+
+    Answers of one token all share one row.
+    """
     inputs = [context + requests[number].continuation[:-1] for number in numbers]
     rows: list[Ids] = []
     for tokens in sorted(set(inputs), key=len, reverse=True):
@@ -91,9 +96,12 @@ def _iterate_batches(groups: Sequence[_Group], batch_tokens: int) -> Iterator[li
         wide = max(longest, group.longest)
         if batch and (rows + len(group.rows)) * wide > batch_tokens:
             yield batch
-            batch, rows, wide = [], 0, group.longest
+            batch = []
+            rows = 0
+            wide = group.longest
         batch.append(group)
-        rows, longest = rows + len(group.rows), wide
+        rows = rows + len(group.rows)
+        longest = wide
     if batch:
         yield batch
 
@@ -101,10 +109,11 @@ def _iterate_batches(groups: Sequence[_Group], batch_tokens: int) -> Iterator[li
 def _read(
     model: Decoder, batch: Sequence[_Group], requests: Sequence[LikelihoodRequest]
 ) -> tuple[Tensor, Tensor]:
-    """Of each token of each continuation, group after group: its log-likelihood [N], and whether it
-    is the likeliest [N].
+    """Return the log-likelihood of each continuation token, and whether it is the likeliest.
 
-    The last token of a context is read with the continuation: what it predicts is asked for.
+    Both have shape [N]. Tokens are in the order of groups and their requests. The last token of a
+    context is read together with the continuation, since it predicts the continuation's first
+    token.
     """
     shortest = min(len(group.context) for group in batch) - 1
     shared = min(count_common_prefix([group.context for group in batch]), shortest)
@@ -120,7 +129,8 @@ def _read(
     if owners != list(range(len(batch))):
         reader = reader.select_rows(owners)
     rows = pad_rows([row[offset:] for group in batch for row in group.rows])
-    places, targets = list[int](), list[int]()
+    places = list[int]()
+    targets = list[int]()
     first = 0  # row of the group
     for group in batch:
         for number, row in zip(group.requests, group.places, strict=True):

@@ -1,4 +1,4 @@
-"""The model that an evaluation asks, where it is computed."""
+"""The evaluated model, loaded onto its device."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,10 @@ class OpenedModel:
 
     @classmethod
     def load(cls, run: Evaluation) -> "OpenedModel":
-        """That of the run's checkpoint. Raises ConfigError for a device that is not there."""
+        """Load the model and the tokenizer of the run's checkpoint.
+
+        Raises ConfigError if the device is missing, or the model cannot do the run's evaluations.
+        """
         if run.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("device = 'cuda', but there is no GPU; leave `device` out")
         torch.set_num_threads(run.threads)

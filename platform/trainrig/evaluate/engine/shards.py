@@ -1,7 +1,7 @@
-"""The work of an evaluation, cut into shards: rows of one task, so many at a time.
+"""The work of an evaluation, divided into shards: ranges of rows of one task.
 
-A shard is asked and scored by itself, so its file has the same bytes whoever makes it; one that is
-there is not made again.
+A shard is computed independently of all others, so its file is bit-identical on any worker.
+Finished shards are not computed again.
 """
 
 import functools
@@ -30,27 +30,27 @@ ROWS = "rows"  # folder of scored rows, below the stage's: ROWS/TASK/00000.jsonl
 
 @dataclass(frozen=True)
 class TaskRun:
-    """A task, and how much of it is asked in what way."""
+    """A task with the options under which it is evaluated."""
 
     task: Task
-    rows: str  # file of its rows
-    limit: int | None = None  # the first rows alone
-    chat: bool = False
+    rows: str  # file of the task's rows
+    limit: int | None = None  # number of rows to use, from the first; None: all
+    chat: bool = False  # true: prompts are user turns in the tokenizer's chat format
 
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """What tasks are asked, and how. Plain data, so it travels."""
+    """The tasks of an evaluation, as plain data that can be sent to workers."""
 
     run: Evaluation
     tasks: tuple[TaskRun, ...]
 
     def make_work(self) -> Work:
-        """The work of one worker, its model loaded."""
+        """Load the model and return the function that a worker calls for each split."""
         return functools.partial(self._do, OpenedModel.load(self.run))
 
     def list_splits(self) -> list[Split]:
-        """A split for each shard of each task. Raises DataError for rows that cannot be asked."""
+        """Return a split for each shard of each task. Raises DataError for invalid rows."""
         found = []
         for number, run in enumerate(self.tasks):
             count = len(load_questions(run))
@@ -65,7 +65,8 @@ class TaskPlan:
         run = self.tasks[given["task"]]
         begin = given["begin"]
         questions = load_questions(run)[begin : begin + self.run.shard_rows]
-        scoring, judge = run.task.scoring, None
+        scoring = run.task.scoring
+        judge = None
         if isinstance(scoring, PreferredAnswer):
             judge = Judge.open(scoring, self.run, opened.model, run.chat)
         examination = Examination(
@@ -87,7 +88,7 @@ class TaskPlan:
 
 
 def load_questions(run: TaskRun) -> tuple[Question, ...]:
-    """The questions of a task, in the order of its rows. Raises DataError for what is none."""
+    """Return a task's questions, in the order of its rows. Raises DataError for invalid rows."""
     return _load_questions(run.task.model_dump_json(), run.rows, run.limit)
 
 
@@ -105,12 +106,15 @@ def _load_questions(task_json: str, path: str, limit: int | None) -> tuple[Quest
 
 
 def list_program_tasks(tasks: Sequence[TaskRun]) -> list[str]:
-    """The names of tasks that run what a model writes."""
+    """Return the names of the tasks that run programs written by the model."""
     return [run.task.name for run in tasks if isinstance(run.task.scoring, ProgramTests)]
 
 
 def read_scored(folder: str, task: str) -> list[dict[str, Any]]:
-    """The scored rows of `task` in an evaluation's folder, in the order of the task's rows."""
+    """Return the scored rows of `task` in an evaluation's folder, in the order of the task's rows.
+
+    Raises DataError if there are none.
+    """
     rows = []
     for path in sorted(storage.list_files(storage.join(folder, ROWS, task), ".jsonl")):
         for line in storage.read(path).decode("utf-8", "surrogatepass").split("\n"):

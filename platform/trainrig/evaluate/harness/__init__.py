@@ -1,1 +1,1 @@
-"""lm-evaluation-harness on our checkpoints."""
+"""lm-evaluation-harness with trainrig's checkpoints as models."""

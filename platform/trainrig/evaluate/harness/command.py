@@ -1,4 +1,4 @@
-"""The harness's own command line, in this process, with our model known to it."""
+"""The command line of lm-evaluation-harness, run in this process with trainrig's model."""
 
 import sys
 from collections.abc import Sequence
@@ -8,14 +8,14 @@ from trainrig.errors import ConfigError
 
 
 def run_harness(arguments: Sequence[str]) -> None:
-    """Run `lm-eval ARGUMENTS`. Raises ConfigError where it is not installed."""
+    """Run `lm-eval ARGUMENTS`. Raises ConfigError if the harness is not installed."""
     try:
         from lm_eval.__main__ import cli_evaluate
     except ImportError as error:
         raise ConfigError(
             f"lm-eval: {error}; `pip install 'trainrig[lm-eval]'` brings lm-evaluation-harness"
         ) from None
-    from trainrig.evaluate.harness import model  # noqa: F401 - makes the model known by its name
+    from trainrig.evaluate.harness import model  # noqa: F401 - registers the model by name
 
     with mock.patch.object(sys, "argv", ["lm-eval", *arguments]):
         cli_evaluate()

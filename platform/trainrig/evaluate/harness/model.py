@@ -1,9 +1,9 @@
-"""A checkpoint of trainrig as a model of lm-evaluation-harness: `--model trainrig`."""
+"""A model of lm-evaluation-harness that reads trainrig's checkpoints: `--model trainrig`."""
 
 from collections.abc import Sequence
 from typing import Any
 
-import lm_eval.models  # noqa: F401 - the harness's own, which it looks for only in an empty table
+import lm_eval.models  # noqa: F401 - the harness registers its own models only into an empty registry
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
@@ -14,15 +14,15 @@ from trainrig.evaluate.engine.likelihood import score_continuations
 from trainrig.evaluate.engine.opened_model import OpenedModel
 from trainrig.evaluate.run_file import Evaluation
 
-DEFAULT_TOKENS = 256  # of an answer, where a task does not say; the harness's own
+DEFAULT_TOKENS = 256  # the harness's default for the most tokens of an answer
 
 
 @register_model("trainrig")
 class HarnessModel(LM):  # type: ignore[misc] # an extra: not there for mypy
-    """The engine of `trainrig evaluate` behind the harness's three kinds of requests.
+    """A harness model that answers requests with the engine of `trainrig evaluate`.
 
-    `checkpoint` is a run folder or a checkpoint. `document_start` is off unless asked for: of the
-    tokenizers that we export none adds a token, so the harness's own models begin without one.
+    `checkpoint` is a run folder or a checkpoint. `document_start` is off by default: exported
+    tokenizers add no token, so the harness's own models begin prompts without one.
     """
 
     def __init__(
@@ -34,7 +34,11 @@ class HarnessModel(LM):  # type: ignore[misc] # an extra: not there for mypy
         threads: int = 1,
         **ignored: Any,
     ) -> None:
-        """`ignored`: batch_size, device and others that the harness gives every model."""
+        """Load the checkpoint.
+
+        `ignored` are arguments that the harness gives to every model, such as batch_size and
+        device.
+        """
         super().__init__()
         run = Evaluation.model_validate(
             {
@@ -46,13 +50,14 @@ class HarnessModel(LM):  # type: ignore[misc] # an extra: not there for mypy
             }
         )
         opened = OpenedModel.load(run)
-        self._model, self._batch_tokens = opened.model, batch_tokens
+        self._model = opened.model
+        self._batch_tokens = batch_tokens
         self._encoder = RequestEncoder(
             opened.encoder, opened.model.config.positions, document_start
         )
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-        """(log-likelihood, whether greedy) of each request's (context, continuation)."""
+        """Return (log-likelihood, is greedy) for each request's (context, continuation)."""
         asked = [
             self._encoder.request_continuations(*_unpack_pair(request.args))[0]
             for request in requests
@@ -61,14 +66,14 @@ class HarnessModel(LM):  # type: ignore[misc] # an extra: not there for mypy
         return [(score.log_likelihood, score.greedy) for score in found]
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
-        """The log-likelihood of each request's whole text."""
+        """Return the log-likelihood of each request's whole text."""
         windows = [self._encoder.request_windows(request.args[0]) for request in requests]
-        flat = [window for each in windows for window in each]
+        flat = [window for group in windows for window in group]
         found = iter(score_continuations(self._model, flat, self._batch_tokens))
-        return [sum(next(found).log_likelihood for _ in each) for each in windows]
+        return [sum(next(found).log_likelihood for _ in group) for group in windows]
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
-        """The greedy answer to each request. Raises ValueError for one that is to be sampled."""
+        """Return the greedy answer to each request. Raises ValueError if sampling is requested."""
         by_settings: dict[tuple[int, tuple[str, ...]], list[int]] = {}
         for number, request in enumerate(requests):
             by_settings.setdefault(_parse_settings(request.args[1]), []).append(number)
@@ -103,7 +108,7 @@ def _unpack_pair(arguments: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _parse_settings(given: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
-    """The most tokens of an answer, and what it ends at."""
+    """Return the most tokens of an answer, and the stop texts."""
     if given.get("do_sample") or given.get("temperature"):
         raise ValueError("trainrig answers the harness greedily; set do_sample to false")
     until = given.get("until") or []

@@ -1,1 +1,1 @@
-"""Scorecards as pages to be read: of one checkpoint, of two or more, of a folder of them."""
+"""HTML reports of evaluations: one scorecard, a comparison, and a leaderboard."""

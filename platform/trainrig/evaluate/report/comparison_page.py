@@ -1,4 +1,4 @@
-"""compare.html: paired differences, where one wins, and rows on which the two differ."""
+"""The HTML page of a comparison: paired differences, and samples of rows that differ."""
 
 import random
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ from trainrig.report import (
     Verdict,
 )
 
-SHOWN = 3  # rows shown on which the two differ, of each task
+SHOWN = 3  # number of differing rows shown for each task
 
 
 def build_comparison_page(comparisons: Sequence[EvaluationPair]) -> ReportPage:
-    """The page of each comparison with the first evaluation, A."""
-    tasks = [task for each in comparisons for task in each.tasks]
+    """Build the page of all comparisons with the first evaluation, A."""
+    tasks = [task for pair in comparisons for task in pair.tasks]
     clear = [task for task in tasks if not task.paired.within_noise]
     noise = tuple(
         f"{task.task}: the difference is within noise" for task in tasks if task not in clear
@@ -48,7 +48,7 @@ def build_comparison_page(comparisons: Sequence[EvaluationPair]) -> ReportPage:
             KeyFigure("Rows", f"{rows:,}", "rows", "asked of both"),
             KeyFigure("Rows that differ", f"{differing:,}", "rows", "right in one alone"),
         ),
-        sections=tuple(_build_section(n, each) for n, each in enumerate(comparisons)),
+        sections=tuple(_build_section(n, pair) for n, pair in enumerate(comparisons)),
         commands=(PageCommand("trainrig leaderboard FOLDER_OF_EVALUATIONS", "Rank all:"),),
         provenance={
             "Compared": {

@@ -1,4 +1,4 @@
-"""leaderboard.html: all evaluations of a folder in one table."""
+"""The HTML page of a leaderboard: a table of all evaluations, and scores by training compute."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,7 +19,7 @@ from trainrig.report import (
 
 
 def build_leaderboard_page(board: Leaderboard, folder: str) -> ReportPage:
-    """The page of all evaluations in `folder`."""
+    """Build the page of all evaluations in `folder`."""
     best = board.rows[0]
     mean = "–" if best.mean is None else f"{best.mean:.4f}"
     return ReportPage(
@@ -41,14 +41,14 @@ def build_leaderboard_page(board: Leaderboard, folder: str) -> ReportPage:
 
 
 def _build_flops_sections(board: Leaderboard) -> tuple[Section, ...]:
-    """Each task's scores against the operations of training, where there are some to compare."""
+    """Build charts of task scores by training operations, if any task has two or more."""
     charts = tuple(_build_chart(board, name) for name in board.sort_by_flops())
     return (Section("compute", "What more training bought", charts),) if charts else ()
 
 
 def _build_chart(board: Leaderboard, task: str) -> Chart:
     points = board.sort_by_flops()[task]
-    flops = np.array([each for each, _ in points])
+    flops = np.array([operations for operations, _ in points])
     scores = np.array([score.value for _, score in points])
     chance = next(row.card.tasks[task].chance for row in board.rows if task in row.card.tasks)
 
@@ -61,12 +61,13 @@ def _build_chart(board: Leaderboard, task: str) -> Chart:
             axes.axhline(chance, color=figures.MUTED, linewidth=1, linestyle="--")
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(numticks=5))
-        # Not matplotlib's own, which writes powers as TeX.
+        # Matplotlib's own formatter would write powers as TeX.
         axes.xaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:.0e}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set(xlabel="operations of training (6ND)", ylabel="score")
 
-    first, last = scores[0], scores[-1]
+    first = scores[0]
+    last = scores[-1]
     return Chart(
         f"{task}: {first:.3f} at {flops[0]:.2g} operations, {last:.3f} at {flops[-1]:.2g}",
         figures.draw(plot, 230),
@@ -82,7 +83,7 @@ def _build_chart(board: Leaderboard, task: str) -> Chart:
 
 
 def build_board_table(board: Leaderboard) -> ReportTable:
-    """One row an evaluation, one column a task."""
+    """Build the table with a row for each evaluation and a column for each task."""
     return ReportTable(
         "Headline scores ± standard errors; the mean is over tasks that all evaluations have.",
         ("evaluation", "step", "mean", *board.tasks),

@@ -1,15 +1,15 @@
-"""Scored rows as samples on a page."""
+"""Scored rows as text samples of a report page."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from trainrig.report import TextSample
 
-LONGEST = 1200  # characters shown of a prompt, and of an answer
+LONGEST = 1200  # most characters shown of a prompt or an answer
 
 
 def build_row_sample(row: Mapping[str, Any], label: str) -> TextSample:
-    """The prompt of a row, what was expected and what was given."""
+    """Build a sample with the prompt of a row, and the expected and the given answer."""
     parts = [shorten_middle(str(row["prompt"]))]
     if choices := row.get("choices"):
         nats = row["log_likelihoods"]
@@ -26,7 +26,7 @@ def build_row_sample(row: Mapping[str, Any], label: str) -> TextSample:
 
 
 def shorten_middle(text: str) -> str:
-    """`text`, its middle left out if it is long."""
+    """Return `text`, without its middle if it is longer than `LONGEST`."""
     if len(text) <= LONGEST:
         return text
     half = LONGEST // 2

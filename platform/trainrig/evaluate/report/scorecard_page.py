@@ -1,4 +1,4 @@
-"""report.html of an evaluation: scores with their errors, rows right and wrong, calibration."""
+"""The HTML report of an evaluation: scores with errors, samples of rows, and calibration."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -26,12 +26,12 @@ from trainrig.report import (
     Verdict,
 )
 
-SHOWN = 3  # rows shown of those that are right, and of those that are wrong
+SHOWN = 3  # number of right rows, and of wrong rows, shown for each task
 Rows = Sequence[Mapping[str, Any]]
 
 
 def build_scorecard_page(card: Scorecard, rows: Mapping[str, Rows]) -> ReportPage:
-    """The page of `card`; `rows` are the scored rows of its tasks."""
+    """Build the page of `card`; `rows` are the scored rows of its tasks, by task."""
     sections = []
     if card.tasks:
         sections.append(_build_scores_section(card.tasks))
@@ -79,7 +79,7 @@ def _build_verdict(card: Scorecard) -> Verdict:
 
 
 def _build_key_figures(card: Scorecard) -> tuple[KeyFigure, ...]:
-    """Four to six: tasks first, then held-out sources, then what was asked."""
+    """Build four to six key figures: tasks, then held-out sources, then general figures."""
     found = [
         KeyFigure(
             name, format_share(score.headline.value, score), score.metric, _format_note(score)
@@ -115,9 +115,9 @@ def _build_scores_section(tasks: Mapping[str, TaskScore]) -> Section:
         "Each metric of each task with its standard error and 95% interval. The headline is first.",
         ("task", "metric", "score", "standard error", "from", "to", "rows", "groups"),
         tuple(
-            (name, metric, each.value, each.error, each.low, each.high, score.rows, score.groups)
+            (name, metric, one.value, one.error, one.low, one.high, score.rows, score.groups)
             for name, score in tasks.items()
-            for metric, each in score.metrics.items()
+            for metric, one in score.metrics.items()
         ),
     )
     shares = {n: s for n, s in tasks.items() if s.higher_is_better and s.headline.value <= 1}
@@ -130,10 +130,10 @@ def _build_scores_chart(tasks: Mapping[str, TaskScore]) -> Chart:
 
     def plot(axes: Axes) -> None:
         for place, score in enumerate(reversed(list(tasks.values()))):
-            each = score.headline
-            if each.low is not None and each.high is not None:
-                axes.plot([each.low, each.high], [place, place], color=figures.C1, linewidth=2)
-            axes.plot([each.value], [place], "o", color=figures.C1)
+            main = score.headline
+            if main.low is not None and main.high is not None:
+                axes.plot([main.low, main.high], [place, place], color=figures.C1, linewidth=2)
+            axes.plot([main.value], [place], "o", color=figures.C1)
             if score.chance is not None:
                 axes.plot([score.chance], [place], "|", color=figures.C2, markersize=16)
         axes.set_yticks(range(len(names)), list(reversed(names)))
@@ -160,10 +160,11 @@ def _show_held_out(card: Scorecard) -> Section:
         for name, s in card.scores.items()
     ]
     accuracies = [score.accuracy for score in card.scores.values()]
-    if any(each is not None for each in accuracies):  # of an encoder: each token masked by itself
+    if any(accuracy is not None for accuracy in accuracies):  # only encoders have an accuracy
         columns += ("accuracy",)
         rows = [
-            (*row, "" if each is None else each) for row, each in zip(rows, accuracies, strict=True)
+            (*row, "" if accuracy is None else accuracy)
+            for row, accuracy in zip(rows, accuracies, strict=True)
         ]
     table = ReportTable("Text that was held out of training, by source.", columns, tuple(rows))
     return Section("held-out", "Held-out text", (table,))
@@ -179,8 +180,9 @@ def _build_task_section(name: str, score: TaskScore, rows: Rows) -> Section:
         blocks.append(Text(_describe_contamination(score)))
     right = [row for row in rows if row["scores"][score.metric] >= 1]
     wrong = [row for row in rows if row["scores"][score.metric] < 1]
-    if not score.higher_is_better:  # no row of text is right or wrong
-        right, wrong = list(rows), []
+    if not score.higher_is_better:  # perplexity has no right or wrong rows
+        right = list(rows)
+        wrong = []
     for title, chosen in (("right", right), ("wrong", wrong)):
         if drawn := _draw_rows(chosen):
             samples = tuple(build_row_sample(row, title) for row in drawn)
@@ -205,7 +207,7 @@ def _describe_contamination(score: TaskScore) -> str:
 
 
 def _draw_rows(rows: Rows) -> Rows:
-    """A few of `rows`, the same each time, in their order."""
+    """Draw a few of `rows` with a fixed seed, and keep their order."""
     chosen = random.Random(0).sample(range(len(rows)), min(SHOWN, len(rows)))
     return [rows[number] for number in sorted(chosen)]
 
@@ -213,8 +215,8 @@ def _draw_rows(rows: Rows) -> Rows:
 def _build_calibration_chart(found: Calibration) -> Chart:
     def plot(axes: Axes) -> None:
         axes.plot([0, 1], [0, 1], color=figures.MUTED, linewidth=1)
-        sure = [each.confidence for each in found.bins]
-        axes.plot(sure, [each.right for each in found.bins], "o-", color=figures.C1)
+        sure = [entry.confidence for entry in found.bins]
+        axes.plot(sure, [entry.right for entry in found.bins], "o-", color=figures.C1)
         axes.set_xlim(0, 1)
         axes.set_ylim(0, 1)
         axes.set_xlabel("how sure the model is")
@@ -228,19 +230,19 @@ def _build_calibration_chart(found: Calibration) -> Chart:
         table=ReportTable(
             "Calibration",
             ("confidence", "share that is right", "rows"),
-            tuple((each.confidence, each.right, each.rows) for each in found.bins),
+            tuple((entry.confidence, entry.right, entry.rows) for entry in found.bins),
         ),
     )
 
 
 def format_share(value: float, score: TaskScore | None = None) -> str:
-    """A score as a percentage, or as a number where it is none."""
+    """Format a score as a percentage, or as a number if the score of `score` is not a share."""
     if score is not None and not score.higher_is_better:
         return f"{value:.4g}"
     return f"{100 * value:.1f}%"
 
 
 def format_score(score: MetricScore) -> str:
-    """A share with its error: `62.3% ± 0.9%`."""
+    """Format a share with its standard error: `62.3% ± 0.9%`."""
     error = "" if score.error is None else f" ± {format_share(score.error)}"
     return format_share(score.value) + error

@@ -1,1 +1,1 @@
-"""Scored rows to numbers that say how sure they are."""
+"""Scores of tasks, with standard errors and intervals, computed from scored rows."""

@@ -1,4 +1,4 @@
-"""Whether a model is as often right as it is sure."""
+"""Calibration: a model's confidence compared with its accuracy."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,28 +9,31 @@ BINS = 10
 
 @dataclass(frozen=True)
 class ConfidenceBin:
-    """Rows whose answer the model gave a like share of its belief."""
+    """Rows in one tenth of the confidence range."""
 
     rows: int
-    confidence: float  # mean
-    right: float  # share
+    confidence: float  # mean confidence
+    right: float  # mean score: the share of right answers
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Confidence against how often it was right."""
+    """Accuracy by confidence."""
 
-    bins: tuple[ConfidenceBin, ...]  # those that hold rows, the least sure first
+    bins: tuple[ConfidenceBin, ...]  # non-empty bins, by rising confidence
 
     @property
     def error(self) -> float:
-        """The expected calibration error: the mean distance of the two (arXiv:1706.04599)."""
-        rows = sum(each.rows for each in self.bins)
-        return sum(each.rows * abs(each.confidence - each.right) for each in self.bins) / rows
+        """The expected calibration error, between 0 and 1 (arXiv:1706.04599).
+
+        This is the mean over rows of the distance between confidence and accuracy of their bin.
+        """
+        rows = sum(entry.rows for entry in self.bins)
+        return sum(entry.rows * abs(entry.confidence - entry.right) for entry in self.bins) / rows
 
 
 def calibrate(rows: Sequence[Mapping[str, Any]], metric: str) -> Calibration | None:
-    """By tenths of confidence; None for rows of a kind that has none."""
+    """Bin `rows` by tenths of confidence. Return None if the rows have no confidence."""
     if not rows or any("confidence" not in row for row in rows):
         return None
     binned: dict[int, list[tuple[float, float]]] = {}
@@ -41,6 +44,6 @@ def calibrate(rows: Sequence[Mapping[str, Any]], metric: str) -> Calibration | N
     found = []
     for _, pairs in sorted(binned.items()):
         count = len(pairs)
-        sure, right = (sum(each) / count for each in zip(*pairs, strict=True))
+        sure, right = (sum(values) / count for values in zip(*pairs, strict=True))
         found.append(ConfidenceBin(count, sure, right))
     return Calibration(tuple(found))

@@ -1,4 +1,4 @@
-"""The scorecard of an evaluation, as it is written and read back."""
+"""The scorecard of an evaluation: its model, and reading it from disk."""
 
 from dataclasses import dataclass
 
@@ -12,31 +12,31 @@ SCORECARD = "scorecard.json"
 
 @dataclass(frozen=True)
 class SourceScore:
-    """How one source was predicted."""
+    """The scores of held-out text from one source."""
 
     loss: float  # nats per token
     perplexity: float  # e to the loss
-    bits_per_byte: float  # of text; special tokens count neither as bits nor as bytes
+    bits_per_byte: float  # bits per byte of text, without special tokens
     tokens: int
     bytes: int
-    accuracy: float | None = None  # of encoders: share of tokens that come out likeliest
+    accuracy: float | None = None  # encoders: share of masked tokens predicted as the likeliest
 
 
 class Scorecard(BaseModel):
-    """What `evaluate` says of a checkpoint."""
+    """The scores of one checkpoint, as `evaluate` writes them."""
 
     model_config = ConfigDict(frozen=True)
 
     checkpoint: str = ""
     step: int
-    scores: dict[str, SourceScore]  # of held-out text, by source
+    scores: dict[str, SourceScore]  # scores of held-out text by source
     tasks: dict[str, TaskScore] = {}
-    # Operations of the run that the checkpoint is of, by 6ND over what it was trained on; None: of
-    # no run that says.
+    # Training operations of the checkpoint's run, by the 6ND estimate; None: the checkpoint does
+    # not record its training tokens.
     training_flops: float | None = None
 
 
 def read_scorecard(folder: str) -> Scorecard:
-    """The scorecard in `folder`, checked. Raises DataError if `evaluate` did not make it."""
+    """Read the scorecard in `folder`. Raises DataError if `evaluate` did not write the folder."""
     manifest.read_input(folder, "evaluate")
     return Scorecard.model_validate_json(manifest.read_file(folder, SCORECARD))

@@ -1,8 +1,8 @@
 """Scores with standard errors, and paired differences with intervals.
 
-Rows are a sample of what a task could ask, so a score is an estimate (Miller 2024, "Adding error
-bars to evals", arXiv:2411.00640). Rows of one group, such as questions on one passage, are drawn
-together, and their errors add up before they are squared.
+Rows are a sample of the questions that a task could ask, so a score is an estimate (Miller 2024,
+"Adding error bars to evals", arXiv:2411.00640). Rows of one group, such as questions on one
+passage, are sampled together: their errors are summed before they are squared (clustered errors).
 """
 
 import math
@@ -13,21 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-LEVEL = 0.95  # of intervals
+LEVEL = 0.95  # confidence level of intervals
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A score and how far it would move with other rows."""
+    """A score with its standard error."""
 
     value: float
-    error: float | None  # standard error; None of a single row or group
+    error: float | None  # standard error; None for a single row or group
     rows: int
-    groups: int  # independent draws: groups of rows, or rows
+    groups: int  # independent samples: the groups of rows, or the rows
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Bounds that hold the score of the whole task in 95 of 100 samples (Student's t)."""
+        """The 95% confidence interval by Student's t, or None without a standard error."""
         if self.error is None:
             return None
         reach = float(stats.t.ppf((1 + LEVEL) / 2, self.groups - 1)) * self.error
@@ -39,10 +39,10 @@ def estimate(
     weights: Sequence[float] | None = None,
     groups: Sequence[str | None] | None = None,
 ) -> Estimate:
-    """The sum of `values` over that of `weights` (1 each: their mean), and its standard error.
+    """Estimate the ratio of the sums of `values` and `weights`, with its standard error.
 
-    Rows with no group stand for themselves. The error of a ratio is that of its linear
-    approximation, from what each row is off by.
+    Without `weights` the ratio is the mean of `values`. A row whose group is None is a group with
+    one row. The error of the ratio is by linear approximation (the delta method).
     """
     values_R = np.asarray(values, float)
     weights_R = np.ones_like(values_R) if weights is None else np.asarray(weights, float)
@@ -67,24 +67,24 @@ def _sum_by_group(
 
 
 def bound_unseen_share(draws: int) -> float:
-    """The largest share that `draws` may all have missed: Clopper and Pearson's bound at 0.
+    """Return the upper bound of a share of which `draws` samples had none (Clopper and Pearson).
 
-    Rows that are all wrong, or all right, have no spread to compute an error by.
+    It serves for rows that are all right or all wrong, which have no variance.
     """
     return float(1 - ((1 - LEVEL) / 2) ** (1 / draws))
 
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """How much better B is than A on the same rows."""
+    """The difference in score of B and A on the same rows."""
 
     difference: Estimate
-    a_only: int  # rows on which A alone is right
-    b_only: int
+    a_only: int  # rows on which A scores higher
+    b_only: int  # rows on which B scores higher
 
     @property
     def within_noise(self) -> bool:
-        """Whether 0 lies in the difference's interval, or there is none."""
+        """True if the interval of the difference contains 0, or there is no interval."""
         bounds = self.difference.interval
         return bounds is None or bounds[0] <= 0 <= bounds[1]
 
@@ -92,26 +92,27 @@ class PairedDifference:
 def estimate_paired_difference(
     a: Sequence[float], b: Sequence[float], groups: Sequence[str | None] | None = None
 ) -> PairedDifference:
-    """The mean of B less A, row by row; `a` and `b` are of the same rows in one order."""
+    """Estimate the mean difference B − A; `a` and `b` are scores of the same rows in one order."""
     off = [y - x for x, y in zip(a, b, strict=True)]
-    better = sum(each > 0 for each in off)
-    return PairedDifference(estimate(off, groups=groups), sum(each < 0 for each in off), better)
+    better = sum(gap > 0 for gap in off)
+    return PairedDifference(estimate(off, groups=groups), sum(gap < 0 for gap in off), better)
 
 
 def estimate_shuffled_band(
     chosen: Sequence[int], gold: Sequence[int], choices: Sequence[int], share: float = 0.99
 ) -> tuple[float, float]:
-    """The bounds that hold `share` of the scores of these answers against shuffled labels.
+    """Return the bounds of `share` of the scores that these answers get with shuffled labels.
 
-    Labels are shuffled among rows of as many choices, 2,000 times: what answers of this kind get
-    that know nothing of the questions.
+    Labels are shuffled 2,000 times among rows with the same number of choices. This is the range of
+    scores of a model that gives such answers without regard to the questions.
     """
-    chosen_R, gold_R, choices_R = (np.asarray(each) for each in (chosen, gold, choices))
+    chosen_R, gold_R, choices_R = (np.asarray(values) for values in (chosen, gold, choices))
     dice = np.random.default_rng(0)
     right = np.zeros(2000, dtype=np.int64)
     for count in np.unique(choices_R):
         rows = np.flatnonzero(choices_R == count)
-        mine, labels = chosen_R[rows], gold_R[rows]
+        mine = chosen_R[rows]
+        labels = gold_R[rows]
         for trial in range(len(right)):
             right[trial] += int((mine == dice.permutation(labels)).sum())
     tail = (1 - share) / 2

@@ -1,4 +1,4 @@
-"""One task's scored rows to what a scorecard says of it."""
+"""The scores of one task, computed from its scored rows."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,34 +23,34 @@ class MetricScore(BaseModel):
 
     value: float
     error: float | None  # standard error
-    low: float | None  # bounds of the 95% interval
-    high: float | None
+    low: float | None  # lower bound of the 95% interval
+    high: float | None  # upper bound of the 95% interval
 
 
 class RowsSeen(BaseModel):
-    """How much of a task the training corpus held, and the score on the rest."""
+    """Contamination of a task by the training corpus, and the score without contaminated rows."""
 
     model_config = ConfigDict(frozen=True)
 
-    looked_for: int  # rows long enough to tell
-    seen: int  # rows that the corpus held
-    without: MetricScore | None  # the headline score on the others; None: no row was seen, or all
+    looked_for: int  # rows long enough to be searched for
+    seen: int  # rows that the corpus contains
+    without: MetricScore | None  # headline score of the other rows; None: no row was seen, or all
 
 
 class TaskScore(BaseModel):
-    """All that a scorecard says of one task."""
+    """The scores of one task in a scorecard."""
 
     model_config = ConfigDict(frozen=True)
 
-    metric: str  # the headline
+    metric: str  # name of the headline metric
     metrics: dict[str, MetricScore]
     rows: int
-    groups: int  # independent draws among them
+    groups: int  # independent samples among the rows
     few_shot: int
     chat: bool
     truncated: int = 0  # rows whose prompt lost tokens, from the left, to fit
-    chance: float | None = None  # what blind guessing gets; None: of no such kind
-    # Bounds of 99% of the scores of the same answers against shuffled labels.
+    chance: float | None = None  # score of random guessing; None: the task has no choices
+    # Bounds of 99% of the scores that the same answers get with shuffled labels.
     shuffled: tuple[float, float] | None = None
     higher_is_better: bool = True
     contamination: RowsSeen | None = None
@@ -62,7 +62,7 @@ class TaskScore(BaseModel):
 
 
 def score_task(rows: Rows, few_shot: int, chat: bool) -> TaskScore:
-    """The scores of `rows`, which are not none."""
+    """Compute the scores of a task from its scored rows, of which there must be at least one."""
     metric = next(iter(rows[0]["scores"]))
     groups = _list_groups(rows)
     metrics = {
@@ -72,7 +72,7 @@ def score_task(rows: Rows, few_shot: int, chat: bool) -> TaskScore:
     if metric == "bits_per_byte":
         bits = [-row["log_likelihood"] / math.log(2) for row in rows]
         metrics["bits_per_byte"] = estimate(bits, [row["bytes"] for row in rows], groups)
-    found = {name: _as_score(each) for name, each in metrics.items()}
+    found = {name: _as_score(estimated) for name, estimated in metrics.items()}
     found |= _compute_perplexities(rows, groups)
     several = all("chosen" in row for row in rows)
     return TaskScore(
@@ -90,7 +90,7 @@ def score_task(rows: Rows, few_shot: int, chat: bool) -> TaskScore:
 
 
 def compute_headline_score(rows: Rows, metric: str) -> MetricScore:
-    """The mean of one metric over `rows`."""
+    """Return the mean of one metric over `rows`, with its error."""
     return _as_score(estimate([row["scores"][metric] for row in rows], groups=_list_groups(rows)))
 
 
@@ -101,14 +101,18 @@ def _list_groups(rows: Rows) -> list[str | None] | None:
 
 def _as_score(found: Estimate) -> MetricScore:
     low, high = found.interval or (None, None)
-    if found.error == 0 and found.value in (0, 1):  # a bound by no spread that there was
+    if found.error == 0 and found.value in (0, 1):  # equal rows have no variance
         reach = bound_unseen_share(found.groups)
         low, high = (0.0, reach) if found.value == 0 else (1 - reach, 1.0)
     return MetricScore(value=found.value, error=found.error, low=low, high=high)
 
 
 def _compute_perplexities(rows: Rows, groups: list[str | None] | None) -> dict[str, MetricScore]:
-    """e to the mean loss a text, and by byte and word where those are known."""
+    """Return perplexities: the exponential of the mean loss.
+
+    The mean is over texts; for rows with `bytes` it is over tokens, bytes and words. Returns {} for
+    rows without a log-likelihood.
+    """
     if any("log_likelihood" not in row for row in rows):
         return {}
     nats = [-row["log_likelihood"] for row in rows]
@@ -120,8 +124,8 @@ def _compute_perplexities(rows: Rows, groups: list[str | None] | None) -> dict[s
             "word_perplexity": [row["words"] for row in rows],
         }
     found = {}
-    for name, each in weights.items():
-        loss = _as_score(estimate(nats, each, groups))
+    for name, counts in weights.items():
+        loss = _as_score(estimate(nats, counts, groups))
         error = None if loss.error is None else _exp(loss.value) * loss.error
         low, high = (None if b is None else _exp(b) for b in (loss.low, loss.high))
         found[name] = MetricScore(value=_exp(loss.value), error=error, low=low, high=high)
@@ -129,7 +133,7 @@ def _compute_perplexities(rows: Rows, groups: list[str | None] | None) -> dict[s
 
 
 def _exp(nats: float) -> float:
-    """e to `nats`, at most what JSON can hold."""
+    """Return e to the power of `nats`, limited to about 1e304 so that it is finite in JSON."""
     return math.exp(min(nats, 700.0))
 
 

@@ -1,1 +1,1 @@
-"""Benchmarks as data: where their rows are, how a row becomes a prompt, what of it is scored."""
+"""Benchmarks defined as data: their rows, the prompts made from rows, and the scoring."""

@@ -1,9 +1,9 @@
-"""A task file: TOML that says where a benchmark's rows are and how they become prompts.
+"""A task file: TOML that defines where a benchmark's rows are and how they become prompts.
 
-Two kinds of strings speak of a row's fields. A *template* is text with `{{ field }}` in it; an
-*expression* is what stands between such braces, and gives a value: a list, a number, a text. Both
-are Jinja's, in its sandbox, and a field that a row lacks is an error. No torch is needed for any
-of this.
+Two kinds of strings use the fields of a row. A *template* is text with `{{ field }}` in it. An
+*expression* is the part between such braces, and evaluates to a list, a number or a text. Both are
+evaluated in Jinja's sandbox, and a field that a row lacks is an error. This module does not import
+torch.
 """
 
 from collections.abc import Mapping
@@ -16,35 +16,37 @@ from trainrig.evaluate.tasks.scoring import MultipleChoice, Scoring
 
 
 class FewShot(Settings):
-    """Solved rows that stand before each prompt."""
+    """Few-shot examples: solved rows before each prompt."""
 
-    count: int = Field(default=0, ge=0)  # rows to show; 0: none
-    # File of the rows to show; None: the task's own, where no row is shown to itself.
+    count: int = Field(default=0, ge=0)  # number of examples; 0: none
+    # File of the examples' rows; None: the task's file, without the row that is asked.
     rows: str | None = None
-    # Which rows: the first of the file, or those that `seed` draws, the same before every prompt.
+    # Choice of rows: the first of the file, or a random draw by `seed`. All prompts get the same
+    # rows, except that a row is never an example for itself.
     draw: Literal["first", "random"] = "random"
     seed: int = Field(default=0, ge=0)  # random seed of the draw
-    separator: str = "\n\n"  # text after each of them
+    separator: str = "\n\n"  # text after each example
 
 
 class Task(Settings):
     """One benchmark."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9_.-]+$")  # what scorecards call it
-    description: str = ""  # what it asks, for reports
-    source: str = ""  # paper, or page of its publisher
-    # File of its rows, JSON Lines (plain or .gz) or Parquet; a relative one is looked for in the
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]+$")  # name of the task in scorecards
+    description: str = ""  # description of the task, for reports
+    source: str = ""  # paper of the task, or its publisher's page
+    # File of the task's rows: JSON Lines (plain or .gz) or Parquet. A relative path is below the
     # run file's `task_rows`.
     rows: str
-    # Expressions by the names under which templates and other expressions may use them.
+    # Named expressions, which templates and other expressions can use by name.
     values: Mapping[str, str] = {}
-    preamble: str = ""  # text before the shown rows and the prompt
-    prompt: str = "{{ prompt }}"  # template of what the model is given of a row
-    delimiter: str = " "  # text between a prompt and what follows it
-    # Expression; rows of one value (of one passage, say) are one draw when errors are computed.
+    preamble: str = ""  # text before the few-shot examples and the prompt
+    prompt: str = "{{ prompt }}"  # template of the prompt
+    delimiter: str = " "  # text between a prompt and its answer
+    # Expression for the group of a row, such as its passage. Standard errors treat the rows of one
+    # group as one sample. None: each row is a sample.
     group: str | None = None
     few_shot: FewShot = FewShot()  # solved rows before each prompt
-    scoring: Scoring  # what is asked of the model, and how that is judged
+    scoring: Scoring  # kind of request to the model, and how its answer is scored
 
     @model_validator(mode="after")
     def _one_prompt_a_row(self) -> Self:

@@ -1,4 +1,4 @@
-"""Rows to prompts: what a model is given of each row, and what would be right."""
+"""Rendering of rows as prompts with their right answers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from trainrig.evaluate.tasks.templates import (
 
 @dataclass(frozen=True)
 class Shot:
-    """A row that is shown solved."""
+    """A few-shot example: a row with its right answer."""
 
     prompt: str
     answer: str
@@ -33,33 +33,34 @@ class Shot:
 
 @dataclass(frozen=True)
 class Question:
-    """A row, rendered. What it has besides the prompt hangs on the kind of scoring."""
+    """A rendered row. The kind of scoring decides which fields other than the prompt are set."""
 
-    row: int  # its number in its file
-    where: str  # for errors
+    row: int  # number of the row in its file, from 1
+    where: str  # file and row, for errors
     prompt: str
-    fields: Mapping[str, Any]  # with the task's `values`
+    fields: Mapping[str, Any]  # fields of the row, and the task's `values`
     shots: tuple[Shot, ...] = ()
     group: str | None = None
-    answers: tuple[str, ...] = ()  # choices, or all that are right
-    gold: int | None = None  # of choices
-    contexts: tuple[str, ...] = ()  # one a choice, in place of the prompt
+    answers: tuple[str, ...] = ()  # the choices, or all right answers
+    gold: int | None = None  # index of the right choice
+    contexts: tuple[str, ...] = ()  # prompts by choice, in place of the single prompt
     instructions: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def expected(self) -> str:
-        """The right answer, to be shown."""
+        """The right answer as text; "" if the row has none."""
         if self.gold is None:
             return self.answers[0] if self.answers else ""
         return (self.contexts or self.answers)[self.gold]
 
 
 class Renderer:
-    """The templates of one task, ready for its rows. Raises ConfigError for one that is none."""
+    """The compiled templates of one task. Raises ConfigError for an invalid template."""
 
     def __init__(self, task: Task, file: str) -> None:
-        """`file`: that of the rows, named in errors."""
-        self.task, self._file = task, file
+        """Compile the templates of `task`; `file` is the path of the rows, for errors."""
+        self.task = task
+        self._file = file
         where = f"task '{task.name}'"
         self._values = {
             k: compile_expression(v, f"{where}: values.{k}") for k, v in task.values.items()
@@ -70,7 +71,7 @@ class Renderer:
         self._read = self._make_reader()
 
     def render_question(self, row: TaskRow) -> Question:
-        """What is asked of `row`. Raises DataError, with file and row, for what it lacks."""
+        """Render `row` as a question. Raises DataError, with file and row, for a missing field."""
         where = f"{self._file}: row {row.number}"
         fields = dict(row.fields)
         for name, value in self._values.items():
@@ -85,7 +86,7 @@ class Renderer:
         )
 
     def build_shot(self, row: TaskRow) -> Shot:
-        """`row`, solved."""
+        """Return `row` as a few-shot example with its answer."""
         question = self.render_question(row)
         return Shot(question.prompt, self.task.delimiter + self._render_shot(question))
 
@@ -98,8 +99,9 @@ class Renderer:
         return question.expected
 
     def _make_reader(self) -> Callable[[Fields, str], dict[str, Any]]:
-        """What reads the part of a question that is its kind's own."""
-        scoring, where = self.task.scoring, f"{self._where}: scoring."
+        """Return a function that reads the fields of a question that depend on the scoring."""
+        scoring = self.task.scoring
+        where = f"{self._where}: scoring."
         match scoring:
             case MultipleChoice():
                 return self._make_choice_reader(scoring)
@@ -134,13 +136,13 @@ class Renderer:
             listed = compile_expression(scoring.choices, where + "choices")
             several = None
         else:
-            several = [compile_template(each, where + "choices") for each in scoring.choices]
+            several = [compile_template(choice, where + "choices") for choice in scoring.choices]
 
         def read(fields: Fields, row: str) -> dict[str, Any]:
             if several is None:
                 answers = _require_texts(listed(fields, row), f"{row}: scoring.choices")
             else:
-                answers = tuple(each(fields, row) for each in several)
+                answers = tuple(template(fields, row) for template in several)
             before = (
                 _require_texts(contexts(fields, row), f"{row}: scoring.contexts")
                 if contexts
@@ -166,7 +168,7 @@ def _require_texts(value: Any, where: str) -> tuple[str, ...]:
 
 
 def _find_gold(value: Any, answers: Sequence[str], row: str) -> int:
-    """The number of the right one of `answers`, given as number or text."""
+    """Return the index of the right one of `answers`; `value` is its index or its text."""
     if isinstance(value, str):
         if value in answers:
             return list(answers).index(value)

@@ -1,4 +1,4 @@
-"""The rows of a benchmark: JSON Lines, plain or packed, or Parquet; on disk or in a bucket."""
+"""Reading of benchmark rows from JSON Lines (plain or .gz) or Parquet, on disk or in a bucket."""
 
 import functools
 import gzip
@@ -20,7 +20,7 @@ _GZIP = b"\x1f\x8b"
 
 @dataclass(frozen=True)
 class TaskRow:
-    """One row, and its number in its file, from 1."""
+    """One row with its number in the file, from 1."""
 
     number: int
     fields: Mapping[str, Any]
@@ -28,7 +28,7 @@ class TaskRow:
 
 @functools.lru_cache(maxsize=8)
 def read_rows(path: str) -> tuple[TaskRow, ...]:
-    """All rows of the file at `path`. Raises DataError, with file and row, for what is none."""
+    """Return all rows of the file at `path`. Raises DataError, with file and row, if invalid."""
     try:
         data = storage.read(path)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a task asks of a model and how an answer is judged: one union, told apart by `kind`."""
+"""Settings for requesting and scoring answers: a union with the discriminator `kind`."""
 
 from typing import Annotated, Literal
 
@@ -9,92 +9,95 @@ from trainrig.evaluate.checks.settings import AnswerCheck, ExactMatch
 
 
 class MultipleChoice(Settings):
-    """The likeliest of a few given answers, as lm-evaluation-harness has it.
+    """The accuracy of choosing the likeliest of several given answers, as in lm-evaluation-harness.
 
-    With log-likelihood l of a choice after the prompt: acc is that of the largest l, acc_norm of
-    the largest l by the choice's characters, acc_bytes by its UTF-8 bytes, and acc_mutual_info of
-    the largest l less that of the choice after no prompt. Of equals the first is taken.
+    The metrics differ in how the log-likelihood l of a choice after the prompt is normalised: acc
+    takes the largest l, acc_norm the largest l / characters of the choice, acc_bytes the largest
+    l / UTF-8 bytes, and acc_mutual_info the largest difference of l and the log-likelihood after no
+    prompt. The first of equal choices is taken.
     """
 
     kind: Literal["MultipleChoice"] = "MultipleChoice"
-    choices: str | tuple[str, ...]  # expression of a list of texts, or a template for each
-    gold: str  # expression of the right one: its number from 0, or its text
-    # Expression of a list of prompts, one a choice, in place of the prompt: what differs then is
-    # what comes before, and `choices` gives the same text after each.
+    choices: str | tuple[str, ...]  # expression for a list of texts, or a template for each choice
+    gold: str  # expression for the right choice: its index from 0, or its text
+    # Expression for a list of prompts, one for each choice, in place of the prompt. The choices
+    # then differ in the prompt, and `choices` gives the same text after each.
     contexts: str | None = None
     metric: Literal["acc", "acc_norm", "acc_bytes", "acc_mutual_info"] = "acc"  # headline score
-    # Whether the choices are scored without the prompt as well: acc_mutual_info, at twice the cost.
+    # Also score the choices without the prompt, for acc_mutual_info; this doubles the cost.
     unconditional: bool = False
 
 
 class Continuation(Settings):
-    """Whether the one right text is what the model itself would go on with, token by token."""
+    """The share of rows for which greedy decoding gives exactly the target text."""
 
     kind: Literal["Continuation"] = "Continuation"
     target: str  # template of the right text
 
 
 class GeneratedAnswer(Settings):
-    """A text that the model writes, greedily, checked against what is right."""
+    """A greedily generated answer that is compared with the right answers."""
 
     kind: Literal["GeneratedAnswer"] = "GeneratedAnswer"
-    # Expression of the right answer: a text, a number, or a list of those that are all right.
+    # Expression for the right answer: a text, a number, or a list of right answers.
     targets: str
-    # Template of the answer in a row that is shown solved; None: the first of `targets`.
+    # Template of the answer in few-shot examples; None: the first of `targets`.
     shown: str | None = None
-    until: tuple[str, ...] = ("\n",)  # texts at which the answer ends, without them
-    maximum_tokens: int = Field(default=64, ge=1)  # tokens of an answer, at most
-    # Regular expression of the part of an answer that is checked, its first group if it has one;
-    # None: all of it. An answer that does not match is wrong.
+    until: tuple[str, ...] = ("\n",)  # stop texts, which are not part of the answer
+    maximum_tokens: int = Field(default=64, ge=1)  # most tokens of an answer
+    # Regular expression for the part of an answer that is compared: the first group, or the whole
+    # match if there is no group. None: the whole answer. An answer without a match is wrong.
     extract: str | None = None
-    take: Literal["first", "last"] = "first"  # which match of `extract`
-    check: AnswerCheck = ExactMatch()  # when an answer is right
+    take: Literal["first", "last"] = "first"  # the match of `extract` to use
+    check: AnswerCheck = ExactMatch()  # rule for comparing answers
 
 
 class PreferredAnswer(Settings):
-    """A text that the model writes, greedily, and whether a judge prefers it to another.
+    """The win rate of greedily generated answers against reference answers, decided by a judge.
 
-    A judge with a score for a head scores both. A language model is asked which is better, in
-    either order: half a win is one in one order alone.
+    A reward model scores both answers. A language model is asked which answer is better, in both
+    orders; a win in only one of the orders counts half.
     """
 
     kind: Literal["PreferredAnswer"] = "PreferredAnswer"
-    against: str  # template of the answer that the model's is compared with
+    against: str  # template of the reference answer
     judge: Annotated[str, NOT_IDENTITY]  # run folder or checkpoint of the judge
-    # Template of what a language model is asked, of the row's fields, `question`, `first` and
-    # `second`; it is to go on with A or B.
+    # Template of the prompt for a language model as a judge, which continues it with A or B. It can
+    # use the row's fields, `question`, `first` and `second`.
     judge_prompt: str = (
         "Question:\n{{ question }}\n\nAnswer A:\n{{ first }}\n\nAnswer B:\n{{ second }}\n\n"
         "Which answer is better, A or B? The better answer is"
     )
-    until: tuple[str, ...] = ()  # texts at which the answer ends, without them
-    maximum_tokens: int = Field(default=256, ge=1)  # tokens of an answer, at most
+    until: tuple[str, ...] = ()  # stop texts, which are not part of the answer
+    maximum_tokens: int = Field(default=256, ge=1)  # most tokens of an answer
 
 
 class RollingText(Settings):
-    """How well each row's prompt is predicted, all of it: perplexity and bits per byte."""
+    """The perplexity and the bits per byte of each row's whole prompt."""
 
     kind: Literal["RollingText"] = "RollingText"
 
 
 class ProgramTests(Settings):
-    """A program that the model writes, run confined with the tests of its row.
+    """A program generated by the model, run in a sandbox with the tests of its row.
 
-    It is run only if the run file says `run_code = true`, and only where the kernel can confine it.
+    Programs run only if the run file has `run_code = true`, and only if the kernel supports the
+    sandbox.
     """
 
     kind: Literal["ProgramTests"] = "ProgramTests"
-    # Template of the program, where `completion` is what the model wrote.
+    # Template of the program, in which `completion` is the generated text.
     program: str
-    # Template of its tests, without `completion`: they run in another process and call the program.
+    # Template of the tests, without `completion`. They run in another process, and call the
+    # program.
     tests: str = Field(min_length=1)
-    # Template of the answer in a row that is shown solved.
+    # Template of the answer in few-shot examples.
     shown: str | None = None
-    # Texts at which the answer ends, without them.
+    # Stop texts, which are not part of the answer.
     until: tuple[str, ...] = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
-    maximum_tokens: int = Field(default=512, ge=1)  # tokens of an answer, at most
-    seconds: float = Field(default=5.0, gt=0)  # time that a program may take
-    memory_mib: int = Field(default=512, ge=64)  # address space that it may take
+    maximum_tokens: int = Field(default=512, ge=1)  # most tokens of an answer
+    seconds: float = Field(default=5.0, gt=0)  # time limit of a program, in seconds
+    memory_mib: int = Field(default=512, ge=64)  # limit of its address space, in MiB
 
 
 Scoring = Annotated[

@@ -1,4 +1,4 @@
-"""The task that a run file asks for: one of those that trainrig ships, or a file."""
+"""Loading of the tasks that a run file names: tasks shipped with trainrig, or task files."""
 
 from collections.abc import Mapping
 from importlib import resources
@@ -15,7 +15,7 @@ _FOLDER = "evaluate/tasks/definitions"
 
 
 def list_shipped_tasks() -> list[str]:
-    """The names of all tasks that trainrig ships."""
+    """Return the names of all tasks shipped with trainrig, sorted."""
     folder = resources.files("trainrig").joinpath(_FOLDER)
     return sorted(
         file.name.removesuffix(ENDING) for file in folder.iterdir() if file.name.endswith(ENDING)
@@ -23,9 +23,10 @@ def list_shipped_tasks() -> list[str]:
 
 
 def load_task(choice: TaskChoice, folder: str | None) -> tuple[Task, str]:
-    """The task of `choice`, with its changes, and the file of its rows, looked for in `folder`.
+    """Return the task of `choice` with the changes of the run file, and the path of its rows.
 
-    Raises ConfigError for a task or a task file that is not there, or holds something else.
+    Relative paths of rows are below `folder`. Raises ConfigError if the task is unknown, or its
+    task file is missing or invalid.
     """
     where, text = _read(choice.task)
     data = dict(config.parse(text, where))
@@ -42,7 +43,7 @@ def load_task(choice: TaskChoice, folder: str | None) -> tuple[Task, str]:
 
 
 def _read(name: str) -> tuple[str, str]:
-    """What to call a task's file in errors, and its text."""
+    """Return the name of a task's file for errors, and the text of the file."""
     if name.endswith(ENDING):
         return name, config.read_text(name, "task file")
     names = list_shipped_tasks()
@@ -56,7 +57,7 @@ def _read(name: str) -> tuple[str, str]:
 
 
 def _place_path(path: str, folder: str | None, where: str) -> str:
-    """`path`, in `folder` if it is relative."""
+    """Return `path`, below `folder` if it is relative."""
     if path.startswith(("/", storage.S3)):
         return path
     if folder is None:

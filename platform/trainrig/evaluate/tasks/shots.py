@@ -1,4 +1,4 @@
-"""Solved rows before a prompt: which of them are shown, and never the row that is asked."""
+"""Selection of few-shot examples, which never include the row that is asked."""
 
 import random
 from collections.abc import Sequence
@@ -12,27 +12,31 @@ from trainrig.evaluate.tasks.rows import TaskRow
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A row that may be shown."""
+    """A row that can be a few-shot example."""
 
-    row: int  # its number in its file
-    key: str  # what it asks, as it is compared
+    row: int  # number of the row in its file, from 1
+    key: str  # normalised prompt, to compare with the question
     shot: Shot
 
 
 class ShotPool:
-    """Rows that may be shown solved, in the order of a draw.
+    """Candidates for few-shot examples, in the order of a draw.
 
-    Each question is shown the first of them that are not the row itself: neither its place in the
-    same file nor a row that asks the same, whichever file that is of.
+    Each question gets the first candidates that differ from it: neither the same row of the same
+    file, nor a row of any file with the same prompt.
     """
 
     def __init__(
         self, task: Task, renderer: Renderer, rows: Sequence[TaskRow], file: str, asked_file: str
     ) -> None:
-        """`rows` of `file` are shown before those of `asked_file`. Raises DataError if they are too
-        few."""
-        self._task, self._renderer = task, renderer
-        self._file, self._same_file = file, file == asked_file
+        """Draw from `rows` of `file`, as examples for questions of `asked_file`.
+
+        Raises DataError if there are too few rows.
+        """
+        self._task = task
+        self._renderer = renderer
+        self._file = file
+        self._same_file = file == asked_file
         self._candidates: list[_Candidate] = []
         own = task.few_shot.rows is None
         needed = task.few_shot.count + own
@@ -46,8 +50,9 @@ class ShotPool:
             self._find(number)
 
     def select(self, question: Question) -> tuple[Shot, ...]:
-        """Return the rows to show before `question`. Raises DataError if too few differ from it."""
-        key, count = _find_key(question), self._task.few_shot.count
+        """Return the examples for `question`. Raises DataError if too few rows differ from it."""
+        key = _find_key(question)
+        count = self._task.few_shot.count
         shown: list[Shot] = []
         for number in range(len(self._order)):
             candidate = self._find(number)
@@ -63,7 +68,7 @@ class ShotPool:
         )
 
     def _find(self, number: int) -> _Candidate:
-        """Return the candidate at place `number` of the draw, rendered when it is first needed."""
+        """Return the candidate at index `number` of the draw, which is rendered on first use."""
         while len(self._candidates) <= number:
             row = self._order[len(self._candidates)]
             shown = self._renderer.render_question(row)
@@ -73,9 +78,9 @@ class ShotPool:
 
 
 def _draw(task: Task, rows: Sequence[TaskRow], needed: int) -> list[TaskRow]:
-    """Return all `rows` in the order in which they are shown.
+    """Return all `rows` in the order in which they become examples.
 
-    The first are drawn by themselves, so that they are the same where no row has a double.
+    The first `needed` rows are one draw; the others follow for questions that repeat one of them.
     """
     if task.few_shot.draw == "first":
         return list(rows)
@@ -87,7 +92,9 @@ def _draw(task: Task, rows: Sequence[TaskRow], needed: int) -> list[TaskRow]:
 
 
 def _find_key(question: Question) -> str:
-    """Return what `question` asks, without what white space and case tell; where the prompt is
-    empty, that is its answer."""
+    """Return the prompt of `question`, or its answer if the prompt is empty, for comparison.
+
+    White space and case are normalised.
+    """
     asked = question.prompt if question.prompt.strip() else question.expected
     return " ".join(asked.casefold().split())

@@ -1,7 +1,7 @@
 """Templates and expressions of task files, over the fields of a row.
 
-Task files come from strangers as rows do, so Jinja's sandbox evaluates them: no attribute that
-begins with an underscore, no call that changes what it is given.
+Task files and rows come from third parties, so Jinja's sandbox evaluates them: it refuses
+attributes with a leading underscore, and calls that change their arguments.
 """
 
 import re
@@ -22,7 +22,7 @@ def _make_environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
-        autoescape=False,  # prompts, not pages
+        autoescape=False,  # prompts are not HTML
         finalize=_refuse_structures,
     )
     environment.filters["regex_replace"] = _replace_pattern
@@ -32,8 +32,10 @@ def _make_environment() -> ImmutableSandboxedEnvironment:
 
 
 def _refuse_structures(value: Any) -> Any:
-    """Return `value`, which a template is to write out. Raise TypeError for what has no text of its
-    own, such as messages: it would be written as Python writes it."""
+    """Return `value`, which a template writes. Raise TypeError for a list or a mapping.
+
+    The template would write such a value, for example messages, as Python's `repr`.
+    """
     if isinstance(value, Mapping | list | tuple):
         raise TypeError(f"{value!r:.60} is no text; name a part of it, or add `| tojson`")
     return value
@@ -44,17 +46,18 @@ def _replace_pattern(text: str, pattern: str, put: str = "", count: int = 0) -> 
 
 
 def _pair_instructions(ids: Sequence[str], arguments: Sequence[Fields]) -> list[Fields]:
-    """IFEval's two lists as one: what to follow, with its arguments."""
-    return [{"id": each, "arguments": given} for each, given in zip(ids, arguments, strict=True)]
+    """Return IFEval's lists of ids and of arguments as one list of instructions."""
+    return [{"id": name, "arguments": given} for name, given in zip(ids, arguments, strict=True)]
 
 
 _ENVIRONMENT = _make_environment()
 
 
 def compile_template(source: str, where: str) -> Callable[[Fields, str], str]:
-    """What makes a text of a row's fields; `where`, and at each call the row, is named in errors.
+    """Return a function of (fields, row) that renders the template `source` as text.
 
-    Raises ConfigError if `source` is no template.
+    `where` is the key of the task file and `row` the place of the row, for errors. Raises
+    ConfigError if `source` is not a valid template.
     """
     try:
         compiled = _ENVIRONMENT.from_string(source)
@@ -64,7 +67,10 @@ def compile_template(source: str, where: str) -> Callable[[Fields, str], str]:
 
 
 def compile_expression(source: str, where: str) -> Callable[[Fields, str], Any]:
-    """What makes a value of a row's fields. Raises ConfigError if `source` is no expression."""
+    """Return a function of (fields, row) that evaluates the expression `source`.
+
+    Raises ConfigError if `source` is not a valid expression.
+    """
     try:
         compiled = _ENVIRONMENT.compile_expression(source, undefined_to_none=False)
     except jinja2.TemplateSyntaxError as error:
@@ -92,7 +98,7 @@ def _evaluate_template(evaluate: Callable[[], Any], where: str, row: str) -> Any
 
 
 def parse_texts(value: Any) -> tuple[str, ...] | None:
-    """`value` as texts if it is a list of texts and numbers, or one of them; else None."""
+    """Return `value`, a text, a number or a list of them, as texts; None for other values."""
     items = [value] if isinstance(value, str | int | float) else value
     if not isinstance(items, Sequence) or isinstance(items, bytes):
         return None

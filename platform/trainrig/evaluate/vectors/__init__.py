@@ -1,1 +1,1 @@
-"""What the vectors of a model are worth: a linear probe, and retrieval by meaning."""
+"""Evaluation of a model's text embeddings: linear probes and retrieval."""

@@ -1,6 +1,6 @@
-"""Where the documents that belong to a query come, when all are ordered by products of vectors.
+"""Ranks of relevant documents, with all documents ordered by the product of vectors.
 
-Shapes: Q queries, D documents, C channels, R documents that belong to one query.
+Shapes: Q queries, D documents, C channels, R documents relevant to one query.
 """
 
 import math
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trainrig.tokens.permutation import Integers
 
-QUERIES = 64  # whose products are there at once
+QUERIES = 64  # number of queries whose products are in memory at once
 NDCG_AT = 10
 
 
@@ -20,8 +20,11 @@ def compute_ranks(
     documents_DC: NDArray[np.float32],
     wanted: Sequence[Integers],
 ) -> list[Integers]:
-    """Of each query, the ranks [R] from 1 of the documents `wanted` of it, numbers among all. Of
-    equal products the document with the lower number is first."""
+    """Return the ranks [R], from 1, of each query's relevant documents.
+
+    `wanted` has the indices of the relevant documents of each query. Among documents with equal
+    products, the one with the lower index comes first.
+    """
     found: list[Integers] = []
     for begin in range(0, len(queries_QC), QUERIES):
         products_QD = queries_QC[begin : begin + QUERIES] @ documents_DC.T
@@ -38,9 +41,12 @@ def compute_ranks(
 def score_ranks(
     ranks_R: Integers, grades_R: Sequence[float], at: Sequence[int]
 ) -> Mapping[str, float]:
-    """Of one query: nDCG at 10 (Jarvelin and Kekalainen 2002, with gains as they are, as trec_eval
-    has it), the reciprocal rank of the first document that belongs to it, and the share of all of
-    them that come among the first K, for each K of `at`."""
+    """Return the retrieval metrics of one query, by name.
+
+    They are nDCG at 10 (Jarvelin and Kekalainen 2002, with linear gains as in trec_eval), the
+    reciprocal rank of the first relevant document, and recall: the share of the relevant documents
+    among the first K, for each K in `at`.
+    """
     gains = np.asarray(grades_R, dtype=np.float64)
     near = ranks_R <= NDCG_AT
     reached = float((gains[near] / np.log2(ranks_R[near] + 1)).sum())

@@ -1,6 +1,6 @@
-"""The tasks of vectors, each done by one worker: its texts embedded, its rows scored.
+"""Embedding tasks, each computed by one worker, which embeds the texts and scores the rows.
 
-Rows are written as those of other tasks are, one for each text that is told apart or each query.
+Scored rows are written like those of other tasks: one for each classified text or each query.
 """
 
 import functools
@@ -32,12 +32,15 @@ Rows = list[dict[str, Any]]
 
 
 def load_vector_tasks(run: Evaluation) -> tuple[Task, ...]:
-    """Those of `run`. Raises ConfigError for one that is not there."""
+    """Read the embedding tasks of `run`. Raises ConfigError if a file is missing or invalid."""
     return tuple(load_vector_task(path, run.task_rows) for path in run.vector_tasks)
 
 
 def list_content_keys(task: Task) -> list[str]:
-    """What its rows depend on beside the model. Raises DataError for a file that is not there."""
+    """Return content keys of everything but the model that the scored rows depend on.
+
+    Raises DataError if a file of the task is missing.
+    """
     files = [getattr(task, name) for name in FILES[task.kind]]
     for path in files:
         if not storage.exists(path):
@@ -48,17 +51,17 @@ def list_content_keys(task: Task) -> list[str]:
 
 @dataclass(frozen=True)
 class VectorPlan:
-    """What is asked. Plain data, so it travels."""
+    """The embedding tasks of an evaluation, as plain data that can be sent to workers."""
 
     run: Evaluation
     tasks: tuple[Task, ...]
 
     def list_splits(self) -> list[Split]:
-        """One for each task."""
+        """Return one split for each task."""
         return [Split(task.name, {"task": n}) for n, task in enumerate(self.tasks)]
 
     def make_work(self) -> Work:
-        """The work of one worker."""
+        """Return the function that a worker calls for each split."""
         import torch
 
         torch.set_num_threads(self.run.threads)
@@ -83,7 +86,8 @@ def _do(plan: VectorPlan, given: Mapping[str, Any]) -> tuple[dict[str, Any], dic
 
 
 def _probe(task: LinearProbe, embedder: "TextEmbedder") -> Rows:
-    fitted, measured = read_rows(task.train), read_rows(task.rows)
+    fitted = read_rows(task.train)
+    measured = read_rows(task.rows)
     labels = sorted({_read_label(row, task, task.train) for row in fitted})
     if len(labels) < 2:
         raise DataError(f"{task.train}: all rows have the label {labels[0]!r}; two are the fewest")
@@ -101,7 +105,7 @@ def _probe(task: LinearProbe, embedder: "TextEmbedder") -> Rows:
     classifier = fit_classifier(
         train_NC.astype(np.float64), classes_N, len(labels), task.penalty, task.standardise
     )
-    told = [labels[number] for number in classifier.tell(test_NC.astype(np.float64)).tolist()]
+    predicted = [labels[number] for number in classifier.tell(test_NC.astype(np.float64)).tolist()]
     return [
         {
             "row": row.number,
@@ -110,7 +114,7 @@ def _probe(task: LinearProbe, embedder: "TextEmbedder") -> Rows:
             "given": said,
             "scores": {"accuracy": float(said == wanted)},
         }
-        for row, text, wanted, said in zip(measured, texts, right, told, strict=True)
+        for row, text, wanted, said in zip(measured, texts, right, predicted, strict=True)
     ]
 
 
@@ -146,7 +150,7 @@ def _retrieve(task: Retrieval, embedder: "TextEmbedder") -> Rows:
 
 
 def _index_by_name(task: Retrieval, path: str) -> dict[str, TaskRow]:
-    """The rows of a file by their names. Raises DataError for two of one name."""
+    """Return the rows of a file by name. Raises DataError if a name is missing or repeated."""
     found: dict[str, TaskRow] = {}
     for row in read_rows(path):
         name = row.fields.get(task.id)
@@ -160,12 +164,15 @@ def _index_by_name(task: Retrieval, path: str) -> dict[str, TaskRow]:
 def _read_grades(
     task: Retrieval, queries: Mapping[str, TaskRow], documents: Mapping[str, TaskRow]
 ) -> dict[str, dict[str, float]]:
-    """Of each query that has any, the grades above 0 of its documents. Raises DataError for names
-    of nothing."""
+    """Return the grades above 0 of each query's documents, for queries that have any.
+
+    Raises DataError for an unknown query or document, a repeated pair, or a grade that is not a
+    number.
+    """
     found: dict[str, dict[str, float]] = {}
     for row in read_rows(task.relevance):
         where = f"{task.relevance}: row {row.number}"
-        query, document = (str(row.fields.get(each)) for each in (task.query, task.document))
+        query, document = (str(row.fields.get(name)) for name in (task.query, task.document))
         if query not in queries:
             raise DataError(f"{where}: no query {query!r} in {task.queries}")
         if document not in documents:
@@ -199,6 +206,6 @@ def _read_label(row: TaskRow, task: LinearProbe, path: str) -> str:
 
 def _embed(embedder: "TextEmbedder", texts: Sequence[str], task: Task) -> NDArray[np.float32]:
     vectors = embedder.embed(texts, task)
-    if not np.isfinite(vectors).all():  # which would rank everything first
+    if not np.isfinite(vectors).all():  # NaN products would rank every document first
         raise DataError(f"task '{task.name}': the checkpoint's vectors are not finite numbers")
     return vectors

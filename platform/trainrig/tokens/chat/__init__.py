@@ -1,4 +1,4 @@
-"""Conversations: what they are, from which rows they come, and what of them is trained on."""
+"""Conversations: reading them from rows, rendering them, and choosing the tokens to train on."""
 
 from trainrig.tokens.chat.messages import Conversation, Message
 from trainrig.tokens.chat.rendering import ChatRenderer

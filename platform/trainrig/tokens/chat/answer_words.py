@@ -1,7 +1,8 @@
-"""The words of an answer, and where they stand in a rendered text.
+"""The words of an assistant's answer, and their positions in a rendered chat.
 
-Templates trim and fold white space, so words are compared without it. Tool calls are rendered as
-JSON, XML or calls of Python, so of a call its names and the words of its values are looked for.
+Chat templates trim and fold white space, so words are compared without white space. Templates
+render tool calls as JSON, XML or Python calls, so only the names and the words of the values of a
+call are searched for.
 """
 
 import re
@@ -18,15 +19,15 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True)
 class AnswerWords:
-    """What an assistant's turn says."""
+    """The content, tool calls and reasoning of one assistant turn."""
 
-    content: str  # without the thoughts that stand before it
+    content: str  # without the reasoning that comes before it
     called: tuple[str, ...]  # names and words of its tool calls
     thoughts: str
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> "AnswerWords":
-        """Return the words of `message`, as a template would read it."""
+        """Return the words of `message`, an assistant turn in the form that templates read."""
         before, _, content = message["content"].rpartition(END_OF_THOUGHTS)
         reasoning = find_reasoning(message)
         thoughts = reasoning if isinstance(reasoning, str) else before.rpartition(_THOUGHTS)[2]
@@ -34,24 +35,26 @@ class AnswerWords:
         return cls(content, called, thoughts)
 
     def find_end(self, text: str) -> int:
-        """Return the place in `text` behind the last of the words, or 0 if there is none of them.
+        """Return the position in `text` after the last word, or 0 if no word occurs in `text`.
 
-        `text` begins with the turn, and its special tokens are blank.
+        `text` begins with the turn, and its special tokens are blanked out.
         """
         ends = [find_last(text, words) for words in (self.content, self.thoughts)]
         ends += [text.rfind(word) + len(word) for word in self.called if word in text]
         return max([0, *ends])
 
     def find_missing(self, text: str) -> str:
-        """Return words of the content or of a call that `text` lacks; none: it has them all."""
+        """Return the content or a word of a tool call that `text` lacks; "" if none is missing."""
         if find_last(text, self.content) < 0:
             return self.content.strip()
         return next((word for word in self.called if word not in text), "")
 
 
 def find_last(text: str, words: str) -> int:
-    """Return where `words` end at their last place in `text`, whatever the white space; −1 if they
-    are not there. No words end at 0."""
+    """Return the end of the last occurrence of `words` in `text`, ignoring white space.
+
+    Returns −1 if `text` does not contain the words, and 0 if `words` is blank.
+    """
     wanted = "".join(words.split())
     if not wanted:
         return 0
@@ -64,7 +67,7 @@ def find_last(text: str, words: str) -> int:
 
 
 def _list_call_words(value: Any) -> Iterator[str]:
-    """Yield the words of tool calls: the names of functions and arguments, and the values."""
+    """Yield the words of tool calls: function names, argument names and argument values."""
     for call in value:
         function = call.get("function", call)
         yield function["name"]
@@ -74,7 +77,7 @@ def _list_call_words(value: Any) -> Iterator[str]:
 def _list_words(value: Any) -> Iterator[str]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            if inner is not None:  # some templates leave out what is null
+            if inner is not None:  # some templates leave out null arguments
                 yield from _WORD.findall(key)
                 yield from _list_words(inner)
     elif isinstance(value, list | tuple):

@@ -1,11 +1,11 @@
-"""Where an answer begins and ends in a rendered text, as inference would make it.
+"""The beginning and the end of an answer in a rendered text, as inference would produce it.
 
-    begin   behind the prompt that the template gives at the turn, with its header and all that it
-            puts there for the assistant to go on from (`<think>`, an empty block of thoughts)
-    end     the special token after the answer's words by which the model stops at that turn
+    begin   after the prompt that the template renders at the turn, with the assistant's header and
+            anything else that the template puts there (`<think>`, an empty reasoning block)
+    end     the special token after the answer's words at which the model stops at that turn
 
-Both come from beginnings of the conversation rendered by themselves. This needs no marks in the
-template, and those that are there change nothing.
+Both are found by rendering the beginnings of the conversation up to that turn. This needs no
+`{% generation %}` marks in the template, and existing marks have no effect.
 """
 
 import functools
@@ -18,10 +18,10 @@ from trainrig.tokens.chat.answer_words import END_OF_THOUGHTS, AnswerWords, find
 from trainrig.tokens.chat.messages import ASSISTANT, BadRow
 from trainrig.tokens.chat_template import TemplateRefusal
 
-# By these variables published templates switch thoughts on and off.
+# The variables with which published templates switch reasoning on and off.
 _THINKING = ("enable_thinking", "thinking")
 _THOUGHTS = "<think>"
-# A noncharacter that stands nowhere else; unlike BREAK it is not taken out of texts.
+# A noncharacter that no message contains; unlike BREAK it is not removed from texts.
 _PROBE = "\ufdd1"
 
 Messages = Sequence[Mapping[str, Any]]
@@ -29,46 +29,46 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 class Render(Protocol):
-    """A chat template. Raises TemplateRefusal."""
+    """Rendering by a chat template, which raises TemplateRefusal for messages it refuses."""
 
     def __call__(
         self, messages: Messages, tools: Tools, prompt: bool, changed: Mapping[str, Any]
     ) -> str:
-        """Return the text of `messages`, with variables of the template `changed`."""
+        """Return `messages` as text, with template variables replaced by `changed`."""
         ...
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An assistant's turn in the text that the template makes when the turn is the last."""
+    """An assistant's turn in the text rendered with that turn as the last."""
 
-    number: int  # of the turn
-    begin: int  # characters of the text before what the model says
+    number: int  # index of the turn
+    begin: int  # characters of the text before the answer
     closed: str  # the text up to the end of the answer
-    text: str  # all of it
+    text: str  # the whole text
 
 
 @dataclass(frozen=True)
 class _Opening:
-    """What stands before an answer."""
+    """The text before an answer."""
 
     begin: int  # characters of the rendered text before the answer
-    prompt: str  # what inference gives in their place
-    thoughts: str = ""  # what the model says first, and the template drops
+    prompt: str  # the prompt that inference would use in place of these characters
+    thoughts: str = ""  # reasoning at the start of the answer that the template drops
 
 
 @dataclass(frozen=True)
 class AnswerFinder:
-    """Finds answers in what a chat template renders."""
+    """Finder of the answers in the texts that a chat template renders."""
 
-    special: re.Pattern[str]  # special tokens
+    special: re.Pattern[str]  # matches the names of special tokens
     render: Render
 
     def find(self, messages: Messages, tools: Tools, number: int) -> Answer:
-        """Return the answer that turn `number` is.
+        """Return the answer in turn `number`, an assistant's turn.
 
-        Raises BadRow where the template renders something else, TemplateRefusal for a conversation
-        that it does not take.
+        Raises BadRow if the template does not render the answer's words, and TemplateRefusal if it
+        refuses the conversation.
         """
         text = self.render(messages[: number + 1], tools, False, {})
         words = AnswerWords.of(messages[number])
@@ -93,7 +93,7 @@ class AnswerFinder:
     def _find_opening(
         self, before: Messages, tools: Tools, text: str, words: AnswerWords
     ) -> _Opening:
-        """Where the answer begins in `text`, and what inference puts before it."""
+        """Return where the answer begins in `text`, and the prompt that inference would use."""
         prompt = self.render(before, tools, True, {})
         if text.startswith(prompt):
             return _Opening(len(prompt) + self._count_second_header(prompt, text), prompt)
@@ -102,7 +102,9 @@ class AnswerFinder:
         opens = begin > _count_common(prompt, self.render(before, tools, False, {}))
         there = opens and text.startswith(prompt[:begin])
         thinks = there and prompt[begin:].strip() == _THOUGHTS and words.thoughts.strip()
-        if thinks and find_last(text[begin:], words.thoughts) < 0:  # the template drops them
+        if (
+            thinks and find_last(text[begin:], words.thoughts) < 0
+        ):  # the template drops the reasoning
             thoughts = words.thoughts.strip("\n") + f"\n{END_OF_THOUGHTS}\n\n"
             return _Opening(len(text) - len(text[begin:].lstrip("\n")), prompt, thoughts)
         for switched in self._render_switched(before, tools):
@@ -113,15 +115,18 @@ class AnswerFinder:
         return _Opening(self._find_header_end(prompt, plain, text, len(before)), prompt)
 
     def _count_second_header(self, prompt: str, text: str) -> int:
-        """Characters of a header behind `prompt`: some templates have none in a prompt that ends in
-        a tool's turn, and one before the answer."""
+        """Return the length of an assistant header in `text` after `prompt`, or 0 if there is none.
+
+        Some templates omit the header from a prompt that ends in a tool's turn, but render it
+        before the answer.
+        """
         header = self._header
         second = header and not prompt.endswith(header) and text.startswith(header, len(prompt))
         return len(header) if second else 0
 
     @functools.cached_property
     def _header(self) -> str:
-        """What the template puts behind a user's turn for the assistant to go on from."""
+        """The header of an assistant's turn, rendered after a user's turn; "" if not known."""
         asked = [{"role": "user", "content": _PROBE}]
         try:
             bare, prompt = (self.render(asked, (), given, {}) for given in (False, True))
@@ -130,8 +135,10 @@ class AnswerFinder:
         return prompt.removeprefix(bare) if prompt.startswith(bare) else ""
 
     def _find_header_end(self, prompt: str, plain: str, text: str, number: int) -> int:
-        """Where the answer begins in a `text` that renders turns before it otherwise than `prompt`
-        does: behind the same header, before `text` differs from `plain`, which has another answer.
+        """Return where the answer begins in a `text` whose earlier turns differ from `prompt`.
+
+        The answer begins after the last header that `text` shares with `plain`, which is rendered
+        with a different answer. Raises BadRow if there is none.
         """
         opened = [match.start() for match in self.special.finditer(prompt)]
         header = prompt[opened[-1] :] if opened else ""
@@ -144,7 +151,7 @@ class AnswerFinder:
         return at + len(header)
 
     def _render_switched(self, before: Messages, tools: Tools) -> Iterator[str]:
-        """The prompts that inference gives where thoughts are switched off, or on."""
+        """Yield the prompts for inference with reasoning switched off and on."""
         for name in _THINKING:
             for value in (False, True):
                 yield self.render(before, tools, True, {name: value})
@@ -158,12 +165,13 @@ class AnswerFinder:
         begin: int,
         words: AnswerWords,
     ) -> tuple[str, str]:
-        """The text up to the end of the answer, and a token that ends it where the text has none.
+        """Return the text up to the end of the answer, and a stop token to append to it.
 
-        Some templates put an end of text after the last turn alone, behind the token that ends each
-        turn. So the end is the last special token that stays when the assistant is to speak again,
-        if it is behind the words; else the first one that is. A template that ends no turn itself
-        is left to the token by which the next turn begins: at that the model stops.
+        The stop token is "" if the text has one. Some templates render an end-of-text token after
+        the last turn only, following the end-of-turn token. So the answer ends at the last special
+        token that stays when another assistant turn is opened, if this is after the answer's words,
+        and otherwise at the first special token after them. If the template has no end-of-turn
+        token, the model stops at the token that begins the next turn.
         """
         turns = messages[: number + 1]
         behind = begin + words.find_end(self._blank(text[begin:]))
@@ -179,7 +187,7 @@ class AnswerFinder:
         return text[:stays].rstrip(), ""
 
     def _count_common_with_next(self, turns: Messages, tools: Tools, text: str) -> int:
-        """Characters at the beginning of `text` that stay when the assistant is to speak again."""
+        """Return how many first characters of `text` stay when another assistant turn is opened."""
         try:
             return _count_common(text, self.render(turns, tools, True, {}))
         except TemplateRefusal:
@@ -188,7 +196,10 @@ class AnswerFinder:
     def _find_follower(
         self, messages: Messages, tools: Tools, number: int, words: AnswerWords
     ) -> str | None:
-        """White space and the special token by which the next turn begins, behind the answer."""
+        """Return the white space after the answer and the special token that begins the next turn.
+
+        Returns None if no special token follows, or the template refuses a next turn.
+        """
         turns = list(messages[: number + 1])
         following = messages[number + 1 : number + 2]
         if not following or following[0]["role"] == ASSISTANT:
@@ -207,12 +218,11 @@ class AnswerFinder:
         return between[len(between.rstrip()) :] + found[0]
 
     def _blank(self, text: str) -> str:
-        """`text`, in which special tokens are no words."""
         return self.special.sub(lambda match: "\0" * len(match[0]), text)
 
 
 def _find_first_words(message: Mapping[str, Any], text: str) -> int:
-    """Where the text of a conversation that the assistant begins, begins."""
+    """Return where the content of `message`, an assistant's turn 0, begins in `text`."""
     at = text.find(message["content"])
     if not message["content"] or at < 0:
         raise BadRow("template_rewrites", "turn 0 is the assistant's and is rendered otherwise")
@@ -220,6 +230,6 @@ def _find_first_words(message: Mapping[str, Any], text: str) -> int:
 
 
 def _count_common(one: str, other: str) -> int:
-    """Return the number of characters with which both texts begin."""
+    """Return the length of the common beginning of both texts, in characters."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -1,4 +1,4 @@
-"""A tokenizer with the chat template that came with it, or with ours."""
+"""A tokenizer with its own chat template, or with trainrig's if it has none."""
 
 import functools
 import hashlib
@@ -17,8 +17,7 @@ from trainrig.tokens.special_tokens import MAP, TEMPLATE, TOKENIZER_CONFIG, Toke
 
 @dataclass(frozen=True)
 class ChatTokenizer:
-    """A tokenizer with the files it came with, and what its chat template may name besides. May be
-    pickled."""
+    """A tokenizer with its files and extra variables for its chat template; can be pickled."""
 
     files: TokenizerFiles
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -30,19 +29,21 @@ class ChatTokenizer:
 
     @functools.cached_property
     def template(self) -> str:
-        """The chat template: ours where none came. Raises DataError for a tokenizer that lacks the
-        special tokens of ours."""
+        """The chat template of the tokenizer, or trainrig's if it has none.
+
+        Raises DataError if trainrig's template is needed and the tokenizer lacks a special token.
+        """
         return self.files.chat_template or build_template(self.encoder)
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the template and of what it may name."""
+        """SHA-256 of the template and its variables."""
         named = json.dumps({k: str(v) for k, v in self.named.items()}, sort_keys=True)
         return hashlib.sha256(f"{self.template}\0{named}".encode()).hexdigest()
 
     @functools.cached_property
     def named(self) -> dict[str, Any]:
-        """What the template may name: the tokens that the files name, and `variables`."""
+        """Variables of the template: the special tokens of the tokenizer, and `variables`."""
         given = self.files.parse_json(MAP) | self.files.parse_json(TOKENIZER_CONFIG)
         tokens = {
             name: value["content"] if isinstance(value, Mapping) else value
@@ -52,18 +53,19 @@ class ChatTokenizer:
         return tokens | dict(self.variables)
 
     def build_renderer(self) -> ChatRenderer:
-        """What renders by it. Raises ConfigError for a template that cannot work."""
+        """Return the renderer of the chat template. Raises ConfigError for an invalid template."""
         where = TEMPLATE if self.files.chat_template else "trainrig's chat template"
         return ChatRenderer(self.encoder, self.template, self.named, where)
 
     def build_prompting_renderer(self) -> ChatRenderer:
-        """Return what renders prompts for a model to answer.
+        """Return a renderer of prompts for a model to answer.
 
-        Raises DataError if the template's prompt ends where a turn ends: then the model would have
-        to say whose turn it is, too.
+        Raises DataError if the template does not open the assistant's turn in a prompt: the model
+        would then have to generate the turn's header itself.
         """
         renderer = self.build_renderer()
-        turn, asked = self.encoder.special_tokens.end_of_turn, (Message("user", "a"),)
+        turn = self.encoder.special_tokens.end_of_turn
+        asked = (Message("user", "a"),)
         bare = renderer.render_text(asked, ())
         unprompted = turn is not None and bare.rstrip().endswith(turn.text)
         if turn and unprompted and renderer.render_text(asked, (), prompt=True) == bare:

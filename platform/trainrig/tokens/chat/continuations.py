@@ -1,8 +1,8 @@
-"""Prompts with the answers after them: texts, messages, or dialogues in one text.
+"""Prompts followed by answers, given as texts, as messages, or as a dialogue in one text.
 
-A prompt stands in `prompt`; or as Alpaca has it, in `instruction` with `input` and `history`; or as
-LLaMA-Factory has it, in `conversations` or `messages` before answers of their own. Answers that
-have none of these begin with it, and are alike as far as it goes.
+The prompt is in the field `prompt`; in `instruction` with `input` and `history`, as in Alpaca; or
+in `conversations` or `messages`, separate from the answers, as in LLaMA-Factory. In rows without
+any of these fields both answers begin with the prompt, so it is their common beginning.
 """
 
 import re
@@ -26,12 +26,13 @@ Turns = tuple[Message, ...]
 _DIALOGUE = re.compile(r"\n\n(Human|Assistant): ?")
 _ROLES = {"Human": "user", "Assistant": ASSISTANT}
 _LEADING = ("system", "developer")
-# Columns that hold what was asked, so that what two texts begin alike with is not it.
+# Columns that hold the question. In rows with one of them, the common beginning of two answers is
+# not the prompt.
 QUESTIONS = ("question", "query", "problem")
 
 
 def add_system(messages: Sequence[Message], row: Mapping[str, Any]) -> Turns:
-    """Return `messages` behind the system turn that `row` has in a field of its own."""
+    """Return `messages`, after the system turn in the field `system` of `row` if it has one."""
     system = row.get("system")
     if not system or (messages and messages[0].role == "system"):
         return tuple(messages)
@@ -39,35 +40,43 @@ def add_system(messages: Sequence[Message], row: Mapping[str, Any]) -> Turns:
 
 
 def read_tools(row: Mapping[str, Any], wrap: bool = False) -> tuple[Mapping[str, Any], ...]:
-    """Return the tools of `row`; `functions` is OpenAI's older name of them. Raises BadRow."""
+    """Return the tools of `row`, from `tools` or from `functions`, OpenAI's older name for them.
+
+    Raises BadRow if they are not a list of JSON schemas. For `wrap` see `parse_tools`.
+    """
     if row.get("tools") is None and row.get("functions") is not None:
         return parse_tools(row["functions"], wrap=True)
     return parse_tools(row.get("tools"), wrap)
 
 
 def read_continuation(row: Mapping[str, Any], name: str) -> Conversation:
-    """Return the prompt of `row` and what field `name` says after it, which alone is trained on.
-    Raises BadRow."""
+    """Return the prompt of `row` followed by the answer in field `name`.
+
+    Only the answer is trained on. Raises BadRow if either cannot be read.
+    """
     prompt = _parse_turns(row["prompt"], "user", "prompt")
     return _join(row, prompt, _parse_turns(row[name], ASSISTANT, name), name)
 
 
 def read_answers(row: Mapping[str, Any], names: Sequence[str]) -> list[Conversation]:
-    """Return the prompt of `row` with each of the two answers in fields `names`. Raises BadRow."""
+    """Return two conversations: the prompt of `row` with each of the two answers in fields `names`.
+
+    Raises BadRow if no prompt can be found or an answer cannot be read.
+    """
     if "prompt" in row:
         return [read_continuation(row, name) for name in names]
     answers = [_parse_turns(row[name], ASSISTANT, name) for name in names]
     if all(answer and answer[0].role == ASSISTANT for answer in answers):
         prompt = _find_other_prompt(row)
     else:
-        prompt = None  # they begin with it
+        prompt = None  # the answers begin with the prompt
     if prompt is None:
         prompt, *answers = _find_shared_prompt(row, names, answers)
     return [_join(row, prompt, answer, n) for answer, n in zip(answers, names, strict=True)]
 
 
 def read_instruction(row: Mapping[str, Any]) -> Turns:
-    """Return what Alpaca's `row` asks, behind the turns of its `history`. Raises BadRow."""
+    """Return the question of an Alpaca `row`, after the turns of its `history`. Raises BadRow."""
     asked = "\n\n".join(
         check_string(row[name], name) for name in ("instruction", "input") if row.get(name)
     )
@@ -75,7 +84,7 @@ def read_instruction(row: Mapping[str, Any]) -> Turns:
 
 
 def check_string(value: Any, what: str) -> str:
-    """Return `value`, the text of field `what`. Raise BadRow if it is no text."""
+    """Return `value`, the text of field `what`. Raise BadRow if it is not valid text."""
     if not isinstance(value, str):
         raise BadRow("not_text", f"`{what}` is {shorten(value)}, not text")
     check_unicode([value])
@@ -83,7 +92,7 @@ def check_string(value: Any, what: str) -> str:
 
 
 def _read_history(value: Any) -> Turns:
-    """Return the turns of pairs of a question and its answer."""
+    """Return the user and assistant turns of a history: a list of [question, answer] pairs."""
     if isinstance(value, str) and value:
         value = parse_json(value, "history")
     if not value:
@@ -99,7 +108,7 @@ def _read_history(value: Any) -> Turns:
 
 
 def _find_other_prompt(row: Mapping[str, Any]) -> Turns | None:
-    """Return a prompt that does not stand in `prompt`; None: there is none."""
+    """Return the prompt in a field other than `prompt`, or None if the row has none."""
     if "instruction" in row:
         return read_instruction(row)
     for name in ("conversations", "messages"):
@@ -109,7 +118,10 @@ def _find_other_prompt(row: Mapping[str, Any]) -> Turns | None:
 
 
 def _join(row: Mapping[str, Any], prompt: Turns, answer: Turns, name: str) -> Conversation:
-    """Return `answer` behind `prompt`, with which it may begin, as some files have it."""
+    """Return the conversation of `prompt` and `answer`, where `answer` may repeat the prompt first.
+
+    Some files repeat the prompt at the beginning of the answer; it is kept once.
+    """
     prompt = add_system(prompt, row)
     inner, leading = _skip_leading(prompt), len(answer) - len(_skip_leading(answer))
     past = leading + len(inner)
@@ -128,18 +140,18 @@ def _join(row: Mapping[str, Any], prompt: Turns, answer: Turns, name: str) -> Co
 
 
 def _skip_leading(turns: Turns) -> Turns:
-    """Return `turns` without those that tell the assistant how to be."""
+    """Return `turns` without the system and developer turns at their beginning."""
     count = next((n for n, turn in enumerate(turns) if turn.role not in _LEADING), len(turns))
     return turns[count:]
 
 
 def _compare(turns: Turns) -> list[Message]:
-    """Return `turns` as they are compared: what is trained on is none of what they say."""
+    """Return `turns` with equal weights, so that only roles and contents are compared."""
     return [replace(turn, weight=1.0) for turn in turns]
 
 
 def _parse_turns(value: Any, role: str, what: str) -> Turns:
-    """Return messages, a dialogue, or a text that is all of one turn."""
+    """Return the turns in `value`: messages, a dialogue, or else one text as a turn of `role`."""
     if not isinstance(value, str):
         return parse_messages([value] if isinstance(value, Mapping) else value, what)
     check_unicode([value])
@@ -147,7 +159,7 @@ def _parse_turns(value: Any, role: str, what: str) -> Turns:
 
 
 def _parse_dialogue(text: str) -> Turns:
-    """Return the turns of "\\n\\nHuman: …\\n\\nAssistant: …"; none if `text` begins otherwise."""
+    r"""Return the turns of "\n\nHuman: …\n\nAssistant: …", or () if `text` is no such dialogue."""
     parts = _DIALOGUE.split(text)
     if parts[0].strip() or len(parts) < 3:
         return ()
@@ -155,7 +167,7 @@ def _parse_dialogue(text: str) -> Turns:
         Message(_ROLES[name], said.strip())
         for name, said in zip(parts[1::2], parts[2::2], strict=True)
     ]
-    while turns and not turns[-1].content:  # "\n\nAssistant:", where the answer is to begin
+    while turns and not turns[-1].content:  # a prompt may end in "\n\nAssistant:"
         turns.pop()
     return tuple(turns)
 
@@ -163,7 +175,10 @@ def _parse_dialogue(text: str) -> Turns:
 def _find_shared_prompt(
     row: Mapping[str, Any], names: Sequence[str], answers: Sequence[Turns]
 ) -> tuple[Turns, Turns, Turns]:
-    """Return what two answers begin alike with, and what is left of each. Raises BadRow."""
+    """Return the common beginning of two answers as the prompt, and the rest of each answer.
+
+    Raises BadRow if they have no common beginning, or a column holds the question.
+    """
     one, other = (row[name] for name in names)
     if not isinstance(one, str) or not isinstance(other, str):
         return _split_turns(*answers)
@@ -184,7 +199,7 @@ def _split_texts(one: str, other: str) -> tuple[Turns, Turns, Turns]:
         (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
         min(len(one), len(other)),
     )
-    # At the end of a word, for the words of two answers may begin alike as well.
+    # The cut is between words: two different words may begin with the same letters.
     prompt = one[: one.rfind(" ", 0, same) + 1] if same < len(one) else one[:same]
     if not prompt.strip():
         raise BadRow("no_prompt", "no `prompt`, and chosen and rejected do not begin alike")
@@ -196,10 +211,11 @@ def _split_texts(one: str, other: str) -> tuple[Turns, Turns, Turns]:
 
 
 def _split_turns(one: Turns, other: Turns) -> tuple[Turns, Turns, Turns]:
-    """Return as many turns as are alike where what is left of each holds an answer."""
+    """Return the longest common beginning that leaves an assistant turn in both, and both rests."""
     shorter = min(len(one), len(other))
-    a, b = _compare(one), _compare(other)
-    same = next((n for n in range(shorter) if a[n] != b[n]), shorter)
+    left = _compare(one)
+    right = _compare(other)
+    same = next((n for n in range(shorter) if left[n] != right[n]), shorter)
     while same and not all(
         any(turn.role == ASSISTANT for turn in turns[same:]) for turns in (one, other)
     ):

@@ -1,10 +1,10 @@
-"""Function calls as glaive-function-calling-v2 writes them, in its own rows and in ShareGPT's.
+r"""Function calls in the text form of glaive-function-calling-v2, also found in ShareGPT rows.
 
-    {"system": "SYSTEM: You … Use them if required -\\n{…schema…}",
-     "chat": "USER: …\\n\\n\\nASSISTANT: <functioncall> {…} <|endoftext|>\\n\\n\\n
+    {"system": "SYSTEM: You … Use them if required -\n{…schema…}",
+     "chat": "USER: …\n\n\nASSISTANT: <functioncall> {…} <|endoftext|>\n\n\n
               FUNCTION RESPONSE: {…}"}
 
-Arguments stand there as JSON in single quotes: {"name": "get", "arguments": '{"city": "Paris"}'}.
+Arguments are JSON in single quotes: {"name": "get", "arguments": '{"city": "Paris"}'}.
 """
 
 import json
@@ -36,8 +36,10 @@ _ARGUMENTS = re.compile(
 
 
 def read_glaive(chat: str, system: str) -> Conversation:
-    """Return the conversation in a row of glaive's, with the tools that its system turn lists.
-    Raises BadRow."""
+    """Return the conversation in a Glaive row, with the tools that its system turn lists.
+
+    Raises BadRow if the row is malformed.
+    """
     parts = _TURN.split(chat)
     if parts[0].strip() or len(parts) < 3:
         raise BadRow("not_messages", f"`chat` is {shorten(chat)}, no text of USER: and ASSISTANT:")
@@ -53,8 +55,10 @@ def read_glaive(chat: str, system: str) -> Conversation:
 
 
 def split_glaive_calls(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return `messages` with the calls that stand in texts of the assistant as tool calls, and with
-    the responses that a user gives as a tool's. Raises BadRow."""
+    """Return `messages` with calls in the assistant's text turned into tool calls.
+
+    Function responses in a user's turn become tool turns. Raises BadRow for a malformed call.
+    """
     found: list[Message] = []
     for message in messages:
         said = message.content.lstrip()
@@ -73,7 +77,7 @@ def split_glaive_calls(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def _parse_call(text: str) -> dict[str, Any]:
-    """Return name and arguments of the call that `text` is. Raises BadRow."""
+    """Return the name and the arguments of the call in `text`. Raises BadRow."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -93,8 +97,7 @@ def _parse_quoted_arguments(text: str) -> dict[str, Any] | None:
 
 
 def _parse_object(text: str) -> Any:
-    """Return the object that `text` is as JSON, where quotes may be escaped once more; None: it is
-    none."""
+    """Return the value of the JSON `text`, in which quotes may be escaped, or None if invalid."""
     for written in (text, text.replace("\\'", "'")):
         try:
             return json.loads(written)
@@ -104,8 +107,7 @@ def _parse_object(text: str) -> Any:
 
 
 def _split_schemas(system: str) -> tuple[str, list[Any]]:
-    """Return the words of a system turn, and the schemas of tools that follow them. Raises
-    BadRow."""
+    """Return the text of a system turn, and the tool schemas that follow it. Raises BadRow."""
     begin = system.find("{")
     told, rest = (system, "") if begin < 0 else (system[:begin], system[begin:])
     schemas = []

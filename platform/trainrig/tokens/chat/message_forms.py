@@ -1,9 +1,9 @@
-"""The form of messages that a chat template reads: published templates want different ones.
+"""The form of messages that a chat template reads, which differs between published templates.
 
-Content is a text for most templates, and a list of parts for those of models that see. Arguments of
-a tool call are an object for most, and JSON text for some. A call without words has an empty
-content for most, and a null content for some. A template that gets the wrong form often drops what
-was said without an error, so the form is found by rendering a probe in each.
+The content is a text for most templates, and a list of parts for those of multimodal models. The
+arguments of a tool call are an object for most, and JSON text for some. A tool call without text
+has empty content for most, and null content for some. A template that gets the wrong form often
+drops the content without an error, so the form is found by rendering a test conversation in each.
 """
 
 import json
@@ -26,11 +26,11 @@ Render = Callable[[Sequence[Mapping[str, Any]]], str]
 
 @dataclass(frozen=True)
 class MessageForm:
-    """What a template reads in its messages where templates differ."""
+    """The choices in which the messages of different templates differ."""
 
     parts: bool = False  # content is a list of parts
     text_arguments: bool = False  # arguments of a tool call are JSON text
-    null_content: bool = False  # a call of tools without words has no content at all
+    null_content: bool = False  # the content of a tool call without text is null
 
     def apply(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Return `message` in this form."""
@@ -46,9 +46,9 @@ class MessageForm:
 
 
 def find_message_form(render: Render) -> MessageForm:
-    """Return the form of messages in which the template of `render` says all of a probe.
+    """Return the form of messages in which the template renders a test conversation completely.
 
-    That is the plain form wherever the plain form works, and where none does.
+    The plain form is taken if it works, or if no form works.
     """
     turns: list[dict[str, Any]] = [
         {"role": "user", "content": _QUESTION},

@@ -1,4 +1,4 @@
-"""Conversations as templates read them, checked: turns of known roles with text in them."""
+"""Parsing and validation of chat messages: turns with a known role and text content."""
 
 import json
 import re
@@ -12,7 +12,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 ASSISTANT = "assistant"
 TOOL = "tool"
 CALL = "function_call"  # a turn that holds nothing but calls, written as JSON
-# What files of others call each role, and calls.
+# The names that published data sets use for each role, and for turns of tool calls.
 _NAMES_OF_ROLES: Mapping[str, tuple[str, ...]] = {
     "system": ("system",),
     "developer": ("developer",),
@@ -22,10 +22,10 @@ _NAMES_OF_ROLES: Mapping[str, tuple[str, ...]] = {
     CALL: (CALL, "tool_call"),
 }
 _ROLE_OF = {name: role for role, names in _NAMES_OF_ROLES.items() for name in names}
-MOST_WEIGHT = 2.5  # of a message; more would not fit the byte that a token's weight has
-BREAK = "\ufdd0"  # no character, so no text: see rendering.py
+MOST_WEIGHT = 2.5  # largest weight of a message: a token stores its weight in one byte
+BREAK = "\ufdd0"  # a noncharacter, which no valid text contains: see rendering.py
 _THOUGHTS = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
-# Types of parts of a content, of which texts alone are read.
+# Types of the parts of a message's content. Only text parts are read; the others are refused.
 _PARTS = (
     *("text", "input_text", "output_text", "refusal", "thinking", "reasoning"),
     *("image", "image_url", "input_image", "audio", "input_audio", "video", "file"),
@@ -34,11 +34,12 @@ _CARRIED = ("tool_calls", "reasoning_content", "thinking", "reasoning", "name", 
 
 
 class BadRow(Exception):
-    """A row that nothing can be made of: `reason` is one of few, `detail` what was found."""
+    """Refusal of a row: `reason` is one of a few fixed words, `detail` describes what was found."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason, detail)
-        self.reason, self.detail = reason, detail
+        self.reason = reason
+        self.detail = detail
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.detail}" if self.detail else self.reason
@@ -46,20 +47,20 @@ class BadRow(Exception):
 
 @dataclass(frozen=True)
 class Message:
-    """One turn."""
+    """One turn of a conversation."""
 
     role: str  # one of ROLES
     content: str
-    weight: float = 1.0  # of an assistant's turn as targets; 0: not trained on
+    weight: float = 1.0  # loss weight of an assistant's turn; 0: not trained on
     more: Mapping[str, Any] = field(default_factory=dict)  # tool calls, reasoning, a name
 
     @property
     def says_something(self) -> bool:
-        """Whether an assistant's turn has anything to learn."""
+        """True if the turn has content or tool calls."""
         return bool(self.content or self.more.get("tool_calls"))
 
     def as_json(self) -> dict[str, Any]:
-        """As a template reads it."""
+        """Return the message as a chat template reads it."""
         return {"role": self.role, "content": self.content, **self.more}
 
 
@@ -71,18 +72,18 @@ class Conversation:
     tools: tuple[Mapping[str, Any], ...] = ()
 
     def train_from(self, first: int) -> "Conversation":
-        """The same, of which no turn before number `first` is trained on."""
+        """Return the conversation with weight 0 for all turns before number `first`."""
         context = tuple(replace(message, weight=0.0) for message in self.messages[:first])
         return replace(self, messages=context + self.messages[first:])
 
     def train_on_last(self) -> "Conversation":
-        """The same, of which only the assistant's last turn is trained on."""
+        """Return the conversation with weight 0 for all turns before the assistant's last turn."""
         last = max((n for n, m in enumerate(self.messages) if m.role == ASSISTANT), default=0)
         return self.train_from(last)
 
     @property
     def trained_turns(self) -> list[int]:
-        """Numbers of the turns that are trained on."""
+        """Indices of the turns that are trained on, from 0."""
         return [
             number
             for number, message in enumerate(self.messages)
@@ -91,8 +92,10 @@ class Conversation:
 
 
 def adapt_roles(messages: Sequence[Message], template: str) -> tuple[Message, ...]:
-    """Return `messages` with a developer's turns as system turns, which OpenAI renamed so, where
-    the chat `template` knows no developer."""
+    """Return `messages`, with developer turns as system turns if `template` has no developer role.
+
+    OpenAI renamed the system role to developer.
+    """
     if "developer" in template:
         return tuple(messages)
     return tuple(replace(m, role="system") if m.role == "developer" else m for m in messages)
@@ -101,8 +104,8 @@ def adapt_roles(messages: Sequence[Message], template: str) -> tuple[Message, ..
 def parse_messages(value: Any, what: str = "messages") -> tuple[Message, ...]:
     """Return the turns in `value`, a list of `{"role", "content"}` or `{"from", "value"}`.
 
-    Calls that stand in turns of their own become tool calls of an assistant's turn, together with
-    what the assistant says right before them. Raises BadRow.
+    Turns that hold only tool calls are merged into the assistant turn right before them, if there
+    is one. `what` names the field in errors. Raises BadRow.
     """
     if isinstance(value, str):
         value = parse_json(value, what)
@@ -121,12 +124,12 @@ def parse_messages(value: Any, what: str = "messages") -> tuple[Message, ...]:
 
 
 def parse_message(value: Any) -> Message:
-    """Return the turn that `value` is. Raises BadRow."""
+    """Return the message in `value`, a JSON object. Raises BadRow if it is malformed."""
     name = _find_role_name(value)
     role = _ROLE_OF[name]
     more = {key: value[key] for key in _CARRIED if value.get(key) is not None}
     calls = more.get("tool_calls")
-    if calls is None and value.get("function_call") is not None:  # OpenAI's older name of one
+    if calls is None and value.get("function_call") is not None:  # OpenAI's older form
         calls = [value["function_call"]]
     if isinstance(calls, str):
         calls = parse_json(calls, "tool_calls")
@@ -146,7 +149,7 @@ def parse_message(value: Any) -> Message:
 
 
 def _find_role_name(value: Any) -> str:
-    """Return whose turn `value` is, as the file says it. Raises BadRow for a name not known."""
+    """Return the role of `value` as the file spells it. Raises BadRow for an unknown role."""
     if not isinstance(value, Mapping) or not {"role", "from"} & set(value):
         raise BadRow(
             "not_messages",
@@ -161,7 +164,7 @@ def _find_role_name(value: Any) -> str:
 
 
 def _can_join(before: Message, calls: Message) -> bool:
-    """Return whether the assistant says `before` and makes `calls` in one turn."""
+    """Return whether the message `before` and the tool calls of `calls` can be one turn."""
     same = before.role == ASSISTANT and before.weight == calls.weight
     return same and not (before.more.get("tool_calls") and calls.content)
 
@@ -173,7 +176,7 @@ def _join_calls(before: Message, calls: Message) -> Message:
 
 
 def name_result(result: Message, before: Message) -> Message:
-    """Return `result` with the name of the tool, where the turn before calls one alone."""
+    """Return `result` with the tool's name, if `before` has exactly one tool call."""
     calls = before.more.get("tool_calls", ())
     if len(calls) != 1 or "name" in result.more:
         return result
@@ -182,10 +185,10 @@ def name_result(result: Message, before: Message) -> Message:
 
 
 def parse_tools(value: Any, wrap: bool = False) -> tuple[Mapping[str, Any], ...]:
-    """Return the schemas of tools in `value`: a list of schemas or of JSON of them, or its JSON.
+    """Return the tool schemas in `value`: a list of schemas or of JSON texts, or JSON of a list.
 
-    `wrap`: a schema that is a function's alone is put into `{"type": "function", "function": …}`,
-    as templates read it. Raises BadRow.
+    With `wrap`, a bare function schema becomes `{"type": "function", "function": …}`, the form that
+    templates read. Raises BadRow.
     """
     if value is None or value == "":
         return ()
@@ -203,7 +206,7 @@ def parse_tools(value: Any, wrap: bool = False) -> tuple[Mapping[str, Any], ...]
 
 
 def check_unicode(texts: Sequence[str]) -> None:
-    """Raise BadRow for a text that no file of UTF-8 could hold, or that holds BREAK."""
+    """Raise BadRow if a text cannot be encoded as UTF-8, or contains BREAK."""
     for text in texts:
         try:
             text.encode()
@@ -214,7 +217,7 @@ def check_unicode(texts: Sequence[str]) -> None:
 
 
 def parse_json(text: str, what: str) -> Any:
-    """What `text` is as JSON. Raises BadRow."""
+    """Return the value of the JSON `text`. Raises BadRow, naming field `what`, for invalid JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -222,18 +225,18 @@ def parse_json(text: str, what: str) -> Any:
 
 
 def shorten(value: Any) -> str:
-    """Return `value` as messages show it: as Python writes it, cut to one short piece."""
+    """Return the `repr` of `value` for error messages, at most 60 characters long."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def to_hundredths(weight: float) -> int:
-    """A message's weight as a token has it."""
+    """Return a message's weight in the unit in which token weights are stored."""
     return round(weight * FULL_WEIGHT)
 
 
 def parse_function_call(text: str) -> dict[str, Any] | list[Any]:
-    """Return what a model's text calls: the JSON of one call, or of a list. Raises BadRow."""
+    """Return the function call, or the list of them, that `text` holds as JSON. Raises BadRow."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -244,8 +247,10 @@ def parse_function_call(text: str) -> dict[str, Any] | list[Any]:
 
 
 def _split_calls(value: Any) -> tuple[str, list[Any]]:
-    """Return the text before the calls of a turn of calls, which may be thoughts, and the calls.
-    Raises BadRow."""
+    """Return the reasoning before the calls ("" if there is none), and the list of calls.
+
+    Raises BadRow if the calls are not JSON.
+    """
     if not isinstance(value, str):
         return "", value if isinstance(value, list) else [value]
     thoughts = _THOUGHTS.match(value)
@@ -255,7 +260,7 @@ def _split_calls(value: Any) -> tuple[str, list[Any]]:
 
 
 def _parse_calls(value: Any) -> list[Any]:
-    """Return tool calls whose arguments are objects: OpenAI's files have them as JSON."""
+    """Return tool calls with arguments as objects, which OpenAI's files hold as JSON texts."""
     if not isinstance(value, list) or not all(isinstance(call, Mapping) for call in value):
         raise BadRow("bad_tool_calls", f"`tool_calls` is {shorten(value)}, not a list of objects")
     calls = []
@@ -278,17 +283,20 @@ def _parse_calls(value: Any) -> list[Any]:
 
 
 def _drop_absent(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `value` that hold anything; arguments keep the nulls inside them."""
+    """Return the fields of `value` that are not null; nulls inside of a field stay."""
     return {key: held for key, held in value.items() if held is not None}
 
 
 def _wrap(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a call or a schema as templates read it, where it came as the function's alone."""
+    """Return a call or a schema in the form that templates read, wrapping a bare function."""
     return function if "function" in function else {"type": "function", "function": function}
 
 
 def _parse_content(content: Any, role: str) -> str:
-    """Return the text of a message. What a tool returns may be any JSON; its text is that JSON."""
+    """Return the text of a message's content.
+
+    A tool may return any JSON value: its text is that value as JSON. Raises BadRow.
+    """
     if isinstance(content, str):
         return content
     if content is None:
@@ -296,7 +304,7 @@ def _parse_content(content: Any, role: str) -> str:
     if isinstance(content, Mapping) and _is_part(content):
         content = [content]
     elif isinstance(content, Mapping) and "content_type" in content and "parts" in content:
-        content = content["parts"]  # as ChatGPT exports
+        content = content["parts"]  # the form of ChatGPT's exports
     if isinstance(content, list) and (role != TOOL or all(map(_is_part, content))):
         return "".join(_parse_part(part) for part in content)
     if role == TOOL:
@@ -305,7 +313,7 @@ def _parse_content(content: Any, role: str) -> str:
 
 
 def _is_part(given: Any) -> bool:
-    """Return whether `given` is a part of a content, as of models that see, and no other object."""
+    """Return whether `given` is a content part, as multimodal chats have, and no other object."""
     if not isinstance(given, Mapping):
         return isinstance(given, str)
     return given.get("type") in _PARTS or set(_drop_absent(given)) == {"text"}
@@ -319,9 +327,10 @@ def _parse_part(part: Any) -> str:
 
 
 def _read_weight(message: Mapping[str, Any]) -> float:
-    """Return what a file says that a turn counts: 0, it is read but not trained on; 1 is usual.
+    """Return the loss weight of a turn: 0 means that it is not trained on, the default is 1.
 
-    `weight` is a number; `train` (axolotl) and `loss` (ms-swift) say yes or no.
+    The field `weight` is a number; `train` (axolotl) and `loss` (ms-swift) are true or false.
+    Raises BadRow for other values.
     """
     if message.get("train_detail"):
         found = shorten(message["train_detail"])
@@ -330,7 +339,7 @@ def _read_weight(message: Mapping[str, Any]) -> float:
     for name in ("train", "loss"):
         flag = message.get(name)
         if name == "loss" and not isinstance(flag, bool):
-            continue  # a number that was measured
+            continue  # a number here is a measured loss
         if flag not in (None, True, False):
             raise BadRow("bad_weight", f"`{name}` is {shorten(flag)}; there are: true, false")
         if flag is not None and not flag:

@@ -1,16 +1,16 @@
-"""Conversations as ids, with what each id counts as a target.
+"""Conversations as token ids, with the loss weight of each token.
 
-The template makes one text of a conversation, and the tokenizer ids of the text, as Transformers
-does. Each answer is trained on as inference makes it (`answers.py`): behind the prompt that the
-template gives at its turn, up to the special token that ends it there.
+The chat template renders a conversation as one text, and the tokenizer encodes the text, as in
+Transformers. Each answer is trained on as inference produces it (`answers.py`): after the prompt
+that the template renders at that turn, up to the special token that ends the turn.
 
-One sample holds all answers that stand in its text as they stand at their own turns. Some templates
-render earlier turns otherwise later: they drop thoughts (Qwen3), an empty block of thoughts
-(Qwen3.5) or the token by which a model stops (gpt-oss). Then there are several samples, and each
-answer is a target in one of them.
+One sample holds all answers that its text renders just as at their own turns. Some templates render
+earlier turns differently once more turns follow: they drop the reasoning (Qwen3), an empty
+reasoning block (Qwen3.5) or the stop token (gpt-oss). Such a conversation makes several samples,
+and each answer is a target in one of them.
 
-No text can make a special token. Where a message has the name of one, BREAK is put into it before
-it is rendered and taken out after.
+The text of a message never becomes a special token. If a message contains the name of a special
+token, BREAK is inserted into the name before rendering and removed afterwards.
 """
 
 import functools
@@ -38,34 +38,34 @@ from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.shard_files import FULL_WEIGHT
 
-Span = tuple[int, int]  # characters of the rendered text
+Span = tuple[int, int]  # first character in the rendered text, and the one after the last
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """A conversation as ids, and as the text they are of."""
+    """A conversation as token ids with loss weights, and as rendered text."""
 
     ids: Integers  # [T]
     weights: NDArray[np.uint8]  # [T] hundredths; 0: not trained on
     text: str
-    turns: tuple[int, ...]  # numbers of the turns that are trained on
+    turns: tuple[int, ...]  # indices of the turns that are trained on
 
     @property
     def prompt(self) -> int:
-        """Ids before the first that is trained on."""
+        """Number of tokens before the first that is trained on."""
         return int(np.flatnonzero(self.weights)[0])
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """A text with the answers in it that are trained on."""
+    """A rendered text with the answers in it that are trained on."""
 
     text: str
     answers: tuple[Answer, ...]
 
 
 class ChatRenderer:
-    """A chat template with its tokenizer. May be pickled."""
+    """A chat template with its tokenizer, which can be pickled."""
 
     def __init__(
         self,
@@ -74,9 +74,11 @@ class ChatRenderer:
         variables: Mapping[str, Any] | None = None,
         where: str = "chat_template",
     ) -> None:
-        """`variables`: what the template may name, such as `bos_token`; `where`: see errors.
+        """Compile the template and find the form of messages that it reads.
 
-        Raises ConfigError for a template that is no Jinja, or reaches out of its sandbox.
+        `variables` are variables of the template, such as `bos_token`; `where` names the template
+        in errors. Raises ConfigError for a template that is not valid Jinja, or tries to leave its
+        sandbox.
         """
         self._given = (encoder, template, dict(variables or {}), where)
         self._encoder, self._template, self._variables, self._where = self._given
@@ -92,36 +94,41 @@ class ChatRenderer:
     def render_text(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], prompt: bool = False
     ) -> str:
-        """What the template makes of `messages`; `prompt`: and the assistant is to speak."""
+        """Return `messages` as rendered text; `prompt` opens the assistant's next turn."""
         return self._render(*self._break_all(messages, tools), prompt, {})
 
     def encode_prompt(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
-        """The ids after which the assistant is to speak. Raises TemplateRefusal."""
+        """Return the token ids of `messages` as a prompt for the assistant's next turn.
+
+        Raises TemplateRefusal if the template does not accept the messages.
+        """
         ids, _ = self._encode_text(self.render_text(messages, tools, prompt=True))
         return ids
 
     def render(self, chat: Conversation) -> Rendered:
-        """Return the sample of `chat` that holds its last answer, and earlier ones that stand in
-        it unchanged.
+        """Return the sample of `chat` with its last answer.
 
-        Raises BadRow for a conversation that the template does not take, for an answer that it
-        renders without its words, and for a sample of which nothing or all would be trained on.
+        Earlier answers are targets too if the sample renders them unchanged. Raises BadRow if the
+        template refuses the conversation or loses the words of an answer, and for a sample of which
+        no token or every token would be trained on.
         """
         return self._encode_sample(self._find_samples(chat)[-1], chat)
 
     def render_samples(self, chat: Conversation) -> list[Rendered]:
-        """Return the samples of `chat`, in which each answer is a target once.
+        """Return the samples of `chat`, which together have each answer as a target once.
 
-        There is one, unless the template renders earlier turns otherwise once others follow. The
-        last one is that of `render`. Raises BadRow as `render` does.
+        There is one sample, unless the template renders earlier turns differently once more turns
+        follow. The last sample is the one that `render` returns. Raises BadRow as `render` does.
         """
         return [self._encode_sample(sample, chat) for sample in self._find_samples(chat)]
 
     def ends_turns(self) -> bool:
-        """Whether a special token ends what the assistant says, by which a model learns to stop.
-        True, too, for a template that takes no plain conversation: rows will tell."""
+        """Return whether a special token ends an answer, from which the model learns to stop.
+
+        Returns True if the template refuses the plain conversation used for the test.
+        """
         chat = Conversation((Message("user", "a"), Message("assistant", "b")))
         try:
             answer = self._answers.find(*self._break_all(chat.messages, ()), 1)
@@ -130,10 +137,10 @@ class ChatRenderer:
         return self._special.search(answer.closed, answer.begin) is not None
 
     def step_ends(self, chat: Conversation, steps: Sequence[str]) -> list[int]:
-        """The number of the last id of each of `steps`, of which the last turn of `chat` is made.
+        """Return the index of the last token of each of `steps`, which make up the last turn.
 
-        Ids are those of `render`. Raises BadRow where the template renders steps otherwise, or two
-        end within one token.
+        Indices count the token ids of `render`. Raises BadRow if the template changes the text of a
+        step, or two steps end within one token.
         """
         sample = self._find_samples(chat)[-1]
         answer = sample.answers[-1]
@@ -159,7 +166,10 @@ class ChatRenderer:
         prompt: bool,
         changed: Mapping[str, Any],
     ) -> str:
-        """The text of `messages` without special names; `changed`: variables of the template."""
+        """Return `messages` as rendered text, with template variables replaced by `changed`.
+
+        `messages` and `tools` contain no names of special tokens.
+        """
         return render_chat(
             self._template,
             [self._form.apply(message) for message in messages],
@@ -172,7 +182,7 @@ class ChatRenderer:
         return self._render(messages, (), False, {})
 
     def _find_samples(self, chat: Conversation) -> list[_Sample]:
-        """The texts to train on, each with the answers that stand in it as at their own turns."""
+        """Return the texts to train on, each with the answers rendered as at their own turns."""
         if not chat.trained_turns:
             raise BadRow("empty_mask", "no turn of the assistant would be trained on")
         messages, tools = self._break_all(chat.messages, chat.tools)
@@ -197,7 +207,7 @@ class ChatRenderer:
         for answer in sample.answers:
             weight = to_hundredths(chat.messages[answer.number].weight)
             weights[(firsts < len(answer.closed)) & (pasts > answer.begin)] = weight
-        weights[:1] = 0  # nothing stands before it to predict it from
+        weights[:1] = 0  # the first token has no context to be predicted from
         if not weights.any():
             raise BadRow("empty_mask", "nothing of the rendered text would be trained on")
         if len(ids) > 1 and weights[1:].all():
@@ -209,30 +219,29 @@ class ChatRenderer:
     def _break_all(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Messages and tools as the template reads them, with no name of a special token."""
+        """Return messages and tools as templates read them, with BREAK in special tokens' names."""
         return (
             [self._break_special_names(message.as_json()) for message in messages],
             [self._break_special_names(tool) for tool in tools],
         )
 
     def _break_special_names(self, value: Any) -> Any:
-        """`value` with BREAK in each name of a special token that its texts have."""
+        """Return `value` with BREAK inserted into each name of a special token in its texts."""
         if isinstance(value, str):
             return self._special.sub(lambda m: m[0][:1] + BREAK + m[0][1:], value)
         if isinstance(value, Mapping):
-            return {key: self._break_special_names(each) for key, each in value.items()}
+            return {key: self._break_special_names(item) for key, item in value.items()}
         return (
-            [self._break_special_names(each) for each in value]
+            [self._break_special_names(item) for item in value]
             if isinstance(value, list | tuple)
             else value
         )
 
     def _encode_in_pieces(self, sample: _Sample) -> tuple[list[int], list[Span]]:
-        """Ids of a sample, in which no token holds both the end of a prompt and what follows it:
-        inference gives the ids of the prompt alone.
+        """Return the token ids and spans of a sample, with no token across the end of a prompt.
 
-        Where the pieces would be another text, as of tokenizers that begin each text with a space,
-        tokens stay as they are.
+        Inference encodes the prompt alone. If the pieces would decode to a different text, as with
+        tokenizers that add a space before each text, the sample is encoded as a whole.
         """
         ids, offsets = self._encode_text(sample.text)
         begins = [answer.begin for answer in sample.answers]
@@ -249,7 +258,7 @@ class ChatRenderer:
         return (pieces, places) if same else (ids, offsets)
 
     def _encode_text(self, text: str) -> tuple[list[int], list[Span]]:
-        """Ids of a rendered text, and where each stands in it."""
+        """Return the token ids of a rendered text, and the span of each token in it."""
         if BREAK not in text:
             found = self._tokenizer.encode(text, add_special_tokens=False)
             return found.ids, found.offsets
@@ -266,7 +275,7 @@ class ChatRenderer:
         return ids, offsets
 
     def _extend(self, ids: list[int], offsets: list[Span], text: str, at: int) -> None:
-        """Add the ids of a text between special tokens, at `at`, none of them special."""
+        """Append the ids and spans of `text`, ordinary text that begins at position `at`."""
         plain = text.replace(BREAK, "")
         places = [n for n, character in enumerate(text) if character != BREAK] + [len(text)]
         found = self._plain_tokenizer.encode(plain, add_special_tokens=False)
@@ -283,7 +292,7 @@ class ChatRenderer:
 
 
 def _disable_trimming(tokenizer_json: str, special: bool) -> tokenizers.Tokenizer:
-    """The tokenizer, whose offsets cover all of a text: some leave spaces out of them."""
+    """Return the tokenizer with offsets that cover all of a text; some trim spaces from them."""
     tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -1,19 +1,19 @@
-"""Rows of files from elsewhere as examples: conversations, pairs of answers, labelled answers.
+r"""Examples from rows of published data sets: conversations, preference pairs, labelled answers.
 
-What a row is goes by the fields that it has, unless the run file names its format:
+The format of a row is found from its fields, unless the run file names the format:
 
     messages                        {"messages": [{"role", "content"}], "tools"?}
     prompt_completion               {"prompt", "completion"}: texts, or messages
     pairs                           {"prompt"?, "chosen", "rejected"}
     labelled                        {"prompt", "completion", "label"}
-    steps                           {"prompt", "completions": [step], "labels": [right or not]?}
+    steps                           {"prompt", "completions": [step], "labels": [bool]?}
     alpaca                          {"instruction", "input"?, "output", "history"?, "system"?}
     sharegpt                        {"conversations": [{"from", "value"}], "system"?, "tools"?}
     glaive                          {"chat": "USER: … ASSISTANT: …", "system"?}
 
-A text may be a dialogue as in Anthropic's HH rows: "\\n\\nHuman: …\\n\\nAssistant: …". Messages
-may have `role` and `content`, or `from` and `value`. A conversation with a `label` is an answer
-that is labelled: its last one.
+A text may be a dialogue as in Anthropic's HH rows: "\n\nHuman: …\n\nAssistant: …". Messages have
+`role` and `content`, or `from` and `value`. In a conversation with a `label`, the label is that of
+its last answer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +45,7 @@ from trainrig.tokens.shards.shard_files import RowKind
 RowFormat = Literal[
     "messages", "prompt_completion", "pairs", "labelled", "steps", "alpaca", "sharegpt", "glaive"
 ]
-# Which rows each format makes.
+# The kind of rows that each format makes.
 KIND_OF: Mapping[RowFormat, RowKind] = {
     "messages": "conversations",
     "prompt_completion": "conversations",
@@ -56,7 +56,7 @@ KIND_OF: Mapping[RowFormat, RowKind] = {
     "labelled": "labelled",
     "steps": "steps",
 }
-# The fields by which a format is known, the most telling first.
+# The fields that identify a format. The first format whose fields are all present is taken.
 _FIELDS: Mapping[RowFormat, tuple[str, ...]] = {
     "pairs": ("chosen", "rejected"),
     "steps": ("prompt", "completions"),
@@ -76,23 +76,23 @@ FIELDS = tuple(dict.fromkeys([*sum(_FIELDS.values(), ()), *_OPTIONAL]))
 
 @dataclass(frozen=True)
 class Example:
-    """What one row is to be trained on as."""
+    """The training example of one row."""
 
     kind: RowKind
-    chats: tuple[Conversation, ...]  # of pairs: chosen, rejected; else one
+    chats: tuple[Conversation, ...]  # a pair has two (chosen, rejected), other kinds one
     label: int = 0
-    steps: tuple[str, ...] = ()  # of a solution, which its last turn is made of
-    step_labels: tuple[int, ...] = ()  # of each 1, it is right, or 0; none: not known
-    unread: tuple[str, ...] = ()  # what the row says besides that changes nothing here
+    steps: tuple[str, ...] = ()  # steps of a solution, which make up its last turn
+    step_labels: tuple[int, ...] = ()  # 1 for a right step, 0 for a wrong one; (): not known
+    unread: tuple[str, ...] = ()  # ignored fields of the row that other tools train by
 
     @property
     def prompt(self) -> str:
-        """What is asked first: by it a row falls to training or to what is held out."""
+        """The first user message, which decides whether a row is for training or held out."""
         messages = self.chats[0].messages
         return next((m.content for m in messages if m.role == "user"), messages[0].content)
 
     def adapt_roles(self, template: str) -> "Example":
-        """Return the example with the roles that the chat `template` knows."""
+        """Return the example with only the roles that the chat `template` supports."""
         chats = (
             replace(chat, messages=adapt_roles(chat.messages, template)) for chat in self.chats
         )
@@ -106,11 +106,12 @@ def parse_example(
     given: RowFormat | None = None,
     parquet: bool = False,
 ) -> Example:
-    """Return the example in `row`, whose fields lie in `columns`. Raises BadRow for what is none.
+    """Return the example in `row`. Raises BadRow if `row` is not an example of `kind`.
 
-    Nulls inside of tools and of their arguments stay, but for those of a row that is of `parquet`.
-    There a column of objects has the keys of all rows, and a null says that this row lacks the key
-    or that somebody wrote null: nobody can tell which. JSON in a text keeps its nulls there, too.
+    `columns` maps field names to columns of the file; `given` is the format, or None to find it
+    from the fields. Nulls inside of tools and their arguments are kept, except in rows of `parquet`
+    files. In Parquet a column of objects has the keys of all rows, so a null may be either a
+    missing key or a null that was written. JSON texts keep their nulls in Parquet, too.
     """
     whole = row
     if parquet:
@@ -154,7 +155,10 @@ def _drop_nulls(value: Any) -> Any:
 
 
 def find_field(row: Mapping[str, Any], column: str) -> Any:
-    """What `row` has in `column`: a name, or names and places joined by dots; None: nothing."""
+    """Return the value of `column` in `row`, or None if it is missing.
+
+    `column` is a name, or a path of names and list indices joined by dots.
+    """
     if (found := find_value(row, column)) is not None or "." not in column:
         return found
     value: Any = row
@@ -197,10 +201,11 @@ def _check_label(label: Any) -> int:
 
 
 def _read_steps(row: Mapping[str, Any]) -> Example:
-    given, labels = row["completions"], row.get("labels")
+    given = row["completions"]
+    labels = row.get("labels")
     if not isinstance(given, list) or not given:
         raise BadRow("not_steps", "`completions` is no list of texts, one for each step")
-    steps = tuple(check_string(each, "completions").strip() for each in given)
+    steps = tuple(check_string(step, "completions").strip() for step in given)
     if not all(steps):
         raise BadRow("no_answer", "`completions` has a step without text")
     if labels is not None and (not isinstance(labels, list) or len(labels) != len(steps)):
@@ -230,7 +235,8 @@ def _read_sharegpt(row: Mapping[str, Any]) -> Example:
 
 
 def _read_glaive(row: Mapping[str, Any]) -> Example:
-    chat, system = check_string(row["chat"], "chat"), row.get("system")
+    chat = check_string(row["chat"], "chat")
+    system = row.get("system")
     found = read_glaive(chat, "" if system is None else check_string(system, "system"))
     tools = read_tools(row, wrap=True) or found.tools
     return Example("conversations", (replace(found, tools=tools),))
@@ -239,7 +245,6 @@ def _read_glaive(row: Mapping[str, Any]) -> Example:
 def _build_conversation(
     messages: Sequence[Message], row: Mapping[str, Any], wrap: bool = False
 ) -> Example:
-    """`wrap`: see `parse_tools`."""
     chat = Conversation(add_system(messages, row), read_tools(row, wrap))
     return Example("conversations", (chat,))
 

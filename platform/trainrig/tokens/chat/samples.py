@@ -1,4 +1,4 @@
-"""The samples that an example is trained on as: rendered, split, and short enough."""
+"""Training samples of an example: rendered by the chat template, split, and short enough."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,30 +13,32 @@ from trainrig.tokens.shards.shard_files import RIGHT_STEP, WRONG_STEP
 
 @dataclass(frozen=True)
 class SampleRules:
-    """What becomes of an example that is too long, or that makes several samples."""
+    """Rules for examples that are too long, or that the template renders as several samples."""
 
-    longest: int  # tokens of a sample at most
-    drop_turns: bool = False  # leave turns out of an example that is longer; False: refuse it
-    split: bool = True  # train on all samples of a conversation; False: on the last one alone
+    longest: int  # most tokens of a sample
+    drop_turns: bool = False  # drop turns of an example that is too long; False: refuse the example
+    split: bool = True  # train on all samples of a conversation; False: only on the last one
 
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples of an example, and what was left out of it."""
+    """The samples of an example, with counts of the turns and answers that were left out."""
 
-    rendered: tuple[Rendered, ...]  # of pairs: chosen, rejected
-    turns_dropped: int = 0  # so that the samples fit
+    rendered: tuple[Rendered, ...]  # a pair has two: chosen, rejected
+    turns_dropped: int = 0  # turns dropped to make the samples short enough
     answers_left_out: int = 0  # answers that no sample trains on
 
     @property
     def tokens_repeated(self) -> int:
-        """Number of tokens in samples of a conversation beside the last one, which has its text."""
+        """Number of tokens in all samples but the last, which has the text of the conversation."""
         return sum(len(sample.ids) for sample in self.rendered[:-1])
 
 
 def render_example(renderer: ChatRenderer, example: Example, chat: Conversation) -> Rendered:
-    """`chat` of `example` as ids with weights; of a solution, those that tell right steps from
-    wrong ones. Raises BadRow."""
+    """Return `chat` of `example` as token ids with weights.
+
+    For a solution in steps the weights mark the end of each step as right or wrong. Raises BadRow.
+    """
     rendered = renderer.render(chat)
     if not example.steps:
         return rendered
@@ -48,10 +50,11 @@ def render_example(renderer: ChatRenderer, example: Example, chat: Conversation)
 
 
 def build_samples(renderer: ChatRenderer, example: Example, rules: SampleRules) -> Samples:
-    """Return the samples that `example` is trained on as.
+    """Render `example` as its training samples.
 
-    A conversation makes one, or several where the template renders earlier turns otherwise once
-    others follow. An answer to a prompt always makes one: that of its last turn. Raises BadRow.
+    A conversation makes one sample, or several if the template renders earlier turns differently
+    once more turns follow. An answer to a prompt always makes one sample, for its last turn. Raises
+    BadRow if the template cannot render the example, or a sample is too long.
     """
     chats = example.chats
     first = rendered = _render_all(renderer, example, chats, rules)
@@ -82,8 +85,11 @@ def _render_all(
 
 
 def _drop_turn(chat: Conversation, kind: str) -> Conversation | None:
-    """`chat` less its last turns, or, of an answer to a prompt, the prompt's first; None: it has
-    none to spare."""
+    """Return `chat` with fewer turns, or None if no turn can be dropped.
+
+    A conversation loses its last answer and all turns after the answer before that; an answer to a
+    prompt loses the first turns of its prompt.
+    """
     trained = chat.trained_turns
     if kind == "conversations":
         left = replace(chat, messages=chat.messages[: trained[-1]])

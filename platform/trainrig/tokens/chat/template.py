@@ -1,9 +1,9 @@
-"""The chat template of models that bring none of their own.
+"""The chat template for models without a chat template.
 
     <|end_of_text|><|user|>QUESTION<|end_of_turn|><|assistant|>ANSWER<|end_of_turn|>
 
-Nothing stands between a special token and the text beside it. Tools are told of in the system
-turn, calls of them stand in the assistant's text as JSON, and what they answer is a user's turn.
+There is no white space between a special token and the text next to it. Tools are listed in the
+system turn, tool calls are JSON in the assistant's text, and tool results are user turns.
 """
 
 from collections.abc import Mapping
@@ -53,7 +53,10 @@ TEMPLATE = (
 
 
 def build_template(encoder: Encoder) -> str:
-    """Our template in the special tokens of `encoder`. Raises DataError if it lacks one."""
+    """Return the template for the special tokens of `encoder`. Raises DataError if it lacks one.
+
+    Without a special token for system turns, the template refuses tools and system turns.
+    """
     by_id = {number: name for name, number in encoder.special_ids.items()}
     names: Mapping[str, str] = {
         role: by_id[number]

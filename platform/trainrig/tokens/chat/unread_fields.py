@@ -1,7 +1,7 @@
-"""What rows say that nothing is made of, though it would change what they mean.
+"""Fields of rows that are ignored here although other tools train by them.
 
-The stage counts these and says them once. Most columns of published rows are notes (identifiers,
-sources, scores); only those are listed here that other tools train by.
+The stage counts them and reports each once. Most other columns of published rows are metadata
+(identifiers, sources, scores), which are not reported.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,18 +9,20 @@ from typing import Any
 
 # Columns, and keys of messages, that other tools read.
 _COLUMNS = ("images", "image", "videos", "audios", "audio", "chat_template_kwargs", "margin")
-# What is said of nulls that Parquet's objects hold.
+# The entry that reports nulls in the objects of a Parquet row.
 NULLS = "null keys of tools or arguments, which Parquet fills in (JSON in a text keeps its own)"
 _KEYS = ("images", "image", "audio", "videos", "functions", "function_calls")
-_PAYLOADS = ("arguments", "parameters")  # of calls and of schemas
+_PAYLOADS = ("arguments", "parameters")  # arguments of calls, parameters of schemas
 _TURNS = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")
 
 
 def find_unread(
     row: Mapping[str, Any], fields: Mapping[str, Any], columns: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Return names of what `row` says and nobody reads; `fields`: what is read, by field, of the
-    `columns` that the run file maps."""
+    """Return the names of the columns and message keys of `row` that are ignored.
+
+    `fields` are the values that are read, by field; `columns` maps fields to columns of the file.
+    """
     taken = set(columns.values())
     found = [name for name in _COLUMNS if row.get(name) and name not in taken]
     if fields.get("history") and "instruction" not in fields:
@@ -35,7 +37,7 @@ def find_unread(
 
 
 def has_nulls_inside(value: Any, inside: bool = False) -> bool:
-    """Return whether tools, their arguments or their schemas have a null anywhere in `value`."""
+    """Return whether the arguments of calls or the parameters of schemas in `value` have a null."""
     if isinstance(value, Mapping):
         return any(
             has_nulls_inside(held, inside or key in _PAYLOADS) for key, held in value.items()
