@@ -57,7 +57,7 @@ ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # do not hide GPUs from tasks that ask for none
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # s until a dead worker is found; default 2.0
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "10",  # s; the CPUs should be free
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # it ends runs at the deadline
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # the watcher ends runs too late
     "RAY_health_check_period_ms": "500",  # a dead node is found in about 2 s, not 15
     "RAY_health_check_failure_threshold": "3",
     "RAY_health_check_initial_delay_ms": "500",
@@ -421,7 +421,7 @@ def _iterate_in_thread(iterate: Callable[[], Iterable[_Row]]) -> Iterator[_Row]:
         yield row
 
 
-_loaded: dict[str, Work] = {}  # in a Ray worker: work of the latest `map_splits` call
+_loaded: dict[str, Work] = {}  # loaded work of the latest `map_splits` call, in a Ray worker
 
 
 def _load_work(call: str, make_work: Callable[[], Work]) -> Work:
