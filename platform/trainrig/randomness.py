@@ -41,7 +41,7 @@ class RandomKey:
     """Key of a stream of random numbers; different keys give independent streams."""
 
     seed: int
-    purpose: str  # for example "fresh weights" or "dropout"
+    purpose: str  # a name such as "fresh weights" or "dropout"
     layer: int | str = ""  # number or name of the layer; empty if there is none
 
     @functools.cached_property

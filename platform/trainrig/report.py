@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Literal
 
-# Colours by name. The series use the colours of Okabe and Ito, which the colour-blind distinguish,
-# in shades with a contrast of 3:1 on each paper (WCAG 2.2, criterion 1.4.11; test_report.py).
+# Colours by name. The series use the colours of Okabe and Ito, which the colour-blind distinguish.
+# Their shades have a contrast of 3:1 on each paper (WCAG 2.2, criterion 1.4.11; test_report.py).
 LIGHT = {
     "paper": "#ffffff",
     "panel": "#f5f7f9",

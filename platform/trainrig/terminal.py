@@ -263,6 +263,6 @@ def _format_counts(counts: Mapping[str, Any]) -> str:
             words.append(f"{name} {value:,.4g}")
         elif isinstance(value, int):
             words.append(f"{name} {value:,}")
-        elif name == "refused" and (rows := sum(value.values())):  # by reason
+        elif name == "refused" and (rows := sum(value.values())):  # counts by reason
             words.append(f"refused {rows:,} {'row' if rows == 1 else 'rows'}: see quarantine/")
     return ", ".join(words)
