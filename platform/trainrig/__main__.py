@@ -1,8 +1,7 @@
-"""The command line as a process: `trainrig`, and `python -m trainrig` for an interpreter whose
-scripts are not on the path.
+"""Entry point of the command line, run as `trainrig` or `python -m trainrig`.
 
-SIGTERM and SIGHUP mean the same from its first instant to its last: while it imports, and while it
-takes down what it started.
+SIGTERM and SIGHUP are handled during the whole life of the process, also while it imports and while
+it shuts down the processes that it started.
 """
 
 import contextlib
@@ -14,20 +13,20 @@ from collections.abc import Sequence
 from trainrig.processes.stop_signals import StopRequest, list_stop_signals
 
 UNFINISHED = 75
-# Of any command, which may have done nothing yet that another could go on from.
+# The message for any command, which may have done nothing yet that could be resumed.
 STOPPED = "trainrig: stopped by {}; the same command tries again\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and end the process with its exit code."""
-    code: int | None = None  # until it has said how it ends
+    code: int | None = None  # the exit code, once the command has ended
     taking_down = StopRequest()
-    asked = False  # while taking down, which is let come to its end once
+    asked = False  # True after the first stop signal during shutdown, which the second one aborts
 
     def stop(number: int, frame: object) -> None:
         nonlocal asked
         if code is None:
-            with contextlib.suppress(OSError):  # its terminal has closed
+            with contextlib.suppress(OSError):  # the terminal may have closed
                 os.write(2, STOPPED.format(signal.Signals(number).name).encode())
             os._exit(UNFINISHED)
         if not taking_down.is_repeat(number) and asked:

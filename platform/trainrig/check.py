@@ -1,4 +1,4 @@
-"""Estimates what a run takes, and checks its run file, before the run starts."""
+"""Estimates of a run's cost, and checks of its run file, before the run starts."""
 
 from typing import Any
 
@@ -8,13 +8,14 @@ from trainrig.verbs import load_named
 
 
 def describe(run: RunFile, machine: DeviceChoice | None = None) -> dict[str, Any]:
-    """Facts about `run`, as its verb estimates them: for a sweep, what it will train; for training,
-    its parameters, the positions of its rows, its operations, and what it takes of `machine`:
-    memory, hours, money, energy; for tuning, parameters and memory; for curation, how likely its
-    near-duplicates are to be compared.
+    """Return facts about `run` by name, as its verb estimates them for `machine`.
 
-    Raises InputError if its parts do not fit each other or its inputs. An input that an earlier
-    stage has still to make is no error; what depends on it is left out.
+    For training: parameters, positions of its rows, FLOPs, memory, hours, money and energy. For
+    fine-tuning: parameters and memory. For a sweep: the models that it will train. For curation:
+    the probability that near-duplicates are compared.
+
+    Raises InputError if settings contradict each other or the inputs. An input that an earlier
+    stage has not made yet is no error; facts that depend on that input are left out.
     """
     machine = machine or DeviceChoice()
     machine.check()

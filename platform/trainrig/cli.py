@@ -1,8 +1,8 @@
-"""The command line: one verb for each arrow of the data path.
+"""The command line, with one verb for each stage of the data path.
 
-Results go to stdout, talk to stderr. Exit codes: 0 done, 1 failed, 2 your input, 75 ended whole but
-unfinished (run it again), 130 after Ctrl-C. Verbs import what they need when they run, so that
-`trainrig --help` does not wait for torch.
+Results are printed to stdout, progress and messages to stderr. Exit codes: 0 done, 1 failed, 2
+invalid input, 75 stopped cleanly but unfinished (run the command again), 130 after Ctrl-C. Verbs
+import their dependencies when they run, so that `trainrig --help` does not wait for torch.
 """
 
 import json
@@ -52,7 +52,7 @@ from trainrig.verbs import VERBS
 from trainrig.verbs import Verb as VerbEntry
 
 RUNS = "trainrig {0} jobs/configs/{1}/{0}.toml"
-TRAIN = {"pretrain", "posttrain", "rl"}  # write a run folder, whose alarms may be told
+TRAIN = {"pretrain", "posttrain", "rl"}  # verbs with alarms, which `--notify` forwards
 app = typer.Typer(
     cls=HelpGroup,
     context_settings=CONTEXT,
@@ -148,7 +148,7 @@ def _format_figure(value: Any) -> str:
 
 
 def _load_model(run_file: str) -> type[RunFile]:
-    """The model that the file's `stage` asks for."""
+    """Return the run-file model of the verb that the file's `stage` names."""
     stage = config.parse(config.read_text(run_file), run_file).get("stage")
     if stage not in VERBS:
         found = "`stage` is missing" if stage is None else f"no stage {stage!r}"
@@ -180,7 +180,7 @@ def _do(
 
 
 def _add(name: str, verb: VerbEntry) -> None:
-    """The command of a verb that takes a run file."""
+    """Add the command of a verb that takes a run file."""
 
     def do(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> None:
         _do(name, run_file, changes, as_json)

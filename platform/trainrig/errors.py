@@ -1,31 +1,31 @@
-"""What can go wrong, by who can act on it.
+"""Exceptions of trainrig, grouped by who can fix the problem.
 
     TrainrigError
-    ├── InputError        the user's to fix: one line, exit 2, no traceback
-    │   ├── ConfigError   the run file or the command line
-    │   ├── DataError     the files it names
-    │   │   ├── Diverged  a model whose losses or gradients are no longer finite
+    ├── InputError        the user can fix it: one line, exit code 2, no traceback
+    │   ├── ConfigError   the run file or the command line is wrong
+    │   ├── DataError     a file that the run file names is wrong
+    │   │   ├── Diverged  losses or gradients of a model are no longer finite
     │   │   └── FolderGone  the folder that a run writes to was removed meanwhile
     │   └── OutputTaken   the output folder holds something else
-    ├── ClusterError      machines, network, storage: retried, then exit 1
-    │   └── ClusterLost   Ray itself is gone: begun again where it was ours
-    └── Unfinished        whole, but not at its end (stopped, preempted): exit 75, run it again
+    ├── ClusterError      machines, network or storage fail: retried, then exit code 1
+    │   └── ClusterLost   Ray is gone: a local Ray is started again
+    └── Unfinished        stopped cleanly before the end: exit code 75, run the command again
 
-Anything else is a bug of ours and keeps its traceback.
+Any other exception is a bug in trainrig and keeps its traceback.
 
-Messages say where, what was found and what would do:
+Messages say where the problem is, what was found and what would be valid:
 `smoke.toml: filters[0]: no key 'min_word' in Words; did you mean 'min_words'?`
 """
 
 
 class TrainrigError(Exception):
-    """Any failure that trainrig foresees. `exit_code` is what the command line ends with."""
+    """Base of all failures that trainrig foresees, with the `exit_code` of the command line."""
 
     exit_code = 1
 
 
 class InputError(TrainrigError):
-    """What the user gave cannot work; the message says what would."""
+    """The user's input is invalid; the message says what would be valid."""
 
     exit_code = 2
 
@@ -39,26 +39,26 @@ class DataError(InputError):
 
 
 class Diverged(DataError):
-    """No update can be made: losses or gradients are not finite, whatever comes next."""
+    """Training cannot continue because losses or gradients are not finite."""
 
 
 class FolderGone(DataError):
-    """The folder that a run writes to was removed, or replaced, while the run went on."""
+    """The folder that a run writes to was removed or replaced while the run was active."""
 
 
 class OutputTaken(InputError):
-    """The output folder was made by another run; mixing the two would lose both."""
+    """The output folder belongs to another run, whose files must not be mixed with new ones."""
 
 
 class ClusterError(TrainrigError):
-    """Machines, network or storage failed more often than was allowed."""
+    """Machines, network or storage failed more often than the retry limits allow."""
 
 
 class ClusterLost(ClusterError):
-    """The Ray that this process is connected to is no more, or does not answer."""
+    """The Ray that this process is connected to has ended, or does not answer."""
 
 
 class Unfinished(TrainrigError):
-    """The run ended whole but before its last step; the same command continues it."""
+    """The run stopped cleanly before its last step; the same command resumes it."""
 
     exit_code = 75

@@ -1,8 +1,9 @@
-"""Charts that follow the page's theme: matplotlib drawings as inline SVG, text kept as text.
+"""Charts for report pages: matplotlib drawings as inline SVG that follows the page's theme.
 
-A plot takes data and an Axes and draws in the named colours below, which are sentinels: colours
-nobody would choose. `draw` turns each into the CSS variable of its name (`report.LIGHT`,
-`report.DARK`), so one drawing serves light, dark and paper. The same plot gives the same bytes.
+A plot takes data and an Axes and draws in the named colours below, which are rare placeholder
+colours. `draw` replaces each by the CSS variable of its name (`report.LIGHT`, `report.DARK`), so
+one drawing serves the light theme, the dark theme and print. Text stays text in the SVG. The same
+plot gives the same bytes.
 """
 
 import hashlib
@@ -25,8 +26,8 @@ from numpy.typing import NDArray
 
 from trainrig.report import escape_invisible
 
-WIDTH = 420  # CSS pixels: a phone shrinks it little, and a wide page enlarges it by a third
-MAX_POINTS = 1_000  # on one line: about 20 KB of SVG
+WIDTH = 420  # CSS pixels: a phone scales it down a little, a wide page up by a third
+MAX_POINTS = 1_000  # maximum number of points on one line, which take about 20 KB of SVG
 
 INK, MUTED, GRID, PAPER = "#0a0b01", "#0a0b02", "#0a0b03", "#0a0b04"
 C1, C2, C3, C4 = "#0a0b05", "#0a0b06", "#0a0b07", "#0a0b08"
@@ -44,8 +45,8 @@ _VARIABLES = {
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "trainrig",
-    "text.parse_math": False,  # a label with two dollar signs is a label
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so it is measured alike everywhere
+    "text.parse_math": False,  # labels may contain dollar signs
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so text has the same size everywhere
     "font.size": 12,
     "axes.labelsize": 11,
     "xtick.labelsize": 11,
@@ -73,13 +74,13 @@ Numbers = NDArray[np.float64]
 
 
 def draw(plot: Callable[[Axes], object], height: int) -> str:
-    """The SVG of what `plot` draws on an Axes, `WIDTH` by `height` CSS pixels before scaling."""
+    """Return an SVG of what `plot` draws on an Axes, WIDTH by `height` CSS pixels unscaled."""
     with matplotlib.rc_context(), warnings.catch_warnings():
-        # A script that DejaVu lacks is measured wrongly, but the reader's browser has its letters.
+        # Letters that DejaVu lacks get a wrong size here, but the reader's browser shows them.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        matplotlib.rcdefaults()  # not the user's matplotlibrc: it would change the bytes
+        matplotlib.rcdefaults()  # the user's matplotlibrc would change the bytes
         matplotlib.rcParams.update(_STYLE)
-        # An SVG of matplotlib has 72 units an inch; we make one unit one CSS pixel.
+        # matplotlib's SVG has 72 units per inch. Here one unit is one CSS pixel.
         figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
         plot(figure.add_subplot())
         drawing = io.StringIO()
@@ -89,13 +90,13 @@ def draw(plot: Callable[[Axes], object], height: int) -> str:
 
 
 def _theme_svg(drawing: str) -> str:
-    """matplotlib's SVG as one element for an HTML page: themed, its ids unlike any other's."""
+    """Convert matplotlib's SVG to an HTML element with theme colours and unique ids."""
     root = ElementTree.fromstring(drawing)
     prefix = f"f{hashlib.sha256(drawing.encode()).hexdigest()[:8]}-"
     referred = set(re.findall(r'(?:url\(|href=")#([^)"]+)', drawing))
     for parent in list(root.iter()):
         for child in [c for c in parent if c.tag.endswith(("}style", "}metadata"))]:
-            parent.remove(child)  # a <style> would hold for the whole page; report.css has it
+            parent.remove(child)  # a <style> would affect the whole page
     for element in root.iter():
         element.tag = element.tag.partition("}")[2]
         element.attrib = {
@@ -110,7 +111,7 @@ def _theme_svg(drawing: str) -> str:
 
 
 def _rewrite_attribute(name: str, value: str, prefix: str) -> str:
-    """One attribute: references prefixed, colours themed, fonts left to CSS, decimals cut."""
+    """Rewrite one attribute: prefix references, use theme colours, drop fonts, cut decimals."""
     if name == "href":
         return f"#{prefix}{value.removeprefix('#')}"
     value = value.replace("url(#", f"url(#{prefix}")
@@ -121,10 +122,11 @@ def _rewrite_attribute(name: str, value: str, prefix: str) -> str:
 
 
 def thin(x: Numbers, y: Numbers, limit: int = MAX_POINTS) -> tuple[Numbers, Numbers]:
-    """At most `limit` points of the line through `x` (rising), `y` that look like all of them.
+    """Reduce the line through `x` (rising) and `y` to at most `limit` points that look the same.
 
-    The lowest and the highest of each bucket of x stay, with the first and the last point: no
-    spike is lost, as random sampling would. A value that is not finite stays too, as a gap.
+    The lowest and the highest point of each bucket of x are kept, and the first and the last point.
+    Unlike random sampling, this loses no spike. One value per bucket that is not finite is kept
+    too, as a gap.
     """
     if len(x) <= limit:
         return x, y
@@ -142,12 +144,12 @@ def thin(x: Numbers, y: Numbers, limit: int = MAX_POINTS) -> tuple[Numbers, Numb
 
 
 def compute_trailing_mean(y: Numbers, over: int) -> Numbers:
-    """The mean of each value and the `over` - 1 before it (fewer at the start)."""
+    """Compute the mean of each value and the `over` - 1 values before it (fewer at the start)."""
     return np.array([y[max(0, i - over + 1) : i + 1].mean() for i in range(len(y))])
 
 
 def find_superseded(steps: NDArray[np.int64], attempts: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which points a later attempt threw away by starting again at or before their step."""
+    """Return a mask of the points that a later attempt repeated from an earlier or equal step."""
     thrown = np.zeros(len(steps), dtype=np.bool_)
     for attempt in np.unique(attempts):
         start = steps[attempts == attempt].min()
@@ -157,14 +159,14 @@ def find_superseded(steps: NDArray[np.int64], attempts: NDArray[np.int64]) -> ND
 
 @dataclass(frozen=True)
 class BarPart:
-    """One kind of length in a bar: its name in the legend, a colour of the theme, a hatch."""
+    """One kind of segment in stacked bars: its name in the legend, theme colour and hatch."""
 
     name: str
     colour: str
     hatched: bool = False
 
     def fill(self) -> dict[str, Any]:
-        """How matplotlib is to fill a patch of this part."""
+        """Return matplotlib's arguments to fill a patch of this part."""
         if self.hatched:
             return {"facecolor": PAPER, "edgecolor": self.colour, "hatch": "/////"}
         return {"facecolor": self.colour, "linewidth": 0}
@@ -172,7 +174,7 @@ class BarPart:
 
 @dataclass(frozen=True)
 class BarRow:
-    """One horizontal bar: a length for each part, and what to write at the right end."""
+    """One horizontal bar: a length for each part, and a note at the right end."""
 
     name: str
     lengths: tuple[float, ...]
@@ -180,11 +182,11 @@ class BarRow:
 
 
 def plot_rows(ax: Axes, rows: Sequence[BarRow], parts: Sequence[BarPart], x_label: str) -> Axes:
-    """Horizontal bars from top to bottom, each under its own name, their parts laid end to end."""
+    """Plot stacked horizontal bars from top to bottom, with the name of each above its bar."""
     left = np.zeros(len(rows))
     for index, part in enumerate(parts):
         lengths = np.array([row.lengths[index] for row in rows], dtype=np.float64)
-        some = np.flatnonzero(lengths)  # a hatched nothing would leave its outline
+        some = np.flatnonzero(lengths)  # a hatched bar of length 0 would show its outline
         ax.barh(some, lengths[some], 0.36, left=left[some], **part.fill())
         left += lengths
     for y, row in enumerate(rows):
@@ -209,7 +211,7 @@ def plot_rows(ax: Axes, rows: Sequence[BarRow], parts: Sequence[BarPart], x_labe
 
 @dataclass(frozen=True)
 class BeforeAfter:
-    """One thing measured before and after."""
+    """A named value measured before and after."""
 
     name: str
     before: float
@@ -222,7 +224,10 @@ def plot_pairs(
     x_label: str,
     names: tuple[str, str] = ("before", "after"),
 ) -> Axes:
-    """Two dots a row, open before and filled after, greatest fall first; values written beside."""
+    """Plot two dots with their values in each row: open for before, filled for after.
+
+    Rows are sorted by the change, with the largest decrease first.
+    """
     ordered = sorted(pairs, key=lambda pair: pair.after - pair.before)
     y = np.arange(len(ordered))
     before = np.array([pair.before for pair in ordered])
@@ -268,7 +273,7 @@ def plot_pairs(
 
 @dataclass(frozen=True)
 class NoisyCurve:
-    """A noisy series over a rising x, and how many of its points each mean takes in."""
+    """A noisy series over a rising x, and the number of points in its trailing mean."""
 
     x: Numbers
     y: Numbers
@@ -278,7 +283,7 @@ class NoisyCurve:
 
 
 def plot_curve(ax: Axes, curve: NoisyCurve) -> Axes:
-    """Every value, faint, under the mean of the last `mean_over`, bold."""
+    """Plot every value as a faint line, and the mean of the last `mean_over` as a bold one."""
     ax.plot(*thin(curve.x, curve.y), color=C1, alpha=0.5, linewidth=1, label="each step")
     mean = compute_trailing_mean(curve.y, curve.mean_over)
     ax.plot(*thin(curve.x, mean), color=C1, linewidth=2.2, label=f"mean of {curve.mean_over}")
@@ -291,9 +296,9 @@ def plot_curve(ax: Axes, curve: NoisyCurve) -> Axes:
 
 @dataclass(frozen=True)
 class Interruptions:
-    """What happened along a curve, in its units.
+    """Events along a training curve, in the curve's units.
 
-    `held_out` and each of `thrown_away` (the steps of a dead attempt) are points (x, y);
+    `held_out` and each item of `thrown_away` (the steps of a dead attempt) are points (x, y).
     `restarts` are the x at which an attempt died, numbered from 1 in the drawing.
     """
 
@@ -303,7 +308,7 @@ class Interruptions:
 
 
 def plot_interrupted_curve(ax: Axes, curve: NoisyCurve, interruptions: Interruptions) -> Axes:
-    """A training curve, its held-out points, its dead attempts dotted, its restarts numbered."""
+    """Plot a training curve, its held-out points, dotted dead attempts and numbered restarts."""
     plot_curve(ax, curve)
     held_out = interruptions.held_out
     ax.plot(*thin(*held_out), "D--", color=C3, linewidth=1, markersize=5, label="held-out")
@@ -321,7 +326,7 @@ def plot_interrupted_curve(ax: Axes, curve: NoisyCurve, interruptions: Interrupt
             bbox={"boxstyle": "circle,pad=0.25", "facecolor": PAPER, "edgecolor": C2},
         )
     mean = compute_trailing_mean(curve.y, curve.mean_over)
-    # Above all that is drawn below them: they reach back over half of the drawing.
+    # The labels extend over half of the drawing, so they are above everything in that half.
     middle = (curve.x[0] + curve.x[-1]) / 2
     late = [curve.y[curve.x >= middle], held_out[1][held_out[0] >= middle], mean[-1:]]
     top = float(np.nanmax(np.concatenate(late)))
@@ -340,7 +345,7 @@ def plot_interrupted_curve(ax: Axes, curve: NoisyCurve, interruptions: Interrupt
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened at `x`; what lies between it and `since` was undone by it."""
+    """An event at `x`, which undid the steps from `since` up to `x` if `since` is set."""
 
     x: float
     name: str
@@ -348,7 +353,7 @@ class Mark:
 
 
 def plot_marks(ax: Axes, marks: Sequence[Mark]) -> None:
-    """Each mark as a line with its name along it, over the band of what it undid."""
+    """Plot each mark as a vertical line with its name, over a band of the undone steps."""
     for mark in marks:
         colour = C2 if mark.since is None else C4
         if mark.since is not None:
@@ -369,7 +374,7 @@ def plot_marks(ax: Axes, marks: Sequence[Mark]) -> None:
 
 
 def _cut_label(text: str, limit: int) -> str:
-    """A label short enough not to run into its neighbour; tables hold the whole."""
+    """Shorten a label, so that it does not overlap its neighbour; tables show the full text."""
     text = escape_invisible(text).replace("\n", " ")
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
@@ -377,7 +382,7 @@ def _cut_label(text: str, limit: int) -> str:
 def _as_rows(ax: Axes, rows: int) -> None:
     ax.set_ylim(rows - 0.6, -0.9)
     ax.yaxis.set_visible(False)
-    ax.grid(visible=False)  # values are written, and lines would run through the names
+    ax.grid(visible=False)  # grid lines would cross the names
     ax.spines["left"].set_visible(False)
     ax.xaxis.set_major_locator(MaxNLocator(5))
 

@@ -1,9 +1,9 @@
-"""Floating-point operations of a model, counted exactly from its sizes.
+"""Floating-point operations (FLOPs) of a model, counted exactly from its sizes.
 
-One multiply and add are two operations. Counted are matrix products, as is usual (Kaplan et al.
-2020, arXiv:2001.08361, table 1): norms, rotations, softmax and gates are left out, less than 1% of
-a decoder of a thousand channels. A backward pass takes twice the forward one: each product
-becomes two, one for the gradients of either side. What recomputation repeats is no progress and not
+A multiply-add is two operations. Only matrix products are counted, as is usual (Kaplan et al. 2020,
+arXiv:2001.08361, table 1). Norms, rotary embeddings, softmax and gates are left out: less than 1%
+in a decoder with a thousand channels. A backward pass takes twice the operations of the forward
+pass: each product becomes two, one for the gradient of each factor. Recomputed activations are not
 counted.
 
 Shapes: T positions, C channels, H query heads, D channels of a head, V entries of the vocabulary.
@@ -15,26 +15,26 @@ from trainrig.models.architecture.shapes import CrossLayerShape, count_multiplic
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 
-BACKWARD = 2  # of a forward pass
-PER_PARAMETER = 6  # 6ND: forward and backward, a multiply and an add each
+BACKWARD = 2  # operations of the backward pass, relative to the forward pass
+PER_PARAMETER = 6  # 6ND: a multiply-add in the forward pass, and two in the backward pass
 
 
 @dataclass(frozen=True)
 class TokenFlops:
-    """Operations of one token's forward pass, by where they are made."""
+    """FLOPs of one token's forward pass, by part of the model."""
 
-    projections: float  # of attention and feed-forward in all layers, and before the logits
-    attention: float  # queries by keys, weights by values
-    head: float  # logits; looking up the embedding costs none
+    projections: float  # attention and feed-forward matrices in all layers, and before the logits
+    attention: float  # products of queries and keys, and of attention weights and values
+    head: float  # logits; the lookup of an embedding costs nothing
 
     @property
     def forward(self) -> float:
-        """All of them."""
+        """FLOPs of the forward pass."""
         return self.projections + self.attention + self.head
 
     @property
     def training(self) -> float:
-        """With those of the backward pass."""
+        """FLOPs of the forward and the backward pass."""
         return self.forward * (1 + BACKWARD)
 
 
@@ -45,14 +45,20 @@ def count_token_flops(
     predicted: float = 1.0,
     keys_ahead: float = 0.0,
 ) -> TokenFlops:
-    """Of a token of `model`, the mean over a sequence of `sequence_length`.
+    """Count the FLOPs of one token of `model`, on average over a sequence.
 
-    `causal`: a query meets only the (T + 1) / 2 keys, on average, that it may see; without, all T,
-    as kernels that skip nothing compute it and as PaLM's utilisation counts it (arXiv:2204.02311,
-    appendix B). An encoder's query may see all T, or those within a window on either side.
-    `predicted`: the share of tokens that logits are made for. `keys_ahead`: keys after it that a
-    query of a decoder sees in each layer, on average, as in a prefix. Raises ConfigError while the
-    vocabulary is not settled.
+    Raises ConfigError if the size of the vocabulary is not known yet.
+
+    Args:
+        model: the model, a decoder or an encoder.
+        sequence_length: T, in tokens.
+        causal: count only the (T + 1) / 2 keys that a decoder's query attends to on average. False
+            counts all T keys, as kernels without skipping compute them and as PaLM counts
+            utilisation (arXiv:2204.02311, appendix B). An encoder's query attends to all T keys, or
+            to the keys within a window on either side.
+        predicted: share of tokens for which logits are computed.
+        keys_ahead: mean number of later keys that a decoder's query attends to in each layer, as in
+            a prefix.
     """
     shape = model.shape
     window = model.attention.window
@@ -74,10 +80,11 @@ def count_token_flops(
 
 
 def count_encoder_decoder_flops(model: EncoderDecoderConfig, read: int, written: int) -> float:
-    """Of training on one row of which the encoder reads `read` tokens and the decoder writes
-    `written`, forward and backward; keys and values of cross-attention are made of what is read.
+    """Count the training FLOPs of one row of an encoder-decoder, forward and backward.
 
-    Raises ConfigError while the vocabulary is not settled.
+    The encoder takes `read` tokens and the decoder `written` tokens. Keys and values of
+    cross-attention are computed for the encoder's tokens. Raises ConfigError if the size of the
+    vocabulary is not known yet.
     """
     shape, layers = model.shape, model.shapes.layers
     encoder, decoder = layers[: model.encoding_layers], layers[model.encoding_layers :]
@@ -93,9 +100,12 @@ def count_encoder_decoder_flops(model: EncoderDecoderConfig, read: int, written:
 
 
 def count_detection_flops(model: DecoderConfig, sequence_length: int, predicted: float) -> float:
-    """Of training on a token of replaced-token detection: `model` reads all of it, and so does its
-    generator, which makes logits for the share `predicted`. That these are made again to draw of
-    them is not counted, as what is recomputed is not."""
+    """Count the training FLOPs of one token in replaced-token detection.
+
+    `model` and its generator process every token, and the generator computes logits for the share
+    `predicted` of them. The generator's logits are computed again for sampling, which is not
+    counted, as with all recomputation.
+    """
     generator = model.generator_model
     assert generator is not None, "a run without one is refused"
     drawn = count_token_flops(generator, sequence_length, predicted=predicted).training
@@ -103,8 +113,10 @@ def count_detection_flops(model: DecoderConfig, sequence_length: int, predicted:
 
 
 def count_further_flops(model: DecoderConfig, sequence_length: int) -> float:
-    """Of training on a token by the heads of `model` for the tokens after the next, each of which
-    makes logits for one token of a row fewer than the one before."""
+    """Count the training FLOPs of one token in the heads for multi-token prediction.
+
+    Each head of `model` computes logits for one token of a row fewer than the head before.
+    """
     shape, shapes = model.shape, model.shapes
     keys = compute_mean_keys(sequence_length, None, True, model.bidirectional)
     attention = 4.0 * shape.heads * shape.head_channels * keys
@@ -117,7 +129,10 @@ def count_further_flops(model: DecoderConfig, sequence_length: int) -> float:
 
 
 def compute_mean_keys(length: int, window: int | None, causal: bool, around: bool) -> float:
-    """How many keys a query meets, the mean over a sequence; `around`: those on either side."""
+    """Return the mean number of keys that a query attends to in a sequence of `length`.
+
+    `around` says that the query attends to keys on both sides, as in an encoder.
+    """
     if not causal:
         return length
     if around:
@@ -129,5 +144,5 @@ def compute_mean_keys(length: int, window: int | None, causal: bool, around: boo
 
 
 def count_flops_6nd(parameters: float, tokens: float) -> float:
-    """Training compute by 6ND (Kaplan et al., section 2.1), which leaves attention out."""
+    """Count training FLOPs as 6ND (Kaplan et al., section 2.1), which leaves attention out."""
     return PER_PARAMETER * parameters * tokens

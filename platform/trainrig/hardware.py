@@ -1,7 +1,8 @@
-"""What devices can do, and what machines with them cost: one table, which users can replace.
+"""The hardware table: performance of devices and prices of machines, which users can replace.
 
-The table is `hardware.toml` beside this file, or any file of the same form. Peaks are those of
-dense products; what training makes of them is `utilisation`, the caller's to state.
+The table is `hardware.toml` in the folder of this file, or any file of the same form. Peaks are for
+dense matrix products. The share of a peak that training reaches is `utilisation`, which callers
+choose.
 """
 
 import functools
@@ -35,13 +36,13 @@ NO_BFLOAT16 = (
 CPU_INFO = Path("/proc/cpuinfo")
 GPU_INFO = Path("/proc/driver/nvidia/gpus")
 AMPERE = (8, 0)  # CUDA capability of NVIDIA's first devices with bfloat16
-C_COMPILERS = ("clang", "gcc")  # Triton's own choice
+C_COMPILERS = ("clang", "gcc")  # the compilers that Triton looks for
 _BFLOAT16 = re.compile(r"^(?:flags|Features)\s*:.*\b(?:avx512_bf16|amx_bf16|bf16)\b", re.MULTILINE)
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Compute = Literal["float32", "tf32", "bfloat16"]  # training.precision.compute
 Collective = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "send"]
-OWN = "laptop"  # what cluster/local.yaml labels its nodes with: nothing is rented
+OWN = "laptop"  # instance label of nodes in cluster/local.yaml, which cost nothing
 SPOT = "spot"
 
 
@@ -50,23 +51,23 @@ class Device(Settings):
 
     flops: dict[Compute, Positive]  # peak FLOP/s of dense matrix products
     memory: Positive  # bytes
-    watts: Positive  # at full load
+    watts: Positive  # power at full load
     accelerator: bool = True  # False: cores of a CPU
-    source: str  # of these figures
-    # For plans of layouts (docs/layouts.md); a table without them plans none.
-    bandwidth: Positive | None = None  # bytes/s of its own memory
+    source: str  # source of these figures
+    # The following keys are needed for plans of layouts only (docs/layouts.md).
+    bandwidth: Positive | None = None  # bytes/s of the device's memory
     matmul: float | None = Field(default=None, gt=0, le=1)  # share of the peak, at the best shape
-    processors: int | None = Field(default=None, ge=1)  # that a product's tiles are dealt to
+    processors: int | None = Field(default=None, ge=1)  # processors that share a product's tiles
     tile: tuple[int, int] | None = None  # rows and columns of such a tile; None: 128 x 256
-    link: str | None = None  # to the others of a machine, its name in `links`
+    link: str | None = None  # name in `links` of the link between devices of a machine
 
     @property
     def computes_narrow(self) -> bool:
-        """Whether it is an accelerator with products of bfloat16."""
+        """True if the device is an accelerator with matrix products in bfloat16."""
         return self.accelerator and "bfloat16" in self.flops
 
     def find_peak(self, compute: Compute) -> float:
-        """FLOP/s, at most. Raises ConfigError where the table does not say."""
+        """Return the peak FLOP/s for `compute`. Raises ConfigError if the table has none."""
         if compute not in self.flops:
             raise ConfigError(
                 f"no peak for {compute} in the table of hardware; add it to `flops`, or use "
@@ -76,39 +77,40 @@ class Device(Settings):
 
 
 class HardwareLink(Settings):
-    """What devices of a machine, or machines, are joined by."""
+    """The network between the devices of a machine, or between machines."""
 
-    bandwidth: Positive  # bytes/s each way: of one device, or for `between` machines of one machine
+    # Bandwidth in bytes/s in each direction, per device, or per machine if `between` is "machines".
+    bandwidth: Positive
     latency: Positive  # seconds of one message
     between: Literal["devices", "machines"]
-    # What each collective reaches, bytes/s that a device sends, as measured (the "bus bandwidth" of
-    # nccl-tests); for what is not here, plans of layouts take a share of `bandwidth`.
+    # Measured bytes/s that a device sends in each collective (the "bus bandwidth" of nccl-tests).
+    # For a collective that is missing here, plans of layouts assume a share of `bandwidth`.
     reached: dict[Collective, Positive] = Field({})
-    takes: float = Field(default=0.0, ge=0, le=1)  # share of a device that sending slows it by
-    source: str  # of these figures
+    takes: float = Field(default=0.0, ge=0, le=1)  # share by which sending slows down a device
+    source: str  # source of these figures
 
 
 class Instance(Settings):
     """A machine that can be rented."""
 
-    device: str  # its name in `devices`
+    device: str  # name in `devices` of the machine's devices
     devices: int = Field(ge=1)
     vcpus: int = Field(ge=1)
-    memory: Positive  # bytes, beside that of its devices
-    usd: Positive  # an hour, on demand
-    spot_usd: Positive | None = None  # an hour, preemptible; None: not known
-    interconnect: str | None = None  # to other machines, its name in `links`; None: not known
+    memory: Positive  # bytes, without the memory of the devices
+    usd: Positive  # price per hour, on demand
+    spot_usd: Positive | None = None  # price per hour, preemptible; None: unknown
+    interconnect: str | None = None  # name in `links` of the link to other machines; None: unknown
     as_of: str  # date of the prices
-    source: str  # of the prices
+    source: str  # source of the prices
 
 
 @dataclass(frozen=True)
 class Price:
-    """What one machine costs."""
+    """Price of one machine."""
 
-    usd: float  # an hour
-    listed: bool  # the price on demand, of a spot machine whose own is not known
-    as_of: str | None  # None: of what is not rented
+    usd: float  # price per hour
+    listed: bool  # True: the on-demand price of a spot machine whose spot price is unknown
+    as_of: str | None  # date of the price; None for a machine that is not rented
 
 
 class Hardware(Settings):
@@ -128,7 +130,7 @@ class Hardware(Settings):
 
     def _check_link(self, where: str, name: str | None, between: str) -> None:
         if name is not None and (name not in self.links or self.links[name].between != between):
-            fitting = [each for each, link in self.links.items() if link.between == between]
+            fitting = [key for key, link in self.links.items() if link.between == between]
             near = config.suggest_choice(name, fitting)
             raise ValueError(f"{where}: no link '{name}' between {between}{near}")
 
@@ -141,29 +143,32 @@ class Hardware(Settings):
         return self
 
     def find_device(self, name: str) -> Device:
-        """Raises ConfigError with the nearest name if there is none of that one."""
+        """Return the device `name`. Raises ConfigError with the nearest name if it is missing."""
         if name not in self.devices:
             near = config.suggest_choice(name, self.devices)
             raise ConfigError(f"no device '{name}' in the table of hardware{near}")
         return self.devices[name]
 
     def find_instance(self, name: str) -> Instance:
-        """Raises ConfigError with the nearest name if there is none of that one."""
+        """Return the instance `name`. Raises ConfigError with the nearest name if it is missing."""
         if name not in self.instances:
             near = config.suggest_choice(name, self.instances)
             raise ConfigError(f"no instance '{name}' in the table of hardware{near}")
         return self.instances[name]
 
     def find_interconnect(self, name: str) -> HardwareLink:
-        """What joins machines. Raises ConfigError with the nearest name if there is none of it."""
-        fitting = {each: link for each, link in self.links.items() if link.between == "machines"}
+        """Return the link `name` between machines.
+
+        Raises ConfigError with the nearest name if it is missing.
+        """
+        fitting = {key: link for key, link in self.links.items() if link.between == "machines"}
         if name not in fitting:
             near = config.suggest_choice(name, fitting)
             raise ConfigError(f"no interconnect '{name}' in the table of hardware{near}")
         return fitting[name]
 
     def find_price(self, instance: str, market: str) -> Price | None:
-        """Of a machine by the labels of its node; None: not known. No other place knows prices."""
+        """Return the price of a machine by its node's labels, or None if it is unknown."""
         if instance == OWN and instance not in self.instances:
             return Price(0.0, False, None)
         offer = self.instances.get(instance)
@@ -174,18 +179,18 @@ class Hardware(Settings):
         return Price(offer.usd, market == SPOT, offer.as_of)
 
     def count_accelerators(self, instance: str) -> int:
-        """How many it has. Raises ConfigError if there is no instance of that name."""
+        """Return the number of accelerators of `instance`. Raises ConfigError if it is missing."""
         offer = self.find_instance(instance)
         return offer.devices if self.devices[offer.device].accelerator else 0
 
     def find_cheapest(self, device: str) -> str | None:
-        """The instance whose devices of that name cost the least on demand; None without one."""
-        offers = {name: each for name, each in self.instances.items() if each.device == device}
+        """Return the instance with the lowest on-demand price per `device`, or None."""
+        offers = {name: offer for name, offer in self.instances.items() if offer.device == device}
         return min(offers, key=lambda n: offers[n].usd / offers[n].devices, default=None)
 
 
 def load(path: str | None = None) -> Hardware:
-    """The table at `path`; None: the one that comes with trainrig. Raises ConfigError."""
+    """Load the table at `path`, or trainrig's own table if it is None. Raises ConfigError."""
     if path is None:
         text = resources.files("trainrig").joinpath("hardware.toml").read_text()
         path = "hardware.toml"
@@ -195,8 +200,10 @@ def load(path: str | None = None) -> Hardware:
 
 
 def identify_local_device(offers: Hardware) -> str:
-    """The device of `offers` that this machine has: its GPU if the table has one of that name, else
-    a core of its CPU."""
+    """Return the name of this machine's device in the table `offers`.
+
+    This is the GPU if the table has a device of that name, otherwise a core of the CPU.
+    """
     own = _find_gpu_name().lower().replace(" ", "-")
     slow = CPU_WITHOUT_BFLOAT16 in offers.devices and not cpu_has_bfloat16()
     core = CPU_WITHOUT_BFLOAT16 if slow else CPU
@@ -204,7 +211,7 @@ def identify_local_device(offers: Hardware) -> str:
 
 
 def cpu_has_bfloat16() -> bool:
-    """Whether this machine's CPU multiplies bfloat16 in hardware; where nothing tells, as if so."""
+    """Return whether this CPU multiplies bfloat16 in hardware; True if that is unknown."""
     try:
         return bool(_BFLOAT16.search(CPU_INFO.read_text()))
     except OSError:
@@ -212,8 +219,10 @@ def cpu_has_bfloat16() -> bool:
 
 
 def _find_gpu_name() -> str:
-    """The name of this machine's first GPU, or nothing; torch, which would tell as well, takes
-    seconds to import."""
+    """Return the name of this machine's first GPU, or "" if there is none.
+
+    torch could return the name as well, but takes seconds to import.
+    """
     for about in sorted(GPU_INFO.glob("*/information")):
         if model := re.search(r"^Model:\s*(.+)$", about.read_text(), re.MULTILINE):
             return model[1]
@@ -221,24 +230,26 @@ def _find_gpu_name() -> str:
     if tool is None:
         return ""
     command = [tool, "--query-gpu=name", "--format=csv,noheader"]
-    told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    return told.stdout.partition("\n")[0] if told.returncode == 0 else ""
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return result.stdout.partition("\n")[0] if result.returncode == 0 else ""
 
 
 @functools.cache
 def has_triton() -> bool:
-    """Whether GPU kernels of Triton can run here: it comes with CUDA builds of torch, and needs a C
-    compiler and the development files of this Python to start one."""
+    """Return whether this machine can compile GPU kernels with Triton.
+
+    Triton comes with CUDA builds of torch, and needs a C compiler and this Python's header files.
+    """
     if importlib.util.find_spec("triton") is None:
         return False
     header = Path(sysconfig.get_path("include")) / "Python.h"
     compilers = [os.environ["CC"]] if os.environ.get("CC") else C_COMPILERS
-    return header.exists() and any(shutil.which(each) for each in compilers)
+    return header.exists() and any(shutil.which(compiler) for compiler in compilers)
 
 
 @functools.cache
 def runs_kernels(device: "torch.device") -> bool:
-    """Whether `device` is a GPU that Triton makes kernels for here, Ampere or newer."""
+    """Return whether `device` is a GPU of Ampere or newer that Triton can compile kernels for."""
     import torch
 
     if device.type != "cuda" or not has_triton():

@@ -1,11 +1,11 @@
-"""What every job script does: `python jobs/VERB.py RUN.toml [--set a.b=value …]`.
+"""Common part of all job scripts: `python jobs/VERB.py RUN.toml [--set a.b=value …]`.
 
-Exit codes are those of the command line: 0 done, 1 failed, 2 the user's input, 75 ended whole but
-unfinished, 130 after Ctrl-C. One line on stderr says why; what we did not foresee keeps its
+The command line has the same exit codes: 0 done, 1 failed, 2 invalid input, 75 stopped cleanly but
+unfinished, 130 after Ctrl-C. One line on stderr gives the reason; unexpected errors keep their
 traceback.
 
-Who started the process may name a file in TRAINRIG_OUTCOME. Why it ended is then written there: a
-log tells people, this tells programs.
+The environment variable TRAINRIG_OUTCOME may name a file. The reason for the end is then written
+there as JSON, for the program that started the process.
 """
 
 import argparse
@@ -29,11 +29,13 @@ from trainrig.ray_runtime import ray_local
 from trainrig.ray_runtime.start_checks import describe_thread_shortage
 from trainrig.storage.writable import check_folder
 
-OUTCOME = "TRAINRIG_OUTCOME"  # names a local file for {"kind", "message", "exit_code"}
+OUTCOME = (
+    "TRAINRIG_OUTCOME"  # variable that names a local file for {"kind", "message", "exit_code"}
+)
 GOES_ON = "the same command goes on from what was whole"
-NO_THREAD = "can't start new thread"  # as Python says that a limit is reached
+NO_THREAD = "can't start new thread"  # Python's message when the thread limit is reached
 BEGINS_AGAIN = "the same command begins again"
-# The system says no to a path, which is for the user to mend.
+# Errors for which the operating system refuses a path, which the user can fix.
 REFUSED = {
     *(errno.EACCES, errno.EPERM, errno.EROFS),
     *(errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
@@ -43,7 +45,7 @@ REFUSED = {
 def main(
     model: type[Run], stage: Callable[[Run], Manifest], arguments: Sequence[str] | None = None
 ) -> None:
-    """Do `stage` as the run file on the command line says; its counts on stdout, as JSON."""
+    """Run `stage` with the run file on the command line, and print its counts as JSON."""
     parser = argparse.ArgumentParser(description=f"Do what a run file for `{model.verb}` says.")
     parser.add_argument("run_file", metavar="RUN.toml", help="run file of the command")
     parser.add_argument(
@@ -66,10 +68,10 @@ def main(
 
 
 def load(model: type[Run], path: str, changes: Sequence[str]) -> Run:
-    """The run that the file at `path` describes, if its results can be written.
+    """Load the run file at `path`, and check that its output can be written.
 
-    Raises ConfigError. A finished run may lie on a disk that is mounted to be read: it has nothing
-    left to write.
+    Raises ConfigError if the file is invalid or the output cannot be written. The output of a
+    finished run is not checked, and may lie on a read-only disk.
     """
     run = config.load(model, path, changes)
     output = run.output
@@ -79,14 +81,16 @@ def load(model: type[Run], path: str, changes: Sequence[str]) -> Run:
 
 
 def describe_restart(run: RunFile) -> str:
-    """What becomes of `run` if it is stopped and then done again."""
+    """Tell in a message whether the same command resumes `run` after a stop or starts over."""
     return GOES_ON if run.resumes else BEGINS_AGAIN
 
 
 @contextlib.contextmanager
 def if_stopped(said: str) -> Iterator[None]:
-    """Have `said` of the block if a stop signal or Ctrl-C ends it, unless a block in it knows
-    better."""
+    """Attach the message `said` to a stop signal or Ctrl-C that ends the block.
+
+    A message that an inner `if_stopped` has attached is kept.
+    """
     try:
         yield
     except (_Stopped, KeyboardInterrupt) as stopped:
@@ -96,20 +100,20 @@ def if_stopped(said: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exit_codes() -> Iterator[None]:
-    """End the process as the module says when the block raises what trainrig foresees.
+    """Exit with the module's exit codes if the block raises an error that trainrig foresees.
 
-    SIGTERM (a stopped job, a machine taken back) and SIGHUP (a closed terminal) end it as
-    unfinished, and `if_stopped` says what is left of it. A SIGHUP that was ignored stays so.
+    SIGTERM (a stopped job, a preempted machine) and SIGHUP (a closed terminal) end the process as
+    unfinished, with the message of `if_stopped`. A SIGHUP that was ignored stays ignored.
     """
     heeded = list_stop_signals()
     before = {number: signal.getsignal(number) for number in heeded}
     request = StopRequest()
 
     def stop(number: int, frame: object) -> None:
-        if not request.is_repeat(number):  # which would break off the end that is under way
+        if not request.is_repeat(number):  # a repeated signal must not interrupt the shutdown
             raise _Stopped(signal.Signals(number))
 
-    outcome = os.environ.pop(OUTCOME, None)  # not for the processes that this one starts
+    outcome = os.environ.pop(OUTCOME, None)  # removed, so that child processes do not inherit it
     outlive_terminal()
     try:
         for number in heeded:
@@ -119,7 +123,7 @@ def exit_codes() -> Iterator[None]:
     except BaseException as error:
         ending = _describe_ending(error)
         _write_outcome(outcome, error, ending)
-        over = isinstance(error, SystemExit)  # as a command line ends that did all it was asked
+        over = isinstance(error, SystemExit)  # normal end of a command
         if not over and (ending is None or ending[1] == ClusterError.exit_code):
             ray_local.keep_logs()
         if ending is None:
@@ -133,7 +137,7 @@ def exit_codes() -> Iterator[None]:
 
 
 def _describe_ending(error: BaseException) -> tuple[str, int] | None:
-    """The line that is said of `error`, and the exit code; None: it was not foreseen."""
+    """Return the message for `error` and the exit code, or None for an unexpected error."""
     match error:
         case TrainrigError():
             return str(error), error.exit_code
@@ -164,7 +168,7 @@ def _get_restart_note(stopped: BaseException) -> str:
 
 
 def _write_outcome(path: str | None, error: BaseException, ending: tuple[str, int] | None) -> None:
-    if path is None or isinstance(error, SystemExit):  # a wrong command line, or all is well
+    if path is None or isinstance(error, SystemExit):  # wrong usage, or success
         return
     kind: type[BaseException] = type(error)
     if isinstance(error, _Stopped):
@@ -173,13 +177,15 @@ def _write_outcome(path: str | None, error: BaseException, ending: tuple[str, in
         kind = InputError if ending[1] == InputError.exit_code else ClusterError
     message, code = ending or (str(error), 1)
     entry = {"kind": kind.__name__, "message": message, "exit_code": code}
-    with contextlib.suppress(OSError):  # the exit code still tells most of it
+    with contextlib.suppress(OSError):  # the exit code remains as a signal
         Path(path).write_text(json.dumps(entry))
 
 
 class _Stopped(BaseException):
-    """A stop signal, raised wherever the main thread is: no `except Exception` there may swallow
-    it."""
+    """A stop signal, raised in the main thread.
+
+    It is a BaseException, so that no `except Exception` in the main thread swallows it.
+    """
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""What the host knows of tensors that it copied to a device.
+"""Host copies of tensors on a device, to read their values without a synchronisation.
 
-Asking a device for numbers waits until all its queued work is done. Batches come from the host, so
-what was copied can be looked up here instead, by the tensor that the copy gave.
+Reading values from a device waits until all its queued work is done. Batches are copied from the
+host, so their values can be read from the host tensor instead, which is looked up by the copy.
 """
 
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ _copies: "MutableMapping[Tensor, Tensor] | None" = None
 
 
 def remember_copy(on_device: "Tensor", on_host: "Tensor") -> None:
-    """Remember that `on_device` is a copy of `on_host`, as long as the copy lives."""
+    """Remember `on_host` as the source of its copy `on_device`, as long as the copy lives."""
     global _copies
     if _copies is None:
         from torch.utils.weak import WeakIdKeyDictionary
@@ -25,5 +25,5 @@ def remember_copy(on_device: "Tensor", on_host: "Tensor") -> None:
 
 
 def find_on_host(on_device: "Tensor") -> "Tensor | None":
-    """Return what `on_device` was copied from; None if nobody remembered it."""
+    """Return the host tensor that `on_device` was copied from; None if it is unknown."""
     return None if _copies is None else _copies.get(on_device)

@@ -1,11 +1,11 @@
-"""Random numbers as a function of what they are for, not of when or where they are drawn.
+"""Counter-based random numbers, which depend on their key and position, not on draws before them.
 
-Each number has a key (seed, purpose, layer), a global sample where it belongs to one, and a place:
-any slice of them is drawn by itself, with the same bits on any device, by NumPy and by torch alike.
-Nothing keeps a state, so nothing has to be saved or seeded.
+A number is a function of a key (seed, purpose, layer), a position, and for some numbers a global
+sample number. Any slice of numbers can be drawn separately, with the same bits on every device, in
+NumPy and in torch. There is no state to save or to seed.
 
 The generator is SplitMix64 (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number
-generators") as a function of its counter. Keys are hashes of 64 bits, so two streams of 2^30
+generators") as a function of its counter. Keys are hashed to 64 bits, so two streams of 2^30
 numbers overlap with a probability of 2^-33.
 """
 
@@ -27,7 +27,7 @@ else:
 
 
 def _to_signed(word: int) -> int:
-    """The int64 with the bits of `word`: both libraries multiply it modulo 2^64."""
+    """Return the int64 with the bits of `word`, which NumPy and torch multiply modulo 2^64."""
     return word - (1 << 64) if word >> 63 else word
 
 
@@ -38,25 +38,25 @@ _SECOND = _to_signed(0x94D049BB133111EB)
 
 @dataclass(frozen=True)
 class RandomKey:
-    """What numbers are drawn for. Two different keys have nothing to do with each other."""
+    """Key of a stream of random numbers; different keys give independent streams."""
 
     seed: int
-    purpose: str  # as "fresh weights" or "dropout"
-    layer: int | str = ""  # number or name of what they are drawn in; empty: of no layer
+    purpose: str  # a name such as "fresh weights" or "dropout"
+    layer: int | str = ""  # number or name of the layer; empty if there is none
 
     @functools.cached_property
     def stream(self) -> int:
-        """The seed of its numbers, an int64."""
+        """The int64 that seeds the stream, a hash of the key."""
         text = f"{self.seed}\n{self.purpose}\n{self.layer}"
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little", signed=True)
 
 
 def draw_words(key: RandomKey, places: Numbers, samples: Numbers | None = None) -> Numbers:
-    """64 random bits for each of `places`, which are int64 from 0, in an array of int64.
+    """Draw 64 random bits for each of `places`, which are int64 positions from 0, as int64.
 
-    With `samples`, global sample numbers in int64 that broadcast against `places`, each sample has
-    numbers of its own.
+    `samples` are global sample numbers in int64 that broadcast against `places`. With them, each
+    sample has different numbers.
     """
     stream: Any = key.stream
     if samples is not None:
@@ -66,19 +66,21 @@ def draw_words(key: RandomKey, places: Numbers, samples: Numbers | None = None) 
 
 
 def draw_uniforms(key: RandomKey, places: Numbers, samples: Numbers | None = None) -> Numbers:
-    """Numbers of float64 in [0, 1), in steps of 2^-53."""
+    """Draw uniform float64 numbers in [0, 1), in steps of 2^-53; see `draw_words`."""
     return _make_uniforms(draw_words(key, places, samples))
 
 
 def draw_uniforms_of_streams(streams: Numbers, places: Numbers) -> Numbers:
-    """The number of each pair of a stream (`RandomKey.stream`) and a place, as `draw_uniforms`
-    draws it: for many keys at once."""
+    """Draw the uniform number of each pair of a stream and a place, for many keys at once.
+
+    A stream is `RandomKey.stream`. The numbers equal those of `draw_uniforms`.
+    """
     words: Numbers = _scramble_words(streams + (places + 1) * _STEP)
     return _make_uniforms(words)
 
 
 def _make_uniforms(words: Numbers) -> Numbers:
-    """See `draw_uniforms`; `words` are shifted in place."""
+    """Convert random words to uniform numbers in [0, 1); `words` are changed in place."""
     words >>= 11
     words &= (1 << 53) - 1
     drawn: Numbers = _convert_to_float64(words)
@@ -87,9 +89,12 @@ def _make_uniforms(words: Numbers) -> Numbers:
 
 
 def draw_normals(key: RandomKey, places: Numbers, samples: Numbers | None = None) -> Numbers:
-    """Standard normal numbers of float64, by inversion: of +, -, x and / alone, each rounded as
-    IEEE 754 says, so that every library and device computes the same bits."""
-    # Halves of steps of 2^-52: neither 0 nor 1, and alike on both sides of 1/2.
+    """Draw standard normal float64 numbers by inversion; see `draw_words` for the arguments.
+
+    Only +, -, × and / are used, which IEEE 754 rounds exactly, so that every library and device
+    computes the same bits.
+    """
+    # The midpoints of steps of 2^-52 are never 0 or 1, and are symmetric around 1/2.
     middle: Numbers = (
         _convert_to_float64(_shift_right(draw_words(key, places, samples), 12)) + 0.5
     ) * 2.0**-52
@@ -97,9 +102,9 @@ def draw_normals(key: RandomKey, places: Numbers, samples: Numbers | None = None
 
 
 def normal_quantile(p: Numbers) -> Numbers:
-    """The standard normal number below which a share `p` (float64 in (0, 1)) lies.
+    """Compute the quantile of the standard normal distribution at `p`, float64 in (0, 1).
 
-    Wichura 1988, "Algorithm AS 241", its PPND16: about 1 part in 10^16.
+    The method is PPND16 of Wichura 1988, "Algorithm AS 241", accurate to about 1 part in 10^16.
     """
     library: Any = _find_library(p)
     values: Any = p
@@ -119,8 +124,10 @@ def normal_quantile(p: Numbers) -> Numbers:
 
 
 def _scramble_words(words: Any) -> Any:
-    """Each word scrambled, so that every bit of it counts; in place, as dropout draws a word for
-    each activation: one array beside them at a time, whether or not a caller holds on to them."""
+    """Apply SplitMix64's output function to each word, in place.
+
+    Dropout draws a word for each activation, so only one temporary array exists at a time.
+    """
     words ^= _shift_right(words, 30)
     words *= _FIRST
     words ^= _shift_right(words, 27)
@@ -130,7 +137,7 @@ def _scramble_words(words: Any) -> Any:
 
 
 def _shift_right(words: Any, bits: int) -> Any:
-    """`words` shifted right as if they had no sign."""
+    """Shift `words` right as if they were unsigned."""
     shifted = words >> bits
     shifted &= (1 << (64 - bits)) - 1
     return shifted
@@ -146,13 +153,13 @@ def _convert_to_float64(integers: Any) -> Any:
 
 _LOG_2 = 0.6931471805599453
 _ROOT_OF_HALF = 0.7071067811865476
-_ODD_TERMS = tuple(1 / n for n in range(1, 23, 2))  # of atanh; the rest are below 2^-53
+_ODD_TERMS = tuple(1 / n for n in range(1, 23, 2))  # series of atanh; further terms are below 2^-53
 
 
 def _log(x: Any) -> Any:
-    """The natural logarithm: libraries' own differ in the last bit.
+    """Compute the natural logarithm, for which the libraries' functions differ in the last bit.
 
-    x = m 2^e with m within [sqrt(1/2), sqrt(2)), and log m = 2 atanh((m - 1) / (m + 1)).
+    x = m 2^e with m in [sqrt(1/2), sqrt(2)), and log m = 2 atanh((m - 1) / (m + 1)).
     """
     library = _find_library(x)
     m, e = library.frexp(x)
@@ -164,10 +171,12 @@ def _log(x: Any) -> Any:
 
 
 def _compute_root(x: Any) -> Any:
-    """The root of numbers from 2.5 to 750, by Heron's rule: torch's own on the CPU is MKL's, which
-    is wrong in the last bit now and then."""
+    """Compute the square root of numbers from 2.5 to 750 by Heron's method.
+
+    On the CPU, torch uses MKL's square root, which is sometimes wrong in the last bit.
+    """
     found = 1.0 + 0.25 * x
-    for _ in range(8):  # one more than the largest takes
+    for _ in range(8):  # one iteration more than the largest number takes
         found = 0.5 * (found + x / found)
     return found
 
@@ -178,7 +187,10 @@ def _evaluate_ratio(r: Any, coefficients: tuple[tuple[float, ...], tuple[float, 
 
 
 def _evaluate_polynomial(x: Any, coefficients: tuple[float, ...]) -> Any:
-    """By Horner's rule, each product and sum rounded by itself; the constant comes first."""
+    """Evaluate a polynomial by Horner's rule; `coefficients` begin with the constant.
+
+    Each product and sum is rounded separately, without fused multiply-add.
+    """
     found = x * coefficients[-1]
     for coefficient in coefficients[-2:0:-1]:
         found = (found + coefficient) * x

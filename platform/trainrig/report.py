@@ -1,12 +1,12 @@
-"""Report pages: one self-contained HTML file that explains itself.
+"""Report pages, each a self-contained HTML file that needs no other explanation.
 
-Every page is read in one order: the verdict in a sentence, with its warnings beside it; four to
-six figures; the sections, each a finding with its chart and its details; what to do next; where it
-all came from. A `ReportPage` is plain data in that order, and `render_html()` is a pure function of
-it: the same page gives the same bytes.
+Every page has the same order: a verdict of one sentence with its warnings, four to six key figures,
+sections with a finding, a chart and details, the next commands, and the provenance. A `ReportPage`
+is plain data in that order. `render_html()` is a pure function of the data, so the same page gives
+the same bytes.
 
-What a page shows was written by strangers. All text is escaped and its control characters are made
-visible, and the page's own policy forbids scripts and anything fetched.
+The texts on a page are not trusted. All text is escaped and its control characters are made
+visible, and the page's content security policy forbids scripts and requests.
 """
 
 import html
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Literal
 
-# Colours by name. The series are those of Okabe and Ito, told apart by the colour-blind, in the
-# shades that reach a contrast of 3:1 on each paper (WCAG 2.2, criterion 1.4.11; test_report.py).
+# Colours by name. The series use the colours of Okabe and Ito, which the colour-blind distinguish.
+# Their shades have a contrast of 3:1 on each paper (WCAG 2.2, criterion 1.4.11; test_report.py).
 LIGHT = {
     "paper": "#ffffff",
     "panel": "#f5f7f9",
@@ -45,8 +45,8 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 Cell = str | int | float | None
 
-# What would break the markup or turn the reading order around: C0 and C1 controls, marks and
-# overrides of writing direction, lone surrogates, and the two that XML forbids.
+# Characters that would break the markup or reverse the reading order: C0 and C1 controls, marks and
+# overrides of writing direction, lone surrogates, and two characters that XML forbids.
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff"
     "\ufffe\uffff]"
@@ -54,18 +54,18 @@ _INVISIBLE = re.compile(
 
 
 def escape_invisible(text: str) -> str:
-    """`text` with control characters, direction marks and lone surrogates spelt as ⟨U+202E⟩."""
+    """Spell out control characters, direction marks and lone surrogates, such as ⟨U+202E⟩."""
     text = text.replace("\r\n", "\n")
     return _INVISIBLE.sub(lambda found: f"⟨U+{ord(found.group()):04X}⟩", text)
 
 
 def escape(text: str) -> str:
-    """`text` as HTML text or attribute value, whoever wrote it."""
+    """Escape untrusted `text` for use as HTML text or attribute value."""
     return html.escape(escape_invisible(text), quote=True)
 
 
 def format_number(value: int | float) -> str:
-    """An integer in full (`1,234`), a fraction to four significant digits (`0.8123`)."""
+    """Format an integer in full (`1,234`), a float with four significant digits (`0.8123`)."""
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.4g}"
@@ -75,7 +75,7 @@ _SIZES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def format_short(value: float) -> str:
-    """`value` in full below 10,000, else to three significant digits: `52.1 k`, `6.91 M`."""
+    """Format `value` in full below 10,000, else with three significant digits, as `52.1 k`."""
     if abs(value) < 9_999.5:
         return format_number(value)
     # 999,500 rounds to 1 M, not to 1000 k.
@@ -84,12 +84,12 @@ def format_short(value: float) -> str:
 
 
 def format_percent(part: float, whole: float) -> str:
-    """`part` of `whole` to a tenth of a percent: `37.6 %`; `–` of nothing."""
+    """Format the share of `part` in `whole` as `37.6 %`, or as `–` if `whole` is 0."""
     return f"{100 * part / whole:.1f}\u00a0%" if whole else "–"
 
 
 def format_duration(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `4 min 10 s`, `2 h 5 min`."""
+    """Format a duration as `0.4 s`, `12 s`, `4 min 10 s` or `2 h 5 min`."""
     if seconds < 9.95:
         return f"{seconds:.1f}\u00a0s"
     minutes, rest = divmod(round(seconds), 60)
@@ -100,14 +100,14 @@ def format_duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How it ended, in one sentence, with what the reader must know before believing it."""
+    """The result in one sentence, with the warnings that a reader must know."""
 
     sentence: str
     state: Literal["done", "warning", "failed"] = "done"
     warnings: tuple[str, ...] = ()
 
     def render_html(self) -> str:
-        """The block below the page's title."""
+        """Render the block below the page's title."""
         warnings = "".join(f"<li>{escape(warning)}</li>" for warning in self.warnings)
         return (
             f'<div class="verdict {self.state}"><p><span class="state">{self.state}</span> '
@@ -117,7 +117,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class KeyFigure:
-    """One number of the top row. `comparison` says against what it is to be read."""
+    """One number of the top row; `comparison` names the value to compare it with."""
 
     name: str
     value: str
@@ -125,7 +125,7 @@ class KeyFigure:
     comparison: str
 
     def render_html(self) -> str:
-        """One cell of the row."""
+        """Render one cell of the top row."""
         return (
             f'<div class="figure"><dt>{escape(self.name)}</dt><dd><b>{escape(self.value)}</b> '
             f"{escape(self.unit)}<small>{escape(self.comparison)}</small></dd></div>"
@@ -134,7 +134,7 @@ class KeyFigure:
 
 @dataclass(frozen=True)
 class Step:
-    """One stage on the strip from the input to the result; links to the section of its name."""
+    """One stage in the strip from input to result, which links to the section of its name."""
 
     name: str
     value: str
@@ -142,7 +142,7 @@ class Step:
     seconds: float
 
     def render_html(self, sections: set[str]) -> str:
-        """One cell of the strip."""
+        """Render one cell of the strip, with a link if its name is in `sections`."""
         name = escape(self.name)
         title = f'<a href="#{name}">{name}</a>' if self.name in sections else name
         return (
@@ -158,21 +158,21 @@ class Text:
     text: str
 
     def render_html(self) -> str:
-        """The paragraph."""
+        """Render the paragraph."""
         return f"<p>{escape(self.text)}</p>"
 
 
 @dataclass(frozen=True)
 class ReportTable:
-    """Rows under columns; `caption` says what they are and, where some were left out, which."""
+    """A table; `caption` describes the rows, and names the rows that were left out."""
 
     caption: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
 
     def render_html(self) -> str:
-        """The table in a box of its own that scrolls sideways on a narrow screen."""
-        # A column is set to the right when its first value is a number.
+        """Render the table in a box that scrolls sideways on a narrow screen."""
+        # A column is right-aligned if its first value is a number.
         right = [not isinstance(cell, str) for cell in self.rows[0]] if self.rows else []
         right += [False] * (len(self.columns) - len(right))
         head = "".join(
@@ -198,8 +198,8 @@ def _render_cell(value: Cell) -> str:
 class Chart:
     """A finding and the drawing that shows it.
 
-    `svg` is markup, as of `trainrig.figures.draw`; `label` says the drawing in words for those who
-    do not see it; `caption` names n and the smoothing; `table` holds the drawn numbers.
+    `svg` is markup, as `trainrig.figures.draw` returns it. `label` describes the drawing for screen
+    readers. `caption` names the sample size and the smoothing. `table` holds the drawn numbers.
     """
 
     title: str
@@ -209,7 +209,7 @@ class Chart:
     table: ReportTable
 
     def render_html(self) -> str:
-        """Title, drawing, caption, and the numbers folded below."""
+        """Render title, drawing, caption, and a folded table of the numbers."""
         return (
             f'<figure><h3>{escape(self.title)}</h3><div class="drawing" role="img" '
             f'aria-label="{escape(self.label)}">{self.svg}</div>'
@@ -220,9 +220,9 @@ class Chart:
 
 @dataclass(frozen=True)
 class TextSample:
-    """A text as it is, under `label`; `note` says what happened to it.
+    """A verbatim text under the heading `label`; `note` says what happened to the text.
 
-    `marks` are spans of the text to be seen at once, in order, none in another.
+    `marks` are spans of the text to highlight, in order and without overlap.
     """
 
     label: str
@@ -231,7 +231,7 @@ class TextSample:
     marks: tuple[tuple[int, int], ...] = ()
 
     def render_html(self) -> str:
-        """The text in a box, its line breaks kept, its direction found from its letters."""
+        """Render the text in a box, with its line breaks and an automatic writing direction."""
         note = f"<small>{escape(self.note)}</small>" if self.note else ""
         return (
             f'<div class="sample"><span class="name">{escape(self.label)}</span>{note}'
@@ -239,9 +239,11 @@ class TextSample:
         )
 
     def _mark_text(self) -> str:
-        pieces, at = [], 0
+        pieces = []
+        at = 0
         for start, end in self.marks:
-            between, marked = self.text[at:start], self.text[start:end]
+            between = self.text[at:start]
+            marked = self.text[start:end]
             pieces.append(f"{escape(between)}<mark>{escape(marked)}</mark>")
             at = end
         return "".join([*pieces, escape(self.text[at:])])
@@ -249,13 +251,13 @@ class TextSample:
 
 @dataclass(frozen=True)
 class SampleGroup:
-    """Samples that are read against each other: side by side where there is room."""
+    """Samples to compare with each other, shown side by side where the width allows."""
 
     samples: tuple[TextSample, ...]
-    headed: bool = False  # the first is what the others are about, and stands above them
+    headed: bool = False  # True: the other samples refer to the first, which is above them
 
     def render_html(self) -> str:
-        """The samples in one row, or in as many as they need."""
+        """Render the samples in one row, or in several rows if the width requires it."""
         kind = "group headed" if self.headed else "group"
         return (
             f'<div class="{kind}">{"".join(sample.render_html() for sample in self.samples)}</div>'
@@ -264,13 +266,13 @@ class SampleGroup:
 
 @dataclass(frozen=True)
 class Details:
-    """What only some readers want, folded under one line."""
+    """Details that are folded under one line."""
 
     summary: str
     blocks: "tuple[Block, ...]"
 
     def render_html(self) -> str:
-        """The fold."""
+        """Render the foldable block."""
         inside = "".join(block.render_html() for block in self.blocks)
         return f"<details><summary>{escape(self.summary)}</summary>{inside}</details>"
 
@@ -280,33 +282,33 @@ Block = Text | ReportTable | Chart | TextSample | SampleGroup | Details
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page. `name` is its anchor: lower-case letters and dashes."""
+    """A part of the page; `name` is its anchor, of lower-case letters and dashes."""
 
     name: str
     title: str
     blocks: tuple[Block, ...]
 
     def render_html(self) -> str:
-        """The heading and the blocks."""
+        """Render the heading and the blocks."""
         inside = "".join(block.render_html() for block in self.blocks)
         return f'<section id="{escape(self.name)}"><h2>{escape(self.title)}</h2>{inside}</section>'
 
 
 @dataclass(frozen=True)
 class PageCommand:
-    """A line for the reader's terminal, and what it does."""
+    """A command for the reader to run, and its purpose."""
 
     line: str
     purpose: str
 
     def render_html(self) -> str:
-        """The purpose, and the line, which one click selects."""
+        """Render the purpose, and the command, which one click selects."""
         return f"<li>{escape(self.purpose)}<pre><code>{escape(self.line)}</code></pre></li>"
 
 
 @dataclass(frozen=True)
 class ReportPage:
-    """A whole report. `provenance` maps headings to names and values (inputs, versions, hashes)."""
+    """A whole report; `provenance` maps headings to names and values (inputs, versions, hashes)."""
 
     title: str
     verdict: Verdict
@@ -324,7 +326,7 @@ class ReportPage:
             raise ValueError(f"two sections have one name: {', '.join(names)}")
 
     def render_html(self) -> str:
-        """The page as a file's text. Write it as UTF-8."""
+        """Render the page as the text of an HTML file, to be written as UTF-8."""
         title = escape(self.title)
         return (
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

@@ -1,7 +1,7 @@
-"""What is generated from the models of run files: their schemas, and `docs/run-files.md`.
+"""Generator of the run files' JSON schemas, `docs/run-files.md` and `docs/metrics.md`.
 
-`python -m trainrig.run_file_pages [REPOSITORY]` writes them anew; a test fails while they differ
-from what it would write.
+`python -m trainrig.run_file_pages [REPOSITORY]` writes all of them. A test fails if a file differs
+from the generated text.
 """
 
 import json
@@ -16,7 +16,7 @@ from trainrig.quickstart.path import PageMaking
 from trainrig.train.run import metrics
 from trainrig.verbs import VERBS
 
-SCHEMAS = "jobs/configs/schema"  # beside the configs, whose first line names one
+SCHEMAS = "jobs/configs/schema"  # near the configs, whose first line names a schema
 PAGE = "docs/run-files.md"
 METRICS_PAGE = "docs/metrics.md"
 
@@ -49,12 +49,12 @@ them.
 
 
 def load_models() -> dict[str, type[RunFile]]:
-    """The model of each run file, by the command that it is for; `pages` is the quickstart's."""
+    """Return the model of each run file by its command; `pages` belongs to the quickstart."""
     return {**{verb: VERBS[verb].load_model() for verb in VERBS}, PageMaking.verb: PageMaking}
 
 
 def generate_files() -> dict[str, str]:
-    """The text of each generated file, by its path in the repository."""
+    """Return the text of each generated file by its path in the repository."""
     schemas = {verb: build_json_schema(model) for verb, model in load_models().items()}
     files = {
         f"{SCHEMAS}/{verb}.json": f"{json.dumps(schema, indent=1, ensure_ascii=False)}\n"
@@ -64,16 +64,19 @@ def generate_files() -> dict[str, str]:
 
 
 def build_metrics_page() -> str:
-    """The page of all figures that a run logs."""
+    """Return the Markdown page of all metrics that a run logs."""
     rows = [
-        f"| `{each.name}` | {each.unit} | {each.source} | {each.meaning} |"
-        for each in metrics.TABLE
+        f"| `{metric.name}` | {metric.unit} | {metric.source} | {metric.meaning} |"
+        for metric in metrics.TABLE
     ]
     return "\n".join([_METRICS_HEAD, *rows]) + "\n"
 
 
 def build_page(schemas: Mapping[str, Mapping[str, Any]]) -> str:
-    """The page of all keys: a section for each command, and each table at its first use."""
+    """Return the Markdown page of all keys, with a section for each command.
+
+    A table that several commands share is shown at its first use only.
+    """
     lines = [_HEAD]
     lines += [
         f"- [{verb}](#run-file-of-{verb}): {_extract_summary(schema)}"
@@ -99,24 +102,27 @@ def build_page(schemas: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _list_chosen(schema: Any) -> Iterator[str]:
-    """Names of the tables that a `kind` chooses."""
+    """Yield the names of the tables that a `kind` selects."""
     if isinstance(schema, Mapping):
         for ref in schema.get("discriminator", {}).get("mapping", {}).values():
             yield ref.rpartition("/")[2]
     inner = schema.values() if isinstance(schema, Mapping) else schema
-    for each in inner:
-        if isinstance(each, Mapping | list):
-            yield from _list_chosen(each)
+    for value in inner:
+        if isinstance(value, Mapping | list):
+            yield from _list_chosen(value)
 
 
 def _extract_summary(table: Mapping[str, Any]) -> str:
-    """The first paragraph of a model's docstring."""
+    """Return the first paragraph of a model's docstring."""
     first = str(table.get("description", "")).partition("\n\n")[0]
     return _escape_markdown(" ".join(first.split()))
 
 
 def _format_keys(table: Mapping[str, Any], chosen: bool = False) -> Iterator[str]:
-    """The table of its keys. `chosen`: out of several, by its `kind`."""
+    """Yield the Markdown lines that list the keys of `table`.
+
+    `chosen` says that the table is selected by its `kind`, which is then a required key.
+    """
     yield "| key | type | default | description |"
     yield "|---|---|---|---|"
     required = {*table.get("required", ()), *({"kind"} if chosen else ())}
@@ -132,20 +138,20 @@ def _format_keys(table: Mapping[str, Any], chosen: bool = False) -> Iterator[str
 
 
 def _describe_type(key: Mapping[str, Any]) -> str:
-    """What may be written, in the words of TOML."""
+    """Describe the values that a key accepts, in TOML's terms."""
     if "$ref" in key:
         title = _format_title(key["$ref"].rpartition("/")[2])
         return f"[{title}](#{title.lower().replace('.', '').replace(' ', '-')})"
     for several in ("anyOf", "oneOf"):
         if several in key:
-            types = [_describe_type(each) for each in key[several] if each.get("type") != "null"]
+            types = [_describe_type(kind) for kind in key[several] if kind.get("type") != "null"]
             return " or ".join(dict.fromkeys(types))
     if "const" in key:
         return f"`{format_toml_value(key['const'])}`"
     if "enum" in key:
-        return " or ".join(f"`{format_toml_value(each)}`" for each in key["enum"])
+        return " or ".join(f"`{format_toml_value(value)}`" for value in key["enum"])
     if "prefixItems" in key:
-        return f"\\[{', '.join(_describe_type(each) for each in key['prefixItems'])}\\]"
+        return f"\\[{', '.join(_describe_type(item) for item in key['prefixItems'])}\\]"
     if key.get("type") == "array":
         return f"array of {_describe_type(key.get('items', {}))}"
     if key.get("type") == "object":
@@ -168,29 +174,29 @@ def _describe_default(key: Mapping[str, Any]) -> str:
     if isinstance(value, Mapping):
         return f"`{value['kind']}`" if "kind" in value else ("its own" if value else "empty")
     if isinstance(value, list) and value and isinstance(value[0], Mapping):
-        return ", ".join(f"`{each.get('kind') or _format_inline(each)}`" for each in value)
+        return ", ".join(f"`{table.get('kind') or _format_inline(table)}`" for table in value)
     return f"`{_escape_markdown(format_toml_value(value))}`"
 
 
 def _format_inline(table: Mapping[str, Any]) -> str:
-    """A table of a list in one line, but for the keys that are absent."""
+    """Format a table as an inline table of TOML, without its absent keys."""
     given = {name: format_toml_value(value) for name, value in table.items() if value is not None}
     return f"{{ {', '.join(f'{name} = {value}' for name, value in given.items())} }}"
 
 
 def _format_title(name: str) -> str:
-    """A table's name; one that two modules have is told apart by its module."""
+    """Return the title of a table, with its module if another module has the same name."""
     module, found, last = name.rpartition("__")
     return f"{last} in {module.removeprefix('trainrig__').replace('__', '.')}" if found else name
 
 
 def _escape_markdown(text: str) -> str:
-    """So that Markdown shows the text as it is, within a table."""
+    """Escape text for a cell of a Markdown table."""
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
 def main() -> None:
-    """Write all that is generated."""
+    """Write all generated files."""
     root = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
     for name, text in generate_files().items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)

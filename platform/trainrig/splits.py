@@ -1,7 +1,7 @@
-"""Work cut into splits, each of which leaves a record when its outputs are whole.
+"""Stages divided into splits, each of which writes a record once its outputs are complete.
 
-A split's outputs are named by the split, so they do not depend on who made them, when, or beside
-how many others; a killed stage resumes by doing the splits that have left no record.
+The outputs of a split are named after the split, so they do not depend on the worker, the time or
+the number of workers. A killed stage resumes with the splits that have no record.
 """
 
 import json
@@ -17,53 +17,53 @@ from trainrig.manifest import Below, FileSum
 
 @dataclass(frozen=True)
 class Split:
-    """A piece of a stage's work. `task` holds plain JSON values, so it travels anywhere."""
+    """A part of a stage's work; `task` holds plain JSON values, to be sent to any worker."""
 
     name: str
     task: Mapping[str, Any]
 
 
 class SplitRecord(BaseModel):
-    """What a finished split left: counts for the manifest, and its files' sums."""
+    """Record of a finished split: counts for the manifest, and sizes and hashes of its files."""
 
     model_config = ConfigDict(frozen=True)
 
     name: str
     counts: dict[str, Any]
-    files: dict[Below, FileSum]  # in the stage's folder
+    files: dict[Below, FileSum]  # files by their path in the stage's folder
 
 
 Task = Mapping[str, Any]
 Done = tuple[dict[str, Any], dict[str, FileSum]]
-"""What a split's task came to: counts, and the sums of the files that it wrote."""
+"""Result of a split's task: counts, and sizes and hashes of the files that it wrote."""
 Work = Callable[[Task], Done]
-"""Does one split's task."""
+"""Function that performs the task of one split."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One pass over all splits of a stage. `records` is the folder of the records."""
+    """One pass over all splits of a stage; `records` is the folder of the records."""
 
     records: str
-    make_work: Callable[[], Work]  # called once in each worker: loads models, opens tables
+    make_work: Callable[[], Work]  # called once in each worker, to load models and open tables
 
     def record_path(self, split: Split) -> str:
-        """Where the split's record lies once it is whole."""
+        """Return the location of the record of `split`."""
         return storage.join(self.records, f"{split.name}.json")
 
     def find_unfinished(self, splits: Sequence[Split]) -> list[Split]:
-        """The splits that have left no record."""
+        """Return the splits that have no record yet."""
         done = set(storage.list_files(self.records, ".json"))
         return [split for split in splits if self.record_path(split) not in done]
 
     def do(self, work: Work, split: Split) -> None:
-        """Do one split and leave its record, in that order."""
+        """Perform the task of one split, then write its record."""
         counts, files = work(split.task)
         record = SplitRecord(name=split.name, counts=counts, files=files)
         storage.write(self.record_path(split), record.model_dump_json().encode())
 
     def read_results(self, splits: Sequence[Split]) -> list[SplitRecord]:
-        """The records of all splits, in their order."""
+        """Read the records of `splits`, in the same order."""
         return [
             SplitRecord.model_validate_json(storage.read(self.record_path(split)))
             for split in splits
@@ -71,7 +71,7 @@ class Phase:
 
 
 def sum_counts(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Numbers added up key by key, nested tables likewise; keys sorted, so the order is fixed."""
+    """Sum the numbers of all tables key by key, nested tables too, and sort the keys."""
     sums: dict[str, Any] = {}
     for table in counts:
         for key, value in table.items():

@@ -1,6 +1,7 @@
-"""What a person sees while stages run: one live panel on a terminal, plain lines elsewhere.
+"""Progress display of running stages: a live panel on a terminal, plain lines elsewhere.
 
-All of it goes to stderr. Only the driver prints; training is followed by reading its metrics.
+Everything is printed to stderr, by the driver only. The progress of training is read from its
+metrics.
 """
 
 import contextlib
@@ -34,26 +35,26 @@ from trainrig.storage import s3_retries
 from trainrig.train.run.progress import ProgressFollower
 from trainrig.train.run.progress import TrainingProgress as RunProgress
 
-LINE_SECONDS = 30.0  # off a terminal: a line at least this often,
-LINES = 10  # and at every tenth of the way
+LINE_SECONDS = 30.0  # without a terminal, a line is printed at least this often
+LINES = 10  # without a terminal, a line is also printed at every tenth of the splits or steps
 FOLLOW_SECONDS = 1.0
-BAR = 16  # characters, beside a note as long as that of training
+BAR = 16  # width in characters, which leaves room for the long note of training
 
-ROWS = 20  # of what runs side by side that are shown
+ROWS = 20  # maximum number of concurrent trials that are shown
 
 Advance = Callable[[int, int], None]
 Trials = Callable[[int, int, Sequence[Mapping[str, str]]], None]
 
 
 class Terminal:
-    """The driver's voice."""
+    """Display of the driver's messages and progress on stderr."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
         self.live = self.console.is_terminal and not os.environ.get("CI")
 
     def listen(self) -> None:
-        """Show what trainrig's own loggers say, between the lines of the panel."""
+        """Print the messages of trainrig's loggers, above the live panel if there is one."""
         handler: logging.Handler = logging.StreamHandler(self.console.file)
         handler.setFormatter(logging.Formatter("trainrig: %(message)s"))
         if self.live:
@@ -64,11 +65,11 @@ class Terminal:
         logger.propagate = False
 
     def say(self, text: str) -> None:
-        """One line."""
+        """Print one line."""
         self.console.print(text, markup=False)
 
     def print_table(self, rows: Mapping[str, str]) -> None:
-        """Two columns: what, and how much."""
+        """Print a table of two columns, names and values."""
         grid = Table.grid(padding=(0, 2))
         for name, value in rows.items():
             grid.add_row(Text(name), Text(value, overflow="fold"))
@@ -76,13 +77,13 @@ class Terminal:
 
     @contextlib.contextmanager
     def only_results_on_stdout(self) -> Iterator[None]:
-        """While the block runs, what anyone prints goes to stderr: Ray prints its messages."""
+        """Redirect standard output to stderr in the block, because Ray prints messages there."""
         with contextlib.redirect_stdout(_Talk(self)):
             yield
 
     @contextlib.contextmanager
     def stage(self, title: str, unit: str) -> Iterator[Advance]:
-        """Show how far a stage is; the block is given a function to call with (done, all)."""
+        """Show the progress of a stage; yield a function to call with (done, all)."""
         if not self.live:
             yield _Lines(self, title, unit).advance
             return
@@ -103,8 +104,11 @@ class Terminal:
 
     @contextlib.contextmanager
     def show_trials(self, title: str) -> Iterator[Trials]:
-        """Show what runs side by side; the block is given a function to call with (done, all,
-        a row of texts by column for each)."""
+        """Show the trials that run concurrently.
+
+        Yields a function to call with the number of trials that are done, the number of all trials,
+        and a row of texts by column for each running trial.
+        """
         if not self.live:
             lines = _Lines(self, title, "runs")
             yield lambda done, of, rows: lines.advance(done, of, f"runs, {len(rows)} under way")
@@ -116,7 +120,7 @@ class Terminal:
 
     @contextlib.contextmanager
     def show_training(self, title: str, folder: str, steps: int) -> Iterator[None]:
-        """Show the run in `folder` while the block trains it."""
+        """Show the progress of the run in `folder` while the block trains it."""
         with self._show_panel(title, steps) as advance:
             stop = threading.Event()
             follower = ProgressFollower(folder, steps)
@@ -133,11 +137,12 @@ class Terminal:
 
     @contextlib.contextmanager
     def _show_panel(self, title: str, steps: int) -> Iterator[Any]:
-        """One line, whose note says how long the rest takes: it knows of restarts."""
+        """Show one line, whose note estimates the remaining time with restarts included."""
         if not self.live:
             yield _Lines(self, title, "steps").advance
             return
-        name, rest = Column(no_wrap=True, min_width=len(title)), Column(no_wrap=True)
+        name = Column(no_wrap=True, min_width=len(title))
+        rest = Column(no_wrap=True)
         columns = (
             SpinnerColumn(),
             TextColumn("{task.description}", table_column=name),
@@ -161,7 +166,7 @@ def _build_table(title: str, done: int, of: int, rows: Sequence[Mapping[str, str
 
 
 class _Talk(io.TextIOBase):
-    """Lines that others print, shown among our own; but for those that we say better ourselves."""
+    """Standard output that prints lines of other code on the terminal, except known messages."""
 
     KNOWN = "A worker died or was killed while executing a task"
 
@@ -179,11 +184,15 @@ class _Talk(io.TextIOBase):
 
 
 class _Lines:
-    """Progress as lines, few of them."""
+    """Progress display by a small number of plain lines."""
 
     def __init__(self, terminal: Terminal, title: str, unit: str) -> None:
-        self._terminal, self._title, self._unit = terminal, title, unit
-        self._said_at, self._said_part, self._said = float("-inf"), -1, -1
+        self._terminal = terminal
+        self._title = title
+        self._unit = unit
+        self._said_at = float("-inf")
+        self._said_part = -1
+        self._said = -1
 
     def advance(self, done: int, of: int, note: str = "") -> None:
         part = LINES * done // of if of else 0
@@ -192,7 +201,9 @@ class _Lines:
             return
         if done == self._said:
             return
-        self._said_at, self._said_part, self._said = now, part, done
+        self._said_at = now
+        self._said_part = part
+        self._said = done
         self._terminal.say(f"{self._title}: {done} of {of} {note or self._unit}")
 
 
@@ -203,9 +214,10 @@ def _follow(
     steps: int,
     stop: threading.Event,
 ) -> None:
-    """Look at the run until told to stop; a last time after that.
+    """Show the progress of the run until `stop` is set, and once more after that.
 
-    What an earlier call left (`before`) is not shown as if it went on: this one may do nothing.
+    `before` is the progress that an earlier call left. It is not shown, because this call may have
+    nothing to do.
     """
     while True:
         last_look = stop.wait(FOLLOW_SECONDS)
@@ -217,15 +229,17 @@ def _follow(
 
 
 def _look(follower: ProgressFollower) -> RunProgress | None:
-    """How far the run is; None while its storage refuses: who trains there says so, and the next
-    look is near."""
+    """Read the progress of the run; return None if the storage fails.
+
+    The training process reports such errors, and the next read follows soon.
+    """
     with contextlib.suppress(OSError, ClusterError), s3_retries.briefly():
         return follower.look()
     return None
 
 
 def show(terminal: Terminal, run: RunFile, stage: Callable[..., Manifest]) -> Manifest:
-    """Do `stage` as `run` says, showing how far it is; then say what came out, in one line."""
+    """Run `stage` with `run` and show its progress; then print its counts in one line."""
     match run.progress:
         case "steps":
             with terminal.show_training(run.verb, run.output, run.total_steps() or 0):
@@ -249,6 +263,6 @@ def _format_counts(counts: Mapping[str, Any]) -> str:
             words.append(f"{name} {value:,.4g}")
         elif isinstance(value, int):
             words.append(f"{name} {value:,}")
-        elif name == "refused" and (rows := sum(value.values())):  # by reason
+        elif name == "refused" and (rows := sum(value.values())):  # counts by reason
             words.append(f"refused {rows:,} {'row' if rows == 1 else 'rows'}: see quarantine/")
     return ", ".join(words)

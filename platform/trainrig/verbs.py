@@ -1,8 +1,8 @@
-"""The verbs that take a run file: one entry for each is all that a new one needs beside its file.
+"""Registry of the verbs that take a run file; a new verb needs only an entry here and its module.
 
-An entry holds what `trainrig --help` prints, so that nothing else is imported for it. The rest of a
-verb's contract is said by the model of its run file, which is imported when the verb is used:
-inputs, outputs and caches by the marks of its fields, the rest as `config.RunFile` lists it.
+An entry holds the texts of `trainrig --help`, so that printing the help imports no other module.
+The run-file model, which is imported when the verb is used, describes the rest. The marks of its
+fields tell inputs, outputs and caches apart, and `config.RunFile` lists its class variables.
 """
 
 import importlib
@@ -16,31 +16,31 @@ from trainrig.manifest import Manifest
 
 @dataclass(frozen=True)
 class Verb:
-    """Where a verb's function and run file are, by name, and how the list of commands shows it.
+    """Names of a verb's function and run-file model, and its entry in the list of commands.
 
-    Importing takes time, and what the function needs (torch, pyarrow) seconds. So the model is in a
-    module that does without.
+    The imports of the function (torch, pyarrow) take seconds. The model is therefore in a module
+    that does not need them.
     """
 
     function: str  # MODULE:NAME
     model: str  # MODULE:NAME
-    section: Literal["data", "models", "scaling"]  # of `trainrig --help`
+    section: Literal["data", "models", "scaling"]  # section of `trainrig --help`
     summary: str  # one sentence
-    example: str = "quickstart"  # folder of jobs/configs that has a run file of it
+    example: str = "quickstart"  # folder of jobs/configs with a run file of the verb
 
     def load_function(self) -> Callable[..., Manifest]:
-        """The function that does it."""
+        """Import and return the function that performs the verb."""
         function: Callable[..., Manifest] = load_named(self.function)
         return function
 
     def load_model(self) -> type[RunFile]:
-        """The model of its run file."""
+        """Import and return the model of the verb's run file."""
         model: type[RunFile] = load_named(self.model)
         return model
 
 
 def load_named(place: str) -> Any:
-    """What MODULE:NAME names."""
+    """Import and return the object that `place`, as MODULE:NAME, names."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
 

@@ -1,7 +1,7 @@
-"""What the shell offers at TAB: run files, devices, instances, verbs.
+"""Shell completion of run files, devices, instances and verbs.
 
-Each function gets the word so far and gives what it may become. None fails: whoever presses TAB is
-not to read a traceback on the way. Nothing slow is imported, and no network is asked.
+Each function takes the incomplete word and returns its completions. No function raises, because a
+user who presses TAB should not see a traceback. Slow imports and network requests are avoided.
 """
 
 from collections.abc import Callable, Collection
@@ -11,14 +11,15 @@ import typer
 
 
 def run_files(incomplete: str) -> list[str]:
-    """TOML files, and folders on the way to one."""
+    """Complete the path of a TOML file; folders are offered too."""
     return complete_files(incomplete, (".toml",))
 
 
 def complete_files(incomplete: str, suffixes: Collection[str]) -> list[str]:
-    """Files that end in one of `suffixes`, and folders.
+    """Complete the path of a file with one of `suffixes`; folders are offered too.
 
-    A folder that is the only choice is entered: a shell would put a blank behind it.
+    A folder that is the only choice is replaced by its entries, because a shell would append a
+    space to a single choice.
     """
     found = _list_entries(incomplete, suffixes)
     while len(found) == 1 and found[0].endswith("/"):
@@ -42,24 +43,24 @@ def _list_entries(incomplete: str, suffixes: Collection[str]) -> list[str]:
 
 
 def complete_verbs(incomplete: str) -> list[str]:
-    """Verbs that take a run file."""
+    """Complete the name of a verb that takes a run file."""
     from trainrig.verbs import VERBS
 
     return [verb for verb in VERBS if verb.startswith(incomplete)]
 
 
 def complete_devices(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Devices of the table of hardware, or of the one that `--hardware` names."""
+    """Complete the name of a device in the hardware table, or in the table of `--hardware`."""
     return _complete_from_table(ctx, "devices", incomplete)
 
 
 def complete_instances(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Machines of the table of hardware, or of the one that `--hardware` names."""
+    """Complete the name of an instance in the hardware table, or in the table of `--hardware`."""
     return _complete_from_table(ctx, "instances", incomplete)
 
 
 def complete_interconnects(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Links of the table of hardware, or of the one that `--hardware` names."""
+    """Complete the name of a link in the hardware table, or in the table of `--hardware`."""
     return _complete_from_table(ctx, "links", incomplete)
 
 
@@ -75,7 +76,7 @@ def _complete_from_table(ctx: typer.Context, part: str, incomplete: str) -> list
 
 
 def make_word_completion(*choices: str) -> Callable[[str], list[str]]:
-    """A completion by `choices`, which stand in order."""
+    """Return a completion function that offers `choices` in the given order."""
 
     def complete(incomplete: str) -> list[str]:
         return [choice for choice in choices if choice.startswith(incomplete)]

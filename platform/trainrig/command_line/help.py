@@ -1,7 +1,7 @@
-"""How the commands describe themselves: grouped, with whole sentences, and each with an example.
+"""Help pages of the commands: grouped by section, in whole sentences, each with an example.
 
-A command is added by `command(app, SECTION, "trainrig …")`. Its docstring's first paragraph is the
-summary that the list of commands shows, uncut; the example must be one that can be copied.
+A command is added by `command(app, SECTION, "trainrig …")`. The list of commands shows the first
+sentence of its docstring without shortening it. The example must work when it is copied.
 """
 
 import re
@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-# Sections of `trainrig --help`, in the order in which they are shown: that of the data path.
+# Sections of `trainrig --help` in the order of the data path, in which the page shows them.
 START = "Start here"
 DATA = "Data: pages to token shards"
 MODELS = "Training, evaluation and use of models"
 SCALING = "Scaling laws"
 CLUSTERS = "Runs on clusters"
 SECTIONS = (START, DATA, MODELS, SCALING, CLUSTERS)
-# Those that verbs with a run file are in.
+# Sections of the verbs that take a run file, by the section name of the verb.
 SECTION_OF = {"data": DATA, "models": MODELS, "scaling": SCALING}
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
@@ -33,9 +33,10 @@ def command(
     name: str | None = None,
     passes_on: bool = False,
 ) -> Callable[[Function], Function]:
-    """Add a function to `app` as a command of `section`, with `examples` below its help.
+    """Return a decorator that adds a function to `app` as a command of `section`.
 
-    One that `passes_on` takes options that it does not know, for another program.
+    The help page ends with `examples`. With `passes_on`, the command accepts unknown options, which
+    it passes on to another program.
     """
     unknown = {"allow_extra_args": True, "ignore_unknown_options": True} if passes_on else {}
     return app.command(
@@ -48,10 +49,10 @@ def command(
 
 
 class HelpCommand(TyperCommand):
-    """A command whose help names arguments without Python's types, and ends with examples."""
+    """A command whose help page shows arguments without Python types and ends with examples."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """`[OPTIONS] RUN.toml`: options first, then the arguments by name."""
+        """Return the parts of the usage line, such as `[OPTIONS]` and `RUN.toml`."""
         pieces = ["[OPTIONS]"]
         for param in self.get_params(ctx):
             if param.param_type_name == "argument":
@@ -59,7 +60,7 @@ class HelpCommand(TyperCommand):
         return pieces
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Arguments and options, each with its help."""
+        """Write the lists of arguments and options with their help texts."""
         rows: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
         for param in self.get_params(ctx):
             if record := param.get_help_record(ctx):
@@ -72,7 +73,7 @@ class HelpCommand(TyperCommand):
                     formatter.write_dl(rows[kind])
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """The examples, each on one line however narrow the terminal: they are to be copied."""
+        """Write each example on one line, however narrow the terminal, so that it can be copied."""
         if self.epilog:
             examples = self.epilog.splitlines()
             with formatter.section("Example" if len(examples) == 1 else "Examples"):
@@ -81,10 +82,10 @@ class HelpCommand(TyperCommand):
 
 
 class HelpGroup(TyperGroup):
-    """Commands under the titles of their sections, with whole summaries."""
+    """A command group whose help page lists commands by section, with unshortened summaries."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """A list for each section; SECTIONS first, in their order."""
+        """Write a list of commands for each section, SECTIONS first and in their order."""
         sections: dict[str, list[tuple[str, str]]] = {section: [] for section in SECTIONS}
         for name in self.list_commands(ctx):
             found = self.get_command(ctx, name)
@@ -99,7 +100,7 @@ class HelpGroup(TyperGroup):
 
 
 def extract_summary(text: str) -> str:
-    """The first sentence of a help text, whole."""
+    """Return the first sentence of a help text."""
     first = " ".join(text.strip().partition("\n\n")[0].split())
     return re.split(r"(?<=[.!?])\s", first, maxsplit=1)[0]
 

@@ -1,4 +1,4 @@
-"""Options and arguments that several commands take, each described once."""
+"""Command-line options and arguments that several commands share."""
 
 from typing import Annotated
 

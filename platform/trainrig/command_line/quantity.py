@@ -1,6 +1,4 @@
-"""Parses quantities as people write them: `1e9`, `1.3B`, `300M`, `2T`. `1e9`, `1.3B`, `300M`,
-`2T`.
-"""
+"""Parsing of quantities such as `1e9`, `1.3B`, `300M` or `2T`."""
 
 import math
 import re
@@ -13,7 +11,7 @@ _WRITTEN = re.compile(r"([-+]?[\d_,.]+(?:e[-+]?\d+)?)\s*([kmbgt]?)", re.IGNORECA
 
 
 def parse_quantity(text: str) -> float:
-    """The number that `text` writes. Raises ConfigError for none, or one that is not finite."""
+    """Parse a number such as `1e9` or `1.3B`. Raises ConfigError if it is invalid or infinite."""
     found = _WRITTEN.fullmatch(str(text).strip())
     try:
         value = float(re.sub("[,_]", "", found[1])) * _SCALES[found[2].lower()] if found else None
@@ -25,7 +23,7 @@ def parse_quantity(text: str) -> float:
 
 
 def make_quantity_parser(option: str) -> Callable[[str], float]:
-    """A parser of the values of `option`, whose errors name it."""
+    """Return a parser for the values of `option`, whose errors name the option."""
 
     def number(text: str) -> float:
         try:

@@ -1,8 +1,9 @@
-"""Run files: TOML, differences only, read into frozen pydantic models.
+"""Loading of run files: TOML that is validated by frozen pydantic models.
 
-A model is the whole truth about its part: every default stands in it, beside its unit and its
-source. A choice is a union whose members carry a `kind`; that union is the registry. The loader
-adds what pydantic does not know: the file, the line, the path of the key, the nearest name.
+A run file holds only the keys that differ from their defaults. Each model documents its table:
+every default is written there, with its unit and source. A choice is a union whose members have a
+`kind` field; the union is the registry. The loader adds to pydantic's errors the file, the line,
+the path of the key and the nearest valid name.
 """
 
 import copy
@@ -36,13 +37,13 @@ ProgressUnit = Literal["steps", "splits", "trials", "none"]
 
 
 class Settings(BaseModel):
-    """One part of a run file: frozen, strict about types, closed to unknown keys.
+    """Base model of a run file's tables: frozen, strict about types, closed to unknown keys.
 
-    Annotate a field with `NOT_IDENTITY` (`workers: Annotated[int, NOT_IDENTITY] = 2`) when the
-    result does not depend on it: paths, whose contents are fingerprinted instead, and numbers of
-    workers. A path that is written is marked `OUTPUT` instead, or `CACHE`. With `EXTENDABLE` when
-    it speaks of what is still to come: a run that is not finished may go on under another value, if
-    its stage finds that nothing done so far depends on the change.
+    Annotate a field with `NOT_IDENTITY` (`workers: Annotated[int, NOT_IDENTITY] = 2`) if the result
+    does not depend on its value. Such fields are paths, whose contents are fingerprinted instead,
+    and numbers of workers. Mark a path that the run writes as `OUTPUT` or `CACHE` instead. Annotate
+    a field with `EXTENDABLE` if an unfinished run may resume with another value, provided that its
+    stage finds that nothing done so far depends on the change.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -61,37 +62,39 @@ class Settings(BaseModel):
 
 
 class RunFile(Settings):
-    """A whole run file, and with it the contract of the verb that takes it: all that the command
-    line, `check`, `submit` and the followers of a run know of the verb.
+    """Base model of a whole run file, and description of the verb that takes the file.
 
-    `stage` names the verb, so `check` needs to be told nothing. Each run file has one `output`,
-    marked OUTPUT; its other paths are inputs, outputs or caches by their marks.
+    The class variables are all that the command line, `check`, `submit` and the monitors of a run
+    know about the verb. `stage` names the verb, so `check` needs no further argument. Each run file
+    has one `output`, marked OUTPUT. The marks on its other paths say whether they are inputs,
+    outputs or caches.
     """
 
-    stage: str  # the command that this file is for; another one refuses it
-    if TYPE_CHECKING:  # each says in its own words what lies there
+    stage: str  # the command that this file is for; any other command refuses the file
+    if TYPE_CHECKING:  # each subclass declares and documents its `output`
         output: str
     verb: ClassVar[str]
-    resumes: ClassVar[bool] = False  # goes on with what a stopped one left; else it begins again
-    trains: ClassVar[bool] = False  # its output is a run folder, with steps and checkpoints
-    # Whether a finished output may be extended, by fields marked EXTENDABLE.
+    resumes: ClassVar[bool] = False  # True if the verb resumes a stopped run; False: it starts over
+    trains: ClassVar[bool] = False  # True if the output is a run folder with steps and checkpoints
+    # True if a finished output may be extended by fields marked EXTENDABLE.
     extends_finished: ClassVar[bool] = False
-    # What its function tells while it runs: steps are followed in the run folder, the others told
-    # through its keyword `progress` (splits) or `show` (trials).
+    # Unit in which the verb reports progress. Steps are read from the run folder, splits are
+    # reported through the verb's keyword `progress`, trials through its keyword `show`.
     progress: ClassVar[ProgressUnit] = "none"
-    # MODULE:NAME of a function of the run and a DeviceChoice, for facts before it starts; empty:
-    # none are known. It imports what it needs when it is called, and no torch.
+    # MODULE:NAME of a function that takes the run and a DeviceChoice, and returns facts known
+    # before the start. Empty if there is none. The function imports lazily, and never torch.
     estimate: ClassVar[str] = ""
-    estimates_cost: ClassVar[bool] = False  # those facts have what it takes, before inputs are read
-    # Of what the verb writes: count up where the same run file and inputs give other bytes.
+    # True if the facts include the cost of the run, computed without reading inputs.
+    estimates_cost: ClassVar[bool] = False
+    # Version of the verb's output: increase it when the same run file and inputs give other bytes.
     output_format: ClassVar[int] = 1
 
     def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
-        """What it needs of a cluster; here nothing: all is done beside its supervisor."""
+        """Return the cluster resources of the run: none by default, all work runs in the driver."""
         return ResourceRequest.on_cores(0)
 
     def total_steps(self) -> int | None:
-        """Updates to make in all; None: it has no steps."""
+        """Return the total number of optimizer steps, or None if the verb has no steps."""
         return None
 
 
@@ -100,7 +103,7 @@ Run = TypeVar("Run", bound=RunFile)
 
 
 def suggest_choice(name: str, choices: Sequence[str] | Mapping[str, Any]) -> str:
-    """`; did you mean 'x'?` for the nearest of `choices`, or the choices when none is near."""
+    """Return `; did you mean 'x'?` for the nearest of `choices`, or list them if none is near."""
     names = list(choices)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if near:
@@ -109,9 +112,9 @@ def suggest_choice(name: str, choices: Sequence[str] | Mapping[str, Any]) -> str
 
 
 def load(model: type[Run], path: str, overrides: Sequence[str] = ()) -> Run:
-    """The run that the TOML file at `path` describes, changed by `overrides` (`"a.b=value"`).
+    """Load the run file at `path`, and apply `overrides` of the form `"a.b=value"` in order.
 
-    Raises ConfigError, one line, for whatever cannot work.
+    Raises ConfigError with a message of one line if the file or an override is invalid.
     """
     text = read_text(path)
     data = parse(text, path)
@@ -145,7 +148,7 @@ def _explain_changed(
     path: str,
     text: str,
 ) -> str:
-    """What is wrong in the end: with the last change that it came with, or with the file."""
+    """Describe the error after all overrides, blaming the override that caused it, or the file."""
 
     def first_fault(count: int) -> tuple[Any, str] | None:
         try:
@@ -162,13 +165,13 @@ def _explain_changed(
 
 
 def _find_fault(error: ValidationError) -> tuple[Any, str]:
-    """Where the first thing is that is wrong, and what it is."""
+    """Return the location and the message of the first validation error."""
     first = error.errors()[0]
     return first["loc"], first["msg"]
 
 
 def read_text(path: str, what: str = "run file") -> str:
-    """The text of a run file, or of `what` else is TOML. Raises ConfigError if there is none."""
+    """Read the text of a TOML file, which messages call `what`. Raises ConfigError."""
     try:
         return utf8.decode(storage.read(path))
     except FileNotFoundError:
@@ -182,7 +185,7 @@ def read_text(path: str, what: str = "run file") -> str:
 
 
 def parse(text: str, path: str) -> dict[str, Any]:
-    """The TOML tables of `text`. Raises ConfigError naming `path` and the line."""
+    """Parse `text` as TOML. Raises ConfigError that names `path` and the line."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -190,7 +193,7 @@ def parse(text: str, path: str) -> dict[str, Any]:
 
 
 def build(model: type[Model], data: Mapping[str, Any], path: str, text: str = "") -> Model:
-    """A `model` from TOML tables. Raises ConfigError for the first thing wrong with them."""
+    """Build a `model` from TOML tables. Raises ConfigError for the first invalid key."""
     try:
         return _validate(model, data)
     except ValidationError as error:
@@ -202,7 +205,7 @@ def _validate(model: type[Model], data: Mapping[str, Any]) -> Model:
 
 
 def _freeze(value: Any) -> Any:
-    """TOML's arrays as tuples: frozen models hold no lists, and strict ones take none for them."""
+    """Convert TOML arrays to tuples, because strict models accept no list for a tuple field."""
     if isinstance(value, Mapping):
         return {key: _freeze(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -210,7 +213,7 @@ def _freeze(value: Any) -> Any:
     return value
 
 
-# What pydantic calls by Python's names, in TOML's.
+# Messages in TOML's terms for pydantic errors that speak of Python types.
 _IN_TOML = {
     "model_type": "should be a table",
     "model_attributes_type": "should be a table",
@@ -265,7 +268,7 @@ def _shorten_value(value: Any) -> str:
 
 
 def _drop_tags(location: Location, data: Any) -> Location:
-    """pydantic puts a union's chosen `kind` into the path; a run file has no such key."""
+    """Drop the `kind` of a union, which pydantic adds to the location, but no run file has."""
     kept: list[str | int] = []
     for part in location:
         if isinstance(data, Mapping) and part not in data and data.get("kind") == part:
@@ -279,11 +282,11 @@ def _drop_tags(location: Location, data: Any) -> Location:
 
 
 def extract_identity(settings: Settings, extendable: bool = True) -> dict[str, Any]:
-    """What of `settings` the result depends on: all but the fields marked NOT_IDENTITY (or
-    OUTPUT, or CACHE), as plain JSON.
+    """Return the fields of `settings` that the result depends on, as plain JSON.
 
-    Without `extendable`, also without those marked EXTENDABLE: what cannot change while a run goes
-    on.
+    These are all fields that are not marked NOT_IDENTITY, OUTPUT, CACHE or SHIPPED. If `extendable`
+    is false, fields marked EXTENDABLE are left out too, and only fields remain that must not change
+    before the run is finished.
     """
     left_out = NotIdentity if extendable else (NotIdentity, Extendable)
     return {

@@ -1,4 +1,4 @@
-"""Makes the paths of a run file absolute, so that they mean the same from any directory."""
+"""Conversion of a run file's paths to absolute ones, which mean the same in any directory."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -11,7 +11,7 @@ Run = TypeVar("Run", bound=Settings)
 
 
 def with_absolute_paths(run: Run) -> Run:
-    """`run`, in which no path depends on the folder that it is read in."""
+    """Return a copy of `run` with all paths absolute, in its inner tables too."""
     changed: dict[str, Any] = {}
     for name, value in list_fields(run):
         if name in find_path_fields(run):
@@ -26,12 +26,12 @@ def with_absolute_paths(run: Run) -> Run:
 
 
 def list_fields(settings: Settings) -> list[tuple[str, Any]]:
-    """Name and value of each of its fields."""
+    """Return the name and value of each field of `settings`."""
     return [(name, getattr(settings, name)) for name in type(settings).model_fields]
 
 
 def find_path_fields(settings: Settings) -> set[str]:
-    """The names of its fields that hold paths."""
+    """Return the names of the fields of `settings` that hold paths."""
     return {
         name
         for name, field in type(settings).model_fields.items()

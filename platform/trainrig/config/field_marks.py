@@ -1,6 +1,4 @@
-"""Marks on the fields of run files: not part of the fingerprint, extendable, the role of a path,
-and what a table without a `kind` is.
-"""
+"""Annotations for fields of run files: not in the fingerprint, extendable, path role, `kind`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,9 +9,9 @@ from pydantic import BeforeValidator
 
 @dataclass(frozen=True)
 class NotIdentity:
-    """Marks a field that says where or on how much, not what: no part of a run's identity.
+    """Mark on a field that a run's result does not depend on, such as a path or worker count.
 
-    A field of text marked so is a path, and an input unless OUTPUT or CACHE says otherwise.
+    A text field with this mark is a path. The path is an input, unless the mark is OUTPUT or CACHE.
     """
 
     name: str = "NOT_IDENTITY"
@@ -24,7 +22,7 @@ class NotIdentity:
 
 @dataclass(frozen=True)
 class Extendable:
-    """Marks a field that may be changed while its run is not finished."""
+    """Mark on a field that may be changed while its run is not finished."""
 
     def __repr__(self) -> str:
         return "EXTENDABLE"
@@ -32,15 +30,18 @@ class Extendable:
 
 NOT_IDENTITY = NotIdentity()
 OUTPUT = NotIdentity("OUTPUT")  # a folder that the run writes
-CACHE = NotIdentity("CACHE")  # a folder of this machine's own, made where it is missing
+CACHE = NotIdentity("CACHE")  # a folder on the local machine, made where it is missing
 EXTENDABLE = Extendable()
 SHIPPED = NotIdentity("SHIPPED")  # a file that `submit` copies to where the cluster reads it
 
 
 @dataclass(frozen=True)
 class FitsSeveral:
-    """Marks a union whose tables may leave `kind` out: by its schema, one may fit several members,
-    and not, as pydantic has it, exactly one."""
+    """Mark on a union whose tables may leave `kind` out.
+
+    The JSON schema of the union then uses `anyOf`, as a table may match several members, in place
+    of pydantic's `oneOf`.
+    """
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> Any:
         made = dict(handler(schema))
@@ -50,7 +51,7 @@ class FitsSeveral:
 
 
 def assume_kind(kind: str) -> BeforeValidator:
-    """For a union whose tables may leave `kind` out: such a table is of this one."""
+    """Return a validator of a union that sets `kind` in tables that leave `kind` out."""
 
     def settle(given: Any) -> Any:
         if isinstance(given, Mapping) and "kind" not in given:

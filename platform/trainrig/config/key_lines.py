@@ -1,4 +1,4 @@
-"""Finds the line of a run file that holds a key."""
+"""Search for the line of a run file that holds a key."""
 
 import re
 
@@ -9,7 +9,11 @@ _KEY = re.compile(r"^\s*([A-Za-z0-9_.\-\"']+)\s*=")
 
 
 def find_line(text: str, location: Location) -> int | None:
-    """The line of `text` (from 1) that holds the key at `location`, or its table, or None."""
+    """Find the line of `text`, counted from 1, that holds the key at `location`.
+
+    Returns the line of the innermost table that contains the key if the key itself is not written,
+    and None if no such table is written either.
+    """
     wanted = _convert_to_names(location)
     counts: dict[str, int] = {}
     table: list[str] = []
@@ -46,5 +50,5 @@ def _parse_header(header: re.Match[str], counts: dict[str, int]) -> list[str]:
 
 
 def format_location(location: Location) -> str:
-    """`("filters", 0, "min_words")` as `filters[0].min_words`."""
+    """Format the location `("filters", 0, "min_words")` as `filters[0].min_words`."""
     return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location).lstrip(".")

@@ -1,15 +1,19 @@
-"""Finds where in a run file a misplaced key belongs."""
+"""Search for the tables of a run file that a misplaced key belongs to."""
 
 from collections.abc import Iterator
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
-NAMED = 3  # places at most
+NAMED = 3  # maximum number of places that a message names
 
 
 def describe_places(model: type[BaseModel], key: str) -> str:
-    """`; it belongs under [a.b]`, with all places in `model` that have `key`; empty without one."""
+    """Return `; it belongs under [a.b]`, naming the tables of `model` that have `key`.
+
+    At most NAMED tables are named, and the others are counted. The text is empty if no table has
+    the key.
+    """
     found = sorted(
         set(_find_places(model, key, "", ())), key=lambda place: (place.count("."), place)
     )
@@ -22,7 +26,10 @@ def describe_places(model: type[BaseModel], key: str) -> str:
 def _find_places(
     model: type[BaseModel], key: str, at: str, above: tuple[type[BaseModel], ...]
 ) -> Iterator[str]:
-    """`above` are the models on the way, so that one that holds itself is looked at once."""
+    """Yield the places of `key` in `model` and its inner models.
+
+    `above` are the enclosing models, so that a model that contains itself is visited only once.
+    """
     if key in model.model_fields:
         yield f"under {at}" if at else "at the top level"
     for name, field in model.model_fields.items():
@@ -33,10 +40,10 @@ def _find_places(
 
 
 def _iterate_models(annotation: Any, form: str = "[{}]") -> Iterator[tuple[type[BaseModel], str]]:
-    """The models in a field's type, and how the header of their table is written."""
+    """Yield each model in a field's type, with the TOML form of its table's header."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation, form
         return
     form = {tuple: "[[{}]]", dict: "[{}.NAME]"}.get(get_origin(annotation), form)
-    for each in get_args(annotation):
-        yield from _iterate_models(each, form)
+    for argument in get_args(annotation):
+        yield from _iterate_models(argument, form)

@@ -1,4 +1,4 @@
-"""Changes keys of a run file by `a.b=value`, as `--set` gives them."""
+"""Changes of single run-file keys by `a.b=value`, the values of `--set`."""
 
 import tomllib
 from typing import Any
@@ -7,7 +7,10 @@ from trainrig.errors import ConfigError
 
 
 def set_key(data: dict[str, Any], override: str) -> None:
-    """Apply one `a.b=value` to TOML tables in place. A bare word that is no TOML is a string."""
+    """Apply one `a.b=value` to TOML tables in place. Raises ConfigError.
+
+    A value that is not valid TOML, such as a bare word, is taken as a string.
+    """
     dotted, equals, raw = override.partition("=")
     keys = [key.strip() for key in dotted.split(".")]
     if not equals or not all(keys):
@@ -27,7 +30,9 @@ def _parse_toml_or_word(raw: str) -> Any:
         parsed = tomllib.loads(f"value = {raw}")
     except tomllib.TOMLDecodeError:
         return raw
-    return parsed["value"] if len(parsed) == 1 else raw  # more: a second line set another key
+    return (
+        parsed["value"] if len(parsed) == 1 else raw
+    )  # a second key means that `raw` had another line
 
 
 def _step_into(table: Any, key: str, where: str) -> Any:

@@ -1,35 +1,35 @@
-"""The resources of a cluster that a run requires."""
+"""Cluster resources that a run requires."""
 
 from dataclasses import dataclass
 from typing import Self
 
-CPU_POOL = "cpu"  # the value of the label of nodes for stages that need no accelerator
+CPU_POOL = "cpu"  # value of the pool label on nodes for stages that need no accelerator
 
 
 @dataclass(frozen=True)
 class ResourceRequest:
-    """Places for workers, each of `cpus` and `gpus` on one node; `least` of them at a time."""
+    """A request for `least` to `most` workers, each with `cpus` and `gpus` on one node."""
 
     least: int
     most: int
-    cpus: float = 1.0  # of each
-    gpus: float = 0.0  # of each
-    key: str = "workers"  # of the run file, which asks for them
-    pool: str = ""  # where nodes have this label; empty: anywhere
+    cpus: float = 1.0  # CPU cores per worker
+    gpus: float = 0.0  # GPUs per worker
+    key: str = "workers"  # the run-file key that sets the number of workers
+    pool: str = ""  # value of the pool label on the nodes; empty allows any node
 
     @classmethod
     def on_cores(cls, workers: int | tuple[int, int]) -> Self:
-        """Workers that need no accelerator; 0: all work is done beside the supervisor."""
+        """Return a request for workers without GPUs; with 0 workers, all work is in the driver."""
         return cls(*_convert_to_range(workers), pool=CPU_POOL)
 
     @classmethod
     def on_devices(cls, workers: int | tuple[int, int], there_are_gpus: bool) -> Self:
-        """Workers of which each takes a GPU where there are any."""
+        """Return a request for workers that take one GPU each, or none if there are no GPUs."""
         return cls(*_convert_to_range(workers), gpus=1.0 if there_are_gpus else 0.0)
 
     @property
     def each(self) -> dict[str, float]:
-        """What one worker takes of a node."""
+        """The Ray resources that one worker takes, such as `{"CPU": 1, "GPU": 1}`."""
         return {name: n for name, n in (("CPU", self.cpus), ("GPU", self.gpus)) if n}
 
     def __str__(self) -> str:

@@ -1,8 +1,8 @@
-"""JSON schemas of run files, with what stands beside each field in its source as its description.
+"""JSON schemas of run files, whose descriptions are the comments beside the fields.
 
-The comment at the end of a field's line, or the lines of comment right above it, say what a field
-is: whoever reads the code and whoever writes a run file read the same words. They are read only
-when a schema is asked for; a model is as quick to import as without them.
+The comment at the end of a field's line, or the comment lines right above it, document the field.
+Readers of the code and authors of run files read the same words. The comments are parsed only when
+a schema is built, so they do not slow down imports.
 """
 
 import ast
@@ -17,50 +17,51 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from trainrig.config import RunFile, Settings
 
-FOR_CHECKERS = re.compile(r"# (type: ignore|noqa)")  # says nothing of a field
+FOR_CHECKERS = re.compile(r"# (type: ignore|noqa)")  # these comments document no field
 
 
 def build_json_schema(model: type[RunFile]) -> dict[str, Any]:
-    """The JSON schema of `model`, each key with its description."""
+    """Build the JSON schema of `model`, with a description for each documented key."""
     made = model.model_json_schema(schema_generator=_Described)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
 
 
 def collect_descriptions(model: type[Settings]) -> dict[str, str]:
-    """What is said of each field of `model`, or of the base that it is inherited from.
+    """Return the description of each documented field of `model`, inherited fields included.
 
-    `kind`, which chooses the table, is described by the table's own docstring.
+    The description of `kind`, which selects the table, is taken from the docstring of the model.
     """
-    told: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if issubclass(base, Settings) and base is not Settings:
-            told |= _read_comments(base)
+            texts |= _read_comments(base)
     if "kind" in model.model_fields:
-        told["kind"] = f'Choose this table by `kind = "{model.model_fields["kind"].default}"`: ' + (
-            _extract_first_sentence(inspect.getdoc(model) or "")
+        texts["kind"] = (
+            f'Choose this table by `kind = "{model.model_fields["kind"].default}"`: '
+            + (_extract_first_sentence(inspect.getdoc(model) or ""))
         )
-    return {name: told[name] for name in model.model_fields if name in told}
+    return {name: texts[name] for name in model.model_fields if name in texts}
 
 
 class _Described(GenerateJsonSchema):
-    """pydantic's schemas, with `description` for each property."""
+    """Generator of pydantic's JSON schemas that adds `description` to each property."""
 
     def model_schema(self, schema: Any) -> dict[str, Any]:
         made = super().model_schema(schema)
-        told = collect_descriptions(schema["cls"])
+        descriptions = collect_descriptions(schema["cls"])
         for name, key in made.get("properties", {}).items():
-            if name in told:
-                key["description"] = told[name]
+            if name in descriptions:
+                key["description"] = descriptions[name]
         return made
 
 
 def _read_comments(model: type[Settings]) -> dict[str, str]:
-    """The comments above each field that `model` itself declares, and at the end of its lines."""
+    """Read the comments above and at the end of each field that `model` itself declares."""
     source = textwrap.dedent(inspect.getsource(model))
     (definition,) = ast.parse(source).body
     assert isinstance(definition, ast.ClassDef)
     at_line: dict[int, str] = {}  # line -> comment
-    alone: set[int] = set()  # lines that hold nothing else
+    alone: set[int] = set()  # lines that hold only a comment
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT and not FOR_CHECKERS.match(token.string):
             at_line[token.start[0]] = token.string.lstrip("#").strip()
@@ -79,7 +80,7 @@ def _read_comments(model: type[Settings]) -> dict[str, str]:
 
 
 def _format_sentence(comment: str) -> str:
-    """A comment as a sentence, in the words of TOML: a file has no None, True or False."""
+    """Format a comment as a sentence, replacing None, True and False by TOML's terms."""
     text = re.sub(r"\bNone(?=[:,;. ])", "absent", comment)
     text = re.sub(r"\b(True|False)\b", lambda word: word[0].lower(), text)
     text = text if text[:2].isupper() or "`" in text[:1] else text[:1].upper() + text[1:]

@@ -1,4 +1,4 @@
-"""Writes models as TOML."""
+"""Conversion of pydantic models to TOML text."""
 
 import json
 import math
@@ -10,9 +10,9 @@ from pydantic import BaseModel
 
 
 def to_toml(settings: BaseModel) -> str:
-    """`settings` with every default written out; `# default` marks what nobody set.
+    """Convert `settings` to TOML with every default written out and marked `# default`.
 
-    `load` of the result gives an equal model. None stands for an absent key.
+    `load` of the result gives an equal model. A key whose value is None is left out.
     """
     return "\n".join(_format_table_lines(settings, (), False)).lstrip("\n") + "\n"
 
@@ -20,7 +20,10 @@ def to_toml(settings: BaseModel) -> str:
 def _format_table_lines(
     table: BaseModel | Mapping[str, Any], path: tuple[str, ...], default: bool
 ) -> list[str]:
-    """The lines below `table`'s header. `default`: nobody set the table that it is in."""
+    """Return the lines below the header of `table`.
+
+    `default` says that the enclosing table was not set, so that all values here are defaults.
+    """
     if isinstance(table, BaseModel):
         items = {name: getattr(table, name) for name in type(table).model_fields}
         defaults = set(items) - (set() if default else table.model_fields_set)
@@ -49,7 +52,7 @@ def _format_key(name: str) -> str:
 
 
 def format_toml_value(value: Any) -> str:
-    """One value as TOML writes it."""
+    """Format one value in TOML's syntax. Raises TypeError for a type that TOML lacks."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
@@ -66,5 +69,5 @@ def format_toml_value(value: Any) -> str:
 
 
 def _format_string(text: str) -> str:
-    # JSON's escapes are TOML's, but for DEL, which TOML wants escaped as well.
+    # JSON and TOML use the same escapes, except that TOML also escapes DEL.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,8 +1,8 @@
-"""The contract of a stage: it reads folders, writes one folder, and its manifest last.
+"""Claims and manifests of stages: a stage reads folders and writes one folder, its manifest last.
 
-`stage.json` claims the folder for one fingerprint (what is to be made, from what); `manifest.json`
-says that it was made, and with which bytes. So: written = finished; the same command again does
-nothing; another run is refused; a killed run goes on under its own claim.
+`stage.json` claims the folder for one fingerprint of run file and inputs. `manifest.json` marks the
+stage as finished and lists the hashes of its files. Once the manifest is written, the same command
+does nothing. A different run is refused, and a killed run resumes under its own claim.
 """
 
 from trainrig.manifest.differences import describe_difference, describe_table_difference

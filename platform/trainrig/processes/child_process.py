@@ -1,4 +1,4 @@
-"""A child process as its supervisor sees it: start, listen, ask to stop, kill."""
+"""A supervised child process: start it, read its output, ask it to stop, kill it."""
 
 import contextlib
 import os
@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from typing import IO
 
-READ = 64 * 2**10  # bytes of output taken at a time
-LAST_OUTPUT_SECONDS = 5.0  # for what is still in the pipe once the child has ended
+READ = 64 * 2**10  # bytes of output read at a time
+LAST_OUTPUT_SECONDS = 5.0  # time limit for reading the rest of the pipe once the child has ended
 
 
 class Child:
-    """`command`, in a process group of its own that does not outlive this process.
+    """A child process `command` in a new process group that does not outlive this process.
 
-    What it prints goes to `hear` as it comes, out and err together, in a thread of its own.
+    A separate thread passes its output, standard output and error together, to `hear` as it comes.
     """
 
     def __init__(
@@ -48,32 +48,36 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the group that it runs in."""
+        """Number of the child's process group, which is the process id of its guard."""
         return self._guard.pid
 
     def poll_group(self) -> int | None:
-        """The exit code once it has ended, and none of its group is left; negative: a signal.
+        """Return the exit code once the child has ended, or None while it runs.
 
-        All that it printed has been heard then.
+        When the child has ended, the rest of its group is killed, and all output has been passed
+        to `hear`. A negative code is the number of the signal that killed the child.
         """
         if self._guard.returncode is not None:
             return self._guard.returncode
         waiting = os.WEXITED | os.WNOHANG | os.WNOWAIT
         if os.waitid(os.P_PID, self._guard.pid, waiting) is None:
             return None
-        self.kill()  # the group's number is its own as long as its leader has not been waited for
+        self.kill()  # the group's number cannot be reused before its leader has been waited for
         code = self._guard.wait()
-        self._listener.join(LAST_OUTPUT_SECONDS)  # longer: a process of another group holds it
+        self._listener.join(LAST_OUTPUT_SECONDS)  # a process of another group may hold the pipe
         os.close(self._pipe)
         return code
 
     def ask(self) -> None:
-        """Ask it to end whole: SIGTERM, to its leader alone."""
-        with contextlib.suppress(BrokenPipeError):  # just ended
+        """Send SIGTERM to the child alone, not to its group, so that it ends cleanly."""
+        with contextlib.suppress(BrokenPipeError):  # the child has just ended
             os.write(self._pipe, b"T")
 
     def kill(self) -> None:
-        """SIGKILL to the whole group, unless it has ended: its number may be another's by then."""
+        """Send SIGKILL to the whole group, unless the child has been waited for.
+
+        Afterwards another process group may have its number.
+        """
         if self._guard.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):

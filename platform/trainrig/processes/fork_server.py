@@ -1,12 +1,12 @@
-"""Forks processes from one that has already imported everything.
+"""Client of the fork server, a process that has imported everything and forks new processes.
 
-Importing torch and what stands on it takes some seconds of CPU time, and a run whose worker died
-would wait for them again. One process on each node has done it already and outlives the workers:
-asked for a rank, it forks. Nothing in it may start a thread or touch a GPU, which a fork would not
-survive; importing does neither.
+Importing torch and the libraries on top of it takes some seconds of CPU time, which a run whose
+worker died would pay again. One server process on each node imports once, outlives the workers, and
+forks a process for each new rank. Nothing in the server may start a thread or touch a GPU, which
+would break in a fork; imports do neither.
 
-Knows no Ray. The server, started as a module, ends with whoever started it, and a forked process
-with whoever asked for it and with the server: nobody is left behind, however they die.
+This module does not depend on Ray. The server ends when the process that started it ends. A forked
+process ends when its requester or the server ends, so no process is left behind, however they die.
 """
 
 import contextlib
@@ -28,33 +28,33 @@ from trainrig.processes import forking
 from trainrig.processes.peer import read_peer
 from trainrig.processes.process_identity import Process
 
-PREFIX = "trainrig-fork-"  # of the servers' addresses
-# Names without files, which go with the server however it dies; other systems have folders alone.
+PREFIX = "trainrig-fork-"  # prefix of the servers' addresses
+# Linux has abstract socket names without files, which vanish with the server however it dies.
 ABSTRACT = sys.platform == "linux"
-IMPORTED = 120.0  # s that a server may take to import everything; on a busy machine it takes ten
-MEMORY_RAN_OUT = "memory ran out"  # in how a process ended of which that is known
+IMPORTED = 120.0  # time limit of a server's imports, in s; on a busy machine they take ten
+MEMORY_RAN_OUT = "memory ran out"  # part of the description of a process killed by the OOM killer
 VMSTAT = Path("/proc/vmstat")
 BACKLOG = 4096  # connections that wait while the server imports
-CROWDED = 0.05  # s until a client tries again whom so many strangers left no room
+CROWDED = 0.05  # s before a client tries again to connect when the server's queue is full
 
 
 class ProcessDied(Exception):
-    """A forked process ended without having said that it would."""
+    """A forked process ended without announcing its end."""
 
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where a fork server is, and what it is asked with."""
+    """Address of a fork server, and the secret token that requests must show."""
 
-    socket: str  # a name of the kernel's begins with @; else a path
+    socket: str  # an abstract socket name if it begins with @, else a path
     token: str = field(repr=False)
 
 
 class ForkServer:
-    """Starts the server of this machine, and again when it has died."""
+    """The fork server of this machine, which is started again when it has died."""
 
     def __init__(self, *modules: str) -> None:
-        """`modules`: those to import in advance."""
+        """Start a server that imports `modules` in advance."""
         self._modules = modules
         self._server: subprocess.Popen[bytes] | None = None
         self._address = ServerAddress("", "")
@@ -62,12 +62,12 @@ class ForkServer:
         self.get_address()
 
     def ran_out_of_memory(self) -> bool:
-        """Whether the kernel of this machine had to end a process since this was last asked."""
+        """Return whether the kernel's OOM killer ended a process since the last call."""
         before, self._oom_kills = self._oom_kills, count_oom_kills()
         return self._oom_kills > before
 
     def get_address(self) -> ServerAddress:
-        """Where a `ForkedProcess` is to be had."""
+        """Return the address of the server, starting the server again if it is gone."""
         dead = self._server is None or self._server.poll() is not None
         name = self._address.socket
         if dead or not (_is_abstract(name) or Path(name).exists()):
@@ -82,23 +82,24 @@ class ForkServer:
             name = f"@{PREFIX}{secrets.token_hex(16)}"
         else:
             _sweep()
-            folder = tempfile.mkdtemp(prefix=PREFIX)  # its owner's alone: what is asked for is run
+            # Only this user may enter the folder, because the server runs whatever is requested.
+            folder = tempfile.mkdtemp(prefix=PREFIX)
             name = str(Path(folder, "fork"))
         self._address = ServerAddress(name, token)
-        # Bound here, so that one can ask at once; the answer comes when all is imported.
+        # The socket is bound here, so that clients can connect before the imports are done.
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(_to_socket_name(name))
             listener.listen(BACKLOG)
             number = listener.fileno()
             self._server = subprocess.Popen(
                 [sys.executable, "-m", forking.__name__, str(number), folder, *self._modules],
-                stdin=subprocess.PIPE,  # for the token, and no more: its end is ours
+                stdin=subprocess.PIPE,  # carries the token; its end tells the server to end
                 pass_fds=[number],
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
         assert self._server.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has died, as whoever asks is going to hear
-            # Command lines are for every user to read, and environments for every child.
+        with contextlib.suppress(BrokenPipeError):  # the server has died, which requests report
+            # Every user can read command lines, and every child inherits the environment.
             self._server.stdin.write(token.encode())
             self._server.stdin.flush()
 
@@ -108,12 +109,12 @@ def _is_abstract(address: str) -> bool:
 
 
 def _to_socket_name(address: str) -> str:
-    """What the kernel knows `address` by."""
+    """Convert `address` to the name that the socket functions take."""
     return f"\0{address[1:]}" if _is_abstract(address) else address
 
 
 def _sweep() -> None:
-    """Remove what servers that were killed have left."""
+    """Remove the socket folders of servers that were killed."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/fork"):
         with socket.socket(socket.AF_UNIX) as probe:
             try:
@@ -121,17 +122,17 @@ def _sweep() -> None:
             except ConnectionRefusedError:
                 shutil.rmtree(path.parent, ignore_errors=True)
             except OSError:
-                continue  # another user's, or gone
+                continue  # the socket is another user's, or gone
 
 
 class ForkedProcess:
     """A process forked for this one, which it does not outlive."""
 
     def __init__(self, address: ServerAddress, function: str, first: Any) -> None:
-        """Call `function`, "package.module:name", there with its end of a channel.
+        """Fork a process that calls `function` ("package.module:name") with its end of a channel.
 
-        It has this process's environment, working directory, search path and output; the first
-        that its channel gives is `first`. Raises ProcessDied if the server is gone.
+        The process gets this process's environment, working directory, search path and output. The
+        first message in its channel is `first`. Raises ProcessDied if the server is gone.
         """
         self._oom_kills = count_oom_kills()
         self._channel, its_end = Pipe()
@@ -140,7 +141,7 @@ class ForkedProcess:
         try:
             _connect(self._control, address.socket)
             self._lines = self._control.makefile("r")
-            with its_end:  # not closed before it has arrived
+            with its_end:  # closed here only after the server has received a copy
                 asked = [address.token.encode()]
                 socket.send_fds(self._control, asked, [its_end.fileno(), 1, 2])
                 answer = self._lines.readline()
@@ -156,19 +157,19 @@ class ForkedProcess:
             raise ProcessDied(f"its fork server is gone: {error}") from None
 
     def send(self, what: Any) -> None:
-        """Put `what` into the channel."""
-        with contextlib.suppress(BrokenPipeError):  # `receive` is going to say so
+        """Send `what` to the process; if the process is dead, `receive` reports that."""
+        with contextlib.suppress(BrokenPipeError):  # `receive` reports the death
             self._channel.send(what)
 
     def receive(self) -> Any:
-        """The next that the process says. Raises ProcessDied if it can say nothing more."""
+        """Wait for the next message of the process. Raises ProcessDied if the process is dead."""
         if self._channel in wait([self._channel, self._control]):
             try:
                 return self._channel.recv()
             except (EOFError, ConnectionResetError):
                 pass
         how = self._lines.readline()
-        if not how:  # nobody is left to end it
+        if not how:  # the server is gone and cannot kill it
             self._process.kill()
         self.close()
         raise ProcessDied(
@@ -178,18 +179,21 @@ class ForkedProcess:
         )
 
     def ask_to_end(self) -> None:
-        """Have the process killed; `receive` says when it is gone. From any thread, at any time."""
-        with contextlib.suppress(OSError):  # it is gone
+        """Ask the server to kill the process, without waiting; may be called from any thread.
+
+        `receive` reports when the process is gone.
+        """
+        with contextlib.suppress(OSError):  # the process is gone
             self._control.shutdown(socket.SHUT_WR)
 
     def end(self) -> None:
-        """Have the process killed, and return once it is gone."""
+        """Ask the server to kill the process, and wait until it is gone."""
         self.ask_to_end()
         self._lines.readline()
         self.close()
 
     def close(self) -> None:
-        """End the process, if it has not ended by itself. Does not wait."""
+        """Close the connections, which also ends the process; does not wait for that."""
         self._channel.close()
         self._control.close()
         if getattr(self, "_lines", None):
@@ -197,7 +201,10 @@ class ForkedProcess:
 
 
 def describe_end(status: int, short_of_memory: bool) -> str:
-    """In words; `short_of_memory`: the kernel ended a process for want of it meanwhile."""
+    """Describe how a process with exit `status` ended.
+
+    `short_of_memory` says that the kernel's OOM killer ended a process in the meantime.
+    """
     if status == -signal.SIGKILL and short_of_memory:
         return f"killed by the kernel, as {MEMORY_RAN_OUT}"
     if status < 0:
@@ -206,8 +213,10 @@ def describe_end(status: int, short_of_memory: bool) -> str:
 
 
 def count_oom_kills() -> int:
-    """Processes that the kernel of this machine has ended for want of memory, in whatever limits;
-    0 where it does not say."""
+    """Return how many processes the kernel's OOM killer has ended, including those in cgroups.
+
+    Returns 0 on a system that does not report the number.
+    """
     with contextlib.suppress(OSError):
         for line in VMSTAT.read_text().splitlines():
             name, _, count = line.partition(" ")
@@ -217,9 +226,10 @@ def count_oom_kills() -> int:
 
 
 def _connect(client: socket.socket, name: str) -> None:
-    """Connect to the server of that `name`. Raises OSError if that is gone.
+    """Connect to the server at `name`. Raises OSError if the server is gone.
 
-    Other users' connections may fill the server's queue while it imports: it is tried again then.
+    Connections of other users may fill the server's queue while it imports. Connecting is then
+    tried again.
     """
     until = time.monotonic() + IMPORTED
     while True:

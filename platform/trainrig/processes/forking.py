@@ -1,11 +1,11 @@
-"""The process of a fork server: imports everything once, then forks for whoever shows its token.
+"""The fork server's process: imports everything once, then forks for clients with the token.
 
-Run as a module by `fork_server.py`, which has the other end. Nothing in it may start a thread or
-touch a GPU, which a fork would not survive; importing does neither.
+`fork_server.py` runs this module and connects to it. Nothing here may start a thread or touch a
+GPU, which would break in a fork; imports do neither.
 
-Strangers may connect: other users of the machine, where the socket is a name of the kernel's. They
-are hung up on by the credentials of their process, and others who do not show the token within a
-limit of time. Nobody is waited for alone.
+Other users of the machine can connect to an abstract socket. The server closes a connection whose
+process belongs to another user, and one that does not send the token within a time limit. It never
+blocks on a single client.
 """
 
 import contextlib
@@ -26,24 +26,29 @@ from multiprocessing.connection import Connection
 
 from trainrig.processes.peer import read_peer
 
-PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
-# What is asked with is the server's token, with three descriptors: of the channel, of standard
-# output and of standard error.
+PR_SET_PDEATHSIG = 1  # an option of prctl(2) on Linux
+# A request is the server's token with three file descriptors: the channel, standard output and
+# standard error.
 DESCRIPTORS = 3
-TOKEN_BYTES = 32  # as the token travels
-ASKED_WITHIN = 5.0  # s for a client that has connected to show the token
-MOST_STRANGERS = 64  # that may be connected and have not shown it
+TOKEN_BYTES = 32  # length of the token in a request
+ASKED_WITHIN = 5.0  # time limit for a connected client to send the token, in s
+MOST_STRANGERS = 64  # maximum number of connected clients that have not sent the token yet
 
 
 class Server:
-    """Forks for whoever shows its token, until its owner is gone."""
+    """Server that forks a process for each client with the token, until its owner is gone."""
 
     def __init__(self, listener: socket.socket, token: bytes, problem: str = "") -> None:
-        """`problem`: why it can fork nobody, which is told to the first that asks."""
-        self._problem, self._told = problem, False
-        self._listener, self._token = listener, token
-        self._clients: dict[int, socket.socket] = {}  # by the process that was forked for it
-        # Those that have not shown the token, and until when they may; the eldest first.
+        """Prepare to serve clients that connect to `listener`.
+
+        `problem` says why the server cannot fork. It is reported to the first client.
+        """
+        self._problem = problem
+        self._told = False
+        self._listener = listener
+        self._token = token
+        self._clients: dict[int, socket.socket] = {}  # clients by the id of their process
+        # Clients that have not sent the token, with their time limit, the oldest first.
         self._strangers: dict[socket.socket, float] = {}
         self._selector = selectors.DefaultSelector()
         self._woken, waker = socket.socketpair()
@@ -52,16 +57,17 @@ class Server:
         self._waker = waker
 
     def serve(self) -> None:
-        """Return when standard input ends; with a problem, once that has been told."""
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # else nothing is written there
+        """Serve clients until standard input ends, or until the problem has been reported."""
+        # Without a handler for SIGCHLD, nothing would be written to the wakeup descriptor.
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self._waker.fileno())
-        for each in (self._listener, self._woken, sys.stdin):
-            self._selector.register(each, selectors.EVENT_READ)
+        for source in (self._listener, self._woken, sys.stdin):
+            self._selector.register(source, selectors.EVENT_READ)
         while True:
             for key, _ in self._selector.select(self._find_timeout()):
                 if key.fileobj is sys.stdin:
                     for pid in self._clients:
-                        os.kill(pid, signal.SIGKILL)  # our child, and not waited for yet
+                        os.kill(pid, signal.SIGKILL)  # safe: a child that was not waited for yet
                     return
                 if key.fileobj is self._listener:
                     self._accept()
@@ -70,22 +76,22 @@ class Server:
                     self._reap()
                 elif isinstance(key.fileobj, socket.socket) and key.fileobj in self._strangers:
                     self._hear(key.fileobj)
-                elif key.data in self._clients:  # it never writes again: its end is there
+                elif key.data in self._clients:  # a client writes no more, so this is its end
                     self._selector.unregister(key.fileobj)
-                    os.kill(key.data, signal.SIGKILL)  # our child, and not waited for yet
+                    os.kill(key.data, signal.SIGKILL)  # safe: a child that was not waited for yet
             self._drop_late_strangers()
             if self._told:
                 return
 
     def _find_timeout(self) -> float | None:
-        """Return the seconds until the eldest stranger is to be dropped; None if there is none."""
+        """Return the seconds until the oldest client without token is dropped, or None."""
         eldest = next(iter(self._strangers.values()), None)
         return None if eldest is None else max(0.0, eldest - time.monotonic())
 
     def _accept(self) -> None:
         try:
             client, _ = self._listener.accept()
-        except OSError:  # it is gone again
+        except OSError:  # the client is gone again
             return
         if (peer := read_peer(client)) and peer.user != os.getuid():
             client.close()
@@ -98,7 +104,7 @@ class Server:
 
     def _drop_late_strangers(self) -> None:
         now = time.monotonic()
-        for stranger in [each for each, until in self._strangers.items() if until <= now]:
+        for stranger in [client for client, until in self._strangers.items() if until <= now]:
             self._drop(stranger)
 
     def _drop(self, stranger: socket.socket) -> None:
@@ -107,8 +113,9 @@ class Server:
         stranger.close()
 
     def _hear(self, client: socket.socket) -> None:
-        """Fork for a client that shows the token; hang up on any other."""
-        asked, descriptors = b"", list[int]()
+        """Fork for a client that sends the token; close the connection of any other client."""
+        asked = b""
+        descriptors = list[int]()
         with contextlib.suppress(OSError):
             asked, descriptors, _, _ = socket.recv_fds(client, TOKEN_BYTES, DESCRIPTORS)
         if len(descriptors) == DESCRIPTORS and hmac.compare_digest(asked, self._token):
@@ -123,8 +130,8 @@ class Server:
                 self._fork(client, descriptors)
         else:
             self._drop(client)
-        for each in descriptors:
-            os.close(each)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
     def _fork(self, client: socket.socket, descriptors: list[int]) -> None:
         server = os.getpid()
@@ -147,14 +154,14 @@ class Server:
                 client.close()
 
     def _become(self, client: socket.socket, channel: int, output: int, errors: int) -> None:
-        """What the forked process does, to its end: nothing may bring it back from here."""
+        """Run the requested function in the forked process, then exit; never return."""
         status = 1
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._selector.close()
-            for each in (client, self._listener, self._woken, self._waker):
-                each.close()
+            for end in (client, self._listener, self._woken, self._waker):
+                end.close()
             for other in (*self._clients.values(), *self._strangers):
                 other.close()
             nothing = os.open(os.devnull, os.O_RDONLY)
@@ -172,20 +179,20 @@ class Server:
 
 
 def _die_with(parent: int) -> None:
-    """Have this process killed when its `parent` is, who then cannot do it any more.
+    """Make the kernel kill this process when its `parent` dies, which can no longer do so then.
 
-    Ray kills the children of a worker that ends, and not theirs: a trial of a driver that was
-    killed would train on, beside the one that another driver starts. Where there is no Linux, only
-    who asked for this process ends it then.
+    Ray kills the children of a worker that ends, but not their children. Without this, the trial of
+    a killed driver would continue to train alongside the trial that another driver starts. On
+    systems other than Linux, only the client ends this process in that case.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was quicker
+    if os.getppid() != parent:  # the parent died before the call above
         os._exit(1)
 
 
 def _say(client: socket.socket, what: int | str) -> None:
-    with contextlib.suppress(OSError):  # it is gone, and its process is going to be
+    with contextlib.suppress(OSError):  # the client is gone, and its process soon will be
         client.sendall(f"{what}\n".encode())
 
 
@@ -201,15 +208,15 @@ def _call(channel: Connection) -> None:
 
 
 def main(number: str, folder: str, *modules: str) -> None:
-    """Serve at the socket of that `number`, with the token that standard input begins with.
+    """Import `modules`, then serve at the socket with the descriptor `number`.
 
-    Imports `modules` first; then `folder`, if it has a name, is removed at the end.
+    The token is read from standard input. At the end `folder` is removed, unless it is empty text.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is the driver's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C at the terminal
     problem = ""
     try:
         token = os.read(sys.stdin.fileno(), TOKEN_BYTES)
-        if len(token) < TOKEN_BYTES:  # whoever started this died
+        if len(token) < TOKEN_BYTES:  # the process that started this one died
             return
         try:
             for name in modules:
@@ -218,7 +225,7 @@ def main(number: str, folder: str, *modules: str) -> None:
             traceback.print_exc()
             lines = str(error).strip().splitlines()
             problem = f"its imports failed: {type(error).__name__}: {lines[-1] if lines else ''}"
-        gc.freeze()  # what is imported stays, and a collection would copy its pages in each fork
+        gc.freeze()  # otherwise a garbage collection would copy the imports' pages in each fork
         Server(socket.socket(fileno=int(number)), token, problem).serve()
     finally:
         if folder:

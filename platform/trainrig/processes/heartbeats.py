@@ -1,7 +1,7 @@
-"""Heartbeats of a rank to whoever supervises it; a stop request comes back.
+"""Heartbeats of a rank to its supervisor, whose replies carry stop requests.
 
-It knows no Ray: `HeartbeatReporter` is given the function that carries a heartbeat to the
-supervisor.
+This module does not depend on Ray: `HeartbeatReporter` takes the function that sends a heartbeat to
+the supervisor.
 """
 
 import dataclasses
@@ -18,29 +18,37 @@ from typing import Protocol
 from trainrig.processes.process_identity import Process
 
 log = logging.getLogger(__name__)
-RECENT_STEPS = 31  # whose median says how long a step takes
-LONGEST_INTERVAL = 1.0  # s between two heartbeats that are sent: a stop request comes back with one
-OF_A_HANG = 0.1  # of what counts as a hang, at the most: what is told late must not look like one
+RECENT_STEPS = 31  # number of recent steps whose median is the duration of a step
+LONGEST_INTERVAL = 1.0  # s between two heartbeats that are sent: their replies carry stop requests
+# Maximum interval between heartbeats as a fraction of the hang limit, so that a late heartbeat does
+# not look like a hang.
+OF_A_HANG = 0.1
 
 
 class HeartbeatSink(Protocol):
-    """The supervisor, as a rank sees it."""
+    """Interface of a rank to its supervisor."""
 
     def heartbeat(self, step: int, doing: str) -> None:
-        """Say that `step` updates are done and `doing` goes on. Never blocks, never raises."""
+        """Report that `step` updates are done and the rank is `doing` now.
+
+        Never blocks and never raises.
+        """
 
     def stop_wanted(self) -> bool:
-        """Whether this rank was asked to stop. The others may not know yet: agree with them."""
+        """Return whether this rank was asked to stop.
+
+        Other ranks may not have been asked yet, so all ranks must agree before they stop.
+        """
 
 
 class _NoSink:
-    """Supervises no one."""
+    """Sink of a rank without a supervisor."""
 
     def heartbeat(self, step: int, doing: str) -> None:
-        """Go unheard."""
+        """Do nothing."""
 
     def stop_wanted(self) -> bool:
-        """Never."""
+        """Return False."""
         return False
 
 
@@ -49,23 +57,23 @@ UNSUPERVISED: HeartbeatSink = _NoSink()
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """The last that a rank said, and what it knows of its own pace."""
+    """The last report of a rank, and the duration of its recent steps."""
 
     rank: int
-    processes: tuple[Process, ...]  # of the rank, and of who keeps it
-    node: str  # as the supervisor calls it
-    count: int = 0  # of heartbeats so far: one that stays the same means no progress
-    step: int = 0  # updates done
+    processes: tuple[Process, ...]  # the processes of the rank and of its worker agent
+    node: str  # the supervisor's name for the node
+    count: int = 0  # number of heartbeats so far: a count that does not grow means no progress
+    step: int = 0  # number of updates done
     doing: str = "start"
-    # False while the attempt does this for the first time: it may be compiling.
+    # False while the attempt does this activity for the first time, which may include compilation.
     usual: bool = False
-    step_seconds: float | None = None  # median of the last few; None before the first is done
+    step_seconds: float | None = None  # median of recent steps; None before the first step is done
 
 
 def compute_send_interval(least: float, heartbeat: Heartbeat, hang_seconds: float) -> float:
-    """Seconds until there is something to tell after `heartbeat`: half a step, within bounds.
+    """Return the seconds to wait after sending `heartbeat`: half a step, within bounds.
 
-    Each time that a rank tells it, and that its supervisor asks, takes milliseconds of a CPU.
+    Each heartbeat costs the rank and its supervisor some milliseconds of CPU time.
     """
     longest = min(LONGEST_INTERVAL, OF_A_HANG * hang_seconds)
     return max(least, min(longest, (heartbeat.step_seconds or 0.0) / 2))
@@ -73,17 +81,20 @@ def compute_send_interval(least: float, heartbeat: Heartbeat, hang_seconds: floa
 
 @dataclass(frozen=True)
 class Stall:
-    """What a rank does, in a thread of its own, when it makes no progress: the one that trains
-    waits for something, and heartbeats go on."""
+    """Action of a rank that makes no progress.
 
-    after: Callable[[Heartbeat], float]  # seconds after that heartbeat
-    do: Callable[[Heartbeat], None]
+    The action runs in a separate thread, because the training thread is blocked. Heartbeats are
+    still sent.
+    """
+
+    after: Callable[[Heartbeat], float]  # returns the seconds without progress before the action
+    do: Callable[[Heartbeat], None]  # the action
 
 
 class HeartbeatReporter:
-    """A sink whose thread exchanges the newest heartbeat for the stop request, every so often.
+    """A sink whose thread regularly sends the newest heartbeat and receives stop requests.
 
-    The training thread only leaves its beat where the other finds it.
+    The training thread only stores its heartbeat, which the sending thread reads.
     """
 
     def __init__(
@@ -94,22 +105,34 @@ class HeartbeatReporter:
         hang_seconds: float,
         stall: Stall | None = None,
     ) -> None:
-        """`send_heartbeat` may block and raise: a supervisor that is gone stops nobody. `every`: s
-        at least; `hang_seconds`: without progress that are a hang. See `compute_send_interval`.
-        `stall`: what to do when there was none for long."""
+        """Start the sending thread, whose first heartbeat is `first`.
+
+        Args:
+            first: the heartbeat before any progress.
+            send_heartbeat: sends a heartbeat and returns whether the rank must stop. It may block
+                and raise: the rank continues without its supervisor.
+            every: minimum interval between heartbeats, in seconds.
+            hang_seconds: seconds without progress that count as a hang; see
+                `compute_send_interval`.
+            stall: action to take after a long time without progress, if any.
+        """
         self._heartbeat = first
-        self._send_heartbeat, self._every, self._hang_seconds = send_heartbeat, every, hang_seconds
+        self._send_heartbeat = send_heartbeat
+        self._every = every
+        self._hang_seconds = hang_seconds
         self._pace = _Pace()
-        self._done: set[str] = set()  # what was done at least once, to its end
+        self._done: set[str] = set()  # activities that were completed at least once
         self._stop = False
-        self._stall, self._seen, self._since = stall, first.count, time.monotonic()
-        self._told: int | None = None  # the count without progress since, of the last stall
+        self._stall = stall
+        self._seen = first.count
+        self._since = time.monotonic()
+        self._told: int | None = None  # heartbeat count at the last stall that was acted on
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._report, name="heartbeats", daemon=True)
         self._thread.start()
 
     def heartbeat(self, step: int, doing: str) -> None:
-        """See HeartbeatSink."""
+        """Store the heartbeat for the sending thread."""
         before = self._heartbeat
         if (before.step, before.doing) != (step, doing):
             self._done.add(before.doing)
@@ -123,16 +146,16 @@ class HeartbeatReporter:
         )
 
     def stop_wanted(self) -> bool:
-        """See HeartbeatSink."""
+        """Return whether this rank was asked to stop."""
         return self._stop
 
     @property
     def step(self) -> int:
-        """Updates done, by the last heartbeat."""
+        """Number of updates done, according to the last heartbeat."""
         return self._heartbeat.step
 
     def close(self) -> None:
-        """Exchange the last heartbeat, and no more."""
+        """Send the last heartbeat and end the sending thread."""
         self._closed.set()
         self._thread.join()
 
@@ -142,7 +165,7 @@ class HeartbeatReporter:
             try:
                 self._stop = self._send_heartbeat(self._heartbeat) or self._stop
             except Exception as error:
-                del error  # whoever supervises sees that nothing comes; this rank trains on
+                del error  # the supervisor notices missing heartbeats; this rank keeps training
             if closed:
                 return
             self._look_for_stall()
@@ -151,10 +174,12 @@ class HeartbeatReporter:
             )
 
     def _look_for_stall(self) -> None:
-        """Do what is to be done about one, once for each."""
-        heartbeat, now = self._heartbeat, time.monotonic()
+        """Start the stall's action if there was no progress for long, once for each stall."""
+        heartbeat = self._heartbeat
+        now = time.monotonic()
         if heartbeat.count != self._seen:
-            self._seen, self._since = heartbeat.count, now
+            self._seen = heartbeat.count
+            self._since = now
         elif (
             self._stall
             and self._told != heartbeat.count
@@ -173,11 +198,11 @@ def _tell_of_stall(stall: Stall, heartbeat: Heartbeat) -> None:
 
 
 class _Pace:
-    """The median of the last steps' seconds, without what was done between them."""
+    """Median duration of recent steps, without the time spent between steps."""
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=RECENT_STEPS)
-        self._began: tuple[int, float] | None = None  # a step, and when its first heartbeat came
+        self._began: tuple[int, float] | None = None  # a step and the time of its first heartbeat
 
     def update(self, step: int, doing: str, now: float) -> float | None:
         if self._began and step > self._began[0]:

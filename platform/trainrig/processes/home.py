@@ -1,4 +1,4 @@
-"""A home directory for processes that have none: in containers, and of users without an entry."""
+"""A temporary home directory for processes without one, for example in containers."""
 
 import atexit
 import os
@@ -10,20 +10,25 @@ PREFIX = "trainrig-home-"
 
 
 def ensure_home() -> None:
-    """Set HOME and USER where libraries would find neither, also for the processes that follow.
+    """Set HOME and USER if they are missing, for this process and its children.
 
-    Ray and torch refuse to start without them, and Ray writes its token there. A home that was made
-    here is this user's alone, and removed when this process ends.
+    Ray and torch refuse to start without them, and Ray writes its token to the home directory. A
+    home made here is accessible to this user only, and is removed when this process ends.
     """
     try:
         entry = pwd.getpwuid(os.getuid())
     except KeyError:
         entry = None
-        names = ("LOGNAME", "USER", "LNAME", "USERNAME")  # as `getpass.getuser` asks
+        names = (
+            "LOGNAME",
+            "USER",
+            "LNAME",
+            "USERNAME",
+        )  # the variables that `getpass.getuser` reads
         if not any(os.environ.get(name) for name in names):
             os.environ["USER"] = str(os.getuid())
     home = os.environ.get("HOME") or (entry.pw_dir if entry else "")
-    # `os.path.isdir` takes a folder that may not be looked into as none; `Path.is_dir` raises.
+    # For a folder without read permission, `os.path.isdir` is False, but `Path.is_dir` raises.
     if home and os.path.isdir(home) and os.access(home, os.W_OK | os.X_OK):  # noqa: PTH112
         os.environ["HOME"] = home
         return

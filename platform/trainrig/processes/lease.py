@@ -1,8 +1,9 @@
-"""Leases on run folders: a second driver of a live run is refused.
+"""Leases on run folders, which refuse a second driver of a live run.
 
-The driver renews `lease.json` every few seconds. One that has not been renewed for a while, or
-whose process on this machine is gone, has expired and is taken over. It only saves users from a
-mistake, and so may trust clocks: what a run writes is protected by its attempts (run_folder.py).
+The driver renews `lease.json` every few seconds. A lease that was not renewed for a while, or whose
+process on this machine is gone, has expired and is taken over. Leases only protect users from a
+mistake, and so may rely on clocks: the files of a run are protected by its attempts
+(run_folder.py).
 """
 
 import contextlib
@@ -23,26 +24,27 @@ from trainrig.processes.process_identity import read_boot_id, read_start_time
 log = logging.getLogger(__name__)
 FILE = "lease.json"
 RENEW_SECONDS = 5.0
-EXPIRE_SECONDS = 30.0  # without being renewed: six misses, so that a slow disk costs nobody a run
+EXPIRE_SECONDS = 30.0  # six missed renewals, so that a slow disk does not end a run
 
 
 class LeaseOwner(BaseModel):
-    """Who holds a run folder, as far as others can tell."""
+    """Identity of the process that holds a run folder, as written to `lease.json`."""
 
     model_config = ConfigDict(frozen=True)
 
-    token: str  # of this holding of it, as no other has
+    token: str  # random and different for each lease
     host: str
-    boot: str  # a number of the machine's own since it was switched on; empty where there is none
+    boot: str  # id of the machine's current boot; empty on a system without one
     pid: int
-    process_began: str  # in ticks since then: a number that comes again is another process
+    process_began: str  # start time in ticks since boot, as a pid can be reused
     started: float  # time.time()
     renewed: float
 
     @classmethod
     def here(cls) -> "LeaseOwner":
-        """This process, now."""
-        now, pid = time.time(), os.getpid()
+        """Return a new owner record for this process."""
+        now = time.time()
+        pid = os.getpid()
         return cls(
             token=secrets.token_hex(8),
             host=socket.gethostname(),
@@ -54,14 +56,14 @@ class LeaseOwner(BaseModel):
         )
 
     def gone(self) -> bool:
-        """Whether it is known, or has to be taken, to be dead."""
+        """Return whether the owner is dead, or is assumed dead because its lease has expired."""
         if (self.host, self.boot) == (socket.gethostname(), read_boot_id()) and self.boot:
             return read_start_time(self.pid) != self.process_began
         return time.time() - self.renewed > EXPIRE_SECONDS
 
 
 def is_held(folder: str) -> bool:
-    """Whether a live run holds the run folder, as far as can be told from here."""
+    """Return whether a live run holds the run folder, as far as this machine can determine."""
     owner = _read_owner(storage.join(folder, FILE))
     return owner is not None and not owner.gone()
 
@@ -100,9 +102,9 @@ def hold_lease(folder: str) -> Iterator[None]:
 
 
 def follow_lease(folder: str) -> contextlib.AbstractContextManager[None]:
-    """Have a process of the run that holds `folder` write nothing there once it is removed.
+    """Stop a process of the run that holds `folder` from writing there once it is removed.
 
-    See `storage.hold_folder`.
+    See `storage.hold_folder`, which does this for the block.
     """
     return _hold_on_disk(folder, lambda: is_held(folder))
 
@@ -110,7 +112,7 @@ def follow_lease(folder: str) -> contextlib.AbstractContextManager[None]:
 def _hold_on_disk(
     folder: str, is_ours: Callable[[], bool]
 ) -> contextlib.AbstractContextManager[None]:
-    """Buckets have no folders that could be removed."""
+    """Hold `folder` by `storage.hold_folder`, unless it lies in a bucket, which has no folders."""
     if folder.startswith(storage.S3):
         return contextlib.nullcontext()
     return storage.hold_folder(folder, is_ours)
@@ -125,8 +127,8 @@ def _renew(path: str, owner: LeaseOwner, ended: threading.Event) -> None:
                 return
             storage.write(path, _encode_owner(owner.model_copy(update={"renewed": time.time()})))
         except FolderGone:
-            return  # whoever writes to it next says so
-        except (OSError, ClusterError) as problem:  # no run ends for want of a lease
+            return  # the next write to the folder reports this
+        except (OSError, ClusterError) as problem:  # a missing lease never ends a run
             log.warning("%s: not renewed (%s)", path, problem)
 
 
@@ -136,7 +138,7 @@ def _is_ours(path: str, owner: LeaseOwner) -> bool:
 
 
 def _explain_loss(there: LeaseOwner | None) -> str:
-    """What became of a lease that is ours no more."""
+    """Explain how this process lost its lease, given the current owner `there`."""
     if there is None:
         return "gone, though nobody took it over: it, or the whole run folder, was removed"
     return (
@@ -146,7 +148,7 @@ def _explain_loss(there: LeaseOwner | None) -> str:
 
 
 def _read_owner(path: str) -> LeaseOwner | None:
-    """Who holds the lease at `path`; None if it is gone, or nothing that we wrote."""
+    """Read the owner of the lease at `path`; return None if the file is gone or invalid."""
     try:
         return LeaseOwner.model_validate_json(storage.read(path))
     except (FileNotFoundError, ValidationError):

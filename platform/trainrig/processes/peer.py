@@ -1,4 +1,4 @@
-"""The process at the other end of a Unix socket, as the kernel names it."""
+"""Identification of the process at the other end of a Unix socket by the kernel."""
 
 import socket
 import struct
@@ -27,9 +27,9 @@ def read_peer(connection: socket.socket) -> Peer | None:
 
 
 def find_listener(path: str, timeout: float) -> Peer | None:
-    """Return the process that listens at the Unix socket `path`; None if nobody says who it is.
+    """Return the process that listens at the Unix socket `path`; None if it is unknown.
 
-    Raises OSError if nobody does.
+    Raises OSError if no process listens there.
     """
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(timeout)

@@ -1,7 +1,7 @@
-"""Child processes that a block holds: at its end nothing of them is left.
+"""Child processes that are killed with their whole group at the end of a block.
 
-For a child that is to be listened to, asked to stop, and not to outlive a supervisor that dies, see
-`child_process`.
+For a child whose output is read, that can be asked to stop, and that does not outlive a dying
+supervisor, see `child_process`.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import Any
 def hold_group(command: Sequence[str], **options: Any) -> Iterator["subprocess.Popen[bytes]"]:
     """Start `command`, with `options` of Popen, as the leader of a process group.
 
-    When the block ends, however it does, all of the group is killed and its pipes are closed.
+    When the block ends, also by an error, the whole group is killed and its pipes are closed.
     """
     process = subprocess.Popen(command, start_new_session=True, **options)
     try:
@@ -26,17 +26,17 @@ def hold_group(command: Sequence[str], **options: Any) -> Iterator["subprocess.P
 
 
 def kill_group(leader: "subprocess.Popen[bytes]") -> None:
-    """Kill all that is left of the group of `leader`, wait for it, and close its pipes."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: of a zombie
+    """Kill the remaining processes in the group of `leader`, wait for it, and close its pipes."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises it for a zombie
         os.killpg(leader.pid, signal.SIGKILL)
     end_process(leader)
 
 
 def end_process(process: "subprocess.Popen[bytes]") -> None:
-    """Kill `process`, unless it has ended, wait for it, and close its pipes."""
+    """Kill `process` if it is still running, wait for it, and close its pipes."""
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
-            with contextlib.suppress(BrokenPipeError):  # what was written and never read
+            with contextlib.suppress(BrokenPipeError):  # buffered data was never read
                 pipe.close()

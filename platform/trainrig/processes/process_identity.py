@@ -1,8 +1,8 @@
-"""Which process of which machine something belongs to, and whether that still lives.
+"""Unique identities of processes, to check whether they still live and to kill them safely.
 
-A number of a process comes again; together with when the process began, and when its machine was
-switched on, it does not. Signals go to such a process or to none: a number that was read from a
-file, or heard a while ago, may be another user's process by now.
+Process ids are reused, but a process id together with the start time of the process and the boot id
+of its machine is unique. Signals are sent only to a process with the same identity: an id that was
+read from a file, or received some time ago, may belong to another user's process by now.
 """
 
 import contextlib
@@ -20,15 +20,15 @@ PROC = Path("/proc")
 
 
 class Process(BaseModel):
-    """A process, as others can tell it from all others."""
+    """Identity of a process, which no other process on any machine shares."""
 
     model_config = ConfigDict(frozen=True)
 
     host: str
-    boot: str  # a number of the machine's own since it was switched on; empty where there is none
+    boot: str  # id of the machine's current boot; empty on a system without one
     pid: int
-    process_began: str  # in ticks since then
-    user: int  # its real user id
+    process_began: str  # start time in ticks since boot
+    user: int  # real user id
 
     @classmethod
     def here(cls) -> Self:
@@ -37,7 +37,7 @@ class Process(BaseModel):
 
     @classmethod
     def of(cls, pid: int) -> Self:
-        """Return the identity of process `pid` of this machine, which lives."""
+        """Return the identity of the live process `pid` of this machine."""
         user = read_user(pid)
         return cls(
             host=socket.gethostname(),
@@ -53,15 +53,15 @@ class Process(BaseModel):
         return here and bool(self.boot) and not self._is_there()
 
     def kill(self) -> None:
-        """Send SIGKILL to the process if it still lives, and if this user may have started it.
+        """Send SIGKILL to the process if it still lives and belongs to this user.
 
-        Nothing is sent where the number belongs to another process or another user by now.
+        No signal is sent if the process id belongs to another process or another user by now.
         """
         if self.boot and PROC.is_dir():
             here = (self.host, self.boot) == (socket.gethostname(), read_boot_id())
             if here and self.user == os.getuid():
                 kill_if(self.pid, lambda pid: self._is_there())
-        else:  # a system without /proc: the number is all there is
+        else:  # a system without /proc, where only the process id is known
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGKILL)
 
@@ -73,7 +73,7 @@ class Process(BaseModel):
 def kill_if(pid: int, holds: Callable[[int], bool]) -> bool:
     """Send SIGKILL to process `pid` if `holds(pid)`; return whether it was sent.
 
-    While the process is held by a descriptor no other process can take its number.
+    The process is held by a pidfd meanwhile, so that no other process can reuse its id.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         try:
@@ -96,7 +96,7 @@ def kill_if(pid: int, holds: Callable[[int], bool]) -> bool:
 def descends_from(pid: int, ancestor: int) -> bool:
     """Return whether process `pid` was started by `ancestor`, or by one of its descendants.
 
-    Always true on a system that does not tell parents by /proc.
+    Always returns True on a system without /proc.
     """
     if not PROC.is_dir():
         return True
@@ -109,16 +109,13 @@ def descends_from(pid: int, ancestor: int) -> bool:
 
 
 def read_boot_id() -> str:
-    """Return what tells this machine, since it was switched on, from all others.
-
-    Empty on a system other than Linux.
-    """
+    """Return the id of this machine's current boot, or "" on a system other than Linux."""
     path = PROC / "sys/kernel/random/boot_id"
     return path.read_text().strip() if path.exists() else ""
 
 
 def read_start_time(pid: int) -> str | None:
-    """Return when process `pid` began, in ticks since boot; None if there is no such process."""
+    """Return the start time of process `pid`, in ticks since boot; None if it does not exist."""
     fields = _read_stat(pid)
     return None if fields is None or fields[0] == "Z" else fields[19]
 

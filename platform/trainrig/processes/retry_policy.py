@@ -1,15 +1,14 @@
-"""The retry policy that supervisors share: is it the same failure again, how long to back off, and
-the verdict that another attempt is no use.
+"""Parts of a retry policy that supervisors share: repeated failures, back-off and giving up.
 
-What they count differs, and is theirs: restarts without a new checkpoint in
-`train/elastic/restart_policy.py`, a budget for each cause in `launch/supervise/retries.py`.
+Limits are set elsewhere: `train/elastic/restart_policy.py` counts restarts without a new
+checkpoint, `launch/supervise/retries.py` has a budget for each cause.
 """
 
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-# What differs between two messages about the same failure.
+# The parts that differ between two messages about the same failure.
 VARYING = re.compile(
     r"""[^\s'"]*/[^\s'":]*          # paths and URLs
       | \b0x[0-9a-f]+\b             # addresses
@@ -22,27 +21,27 @@ VARYING = re.compile(
 
 @dataclass(frozen=True)
 class GiveUp:
-    """Another attempt would be no better; why, in words, empty where nobody would expect one."""
+    """Verdict that another attempt is no use; `reason` is empty where it is obvious."""
 
     reason: str = ""
 
 
 def normalise(message: str) -> str:
-    """`message` without what changes from attempt to attempt: equal for two of the same failure."""
+    """Replace the varying parts of `message`, so that messages of the same failure are equal."""
     return VARYING.sub("#", message)
 
 
 @dataclass
 class FailureHistory:
-    """Which failures there were, and how far each had come."""
+    """The failures so far, with the most progress that was made before each."""
 
-    last_only: bool = False  # compare with the last failure alone: others between them may matter
+    last_only: bool = False  # True: compare with the last failure only
     _farthest: dict[Hashable, int] = field(default_factory=dict)
 
     def repeats(self, signature: Hashable, progress: int) -> bool:
-        """Whether this failure came before, and got no farther since; it is remembered.
+        """Record a failure and return whether it repeats an earlier one without more progress.
 
-        `signature` is equal for two failures that are the same; None is equal to none.
+        Equal signatures mean the same failure. A signature None matches no other failure.
         """
         before = None if signature is None else self._farthest.get(signature)
         if self.last_only:
@@ -53,6 +52,6 @@ class FailureHistory:
 
 
 def compute_back_off(first: float, longest: float, doublings: int) -> float:
-    """Seconds to wait before another attempt: `first`, doubled so often, and `longest` at most."""
-    # 2.0 ** 1024 is more than a float holds; the bound is met long before.
+    """Return the seconds to wait: `first`, doubled `doublings` times, but at most `longest`."""
+    # 2.0 ** 1024 overflows a float, and the maximum is reached long before.
     return min(longest, first * 2.0 ** min(doublings, 60))

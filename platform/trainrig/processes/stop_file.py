@@ -1,5 +1,4 @@
-"""Requests to stop a run: SIGTERM, SIGHUP or Ctrl-C to the driver, or a file `stop` in the run
-folder."""
+"""Requests to stop a run: SIGTERM, SIGHUP, Ctrl-C or a file `stop` in the run folder."""
 
 import logging
 import signal
@@ -15,22 +14,22 @@ from trainrig.storage import s3_retries
 
 log = logging.getLogger(__name__)
 FILE = "stop"
-LOOK_EVERY = 1.0  # s, at the file: it may lie in a bucket, where each look is a request
+LOOK_EVERY = 1.0  # s between two checks for the file: in a bucket, each check is a request
 SIGNALS = {signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP", signal.SIGINT: "Ctrl-C"}
 
 
 class StopRequests:
-    """Listens while its block runs; the first request is remembered.
+    """Context manager that collects stop requests while its block runs.
 
-    A first signal only asks. A second one that is no repeat of it (`StopRequest`) does at once what
-    it always did.
+    The first signal is only remembered. A second signal that is not a repeat of the first (see
+    `StopRequest`) has its usual effect at once.
     """
 
     def __init__(self, folder: str) -> None:
         self._file = storage.join(folder, FILE)
         self._how: str | None = None
         self._looked = float("-inf")
-        self._failing = False  # the last look
+        self._failing = False  # True if the last check for the file failed
         self._handlers: dict[signal.Signals, Any] = {}
         self._request = StopRequest()
 
@@ -49,9 +48,9 @@ class StopRequests:
         self._restore_handlers()
 
     def read_request(self) -> str | None:
-        """How the run was asked to stop; None if it was not.
+        """Return how the run was asked to stop, or None if it was not.
 
-        A look at the file that fails is made again: no run ends because nobody could tell it to.
+        If the check for the file fails, the run continues and the check is tried again.
         """
         if self._how is None and time.monotonic() - self._looked >= LOOK_EVERY:
             try:
@@ -67,7 +66,7 @@ class StopRequests:
         return self._how
 
     def remove_request(self) -> None:
-        """Remove the file, so that the run may be started again."""
+        """Remove the stop file, so that the run can be started again."""
         try:
             storage.delete(self._file)
         except (OSError, ClusterError) as problem:

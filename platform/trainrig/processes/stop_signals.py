@@ -1,8 +1,8 @@
-"""Signals that ask a process to end whole: SIGTERM, and SIGHUP when its terminal closes.
+"""Signals that ask a process to stop cleanly: SIGTERM, and SIGHUP when its terminal closes.
 
-One request may arrive as several signals. `timeout` signals its command and then the whole group;
-systemd and Slurm may send SIGHUP beside SIGTERM; a shell that is hung up passes SIGHUP on to jobs
-that the kernel has told already.
+One request may arrive as several signals. `timeout` signals its command and then the whole group.
+systemd and Slurm may send SIGHUP in addition to SIGTERM. A shell that gets SIGHUP forwards it to
+jobs that the kernel has already signalled.
 """
 
 import contextlib
@@ -12,30 +12,30 @@ import signal
 import sys
 import time
 
-REPEAT_SECONDS = 2.0  # s after a first signal in which another one is the same request
+REPEAT_SECONDS = 2.0  # another signal within this time after the first is the same request
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def list_stop_signals() -> tuple[signal.Signals, ...]:
-    """Return the stop signals that this process heeds.
+    """Return the stop signals that this process handles.
 
-    Whoever starts it with SIGHUP ignored (`nohup`) wants it to outlive its terminal.
+    A process that is started with SIGHUP ignored (`nohup`) is meant to outlive its terminal.
     """
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return (signal.SIGTERM,) if ignored else STOP_SIGNALS
 
 
 class StopRequest:
-    """One request to stop, told from a second one that follows it."""
+    """A stop request, which distinguishes its repeated signals from a second request."""
 
     def __init__(self) -> None:
         self._first: float | None = None  # time.monotonic()
 
     def is_repeat(self, number: int) -> bool:
-        """Return whether the signal that has just come belongs to the request before it.
+        """Return whether the signal `number`, received now, belongs to the same request as before.
 
-        A later SIGTERM, or a second Ctrl-C at any time, asks for more than the first did. A second
-        SIGHUP never does: a terminal closes once.
+        A later SIGTERM, or a second Ctrl-C at any time, is a new request. A second SIGHUP is always
+        a repeat, because a terminal closes only once.
         """
         now = time.monotonic()
         if self._first is None:
@@ -47,7 +47,7 @@ class StopRequest:
 
 
 class _Terminal(io.FileIO):
-    """A terminal that may close while this process goes on: what is written then is lost."""
+    """Raw stream of a terminal that discards output once the terminal has closed."""
 
     def write(self, text: object) -> int:
         try:
@@ -59,10 +59,10 @@ class _Terminal(io.FileIO):
 
 
 def outlive_terminal() -> None:
-    """Have standard output and standard error take text even after their terminal has closed.
+    """Make standard output and standard error accept text after their terminal has closed.
 
-    Otherwise the next line of progress would end a run that nobody asked to stop, and the last line
-    of one that was asked would be lost to a traceback.
+    Otherwise the next progress line would end a run without any stop request, and a stopping run
+    would end in a traceback.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

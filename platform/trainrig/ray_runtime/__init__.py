@@ -1,1 +1,1 @@
-"""The Ray that stages run on: started or joined, its nodes and pools, its loss."""
+"""The Ray cluster that stages run on: start, join, capacity, autoscaling and loss detection."""

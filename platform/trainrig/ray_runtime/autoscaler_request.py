@@ -1,8 +1,8 @@
-"""A run's request to Ray's autoscaler: renewed while it runs, cancelled at its end.
+"""A run's request to Ray's autoscaler, renewed while the run lasts and cancelled at its end.
 
-Ray keeps a request until the next one, from whomever, takes its place: also that of a driver that
-is long dead, whose nodes would then stay for ever. So requests go by the actor through which Ray's
-own libraries send theirs: it adds up those of all who ask, and forgets whoever falls silent.
+Ray keeps a resource request until any process sends another one. The request of a dead driver would
+keep its nodes for ever. Requests are therefore sent through the actor that Ray's own libraries use.
+The actor sums the requests of all requesters and drops the requests that are not renewed.
 """
 
 import time
@@ -13,11 +13,11 @@ from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.ray_pools import Need
 
 RENEW_SECONDS = 15.0  # s between two requests
-EXPIRE_SECONDS = 60.0  # s after the last; the actor looks every 20 s
+EXPIRE_SECONDS = 60.0  # s after the last request; the actor checks every 20 s
 
 
 class AutoscalerRequest:
-    """One run's. Nothing is asked for before the first `request`."""
+    """The resource request of one run; the first call of `request` sends it."""
 
     def __init__(self) -> None:
         self._name = f"trainrig-{uuid.uuid4().hex}"
@@ -25,7 +25,10 @@ class AutoscalerRequest:
         self._actor_handle: Any = None
 
     def request(self, workers: int, need: Need) -> None:
-        """Ask for nodes for `workers` in all that take `need` each; often enough to be heard."""
+        """Request nodes for `workers` in total that take `need` each.
+
+        Call this often: a request is sent only every RENEW_SECONDS, and expires without renewal.
+        """
         now = time.monotonic()
         if now - self._requested_at < RENEW_SECONDS:
             return
@@ -35,7 +38,7 @@ class AutoscalerRequest:
         )
 
     def cancel(self) -> None:
-        """Ask for nothing any more."""
+        """Cancel the request."""
         if self._actor_handle is not None:
             self._actor_handle.cancel_request.remote(self._name)
 

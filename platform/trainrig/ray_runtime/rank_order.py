@@ -1,14 +1,15 @@
-"""In which order workers become ranks, so that those who talk most are on one node."""
+"""The order of workers as ranks, which puts ranks that communicate most on the same node."""
 
 from collections.abc import Sequence
 
 
 def order_by_node(nodes: Sequence[str], sizes: Sequence[int]) -> list[int]:
-    """The workers by rank, of whom each is on one of `nodes`.
+    """Return the indices of the workers in the order of their ranks.
 
-    Neighbours in rank are a group of the first of `sizes`, such groups are one of the second, and
-    so on. Of each size as many groups lie on one node as can; the largest come first. What is left
-    of nodes makes groups that span some.
+    `nodes` holds the node of each worker, and `sizes` the sizes of the communication groups,
+    innermost first. Consecutive ranks form groups of the first size, consecutive groups form groups
+    of the second size, and so on. As many groups as possible lie on a single node, the largest
+    first. Workers that are left over form groups that span several nodes.
     """
     left: dict[str, list[int]] = {}
     for worker, node in enumerate(nodes):

@@ -1,6 +1,7 @@
-"""A Ray that this process starts for itself: started minimally, watched, and cleaned up.
+"""Connections of this process to Ray: a local Ray that it starts, or a cluster that it joins.
 
-Where it lies, and how others' Rays that were killed are found again: `session_folder.py`.
+A local Ray is started with few processes, monitored and cleaned up. `session_folder.py` manages its
+folder, and finds the folders of killed Rays again.
 """
 
 import atexit
@@ -31,19 +32,20 @@ SAID_BETTER = (
     "has been marked dead because",
     "A worker died or was killed while executing a task",
 )
-ANSWER = 1.0  # s that a server on another machine has to answer a knock
-LOOK_AT_RAY = 0.5  # s between two looks whether it lives
-SILENT = 5.0  # s without an answer, after which it is taken to be lost
+ANSWER = 1.0  # time limit for a server to accept a connection, in s
+LOOK_AT_RAY = 0.5  # s between two checks that Ray is alive
+SILENT = 5.0  # s without any accepted connection, after which Ray is considered lost
 
 _Result = TypeVar("_Result")
 
 
 @contextlib.contextmanager
 def whole_or_nothing() -> Iterator[Path]:
-    """Have a Ray that starts in the block start no more than is needed, in the private folder that
-    the block is given, and leave neither processes nor the folder behind if it fails.
+    """Start a minimal Ray in the block, and clean up completely if the start fails.
 
-    Raises ClusterError then. On a machine that is far too busy Ray gives up after 30 s.
+    Yields the private folder for Ray. If the block raises, Ray's processes are killed, the folder
+    is removed, and the error is raised as ClusterError (ConfigError is raised unchanged). On a
+    machine that is far too busy, Ray gives up after 30 s.
     """
     folder = make_private_folder()
     try:
@@ -61,19 +63,22 @@ def whole_or_nothing() -> Iterator[Path]:
 
 
 class Session:
-    """A Ray that this process has started."""
+    """A local Ray that this process has started."""
 
-    in_doubt = False  # whether it lives: never
+    in_doubt = False  # False always, because the processes are polled directly
 
     def __init__(self, folder: Path, logs: Path, daemons: dict[str, Any]) -> None:
-        """Args:
+        """Describe a Ray that is already running.
 
-        folder: the private folder of the Ray.
-        logs: the folder of what its processes said, below `folder`.
-        daemons: its processes by name; they can be polled.
+        Args:
+            folder: the private folder of Ray.
+            logs: the folder of Ray's logs, below `folder`.
+            daemons: Ray's processes by name, as `Popen` objects.
         """
-        self.folder, self.logs, self._daemons = folder, logs, daemons
-        self.keeps_logs = False  # once something has failed of which they may tell more
+        self.folder = folder
+        self.logs = logs
+        self._daemons = daemons
+        self.keeps_logs = False  # True after a failure that the logs may explain
 
     @classmethod
     def of_this_process(cls, folder: Path) -> "Session":
@@ -83,11 +88,11 @@ class Session:
         """
         node = ray_private.get_local_node()
         _check_sockets(node, frozenset({os.getuid()}))
-        found = {name: each[0].process for name, each in node.all_processes.items()}
+        found = {name: infos[0].process for name, infos in node.all_processes.items()}
         return cls(folder, Path(node.get_session_dir_path(), "logs"), found)
 
     def find_problem(self) -> str | None:
-        """Why it cannot go on; None while it can."""
+        """Describe which of Ray's main processes has died; return None while both live."""
         for name, what in (("raylet", "raylet"), ("gcs_server", "GCS")):
             daemon = self._daemons[name]
             if (code := daemon.poll()) is not None:
@@ -97,16 +102,16 @@ class Session:
         return None
 
     def end(self) -> None:
-        """SIGKILL to all that is left of its processes; returns once they are gone."""
+        """Kill all remaining processes of Ray, and return once they are gone."""
         for daemon in self._daemons.values():
             if daemon.poll() is None:
                 daemon.kill()
         kill_users(self.folder)
 
     def remove(self) -> None:
-        """End the processes that are left and remove the private folder.
+        """Kill the remaining processes and remove the private folder.
 
-        The logs are kept if something has failed.
+        The logs are kept if `keeps_logs` is set.
         """
         kill_users(self.folder)
         if not self.keeps_logs or not self.logs.is_dir():
@@ -117,20 +122,20 @@ class Session:
 
 
 class Joined:
-    """A Ray of somebody else's, which this process has joined."""
+    """An existing Ray cluster that this process has joined."""
 
     def __init__(self, endpoints: dict[str, tuple[str, int]]) -> None:
-        """`endpoints`: by what is behind them, addresses and ports."""
+        """Monitor `endpoints`, which maps descriptions of servers to their address and port."""
         self._endpoints = endpoints
         self._answered = dict.fromkeys(endpoints, time.monotonic())
-        self.in_doubt = False  # whether it lives: somebody has not answered, the last time
+        self.in_doubt = False  # True if some endpoint did not answer at the last check
 
     @classmethod
     def of_this_process(cls) -> "Joined":
         """Return the connection that `ray.init` has just made.
 
-        Raises ConfigError if a process of neither this user nor root listens at the raylet's
-        sockets: Ray lets every user of the machine put others in their place.
+        Raises ConfigError if a process of another user than this one or root listens at the
+        raylet's sockets: Ray's folder lets every user of the machine replace the sockets.
         """
         import ray
 
@@ -139,14 +144,17 @@ class Joined:
         head, _, port = str(node.gcs_address).rpartition(":")
         endpoints = {f"the GCS at {node.gcs_address}": (head.strip("[]"), int(port))}
         here = ray.get_runtime_context().get_node_id()
-        for each in ray.nodes():  # type: ignore[no-untyped-call]
-            if each["NodeID"] == here:
-                endpoint = each["NodeManagerAddress"], each["NodeManagerPort"]
+        for record in ray.nodes():  # type: ignore[no-untyped-call]
+            if record["NodeID"] == here:
+                endpoint = record["NodeManagerAddress"], record["NodeManagerPort"]
                 endpoints["the raylet of this machine in its cluster"] = endpoint
         return cls(endpoints)
 
     def find_problem(self) -> str | None:
-        """Why this process cannot use it any more; None while it can."""
+        """Describe which endpoint is lost; return None while the cluster can be used.
+
+        `in_doubt` is set if an endpoint did not answer now, but has answered recently.
+        """
         self.in_doubt = False
         for what, endpoint in self._endpoints.items():
             if is_reachable(endpoint):
@@ -159,26 +167,28 @@ class Joined:
 
 
 def enter(connection: Session | Joined) -> None:
-    """`ray.init` has just made it; it is left again when this process ends."""
+    """Record `connection`, which `ray.init` has just made; it is closed when this process ends."""
     global _joined
     if not _registered:
         _registered.append(atexit.register(leave))
     _joined = connection
 
 
-_joined: Session | Joined | None = None  # what this process is connected to
-_registered: list[object] = []  # once
+_joined: Session | Joined | None = None  # the current connection of this process
+_registered: list[object] = []  # holds one entry once `leave` is registered with atexit
 
 
 def keep_logs() -> None:
-    """Something failed of which the logs of Ray's processes may tell more: if they are of this
-    process's own Ray, leave them behind."""
+    """Keep the logs of this process's local Ray, because they may explain a failure.
+
+    Does nothing if this process has joined a cluster.
+    """
     if isinstance(_joined, Session):
         _joined.keeps_logs = True
 
 
 def leave() -> None:
-    """Disconnect from Ray, and remove what one that was started for this process has written."""
+    """Disconnect from Ray, and remove the processes and files of a local Ray."""
     global _joined
     import ray
 
@@ -189,8 +199,10 @@ def leave() -> None:
 
 
 def end_own() -> bool:
-    """End all processes of the Ray that was started for this process, however many still live;
-    False if this process has joined another's."""
+    """Kill all processes of this process's local Ray and disconnect; return whether there was one.
+
+    Returns False if this process has joined a cluster instead.
+    """
     if not isinstance(_joined, Session):
         return False
     _joined.end()
@@ -199,11 +211,11 @@ def end_own() -> bool:
 
 
 def call_while_ray_lives(function: Callable[..., _Result], *arguments: Any) -> _Result:
-    """What `function` gives of these `arguments`; raises ClusterLost once Ray is no more.
+    """Call `function` with `arguments` and return its result; raise ClusterLost if Ray is lost.
 
-    Without its head, Ray's own calls wait for it, and after a minute they end the process. So the
-    call is made in a thread of its own, which is left to itself then. It is there for another
-    reason as well: Ray swallows some of what the handlers of signals raise in its code.
+    If its head is gone, a call of Ray blocks, and ends the process after a minute. The call is
+    therefore made in a separate thread, which is abandoned if Ray is lost. The thread also keeps
+    signal handlers out of Ray's code, which swallows some of the exceptions that they raise.
     """
     result: Future[_Result] = Future()
 
@@ -222,8 +234,10 @@ def call_while_ray_lives(function: Callable[..., _Result], *arguments: Any) -> _
 
 
 def raise_if_lost(surely: bool = False) -> None:
-    """Raise ClusterLost if the Ray that this process is connected to is no more; `surely`: also if
-    that takes a while to know."""
+    """Raise ClusterLost if the Ray that this process is connected to is lost.
+
+    With `surely`, wait until every endpoint has answered or is known to be lost.
+    """
     while _joined:
         if problem := _joined.find_problem():
             raise ClusterLost(problem)
@@ -233,7 +247,7 @@ def raise_if_lost(surely: bool = False) -> None:
 
 
 def is_reachable(endpoint: tuple[str, int]) -> bool:
-    """Whether somebody opens `endpoint`, address and port."""
+    """Return whether a server accepts connections at `endpoint`, an address and a port."""
     try:
         socket.create_connection(endpoint, timeout=ANSWER).close()
     except OSError:
@@ -242,11 +256,11 @@ def is_reachable(endpoint: tuple[str, int]) -> bool:
 
 
 def _check_sockets(node: Any, users: frozenset[int]) -> None:
-    """Raise ConfigError if a process of none of `users` listens at a socket of the local raylet."""
+    """Raise ConfigError if a process of another user than `users` listens at a raylet socket."""
     for path in (node.raylet_socket_name, node.plasma_store_socket_name):
         try:
             peer = find_listener(path, ANSWER)
-        except OSError:  # gone, or too busy: `find_problem` tells
+        except OSError:  # gone, or too busy: `find_problem` reports it
             continue
         if peer and peer.user not in users:
             raise ConfigError(
@@ -261,8 +275,8 @@ def _describe_end(code: int) -> str:
 
 
 def send_known_words_to_log() -> None:
-    """Have Ray write what we say better ourselves to its logs, not to the terminal.
+    """Redirect Ray's messages that trainrig words better from the terminal to a log file.
 
-    Of a node that is gone it prints forty lines, the last of that node's own log among them.
+    For a lost node Ray prints forty lines, including the end of that node's log.
     """
     ray_private.filter_driver_output(lambda text: not any(words in text for words in SAID_BETTER))

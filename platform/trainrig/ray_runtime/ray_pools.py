@@ -1,7 +1,7 @@
-"""The nodes that a cluster may have: those that are up, and what its autoscaler may bring, by pool.
+"""Capacity of a cluster: its live nodes, and the node pools that its autoscaler may start.
 
-Ray's autoscaler tells nobody what it may start, so its own file is read, on the head, where it
-runs. A node says by a label which pool it is of; clusters without labels work, as one pool.
+Ray's autoscaler has no API for the nodes that it may start, so its configuration file is read on
+the head node. A label of each node names its pool. A cluster without labels works as one pool.
 """
 
 import functools
@@ -13,28 +13,31 @@ from pathlib import Path
 from typing import Any
 
 LABEL = "trainrig.io/pool"
-CPU_POOL = "cpu"  # as in config/resource_request.py: a cluster's head runs this file by itself
-# Ray gives the head node this resource. An actor that needs nothing may land on any node, and would
-# go with it, or keep it from going.
+# The same value as in config/resource_request.py. A cluster's head runs this file alone, so it
+# imports nothing of trainrig.
+CPU_POOL = "cpu"
+# Ray gives the head node this resource. An actor without required resources may be placed on any
+# node. It would die with that node, or prevent the node's removal.
 ON_HEAD = {"node:__internal_head__": 0.001}
-NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")  # of a pod
-ASKED = 60.0  # s that the head may take to say what it knows
+# File in each pod that holds the pod's namespace.
+NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+ASKED = 60.0  # time limit for the head's answer, in s
 
 Need = Mapping[str, float]
-"""What one worker takes of a node: `{"CPU": 1, "GPU": 1}`."""
+"""Ray resources that one worker takes, such as `{"CPU": 1, "GPU": 1}`."""
 
 
 @dataclass(frozen=True)
 class NodePool:
     """Nodes of one kind that an autoscaler may start."""
 
-    name: str  # as in the cluster's file
-    resources: Mapping[str, float]  # of one node
+    name: str  # node type in the cluster's file
+    resources: Mapping[str, float]  # resources of one node
     labels: Mapping[str, str]
-    most: int  # nodes at a time, those that are up among them
+    most: int  # maximum number of nodes, including those that are up
 
     def __str__(self) -> str:
-        """As `cpu: 16 nodes of 32 CPU`."""
+        """Describe the pool, for example as `cpu: 16 nodes of 32 CPU`."""
         has = [f"{count:g} {what}" for what, count in self.resources.items() if what in _SHOWN]
         return f"{self.name}: {self.most} nodes of {' and '.join(has) or 'nothing'}"
 
@@ -44,17 +47,17 @@ _SHOWN = ("CPU", "GPU")
 
 @dataclass(frozen=True)
 class Capacity:
-    """How many workers a cluster could hold."""
+    """Number of workers that a cluster could hold."""
 
-    live: int  # on the nodes that are up, were nothing else there
-    later: int | None  # with all that its autoscaler may bring; None: it does not say
-    pools: Sequence[NodePool]  # that were looked at
+    live: int  # workers that fit the live nodes if nothing else runs there
+    later: int | None  # workers that fit once the autoscaler has started all; None if unknown
+    pools: Sequence[NodePool]  # node pools that were counted
 
 
 def find_capacity(
     need: Need, selector: Mapping[str, str], pools: Sequence[NodePool] | None
 ) -> Capacity:
-    """For workers that take `need` each, on nodes with the labels of `selector`."""
+    """Compute how many workers that take `need` each fit the nodes with labels `selector`."""
     fitting = [pool for pool in pools or () if matches(pool.labels, selector)]
     nodes = [node for node in _list_live_nodes() if matches(node["Labels"], selector)]
     live = sum(count_places(node["Resources"], need) for node in nodes)
@@ -64,33 +67,33 @@ def find_capacity(
 
 
 def count_places(resources: Mapping[str, float], need: Need) -> int:
-    """How many times `need` goes into the `resources` of one node."""
-    return min(int(resources.get(what, 0) // each) for what, each in need.items() if each)
+    """Return how many workers that take `need` each fit the `resources` of one node."""
+    return min(int(resources.get(name, 0) // count) for name, count in need.items() if count)
 
 
 def matches(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
-    """Whether a node with `labels` is one that `selector` asks for."""
+    """Return whether `labels` of a node contain all labels of `selector`."""
     return all(labels.get(name) == value for name, value in selector.items())
 
 
 def build_cpu_selector(pools: Sequence[NodePool] | None) -> dict[str, str]:
-    """Which labels a stage without accelerators asks of its nodes; none where no pool is for it."""
+    """Return the label selector of stages without GPUs; empty if no node or pool matches it."""
     wanted = {LABEL: CPU_POOL}
     labels = [pool.labels for pool in pools or ()] + [node["Labels"] for node in _list_live_nodes()]
-    return wanted if any(matches(each, wanted) for each in labels) else {}
+    return wanted if any(matches(node_labels, wanted) for node_labels in labels) else {}
 
 
 def has_gpus(pools: Sequence[NodePool] | None) -> bool:
-    """Whether some node has an accelerator, or one that may come has."""
+    """Return whether a live node, or a node that may be started, has a GPU."""
     having = [pool.resources for pool in pools or () if pool.most]
     having += [node["Resources"] for node in _list_live_nodes()]
-    return any(each.get("GPU", 0) >= 1 for each in having)
+    return any(resources.get("GPU", 0) >= 1 for resources in having)
 
 
 def find_pools() -> Sequence[NodePool] | None:
-    """What the autoscaler of the Ray that this process is connected to may start.
+    """Find the node pools that the autoscaler of the connected Ray cluster may start.
 
-    Empty if nothing scales it; None if that cannot be known.
+    The result is empty if the cluster has no autoscaler, and None if that is unknown.
     """
     import ray
 
@@ -99,7 +102,7 @@ def find_pools() -> Sequence[NodePool] | None:
 
 @functools.cache
 def _find_pools_of(cluster: str) -> Sequence[NodePool] | None:
-    """Those of the cluster at that address, which this process is connected to."""
+    """Find the node pools of the connected cluster; `cluster`, its address, is the cache key."""
     import ray
 
     head = next((node for node in _list_live_nodes() if _is_head(node)), None)
@@ -115,11 +118,14 @@ def _find_pools_of(cluster: str) -> Sequence[NodePool] | None:
             found = ray.get(answer, timeout=ASKED)
         except ray.exceptions.RayError:
             found = None
-    return None if found is None else [NodePool(**each) for each in found]
+    return None if found is None else [NodePool(**fields) for fields in found]
 
 
 def read_pools() -> list[dict[str, Any]] | None:
-    """On the head: what the file of its autoscaler allows, as the fields of `NodePool`."""
+    """Read the autoscaler's node pools as fields of `NodePool`; must run on the head node.
+
+    The list is empty without an autoscaler. Returns None if the configuration cannot be read.
+    """
     if "RAY_CLUSTER_NAME" in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ:
         config = _read_kuberay_config(os.environ["RAY_CLUSTER_NAME"])
     else:
@@ -143,7 +149,7 @@ def _list_pools(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _read_monitor_config() -> Mapping[str, Any]:
-    """The file that the autoscaler of this machine's head was started with; empty without one."""
+    """Read the file that this head's autoscaler was started with; return {} if there is none."""
     import ray
     import yaml
 
@@ -152,7 +158,7 @@ def _read_monitor_config() -> Mapping[str, Any]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command = path.read_bytes().decode(errors="replace").split("\0")
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         given = [word.removeprefix(option) for word in command if word.startswith(option)]
         if given and given[0] and here in command:
@@ -162,8 +168,9 @@ def _read_monitor_config() -> Mapping[str, Any]:
 
 
 def _read_kuberay_config(name: str) -> Mapping[str, Any] | None:
-    """What KubeRay's autoscaler reads, from where it does; None without the right to."""
-    # Private, and here: a cluster's head runs this file by itself, where trainrig may not be.
+    """Read the configuration of KubeRay's autoscaler; return None if it cannot be read."""
+    # These private imports are here, not in `ray_private`, because a cluster's head runs this file
+    # alone and may not have trainrig installed.
     from ray.autoscaler._private.kuberay.autoscaling_config import (
         _derive_autoscaling_config_from_ray_cr,
     )
@@ -173,7 +180,7 @@ def _read_kuberay_config(name: str) -> Mapping[str, Any] | None:
         client = KubernetesHttpApiClient(namespace=NAMESPACE.read_text())
         cluster = client.get(f"rayclusters/{name}")
         config: dict[str, Any] = _derive_autoscaling_config_from_ray_cr(cluster)
-    except Exception:  # whatever requests or Kubernetes say: it stays unknown
+    except Exception:  # errors of any kind mean that the pools are unknown
         return None
     return config
 

@@ -1,10 +1,11 @@
-"""Everything of Ray that is not public and that trainrig uses, and why.
+"""All uses of Ray's private API in trainrig, with the reason for each.
 
-Each function names what it reaches, for what reason, and the public way that it replaces.
-`tests/ray_runtime/test_ray_private.py` finds what a release of Ray has moved, and private imports
-anywhere else, but for `ray_pools`, which a cluster's head runs by itself.
+Each function documents the public alternative and why it does not suffice.
+`tests/ray_runtime/test_ray_private.py` detects private names that a release of Ray has moved, and
+private imports in other modules. Only `ray_pools`, which a cluster's head runs alone, may have
+some.
 
-Imports are local: Ray Train brings pandas, which takes a second.
+Imports are local: Ray Train imports pandas, which takes a second.
 """
 
 import asyncio
@@ -16,22 +17,22 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-# The provider that starts raylets on this machine in the place of machines. Public way: none; it
-# is what Ray's own documentation of testing the autoscaler locally uses.
+# Node provider that starts raylets on this machine instead of machines. Public way: none; Ray's
+# documentation uses the same provider to test the autoscaler locally.
 LOCAL_NODE_PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
 
-# Processes that `ray.init` starts and nothing here asks: the autoscaler, for clusters that grow;
-# the dashboard's server, which is off; and what copies logs to a driver that wants none.
+# Processes that `ray.init` starts and trainrig does not need: the autoscaler, the server of the
+# dashboard, which is off, and the process that copies logs to the driver, which shows none.
 UNNEEDED_PROCESSES = ("start_monitor", "start_api_server", "start_log_monitor")
 
 
 @contextlib.contextmanager
 def without_unneeded_processes() -> Iterator[None]:
-    """Have `ray.init` start none of UNNEEDED_PROCESSES in the block.
+    """Keep `ray.init` in the block from starting UNNEEDED_PROCESSES.
 
-    Each is a Python process that imports for a second or two, on the cores on which the first
-    worker does. Public way: `include_dashboard=False` still starts the server, and no option leaves
-    out the other two.
+    Each is a Python process whose imports take a second or two, on the cores that the first worker
+    needs. Public way: `include_dashboard=False` still starts the server, and no option leaves out
+    the other two.
     """
     from ray._private.node import Node
 
@@ -43,13 +44,14 @@ def without_unneeded_processes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def shielded_from_signals() -> Iterator[None]:
-    """Have the processes that `ray.init` starts in the block ignore what asks the driver to stop.
+    """Make the processes that `ray.init` starts in the block ignore the driver's stop signals.
 
     `timeout`, Slurm, systemd and a terminal that closes send their signal to a whole process group
     or control group. Ray's processes would end at once, while ranks still save their checkpoint.
-    So each gets a session of its own and blocks SIGTERM and SIGHUP, as Ray does with SIGINT; the
-    processes that it starts inherit that. Only SIGKILL ends them: Ray's `terminate` becomes `kill`.
-    The kernel still ends them with the driver (Ray sets PR_SET_PDEATHSIG). Public way: none.
+    Each process therefore gets a new session and blocks SIGTERM and SIGHUP, as Ray does with
+    SIGINT. Its children inherit this. Only SIGKILL ends these processes, so Ray's `terminate`
+    becomes `kill`. The kernel still ends them with the driver (Ray sets PR_SET_PDEATHSIG). Public
+    way: none.
     """
     from ray._private import services
 
@@ -71,9 +73,9 @@ def shielded_from_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_sigterm_handler() -> Iterator[None]:
-    """Have `ray.init` leave the handler of SIGTERM alone in the block.
+    """Keep the current SIGTERM handler when the block calls `ray.init`.
 
-    Ray's own ends the process as a failure, without a word. Public way: none.
+    Ray's handler ends the process as a failure, without a message. Public way: none.
     """
     from ray._private import utils
 
@@ -83,10 +85,10 @@ def without_sigterm_handler() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_clusters() -> Iterator[None]:
-    """Have a Ray that starts in the block, and its processes, listen at 127.0.0.1 alone.
+    """Make a Ray that starts in the block, and its processes, listen at 127.0.0.1 only.
 
-    The switch is meant for systems on which Ray makes no clusters. Public way: none; the address
-    given to `ray.init` is that of the node, not the one it listens at.
+    The switch is meant for systems on which Ray supports no clusters. Public way: none; the address
+    given to `ray.init` is the node's address, not the one that Ray listens at.
     """
     from ray._private import ray_constants
 
@@ -103,10 +105,9 @@ def without_clusters() -> Iterator[None]:
 
 
 def find_temporary_folder() -> Path:
-    """Return the folder in which Ray puts its temporary folder where none is named.
+    """Return the folder in which Ray creates its temporary folder by default.
 
-    Public way: `RAY_TMPDIR` and a default that the documentation names; this is what Ray makes of
-    both.
+    Public way: `RAY_TMPDIR` and a documented default; this function applies both as Ray does.
     """
     from ray._common.utils import get_default_system_temp_dir
 
@@ -114,11 +115,10 @@ def find_temporary_folder() -> Path:
 
 
 def get_local_node() -> Any:
-    """What `ray.init` keeps of this machine's node: its processes (`all_processes`), session folder
-    and the address of the GCS.
+    """Return Ray's `Node` object of this machine: processes, session folder and GCS address.
 
-    Public way: `ray.init` returns the session folder, but no processes, which have to be watched
-    and ended.
+    Public way: `ray.init` returns the session folder, but not the processes, which must be
+    monitored and killed.
     """
     from ray._private import worker
 
@@ -126,11 +126,12 @@ def get_local_node() -> Any:
 
 
 def filter_driver_output(pass_on: Callable[[str], bool]) -> None:
-    """Have Ray print, of what its processes send to the driver, what `pass_on` says yes to; the
-    rest goes to a log in the session's folder. Once for a process.
+    """Print only the messages from Ray's processes for which `pass_on` returns True.
 
-    Of a lost node Ray prints forty lines. Public way: `log_to_driver=False`, which loses what
-    users' own code prints in workers.
+    Other messages go to a log file in the session folder. The first call in a process decides.
+
+    Ray prints forty lines for a lost node. Public way: `log_to_driver=False`, which also drops what
+    users' code prints in workers.
     """
     from ray._private import worker
 
@@ -143,7 +144,7 @@ def filter_driver_output(pass_on: Callable[[str], bool]) -> None:
         if pass_on(text):
             printed(said, ignore_prefix)
             return
-        with contextlib.suppress(OSError, AttributeError):  # this process has just disconnected
+        with contextlib.suppress(OSError, AttributeError):  # may have just disconnected
             path = Path(get_local_node().get_logs_dir_path(), f"trainrig-driver-{os.getpid()}.log")
             with path.open("a") as file:
                 file.write(f"{text}\n")
@@ -153,9 +154,9 @@ def filter_driver_output(pass_on: Callable[[str], bool]) -> None:
 
 
 def list_draining_nodes() -> Mapping[str, Any]:
-    """Nodes that are being drained, by id.
+    """Return the nodes that are being drained, by node id.
 
-    Public way: the State API (`ray.util.state`), which goes through the dashboard that is off.
+    Public way: the State API (`ray.util.state`), which needs the dashboard, which is off.
     """
     from ray._private.state import state
 
@@ -163,9 +164,9 @@ def list_draining_nodes() -> Mapping[str, Any]:
 
 
 def list_free_resources() -> Mapping[str, Mapping[str, float]]:
-    """What is free on each node, by its id.
+    """Return the free resources of each node, by node id.
 
-    Public way: `ray.available_resources()`, which adds all nodes up.
+    Public way: `ray.available_resources()`, which returns the sum over all nodes.
     """
     from ray._private.state import state
 
@@ -174,10 +175,10 @@ def list_free_resources() -> Mapping[str, Mapping[str, float]]:
 
 
 def ended_for_memory(node: str, pid: int) -> bool:
-    """Whether Ray ended the worker process `pid` of `node` because the node ran out of memory.
+    """Return whether Ray killed the worker process `pid` of `node` because memory ran out.
 
-    Public way: OutOfMemoryError, which the caller of a task gets, not of an actor that died; or the
-    State API, through the dashboard that is off.
+    Public way: OutOfMemoryError, which is raised for a task, but not for an actor that died; or the
+    State API, which needs the dashboard, which is off.
     """
     from ray._private.state import state
     from ray.core.generated import common_pb2, gcs_pb2
@@ -193,10 +194,10 @@ def ended_for_memory(node: str, pid: int) -> bool:
 
 
 def remove_placement_groups_of(actor: Any) -> None:
-    """Free all that the actor of this handle has reserved.
+    """Remove all placement groups that `actor` has created.
 
-    Ray keeps what a train controller that died had reserved until its job ends. Public way:
-    `placement_group_table()`, which does not say whose a group is.
+    Ray keeps the placement groups of a dead train controller until its job ends. Public way:
+    `placement_group_table()`, which does not name the creator of a group.
     """
     from ray._private.state import state
     from ray._raylet import PlacementGroupID
@@ -213,11 +214,11 @@ def remove_placement_groups_of(actor: Any) -> None:
 
 
 def get_autoscaling_coordinator() -> Any:
-    """The actor through which Ray's libraries ask its autoscaler for nodes.
+    """Return the actor through which Ray's libraries request nodes from the autoscaler.
 
-    It adds up the requests of all who ask, and forgets whoever falls silent. Public way:
-    `ray.autoscaler.sdk.request_resources`, where the newest request takes the place of all
-    others and stays when its driver is dead.
+    The actor sums the requests of all requesters and drops requests that are not renewed. Public
+    way: `ray.autoscaler.sdk.request_resources`, where the newest request replaces all others and
+    outlives its driver.
     """
     from ray.data._internal.cluster_autoscaler import get_or_create_autoscaling_coordinator
 
@@ -225,10 +226,10 @@ def get_autoscaling_coordinator() -> Any:
 
 
 def find_address_and_port() -> tuple[str, int]:
-    """This node's address, and a port of it that is free.
+    """Return this node's address and a free port, chosen as Ray Train chooses them.
 
-    Public way: `ray.util.get_node_ip_address()` and a socket of one's own: Ray Train's order of
-    looking for interfaces is what its users' settings apply to.
+    Public way: `ray.util.get_node_ip_address()` and a new socket, which ignore the settings by
+    which users select the network interface for Ray Train.
     """
     from ray.train._internal.utils import get_address_and_port
 
@@ -237,9 +238,9 @@ def find_address_and_port() -> tuple[str, int]:
 
 
 def died_of_health_check(error: BaseException) -> bool:
-    """Whether Ray Train found a worker dead, where `error` is what it says of it.
+    """Return whether `error` is Ray Train's report of a worker that failed its health check.
 
-    Public way: none; the text of the error alone.
+    Public way: none, except for matching the text of the error.
     """
     from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
@@ -247,10 +248,10 @@ def died_of_health_check(error: BaseException) -> bool:
 
 
 def create_cluster(config_file: str) -> None:
-    """What `ray up --no-config-cache` does with the file.
+    """Create or update a cluster from `config_file`, as `ray up --yes --no-config-cache` does.
 
-    Public way: that command, which asks and colours; its cache lies in the folder for temporary
-    files, for whoever reads that.
+    Public way: the command, which prints in colour. Its cache would lie in the folder for temporary
+    files, where other users could read it.
     """
     from ray.autoscaler._private.commands import create_or_update_cluster
 
@@ -267,7 +268,7 @@ def create_cluster(config_file: str) -> None:
 
 
 def open_gcs_client(address: str) -> Any:
-    """A client of the GCS at `address`, without joining its cluster. Raises RayError.
+    """Open a client of the GCS at `address` without joining its cluster. Raises RayError.
 
     Public way: `ray.init(address=…)`, which starts processes and takes two seconds.
     """
@@ -277,9 +278,9 @@ def open_gcs_client(address: str) -> Any:
 
 
 def fetch_live_nodes(client: Any, timeout: float) -> list[Any]:
-    """The records of the nodes that are alive, by a client of the GCS. Raises RayError.
+    """Fetch the records of all live nodes with the GCS client `client`. Raises RayError.
 
-    Public way: `ray.nodes()`, for a process that has joined the cluster.
+    Public way: `ray.nodes()`, which works only in a process that has joined the cluster.
     """
     from ray.core.generated.gcs_pb2 import GcsNodeInfo  # type: ignore[attr-defined]
 
@@ -290,9 +291,9 @@ def fetch_live_nodes(client: Any, timeout: float) -> list[Any]:
 
 
 def get_preemption_reason() -> Any:
-    """The reason for draining a node that a cloud takes back.
+    """Return Ray's code for draining a node because of its preemption.
 
-    Public way: `ray drain-node`, a process of two seconds that takes no deadline twice.
+    Public way: `ray drain-node`, which takes two seconds and cannot change a deadline.
     """
     from ray.core.generated import autoscaler_pb2
 
@@ -301,25 +302,25 @@ def get_preemption_reason() -> Any:
 
 
 class _NoBarrier:
-    """In place of Ray Train's actor at which workers wait for each other to report: ours do not.
+    """Replacement for Ray Train's SynchronizationActor, which trainrig's workers do not use.
 
-    It would take a process of each worker group, which starts with the worker agents and never
-    rests: on two cores two worker agents were up after 2.1 s instead of 1.5.
+    The actor would take one busy process for each worker group, which starts with the worker
+    agents: on two cores, two worker agents were up after 2.1 s instead of 1.5 s.
     """
 
     def options(self, **options: Any) -> "_NoBarrier":
         return self
 
     def remote(self, **arguments: Any) -> str:
-        return "no barrier"  # something must be there
+        return "no barrier"  # Ray Train needs some handle
 
 
 @contextlib.contextmanager
 def order_workers(order: Callable[[list[str]], list[int]]) -> Iterator[None]:
-    """Have Ray Train's workers of this process become ranks in the `order` that their nodes' ids
-    ask for, given node by node as Ray puts them.
+    """Assign ranks to Ray Train's workers in the block according to `order`.
 
-    Public way: none. Ray makes one placement group of as many equal bundles as there are workers,
+    `order` takes the node id of each worker, in Ray's own order, and returns the workers' indices
+    by rank. Public way: none. Ray makes one placement group with one equal bundle for each worker,
     and numbers workers by node and GPU.
     """
     from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
@@ -329,7 +330,7 @@ def order_workers(order: Callable[[list[str]], list[int]]) -> Iterator[None]:
 
     def sort_workers(workers: list[Any], _first_id: str | None = None) -> list[Any]:
         found = sort(workers, _first_id)
-        return [found[number] for number in order([each.metadata.node_id for each in found])]
+        return [found[number] for number in order([worker.metadata.node_id for worker in found])]
 
     with mock.patch.object(WorkerGroup, name, staticmethod(sort_workers)):
         yield
@@ -341,13 +342,16 @@ def fit_in_this_process(
     order: Callable[[list[str]], list[int]],
     **options: Any,
 ) -> None:
-    """Ray Train's `fit` of `train_loop`, with the controller in this process. Raises what Ray does.
+    """Run Ray Train's `fit` with its controller in this process. Raises Ray's errors.
 
-    `settings` go to `train_loop`; `order`: as `order_workers` has it; `options` are those of
-    `DataParallelTrainer`.
+    Args:
+        train_loop: the function that each worker runs.
+        settings: the argument of `train_loop`.
+        order: the order of the ranks; see `order_workers`.
+        options: keyword arguments of `DataParallelTrainer`.
 
-    In Ray's own way each attempt begins by starting a process for its controller and another to
-    clean up after it, which a run that lost a worker would wait for. Public way:
+    Ray itself begins each attempt by starting one process for the controller and another one for
+    the cleanup, which would delay the restart after a lost worker. Public way:
     `DataParallelTrainer.fit()`.
     """
     from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
@@ -361,10 +365,10 @@ def fit_in_this_process(
     from ray.train.v2.api.result import Result
 
     class SilentFixedScaling(FixedScalingPolicy):
-        """Asks Ray's autoscaler for nothing: the run does, for all that it would like to have."""
+        """Scaling policy that sends the autoscaler no requests, because the run sends its own."""
 
         def after_controller_start(self, train_run_context: Any) -> None:
-            """Say nothing."""
+            """Send no request."""
 
         def _maybe_send_resource_request(self) -> None:
             pass
@@ -377,13 +381,14 @@ def fit_in_this_process(
             return controller.get_result()
 
         def _create_default_callbacks(self) -> list[Any]:
-            """Without those that start processes for nothing.
+            """Return Ray's default callbacks except two that start processes without need.
 
-            The driver removes what a failed attempt leaves reserved, and no data comes through Ray.
+            The driver removes the placement groups of a failed attempt itself, and no training data
+            is read through Ray.
             """
             idle = (PlacementGroupCleanerCallback, DatasetsCallback)
             every = super()._create_default_callbacks()
-            return [each for each in every if not isinstance(each, idle)]
+            return [callback for callback in every if not isinstance(callback, idle)]
 
     with (
         order_workers(order),
@@ -394,9 +399,9 @@ def fit_in_this_process(
 
 
 def find_train_session_folder() -> str:
-    """Where Ray Train keeps its own record when it is told no place: of use to nobody here.
+    """Return Ray Train's folder in the session folder, for records that trainrig does not use.
 
-    Public way: `RunConfig(storage_path=None)`, which makes a folder in the user's home.
+    Public way: `RunConfig(storage_path=None)`, which makes a folder in the user's home directory.
     """
     from ray.train.constants import _get_ray_train_session_dir
 

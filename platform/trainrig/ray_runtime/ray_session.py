@@ -1,8 +1,8 @@
-"""The Ray that a stage runs on, and splits mapped over it by Ray Data.
+"""Connection to Ray, and `map_splits`, which processes the splits of a stage on Ray Data.
 
-Both stages that cut their work into splits (curate, tokenize) need the same forty lines, so they
-stand here once. What travels through Ray is the split's name and task and its name back: pages
-and tokens never enter the object store.
+The stages that divide their work into splits (curate, tokenize) share this code. Only the name and
+task of a split are sent to a worker, and only its name comes back: pages and tokens never enter the
+object store.
 """
 
 import contextlib
@@ -47,45 +47,46 @@ from trainrig.ray_runtime.start_checks import check_machine
 from trainrig.splits import Phase, Split, Work
 
 log = logging.getLogger(__name__)
-# Each must be set before Ray is imported or started; what the user has set stays.
+# Variables that must be set before Ray is imported or started. Values that the user has set stay.
 ENVIRONMENT = {
-    "RAY_AUTH_MODE": "token",  # else whoever reaches the port commands the machine
+    "RAY_AUTH_MODE": "token",  # without a token, anyone who reaches the port controls the machine
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ENABLE_AUTO_CONNECT": "0",  # else threads of a driver that ends start another
-    "RAY_DEDUP_LOGS": "0",  # merges lines that differ only in digits
-    "RAY_BACKEND_LOG_LEVEL": "fatal",  # its C++ prints warnings about itself over our progress
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # otherwise threads of an ending driver start another Ray
+    "RAY_DEDUP_LOGS": "0",  # deduplication merges lines that differ only in digits
+    "RAY_BACKEND_LOG_LEVEL": "fatal",  # Ray's C++ prints internal warnings over the progress
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # do not hide GPUs from tasks that ask for none
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # s; 2.0 by default: how soon a dead worker is seen
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "10",  # s; for CPUs that ought to be free
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # ends a run at a drain's deadline; we move before
-    "RAY_health_check_period_ms": "500",  # with the next: a dead node is known in about 2 s, not 15
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # s until a dead worker is found; default 2.0
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "10",  # s; the CPUs should be free
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # the watcher ends runs too late
+    "RAY_health_check_period_ms": "500",  # a dead node is found in about 2 s, not 15
     "RAY_health_check_failure_threshold": "3",
     "RAY_health_check_initial_delay_ms": "500",
     "RAY_health_check_timeout_ms": "2000",
 }
-# Of a Ray that is started for this process alone: what it would measure of itself, and copy of its
-# logs, for nobody. It would take 1.3% of a core.
+# Variables for a local Ray, which turn off metrics and log copying that trainrig does not use. Both
+# would take 1.3% of a core.
 UNWATCHED = {
     "RAY_enable_metrics_collection": "0",
-    # s; by default, 60 s after a GCS died Ray ends its driver, which has begun another: a client
-    # of the old one stays in it. Milliseconds must fit 31 bits.
+    # In s. By default, Ray ends the driver 60 s after its GCS died, although the driver has started
+    # another Ray by then: a client of the old GCS stays in the process. The value in milliseconds
+    # must fit 31 bits.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "2000000",
-    "RAY_prestart_worker_first_driver": "0",  # workers without our environment: nobody takes them
+    "RAY_prestart_worker_first_driver": "0",  # lacking the environment, they stay unused
     "RAY_event_stats": "0",
     "REPORTER_UPDATE_INTERVAL_MS": "60000",  # 5,000 by default
-    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",  # else it looks for files ten times a second,
-    "LOG_NAME_UPDATE_INTERVAL_S": "3600",  # and not this often
+    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",  # otherwise it scans for files 10 times a second
+    "LOG_NAME_UPDATE_INTERVAL_S": "3600",  # s between two scans for log files
 }
-# Workers × threads ≤ cores; and with one thread the order of every sum is fixed.
+# One thread per worker keeps workers × threads ≤ cores, and fixes the order of every sum.
 WORKER_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "RAYON_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # cuBLAS is not deterministic without, and torch refuses
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # torch requires it for deterministic cuBLAS
 }
-TOKEN = Path("~/.ray/auth_token")  # where Ray keeps a user's own, and makes it if there is none
-OBJECT_STORE_BYTES = 256 * 2**20  # paths and counts only: far less is ever used
+TOKEN = Path("~/.ray/auth_token")  # the user's token, which Ray creates if it is missing
+OBJECT_STORE_BYTES = 256 * 2**20  # ample, because the store holds paths and counts only
 
 _Row = TypeVar("_Row")
 
@@ -94,10 +95,10 @@ Progress = Callable[[int, int], None]
 
 
 def connect(workers: int, what: str) -> None:
-    """Join the cluster that RAY_ADDRESS names, or start a local one; once a process.
+    """Connect this process to Ray as `join` does, and check that the workers fit the cluster.
 
-    Raises ConfigError if `workers` one-CPU workers (of `what`, for the message) do not fit, not
-    even with what the cluster's autoscaler may bring.
+    Raises ConfigError if `workers` workers with one CPU each do not fit, even with all nodes that
+    the autoscaler may start. `what` names the workers in the message.
     """
     join()
     pools = find_pools()
@@ -105,7 +106,7 @@ def connect(workers: int, what: str) -> None:
 
 
 def join() -> None:
-    """Join the cluster that RAY_ADDRESS names, or start a local one; once a process."""
+    """Join the cluster that RAY_ADDRESS names, or start a local one, unless already connected."""
     address = os.environ.get("RAY_ADDRESS", "local")
     alone = address == "local"
     ensure_home()
@@ -115,7 +116,7 @@ def join() -> None:
 
     if ray.is_initialized():
         return
-    leave()  # what somebody has shut down
+    leave()  # removes a Ray that other code has shut down
     sweep()
     if alone:
         check_machine()
@@ -137,15 +138,17 @@ def join() -> None:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[Path]:
-    """Have a Ray that starts in the block start whole or not at all, in the private folder that the
-    block is given, and reachable at 127.0.0.1 alone."""
+    """Start a local Ray in the block that is reachable at 127.0.0.1 only.
+
+    Yields its private folder. If the start fails, nothing is left behind; see `whole_or_nothing`.
+    """
     with ray_private.without_clusters(), whole_or_nothing() as folder:
         yield folder
 
 
 @contextlib.contextmanager
 def _joining() -> Iterator[None]:
-    """Leave the Ray that the block joins if that may not be used. Raises what the block does."""
+    """Disconnect from the Ray that the block joins if the block raises ConfigError."""
     import ray
 
     try:
@@ -157,7 +160,10 @@ def _joining() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _close_stderr() -> Iterator[None]:
-    """Ray's C++ announces its log level there, past Python; what goes wrong it raises."""
+    """Discard writes to standard error in the block, where Ray's C++ prints its log level.
+
+    Errors are not lost, because Ray raises them.
+    """
     sys.stderr.flush()
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -172,11 +178,11 @@ def _close_stderr() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hold_stop_signals() -> Iterator[None]:
-    """Hold a SIGTERM or SIGHUP back while the block runs; then it is as if it had come now.
+    """Delay a SIGTERM or SIGHUP until the end of the block.
 
-    Ray would put in handlers of its own, which end the process as a failure. And what a handler of
-    ours raised in the midst of its start would leave processes behind. A second request does not
-    wait.
+    Ray would install its own handlers, which end the process as a failure. If a handler of trainrig
+    raised during Ray's start, processes would be left behind. A second request takes effect at
+    once.
     """
     before = {number: signal.getsignal(number) for number in list_stop_signals()}
     main = threading.current_thread() is threading.main_thread()
@@ -210,11 +216,12 @@ def _hold_stop_signals() -> Iterator[None]:
 
 
 def _keep_token() -> None:
-    """Let nobody else read the token that Ray makes: who has it commands all that this user runs.
+    """Make Ray's token readable by this user only.
 
-    Ray leaves it for all users of the machine to read.
+    Ray creates the token readable by all users of the machine, and anyone with the token controls
+    all Ray processes of this user.
     """
-    with contextlib.suppress(OSError):  # there is none, or it is another's
+    with contextlib.suppress(OSError):  # the file is missing or belongs to another user
         TOKEN.expanduser().chmod(0o600)
 
 
@@ -234,13 +241,20 @@ def check_fit(
     pools: Sequence[NodePool] | None,
     selector: Mapping[str, str] | None = None,
 ) -> None:
-    """Raise ConfigError if `workers` (of `what`, for the message) that take `need` each will never
-    fit the nodes with the labels of `selector`; `pools`: what may come."""
+    """Raise ConfigError if the workers can never fit the cluster.
+
+    Args:
+        workers: the number of workers.
+        need: the resources of one worker.
+        what: name of the workers in the message.
+        pools: node pools that the autoscaler may start; None if unknown.
+        selector: labels that a node must have.
+    """
     found = find_capacity(need, selector or {}, pools)
     if workers <= found.live or found.later is None or workers <= found.later:
         return
-    each = " and ".join(f"{count:g} {name}" for name, count in need.items())
-    asked = f"{what}: {workers} workers of {each} each, but "
+    resources = " and ".join(f"{count:g} {name}" for name, count in need.items())
+    asked = f"{what}: {workers} workers of {resources} each, but "
     if not pools:
         raise ConfigError(
             f"{asked}Ray has {_describe_workers(found.live, need)}; set workers = {found.live} or "
@@ -263,10 +277,14 @@ def map_splits(
     progress: Progress | None = None,
     brief: bool = False,
 ) -> None:
-    """Do what `phase` has left of `splits`, `workers` at a time on Ray Data; 0: in this process.
+    """Process the unfinished `splits` of `phase`, `workers` at a time.
 
-    `brief`: one of many passes of tenths of a second, which setting up Ray Data would outweigh: by
-    bare tasks. The first error of a split ends the phase; splits that were done stay done.
+    Splits run on Ray Data, or in this process if `workers` is 0. A `brief` phase takes tenths of a
+    second, less than the setup of Ray Data, and runs as plain Ray tasks instead. The first error of
+    a split ends the phase; splits that are done stay done. `progress` is called after each split.
+
+    If a local Ray is lost, another one is started for the splits that are left. Raises Unfinished
+    if a joined cluster is lost.
     """
     advance = progress or (lambda done, all_: None)
     while left := phase.find_unfinished(splits):
@@ -290,7 +308,7 @@ def map_splits(
 def _wait_for_splits(
     phase: Phase, left: Sequence[Split], workers: int, brief: bool
 ) -> Iterator[str]:
-    """The names of `left`, as each is done."""
+    """Process the splits in `left` and yield the name of each one when it is done."""
     if not workers:
         return _run_in_process(phase, left)
     return (_run_by_tasks if brief else _run_by_ray_data)(phase, left, workers)
@@ -309,16 +327,16 @@ def _run_by_ray_data(phase: Phase, left: Sequence[Split], workers: int) -> Itera
         return
     import ray.data
 
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what matters is raised below
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised below
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     context.execution_options.label_selector = _build_selector() or None
-    # All are asked for at once: Ray's autoscaler starts nodes for what waits, and by its budget
-    # Ray Data would let wait what fits the nodes that are up.
+    # All tasks are submitted at once, because Ray's autoscaler starts nodes only for waiting tasks.
+    # With resource reservation, Ray Data would submit only the tasks that fit the live nodes.
     context.op_resource_reservation_enabled = False
     rows = [_make_row(split) for split in left]
-    # Tasks, not actors: Ray's processes live on from phase to phase, with all that they imported.
+    # Tasks are used, not actors: their worker processes, with all imports, live on between phases.
     done = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
         _do_split,  # type: ignore[arg-type] # a function with more arguments, which follow
         fn_args=(phase, uuid.uuid4().hex),
@@ -334,10 +352,12 @@ def _run_by_tasks(phase: Phase, left: Sequence[Split], workers: int) -> Iterator
     import ray
 
     do: Any = ray.remote(_do_split).options(num_cpus=1, label_selector=_build_selector())
-    shared, call = ray.put(phase), uuid.uuid4().hex
+    shared = ray.put(phase)
+    call = uuid.uuid4().hex
 
     def rows() -> Iterator[dict[str, Any]]:
-        to_go, running = iter(left), list[Any]()
+        to_go = iter(left)
+        running = list[Any]()
         while True:
             for split in itertools.islice(to_go, workers - len(running)):
                 running.append(do.remote(_make_row(split), shared, call))
@@ -352,17 +372,17 @@ def _run_by_tasks(phase: Phase, left: Sequence[Split], workers: int) -> Iterator
 
 
 def _build_selector() -> dict[str, str]:
-    """Of the nodes for splits."""
+    """Return the label selector of the nodes for splits."""
     return build_cpu_selector(find_pools())
 
 
 def _make_row(split: Split) -> dict[str, Any]:
-    """A split, as it travels."""
+    """Convert a split to the row that is sent to a worker."""
     return {"name": split.name, "task": json.dumps(dict(split.task))}
 
 
 def _iterate_names(done: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Of splits that were done; raises the first error among them."""
+    """Yield the names of the splits that are done; raise the first error among them."""
     for row in done:
         if row["problem"]:
             raise getattr(errors, row["kind"])(row["problem"])
@@ -370,10 +390,11 @@ def _iterate_names(done: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _iterate_in_thread(iterate: Callable[[], Iterable[_Row]]) -> Iterator[_Row]:
-    """What `iterate` gives, made in a thread of its own, so that a signal finds this one waiting.
+    """Yield the items of `iterate()`, which runs in a separate thread; raise its error here.
 
-    A handler's exception is raised wherever the main thread happens to be, and Ray's own code
-    swallows some there: a driver that was told to stop then waited for ever (1 run in 12).
+    A signal handler's exception is raised in the main thread, and Ray's code swallows some of these
+    exceptions. With Ray's code in the main thread, a driver that received a stop signal then waited
+    for ever in 1 run of 12. Raises ClusterLost if Ray is lost.
     """
     results: queue.SimpleQueue[tuple[_Row | None, BaseException | None]] = queue.SimpleQueue()
 
@@ -400,25 +421,25 @@ def _iterate_in_thread(iterate: Callable[[], Iterable[_Row]]) -> Iterator[_Row]:
         yield row
 
 
-_loaded: dict[str, Work] = {}  # in a process of Ray's: of the last call that it did a split of
+_loaded: dict[str, Work] = {}  # loaded work of the latest `map_splits` call, in a Ray worker
 
 
 def _load_work(call: str, make_work: Callable[[], Work]) -> Work:
-    """What `make_work` loaded, kept from one split of a `call` to the next."""
+    """Return the result of `make_work`, cached for all splits of the `map_splits` call `call`."""
     if call not in _loaded:
-        _loaded.clear()  # first, as the next may be as large
+        _loaded.clear()  # before loading, because both may be too large for the memory together
         _loaded[call] = make_work()
     return _loaded[call]
 
 
 def _do_split(row: Mapping[str, Any], phase: Phase, call: str) -> dict[str, Any]:
-    """Do one split of a phase; `call` is the name of this call of `map_splits`.
+    """Process one split of a phase; `call` is the id of the call of `map_splits`.
 
-    An error that trainrig foresees goes home as a row: Ray would wrap it in pages of traceback.
+    A TrainrigError is returned as a row, because Ray would wrap it in pages of traceback.
     """
     split = Split(name=row["name"], task=json.loads(row["task"]))
     try:
-        work = _load_work(call, phase.make_work)  # here, as it may raise as well
+        work = _load_work(call, phase.make_work)  # may raise TrainrigError as well
         phase.do(work, split)
     except errors.TrainrigError as error:
         return {"name": split.name, "problem": str(error), "kind": type(error).__name__}

@@ -1,12 +1,12 @@
-"""The private folder of a Ray that this process starts: made, found again and removed.
+"""Private folders of local Rays: created, found again after a crash, and removed.
 
 Ray gives its session folder and the folder of its sockets the mode 0777, so that any user of the
-machine could put another socket in the place of the raylet's. Ray's temporary folder therefore lies
-in a folder that this user alone may enter, one for every start.
+machine could replace the raylet's socket. Ray's temporary folder therefore lies in a private folder
+that only this user can enter, a new one for every start.
 
-The private folder holds a record of its owner, the process that started Ray. The record is believed
-only if nobody else can have written it. Ray's own processes are found by the files that they hold
-open below the folder: workers outlive a raylet that was killed, and are nobody's children then.
+The private folder holds a record of its owner, the process that started Ray. The record is trusted
+only if no other user can have written it. Ray's processes are found by the files that they hold
+open below the folder: workers outlive a killed raylet, and then have no parent that is known.
 """
 
 import contextlib
@@ -23,23 +23,23 @@ from trainrig.processes.process_identity import PROC, Process, kill_if, read_use
 from trainrig.ray_runtime import ray_private
 
 log = logging.getLogger(__name__)
-PREFIX = "trainrig-ray-"  # of private folders
+PREFIX = "trainrig-ray-"  # prefix of private folders' names
 RAY = "r"  # Ray's temporary folder, in a private folder
-OWNER = "owner.json"  # in a private folder: the process that started Ray
-FALLBACK = Path("/tmp")  # where the usual place will not do
-LONGEST_SOCKET = 107  # bytes of the path of a Unix socket
+OWNER = "owner.json"  # record of the process that started Ray, in a private folder
+FALLBACK = Path("/tmp")  # base folder to use if the usual one is unsuitable
+LONGEST_SOCKET = 107  # maximum length of a Unix socket's path, in bytes
 SOCKET = (
-    "session_2026-11-29_02-15-48_141537_1234567/sockets/plasma_store"  # as long as any of Ray's
+    "session_2026-11-29_02-15-48_141537_1234567/sockets/plasma_store"  # the longest path of Ray's
 )
-DIES_WITHIN = 5.0  # s for a process that was sent SIGKILL to be gone
-LOOK_AGAIN = 0.05  # s between two looks whether it is
-OWNER_WITHIN = 60.0  # s after which a folder without a record of its owner is a dead process's
+DIES_WITHIN = 5.0  # time limit for a process to end after SIGKILL, in s
+LOOK_AGAIN = 0.05  # s between two checks for the end of a process
+OWNER_WITHIN = 60.0  # s after which the maker of a folder without an owner record must be dead
 
 
 def make_private_folder() -> Path:
-    """Make a folder that this user alone may enter, and record this process as its owner.
+    """Create a folder that only this user can enter, and record this process as its owner.
 
-    Raises ConfigError if there is no place for one.
+    Raises ConfigError if no base folder is suitable.
     """
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_find_base()))  # with mode 0700
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
@@ -49,7 +49,7 @@ def make_private_folder() -> Path:
 
 
 def remove_private_folder(folder: Path, keep: Path | None = None) -> None:
-    """Remove a private folder that nobody uses any more; all of it but `keep`, a path below it."""
+    """Remove a private folder that is no longer used, except for `keep`, a folder below it."""
     if keep is None or not keep.is_dir():
         shutil.rmtree(folder, ignore_errors=True)
         return
@@ -65,9 +65,9 @@ def remove_private_folder(folder: Path, keep: Path | None = None) -> None:
 
 
 def sweep() -> None:
-    """Remove the private folders whose owner is dead, and end what is left of their processes.
+    """Remove the private folders of dead owners, and kill the remaining processes of their Rays.
 
-    Folders and records that another user could have written are left alone.
+    Folders and records that another user could have written are ignored.
     """
     for base in _list_bases():
         for folder in base.glob(f"{PREFIX}*"):
@@ -101,9 +101,9 @@ def is_private(folder: Path) -> bool:
 
 
 def read_owner(folder: Path) -> Process | None:
-    """Return the process that the record in `folder` names; None if the record is not believed.
+    """Return the process that the record in `folder` names; None if the record is not trusted.
 
-    It is believed if it is a file of this user, not a link, which no other user may write.
+    The record is trusted if it is a regular file of this user, and only this user may write it.
     """
     try:
         with os.fdopen(
@@ -114,14 +114,14 @@ def read_owner(folder: Path) -> Process | None:
             if not (own and stat.S_ISREG(found.st_mode)):
                 return None
             return Process.model_validate_json(file.read())
-    except (OSError, ValueError):  # gone, a link, or torn
+    except (OSError, ValueError):  # the file is gone, a link, or torn
         return None
 
 
 def kill_users(folder: Path) -> None:
-    """Send SIGKILL to each process of this user but this one that writes a file below `folder`.
+    """Kill every other process of this user that has a file below `folder` open for writing.
 
-    Returns once they are gone.
+    Returns once the processes are gone, but after DIES_WITHIN seconds at the latest.
     """
     until = time.monotonic() + DIES_WITHIN
     while (left := _find_users(folder)) and time.monotonic() < until:
@@ -131,15 +131,15 @@ def kill_users(folder: Path) -> None:
 
 
 def _find_users(folder: Path) -> set[int]:
-    """Return the processes that `kill_users` means; only Linux tells them."""
+    """Return the ids of the processes that `kill_users` kills; empty on systems without /proc."""
     pids = {int(path.name) for path in PROC.glob("[0-9]*")} - {os.getpid()}
     return {pid for pid in pids if _uses(pid, folder)}
 
 
 def _uses(pid: int, folder: Path) -> bool:
-    """Return whether process `pid` is this user's and writes a file below `folder`."""
+    """Return whether process `pid` of this user has a file below `folder` open for writing."""
     below = f"{folder}/"
-    with contextlib.suppress(OSError):  # it ended, or is another user's
+    with contextlib.suppress(OSError):  # the process has ended, or is another user's
         for path in (PROC / str(pid) / "fd").iterdir():
             with contextlib.suppress(OSError):  # closed meanwhile
                 if os.readlink(path).startswith(below) and path.lstat().st_mode & stat.S_IWUSR:  # noqa: PTH115
@@ -148,14 +148,14 @@ def _uses(pid: int, folder: Path) -> bool:
 
 
 def _remove_unowned(folder: Path) -> None:
-    """Remove `folder` if its maker died before it wrote down who it is."""
-    with contextlib.suppress(OSError):  # it is not empty, or gone
+    """Remove `folder` if its maker died before writing the owner record."""
+    with contextlib.suppress(OSError):  # the folder is not empty, or gone
         if time.time() - folder.stat().st_mtime > OWNER_WITHIN:
             folder.rmdir()
 
 
 def _find_base() -> Path:
-    """Return the folder in which private folders are made. Raises ConfigError if there is none."""
+    """Return the base folder for private folders. Raises ConfigError if none is suitable."""
     for base in _list_bases():
         with contextlib.suppress(OSError):
             base.mkdir(parents=True, exist_ok=True)
@@ -168,12 +168,12 @@ def _find_base() -> Path:
 
 
 def _list_bases() -> list[Path]:
-    """Return where private folders may lie, the usual place first."""
+    """Return the base folders that may hold private folders, the usual one first."""
     return list(dict.fromkeys([ray_private.find_temporary_folder(), FALLBACK]))
 
 
 def _fits(base: Path) -> bool:
-    """Return whether the names of Ray's sockets are short enough below `base`."""
+    """Return whether the paths of Ray's sockets are short enough below `base`."""
     return len(os.fsencode(base)) <= _count_room()
 
 

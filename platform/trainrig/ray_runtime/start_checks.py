@@ -1,7 +1,7 @@
-"""Checks of this machine before a local Ray is started: what would else fail late, and unnamed.
+"""Checks of this machine before a local Ray starts, for problems that Ray reports late or not.
 
-Each costs milliseconds. What is missing is for whoever runs the machine to mend: the
-same command would fail again.
+Each check takes milliseconds. The errors are ConfigError, because the same command would fail again
+until the machine's administrator has fixed the problem.
 """
 
 import contextlib
@@ -15,17 +15,17 @@ from trainrig.errors import ConfigError
 from trainrig.processes.process_identity import PROC, read_user
 
 SHARED_MEMORY = Path("/dev/shm")
-# Bytes of shared memory for the semaphores of ranks: 64 KiB was enough for two, 8 KiB was not.
-# Ray's object store goes to a folder where shared memory has no room for it.
+# Bytes of shared memory for the semaphores of ranks: 64 KiB was enough for two ranks, 8 KiB was
+# not. Ray's object store uses a folder instead if shared memory is too small.
 SHARED_MEMORY_NEEDED = 1 * 2**20
 LOOPBACK = "127.0.0.1"
-ANSWER = 5.0  # s for this machine to answer itself
-# Threads of a local Ray and a run of two workers: 269 were counted at the start.
+ANSWER = 5.0  # time limit for this machine to connect to itself, in s
+# Threads of a local Ray with a run of two workers: 269 were counted at the start.
 THREADS_NEEDED = 280
 
 
 def check_machine() -> None:
-    """Raise ConfigError if no local Ray and no run on it could start on this machine."""
+    """Raise ConfigError if this machine cannot start a local Ray with a run."""
     check_shared_memory()
     check_loopback()
     check_threads()
@@ -55,7 +55,7 @@ def check_shared_memory() -> None:
 
 
 def check_loopback() -> None:
-    """Raise ConfigError if this machine does not reach itself at the loopback address."""
+    """Raise ConfigError if this machine cannot connect to itself at the loopback address."""
     try:
         with socket.socket() as listener:
             listener.bind((LOOPBACK, 0))
@@ -81,7 +81,7 @@ def check_threads() -> None:
 
 
 def describe_thread_shortage() -> str:
-    """Return the line for a process that could start no more threads."""
+    """Describe, in one line, why a process could not start another thread, and what to do."""
     found = [limit for limit in (find_user_limit(), find_group_limit()) if limit]
     limits = " and ".join(f"{limit.name} is {limit.most:,}" for limit in found)
     return (
@@ -91,30 +91,35 @@ def describe_thread_shortage() -> str:
 
 
 class ThreadLimit:
-    """A limit of the number of threads, and how many are left."""
+    """A limit on the number of threads, and how many are left."""
 
     def __init__(self, name: str, most: int, used: int) -> None:
-        self.name, self.most, self.left = name, most, most - used
+        self.name = name
+        self.most = most
+        self.left = most - used
 
 
 def find_user_limit() -> ThreadLimit | None:
-    """Return the limit of this user's threads; None if there is none, as for root."""
+    """Return the limit on this user's threads; None if there is none, as for root."""
     most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if os.getuid() == 0 or most == resource.RLIM_INFINITY or not PROC.is_dir():
         return None
-    used, user = 0, os.getuid()
+    used = 0
+    user = os.getuid()
     for path in PROC.glob("[0-9]*"):
         if read_user(int(path.name)) == user:
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # the process has ended
                 used += len(list((path / "task").iterdir()))
     return ThreadLimit("ulimit -u", most, used)
 
 
 def find_group_limit() -> ThreadLimit | None:
-    """Return the smallest rest that the control groups of this process leave; None if none does."""
+    """Return the control group's limit that leaves the fewest threads; None if there is none."""
     found = list[ThreadLimit]()
     for folder in _list_control_groups():
-        with contextlib.suppress(OSError, ValueError):  # "max", or no such group here
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # the value is "max", or the group has no such file
             most = int((folder / "pids.max").read_text())
             used = int((folder / "pids.current").read_text())
             found.append(ThreadLimit(f"{folder}/pids.max", most, used))
@@ -131,7 +136,8 @@ def _list_control_groups() -> list[Path]:
                 continue
             root = Path("/sys/fs/cgroup", "pids" if controllers else "")
             group = root / path.lstrip("/")
-            # In a container the path may be the host's, and its own group is the root there.
-            inside = [each for each in group.parents if each.is_relative_to(root)]
+            # In a container the path may be a path of the host, and the container's group is the
+            # root folder.
+            inside = [folder for folder in group.parents if folder.is_relative_to(root)]
             found += [group, *inside]
     return found

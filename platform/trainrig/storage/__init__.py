@@ -1,9 +1,9 @@
-"""Bytes on a disk or in an S3 bucket, behind one set of functions.
+"""Functions that read and write files on a disk or in an S3 bucket alike.
 
-A location is a `str`: a path, or `s3://bucket/key`. A file appears whole or not at all: on disk it
-is written under a temporary name, synced and renamed; on S3 an object is put, or its multipart
-upload completed, in one go. `create` is exclusive on both, which is what locks and manifests need.
-`AWS_ENDPOINT_URL` and the other `AWS_*` variables are honoured by boto3.
+A location is a `str`: a path, or `s3://bucket/key`. Writes are atomic, so a reader never finds half
+a file. On disk a file is written under a temporary name, synced and renamed. On S3 an object is put
+by one request, or by one multipart upload. `create` is exclusive on both, which locks and manifests
+need. boto3 honours `AWS_ENDPOINT_URL` and the other `AWS_*` variables.
 """
 
 import contextlib
@@ -25,23 +25,23 @@ from trainrig.storage.held_folder import hold_folder as hold_folder
 from trainrig.storage.held_folder import make_parent as make_parent
 from trainrig.storage.s3_objects import S3 as S3
 
-# Bytes a ranged GET asks for; S3 gives its full rate to a stream from about here.
+# Bytes of a ranged GET. S3 serves a stream at its full rate from about this size on.
 READ_BLOCK = 8 * 2**20
 HASH_BLOCK = 2**20  # bytes
 
 
 def join(folder: str, *names: str) -> str:
-    """`folder/name/…`, whatever kind of location the folder is."""
+    """Join `folder` and `names` with slashes, for a path or an `s3://` location."""
     return "/".join([folder.rstrip("/"), *names] if folder else names)
 
 
 def make_absolute(path: str) -> str:
-    """`path` as processes elsewhere on this machine, in folders of their own, can use it."""
+    """Return `path` as an absolute path; an `s3://` location is returned unchanged."""
     return path if path.startswith(S3) else str(Path(path).absolute())
 
 
 def read(path: str) -> bytes:
-    """All bytes at `path`. Raises FileNotFoundError."""
+    """Return all bytes of the file at `path`. Raises FileNotFoundError."""
     if path.startswith(S3):
         return s3_objects.get_object(path, None)
     with _name_file_in_errors(path):
@@ -49,28 +49,32 @@ def read(path: str) -> bytes:
 
 
 def read_range(path: str, begin: int, end: int) -> bytes:
-    """The bytes `begin` up to `end` at `path`; fewer where the file ends. Raises FileNotFoundError.
+    """Read the bytes from `begin` up to, but excluding, `end` of the file at `path`.
 
-    On S3 at least one of them must be there.
+    Fewer bytes are returned where the file ends earlier. On S3 the range must hold at least one
+    byte of the object. Raises FileNotFoundError.
     """
     if path.startswith(S3):
         return s3_objects.get_object(path, f"bytes={begin}-{end - 1}")
-    # By the system's own calls: a file object takes four times as long, and thousands are read.
+    # System calls are used, because a Python file object takes four times as long, and runs read
+    # thousands of ranges.
     descriptor = os.open(path, os.O_RDONLY)
     try:
         found = os.pread(descriptor, end - begin, begin)
         while len(found) < end - begin and (
             more := os.pread(descriptor, end - begin - len(found), begin + len(found))
         ):
-            found += more  # beyond 2 GiB
+            found += more  # one `pread` returns 2 GiB at most
         return found
     finally:
         os.close(descriptor)
 
 
 def read_into(path: str, begin: int, buffer: memoryview) -> int:
-    """Fill `buffer` from byte `begin` of `path` on; how much of it was, which is less only at the
-    end of the file. Raises FileNotFoundError."""
+    """Fill `buffer` with the bytes of `path` from `begin` on, and return the number of bytes read.
+
+    The number is smaller than the buffer only at the end of the file. Raises FileNotFoundError.
+    """
     if path.startswith(S3):
         try:
             data = s3_objects.get_object(path, f"bytes={begin}-{begin + len(buffer) - 1}")
@@ -87,7 +91,7 @@ def read_into(path: str, begin: int, buffer: memoryview) -> int:
 
 
 def write(path: str, data: bytes | memoryview) -> None:
-    """Put `data` at `path`, in place of whatever is there, atomically."""
+    """Write `data` to `path` atomically, replacing an existing file."""
     if path.startswith(S3):
         if len(data) > s3_objects.PART:
             return s3_objects.upload_parts(path, memoryview(data))
@@ -101,10 +105,11 @@ def write(path: str, data: bytes | memoryview) -> None:
 
 
 def create(path: str, data: bytes) -> bool:
-    """Put `data` at `path` only if nothing is there; whether this call did so.
+    """Write `data` to `path` only if no file is there; return whether this call wrote the file.
 
-    Of several callers at once exactly one gets True, provided that each one's data is its own
-    (holds a random number, say): a retry after a lost answer recognises itself by its bytes.
+    Of several concurrent callers exactly one gets True, provided that their data differ (by a
+    random number, for instance): a retry after a lost response recognises its own earlier write by
+    the bytes.
     """
     if path.startswith(S3):
         return s3_objects.create_object(path, data)
@@ -123,7 +128,7 @@ def create(path: str, data: bytes) -> bool:
 
 @contextlib.contextmanager
 def atomic_file(path: str) -> Iterator[str]:
-    """A local file name to write to; published at `path` when the block ends without an error."""
+    """Yield a local file name to write to, and publish the file at `path` if the block succeeds."""
     if path.startswith(S3):
         with tempfile.TemporaryDirectory(prefix="trainrig-") as folder:
             temporary = str(Path(folder) / "upload")
@@ -145,7 +150,7 @@ def atomic_file(path: str) -> Iterator[str]:
 
 
 def open_read(path: str) -> BinaryIO:
-    """A seekable stream of the bytes at `path`. Raises FileNotFoundError."""
+    """Open the file at `path` as a seekable binary stream. Raises FileNotFoundError."""
     if path.startswith(S3):
         reader = s3_objects.ObjectReader(path, measure_size(path))
         return cast(BinaryIO, io.BufferedReader(reader, READ_BLOCK))
@@ -153,19 +158,19 @@ def open_read(path: str) -> BinaryIO:
 
 
 def open_for_arrow(path: str) -> Any:
-    """A stream of the bytes at `path` for the readers of Arrow. Raises FileNotFoundError.
+    """Open the file at `path` for Arrow's readers. Raises FileNotFoundError.
 
-    On disk a file of Arrow's own. Its threads let go of a file a moment after it was read. Of one
-    of Python's they cannot once the interpreter ends, and abort the process: `tokens inspect` did
-    so in 2 of 60 runs (https://github.com/apache/arrow/issues/34314).
+    On disk the stream is an Arrow file. Arrow's threads release a file a moment after it was read.
+    They cannot release a Python file once the interpreter shuts down, and abort the process:
+    `tokens inspect` did so in 2 of 60 runs (https://github.com/apache/arrow/issues/34314).
     """
-    import pyarrow as pa  # not before: to read a run file takes none
+    import pyarrow as pa  # imported here, because reading a run file needs no Arrow
 
     return open_read(path) if path.startswith(S3) else pa.OSFile(path)
 
 
 def exists(path: str) -> bool:
-    """Whether a file (not a folder) is at `path`."""
+    """Return whether a file exists at `path`; a folder does not count."""
     try:
         measure_size(path)
     except FileNotFoundError:
@@ -174,7 +179,7 @@ def exists(path: str) -> bool:
 
 
 def measure_size(path: str) -> int:
-    """Bytes of the file at `path`. Raises FileNotFoundError."""
+    """Return the size of the file at `path`, in bytes. Raises FileNotFoundError."""
     if path.startswith(S3):
         return int(s3_objects.head_object(path)["ContentLength"])
     if not Path(path).is_file():
@@ -183,16 +188,17 @@ def measure_size(path: str) -> int:
 
 
 def list_files(folder: str, suffix: str = "") -> list[str]:
-    """All files below `folder` whose names end with `suffix`, sorted; none if there is no folder.
+    """List all files below `folder` whose names end with `suffix`, sorted by location.
 
-    Names that begin with a dot (files being written) are left out.
+    The list is empty if the folder does not exist. Names that begin with a dot, such as those of
+    files that are still being written, are left out.
     """
     found = list(s3_objects.list_objects(folder)) if folder.startswith(S3) else _walk(folder)
     return sorted(path for path in found if path.endswith(suffix) and _is_file_name(path))
 
 
 def list_sizes(folder: str) -> dict[str, int]:
-    """Size in bytes of each of the files that `list_files` gives."""
+    """Return the size in bytes of each file that `list_files` finds, by location."""
     if folder.startswith(S3):
         return {
             path: s for path, s in s3_objects.list_objects(folder).items() if _is_file_name(path)
@@ -201,7 +207,7 @@ def list_sizes(folder: str) -> dict[str, int]:
 
 
 def list_folders(folder: str) -> list[str]:
-    """The folders that lie in `folder` itself, sorted; also those with hidden files only."""
+    """List the direct subfolders of `folder`, sorted, including those with only hidden files."""
     if folder.startswith(S3):
         return s3_objects.list_prefixes(folder)
     if not Path(folder).is_dir():
@@ -218,12 +224,12 @@ def _walk(folder: str) -> list[str]:
 
 
 def _is_file_name(path: str) -> bool:
-    # An object whose key ends in "/" is what S3's console makes when asked for a folder.
+    # S3's console represents an empty folder by an object whose key ends in "/".
     return path[-1] != "/" and path.rpartition("/")[2][0] != "."
 
 
 def delete(path: str) -> None:
-    """Remove the file at `path`, if there is one."""
+    """Remove the file at `path` if it exists."""
     if path.startswith(S3):
         bucket, key = s3_objects.split_location(path)
         with s3_objects.translate_errors(path):
@@ -233,9 +239,9 @@ def delete(path: str) -> None:
 
 
 def move(path: str, target: str) -> None:
-    """Put the file at `path` in place of what is at `target`, on the same kind of storage.
+    """Move the file at `path` to `target`, on the same kind of storage, replacing an existing file.
 
-    On disk at once; on S3 by a copy of the server's own, after which the original goes.
+    On disk the move is one rename. S3 copies the object on the server, then deletes the original.
     """
     if path.startswith(S3):
         bucket, key = s3_objects.split_location(path)
@@ -249,7 +255,7 @@ def move(path: str, target: str) -> None:
 
 
 def delete_folder(folder: str) -> None:
-    """Remove `folder` and all that lies below it, if it is there."""
+    """Remove `folder` and everything below it, if the folder exists."""
     if folder.startswith(S3):
         for path in s3_objects.list_objects(folder):
             delete(path)
@@ -259,7 +265,7 @@ def delete_folder(folder: str) -> None:
 
 
 def compute_sha256(path: str) -> str:
-    """SHA-256 of the bytes at `path`, in hexadecimal."""
+    """Compute the SHA-256 of the file at `path`, in hexadecimal."""
     digest = hashlib.sha256()
     with _name_file_in_errors(path), open_read(path) as stream:
         while block := stream.read(HASH_BLOCK):
@@ -268,9 +274,10 @@ def compute_sha256(path: str) -> str:
 
 
 def compute_content_key(path: str) -> str:
-    """A string that changes when the bytes at `path` do: SHA-256 on disk, size and ETag on S3.
+    """Return a string that changes when the content of `path` changes.
 
-    Reading terabytes back from S3 only to hash them would cost more than the stage that asks.
+    On disk the string is the SHA-256, on S3 the size and the ETag: reading terabytes back from S3
+    only to hash them would cost more than the stage that needs the string.
     """
     if path.startswith(S3):
         head = s3_objects.head_object(path)
@@ -279,9 +286,9 @@ def compute_content_key(path: str) -> str:
 
 
 def fetch_local_path(path: str) -> Path:
-    """A local file with the bytes at `path`: itself, or a download that later calls find again.
+    """Return the path of a local file with the content of `path`, downloading the file from S3.
 
-    Downloads lie in `$XDG_CACHE_HOME/trainrig`, named by location and ETag.
+    Downloads are cached in `$XDG_CACHE_HOME/trainrig`, named by location and ETag.
     """
     if not path.startswith(S3):
         return Path(path)
@@ -296,14 +303,15 @@ def fetch_local_path(path: str) -> Path:
 
 
 class UnreadableFile(OSError):
-    """The system has the file, and cannot give its bytes."""
+    """A file exists, but the disk fails to read its bytes."""
 
 
 @contextlib.contextmanager
 def _name_file_in_errors(path: str) -> Iterator[None]:
-    """Have the system's errors of reading say which file it was, which they leave out.
+    """Add the file name to read errors of the operating system, which leave the name out.
 
-    EIO becomes UnreadableFile: in writing it is the machine's fault, in reading the file's.
+    EIO becomes UnreadableFile: EIO on a write is a fault of the machine, EIO on a read a fault of
+    the file.
     """
     try:
         yield
@@ -327,7 +335,7 @@ def _write_synced(path: str, data: bytes) -> None:
 
 
 def _sync_folder(path: str) -> None:
-    """Make a rename outlast a power cut."""
+    """Sync the folder of `path` to disk, so that a rename in the folder survives a power cut."""
     descriptor = os.open(Path(path).parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
-"""Folders on disk that a run holds: nothing is written there any more once somebody removed one.
+"""Protection of a run's folder: once the folder was removed, the run writes nothing there.
 
-Writing makes the folders that are missing. For a run whose folder was removed that would bring back
-a part of it, which the same command would then take for the rest of a run.
+Writes create missing folders. For a run whose folder was removed, a write would bring back a part
+of the folder, and the same command would then resume from that incomplete part.
 """
 
 import contextlib
@@ -19,16 +19,17 @@ class _Held:
     deleted: bool = False  # by this process, as of a run that is refused
 
 
-_held: dict[str, _Held] = {}  # of this process, by path
+_held: dict[str, _Held] = {}  # folders that this process holds, by path
 
 
 @contextlib.contextmanager
 def hold_folder(folder: str, is_ours: Callable[[], bool]) -> Iterator[None]:
-    """Have what writes below `folder` raise FolderGone once it is removed or replaced by another.
+    """Make writes below `folder` raise FolderGone once the folder is removed or replaced.
 
-    `is_ours`: asked where the folder has another inode than before, which a network file system may
-    give it at any time. Raises FolderGone if the folder is not there, and in place of whatever the
-    block raises once it is gone.
+    `is_ours` is called when the inode of the folder has changed, which also happens at any time on
+    a network file system, and returns whether the folder is still the same. Raises FolderGone if
+    the folder does not exist at the start, or in place of the block's error if the folder is gone
+    by then.
     """
     path = str(Path(folder).absolute())
     before = _held.get(path)
@@ -52,7 +53,7 @@ def expect_deletion(folder: str) -> None:
 
 
 def check_held(path: str) -> str | None:
-    """Return the held folder that `path` lies in, if there is one. Raises FolderGone."""
+    """Return the held folder that contains `path`, or None. Raises FolderGone if it was removed."""
     if not _held:
         return None
     target = Path(path).absolute()
@@ -68,10 +69,10 @@ def check_held(path: str) -> str | None:
 
 
 def make_parent(path: str) -> None:
-    """Make the folder of the file `path`, and those above it. Raises FolderGone.
+    """Create the parent folders of the file `path`. Raises FolderGone.
 
-    Of those, a folder that is held is not made: where it is removed at this very moment, the file
-    has no folder.
+    A held folder is never created: if another process removes the held folder during this call,
+    the subfolder cannot be made, and FileNotFoundError is raised.
     """
     held = check_held(path)
     parent = Path(path).parent

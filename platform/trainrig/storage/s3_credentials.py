@@ -1,8 +1,8 @@
-"""AWS credentials that are fetched anew when S3 says that they have expired.
+"""AWS credentials that are fetched again when S3 reports that they have expired.
 
-boto3 renews those that name their own end (metadata service, container, role) some minutes before
-it, and nothing else: a credentials file that another program rewrites is read once in the life of a
-process. And where the metadata service does not answer at that moment, the request fails at once.
+boto3 renews only credentials with a known expiry time (metadata service, container, role), some
+minutes before that time. A credentials file that another program rewrites is read once per process.
+And if the metadata service does not answer at the time of renewal, the request fails at once.
 """
 
 import logging
@@ -18,30 +18,31 @@ from trainrig.storage import s3_retries
 
 log = logging.getLogger(__name__)
 LEAST_INTERVAL = 0.5  # s between two fetches
-OF_ENVIRONMENT = "env"  # boto3's name of the method: variables, which no other program can change
+# boto3's name for credentials from environment variables, which no other program can change.
+OF_ENVIRONMENT = "env"
 
 
 class RenewableCredentials(Credentials):  # type: ignore[misc]
-    """What boto3's own chain of providers gives, and gives again when `renew` is called."""
+    """Credentials of boto3's provider chain, which `renew` fetches from the chain again."""
 
     def __init__(self, found: Any) -> None:
-        """`found`: what the chain of providers gave at first."""
+        """Wrap `found`, the credentials that boto3's provider chain returned first."""
         self._found = found
         self._fetched_at = time.monotonic()
         self._lock = threading.Lock()
         super().__init__(found.access_key, found.secret_key, found.token, found.method)
 
     def get_frozen_credentials(self) -> ReadOnlyCredentials:
-        """Return the credentials to sign the next request with. boto3 asks before each.
+        """Return the credentials that sign the next request; boto3 calls this for every request.
 
-        A provider that does not answer is asked again for as long as a request may be.
+        A provider that does not answer is retried for as long as a request may be retried.
         """
         began = time.monotonic()
         attempts = 0
         while True:
             try:
                 return self._found.get_frozen_credentials()
-            except (BotoCoreError, RuntimeError) as problem:  # RuntimeError: they are expired still
+            except (BotoCoreError, RuntimeError) as problem:  # RuntimeError means still expired
                 if time.monotonic() - began >= s3_retries.get_retry_seconds():
                     raise
                 if attempts == 0:
@@ -52,18 +53,18 @@ class RenewableCredentials(Credentials):  # type: ignore[misc]
 
     @property
     def can_change(self) -> bool:
-        """Whether fetching them again may give others."""
+        """True if fetching the credentials again may return different ones."""
         return bool(self._found.method != OF_ENVIRONMENT)
 
     @property
     def expires(self) -> bool:
-        """Whether they are of the kind that expires."""
+        """True if the credentials are temporary, which means that they have a session token."""
         return bool(self._found.token)
 
     def renew(self) -> None:
-        """Fetch them anew, as a process does that has just started; keep the old if none are there.
+        """Fetch the credentials again as a new process would; keep the old ones if none are found.
 
-        Of threads that ask together, one fetches.
+        If several threads call this together, only one of them fetches.
         """
         with self._lock:
             if time.monotonic() - self._fetched_at < LEAST_INTERVAL:
@@ -71,7 +72,7 @@ class RenewableCredentials(Credentials):  # type: ignore[misc]
             self._fetched_at = time.monotonic()
             try:
                 found = Session().get_credentials()
-            except BotoCoreError as problem:  # a file that is being rewritten, say
+            except BotoCoreError as problem:  # another program may be rewriting the file
                 log.debug("AWS credentials: not fetched: %s", problem)
                 return
             if found is not None:
@@ -79,7 +80,7 @@ class RenewableCredentials(Credentials):  # type: ignore[misc]
 
 
 class _Provider:
-    """Stands in boto3's session in the place of its chain of providers."""
+    """Replacement for the provider chain of a boto3 session, which makes credentials renewable."""
 
     def __init__(self, session: Session) -> None:
         self._chain = session.get_component("credential_provider")

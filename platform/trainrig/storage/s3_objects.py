@@ -1,4 +1,4 @@
-"""Objects in S3 buckets: what `storage` asks for where a location is `s3://bucket/key`."""
+"""Reads and writes of S3 objects, for locations `s3://bucket/key` of the `storage` functions."""
 
 import contextlib
 import functools
@@ -13,30 +13,32 @@ from trainrig.errors import ClusterError, DataError
 from trainrig.storage import s3_retries
 
 S3 = "s3://"
-ATTEMPTS = 10  # of reading a body that is cut off, and of creating what another writer is at
-PART = 16 * 2**20  # bytes of one part of an upload; S3 takes 10,000 of them: 160 GiB
-UPLOADS = 4  # parts of one file on their way at a time
+# Number of attempts to read a body that is cut off, or to create an object that another writer is
+# creating.
+ATTEMPTS = 10
+PART = 16 * 2**20  # bytes of one part of an upload; S3 takes 10,000 parts, which makes 160 GiB
+UPLOADS = 4  # parts of one file that are uploaded concurrently
 
 Result = TypeVar("Result")
 
 
 def split_location(path: str) -> tuple[str, str]:
-    """The bucket and the key of `path`; of a bucket alone the key is ''."""
+    """Split an `s3://` location into bucket and key; the key is empty for a bucket alone."""
     bucket, _, key = path.removeprefix(S3).partition("/")
     return bucket, key
 
 
 @functools.cache
 def get_client() -> Any:
-    """This process's client, made at the first call."""
+    """Return the S3 client of this process, creating the client at the first call."""
     from boto3.session import Session
     from botocore.config import Config
 
     from trainrig.storage.s3_credentials import make_session
 
-    retries: Any = {"mode": "standard", "max_attempts": 1}  # we send again ourselves
+    retries: Any = {"mode": "standard", "max_attempts": 1}  # `s3_retries` retries instead
     config = Config(retries=retries, connect_timeout=10, read_timeout=60)
-    # A session of its own: threads may not share boto3's default session.
+    # Threads may not share boto3's default session, so the client gets a separate one.
     session = make_session()
     client = Session(botocore_session=session).client("s3", config=config)
     s3_retries.register(client, session.get_credentials())
@@ -45,7 +47,7 @@ def get_client() -> Any:
 
 @contextlib.contextmanager
 def translate_errors(path: str) -> Iterator[None]:
-    """What S3 refuses, and what still fails when boto3 has retried, in our own terms."""
+    """Convert boto3's errors to FileNotFoundError, NothingThere, DataError or ClusterError."""
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
@@ -74,7 +76,7 @@ def translate_errors(path: str) -> Iterator[None]:
 
 
 def list_objects(folder: str) -> dict[str, int]:
-    """Path → size of each object below `folder`."""
+    """Return the size in bytes of each object below `folder`, by location."""
     bucket, prefix = split_location(folder.rstrip("/") + "/")
     with translate_errors(folder):
         pages = get_client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
@@ -86,7 +88,7 @@ def list_objects(folder: str) -> dict[str, int]:
 
 
 def list_prefixes(folder: str) -> list[str]:
-    """What stands for folders in `folder` itself, unsorted."""
+    """List the direct subfolders (common prefixes) of `folder`, unsorted."""
     bucket, prefix = split_location(folder.rstrip("/") + "/")
     with translate_errors(folder):
         pages = get_client().get_paginator("list_objects_v2")
@@ -99,7 +101,7 @@ def list_prefixes(folder: str) -> list[str]:
 
 
 def upload_parts(path: str, data: memoryview) -> None:
-    """Put `data`, more than one PART of it, at `path`: whole, or not at all."""
+    """Upload `data`, which is longer than PART, to `path` atomically by a multipart upload."""
     bucket, key = split_location(path)
     place = {"Bucket": bucket, "Key": key}
     with translate_errors(path):
@@ -115,7 +117,8 @@ def upload_parts(path: str, data: memoryview) -> None:
                 parts = list(threads.map(put, range(1, -(-len(data) // PART) + 1)))
             complete_upload(path, place, parts, len(data))
         except BaseException:
-            with contextlib.suppress(Exception):  # its parts would be stored, and billed, unseen
+            # Parts of an upload that is not aborted stay stored and billed, but are not listed.
+            with contextlib.suppress(Exception):
                 get_client().abort_multipart_upload(**place)
             raise
 
@@ -123,19 +126,19 @@ def upload_parts(path: str, data: memoryview) -> None:
 def complete_upload(
     path: str, place: dict[str, str], parts: list[dict[str, Any]], length: int
 ) -> None:
-    """End the upload `place`, of `length` bytes in `parts`."""
+    """Complete the multipart upload `place`, which has `length` bytes in `parts`."""
     from botocore.exceptions import ClientError
 
     try:
         get_client().complete_multipart_upload(**place, MultipartUpload={"Parts": parts})
     except ClientError as error:
-        # What a retry is told whose first try was done, but not answered.
+        # A retry gets NoSuchUpload if the first attempt succeeded but its response was lost.
         if _get_code(error) != "NoSuchUpload" or int(head_object(path)["ContentLength"]) != length:
             raise
 
 
 def head_object(path: str) -> dict[str, Any]:
-    """What S3 says of the object at `path`. Raises FileNotFoundError."""
+    """Return S3's metadata of the object at `path`. Raises FileNotFoundError."""
     bucket, key = split_location(path)
     if not key:
         raise FileNotFoundError(path)
@@ -144,8 +147,10 @@ def head_object(path: str) -> dict[str, Any]:
 
 
 def get_object(path: str, byte_range: str | None) -> bytes:
-    """The bytes at `path`, or a range of them, written as HTTP does. Raises FileNotFoundError, or
-    NothingThere for a range that begins beyond the end."""
+    """Download the object at `path`, or the range `byte_range` in HTTP's notation (`bytes=0-9`).
+
+    Raises FileNotFoundError, or NothingThere for a range that begins beyond the end.
+    """
     from botocore.exceptions import IncompleteReadError, ReadTimeoutError, ResponseStreamingError
 
     bucket, key = split_location(path)
@@ -154,7 +159,7 @@ def get_object(path: str, byte_range: str | None) -> bytes:
     def fetch() -> bytes:
         return cast(bytes, get_client().get_object(Bucket=bucket, Key=key, **wanted)["Body"].read())
 
-    # boto3 retries the request, but not a body that is cut off on the way.
+    # boto3 retries the request, but not a response body that is cut off.
     with translate_errors(path):
         return _retry_action(
             fetch, (IncompleteReadError, ReadTimeoutError, ResponseStreamingError), path
@@ -175,7 +180,7 @@ def _retry_action(
 
 
 def create_object(path: str, data: bytes) -> bool:
-    """See storage.create."""
+    """Create the object at `path` only if it does not exist, as `storage.create` describes."""
     from botocore.exceptions import ClientError
 
     bucket, key = split_location(path)
@@ -191,7 +196,7 @@ def create_object(path: str, data: bytes) -> bool:
                 return get_object(path, None) == data
             if code != "ConditionalRequestConflict":
                 raise
-            time.sleep(random.uniform(0, 0.5))  # another writer is at it: its outcome is near
+            time.sleep(random.uniform(0, 0.5))  # a concurrent write is about to finish
     raise ClusterError(f"{path}: {ATTEMPTS} conditional writes met another writer each time")
 
 
@@ -200,35 +205,37 @@ def _get_code(error: Any) -> str:
 
 
 class NothingThere(ClusterError):
-    """A range was asked for that begins at the end of its object, or beyond."""
+    """A requested byte range begins at the end of its object, or beyond."""
 
 
 class ObjectReader(io.RawIOBase):
-    """Seekable reads of one S3 object by ranged GETs."""
+    """Seekable raw stream that reads one S3 object by ranged GETs."""
 
     def __init__(self, path: str, length: int) -> None:
-        self._path, self._length, self._at = path, length, 0
+        self._path = path
+        self._length = length
+        self._at = 0
 
     def readable(self) -> bool:
-        """See io.RawIOBase."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """See io.RawIOBase."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
-        """See io.RawIOBase."""
+        """Return the current position, in bytes."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """See io.RawIOBase."""
+        """Set the current position and return the new one, as io.RawIOBase does."""
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
         self._at = max(0, start + offset)
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """See io.RawIOBase."""
+        """Read into `buffer` and return the number of bytes, which is 0 at the end."""
         wanted = min(len(buffer), self._length - self._at)
         if wanted <= 0:
             return 0

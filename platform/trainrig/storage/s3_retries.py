@@ -1,9 +1,9 @@
-"""How long a request to S3 is tried again, and who says so.
+"""Retries of requests to S3, for minutes and with full jitter.
 
-What botocore does itself is not enough: its tries are few, and its quota of them is one for the
-whole process, so a dozen requests that meet a refusing bucket together are all given up within half
-a second. Here each request has time of its own: it is sent again, with full jitter, for minutes.
-What a run can do without asks `briefly`, and is done without for that once.
+botocore's own retries are not enough. They are few, and share one quota in a process: if a dozen
+requests meet a throttling bucket together, all of them fail within half a second. Here every
+request has a time limit to itself. A request whose result a run can do without is sent in a
+`briefly` block, which retries for a short time only.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-RETRY_SECONDS = 180.0  # that a request is sent again after S3 first refused it
-UNREACHABLE_SECONDS = 60.0  # where no server answers at all: the address may be wrong
+RETRY_SECONDS = 180.0  # a request is retried for this long after S3 first refused it
+UNREACHABLE_SECONDS = 60.0  # limit where no server answers at all: the address may be wrong
 BRIEF_SECONDS = 2.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # s; the first doubles each time
 SAID_AFTER, SAID_EVERY = 5.0, 60.0  # s
@@ -33,17 +33,17 @@ PASSING_CODES = {
     "Throttling",
     "ThrottlingException",
 }
-# Answers of S3, and of what speaks its language, to credentials whose time is over.
+# Error codes of S3 and compatible servers for expired credentials.
 EXPIRED_CODES = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "InvalidToken"}
 
 log = logging.getLogger(__name__)
 _brief: ContextVar[bool] = ContextVar("brief", default=False)
-_said = float("-inf")  # time.monotonic() when this process last said that it waits
+_said = float("-inf")  # time.monotonic() of this process's last warning about a retry
 
 
 @contextlib.contextmanager
 def briefly() -> Iterator[None]:
-    """Give requests of this block BRIEF_SECONDS: their answers are welcome, but not needed."""
+    """Retry requests of the block for BRIEF_SECONDS only, because their results are not needed."""
     token = _brief.set(True)
     try:
         yield
@@ -54,27 +54,29 @@ def briefly() -> Iterator[None]:
 class Renewable(Protocol):
     """Credentials that can be fetched again."""
 
-    can_change: bool  # whether that may give others
-    expires: bool  # whether they are of the kind that does
+    can_change: bool  # True if fetching again may return different credentials
+    expires: bool  # True if the credentials are temporary
 
     def renew(self) -> None:
-        """Fetch them again."""
+        """Fetch the credentials again."""
 
 
 def register(client: Any, credentials: Renewable | None) -> None:
-    """Have `client`, a boto3 client for S3 without retries of its own, send requests again: with
-    `credentials` that were fetched anew, if it is told that those have expired."""
+    """Make the S3 client `client`, whose own retries are off, retry requests by this module.
+
+    If S3 reports expired credentials, `credentials` are renewed before the retry.
+    """
     pause = functools.partial(_pause, credentials)
     client.meta.events.register("needs-retry.s3", pause)
 
 
 def get_retry_seconds() -> float:
-    """Seconds for which a request of the current block is tried again."""
+    """Return for how many seconds a request of the current block is retried."""
     return BRIEF_SECONDS if _brief.get() else RETRY_SECONDS
 
 
 def choose_pause(attempts: int) -> float:
-    """Draw the seconds to wait after so many attempts, with full jitter."""
+    """Draw the seconds to wait after `attempts` failed attempts, with full jitter."""
     return random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(attempts, 30)))
 
 
@@ -86,7 +88,7 @@ def _pause(
     request_dict: dict[str, Any],
     **_: object,
 ) -> float | None:
-    """Seconds until the request is to be sent again; None: never."""
+    """Return the seconds to wait before the request is retried, or None if it is not retried."""
     problem = _explain_passing_error(response, caught_exception)
     expired = response is not None and _has_expired(response, request_dict, credentials)
     if expired:
@@ -103,16 +105,16 @@ def _pause(
     if waited >= SAID_AFTER:
         _say(request_dict["url"], problem, waited, allowed)
     if expired and credentials is not None:
-        credentials.renew()  # the request is signed anew when it is sent again
+        credentials.renew()  # botocore signs the request again when it resends the request
     return choose_pause(attempts)
 
 
 def _has_expired(
     response: tuple[Any, dict[str, Any]], request: dict[str, Any], credentials: Renewable | None
 ) -> bool:
-    """Return whether S3 refuses the credentials as expired, and others may be had.
+    """Return whether S3 refuses the credentials as expired, and fetching again may help.
 
-    The answer to a HEAD has no body that says so, only the status of such an answer.
+    The response to a HEAD request has no body with an error code, only the status 400.
     """
     if credentials is None or not credentials.can_change:
         return False
@@ -124,12 +126,12 @@ def _has_expired(
 def _explain_passing_error(
     response: tuple[Any, dict[str, Any]] | None, caught_exception: Exception | None
 ) -> str | None:
-    """What went wrong, in words, if it may pass; None: it went well, or is refused for good."""
+    """Describe a transient error; return None after a success or a permanent error."""
     from botocore.exceptions import ConnectionError, HTTPClientError, SSLError
 
     if response is None:
         passes = isinstance(caught_exception, ConnectionError | HTTPClientError)
-        refused = isinstance(caught_exception, SSLError)  # a certificate: that does not pass
+        refused = isinstance(caught_exception, SSLError)  # a bad certificate is permanent
         return str(caught_exception) if passes and not refused else None
     status = int(response[0].status_code)
     code = str(response[1].get("Error", {}).get("Code", ""))

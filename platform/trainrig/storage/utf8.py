@@ -1,15 +1,15 @@
-"""Text that people wrote in a file: UTF-8, with or without the mark that some editors put first."""
+"""Decoding of text files in UTF-8, with or without a byte order mark."""
 
 MARK = b"\xef\xbb\xbf"
 OTHERS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
 
 class NotUtf8(ValueError):
-    """The bytes are no UTF-8; the message says what they are, or where they stop to be it."""
+    """Some bytes are not UTF-8; the message names their encoding or the first invalid byte."""
 
 
 def decode(data: bytes) -> str:
-    """The text of `data` without a byte order mark. Raises NotUtf8."""
+    """Decode `data` from UTF-8, dropping a byte order mark. Raises NotUtf8."""
     if other := OTHERS.get(data[:2]):
         raise NotUtf8(f"{other} by its first two bytes; save it as UTF-8")
     try:

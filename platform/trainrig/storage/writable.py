@@ -1,4 +1,4 @@
-"""Whether results can be put where they are wanted: found out by doing so, before any work."""
+"""Checks, before any work begins, that output files can be written."""
 
 import contextlib
 import errno
@@ -10,13 +10,14 @@ from pathlib import Path
 from trainrig import storage
 from trainrig.errors import ConfigError
 
-FULL = (errno.ENOSPC, errno.EDQUOT)  # no mistake of the user's: free some, and it works
+FULL = (errno.ENOSPC, errno.EDQUOT)  # a full disk is no mistake in the run file
 
 
 def check_folder(folder: str) -> None:
-    """Raise ConfigError if files cannot be made in `folder`, which need not be there yet.
+    """Raise ConfigError if no file can be created in `folder`, which need not exist yet.
 
-    Nothing is left behind. Buckets say no themselves: a question costs as much as the first write.
+    The check creates a file and removes it again. A bucket is not checked, because the check would
+    cost as much as the first write, which reports the same error.
     """
     if folder.startswith(storage.S3):
         return
@@ -30,7 +31,7 @@ def check_folder(folder: str) -> None:
 
 
 def check_file(path: str) -> None:
-    """Raise ConfigError if no file can be made at `path`, or put in place of one there."""
+    """Raise ConfigError if no file can be created or replaced at `path`."""
     if path.startswith(storage.S3):
         return
     if Path(path).is_dir():
@@ -39,10 +40,10 @@ def check_file(path: str) -> None:
 
 
 def _find_nearest(path: Path) -> Path:
-    """`path`, or what of the folders above it is there."""
+    """Return `path` if it exists, or its nearest parent that exists."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        path.stat()  # raises for names that no file may have
-    return next(each for each in (path, *path.absolute().parents) if each.exists())
+        path.stat()  # raises for invalid file names
+    return next(place for place in (path, *path.absolute().parents) if place.exists())
 
 
 def _name_place(there: Path, folder: str) -> str:
@@ -50,7 +51,7 @@ def _name_place(there: Path, folder: str) -> str:
 
 
 def _make_file(folder: Path) -> None:
-    # Rights alone tell little: root has them all, also on a disk that is mounted to be read.
+    # Permissions are not enough: root has them all, even on a disk that is mounted read-only.
     probe = folder / f".probe-{secrets.token_hex(8)}"
     os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     probe.unlink()
@@ -65,5 +66,5 @@ def _explain_errors(folder: str) -> Iterator[None]:
             raise
         why = {errno.ENOENT: "no files can be made there"}.get(error.errno or 0, error.strerror)
         raise ConfigError(f"{folder}: cannot be written: {why}; name another folder") from None
-    except ValueError as error:  # a name with a NUL
+    except ValueError as error:  # the name contains a NUL byte
         raise ConfigError(f"{folder!r}: no name of a folder: {error}") from None
