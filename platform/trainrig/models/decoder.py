@@ -39,8 +39,8 @@ from trainrig.models.initial_values import fill_fresh
 from trainrig.models.kernels.cards import read_card
 from trainrig.models.kernels.choice import (
     AttentionCase,
-    Choice,
     Kernel,
+    KernelChoice,
     WantedKernel,
     choose_kernel,
 )
@@ -229,7 +229,7 @@ class Decoder(nn.Module):
 
     def choose_kernel(
         self, dtype: torch.dtype, device: torch.device, in_ring: bool = False
-    ) -> Choice:
+    ) -> KernelChoice:
         """Return the attention kernel for queries of `dtype` on `device`.
 
         The kernel serves documents, windows, soft caps, sinks and ALiBi. Raises ConfigError if the

@@ -52,17 +52,19 @@ class ConnectionLost(BaseException):
 class ClassHandle(type):
     """A class of the other end. `isinstance` holds for the handles of its objects."""
 
-    __exchange: Exchange
+    __exchange: ObjectExchange
 
     @staticmethod
-    def build(exchange: Exchange, name: str, bases: list[type], methods: Sequence[str]) -> type:
+    def build(
+        exchange: ObjectExchange, name: str, bases: list[type], methods: Sequence[str]
+    ) -> type:
         """Build a class for handles of remote objects with the special methods `methods`."""
         asked = {method: _ask(method) for method in (*ASKED, *OPERATORS) if method in methods}
         made = ClassHandle(name, tuple(bases) or (Handle,), {"__slots__": (), **asked})
         made.__exchange = exchange
         return made
 
-    def get_exchange(cls) -> Exchange:
+    def get_exchange(cls) -> ObjectExchange:
         """Return the exchange to which requests are sent."""
         return cls.__exchange
 
@@ -97,13 +99,13 @@ class Handle:
         raise TypeError("an object of another process cannot be copied")
 
 
-def _get_exchange(handle: Handle) -> Exchange:
+def _get_exchange(handle: Handle) -> ObjectExchange:
     kind: Any = type(handle)
-    found: Exchange = ClassHandle.get_exchange(kind)
+    found: ObjectExchange = ClassHandle.get_exchange(kind)
     return found
 
 
-def _read_attribute(exchange: Exchange, handle: object, name: str) -> Any:
+def _read_attribute(exchange: ObjectExchange, handle: object, name: str) -> Any:
     if name.startswith("__") and name not in _READABLE:
         raise AttributeError(f"'{name}' of an object of another process cannot be read")
     return exchange.request("get", handle, name)
@@ -118,7 +120,7 @@ def _ask(name: str) -> Any:
     return method
 
 
-class Exchange:
+class ObjectExchange:
     """One end of the two pipes, with `request` to call the other end and `answer` to serve it."""
 
     def __init__(self, reading: int, writing: int) -> None:

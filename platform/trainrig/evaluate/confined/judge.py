@@ -14,8 +14,8 @@ from exchange import (  # type: ignore[import-not-found]
     ASKED,
     ClassHandle,
     ConnectionLost,
-    Exchange,
     Handle,
+    ObjectExchange,
 )
 
 TYPE_CHECKING = False  # `typing` would take a tenth of the start
@@ -54,7 +54,7 @@ _DECIDING = frozenset(
 RUN = "run_program"  # name of the function with which tests run the program as a script
 
 
-class JudgeEnd(Exchange):  # type: ignore[misc]
+class JudgeEnd(ObjectExchange):  # type: ignore[misc]
     """The end of the exchange with the tests, whose objects the program may hardly use."""
 
     def await_start(self) -> str:

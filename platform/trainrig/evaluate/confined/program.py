@@ -12,14 +12,14 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from exchange import Exchange, pack  # type: ignore[import-not-found]
+from exchange import ObjectExchange, pack  # type: ignore[import-not-found]
 
 TYPE_CHECKING = False  # `typing` would take a tenth of the start
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 
-class ProgramEnd(Exchange):  # type: ignore[misc]
+class ProgramEnd(ObjectExchange):  # type: ignore[misc]
     """The end of the exchange with the program."""
 
     def __init__(self, reading: int, writing: int) -> None:

@@ -1,8 +1,8 @@
 """Encoding of values for two processes that exchange them as JSON.
 
-The data comes from an untrusted process. It is decoded to exact built-in types, or to handles of
-`Exchange`, and never to an object whose methods the other process defines. Subclasses of built-in
-types are encoded as their base type. Only `json` parses the bytes, so no code is executed.
+The data comes from an untrusted process. It is decoded to exact built-in types, or to handles of an
+`ObjectExchange`, and never to an object whose methods the other process defines. Subclasses of
+built-in types are encoded as their base type. Only `json` parses the bytes: no code is executed.
 """
 
 from __future__ import annotations

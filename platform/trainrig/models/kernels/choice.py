@@ -1,4 +1,4 @@
-"""Choice of the attention kernel for documents, windows, soft caps, sinks and ALiBi.
+"""KernelChoice of the attention kernel for documents, windows, soft caps, sinks and ALiBi.
 
 One pure function chooses, from the device, the dtype and the model; docs/performance.md has its
 table. Whole rows without any of these features use torch's own attention, and rows with prefixes or
@@ -86,14 +86,14 @@ class AttentionCase:
 
 
 @dataclass(frozen=True)
-class Choice:
+class KernelChoice:
     """The chosen kernel, with the reason."""
 
     kernel: Kernel | None  # None: torch's attention, with masks, and plain products in blocks
     reason: str
 
 
-def choose_kernel(wanted: WantedKernel, case: AttentionCase, card: Card) -> Choice:
+def choose_kernel(wanted: WantedKernel, case: AttentionCase, card: Card) -> KernelChoice:
     """Return the kernel for `case` on `card`.
 
     All four kernels add in a fixed order, so deterministic mode makes the same choice:
@@ -105,17 +105,17 @@ def choose_kernel(wanted: WantedKernel, case: AttentionCase, card: Card) -> Choi
         obstacle = find_obstacle(wanted, case, card)
         if obstacle is not None:
             raise ConfigError(f"{SETTING} = '{wanted}': {obstacle}; use {_name_others(case, card)}")
-        return Choice(wanted, "named in the run file")
+        return KernelChoice(wanted, "named in the run file")
     if card.capability is None:
-        return Choice(None, "a CPU reads rows by document, under masks and in blocks")
+        return KernelChoice(None, "a CPU reads rows by document, under masks and in blocks")
     if case.compute not in NARROW:
-        return Choice(None, f"{case.compute} is read under masks and in blocks")
+        return KernelChoice(None, f"{case.compute} is read under masks and in blocks")
     obstacles = {kernel: find_obstacle(kernel, case, card) for kernel in ("flash", "flex")}
     if obstacles["flash"] is None:
-        return Choice("flash", "documents and windows")
+        return KernelChoice("flash", "documents and windows")
     if obstacles["flex"] is None:
-        return Choice("flex", f"not flash: {obstacles['flash']}")
-    return Choice(None, f"not flash: {obstacles['flash']}; not flex: {obstacles['flex']}")
+        return KernelChoice("flex", f"not flash: {obstacles['flash']}")
+    return KernelChoice(None, f"not flash: {obstacles['flash']}; not flex: {obstacles['flex']}")
 
 
 def find_obstacle(kernel: WantedKernel, case: AttentionCase, card: Card) -> str | None:
@@ -183,7 +183,7 @@ def _name_others(case: AttentionCase, card: Card) -> str:
     return " or ".join(f"'{name}'" for name in fitting)
 
 
-def describe_choice(choice: Choice) -> str:
+def describe_choice(choice: KernelChoice) -> str:
     """Return the kernel in words, for the fingerprint of a run's numerics."""
     named = {
         "flash": "flash: FlashAttention-2 by documents",

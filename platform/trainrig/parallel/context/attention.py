@@ -26,7 +26,7 @@ from trainrig.models.attention import (
     number_documents,
 )
 from trainrig.models.decoder import Decoder
-from trainrig.models.kernels.choice import Choice
+from trainrig.models.kernels.choice import KernelChoice
 from trainrig.models.kernels.prepared_rows import prepare_rows
 from trainrig.models.positions import compute_alibi_slopes
 from trainrig.parallel.context.gathered import gather_parts, gather_row
@@ -34,7 +34,7 @@ from trainrig.parallel.context.ring import Ring
 from trainrig.parallel.context.zigzag import find_chunks, join
 
 Attend = Callable[[Tensor, Tensor, Tensor, Sight], Tensor]
-Choose = Callable[..., Choice]  # Decoder.choose_kernel
+Choose = Callable[..., KernelChoice]  # Decoder.choose_kernel
 
 
 class PartSight(Sight):

@@ -39,7 +39,7 @@ class Render(Protocol):
 
 
 @dataclass(frozen=True)
-class Answer:
+class RenderedAnswer:
     """An assistant's turn in the text rendered with that turn as the last."""
 
     number: int  # index of the turn
@@ -64,7 +64,7 @@ class AnswerFinder:
     special: re.Pattern[str]  # matches the names of special tokens
     render: Render
 
-    def find(self, messages: Messages, tools: Tools, number: int) -> Answer:
+    def find(self, messages: Messages, tools: Tools, number: int) -> RenderedAnswer:
         """Return the answer in turn `number`, an assistant's turn.
 
         Raises BadRow if the template does not render the answer's words, and TemplateRefusal if it
@@ -88,7 +88,7 @@ class AnswerFinder:
             )
         if len(closed) <= begin:
             raise BadRow("empty_mask", f"turn {number} is rendered as nothing")
-        return Answer(number, begin, closed, text)
+        return RenderedAnswer(number, begin, closed, text)
 
     def _find_opening(
         self, before: Messages, tools: Tools, text: str, words: AnswerWords

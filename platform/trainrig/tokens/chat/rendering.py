@@ -24,7 +24,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from trainrig.tokens.chat.answers import Answer, AnswerFinder
+from trainrig.tokens.chat.answers import AnswerFinder, RenderedAnswer
 from trainrig.tokens.chat.message_forms import MessageForm, find_message_form
 from trainrig.tokens.chat.messages import (
     BREAK,
@@ -61,7 +61,7 @@ class _Sample:
     """A rendered text with the answers in it that are trained on."""
 
     text: str
-    answers: tuple[Answer, ...]
+    answers: tuple[RenderedAnswer, ...]
 
 
 class ChatRenderer:

@@ -20,7 +20,7 @@ from trainrig.models.kernels.choice import (
     AttentionCase,
     AttentionExecution,
     Card,
-    Choice,
+    KernelChoice,
     choose_kernel,
 )
 from trainrig.optim import AdamW, Cosine, Optimizer, Schedule
@@ -216,7 +216,7 @@ class Training(Settings):
         found = tuple(evaluation.make_paths_absolute() for evaluation in self.evaluations)
         return self.model_copy(update={"evaluations": found})
 
-    def choose_attention(self, model: DecoderConfig, card: Card) -> Choice:
+    def choose_attention(self, model: DecoderConfig, card: Card) -> KernelChoice:
         """Return the attention kernel for `model` on `card`, in this layout.
 
         Raises ConfigError if the kernel that `attention` names cannot compute it there.
@@ -227,7 +227,7 @@ class Training(Settings):
                     f"{SETTING} = '{self.attention.kernel}': an encoder and decoder read all rows "
                     "under masks, with biases that are learnt; use 'auto'"
                 )
-            return Choice(None, "rows are read under masks")
+            return KernelChoice(None, "rows are read under masks")
         context = self.parallel.context
         in_ring = context is not None and context.keys == "ring"
         case = AttentionCase.describe(model, self.precision.stream, in_ring)
