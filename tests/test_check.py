@@ -123,7 +123,7 @@ def test_a_budget_of_what_layers_keep_is_in_the_memory_that_check_says(tmp_path:
     memory = [each["memory_per_device_gib"] for each in found]
     assert memory[0] >= memory[1] >= memory[2]
     training = run.training.model_copy(update={"recompute": Budget(gib=1e-9)})
-    with pytest.raises(ConfigError, match=r"is below the .* GiB that the inputs of 2 layers take"):
+    with pytest.raises(ConfigError, match=r"is below the .* GiB that the inputs of 2 layers need"):
         describe(run.model_copy(update={"training": training}), h100)
 
 

@@ -124,7 +124,7 @@ def test_padding_before_a_prompt_changes_nothing_that_follows(build, name):
         ({"attention": {"window": {"size": 4, "pattern": []}}}, "pattern"),
         (
             {"attention": {"window": {"size": 4, "pattern": ["local"] * 3}}},
-            "names 3 layers, of 2",
+            "has 3 entries, but there are 2 layers",
         ),
         (
             {

@@ -194,7 +194,7 @@ def test_each_declares_the_bytes_that_it_keeps(settings):
     ("kind", "keys", "message"),
     [
         (SGD, {"momentum": 0.0, "nesterov": True}, "nesterov = true needs momentum above 0"),
-        (Adam, {"state": "bfloat16"}, "set it to 0.99 or below, or state = 'float32'"),
+        (Adam, {"state": "bfloat16"}, "set the rate to 0.99 or below, or state = 'float32'"),
         (Muon, {"rest": {"kind": "Lion"}}, "rest"),
         (Muon, {"scale": "none"}, "match_rms_adamw"),
         (Adafactor, {"betas": [0.9, 0.9]}, "no key 'betas'"),

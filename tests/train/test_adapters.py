@@ -135,12 +135,12 @@ def test_what_it_cannot_go_on_from_is_refused(adapter_job, ranks, make_job, tmp_
 
     another = dataclasses.replace(job.adapter, base_sum="0" * 64)
     assert refusal(adapter=another)[0] == "ConfigError"
-    assert "of another base" in refusal(adapter=another)[1]
+    assert "base" in refusal(adapter=another)[1]
     wider = dataclasses.replace(job.adapter, lora=KINDS["float32"].model_copy(update={"rank": 5}))
     assert "other [lora]" in refusal(adapter=wider)[1]
     assert "but the run file has no [lora]" in refusal(adapter=None)[1]
     moved = dataclasses.replace(job.adapter, base=str(tmp_path / "gone"))
-    with pytest.raises(ConfigError, match="gone, but an adapter needs it"):
+    with pytest.raises(ConfigError, match="gone: the base checkpoint of the adapter is missing"):
         checkpoint.check_base(moved)
     with pytest.raises(ConfigError, match="another checkpoint than the base"):
         checkpoint.check_base(another)
@@ -169,7 +169,7 @@ def test_without_its_base_it_cannot_be_opened(adapter_job, ranks, tmp_path, base
     path = checkpoint.write_adapter(
         str(tmp_path / "written"), job.model, job.tokenizer, elsewhere, tensors
     )
-    with pytest.raises(DataError, match="nowhere: gone, but an adapter needs it as its base"):
+    with pytest.raises(DataError, match="nowhere: the base checkpoint of the adapter is missing"):
         checkpoint.open_model(path)
 
 

@@ -113,6 +113,6 @@ def test_what_cannot_be_averaged_is_refused(kept, tmp_path):
     assert "name one of --last and --horizon" in said(out)
     assert "there is something already" in said(kept.folder, "--last", "2")
     for horizons in ((1,), (5, 5)):
-        with pytest.raises(ValidationError, match="give different numbers"):
+        with pytest.raises(ValidationError, match="are not different numbers"):
             Averaging(horizons=horizons)
     assert json.dumps(Averaging(horizons=(2, 9)).model_dump(mode="json"))

@@ -279,7 +279,7 @@ def test_a_worker_that_outlived_its_attempt_commits_in_vain(run):
 def test_one_attempt_commits_a_step_once(run):
     run.take_attempt(0)
     plant(run, 8, attempt=1)
-    with pytest.raises(ClusterError, match=r"step_00000008/attempt-0001: was committed before"):
+    with pytest.raises(ClusterError, match=r"step_00000008/attempt-0001: another process"):
         plant(run, 8, attempt=1, state=b"{1}")
 
 

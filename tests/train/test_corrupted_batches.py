@@ -387,7 +387,7 @@ def test_operations_of_prefixes_are_counted_by_what_is_seen_and_predicted(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"objective": {"kind": "PrefixLM", "prefix_tokens": 32}}, "set 31 at most"),
+        ({"objective": {"kind": "PrefixLM", "prefix_tokens": 32}}, "set at most 31"),
         ({**PREFIX, "model": {"attention": {"window": {"size": 5}}}}, "model.attention.window is"),
         ({**PREFIX, "model": {"position_embedding": {"kind": "Alibi"}}}, r"\(Alibi\) is computed"),
         ({**PREFIX, "model": {"kind": "Encoder"}}, "an encoder sees"),

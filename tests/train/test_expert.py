@@ -329,7 +329,7 @@ def test_a_run_goes_on_in_another_layout(trained, ranks, contents, tmp_path):
             "needs whole rows, but parallel.context cuts",
         ),
         ({"training": {"recompute": {"kind": "Selective"}}}, "set recompute.kind = 'Full'"),
-        ({"objective": {"kind": "PrefixLM"}}, "objective PrefixLM is not known"),
+        ({"objective": {"kind": "PrefixLM"}}, "objective PrefixLM"),
     ],
 )
 def test_what_cannot_be_divided_is_refused_by_the_run_file(changes, said, make_run, tmp_path):

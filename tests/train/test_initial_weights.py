@@ -130,7 +130,7 @@ def test_the_sizes_of_the_model_are_taken_from_there(make_continued, earlier, ma
 def test_a_checkpoint_of_another_model_is_refused(make_continued, make_run):
     other = make_run("unused", model={"layers": 3}).model
     with pytest.raises(
-        ConfigError, match=r"another model \(layers: 2 there, 3 here\); leave \[model\]"
+        ConfigError, match=r"another model \(layers: 2 there, 3 here\); leave out \[model\]"
     ):
         prepare(make_continued(model=other))
 

@@ -131,7 +131,7 @@ def test_stages_ahead_may_be_edited_and_those_behind_may_not(extended, make_run)
         ([], r"sequence_length \(128 tokens\) is beyond the model's 48 positions"),
         ([LONG | {"from_step": 4}], r"sequence_length \(128 tokens\) is beyond the model's 48"),
         ([{"from_step": 3}], "from step 3: nothing changes; give positions, rope, or both"),
-        ([LONG | {"from_step": 0}], r"of a run that continues no other; say it in \[model\]"),
+        ([LONG | {"from_step": 0}], r"without `continue_from`"),
         ([LONG, LONG], "one from step 3 after one from step 3; put them in the order"),
     ],
 )

@@ -123,7 +123,9 @@ def test_a_file_is_known_by_its_content_and_else_by_its_name(
 def test_what_is_not_recognised_is_refused_with_what_would_work(tmp_path: Path, data: bytes):
     path = tmp_path / "picture"
     path.write_bytes(data)
-    with pytest.raises(DataError, match=r"picture: not recognised.*set `format` to one of warc, "):
+    with pytest.raises(
+        DataError, match=r"picture: its format is unknown.*set `format` to one of warc, "
+    ):
         recognise(File(str(path), "picture", len(data)))
 
 

@@ -166,10 +166,10 @@ def test_a_model_that_transformers_has_not_cannot_be_exported():
 REFUSED = {
     "auto_map": ({"auto_map": {"AutoModel": "x.Y"}}, "needs custom code"),
     "quantised": ({"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\)"),
-    "unknown": ({"model_type": "mamba"}, "model_type 'mamba' .*can be imported: llama, mistral"),
+    "unknown": ({"model_type": "mamba"}, "model_type 'mamba' .*supported: llama, mistral"),
     "classifier": ({"architectures": ["LlamaForTokenClassification"]}, "TokenClassification"),
     "rope": ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' cannot be imported"),
-    "factor": ({"rope_parameters": {"rope_type": "linear"}}, "type 'linear' without 'factor'"),
+    "factor": ({"rope_parameters": {"rope_type": "linear"}}, "type 'linear' lack the key 'factor'"),
     "two types": ({"rope_scaling": {"type": "linear"}}, "types of rotary .*: default and linear"),
     "theta": ({"rope_theta": 5.0}, "rope_theta is 5.0, but 10000.0 in rope_parameters"),
     "activation": ({"hidden_act": "relu"}, "hidden_act is 'relu', which trainrig does not support"),

@@ -38,11 +38,14 @@ def test_every_choice_of_degrees_of_eight_devices_is_there(model):
     ("degrees", "said"),
     [
         ({"tensor": 3}, "tensor = 3 does not divide model.feedforward_channels (4096)"),
-        ({"tensor": 16}, "tensor = 16 does not divide model.kv_heads (8); 1, 2, 4, 8 do"),
-        ({"pipeline": 9}, "pipeline = 9 is above the 8 layers"),
-        ({"context": 3}, "context must divide 1024"),
-        ({"expert": 2}, "expert = 2 does not divide 1 experts; 1 do"),
-        ({"shard": 65}, "65 devices share a global batch of 64 sequences"),
+        (
+            {"tensor": 16},
+            "tensor = 16 does not divide model.kv_heads (8); choose one of 1, 2, 4, 8",
+        ),
+        ({"pipeline": 9}, "pipeline = 9 exceeds the number of layers; choose 8"),
+        ({"context": 3}, "choose a context that divides 1024"),
+        ({"expert": 2}, "expert = 2 does not divide 1 experts; choose one of 1"),
+        ({"shard": 65}, "65 devices cannot share a global batch of 64 sequences"),
     ],
 )
 def test_degrees_that_cannot_be_say_which_can(model, degrees, said):

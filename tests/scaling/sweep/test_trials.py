@@ -131,7 +131,7 @@ MASKED, NEXT = {"objective": {"kind": "MaskedLM"}}, {"objective": {"kind": "Caus
         ),
         (
             {"objective": {"kind": "MixtureOfObjectives", "members": [MASKED, NEXT]}},
-            "MaskedLM asks for what stands on both sides",
+            "objective MaskedLM needs the context on both sides",
         ),
         ({"seeds": [-1]}, "seeds"),
     ],

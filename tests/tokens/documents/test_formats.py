@@ -71,7 +71,8 @@ def test_flipped_bytes_are_told_in_one_line_that_names_the_file_and_what_to_do(n
 
 
 @pytest.mark.parametrize(
-    ("kind", "opener"), [("Parquet", "trainrig.storage.open_read"), ("Arrow", "pyarrow.memory_map")]
+    ("kind", "opener"),
+    [("Parquet", "trainrig.storage.open_for_arrow"), ("Arrow", "pyarrow.memory_map")],
 )
 def test_what_the_disk_refuses_is_no_fault_of_the_file(kind, opener, monkeypatch):
     def refuse(path: str) -> None:

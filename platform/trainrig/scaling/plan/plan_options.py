@@ -22,7 +22,7 @@ def plan(
         str | None,
         typer.Argument(
             metavar="[LAW.json|NAME]",
-            help="Law of `trainrig fit`, or a published one (hoffmann); not with --layout.",
+            help="Law of `trainrig fit`, or a published one (hoffmann). Or give --layout instead.",
             show_default=False,
         ),
     ] = None,
@@ -30,7 +30,7 @@ def plan(
         str | None,
         typer.Option(
             metavar="RUN.toml",
-            help="Find the fastest layouts of this run file over --nodes or --devices.",
+            help="Find the fastest layouts of this run file over --nodes or --devices instead.",
             autocompletion=completion.run_files,
         ),
     ] = None,

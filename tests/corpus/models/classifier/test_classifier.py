@@ -76,7 +76,7 @@ def test_a_saved_model_scores_the_same(model, tmp_path):
     assert np.isnan(found[5:]).all() and (found[:5] == np.round(found[:5], 4)).all()
     assert scorer.read_content_keys().keys() == {"path"}
     Path(path).write_bytes(Path(path).read_bytes()[:-10])
-    with pytest.raises(DataError, match="torn"):
+    with pytest.raises(DataError, match="truncated"):
         ClassifierModel.open(path)
 
 
@@ -152,9 +152,9 @@ def test_a_sigmoid_is_found_where_classes_part_or_do_not(raw):
 @pytest.mark.parametrize(
     ("positives", "negatives", "message"),
     [
-        ([], ["a"] * 100, "positives: no text"),
+        ([], ["a"] * 100, "positives: .*no text"),
         (["a b"], ["", " "], "positives: . texts to train on"),
-        ([f"a {n}" for n in range(300)], [" "], "negatives: no text"),
+        ([f"a {n}" for n in range(300)], [" "], "negatives: .*no text"),
         (
             [f"a {n}" for n in range(300)],
             ["b", "c"],
