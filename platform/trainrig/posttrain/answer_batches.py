@@ -47,23 +47,23 @@ PairReferences = Callable[[str, Integers], tuple[NDArray[np.float64], NDArray[np
 
 
 class Answers:
-    """Row layout over token shards in which a row is a group of `each` consecutive answers."""
+    """Row layout over token shards in which a row is a group of `per_row` consecutive answers."""
 
     fingerprint = ""
 
-    def __init__(self, shards: TokenShards, sequence_length: int, each: int) -> None:
+    def __init__(self, shards: TokenShards, sequence_length: int, per_row: int) -> None:
         self._shards = shards
         self._length = sequence_length
-        self._each = each
+        self._per_row = per_row
 
     def windows(self, source: str) -> int:
         """Return the number of rows in `source`."""
-        return self._shards.count_documents(source) // self._each
+        return self._shards.count_documents(source) // self._per_row
 
     def targets(self, source: str, windows: Integers, span: int) -> Integers:
         """Return the number of targets of each row, over all its answers, as [B]."""
         assert span == 1
-        numbers = windows[:, None] * self._each + np.arange(self._each)
+        numbers = windows[:, None] * self._per_row + np.arange(self._per_row)
         found = self._shards.read_document_values(DOCUMENT_TARGETS, source, numbers.ravel())
         counts: Integers = found.reshape(numbers.shape).sum(axis=1)
         return counts
@@ -73,9 +73,9 @@ class Answers:
     ) -> Integers:
         """Fill one row with the first answer of its group."""
         assert span == 1
-        answer, weights = self.read_answer(source, window * self._each)
+        answer, weights = self.read_answer(source, window * self._per_row)
         fill_row(ids, targets, answer, weights)
-        return np.array([[0, window * self._each]])
+        return np.array([[0, window * self._per_row]])
 
     def read_answer(self, source: str, number: int) -> tuple[Integers, Integers]:
         """Return the token ids and loss weights of one answer, including its prompt.
@@ -111,9 +111,9 @@ class _AnswerBatches(PretrainBatches):
     """Base class of the batches of pairs, labelled answers and solutions."""
 
     def __init__(
-        self, shards: TokenShards, sizes: ConversationBatching, padding: int, each: int
+        self, shards: TokenShards, sizes: ConversationBatching, padding: int, per_row: int
     ) -> None:
-        self._answers = Answers(shards, sizes.sequence_length, each)
+        self._answers = Answers(shards, sizes.sequence_length, per_row)
         self._token_shards = shards
         self._padding = padding
         super().__init__(shards, sizes.as_settings(sizes.weights), layout=self._answers)
@@ -157,7 +157,7 @@ class PairBatches(_AnswerBatches):
         micro-batches. Raises ConfigError if the shards hold rows of another kind.
         """
         check_rows(shards, "pairs")
-        super().__init__(shards, sizes, padding, each=2)
+        super().__init__(shards, sizes, padding, per_row=2)
         self._references = references
 
     def denominators(self, step: int) -> dict[str, int]:
@@ -209,7 +209,7 @@ class LabelledBatches(_AnswerBatches):
         check_rows(shards, "labelled")
         if sizes.global_batch < 2:
             raise ValueError("global_batch: 1 row has no other's answer to compare with")
-        super().__init__(shards, sizes, padding, each=1)
+        super().__init__(shards, sizes, padding, per_row=1)
 
     def denominators(self, step: int) -> dict[str, int]:
         """Return the number of targets and of answers in the global batch."""
@@ -269,7 +269,7 @@ class StepBatches(_AnswerBatches):
         Raises ConfigError if the shards hold rows of another kind.
         """
         check_rows(shards, "steps")
-        super().__init__(shards, sizes, padding, each=1)
+        super().__init__(shards, sizes, padding, per_row=1)
 
     def denominators(self, step: int) -> dict[str, int]:
         """Return the number of labelled steps in the global batch: the training targets."""

@@ -140,7 +140,7 @@ def compute_references(
     counts = {}
     for split in (TRAIN, HELD_OUT):
         shards = TokenShards.open(storage.join(conversations, split), cache)
-        answers = Answers(shards, sequence_length, each=2)
+        answers = Answers(shards, sequence_length, per_row=2)
         found = [
             pairs_N2
             for source in shards.sources

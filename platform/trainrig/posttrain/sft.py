@@ -256,7 +256,7 @@ def _build_comparison(
         text=text,
         encoder=encoder,
         sequence_length=run.batches.sequence_length,
-        each=2 if kind == "pairs" else 1,
+        per_row=2 if kind == "pairs" else 1,
         gather_once=run.training.parallel.reshard == "step",
         cache=run.cache,
     )

@@ -16,7 +16,7 @@ from trainrig.errors import FolderGone
 class _Held:
     inode: int
     is_ours: Callable[[], bool]
-    deleted: bool = False  # by this process, as of a run that is refused
+    deleted: bool = False  # True once this process deletes the folder, as a refused run does
 
 
 _held: dict[str, _Held] = {}  # folders that this process holds, by path
@@ -47,7 +47,7 @@ def hold_folder(folder: str, is_ours: Callable[[], bool]) -> Iterator[None]:
 
 
 def expect_deletion(folder: str) -> None:
-    """Note that this process itself deletes `folder`: an error in its block is raised as it is."""
+    """Note that this process deletes `folder`, so that errors in its block are raised unchanged."""
     if held := _held.get(str(Path(folder).absolute())):
         held.deleted = True
 

@@ -1,6 +1,6 @@
 """Counts what C4 would keep of a text (Raffel et al. 2020, section 2.2), without removing lines.
 
-`rewrite/c4.py` removes lines by the same rules, and documents the differences between
+`corpus/rewrite/c4.py` removes lines by the same rules, and documents the differences between
 implementations. Counting the text that it keeps gives the same counts.
 """
 

@@ -35,7 +35,7 @@ class TuningComparison:
     text: str | None  # Folder that `tokenize` wrote, if pretraining text is compared.
     encoder: Encoder
     sequence_length: int
-    each: int  # Answers in a row: 2 for pairs, otherwise 1.
+    per_row: int  # Answers in a row: 2 for pairs, otherwise 1.
     gather_once: bool  # Whether a sharded model is gathered on each rank while it generates.
     cache: BlockCache | None = None
 
@@ -93,14 +93,14 @@ class TuningComparison:
     def _prompts(self) -> tuple[tuple[int, ...], ...]:
         """The token ids of the first held-out prompts, taken from all sources in turn."""
         shards = TokenShards.open(storage.join(self.folder, HELD_OUT), self.cache)
-        answers = Answers(shards, self.sequence_length, self.each)
+        answers = Answers(shards, self.sequence_length, self.per_row)
 
         def rows() -> Iterator[tuple[int, ...]]:
             most = max((answers.windows(source) for source in shards.sources), default=0)
             for number in range(most):
                 for source in shards.sources:
                     if number < answers.windows(source):
-                        ids, weights = answers.read_answer(source, number * self.each)
+                        ids, weights = answers.read_answer(source, number * self.per_row)
                         prompt = ids[: int((weights > 0).argmax())]
                         # A longer prompt leaves no position for an answer.
                         if len(prompt) < self.sequence_length:
