@@ -108,7 +108,7 @@ class TextBatches(PretrainBatches):
         """
         check_rows(shards, kind)
         self._reading = TextReading(shards, kind, sizes.sequence_length, padding)
-        layout = Answers(shards, sizes.sequence_length, each=1)
+        layout = Answers(shards, sizes.sequence_length, per_row=1)
         super().__init__(shards, sizes.as_settings(sizes.weights), layout=layout)
 
     def data_before(self, step: int) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def _make_work(run: TeacherScoring, model: str, folder: str, longest: int) -> Wo
         given = dict(task)
         shards = opened[given.pop("split")]
         part = TeacherPart(**given)
-        answers = Answers(shards, longest, each=1)
+        answers = Answers(shards, longest, per_row=1)
         found = []
         with use_threads(run.threads):
             for first in range(part.first, part.past, run.batch):
