@@ -142,7 +142,7 @@ def test_what_it_cannot_go_on_from_is_refused(adapter_job, ranks, make_job, tmp_
     moved = dataclasses.replace(job.adapter, base=str(tmp_path / "gone"))
     with pytest.raises(ConfigError, match="gone: the base checkpoint of the adapter is missing"):
         checkpoint.check_base(moved)
-    with pytest.raises(ConfigError, match="not the adapter.s base"):
+    with pytest.raises(ConfigError, match=r"not the adapter.s base"):
         checkpoint.check_base(another)
 
 
