@@ -46,7 +46,7 @@ class Resiliparse(HTMLExtractor):
 
     kind: Literal["Resiliparse"] = "Resiliparse"
     main_content: bool = True  # drop navigation, headers and footers
-    list_bullets: bool = True  # True if list items keep their bullets
+    list_bullets: bool = True  # Whether list items keep their bullets
     # Whether to keep the alternative texts of images: captions at best, file names at worst.
     alt_texts: bool = False
     comments: bool = False  # keep sections of reader comments
@@ -63,7 +63,7 @@ class MainContent(HTMLExtractor):
 
     kind: Literal["MainContent"] = "MainContent"
     quality: Quality = "balanced"  # `fast`, `balanced` or `precise`, from fastest to best
-    list_bullets: bool = True  # True if list items keep their bullets
+    list_bullets: bool = True  # Whether list items keep their bullets
 
 
 class Trafilatura(HTMLExtractor):

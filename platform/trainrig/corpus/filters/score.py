@@ -26,7 +26,7 @@ class Score(Settings):
     keep_highest: float | None = Field(default=None, gt=0, lt=1)
     # Share of documents to keep, by lowest value; None: no rule.
     keep_lowest: float | None = Field(default=None, gt=0, lt=1)
-    by_language: bool = False  # True if the share is applied to each language separately
+    by_language: bool = False  # Whether the share is applied to each language separately
     # Languages to which `least` and `most` apply; None: all.
     languages: tuple[str, ...] | None = None
 

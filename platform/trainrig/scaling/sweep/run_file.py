@@ -91,7 +91,7 @@ class SweepTraining(Settings):
     threads: Annotated[int, Field(ge=1)] = 1
     precision: Precision = Precision()  # dtypes of the computation
     compile: Compile | None = None  # how to compile the layers; None: not compiled
-    deterministic: bool = True  # true: results are bit-identical at any number of workers
+    deterministic: bool = True  # Whether results are bit-identical at any number of workers
     # Steps between checkpoints. An interrupted trial loses at most this many.
     checkpoint_every: Annotated[int, NOT_IDENTITY] = Field(default=200, ge=1)
     # Fewest steps of a run. The rule's batch is made smaller where a run would have fewer. With
@@ -152,7 +152,7 @@ class Sweep(RunFile):
     # Objective of training. It decides whether the models are decoders, encoders or
     # encoder-decoders. Losses of different objectives are not comparable.
     objective: PretrainingObjective = CausalLM()
-    tie_embeddings: bool = True  # true: the output head shares the embedding's weights
+    tie_embeddings: bool = True  # Whether the output head shares the embedding's weights
     # muP, which uses one learning rate for all widths: the rate of a model with `base_channels`;
     # None: the rule sets the rate of each size.
     mup: MuP | None = None

@@ -98,7 +98,7 @@ class Training(Settings):
     fuse_projections: bool = False
     # Attention kernel. Another kernel changes the last bits of results.
     attention: Annotated[AttentionExecution, NOT_IDENTITY] = AttentionExecution()
-    deterministic: bool = True  # true: results are bit-identical at any number of workers
+    deterministic: bool = True  # Whether results are bit-identical at any number of workers
     # Maximum number of workers that share a step in deterministic mode. Changing it changes the
     # last bits of results. Each doubling beyond the number of workers costs the memory of one
     # gradient.
