@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from trainrig import manifest
 from trainrig.errors import OutputTaken
+from trainrig.processes import lease
+from trainrig.train.changed_run import claim_run
 from trainrig.train.elastic import trainer
-from trainrig.train.pretrain import prepare, pretrain
+from trainrig.train.pretrain import drive, prepare, pretrain
 from trainrig.train.run import metrics
 
 STEPS = 12  # of a run of the fixtures
@@ -114,3 +117,15 @@ def test_another_micro_batch_of_experts_that_balance_it_is_refused(make, begin, 
     begin(make_run(tmp_path / "run", **settings))
     with pytest.raises(OutputTaken, match="the loss depends on which rows share a micro-batch"):
         pretrain(make_run(tmp_path / "run", batches={"micro_batch": 4}, **settings))
+
+
+def test_of_two_drivers_that_change_a_run_at_once_only_one_trains(make):
+    run = make("run", CONSTANT)
+    inputs = {"tokens": manifest.read_input(run.tokens, "tokenize").content}
+    first = claim_run(run.output, run, run.training, inputs)
+    second = make("run", CONSTANT, steps=STEPS + 4)
+    claim_run(run.output, second, second.training, inputs)
+    with pytest.raises(OutputTaken, match=r"another driver has just started .* training\.steps"):
+        drive(first, run, prepare(run), run.workers)
+    assert not lease.is_held(run.output)
+    assert manifest.read_claim(run.output).config["training"]["steps"] == STEPS + 4

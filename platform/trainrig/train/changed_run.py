@@ -34,7 +34,8 @@ def claim_run(
 
     A run that has started and is not finished may be claimed with another number of steps or
     another micro-batch size where the module's rules allow it. Raises OutputTaken, with the reason,
-    where they do not. `inputs` maps each input's name to the fingerprint of its content.
+    where they do not, or where a live run holds the folder. `inputs` maps each input's name to the
+    fingerprint of its content.
     """
     there = manifest.read_claim(folder)
     wanted = manifest.build_claim(run, inputs)
@@ -43,12 +44,26 @@ def claim_run(
         same = _with_values_of(there, wanted, changed)
         if changed and (same.config, same.inputs) == (there.config, there.inputs):
             _check_changes(folder, there, training, changed, micro_batch_may_change)
-            for key in changed:
-                _announce(folder, key, there, wanted)
             kept = wanted.model_copy(update={"environment": there.environment})
             data = kept.model_dump_json(indent=1).encode()
-            storage.write(storage.join(folder, CLAIM), data)
+            with lease.hold_lease(folder):
+                storage.write(storage.join(folder, CLAIM), data)
+            for key in changed:
+                _announce(folder, key, there, wanted)
     return manifest.claim(folder, run, inputs)
+
+
+def check_claim_stands(stage: Stage) -> None:
+    """Raise OutputTaken if another driver has changed the claim since `stage` was claimed.
+
+    The caller holds the lease of the folder, so the claim cannot change after this check.
+    """
+    there = manifest.read_claim(stage.folder)
+    if there is None or there.fingerprint != stage.claim.fingerprint:
+        raise OutputTaken(
+            f"{stage.folder}: another driver has just started this run with other values of "
+            "training.steps or batches.micro_batch; wait for it, or stop it, then start again"
+        )
 
 
 def _get(claim: Claim, key: tuple[str, str]) -> object:

@@ -30,7 +30,7 @@ from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train import checkpoint
-from trainrig.train.changed_run import claim_run
+from trainrig.train.changed_run import check_claim_stands, claim_run
 from trainrig.train.disk_space import check_disk_space
 from trainrig.train.held_out import HeldOutSets, RowSizes, hold_nothing_out, open_held_out
 from trainrig.train.initial_weights import find_initial_weights, warn_of_high_rate
@@ -357,6 +357,7 @@ def drive(
     from trainrig.train.elastic import trainer
 
     with lease.hold_lease(job.folder):
+        check_claim_stands(stage)
         with stage.undo_if_refused():
             copy = job.training.checkpoints.copy_to
             # once the run has started, a failing copy does not end it
