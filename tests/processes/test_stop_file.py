@@ -66,6 +66,16 @@ def test_handlers_are_put_back_when_nothing_came(tmp_path, marks):
     assert marks == [signal.SIGTERM]
 
 
+def test_a_second_signal_after_a_stop_file_has_its_usual_effect(tmp_path, marks):
+    (tmp_path / "stop").touch()
+    with StopRequests(str(tmp_path)) as requests:
+        assert requests.read_request() == f"the file {tmp_path}/stop"
+        signal.raise_signal(signal.SIGINT)
+        assert marks == []
+        signal.raise_signal(signal.SIGINT)
+        assert marks == [signal.SIGINT]
+
+
 def test_a_file_in_the_run_folder_asks_and_goes_when_honoured(tmp_path, monkeypatch):
     monkeypatch.setattr(stop_file, "LOOK_EVERY", 0.0)
     with StopRequests(str(tmp_path)) as requests:

@@ -28,6 +28,7 @@ class StopRequests:
     def __init__(self, folder: str) -> None:
         self._file = storage.join(folder, FILE)
         self._how: str | None = None
+        self._signalled = False  # True after the first signal, also if the file was seen before
         self._looked = float("-inf")
         self._failing = False  # True if the last check for the file failed
         self._handlers: dict[signal.Signals, Any] = {}
@@ -75,9 +76,10 @@ class StopRequests:
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self._request.is_repeat(number):
             return
-        if self._how in SIGNALS.values():
+        if self._signalled:
             self._restore_handlers()
             signal.raise_signal(number)
+        self._signalled = True
         self._how = self._how or SIGNALS[signal.Signals(number)]
 
     def _restore_handlers(self) -> None:

@@ -48,6 +48,7 @@ def blocked(lists: UrlLists, *urls: str) -> list[int]:
         (".bad.example", "http://bad.example/", 1),
         ("http://www.bad.example/", "http://bad.example/", 1),
         ("0.0.0.0 bad.example # hosts", "http://bad.example/", 1),
+        ("0.0.0.0\tbad.example", "http://bad.example/", 1),
         ("co.uk", "http://example.co.uk/", 0),  # a suffix speaks for nobody who registered below
         ("uk", "http://example.co.uk/", 0),
         ("blogspot.com", "http://a.blogspot.com/", 1),  # registered, by one company

@@ -102,6 +102,8 @@ def test_tables_that_count_differently_are_not_joined() -> None:
         ("params,tokens,loss\n", "no rows"),
         ("params,tokens,loss\n1,2\n", ":2: 2 cells under 3 headers"),
         ("params,tokens,loss\n1,2,x\n", ":2: loss should be a number, found 'x'"),
+        ("params,tokens,loss\n\n1,2,3\n\n1,2,x\n", ":5: loss should be a number, found 'x'"),
+        ("params,tokens,loss\n\n1,2\n", ":3: 2 cells under 3 headers"),
         ("params,tokens,perplexity\n1,2,3\n", "losses in perplexity"),
         ("params,tokens,bpb\n1,2,3\n", "losses in bits per byte"),
         ("params,loss\n1,3\n", "no column for tokens among params, loss"),

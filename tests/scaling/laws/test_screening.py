@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from trainrig.errors import DataError
+from trainrig.scaling.laws import screening
 from trainrig.scaling.laws.read_table import read_table
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.laws.screening import Exclusions, screen
@@ -105,6 +106,22 @@ def test_a_table_of_which_nothing_is_left_says_why() -> None:
 
 @pytest.mark.data
 @pytest.mark.skipif("TRAINRIG_TEST_DATA" not in os.environ, reason="TRAINRIG_TEST_DATA")
+@pytest.mark.parametrize(
+    ("place", "ordinal"),
+    [
+        (1, ""),
+        (2, "2nd "),
+        (4, "4th "),
+        (11, "11th "),
+        (13, "13th "),
+        (21, "21st "),
+        (112, "112th "),
+    ],
+)
+def test_places_are_written_as_ordinals(place: int, ordinal: str) -> None:
+    assert screening._format_ordinal(place) == ordinal
+
+
 def test_the_five_highest_losses_of_the_chinchilla_figure_leave_240() -> None:
     runs = read_table(str(DATA / "chinchilla_extracted.csv"))
     assert len(screen(runs).runs) == 245

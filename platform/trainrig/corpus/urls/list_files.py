@@ -59,9 +59,9 @@ def read_domains_and_pages(path: str) -> tuple[list[str], list[str]]:
     domains = []
     pages = []
     for number, content in iterate_entries(path):
-        first, _, rest = content.partition(" ")
-        if rest and _ADDRESS.fullmatch(first):
-            content = rest.strip()
+        words = content.split(maxsplit=1)
+        if len(words) == 2 and _ADDRESS.fullmatch(words[0]):
+            content = words[1]
         entry = _ENTRY.fullmatch(content)
         if entry is None:
             raise DataError(

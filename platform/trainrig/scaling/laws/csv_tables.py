@@ -44,6 +44,7 @@ class Csv:
 
     path: str
     cells: Mapping[str, list[str]]
+    lines: list[int]  # line number of each row; the header is line 1
 
     def parse_numbers(self, name: str) -> NDArray[np.float64]:
         """Return a column as float64, with NaN for empty cells.
@@ -55,9 +56,8 @@ class Csv:
             try:
                 found[row] = float(cell) if cell.strip() else np.nan
             except ValueError:
-                line = row + 2  # the header is line 1
                 message = f"{name} should be a number, found {cell!r}"
-                raise DataError(f"{self.path}:{line}: {message}") from None
+                raise DataError(f"{self.path}:{self.lines[row]}: {message}") from None
         return found
 
 
@@ -88,16 +88,20 @@ def parse(path: str) -> Csv:
         raise DataError(f"{path}: is a folder, not a CSV") from None
     except utf8.NotUtf8 as error:
         raise DataError(f"{path}: {error}; the file must be a CSV in UTF-8") from None
-    rows = [row for row in csv.reader(io.StringIO(text)) if row]
+    reader = csv.reader(io.StringIO(text))
+    numbered = [(reader.line_num, row) for row in reader if row]  # skips blank lines
+    lines = [line for line, _ in numbered]
+    rows = [row for _, row in numbered]
     if len(rows) < 2:
         raise DataError(
             f"{path}: no rows; a table of runs has a header line and a line for each run"
         )
     header = [name.strip() for name in rows[0]]
-    for line, row in enumerate(rows[1:], 2):
+    for line, row in numbered[1:]:
         if len(row) != len(header):
             raise DataError(f"{path}:{line}: {len(row)} cells under {len(header)} headers")
-    return Csv(path, {name: [row[i] for row in rows[1:]] for i, name in enumerate(header)})
+    cells = {name: [row[i] for row in rows[1:]] for i, name in enumerate(header)}
+    return Csv(path, cells, lines[1:])
 
 
 def _read_named(table: Csv, columns: Mapping[str, str]) -> RunsTable:

@@ -185,7 +185,12 @@ def _make_highest_rule(rules: Exclusions) -> Rule:
 
 
 def _format_ordinal(place: int) -> str:
-    return "" if place == 1 else f"{place}{ {2: 'nd', 3: 'rd'}.get(place, 'th') } "
+    """Return "" for 1, and otherwise "2nd ", "3rd ", "11th ", "21st " and so on."""
+    if place == 1:
+        return ""
+    endings = {1: "st", 2: "nd", 3: "rd"}
+    ending = "th" if place % 100 in (11, 12, 13) else endings.get(place % 10, "th")
+    return f"{place}{ending} "
 
 
 def _format_names(names: list[str]) -> str:

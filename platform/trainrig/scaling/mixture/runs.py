@@ -60,7 +60,7 @@ class MixtureRuns:
                 f"{losses} has no complete line of losses for any run of {mixtures}; the two "
                 f"files are joined by the column '{key}'"
             )
-        _check_shares(mixtures, shares)
+        _check_shares(mixture_table, shares)
         chosen = shares[[rows[0][run] for run in known]]
         return cls(
             sources=sources,
@@ -107,21 +107,24 @@ def _index_rows(table: Csv, key: str) -> dict[str, int]:
     rows: dict[str, int] = {}
     for row, name in enumerate(table.cells[key]):
         if name in rows:
-            raise DataError(f"{table.path}:{row + 2}: a second line of run '{name}'; keep only one")
+            line = table.lines[row]
+            raise DataError(f"{table.path}:{line}: a second line of run '{name}'; keep only one")
         rows[name] = row
     return rows
 
 
-def _check_shares(path: str, shares: Array) -> None:
+def _check_shares(table: Csv, shares: Array) -> None:
     wrong = ~(np.isfinite(shares) & (shares >= 0)).all(axis=1)
     if wrong.any():
-        line = int(np.argmax(wrong)) + 2
-        raise DataError(f"{path}:{line}: a share is below 0 or missing; write shares from 0 to 1")
+        line = table.lines[int(np.argmax(wrong))]
+        raise DataError(
+            f"{table.path}:{line}: a share is below 0 or missing; write shares from 0 to 1"
+        )
     sums = shares.sum(axis=1)
     off = np.abs(sums - 1) > ROUNDING
     if off.any():
         row = int(np.argmax(off))
         raise DataError(
-            f"{path}:{row + 2}: the shares sum to {sums[row]:.4g}, not to 1; after the run's name "
-            "each column is the share of a source"
+            f"{table.path}:{table.lines[row]}: the shares sum to {sums[row]:.4g}, not to 1; after "
+            "the run's name each column is the share of a source"
         )

@@ -251,7 +251,7 @@ def build_search_settings(search: RateSearch) -> dict[str, Any]:
         settings["scheduler"] = AsyncHyperBandScheduler(
             time_attr="percent",
             max_t=101,  # above 100, so that no trial is stopped for having reached its end
-            grace_period=round(100 * search.scheduler.first),
+            grace_period=max(1, round(100 * search.scheduler.first)),
             reduction_factor=search.scheduler.keep,
         )
     if not isinstance(search.searcher, Optuna):
