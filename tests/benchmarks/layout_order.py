@@ -132,8 +132,8 @@ def count_pairs(
 
 
 def format_rows(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The table of docs/layouts.md, of what was found of each model: predicted milliseconds, those
-    measured and their quartiles."""
+    """Return the table of docs/evidence/layouts.md: predicted and measured milliseconds of each
+    model, with quartiles."""
     models = " | ".join(f"{name}: predicted | measured" for name in found)
     rows = [f"| layout | {models} |", "|---|" + "---|---|" * len(found)]
     for name in LAYOUTS:

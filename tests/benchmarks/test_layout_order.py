@@ -1,8 +1,8 @@
 """Whether layouts are as fast, one beside the other, as `trainrig plan --layout` says: on two
 workers of one thread each, by a table of hardware that is measured just before.
 
-Kept in results/layout-order.json; docs/layouts.md has its table. Steps count whose threads waited
-least for a core: on a busy machine the others of a layout say how busy it was.
+Kept in results/layout-order.json; docs/evidence/layouts.md has its table. Steps count whose threads
+waited least for a core: on a busy machine the others of a layout say how busy it was.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Published runs: how far off the planner is, and that each of its terms is needed.
 
-`pytest -m bench -s tests/benchmarks/test_layouts.py` prints the table of docs/layouts.md.
+`pytest -m bench -s tests/benchmarks/test_layouts.py` prints the table of docs/evidence/layouts.md.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ BANDS = {
     MPT: (0.08, 0.31),
 }
 RUNS = list(read_published_runs())
-PAGE = Path(__file__).parents[3] / "docs/layouts.md"
+PAGE = Path(__file__).parents[3] / "docs/evidence/layouts.md"
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)

@@ -2,7 +2,7 @@
 
 The table of hardware has what a device or link reaches at best; the constants here are the share of
 that which kernels and collectives achieve. None of them was fitted to the published runs that
-docs/layouts.md compares the planner with.
+docs/evidence/layouts.md compares the planner with.
 """
 
 from dataclasses import dataclass
