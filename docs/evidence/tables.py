@@ -261,7 +261,7 @@ def draw_model_costs() -> str:
         ],
     ]
     names = ["step-memory-beside-transformers", "experts-beside-dense", "metrics-cost"]
-    return format_table(["what", "beside", "result"], rows) + format_bench_source(*names)
+    return format_table(["what", "compared with", "result"], rows) + format_bench_source(*names)
 
 
 def draw_metrics_cost() -> str:
