@@ -440,7 +440,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 def fill(text: str) -> str:
     """Return a page's text with the tables between its markers made from the results."""
-    return MARKED.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], text)
+    return MARKED.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n{found[3]}", text)
 
 
 def main() -> None:
