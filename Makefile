@@ -51,8 +51,9 @@ gpu-ray: OUT = gpu-results
 gpu-ray: .venv/installed ## Runs on Ray over two GPUs of this machine, killed and resized; not run anywhere yet
 	$(BIN)/python tests/gpu/ray_runs.py --out $(OUT)
 
-docs: .venv/installed ## docs/run-files.md, docs/metrics.md, the schemas of run files, and the pictures
+docs: .venv/installed ## docs/run-files.md, docs/metrics.md, the schemas, the tables of evidence, and the pictures
 	$(BIN)/python -m trainrig.run_file_pages
+	$(BIN)/python docs/evidence/tables.py
 	$(BIN)/python docs/pictures/draw.py
 
 # Once for each change of what is to be installed.

@@ -1,4 +1,4 @@
-"""The columns of docs/performance.md on which kernel computes attention, held to a GPU."""
+"""The columns of docs/attention.md on which kernel computes attention, held to a GPU."""
 
 import pytest
 import torch

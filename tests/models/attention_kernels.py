@@ -1,4 +1,4 @@
-"""Which kernel computes attention: to torch's dispatcher, and to docs/performance.md."""
+"""Which kernel computes attention: to torch's dispatcher, and to docs/attention.md."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from trainrig.models.encoder.model import build_model
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.models.kernels import flex_rows
 
-PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[2] / "docs" / "attention.md"
 TITLE = "## Which kernel computes attention"
 LONG, SHORT = 300, 100  # places of a row: more, and fewer, than a mask is better for on a CPU
 

@@ -2,7 +2,7 @@
 
 One mask is made for each micro-batch, [B, 1, T, T]: as numbers in the dtype of the model, which all
 layers keep for the backward pass, and as the booleans that they are made of, which layers with
-recomputation keep as well. docs/performance.md says which kernels take one. The masks of
+recomputation keep as well. docs/attention.md says which kernels take one. The masks of
 encoder-decoders, whose biases differ by head, are not counted.
 """
 

@@ -259,7 +259,7 @@ class Attention(nn.Module):
     def choose_way(self, new: int, seen: int, sight: Sight) -> Way:
         """Return how attention of the last `new` of `seen` positions is computed.
 
-        docs/performance.md lists which of torch's kernels each way leads to.
+        docs/attention.md lists which of torch's kernels each way leads to.
         """
         if sight.rows is not None and (sight.rows.queries, sight.rows.keys) == (new, seen):
             return "prepared"

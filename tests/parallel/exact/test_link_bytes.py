@@ -5,7 +5,7 @@ from trainrig.parallel.exact.link_bytes import reduce_scatter_bytes, sum_bytes
 
 @pytest.mark.parametrize("ranks", [16, 64, 1024])
 def test_it_sends_what_a_reduce_scatter_by_levels_does(ranks):
-    """Where each node's micro-batches are one subtree; docs/scale.md has the table."""
+    """Where each node's micro-batches are one subtree; docs/evidence/scale.md has the table."""
     for micro_batches in (ranks, 4 * ranks):
         exact = sum_bytes(1.0, micro_batches, ranks, ranks, 8)
         plain = reduce_scatter_bytes(1.0, ranks, 8)

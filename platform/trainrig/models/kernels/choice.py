@@ -1,6 +1,6 @@
 """KernelChoice of the attention kernel for documents, windows, soft caps, sinks and ALiBi.
 
-One pure function chooses, from the device, the dtype and the model; docs/performance.md has its
+One pure function chooses, from the device, the dtype and the model; docs/attention.md has its
 table. Whole rows without any of these features use torch's own attention, and rows with prefixes or
 branches use a mask, whatever is chosen here. This module imports no torch, so that `check` can use
 it.

@@ -1,0 +1,454 @@
+"""Write the tables of docs/evidence from the result files that are committed with the tests.
+
+    python docs/evidence/tables.py
+
+A page holds a table between `<!-- table NAME -->` and `<!-- end of table -->`; the script replaces
+all text between the two. The same results always give the same bytes. Needs the standard library
+alone.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+MARKED = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+
+
+def read(path: str) -> Any:
+    """Return the parsed result file at `path`, which is relative to the repository root."""
+    return json.loads((ROOT / path).read_text(encoding="utf-8"))
+
+
+def read_bench(name: str) -> Any:
+    """Return the parsed result file of the benchmark `name`."""
+    return read(f"tests/benchmarks/results/{name}.json")
+
+
+def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [f"| {' | '.join(line)} |\n" for line in (head, *rows)]
+    return "".join([lines[0], "|---" * len(head) + "|\n", *lines[1:]])
+
+
+def format_source(*paths: str) -> str:
+    """Return a line with the dates of result files and links to them."""
+    dates = sorted({read(path)["date"] for path in paths})
+    links = ", ".join(f"[{Path(path).name}](../../{path})" for path in paths)
+    return f"\n{', '.join(dates)}: {links}\n"
+
+
+def format_bench_source(*names: str) -> str:
+    """Return a line with the dates of benchmarks' result files and links to them."""
+    return format_source(*(f"tests/benchmarks/results/{name}.json" for name in names))
+
+
+def format_spread(middle: float, spread: Sequence[float], digits: int) -> str:
+    """Return a figure with its least and most, such as `0.22 (0.21 to 0.22)`."""
+    least, most = spread
+    return f"{middle:,.{digits}f} ({least:,.{digits}f} to {most:,.{digits}f})"
+
+
+def format_values(values: Sequence[float], digits: int) -> str:
+    """Return the median of values with their least and most."""
+    return format_spread(median(values), (min(values), max(values)), digits)
+
+
+def format_percent(value: float) -> str:
+    """Return a share in percent, without a needless `.0`."""
+    return f"{100 * value:.1f}".removesuffix(".0") + "%"
+
+
+def draw_document_attention() -> str:
+    """Return the cost of attention inside documents over masks and over causal attention."""
+    results = read_bench("document-attention")
+    rows = []
+    for name, figures in results["layer"].items():
+        dtype, row, documents = name.split(", ")
+        row = row.removeprefix("rows of ")
+        cells = [figures["over a mask"], figures["over causal"]]
+        rows.append(
+            [dtype, f"{int(row):,}", documents.removeprefix("documents of ")]
+            + [format_spread(cell["median"], cell["from_to"], 2) for cell in cells]
+            + [f"{cells[0]['milliseconds']:.0f}"]
+        )
+    head = ["precision", "rows of", "documents of", "over a mask", "over causal attention", "ms"]
+    return format_table(head, rows) + format_bench_source("document-attention")
+
+
+def draw_whole_steps_of_documents() -> str:
+    """Return the cost of soft caps in blocks and of whole steps, over the same under masks."""
+    results = read_bench("document-attention")
+    rows = [
+        [what, name, format_spread(figures["median"], figures["from_to"], 2)]
+        for what, part in (("soft caps, one layer", "soft caps"), ("forward and backward", "step"))
+        for name, figures in results[part].items()
+    ]
+    return format_table(["what", "of", "over a mask"], rows)
+
+
+def draw_gpu_steps() -> str:
+    """Return the newest measurement of each compiled training step on an H200."""
+    results = read_bench("gpu-h200")
+    runs = [
+        ("2026-11-28", results["2026-11-28"]["whole"]),
+        ("2026-11-28", results["2026-11-28"]["casts_without_fsdp"]),
+        ("2026-11-27", results["2026-11-27"]),
+    ]
+    names = {
+        "fast": "trainrig, fast",
+        "deterministic": "trainrig, deterministic",
+        "float8": "trainrig, fast, float8",
+        "llama": "plain Llama",
+        "nanogpt": "nanoGPT's model and loop",
+    }
+    found: dict[tuple[str, str], tuple[str, Any]] = {}
+    for date, run in runs:
+        for row in run["rows"]:
+            if row["compiled"]:
+                found.setdefault((row["size"], row["loop"]), (date, row))
+    sizes = list(results["rows_of_a_micro_batch"])
+    rows = [
+        [
+            size,
+            name,
+            f"{row['tokens_per_second']:,}",
+            f"{100 * row['mfu'] + 1e-9:.1f}%",
+            f"{row['peak_gib']:.1f}",
+            date,
+        ]
+        for size in sizes
+        for loop, name in names.items()
+        if (size, loop) in found
+        for date, row in [found[size, loop]]
+    ]
+    head = ["size", "loop, compiled", "tokens/s", "MFU", "peak GiB", "date"]
+    link = "[gpu-h200.json](../../tests/benchmarks/results/gpu-h200.json)"
+    return format_table(head, rows) + f"\n{link}\n"
+
+
+def draw_gpu_layouts() -> str:
+    """Return the pace of one rank of eight in each layout."""
+    rows = [
+        [
+            row["layout"],
+            f"{row['tokens_per_second_a_device']:,}",
+            f"{row['step_ms']:,.0f}",
+            f"{row['peak_gib']:.1f}",
+        ]
+        for row in read_bench("gpu-h200")["2026-11-27"]["layouts_of_350M_one_rank_of_8"]
+    ]
+    return format_table(["layout", "tokens/s of the device", "step, ms", "peak GiB"], rows)
+
+
+def draw_tuning_pace() -> str:
+    """Return the pace of tuning beside TRL."""
+    what = {
+        "sft": "SFT on GSM8K, trained targets/s",
+        "lora-sft": "SFT by LoRA of rank 8, trained targets/s",
+        "dpo": "DPO on HH, steps/s, references counted",
+    }
+    rows = []
+    for name, label in what.items():
+        results = read_bench(f"{name}-beside-trl")
+        digits = 2 if name == "dpo" else 0
+        rows.append(
+            [
+                label,
+                format_values(results["ours_per_second"], digits),
+                format_values(results["trl_per_second"], digits),
+                format_spread(results["ratio"], results["ratio_from_to"], 2),
+            ]
+        )
+    results = read_bench("grpo-beside-trl")
+    rows.append(
+        [
+            "GRPO, steps/s",
+            format_values(results["ours_steps_per_second"], 2),
+            format_values(results["trl_steps_per_second"], 2),
+            format_spread(results["ratio"], results["ratio_from_to"], 2),
+        ]
+    )
+    names = [f"{name}-beside-trl" for name in (*what, "grpo")]
+    head = ["what", "trainrig", "TRL", "trainrig over TRL"]
+    return format_table(head, rows) + format_bench_source(*names)
+
+
+def draw_tuning_memory() -> str:
+    """Return the peak memory of tuning beside TRL."""
+    what = {"sft": "SFT", "lora-sft": "SFT by LoRA", "dpo": "DPO, references counted"}
+    rows = []
+    for name, label in what.items():
+        results = read_bench(f"{name}-memory-beside-trl")
+        peaks = [
+            [f"{median(r[who]['peak'] - r[who]['before'] for r in results['rounds']):,.0f}"]
+            for who in ("ours", "trl")
+        ]
+        spread = format_spread(results["ratio"], results["ratio_from_to"], 2)
+        rows.append([label, *peaks[0], *peaks[1], spread])
+    names = [f"{name}-memory-beside-trl" for name in what]
+    head = ["what", "trainrig, MiB", "TRL, MiB", "trainrig over TRL"]
+    return format_table(head, rows) + format_bench_source(*names)
+
+
+def draw_grpo_shares() -> str:
+    """Return the share of each part in the time of a GRPO step."""
+    names = {"data": "sampling, rewards, and the pass that reads the batch"}
+    shares = read_bench("grpo-beside-trl")["share_of_a_step"]
+    rows = [[names.get(part, part), f"{share:.2f}"] for part, share in shares.items()]
+    return format_table(["part of a step", "share"], rows)
+
+
+def draw_peer_steps() -> str:
+    """Return steps of trainrig, nanoGPT and Transformers as shares of the matrix product."""
+    shares = read_bench("step-beside-peers")["shares"]
+    loops = list(next(iter(shares.values())))
+    names = [loop.replace("ours", "trainrig") for loop in loops]
+    rows = [
+        [name, *(f"{figures[loop]['median']:.3f}" for figures in shares.values())]
+        for loop, name in zip(loops, names, strict=True)
+    ]
+    return format_table(["loop", *shares], rows) + format_bench_source("step-beside-peers")
+
+
+def draw_shakespeare() -> str:
+    """Return held-out losses and times of tiny Shakespeare beside nanoGPT's loop."""
+    seeds = read_bench("shakespeare-beside-nanogpt")["seeds"]
+    loops = [loop for loop in seeds[0] if loop != "seed"]
+    rows = [
+        [
+            loop.replace("ours", "trainrig"),
+            ", ".join(f"{seed[loop]['loss']:.3f}" for seed in seeds),
+            ", ".join(
+                f"{seed[loop]['seconds'] / seed['nanoGPT']['seconds']:.2f}" for seed in seeds
+            ),
+        ]
+        for loop in loops
+    ]
+    head = ["loop", "held-out loss of three seeds", "CPU time over nanoGPT's"]
+    return format_table(head, rows) + format_bench_source("shakespeare-beside-nanogpt")
+
+
+def draw_model_costs() -> str:
+    """Return the memory of a step, the pace of experts and the cost of metrics."""
+    memory = read_bench("step-memory-beside-transformers")
+    experts = read_bench("experts-beside-dense")
+    metrics = read_bench("metrics-cost")
+    percents = [format_percent(metrics["cpu_seconds_added"])]
+    percents += [format_percent(value) for value in metrics["interval_95"]]
+    rows = [
+        [
+            f"peak memory of a step of 124M parameters, virtual workers: {workers}",
+            "Transformers' Llama in a plain loop",
+            format_spread(memory["ratios"][workers], memory["ratios_from_to"][workers], 2),
+        ]
+        for workers in ("8", "1")
+    ]
+    rows += [
+        [
+            f"tokens per CPU second, {experts['experts']} experts, {experts['active']} active",
+            "a dense model with as many active parameters",
+            format_spread(experts["pace"], experts["pace_from_to"], 2),
+        ],
+        [
+            "CPU time of all metrics at their defaults",
+            f"a step of {metrics['cpu_seconds_of_a_step']:.2f} s without",
+            f"{percents[0]} more (95%: {percents[1]} to {percents[2]})",
+        ],
+    ]
+    names = ["step-memory-beside-transformers", "experts-beside-dense", "metrics-cost"]
+    return format_table(["what", "compared with", "result"], rows) + format_bench_source(*names)
+
+
+def draw_metrics_cost() -> str:
+    """Return the counted cost of metrics as shares of a step."""
+    names = {"kernels_of_the_table_of_losses": "kernels of the loss table"}
+    counted = read_bench("metrics-cost")["counted"]
+    figures = list(next(iter(counted.values())))
+    rows = [
+        [model, *(f"{100 * shares[figure]:.2f}%" for figure in figures)]
+        for model, shares in counted.items()
+    ]
+    head = ["model", *(names.get(figure, figure) for figure in figures)]
+    return format_table(head, rows) + format_bench_source("metrics-cost")
+
+
+def draw_eight_workers() -> str:
+    """Return the largest differences between eight workers and one, by layout."""
+    path = "tests/train/results/eight_workers.json"
+
+    def show(value: float) -> str:
+        return f"{value:.0e}" if value else "0, bit-identical"
+
+    rows = [
+        [layout, show(found["losses"]), show(found["weights"])]
+        for layout, found in read(path)["differences"].items()
+    ]
+    head = ["layout of eight workers", "losses, relative", "weights"]
+    return format_table(head, rows) + format_source(path)
+
+
+def draw_layout_kills() -> str:
+    """Return the number of kills in each layout and their effect."""
+    path = "tests/train/results/layout_kills.json"
+    results = read(path)
+    result = "bit-identical" if results["byte_equal"] else "differs"
+    rows = [
+        [
+            layout,
+            str(len(kills)),
+            " and ".join(str(size) for size in sorted({kill["of"] for kill in kills})),
+            result,
+        ]
+        for layout, kills in results["kills"].items()
+    ]
+    head = ["layout", "ranks killed", "workers, in turns", "losses, norms, samples, tensors"]
+    return format_table(head, rows) + format_source(path)
+
+
+def draw_approach_coverage() -> str:
+    """Return how often the intervals of other approaches hold the true value."""
+    path = "tests/scaling/results/approaches.json"
+    rows = [
+        [approach, ", ".join(f"{format_percent(v['coverage'])} of {q}" for q, v in found.items())]
+        for approach, found in read(path)["coverage_of_95%"].items()
+    ]
+    return format_table(["approach", "coverage"], rows) + format_source(path)
+
+
+def draw_parametric_coverage() -> str:
+    """Return how often bootstrap and profile intervals hold the true value."""
+    path = "tests/scaling/results/coverage.json"
+    rows = [
+        [
+            sweeps,
+            *(
+                f"{format_percent(min(found[kind].values()))} to "
+                f"{format_percent(max(found[kind].values()))}"
+                for kind in ("bootstrap", "profile")
+            ),
+        ]
+        for sweeps, found in read(path)["coverage"].items()
+    ]
+    return format_table(["sweeps", "bootstrap", "profile"], rows) + format_source(path)
+
+
+def draw_real_sweep() -> str:
+    """Return the results of the real sweep and the prediction of its largest run."""
+    path = "tests/chaos/results/sweep.json"
+    results = read(path)
+    sweep, largest = results["sweep"], results["largest"]
+    sizes = f"{sweep['parameters_least']:,} to {sweep['parameters_most']:,} parameters"
+    rows = [
+        ["runs of the sweep", f"{sweep['points']}, of {sizes}"],
+        ["compute of the sweep, 6ND", f"{sweep['flops_6nd_of_points']:.1e} FLOPs"],
+        ["wall time, two cores", f"{results['seconds'] / 60:.0f} minutes"],
+        ["attempts of a trial, driver killed once", f"{results['attempts_most']} at most"],
+        ["standard deviation between two seeds", f"{sweep['noise_nats']:.4f} nats"],
+        ["overhead of a trial", f"{results['overhead_seconds_a_trial']:.2f} s"],
+        ["form", f"{results['constants']['form']}; the parametric one has no minimum here"],
+        [
+            "loss predicted for a run of twice the compute",
+            f"{largest['predicted']:.3f} ({largest['low']:.3f} to {largest['high']:.3f})",
+        ],
+        ["loss measured", f"{largest['measured']:.3f}: error {100 * largest['error']:.1f}%"],
+    ]
+    return format_table(["what", "result"], rows) + format_source(path)
+
+
+def draw_kills() -> str:
+    """Return the time of a run with twenty kills, by what it was spent on."""
+    path = "tests/chaos/results/kills.json"
+    results = read(path)
+    seconds = {name: value for name, value in results["seconds"].items() if value}
+    names = {"lost": "steps taken again", "stall": "held up by checkpoints"}
+    rows = [[names.get(name, name), f"{value:.1f}"] for name, value in seconds.items()]
+    return format_table(["seconds of the run", "s"], rows) + format_source(path)
+
+
+def draw_spot_storm() -> str:
+    """Return the results of the rehearsed loss of spot machines."""
+    path = "tests/chaos/results/spot_storm.json"
+    results = read(path)
+    rows = [
+        ["length of the storm", f"{results['seconds of storm']:.0f} s, four nodes"],
+        [
+            "nodes lost, with notice in time, returned",
+            f"{results['losses']}, {results['of them drained in time']}, {results['returns']}",
+        ],
+        ["curations, one after another", f"{results['curations']}, same bytes as the calm one"],
+        ["training steps, taken again", f"{results['steps']}, {results['steps redone']}"],
+        ["starts of the training run", ", ".join(results["attempts"])],
+        ["goodput", format_percent(results["goodput"])],
+        ["restarts", f"{results['seconds']['restart']:.0f} s"],
+    ]
+    return format_table(["what", "result"], rows) + format_source(path)
+
+
+def draw_clean_runs() -> str:
+    """Return how many losses and norms of calm runs lie beyond each threshold."""
+    paths = [f"tests/train/results/clean_run_{seed}.json" for seed in range(3)]
+    runs = [read(path) for path in paths]
+    rows = []
+    for figure in runs[0]["outliers"]:
+        for deviations in runs[0]["outliers"][figure]:
+            counts = [run["outliers"][figure].get(deviations, 0) for run in runs]
+            rows.append([figure, deviations, ", ".join(map(str, counts)), str(sum(counts))])
+    head = ["figure", "deviations above the median", "steps of each run", "sum"]
+    return format_table(head, rows) + format_source(*paths)
+
+
+def draw_index() -> str:
+    """Return the pages of this folder with the first sentence of each."""
+    rows = []
+    for page in sorted(HERE.glob("*.md")):
+        if page.name != "README.md":
+            title, text, *_ = page.read_text(encoding="utf-8").split("\n\n")
+            name = title.removeprefix("# ").removeprefix("Evidence: ")
+            sentence = re.split(r"(?<=[.:]) (?=[A-Z[*])", " ".join(text.split()))[0]
+            rows.append([f"[{name[0].upper()}{name[1:]}]({page.name})", sentence])
+    return format_table(["page", "what it holds"], rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "approach-coverage": draw_approach_coverage,
+    "clean-runs": draw_clean_runs,
+    "document-attention": draw_document_attention,
+    "document-attention-steps": draw_whole_steps_of_documents,
+    "eight-workers": draw_eight_workers,
+    "gpu-layouts": draw_gpu_layouts,
+    "gpu-steps": draw_gpu_steps,
+    "grpo-shares": draw_grpo_shares,
+    "index": draw_index,
+    "kills": draw_kills,
+    "layout-kills": draw_layout_kills,
+    "metrics-cost": draw_metrics_cost,
+    "model-costs": draw_model_costs,
+    "parametric-coverage": draw_parametric_coverage,
+    "peer-steps": draw_peer_steps,
+    "real-sweep": draw_real_sweep,
+    "shakespeare": draw_shakespeare,
+    "spot-storm": draw_spot_storm,
+    "tuning-memory": draw_tuning_memory,
+    "tuning-pace": draw_tuning_pace,
+}
+
+
+def fill(text: str) -> str:
+    """Return a page's text with the tables between its markers made from the results."""
+    return MARKED.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n{found[3]}", text)
+
+
+def main() -> None:
+    """Write the tables into all pages of this folder."""
+    for page in sorted(HERE.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        page.write_text(fill(text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
