@@ -20,8 +20,10 @@ from datatrove.pipeline.filters import (
 )
 
 texts = [json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]
-repetition, quality = GopherRepetitionFilter(), GopherQualityFilter()
-c4, c4_any_end = C4QualityFilter(), C4QualityFilter(filter_no_terminal_punct=False)
+repetition = GopherRepetitionFilter()
+quality = GopherQualityFilter()
+c4 = C4QualityFilter()
+c4_any_end = C4QualityFilter(filter_no_terminal_punct=False)
 fineweb = FineWebQualityFilter()
 
 

@@ -18,7 +18,8 @@ from numpy.typing import ArrayLike
 
 from trainrig.corpus.read import RawPage
 
-STRINGS, NO_STRINGS = "trafilatura-eval-A", "readability-test-pages"
+STRINGS = "trafilatura-eval-A"
+NO_STRINGS = "readability-test-pages"
 
 
 @dataclass(frozen=True)
@@ -49,17 +50,20 @@ def labelled_pages(data: Path) -> list[Labelled]:
     for path in sorted((data / "crawl").glob("*.warc.gz")):
         with path.open("rb") as stream:
             for record in ArchiveIterator(stream, record_types=WarcRecordType.response):
-                body, url = record.reader.read(), record.headers["WARC-Target-URI"]
+                body = record.reader.read()
+                url = record.headers["WARC-Target-URI"]
                 page = RawPage(url, "text/html", body, "", record.http_charset)
                 entry = manifest[hashlib.sha256(page.body).hexdigest()]
                 file = Path(entry["path"]).name
-                url, about = entry["url"], {}
+                url = entry["url"]
+                about = {}
                 if entry["source"] == STRINGS:
                     url, about = by_file.get(file, (url, {}))
                 host = (urlsplit(url).hostname or file.split(".")[0]).removeprefix("www.")
                 if entry["source"] == NO_STRINGS:
                     host = Path(entry["path"]).parent.name
-                wanted, unwanted = tuple(about.get("with", ())), tuple(about.get("without", ()))
+                wanted = tuple(about.get("with", ()))
+                unwanted = tuple(about.get("without", ()))
                 found.append(Labelled(page, entry["source"], host, wanted, unwanted))
     return found
 
@@ -70,8 +74,8 @@ def counts(labelled: Labelled, text: str) -> tuple[int, int, int]:
     White space is folded in all.
     """
     folded = fold(text)
-    held = sum(fold(each) in folded for each in labelled.wanted)
-    wrong = sum(fold(each) in folded for each in labelled.unwanted)
+    held = sum(fold(phrase) in folded for phrase in labelled.wanted)
+    wrong = sum(fold(phrase) in folded for phrase in labelled.unwanted)
     return held, len(labelled.wanted) - held, wrong
 
 
@@ -95,8 +99,8 @@ def f1(pages: ArrayLike) -> float:
 
 def error_of_lead(ours: ArrayLike, theirs: ArrayLike, hosts: Sequence[str]) -> float:
     """The standard error of the difference of two F1, hosts drawn again 1,000 times."""
-    pages_of = [[n for n, each in enumerate(hosts) if each == host] for host in sorted(set(hosts))]
-    a, b = (np.array([np.asarray(each)[n].sum(0) for n in pages_of]) for each in (ours, theirs))
+    pages_of = [[n for n, name in enumerate(hosts) if name == host] for host in sorted(set(hosts))]
+    a, b = (np.array([np.asarray(counts)[n].sum(0) for n in pages_of]) for counts in (ours, theirs))
     random = np.random.default_rng(0)
     draws = [random.integers(0, len(a), len(a)) for _ in range(1000)]
     return float(np.std([f1(a[draw]) - f1(b[draw]) for draw in draws]))

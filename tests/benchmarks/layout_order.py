@@ -44,10 +44,10 @@ def list_layouts(run: Pretraining) -> dict[str, DeviceLayout]:
     subject, _ = build_subject(run, "run.toml")
     mixed = isinstance(subject.model.feedforward, MixtureOfExperts)
     return {
-        name: each
-        for name, each in LAYOUTS.items()
-        if explain_refusal(subject.model, subject.batch, each.degrees) is None
-        and not (mixed and each.degrees.context > 1)
+        name: layout
+        for name, layout in LAYOUTS.items()
+        if explain_refusal(subject.model, subject.batch, layout.degrees) is None
+        and not (mixed and layout.degrees.context > 1)
     }
 
 
@@ -55,8 +55,10 @@ def write_table(rates: Mapping[str, Mapping[str, float]]) -> str:
     """A table of hardware of two devices that reach `rates`, as a user would write it. The planner
     takes shares (terms.py) of nominal bandwidths, so the nominal ones are what was reached over
     those."""
-    device, link, reached = rates["device"], rates["link"], rates["reached"]
-    every = ", ".join(f'"{name}" = {each:.6g}' for name, each in reached.items())
+    device = rates["device"]
+    link = rates["link"]
+    reached = rates["reached"]
+    every = ", ".join(f'"{name}" = {value:.6g}' for name, value in reached.items())
     return f"""\
 [devices.core]
 flops = {{ float32 = {device["flops"]:.6g} }}
@@ -98,7 +100,7 @@ def predict_steps(
     predictor = Predictor(
         subject.model, subject.training, subject.batch, cluster, subject.predicted
     )
-    return {name: predictor.predict(each) for name, each in layouts.items()}
+    return {name: predictor.predict(layout) for name, layout in layouts.items()}
 
 
 def write_tasks(
@@ -106,8 +108,8 @@ def write_tasks(
 ) -> dict[str, dict[str, Any]]:
     """What ranks are told of each layout: the run file that the planner would write for it."""
     found = {}
-    for name, each in predictions.items():
-        laid = apply_layout(run, each)
+    for name, prediction in predictions.items():
+        laid = apply_layout(run, prediction)
         stage = laid.batches.resolve_stages()[0]
         training = laid.training.model_dump()
         if "ring" in name:  # sends as much, which the planner counts as gathered

@@ -36,7 +36,7 @@ class GPTBlock(nn.Module):
         batch, length, channels = x_BTC.shape
         parts = self.query_key_value(self.first_norm(x_BTC)).split(channels, dim=2)
         query, key, value = (
-            each.view(batch, length, self.heads, -1).transpose(1, 2) for each in parts
+            part.view(batch, length, self.heads, -1).transpose(1, 2) for part in parts
         )
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x_BTC = x_BTC + self.output(seen.transpose(1, 2).reshape(batch, length, channels))

@@ -16,7 +16,9 @@ from datetime import timedelta
 import numpy as np
 from tuning_memory import measure
 
-ROWS, LENGTH, STEPS = 4, 256, 3
+ROWS = 4
+LENGTH = 256
+STEPS = 3
 SIZES = {"layers": 12, "channels": 768, "heads": 12, "vocabulary": 50_304, "positions": LENGTH}
 
 
@@ -50,8 +52,9 @@ def prepare_ours(virtual: int) -> Callable[[], None]:
             return {TOKENS: ROWS * LENGTH}
 
         def micro_batch(self, step: int, index: int) -> MicroBatch:
-            ids, targets = (each[index : index + 1] for each in draw_rows())
-            number, pieces = np.arange(1), np.zeros((0, 3), dtype=np.int64)
+            ids, targets = (rows[index : index + 1] for rows in draw_rows())
+            number = np.arange(1)
+            pieces = np.zeros((0, 3), dtype=np.int64)
             return MicroBatch(build_token_arrays(ids, targets), number, number * 0, pieces)
 
     join_group(0, 1, f"file://{tempfile.mkdtemp()}/store", timedelta(seconds=60))

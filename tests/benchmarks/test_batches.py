@@ -37,7 +37,9 @@ from trainrig.tokens.shards.token_shards import (
 )
 
 pytestmark = pytest.mark.bench
-SEQUENCES, LENGTH, VOCABULARY = 8, 256, 4096
+SEQUENCES = 8
+LENGTH = 256
+VOCABULARY = 4096
 DOCUMENT = 1_000  # tokens
 
 
@@ -49,24 +51,24 @@ def sums_of_nothing(size: int) -> bytes:
 
 def sparse_shards(folder: Path, tokens: int) -> TokenShards:
     """Shards of 10 GB each at most, of which only the ends of documents take room on the disk."""
-    each = min(tokens, 5 * 10**9)
-    for number in range(tokens // each):
+    tokens_a_shard = min(tokens, 5 * 10**9)
+    for number in range(tokens // tokens_a_shard):
         path = f"{folder}/{number:03d}"
         folder.mkdir(exist_ok=True)
         with Path(path + TOKENS).open("wb") as file:
-            file.truncate(2 * each)
-        documents = each // DOCUMENT
-        ends = np.arange(DOCUMENT, each + 1, DOCUMENT, dtype="<i8").tobytes()
+            file.truncate(2 * tokens_a_shard)
+        documents = tokens_a_shard // DOCUMENT
+        ends = np.arange(DOCUMENT, tokens_a_shard + 1, DOCUMENT, dtype="<i8").tobytes()
         Path(path + ENDS).write_bytes(ends)
         Path(path + ENDS + SUMS).write_bytes(compute_block_sums([ends]))
-        Path(path + TOKENS + SUMS).write_bytes(sums_of_nothing(2 * each))
+        Path(path + TOKENS + SUMS).write_bytes(sums_of_nothing(2 * tokens_a_shard))
         Path(path + INDEX).write_bytes(b"")
         halves = (documents // 2, documents - documents // 2)
         head = ShardHeader(
             vocabulary=VOCABULARY,
             tokenizer="tokenizer",
             documents=documents,
-            tokens=each,
+            tokens=tokens_a_shard,
             tokens_sha256=f"{number}",
             ends_sha256=f"{number}",
             index_bytes=0,
@@ -103,7 +105,8 @@ def training_step():
 
     def step(share):
         for micro, _ in share.assigned:
-            ids, targets = torch.from_numpy(micro.ids), torch.from_numpy(micro.targets)
+            ids = torch.from_numpy(micro.ids)
+            targets = torch.from_numpy(micro.targets)
             (
                 cross_entropy_sum(model(ids).logits, targets) / share.denominators["tokens"]
             ).backward()
@@ -187,9 +190,9 @@ def test_what_the_prefetch_hides(training_step, tmp_path):
     tell(
         benchmark="8 training steps on batches that wait: wall seconds, median of 5 in turns",
         wait_of_each=round(wait, 3),
-        no_wait=round(statistics.median(each[0] for each in rounds), 3),
-        not_ahead=round(statistics.median(each[1] for each in rounds), 3),
-        two_ahead=round(statistics.median(each[2] for each in rounds), 3),
+        no_wait=round(statistics.median(seconds[0] for seconds in rounds), 3),
+        not_ahead=round(statistics.median(seconds[1] for seconds in rounds), 3),
+        two_ahead=round(statistics.median(seconds[2] for seconds in rounds), 3),
         hidden_share_of_waiting=round(statistics.median(hidden), 3),
         hidden_from_to=[round(hidden[0], 3), round(hidden[-1], 3)],
     )
@@ -265,14 +268,15 @@ def order_hash(folder, world, cache=None):
             )
         )
     parts = [json.loads(process.communicate()[0]) for process in processes]
-    found = sorted(tuple(each) for part in parts for each in part)
-    assert len(found) == 900 * 8 + 1_100 * 4 == len({each[:2] for each in found})
+    found = sorted(tuple(row) for part in parts for row in part)
+    assert len(found) == 900 * 8 + 1_100 * 4 == len({row[:2] for row in found})
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
 
 def test_the_first_2000_global_batches_are_the_same_for_all(s3, tmp_path):
     """At 1, 2, 4 and 8 ranks, each with three restarts of its own; on a disk and in a bucket."""
-    folder, draw = str(tmp_path / "tokens"), np.random.default_rng(0)
+    folder = str(tmp_path / "tokens")
+    draw = np.random.default_rng(0)
     for shard in range(4):
         documents = [
             EncodedDocument(f"{n}", "ab"[n % 2], "u", draw.integers(0, 4096, 700), 1, "f", n)

@@ -74,7 +74,7 @@ def test_a_run_waits_for_a_checkpoint_no_longer_than_for_a_copy(alone, tmp_path,
         state.step = state.data_step = step
         saver.save(state)
         saver.finish()
-    events = [each for each in folder.read_events() if each["event"] == "checkpoint"]
+    events = [event for event in folder.read_events() if event["event"] == "checkpoint"]
     megabytes = events[0]["bytes"] / 1e6
     newest, _ = find_newest_valid(folder)
     reads = [seconds(lambda: load(newest.path, state, job, NoData())) for _ in range(rounds)]
@@ -124,7 +124,7 @@ def test_steps_go_on_while_a_checkpoint_is_written(alone, tmp_path):
 
     steps(True)
     turns = [(steps(False), steps(True)) for _ in range(ROUNDS)]
-    events = [each for each in folder.read_events() if each["event"] == "checkpoint"][1:]
+    events = [event for event in folder.read_events() if event["event"] == "checkpoint"][1:]
     plain = statistics.median(a for a, _ in turns) / STEPS
     writing = statistics.median(event["seconds"] for event in events)
     slower = sorted(b / a for a, b in turns)

@@ -82,7 +82,8 @@ def gradient(points: Mapping[int, float]) -> float:
 def test_what_a_node_costs_the_head_and_the_supervisor(raylets: Any) -> None:
     import ray
 
-    server, cluster = gcs(), RayCluster(WorkerBounds(1, 1))
+    server = gcs()
+    cluster = RayCluster(WorkerBounds(1, 1))
     busy: dict[int, float] = {}  # share of a core, of the head node's server
     memory: dict[int, float] = {}
     poll: dict[int, float] = {}  # CPU seconds of this process
@@ -151,9 +152,12 @@ def test_what_a_rank_costs_the_post_office_and_the_supervisor(raylets: Any) -> N
         )
         takes.append((seconds_of(office) - before) / ranks)
     hangs = HangDetector(Faults(), ranks, time.monotonic())
-    looked, seen, answered = [], [], []
+    looked = []
+    seen = []
+    answered = []
     for _ in range(LOOKS):
-        before, office_before = time.process_time(), seconds_of(office)
+        before = time.process_time()
+        office_before = seconds_of(office)
         heartbeats = ray.get(coordinator.poll.remote(1, Command.TRAIN, 0, 0.0)).heartbeats
         looked.append(time.process_time() - before)
         answered.append(seconds_of(office) - office_before)
@@ -162,7 +166,8 @@ def test_what_a_rank_costs_the_post_office_and_the_supervisor(raylets: Any) -> N
         seen.append(time.process_time() - before)
     told = [coordinator.wait_for_end.remote(1) for _ in range(ranks)]
     ray.get(coordinator.poll.remote(1, Command.TRAIN, 0, 0.0))
-    began, before = time.perf_counter(), seconds_of(office)
+    began = time.perf_counter()
+    before = seconds_of(office)
     ray.get(coordinator.poll.remote(1, Command.END, 0, 0.0))
     ray.get(told)
     stand = [coordinator.wait_for_assignment.remote(1, 1, end(rank)) for rank in range(ranks)]
@@ -205,11 +210,13 @@ def make_nothing() -> Work:
 
 @pytest.mark.parametrize("brief", [False, True], ids=["by Ray Data", "by tasks"])
 def test_what_a_split_costs_the_driver(raylets: Any, brief: bool, tmp_path: Path) -> None:
-    cpu, wall = {}, {}
+    cpu = {}
+    wall = {}
     for count in (16, 250, 1_000, 2_000):
         phase = Phase(str(tmp_path / str(count)), functools.partial(make_nothing))
         splits = [Split(f"split-{number:05d}", {"number": number}) for number in range(count)]
-        before, began = time.process_time(), time.perf_counter()
+        before = time.process_time()
+        began = time.perf_counter()
         map_splits(phase, splits, 2, brief=brief)
         cpu[count] = time.process_time() - before
         wall[count] = time.perf_counter() - began
@@ -238,10 +245,10 @@ def test_a_thousand_doors_are_knocked_at_together() -> None:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen(0)
         waiting = [doors.enter_context(socket.socket()) for _ in range(2)]
-        for each in waiting:
-            each.setblocking(False)
+        for door in waiting:
+            door.setblocking(False)
             with contextlib.suppress(BlockingIOError):
-                each.connect(deaf.getsockname())
+                door.connect(deaf.getsockname())
         open_door = doors.enter_context(socket.socket())
         open_door.bind(("127.0.0.1", 0))
         open_door.listen(1_024)

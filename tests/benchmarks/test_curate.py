@@ -37,7 +37,7 @@ began = cpu_seconds()
 made = curate(run)
 ended = cpu_seconds()
 other_rules = {"filters": (Length(), Language(min_score=0.5))}
-others = tuple(each.model_copy(update=other_rules) for each in sources)
+others = tuple(source.model_copy(update=other_rules) for source in sources)
 again = curate(run.model_copy(update={"sources": others}))
 # What getrusage tells of this process begins with the one that started it.
 peak = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())
@@ -82,7 +82,8 @@ def test_cost_grows_no_faster_than_the_input(tmp_path, shards):
                 }
             )
         )
-    first, last = results[0], results[-1]
+    first = results[0]
+    last = results[-1]
     growth = (last["cpu_seconds"] / first["cpu_seconds"]) / (last["pages"] / first["pages"])
     assert growth < 1.5  # archives differ; twice the cost a page would be another law
     assert last["peak_mib"] < 1.5 * first["peak_mib"]

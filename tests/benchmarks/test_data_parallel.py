@@ -17,9 +17,11 @@ globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.
 
 pytestmark = pytest.mark.bench
 MODEL = {"layers": 6, "channels": 384, "heads": 6, "vocabulary": 128, "positions": 256}
-MICRO_BATCHES, SHAPE = 4, (8, 256)
+MICRO_BATCHES = 4
+SHAPE = (8, 256)
 TOKENS = MICRO_BATCHES * SHAPE[0] * SHAPE[1]
-ROUNDS, STEPS = int(os.environ.get("TRAINRIG_REPEATS", "11")), 1
+ROUNDS = int(os.environ.get("TRAINRIG_REPEATS", "11"))
+STEPS = 1
 
 
 def seconds(ranks, world, **training):
@@ -41,8 +43,8 @@ def arguments(training, count):
 
 
 def taken(answers):
-    walls = [max(each[step][0] for each in answers) for step in range(STEPS)]
-    cpus = [sum(each[step][1] for each in answers) for step in range(STEPS)]
+    walls = [max(answer[step][0] for answer in answers) for step in range(STEPS)]
+    cpus = [sum(answer[step][1] for answer in answers) for step in range(STEPS)]
     return statistics.median(walls), statistics.median(cpus)
 
 

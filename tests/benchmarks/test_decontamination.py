@@ -66,8 +66,8 @@ def texts(test_data: Path) -> list[str]:
 def leaked(test_data: Path) -> list[str]:
     """Pages that quote examples: two of each thousand of some benchmarks."""
     found = []
-    for each in settings(test_data, GPT3()).benchmarks[:10]:
-        examples = read_examples(each).texts[::500]
+    for benchmark in settings(test_data, GPT3()).benchmarks[:10]:
+        examples = read_examples(benchmark).texts[::500]
         found += [f"As they asked: {' '.join(texts).upper()} and so on." for texts in examples]
     return found
 
@@ -104,7 +104,7 @@ class Peer:
         letters = ours.vocabulary.letters.tobytes().decode("utf-32-le", "surrogatepass")
         ends = ours.vocabulary.ends_V.tolist()
         names = [letters[a:b] for a, b in zip([0, *ends], ends, strict=False)]
-        words = [names[each] for each in ours.words_B.tolist()]
+        words = [names[word] for word in ours.words_B.tolist()]
         for place, order in enumerate(ours.grams.orders_B.tolist()):
             if order:
                 gram = " ".join(words[place : place + order])
@@ -149,7 +149,7 @@ def test_matching_beside_sets_of_n_grams(texts, test_data, tmp_path):
     some = texts[::10] + leaked(test_data)  # the peer is slow
     found = match(ours, some)
     columns = (found.span_documents, found.span_starts, found.span_ends)
-    spans = set(zip(*(each.tolist() for each in columns), strict=True))
+    spans = set(zip(*(column.tolist() for column in columns), strict=True))
     theirs = peer.collisions(some)
     rounds = [
         (cpu_seconds(lambda: match(ours, some)), cpu_seconds(lambda: peer.collisions(some)))
@@ -193,7 +193,11 @@ def test_cost_grows_with_the_corpus_and_little_with_the_benchmarks(texts, test_d
         folder = tmp_path / str(share)
         folder.mkdir()
         part = whole.model_copy(
-            update={"benchmarks": tuple(_part(each, share, folder) for each in whole.benchmarks)}
+            update={
+                "benchmarks": tuple(
+                    _part(benchmark, share, folder) for benchmark in whole.benchmarks
+                )
+            }
         )
         path = folder / "index"
         build = cpu_seconds(lambda part=part, path=path: Index.of(part).save(str(path)))

@@ -31,10 +31,13 @@ from trainrig.corpus.run_file import Curation, CurationSource
 pytestmark = pytest.mark.bench
 
 _searching = runpy.run_path(str(Path(__file__).parents[1] / "corpus" / "dedup" / "searching.py"))
-look, shelve = _searching["look"], _searching["shelve"]
+look = _searching["look"]
+shelve = _searching["shelve"]
 SETTINGS = MinHash()
 BLOCK = 2_000_000  # pairs compared at a time
-TURNS, FILES = 16, 8  # copies of each page, each edited more; files that they lie in
+# copies of each page, each edited more; files that they lie in
+TURNS = 16
+FILES = 8
 Pairs = set[tuple[int, int]]
 
 
@@ -132,15 +135,16 @@ def edited(text: str, words: int, dice: random.Random) -> str:
 def test_planted_near_duplicates(tmp_path: Path) -> None:
     dice = random.Random(4)
     words = [f"word{n}" for n in range(5_000)]
-    documents, labels = [], []
+    documents = []
+    labels = []
     for family in range(1_000):
         text = " ".join(dice.choices(words, k=400))
         # A replaced word takes 5 shingles of 396 from both: n of them leave about
         # (396 - 5 n) / (396 + 5 n), from .95 down to .5.
         texts = [text, *(edited(text, n, dice) for n in (2, 4, 6, 8, 10, 13, 20, 26))]
-        for number, each in enumerate(texts):
-            identity = compute_document_id("planted", f"{family}/{number}", each.encode())
-            documents.append((identity, f"http://a/{family}/{number}", each))
+        for number, fixture_text in enumerate(texts):
+            identity = compute_document_id("planted", f"{family}/{number}", fixture_text.encode())
+            documents.append((identity, f"http://a/{family}/{number}", fixture_text))
             labels.append(family)
     result = judged(tmp_path, documents, labels)
     print(json.dumps({"benchmark": "planted near-duplicates", **result}))
@@ -204,14 +208,14 @@ def test_from_parquet_to_fates(pages: list[tuple[str, str]], tmp_path: Path) -> 
         began = time.process_time()
         tables = [pq.read_table(path) for path in paths]
         read = time.process_time()
-        for each in tables:
-            compute_keys_and_shingles(NormalisedTexts.from_arrow(each["text"]), SETTINGS)
+        for batch_table in tables:
+            compute_keys_and_shingles(NormalisedTexts.from_arrow(batch_table["text"]), SETTINGS)
         hashed = time.process_time() - read
         read = time.process_time()
         began += hashed
-        signed = [Signatures.from_table(each, SETTINGS) for each in tables]
+        signed = [Signatures.from_table(signed_table, SETTINGS) for signed_table in tables]
         made = time.process_time()
-        split_indexes = [shelve(folder, str(n), each) for n, each in enumerate(signed)]
+        split_indexes = [shelve(folder, str(n), signatures) for n, signatures in enumerate(signed)]
         kept = time.process_time()
         found = look(folder, split_indexes, SETTINGS)
         done = time.process_time()

@@ -20,7 +20,9 @@ import pytest
 pytestmark = [pytest.mark.bench, pytest.mark.data, pytest.mark.timeout(1800)]
 
 ROUNDS = 3
-COPIES, FILES = 2, 2  # of each page, each edited more; that they lie in
+# of each page, each edited more; that they lie in
+COPIES = 2
+FILES = 2
 
 # Both print the CPU seconds that they took, and how many documents fall.
 DATATROVE = """
@@ -112,7 +114,9 @@ def test_files_to_fates_beside_datatrove(test_data: Path, tmp_path: Path) -> Non
         "benchmark": "near-duplicates from Parquet files to decisions, beside datatrove",
         "megabytes": round(megabytes, 1),
         "documents": len(texts),
-        "mb_per_cpu_second": {n: round(statistics.median(each), 2) for n, each in rates.items()},
+        "mb_per_cpu_second": {
+            n: round(statistics.median(measured), 2) for n, measured in rates.items()
+        },
         "removed": removed,
         "times_as_fast": round(statistics.median(times), 1),
         "from_to": [round(min(times), 1), round(max(times), 1)],

@@ -34,7 +34,10 @@ from trainrig.train.state import build_fresh_state
 from trainrig.train.step import Stepper
 
 pytestmark = pytest.mark.bench
-SEQUENCES, LENGTH, VOCABULARY, ROUNDS = 8, 256, 4096, 9
+SEQUENCES = 8
+LENGTH = 256
+VOCABULARY = 4096
+ROUNDS = 9
 SIZES = {"layers": 4, "channels": 256, "heads": 4, "vocabulary": VOCABULARY, "positions": LENGTH}
 
 
@@ -127,8 +130,10 @@ def test_a_token_costs_about_what_one_of_next_token_prediction_does(alone, rows,
         "SpanCorruption": (EncoderDecoderConfig(**SIZES, encoder_layers=4), SpanCorruption()),
     }
     model, objective = chosen[kind]
-    decoder, causal = DecoderConfig(**SIZES), CausalLM()
-    micro, plain = rows(objective, sequences), rows(causal, sequences)
+    decoder = DecoderConfig(**SIZES)
+    causal = CausalLM()
+    micro = rows(objective, sequences)
+    plain = rows(causal, sequences)
     share = tokens(plain) / tokens(micro)
     operations = count_position_flops(objective, model, LENGTH) / count_position_flops(
         causal, decoder, LENGTH

@@ -14,7 +14,10 @@ from trainrig.models.kernels import attention_blocks, blocked_attention, documen
 
 pytestmark = pytest.mark.bench
 
-HEADS, WIDTH, TOKENS, ROUNDS = 6, 64, 4096, 5
+HEADS = 6
+WIDTH = 64
+TOKENS = 4096
+ROUNDS = 5
 
 
 @pytest.mark.timeout(3600)
@@ -35,8 +38,8 @@ def test_cost_follows_the_squares_of_documents(monkeypatch, write_result):
     step = {f"rows of {places}": whole_step(monkeypatch, places) for places in (1024, 2048)}
     found = {"tokens": TOKENS, "rounds": ROUNDS, "layer": table, "soft caps": capped, "step": step}
     write_result("document-attention.json", found)
-    for name, each in table.items():
-        print(name, each)
+    for name, row in table.items():
+        print(name, row)
     print(capped, step)
     for places in (2048, 4096):
         ratio = table[f"float32, rows of {places}, documents of 512"]["over a mask"]["median"]
@@ -56,7 +59,8 @@ def one_layer(dtype, places, length):
         torch.randn(rows, places, HEADS, WIDTH, dtype=dtype).transpose(1, 2).requires_grad_()
         for _ in range(3)
     ]
-    mask, scale = make_added_mask(make_document_mask(documents, places), dtype), WIDTH**-0.5
+    mask = make_added_mask(make_document_mask(documents, places), dtype)
+    scale = WIDTH**-0.5
     times = in_turns(
         {
             "documents": lambda: backward(

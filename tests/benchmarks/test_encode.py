@@ -47,7 +47,8 @@ def texts_of(test_data: Path) -> list[str]:
 
 def timed(action: Callable[[], object]) -> tuple[float, float]:
     """CPU seconds of this process, and seconds."""
-    cpu, wall = time.process_time(), time.monotonic()
+    cpu = time.process_time()
+    wall = time.monotonic()
     action()
     return time.process_time() - cpu, time.monotonic() - wall
 

@@ -89,7 +89,8 @@ def test_requests_a_second_beside_the_harness(
         began = time.process_time()
         other = peer.loglikelihood(asked, disable_tqdm=True)
         seconds["theirs"].append(time.process_time() - began)
-    ours, theirs = min(seconds["ours"]), min(seconds["theirs"])
+    ours = min(seconds["ours"])
+    theirs = min(seconds["theirs"])
     flat = [n for row in mine for n in row.get("log_likelihoods", [row.get("log_likelihood")])]
     worst = max(abs(n - o[0]) for n, o in zip(flat, other, strict=True))
     found = {

@@ -19,7 +19,9 @@ TESTS = Path(__file__).parents[1]
 globals().update(runpy.run_path(str(TESTS / "train" / "tiny.py")))
 
 pytestmark = [pytest.mark.bench, pytest.mark.data, pytest.mark.timeout(1800)]
-EVALUATIONS, EVERY = 5, 60  # steps
+# steps
+EVALUATIONS = 5
+EVERY = 60
 NOT_COUNTED = 20  # steps at the start
 LIMIT = 1.03  # with a free core
 
@@ -46,13 +48,16 @@ def test_steps_beside_an_evaluation(
     run = make_run(folder, workers=workers, model=model, batches=often, training=training)
     pretrain(run)
     events = RunFolder(folder).read_events()
-    scored = [each for each in events if each["event"] == "evaluated"]
-    spans = [(each["time"] - each["seconds"], each["time"]) for each in scored]
+    scored = [event for event in events if event["event"] == "evaluated"]
+    spans = [(event["time"] - event["seconds"], event["time"]) for event in scored]
     lines = metrics.read_series(folder)
-    saved = {each["step"] for each in events if each["event"] == "checkpoint"}
-    beside, alone = [], []  # seconds by the evaluation that they are beside, or come after
+    saved = {event["step"] for event in events if event["event"] == "checkpoint"}
+    # seconds by the evaluation that they are beside, or come after
+    beside = []
+    alone = []
     for line in lines[NOT_COUNTED:]:
-        end, seconds = line["time"], line["speed/step_seconds"]
+        end = line["time"]
+        seconds = line["speed/step_seconds"]
         if {line["step"], line["step"] - 1} & saved:
             continue
         over = [number for number, (_, last) in enumerate(spans) if last < end - seconds]
@@ -75,7 +80,7 @@ def test_steps_beside_an_evaluation(
         "steps_beside": len(beside),
         "steps_alone": len(alone),
         "ratio": round(statistics.median(ratios), 3),
-        "ratios": [round(each, 3) for each in sorted(ratios)],
+        "ratios": [round(ratio, 3) for ratio in sorted(ratios)],
     }
     print(found)
     write_result(f"evaluation-cost-{workers}.json", found)

@@ -65,16 +65,16 @@ METHODS: dict[str, Callable[[RawPage], str]] = {
 
 def cpu_seconds(method: Callable[[RawPage], str], pages: Sequence[Any]) -> float:
     began = time.process_time()
-    for each in pages:
-        method(each.page)
+    for page in pages:
+        method(page.page)
     return time.process_time() - began
 
 
 def test_quality_beside_trafilaturas(pages: list[Any]):
-    reported = [each for each in pages if each.half == "reported"]
-    hosts = [each.host for each in reported]
+    reported = [page for page in pages if page.half == "reported"]
+    hosts = [page.host for page in reported]
     counts = {
-        name: [real.counts(each, method(each.page)) for each in reported]
+        name: [real.counts(page, method(page.page)) for page in reported]
         for name, method in METHODS.items()
     }
     theirs = counts["trafilatura"]
@@ -103,8 +103,8 @@ def test_speed_beside_trafilaturas(pages: list[Any]):
     # In turns, so that a machine's moods meet all alike.
     seconds = [{name: cpu_seconds(METHODS[name], some) for name in METHODS} for _ in range(ROUNDS)]
     for name in METHODS:
-        speeds = sorted(len(some) / each[name] for each in seconds)
-        ratios = sorted(each["trafilatura"] / each[name] for each in seconds)
+        speeds = sorted(len(some) / measured[name] for measured in seconds)
+        ratios = sorted(measured["trafilatura"] / measured[name] for measured in seconds)
         line = {
             "benchmark": f"extraction, speed: {name}",
             "pages_per_cpu_second": round(speeds[ROUNDS // 2]),
@@ -115,7 +115,7 @@ def test_speed_beside_trafilaturas(pages: list[Any]):
         }
         print(json.dumps(line))
     # In CPU seconds of a busy machine everything is slower, so what counts is the ratio.
-    assert min(each["trafilatura"] / each["balanced"] for each in seconds) >= 6
+    assert min(measured["trafilatura"] / measured["balanced"] for measured in seconds) >= 6
 
 
 def test_how_often_precise_asks(pages: list[Any], monkeypatch: pytest.MonkeyPatch):
@@ -128,8 +128,8 @@ def test_how_often_precise_asks(pages: list[Any], monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(trafilatura_text, "extract", counted)
     some = pages[::EVERY]
-    for each in some:
-        text_by(MainContent(quality="precise"), each.page)
+    for page in some:
+        text_by(MainContent(quality="precise"), page.page)
     line = {
         "benchmark": "extraction: trafilatura asked by precise, times a page",
         "for_precision": round(asked.count("precision") / len(some), 2),
@@ -143,7 +143,7 @@ def test_how_often_precise_asks(pages: list[Any], monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_a_guard_costs(pages: list[Any]):
-    some = [each.page for each in pages]
+    some = [page.page for page in pages]
     settings = MainContent()
     with Guard(settings) as guard:
 
@@ -151,7 +151,7 @@ def test_what_a_guard_costs(pages: list[Any]):
             return list(guard.extract(some))
 
         def bare() -> list[Extracted | NotExtracted]:
-            return [extract(each, settings) for each in some]
+            return [extract(html, settings) for html in some]
 
         def cpu_seconds_of_both() -> float:
             assert guard._child is not None

@@ -14,7 +14,9 @@ from trainrig.models.generation.generate import Request, generate_batch
 from trainrig.models.generation.sampling import Sampling
 from trainrig.models.huggingface import open_folder
 
-PROMPT, NEW, ROUNDS = 64, 64, 5
+PROMPT = 64
+NEW = 64
+ROUNDS = 5
 
 
 @pytest.mark.bench
@@ -42,7 +44,7 @@ def test_generation_is_ahead_of_transformers(rows, tmp_path, write_result, monke
     requests = [Request(tuple(row), greedy) for row in ids.tolist()]
 
     def by_us() -> list[list[int]]:
-        return [list(each.ids) for each in generate_batch(ours, requests, stop=())]
+        return [list(completion.ids) for completion in generate_batch(ours, requests, stop=())]
 
     def by_them() -> list[list[int]]:
         made = theirs.generate(

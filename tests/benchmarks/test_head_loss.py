@@ -10,7 +10,10 @@ import pytest
 
 pytestmark = pytest.mark.bench
 
-TOKENS, CHANNELS, ENTRIES, ROUNDS = 2048, 384, 16_384, 5
+TOKENS = 2048
+CHANNELS = 384
+ENTRIES = 16_384
+ROUNDS = 5
 
 
 def measure(way: str) -> tuple[float, list[float]]:
@@ -29,7 +32,8 @@ def measure(way: str) -> tuple[float, list[float]]:
     weights_of_tokens = torch.randint(1, 100, targets.shape)
 
     def go(tokens: int) -> None:
-        h, w = hidden[:, :tokens].clone().requires_grad_(), weight.requires_grad_()
+        h = hidden[:, :tokens].clone().requires_grad_()
+        w = weight.requires_grad_()
         w.grad = None
         weights = weights_of_tokens[:, :tokens]
         if way == "blocks":
@@ -62,11 +66,11 @@ def test_blocks_take_less_memory_and_no_more_time():
         told = subprocess.run(
             [sys.executable, __file__, way], check=True, capture_output=True, text=True
         ).stdout.split()
-        found.setdefault(way, []).append([float(each) for each in told])
+        found.setdefault(way, []).append([float(value) for value in told])
     peaks = {way: max(run[0] for run in runs) for way, runs in found.items()}
     seconds = {way: [s for run in runs for s in run[1:]] for way, runs in found.items()}
-    medians = {way: statistics.median(each) for way, each in seconds.items()}
-    spread = {way: (min(each), max(each)) for way, each in seconds.items()}
+    medians = {way: statistics.median(measured) for way, measured in seconds.items()}
+    spread = {way: (min(measured), max(measured)) for way, measured in seconds.items()}
     print(f"\nMiB {peaks}, CPU seconds {medians}, of {spread}")
     assert peaks["blocks"] <= 0.25 * peaks["plain"]
     assert medians["blocks"] <= medians["plain"]

@@ -88,7 +88,9 @@ def documents_per_second(
     fresh: list[str],
 ) -> list[float]:
     """Measured by `chain` and held to `presets`: of each part of `fresh`, after all other texts."""
-    filters = [each for name in presets for each in Preset(name=name).build_filters()]
+    filters = [
+        quality_filter for name in presets for quality_filter in Preset(name=name).build_filters()
+    ]
     unseen = set(fresh)
     seen = [text for text in texts if text not in unseen]
     for first in range(0, len(seen), BATCH):
@@ -113,7 +115,8 @@ def peer(texts: list[str], folder: Path) -> dict[str, Any]:
     python = os.environ.get("TRAINRIG_PEERS")
     if not python:
         pytest.skip("TRAINRIG_PEERS names no interpreter with datatrove[processing] and spacy")
-    given, told = folder / "texts.jsonl", folder / "verdicts.json"
+    given = folder / "texts.jsonl"
+    told = folder / "verdicts.json"
     given.write_text("\n".join(map(json.dumps, texts)))
     subprocess.run([python, str(PEER), str(given), str(told)], check=True, capture_output=True)
     found: dict[str, Any] = json.loads(told.read_text())
@@ -180,7 +183,9 @@ def test_languages_of_sentences(test_data: Path):
     questions = [json.loads(line) for line in path.read_text().splitlines()]
     names = json.loads(Path(__file__).with_name("language_names.json").read_text())
     assert set(names.values()) <= set(list_language_codes())
-    sentences, answers, choices = [], [], []
+    sentences = []
+    answers = []
+    choices = []
     for question in questions:
         listed = re.findall(r"^[A-K]\. (.*)$", question["query"], re.MULTILINE)
         sentence = re.search(r"^Sentence:(.*?)^A\. ", question["query"], re.MULTILINE | re.DOTALL)

@@ -19,7 +19,8 @@ from trainrig import hardware
 from trainrig.train.run_file.run_files import Pretraining
 
 order = runpy.run_path(str(Path(__file__).with_name("layout_order.py")))
-LAYOUTS, count_pairs = order["LAYOUTS"], order["count_pairs"]
+LAYOUTS = order["LAYOUTS"]
+count_pairs = order["count_pairs"]
 globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.py")))
 
 STEPS = int(os.environ.get("TRAINRIG_REPEATS", "11"))  # counted, of each layout
@@ -81,12 +82,13 @@ def plan(sizes, rates, folder):
 
 def measure(ranks, run, tasks):
     """Of each layout the STEPS whose ranks waited least for a core: seconds waited, and of all."""
-    found, until = {name: [] for name in tasks}, time.monotonic() + 60 * MINUTES
+    found = {name: [] for name in tasks}
+    until = time.monotonic() + 60 * MINUTES
     while time.monotonic() < until and min(map(len, found.values())) < SHARE * STEPS:
         model = run.model.model_dump()
         both = ranks(2, "paced_layouts", model=model, layouts=tasks, rounds=2, visits=3)
         for name in tasks:
-            for steps in zip(*(each[name] for each in both), strict=True):
+            for steps in zip(*(seconds[name] for seconds in both), strict=True):
                 walls, waited = zip(*steps, strict=True)
                 found[name].append((max(waited), max(walls)))
     return {name: sorted(steps)[:STEPS] for name, steps in found.items()}
@@ -94,15 +96,15 @@ def measure(ranks, run, tasks):
 
 def describe(prediction, seconds):
     """A row of the result, in milliseconds."""
-    terms = {name: round(1e3 * each, 1) for name, each in vars(prediction.seconds).items()}
-    low, middle, high = statistics.quantiles([each for _, each in seconds])
+    terms = {name: round(1e3 * value, 1) for name, value in vars(prediction.seconds).items()}
+    low, middle, high = statistics.quantiles([value for _, value in seconds])
     return {
         "predicted_ms": round(1e3 * prediction.seconds.total, 1),
         "measured_ms": round(1e3 * middle, 1),
         "quartiles_ms": [round(1e3 * low, 1), round(1e3 * high, 1)],
         "steps": len(seconds),
-        "waited_ms": round(1e3 * statistics.median(each for each, _ in seconds), 1),
-        "terms_ms": {name: each for name, each in terms.items() if each},
+        "waited_ms": round(1e3 * statistics.median(term for term, _ in seconds), 1),
+        "terms_ms": {name: value for name, value in terms.items() if value},
     }
 
 
@@ -110,17 +112,22 @@ def describe(prediction, seconds):
 def test_layouts_are_in_the_order_that_is_predicted(ranks, tmp_path, write_result):
     rates = ranks(2, "reached_rates", width=512, megabytes=4, repeats=160)[0]
     print(json.dumps(rates, indent=1))
-    found, pairs, right = {"rates": rates}, 0, 0
+    found = {"rates": rates}
+    pairs = 0
+    right = 0
     apart_without = wrong_without = 0  # of pairs of which neither is a pipeline
     for model, sizes in MODELS.items():
         run, predictions, tasks = plan(sizes, rates, tmp_path)
         seconds = measure(ranks, run, tasks)
-        rows = {name: describe(each, seconds[name]) for name, each in predictions.items()}
+        rows = {
+            name: describe(prediction, seconds[name]) for name, prediction in predictions.items()
+        }
         apart, wrong = count_pairs(
-            {name: each["predicted_ms"] for name, each in rows.items()},
-            {name: each["measured_ms"] for name, each in rows.items()},
+            {name: row["predicted_ms"] for name, row in rows.items()},
+            {name: row["measured_ms"] for name, row in rows.items()},
         )
-        pairs, right = pairs + len(apart), right + len(apart) - len(wrong)
+        pairs = pairs + len(apart)
+        right = right + len(apart) - len(wrong)
         apart_without += sum(not has_pipeline(pair) for pair in apart)
         wrong_without += sum(not has_pipeline(pair) for pair in wrong)
         found[model] = {
@@ -128,7 +135,10 @@ def test_layouts_are_in_the_order_that_is_predicted(ranks, tmp_path, write_resul
             "pairs": len(apart),
             "right": len(apart) - len(wrong),
             "wrong": [
-                {each: [rows[each]["predicted_ms"], rows[each]["measured_ms"]] for each in pair}
+                {
+                    layout: [rows[layout]["predicted_ms"], rows[layout]["measured_ms"]]
+                    for layout in pair
+                }
                 for pair in wrong
             ],
         }
@@ -162,7 +172,7 @@ def test_the_planner_lays_each_layout_out(mixture, tmp_path):
     for task in tasks.values():
         rows, length = task["shape"]
         assert task["count"] * rows == SEQUENCES and length == run.model.positions
-    assert all(each.seconds.total > 0 for each in predictions.values())
+    assert all(prediction.seconds.total > 0 for prediction in predictions.values())
 
 
 @pytest.mark.slow
@@ -171,5 +181,5 @@ def test_two_ranks_take_steps_in_turns(ranks, tmp_path):
     run, _, tasks = plan(TINY, rates, tmp_path)
     some = {name: tasks[name] for name in ("FSDP", "tensor", "1F1B, 4 micro-batches")}
     both = ranks(2, "paced_layouts", model=run.model.model_dump(), layouts=some, rounds=2, visits=1)
-    for each in both:
-        assert {name: len(steps) for name, steps in each.items()} == dict.fromkeys(some, 2)
+    for measured in both:
+        assert {name: len(steps) for name, steps in measured.items()} == dict.fromkeys(some, 2)

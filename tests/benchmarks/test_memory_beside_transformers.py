@@ -27,15 +27,18 @@ def test_a_step_needs_little_more_than_that_of_a_plain_loop(write_result):
     """MiB of a process above what it holds once all is imported, by virtual workers of ours."""
     sides = ("transformers", *map(str, VIRTUAL))
     rounds = [{side: measure_process(side) for side in sides} for _ in range(ROUNDS)]
-    above = [{side: each["peak"] - each["before"] for side, each in r.items()} for r in rounds]
+    above = [
+        {side: bytes_of["peak"] - bytes_of["before"] for side, bytes_of in r.items()}
+        for r in rounds
+    ]
     ratios = {
-        virtual: sorted(each[str(virtual)] / each["transformers"] for each in above)
+        virtual: sorted(peaks[str(virtual)] / peaks["transformers"] for peaks in above)
         for virtual in VIRTUAL
     }
     found = {
         "unit": "MiB",
         "rounds": rounds,
-        "ratios": {n: round(statistics.median(each), 3) for n, each in ratios.items()},
+        "ratios": {n: round(statistics.median(values), 3) for n, values in ratios.items()},
         "ratios_from_to": {n: [round(e[0], 3), round(e[-1], 3)] for n, e in ratios.items()},
     }
     print(json.dumps(found))

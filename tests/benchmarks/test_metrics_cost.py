@@ -27,7 +27,8 @@ BLOCK = DEFAULTS.every  # steps, one of which samples
 # Steps in which half of the blocks have all of it: one of those measures by layer.
 ROUND = 2 * DEFAULTS.layers_every
 ROUNDS = 20
-MOST, MOST_BOUND = 0.01, 0.03
+MOST = 0.01
+MOST_BOUND = 0.03
 
 
 def load_counts():
@@ -111,7 +112,8 @@ def test_measuring_costs_little_cpu_time(alone, tmp_path, monkeypatch, write_res
     shares, step_seconds = shares_added(seconds.before)
     drawn = np.random.default_rng(0).choice(shares, (10_000, len(shares)))
     low, high = np.quantile(drawn.mean(1), [0.025, 0.975])
-    counted, found = load_counts(), {}
+    counted = load_counts()
+    found = {}
     for layers, micro_batch in ((4, 1), (4, 8), (12, 1), (12, 8)):
         folder = tmp_path / f"{layers}-{micro_batch}"
         counts = counted.counts_of_steps(
@@ -134,5 +136,5 @@ def test_measuring_costs_little_cpu_time(alone, tmp_path, monkeypatch, write_res
     print(json.dumps(result))
     write_result("metrics-cost.json", result)
     assert high <= MOST_BOUND
-    for each in found.values():
-        assert max(each[what] for what in ("kernels", "bytes", "waits")) <= MOST
+    for costs in found.values():
+        assert max(costs[what] for what in ("kernels", "bytes", "waits")) <= MOST

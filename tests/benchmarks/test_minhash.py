@@ -171,14 +171,14 @@ def test_texts_in_memory_beside_those_who_do_the_same(texts: list[str]):
         "bands": SETTINGS.bands,
         "rows": SETTINGS.rows,
         "mb_per_cpu_second": {
-            name: round(statistics.median(each), 2) for name, each in rates.items()
+            name: round(statistics.median(measured), 2) for name, measured in rates.items()
         },
         "times_as_fast_from_to": {
             name: [
-                round(f(a / b for a, b in zip(rates["ours"], each, strict=True)))
+                round(f(a / b for a, b in zip(rates["ours"], measured, strict=True)))
                 for f in (min, max)
             ]
-            for name, each in rates.items()
+            for name, measured in rates.items()
             if name != "ours"
         },
         "rounds": ROUNDS,
@@ -188,7 +188,8 @@ def test_texts_in_memory_beside_those_who_do_the_same(texts: list[str]):
 
 
 def test_parquet_to_a_file_of_signatures(texts: list[str], tmp_path: Path):
-    path, target = str(tmp_path / "texts.parquet"), str(tmp_path / "signed.arrow")
+    path = str(tmp_path / "texts.parquet")
+    target = str(tmp_path / "signed.arrow")
     number = len(texts)
     table = pa.table(
         {
@@ -287,25 +288,28 @@ def test_estimates_are_as_near_as_datasketchs(texts: list[str]):
         estimates = []
         first = datasketch.MinHash(PERMUTATIONS, seed=seed)
         for a, b in sets:
-            one, other = first.copy(), first.copy()
-            one.update_batch([each.encode() for each in a])
-            other.update_batch([each.encode() for each in b])
+            one = first.copy()
+            other = first.copy()
+            one.update_batch([word.encode() for word in a])
+            other.update_batch([word.encode() for word in b])
             estimates.append(one.jaccard(other))
         errors["datasketch"].append(np.array(estimates) - exact)
-    rmse = {name: float(np.sqrt(np.mean(np.square(each)))) for name, each in errors.items()}
+    rmse = {name: float(np.sqrt(np.mean(np.square(error)))) for name, error in errors.items()}
     theory = float(np.sqrt(np.mean(exact * (1 - exact)) / PERMUTATIONS))
     result = {
         "benchmark": "estimates of Jaccard similarity on pages and their changed copies",
         "pairs": len(pairs),
         "seeds": 4,
         "permutations": PERMUTATIONS,
-        "similarities": [round(float(each), 3) for each in np.quantile(exact, [0.05, 0.5, 0.95])],
-        "rmse": {name: round(each, 5) for name, each in rmse.items()},
+        "similarities": [
+            round(float(quantile), 3) for quantile in np.quantile(exact, [0.05, 0.5, 0.95])
+        ],
+        "rmse": {name: round(value, 5) for name, value in rmse.items()},
         "rmse_by_seed": {
-            name: [round(float(np.sqrt(np.mean(np.square(one)))), 5) for one in each]
-            for name, each in errors.items()
+            name: [round(float(np.sqrt(np.mean(np.square(one)))), 5) for one in rounds_of]
+            for name, rounds_of in errors.items()
         },
-        "bias": {name: round(float(np.mean(each)), 5) for name, each in errors.items()},
+        "bias": {name: round(float(np.mean(error)), 5) for name, error in errors.items()},
         "rmse_of_independent_rows": round(theory, 5),
     }
     print(json.dumps(result))

@@ -69,7 +69,8 @@ def test_ngrams_beside_kenlm(tmp_path, pages):
     kenlm = pytest.importorskip("kenlm", reason="the package kenlm is not installed")
     if not shutil.which("lmplz"):
         pytest.skip("KenLM's lmplz is not on the PATH")
-    learnt, asked = pages[::5] + pages[1::5] + pages[2::5] + pages[3::5], pages[4::5]
+    learnt = pages[::5] + pages[1::5] + pages[2::5] + pages[3::5]
+    asked = pages[4::5]
     subwords = make_tokenizer(Subwords(vocabulary=32_768), iter(learnt))
     pieces = train(learnt, subwords, 5, [1] * 5)
     cut = [as_pieces(pieces, text) for text in learnt]
@@ -84,9 +85,11 @@ def test_ngrams_beside_kenlm(tmp_path, pages):
     subprocess.run([*command, "--arpa", str(arpa)], check=True, capture_output=True)
     theirs_seconds = children() - before
     theirs = kenlm.Model(str(arpa))
-    asked_cut = [as_pieces(pieces, each) for each in asked]
+    asked_cut = [as_pieces(pieces, asked_text) for asked_text in asked]
     found, found_seconds = timed(lambda: ours.compute_perplexity(asked_cut))
-    expected, expected_seconds = timed(lambda: [perplexity(theirs, each) for each in asked_cut])
+    expected, expected_seconds = timed(
+        lambda: [perplexity(theirs, cut_text) for cut_text in asked_cut]
+    )
     _, whole_seconds = timed(lambda: pieces.compute_perplexity(asked))
     gap = np.abs(found / np.array(expected) - 1).max()
     print(
@@ -135,8 +138,8 @@ def test_classifiers_beside_fasttext(tmp_path, test_data, pages):
     if not hasattr(fasttext, "train_supervised"):  # fasttext-predict has the same name
         pytest.skip("the fasttext that is installed does not train")
     for name, (wanted, others) in tasks(test_data / "sets", pages).items():
-        learnt = [[text for text in each if not measured(text)] for each in (wanted, others)]
-        asked = [text for each in (wanted, others) for text in each if measured(text)]
+        learnt = [[text for text in texts if not measured(text)] for texts in (wanted, others)]
+        asked = [text for group in (wanted, others) for text in group if measured(text)]
         count = sum(measured(text) for text in wanted)
         truths = np.repeat([True, False], [count, len(asked) - count])
         told = {
@@ -166,7 +169,7 @@ def by_fasttext(
     """Its defaults are 100 and 0.1. It reads lines, and tells case apart: so they are folded."""
     import fasttext
 
-    folded = [[" ".join(text.lower().split()) for text in each] for each in (*learnt, asked)]
+    folded = [[" ".join(text.lower().split()) for text in group] for group in (*learnt, asked)]
     labelled = [
         f"__label__{label} {text}"
         for label, texts in zip(("yes", "no"), folded[:2], strict=True)
@@ -177,7 +180,7 @@ def by_fasttext(
     model, seconds = timed(lambda: fasttext.train_supervised(str(lines), **settings))
     (labels, chances), asked_seconds = timed(lambda: model.predict(folded[2], k=2))
     scores = [
-        each[list(names).index("__label__yes")] for names, each in zip(labels, chances, strict=True)
+        row[list(names).index("__label__yes")] for names, row in zip(labels, chances, strict=True)
     ]
     return told_of(np.array(scores), truths, seconds, megabytes(asked) / asked_seconds)
 
@@ -185,7 +188,9 @@ def by_fasttext(
 def told_of(scores: Scores, truths: Truths, seconds: float, speed: float) -> dict[str, float]:
     kept = scores >= 0.5
     curve = compute_reliability(np.minimum(scores, 1.0), truths)
-    gap = sum(each.texts * abs(each.predicted - each.observed) for each in curve) / len(truths)
+    gap = sum(bucket.texts * abs(bucket.predicted - bucket.observed) for bucket in curve) / len(
+        truths
+    )
     return {
         "auc": round(compute_area(scores, truths), 4),
         "precision": round(float(truths[kept].mean()), 4),

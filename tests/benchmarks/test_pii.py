@@ -112,7 +112,11 @@ def test_finds_beside_the_labels_of_sensitive_passages(test_data: Path):
     # personal data: precision and recall against them say how little the two have in common.
     path = test_data / "sets/enterprise_pii_classification.jsonl"
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    found, both, sensitive, crude, missed = Counter(), Counter(), 0, Counter(), Counter()
+    found = Counter()
+    both = Counter()
+    sensitive = 0
+    crude = Counter()
+    missed = Counter()
     for row in rows:
         passage = row["query"].split("'''")[1]
         label = row["choices"][row["gold"]] == "yes"

@@ -23,8 +23,12 @@ TESTS = Path(__file__).parents[1]
 globals().update(runpy.run_path(str(TESTS / "train" / "tiny.py")))
 globals().update(runpy.run_path(str(TESTS / "posttrain" / "sums.py")))
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(3600)]
-ROUNDS, STEPS, WARM = 5, 24, 4
-PROMPTS, SAMPLES, TOKENS = 32, 8, 6
+ROUNDS = 5
+STEPS = 24
+WARM = 4
+PROMPTS = 32
+SAMPLES = 8
+TOKENS = 6
 PHASES = ("data", "forward", "backward", "optimizer", "communication")
 
 
@@ -46,7 +50,7 @@ def trl_run(at, rows):
             ends.append(time.perf_counter())
 
     def exact(completions, answer, **others):
-        said = (each[0]["content"] for each in completions)
+        said = (completion[0]["content"] for completion in completions)
         return [float(a.strip() == b) for a, b in zip(said, answer, strict=True)]
 
     config = trl.GRPOConfig(
@@ -80,7 +84,10 @@ def test_grpo_on_sums(bench, tmp_path, monkeypatch, write_result):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     parameters = bench.model("fresh", 128, 1)
     export_checkpoint(bench.at("fresh"), bench.at("hub"), HubFolder())
-    before, pairs, shares, lengths = torch.get_num_threads(), [], [], []
+    before = torch.get_num_threads()
+    pairs = []
+    shares = []
+    lengths = []
     torch.set_num_threads(1)
     try:
         for nth in range(ROUNDS):
@@ -97,13 +104,13 @@ def test_grpo_on_sums(bench, tmp_path, monkeypatch, write_result):
         "benchmark": "grpo-beside-trl",
         "parameters": parameters,
         "completions_a_step": PROMPTS * SAMPLES,
-        "tokens_a_completion": [[round(each, 2) for each in pair] for pair in lengths],
+        "tokens_a_completion": [[round(share, 2) for share in pair] for pair in lengths],
         "ours_steps_per_second": [round(ours, 3) for ours, _ in pairs],
         "trl_steps_per_second": [round(theirs, 3) for _, theirs in pairs],
         "ratio": round(statistics.median(ratios), 3),
         "ratio_from_to": [round(ratios[0], 3), round(ratios[-1], 3)],
         "share_of_a_step": {
-            name: round(statistics.mean(each[name] for each in shares), 3) for name in PHASES
+            name: round(statistics.mean(pair[name] for pair in shares), 3) for name in PHASES
         },
     }
     print("\n" + json.dumps(found))

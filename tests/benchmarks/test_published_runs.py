@@ -117,7 +117,7 @@ def test_published_optima() -> None:
         }
         print(json.dumps(found))
     for texts in ("rw", "owt2"):
-        steps = [exponents[f"{texts}/{each}"] for each in CORRECTIONS]
+        steps = [exponents[f"{texts}/{correction}"] for correction in CORRECTIONS]
         assert steps == sorted(steps, reverse=True)
         assert steps[0] > 0.8 and abs(steps[-1] - 0.5) < 0.03
 

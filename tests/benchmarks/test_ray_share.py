@@ -34,7 +34,8 @@ NOT_COUNTED = 2
 
 def used():
     """Name and CPU seconds of this process and of all below it, by pid."""
-    me, found = psutil.Process(), {}
+    me = psutil.Process()
+    found = {}
     for process in [me, *me.children(recursive=True)]:
         with contextlib.suppress(psutil.Error):  # it has just ended
             times = process.cpu_times()
@@ -71,14 +72,16 @@ def test_ray_takes_next_to_nothing_of_a_step(one_ray, make_job, chaos, tmp_path)
             chaos.events(job.folder).wait("first_step")
             while lines(log) < NOT_COUNTED:
                 time.sleep(0.1)
-            began, before = time.perf_counter(), used()
+            began = time.perf_counter()
+            before = used()
             while lines(log) < STEPS - 1:
                 time.sleep(0.5)
             after = used()
             found["seconds"] = time.perf_counter() - began
             ranks = set(chaos.events(job.folder).ranks().values())
             for pid in after.keys() & before.keys():
-                name, spent = after[pid][0], after[pid][1] - before[pid][1]
+                name = after[pid][0]
+                spent = after[pid][1] - before[pid][1]
                 found.setdefault("rank" if pid in ranks else name, 0.0)
                 found["rank" if pid in ranks else name] += spent
 
@@ -88,11 +91,11 @@ def test_ray_takes_next_to_nothing_of_a_step(one_ray, make_job, chaos, tmp_path)
         return found
 
     rounds = [shares(f"run-{number}") for number in range(ROUNDS)]
-    spent = [{name: of for name, of in each.items() if name != "seconds"} for each in rounds]
-    share = sorted(1 - each["rank"] / sum(each.values()) for each in spent)
+    spent = [{name: of for name, of in seconds.items() if name != "seconds"} for seconds in rounds]
+    share = sorted(1 - seconds["rank"] / sum(seconds.values()) for seconds in spent)
     a_second = {
         name: round(statistics.median(r.get(name, 0.0) / r["seconds"] for r in rounds), 4)
-        for name in sorted({name for each in spent for name in each})
+        for name in sorted({name for seconds in spent for name in seconds})
     }
     result = {
         "benchmark": "CPU seconds of all but the ranks, of those of a step of 10.7M parameters",

@@ -61,7 +61,8 @@ class Recoveries:
     """What followed each fault of a run."""
 
     def __init__(self, events):
-        self._events, self.rows = events, []
+        self._events = events
+        self.rows = []
 
     def measure(self, fault):
         """Let `fault` happen while steps are taken; wait until they are again."""
@@ -74,14 +75,16 @@ class Recoveries:
         lines = list(metrics.read_lines(self._events.folder.path))
         first = min((line for line in lines if line["attempt"] == number), key=_step)
         before = max((line for line in lines if line["attempt"] == number - 1), key=_step)
-        times, cursor = {}, began
+        times = {}
+        cursor = began
         for phase, kind in PHASES.items():
             found = [
                 e["time"] for e in self._events.all(kind) if e["attempt"] in (number, number - 1)
             ]
             found = [when for when in found if when >= began]
             if found:
-                times[phase], cursor = max(found) - cursor, max(found)
+                times[phase] = max(found) - cursor
+                cursor = max(found)
         times["first step"] = first["time"] - cursor
         redone = before["step"] - first["step"] + 1
         self.rows.append({"total": first["time"] - began, "redone": redone, **times})
@@ -156,7 +159,8 @@ def test_the_first_step_of_a_command_and_of_the_next_after_it_was_killed(
     events = chaos.events(endless.folder)
     phases = ("attempt_started", "worker_started", "first_step")
     for nth, after in enumerate(("", " after it was killed")):
-        begun, driver = time.time(), start_driver(endless, 2)
+        begun = time.time()
+        driver = start_driver(endless, 2)
         events.wait("first_step", nth + 1)
         if nth == 0:
             driver.kill()
@@ -169,7 +173,8 @@ def test_the_first_step_of_a_command_and_of_the_next_after_it_was_killed(
 
 def test_goodput_at_a_kill_a_minute(one_ray, endless, chaos):
     def do(events):
-        ranks, end = itertools.cycle([1, 0]), time.monotonic() + 60 * MINUTES
+        ranks = itertools.cycle([1, 0])
+        end = time.monotonic() + 60 * MINUTES
         while time.monotonic() < end:
             time.sleep(60.0)
             os.kill(events.ranks()[next(ranks)], signal.SIGKILL)

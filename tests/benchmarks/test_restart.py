@@ -17,7 +17,10 @@ from trainrig.train.checkpoint.manifest import CheckpointManifest
 MODEL = DecoderConfig(
     layers=80, channels=8192, heads=64, kv_heads=8, feedforward_channels=28_672, vocabulary=128_256
 )
-LATENCY, STREAM, RATE = 0.010, 90e6, 5_500  # s; bytes/s; requests/s
+# s; bytes/s; requests/s
+LATENCY = 0.010
+STREAM = 90e6
+RATE = 5_500
 HEADER_BYTES = 160  # of each tensor in a file's header, as `_lay_out` writes it
 SMALL = 3  # the manifest, state.json and tokenizer.json
 SMALL_BEFORE = 5  # the same, the manifest three times
@@ -61,7 +64,9 @@ def test_requests_of_a_restart(written, ranks):
     tensors = index(written)
     files = files_of(tensors, written)
     ours = index(ranks)
-    reads, taken, needed = [], [], []
+    reads = []
+    taken = []
+    needed = []
     for rank in range(0, ranks, max(1, ranks // SAMPLED)):
         wanted = find_rows(ours, rank)
         plan = plan_reads("there", tensors, files, wanted)
@@ -78,13 +83,13 @@ def test_requests_of_a_restart(written, ranks):
     size = len(manifest.encode())
     without = len(manifest.model_copy(update={"tensors": {}}).encode())
     mean = sum(reads) / len(reads)
-    each = LATENCY + min(CHUNK, max(taken)) / STREAM
-    alone = math.ceil(max(reads) / READERS) * each
+    request = LATENCY + min(CHUNK, max(taken)) / STREAM
+    alone = math.ceil(max(reads) / READERS) * request
     # Each parameter's count of steps was in another rank's file, a chunk of which all read.
     scalars = min(len(tensors) // 3, written)
     before = ranks * (written + SMALL_BEFORE + scalars + mean)
     after = SMALL + ranks * mean
-    headers = (written + SMALL_BEFORE) / READERS * LATENCY + scalars / READERS * each + alone
+    headers = (written + SMALL_BEFORE) / READERS * LATENCY + scalars / READERS * request + alone
     print(
         f"\n{written} wrote, {ranks} resume: {mean:.1f} reads a rank, {max(reads)} at most, "
         f"{max(taken) / 1e6:.0f} MB of {max(needed) / 1e6:.0f} MB needed; manifest "

@@ -32,9 +32,13 @@ from trainrig.train.run_file.run_files import Pretraining
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]
 SEEDS = (0, 1, 2)
-STEPS, ROWS, LENGTH = 2000, 12, 64
+STEPS = 2000
+ROWS = 12
+LENGTH = 64
 FEWER = 1000  # in which ours comes to the published loss
-RATE, LEAST_RATE, WARMUP = 1e-3, 1e-4, 100
+RATE = 1e-3
+LEAST_RATE = 1e-4
+WARMUP = 100
 PUBLISHED = 1.88  # nats a character, held out
 MODEL = {"layers": 4, "channels": 128, "heads": 4, "positions": LENGTH}
 peers = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("peers.py"))))
@@ -51,7 +55,8 @@ def parts(test_data):
 @pytest.fixture(scope="module")
 def tokens(parts, tmp_path_factory):
     """Shards of the two texts, a document each, a token a character."""
-    base, share = tmp_path_factory.mktemp("shakespeare"), 0.1
+    base = tmp_path_factory.mktemp("shakespeare")
+    share = 0.1
     urls = [
         next(
             url
@@ -65,7 +70,8 @@ def tokens(parts, tmp_path_factory):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = {"kind": "JSONL", "paths": (str(file),), "source": "shakespeare", "url": "url"}
     documents = (source,)
-    tokenizer, output = str(base / "tokenizer"), str(base / "tokens")
+    tokenizer = str(base / "tokenizer")
+    output = str(base / "tokens")
     bytes_alone = ByteLevelBPE(vocabulary=264)
     make_tokenizer(
         TokenizerTraining.model_validate(
@@ -144,7 +150,8 @@ def theirs(parts, seed):
     def loss(ids, targets):
         return F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
 
-    began, evaluating = time.process_time(), 0.0
+    began = time.process_time()
+    evaluating = 0.0
     for step in range(STEPS):
         if step % 250 == 0:
             before = time.process_time()
@@ -165,7 +172,8 @@ def theirs(parts, seed):
         optimizer.zero_grad(set_to_none=True)
     seconds = time.process_time() - began
     rows = held[: (len(held) - 1) // LENGTH * LENGTH + 1]
-    ids, targets = rows[:-1].view(-1, LENGTH), rows[1:].view(-1, LENGTH)
+    ids = rows[:-1].view(-1, LENGTH)
+    targets = rows[1:].view(-1, LENGTH)
     with torch.no_grad():
         return seconds, seconds - evaluating, loss(ids, targets).item()
 
@@ -192,11 +200,11 @@ def test_tiny_shakespeare_beside_nanogpt(alone, tokens, parts, tmp_path, write_r
         )
         print(json.dumps(found[-1]), flush=True)
     write_result("shakespeare-beside-nanogpt.json", {"steps": STEPS, "seeds": found})
-    for each in found:
-        same = each["ours, nanoGPT's architecture"]
-        fewer = each[f"ours, {FEWER:,} steps"]
-        assert each["ours"]["loss"] <= PUBLISHED and fewer["loss"] <= PUBLISHED
-        assert fewer["seconds"] < each["nanoGPT"]["seconds"]
-        assert same["loss"] == pytest.approx(each["nanoGPT"]["loss"], abs=0.05)
+    for losses in found:
+        same = losses["ours, nanoGPT's architecture"]
+        fewer = losses[f"ours, {FEWER:,} steps"]
+        assert losses["ours"]["loss"] <= PUBLISHED and fewer["loss"] <= PUBLISHED
+        assert fewer["seconds"] < losses["nanoGPT"]["seconds"]
+        assert same["loss"] == pytest.approx(losses["nanoGPT"]["loss"], abs=0.05)
         # The least that would be a regression.
-        assert same["seconds"] < 1.4 * each["nanoGPT"]["seconds"]
+        assert same["seconds"] < 1.4 * losses["nanoGPT"]["seconds"]

@@ -72,12 +72,13 @@ def test_reading_costs_the_same_at_any_size(tmp_path):
     folders = {name: made(tmp_path / name, size) for name, size in SIZES.items()}
     rounds = [{name: read(folder) for name, folder in folders.items()} for _ in range(ROUNDS)]
     best = {
-        name: {key: min(each[name][key] for each in rounds) for key in rounds[0][name]}
+        name: {key: min(figures[name][key] for figures in rounds) for key in rounds[0][name]}
         for name in SIZES
     }
     for name, measured in best.items():
         print(json.dumps({"benchmark": f"token shards of {name}", **measured}))
-    small, large = best["1 MB"], best["100 GB"]
+    small = best["1 MB"]
+    large = best["100 GB"]
     # 50 shards are opened instead of one: a millisecond or two each, whatever they hold.
     assert large["open_cpu_ms"] < small["open_cpu_ms"] + 50 * 5
     # A page that nobody has touched yet costs a fault; that aside, as much as a small file.

@@ -53,7 +53,8 @@ def test_shares_of_the_matrix_product(alone, tmp_path, write_result):
 
 def measure(compute, vocabulary, tokens, folder):
     """The share of the product's pace of each way, the median of rounds in turns."""
-    ways, operations = {}, {}
+    ways = {}
+    operations = {}
     for name, keys in ARCHITECTURES.items():
         sizes = DecoderConfig.model_validate(
             {
@@ -85,8 +86,8 @@ def measure(compute, vocabulary, tokens, folder):
             shares[name].append(operations[name] / side_by_side.cpu_seconds(action) / pace)
     return {
         name: {
-            "median": round(statistics.median(each), 3),
-            "from_to": [round(min(each), 3), round(max(each), 3)],
+            "median": round(statistics.median(values), 3),
+            "from_to": [round(min(values), 3), round(max(values), 3)],
         }
-        for name, each in shares.items()
+        for name, values in shares.items()
     }

@@ -41,7 +41,8 @@ class OneRow:
 
     def __init__(self, count: int) -> None:
         ids = np.random.default_rng(0).integers(0, 512, (1, LENGTH + 1))
-        number, pieces = np.arange(1), np.zeros((0, 3), dtype=np.int64)
+        number = np.arange(1)
+        pieces = np.zeros((0, 3), dtype=np.int64)
         self._batch = MicroBatch(
             build_token_arrays(ids[:, :-1].copy(), ids[:, 1:].copy()), number, number * 0, pieces
         )
@@ -67,7 +68,8 @@ def rank_of(rank: int, world: int, store: str, settings: dict[str, Any], count: 
         folder="", model=SIZES, training=training, make_batches=lambda: batches, tokenizer=""
     )
     share = read_local_batch(batches, rank, world, 0, virtual=training.virtual_workers)
-    before, most = 0, 0
+    before = 0
+    most = 0
     for stage in ("made", "first", "second"):
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
             if stage == "made":
@@ -78,7 +80,8 @@ def rank_of(rank: int, world: int, store: str, settings: dict[str, Any], count: 
                 stepper.take(share)
         events = sorted(profiled.profiler.kineto_results.events(), key=lambda e: e.start_ns())
         running = before + np.cumsum([e.nbytes() for e in events if e.name() == "[memory]"])
-        before, most = int(running[-1]), int(running.max())
+        before = int(running[-1])
+        most = int(running.max())
     if rank == 0:
         Path(f"{store}.peak").write_text(str(most))
     dist.barrier()
@@ -92,10 +95,10 @@ def peak(folder: Path, world: int, settings: dict[str, Any], count: int) -> int:
         spawn.Process(target=rank_of, args=(rank, world, store, settings, count))
         for rank in range(world)
     ]
-    for each in ranks:
-        each.start()
-    for each in ranks:
-        each.join()
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
     return int(Path(f"{store}.peak").read_text())
 
 

@@ -149,7 +149,7 @@ def all_phases(texts: list[str], rules: ExactSubstrings, folder: Path) -> dict[s
         began = time.process_time()
         told = [work(number, path) for number, path in enumerate(paths)]
         seconds[name] = round(time.process_time() - began, 2)
-        counts[name] = {key: sum(each[key] for each in told) for key in told[0]}
+        counts[name] = {key: sum(report[key] for report in told) for key in told[0]}
         return paths
 
     anchors = phase(
@@ -210,7 +210,8 @@ def test_substrings(test_data: Path, tmp_path: Path, memory: int):
 
 
 def test_substrings_where_more_repeats(test_data: Path, tmp_path: Path):
-    real, drawn = pages(test_data), corpus(test_data, 5)
+    real = pages(test_data)
+    drawn = corpus(test_data, 5)
     for name, texts, least in (  # the share that is a copy of what stands before it
         ("real pages", real, 0.0),
         ("a text twice", drawn * 2, 0.5),

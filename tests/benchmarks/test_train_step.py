@@ -20,7 +20,9 @@ from trainrig.train.state import build_fresh_state
 from trainrig.train.step import Stepper
 
 pytestmark = pytest.mark.bench
-SEQUENCES, LENGTH, VOCABULARY = 8, 256, 4096
+SEQUENCES = 8
+LENGTH = 256
+VOCABULARY = 4096
 SIZES = DecoderConfig(layers=6, channels=384, heads=6, vocabulary=VOCABULARY, positions=LENGTH)
 ROUNDS = 5
 
@@ -68,7 +70,8 @@ def plain(model, compute, vocabulary=VOCABULARY):
     """A step of a plain loop, as it is written by hand, with torch's fused AdamW."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), fused=True)
     batch = OneBatch(vocabulary).micro_batch(0, 0)
-    ids, targets = torch.from_numpy(batch.ids), torch.from_numpy(batch.targets)
+    ids = torch.from_numpy(batch.ids)
+    targets = torch.from_numpy(batch.targets)
 
     def step():
         with torch.autocast("cpu", torch.bfloat16, enabled=compute == "bfloat16"):

@@ -41,7 +41,9 @@ LLAMA = {
     "vocabulary": 4096, "channels": 256, "layers": 8, "heads": 8, "feedforward_channels": 1024,
     "positions": 512,
 }  # fmt: skip
-LENGTH, ROUNDS, WARM = 512, 3, 2
+LENGTH = 512
+ROUNDS = 3
+WARM = 2
 ANSWERS = 16  # conversations of a batch of TRL's; about as many of ours are in as many tokens
 PAIRS = 8
 LORA = {"rank": 8, "alpha": 16}
@@ -53,7 +55,8 @@ class Started:
 
     def __init__(self, at, rows, texts):
         """`texts`: what the tokenizer is trained on."""
-        self.at, self.rows = at, rows
+        self.at = at
+        self.rows = rows
         kind = "pairs" if "chosen" in rows[0] else "conversations"
         text = train_tokenizer(ByteLevelBPE(vocabulary=4096), texts).decode()
         config = DecoderConfig(**LLAMA)
@@ -61,7 +64,7 @@ class Started:
         initialise(model, seed=1)
         write_model(str(at / "fresh"), config, text, model.state_dict())
         export_checkpoint(str(at / "fresh"), str(at / "hub"), HubFolder())
-        self.parameters = sum(each.numel() for each in model.parameters())
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
         (at / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         encode_conversations(
             ConversationEncoding(
@@ -121,7 +124,8 @@ def trl_run(started, kind, steps, batch, lora=False):
     import trl
     from datasets import Dataset
 
-    ends, targets = [], []
+    ends = []
+    targets = []
 
     class Clock(transformers.TrainerCallback):
         def on_step_end(self, *arguments, **others):
@@ -185,13 +189,13 @@ def read_preferences(test_data):
     with gzip.open(test_data / "sets/hh_harmless_base_test.jsonl.gz", "rt") as file:
         dialogues = [json.loads(line) for line, _ in zip(file, range(1_000), strict=False)]
     rows = []
-    for each in dialogues:
-        prompt, _, chosen = each["chosen"].rpartition("\n\nAssistant: ")
-        begin, _, rejected = each["rejected"].rpartition("\n\nAssistant: ")
+    for dialogue in dialogues:
+        prompt, _, chosen = dialogue["chosen"].rpartition("\n\nAssistant: ")
+        begin, _, rejected = dialogue["rejected"].rpartition("\n\nAssistant: ")
         if begin == prompt and chosen != rejected and len(prompt) + len(chosen) < 900:
             rows.append({"prompt": prompt + "\n\nAssistant: ", "chosen": chosen,
                          "rejected": rejected})  # fmt: skip
-    return rows[:96], [each["chosen"] for each in dialogues]
+    return rows[:96], [dialogue["chosen"] for dialogue in dialogues]
 
 
 @pytest.fixture
@@ -208,7 +212,8 @@ def alone(monkeypatch, without_ray):
 @pytest.mark.parametrize("lora", [False, True], ids=["whole", "lora"])
 def test_sft_on_real_rows(lora, alone, test_data, tmp_path, write_result):
     started = Started(tmp_path, *read_problems(test_data))
-    pairs, steps = [], 12
+    pairs = []
+    steps = 12
     changes = {"lora": LORA} if lora else {}
     for nth in range(ROUNDS):
         series = started.tune(f"ours-{nth}", {"kind": "SFT"}, steps, 6, **changes)
@@ -236,7 +241,9 @@ def test_dpo_on_real_pairs_with_the_references_counted(
         return found
 
     monkeypatch.setattr(sft, "compute_references", timed)
-    pairs, steps = [], len(rows) // PAIRS  # each pair once
+    # each pair once
+    pairs = []
+    steps = len(rows) // PAIRS
     for nth in range(ROUNDS):
         at = tmp_path / str(nth)  # its references are computed anew
         at.mkdir()
@@ -270,7 +277,8 @@ def test_peak_memory_is_no_higher(
     kind, lora, batch, trl_batch, alone, test_data, tmp_path, write_result
 ):
     rows, texts = (read_preferences if kind == "DPO" else read_problems)(test_data)
-    steps, rounds = 8, []
+    steps = 8
+    rounds = []
     for nth in range(ROUNDS):
         at = tmp_path / str(nth)  # references are computed anew
         at.mkdir()
@@ -283,9 +291,12 @@ def test_peak_memory_is_no_higher(
             "arguments": started.trl_arguments(steps, trl_batch),
         }  # fmt: skip
         rounds.append({"ours": peak_of("ours", ours, at), "trl": peak_of("trl", theirs, at)})
-    above = [{side: each["peak"] - each["before"] for side, each in r.items()} for r in rounds]
+    above = [
+        {side: bytes_of["peak"] - bytes_of["before"] for side, bytes_of in r.items()}
+        for r in rounds
+    ]
     name = ("lora-" if lora else "") + kind.lower()
-    ratios = sorted(each["ours"] / each["trl"] for each in above)
+    ratios = sorted(peaks["ours"] / peaks["trl"] for peaks in above)
     found = {
         "benchmark": f"peak memory of {name} above what is held once all is imported",
         "unit": "MiB", "parameters": started.parameters, "rounds": rounds,

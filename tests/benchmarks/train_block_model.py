@@ -114,10 +114,12 @@ def example(labelled: Labelled, part: trees.Name) -> Example | None:
     labels = sum(measure_agreement(lines, text) for text in theirs.values()) / 2000
     by_string = np.zeros(len(lines))
     for number, line in enumerate(map(fold, lines)):
-        if any(fold(each) in line for each in labelled.wanted):
-            labels[number], by_string[number] = 1, 1
-        elif any(fold(each) in line for each in labelled.unwanted):
-            labels[number], by_string[number] = 0, 1
+        if any(fold(phrase) in line for phrase in labelled.wanted):
+            labels[number] = 1
+            by_string[number] = 1
+        elif any(fold(phrase) in line for phrase in labelled.unwanted):
+            labels[number] = 0
+            by_string[number] = 1
     long = (1 + blocks.numbers[:, CHARACTERS] / 40).clip(0, 8)
     weights = long / len(lines) ** 0.5 * (1 + 3 * by_string) * np.abs(labels - 0.5) * 2 + 1e-4
     return Example(labelled, page, blocks, lines, compute_features(blocks), labels, weights, theirs)
@@ -126,25 +128,30 @@ def example(labelled: Labelled, part: trees.Name) -> Example | None:
 def fit(examples: Sequence[Example]) -> lightgbm.Booster:
     """Trees for these pages."""
     data = lightgbm.Dataset(
-        np.concatenate([each.features for each in examples]),
-        np.concatenate([each.labels > 0.5 for each in examples]).astype(int),
-        weight=np.concatenate([each.weights for each in examples]),
+        np.concatenate([example.features for example in examples]),
+        np.concatenate([example.labels > 0.5 for example in examples]).astype(int),
+        weight=np.concatenate([example.weights for example in examples]),
     )
     return lightgbm.train(SETTINGS, data, ROUNDS)
 
 
 def flat(booster: lightgbm.Booster) -> dict[str, np.ndarray]:
     """The same trees in whole numbers, as their file has them."""
-    roots, which, values, left = [], [], [], []
+    roots = []
+    which = []
+    values = []
+    left = []
     for tree in booster.dump_model()["tree_info"]:
         roots.append(len(which))
         waiting = [(tree["tree_structure"], len(which))]
         which.append(0), values.append(0), left.append(0)
         for node, at in waiting:  # grows while it is walked
             if "leaf_value" in node:
-                which[at], values[at] = trees.LEAF, round(node["leaf_value"] * trees.SCALE)
+                which[at] = trees.LEAF
+                values[at] = round(node["leaf_value"] * trees.SCALE)
                 continue
-            which[at], values[at] = node["split_feature"], math.floor(node["threshold"])
+            which[at] = node["split_feature"]
+            values[at] = math.floor(node["threshold"])
             left[at] = len(which)
             for child in (node["left_child"], node["right_child"]):
                 waiting.append((child, len(which)))
@@ -160,17 +167,17 @@ def flat(booster: lightgbm.Booster) -> dict[str, np.ndarray]:
 def out_of_fold(examples: Sequence[Example], seed: int) -> dict[str, ScoredBlocks]:
     """By URL, each page with strings, judged by trees that have not seen its host."""
 
-    def fold_of(each: Example) -> int:
-        return hashlib.sha256(f"fold {seed} {each.labelled.host}".encode()).digest()[0] % FOLDS
+    def fold_of(example: Example) -> int:
+        return hashlib.sha256(f"fold {seed} {example.labelled.host}".encode()).digest()[0] % FOLDS
 
     judged = {}
     for number in range(FOLDS):
         booster = fit([e for e in examples if not e.labelled.wanted or fold_of(e) != number])
         fitted = trees.Trees.of(**flat(booster))
-        for each in examples:
-            if each.labelled.wanted and fold_of(each) == number:
-                odds = fitted.compute_odds(each.features)
-                judged[each.labelled.page.url] = ScoredBlocks(each.page, each.blocks, odds)
+        for example in examples:
+            if example.labelled.wanted and fold_of(example) == number:
+                odds = fitted.compute_odds(example.features)
+                judged[example.labelled.page.url] = ScoredBlocks(example.page, example.blocks, odds)
     return judged
 
 
@@ -183,7 +190,7 @@ def print_choices(examples: dict[trees.Name, list[Example]]) -> None:
     pages = {e.labelled.page.url: e for e in examples["whole"] if e.labelled.wanted}
     nothing = ScoredBlocks(b"", PageBlocks(b"", ""), np.zeros(0, np.int32))
     folds = [{name: out_of_fold(examples[name], seed) for name in examples} for seed in range(4)]
-    hosts = [each.labelled.host for each in pages.values()]
+    hosts = [page.labelled.host for page in pages.values()]
     theirs = [counts(e.labelled, e.theirs["balance"]) for e in pages.values()]
     print(f"trafilatura {f1(theirs):.4f}")
 
@@ -191,17 +198,17 @@ def print_choices(examples: dict[trees.Name, list[Example]]) -> None:
         asked: list[Favour] = []
         found = []
         for judged in folds:
-            for url, each in pages.items():
+            for url, example in pages.items():
 
-                def answer(favour: Favour, each: Example = each) -> str:
+                def answer(favour: Favour, example: Example = example) -> str:
                     asked.append(favour)
-                    return each.theirs[favour]
+                    return example.theirs[favour]
 
                 parts = {part: judged[part].get(url, nothing) for part in judged}
                 text = main_content.extract_by_blocks(
                     parts.__getitem__, answer if ask else None, True
                 ).text
-                found.append(counts(each.labelled, text))
+                found.append(counts(example.labelled, text))
         ours = np.array(found).reshape(len(folds), len(pages), 3).sum(0) / len(folds)
         calls = [asked.count(favour) / len(found) for favour in ("precision", "balance")]
         print(
@@ -219,7 +226,9 @@ def print_choices(examples: dict[trees.Name, list[Example]]) -> None:
     show("balanced", ask=False)
     vary(main_content, "LITTLE", 0, 500, 1000, ask=False)
     show("precise")
-    certainties = sorted(each.certainty for judged in folds for each in judged["main"].values())
+    certainties = sorted(
+        verdict.certainty for judged in folds for verdict in judged["main"].values()
+    )
     vary(
         main_content, "UNSURE", *(certainties[len(certainties) * n // 10] for n in (3, 5, 6, 7, 9))
     )

@@ -84,7 +84,8 @@ def assert_equal() -> Callable[[TrainingJob, TrainingJob], None]:
     """Two runs came to the same, to the last bit."""
 
     def check(job: TrainingJob, other: TrainingJob) -> None:
-        one, two = what_came_of(job), what_came_of(other)
+        one = what_came_of(job)
+        two = what_came_of(other)
         for name in one:
             assert one[name] == two[name], name
 
@@ -153,7 +154,8 @@ class Aside(threading.Thread):
 
     def __init__(self, do: Callable[[], None]) -> None:
         super().__init__(daemon=True)
-        self._do, self._error = do, None
+        self._do = do
+        self._error = None
         self.start()
 
     def run(self) -> None:
@@ -174,7 +176,8 @@ def chaos() -> Any:
     """The helpers of this file, for tests that are no package."""
 
     class Helpers:
-        events, aside = Events, Aside
+        events = Events
+        aside = Aside
         kill_actors = staticmethod(kill_actors)
         kill_fork_servers = staticmethod(kill_fork_servers)
         what_came_of = staticmethod(what_came_of)

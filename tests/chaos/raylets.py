@@ -40,7 +40,7 @@ class Raylets:
         while len(self.nodes) > count:
             self.die()
         until = time.monotonic() + PATIENCE
-        while sum("CPU" in each["Resources"] for each in ray.nodes() if each["Alive"]) > count:
+        while sum("CPU" in node["Resources"] for node in ray.nodes() if node["Alive"]) > count:
             assert time.monotonic() < until
             time.sleep(0.1)
 

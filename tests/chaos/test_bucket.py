@@ -65,7 +65,8 @@ def test_a_run_in_a_bucket_killed_in_a_save_and_resized_comes_to_the_same(
     whys = [(event["why"], event["workers"]) for event in events.all("attempt_started")]
     assert whys == [("start", 2), ("fault", 2), ("shrink", 1), ("grow", 2)]
     assert outcome[0].checkpoint.step == 40
-    found, wanted = what_counts(job.folder), what_counts(straight.folder)
+    found = what_counts(job.folder)
+    wanted = what_counts(straight.folder)
     assert len(wanted["tensors"]) == 2
     for name in wanted:
         assert found[name] == wanted[name], name

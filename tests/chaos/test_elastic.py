@@ -41,7 +41,8 @@ def test_a_node_whose_rank_was_killed_is_not_used_again(
     assert told["node"] == failed["node"]
     # Both nodes are there all along: the run neither starts on that one nor grows onto it.
     assert whys(events) == [("start", 2), ("shrink", 1)]
-    found, wanted = chaos.what_came_of(job), chaos.what_came_of(straight)
+    found = chaos.what_came_of(job)
+    wanted = chaos.what_came_of(straight)
     assert found["updates"] == wanted["updates"]
     at = {event["rank"]: event["agent"] for event in events.all("worker_started")[:2]}
     (last,) = events.all("worker_started")[2:]
@@ -74,13 +75,14 @@ def test_nodes_that_die_come_and_are_drained_change_nothing_but_the_pace(
     resumed = [attempt.resumed_step for attempt in events.folder.read_attempts()]
     assert resumed[2:] == [stopped["grow"], stopped["drain"]]  # no step is done twice
     assert outcome[0].checkpoint.step == 60
-    found, wanted = chaos.what_came_of(job), chaos.what_came_of(straight)
+    found = chaos.what_came_of(job)
+    wanted = chaos.what_came_of(straight)
     for name in ("updates", "held out", "samples"):
         assert found[name] == wanted[name], name
     # Saved by one rank here and by two there: the same whole tensors.
     (mine,), (others,) = (
-        ranks(1, "tensors", job=each, resume_from=find_newest_valid(RunFolder(each.folder))[0].path)
-        for each in (job, straight)
+        ranks(1, "tensors", job=run, resume_from=find_newest_valid(RunFolder(run.folder))[0].path)
+        for run in (job, straight)
     )
     assert mine.keys() == others.keys()
     assert all(np.array_equal(mine[name], others[name]) for name in mine)

@@ -44,7 +44,8 @@ def test_a_replica_that_loses_a_node_goes_on_in_a_smaller_layout_and_grows_back(
     # None is done twice on the way back.
     stopped = {event["why"]: event["step"] for event in events.all("attempt_stopped")}
     assert events.folder.read_attempts()[2].resumed_step == stopped["grow"]
-    found, wanted = chaos.what_came_of(job), chaos.what_came_of(straight)
+    found = chaos.what_came_of(job)
+    wanted = chaos.what_came_of(straight)
     assert found["samples"] == wanted["samples"]
     steps = [update[0] for update in found["updates"]]
     assert steps == list(range(1, STEPS + 1))

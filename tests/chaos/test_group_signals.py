@@ -87,7 +87,8 @@ class Driver:
 
 
 def list_marked(folder: Path) -> list[int]:
-    mark, found = f"{MARK}={folder}".encode(), list[int]()
+    mark = f"{MARK}={folder}".encode()
+    found = list[int]()
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             state = path.with_name("stat").read_text().rpartition(")")[2].split()[0]
@@ -134,7 +135,8 @@ def has_lines(folder: Path, pattern: str, count: int) -> bool:
 def make_way(
     make_run: Any, tokens: str, tmp_path: Path, short_folder: Path
 ) -> Callable[[str], Way]:
-    output, file = tmp_path / "out", tmp_path / "run.toml"
+    output = tmp_path / "out"
+    file = tmp_path / "run.toml"
 
     def write_model_and_prompts() -> dict[str, Any]:
         shape = DecoderConfig(layers=2, channels=64, heads=4, positions=128, vocabulary=320)
@@ -227,7 +229,7 @@ def test_what_asks_the_group_to_stop_ends_the_driver_as_unfinished_and_leaves_no
     assert f"stopped by {'SIGHUP' if how == 'SIGHUP' else 'SIGTERM'}; " in line
     events = way.output / "events.jsonl"
     if events.exists():
-        kinds = {json.loads(each)["event"] for each in events.read_text().splitlines()}
+        kinds = {json.loads(record)["event"] for record in events.read_text().splitlines()}
         assert "run_stopped" in kinds
         assert not kinds & {"grace_over", "cluster_lost", "attempt_failed", "hang_seen"}
     again = start(way.verb, way.run_file)

@@ -86,7 +86,7 @@ def test_a_rank_that_stands_still_is_killed_with_the_others(
     assert "hangs: no progress" in hang["problem"]
     assert hang["problem"].endswith("the others wait for rank 1")
     node = next(e["node"] for e in events.all("attempt_failed") if e["seen_by"] == "heartbeats")
-    assert node in {each["NodeID"] for each in ray.nodes()}
+    assert node in {ray_node["NodeID"] for ray_node in ray.nodes()}
     assert_equal(job, straight)
 
 
@@ -97,7 +97,8 @@ def test_keepers_outlive_their_ranks_unless_one_of_them_does_not_answer(
     straight = undisturbed(40)
     job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.1)
     events = chaos.events(job.folder)
-    agents, ranks = [], []
+    agents = []
+    ranks = []
 
     def fail(fault):
         failed = len(events.all("attempt_failed"))

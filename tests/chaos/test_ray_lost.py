@@ -52,7 +52,7 @@ def test_a_run_begins_another_ray_when_its_own_is_lost_and_leaves_nobody_behind(
     assert_equal(job, straight)
     kept = list(short_folder.glob("trainrig-ray-*/r/session_2*"))
     # The third failed in nothing.
-    assert [[path.name for path in each.iterdir()] for each in kept] == [["logs"]] * 2
+    assert [[path.name for path in folder.iterdir()] for folder in kept] == [["logs"]] * 2
     assert list(short_folder.glob("trainrig-ray-*/owner.json")) == []
 
 

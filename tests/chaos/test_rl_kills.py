@@ -36,12 +36,13 @@ PPO = {"kind": "PPO", "reference": HELD}
 @pytest.mark.parametrize(
     "objective",
     [{"kind": "DAPO", "reference": {"weight": 0.01}}, PPO],
-    ids=lambda each: each["kind"],
+    ids=lambda event: event["kind"],
 )
 def test_rollouts_and_weights_are_the_same_after_three_kills(
     objective, tokens, ranks, start_driver, assert_equal, chaos, tmp_path
 ):
-    path, base = tmp_path / "prompts.jsonl", str(tmp_path / "base")
+    path = tmp_path / "prompts.jsonl"
+    base = str(tmp_path / "base")
     rows = [{"prompt": f"the sea {n}"} for n in range(16)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     model = Decoder(DecoderConfig(layers=2, channels=64, heads=4, positions=128, vocabulary=320))

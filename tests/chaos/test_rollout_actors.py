@@ -30,7 +30,8 @@ STEPS = 24
 def make_job(tokens, tmp_path_factory):
     """`make_job(folder, lag=1, …)`: reinforcement learning of a tiny model."""
     base = tmp_path_factory.mktemp("rl")
-    path, fresh = base / "prompts.jsonl", str(base / "fresh")
+    path = base / "prompts.jsonl"
+    fresh = str(base / "fresh")
     rows = [{"prompt": f"the sea {n}"} for n in range(16)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     model = Decoder(DecoderConfig(layers=2, channels=64, heads=4, positions=128, vocabulary=320))
@@ -156,7 +157,8 @@ def test_twenty_kills_at_random_instants(
     make_job, ranks, start_driver, assert_equal, chaos, write_result, tmp_path
 ):
     """Actors that sample, ranks and drivers, as chance has it, each after some progress."""
-    seed, steps = int(time.time()), 120
+    seed = int(time.time())
+    steps = 120
     dice = random.Random(seed)
 
     def lengthen(job):
@@ -168,7 +170,8 @@ def test_twenty_kills_at_random_instants(
     ranks(1, "train", job=straight, attempt=RunFolder(straight.folder).take_attempt(0))
     job = lengthen(make_job(tmp_path / "run", actors=1))
     events = chaos.events(job.folder)
-    driver, killed = start_driver(job, 1), []
+    driver = start_driver(job, 1)
+    killed = []
     for _ in range(20):
         events.wait("checkpoint", len(events.all("checkpoint")) + 1)
         time.sleep(dice.uniform(0.0, 1.0))

@@ -38,7 +38,7 @@ def agent(several_raylets, metadata_service, tmp_path):
 
 def wait_until(what, *happens):
     until = time.monotonic() + 120
-    while not all(each() for each in happens):
+    while not all(condition() for condition in happens):
         assert time.monotonic() < until, what
         time.sleep(0.02)
 
@@ -80,6 +80,7 @@ def test_training_saves_and_moves_when_the_notice_comes_and_no_step_is_done_twic
     assert resumed == [0, left] and left > 0
     assert outcome.checkpoint.step == 60
     assert "Ray drains this machine" in agent.read_text()
-    found, wanted = chaos.what_came_of(job), chaos.what_came_of(straight)
+    found = chaos.what_came_of(job)
+    wanted = chaos.what_came_of(straight)
     for name in ("updates", "held out", "samples"):
         assert found[name] == wanted[name], name

@@ -126,7 +126,8 @@ def what_it_cost(replay, job, chaos):
 
 
 def assert_trained_as_in_calm(job, calm, chaos):
-    found, wanted = chaos.what_came_of(job), chaos.what_came_of(calm)
+    found = chaos.what_came_of(job)
+    wanted = chaos.what_came_of(calm)
     for name in ("updates", "held out", "samples"):
         assert found[name] == wanted[name], name
 
@@ -210,7 +211,7 @@ def test_ten_minutes_of_storm_change_no_loss_and_no_document(
         {
             "seed": seed,
             "seconds of storm": seconds,
-            "trace": [[each.second, each.node, each.event, each.notice] for each in events],
+            "trace": [[event.second, event.node, event.event, event.notice] for event in events],
             "steps": steps,
             "curations": crawls,
             "byte_equal": True,

@@ -23,7 +23,8 @@ def stop_at_random(job, chaos, dice, how):
     """
     events = chaos.events(job.folder)
     before = len(events.all("first_step"))
-    late, one_at_a_time = threading.Event(), threading.Lock()
+    late = threading.Event()
+    one_at_a_time = threading.Lock()
     waits = dice.random() < 0.8
     moment = dice.uniform(0.0, 1.0)
 
@@ -106,7 +107,8 @@ def test_a_hundred_stops_at_random_instants(
     straight = undisturbed(400)
     seed = int(time.time())
     dice = random.Random(seed)
-    stops, runs = [], 0
+    stops = []
+    runs = 0
     while len(stops) < 100:
         runs += 1
         job = trouble.slowed(straight, str(tmp_path / f"run-{runs}"))

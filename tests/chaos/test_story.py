@@ -78,7 +78,8 @@ def tokenized(folder: Path, rows: list[dict[str, str]]) -> str:
         pq.write_table(pa.Table.from_pylist(own), stage.build_path(name))
         files[name] = manifest.compute_file_sum(stage.build_path(name))
     stage.finish({"kept": len(rows)}, files)
-    tokenizer, tokens = str(folder / "tokenizer"), str(folder / "tokens")
+    tokenizer = str(folder / "tokenizer")
+    tokens = str(folder / "tokens")
     settings = ByteLevelBPE(vocabulary=263)  # bytes and special tokens, no merges
     make_tokenizer(TokenizerTraining(documents=curated, output=tokenizer, tokenizer=settings))
     tokenize(
@@ -179,7 +180,7 @@ def test_a_page_tells_the_story_of_a_run_that_all_happens_to(
     assert PLANTED.start - 2 <= begin <= PLANTED.start and PLANTED.stop <= end <= PLANTED.stop + 2
     for step in PLANTED:
         found = find_culprits(run.output, None, step)
-        worst = {each.url for each in found if each.rules and " " not in each.text}
+        worst = {checked.url for checked in found if checked.rules and " " not in checked.text}
         assert worst == urls[step], step
     seen = find_url(run.output, min(urls[PLANTED.start]))
     assert seen.steps == ()  # its data was skipped
@@ -190,7 +191,7 @@ def test_a_page_tells_the_story_of_a_run_that_all_happens_to(
     held_out = metrics.read_held_out_series(run.output)[-1]["eval/loss"]
     assert f"{held_out:.3f}" in page and f"{last['train/loss']:.3f}" in page
     scored = read_scores(RunFolder(run.output), "pages")
-    assert [each.step for each in scored] == list(range(20, 161, 20))
+    assert [score.step for score in scored] == list(range(20, 161, 20))
     followed = read_followed(RunFolder(run.output), scored)
     assert [len(prompt.answers) for prompt in followed] == [5, 5, 5]
     for prompt in followed:

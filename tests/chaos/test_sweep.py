@@ -85,7 +85,7 @@ def kill_a_trial(run: Sweep, process: "subprocess.Popen[str]") -> None:
 def is_below(ancestor: int, pid: int) -> bool:
     """Whether one process descends from the other."""
     try:
-        return ancestor in {each.pid for each in psutil.Process(pid).parents()}
+        return ancestor in {parent.pid for parent in psutil.Process(pid).parents()}
     except psutil.Error:
         return False
 
@@ -259,7 +259,9 @@ def law_of(runs: RunsTable, largest: tuple[float, float]) -> tuple[dict[str, Any
         except DataError as error:
             refused[form] = str(error)
             continue
-        constants = {name: each.model_dump(mode="json") for name, each in law.estimates.items()}
+        constants = {
+            name: estimate.model_dump(mode="json") for name, estimate in law.estimates.items()
+        }
         told = foretold(law, parameters, tokens, float(runs.unique_tokens[0]))
         return {"form": form, "refused": refused, **constants}, told
     return {"refused": refused}, {"parameters": parameters, "tokens": tokens}

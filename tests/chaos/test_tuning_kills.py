@@ -37,7 +37,8 @@ def tuning_job(tokens, tmp_path):
             given = [{"text": f"the sea {'is ' * (n % 7)}{n}", "label": n % 3} for n in range(32)]
         path = tmp_path / "rows.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in given))
-        encoded, base = str(tmp_path / "encoded"), str(tmp_path / "base")
+        encoded = str(tmp_path / "encoded")
+        base = str(tmp_path / "base")
         encode_conversations(
             ConversationEncoding(
                 rows=rows,

@@ -72,7 +72,9 @@ def test_each_example_is_one_of_its_command(path: tuple[str, ...]) -> None:
         COMMANDS[path].make_context(" ".join(path), words[len(path) :])
 
 
-@pytest.mark.parametrize(("path", "param"), OPTIONS, ids=lambda each: getattr(each, "name", None))
+@pytest.mark.parametrize(
+    ("path", "param"), OPTIONS, ids=lambda parameter: getattr(parameter, "name", None)
+)
 def test_each_option_has_a_sentence_a_unit_and_a_default(path: tuple[str, ...], param: Any) -> None:
     assert re.match(r"[A-Z].*[.\])]$", param.help), param.help
     if getattr(param, "is_flag", False):
@@ -117,7 +119,11 @@ def test_completed_words_are_those_that_the_models_take() -> None:
     from trainrig.tokens.packing.choices import Packing
 
     def offered(command: str, option: str) -> set[str]:
-        (param,) = [each for each in COMMANDS[tuple(command.split())].params if each.name == option]
+        (param,) = [
+            parameter
+            for parameter in COMMANDS[tuple(command.split())].params
+            if parameter.name == option
+        ]
         found = param.shell_complete(ROOT.make_context("trainrig", [], resilient_parsing=True), "")
         assert all(item.value in param.help for item in found)
         return {item.value for item in found}

@@ -71,8 +71,12 @@ GERMAN = (
     "Die alte Brücke über den Fluss wurde im vergangenen Jahr vollständig erneuert, und seither "
     "fahren die Züge wieder pünktlich in die kleine Stadt hinter den Bergen. "
 )
-MAIL, MAIL_OF_TITLE, PHONE = "ann.smith@example.com", "bob@example.org", "+49 30 901820"
-CARD, ADDRESS, IBAN = "4111 1111 1111 1111", "93.184.216.34", "DE89 3704 0044 0532 0130 00"
+MAIL = "ann.smith@example.com"
+MAIL_OF_TITLE = "bob@example.org"
+PHONE = "+49 30 901820"
+CARD = "4111 1111 1111 1111"
+ADDRESS = "93.184.216.34"
+IBAN = "DE89 3704 0044 0532 0130 00"
 PRIVATE = (MAIL, MAIL_OF_TITLE, PHONE, CARD, ADDRESS, IBAN)
 
 # The middle one is alike to both ends, which are not alike, and the shortest.
@@ -206,7 +210,9 @@ def test_a_copy_names_the_kept_document_that_it_repeats(curated: str) -> None:
 
 @pytest.mark.slow
 def test_an_exact_copy_of_what_fell_as_a_near_copy_repeats_what_is_kept(tmp_path: Path) -> None:
-    original, near = prose(9, 30), prose(9, 29)  # the longer one is kept
+    # the longer one is kept
+    original = prose(9, 30)
+    near = prose(9, 29)
     pages = [plain("a/near", near), plain("a/original", original), plain("a/again", near.upper())]
     output = curate(run_on_pages(tmp_path, pages)) and str(tmp_path / "out")
     (kept,) = read_rows(output, KEPT, ["id", "url"])
@@ -365,9 +371,12 @@ def progress(done, whole):
 
 curate(config.load(Curation, sys.argv[1]), progress)
 """
-SPLITS, STEPS = 3, len(list_steps(urls=False))
+SPLITS = 3
+STEPS = len(list_steps(urls=False))
 WHOLE = 4 * SPLITS + STEPS
-IN_JUDGE, IN_SIGN, IN_WRITE = SPLITS + 1, 2 * SPLITS + 2, 3 * SPLITS + STEPS + 1
+IN_JUDGE = SPLITS + 1
+IN_SIGN = 2 * SPLITS + 2
+IN_WRITE = 3 * SPLITS + STEPS + 1
 IN_STEPS = range(3 * SPLITS + 1, 3 * SPLITS + STEPS)  # of the search for copies
 
 

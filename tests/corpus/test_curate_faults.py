@@ -26,7 +26,8 @@ from trainrig.corpus.signals import SIGNALS
 from trainrig.errors import DataError
 
 _proxies = runpy.run_path(str(Path(__file__).parents[1] / "s3_proxy.py"))
-Proxy, proxy = _proxies["Proxy"], _proxies["proxy"]
+Proxy = _proxies["Proxy"]
+proxy = _proxies["proxy"]
 
 WORDS = [
     "keeper",
@@ -66,7 +67,8 @@ def test_a_bad_day_of_s3_costs_no_document(proxy: Any, s3: str, tmp_path: Path) 
     storage.write(f"{s3}/pages.jsonl", data)
     turns = itertools.count(1)
     proxy.spoil = lambda method, path: next(turns) % 12 == 0
-    proxy.how, proxy.times = "slow_down", 20
+    proxy.how = "slow_down"
+    proxy.times = 20
     made = curate(run_on(f"{s3}/pages.jsonl", f"{s3}/out", **cut))
     assert proxy.times < 12  # it had its bad moments
     assert (made.content, made.counts) == (straight.content, straight.counts)
@@ -103,15 +105,15 @@ def test_a_process_killed_inside_a_file_costs_a_part_at_most(
             driver.kill()
         else:
             family = psutil.Process(driver.pid).children(recursive=True)
-            workers = [each for each in family if "_do_split" in " ".join(each.cmdline())]
+            workers = [process for process in family if "_do_split" in " ".join(process.cmdline())]
             assert workers
             for worker in workers:
                 worker.kill()
-        written = {each: each.stat().st_mtime_ns for each in parts.glob("*.parquet")}
+        written = {file: file.stat().st_mtime_ns for file in parts.glob("*.parquet")}
         code = driver.wait(timeout=300)
     assert code == (-signal.SIGKILL if failed_page == "driver" else 0)
     if failed_page == "driver":
-        assert {each: each.stat().st_mtime_ns for each in written} == written
+        assert {file: file.stat().st_mtime_ns for file in written} == written
         curate(run.model_copy(update={"workers": 0}))  # with another number of workers
     made = manifest.read_manifest(run.output)
     assert (made.content, made.counts) == (straight.content, straight.counts)
@@ -125,7 +127,8 @@ def test_a_newer_signal_asks_for_the_pages_only_where_a_rule_reads_it(
     (tmp_path / "pages.jsonl").write_bytes(lines(300))
 
     def run(least: int, *more: Any) -> Curation:
-        path, output = str(tmp_path / "pages.jsonl"), str(tmp_path / "out")
+        path = str(tmp_path / "pages.jsonl")
+        output = str(tmp_path / "out")
         filters = (Length(min_characters=least), *more)
         source = CurationSource(name="web", paths=(path,), filters=filters)
         return Curation(output=output, workers=0, sources=(source,))

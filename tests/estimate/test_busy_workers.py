@@ -20,9 +20,9 @@ from trainrig.tokens.batches import assign_micro_batches
 def test_the_share_is_that_of_real_slots(count, virtual, workers):
     there = min(virtual, count)
     slots = [assign_micro_batches(count, there, rank, workers) for rank in range(workers)]
-    real = sum(slot.real for each in slots for slot in each)
+    real = sum(slot.real for row in slots for slot in row)
     assert real == count
-    assert compute_busy_share(count, workers) == real / sum(len(each) for each in slots)
+    assert compute_busy_share(count, workers) == real / sum(len(row) for row in slots)
 
 
 @pytest.mark.parametrize(

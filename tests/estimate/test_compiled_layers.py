@@ -9,7 +9,8 @@ from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.parallel.compiled import Compile
 from trainrig.train.run_file.training import Training
 
-ROWS, LENGTH = 2, 128
+ROWS = 2
+LENGTH = 128
 SIZES = {"layers": 1, "channels": 64, "heads": 4, "vocabulary": 64, "positions": LENGTH}
 KINDS = {
     "plain": {},
@@ -27,7 +28,7 @@ def count_kept(config: DecoderConfig, dtype: torch.dtype) -> float:
     model = Decoder(config)
     initialise(model, 0)
     model.to(dtype)
-    weights = {each.untyped_storage().data_ptr() for each in model.parameters()}
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     layer = torch.compile(
         model.layers[0].forward, backend="aot_eager_decomp_partition", fullgraph=True
     )
@@ -69,6 +70,7 @@ def test_a_compiled_layer_keeps_what_is_reckoned(kind: str, compute: str) -> Non
     ids=["mixture", "gate", "norms on both sides"],
 )
 def test_of_other_layers_no_less_is_reckoned_than_plain_ones_keep(changes) -> None:
-    config, plain = DecoderConfig.model_validate(SIZES | changes), Training(steps=1)
+    config = DecoderConfig.model_validate(SIZES | changes)
+    plain = Training(steps=1)
     compiled = plain.model_copy(update={"compile": Compile()})
     assert estimate_per_token(config, compiled) == estimate_per_token(config, plain)

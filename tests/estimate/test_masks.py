@@ -22,7 +22,8 @@ from trainrig.train.run_file.training import Training
 SIZES: dict[str, Any] = {"layers": 3, "channels": 32, "heads": 4, "vocabulary": 32}
 ALWAYS = {"size": 40, "pattern": ("local",)}
 SOMETIMES = {"size": 40, "pattern": ("local", "global")}
-DOCUMENTS, PREFIXES = RowMasks(documents=True, on_cpu=True), RowMasks(marks=True, on_cpu=True)
+DOCUMENTS = RowMasks(documents=True, on_cpu=True)
+PREFIXES = RowMasks(marks=True, on_cpu=True)
 
 
 def count_kept(config: DecoderConfig, length: int, training: Training, prefixes: bool) -> int:
@@ -114,7 +115,8 @@ def test_a_gpu_reads_rows_of_documents_in_narrow_numbers_by_a_kernel_and_makes_n
 
 
 def test_a_gpu_reads_rows_of_documents_in_float32_under_a_mask_however_long():
-    config, training = DecoderConfig(**SIZES, positions=4096), Training(steps=1)
+    config = DecoderConfig(**SIZES, positions=4096)
+    training = Training(steps=1)
     assert DOCUMENTS.count_kept(config, training, 1, 4096) == 0
     masks = RowMasks.of(CausalLM(), by_document=True, on_cpu=False)
     assert masks.count_kept(config, training, 1, 4096) == 4 * 4096**2

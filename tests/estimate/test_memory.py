@@ -116,9 +116,10 @@ def test_a_gate_keeps_what_autograd_keeps_of_it(heads: dict[str, int]) -> None:
         config = DecoderConfig.model_validate(
             MODEL.model_dump() | heads | {"attention": {"kind": kind}}
         )
-        model, kept = Decoder(config), {}
+        model = Decoder(config)
+        kept = {}
         initialise(model, 0)
-        weights = {each.untyped_storage().data_ptr() for each in model.parameters()}
+        weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
         def keep(tensor: torch.Tensor) -> torch.Tensor:
             storage = tensor.untyped_storage()
@@ -131,12 +132,14 @@ def test_a_gate_keeps_what_autograd_keeps_of_it(heads: dict[str, int]) -> None:
         reckoned, _ = estimate_per_token(config, Training(steps=1))
         return reckoned, sum(size for _, size in kept.values()) / 64
 
-    (plain, plain_kept), (gated, gated_kept) = both("Attention"), both("GatedAttention")
+    (plain, plain_kept) = both("Attention")
+    (gated, gated_kept) = both("GatedAttention")
     assert gated - plain == gated_kept - plain_kept > 0
 
 
 def test_the_first_layout_that_fits_is_taken() -> None:
-    batch, base = BatchShape(512, 2048), Training(steps=1)
+    batch = BatchShape(512, 2048)
+    base = Training(steps=1)
     roomy = find_fitting(LARGE, base, batch, 8, 1, 640e9)
     tight = find_fitting(LARGE, base, batch, 8, 1, 60e9)
     assert roomy is not None and tight is not None
@@ -159,7 +162,7 @@ def test_the_table_falls_with_each_stage() -> None:
     }
     assert [row.offered for row in rows.values()] == [True, False, False, True, True, True]
     for again in ("nothing", "selective", "full"):
-        column = [rows[each].bytes_by_recompute[again] for each in
+        column = [rows[stage].bytes_by_recompute[again] for stage in
                   ("0 (DDP)", "1", "2", "3 (FSDP)", "3 (FSDP, by layer)")]  # fmt: skip
         assert column == sorted(column, reverse=True)
 

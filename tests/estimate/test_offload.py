@@ -21,7 +21,9 @@ MODEL = DecoderConfig(
 )  # fmt: skip
 MIXTURE = MixtureOfExperts(kind="MixtureOfExperts", experts=4, active=2)
 EXPERTS = MODEL.model_copy(update={"feedforward": MIXTURE})
-TABLE, MATRIX = 320 * 64, 128 * 64  # numbers of the embedding and of the head; of the next
+# numbers of the embedding and of the head; of the next
+TABLE = 320 * 64
+MATRIX = 128 * 64
 
 
 def train(hosted=True, optimizer=None, **parallel):
@@ -36,8 +38,12 @@ def train(hosted=True, optimizer=None, **parallel):
 
 
 def test_of_what_layers_save_two_have_it_on_a_gpu():
-    plain, hosted = (Training(steps=10, offload={"activations": each}) for each in (False, True))
-    everything, two = (estimate_step_memory(MODEL, each, 1, 8, 2, 64) for each in (plain, hosted))
+    plain, hosted = (
+        Training(steps=10, offload={"activations": on_host}) for on_host in (False, True)
+    )
+    everything, two = (
+        estimate_step_memory(MODEL, training, 1, 8, 2, 64) for training in (plain, hosted)
+    )
     assert two.activations == everything.activations / 2  # of four layers
     full = hosted.model_copy(update={"recompute": Full()})
     inputs = estimate_step_memory(MODEL, full, 1, 8, 2, 64)

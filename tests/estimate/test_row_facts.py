@@ -25,7 +25,8 @@ from trainrig.tokens.mixing.stages import BatchSettings
 denoising = Path(__file__).parents[1] / "objectives" / "denoising" / "conftest.py"
 globals().update(runpy.run_path(str(denoising)))
 
-LENGTH, MICRO_BATCH = 128, 4
+LENGTH = 128
+MICRO_BATCH = 4
 
 
 def batches(**settings: Any) -> BatchSettings:
@@ -34,7 +35,7 @@ def batches(**settings: Any) -> BatchSettings:
 
 
 def numbers(text: str) -> list[float]:
-    return [float(each) for each in re.findall(r"\d+(?:\.\d+)?", text)]
+    return [float(number) for number in re.findall(r"\d+(?:\.\d+)?", text)]
 
 
 @pytest.mark.parametrize("joined", [False, True])
@@ -42,9 +43,9 @@ def test_rows_are_as_wide_as_is_said_of_them(joined, encoder, make_rows):
     objective = UL2(joined=joined)
     said = describe_rows(objective, batches())
     assert said.pop("padded") == "0.0% of places"
-    assert list(said) == [f"rows_of_{each.name}" for each in objective.list_named()]
-    for each, text in zip(objective.list_named(), said.values(), strict=True):
-        corruption = find_corruption(each.objective, encoder, LENGTH)
+    assert list(said) == [f"rows_of_{named.name}" for named in objective.list_named()]
+    for named, text in zip(objective.list_named(), said.values(), strict=True):
+        corruption = find_corruption(named.objective, encoder, LENGTH)
         found = corruption.apply(make_rows(MICRO_BATCH, LENGTH, mean=400), 0)
         if joined:
             read = found.arrays[PREFIXES].sum(1)
@@ -91,5 +92,5 @@ def test_other_objectives_say_what_they_make_of_rows_if_anything():
 def test_each_length_is_said_and_documents_apart():
     staged = batches(stages=({"from_step": 5, "sequence_length": 64},), attend="document")
     said = describe_rows(SpanCorruption(), staged)
-    assert [numbers(each) for each in said["rows"].split("; ")] == [[58, 14, 64], [116, 26, 128]]
+    assert [numbers(part) for part in said["rows"].split("; ")] == [[58, 14, 64], [116, 26, 128]]
     assert said["padded"].endswith("and what documents of other numbers add")

@@ -77,10 +77,10 @@ def job_of(make_job, tmp_path):
 def test_the_weights_are_those_that_real_ranks_hold(ranks, job_of, axis, workers):
     model, parallel = AXES[axis]
     job = job_of(model, parallel, workers)
-    held = [sum(each.values()) for each in ranks(workers, "parts", job=job)]
+    held = [sum(parts.values()) for parts in ranks(workers, "parts", job=job)]
     expected = memory(job.model, parallel, workers).weights
     # Of stages the one that needs the most memory, which may have a norm less than the last.
-    assert expected in {each * MASTER for each in held}
+    assert expected in {count * MASTER for count in held}
     alike = parallel.get("tensor", {"ranks": 1})["ranks"]  # ranks that hold a norm between them
     assert max(held) * MASTER - expected in (0, MASTER * 64 * 2 * alike // workers)
 
@@ -111,7 +111,8 @@ def test_a_layer_keeps_in_places_what_real_ranks_keep_of_it(feedforward, setting
         job = job_of(model.model_copy(update={"layers": layers}), IN_PLACES, 2, **settings)
         kept.append(ranks(2, "kept_for_backward", job=job)[0])
     counted = (kept[1] - kept[0]) / 2 / (2 * 64)
-    shapes, local = cut_shapes(model, 2, 1), cut_model(model, 2, 1)
+    shapes = cut_shapes(model, 2, 1)
+    local = cut_model(model, 2, 1)
     reckoned, _ = estimate_layers_per_token(shapes.layers[:1], local, job.training, 2)
     assert 0 <= counted - reckoned < 4 * 2 + 4 + 4 * 2 + 1
 
@@ -203,10 +204,8 @@ def test_a_row_takes_as_many_places_as_its_objective_makes_of_it(make_run, tmp_p
         batches={"sequence_length": 4096},
         objective={"kind": "SpanCorruption", "joined": True},
     )
-    facts, places = (
-        estimate_pretraining(run, DeviceChoice()),
-        run.objective.compute_row_length(4096),
-    )
+    facts = estimate_pretraining(run, DeviceChoice())
+    places = run.objective.compute_row_length(4096)
     masks = RowMasks(marks=True)
     wanted = estimate_worker_memory(run.model, run.training, 1, 8, 2, places, masks).total / 2**30
     assert places > 4096

@@ -23,7 +23,8 @@ def evaluated(tmp_path):
         output = str(tmp_path / name)
         run = Evaluation(checkpoint="x", output=output, tasks=(TaskChoice(task="copa"),))
         stage = manifest.claim(output, run, {f"task '{task}'": rows_key for task in tasks})
-        files, scores = {}, {}
+        files = {}
+        scores = {}
         for task, verdicts in tasks.items():
             rows = [
                 {
@@ -78,7 +79,8 @@ def test_a_clear_difference_is_told_from_noise(evaluated, capsys, tmp_path):
 
 
 def test_only_the_same_rows_are_compared(evaluated):
-    a, b = evaluated("a", task=[1, 0, 1]), evaluated("b", task=[1, 1])
+    a = evaluated("a", task=[1, 0, 1])
+    b = evaluated("b", task=[1, 1])
     assert compare([a, b])[0].tasks[0].a == 0.5  # of the first two rows
     with pytest.raises(DataError, match="has other rows or another task file"):
         compare([a, evaluated("c", rows_key="others", task=[1, 1])])
@@ -102,7 +104,7 @@ def test_scores_stand_against_the_operations_of_training(evaluated, capsys, tmp_
     text = Path(page).read_text()
     assert "What more training bought" in text and "n = 3 checkpoints" in text
     _, out, _ = run_cli(capsys, "leaderboard", str(tmp_path / "sweep"), "--json")
-    assert {each["training_flops"] for each in json.loads(out)["evaluations"]} == {
+    assert {evaluation["training_flops"] for evaluation in json.loads(out)["evaluations"]} == {
         None,
         1e15,
         4e15,

@@ -35,7 +35,8 @@ def test_tasks_text_and_the_run_are_told(checkpoint: str, monkeypatch: pytest.Mo
     card = Scorecard(checkpoint=checkpoint, step=300, scores={"web": text}, tasks={"arc": score})
     monkeypatch.setattr(model_card, "read_scorecard", lambda folder: card)
     lines = model_card.describe_checkpoint("run", ["scores"]).splitlines()
-    bounds, others = "0.4800 to 0.5200", "1,000 | 5 | 0.2500 | 3 of 90"
+    bounds = "0.4800 to 0.5200"
+    others = "1,000 | 5 | 0.2500 | 3 of 90"
     assert f"| arc | acc&#124;norm | 0.5000 ± 0.0100 | {bounds} | {others} |" in lines
     assert "| web | 0.9100 | 2.718 | 12,000 |" in lines
     assert "Made by `trainrig pretrain`, from inputs with these fingerprints:" in lines

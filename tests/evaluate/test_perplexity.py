@@ -79,11 +79,13 @@ def plain_score(model, texts, encoder):
     nats = text_nats = tokens = text_bytes = 0
     for ids, targets in texts:
         logits = model(torch.tensor([ids[:-1]])).logits[0, -targets:]
-        each = functional.cross_entropy(logits, torch.tensor(ids[-targets:]), reduction="none")
-        for lost, target in zip(each.double().tolist(), ids[-targets:], strict=True):
+        losses = functional.cross_entropy(logits, torch.tensor(ids[-targets:]), reduction="none")
+        for lost, target in zip(losses.double().tolist(), ids[-targets:], strict=True):
             length = len(encoder.decode_bytes([target])) if target >= 5 else 0
-            nats, tokens = nats + lost, tokens + 1
-            text_nats, text_bytes = text_nats + (lost if length else 0), text_bytes + length
+            nats = nats + lost
+            tokens = tokens + 1
+            text_nats = text_nats + (lost if length else 0)
+            text_bytes = text_bytes + length
     return nats / tokens, text_nats / math.log(2) / text_bytes, tokens, text_bytes
 
 

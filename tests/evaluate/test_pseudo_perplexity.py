@@ -53,7 +53,10 @@ def test_each_token_is_masked_by_itself(model):
     windows = [dice.integers(0, 300, 20), dice.integers(0, 300, 7)]
     windows[0][4] = 2  # a special token, which is seen and not asked for
     lengths = dice.integers(1, 5, 384)
-    nats, right, count, size = 0.0, 0, 0, 0
+    nats = 0.0
+    right = 0
+    count = 0
+    size = 0
     for ids in windows:
         for place, there in enumerate(ids):
             if there in (0, 2):
@@ -63,7 +66,8 @@ def test_each_token_is_masked_by_itself(model):
             logits = model(hidden[None]).logits[0, place].double()
             nats -= float(logits.log_softmax(0)[there])
             right += int(logits.argmax() == there)
-            count, size = count + 1, size + int(lengths[there])
+            count = count + 1
+            size = size + int(lengths[there])
     for micro_batch in (1, 6):
         found = score_masked_windows(model, iter(windows), 299, [0, 2], lengths, micro_batch)
         assert found.loss == pytest.approx(nats / count, rel=1e-5)

@@ -31,7 +31,9 @@ WRITTEN = {
     "simple_arithmetic": "continuation",
     "humaneval": "test",
 }
-ASKED, SHUFFLES = 40, 3  # rows of each of them; times that their answers are dealt anew
+# rows of each of them; times that their answers are dealt anew
+ASKED = 40
+SHUFFLES = 3
 SIZES = DecoderConfig(
     layers=2, channels=64, heads=4, positions=512, vocabulary=320, initial_std=0.05
 )
@@ -144,7 +146,9 @@ def test_answers_that_were_trained_on_score_above_chance_and_the_corpus_says_so(
     model = Decoder(SIZES)
     initialise(model, seed=3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    ids = [[tiny_encoder.end_of_text, *map(int, each)] for each in tiny_encoder.encode_batch(texts)]
+    ids = [
+        [tiny_encoder.end_of_text, *map(int, token)] for token in tiny_encoder.encode_batch(texts)
+    ]
     for step in range(400):
         chosen = [ids[(step * 8 + n) % len(ids)][: SIZES.positions] for n in range(8)]
         width = max(map(len, chosen))

@@ -125,7 +125,8 @@ def test_a_scorecard_says_what_its_rows_add_up_to(ask):
     assert (pick.metric, pick.groups, pick.chance) == ("acc_mutual_info", 12, pytest.approx(1 / 3))
     assert pick.shuffled[0] <= pick.headline.value <= pick.shuffled[1]  # the model is random
     for row in shards.read_scored(run.output, "pick"):
-        nats, alone = np.array(row["log_likelihoods"]), np.array(row["unconditional"])
+        nats = np.array(row["log_likelihoods"])
+        alone = np.array(row["unconditional"])
         lengths = [len(choice) for choice in row["choices"]]
         assert row["chosen"]["acc"] == nats.argmax()
         assert row["chosen"]["acc_norm"] == (nats / lengths).argmax()
@@ -140,7 +141,8 @@ def test_a_scorecard_says_what_its_rows_add_up_to(ask):
 def test_a_stopped_evaluation_goes_on_and_has_the_same_bytes(ask, monkeypatch):
     whole = ask("whole", *ALL)
     evaluate(whole)
-    run, done = ask("stopped", *ALL), []
+    run = ask("stopped", *ALL)
+    done = []
     score = shards.TaskPlan._do
 
     def stop(self, opened, given):
@@ -215,7 +217,8 @@ def test_a_chat_task_asks_by_the_template_of_an_imported_model(
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     )
     beside = {"chat_template.jinja": template}
-    base, weights = str(tmp_path / "base"), tiny_model.state_dict()
+    base = str(tmp_path / "base")
+    weights = tiny_model.state_dict()
     path = write_model(base, tiny_model.config, text, weights, beside)
     run = ask("card", "follow", "write", chat=True, limit=3)
     evaluate(run.model_copy(update={"checkpoint": base}))

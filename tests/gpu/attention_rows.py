@@ -76,12 +76,13 @@ class Drawn:
     def attend(self, kernel: Kernel) -> list[torch.Tensor]:
         """By `kernel`: what is seen, and the gradients of queries, keys, values and sinks."""
         given = self.given
-        parts = [each.detach().requires_grad_() for each in self.parts]
+        parts = [part.detach().requires_grad_() for part in self.parts]
         sinks = None if self.sinks is None else self.sinks.detach().requires_grad_()
         settings: dict[str, Any] = {"scale": given.scale, "window": given.window}
         settings |= {"causal": given.causal, "cap": given.cap}
         settings |= {"slopes_H": self.slopes, "sinks_H": sinks}
-        device, sizes = parts[0].device, (given.queries, given.keys)
+        device = parts[0].device
+        sizes = (given.queries, given.keys)
         rows = prepare_rows(kernel, self.documents, sizes, device, given.window, given.causal)
         if rows is None:
             seen = blocked_attention(*parts, documents_BS=self.documents, **settings)
@@ -93,7 +94,7 @@ class Drawn:
     def attend_in_ring(self) -> list[torch.Tensor]:
         """The same by a ring of one rank, whose two chunks of keys are read one after the other."""
         given = self.given
-        parts = [each.detach().requires_grad_() for each in self.parts]
+        parts = [part.detach().requires_grad_() for part in self.parts]
         sinks = None if self.sinks is None else self.sinks.detach().requires_grad_()
         documents = self.documents
         if documents is None:
@@ -112,10 +113,10 @@ class Drawn:
     def attend_plainly(self, dtype: torch.dtype) -> list[torch.Tensor]:
         """The same, all at once and under a mask, computed in `dtype`."""
         given = self.given
-        parts = [each.detach().to(dtype).requires_grad_() for each in self.parts]
+        parts = [part.detach().to(dtype).requires_grad_() for part in self.parts]
         sinks = None if self.sinks is None else self.sinks.detach().to(dtype).requires_grad_()
         groups = given.heads // given.kv_heads
-        key, value = (each.repeat_interleave(groups, 1) for each in parts[1:])
+        key, value = (part.repeat_interleave(groups, 1) for part in parts[1:])
         logits = parts[0] @ key.mT * given.scale
         if given.cap is not None:
             logits = torch.tanh(logits / given.cap) * given.cap
@@ -162,6 +163,4 @@ ROWS = [
     Rows(width=256, queries=70, keys=70, window=9),
 ]
 # Those that a ring reads: causal, whole rows, of two chunks.
-RINGS = [
-    each for each in ROWS if each.causal and each.queries == each.keys and each.queries % 2 == 0
-]
+RINGS = [row for row in ROWS if row.causal and row.queries == row.keys and row.queries % 2 == 0]

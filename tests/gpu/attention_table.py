@@ -42,7 +42,8 @@ from trainrig.models.kernels.prepared_rows import (  # noqa: E402
 )
 
 KERNELS: tuple[Kernel, ...] = ("flash", "flex", "triton", "plain")
-WARM, TIMED = 3, 10
+WARM = 3
+TIMED = 10
 # Of the norm of what plain products in float64 give: bfloat16 rounds to 8 bits.
 RIGHT = {"bfloat16": 2e-2, "float32": 1e-5}
 
@@ -84,7 +85,8 @@ class Row:
 
     def draw(self, tokens: int, device: str) -> Drawn:
         """Draw rows of `tokens` whose documents are all as long."""
-        size, settings = SIZES[self.size], dict(FEATURES[self.feature])
+        size = SIZES[self.size]
+        settings = dict(FEATURES[self.feature])
         if self.feature.startswith("window"):
             settings["window"] = max(2, self.length // 8)
         shape = Rows(size.rows, size.heads, size.kv_heads, tokens, tokens, size.width, **settings)
@@ -116,7 +118,8 @@ def measure_row(row: Row, device: str) -> dict[str, Any]:
         return {**dataclasses.asdict(row), "cannot": obstacle}
     torch.use_deterministic_algorithms(True)
     with _learn_on(device):
-        first, again = small.attend(row.kernel), small.attend(row.kernel)
+        first = small.attend(row.kernel)
+        again = small.attend(row.kernel)
         exact = small.attend_plainly(torch.float64)
         errors = [
             float((a.double() - b).norm() / b.norm()) for a, b in zip(first, exact, strict=True)
@@ -148,7 +151,7 @@ def _time(row: Row, device: str) -> dict[str, Any]:
     drawn = row.draw(SIZES[row.size].tokens, device)
     given = drawn.given
     sinks = None if drawn.sinks is None else drawn.sinks.requires_grad_()
-    parts = [each.requires_grad_() for each in drawn.parts]
+    parts = [part.requires_grad_() for part in drawn.parts]
     learnt = parts if sinks is None else [*parts, sinks]
     settings: dict[str, Any] = {"scale": given.scale, "window": given.window, "cap": given.cap}
 

@@ -36,8 +36,8 @@ def compile_ahead(sizes: Sequence[str], device: str) -> None:
         for first in range(0, len(some), at_once):
             begun = some[first : first + at_once]
             running = [start(compile_row, row, device) for row in begun]
-            for row, each in zip(begun, running, strict=True):
-                print(f"compiled {row.size} {row.loop}: {collect(each)}", flush=True)
+            for row, process in zip(begun, running, strict=True):
+                print(f"compiled {row.size} {row.loop}: {collect(process)}", flush=True)
 
 
 def compile_row(row: step_table.Row, device: str) -> dict[str, Any]:

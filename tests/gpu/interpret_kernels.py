@@ -35,7 +35,8 @@ def compare_attention(given: Rows, dtype: torch.dtype, in_ring: bool) -> float:
 
 def compare_rows() -> float:
     """The largest relative error of the sums of rows that kernels and plain torch give."""
-    gradients, firsts = [torch.randn(shape) for shape in SHAPES], [20, 3, 8, 30, 35, 38]
+    gradients = [torch.randn(shape) for shape in SHAPES]
+    firsts = [20, 3, 8, 30, 35, 38]
     found = []
     for interpreted in (False, True):
         norm.runs_kernels = lambda _, interpreted=interpreted: interpreted  # type: ignore[assignment]
@@ -64,12 +65,13 @@ def main() -> int:
     torch.Tensor.pin_memory = lambda self: self  # type: ignore[assignment, method-assign]
     worst = dict.fromkeys(BOUNDS, 0.0)
     cards.find_shared_memory = lambda _: H100
-    for given, in_ring in [*((each, False) for each in ROWS), *((each, True) for each in RINGS)]:
+    for given, in_ring in [*((row, False) for row in ROWS), *((row, True) for row in RINGS)]:
         for dtype in BOUNDS:
             error = compare_attention(given, dtype, in_ring)
             worst[dtype] = max(worst[dtype], error)
             print(f"{error:.1e} {dtype}{' in a ring' if in_ring else ''}: {given}", flush=True)
-    rows_off, same = compare_rows(), compare_sums()
+    rows_off = compare_rows()
+    same = compare_sums()
     print(f"rows: {rows_off:.1e}; sums to the bit: {same}")
     near = all(worst[dtype] < bound for dtype, bound in BOUNDS.items())
     return 0 if near and rows_off < 1e-13 and same else 1

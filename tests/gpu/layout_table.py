@@ -117,7 +117,8 @@ def measure_layout(name: str, size: step_table.Size, device: str) -> dict[str, A
     set_products(training.precision)
     job = TrainingJob("", config, training, tuple, "")
     state = build_fresh_state(job, find_local_device())
-    stepper, mesh = Stepper(job, ("made up",), state, lambda: False), state.mesh
+    stepper = Stepper(job, ("made up",), state, lambda: False)
+    mesh = state.mesh
     shares = [
         read_local_batch(Rows(size), mesh.data_rank, mesh.data_size, number)
         for number in range(count)
@@ -148,7 +149,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--size", choices=step_table.SIZES, default="350M")
     parser.add_argument("--out", default=tempfile.gettempdir(), help="folder for the JSON file")
     asked = parser.parse_args(arguments)
-    size, rows = step_table.SIZES[asked.size], list[dict[str, Any]]()
+    size = step_table.SIZES[asked.size]
+    rows = list[dict[str, Any]]()
     now = datetime.datetime.now(datetime.UTC)
     told = {
         "date": now.isoformat(timespec="seconds"),

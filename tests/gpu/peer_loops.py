@@ -22,7 +22,8 @@ class LlamaLayer(nn.Module):
     def __init__(self, channels: int, heads: int, between: int) -> None:
         super().__init__()
         self.heads = heads
-        self.before, self.after = nn.RMSNorm(channels), nn.RMSNorm(channels)
+        self.before = nn.RMSNorm(channels)
+        self.after = nn.RMSNorm(channels)
         self.qkv = nn.Linear(channels, 3 * channels, bias=False)
         self.out = nn.Linear(channels, channels, bias=False)
         self.gate_up = nn.Linear(channels, 2 * between, bias=False)
@@ -31,7 +32,7 @@ class LlamaLayer(nn.Module):
     def forward(self, x_BTC: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
         """x_BTC after the layer."""
         q, k, v = _heads(self.qkv(self.before(x_BTC)), self.heads)
-        q, k = (each * cos_TD + _turned(each) * sin_TD for each in (q, k))
+        q, k = (part * cos_TD + _turned(part) * sin_TD for part in (q, k))
         x_BTC = x_BTC + self.out(_attend(q.type_as(v), k.type_as(v), v))
         gate, up = self.gate_up(self.after(x_BTC)).chunk(2, -1)
         return x_BTC + self.down(functional.silu(gate) * up)
@@ -42,10 +43,12 @@ class Llama(nn.Module):
 
     def __init__(self, config: DecoderConfig, length: int) -> None:
         super().__init__()
-        shape, between = config.shape, config.shape.feedforward_channels
+        shape = config.shape
+        between = config.shape.feedforward_channels
         layers = (LlamaLayer(shape.channels, shape.heads, between) for _ in range(config.layers))
         self.embedding = nn.Embedding(config.outputs, shape.channels)
-        self.layers, self.norm = nn.ModuleList(layers), nn.RMSNorm(shape.channels)
+        self.layers = nn.ModuleList(layers)
+        self.norm = nn.RMSNorm(shape.channels)
         size = shape.head_channels
         rate_D = 1e4 ** (-torch.arange(0, size, 2) / size)
         angle_TD = torch.outer(torch.arange(length), rate_D).repeat(1, 2)

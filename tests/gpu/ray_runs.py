@@ -48,12 +48,14 @@ class Nodes(Raylets):
     """A head without room for workers, and nodes with a GPU each, or none."""
 
     def __init__(self, gpus: bool) -> None:
-        self._gpus, self._added = gpus, 0
+        self._gpus = gpus
+        self._added = 0
         super().__init__()
 
     def add(self) -> Any:
         """A node with the next GPU: the one that was lost, where one was."""
-        number, self._added = self._added % WORLD, self._added + 1
+        number = self._added % WORLD
+        self._added = self._added + 1
         options: dict[str, Any] = {"num_cpus": 1, "object_store_memory": MEMORY, "wait": False}
         if self._gpus:
             options |= {"num_gpus": 1, "env_vars": {"CUDA_VISIBLE_DEVICES": str(number)}}
@@ -137,7 +139,8 @@ def main(arguments: Sequence[str]) -> int:
     if gpus and (count := torch.cuda.device_count()) < WORLD:
         print(f"make gpu-ray: needs {WORLD} GPUs, and torch sees {count} here", file=sys.stderr)
         return 2
-    nodes, rows = Nodes(gpus), list[dict[str, Any]]()
+    nodes = Nodes(gpus)
+    rows = list[dict[str, Any]]()
     straight: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="trainrig-") as base:
         os.environ["RAY_ADDRESS"] = nodes.address
@@ -150,7 +153,7 @@ def main(arguments: Sequence[str]) -> int:
             straight = straight or found
             # Files of other numbers of ranks are cut elsewhere.
             compared = SAME if attempts[-1][1] == WORLD else SAME[:-1]
-            other = [each for each in compared if found[each] != straight[each]]
+            other = [run for run in compared if found[run] != straight[run]]
             rows.append({"run": name, "attempts": attempts, "other": other})
             same = "the same bits" if not other else f"OTHER: {', '.join(other)}"
             print(f"{name:<36}{same:<16}{' '.join(f'{w} {n}' for w, n in attempts)}", flush=True)

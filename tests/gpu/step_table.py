@@ -146,7 +146,8 @@ def plan_rows(sizes: Sequence[str], compiled: Sequence[bool]) -> list[Row]:
 
 def measure_row(row: Row, device: str) -> dict[str, Any]:
     """Time the steps of one row; in a process that is not used for another."""
-    size, began = SIZES[row.size], time.perf_counter()
+    size = SIZES[row.size]
+    began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="trainrig-") as folder:
         use_device(0 if device == "cuda" else None)
         join_group(0, 1, f"file://{folder}/store", timedelta(seconds=ROW_SECONDS))
@@ -315,7 +316,8 @@ def measure(
     found = alone(measure_matmul, device)
     versions = {"torch": torch.__version__, "python": sys.version.split()[0]}
     parameters = {name: count_parameters(SIZES[name].config()).total for name in sizes}
-    peak, rows = found.get("peak"), list[dict[str, Any]]()
+    peak = found.get("peak")
+    rows = list[dict[str, Any]]()
     found |= {"versions": versions, "parameters": parameters, "rows": rows}
     for row in plan_rows(sizes, compiled):
         result = alone(measure_row, row, device)

@@ -47,7 +47,7 @@ def test_attention_in_one_order_gives_the_same_bits_and_what_float32_does(causal
     )
 
     def attend(dtype):
-        given = [each.to(dtype).requires_grad_() for each in (query, key, value)]
+        given = [part.to(dtype).requires_grad_() for part in (query, key, value)]
         seen = attention.attend(*given, Sight(causal=causal))
         return [seen, *torch.autograd.grad(seen, given, gradient.to(dtype))]
 

@@ -59,7 +59,8 @@ def test_it_is_what_plain_products_give_and_the_same_bits_again(
         assert (kernel, given.changes_logits) == ("flash", True), obstacle
         pytest.skip(obstacle)
     drawn = given.draw("cuda", dtype)
-    first, again = drawn.attend(kernel), drawn.attend(kernel)
+    first = drawn.attend(kernel)
+    again = drawn.attend(kernel)
     for ours, same, exact in zip(first, again, drawn.attend_plainly(torch.float32), strict=True):
         assert torch.equal(ours, same)
         assert (ours.float() - exact).norm() <= 2e-2 * exact.norm()
@@ -69,7 +70,8 @@ def test_it_is_what_plain_products_give_and_the_same_bits_again(
 def test_our_kernel_takes_no_more_shared_memory_than_its_tiles_are_chosen_by(width, monkeypatch):
     from trainrig.models.kernels import attention_kernel
 
-    taken, launch = {}, attention_kernel.launch
+    taken = {}
+    launch = attention_kernel.launch
 
     def note(kernel, *given):
         compiled = launch(kernel, *given)
@@ -102,7 +104,8 @@ def test_a_number_that_is_none_comes_out_as_none(kernel):
 @pytest.mark.parametrize("given", RINGS)
 def test_a_ring_merges_what_it_gives_of_each_chunk(given):
     drawn = given.draw("cuda", torch.bfloat16)
-    first, again = drawn.attend_in_ring(), drawn.attend_in_ring()
+    first = drawn.attend_in_ring()
+    again = drawn.attend_in_ring()
     whole = drawn.attend_plainly(torch.float32)
     for ours, same, exact in zip(first, again, whole, strict=True):
         assert torch.equal(ours, same)
@@ -115,6 +118,6 @@ def test_what_is_in_another_document_changes_nothing(kernel):
     documents = (torch.arange(512, device="cuda")[None] >= 200).long()
     drawn = dataclasses.replace(drawn, documents=documents)
     seen = drawn.attend(kernel)[0]
-    for each in drawn.parts:
-        each[:, :, :200] = 100
+    for part in drawn.parts:
+        part[:, :, :200] = 100
     assert torch.equal(drawn.attend(kernel)[0][:, :, 200:], seen[:, :, 200:])

@@ -27,7 +27,8 @@ def test_the_kernels_run_here():
 @pytest.mark.parametrize("shape", [(1,), (7, 3), (4096,), (1000, 2049), (0, 4)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_sums_are_those_of_plain_torch_to_the_bit(shape, dtype):
-    first, second = draw(*shape, dtype=dtype), draw(*shape, dtype=dtype)
+    first = draw(*shape, dtype=dtype)
+    second = draw(*shape, dtype=dtype)
     total = kernels.widen(first)
     assert torch.equal(total, first.float()) and total.dtype == torch.float32
     expected = total + second
@@ -36,7 +37,8 @@ def test_sums_are_those_of_plain_torch_to_the_bit(shape, dtype):
 
 
 def test_what_does_not_lie_in_order_is_added_all_the_same():
-    total, gradient = draw(30, 40), draw(40, 30, dtype=torch.bfloat16).t()
+    total = draw(30, 40)
+    gradient = draw(40, 30, dtype=torch.bfloat16).t()
     expected = total + gradient
     kernels.add_widened(total, gradient)
     assert torch.equal(total, expected)

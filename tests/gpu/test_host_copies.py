@@ -14,7 +14,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; run by `make gpu`"),
 ]
 CONFIG = DecoderConfig(layers=12, channels=512, heads=8, vocabulary=512, positions=1024)
-ROWS, LENGTH = 8, 1024
+ROWS = 8
+LENGTH = 1024
 INPUT = ROWS * LENGTH * CONFIG.channels * 2  # bytes of what flows into a layer
 SLEEP = 20_000_000  # cycles that the device is behind the host, in each pass through a layer
 
@@ -51,7 +52,8 @@ def step(kept, hosted):
         keep_on_host([model.layers])
     for layer in model.layers:
         fall_behind(layer)
-    losses, before = [], 0
+    losses = []
+    before = 0
     for seed in range(3):
         if seed == 1:
             torch.cuda.synchronize()
@@ -64,8 +66,8 @@ def step(kept, hosted):
         losses.append(loss.detach())
         del loss
     torch.cuda.synchronize()
-    found = [*losses, *(each.grad for each in model.parameters())]
-    return [each.cpu() for each in found], torch.cuda.max_memory_allocated() - before
+    found = [*losses, *(parameter.grad for parameter in model.parameters())]
+    return [gradient.cpu() for gradient in found], torch.cuda.max_memory_allocated() - before
 
 
 @pytest.mark.parametrize("kept", [None, Full()])

@@ -13,7 +13,9 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; run by `make gpu`"),
 ]
 
-WIDTH, LAYERS, STEPS = 1024, 12, 4
+WIDTH = 1024
+LAYERS = 12
+STEPS = 4
 SLEEP = 50_000_000  # clock cycles, some 30 ms: longer than the host takes to give all its orders
 OPTIMIZERS = [
     AdamW(),
@@ -30,8 +32,8 @@ def build_model() -> nn.Module:
     generator = torch.Generator().manual_seed(3)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
     with torch.no_grad():
-        for each in model.parameters():
-            each.copy_(torch.randn(each.shape, generator=generator))
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
     return model.cuda()
 
 
@@ -41,13 +43,13 @@ def take_steps(settings, hosted: bool):
     model = build_model()
     optimizer = build_optimizer(model.named_parameters(), settings, hosted=hosted)
     generator = torch.Generator().manual_seed(4)
-    for each in model.parameters():
-        each.grad = torch.empty_like(each)
+    for parameter in model.parameters():
+        parameter.grad = torch.empty_like(parameter)
     before = torch.cuda.memory_allocated()
     for number in range(STEPS):
-        for each in model.parameters():
-            assert each.grad is not None
-            each.grad.copy_(torch.randn(each.shape, generator=generator))
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.copy_(torch.randn(parameter.shape, generator=generator))
         if number == 1:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
@@ -65,7 +67,7 @@ def take_steps(settings, hosted: bool):
     return model, memory, copied, most
 
 
-@pytest.mark.parametrize("settings", OPTIMIZERS, ids=lambda each: f"{each.kind}")
+@pytest.mark.parametrize("settings", OPTIMIZERS, ids=lambda event: f"{event.kind}")
 def test_a_gpu_gives_the_same_bits_with_its_memory_in_the_host(settings) -> None:
     there, _, expected, _ = take_steps(settings, hosted=False)
     hosted, memory, found, _ = take_steps(settings, hosted=True)

@@ -36,7 +36,9 @@ def counted(loop, micro_batches, monkeypatch):
             step(2)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    where = [f"{each.filename}:{each.lineno}" for each in caught if "synchroniz" in str(each)]
+    where = [
+        f"{warning.filename}:{warning.lineno}" for warning in caught if "synchroniz" in str(warning)
+    ]
     print(f"{loop}, {micro_batches} micro-batches: {where}")
     return len(where)
 

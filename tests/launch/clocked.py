@@ -10,7 +10,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.each: Callable[[], None] = lambda: None  # is done whenever somebody has slept
+        self.after_sleep: Callable[[], None] = lambda: None  # is done whenever somebody has slept
 
     def __call__(self) -> float:
         return self.now
@@ -18,4 +18,4 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
         assert self.now < PATIENCE
-        self.each()
+        self.after_sleep()

@@ -430,7 +430,7 @@ def test_what_is_checked_alone_is_not_submitted(user: User) -> None:
     assert checked.returncode == 0
     found = json.loads(checked.stdout)
     assert found["problems"] == 0
-    assert {each["verdict"] for each in found["preflight"]} == {"ok"}
+    assert {finding["verdict"] for finding in found["preflight"]} == {"ok"}
     assert not user.cluster.jobs and not user.cluster.uploads
     with contextlib.suppress(FileNotFoundError):
         assert not list((user.folder / "home").iterdir())

@@ -118,7 +118,8 @@ def _calls():
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call):
                 continue
-            name, function = str(path.relative_to(PLATFORM)), node.func
+            name = str(path.relative_to(PLATFORM))
+            function = node.func
             keywords = {
                 word.arg: word.value.value
                 for word in node.keywords

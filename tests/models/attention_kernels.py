@@ -17,7 +17,9 @@ from trainrig.models.kernels import flex_rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 TITLE = "## Which kernel computes attention"
-LONG, SHORT = 300, 100  # places of a row: more, and fewer, than a mask is better for on a CPU
+# places of a row: more, and fewer, than a mask is better for on a CPU
+LONG = 300
+SHORT = 100
 
 # The page's names of what the dispatcher calls.
 KERNELS = {
@@ -70,7 +72,7 @@ def called(case: str, device: str, dtype: torch.dtype, kv_heads: int) -> set[str
     model, arguments = CASES[case](kv_heads)
     initialise(model, 0)
     model = model.to(device, dtype)
-    arguments = {name: each.to(device) for name, each in arguments.items()}
+    arguments = {name: argument.to(device) for name, argument in arguments.items()}
     if "documents_BS" in arguments:  # also of what caches hold
         arguments["caches"] = [KeyValueCache() for _ in model.layers]
         with torch.no_grad():
@@ -89,7 +91,9 @@ def documented() -> dict[str, dict[str, list[set[str]]]]:
     head, _, *rows = lines
     return {
         row[0]: {
-            column: [set(each.split(" and ")) for each in cell.split(" or ") if each != "not known"]
+            column: [
+                set(names.split(" and ")) for names in cell.split(" or ") if names != "not known"
+            ]
             for column, cell in zip(head[1:], row[1:], strict=True)
         }
         for row in rows

@@ -74,7 +74,7 @@ def train_on_characters(test_data: Path) -> Callable[..., float]:
         def loss_of(ids_BT: torch.Tensor) -> torch.Tensor:
             output = model(ids_BT[:, :-1])
             look(dict(output.auxiliary))
-            scalars = [each for each in output.auxiliary.values() if each.ndim == 0]
+            scalars = [term for term in output.auxiliary.values() if term.ndim == 0]
             nats = F.cross_entropy(output.logits.flatten(0, 1), ids_BT[:, 1:].flatten())
             return nats + sum(scalars) if model.training else nats
 

@@ -30,7 +30,8 @@ def by_loops(attention: Attention, x: torch.Tensor, rotation: Rotation) -> torch
         part(x).unflatten(-1, (-1, width)).transpose(0, 1)
         for part in (attention.query, attention.key, attention.value)
     )
-    query, key = rotation(query), rotation(key)
+    query = rotation(query)
+    key = rotation(key)
     group = len(query) // len(key)  # query heads that share a key head
     rows = []
     for t in range(len(x)):
@@ -59,7 +60,8 @@ def test_pieces_through_a_cache_see_what_the_whole_sees(pieces):
     attention = build_attention(12, 4, 2, 6)
     x = torch.randn(2, 9, 12)
     whole = attention(x, Sight(Rotation(torch.arange(9), 6, ROPE)))
-    cache, outputs = KeyValueCache(), []
+    cache = KeyValueCache()
+    outputs = []
     for piece in x.split(pieces, dim=1):
         positions = torch.arange(len(cache), len(cache) + piece.shape[1])
         outputs.append(attention(piece, Sight(Rotation(positions, 6, ROPE)), cache))

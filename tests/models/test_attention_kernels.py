@@ -18,7 +18,8 @@ def test_the_page_has_no_other_rows():
 
 @pytest.mark.parametrize("setting", [{"logit_cap": 5.0}, {"sinks": True}])
 def test_caps_and_sinks_are_read_in_blocks(setting):
-    model, arguments = decoder(2, attention=setting), packed(100)
+    model = decoder(2, attention=setting)
+    arguments = packed(100)
     with torch.no_grad(), Kernels() as kernels:
         model(**arguments)
     assert kernels.found == {"in blocks"}

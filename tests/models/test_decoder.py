@@ -157,7 +157,8 @@ def test_more_tokens_than_positions_are_refused_with_and_without_a_cache(build):
 
 
 def test_a_tied_head_is_the_embedding_and_has_no_entry_of_its_own(build):
-    tied, untied = build(), build(tie_embeddings=False)
+    tied = build()
+    untied = build(tie_embeddings=False)
     assert set(untied.state_dict()) - set(tied.state_dict()) == {"head.weight"}
     ids = torch.tensor([[5]])
     with torch.no_grad():
@@ -166,7 +167,9 @@ def test_a_tied_head_is_the_embedding_and_has_no_entry_of_its_own(build):
 
 
 def test_fresh_weights_depend_on_seed_and_name_alone(build):
-    first, again, other = build(seed=1), build(seed=1), build(seed=2)
+    first = build(seed=1)
+    again = build(seed=1)
+    other = build(seed=2)
     for name, value in first.state_dict().items():
         assert torch.equal(value, again.state_dict()[name])
         assert value.ndim == 1 or not torch.equal(value, other.state_dict()[name])

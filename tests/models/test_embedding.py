@@ -20,7 +20,8 @@ def test_each_id_gets_its_row(dtype):
 
 
 def test_in_float32_its_gradients_are_torchs_to_the_bit():
-    table, ids = Embedding(11, 5), torch.randint(11, (4, 30))
+    table = Embedding(11, 5)
+    ids = torch.randint(11, (4, 30))
     gradient = torch.randn(4, 30, 5)
     weight = table.weight.detach().clone().requires_grad_()
     F.embedding(ids, weight).backward(gradient)
@@ -58,6 +59,7 @@ def test_on_a_gpu_they_are_added_by_the_kernel_that_sorts_and_in_float32():
 
 
 def test_that_kernel_adds_as_we_do():
-    gradient, ids = torch.randint(-8, 8, (4, 30, 5)).float(), torch.randint(11, (4, 30))
+    gradient = torch.randint(-8, 8, (4, 30, 5)).float()
+    ids = torch.randint(11, (4, 30))
     theirs = torch.ops.aten.embedding_dense_backward(gradient, ids, 11, -1, False)
     assert torch.equal(theirs, add_gradients(gradient, ids, 11))

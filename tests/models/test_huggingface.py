@@ -58,7 +58,8 @@ def test_older_and_newer_names_stand_side_by_side(exported):
 
 def test_files_are_cut_where_they_would_be_too_large(build, tmp_path):
     model = build(vocabulary=320)
-    state, settings = model.state_dict(), HubFolder(file_bytes=30_000, dtype="bfloat16")
+    state = model.state_dict()
+    settings = HubFolder(file_bytes=30_000, dtype="bfloat16")
     write_folder(str(tmp_path), model.config, state.__getitem__, FILES, settings)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     files = sorted(set(index["weight_map"].values()))
@@ -112,7 +113,7 @@ def test_added_tokens_grow_tables_to_the_padded_multiple_with_the_mean(build, tm
     rows = 316 if room else 320
     assert grown.config.vocabulary == rows
     special = find_special_tokens(grown.files)
-    assert [special.names[each] for each in ("<|tool|>", "<|think|>")] == [301, 302]
+    assert [special.names[token] for token in ("<|tool|>", "<|think|>")] == [301, 302]
     state = grown.read_state()
     for name in ("embedding.weight", "head.weight"):
         old = model.state_dict()[name][:301]

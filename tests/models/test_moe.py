@@ -26,7 +26,8 @@ def network_of(model) -> ExpertFeedForward:
 
 def by_loops(network: ExpertFeedForward, x: torch.Tensor) -> torch.Tensor:
     """One token and one expert at a time."""
-    settings, rows = network.settings, []
+    settings = network.settings
+    rows = []
     for token in x:
         logits = network.router.weight @ token
         scores = logits.sigmoid() if settings.scores == "sigmoid" else logits.softmax(0)
@@ -89,7 +90,8 @@ def test_transformers_mixtral_gives_the_same_logits(build):
             sliding_window=None,
         )
     )
-    ours, state = model.state_dict(), {}
+    ours = model.state_dict()
+    state = {}
     for name in theirs.state_dict():
         state[name] = _from_ours(name, ours)
     theirs.load_state_dict(state)
@@ -184,7 +186,7 @@ def test_padding_counts_nowhere(build, changes, tell):
         logits = output.logits if output.logits.ndim == 2 else output.logits[there]
         scalars = [term for term in output.auxiliary.values() if not term.ndim]
         (logits.square().mean() + sum(scalars)).backward()
-        gradients = {n: each.grad.clone() for n, each in model.named_parameters()}
+        gradients = {n: parameter.grad.clone() for n, parameter in model.named_parameters()}
         return logits.detach(), output.auxiliary, gradients
 
     logits, terms, gradients = read(60)
@@ -229,7 +231,8 @@ def test_padding_takes_no_capacity_from_other_rows(build):
 @pytest.mark.parametrize("changes", [{}, {"capacity": 0.5}, {"balance_bias": True}])
 def test_rows_without_padding_keep_their_bits(build, changes):
     model = build(feedforward=MIXTURE.model_copy(update=changes))
-    found, expected = model(IDS, text_BT=torch.ones_like(IDS, dtype=torch.bool)), model(IDS)
+    found = model(IDS, text_BT=torch.ones_like(IDS, dtype=torch.bool))
+    expected = model(IDS)
     assert torch.equal(found.logits, expected.logits)
     for name, term in expected.auxiliary.items():
         assert torch.equal(found.auxiliary[name], term), name
@@ -257,7 +260,7 @@ def test_objectives_tell_a_mixture_where_rows_end(build, objective):
 
 def test_without_losses_there_are_no_terms(build):
     quiet = MIXTURE.model_copy(update={"balance_loss": 0.0, "router_z_loss": 0.0})
-    assert not [each for each in build(feedforward=quiet)(IDS).auxiliary.values() if not each.ndim]
+    assert not [term for term in build(feedforward=quiet)(IDS).auxiliary.values() if not term.ndim]
 
 
 def test_the_gradient_of_the_bias_is_the_excess_of_tokens_and_its_step_balances(build):
@@ -327,7 +330,8 @@ def test_what_balances_evens_the_load_after_500_steps(train_on_characters, write
         "balance_bias": {"balance_loss": 0.0, "router_z_loss": 0.0, "balance_bias": True},
         "router_z_loss": {"balance_loss": 0.0, "router_z_loss": 0.001},
     }
-    found, steps = {}, 500
+    found = {}
+    steps = 500
     for name, way in ways.items():
         mixture = MixtureOfExperts(experts=8, active=2, expert_channels=64, **way)
         config = DecoderConfig(
@@ -337,10 +341,11 @@ def test_what_balances_evens_the_load_after_500_steps(train_on_characters, write
         loss = train_on_characters(config, AdamW(lr=2.0**-8), steps, look=seen.append)
         last = seen[steps - 50 : steps]
         loads = [
-            sum(each[f"expert_tokens/{layer}"] for each in last).double() for layer in range(2)
+            sum(counts[f"expert_tokens/{layer}"] for counts in last).double() for layer in range(2)
         ]
-        shares = torch.cat([each / each.mean() for each in loads])
-        highest, lowest = round(shares.max().item(), 3), round(shares.min().item(), 3)
+        shares = torch.cat([load / load.mean() for load in loads])
+        highest = round(shares.max().item(), 3)
+        lowest = round(shares.min().item(), 3)
         found[name] = {"highest_load": highest, "lowest_load": lowest, "loss": round(loss, 4)}
     write_result("expert_balance.json", {"steps": steps, "ways": found})
     assert found["balance_loss"]["highest_load"] < found["none"]["highest_load"], found

@@ -17,7 +17,8 @@ def test_a_hand_worked_vector_is_divided_by_its_root_mean_square():
 
 def test_it_equals_torchs_own_with_any_gain():
     x = torch.randn(3, 5, 16)
-    ours, theirs = build_norm(16), torch.nn.RMSNorm(16, 1e-5)
+    ours = build_norm(16)
+    theirs = torch.nn.RMSNorm(16, 1e-5)
     gain = torch.randn(16)
     with torch.no_grad():
         ours.weight.copy_(gain)

@@ -53,7 +53,8 @@ def one_document_at_a_time(model, ids: torch.Tensor) -> torch.Tensor:
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_documents_in_one_row_get_the_logits_that_each_gets_alone(build, kv_heads):
-    model, ids = build(kv_heads=kv_heads), random_ids(4)
+    model = build(kv_heads=kv_heads)
+    ids = random_ids(4)
     with torch.no_grad():
         packed = model(ids, positions_BT=packed_positions(ROWS)).logits
         assert (packed - one_document_at_a_time(model, ids)).abs().max() <= 1e-5
@@ -64,7 +65,9 @@ def test_documents_in_one_row_get_the_logits_that_each_gets_alone(build, kv_head
 
 @pytest.mark.usefixtures("either_way")
 def test_documents_in_one_row_give_the_gradients_that_each_gives_alone(build):
-    model, ids, targets = build(), random_ids(4), random_ids(4, seed=1)
+    model = build()
+    ids = random_ids(4)
+    targets = random_ids(4, seed=1)
     names, parameters = zip(*model.named_parameters(), strict=True)
     gradients = [
         torch.autograd.grad(F.cross_entropy(logits.flatten(0, 1), targets.flatten()), parameters)
@@ -80,8 +83,10 @@ def test_documents_in_one_row_give_the_gradients_that_each_gives_alone(build):
 @pytest.mark.usefixtures("either_way")
 def test_transformers_gives_each_document_alone_the_same_logits(build):
     transformers = pytest.importorskip("transformers")
-    model, ids = build(), random_ids(4)
-    shape, config = model.shape, model.config
+    model = build()
+    ids = random_ids(4)
+    shape = model.shape
+    config = model.config
     llama = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
             vocab_size=shape.vocabulary,
@@ -96,7 +101,8 @@ def test_transformers_gives_each_document_alone_the_same_logits(build):
             tie_word_embeddings=config.tie_embeddings,
         )
     )
-    state, names = model.state_dict(), list_tensors(LLAMA, config, list_tensor_shapes(config))
+    state = model.state_dict()
+    names = list_tensors(LLAMA, config, list_tensor_shapes(config))
     theirs = {name.theirs: state[name.ours[0]] for name in names}
     missing = llama.load_state_dict(theirs, strict=False)
     assert missing.missing_keys == ["lm_head.weight"]  # tied
@@ -126,7 +132,8 @@ def test_a_document_that_changes_changes_no_other(build, lengths, data):
 
 @pytest.mark.usefixtures("either_way")
 def test_a_row_of_one_document_is_a_row_without_positions(build):
-    model, ids = build(), random_ids(3)
+    model = build()
+    ids = random_ids(3)
     with torch.no_grad():
         packed = model(ids, positions_BT=packed_positions([[T]] * 3)).logits
         assert (packed - model(ids).logits).abs().max() <= 1e-5
@@ -135,13 +142,13 @@ def test_a_row_of_one_document_is_a_row_without_positions(build):
 @pytest.mark.usefixtures("either_way")
 def test_tokens_are_turned_by_the_positions_given_and_not_by_their_places(build):
     # Distances alone count, so documents that merely begin later would not show it: a gap does.
-    model, ids = build(), random_ids(1)[:, :6]
-    near, far = torch.tensor([[0, 1, 2, 3, 4, 5]]), torch.tensor([[0, 1, 2, 13, 14, 15]])
+    model = build()
+    ids = random_ids(1)[:, :6]
+    near = torch.tensor([[0, 1, 2, 3, 4, 5]])
+    far = torch.tensor([[0, 1, 2, 13, 14, 15]])
     with torch.no_grad():
-        logits, apart = (
-            model(ids, positions_BT=near).logits[0],
-            model(ids, positions_BT=far).logits[0],
-        )
+        logits = model(ids, positions_BT=near).logits[0]
+        apart = model(ids, positions_BT=far).logits[0]
     assert torch.equal(logits[:3], apart[:3])
     assert (logits - apart)[3:].abs().amax(-1).min() > 1e-3
 
@@ -166,8 +173,11 @@ def test_rows_with_positions_of_their_own_are_turned_each_by_its_own():
 
 def test_all_layers_keep_one_mask_and_give_the_bits_of_one_each(build, monkeypatch):
     """torch itself makes numbers of true and false, for each layer anew."""
-    model, ids, positions = build(), random_ids(2), packed_positions([[3, T - 3], [T]])
-    kept, found = {}, []
+    model = build()
+    ids = random_ids(2)
+    positions = packed_positions([[3, T - 3], [T]])
+    kept = {}
+    found = []
 
     def keep(tensor):
         if tensor.shape[-2:] == (T, T):
@@ -182,7 +192,7 @@ def test_all_layers_keep_one_mask_and_give_the_bits_of_one_each(build, monkeypat
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             output = model(ids, positions_BT=positions)
         output.logits.sum().backward()
-        gradients = torch.cat([each.grad.flatten() for each in model.parameters()])
+        gradients = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
         found.append((len(kept), output.logits.detach().clone(), gradients))
     assert [count for count, *_ in found] == [1, len(model.layers)]
     assert torch.equal(found[0][1], found[1][1]) and torch.equal(found[0][2], found[1][2])

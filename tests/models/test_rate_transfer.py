@@ -58,7 +58,7 @@ def test_the_best_rate_of_a_narrow_decoder_serves_wider_ones(train_on_characters
         "rate_transfer.json",
         {"steps": STEPS, "optimizer": "AdamW", "losses": losses, "best": best, "regret": regret},
     )
-    powers = [int(each.removeprefix("2^")) for each in best["muP"].values()]
+    powers = [int(rate.removeprefix("2^")) for rate in best["muP"].values()]
     assert max(powers) - min(powers) <= 1, best
     assert max(regret["muP"].values()) <= 0.02 < max(regret["plain"].values()), regret
     wider = [min(losses["muP"][str(width)].values()) for width in WIDTHS]

@@ -150,7 +150,7 @@ def brought(family: str) -> TokenizerFiles:
     if template:
         beside["chat_template.jinja"] = template
     ends = [config["eos_token"], *(["<|end_of_text|>"] if family == "llama3" else [])]
-    generation = {"eos_token_id": [tokenizer.token_to_id(each) for each in ends]}
+    generation = {"eos_token_id": [tokenizer.token_to_id(end) for end in ends]}
     beside["generation_config.json"] = json.dumps(generation | {"temperature": 0.6, "top_p": 0.9})
     return TokenizerFiles(tokenizer.to_str(), beside)
 

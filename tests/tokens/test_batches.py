@@ -64,24 +64,25 @@ def test_virtual_workers_by_hand():
 def test_workers_that_add_up_rounds_together_take_micro_batches_in_turn():
     # Two groups of two: 0 1 2 and 3 4 5 6.
     slots = [assign_micro_batches(7, 3, rank, 4, peers=2) for rank in range(4)]
-    assert [[each.index for each in one if each.real] for one in slots] == [
+    assert [[slot.index for slot in one if slot.real] for one in slots] == [
         [0, 2],
         [1],
         [3, 5],
         [4, 6],
     ]
     assert {len(one) for one in slots} == {2}
-    assert all(each.closes and each.first == each.index for one in slots for each in one)
+    assert all(slot.closes and slot.first == slot.index for one in slots for slot in one)
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 12), st.integers(1, 3))
 def test_all_micro_batches_are_handed_over_once_in_as_few_rounds_as_can_be(
     count, virtual, groups, peers
 ):
-    virtual, world = min(virtual, count), groups * peers
+    virtual = min(virtual, count)
+    world = groups * peers
     slots = [assign_micro_batches(count, virtual, rank, world, peers) for rank in range(world)]
-    assert {len(each) for each in slots} == {-(-count // world)}  # all join every collective
-    real = [slot for each in slots for slot in each if slot.real]
+    assert {len(row) for row in slots} == {-(-count // world)}  # all join every collective
+    real = [slot for row in slots for slot in row if slot.real]
     assert sorted(slot.index for slot in real) == list(range(count))
     handed = sorted((slot.first, slot.index + 1) for slot in real if slot.closes)
     assert [leaf for span in handed for leaf in range(*span)] == list(range(count))

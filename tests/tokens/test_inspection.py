@@ -126,12 +126,12 @@ def test_each_split_and_source_has_its_line_and_its_bars(folder: str) -> None:
 def test_sampled_documents_are_decoded_whole(folder: str) -> None:
     found = Inspection.open(folder).sample_documents("train", "web", 99, seed=3)
     texts = {number: f"{text}<|end_of_text|>" for number, text in enumerate(TEXTS["web"])}
-    assert {each["id"]: each["text"] for each in found} == {
+    assert {document["id"]: document["text"] for document in found} == {
         f"web-{number}": text for number, text in texts.items()
     }
-    assert [each["tokens"] for each in sorted(found, key=lambda each: each["id"])] == lengths_of(
-        "web"
-    )
+    assert [
+        document["tokens"] for document in sorted(found, key=lambda document: document["id"])
+    ] == lengths_of("web")
 
 
 def test_another_seed_draws_other_documents(folder: str) -> None:

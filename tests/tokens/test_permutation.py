@@ -64,7 +64,8 @@ def permuted_one_by_one(number: int, size: int, key: str) -> int:
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     digest = hashlib.blake2b(key.encode(), digest_size=64).digest()
     while True:
-        left, right = number >> half, number & (2**half - 1)
+        left = number >> half
+        right = number & (2**half - 1)
         for at in range(0, 64, 8):
             word = right ^ int.from_bytes(digest[at : at + 8], "little")
             word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 % 2**64

@@ -56,7 +56,7 @@ def test_padding_is_counted_and_is_no_documents_token():
     row = np.concatenate([ids_of("xyz"), [pad, pad]])
     text = shown(row, [RowPiece(0, "d")], untrained=(3, 4))
     assert text == "┃ d: 3 tokens at 0, 1 not trained on\n‹x›yz\n┃ 2 tokens of padding\n"
-    assert [count_padding(each, encoder()) for each in (row, row[:3], row[3:])] == [2, 0, 2]
+    assert [count_padding(part, encoder()) for part in (row, row[:3], row[3:])] == [2, 0, 2]
 
 
 def test_the_middle_of_a_long_piece_is_left_out_and_counted():

@@ -45,8 +45,8 @@ def test_roles_are_found_in_the_files(family):
     found = find_special_tokens(brought(family))
     tokens = [found.begin, found.end, found.pad, found.end_of_turn]
     *texts, stops, prefix = EXPECTED[family]
-    assert [each and each.text for each in tokens] == texts
-    assert set(found.stop_ids) == {found.names[each] for each in stops}
+    assert [token and token.text for token in tokens] == texts
+    assert set(found.stop_ids) == {found.names[token] for token in stops}
     assert found.prefix == ((found.names[prefix],) if prefix else ())
     assert found.padding == (found.pad or found.end).id
 

@@ -49,7 +49,7 @@ ROWS = [row(n) for n in range(120)] + [row(n, "wiki") for n in range(60)]
 def write(folder: Path, rows: list[Row], files: int = 1) -> JSONL:
     folder.mkdir()
     for number in range(files):
-        lines = [json.dumps(each) + "\n" for each in rows[number::files]]
+        lines = [json.dumps(row) + "\n" for row in rows[number::files]]
         (folder / f"{number}.jsonl").write_text("".join(lines))
     return JSONL(
         paths=(str(folder),), source=Column(column="source"), id="id", url="url",
@@ -96,11 +96,11 @@ def test_a_tokenizers_folder_keeps_the_contract(table, folder):
         name: found[name] for name in made.files
     }
     assert set(found) == {*made.files, REPORT_PAGE}
-    sampled = [each for each in ROWS if not is_held_out(each["url"], 0.2)]
+    sampled = [row for row in ROWS if not is_held_out(row["url"], 0.2)]
     assert 0 < len(sampled) < len(ROWS)
     assert made.counts["vocabulary"] == 320
     assert made.counts["sampled_documents"] == len(sampled)
-    assert made.counts["sampled_bytes"] == sum(len(each["text"].encode()) for each in sampled)
+    assert made.counts["sampled_bytes"] == sum(len(row["text"].encode()) for row in sampled)
     assert make_tokenizer(training(table, folder)) == made
     with pytest.raises(OutputTaken, match=r"tokenizer\.vocabulary: 320 there, 310 here"):
         other = ByteLevelBPE(vocabulary=310, min_frequency=1)
@@ -109,17 +109,17 @@ def test_a_tokenizers_folder_keeps_the_contract(table, folder):
 
 def test_the_report_reads_only_what_was_held_out_of_training(folder):
     report = report_of(folder)
-    out = [each for each in ROWS if is_held_out(each["url"], 0.2)]
+    out = [row for row in ROWS if is_held_out(row["url"], 0.2)]
     assert report["held_out"] is True
     total = report["vocabulary"]["total"]
     assert total["documents"] == len(out)
-    assert total["bytes"] == sum(len(each["text"].encode()) for each in out)
+    assert total["bytes"] == sum(len(row["text"].encode()) for row in out)
     for key, names in (("source", "sources"), ("language", "languages")):
         assert {name: of["documents"] for name, of in report["vocabulary"][names].items()} == {
-            name: sum(each[key] == name for each in out) for name in {e[key] for e in out}
+            name: sum(row[key] == name for row in out) for name in {e[key] for e in out}
         }
     encoder = Encoder.load(str(folder / TOKENIZER_FILE))
-    assert total["tokens"] == sum(map(len, encoder.encode_batch([each["text"] for each in out])))
+    assert total["tokens"] == sum(map(len, encoder.encode_batch([row["text"] for row in out])))
 
 
 @pytest.mark.slow
@@ -134,13 +134,13 @@ def test_held_back_texts_are_bounded_and_the_same_in_any_order(limit):
     def held_back(rows: list[Row]) -> list[str]:
         back = HeldOutCollector(Reporting(held_out=0.5, bytes=limit))
         passed = [identity for identity, _, _ in back.filter_rows(rows)]
-        assert passed == [each["id"] for each in rows if not is_held_out(each["url"], 0.5)]
+        assert passed == [row["id"] for row in rows if not is_held_out(row["url"], 0.5)]
         return [text.id for text in back.list_texts()]
 
     chosen = held_back(ROWS)
     assert chosen == held_back(ROWS[::-1])
-    sizes = {each["id"]: len(each["text"].encode()) for each in ROWS}
-    out = [each["id"] for each in ROWS if is_held_out(each["url"], 0.5)]
+    sizes = {row["id"]: len(row["text"].encode()) for row in ROWS}
+    out = [row["id"] for row in ROWS if is_held_out(row["url"], 0.5)]
     by_hash = sorted(out, key=lambda name: hashlib.blake2b(name.encode(), digest_size=8).digest())
     assert chosen == by_hash[: len(chosen)]
     total = sum(sizes[identity] for identity in chosen)
@@ -169,7 +169,7 @@ def test_vocabularies_are_compared_on_the_same_text(table, folder, tmp_path):
 
 @pytest.mark.slow
 def test_without_held_out_documents_the_report_says_what_it_reads(tmp_path):
-    rows = [each for each in ROWS if not is_held_out(each["url"], 0.2)]
+    rows = [row for row in ROWS if not is_held_out(row["url"], 0.2)]
     make_tokenizer(training(write(tmp_path / "documents", rows), tmp_path / "t"))
     report = report_of(tmp_path / "t")
     assert report["held_out"] is False
@@ -274,7 +274,8 @@ def test_a_killed_training_goes_on_to_the_same_files(table, folder, tmp_path, mo
 
 
 def test_an_imported_tokenizer_is_known_by_its_content_not_its_place(table, folder, tmp_path):
-    path, moved = tmp_path / "elsewhere.json", tmp_path / "moved.json"
+    path = tmp_path / "elsewhere.json"
+    moved = tmp_path / "moved.json"
     path.write_bytes((folder / TOKENIZER_FILE).read_bytes())
     there = {"output": tmp_path / "out", "report": Reporting(held_out=0.2)}
     made = make_tokenizer(training(table, tokenizer=Imported(path=str(path)), **there))

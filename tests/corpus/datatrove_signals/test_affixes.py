@@ -29,9 +29,10 @@ def length(found: re.Match[str] | None) -> int:
 @example("...")
 def test_tables_find_what_the_expressions_find(text: str):
     assert RULES
-    codes, end = build_batch([text]).codes_C, len(text)
-    prefix = re.compile("|".join(f"^{each}" for each in PREFIX if each.strip()))
-    suffix = re.compile("|".join(f"{each}$" for each in SUFFIX if each.strip()))
+    codes = build_batch([text]).codes_C
+    end = len(text)
+    prefix = re.compile("|".join(f"^{affix}" for affix in PREFIX if affix.strip()))
+    suffix = re.compile("|".join(f"{affix}$" for affix in SUFFIX if affix.strip()))
     infix = re.compile("|".join(INFIX))
     assert _at(codes, 0, 0, end, RULES, PREFIXES) == length(prefix.search(text))
     assert _measure_suffix(codes, 0, end, RULES) == length(suffix.search(text))

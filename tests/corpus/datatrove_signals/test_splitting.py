@@ -38,7 +38,8 @@ def vocabularies() -> tuple[ChunkCache, ChunkCache]:
 def assert_equal(vocabularies: tuple[ChunkCache, ChunkCache], some: list[str]) -> None:
     batch = build_batch([f" {chunk} " for chunk in some])
     ours, spacys = (
-        tokens_at(each, each._find_places(batch, find_chunks(batch))) for each in vocabularies
+        tokens_at(vocabulary, vocabulary._find_places(batch, find_chunks(batch)))
+        for vocabulary in vocabularies
     )
     for chunk, own, theirs in zip(some, ours, spacys, strict=True):
         assert own == theirs, chunk

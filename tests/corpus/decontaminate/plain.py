@@ -20,14 +20,15 @@ def is_punctuation(character: str) -> bool:
 
 
 def words(text: str) -> list[Word]:
-    found, place = [], 0
+    found = []
+    place = 0
     for chunk in text.split():
         start = text.index(chunk, place)
         place = start + len(chunk)
-        punctuation = {i for i, each in enumerate(chunk) if is_punctuation(each)}
+        punctuation = {i for i, character in enumerate(chunk) if is_punctuation(character)}
         letters = "".join(
-            "i\u0307" if chunk[i] == "İ" else each
-            for i, each in enumerate(chunk.replace("İ", "I").lower())
+            "i\u0307" if chunk[i] == "İ" else character
+            for i, character in enumerate(chunk.replace("İ", "I").lower())
             if i not in punctuation
         )
         if letters:
@@ -40,7 +41,7 @@ def letters(text: str) -> tuple[str, ...]:
 
 
 def order_of(benchmark: Examples, style: GPT3 | BySize) -> int:
-    longest = [max((len(letters(text)) for text in each), default=0) for each in benchmark.texts]
+    longest = [max((len(letters(text)) for text in texts), default=0) for texts in benchmark.texts]
     return style.choose_word_count(longest)
 
 
@@ -62,10 +63,10 @@ class Collision(NamedTuple):
 def collisions(benchmarks: Sequence[Examples], texts: Iterable[str], style: GPT3) -> set[Collision]:
     known = {
         gram
-        for each in benchmarks
-        for example in each.texts
+        for benchmark in benchmarks
+        for example in benchmark.texts
         for text in example
-        for gram in n_grams(text, order_of(each, style), style.shortest_whole)
+        for gram in n_grams(text, order_of(benchmark, style), style.shortest_whole)
     }
     found = set()
     for number, text in enumerate(texts):
@@ -124,9 +125,9 @@ def examples_held(
     """Document, benchmark and line of each example that a document alone makes dirty."""
     found = set()
     for number, document in enumerate(texts):
-        for each in benchmarks:
-            for line, example in zip(each.lines, each.texts, strict=True):
+        for benchmark in benchmarks:
+            for line, example in zip(benchmark.lines, benchmark.texts, strict=True):
                 held, whole = units_held(example, document, style)
-                if held and round(held / whole, 4) >= dirty_from(style, each.name):
-                    found.add((number, each.name, line))
+                if held and round(held / whole, 4) >= dirty_from(style, benchmark.name):
+                    found.add((number, benchmark.name, line))
     return found

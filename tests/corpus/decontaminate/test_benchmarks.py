@@ -86,7 +86,7 @@ def test_every_jsonl_file_of_a_folder_is_a_benchmark(tmp_path: Path):
     settings = Decontamination(
         folder=str(tmp_path), fields={"a": ("text",), "b": ("question",)}, style=GPT3()
     )
-    assert [(each.name, each.fields) for each in list_benchmarks(settings)] == [
+    assert [(benchmark.name, benchmark.fields) for benchmark in list_benchmarks(settings)] == [
         ("a", ("text",)),
         ("b", ("question",)),
     ]

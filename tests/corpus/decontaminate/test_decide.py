@@ -44,18 +44,21 @@ def decided(style: Style, folder: Path, *documents: str) -> Decision:
 def test_a_collision_goes_with_what_is_around_it(tmp_path: Path):
     text = FILLER * 20 + SECRET.upper().replace(" ", "\n") + " " + FILLER * 20
     decision = decided(GPT3(), tmp_path, text, FILLER * 30)
-    start, end = text.index("THE"), text.index("DAY.") + 4
+    start = text.index("THE")
+    end = text.index("DAY.") + 4
     assert decision.cuts == {0: (RemovedSpan(start - 200, end + 200, CONTAMINATED),)}
     assert decision.fallen == frozenset()
     # Twelve words of a text of twelve: one n-gram, 5th percentile of its set.
     assert decision.touches == (Touch(0, "foxes", 7, start, end),)
     kept, removed = remove_spans(text, decision.cuts[0])
     assert kept == text[: start - 200] + text[end + 200 :]
-    assert [each.text for each in removed] == [text[start - 200 : end + 200]]
+    assert [span.text for span in removed] == [text[start - 200 : end + 200]]
 
 
 def test_pieces_too_short_to_be_kept_are_cut_and_a_document_of_none_falls(tmp_path: Path):
-    short, long = FILLER * 14, FILLER * 15  # 378 and 405: 200 of them go, below and above 200 stay
+    # 378 and 405: 200 of them go, below and above 200 stay
+    short = FILLER * 14
+    long = FILLER * 15
     texts = [f"{long}{SECRET} {short}", f"{short}{SECRET} {short}", SECRET]
     decision = decided(GPT3(), tmp_path, *texts)
     kept = long[:-200]
@@ -126,7 +129,7 @@ def test_words_may_differ_after_the_first_ten(tmp_path: Path):
     one_more = [f"other{i}" if i == 19 else word for i, word in enumerate(changed)]
     early = [f"other{i}" if i == 9 else word for i, word in enumerate(changed)]
     index = Index.from_examples(Decontamination(folder="-", style=Llama2()), benchmarks)
-    texts = [" ".join(each) for each in (changed, one_more, early, words[:10])]
+    texts = [" ".join(variant) for variant in (changed, one_more, early, words[:10])]
     units = [len(match(index, [text]).units) for text in texts]
     # Of 25 words: four differ; a fifth ends the span before it; the first ten must be equal.
     assert units == [21, 15, 0, 10]

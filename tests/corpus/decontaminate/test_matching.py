@@ -70,8 +70,8 @@ def test_collisions_are_those_of_the_definition(first, second, texts):
         for unit, count in zip(found.units.tolist(), found.unit_documents.tolist(), strict=True)
     }
     assert counts == {
-        each: len({c.document for c in expected if c.gram == each})
-        for each in {c.gram for c in expected}
+        shared_gram: len({c.document for c in expected if c.gram == shared_gram})
+        for shared_gram in {c.gram for c in expected}
     }
 
 
@@ -98,9 +98,9 @@ def test_documents_hold_what_they_hold_by_the_definition(style, first, second, t
         (document, name) for document, name, _ in expected
     }
     in_all = {
-        each.lines[place]: plain_union(each.texts[place], texts, style)
-        for each in benchmarks[:1]
-        for place in range(len(each.lines))
+        benchmark.lines[place]: plain_union(benchmark.texts[place], texts, style)
+        for benchmark in benchmarks[:1]
+        for place in range(len(benchmark.lines))
     }
     marked = np.bincount(index.examples_B[found.units], minlength=len(first))[: len(first)]
     assert marked.tolist() == list(in_all.values())
@@ -124,7 +124,7 @@ def test_totals_do_not_hang_on_the_splits(tmp_path_factory, first, texts, random
             random.shuffle(order)
             paths = [str(folder / str(number)) for number in range(count)]
             for number, path in enumerate(paths):
-                match(index, [texts[each] for each in order[number::count]]).save(path)
+                match(index, [texts[document] for document in order[number::count]]).save(path)
             merge(index, paths).save(str(folder / f"totals{count}"))
             totals.append((folder / f"totals{count}").read_bytes())
         assert totals[0] == totals[1]

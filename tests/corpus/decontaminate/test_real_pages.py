@@ -74,9 +74,10 @@ def test_every_planted_example_is_found_and_nothing_that_is_not_there(
     pages, benchmarks, style, tmp_path
 ):
     index = Index.of(Decontamination(benchmarks=benchmarks, style=style))
-    texts = {each.name: read_examples(each).texts for each in benchmarks}
+    texts = {benchmark.name: read_examples(benchmark).texts for benchmark in benchmarks}
     randomly = random.Random(5)
-    documents, planted = list(pages), []
+    documents = list(pages)
+    planted = []
     for name in FIELDS:
         for line in randomly.sample(range(1, len(texts[name]) + 1), PLANTED):
             number = len(planted)

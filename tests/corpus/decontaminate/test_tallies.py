@@ -22,7 +22,7 @@ TWENTY = [f"w{i}" for i in range(20)]
 SET = Examples(
     "twenties",
     (1, 2, 3, 4),
-    tuple((" ".join(each),) for each in (TWENTY, reversed(TWENTY), TWENTY[::2] * 2, TWENTY[:5])),
+    tuple((" ".join(words),) for words in (TWENTY, reversed(TWENTY), TWENTY[::2] * 2, TWENTY[:5])),
 )
 SHORT = Examples("short", (1,), (("one two",),))
 
@@ -51,7 +51,7 @@ def test_under_gpt3_one_n_gram_makes_an_example_dirty(tmp_path: Path):
     assert (row.documents, row.documents_fallen, row.documents_cut) == (1, 1, 0)
     assert (found.documents, found.contaminated, found.style) == (2, 1, "GPT3")
     # 6 of its 13 n-grams.
-    shares = {each.least_share: each.examples for each in found.shares[:5]}
+    shares = {share.least_share: share.examples for share in found.shares[:5]}
     assert shares == {0.2: 1, 0.5: 0, 0.7: 0, 0.8: 0, 1.0: 0}
     short = found.benchmarks[1]
     assert (short.examples, short.not_looked_for, short.clean, short.dirty) == (1, 1, 0, 0)
@@ -88,7 +88,7 @@ def test_samples_show_what_is_in_common(tmp_path: Path):
     assert shown.before == "a" * (CONTEXT - 1) + " "
     assert shown.after == " " + "b" * (CONTEXT - 1)
     many = [dataclasses.replace(shown, id=f"{i:02}") for i in (9, 3, 7, 1, 5)]
-    assert [each.id for each in pick_samples(many)] == ["01", "03", "05"][:SAMPLES]
+    assert [picked.id for picked in pick_samples(many)] == ["01", "03", "05"][:SAMPLES]
     assert pick_samples(pick_samples(many[:3]) + pick_samples(many[3:])) == pick_samples(many)
 
 

@@ -135,7 +135,7 @@ def plant_families(
         same = dice.random((count, minhash.bands)) < (23 / 25) ** minhash.rows
         keys = np.where(same, of_all[1][family], keys)
         if copies:
-            sets, keys, digests = (each[family] for each in of_all)
+            sets, keys, digests = (group[family] for group in of_all)
             sets.sort(axis=1)
         ids = dice.integers(0, 2**64, (count, 2), dtype=np.uint64)
         ranks = np.full(count, number, np.uint64)

@@ -19,7 +19,8 @@ from trainrig.corpus.dedup.signatures.sign_split import Signatures
 from trainrig.ray_runtime.ray_session import map_splits
 from trainrig.splits import Phase, Split, Work
 
-LONGEST, DEFAULT = Longest(), Verification()
+LONGEST = Longest()
+DEFAULT = Verification()
 FEW = 40  # entries: less than half of what a range has of a hundred documents
 
 
@@ -35,10 +36,8 @@ class Searched:
         fell = {}
         for ids, decisions in self._settled():
             for nth in np.flatnonzero(decisions.kinds).tolist():
-                of, similarity = (
-                    format_ids(decisions.repeated)[nth],
-                    float(decisions.similarities[nth]),
-                )
+                of = format_ids(decisions.repeated)[nth]
+                similarity = float(decisions.similarities[nth])
                 fell[ids[nth]] = (int(decisions.kinds[nth]), of, similarity)
         return fell
 
@@ -56,8 +55,8 @@ class Searched:
         paths = [self.search.path_of("decided", f"{split_index.name}.npz") for split_index in own]
         documents = [Documents.load(split_index, self.search.keep) for split_index in own]
         return [
-            (format_ids(each.ids), DedupDecisions.load(path))
-            for each, path in zip(documents, paths, strict=True)
+            (format_ids(document.ids), DedupDecisions.load(path))
+            for document, path in zip(documents, paths, strict=True)
         ]
 
 
@@ -84,7 +83,8 @@ def shelve(
         signatures.digests,
         signatures.urls,
     ).save(paths["documents"])
-    count, shingles = len(signatures.ids), len(signatures.shingles)
+    count = len(signatures.ids)
+    shingles = len(signatures.shingles)
     return SplitIndex(name, 0, False, **paths, count=count, shingles=shingles)
 
 
@@ -111,9 +111,9 @@ def look(
 ) -> Searched:
     """Search `split_indexes`; `apart`, with a task for each of them, and three for the keys, of few
     entries at a time."""
-    each = tuple((n, n + 1) for n in range(len(split_indexes)))
+    one_each = tuple((n, n + 1) for n in range(len(split_indexes)))
     whole = PartitionPlan(((0, len(split_indexes)),), 1, 10**9, 10**9, 0)
-    cut = plan or (PartitionPlan(each, 3, FEW, FEW, 0) if apart else whole)
+    cut = plan or (PartitionPlan(one_each, 3, FEW, FEW, 0) if apart else whole)
 
     def place(*names: str) -> str:
         return "/".join([str(folder), *names])

@@ -15,7 +15,8 @@ def records(seed: int, number: int) -> np.ndarray:
     found = np.empty(number, RECORD)
     found["key"] = dice.integers(0, 2**64, number, np.uint64)
     found["key"][::2] = np.arange(0, number, 2).astype(np.uint64) << np.uint64(50)
-    found["key"][:1], found["key"][-1:] = 1, 2**64 - 1
+    found["key"][:1] = 1
+    found["key"][-1:] = 2**64 - 1
     found["count"] = dice.integers(1, 9, number)
     found["first"] = dice.integers(0, 99, number)
     return found[np.argsort(found["key"])]

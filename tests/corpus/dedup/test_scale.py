@@ -172,15 +172,16 @@ def test_ten_times_the_documents_take_at_most_eleven_times_the_time(
 ) -> None:
     found = []
     # The short ones differ by a third, and a machine's pace for minutes: half of them come after.
-    short, long = [(1_000_000, 20)] * 2, [(10_000_000, 200)]
+    short = [(1_000_000, 20)] * 2
+    long = [(10_000_000, 200)]
     for documents, splits in (*short, *long, *short):
         folder = tmp_path / "searched"
         found.append(searched_for_planted(folder, documents, splits, memory=1024 * MIB))
         shutil.rmtree(folder)
-    seconds = [each["cpu_seconds"] for each in found]
+    seconds = [measured["cpu_seconds"] for measured in found]
     growth = seconds.pop(len(short)) / np.median(seconds)
     result = {"machine": platform.machine(), "growth": round(float(growth), 2), "searches": found}
     write_result("scale.json", result)
-    for each in found:
-        check(each)
+    for measured in found:
+        check(measured)
     assert growth <= 11

@@ -24,7 +24,8 @@ from trainrig.corpus.dedup.signatures.sign_split import Signatures
 from trainrig.corpus.urls.key import compute_url_key
 
 _searching = runpy.run_path(str(Path(__file__).with_name("searching.py")))
-look, shelve = _searching["look"], _searching["shelve"]
+look = _searching["look"]
+shelve = _searching["shelve"]
 
 # Bands of one row over single words: of a few words, many pairs meet, and in several bands.
 SMALL = MinHash(bands=5, rows=1, permutations=5, recall=0.01, shingle_words=1, threshold=0.4)
@@ -38,7 +39,7 @@ files = st.lists(st.lists(st.tuples(urls, texts), max_size=6), min_size=1, max_s
 def named(files: list[list[tuple[str, str]]]) -> list[list[Document]]:
     """The texts with ids of their own, in an order of their own."""
     numbers = itertools.count()
-    return [[(f"{1 + next(numbers) * 37 % 101:032x}", *each) for each in file] for file in files]
+    return [[(f"{1 + next(numbers) * 37 % 101:032x}", *row) for row in file] for file in files]
 
 
 def search(folder: Path, files: list[list[Document]], **changes):
@@ -254,7 +255,8 @@ def test_how_many_pairs_are_held_at_a_time_changes_no_evidence(tmp_path, held):
 
 
 def test_an_excerpt_falls_by_containment_alone(tmp_path):
-    whole, excerpt = prose(1, 200), " ".join(prose(1, 200).split()[:120])
+    whole = prose(1, 200)
+    excerpt = " ".join(prose(1, 200).split()[:120])
     files = [[page(1, whole), page(2, excerpt)]]
     many = MinHash(bands=64, rows=1, permutations=64, threshold=0.9)
     assert find(tmp_path / "jaccard", files, many).decisions() == {}
@@ -286,7 +288,8 @@ def test_the_order_of_the_files_and_of_what_is_in_them_changes_nothing(tmp_path,
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_copies_of_a_copy_in_their_own_file_repeat_the_first_of_all(tmp_path, apart):
-    longest, near = prose(1) + " end", changed(prose(1), 60)
+    longest = prose(1) + " end"
+    near = changed(prose(1), 60)
     files = [
         [page(n, near) for n in (1, 2, 3)],
         [page(n, near) for n in (4, 5)] + [page(n, prose(2)) for n in (6, 7)],
@@ -308,7 +311,8 @@ def test_copies_of_a_copy_in_their_own_file_repeat_the_first_of_all(tmp_path, ap
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_what_equals_one_that_fell_repeats_what_is_kept(tmp_path, apart):
-    longest, near = prose(1) + " end", changed(prose(1), 60)
+    longest = prose(1) + " end"
+    near = changed(prose(1), 60)
     files = [
         [page(1, near)],
         [(f"{2:032x}", "http://else/", near.upper()), page(4, prose(7))],

@@ -52,8 +52,8 @@ def test_lines_are_blocks_and_what_is_preformatted_is_one():
     blocks = PageBlocks(html.encode(), "")
     texts = [html[start:end] for start, end in blocks.spans]
     assert texts == ["<p>one<br>", "two</p>", "<pre>three\nfour\n</pre>", "five"]
-    assert [each.get("gap", 0) for each in numbers_of(html)] == [0, 0, 2, 0]
-    assert [each.get("kind", 0) for each in numbers_of(html)] == [1, 1, 7, 0]
+    assert [block.get("gap", 0) for block in numbers_of(html)] == [0, 0, 2, 0]
+    assert [block.get("kind", 0) for block in numbers_of(html)] == [1, 1, 7, 0]
 
 
 def test_words_of_topics_and_of_the_title_are_counted_in_any_case():
@@ -70,7 +70,8 @@ def test_features_of_a_block_name_its_neighbours():
     html = "\n".join(f"<p>{'word ' * number}end.</p>" for number in range(1, 40))
     found = compute_features(PageBlocks(html.encode(), ""))
     assert found.shape == (39, FEATURES)
-    middle, characters = found[20], [row["characters"] for row in numbers_of(html)]
+    middle = found[20]
+    characters = [row["characters"] for row in numbers_of(html)]
     # Three neighbours on each side, of five numbers each: the second is their characters.
     assert middle[WIDTH + 4 : WIDTH + 34 : 5].tolist() == characters[17:20] + characters[21:24]
     assert found[0, WIDTH + 3] == -1  # nothing stands before the first

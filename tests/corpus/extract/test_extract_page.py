@@ -236,7 +236,9 @@ def test_a_page_of_too_many_tags_is_refused_and_of_as_many_as_allowed_is_not(kin
 
 @pytest.mark.parametrize("kind", HTML_EXTRACTORS)
 def test_a_page_as_deep_as_allowed_is_extracted_and_one_level_more_is_not(kind):
-    limit, shallow = 50, b"<br>" * 250  # only pages of many tags are looked at
+    # only pages of many tags are looked at
+    limit = 50
+    shallow = b"<br>" * 250
 
     def nested(levels: int) -> RawPage:
         around = 2  # html and body

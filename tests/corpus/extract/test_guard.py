@@ -105,9 +105,10 @@ def test_outcomes_are_those_without_a_guard_whatever_the_batches():
     pages = [page(body) for body in bodies]
     settings = MainContent(max_bytes=100_000)
     with Guard(settings) as under:
-        assert list(under.extract(pages)) == [extract(each, settings) for each in pages]
+        assert list(under.extract(pages)) == [extract(html, settings) for html in pages]
         assert list(under.extract([])) == []
-        large, small = page(b"x" * 100_000_000), page(b"<p>small")
+        large = page(b"x" * 100_000_000)
+        small = page(b"<p>small")
         assert list(under.extract([large, small])) == [
             NotExtracted("too_large"),
             Extracted("small", "", "", share=1.0),

@@ -96,8 +96,8 @@ CAPTIONS = (
     "The wheel of the old mill in the winter of 1913, seen from the bridge.",
     "The miller and his two sons stand in front of the store with their horses.",
 )
-SLIDES = "".join(f'<div><img alt="{each}"><div>{each}</div></div>' for each in CAPTIONS)
-THUMBNAILS = "".join(f'<li><a href="#"><span>{each}</span></a></li>' for each in CAPTIONS)
+SLIDES = "".join(f'<div><img alt="{caption}"><div>{caption}</div></div>' for caption in CAPTIONS)
+THUMBNAILS = "".join(f'<li><a href="#"><span>{caption}</span></a></li>' for caption in CAPTIONS)
 
 
 @pytest.mark.parametrize("quality", ["balanced", "precise"])
@@ -106,14 +106,14 @@ THUMBNAILS = "".join(f'<li><a href="#"><span>{each}</span></a></li>' for each in
 )
 def test_captions_of_a_gallery_are_told_once(gallery: str, quality: str):
     text = text_of(ARTICLE.replace(BODY, BODY + gallery + BODY), quality=quality)
-    assert [text.count(each) for each in CAPTIONS] == [1, 1]
+    assert [text.count(caption) for caption in CAPTIONS] == [1, 1]
 
 
 @pytest.mark.parametrize("quality", ["balanced", "precise"])
 def test_a_caption_that_is_its_own_heading_is_told_once(quality: str):
-    slides = "".join(f"<div><h1>{each}</h1><div>{each}</div></div>" for each in CAPTIONS)
+    slides = "".join(f"<div><h1>{caption}</h1><div>{caption}</div></div>" for caption in CAPTIONS)
     text = text_of(ARTICLE.replace(BODY, BODY + slides + BODY), quality=quality)
-    assert [text.count(each) for each in CAPTIONS] == [1, 1]
+    assert [text.count(caption) for caption in CAPTIONS] == [1, 1]
 
 
 def test_lines_of_text_may_repeat_each_other():

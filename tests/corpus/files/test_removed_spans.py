@@ -33,7 +33,7 @@ def test_what_was_cut_can_be_had_back(given_):
 @given(texts_and_cuts())
 def test_the_union_of_the_cuts_goes_and_nothing_else(given_):
     text, cuts = given_
-    claimed = {place for each in cuts for place in range(each.start, each.end)}
+    claimed = {place for span in cuts for place in range(span.start, span.end)}
     left, removed = remove_spans(text, cuts)
     assert left == "".join(c for place, c in enumerate(text) if place not in claimed)
     assert sum(len(span.text) for span in removed) == len(claimed)

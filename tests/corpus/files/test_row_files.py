@@ -20,7 +20,8 @@ def rows(first: int, count: int) -> pa.Table:
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 1_700), max_size=6))
 def test_how_rows_come_does_not_show_in_the_bytes(tmp_path: Path, counts: list[int]) -> None:
-    whole, pieces = tmp_path / "whole.parquet", tmp_path / "pieces.parquet"
+    whole = tmp_path / "whole.parquet"
+    pieces = tmp_path / "pieces.parquet"
     with writing(str(whole), SCHEMA) as file:
         file.add(rows(0, sum(counts)))
     with writing(str(pieces), SCHEMA) as file:

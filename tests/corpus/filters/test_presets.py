@@ -43,7 +43,7 @@ def test_a_preset_stands_for_its_filters_where_it_is_written():
     found = filters(
         {"kind": "Length", "min_characters": 7}, {"kind": "Preset", "name": "gopher"}, Length()
     )
-    assert [each.kind for each in found] == [
+    assert [quality_filter.kind for quality_filter in found] == [
         "Length",
         "GopherRepetition",
         "GopherQuality",

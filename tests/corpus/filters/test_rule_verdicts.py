@@ -88,12 +88,12 @@ def test_first_drops_and_the_passed_add_up_to_the_seen(
     }
     found = tally(decide([ENGLISH, SHORT], columns, len(documents)), columns)
     for what in ("documents", "bytes"):
-        seen = sum(each[what] for each in found["seen"].values())
-        passed = sum(each[what] for each in found["passed"].values())
+        seen = sum(counts[what] for counts in found["seen"].values())
+        passed = sum(counts[what] for counts in found["passed"].values())
         first = sum(
-            each.get(f"first_{what}", 0)
+            counts.get(f"first_{what}", 0)
             for languages in found["rules"].values()
-            for each in languages.values()
+            for counts in languages.values()
         )
         assert seen == passed + first
 
@@ -103,7 +103,8 @@ def test_a_histogram_holds_every_number_once() -> None:
     assert set(found) == {"characters", "share"}
     assert sum(found["characters"].values()) == 4 and sum(found["share"].values()) == 3
     for number, documents in found["characters"].items():
-        least, below = INTEGER_EDGES[int(number)], INTEGER_EDGES[int(number) + 1]
+        least = INTEGER_EDGES[int(number)]
+        below = INTEGER_EDGES[int(number) + 1]
         inside = (COLUMNS["characters"] >= least) & (COLUMNS["characters"] < below)
         assert inside.sum() == documents
     assert (np.diff(EDGES) > 0).all() and (np.diff(INTEGER_EDGES) > 0).all()

@@ -63,9 +63,10 @@ def test_a_classifier_from_files_scores_as_its_report_says(folder):
 
 def test_ngrams_from_files_find_their_own_text_likely(folder):
     told = []
-    made = train_language_model(ngrams(folder, arpa=True), lambda *each: told.append(each))
+    made = train_language_model(ngrams(folder, arpa=True), lambda *progress: told.append(progress))
     assert told[-1] == (3, 3) and made.counts["texts"] == 200
-    texts, languages = ["a good text number", "win click a number"], ["en", "en"]
+    texts = ["a good text number", "win click a number"]
+    languages = ["en", "en"]
     scorer = Perplexity(path=str(folder / "ngrams/ngrams.safetensors"))
     likely, unlikely = scorer.score(texts, languages)
     assert likely < unlikely
@@ -102,7 +103,8 @@ def test_other_texts_in_the_same_files_are_another_input(folder, role):
     ("make", "train"), [(classifier, train_classifier), (ngrams, train_language_model)]
 )
 def test_another_folder_gets_the_same_bytes(folder, make, train):
-    one, two = train(make(folder)), train(make(folder, output=str(folder / "other")))
+    one = train(make(folder))
+    two = train(make(folder, output=str(folder / "other")))
     assert one.files == two.files
 
 

@@ -43,7 +43,8 @@ from trainrig.corpus.read.web_archives.warc import read_warc, write_warc
 from trainrig.errors import ClusterError
 
 _proxies = runpy.run_path(str(Path(__file__).parents[2] / "s3_proxy.py"))
-Proxy, proxy = _proxies["Proxy"], _proxies["proxy"]
+Proxy = _proxies["Proxy"]
+proxy = _proxies["proxy"]
 
 NOISE = random.Random(0).randbytes(50_000)
 
@@ -62,7 +63,7 @@ def read_all(
 
 
 def bodies(found: Sequence[RawPage | Unreadable]) -> list[bytes | str]:
-    return [each.body if isinstance(each, RawPage) else each.reason for each in found]
+    return [page.body if isinstance(page, RawPage) else page.reason for page in found]
 
 
 def test_a_large_archive_is_split_and_nothing_is_lost(tmp_path: Path):
@@ -153,7 +154,8 @@ def in_pieces(data: bytes, cuts: Sequence[int], read_piece: Callable) -> list[Ra
 @given(parts=LINES, end=st.sampled_from([b"", b"no line end"]), cuts=CUTS)
 @example(parts=[b"a\n", b"\n", b"b\n"], end=b"", cuts=[0, 1, 2, 3])
 def test_text_gives_in_pieces_what_it_gives_at_once(documents, parts, end, cuts):
-    data, reading = b"".join(parts) + end, ReadSettings(documents=documents)
+    data = b"".join(parts) + end
+    reading = ReadSettings(documents=documents)
 
     def read_piece(stream, begin=0, end=None):
         return read_text(stream, "a.txt", reading, begin, end)
@@ -180,10 +182,12 @@ def test_an_s3_archive_is_read_by_ranges_through_a_bad_day(proxy: Proxy, s3: str
     reading = ReadSettings(piece_bytes=20_000)
     groups = cut_pieces(find_files([f"{s3}/crawl"]), reading)
     assert len(groups) > 10
-    proxy.how, proxy.times = "slow_down", 5
+    proxy.how = "slow_down"
+    proxy.times = 5
     assert bodies(read_all(groups, reading)) == [page.body for page in written] + [b"b"] * 5_000
     assert proxy.times == 0
-    proxy.how, proxy.times = "cut", 5
+    proxy.how = "cut"
+    proxy.times = 5
     proxy.spoil = lambda method, path: method == "GET"
     assert read_all(groups[:3], reading) == written[: len(read_all(groups[:3], reading))]
     assert proxy.times == 0
@@ -252,11 +256,11 @@ def test_where_says_nothing_of_the_folder(tmp_path: Path):
         (tmp_path / folder / "in/a.jsonl").write_bytes(b'{"text": 1}\n[]\nnull\n\xff\n')
         (tmp_path / folder / "b.txt").write_bytes(b"\0\0")
     found = [
-        read_all(cut_pieces(find_files([str(tmp_path / each)]), ReadSettings()), ReadSettings())
-        for each in ("one", "two/deep")
+        read_all(cut_pieces(find_files([str(tmp_path / name)]), ReadSettings()), ReadSettings())
+        for name in ("one", "two/deep")
     ]
     assert found[0] == found[1]
-    assert [dataclasses.astuple(each) for each in found[0] if isinstance(each, Unreadable)] == [
+    assert [dataclasses.astuple(page) for page in found[0] if isinstance(page, Unreadable)] == [
         ("b.txt", "not_text"),
         ("in/a.jsonl: line at byte 0", "text_is_no_string"),
         ("in/a.jsonl: line at byte 12", "not_an_object"),

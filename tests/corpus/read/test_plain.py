@@ -16,8 +16,8 @@ from trainrig.corpus.read.plain import read_page, read_text
 
 def outcome(found: Iterator[RawPage | Unreadable]) -> list[str]:
     return [
-        each.body.decode(each.charset or "utf-8") if isinstance(each, RawPage) else each.reason
-        for each in found
+        page.body.decode(page.charset or "utf-8") if isinstance(page, RawPage) else page.reason
+        for page in found
     ]
 
 

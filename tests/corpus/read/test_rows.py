@@ -23,7 +23,7 @@ from trainrig.errors import DataError
 
 
 def outcome(found: Iterator[RawPage | Unreadable]) -> list[bytes | str]:
-    return [each.body if isinstance(each, RawPage) else each.reason for each in found]
+    return [page.body if isinstance(page, RawPage) else page.reason for page in found]
 
 
 def read_lines(data: bytes, fields: Fields | None = None) -> list[bytes | str]:
@@ -103,7 +103,8 @@ def test_any_bytes_at_all_are_read(data: bytes):
 def test_a_line_too_long_is_passed_over_and_never_held(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(reading_lines, "LARGEST_BODY", 100)
     monkeypatch.setattr(reading_rows, "LARGEST_BODY", 30)
-    short, long = b'{"text": "short"}\n', b'{"text": "' + b"long" * 100_000 + b'"}\n'
+    short = b'{"text": "short"}\n'
+    long = b'{"text": "' + b"long" * 100_000 + b'"}\n'
     middling = b'{"text": "' + b"long" * 10 + b'"}\n'
     found = read_lines(short + long + middling + short)
     assert found == [b"short", "too_large", "too_large", b"short"]
@@ -155,7 +156,7 @@ def test_a_damaged_row_group_does_not_cost_the_others():
     found = list(read_parquet(io.BytesIO(bytes(data)), "a", Fields()))
     texts = [page.body.decode() for page in found if isinstance(page, RawPage)]
     assert texts == [f"text {n}" for n in range(30) if not 10 <= n < 20 and n != 25]
-    assert [each for each in found if isinstance(each, Unreadable)] == [
+    assert [page for page in found if isinstance(page, Unreadable)] == [
         Unreadable("a: row group 1 from row 10 on", "damaged_parquet"),
         Unreadable("a: row 25", "no_text"),
     ]

@@ -11,10 +11,8 @@ def marked(text: str, spans: tuple[tuple[int, int], ...]) -> list[str]:
 
 
 def test_words_that_only_one_of_two_texts_has_are_found_in_it():
-    one, other = (
-        "The bridge was built in 1891 by hand.",
-        "The old bridge was built in 1892 by hand.",
-    )
+    one = "The bridge was built in 1891 by hand."
+    other = "The old bridge was built in 1892 by hand."
     gone, stayed = find_differences(one, other)
     assert marked(one, gone) == ["1891"]
     assert marked(other, stayed) == ["old", "1892"]

@@ -23,15 +23,15 @@ def elements(svg, name):
 def bars(svg):
     """Each bar's left, right and top end."""
     found = []
-    for each in elements(svg, "rect"):
-        x, y, width, height = (float(each.attrib[n]) for n in ("x", "y", "width", "height"))
+    for bar in elements(svg, "rect"):
+        x, y, width, height = (float(bar.attrib[n]) for n in ("x", "y", "width", "height"))
         assert y + height == pytest.approx(BOTTOM, abs=0.02)
         found.append((x, x + width, y))
     return np.array(found)
 
 
 def texts(svg):
-    return [each.text for each in elements(svg, "text")]
+    return [element.text for element in elements(svg, "text")]
 
 
 @pytest.mark.parametrize("bins", [COUNTS, [*COUNTS, ((128.0, None), 40)], SHARES])
@@ -79,7 +79,7 @@ def test_all_that_is_drawn_lies_in_the_drawing(numbers, width, bounds):
     svg = draw_histogram(bins, bounds)
     found = bars(svg)
     assert (found >= 0).all() and (found[:, :2] <= RIGHT + 0.01).all()
-    shown = [each for each in elements(svg, "text") if "transform" not in each.attrib]
-    assert all(0 <= float(each.attrib["x"]) <= 420 for each in shown)
+    shown = [element for element in elements(svg, "text") if "transform" not in element.attrib]
+    assert all(0 <= float(element.attrib["x"]) <= 420 for element in shown)
     assert 4 <= len(shown) <= 2 * 10 + len(bounds)
     assert "#" not in svg

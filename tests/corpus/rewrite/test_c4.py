@@ -43,7 +43,8 @@ texts = st.lists(pieces, max_size=20).map("".join)
 def twin(text: str, reading: str, ended: bool = True) -> tuple[str, Counter[str]]:
     """Line by line, each rule in its turn, as the two codes have them."""
     tfds = reading == "tfds"
-    kept, counts = [], Counter()
+    kept = []
+    counts = Counter()
     for line in text.splitlines():
         line = line.strip()
         raw_words = line.split()
@@ -105,7 +106,7 @@ def test_lines_fall_as_in_the_published_code(reading: str, ended: bool, text: st
 def test_each_line_falls_by_the_rule_made_for_it(line: str, column: str | None):
     left, counts = C4Lines().apply(line, "en")
     assert left == ("" if column else line)
-    assert {each for each, count in counts.items() if count} - {"c4_citations"} == (
+    assert {rule for rule, count in counts.items() if count} - {"c4_citations"} == (
         {column} if column else set()
     )
 
@@ -119,7 +120,9 @@ def test_each_line_falls_by_the_rule_made_for_it(line: str, column: str | None):
     ],
 )
 def test_the_two_readings_differ(line: str, tfds: bool, datatrove: bool):
-    kept = [bool(C4Lines(reading=each).apply(line, "en")[0]) for each in ("tfds", "datatrove")]
+    kept = [
+        bool(C4Lines(reading=reading).apply(line, "en")[0]) for reading in ("tfds", "datatrove")
+    ]
     assert kept == [tfds, datatrove]
 
 

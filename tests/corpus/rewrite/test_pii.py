@@ -192,7 +192,8 @@ def test_a_masked_text_has_nothing_left_to_mask(text: str):
     once, spans = mask(text, PII())
     assert mask(once, PII()) == (once, ())
     # Outside the spans, nothing has changed.
-    rebuilt, at = "", 0
+    rebuilt = ""
+    at = 0
     for span in spans:
         rebuilt += text[at : span.start] + f"<{span.kind}>"
         at = span.start + span.length
@@ -243,11 +244,14 @@ def test_e_mail_addresses_in_notes_of_companies_are_masked(
     if not folder:
         pytest.skip("TRAINRIG_TEST_DATA is not set")
     rows = Path(folder, "sets/enterprise_pii_classification.jsonl").read_text().splitlines()
-    found, sensitive, both = 0, 0, 0
+    found = 0
+    sensitive = 0
+    both = 0
     for row in map(json.loads, rows):
         text, spans = mask(row["query"].split("'''")[1], PII())
         label = row["choices"][row["gold"]] == "yes"
-        found, sensitive = found + bool(spans), sensitive + label
+        found = found + bool(spans)
+        sensitive = sensitive + label
         both += label and bool(spans)
         assert not re.search(r"\w@\w+\.\w", text)
     with capsys.disabled():

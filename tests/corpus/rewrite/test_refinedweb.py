@@ -44,7 +44,8 @@ def rule_broken_by(line: str) -> str | None:
 
 def twin(text: str) -> tuple[list[str], Counter[str]]:
     """The lines that stay, and what became of the others, one line after another."""
-    kept, counts = [], Counter()
+    kept = []
+    counts = Counter()
     for line in text.split("\n"):
         left = line.strip()
         if len(left.split()) <= 10:

@@ -61,7 +61,9 @@ def measure(text: str) -> Signals:
     """The signals of `text`, case ignored where words or n-grams are compared."""
     words = text.lower().split()
     lines = [line for line in map(str.strip, text.split("\n")) if line]
-    paragraphs = [each for each in map(str.strip, _PARAGRAPH_END.split(text)) if each]
+    paragraphs = [
+        paragraph for paragraph in map(str.strip, _PARAGRAPH_END.split(text)) if paragraph
+    ]
     duplicate_lines, duplicate_line_characters = _duplicates(lines)
     duplicate_paragraphs, duplicate_paragraph_characters = _duplicates(paragraphs)
     lengths = np.fromiter(map(len, words), np.int64, len(words))

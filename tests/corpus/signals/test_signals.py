@@ -102,7 +102,8 @@ def test_words_are_compared_without_case():
 
 
 def slow_duplicates(words: list[str], n: int) -> float:
-    seen, inside = set(), set()
+    seen = set()
+    inside = set()
     for i in range(len(words) - n + 1):
         gram = tuple(words[i : i + n])
         if gram in seen:

@@ -109,7 +109,7 @@ def test_a_page_is_measured_alike_alone_and_among_others() -> None:
     run = run_of()
     pages = [(n, page(f"{TEXT} {'More of it. ' * n}")) for n in range(20)]
     together = made(run, pages).rows
-    assert pa.concat_tables([made(run, [each]).rows for each in pages]) == together
+    assert pa.concat_tables([made(run, [source_page]).rows for source_page in pages]) == together
 
 
 @given(

@@ -391,8 +391,8 @@ def test_files_of_passes_in_another_format_are_not_gone_on_from(tmp_path: Path) 
     run = run_on(tmp_path, FAMILY[:3], FAMILY[3:])
     with mock.patch("trainrig.corpus.curate.PASSES_FORMAT", 1), pytest.raises(Stopped):
         curate(run, until_signed)
-    for each in Path(run.output).glob("scratch/decision-*/signatures/*.arrow"):
-        each.write_bytes(bytes(each.stat().st_size))  # as long, so not torn
+    for file in Path(run.output).glob("scratch/decision-*/signatures/*.arrow"):
+        file.write_bytes(bytes(file.stat().st_size))  # as long, so not torn
     unused = mock.Mock(side_effect=AssertionError)
     with mock.patch("trainrig.corpus.curate.read_all_pages", unused):  # pages are not read again
         curate(run)
@@ -412,7 +412,7 @@ def test_a_torn_signature_file_is_made_again_and_told_of(
     torn.write_bytes(torn.read_bytes()[:-9])
     before = other.stat().st_mtime_ns
     curate(run, lambda done, whole: None)
-    assert [each for each in caplog.messages if "torn" in each] == [
+    assert [message for message in caplog.messages if "torn" in message] == [
         f"{torn}: {torn_bytes(caplog)} torn; its texts are signed again"
     ]
     assert not other.exists() and before
@@ -422,7 +422,7 @@ def test_a_torn_signature_file_is_made_again_and_told_of(
 
 
 def torn_bytes(caplog: pytest.LogCaptureFixture) -> str:
-    (line,) = (each for each in caplog.messages if "torn" in each)
+    (line,) = (message for message in caplog.messages if "torn" in message)
     size, _, whole = line.partition(".arrow: ")[2].partition(" bytes of ")
     assert int(whole.partition(":")[0]) - int(size) == 9
     return f"{size} bytes of {whole.partition(':')[0]}:"

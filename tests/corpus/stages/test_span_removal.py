@@ -99,14 +99,14 @@ def test_each_step_cuts_what_it_is_for_and_the_text_can_be_had_back(make_run, du
     documents = kept(run)
     for number, text in enumerate(TEXTS):
         document = documents[str(number)]
-        removed = [Removed(**each) for each in document["cut"] or ()]
+        removed = [Removed(**span) for span in document["cut"] or ()]
         assert restore(document["text"], removed) == text
         assert NOTICE not in document["text"]
         assert QUESTION not in document["text"]
     assert [removed["by"] for removed in documents["0"]["cut"]] == ["common_lines"]
     # The longest stays as it is; of the other all that both have goes, to the byte.
     assert documents["6"]["cut"] is None
-    assert [each["text"].strip() for each in documents["5"]["cut"]] == [f"9ing. {PASSAGE}".strip()]
+    assert [span["text"].strip() for span in documents["5"]["cut"]] == [f"9ing. {PASSAGE}".strip()]
     assert documents["7"]["cut"][0]["by"] == "contaminated"
     assert counts["contaminated_by"] == {"ducks": 1}
     assert counts["cut"] == {
@@ -117,7 +117,9 @@ def test_each_step_cuts_what_it_is_for_and_the_text_can_be_had_back(make_run, du
         "contaminated_documents": 1,
         "contaminated_characters": len(documents["7"]["cut"][0]["text"]),
     }
-    assert counts["bytes_kept"] == sum(len(each["text"].encode()) for each in documents.values())
+    assert counts["bytes_kept"] == sum(
+        len(kept_document["text"].encode()) for kept_document in documents.values()
+    )
 
 
 @pytest.mark.slow
@@ -165,7 +167,8 @@ def test_a_run_stopped_after_every_split_of_every_pass_ends_as_one_that_was_not(
     whole = make_run(name="whole", **STEPS, decontamination=ducks)
     curate(whole)
     run = make_run(**STEPS, decontamination=ducks)
-    do, done = Phase.do, []
+    do = Phase.do
+    done = []
 
     def do_one(phase: Phase, work: Work, split: Split) -> None:
         do(phase, work, split)
@@ -230,7 +233,8 @@ def test_deciding_again_starts_from_the_texts_as_they_were(make_run, ducks):
         {},
         STEPS,
     ):
-        again, fresh = make_run(**sections), make_run(name=f"fresh-{len(sections)}", **sections)
+        again = make_run(**sections)
+        fresh = make_run(name=f"fresh-{len(sections)}", **sections)
         curate(again)
         curate(fresh)
         assert written(again) == written(fresh)

@@ -108,10 +108,10 @@ def test_words_are_counted(write: Write, url: str, strict: int, hard: int, soft:
 
 def test_no_list_says_nothing():
     signals = UrlSignals(UrlLists()).measure(["http://example.org/", "no url"])
-    assert {column: each.tolist() for column, each in signals.items()} == {
+    assert {column: values.tolist() for column, values in signals.items()} == {
         column: [0, 0] for column in URL_COLUMNS
     }
-    assert [len(each) for each in UrlSignals(UrlLists()).measure([]).values()] == [0] * 4
+    assert [len(values) for values in UrlSignals(UrlLists()).measure([]).values()] == [0] * 4
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_suffixes_need_no_network_and_leave_no_file(
     suffixes._load_extractor.cache_clear()
     suffixes.is_public_suffix.cache_clear()
     asked = ("co.uk", "uk", "bbc.co.uk", "blogspot.com", "8.8.8.8", "example", "")
-    assert [each for each in asked if suffixes.is_public_suffix(each)] == ["co.uk", "uk"]
+    assert [host for host in asked if suffixes.is_public_suffix(host)] == ["co.uk", "uk"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -174,4 +174,4 @@ def test_substrings_are_those_that_python_finds(wanted: set[bytes], lines: list[
 @given(st.sets(st.text(st.characters())), st.lists(st.text(st.characters())))
 def test_a_hash_set_holds_what_a_set_holds(held: set[str], asked: list[str]):
     both = [*asked, *sorted(held)]
-    assert HashSet(held).holds(both).tolist() == [each in held for each in both]
+    assert HashSet(held).holds(both).tolist() == [key in held for key in both]

@@ -111,7 +111,8 @@ def test_a_reference_beside_is_held_in_float32_and_gathered_where_steps_read_it(
 
 def test_a_critic_is_trained_by_an_optimizer_of_its_own():
     critic = MODEL.with_score_head()
-    total, of_critic = count_parameters(MODEL).total, count_parameters(critic).total
+    total = count_parameters(MODEL).total
+    of_critic = count_parameters(critic).total
     assert of_critic == total - TABLE + 64
     held = hold_beside(ModelBeside(critic, SGD(momentum=0.0)), TRAINING, 1)
     found = step(TuningStep(places=10, beside=held))
@@ -141,7 +142,8 @@ def test_workers_that_share_layers_have_their_part_of_base_and_adapters():
         tuning = TuningStep(LoRA(rank=4, base="bfloat16"))
         return estimate_worker_memory(MODEL, given, workers, 8, 2, 16, tuning=tuning)
 
-    sliced, shared = memory(1, 2), memory(2, 2)
+    sliced = memory(1, 2)
+    shared = memory(2, 2)
     # Whole on both are norms, and of an adapter the matrix on the side that is not cut: of 4 x 64
     # numbers, B's of output and down, A's of the other five.
     alike = 4 * NORMS + 4 * 2 * 7 * 4 * 64

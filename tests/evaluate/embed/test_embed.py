@@ -30,7 +30,8 @@ TEXTS = [
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """Run folders of an encoder and a decoder that nobody taught."""
-    base, folders = tmp_path_factory.mktemp("models"), {}
+    base = tmp_path_factory.mktemp("models")
+    folders = {}
     for name, config in (
         ("encoder", EncoderConfig.model_validate(SIZES | LOCAL)),
         ("decoder", DecoderConfig.model_validate(SIZES)),
@@ -62,8 +63,8 @@ def embedding(models, tmp_path):
 def vectors(folder):
     tables = [pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]
     assert len(tables) > 1
-    ids = [each for table in tables for each in table["id"].to_pylist()]
-    rows = [each for table in tables for each in table["embedding"].to_pylist()]
+    ids = [id for table in tables for id in table["id"].to_pylist()]
+    rows = [vector for table in tables for vector in table["embedding"].to_pylist()]
     assert ids == [str(n) for n in range(len(TEXTS))]
     return np.array(rows)
 
@@ -72,10 +73,13 @@ def vectors(folder):
 def expected(folder, length, pooling="mean", most=None):
     """Each text's own, piece by piece, without batches and padding."""
     opened = checkpoint.open_model(folder)
-    model, encoder = opened.build(), Encoder(opened.tokenizer)
-    before, found = list(encoder.special_tokens.prefix), []
+    model = opened.build()
+    encoder = Encoder(opened.tokenizer)
+    before = list(encoder.special_tokens.prefix)
+    found = []
     for text in TEXTS:
-        ids, states = encoder.encode_batch([text])[0].tolist(), []
+        ids = encoder.encode_batch([text])[0].tolist()
+        states = []
         room = length - len(before)
         for begin in list(range(0, len(ids), room))[: 1 if pooling == "first" else most]:
             part = torch.tensor([before + ids[begin : begin + room]])

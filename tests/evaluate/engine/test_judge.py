@@ -78,7 +78,8 @@ def test_a_reward_model_prefers_what_it_scores_higher(judges, tiny_model, tiny_e
             (found,) = judge.compare([pair(mine, other)], scoring)
             wanted = score(f"the sea {mine}") - score(f"the sea {other}")
             assert found.margins == (pytest.approx(wanted, abs=1e-5),)
-            same, better = mine == other, wanted > 0
+            same = mine == other
+            better = wanted > 0
             assert found.preferred == (0.5 if same else float(better))
 
 

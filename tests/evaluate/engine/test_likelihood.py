@@ -55,7 +55,8 @@ def test_the_models_own_continuation_is_greedy(tiny_model):
     with torch.inference_mode():
         for _ in range(4):
             ids.append(int(tiny_model(torch.tensor([ids])).logits[0, -1].argmax()))
-    own, other = LikelihoodRequest((20, 30, 40), tuple(ids[3:])), LikelihoodRequest((20,), (30, 40))
+    own = LikelihoodRequest((20, 30, 40), tuple(ids[3:]))
+    other = LikelihoodRequest((20,), (30, 40))
     (first, _) = score_continuations(tiny_model, [own, other], 1000)
     assert first.greedy
 

@@ -78,7 +78,7 @@ def by_ours(name, checkpoint, test_data):
     _, model, tokenizer = checkpoint
     task, rows = load_task(TaskChoice(task=name, few_shot=0), str(test_data / "sets"))
     questions = load_questions(TaskRun(task, rows, ROWS))
-    assert task.delimiter == " " and not any(each.contexts for each in questions)
+    assert task.delimiter == " " and not any(question.contexts for question in questions)
     encoder = RequestEncoder(Encoder(tokenizer), CONFIG.positions, document_start=False)
     return questions, Examination(model, encoder, task, 4096, chat=False).score_questions(questions)
 
@@ -125,13 +125,17 @@ def test_five_tasks_have_the_harness_verdicts_row_by_row(
         bootstrap_iters=0,
         device="cpu",
     )
-    worst, ties, rows = 0.0, [], 0
+    worst = 0.0
+    ties = []
+    rows = 0
     for name, (_, scored) in ours.items():
-        theirs = sorted(found["samples"][f"ours_{name}"], key=lambda each: each["doc_id"])
+        theirs = sorted(
+            found["samples"][f"ours_{name}"], key=lambda answer_row: answer_row["doc_id"]
+        )
         assert len(theirs) == len(scored) == ROWS
         for row, other in zip(scored, theirs, strict=True):
             nats = row.get("log_likelihoods") or [row["log_likelihood"]]
-            peers = [float(each[0][0]) for each in other["resps"]]
+            peers = [float(response[0][0]) for response in other["resps"]]
             worst = max([worst, *(abs(a - b) for a, b in zip(nats, peers, strict=True))])
             rows += 1
             ordered = sorted(nats, reverse=True)

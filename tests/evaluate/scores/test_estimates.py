@@ -39,10 +39,10 @@ def test_no_row_that_was_right_is_no_proof_that_none_would_be():
 
 def test_rows_that_go_together_count_as_one():
     values = [1.0, 0.0, 0.0, 1.0, 1.0]
-    each = estimate(
+    grouped = estimate(
         [v for v in values for _ in range(4)], groups=[f"{n}" for n in range(5) for _ in range(4)]
     )
-    assert each.error == pytest.approx(estimate(values).error) and each.groups == 5
+    assert grouped.error == pytest.approx(estimate(values).error) and grouped.groups == 5
     assert estimate(values, groups=[None] * 5) == estimate(values)
 
 
@@ -68,7 +68,8 @@ def test_a_ratio_is_of_the_sums():
 
 
 def test_a_difference_is_taken_row_by_row():
-    a, b = [1, 0, 1, 0] * 25, [1, 1, 1, 0] * 25
+    a = [1, 0, 1, 0] * 25
+    b = [1, 1, 1, 0] * 25
     found = estimate_paired_difference(a, b)
     assert found.difference.value == 0.25 and (found.a_only, found.b_only) == (0, 25)
     assert not found.within_noise

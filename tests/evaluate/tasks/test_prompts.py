@@ -32,7 +32,8 @@ def asked(tmp_path, rows, scoring=CHOICE, **task):
 def test_rows_are_read_from_lines_packed_lines_and_parquet(tmp_path):
     rows = [{"query": "é\u2028x", "gold": 1}, {"query": "b", "gold": 0}]
     plain = write(tmp_path / "a.jsonl", rows)
-    packed, table = tmp_path / "a.jsonl.gz", tmp_path / "a.parquet"
+    packed = tmp_path / "a.jsonl.gz"
+    table = tmp_path / "a.parquet"
     packed.write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
     pq.write_table(pa.Table.from_pylist(rows), table)
     for path in (plain, str(packed), str(table)):

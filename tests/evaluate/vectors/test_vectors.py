@@ -128,7 +128,7 @@ def test_ranks_and_scores_are_those_of_sorting_all():
     queries = generator.integers(-2, 3, (70, 4)).astype(np.float32)
     documents = generator.integers(-2, 3, (40, 4)).astype(np.float32)
     wanted = [generator.choice(40, size=n % 14 + 1, replace=False) for n in range(70)]
-    grades = [generator.integers(1, 4, len(each)).tolist() for each in wanted]
+    grades = [generator.integers(1, 4, len(relevant)).tolist() for relevant in wanted]
     ranks = compute_ranks(queries, documents, wanted)
     found = [score_ranks(r, g, (1, 5)) for r, g in zip(ranks, grades, strict=True)]
     for ours, theirs in zip(found, brute(queries, documents, wanted, grades, (1, 5)), strict=True):
@@ -139,7 +139,8 @@ def test_ranks_and_scores_are_those_of_sorting_all():
 def test_an_evaluation_has_both_with_errors_rows_and_a_page(evaluation, model, tmp_path):
     assert evaluate(evaluation("probe", "search")).counts["tasks"]["probe"] >= 0.5
     card = read_scorecard(str(tmp_path / "scores"))
-    probe, search = card.tasks["probe"], card.tasks["search"]
+    probe = card.tasks["probe"]
+    search = card.tasks["search"]
     assert (probe.metric, probe.rows) == ("accuracy", 4)
     assert list(search.metrics) == ["ndcg@10", "mrr", "recall@1", "recall@3"]
     assert search.rows == 2 and search.headline.error is not None  # the third has no document
@@ -153,14 +154,14 @@ def test_an_evaluation_has_both_with_errors_rows_and_a_page(evaluation, model, t
     wanted = [np.array([0, 4]), np.array([1])]
     by_hand = brute(queries, documents, wanted, [[2, 1], [1]], (1, 3))
     for name, score in search.metrics.items():
-        assert score.value == pytest.approx(np.mean([each[name] for each in by_hand]))
+        assert score.value == pytest.approx(np.mean([scores[name] for scores in by_hand]))
     again = evaluation("probe", "search", output="again")
     evaluate(again)
     for name in ("probe", "search"):
         rows = [tmp_path / out / "rows" / name / "00000.jsonl" for out in ("scores", "again")]
         assert rows[0].read_bytes() == rows[1].read_bytes()
     (pair,) = compare([str(tmp_path / "scores"), str(tmp_path / "again")])
-    assert {each.task for each in pair.tasks} == {"probe", "search"}
+    assert {compared.task for compared in pair.tasks} == {"probe", "search"}
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,10 @@ def test_up_is_refused_while_the_examples_values_stand() -> None:
 
 
 def test_the_example_s_share_is_yours_to_put_in() -> None:
-    assert any("10.0.0.2" in str(each) for each in check_cluster(CLUSTER / "gcp.yaml").placeholders)
+    assert any(
+        "10.0.0.2" in str(placeholder)
+        for placeholder in check_cluster(CLUSTER / "gcp.yaml").placeholders
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,8 +172,8 @@ def test_a_problem_is_one_line_whatever_the_file_says(tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
     path.write_text('"a\\nb\\e[2J": 1\nprovider: {type: aws}\n')
     said = [str(problem) for problem in check_cluster(path).problems]
-    assert any("no key 'a?b?[2J' here" in each for each in said)
-    assert all(each.isprintable() for each in said)
+    assert any("no key 'a?b?[2J' here" in line for line in said)
+    assert all(line.isprintable() for line in said)
 
 
 @pytest.mark.parametrize("name", ["aws", "gcp", "local"])
@@ -223,7 +226,7 @@ def test_secrets_in_commands_are_seen_and_never_said(text: str, found: bool) -> 
         (3, 3.0),
         ("16Gi", 16 * 2**30),
         ("1.5k", 1500.0),
-        *((each, None) for each in ("", "x", "1e3", "1.2.3", True, None, [])),
+        *((quantity, None) for quantity in ("", "x", "1e3", "1.2.3", True, None, [])),
     ],
 )
 def test_quantities_are_kubernetes_own(written: object, meant: float | None) -> None:

@@ -64,7 +64,7 @@ def test_workers_rent_nothing_and_pass_no_role() -> None:
 
 @pytest.mark.parametrize(("name", "passes"), [("head", "worker"), ("launcher", "head")])
 def test_a_role_is_passed_on_one_step_only(name: str, passes: str) -> None:
-    (statement,) = (each for each in policy(name) if "iam:PassRole" in each["Action"])
+    (statement,) = (rule for rule in policy(name) if "iam:PassRole" in rule["Action"])
     assert [arn.rpartition("/")[2] for arn in statement["Resource"]] == [f"trainrig-{passes}"]
     assert statement["Condition"]["StringEquals"]["iam:PassedToService"] == "ec2.amazonaws.com"
 

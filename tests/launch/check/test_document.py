@@ -29,7 +29,7 @@ def test_what_is_read_is_what_pyyaml_reads(data: dict[str, object]) -> None:
 def test_a_shipped_file_is_read_as_pyyaml_reads_it(path: Path) -> None:
     documents, problems = read_documents(path.read_text(), str(path))
     assert problems == []
-    assert [each.data for each in documents] == list(yaml.safe_load_all(path.read_text()))
+    assert [document.data for document in documents] == list(yaml.safe_load_all(path.read_text()))
 
 
 def test_each_key_and_entry_has_its_line() -> None:

@@ -33,7 +33,7 @@ def test_fewer_nodes_than_the_pools_may_have_are_the_dearest() -> None:
 
 
 def test_spot_is_reckoned_at_the_list_price_where_its_own_is_not_known() -> None:
-    prices = {each.pool.name: each for each in estimate([HEAD, GPU], None, TABLE).prices}
+    prices = {price.pool.name: price for price in estimate([HEAD, GPU], None, TABLE).prices}
     assert prices["gpu"].listed
     assert not prices["head"].listed
     paid = TABLE.find_instance("p5.48xlarge").model_copy(update={"spot_usd": 20.0})
@@ -57,7 +57,8 @@ def test_quotas_of_aws_are_virtual_cpus_by_family_and_market() -> None:
     more = PricedPool("l4", "g6.xlarge", "spot", 0, 10, 4, 1)
     old = PricedPool("a100", "p4d.24xlarge", "spot", 0, 2, 96, 8)
     found = {
-        each.name: each.needed for each in compute_quotas("aws", [HEAD, CPU, GPU, more, old], TABLE)
+        quota.name: quota.needed
+        for quota in compute_quotas("aws", [HEAD, CPU, GPU, more, old], TABLE)
     }
     assert found == {
         "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances": 8,
@@ -75,7 +76,7 @@ def test_quotas_of_google_are_processors_and_accelerators() -> None:
         PricedPool("gpu", "a3-highgpu-8g", "spot", 0, 4, 208, 8),
         PricedPool("own", "a2-ultragpu-1g", "on-demand", 0, 3, 12, 1),
     ]
-    found = {each.name: each.needed for each in compute_quotas("gcp", pools, TABLE)}
+    found = {quota.name: quota.needed for quota in compute_quotas("gcp", pools, TABLE)}
     assert found == {
         "N2_CPUS": 8,
         "PREEMPTIBLE_CPUS": 64,

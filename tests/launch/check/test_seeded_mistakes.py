@@ -208,7 +208,7 @@ def test_a_shipped_file_is_clean(name: str) -> None:
     assert check_cluster(CLUSTER / f"{name}.yaml").problems == ()
 
 
-@pytest.mark.parametrize(("name", "seed"), EACH, ids=lambda each: getattr(each, "says", None))
+@pytest.mark.parametrize(("name", "seed"), EACH, ids=lambda mistake: getattr(mistake, "says", None))
 def test_a_mistake_is_named_with_its_line(name: str, seed: Seed, tmp_path: Path) -> None:
     sown, line = seed.sow((CLUSTER / f"{name}.yaml").read_text())
     path = tmp_path / "sown.yaml"
@@ -224,13 +224,15 @@ def test_a_mistake_is_named_with_its_line(name: str, seed: Seed, tmp_path: Path)
 @pytest.mark.parametrize("name", SEEDS)
 def test_mistakes_are_named_all_at_once(name: str, tmp_path: Path) -> None:
     """Ten of them in one file, each in a part of it where no other was sown."""
-    sown, seeds = (CLUSTER / f"{name}.yaml").read_text(), []
+    sown = (CLUSTER / f"{name}.yaml").read_text()
+    seeds = []
     for seed in SEEDS[name]:
         if "YAML" in seed.says or len(seeds) == 10:
             continue
         tried, _ = seed.sow(sown) if seed.old in sown and seed.after in sown else (sown, 0)
         (tmp_path / "sown.yaml").write_text(tried)
         said = " ".join(map(str, check_cluster(tmp_path / "sown.yaml").problems))
-        if all(each.says in said for each in (*seeds, seed)):
-            sown, seeds = tried, [*seeds, seed]
+        if all(mistake.says in said for mistake in (*seeds, seed)):
+            sown = tried
+            seeds = [*seeds, seed]
     assert len(seeds) == 10

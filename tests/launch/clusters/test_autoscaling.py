@@ -71,7 +71,8 @@ def test_what_may_come_counts_and_what_never_will_is_refused_with_the_pools(scal
 def test_splits_bring_the_nodes_of_their_pool_and_leave_none(scaled, tmp_path, brief):
     make_work = functools.partial(slow_work, str(tmp_path), 1.0)
     phase = Phase(str(tmp_path / "records"), make_work)
-    seen, over = [], threading.Event()
+    seen = []
+    over = threading.Event()
     aside = threading.Thread(target=watch, args=(scaled, seen, over))
     aside.start()
     ray_session.map_splits(phase, SPLITS, workers=3, brief=brief)
@@ -96,7 +97,9 @@ def test_a_curation_on_nodes_that_came_for_it_equals_one_without_any(scaled, tmp
     source = CurationSource(name="web", paths=(f"{tmp_path}/*.warc.gz",), reading=APART)
     made = {}
     for workers in (0, 3):
-        output, seen, over = str(tmp_path / f"out-{workers}"), [], threading.Event()
+        output = str(tmp_path / f"out-{workers}")
+        seen = []
+        over = threading.Event()
         aside = threading.Thread(target=watch, args=(scaled, seen, over))
         aside.start()
         curate(Curation(output=output, workers=workers, sources=(source,)))
@@ -137,7 +140,8 @@ def test_a_run_grows_onto_nodes_that_come_and_outlives_one_that_goes(
     events.wait("attempt_started", attempts + 1)
     aside.end()
     assert at_two == [2]
-    found, wanted = chaos.what_came_of(job), chaos.what_came_of(straight)
+    found = chaos.what_came_of(job)
+    wanted = chaos.what_came_of(straight)
     for name in ("updates", "held out", "samples"):
         assert found[name] == wanted[name], name
     # This process is still connected, and has trained: nothing of it holds a node.

@@ -26,7 +26,8 @@ class Cloud:
     """Machines that lists show as the script says, look by look; its last word holds on."""
 
     def __init__(self, *looks):
-        self.looks, self.ended = list(looks), []
+        self.looks = list(looks)
+        self.ended = []
 
     def machines(self, cluster):
         look = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]

@@ -84,7 +84,8 @@ def test_a_token_of_the_environment_must_lie_where_the_file_says(
 def test_a_token_that_is_kept_elsewhere_is_not_that_of_the_file(
     cluster: OpenCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elsewhere, mounted = tmp_path / "token", tmp_path / ".ray" / "auth_token"
+    elsewhere = tmp_path / "token"
+    mounted = tmp_path / ".ray" / "auth_token"
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(elsewhere))
     mounted.parent.mkdir()
     mounted.write_text("b" * 64)

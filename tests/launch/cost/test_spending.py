@@ -28,8 +28,10 @@ TABLE = config.build(
     },
     "table",
 )
-SMALL, SMALL_SPOT = Kind("cpu", "small", "on-demand"), Kind("cpu", "small", "spot")
-LARGE, LARGE_SPOT = Kind("gpu", "large", "on-demand"), Kind("gpu", "large", "spot")
+SMALL = Kind("cpu", "small", "on-demand")
+SMALL_SPOT = Kind("cpu", "small", "spot")
+LARGE = Kind("gpu", "large", "on-demand")
+LARGE_SPOT = Kind("gpu", "large", "spot")
 LAPTOP = Kind("cpu", "laptop", "on-demand")  # as cluster/local.yaml labels it: not rented
 STRANGE = Kind("gpu", "strange", "spot")
 

@@ -16,7 +16,9 @@ class Followed:
     def __init__(self, home):
         self.run = home.create("evaluate", "/data/out")
         self.run.take_attempt("job", "http://here", "", {})
-        self.lines, self.said, self.clock = [], [], Clock()
+        self.lines = []
+        self.said = []
+        self.clock = Clock()
         self.following = Following(
             self.run, self.lines.append, self.said.append, self.clock, self.clock.sleep
         )
@@ -58,7 +60,7 @@ def test_a_storage_that_answers_again_is_read_on(followed, fail, error):
         if clock.now > SILENT_SECONDS + 5.0 and not followed.following.record.read_status().ended:
             followed.run.record("ended", 1, state="done", exit_code=0)
 
-    clock.each = end
+    clock.after_sleep = end
     states = [status.state for status in followed.following.watch()]
     assert (states[0], states[-1]) == ("queued", "done")
     assert sum("no answer" in line for line in followed.said) == 1
@@ -77,7 +79,8 @@ def test_a_storage_that_stays_silent_is_told_of_and_how_to_go_on(followed, fail,
 
 
 def test_no_line_is_lost_or_told_twice_when_storage_fails_between(followed, monkeypatch):
-    clock, read = followed.clock, type(followed.run).read_events
+    clock = followed.clock
+    read = type(followed.run).read_events
     followed.log(b"first\n")
     followed.following.look()
     followed.log(b"second\n")
@@ -95,7 +98,7 @@ def test_no_line_is_lost_or_told_twice_when_storage_fails_between(followed, monk
             followed.log(b"third\n")
             followed.run.record("ended", 1, state="done", exit_code=0)
 
-    clock.each = end
+    clock.after_sleep = end
     list(followed.following.watch())
     assert followed.lines == [b"first", b"second", b"third"]
     assert any("no answer" in line for line in followed.said)

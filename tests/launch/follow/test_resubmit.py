@@ -23,8 +23,11 @@ class Watched:
     """A run that is watched; what is submitted again is a new attempt that is done."""
 
     def __init__(self, home, cluster):
-        self.run, self.cluster = home.create("evaluate", "/data/out"), cluster
-        self.clock, self.said, self.sent = Clock(), [], 0
+        self.run = home.create("evaluate", "/data/out")
+        self.cluster = cluster
+        self.clock = Clock()
+        self.said = []
+        self.sent = 0
         self.attempt = self.take()
         following = Following(
             self.run, lambda line: None, self.said.append, self.clock, self.clock.sleep
@@ -85,7 +88,7 @@ def beating(watched, there, until):
     """The run beats, by its own machine's clock, and ends after so long."""
     last = [0.0]
 
-    def each():
+    def after_sleep():
         if watched.clock.now - last[0] >= 5.0:
             last[0] = watched.clock.now
             with there():
@@ -93,7 +96,7 @@ def beating(watched, there, until):
         if watched.clock.now >= until:
             watched.end()
 
-    watched.clock.each = each
+    watched.clock.after_sleep = after_sleep
 
 
 def test_a_run_whose_job_is_over_without_an_end_is_submitted_again(watched):
@@ -126,11 +129,11 @@ def test_what_somebody_else_has_submitted_again_is_followed(watched, cluster):
 
     cluster.answer = late
 
-    def each():
+    def after_sleep():
         if watched.clock.now >= 4.0 and not watched.run.read_status().ended:
             watched.run.record("ended", 2, state="done", exit_code=0)
 
-    watched.clock.each = each
+    watched.clock.after_sleep = after_sleep
     assert watched.watch.wait_for_end()["attempt"] == 2
     assert watched.sent == 0 and watched.run.find_newest_attempt() == 2
 
@@ -177,7 +180,8 @@ def test_a_run_that_is_silent_with_its_cluster_is_given_up(watched, cluster, oth
 def test_storage_that_fails_while_it_decides_ends_nothing(watched, monkeypatch):
     watched.begun()
     watched.job("false").wait()
-    asked, times = type(watched.run).stop_requested, []
+    asked = type(watched.run).stop_requested
+    times = []
 
     def once(run, attempt):
         if watched.clock.now >= 2.0 and not times:

@@ -71,8 +71,10 @@ def test_of_attempts_taken_at_once_each_has_a_number_of_its_own(run):
     for thread in threads:
         thread.join()
     taken = run.read_attempts()
-    assert [each.number for each in taken] == list(range(1, 9)) and run.find_newest_attempt() == 8
-    assert {each.submission_id for each in taken} == {f"job-{n}" for n in range(1, 9)}
+    assert [started.number for started in taken] == list(
+        range(1, 9)
+    ) and run.find_newest_attempt() == 8
+    assert {started.submission_id for started in taken} == {f"job-{n}" for n in range(1, 9)}
     assert run.read_attempt(3) == taken[2]
 
 
@@ -215,7 +217,8 @@ def test_the_log_is_read_back_in_the_order_of_attempts(run):
 
 def test_a_run_is_found_by_the_beginning_of_its_id(tmp_path):
     home = Home(str(tmp_path))
-    model, tokens = home.create("pretrain", "/x/model"), home.create("tokenize", "/x/tokens")
+    model = home.create("pretrain", "/x/model")
+    tokens = home.create("tokenize", "/x/tokens")
     other = home.create("pretrain", "/y/model")
     assert home.find(model.id) == model
     assert home.find("tok") == tokens

@@ -31,7 +31,8 @@ class Told:
 
 def heard(*says, problems=(), wait=lambda seconds: None):
     """What was to be drained while the source said this; `problems` of the first tries."""
-    drained, left = [], itertools.chain(problems, itertools.repeat(""))
+    drained = []
+    left = itertools.chain(problems, itertools.repeat(""))
 
     def drain(notice):
         drained.append(notice)
@@ -64,7 +65,8 @@ def test_trouble_is_never_a_notice_and_no_trouble_makes_a_notice_be_missed(caplo
 
 
 def test_a_deadline_that_moves_is_told_again():
-    first, second = soon(60), soon(30)
+    first = soon(60)
+    second = soon(30)
     assert heard(first, second) == [first, second]
 
 

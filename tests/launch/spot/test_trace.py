@@ -93,7 +93,8 @@ def test_a_storm_by_chance_is_a_trace_and_the_same_for_a_seed(
 
 
 def test_a_notice_is_given_before_the_loss_even_if_other_nodes_go_between():
-    first, second = Event(10.0, "a", "lost", 0.0), Event(12.0, "b", "lost", 5.0)
+    first = Event(10.0, "a", "lost", 0.0)
+    second = Event(12.0, "b", "lost", 5.0)
     assert _order_events([first, second]) == [
         (7.0, second, True),
         (10.0, first, False),

@@ -61,7 +61,7 @@ def test_the_upload_alone_is_a_trainrig(tmp_path: Path) -> None:
 
 
 def test_pinned_are_the_versions_here_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = dict(each.split("==") for each in pin_versions())
+    found = dict(pin.split("==") for pin in pin_versions())
     assert found["numpy"] == metadata.version("numpy")
     assert found["torch"] == metadata.version("torch").partition("+")[0]
     assert "ray" not in found
@@ -70,4 +70,4 @@ def test_pinned_are_the_versions_here_without_ray(monkeypatch: pytest.MonkeyPatc
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(package_upload.metadata, "requires", not_installed)
-    assert dict(each.split("==") for each in pin_versions()).items() <= found.items()
+    assert dict(pin.split("==") for pin in pin_versions()).items() <= found.items()

@@ -30,7 +30,8 @@ from trainrig.ray_runtime.ray_pools import NodePool
 ELSEWHERE = "203.0.113.7"  # an address for documentation: nobody's
 
 _server = runpy.run_path(str(Path(__file__).parents[1] / "jobs_server.py"))
-node, TOKEN = _server["node"], _server["TOKEN"]
+node = _server["node"]
+TOKEN = _server["TOKEN"]
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def make_request(tmp_path: Path, dashboard: Any) -> Callable[..., SubmissionRequ
 
 
 def problems(found: Preflight) -> list[tuple[str, str]]:
-    return [(each.what, each.text) for each in found.problems]
+    return [(problem.what, problem.text) for problem in found.problems]
 
 
 def one_problem(found: Preflight) -> tuple[str, str]:
@@ -98,7 +99,7 @@ def test_nothing_is_wrong_with_a_run_that_can_work(
 ) -> None:
     found = examine(make_request())
     assert not problems(found)
-    said = {each.what: each.text for each in found.findings}
+    said = {finding.what: finding.text for finding in found.findings}
     assert said["resources"] == "workers: 2 of 1 CPU each: room for 4 now"
     assert said["versions"].startswith(f"Ray {metadata.version('ray')}, Python 3.")
     assert not storage.list_files(found.home.path)
@@ -173,7 +174,8 @@ def test_a_token_does_not_go_to_a_proxy(dashboard: Any, monkeypatch: pytest.Monk
 def test_other_versions_on_the_cluster(
     make_request: Callable[..., SubmissionRequest], dashboard: Any
 ) -> None:
-    dashboard.ray, dashboard.python = "2.54.0", "3.10.12"
+    dashboard.ray = "2.54.0"
+    dashboard.python = "3.10.12"
     what, text = one_problem(examine(make_request()))
     assert what == "versions"
     assert "the cluster has Ray 2.54.0, and here is" in text
@@ -226,7 +228,8 @@ sequence_length = 32
 global_batch = 8
 micro_batch = 2
 """
-CLUSTER, INSTANCE = "trainrig.io/cluster", "trainrig.io/instance"
+CLUSTER = "trainrig.io/cluster"
+INSTANCE = "trainrig.io/instance"
 GPUS = {
     "name": "gpu",
     "resources": {"CPU": 96, "GPU": 8},
@@ -252,7 +255,7 @@ def test_training_is_reckoned_for_the_gpus_that_will_come_though_cpus_are_up(
 ) -> None:
     dashboard.nodes[0]["labels"] = {CLUSTER: "aws"}
     dashboard.pools = [GPUS]
-    said = {each.what: each.text for each in examine(pretrain()).findings}
+    said = {finding.what: finding.text for finding in examine(pretrain()).findings}
     assert dashboard.questions == 1
     asked = "workers: 2 of 1 CPU and 1 GPU each"
     assert said["resources"].startswith(f"{asked}: room for 0 now, for 16 with what may come")
@@ -265,7 +268,7 @@ def test_nothing_is_asked_of_a_machine_alone_nor_for_stages_without_accelerators
     dashboard: Any,
 ) -> None:
     dashboard.pools = [GPUS]
-    said = {each.what: each.text for each in examine(pretrain()).findings}
+    said = {finding.what: finding.text for finding in examine(pretrain()).findings}
     assert said["resources"] == "workers: 2 of 1 CPU each: room for 4 now"
     dashboard.nodes[0]["labels"] = {CLUSTER: "aws"}
     assert not problems(examine(make_request()))
@@ -279,7 +282,7 @@ def test_a_table_of_prices_is_read_before_anything_is_sent(
     table = tmp_path / "prices.toml"
     limits = Limits(hardware=str(table))
     table.write_text(PRICES)
-    said = {each.what: each.text for each in examine(pretrain(limits=limits)).findings}
+    said = {finding.what: finding.text for finding in examine(pretrain(limits=limits)).findings}
     assert said["hardware"] == f"{table}: 1 instances with prices"
     assert "h on core x 2" in said["cost"] and " USD (1 mine, " in said["cost"]
     table.write_text(PRICES.replace("usd = 2.0", "usd = -2.0"))
@@ -316,17 +319,25 @@ def test_another_live_run_there_is_told_of_as_each_pays_for_all_nodes(
     home = Home.choose(f"{tmp_path}/home")
     elsewhere = home.create("curate", "s3://b/elsewhere")
     elsewhere.take_attempt("a", "http://another:8265", "", {})
-    assert not [each for each in examine(make_request()).findings if each.verdict == "warning"]
+    assert not [
+        finding for finding in examine(make_request()).findings if finding.verdict == "warning"
+    ]
     other = home.create("curate", "s3://b/other")
     other.take_attempt("b", dashboard.address, "", {})
     own = home.create("curate", f"{tmp_path}/documents")
     own.record("ended", 1, state="failed")
-    (told,) = [each for each in examine(make_request()).findings if each.verdict == "warning"]
+    (told,) = [
+        finding for finding in examine(make_request()).findings if finding.verdict == "warning"
+    ]
     assert told.text == f"live on this cluster: {other.id}; each is charged for all its nodes"
     dashboard.nodes[0]["labels"] = {CLUSTER: "aws"}  # reached at an address that others are, too
-    assert not [each for each in examine(make_request()).findings if each.verdict == "warning"]
+    assert not [
+        finding for finding in examine(make_request()).findings if finding.verdict == "warning"
+    ]
     other.take_attempt("c", "http://10.0.0.1:8265", "aws", {})
-    assert [each.what for each in examine(make_request()).findings if each.verdict == "warning"]
+    assert [
+        finding.what for finding in examine(make_request()).findings if finding.verdict == "warning"
+    ]
 
 
 def _node(cpus: float, gpus: float = 0.0) -> ClusterNode:
@@ -351,7 +362,8 @@ def test_room_is_that_of_nodes_and_pools(
 
 
 def test_stages_without_accelerators_have_the_room_of_their_own_pool() -> None:
-    cpu, gpu = {"trainrig.io/pool": "cpu"}, {"trainrig.io/pool": "gpu"}
+    cpu = {"trainrig.io/pool": "cpu"}
+    gpu = {"trainrig.io/pool": "gpu"}
     pools = [
         NodePool("small", {"CPU": 2.0}, cpu, 1),
         NodePool("large", {"CPU": 96.0, "GPU": 8.0}, gpu, 4),
@@ -475,7 +487,7 @@ def test_every_problem_is_told_at_once_and_ends_with_2(
     assert ended.value.code == 2
     said = capfd.readouterr()
     table = json.loads(said.out)["preflight"]
-    wrong = [each["what"] for each in table if each["verdict"] == "problem"]
+    wrong = [row["what"] for row in table if row["verdict"] == "problem"]
     assert wrong == ["versions", "home", "sources[0].paths[0]"]
     assert said.err.strip() == "trainrig: submit: 3 problems; nothing was uploaded"
     with pytest.raises(SystemExit) as ended:

@@ -23,7 +23,8 @@ def test_nodes_are_told_by_their_labels_while_they_live_and_no_answer_is_no_news
         node = cluster.add_node(**small, labels=labels)
         address = cluster.address
         nodes = LiveNodes(address)
-        unlabelled, labelled = Kind("", "", ""), Kind("cpu", "c7i.8xlarge", "spot")
+        unlabelled = Kind("", "", "")
+        labelled = Kind("cpu", "c7i.8xlarge", "spot")
         assert sorted(nodes.look(), key=str) == [unlabelled, labelled]
         cluster.remove_node(node, allow_graceful=True)
         assert nodes.look() == [unlabelled]

@@ -33,11 +33,13 @@ tiny = runpy.run_path(str(Path(__file__).parents[2] / "train" / "tiny.py"))
 def inputs(tmp_path_factory):
     """Many files of made-up documents, and a tokenizer: two folders."""
     base = tmp_path_factory.mktemp("inputs")
-    folder, dice = str(base / "curated"), random.Random(7)
+    folder = str(base / "curated")
+    dice = random.Random(7)
     source = CurationSource(name="made-up", paths=("made-up.warc",))
     stage = manifest.claim(folder, Curation(output=folder, workers=0, sources=(source,)), {})
     Path(stage.build_path("kept")).mkdir()
-    words, files = [word for each in tiny["WORDS"].values() for word in each], {}
+    words = [word for group in tiny["WORDS"].values() for word in group]
+    files = {}
     for number in range(FILES):
         rows = [
             {
@@ -88,7 +90,8 @@ def attend_in_process(home, record, attempt):
 @pytest.mark.slow
 def test_a_run_that_is_stopped_in_the_middle_goes_on_to_the_same_bytes(tmp_path, inputs):
     straight = tokenize(run_file(inputs, tmp_path / "straight"))
-    home, run = Home(str(tmp_path / "home")), run_file(inputs, tmp_path / "out")
+    home = Home(str(tmp_path / "home"))
+    run = run_file(inputs, tmp_path / "out")
     record, first = submit(home, run)
     pace = Pace(heartbeat=0.2, look=0.02, poll=0.01)
     supervisor = JobSupervisor(record, first, Limits(), build_verb_command(record), pace)
@@ -120,7 +123,8 @@ def test_a_run_that_is_stopped_in_the_middle_goes_on_to_the_same_bytes(tmp_path,
 
 @pytest.mark.slow
 def test_a_run_file_that_cannot_work_is_refused_with_its_own_line(tmp_path, inputs):
-    home, run = Home(str(tmp_path / "home")), run_file(inputs, tmp_path / "out")
+    home = Home(str(tmp_path / "home"))
+    run = run_file(inputs, tmp_path / "out")
     record, attempt = submit(home, run.model_copy(update={"tokenizer": f"{tmp_path}/none"}))
     process = attend_in_process(home, record, attempt)
     ended = record.read_status().ended
@@ -130,7 +134,8 @@ def test_a_run_file_that_cannot_work_is_refused_with_its_own_line(tmp_path, inpu
 
 @pytest.mark.slow
 def test_limits_that_cannot_work_end_the_attempt_and_not_only_its_job(tmp_path, inputs):
-    home, run = Home(str(tmp_path / "home")), run_file(inputs, tmp_path / "out")
+    home = Home(str(tmp_path / "home"))
+    run = run_file(inputs, tmp_path / "out")
     record, attempt = submit(home, run, hardware=f"{tmp_path}/none.toml")
     process = attend_in_process(home, record, attempt)
     assert process.returncode == 2 and "none.toml" in process.stderr

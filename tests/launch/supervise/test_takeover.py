@@ -32,7 +32,7 @@ def test_of_many_attempts_at_once_one_child_runs_at_a_time(supervise, local, tmp
     held = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     held += f"os.mkdir({busy!r}); time.sleep(0.2); os.rmdir({busy!r})"
     attempts = [supervise(local, held) for _ in range(5)]
-    ends = [each.end() for each in attempts]
+    ends = [attempt.end() for attempt in attempts]
     assert ends[-1]["state"] == "done" and ends[-1]["tries"] == 1
 
 

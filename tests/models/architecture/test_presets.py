@@ -182,5 +182,7 @@ def test_a_cache_holds_no_more_of_a_local_layer_than_its_window():
     # arXiv:2407.21783's 8B: 32 layers, 8 heads of 128 channels, 2 bytes: 128 KiB a token.
     assert estimate_cache_memory(settings(preset="llama-3-8b"), 8192) == 8192 * 131_072
     config = settings(preset="gemma-3-1b")
-    local, far = 22, 4  # of 26 layers
+    # of 26 layers
+    local = 22
+    far = 4
     assert estimate_cache_memory(config, 4096) == 2 * 2 * 256 * (local * 512 + far * 4096)

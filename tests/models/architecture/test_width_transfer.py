@@ -56,7 +56,8 @@ def test_each_parameter_has_its_role():
 
 
 def test_fresh_weights_shrink_as_their_role_says():
-    narrow, wide = decoder(64), decoder(256)
+    narrow = decoder(64)
+    wide = decoder(256)
     for name, share in {
         "embedding.weight": 1,
         "layers.0.attention.query.weight": 1 / 2,
@@ -81,7 +82,8 @@ def test_a_tied_head_divides_its_logits():
     config = decoder(256, tie_embeddings=True, logit_multiplier=2.0)
     assert config.plain.logit_multiplier == 2.0 / 4
     assert decoder(256).plain.logit_multiplier == 1.0
-    model, plain = Decoder(config), Decoder(config.plain)
+    model = Decoder(config)
+    plain = Decoder(config.plain)
     initialise(model, 0)
     plain.load_state_dict(model.state_dict())
     assert torch.equal(model(IDS).logits, plain(IDS).logits)
@@ -104,14 +106,14 @@ def shares(optimizer, **changes):
             by_name[name] = group[RATE_SHARE], group["weight_decay"]
     layer = "layers.0.feedforward."
     names = ("embedding.weight", layer + "experts.up", layer + "router.weight", "head.weight")
-    return [by_name[each] for each in (*names, "norm.weight")]
+    return [by_name[tensor_name] for tensor_name in (*names, "norm.weight")]
 
 
 def test_rates_go_with_the_width_and_rate_times_decay_does_not():
     adamw = AdamW(weight_decay=0.1)
-    each = [(1, 0.1), (1 / 4, 0.4), (1 / 4, 0.4), (1 / 4, 0.4), (1, 0.0)]
-    assert shares(adamw) == each
-    assert shares(Lion(weight_decay=0.1)) == each
+    expected = [(1, 0.1), (1 / 4, 0.4), (1 / 4, 0.4), (1 / 4, 0.4), (1, 0.0)]
+    assert shares(adamw) == expected
+    assert shares(Lion(weight_decay=0.1)) == expected
     muon = Muon(lr=0.02, weight_decay=0.1, rest=AdamW(lr=0.01, weight_decay=0.1))
     assert shares(muon) == [(0.5, 0.1), (1, 0.1), (0.5, 0.2), (0.125, 0.4), (0.5, 0.0)]
     matched = muon.model_copy(update={"scale": "match_rms_adamw"})
@@ -135,7 +137,8 @@ def test_two_ways_to_follow_the_width_are_refused():
 
 def moved(config, optimizer, steps=3):
     """Root mean squares of what `steps` change of the last layer's stream, and of logits."""
-    model, transfer = Decoder(config), find_width_transfer(config)
+    model = Decoder(config)
+    transfer = find_width_transfer(config)
     initialise(model, 0)
     built = build_optimizer(model.named_parameters(), optimizer, (), transfer)
     for group in built.param_groups:
@@ -150,7 +153,7 @@ def moved(config, optimizer, steps=3):
             F.cross_entropy(found.flatten(0, 1), IDS[:, 1:].flatten()).backward()
             built.step()
             built.zero_grad()
-    return [(each[-1] - each[0]).square().mean().sqrt().item() for each in (streams, logits)]
+    return [(values[-1] - values[0]).square().mean().sqrt().item() for values in (streams, logits)]
 
 
 @pytest.mark.slow
@@ -168,8 +171,8 @@ def test_activations_move_as_far_at_any_width(optimizer, tied):
 
     def powers(mup):
         found = [moved(decoder(w, mup, tie_embeddings=tied), optimizer) for w in WIDTHS]
-        logs = [np.log(each) for each in zip(*found, strict=True)]
-        return [float(np.polyfit(np.log(WIDTHS), each, 1)[0]) for each in logs]
+        logs = [np.log(values) for values in zip(*found, strict=True)]
+        return [float(np.polyfit(np.log(WIDTHS), values, 1)[0]) for values in logs]
 
     stream, logits = powers(MUP)
     # Of logits, those of fresh weights, which fade with the width, are a part at these.

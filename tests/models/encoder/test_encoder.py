@@ -56,8 +56,8 @@ def reached(
     model.embedding.forward = lambda _: embedded  # so that gradients can be had of each place
     logits = model(ids, positions_BT=positions).logits[0]
     rows = [
-        torch.autograd.grad(each.square().sum(), embedded, retain_graph=True)[0][0].abs().sum(-1)
-        for each in logits
+        torch.autograd.grad(logit.square().sum(), embedded, retain_graph=True)[0][0].abs().sum(-1)
+        for logit in logits
     ]
     return torch.stack(rows) > 0
 
@@ -119,15 +119,16 @@ def test_blocks_around_give_what_the_whole_mask_gives_forward_and_backward(windo
 def test_what_was_counted_is_what_is_built(changes):
     config = settings(**changes)
     model = build_model(config)
-    built = {name: tuple(each.shape) for name, each in model.named_parameters()}
+    built = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     assert built == parameter_shapes(config)
     count = count_parameters(config)
-    assert count.total == sum(each.numel() for each in model.parameters())
+    assert count.total == sum(parameter.numel() for parameter in model.parameters())
     assert estimate_step_memory(config, Training(steps=1, optimizer=AdamW()), 1, 8, 8, 16).total > 0
 
 
 def test_operations_are_those_of_products_counted_one_by_one():
-    config, length = settings(**LOCAL), 17
+    config = settings(**LOCAL)
+    length = 17
     keys = [length, None, None]
     keys[1] = keys[2] = (
         sum(min(place + 2, length - 1) - max(place - 2, 0) + 1 for place in range(length)) / length
@@ -206,7 +207,8 @@ def test_a_run_file_chooses_an_encoder_by_its_kind_and_a_decoder_by_none(tmp_pat
 
 def test_logits_do_not_know_what_padding_holds():
     """Rows filled up to one length, their padding a document of its own."""
-    model, documents = made(**LOCAL), torch.tensor([[1] * 13 + [0] * 7])
+    model = made(**LOCAL)
+    documents = torch.tensor([[1] * 13 + [0] * 7])
     positions = torch.arange(20)[None]
     with torch.no_grad():
         alone = model(IDS[:, :13]).logits

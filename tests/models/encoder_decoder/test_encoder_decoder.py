@@ -42,7 +42,7 @@ def made(**changes):
 @pytest.mark.parametrize("changes", [{}, {"feedforward": {"kind": "ReLU"}, "tie_embeddings": True}])
 def test_sizes_are_declared_without_torch_as_the_network_has_them(changes):
     model = made(**changes)
-    named = {name: tuple(each.shape) for name, each in model.named_parameters()}
+    named = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     assert named == parameter_shapes(model.config)
     assert sum(math.prod(size) for size in named.values()) == count_parameters(model.config).total
 
@@ -62,8 +62,10 @@ def test_packed_documents_are_those_alone():
 @torch.no_grad()
 def test_padding_changes_nothing_and_gives_numbers():
     model = made()
-    segments, written = torch.ones_like(IDS[:1]), torch.ones_like(WRITTEN[:1])
-    segments[:, 15:], written[:, 7:] = 0, 0
+    segments = torch.ones_like(IDS[:1])
+    written = torch.ones_like(WRITTEN[:1])
+    segments[:, 15:] = 0
+    written[:, 7:] = 0
     padded = model(IDS[:1], WRITTEN[:1], segments, written).logits
     alone = model(IDS[:1, :15], WRITTEN[:1, :7]).logits
     assert (padded[:, :7] - alone).abs().max() < 1e-5
@@ -90,7 +92,8 @@ def test_no_token_sees_what_comes_after_it_in_what_is_written():
 def test_writing_token_by_token_with_caches_is_writing_at_once():
     model = made()
     whole = model(IDS, WRITTEN).logits
-    segments, one = torch.ones_like(IDS), torch.ones_like(WRITTEN[:, :1])
+    segments = torch.ones_like(IDS)
+    one = torch.ones_like(WRITTEN[:, :1])
     memory = model.read(IDS, segments)
     caches = [CrossCache(KeyValueCache()) for _ in range(model.config.layers)]
     for place in range(WRITTEN.shape[1]):
@@ -144,10 +147,10 @@ def test_operations_are_those_of_every_product():
         nonlocal made_by_maps
         made_by_maps += 2 * given[0].shape[:-1].numel() * module.weight.numel()
 
-    maps = [each for each in model.modules() if isinstance(each, torch.nn.Linear)]
-    for each in maps:
-        if each is not model.head:
-            each.register_forward_hook(count)
+    maps = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
+    for linear in maps:
+        if linear is not model.head:
+            linear.register_forward_hook(count)
     model(IDS[:1], WRITTEN[:1])
     flops = count_encoder_decoder_flops(model.config, 20, 9)
     heads = 4 * 4 * 8  # multiply and add, queries by keys and weights by values, heads, channels
@@ -201,7 +204,8 @@ def test_entropy_of_attention_is_measured_with_the_bias():
 @torch.no_grad()
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_an_answer_is_what_whole_passes_would_give(temperature):
-    model, read = made(), IDS[0].tolist()
+    model = made()
+    read = IDS[0].tolist()
     sampling = Sampling(temperature=temperature, maximum_tokens=12, seed=4)
     found = write_answer(model, read, (0, 7), sampling, stop=(), entries=60)
     written: list[int] = []

@@ -119,7 +119,7 @@ def test_after_a_step_of_training_the_folder_is_read_by_transformers(pair, trans
     back, report = transformers.AutoModelForMaskedLM.from_pretrained(
         out, attn_implementation="eager", output_loading_info=True
     )
-    assert not any(report[each] for each in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     with torch.no_grad():
         assert (back(IDS).logits - trained(IDS).logits).abs().max() <= BOUND
         assert (back(IDS).logits - theirs(IDS).logits).abs().max() > 100 * BOUND

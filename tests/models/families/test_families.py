@@ -89,7 +89,7 @@ def test_greedy_texts_of_a_batch_are_transformers(pair):
         ids, attention_mask=mask.long(), do_sample=False, max_new_tokens=14, eos_token_id=None,
         pad_token_id=0,
     )[:, width:]  # fmt: skip
-    assert [list(each.ids) for each in said] == expected.tolist()
+    assert [list(completion.ids) for completion in said] == expected.tolist()
     alone = [generate(ours, request.prompt, greedy, stop=()) for request in requests]
     assert alone == said
 
@@ -108,7 +108,7 @@ def test_after_a_step_of_training_the_folder_is_read_by_transformers(pair, trans
     back, report = transformers.AutoModelForCausalLM.from_pretrained(
         out, attn_implementation="eager", output_loading_info=True
     )
-    assert not any(report[each] for each in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     with torch.no_grad():
         assert (back(IDS).logits - trained(IDS).logits).abs().max() <= BOUND
         assert (back(IDS).logits - theirs(IDS).logits).abs().max() > 100 * BOUND

@@ -115,7 +115,7 @@ def test_classes_are_transformers_and_keep_their_names(name, transformers, tmp_p
     back, report = transformers.AutoModelForSequenceClassification.from_pretrained(
         out, attn_implementation="eager", output_loading_info=True
     )
-    assert not any(report[each] for each in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert (back(IDS, attention_mask=THERE, **more).logits - found).abs().max() <= BOUND
     assert back.config.id2label == dict(enumerate(LABELS))
     # With classes of other names, all else as it was.
@@ -143,7 +143,7 @@ def test_spans_are_transformers(name, transformers, tmp_path):
     back, report = transformers.AutoModelForQuestionAnswering.from_pretrained(
         out, attn_implementation="eager", output_loading_info=True
     )
-    assert not any(report[each] for each in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     again = back(IDS, attention_mask=THERE, **more)
     assert ((again.start_logits - found[:, :, 0]) * THERE).abs().max() <= BOUND
     assert 'pipeline_tag: "question-answering"' in (out / "README.md").read_text()
@@ -161,7 +161,7 @@ def test_a_model_of_masked_prediction_is_written_as_a_classifier(name, transform
     theirs, report = transformers.AutoModelForSequenceClassification.from_pretrained(
         out, output_loading_info=True
     )
-    assert not any(report[each] for each in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert theirs.config.id2label == dict(enumerate(LABELS))
 
 
@@ -223,8 +223,11 @@ def test_of_a_model_trained_with_a_generator_each_goes_out_by_itself(transformer
     model = build_model(config)
     initialise(model, 3)
     files = TokenizerFiles(BROUGHT["brought"]("gpt2").tokenizer)
-    run, tensors = str(tmp_path / "run"), model.state_dict()
-    planned = {name: PlannedTensor(tuple(each.shape), each.clone) for name, each in tensors.items()}
+    run = str(tmp_path / "run")
+    tensors = model.state_dict()
+    planned = {
+        name: PlannedTensor(tuple(tensor.shape), tensor.clone) for name, tensor in tensors.items()
+    }
     checkpoint.write_model(run, config, files.tokenizer, planned, {})
     with pytest.raises(SystemExit) as ended:
         cli.main(["export", run, str(tmp_path / "discriminator")])

@@ -84,7 +84,9 @@ def test_after_a_step_of_training_the_folder_is_read_by_transformers(pair, trans
     trained.load_state_dict(ours.state_dict())
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.01)
     trained(IDS, WRITTEN).logits.float().logsumexp(-1).sum().backward()
-    assert all(each.grad is not None and each.grad.any() for each in trained.parameters())
+    assert all(
+        parameter.grad is not None and parameter.grad.any() for parameter in trained.parameters()
+    )
     optimizer.step()
     state = trained.state_dict()
     out = tmp_path / "out"
@@ -92,7 +94,7 @@ def test_after_a_step_of_training_the_folder_is_read_by_transformers(pair, trans
     back, report = transformers.AutoModelForSeq2SeqLM.from_pretrained(
         out, attn_implementation="eager", output_loading_info=True
     )
-    assert not any(report[each] for each in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     with torch.no_grad():
         found = back(input_ids=IDS, decoder_input_ids=WRITTEN).logits
         assert (found - trained(IDS, WRITTEN).logits).abs().max() <= BOUND

@@ -81,7 +81,7 @@ def frequencies(logits, sampling, draws=4000):
     stream = derive_stream(sampling)
     tokens = [NextToken(sampling, stream, place) for place in range(draws)]
     counts = Counter(draw(torch.tensor(logits).expand(draws, -1), tokens))
-    return {each: count / draws for each, count in counts.items()}
+    return {token: count / draws for token, count in counts.items()}
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,8 @@ SHARED = [(3, 14, 15), (9,), (3, 14, 15), (3, 14, 15), (2, 6, 5, 3, 5), (9,)]
 def test_a_prompt_that_requests_share_is_read_once_and_each_goes_its_own_way(
     build, attention, prompts
 ):
-    model, read = build(attention=attention), []
+    model = build(attention=attention)
+    read = []
     model.register_forward_pre_hook(lambda _, inputs: read.append(tuple(inputs[0].shape)))
     requests = [
         Request(prompt, Sampling(temperature=1.5, maximum_tokens=9, seed=seed))
@@ -125,5 +126,5 @@ def test_a_prompt_that_requests_share_is_read_once_and_each_goes_its_own_way(
     found = generate_batch(model, requests, stop=())
     assert read[0] == (len(set(prompts)), max(map(len, prompts)))
     assert set(read[1:]) == {(len(prompts), 1)}
-    assert found == [generate_batch(model, [each], stop=())[0] for each in requests]
-    assert len({each.ids for each in found}) == len(found)
+    assert found == [generate_batch(model, [request], stop=())[0] for request in requests]
+    assert len({completion.ids for completion in found}) == len(found)

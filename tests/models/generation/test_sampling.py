@@ -55,7 +55,7 @@ def test_a_penalty_moves_the_likeliest_too():
 
 def test_rows_that_are_drawn_together_get_what_each_gets_alone():
     settings = [{}, {"temperature": 0.0}, {"temperature": 0.7}, *SETTINGS]
-    kinds = [Sampling(**each, seed=seed) for each, seed in product(settings, (0, 7, 2**40))]
+    kinds = [Sampling(**setting, seed=seed) for setting, seed in product(settings, (0, 7, 2**40))]
     tokens = [
         NextToken(kind, derive_stream(kind), place, SAID[: place + 1])
         for place in range(4)

@@ -36,7 +36,8 @@ def _list_documents(query, key, value, query_bounds, key_bounds):
 
 
 def _compute_logits(q, k, causal, scale, left, right):
-    new, count = q.shape[1], k.shape[1]
+    new = q.shape[1]
+    count = k.shape[1]
     distance = torch.arange(count - new, count)[:, None] - torch.arange(count)
     hidden = torch.zeros_like(distance, dtype=torch.bool)
     if causal or right >= 0:
@@ -51,14 +52,15 @@ def flash_forward(*given, scale, window_size_left, window_size_right):
     query, key, value, query_bounds, key_bounds, most_queries, most_keys, dropped, causal, _ = given
     assert query_bounds.dtype == key_bounds.dtype == torch.int32
     assert (most_queries, most_keys) == tuple(
-        int(each.diff().max()) for each in (query_bounds, key_bounds)
+        int(bounds.diff().max()) for bounds in (query_bounds, key_bounds)
     )
     assert query_bounds[-1] == len(query)
     assert key_bounds[-1] == len(key) == len(value)
     assert not dropped
-    assert all(each.dim() == 3 and each.stride(-1) == 1 for each in (query, key, value))
+    assert all(part.dim() == 3 and part.stride(-1) == 1 for part in (query, key, value))
     window = window_size_left, window_size_right
-    seen, sums = torch.empty_like(query), query.new_empty(query.shape[1], len(query))
+    seen = torch.empty_like(query)
+    sums = query.new_empty(query.shape[1], len(query))
     for own, _, q, k, v in _list_documents(query, key, value, query_bounds, key_bounds):
         logits = _compute_logits(q, k, causal, scale, *window)
         seen[own] = (logits.softmax(-1) @ v).transpose(0, 1)
@@ -71,10 +73,12 @@ def flash_backward(gradient, *given, scale, window_size_left, window_size_right)
     query, key, value, seen, sums, query_bounds, key_bounds, _, _, _, causal, state, _ = given
     assert state.dtype == torch.uint64
     window = window_size_left, window_size_right
-    found = of_query, of_key, of_value = [torch.empty_like(each) for each in (query, key, value)]
+    found = of_query, of_key, of_value = [
+        torch.empty_like(tensor) for tensor in (query, key, value)
+    ]
     for own, others, q, k, v in _list_documents(query, key, value, query_bounds, key_bounds):
         shares = (_compute_logits(q, k, causal, scale, *window) - sums[:, own, None]).exp()
-        g, o = (each[own].transpose(0, 1) for each in (gradient, seen))
+        g, o = (tensor[own].transpose(0, 1) for tensor in (gradient, seen))
         of_logits = shares * (g @ v.mT - (g * o).sum(-1, keepdim=True)) * scale
         of_query[own] = (of_logits @ k).transpose(0, 1)
         for whole, part in ((of_key, of_logits.mT @ q), (of_value, shares.mT @ g)):
@@ -88,7 +92,8 @@ def flash_backward(gradient, *given, scale, window_size_left, window_size_right)
 
 class Pointer:
     def __init__(self, numbers, at):
-        self.numbers, self.at = numbers, at
+        self.numbers = numbers
+        self.at = at
         self.dtype = SimpleNamespace(element_ty=numbers.dtype)
 
     def __add__(self, places):
@@ -129,7 +134,8 @@ class Jit:
     number = 0  # of the block that runs
 
     def __init__(self, function):
-        self.function, self.__name__ = function, function.__name__
+        self.function = function
+        self.__name__ = function.__name__
 
     def __call__(self, *given, **named):
         return self.function(*given, **named)
@@ -138,7 +144,7 @@ class Jit:
         def launch(*given, num_warps, num_stages, **sizes):
             if self.__name__ in FAILING:
                 raise OutOfResources("shared memory, Required: 106496, Hardware limit: 101376")
-            pointers = [_point(each) for each in given]
+            pointers = [_point(argument) for argument in given]
             for Jit.number in range(grid[0]):
                 self.function(*pointers, **sizes)
 
@@ -176,8 +182,11 @@ def _build_triton():
         float32=torch.float32,
         int64=torch.int64,
     )
-    triton, autotuner = ModuleType("triton"), ModuleType("triton.runtime.autotuner")
-    triton.jit, triton.cdiv, triton.language = Jit, language.cdiv, language
+    triton = ModuleType("triton")
+    autotuner = ModuleType("triton.runtime.autotuner")
+    triton.jit = Jit
+    triton.cdiv = language.cdiv
+    triton.language = language
     autotuner.OutOfResources = OutOfResources
     return {
         "triton": triton,

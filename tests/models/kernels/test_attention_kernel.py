@@ -10,7 +10,7 @@ from trainrig.errors import ConfigError
 SMALL = Rows(rows=2, heads=4, kv_heads=2, queries=40, keys=40, width=16, mean=15)
 
 
-@pytest.mark.parametrize("given", [SMALL, *(each for each in ROWS if each.width <= 32)])
+@pytest.mark.parametrize("given", [SMALL, *(row for row in ROWS if row.width <= 32)])
 def test_it_computes_what_plain_products_do(given, kernels):
     drawn = given.draw("cpu", torch.float32)
     whole = drawn.attend_plainly(torch.float64)

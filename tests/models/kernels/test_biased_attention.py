@@ -27,9 +27,9 @@ def test_it_is_what_torch_computes(queries, of_rows, scale):
     for attend in (biased_attention, _by_torch):
         *parts, bias = given = inputs(3, 4, queries, 9, 8, of_rows)
         added = bias.masked_fill(hidden, -math.inf)
-        seen = attend(*(each.transpose(1, 2) for each in parts), added, scale=scale)
+        seen = attend(*(part.transpose(1, 2) for part in parts), added, scale=scale)
         (seen * torch.arange(8)).sum().backward()
-        found.append([seen, *(each.grad for each in given)])
+        found.append([seen, *(part.grad for part in given)])
     for ours, theirs in zip(*found, strict=True):
         assert torch.isfinite(ours).all()
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
@@ -41,7 +41,8 @@ def _by_torch(query, key, value, added, *, scale):
 
 def test_only_what_gets_a_gradient_is_read_here():
     query, key, _, bias = inputs(2, 4, 5, 5, 8, 1)
-    query, key = query.transpose(1, 2), key.transpose(1, 2)
+    query = query.transpose(1, 2)
+    key = key.transpose(1, 2)
     assert suits_biased_attention(bias, query, key)
     assert not suits_biased_attention(bias.detach(), query, key)
     assert not suits_biased_attention(bias, query, key[:, :2])

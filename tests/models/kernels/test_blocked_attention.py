@@ -9,12 +9,14 @@ from torch import library
 from trainrig.models.kernels import attention_blocks
 from trainrig.models.kernels.blocked_attention import OPERATOR, blocked_attention
 
-S, WIDTH, SCALE = 8, 6, 0.4
+S = 8
+WIDTH = 6
+SCALE = 0.4
 
 
 def all_at_once(query, key, value, window, cap, documents, slopes, sinks):
     groups = query.shape[1] // key.shape[1]
-    key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
+    key, value = (part.repeat_interleave(groups, 1) for part in (key, value))
     logits = query @ key.mT * SCALE
     if cap is not None:
         logits = cap * torch.tanh(logits / cap)
@@ -92,8 +94,9 @@ def test_bfloat16_goes_in_and_out_with_logits_of_float32():
 def test_the_operator_is_what_it_says_of_itself_to_a_compiler(rows, length):
     """Strides among it, wherever rows are read: all at once, or by themselves."""
     query, key = (torch.randn(rows, length, heads, 8).transpose(1, 2) for heads in (4, 2))
-    documents, sinks = torch.arange(length).div(7).floor().expand(rows, -1), torch.randn(4)
-    given = [each.requires_grad_() for each in (query, key, key.detach().clone())]
+    documents = torch.arange(length).div(7).floor().expand(rows, -1)
+    sinks = torch.randn(4)
+    given = [part.requires_grad_() for part in (query, key, key.detach().clone())]
     rest = documents, None, sinks.requires_grad_(), SCALE, 9, None, True
     library.opcheck(OPERATOR, (*given, *rest))
     # As the projection after it reads them: the heads of a place together.

@@ -22,15 +22,19 @@ from trainrig.models.kernels.tiles import (
     estimate_forward_bytes,
 )
 
-H100, A100 = USUAL_GPU, Card((8, 0), 166_912, has_triton=True)
+H100 = USUAL_GPU
+A100 = Card((8, 0), 166_912, has_triton=True)
 SMALL = Card((8, 9), 101_376, has_triton=True)
 TURING = Card((7, 5), 65_536, has_triton=True)
 BARE = Card((9, 0), 232_448)  # no Triton
-DOCUMENTS, WIDE = AttentionCase(128, "bfloat16"), AttentionCase(256, "bfloat16")
-ODD, NARROW = AttentionCase(100, "bfloat16"), AttentionCase(12, "bfloat16")
+DOCUMENTS = AttentionCase(128, "bfloat16")
+WIDE = AttentionCase(256, "bfloat16")
+ODD = AttentionCase(100, "bfloat16")
+NARROW = AttentionCase(12, "bfloat16")
 CAPPED = AttentionCase(128, "float16", ("attention.logit_cap",))
 SINKS = AttentionCase(64, "bfloat16", ("attention.sinks", "position_embedding (Alibi)"))
-FLOAT32, RING = AttentionCase(128, "float32"), AttentionCase(128, "bfloat16", in_ring=True)
+FLOAT32 = AttentionCase(128, "float32")
+RING = AttentionCase(128, "bfloat16", in_ring=True)
 
 # What `auto` is.
 CHOICES = [
@@ -124,7 +128,8 @@ def test_tiles_fit_the_shared_memory_of_the_card():
 @pytest.mark.parametrize("limit", [10_000, 49_152, 65_536, 101_376, 166_912, 232_448])
 def test_no_tile_is_larger_than_what_a_card_has(limit):
     for width in range(1, 257):
-        forward, backward = choose_forward_tile(width, limit), choose_backward_tile(width, limit)
+        forward = choose_forward_tile(width, limit)
+        backward = choose_backward_tile(width, limit)
         assert forward is None or estimate_forward_bytes(forward) <= limit
         assert backward is None or estimate_backward_bytes(backward) <= limit
         assert limit < 49_152 or (forward and backward)

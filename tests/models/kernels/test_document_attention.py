@@ -19,7 +19,9 @@ from trainrig.models.encoder.model import build_model
 from trainrig.models.kernels import attention_blocks, blocked_attention, document_attention
 
 ROWS = [[150, 1, 2, 40, 3, 104], [300], [1] * 50 + [130, 60, 60]]  # lengths, row by row
-HEADS, WIDTH, SCALE = 4, 16, 0.25
+HEADS = 4
+WIDTH = 16
+SCALE = 0.25
 
 
 def numbered(rows):
@@ -32,7 +34,7 @@ def drawn(rows, kv_heads=HEADS, dtype=torch.float32):
     draw = torch.Generator().manual_seed(0)
     shapes = [(len(rows), sum(rows[0]), heads, WIDTH) for heads in (HEADS, kv_heads, kv_heads)]
     made = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes)
-    return [each.to(dtype).transpose(1, 2).requires_grad_() for each in made]
+    return [part.to(dtype).transpose(1, 2).requires_grad_() for part in made]
 
 
 def masked(query, key, value, documents, causal):
@@ -53,7 +55,8 @@ def with_gradients(attend, parts):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-6), (torch.float64, 1e-14)])
 def test_values_and_slopes_are_those_under_a_mask_of_whole_rows(kv_heads, causal, dtype, most):
-    documents, parts = numbered(ROWS), drawn(ROWS, kv_heads, dtype)
+    documents = numbered(ROWS)
+    parts = drawn(ROWS, kv_heads, dtype)
     ours = functools.partial(
         document_attention.document_attention, documents_BT=documents, scale=SCALE, causal=causal
     )
@@ -65,7 +68,8 @@ def test_values_and_slopes_are_those_under_a_mask_of_whole_rows(kv_heads, causal
 
 
 def test_one_number_as_the_slope_of_all_is_read_as_such():
-    parts, documents = drawn(ROWS), numbered(ROWS)
+    parts = drawn(ROWS)
+    documents = numbered(ROWS)
     seen = document_attention.document_attention(*parts, documents, scale=SCALE)
     found = torch.autograd.grad(seen.sum(), parts)
     expected = torch.autograd.grad(masked(*parts, documents, True).sum(), parts)
@@ -75,7 +79,8 @@ def test_one_number_as_the_slope_of_all_is_read_as_such():
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_bits_of_a_row_do_not_depend_on_the_rows_beside_it(causal):
-    parts, documents = drawn(ROWS, 2), numbered(ROWS)
+    parts = drawn(ROWS, 2)
+    documents = numbered(ROWS)
 
     def attend(rows):
         own = functools.partial(
@@ -84,7 +89,7 @@ def test_bits_of_a_row_do_not_depend_on_the_rows_beside_it(causal):
             scale=SCALE,
             causal=causal,
         )
-        taken = [each.detach()[rows].requires_grad_() for each in parts]
+        taken = [part.detach()[rows].requires_grad_() for part in parts]
         seen = own(*taken)
         return seen, *torch.autograd.grad(seen.square().sum(), taken)
 
@@ -102,17 +107,18 @@ def test_calls_cover_a_row_and_share_only_what_is_short(lengths, together):
     ends = [0, *(places.stop for places, _ in found)]
     assert [places.start for places, _ in found] == ends[:-1] and ends[-1] == bounds[-1]
     for places, alone in found:
-        inside = [each for each in bounds if places.start < each <= places.stop]
+        inside = [bound for bound in bounds if places.start < bound <= places.stop]
         assert alone == (len(inside) == 1)
         assert alone or places.stop - places.start <= together
     for (one, _), (other, _) in itertools.pairwise(found):  # none could have joined the next
-        first = next(each for each in bounds if each > other.start)
+        first = next(bound for bound in bounds if bound > other.start)
         assert first - one.start > together
 
 
 @pytest.mark.slow
 def test_operators_keep_torchs_rules():
-    parts, documents = drawn(ROWS, 2), numbered(ROWS)
+    parts = drawn(ROWS, 2)
+    documents = numbered(ROWS)
     library.opcheck(document_attention.OPERATOR, (*parts, documents, SCALE, True))
 
 
@@ -132,7 +138,8 @@ class Products(TorchDispatchMode):
 
 
 def pairs_of_documents(rows):
-    parts, documents = [each.detach() for each in drawn(rows)], numbered(rows)
+    parts = [part.detach() for part in drawn(rows)]
+    documents = numbered(rows)
     with Products() as forward:
         saved = document_attention.attend(*parts, documents, SCALE, True)
     with Products() as backward:
@@ -143,7 +150,8 @@ def pairs_of_documents(rows):
 
 
 def flops_in_blocks(rows, **settings):
-    parts, documents = [each.detach() for each in drawn(rows)], numbered(rows)
+    parts = [part.detach() for part in drawn(rows)]
+    documents = numbered(rows)
     asked = documents, None, None, SCALE, settings.get("window"), settings.get("cap"), True
     with FlopCounterMode(display=False) as forward:
         seen, sums = blocked_attention.attend(*parts, *asked)
@@ -185,7 +193,8 @@ def test_blocks_read_no_keys_but_those_of_their_own_documents(settings):
 )
 def test_blocks_of_rows_with_documents_give_what_all_keys_give(settings, monkeypatch):
     """With blocks as they are, and with one as long as the row, which takes no short way."""
-    parts, documents = drawn(ROWS, 2), numbered(ROWS)
+    parts = drawn(ROWS, 2)
+    documents = numbered(ROWS)
     attend = functools.partial(
         blocked_attention.blocked_attention, documents_BS=documents, scale=SCALE, **settings
     )
@@ -231,8 +240,8 @@ def test_packed_documents_get_the_logits_and_the_slopes_of_each_alone(name):
     assert (packed - alone).abs().max() <= 2e-5
     names, parameters = zip(*model.named_parameters(), strict=True)
     one, other = (
-        torch.autograd.grad(F.cross_entropy(each.flatten(0, 1), ids.flatten()), parameters)
-        for each in (packed, alone)
+        torch.autograd.grad(F.cross_entropy(logits.flatten(0, 1), ids.flatten()), parameters)
+        for logits in (packed, alone)
     )
     for parameter, together, apart in zip(names, one, other, strict=True):
         assert (together - apart).abs().max() <= 1e-5 * max(1, apart.abs().max()), parameter

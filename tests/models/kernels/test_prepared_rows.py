@@ -37,7 +37,7 @@ def read(model, packed=True):
     hidden = model(ids, **rows).hidden
     weights = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(2))
     found = torch.autograd.grad((hidden.float() * weights).sum(), list(model.layers.parameters()))
-    return torch.cat([each.detach().float().flatten() for each in (hidden, *found)])
+    return torch.cat([tensor.detach().float().flatten() for tensor in (hidden, *found)])
 
 
 CASES = [
@@ -122,7 +122,8 @@ def test_documents_of_a_batch_are_not_asked_of_the_device(kernels):
 
 
 def test_what_follows_a_cache_is_read_in_blocks(kernels):
-    model, ids = build("flash", **WINDOWS), torch.arange(8).remainder(32).expand(1, -1)
+    model = build("flash", **WINDOWS)
+    ids = torch.arange(8).remainder(32).expand(1, -1)
     with torch.no_grad():
         whole = model(ids).hidden
         caches = [KeyValueCache() for _ in model.layers]

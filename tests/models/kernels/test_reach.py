@@ -36,8 +36,9 @@ def test_a_query_sees_the_keys_between_and_no_others(rows, queries, keys, window
     if documents is not None:
         sees_BTN &= documents[:, list(queries), None] == documents[:, None, list(keys)]
 
-    at_N, at_T = torch.arange(len(keys)), torch.arange(len(queries))
-    first_key, last_key, first_query, last_query = (each[..., None] for each in reach)
+    at_N = torch.arange(len(keys))
+    at_T = torch.arange(len(queries))
+    first_key, last_key, first_query, last_query = (bound[..., None] for bound in reach)
     assert torch.equal(((at_N >= first_key) & (at_N <= last_key)).expand_as(sees_BTN), sees_BTN)
     seen_BNT = (at_T >= first_query) & (at_T <= last_query)
     assert torch.equal(seen_BNT.mT.expand_as(sees_BTN), sees_BTN)

@@ -56,7 +56,7 @@ def test_the_operator_is_what_it_says_of_itself_to_a_compiler(packed, kernels):
     if packed:
         rows = find_varlen_rows(torch.arange(20).div(7).floor().expand(2, -1), 20)
         bounds = rows.query_bounds_L, rows.key_bounds_L, rows.limits
-    given = *(each.requires_grad_() for each in parts), *bounds, 0.3, 5, 0
+    given = *(part.requires_grad_() for part in parts), *bounds, 0.3, 5, 0
     tests = (
         "test_schema",
         "test_autograd_registration",

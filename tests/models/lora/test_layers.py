@@ -91,7 +91,8 @@ def test_a_fresh_adapter_changes_nothing(kind, whole, ids):
 @pytest.mark.parametrize("kind", KINDS)
 def test_merged_weights_say_what_the_adapter_says(kind, whole, ids):
     lora = KINDS[kind]
-    model, before = adapted(whole, lora, trained=True), whole(ids).logits
+    model = adapted(whole, lora, trained=True)
+    before = whole(ids).logits
     weights = {
         name: round_to_base(name, w, lora.base).clone() for name, w in whole.state_dict().items()
     }
@@ -190,8 +191,8 @@ def test_layers_that_may_be_named_are_known_without_the_model(config):
         model = build_model(config)
     there = [
         name
-        for name, each in model.named_modules()
-        if isinstance(each, torch.nn.Linear | torch.nn.Embedding)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear | torch.nn.Embedding)
         and not (config.head != "tokens" and name.startswith(("head", "pooler", "transform")))
     ]
     assert sorted(list_matrices(config)) == sorted(there)
@@ -266,6 +267,6 @@ def test_dropout_goes_by_sample_layer_and_place_and_is_off_in_evaluation(whole, 
 
 
 def _with(model, ids, samples):
-    for each in list_dropouts(model):
-        each.samples_B = torch.tensor(samples)
+    for dropout in list_dropouts(model):
+        dropout.samples_B = torch.tensor(samples)
     return model(ids).logits.detach()

@@ -105,7 +105,9 @@ def rendered(encoder, template, messages, tools=None):
 
 def taught(encoder, found):
     """The stretches that are trained on, as text."""
-    text, runs, last = encoder, [], False
+    text = encoder
+    runs = []
+    last = False
     for number, weight in zip(found.ids.tolist(), found.weights.tolist(), strict=True):
         if weight and last:
             runs[-1].append(number)
@@ -126,7 +128,7 @@ def test_the_mask_is_that_of_generation_marks_where_these_end_with_the_turn(
     )
     found = rendered(encoder, template, CHATS[chat])
     assert found.ids.tolist() == expected["input_ids"]
-    assert (found.weights > 0).tolist() == [bool(each) for each in expected["assistant_masks"]]
+    assert (found.weights > 0).tolist() == [bool(flag) for flag in expected["assistant_masks"]]
 
 
 def test_marks_that_take_the_newline_along_do_not_make_it_a_target(encoder):
@@ -276,7 +278,7 @@ def test_no_text_can_fake_a_special_token(texts, template):
     ]
     special = set(encoder.special_ids.values())
     found = [rendered(encoder, template, chat) for chat in chats]
-    kept = [[number for number in each.ids.tolist() if number in special] for each in found]
+    kept = [[number for number in dialogue.ids.tolist() if number in special] for dialogue in found]
     assert kept[0] == kept[1]
     assert encoder.decode(found[1].ids.tolist()) == found[1].text
 

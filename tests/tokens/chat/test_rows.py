@@ -196,7 +196,8 @@ def test_a_turn_counts_as_its_marks_say(marks, weight):
 
 THOUGHT = {"role": "assistant", "content": "so", "reasoning_content": "hm"}
 ASKED_PROMPT = [{"role": "developer", "content": "be brief"}, *CHAT[:3], THOUGHT, ASKED]
-GOOD, POOR = {"role": "assistant", "content": "3"}, {"role": "assistant", "content": "4"}
+GOOD = {"role": "assistant", "content": "3"}
+POOR = {"role": "assistant", "content": "4"}
 
 
 @pytest.mark.parametrize(

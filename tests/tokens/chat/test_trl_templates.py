@@ -258,7 +258,8 @@ def test_answers_are_trained_on_as_inference_makes_them(name):
         answers = list_answers(samples)
         assert sorted(answers) == [n for n, m in enumerate(messages) if m.role == "assistant"]
         for turn, (before, said) in answers.items():
-            place, tools = (name, chat, turn), tools_of(chat)
+            place = (name, chat, turn)
+            tools = tools_of(chat)
             prompts = list_prompts(name, messages[:turn], tools)
             assert before in prompts, place
             assert make_renderer(name, name).encode_prompt(messages[:turn], tools) == prompts[0]

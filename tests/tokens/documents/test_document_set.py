@@ -182,11 +182,11 @@ def test_small_files_share_a_split_and_large_ones_are_cut(tmp_path):
     storage.write(f"{tmp_path}/z.jsonl", json_lines(ROWS * 4))
     small = storage.measure_size(f"{tmp_path}/small/0.jsonl")
     large = storage.measure_size(f"{tmp_path}/z.jsonl")
-    each = 3 * small
-    splits = open_documents([JSONL(paths=(str(tmp_path),), source="s")]).cut_splits(each)
+    most = 3 * small
+    splits = open_documents([JSONL(paths=(str(tmp_path),), source="s")]).cut_splits(most)
     pieces = [[piece["weight"] for piece in split.task["pieces"]] for split in splits]
     assert pieces[:3] == [[small] * 3] * 3
-    assert all(sum(weights) <= each for weights in pieces)
+    assert all(sum(weights) <= most for weights in pieces)
     assert sum(map(sum, pieces)) == 10 * small + large
     assert [split.name for split in splits] == [
         f"documents-{number:05d}" for number in range(len(splits))
@@ -268,7 +268,7 @@ def test_of_a_packed_file_that_breaks_off_the_rest_is_refused(tmp_path, name, pa
     storage.write(f"{tmp_path}/{name}", data[: len(data) // 2])
     documents, refused = read(JSONL(paths=(f"{tmp_path}/{name}",), source="s"))
     assert 10 < len(documents) < 60
-    assert [each.reason for each in refused] == ["torn_file"]
+    assert [document.reason for document in refused] == ["torn_file"]
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path):
@@ -312,7 +312,7 @@ def test_a_part_of_a_file_without_one_document_is_not_fatal(tmp_path):
         kind = Parquet if name == "a.parquet" else JSONL
         documents, refused = read(kind(paths=(f"{tmp_path}/{name}",), source="s"), split_bytes=500)
         assert len(documents) == 100
-        assert [each.reason for each in refused] == ["no_text"] * 300
+        assert [document.reason for document in refused] == ["no_text"] * 300
 
 
 def test_an_empty_file_is_no_fault(tmp_path):

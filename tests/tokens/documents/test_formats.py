@@ -53,7 +53,8 @@ def test_flipped_bytes_are_told_in_one_line_that_names_the_file_and_what_to_do(n
     path = tmp_path / "damaged"
     path.write_bytes(whole)
     assert rows_of(kind, str(path)) == 3_000
-    draw, told = random.Random(name), 0
+    draw = random.Random(name)
+    told = 0
     for _ in range(60):
         damaged = bytearray(whole)
         begin, width = draw.choice([(0, len(whole)), (0, 800), (len(whole) - 800, 800)])

@@ -166,7 +166,8 @@ def test_merges_that_no_training_gave_are_encoded_alike_or_refused(pairs, texts)
 def with_merges(pairs: list[tuple[int, int]]) -> tokenizers.Tokenizer:
     """A tokenizer of the bytes and one merge a pair: places in a list of a, b, c and what came."""
     vocabulary = {character: byte for byte, character in enumerate(list_byte_characters())}
-    names, merges = ["a", "b", "c"], []
+    names = ["a", "b", "c"]
+    merges = []
     for left, right in pairs:
         pair = (names[left % len(names)], names[right % len(names)])
         if "".join(pair) not in vocabulary:

@@ -117,7 +117,8 @@ def test_debts_carried_over_changes_of_weights_are_paid_within_the_stated_bounds
     for weights, samples in stretches:
         begun = carry_over(owed, weights)
         mixture = Mixture.from_weights(weights, begun)
-        length, numbers = sum(mixture.slots), len(mixture.slots)
+        length = sum(mixture.slots)
+        numbers = len(mixture.slots)
         sources, before = mixture.find_places(np.arange(samples))
         counts = [0] * numbers
         for slot in range(samples):
@@ -153,7 +154,8 @@ def test_the_table_of_a_mixture_with_debts_repeats_as_plain_scheduling_would(slo
 
 def earliest_deadlines(slots, owed, count):
     """Each slot to whoever is due first of those that may have it, by fractions, slot by slot."""
-    had, order = [0] * len(slots), []
+    had = [0] * len(slots)
+    order = []
     for slot in range(count):
 
         def due(number, ahead):

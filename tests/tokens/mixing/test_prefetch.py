@@ -19,7 +19,8 @@ def test_steps_come_in_order_and_after_a_jump_too(ahead):
 
 
 def test_no_more_is_prepared_than_was_allowed():
-    made, enough = [], threading.Event()
+    made = []
+    enough = threading.Event()
 
     def prepare(step: int) -> int:
         made.append(step)

@@ -73,7 +73,8 @@ def test_the_first_batch_of_one_source_is_its_windows_in_the_order_of_the_permut
     micro_batches = batches.at(0)
     assert [m.ids.shape for m in micro_batches] == [(2, 4)] * 3
     for number, window in enumerate(order):
-        micro_batch, row = micro_batches[number // 2], number % 2
+        micro_batch = micro_batches[number // 2]
+        row = number % 2
         first = BASE["web"] + 4 * window
         assert micro_batch.ids[row].tolist() == [first, first + 1, first + 2, first + 3]
         assert micro_batch.targets[row].tolist() == [first + 1, first + 2, first + 3, first + 4]
@@ -210,13 +211,13 @@ def test_a_sample_is_located_where_its_ids_are_from(make):
                 assert shards.read_window(where.source, start, 4).tolist() == ids.tolist()
                 owners = [shards.read_document_at(where.source, start + t).id for t in range(4)]
                 named = {piece.place: piece.document.id for piece in where.pieces}
-                assert named == {owners.index(each): each for each in owners}
+                assert named == {owners.index(owner): owner for owner in owners}
 
 
 def test_a_micro_batch_says_which_document_of_which_source_each_piece_is_of(make):
     shards = make(web=100, wiki=60)
     batches = PretrainBatches(shards, settings(sequence_length=12))
-    for micro in (each for step in range(6) for each in batches.at(step)):
+    for micro in (micro_row for step in range(6) for micro_row in batches.at(step)):
         assert (np.diff(micro.pieces[:, 0] * 1000 + micro.pieces[:, 1]) > 0).all()
         assert sorted(set(micro.pieces[:, 0].tolist())) == list(range(len(micro.ids)))
         ends = np.append(micro.pieces[1:, 1], 0)

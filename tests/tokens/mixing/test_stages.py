@@ -57,7 +57,7 @@ def trained(batches: PretrainBatches, steps: int) -> list[int]:
 
 
 weights = st.fixed_dictionaries({source: st.integers(0, 5) for source in BASE}).filter(
-    lambda each: any(each.values())
+    lambda shares: any(shares.values())
 )
 stage_plans = st.lists(
     st.fixed_dictionaries(
@@ -254,19 +254,19 @@ def test_a_used_up_source_leaves_its_samples_to_the_others(shards):
     end = batches.timeline.end
     assert end == 17 + 50 + 32
     drawn = [batches.locate(sample) for sample in range(end)]
-    assert {(each.source, each.window) for each in drawn} == {
+    assert {(sample.source, sample.window) for sample in drawn} == {
         *(("news", w) for w in range(17)),
         *(("web", w) for w in range(50)),
         *(("wiki", w) for w in range(32)),
     }
-    assert {each.epoch for each in drawn} == {0}
-    last_of_news = max(n for n, each in enumerate(drawn) if each.source == "news")
+    assert {sample.epoch for sample in drawn} == {0}
+    last_of_news = max(n for n, sample in enumerate(drawn) if sample.source == "news")
     assert last_of_news in (32, 33)  # at half of the samples
-    after = collections.Counter(each.source for each in drawn[last_of_news + 1 :][:40])
+    after = collections.Counter(sample.source for sample in drawn[last_of_news + 1 :][:40])
     assert abs(after["web"] - after["wiki"]) <= 1
     # As far as nothing is used up, the same as without a cap.
     plain = PretrainBatches(shards, settings(weights=mix))
-    assert [plain.locate(s).source for s in range(32)] == [each.source for each in drawn[:32]]
+    assert [plain.locate(s).source for s in range(32)] == [sample.source for sample in drawn[:32]]
 
 
 def test_when_all_is_used_up_it_says_how_many_steps_there_are(shards):
@@ -413,4 +413,4 @@ def test_other_changes_may_come_within_a_ramp_and_other_sizes_after_it():
 )
 def test_ramps_that_cannot_work_are_refused(ramp, stages, message):
     with pytest.raises(ValueError, match=message):
-        ramped(ramp=ramp, stages=tuple(BatchStage(**each) for each in stages))
+        ramped(ramp=ramp, stages=tuple(BatchStage(**stage) for stage in stages))

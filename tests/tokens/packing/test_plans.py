@@ -88,7 +88,8 @@ def test_the_documents_that_end_to_end_would_cut_are_those_that_no_row_holds(tmp
     held = set()
     bounds = np.cumsum([0, *lengths])
     for window in range((sum(lengths) - 1) // length):
-        begin, end = window * length, window * length + length + 1
+        begin = window * length
+        end = window * length + length + 1
         held |= {n for n in range(60) if begin <= bounds[n] and bounds[n + 1] <= end}
     assert counts["best_fit"][str(length)]["documents_cut_if_concatenated"] == 60 - len(held)
 
@@ -215,7 +216,8 @@ def test_a_plan_for_other_shards_is_refused(folder, tmp_path, packing):
 
 def test_a_plan_that_is_torn_or_of_another_format_is_refused(folder):
     shards = TokenShards.open(folder)
-    head, starts = Path(folder, "plans", "shuffle.json"), Path(folder, "plans", "shuffle.starts")
+    head = Path(folder, "plans", "shuffle.json")
+    starts = Path(folder, "plans", "shuffle.starts")
     whole = head.read_bytes()
     head.write_text(json.dumps(json.loads(whole) | {"format": 1}))
     with pytest.raises(DataError, match="has format 1, but this trainrig reads 2; tokenize again"):

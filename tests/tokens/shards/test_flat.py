@@ -46,7 +46,7 @@ def test_any_stretch_and_any_elements_are_those_of_the_file(place):
     assert len(array) == len(ASCENDING)
     ends = [0, 1, BLOCK // 8 - 1, BLOCK // 8, BLOCK // 8 + 1, len(ASCENDING)]
     for begin in ends:
-        for end in (each for each in ends if each >= begin):
+        for end in (bound for bound in ends if bound >= begin):
             assert (array.read(begin, end) == ASCENDING[begin:end]).all()
     indices = np.random.default_rng(2).integers(0, len(ASCENDING), (7, 30))
     assert (array.take(indices) == ASCENDING[indices]).all()
@@ -71,7 +71,8 @@ def test_searching_agrees_with_numpy(place, side):
 def test_only_the_stretch_that_is_searched_need_ascend(place):
     path, cache = place
     values = np.arange(2 * BLOCK // 8)
-    begin, end = BLOCK // 8 - 3, BLOCK // 8 + 3
+    begin = BLOCK // 8 - 3
+    end = BLOCK // 8 + 3
     outside = np.concatenate([values[:begin][::-1] + 10**9, values[begin:end], -values[end:]])
     array = stored(path, outside, cache)
     for side in ("left", "right"):

@@ -185,8 +185,9 @@ def test_documents_beyond_one_row_group_of_the_index_are_found(tmp_path):
         str(tmp_path), "a", VOCABULARY, (document("web", [7], str(n)) for n in range(count))
     )
     shards = TokenShards.open(str(tmp_path))
-    start, length = INDEX_ROW_GROUP - 1, INDEX_ROW_GROUP + 2
-    found = [int(each.id) for each in shards.read_documents("web", start, length)]
+    start = INDEX_ROW_GROUP - 1
+    length = INDEX_ROW_GROUP + 2
+    found = [int(stored.id) for stored in shards.read_documents("web", start, length)]
     assert found == list(range(start, start + length))
     assert shards.document("web", count - 1).id == str(count - 1)
 
@@ -455,7 +456,8 @@ ASKED = {
 @pytest.mark.parametrize("ending", ASKED)
 @pytest.mark.parametrize("when", ["before", "while it is open", "after it was read"])
 def test_one_bit_that_flips_is_found_and_its_file_named(folder, ending, when):
-    ask, path = ASKED[ending], Path(folder, f"0-a{ending}")
+    ask = ASKED[ending]
+    path = Path(folder, f"0-a{ending}")
     shards = TokenShards.open(folder)
     if when == "after it was read":
         ask(shards)
@@ -530,7 +532,8 @@ def test_a_bucket_reads_as_a_disk_does(s3, tmp_path):
         for folder in (f"{s3}/train", str(tmp_path / "train")):
             write_shard(folder, name, VOCABULARY, documents)
     cache = BlockCache(folder=str(tmp_path / "blocks"))
-    near, far = TokenShards.open(str(tmp_path / "train")), TokenShards.open(f"{s3}/train", cache)
+    near = TokenShards.open(str(tmp_path / "train"))
+    far = TokenShards.open(f"{s3}/train", cache)
     assert far.fingerprint == near.fingerprint
     for source in near.sources:
         tokens = near.tokens(source)

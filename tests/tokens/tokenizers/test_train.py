@@ -98,7 +98,8 @@ def test_text_that_is_the_name_of_an_entry_comes_back_as_text(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_entry_is_there_once_and_special_tokens_come_first(kind):
-    tokenizer, settings = library(kind), KINDS[kind]
+    tokenizer = library(kind)
+    settings = KINDS[kind]
     by_id = [tokenizer.id_to_token(i) for i in range(settings.vocabulary)]
     assert tokenizer.get_vocab_size() == settings.vocabulary == len(set(by_id))
     assert by_id[:SPECIAL] == [*SPECIAL_TOKENS, "<|reserved_0|>", "<|reserved_1|>"]

@@ -32,7 +32,8 @@ def ways_to_cut(word: str, pieces: list[str]) -> list[list[str]]:
 
 def edges_of(words: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Place, length, piece and word of each piece at each place of the words' joined text."""
-    found, before = [], 0
+    found = []
+    before = 0
     for number, word in enumerate(words):
         for place, (piece, name) in itertools.product(range(len(word)), enumerate(PIECES)):
             if word.startswith(name, place):

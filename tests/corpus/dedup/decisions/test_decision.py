@@ -56,7 +56,8 @@ def given_of(pairs: Pairs, order: list[int], ids: list[int] | None = None) -> Gi
     def names(documents: list[int]) -> np.ndarray:
         return np.array([name(n) for n in documents], DOCUMENT_KEY)
 
-    a, b = names([a for a, _ in pairs]), names([b for _, b in pairs])
+    a = names([a for a, _ in pairs])
+    b = names([b for _, b in pairs])
     rows = [(*ends, s) for *ends, s in zip(a["ref"], b["ref"], pairs.values(), strict=True)]
     return Given(np.array(rows, PAIR), a, b)
 
@@ -86,7 +87,8 @@ def rounds(given: Given, partitions: list[int], most: int = 100) -> dict[int, To
         return partition_of[(refs >> np.uint64(32)).astype(np.int64)]
 
     remote = find_remote_documents(edges["later"], edges["earlier"], partition_of)
-    make_messages, cluster_messages = None, None
+    make_messages = None
+    cluster_messages = None
     for _ in range(most):
         decided = []
         for number in numbers:
@@ -109,25 +111,25 @@ def rounds(given: Given, partitions: list[int], most: int = 100) -> dict[int, To
                     functools.partial(list, heard),
                 )
             )
-        if not sum(each.unsettled for each in decided):
+        if not sum(decisions.unsettled for decisions in decided):
             return {
                 split_indexes[row[0] >> 32]: Told(*row[1:])
-                for each in decided
+                for decisions in decided
                 for row in zip(
-                    each.refs.tolist(),
-                    each.states.tolist(),
-                    map(tuple, each.repeated.tolist()),
-                    each.similarities.tolist(),
-                    map(tuple, each.clusters.tolist()),
+                    decisions.refs.tolist(),
+                    decisions.states.tolist(),
+                    map(tuple, decisions.repeated.tolist()),
+                    decisions.similarities.tolist(),
+                    map(tuple, decisions.clusters.tolist()),
                     strict=True,
                 )
             }
-        cluster_messages = np.concatenate([each.cluster_messages for each in decided])
+        cluster_messages = np.concatenate([decisions.cluster_messages for decisions in decided])
         make_messages = [
             np.concatenate(
                 [
-                    each.make_messages(refs[home(refs) == nth])
-                    for nth, each in enumerate(decided)
+                    decisions.make_messages(refs[home(refs) == nth])
+                    for nth, decisions in enumerate(decided)
                     for refs in [remote["ref"][remote["reader"] == number]]
                 ]
             )

@@ -80,7 +80,8 @@ def test_the_earliest_date_comes_first_and_none_last():
 
 def test_by_crawl_the_order_of_sources_and_of_crawls_decides():
     rule = Earliest(by="crawl")
-    first, second = ranked(rule, number=0), ranked(rule, number=1)
+    first = ranked(rule, number=0)
+    second = ranked(rule, number=1)
     assert first < second
     later = rank_across_crawls(rule, np.array(first, np.uint64), crawl=1).tolist()
     assert second < later < rank_across_crawls(rule, np.array(second, np.uint64), crawl=1).tolist()

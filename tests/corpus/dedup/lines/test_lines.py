@@ -58,7 +58,7 @@ def cleaned(
             counts[2].update(cut_lines(batches_of(split, batch), common, rules, path))
             cuts = load_spans(path, COMMON_LINES)
             left.append([remove_spans(t, cuts.get(i, []))[0] for i, (_, t) in enumerate(split)])
-    return left, [dict(each) for each in counts]
+    return left, [dict(count) for count in counts]
 
 
 def one_by_one(splits: Sequence[Split], rules: CommonLines) -> list[list[str]]:
@@ -87,7 +87,9 @@ def one_by_one(splits: Sequence[Split], rules: CommonLines) -> list[list[str]]:
 @st.composite
 def corpora(draw: st.DrawFn) -> list[Split]:
     line = st.sampled_from(["a", "A ", "b b", "B  b", "cc", "", " "])
-    texts = st.lists(line, max_size=5).map(lambda lines: "".join(f"{each}\n" for each in lines))
+    texts = st.lists(line, max_size=5).map(
+        lambda lines: "".join(f"{text_line}\n" for text_line in lines)
+    )
     numbered = list(enumerate(draw(st.lists(texts, min_size=1, max_size=8))))
     draw(st.randoms(use_true_random=False)).shuffle(numbered)
     ends = sorted(draw(st.lists(st.integers(0, len(numbered)), max_size=2)))

@@ -32,7 +32,8 @@ def pairs(count: int) -> tuple[np.ndarray, np.ndarray]:
 def test_pairs_come_back_with_their_names_and_those_alike_enough_alone(
     tmp_path: Path, count: int, threshold: float, group: int
 ) -> None:
-    (written, names), path = pairs(count), str(tmp_path / "pairs.parquet")
+    (written, names) = pairs(count)
+    path = str(tmp_path / "pairs.parquet")
     with mock.patch.object(evidence, "_ROW_GROUP", group):
         write_pairs(path, written, names)
     there = list(read_pairs(path, SHELF, threshold))
@@ -49,7 +50,8 @@ def test_pairs_come_back_with_their_names_and_those_alike_enough_alone(
 
 
 def test_anybody_reads_them(tmp_path: Path) -> None:
-    (written, names), path = pairs(5), str(tmp_path / "pairs.parquet")
+    (written, names) = pairs(5)
+    path = str(tmp_path / "pairs.parquet")
     write_pairs(path, written, names)
     table = pq.read_table(path)
     assert table.schema.equals(SCHEMA)

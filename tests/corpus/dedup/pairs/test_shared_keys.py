@@ -80,11 +80,11 @@ def test_a_document_has_an_entry_for_each_key_that_is_shared(rows, cut, parts, r
     keys, starts = group_keys_by_part(split_indexes, parts)
     is_shared = np.array([random.random() < 0.5 for _ in keys], bool)
     order = {
-        each.split_index: (
-            np.array([random.randrange(9) for _ in each.keys], np.uint64),
-            np.array([(random.randrange(9), 1) for _ in each.keys], np.uint64).reshape(-1, 2),
+        split.split_index: (
+            np.array([random.randrange(9) for _ in split.keys], np.uint64),
+            np.array([(random.randrange(9), 1) for _ in split.keys], np.uint64).reshape(-1, 2),
         )
-        for each in split_indexes
+        for split in split_indexes
     }
     found, first = build_entries(split_indexes, order.__getitem__, is_shared, np.diff(starts))
 
@@ -92,14 +92,14 @@ def test_a_document_has_an_entry_for_each_key_that_is_shared(rows, cut, parts, r
     every = [
         (
             key,
-            int(order[each.split_index][0][n]),
-            int(order[each.split_index][1][n, 0]),
-            each.split_index << 32 | n,
+            int(order[split.split_index][0][n]),
+            int(order[split.split_index][1][n, 0]),
+            split.split_index << 32 | n,
         )
-        for each in split_indexes
-        for n in range(len(each.keys))
-        if each.wanted[n]
-        for key in each.keys[n].tolist()
+        for split in split_indexes
+        for n in range(len(split.keys))
+        if split.wanted[n]
+        for key in split.keys[n].tolist()
     ]
     every.sort(key=lambda entry: (entry[0] >> 32) * parts >> 32)
     assert found.tolist() == [e for e, there in zip(every, is_shared, strict=True) if there]

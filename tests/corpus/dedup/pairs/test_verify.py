@@ -15,10 +15,10 @@ sets = st.lists(st.sets(st.integers(0, 12), min_size=1), min_size=1, max_size=8)
 
 def flat(sets):
     """All one after the other, and where each begins and ends."""
-    values = np.array([value for each in sets for value in sorted(each)], np.uint32)
+    values = np.array([value for members in sets for value in sorted(members)], np.uint32)
     values.flags.writeable = False
-    ends = np.cumsum([len(each) for each in sets])
-    return values, ends - [len(each) for each in sets], ends
+    ends = np.cumsum([len(members) for members in sets])
+    return values, ends - [len(members) for members in sets], ends
 
 
 @given(sets, st.sampled_from(["jaccard", "containment"]), st.floats(0.01, 1))
@@ -44,7 +44,8 @@ def test_no_pair_from_the_floor_up_is_lost_and_each_is_counted_exactly(sets, mea
 def test_long_documents_are_counted_as_numpy_counts_them(top, share):
     """From four ends at once, as far as those are apart; wherever the values lie."""
     dice = np.random.default_rng(7)
-    one, other = [], []
+    one = []
+    other = []
     for size in (30, 65, 200, 1_000, 5_000):
         for more in (0, 1, 17, size):
             own, lent, new = (dice.integers(0, top, n) for n in (size, more, size + more))
@@ -63,7 +64,8 @@ def test_long_documents_are_counted_as_numpy_counts_them(top, share):
 
 
 def test_counting_stops_once_too_few_are_left():
-    one, other = flat([{1, 2, 3, 4}]), flat([{5, 6, 7, 4}])
+    one = flat([{1, 2, 3, 4}])
+    other = flat([{5, 6, 7, 4}])
     least = np.array([2])
     assert count_common_shingles(*one, *other, least).tolist() == [-1]
     assert count_common_shingles(*one, *other, np.array([1])).tolist() == [1]

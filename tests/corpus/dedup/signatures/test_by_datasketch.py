@@ -111,7 +111,8 @@ def test_words_of_each_kind_of_script(text, n, words):
 
 
 def test_it_can_be_asked_for_and_keys_follow_from_it():
-    keys, texts = {}, NormalisedTexts.of([TEXT * 3, TEXT])
+    keys = {}
+    texts = NormalisedTexts.of([TEXT * 3, TEXT])
     for scheme in ("fast", *SCHEMES):
         found, shingles, ends = compute_keys_and_shingles(texts, MinHash(scheme=scheme))
         keys[scheme] = found.tobytes()

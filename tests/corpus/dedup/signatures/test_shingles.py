@@ -84,7 +84,7 @@ def test_every_character_of_unicode_is_classed_and_lower_cased_as_python_does():
 def test_many_texts_have_the_shingles_of_each(texts, n):
     found, ends = shingle_texts(NormalisedTexts.of(texts), n)
     alone = [shingle(text, n) for text in texts]
-    assert ends.tolist() == np.cumsum([len(each) for each in alone]).tolist()
+    assert ends.tolist() == np.cumsum([len(shingles) for shingles in alone]).tolist()
     assert np.array_equal(found, np.concatenate([np.empty(0, np.uint32), *alone]))
 
 
@@ -151,7 +151,8 @@ def test_without_spaces_a_shingle_spans_the_letters_of_as_many_words(text, lette
     middle = len(clusters) // 2
     changed = "".join([*clusters[:middle], "ฮ" if letters_a_word == 4 else "龘"])
     changed += "".join(clusters[middle + 1 :])
-    a, b = shingle(text, n), shingle(changed, n)
+    a = shingle(text, n)
+    b = shingle(changed, n)
     assert len(np.setdiff1d(a, b)) == min(n * letters_a_word, middle + 1)
 
 
@@ -170,7 +171,7 @@ def test_near_copies_without_spaces_are_as_alike_as_with():
     alike = []
     for split, step, blank in ((spaced, 50, " "), (unspaced, 100, "")):
         other = [word if i % step else split[i - 1] for i, word in enumerate(split)]
-        alike.append(jaccard(*(shingle(blank.join(each), 5) for each in (split, other))))
+        alike.append(jaccard(*(shingle(blank.join(words), 5) for words in (split, other))))
     assert alike[0] == pytest.approx(alike[1], abs=0.03)
     assert 0.8 < alike[0] < 0.85
 

@@ -37,13 +37,13 @@ def pair_of(similarity: float, size: int, generator: np.random.Generator):
 def test_a_signature_has_the_least_value_of_each_permutation(sets, seed, rows):
     settings = MinHash(bands=1, rows=rows, seed=seed)
     a, b = build_permutations(rows, seed)
-    shingles = np.array([value for each in sets for value in sorted(each)], np.uint32)
+    shingles = np.array([value for members in sets for value in sorted(members)], np.uint32)
     found = compute_signatures(
-        shingles, np.cumsum([len(each) for each in sets], dtype=np.int64), settings
+        shingles, np.cumsum([len(members) for members in sets], dtype=np.int64), settings
     )
     assert found.tolist() == [
-        [min((int(a[row]) * x + int(b[row])) % 2**32 for x in each) for row in range(rows)]
-        for each in sets
+        [min((int(a[row]) * x + int(b[row])) % 2**32 for x in members) for row in range(rows)]
+        for members in sets
     ]
 
 
@@ -63,7 +63,7 @@ def test_pairs_become_candidates_as_often_as_the_curve_says(similarity):
     met = []
     for _ in range(400):
         a, b = pair_of(similarity, 400, generator)
-        keys = [compute_band_keys(sign(each)[None], DEFAULT)[0] for each in (a, b)]
+        keys = [compute_band_keys(sign(members)[None], DEFAULT)[0] for members in (a, b)]
         met.append(bool((keys[0] == keys[1]).any()))
     # Four standard errors of 400 draws, and what rounding 400 shingles adds to the similarity.
     expected = DEFAULT.compute_candidate_probability(similarity)

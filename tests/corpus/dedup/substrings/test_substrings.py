@@ -93,7 +93,7 @@ class Cleaned:
         ]
 
     def paths(self, name: str, number: int) -> list[str]:
-        return [str(self.folder / f"{name}-{each}") for each in range(number)]
+        return [str(self.folder / f"{name}-{index}") for index in range(number)]
 
     def add(self, phase: str, counts: dict[str, int]) -> None:
         self.counts.setdefault(phase, Counter()).update(counts)
@@ -209,7 +209,8 @@ def test_a_run_of_one_letter_keeps_its_first_window():
 
 
 def test_no_span_crosses_from_one_document_to_the_next():
-    one, other = prose(0, 30), prose(1, 30)
+    one = prose(0, 30)
+    other = prose(1, 30)
     texts = [one, other, one[-90:] + other[:90]]
     assert Cleaned([list(enumerate(texts))], ExactSubstrings(min_bytes=100)).left == [texts]
 
@@ -228,14 +229,13 @@ def test_there_may_be_nothing(splits: list[Split]):
 
 
 def test_the_report_tells_of_the_most_frequent_and_the_longest():
-    short, long = prose(0, 50), prose(1, 100)
+    short = prose(0, 50)
+    long = prose(1, 100)
     texts = [f"{seed}{short}{seed}" for seed in range(1, 6)]
     texts += [f"{letter}{long}{letter}\0" for letter in "xyz"]
     found = Cleaned([list(enumerate(texts[:4])), list(enumerate(texts[4:], 4))], ExactSubstrings())
-    frequent, longest = (
-        RepeatedText(4, len(short), short[:160]),
-        RepeatedText(2, len(long), long[:160]),
-    )
+    frequent = RepeatedText(4, len(short), short[:160])
+    longest = RepeatedText(2, len(long), long[:160])
     assert found.told == {"frequent": [frequent, longest], "long": [longest, frequent]}
 
 

@@ -53,8 +53,8 @@ def test_a_probability_comes_true_as_often_as_it_says():
     mixed = drawn(0, "x", 4000) + drawn(1, "y", 2000)
     model = train(mixed, drawn(2, "y", 4000), Learning(buckets_log2=16, held_out=0.5))
     curve = model.facts["reliability"]
-    assert sum(each["texts"] for each in curve) == model.facts["measured_texts"] > 2000
-    gaps = [each["texts"] * abs(each["predicted"] - each["observed"]) for each in curve]
+    assert sum(bucket["texts"] for bucket in curve) == model.facts["measured_texts"] > 2000
+    gaps = [bin["texts"] * abs(bin["predicted"] - bin["observed"]) for bin in curve]
     assert sum(gaps) / model.facts["measured_texts"] < 0.1
 
 
@@ -119,7 +119,7 @@ def test_the_area_under_the_curve_by_hand():
 def test_what_a_threshold_keeps_by_hand():
     scores = np.array([0.95, 0.85, 0.3, 0.05])
     labels = np.array([True, False, True, False])
-    table = {each.least: each for each in measure_at_thresholds(scores, labels)}
+    table = {row.least: row for row in measure_at_thresholds(scores, labels)}
     assert tuple(table[0.2]) == (0.2, pytest.approx(2 / 3), 1.0, 0.75)
     assert tuple(table[0.9]) == (0.9, 1.0, 0.5, 0.25)
 
@@ -127,7 +127,7 @@ def test_what_a_threshold_keeps_by_hand():
 def test_the_reliability_curve_by_hand():
     scores = np.array([0.02, 0.04, 0.95, 1.0, 1.0])
     found = compute_reliability(scores, np.array([False, True, True, True, False]))
-    assert [tuple(each) for each in found] == [
+    assert [tuple(row) for row in found] == [
         (0.03, 0.5, 2),
         (pytest.approx(2.95 / 3), pytest.approx(2 / 3), 3),
     ]

@@ -155,7 +155,8 @@ def test_lmplz_estimates_the_same(tmp_path, trained, rare):
     subprocess.run(command, check=True, capture_output=True)
     model = trained([line for line in text if line], 4, tmp_path, [count + 1 for count in rare])
     write_arpa(str(tmp_path / "ours.arpa"), model.trie, model.vocabulary)
-    ours, theirs = table(tmp_path / "ours.arpa"), table(tmp_path / "theirs.arpa")
+    ours = table(tmp_path / "ours.arpa")
+    theirs = table(tmp_path / "theirs.arpa")
     assert ours.keys() == theirs.keys()
     gap = max(abs(a - b) for key in ours for a, b in zip(ours[key], theirs[key], strict=True))
     assert gap < 2e-6

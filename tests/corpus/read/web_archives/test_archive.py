@@ -84,7 +84,8 @@ def archives(parts: list[bytes]) -> st.SearchStrategy[bytes]:
 
 
 def packed(records: list[bytes], together: list[int]) -> bytes:
-    members, rest = b"", list(records)
+    members = b""
+    rest = list(records)
     for count in together:
         members += gzip.compress(b"".join(rest[:count]), mtime=0) if rest else b""
         rest = rest[count:]
@@ -111,11 +112,15 @@ def test_pieces_give_what_the_file_gives_at_once(grammar, parts, data, damage, c
     assert read_in_pieces(bytes(whole), grammar, cuts) == read_whole(bytes(whole), grammar)
 
 
-A, B, C = warc_record(NOISE[:200]), warc_record(NOISE[200:500]), warc_record(b"c" * 100)
-LONG, SHORT = warc_record(b"b" * 300, length=400), warc_record(b"b" * 300, length=100)
+A = warc_record(NOISE[:200])
+B = warc_record(NOISE[200:500])
+C = warc_record(b"c" * 100)
+LONG = warc_record(b"b" * 300, length=400)
+SHORT = warc_record(b"b" * 300, length=100)
 MISSING = warc_record(b"b" * 300, length=10_000)  # promises more than the file has
-GZ_A, GZ_B, GZ_C = (gzip.compress(each, mtime=0) for each in (A, B, C))
-OLD, OLD_LONG = arc_record(b"a" * 200), arc_record(b"b" * 200, length=300)
+GZ_A, GZ_B, GZ_C = (gzip.compress(member, mtime=0) for member in (A, B, C))
+OLD = arc_record(b"a" * 200)
+OLD_LONG = arc_record(b"b" * 200, length=300)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +162,7 @@ def test_damage_is_counted_once_wherever_the_file_is_cut(
 ):
     monkeypatch.setattr(archive, "LOOK_BACK", look_back)
     whole = read_whole(data, grammar)
-    assert [each.reason for each in whole if isinstance(each, Unreadable)] == reasons
+    assert [page.reason for page in whole if isinstance(page, Unreadable)] == reasons
     assert isinstance(whole[-1], RawPage) or reasons == ["truncated"] or "wrong" in reasons[0]
     for cut in range(1, len(data)):
         assert read_in_pieces(data, grammar, [cut - 1]) == whole, cut
@@ -220,8 +225,8 @@ def test_real_archives_give_in_pieces_what_they_give_at_once(
     data = (test_data / "archives" / name).read_bytes()
     grammar = arc.GRAMMAR if ".arc" in name else warc.GRAMMAR
     whole = read_whole(data, grammar)
-    assert sum(isinstance(each, RawPage) for each in whole) == pages
-    assert Counter(each.reason for each in whole if isinstance(each, Unreadable)) == reasons
+    assert sum(isinstance(page, RawPage) for page in whole) == pages
+    assert Counter(page.reason for page in whole if isinstance(page, Unreadable)) == reasons
     cuts = random.Random(name).choices(range(len(data)), k=20)
     assert read_in_pieces(data, grammar, cuts) == whole
     for _ in range(5):

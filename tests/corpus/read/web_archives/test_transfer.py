@@ -60,7 +60,8 @@ def test_codings_are_undone_from_the_last_to_the_first():
 
 @given(st.binary(max_size=300), st.lists(st.integers(1, 20)))
 def test_chunks_of_any_size_are_joined(body, sizes):
-    chunked, rest = b"", body
+    chunked = b""
+    rest = body
     for size in [*sizes, len(body)]:
         if rest:
             chunked += b"%x\r\n%s\r\n" % (len(rest[:size]), rest[:size])
@@ -85,7 +86,9 @@ PAGE = b"<html><body>" + b"<p>The mill stands by the river." * 20
 
 
 # But bare deflate, of which no byte tells that it is there.
-@pytest.mark.parametrize(("coding", "pack"), [each for each in PACKERS if each[1] != bare_deflate])
+@pytest.mark.parametrize(
+    ("coding", "pack"), [packer for packer in PACKERS if packer[1] != bare_deflate]
+)
 def test_a_body_that_was_packed_twice_is_unpacked_twice(coding, pack):
     assert unpack(pack(pack(PAGE)), "", coding, LIMIT) == PAGE
 

@@ -65,7 +65,7 @@ def ok(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
 
 
 def packed(*records: bytes) -> bytes:
-    return b"".join(gzip.compress(each) for each in records)
+    return b"".join(gzip.compress(record) for record in records)
 
 
 def read(folder: Path, data: bytes) -> list[RawPage | Unreadable]:
@@ -75,7 +75,7 @@ def read(folder: Path, data: bytes) -> list[RawPage | Unreadable]:
 
 
 def outcome(found: list[RawPage | Unreadable]) -> list[bytes | str]:
-    return [each.body if isinstance(each, RawPage) else each.reason for each in found]
+    return [page.body if isinstance(page, RawPage) else page.reason for page in found]
 
 
 @given(st.lists(pages, min_size=1, max_size=5))
@@ -185,7 +185,9 @@ def test_angle_brackets_around_a_url_are_none_of_it(tmp_path: Path) -> None:
     assert page.url == "http://example.org/a"
 
 
-A, B, C = record(ok(b"a" * 1_000)), record(ok(NOISE)), record(ok(b"c" * 1_000))
+A = record(ok(b"a" * 1_000))
+B = record(ok(NOISE))
+C = record(ok(b"c" * 1_000))
 WRONG = record(ok(b"b" * 1_000), length=500)
 TOO_LONG = record(ok(b"b" * 1_000), length=1_200)
 GZIP_B = bytearray(gzip.compress(B))
@@ -307,12 +309,13 @@ def test_odd_archives_give_what_they_hold(
     data: Path, name: str, pages: int, reasons: dict[str, int]
 ) -> None:
     found = list(read_warc(str(data / "archives" / name)))
-    assert sum(isinstance(each, RawPage) for each in found) == pages
-    assert Counter(each.reason for each in found if isinstance(each, Unreadable)) == reasons
+    assert sum(isinstance(page, RawPage) for page in found) == pages
+    assert Counter(page.reason for page in found if isinstance(page, Unreadable)) == reasons
 
 
 def test_a_last_record_cut_anywhere_is_never_lost_in_silence(tmp_path: Path) -> None:
-    first, second = packed(A), packed(C)
+    first = packed(A)
+    second = packed(C)
     for kept in range(1, len(second) - 8):  # what follows is gzip's check sum and length
         whole, *cut = outcome(read(tmp_path, first + second[:kept]))
         assert whole == b"a" * 1_000
@@ -365,12 +368,14 @@ def test_warcio_finds_the_same_bodies(data: Path, name: str) -> None:
     path = str(data / "archives" / name)
     theirs = Counter[bytes]()
     with Path(path).open("rb") as stream:
-        for each in warcio.ArchiveIterator(stream):
-            url = each.rec_headers.get_header("uri" if each.format == "arc" else "WARC-Target-URI")
-            page = each.rec_type in ("response", "resource", "conversion")
-            status = each.http_headers.get_statuscode() if each.http_headers else "200"
+        for record in warcio.ArchiveIterator(stream):
+            url = record.rec_headers.get_header(
+                "uri" if record.format == "arc" else "WARC-Target-URI"
+            )
+            page = record.rec_type in ("response", "resource", "conversion")
+            status = record.http_headers.get_statuscode() if record.http_headers else "200"
             if page and status == "200" and not url.startswith(("dns:", "metadata:")):
-                theirs[hashlib.sha256(each.content_stream().read()).digest()] += 1
+                theirs[hashlib.sha256(record.content_stream().read()).digest()] += 1
     (group,) = cut_pieces(find_files([path]), ReadSettings())
     found = (page for page in read_piece(group[0], ReadSettings()) if isinstance(page, RawPage))
     assert Counter(hashlib.sha256(page.body).digest() for page in found) == theirs

@@ -40,7 +40,9 @@ def measured(text: str) -> dict[str, float]:
 
 
 def words_of(text: str) -> list[str]:
-    return [token.text for each in load_spacy_words().tokenize(text.split()) for token in each]
+    return [
+        token.text for sentence in load_spacy_words().tokenize(text.split()) for token in sentence
+    ]
 
 
 def duplicates(pieces: list[str]) -> tuple[int, int]:
@@ -54,7 +56,9 @@ def top(words: list[str], n: int) -> int:
 
 
 def repeated(words: list[str], n: int) -> int:
-    seen, characters, first = set(), 0, 0
+    seen = set()
+    characters = 0
+    first = 0
     while first + n <= len(words):
         gram = tuple(words[first : first + n])
         again = gram in seen
@@ -65,13 +69,15 @@ def repeated(words: list[str], n: int) -> int:
 
 
 def assert_equal(text: str) -> None:
-    found, words = measured(text), words_of(text)
+    found = measured(text)
+    words = words_of(text)
     by_text = lambda part: part / len(text)  # noqa: E731
     for n in (2, 3, 4):
         assert found[f"{PREFIX}top_{n}_gram"] == by_text(top(words, n))
     for n in range(5, 11):
         assert found[f"{PREFIX}duplicate_{n}_grams"] == by_text(repeated(words, n))
-    lines, paragraphs = re.split("\n+", text), re.split("\n{2,}", text.strip())
+    lines = re.split("\n+", text)
+    paragraphs = re.split("\n{2,}", text.strip())
     for name, pieces in (("line", lines), ("paragraph", paragraphs)):
         count, characters = duplicates(pieces)
         assert found[f"{PREFIX}duplicate_{name}s"] == count / len(pieces)

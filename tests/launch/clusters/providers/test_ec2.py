@@ -19,7 +19,8 @@ from trainrig.launch.clusters.status import read_cluster_status
 from trainrig.launch.clusters.up import bring_up_cluster
 from trainrig.launch.record.run_record import Home
 
-REGION, ELSEWHERE = "us-east-1", "eu-west-1"
+REGION = "us-east-1"
+ELSEWHERE = "eu-west-1"
 QUICK = DeletionTimeouts(total=30.0, between=0.1, settle=0.3)
 
 
@@ -56,7 +57,8 @@ class Account:
         (zone_a,) = self.ec2.describe_subnets(
             Filters=[{"Name": "availability-zone", "Values": [f"{REGION}a"]}]
         )["Subnets"]
-        self.subnet, vpc = zone_a["SubnetId"], zone_a["VpcId"]
+        self.subnet = zone_a["SubnetId"]
+        vpc = zone_a["VpcId"]
         self.group = self.ec2.describe_security_groups(
             Filters=[{"Name": "vpc-id", "Values": [vpc]}]
         )["SecurityGroups"][0]["GroupId"]

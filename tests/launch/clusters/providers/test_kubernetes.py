@@ -72,7 +72,7 @@ def test_the_pods_of_each_file_that_comes_along_say_whose_they_are(name: str) ->
             spec = document["spec"].get("rayClusterSpec") or document["spec"]
             groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
             labels = [group["template"]["metadata"]["labels"] for group in groups]
-            assert {each["trainrig.io/cluster"] for each in labels} == {cluster.name}
+            assert {label["trainrig.io/cluster"] for label in labels} == {cluster.name}
             until = document["metadata"]["annotations"]["trainrig.io/expires"]
             assert read_time(until) is not None
 
