@@ -1,4 +1,4 @@
-"""The help of every command: a whole summary, an example that parses, each option explained."""
+"""Help of each command: a summary sentence, a valid example and an explanation of each option."""
 
 import re
 import shlex
@@ -100,7 +100,7 @@ def test_the_top_groups_all_commands_in_the_order_of_the_data_path(
     path = ["curate", "tokenizer", "tokenize", "pretrain", "posttrain", "evaluate"]
     assert [name for name in listed if name in path] == path
     for found in ROOT.commands.values():
-        # A line may end at a hyphen.
+        # A rendered line may break at a hyphen.
         assert extract_summary(found.help) in " ".join(page.split()).replace("- ", "-")
 
 
@@ -135,7 +135,8 @@ def test_completed_words_are_those_that_the_models_take() -> None:
     def literals(model: Any, field: str) -> set[str]:
         return set(get_args(model.model_fields[field].annotation))
 
-    dtype, _ = get_args(HubFolder.model_fields["dtype"].annotation)  # or None
+    # the annotation also allows None
+    dtype, _ = get_args(HubFolder.model_fields["dtype"].annotation)
     assert offered("export", "dtype") == set(get_args(dtype))
     assert offered("plan", "compute") == set(get_args(Compute))
     assert offered("plan", "rule") == kinds(batch_rate_rules.Rule)

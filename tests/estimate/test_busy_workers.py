@@ -1,4 +1,4 @@
-"""What `check` says of workers that wait for each other."""
+"""What `trainrig check` reports about workers that wait for each other."""
 
 import pytest
 from hypothesis import given

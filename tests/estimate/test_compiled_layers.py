@@ -1,5 +1,8 @@
-"""What compiled layers keep for the backward pass, held to what torch's partition of their graph
-keeps: that of `inductor`, with each operator run as it is."""
+"""Memory that compiled layers keep for the backward pass.
+
+The estimate is compared with what torch's graph partitioner keeps: the partitioner of `inductor`,
+with each operator run eagerly.
+"""
 
 import pytest
 import torch
@@ -23,7 +26,7 @@ KINDS = {
 
 
 def count_kept(config: DecoderConfig, dtype: torch.dtype) -> float:
-    """Bytes a token that the layer of a decoder keeps, compiled."""
+    """Return the bytes per token that one compiled decoder layer keeps."""
     torch._dynamo.reset()
     model = Decoder(config)
     initialise(model, 0)
@@ -37,7 +40,8 @@ def count_kept(config: DecoderConfig, dtype: torch.dtype) -> float:
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights and len(tensor) != LENGTH:  # angles, of all layers
+        # skips the rotary angles, which all layers share
+        if storage.data_ptr() not in weights and len(tensor) != LENGTH:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 

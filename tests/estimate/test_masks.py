@@ -1,4 +1,4 @@
-"""Bytes of masks, against those that autograd keeps of real ones."""
+"""Bytes of attention masks, compared with the masks that autograd keeps."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ PREFIXES = RowMasks(marks=True, on_cpu=True)
 
 
 def count_kept(config: DecoderConfig, length: int, training: Training, prefixes: bool) -> int:
-    """Bytes of what is T by T and alive after a forward pass of two rows."""
+    """Return the bytes of all T × T tensors that are alive after a forward pass of two rows."""
     model = build_model(config)
     initialise(model, 0)
     model = model.to(torch.bfloat16 if training.precision.bytes == 2 else torch.float32)
@@ -63,7 +63,7 @@ def test_masks_that_are_reckoned_are_those_that_are_kept(kind, compute, length):
     masks = PREFIXES if kind == "prefixes" else DOCUMENTS
     found = count_kept(config, length, training, kind == "prefixes")
     assert masks.count_kept(config, training, 2, length) == found
-    # Where one is kept, and where not, by hand.
+    # Whether the mask is kept, computed by hand.
     taken = kind == "prefixes" or length <= {"float32": 128, "bfloat16": 256}[compute]
     size = training.precision.bytes
     assert found == (2 * length**2 * size if taken and kind not in ("caps", "windows") else 0)
@@ -146,8 +146,11 @@ def test_a_text_that_is_joined_with_its_spans_is_a_prefix(objective):
 
 
 def test_rows_shared_by_workers_have_two_chunks_of_their_masks():
-    """Of 4 chunks of 1,024 places, a worker of 2 has one with 1 and one with all 4 before its
-    end: 5 squares of 16. A ring has none, nor has a kernel that tells documents apart."""
+    """Two of 4 chunks of 1,024 positions belong to each worker of 2.
+
+    One of the two chunks of the first worker attends to 1 chunk and the other to all 4: 5 squares
+    of 16. A ring keeps no masks, nor does a kernel that separates documents.
+    """
     config = DecoderConfig(**SIZES, positions=4096)
 
     def bytes_of(kind: str, compute: str = "float32", masks: RowMasks = NO_MASKS) -> float:

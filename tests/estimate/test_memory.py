@@ -1,4 +1,4 @@
-"""Memory of a step, by its formulas and against what a real step took."""
+"""Estimated memory of a training step, by formula and compared with real steps."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +30,7 @@ LARGE = DecoderConfig(layers=32, channels=4096, heads=32, vocabulary=32_768)
 
 
 class OneBatch:
-    """The same micro-batch, `count` times a step."""
+    """Batches that repeat one micro-batch `count` times a step."""
 
     def __init__(self, rows: int, count: int, length: int) -> None:
         ids = np.random.default_rng(0).integers(0, 512, (rows, length + 1))
@@ -69,7 +69,7 @@ def peak(measure_peak: Callable[..., int]) -> Callable[..., int]:
 
 
 def test_a_real_step_takes_what_is_reckoned(peak: Callable[..., int]) -> None:
-    """One way; tests/benchmarks/test_step_memory.py has the others."""
+    """Check one setting; tests/benchmarks/test_step_memory.py checks the others."""
     training = Training(
         steps=10, schedule=Constant(warmup=0), deterministic=False, recompute=Full()
     )
@@ -80,8 +80,11 @@ def test_a_real_step_takes_what_is_reckoned(peak: Callable[..., int]) -> None:
 def test_an_exact_step_holds_what_is_reckoned_of_its_tree_of_sums(
     peak: Callable[..., int],
 ) -> None:
-    """Eight virtual workers: three sums wait for their other half. So few tokens that what is left
-    is weights, gradients and their sums; docs/training.md has the same terms."""
+    """Eight virtual workers keep three partial sums that wait for their other half.
+
+    The tokens are so few that weights, gradients and their sums dominate. docs/training.md lists
+    the same terms.
+    """
     training = Training(steps=10, schedule=Constant(warmup=0), virtual_workers=8)
     reckoned = estimate_step_memory(MODEL, training, 1, 8, 1, 8).total
     assert reckoned == pytest.approx(peak(training, rows=1, count=8, length=8), rel=0.12)

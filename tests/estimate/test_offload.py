@@ -1,4 +1,4 @@
-"""What a device has of the memory of an optimizer that the host keeps."""
+"""Device memory of a step whose optimizer state is offloaded to the host."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ MODEL = DecoderConfig(
 )  # fmt: skip
 MIXTURE = MixtureOfExperts(kind="MixtureOfExperts", experts=4, active=2)
 EXPERTS = MODEL.model_copy(update={"feedforward": MIXTURE})
-# numbers of the embedding and of the head; of the next
+# Elements of the embedding and of the head (TABLE), and of a layer's matrix (MATRIX).
 TABLE = 320 * 64
 MATRIX = 128 * 64
 
@@ -64,7 +64,8 @@ def test_a_device_has_that_of_its_slices_of_the_two_largest(workers):
 
 
 def test_whole_matrices_are_updated_as_many_at_once_as_there_are_slices():
-    two = 4 * (2 * 2 * TABLE + 2 * MATRIX) / 2  # AdamW has the tables, and two numbers of each
+    # AdamW keeps the tables on the device, with two moments for each element
+    two = 4 * (2 * 2 * TABLE + 2 * MATRIX) / 2
     assert reckon(MODEL, train(optimizer=Muon()), 2).optimizer == two
 
 
@@ -95,14 +96,14 @@ AXES = {
 def test_workers_that_share_a_model_have_two_slices_of_the_largest_parts(axis):
     model, parallel = AXES[axis]
     there, hosted = (reckon(model, train(h, **parallel), 4) for h in (False, True))
-    # Of four workers two have other layers or columns; experts are cut in two, then their slices.
+    # Two of four workers hold other layers or columns. Experts are cut in two, then sliced.
     largest = {"tensor": TABLE / 4, "pipeline": TABLE / 2}
     assert hosted.optimizer == 2 * 8 * largest.get(axis, 4 * MATRIX / 4)
     assert hosted.optimizer < there.optimizer
 
 
 def test_a_save_has_no_whole_rows_of_it_on_the_device():
-    """Those of weights alone, a third of what the weights and two moments of AdamW have."""
+    """Only the weights are gathered, a third of the weights and AdamW's two moments."""
     rows = []
     for hosted in (False, True):
         parts = ModelParts.of(MODEL, train(hosted), 2, 1)

@@ -1,4 +1,4 @@
-"""What `check` says of corrupted rows, against rows that are corrupted."""
+"""What `trainrig check` reports about corrupted rows, compared with rows that are corrupted."""
 
 import re
 import runpy

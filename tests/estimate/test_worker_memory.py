@@ -1,4 +1,4 @@
-"""What a worker holds that shares rows, layers or experts: beside real ranks, and by hand."""
+"""Memory of workers that share rows, layers or experts, compared with real ranks and hand counts."""
 
 import itertools
 
@@ -55,7 +55,11 @@ OF_FOUR = list(AXES)[5:]
 
 @pytest.fixture
 def job_of(make_job, tmp_path):
-    """`job_of(MODEL, {"tensor": {"ranks": 2}}, 4)`: on rows of 64 tokens, 2 in a micro-batch."""
+    """Return a function that builds jobs.
+
+    `job_of(MODEL, {"tensor": {"ranks": 2}}, 4)` makes a job on rows of 64 tokens, 2 in a
+    micro-batch.
+    """
 
     def make(model, parallel, workers, **settings):
         given = {"steps": 10, "virtual_workers": 4, "parallel": {"kind": "FSDP", **parallel}}
@@ -79,9 +83,11 @@ def test_the_weights_are_those_that_real_ranks_hold(ranks, job_of, axis, workers
     job = job_of(model, parallel, workers)
     held = [sum(parts.values()) for parts in ranks(workers, "parts", job=job)]
     expected = memory(job.model, parallel, workers).weights
-    # Of stages the one that needs the most memory, which may have a norm less than the last.
+    # The estimate is for the stage that needs the most memory. It may have one norm less than the
+    # last stage.
     assert expected in {count * MASTER for count in held}
-    alike = parallel.get("tensor", {"ranks": 1})["ranks"]  # ranks that hold a norm between them
+    # tensor-parallel ranks hold one norm together
+    alike = parallel.get("tensor", {"ranks": 1})["ranks"]
     assert max(held) * MASTER - expected in (0, MASTER * 64 * 2 * alike // workers)
 
 
@@ -103,8 +109,11 @@ IN_PLACES = {"tensor": {"ranks": 2, "sequence_parallel": True}}
     ],
 )
 def test_a_layer_keeps_in_places_what_real_ranks_keep_of_it(feedforward, settings, ranks, job_of):
-    """By counting tensors after a forward pass; the logarithms and roots that attention and norms
-    keep, a number of each head or place, are not reckoned, nor weights of experts in bfloat16."""
+    """Compare the estimate with the tensors that are alive after a forward pass.
+
+    The estimate leaves out the logarithms and roots that attention and norms keep (one number per
+    head or position) and the bfloat16 copies of expert weights.
+    """
     model = MODEL.model_copy(update={"feedforward": feedforward} if feedforward else {})
     kept = []
     for layers in (2, 4):
@@ -127,7 +136,7 @@ def test_a_layer_keeps_in_places_what_real_ranks_keep_of_it(feedforward, setting
     ],
 )
 def test_a_save_gathers_the_rows_that_real_ranks_gather(ranks, job_of, model, parallel, workers):
-    """Of weights and of the optimizer's two moments."""
+    """Count the rows of the weights and of the optimizer's two moments."""
     job = job_of(model, parallel, workers)
     gathered = ranks(workers, "gathered_for_a_save", job=job)
     tensor, expert = (parallel.get(axis, {"ranks": 1})["ranks"] for axis in ("tensor", "expert"))
@@ -138,15 +147,19 @@ def test_a_save_gathers_the_rows_that_real_ranks_gather(ranks, job_of, model, pa
 
 
 def test_a_save_counts_where_it_takes_more_than_a_step():
-    """Of few tokens: each of 4 workers has the rows of 4 workers' columns of its experts."""
+    """With few tokens, a save takes more memory than a step.
+
+    Each of 4 workers gathers the rows of 4 workers' columns of its experts.
+    """
     mixture = MIXTURE.model_copy(update={"experts": 64, "active": 1})
     wide = MODEL.model_copy(update={"feedforward": mixture, "vocabulary": 64})
     parallel = {"tensor": {"ranks": 4}, "expert": {"ranks": 2}, "reshard": "layer"}
     given = training(**parallel)
     found = estimate_worker_memory(wide, given, 16, 2, 2, 8)
     assert found.activations == found.gradients == 0
-    # 4 layers of 64 experts of 3 matrices of 64 x 128, an eighth on each rank of either axis, in
-    # weights and two moments; gathered over the tensor axis, sliced over 2 replicas.
+    # Each rank of either axis holds an eighth of 4 layers of 64 experts of 3 matrices of 64 x 128,
+    # as weights and two moments. The parts are gathered over the tensor axis and sliced over 2
+    # replicas.
     experts = 3 * 4 * 4 * 64 * 3 * 64 * 128 / 2 / 2
     assert experts < found.passing < 1.05 * experts
 
@@ -160,8 +173,9 @@ def test_a_row_that_workers_share_takes_a_worker_its_part():
     ring = memory(MODEL, {"context": {"kind": "RingAttention", "ranks": 2}}, 2)
     gathered = memory(MODEL, {"context": {"kind": "Gathered", "ranks": 2}}, 2)
     assert ring.activations == alone.activations / 2
-    # Beside its part, in each of 4 layers, keys and values of the other's 64 tokens: 2 heads of 16
-    # channels in 4 bytes; and of 2 rows one mask of 5 sixteenths of their squares.
+    # In each of 4 layers, the rank also gathers the keys and values of the other rank's 64 tokens
+    # (2 heads of 16 channels in 4 bytes), and builds one mask for 2 rows of 5 sixteenths of their
+    # squares.
     keys = 4 * 64 * 2 * 2 * 16 * 4
     assert gathered.activations - ring.activations == keys + 4 * 2 * 64**2 * 5 / 16
 
@@ -221,4 +235,5 @@ def test_check_deals_micro_batches_to_replicas(make_run, tmp_path):
         batches={"global_batch": 8, "micro_batch": 4},
     )
     facts = estimate_pretraining(run, DeviceChoice())
-    assert facts["at_work"].startswith("100% of 2 replicas")  # of 4 workers half would wait
+    # with 4 workers, half of them would wait
+    assert facts["at_work"].startswith("100% of 2 replicas")
