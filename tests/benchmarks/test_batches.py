@@ -1,4 +1,4 @@
-"""What batches cost: beside a training step, far into a run, on large shards, on any ranks."""
+"""Cost of batches: during a training step, far into a run, on large shards, on any ranks."""
 
 import functools
 import hashlib
@@ -44,13 +44,13 @@ DOCUMENT = 1_000  # tokens
 
 
 def sums_of_nothing(size: int) -> bytes:
-    """The sums of `size` zeros, which a sparse file has."""
+    """Return the block sums of `size` zeros, which are the content of a sparse file."""
     whole = np.full(size // SUMMED, zlib.crc32(bytes(SUMMED)), SUM_DTYPE).tobytes()
     return whole + compute_block_sums([bytes(size % SUMMED)])
 
 
 def sparse_shards(folder: Path, tokens: int) -> TokenShards:
-    """Shards of 10 GB each at most, of which only the ends of documents take room on the disk."""
+    """Write sparse shards of at most 10 GB each; only the ends of documents use the disk."""
     tokens_a_shard = min(tokens, 5 * 10**9)
     for number in range(tokens // tokens_a_shard):
         path = f"{folder}/{number:03d}"
@@ -96,7 +96,7 @@ def tell(**figures):
 
 @pytest.fixture(scope="module")
 def training_step():
-    """One update of a model of 12 million parameters on a batch; called with the step's number."""
+    """Return a function that makes one update of a model of 12 million parameters."""
     torch.set_num_threads(1)
     config = DecoderConfig(layers=6, channels=384, heads=6, vocabulary=VOCABULARY, positions=LENGTH)
     model = Decoder(config)
@@ -122,7 +122,7 @@ def test_a_batch_costs_less_than_a_hundredth_of_a_training_step(training_step, t
     share = read_local_batch(batches, 0, 1, 0)
     training_step(share)
     ratios = []
-    for _ in range(5):  # in turns
+    for _ in range(5):  # alternate, so that load affects all alike
         reading = cpu_seconds(lambda step: read_local_batch(batches, 0, 1, step), 50)
         training = cpu_seconds(lambda _: training_step(share), 2)
         ratios.append(reading / training)
@@ -138,8 +138,10 @@ def test_a_batch_costs_less_than_a_hundredth_of_a_training_step(training_step, t
 
 @pytest.mark.parametrize("span", [1, 8])
 def test_any_step_of_any_amount_of_data_costs_the_same(span, tmp_path):
-    """At step 0, 10^4 and 10^7, for 1 MB and 100 GB; with `span`, as it is before a stage of longer
-    sequences."""
+    """Measure steps 0, 10^4 and 10^7 of 1 MB and of 100 GB.
+
+    `span` is set as it is before a stage of longer sequences.
+    """
     longer = {"longest_sequence_length": span * LENGTH}
     figures = {}
     for name, tokens in (("1 MB", 500_000), ("100 GB", 50 * 10**9)):
@@ -163,7 +165,7 @@ def test_any_step_of_any_amount_of_data_costs_the_same(span, tmp_path):
 
 
 def test_what_the_prefetch_hides(training_step, tmp_path):
-    """Wall time with batches that wait for storage half as long as a step trains."""
+    """Measure wall time with batches that wait for storage half as long as a step trains."""
     batches = PretrainBatches(
         sparse_shards(tmp_path / "tokens", 500_000), settings(global_batch=1, micro_batch=1)
     )
@@ -185,7 +187,7 @@ def test_what_the_prefetch_hides(training_step, tmp_path):
 
     instant = functools.partial(read_local_batch, batches, 0, 1)
     rounds = [(run(0, instant), run(0), run(2)) for _ in range(5)]
-    # The first batch of a run is waited for in any case.
+    # The first batch of a run is never prefetched.
     hidden = sorted((plain - ahead) / (7 * wait) for _, plain, ahead in rounds)
     tell(
         benchmark="8 training steps on batches that wait: wall seconds, median of 5 in turns",
@@ -255,7 +257,7 @@ MIXED = {
 
 
 def order_hash(folder, world, cache=None):
-    """One hash over all micro-batches that so many processes read, in order of step and sample."""
+    """Return one hash over all micro-batches that `world` processes read, by step and sample."""
     processes = []
     for rank in range(world):
         restarts = sorted(random.Random(f"{rank} of {world}").sample(range(1, STEPS), 3))
@@ -274,7 +276,7 @@ def order_hash(folder, world, cache=None):
 
 
 def test_the_first_2000_global_batches_are_the_same_for_all(s3, tmp_path):
-    """At 1, 2, 4 and 8 ranks, each with three restarts of its own; on a disk and in a bucket."""
+    """Compare 1 to 8 ranks, each restarted three times, with shards on disk and in a bucket."""
     folder = str(tmp_path / "tokens")
     draw = np.random.default_rng(0)
     for shard in range(4):

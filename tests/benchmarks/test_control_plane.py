@@ -1,7 +1,7 @@
-"""What one more node, one more rank and one more split cost whoever looks after all of them.
+"""Cost of one more node, rank and split for the processes that manage them.
 
-A thousand nodes do not fit on one machine. What each of them costs the head node and the driver
-does: it is measured here at several sizes, so that docs/scale.md can reckon with the gradient.
+A thousand nodes do not fit on one machine, but what each of them costs the head node and the driver
+does. It is measured here at several sizes, so that docs/scale.md can extrapolate from the slope.
 """
 
 import contextlib
@@ -42,14 +42,14 @@ pytestmark = [pytest.mark.bench, pytest.mark.ray, pytest.mark.timeout(1800)]
 
 Raylets = runpy.run_path(str(Path(__file__).parents[1] / "chaos" / "raylets.py"))["Raylets"]
 NODES = tuple(map(int, os.environ.get("TRAINRIG_NODES", "2,6,12").split(",")))
-WATCHED = 15.0  # s for which the idle head node is watched
+WATCHED = 15.0  # s for which the idle head node is measured
 LOOKS = 10
-HEAD_CORES = 8  # of the machine that docs/scale.md wants for the head of a thousand nodes
+HEAD_CORES = 8  # of the head node that docs/scale.md recommends for a thousand nodes
 
 
 @pytest.fixture(scope="module")
 def raylets() -> Iterator[Any]:
-    """A head and two nodes, which this process is connected to."""
+    """Start a head and two nodes, and connect this process to them."""
     with mock.patch.dict(os.environ):
         there = Raylets()
         os.environ["RAY_ADDRESS"] = there.address
@@ -63,19 +63,19 @@ def raylets() -> Iterator[Any]:
 
 
 def seconds_of(process: psutil.Process) -> float:
-    """CPU seconds that it has used."""
+    """Return the CPU seconds that `process` has used."""
     times = process.cpu_times()
     return float(times.user + times.system)
 
 
 def gcs() -> psutil.Process:
-    """The head node's server, of the Ray that was started last."""
+    """Return the GCS server process of the Ray cluster that started last."""
     found = [p for p in psutil.process_iter(["name"]) if p.info["name"] == "gcs_server"]
     return max(found, key=lambda process: process.create_time())
 
 
 def gradient(points: Mapping[int, float]) -> float:
-    """How much more one more makes."""
+    """Return the slope of the least-squares line through `points`."""
     return float(np.polyfit(list(points), list(points.values()), 1)[0])
 
 
@@ -84,7 +84,7 @@ def test_what_a_node_costs_the_head_and_the_supervisor(raylets: Any) -> None:
 
     server = gcs()
     cluster = RayCluster(WorkerBounds(1, 1))
-    busy: dict[int, float] = {}  # share of a core, of the head node's server
+    busy: dict[int, float] = {}  # share of a core that the head node's server uses
     memory: dict[int, float] = {}
     poll: dict[int, float] = {}  # CPU seconds of this process
     for count in NODES:
@@ -93,7 +93,7 @@ def test_what_a_node_costs_the_head_and_the_supervisor(raylets: Any) -> None:
         alive = 0
         while alive < count + 1:
             alive = sum(node["Alive"] for node in ray.nodes())
-        cluster.list_nodes()  # starts what each new node needs
+        cluster.list_nodes()  # starts the per-node state of each new node
         ray.get([s.address.remote() for s in cluster._warm_actors.fork_servers.by_node.values()])
         before = seconds_of(server)
         time.sleep(WATCHED)
@@ -120,13 +120,13 @@ def test_what_a_node_costs_the_head_and_the_supervisor(raylets: Any) -> None:
 
 
 def heartbeat(rank: int, step: int = 1) -> Heartbeat:
-    """As a rank in the middle of a run sends."""
+    """Return a heartbeat of a rank in the middle of a run."""
     processes = (Process.here(), Process.here())
     return Heartbeat(rank, processes, "f" * 56, step, step, "train", True, 1.5)
 
 
 def end(rank: int) -> RankExit:
-    """As a worker agent sends whose rank was killed."""
+    """Return the exit message that a worker agent sends after its rank was killed."""
     return RankExit(rank, "f" * 56, "killed by SIGKILL", "" if rank else "tcp://127.0.0.1:29500")
 
 
@@ -199,12 +199,12 @@ def test_what_a_rank_costs_the_post_office_and_the_supervisor(raylets: Any) -> N
 
 
 def nothing(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
-    """The work of a split that has none."""
+    """Return the result of a split that has no work."""
     return {}, {}
 
 
 def make_nothing() -> Work:
-    """Loads nothing."""
+    """Return a work function that loads nothing."""
     return nothing
 
 
@@ -232,15 +232,15 @@ def test_what_a_split_costs_the_driver(raylets: Any, brief: bool, tmp_path: Path
             }
         )
     )
-    # No more a split of many than of few: 250 begins what is begun once.
+    # A split costs no more among many than among few. 250 splits also pay the startup costs.
     assert cpu[2_000] / 2_000 < 1.5 * cpu[250] / 250
 
 
 def test_a_thousand_doors_are_knocked_at_together() -> None:
-    """Of which a hundred do not answer: 100 s, if one waited for one after the other."""
+    """Probe a thousand endpoints, a hundred of which do not answer: 100 s if probed in sequence."""
     logging.getLogger("trainrig").setLevel(logging.ERROR)
     with contextlib.ExitStack() as doors:
-        # Its queue is full: a connection to it is neither taken nor refused.
+        # The listen queue is full, so a connection is neither accepted nor refused.
         deaf = doors.enter_context(socket.socket())
         deaf.bind(("127.0.0.1", 0))
         deaf.listen(0)

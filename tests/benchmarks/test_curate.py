@@ -1,4 +1,4 @@
-"""How the cost of curation grows with its input, in CPU seconds and memory, in one process."""
+"""Growth of curation's CPU seconds and memory with its input, in one process."""
 
 import json
 import subprocess
@@ -62,7 +62,7 @@ def shards(test_data):
 @pytest.mark.timeout(1800)
 def test_cost_grows_no_faster_than_the_input(tmp_path, shards):
     whole = {"web": shards}
-    twice = {"web": shards, "again": shards}  # the second of two sources: all of it is duplicates
+    twice = {"web": shards, "again": shards}  # all of the second source is duplicates
     results = []
     for given in ({"web": shards[:1]}, {"web": shards[:3]}, whole, twice):
         command = [sys.executable, "-c", MEASURED, str(tmp_path / str(len(results)))]
@@ -85,14 +85,14 @@ def test_cost_grows_no_faster_than_the_input(tmp_path, shards):
     first = results[0]
     last = results[-1]
     growth = (last["cpu_seconds"] / first["cpu_seconds"]) / (last["pages"] / first["pages"])
-    assert growth < 1.5  # archives differ; twice the cost a page would be another law
+    assert growth < 1.5  # archives differ, but doubled cost per page would mean superlinear growth
     assert last["peak_mib"] < 1.5 * first["peak_mib"]
 
 
 @pytest.mark.data
 @pytest.mark.ray
 def test_all_pages_by_two_workers(tmp_path, shards):
-    """What a user of this machine waits: wall seconds, after Ray has started."""
+    """Measure the wall seconds that a user of this machine waits, once Ray has started."""
     connect(2, "workers")
     megabytes = sum(Path(path).stat().st_size for path in shards) / 1e6
     run = Curation(

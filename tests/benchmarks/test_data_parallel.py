@@ -1,7 +1,8 @@
-"""What a second worker brings, and what the same bits at any number of workers cost.
+"""Speedup from a second worker, and the cost of bit-identical results at any worker count.
 
-10.7M parameters, a global batch of 32 x 256 tokens in 4 micro-batches, float32, a thread a worker.
-The two sides of a ratio take turns, so that a machine's moods meet both alike.
+The model has 10.7M parameters; a global batch is 32 x 256 tokens in 4 micro-batches, in float32,
+one thread per worker. The two sides of a ratio alternate, so that the machine's load affects both
+alike.
 """
 
 import json
@@ -25,12 +26,12 @@ STEPS = 1
 
 
 def seconds(ranks, world, **training):
-    """Median wall and CPU seconds of a step, the CPU's of all workers together."""
+    """Return median wall and CPU seconds of a step; CPU seconds are summed over all workers."""
     return taken(ranks(world, "pace", **arguments(training, MICRO_BATCHES)))
 
 
 def seconds_apart(pools, **training):
-    """The same of workers that know nothing of each other, with an equal part of a batch each."""
+    """Return the same figures for independent workers that each take an equal part of the batch."""
     share = arguments(training, MICRO_BATCHES // len(pools))
     started = [process for pool in pools for process in pool.start(1, "pace", **share)]
     answers = [pickle.load(process.stdout) for process in started]
@@ -49,7 +50,7 @@ def taken(answers):
 
 
 def compare(name, one, other):
-    """Medians over the rounds of `one`'s wall and CPU seconds over `other`'s, printed."""
+    """Print and return the medians over rounds of `one`'s wall and CPU seconds over `other`'s."""
     pairs = [(one(), other()) for _ in range(ROUNDS)]
     walls = sorted(a[0] / b[0] for a, b in pairs)
     cpus = sorted(a[1] / b[1] for a, b in pairs)
@@ -71,7 +72,7 @@ def compare(name, one, other):
 def test_two_workers_that_know_nothing_of_each_other_are_what_the_machine_allows(
     ranks, mortal_ranks
 ):
-    """No bound of ours: two cores share caches, memory and whatever lies below."""
+    """Measure the machine's own limit: two cores share caches, memory and more."""
     result = compare(
         "one worker over two that know nothing of each other",
         lambda: seconds(ranks, 1, virtual_workers=1),

@@ -1,5 +1,8 @@
-"""Decontamination against fourteen real benchmarks: its pace beside a set of n-grams in Python, its
-growth with the corpus and with the benchmarks, and what it finds in real pages."""
+"""Decontamination against fourteen real benchmarks: pace, growth and findings in real pages.
+
+The pace is compared with a set of n-grams in Python. The growth is with the corpus and with the
+benchmarks.
+"""
 
 import gzip
 import json
@@ -64,7 +67,7 @@ def texts(test_data: Path) -> list[str]:
 
 
 def leaked(test_data: Path) -> list[str]:
-    """Pages that quote examples: two of each thousand of some benchmarks."""
+    """Return pages that quote examples: two of each thousand from some benchmarks."""
     found = []
     for benchmark in settings(test_data, GPT3()).benchmarks[:10]:
         examples = read_examples(benchmark).texts[::500]
@@ -81,16 +84,16 @@ def settings(test_data: Path, style: Style) -> Decontamination:
 
 
 def index(test_data: Path, tmp_path: Path, style: Style) -> Index:
-    """As a worker has it: from the file."""
+    """Return the index loaded from its file, as a worker loads it."""
     path = str(tmp_path / f"{style.kind}.index")
     Index.of(settings(test_data, style)).save(path)
     return Index.load(path)
 
 
 class Peer:
-    """N-grams of words in sets, as lm-evaluation-harness's janitor has them, one set for each n.
+    """Word n-grams in sets, as in lm-evaluation-harness's janitor, one set for each n.
 
-    Punctuation is deleted from a document once, not from each of its n-grams as it does there.
+    This deletes punctuation once per document; the janitor deletes it from each n-gram.
     """
 
     def __init__(self, ours: Index) -> None:
@@ -133,7 +136,7 @@ def cpu_seconds(action: Callable[[], object]) -> float:
 
 
 def pace(ours: Index, texts: Sequence[str]) -> float:
-    """Megabytes a CPU second, the median of three."""
+    """Return the median of three measurements, in megabytes per CPU second."""
     return megabytes(texts) / statistics.median(
         cpu_seconds(lambda: match(ours, texts)) for _ in range(3)
     )
@@ -146,7 +149,7 @@ def megabytes(texts: Sequence[str]) -> float:
 def test_matching_beside_sets_of_n_grams(texts, test_data, tmp_path):
     ours = index(test_data, tmp_path, GPT3())
     peer = Peer(ours)
-    some = texts[::10] + leaked(test_data)  # the peer is slow
+    some = texts[::10] + leaked(test_data)  # a sample, because the peer is slow
     found = match(ours, some)
     columns = (found.span_documents, found.span_starts, found.span_ends)
     spans = set(zip(*(column.tolist() for column in columns), strict=True))

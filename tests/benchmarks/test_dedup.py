@@ -1,5 +1,4 @@
-"""Near-duplicates end to end: what falls beside what should, and how fast from texts to
-decisions."""
+"""Near-duplicate search end to end: accuracy of removals, and speed from texts to decisions."""
 
 import json
 import random
@@ -35,14 +34,14 @@ look = _searching["look"]
 shelve = _searching["shelve"]
 SETTINGS = MinHash()
 BLOCK = 2_000_000  # pairs compared at a time
-# copies of each page, each edited more; files that they lie in
+# edited copies of each page, each copy edited more; and the files that they are spread over
 TURNS = 16
 FILES = 8
 Pairs = set[tuple[int, int]]
 
 
 def brute_force(signatures: Signatures, threshold: float) -> Pairs:
-    """All pairs of documents whose exact Jaccard similarity is `threshold` at least."""
+    """Return all pairs of documents whose exact Jaccard similarity is at least `threshold`."""
     ends = signatures.ends
     starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
     sizes = ends - starts
@@ -65,7 +64,7 @@ def brute_force(signatures: Signatures, threshold: float) -> Pairs:
 
 
 def components(pairs: Pairs) -> dict[int, int]:
-    """Document → the lowest of all that it is linked to."""
+    """Map each document to the lowest-numbered document in its connected component."""
     lowest: dict[int, int] = {}
 
     def root(document: int) -> int:
@@ -82,7 +81,7 @@ def components(pairs: Pairs) -> dict[int, int]:
 def judged(
     folder: Path, documents: list[tuple[str, str, str]], labels: list[Any]
 ) -> dict[str, Any]:
-    """What a search finds among `documents`; a label is shared by those that are duplicates."""
+    """Return the accuracy of a search among `documents`, where duplicates share a label."""
     signatures = Signatures.of(documents, SETTINGS)
     found = look(folder, [shelve(folder, "all", signatures)], SETTINGS)
     places = {identity: nth for nth, identity in enumerate(signatures.ids.tolist())}
@@ -101,7 +100,7 @@ def judged(
     candidates = read_part(found.search.list_runs("candidates", found.search.parts), 0, CANDIDATE)
     ends = (find_positions(candidates[side]).tolist() for side in "ab")
     guessed = {tuple(sorted(pair)) for pair in zip(*ends, strict=True)}
-    # Of equal texts one alone takes part in pairs.
+    # Only one of several equal texts takes part in pairs.
     equal = set(find_positions(found.search.read_repeats("text", 0)).tolist())
     exact = {pair for pair in exact if not equal & set(pair)}
     unverified = [(nth, low) for nth, low in components(guessed).items() if nth != low]
@@ -125,7 +124,7 @@ def share(answers: Any) -> float:
 
 
 def edited(text: str, words: int, dice: random.Random) -> str:
-    """`text` with as many of its words replaced."""
+    """Return `text` with `words` of its words replaced."""
     parts = text.split()
     for place in dice.sample(range(len(parts)), min(words, len(parts))):
         parts[place] = f"edit{dice.randrange(10**9)}"
@@ -139,8 +138,8 @@ def test_planted_near_duplicates(tmp_path: Path) -> None:
     labels = []
     for family in range(1_000):
         text = " ".join(dice.choices(words, k=400))
-        # A replaced word takes 5 shingles of 396 from both: n of them leave about
-        # (396 - 5 n) / (396 + 5 n), from .95 down to .5.
+        # A replaced word changes 5 of 396 shingles in both sets. So n replacements leave a
+        # similarity of about (396 - 5 n) / (396 + 5 n), from .95 down to .5.
         texts = [text, *(edited(text, n, dice) for n in (2, 4, 6, 8, 10, 13, 20, 26))]
         for number, fixture_text in enumerate(texts):
             identity = compute_document_id("planted", f"{family}/{number}", fixture_text.encode())
@@ -153,7 +152,7 @@ def test_planted_near_duplicates(tmp_path: Path) -> None:
 
 
 def pages_of(test_data: Path) -> list[tuple[str, str]]:
-    """URL and text of the pages of the crawl."""
+    """Return the URL and text of each page of the crawl."""
     found = []
     for archive in sorted((test_data / "crawl").glob("*.warc.gz")):
         with archive.open("rb") as stream:
@@ -174,7 +173,7 @@ def test_versions_of_real_pages(
     pages: list[tuple[str, str]], test_data: Path, tmp_path: Path
 ) -> None:
     lines = (test_data / "crawl" / "manifest.jsonl").read_text().splitlines()
-    # The path without its version: "2.3/reference/…" is the page that "1.13/reference/…" was.
+    # The path without its version: "2.3/reference/…" and "1.13/reference/…" are the same page.
     label = {row["url"]: row["path"].partition("/")[2] for row in map(json.loads, lines)}
     documents = [
         (compute_document_id("crawl", url, text.encode()), url, text) for url, text in pages
@@ -199,7 +198,7 @@ def test_from_parquet_to_fates(pages: list[tuple[str, str]], tmp_path: Path) -> 
     for number, path in enumerate(paths):
         pq.write_table(table.slice(number * len(rows) // 4, len(rows) // 4), path)
     megabytes = sum(len(text.encode()) for text in texts) / 1e6
-    Signatures.from_table(table.slice(0, 50), SETTINGS)  # compiles
+    Signatures.from_table(table.slice(0, 50), SETTINGS)  # compiles the kernels
     look(tmp_path / "first", [shelve(tmp_path / "first", "0", Signatures.of(rows[:50], SETTINGS))],
          SETTINGS)  # fmt: skip
     rounds: dict[str, list[float]] = defaultdict(list)
@@ -224,7 +223,7 @@ def test_from_parquet_to_fates(pages: list[tuple[str, str]], tmp_path: Path) -> 
         rounds["write_signatures"].append(kept - made)
         rounds["search"].append(done - kept)
         rounds["in_memory"].append(made - read + done - kept)
-        # Without the digests of texts and URLs, by which equal ones are told.
+        # This leaves out the digests of texts and URLs that find equal documents.
         rounds["near_duplicates_in_memory"].append(hashed + done - kept)
         rounds["all"].append(done - began)
     print(
@@ -252,9 +251,9 @@ def test_from_parquet_to_fates(pages: list[tuple[str, str]], tmp_path: Path) -> 
 @pytest.mark.ray
 @pytest.mark.timeout(3600)
 def test_by_ray_against_one_process(pages: list[tuple[str, str]], tmp_path: Path) -> None:
-    """The passes over signatures of a curation, by two workers and in this process, in turns.
+    """Alternate a curation's dedup passes by two workers with the same passes in this process.
 
-    Wall seconds, on an idle machine; of a corpus that takes four partitions.
+    Figures are wall seconds on an idle machine, of a corpus that takes four partitions.
     """
     dice = random.Random(1)
     texts = [edited(text, slot * 3, dice) for slot in range(TURNS) for _, text in pages]

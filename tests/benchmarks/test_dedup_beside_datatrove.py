@@ -1,7 +1,8 @@
-"""Near-duplicates from Parquet files to what falls, by us and by datatrove, in turns.
+"""Near-duplicates from Parquet files to removals, by trainrig and by datatrove, in alternation.
 
-One process each, of one thread; CPU seconds with all that it starts. datatrove clusters what shares
-a bucket and verifies nothing: what it does ends where our verification begins.
+Each side is one process of one thread, measured in CPU seconds with all that it starts. datatrove
+clusters documents that share a bucket and verifies nothing: it ends where trainrig's verification
+begins.
 """
 
 import json
@@ -20,11 +21,11 @@ import pytest
 pytestmark = [pytest.mark.bench, pytest.mark.data, pytest.mark.timeout(1800)]
 
 ROUNDS = 3
-# of each page, each edited more; that they lie in
+# Edited copies of each page, each copy edited more; and the files that they are spread over.
 COPIES = 2
 FILES = 2
 
-# Both print the CPU seconds that they took, and how many documents fall.
+# Both scripts print the CPU seconds that they took and how many documents they remove.
 DATATROVE = """
 import logging, sys, time
 from loguru import logger

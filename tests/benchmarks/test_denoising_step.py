@@ -1,4 +1,4 @@
-"""Steps of masked prediction and span corruption, against causal ones and Transformers'."""
+"""Steps of masked prediction and span corruption, compared with causal steps and Transformers'."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ SIZES = {"layers": 4, "channels": 256, "heads": 4, "vocabulary": VOCABULARY, "po
 
 
 class OneBatch:
-    """The same micro-batch at every step."""
+    """Batches that repeat one micro-batch at every step."""
 
     def __init__(self, micro):
         self._micro = micro
@@ -59,7 +59,10 @@ class OneBatch:
 
 @pytest.fixture(scope="module")
 def rows():
-    """`rows(objective, sequences)`: a batch of random bytes as it makes them."""
+    """Return a function that makes batches.
+
+    `rows(objective, sequences)` returns a batch of random bytes prepared by that objective.
+    """
     settings = ByteLevelBPE(vocabulary=364, sentinels=100, extra=("<|mask|>",))
     encoder = Encoder(settings.train([]).decode())
 
@@ -76,7 +79,7 @@ def rows():
 
 
 def ours(model, objective, micro):
-    """A step as the training loop takes it: sharded, deterministic, clipped."""
+    """Return a step as the training loop takes it: sharded, deterministic, clipped."""
     training = Training(steps=10**6, schedule=Constant(warmup=0))
     numerics.settle(training.threads, training.deterministic)
     set_products(training.precision)
@@ -95,7 +98,7 @@ def ours(model, objective, micro):
 
 
 def theirs(model, micro):
-    """A step of a plain loop around a model of Transformers', with torch's fused AdamW."""
+    """Return a step of a plain loop around a Transformers model, with torch's fused AdamW."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), fused=True)
     names = {"input_ids": IDS, "labels": TARGETS, "decoder_input_ids": DECODER_IDS}
     given = {
@@ -114,7 +117,7 @@ def theirs(model, micro):
 
 
 def tokens(micro):
-    """Tokens that a model reads of a batch, encoder and decoder together."""
+    """Count the tokens that a model reads in a batch, encoder and decoder together."""
     return sum(micro.arrays[name].size for name in (IDS, DECODER_IDS) if name in micro.arrays)
 
 
@@ -122,9 +125,12 @@ def tokens(micro):
     ("kind", "sequences"), [("MaskedLM", 8), ("SpanCorruption", 8), ("SpanCorruption", 24)]
 )
 def test_a_token_costs_about_what_one_of_next_token_prediction_does(alone, rows, kind, sequences):
-    """Layers and widths alike; those of a decoder beside an encoder also look at what was read.
-    More sequences share what a step costs by the parameters alone, of which two stacks have twice
-    as many."""
+    """Compare models with equal layers and widths.
+
+    The decoder after an encoder also attends to the encoder's output. More sequences spread the
+    cost of a step that depends on the parameters alone, and two stacks have twice as many
+    parameters.
+    """
     chosen = {
         "MaskedLM": (EncoderConfig(**SIZES), MaskedLM()),
         "SpanCorruption": (EncoderDecoderConfig(**SIZES, encoder_layers=4), SpanCorruption()),

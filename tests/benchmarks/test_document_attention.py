@@ -1,4 +1,4 @@
-"""Attention inside documents of packed rows beside a mask of whole rows, in turns on one thread."""
+"""Attention inside documents of packed rows, compared with masks of whole rows, on one thread."""
 
 import statistics
 import time
@@ -47,12 +47,12 @@ def test_cost_follows_the_squares_of_documents(monkeypatch, write_result):
 
 
 def rows_of(places, length):
-    """[B, T], the documents of as many rows as have `TOKENS` places."""
+    """Return the document number of each position, [B, T], in as many rows as `TOKENS` fill."""
     return (torch.arange(places) // length).expand(TOKENS // places, places)
 
 
 def one_layer(dtype, places, length):
-    """Forward and backward, over the same under a mask that is there, and over causal attention."""
+    """Return the cost of a forward and backward pass over masked and over causal attention."""
     documents = rows_of(places, length)
     rows = len(documents)
     parts = [
@@ -74,7 +74,7 @@ def one_layer(dtype, places, length):
 
 
 def in_blocks(monkeypatch, places, length):
-    """Capped logits in blocks, over the same with all keys before each block."""
+    """Return the cost of capped logits in blocks over the same with all keys before each block."""
     documents = rows_of(places, length)
     rows = len(documents)
     parts = [torch.randn(rows, HEADS, places, WIDTH).requires_grad_() for _ in range(3)]
@@ -95,8 +95,11 @@ def in_blocks(monkeypatch, places, length):
 
 
 def whole_step(monkeypatch, places):
-    """Forward and backward pass of a decoder of 6 layers of 384 channels and 4,096 entries, with
-    documents of 256, over the same under a mask."""
+    """Return the cost of a step with documents of 256 tokens over that with a mask.
+
+    The step is a forward and backward pass of a decoder of 6 layers of 384 channels and 4,096
+    entries.
+    """
     config = DecoderConfig(layers=6, channels=384, heads=6, vocabulary=4096, positions=places)
     model = Decoder(config)
     initialise(model, 0)
@@ -118,7 +121,7 @@ def backward(seen):
 
 
 def in_turns(ways, rounds=ROUNDS):
-    """CPU seconds of each of `ways`, round by round, as others may want the cores."""
+    """Return the CPU seconds of each of `ways` in each round; other processes may use the cores."""
     for way in ways.values():
         way()
     times = {name: [] for name in ways}

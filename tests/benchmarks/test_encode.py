@@ -1,6 +1,6 @@
-"""What encoding costs inside Ray, in the stage that does it, beside bare engines in one process.
+"""Cost of encoding inside Ray, in the stage that does it, and of bare engines in one process.
 
-CPU seconds, as others may want the cores; the wall time of the same work stands beside them.
+Figures are CPU seconds, as other processes may use the cores; wall times are reported as well.
 """
 
 import functools
@@ -35,7 +35,7 @@ ROUNDS = 5
 
 
 def texts_of(test_data: Path) -> list[str]:
-    """Some 12 MB of the sets as texts of `DOCUMENT_BYTES`."""
+    """Return some 12 MB of the sets as texts of `DOCUMENT_BYTES`."""
     everything = "\n".join(
         line
         for name in SETS
@@ -46,7 +46,7 @@ def texts_of(test_data: Path) -> list[str]:
 
 
 def timed(action: Callable[[], object]) -> tuple[float, float]:
-    """CPU seconds of this process, and seconds."""
+    """Return the CPU seconds of this process and the wall seconds that `action` takes."""
     cpu = time.process_time()
     wall = time.monotonic()
     action()
@@ -54,7 +54,7 @@ def timed(action: Callable[[], object]) -> tuple[float, float]:
 
 
 def timed_work(run: Tokenization, documents: DocumentSet, encoder: Encoder) -> Work:
-    """The work of `tokenize` on a split, which counts what it took besides."""
+    """Return the work of `tokenize` on a split, which also counts its CPU and wall seconds."""
     work = prepare._make_work(run, documents, encoder)
 
     def work_and_count(task: Any) -> Any:
@@ -100,14 +100,14 @@ def test_encoding_inside_ray_is_as_fast_as_bare_tiktoken(tmp_path, test_data, lo
     few_size = sum(len(text.encode()) for text in few)
 
     speeds: dict[str, list[float]] = {"stage": [], "stage_wall": [], "tiktoken": [], "library": []}
-    for number in range(ROUNDS + 1):  # the first is not counted
+    for number in range(ROUNDS + 1):  # the first round is not counted
         phase = Phase(str(tmp_path / f"records-{number}"), work)
         splits = documents.cut_splits()
         map_splits(phase, splits, 1)
         counts = [record.counts for record in phase.read_results(splits)]
         bare_cpu, _ = timed(lambda: [bare.encode_ordinary(text) for text in texts])
         library_cpu, _ = timed(
-            lambda: library.encode_batch_fast(few, add_special_tokens=False)  # on one thread
+            lambda: library.encode_batch_fast(few, add_special_tokens=False)  # runs on one thread
         )
         if number:
             speeds["stage"].append(size / sum(c["cpu_seconds"] for c in counts))

@@ -1,6 +1,7 @@
-"""Requests by CPU second beside lm-evaluation-harness: one thread, the same model, rows, prompts.
+"""Requests per CPU second, compared with lm-evaluation-harness.
 
-The peer is skipped where it is not installed: `pip install 'trainrig[lm-eval]'`.
+Both use one thread and the same model, rows and prompts. The peer is skipped where it is not
+installed: `pip install 'trainrig[lm-eval]'`.
 """
 
 import json
@@ -28,7 +29,7 @@ from trainrig.train.checkpoint import write_model
 
 pytestmark = [pytest.mark.bench, pytest.mark.data]
 CONFIG = DecoderConfig(layers=4, channels=128, heads=4, positions=2048, vocabulary=4096)
-# Least ratio of requests by CPU second, ours to theirs.
+# Least ratio of requests per CPU second, ours to theirs.
 LEAST = {"arc_easy": 3.0, "lambada": 1.2}
 ROWS = {"arc_easy": 60, "lambada": 200}
 ROUNDS = 3
@@ -82,7 +83,7 @@ def test_requests_a_second_beside_the_harness(
             asked.append(instance("loglikelihood", {}, pair, len(asked)))
 
     seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
-    for _ in range(ROUNDS):  # turn by turn, by CPU time, as the machine is not ours alone
+    for _ in range(ROUNDS):  # alternate and count CPU time, as other processes use the machine too
         began = time.process_time()
         mine = examination.score_questions(questions)
         seconds["ours"].append(time.process_time() - began)

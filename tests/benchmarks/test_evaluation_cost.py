@@ -1,7 +1,8 @@
-"""What a run's own evaluations cost it: steps beside one against steps beside none, of one run.
+"""Cost of a run's own evaluations: steps during an evaluation against the other steps.
 
-Evaluations come at even distances and take a part of each, so both kinds of steps take turns. With
-one worker of one thread there is a core for the evaluation; with two on two cores there is none.
+Evaluations come at even distances and take a part of each interval, so both kinds of steps
+alternate. With one worker of one thread, the evaluation has a core to itself; with two workers on
+two cores, it has none.
 """
 
 import os
@@ -19,7 +20,7 @@ TESTS = Path(__file__).parents[1]
 globals().update(runpy.run_path(str(TESTS / "train" / "tiny.py")))
 
 pytestmark = [pytest.mark.bench, pytest.mark.data, pytest.mark.timeout(1800)]
-# steps
+# Counts of evaluations and of steps.
 EVALUATIONS = 5
 EVERY = 60
 NOT_COUNTED = 20  # steps at the start
@@ -44,7 +45,7 @@ def test_steps_beside_an_evaluation(
         "evaluations": (evaluation,),
     }
     folder = str(tmp_path / "run")
-    often = {"epochs": {"web": 1000.0, "books": 1000.0}}  # the tokens are few
+    often = {"epochs": {"web": 1000.0, "books": 1000.0}}  # the tokens are few, so they are repeated
     run = make_run(folder, workers=workers, model=model, batches=often, training=training)
     pretrain(run)
     events = RunFolder(folder).read_events()
@@ -52,7 +53,7 @@ def test_steps_beside_an_evaluation(
     spans = [(event["time"] - event["seconds"], event["time"]) for event in scored]
     lines = metrics.read_series(folder)
     saved = {event["step"] for event in events if event["event"] == "checkpoint"}
-    # seconds by the evaluation that they are beside, or come after
+    # (number of an evaluation, seconds of a step) during the evaluation, and after it.
     beside = []
     alone = []
     for line in lines[NOT_COUNTED:]:

@@ -1,4 +1,4 @@
-"""The pace of a mixture of experts beside a dense model of the same active parameters."""
+"""Pace of a mixture of experts, compared with a dense model of the same active parameters."""
 
 import json
 import runpy
@@ -51,7 +51,8 @@ def test_a_mixture_of_experts_is_little_slower_than_what_it_activates(alone, wri
         "active_parameters": {name: count.active for name, count in counts.items()},
         "parameters": {name: count.total for name, count in counts.items()},
         "tokens": steps.SEQUENCES * steps.LENGTH,
-        "pace": round(statistics.median(ratios), 3),  # tokens a CPU second, of the dense model's
+        # ratio of tokens per CPU second to the dense model's
+        "pace": round(statistics.median(ratios), 3),
         "pace_from_to": [round(ratios[0], 3), round(ratios[-1], 3)],
     }
     print(json.dumps(found))

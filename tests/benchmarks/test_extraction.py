@@ -1,7 +1,7 @@
-"""Speed against quality of extraction, beside trafilatura, on real pages of news and blogs.
+"""Speed and quality of extraction, compared with trafilatura, on real pages of news and blogs.
 
-HTML bytes in memory to text, in CPU seconds of one process. Quality: strings that a text must and
-must not hold, on the half of the hosts that nothing was tuned on.
+Speed is from HTML bytes in memory to text, in CPU seconds of one process. Quality is judged by
+strings that a text must and must not contain, on the half of the hosts that nothing was tuned on.
 """
 
 import functools
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.bench, pytest.mark.data, pytest.mark.timeout(3600)]
 trafilatura = pytest.importorskip("trafilatura", reason="the peer")
 
 ROUNDS = 3
-EVERY = 3  # page, where speed is measured
+EVERY = 3  # one page in three is used where speed is measured
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_quality_beside_trafilaturas(pages: list[Any]):
         }
         print(json.dumps(line))
     assert leads["balanced"] >= -0.02
-    # No worse, as far as this half can tell: it is .0014 behind (docs/evidence/extraction.md).
+    # No worse, within the error of this half: it is .0014 behind (docs/evidence/extraction.md).
     assert leads["precise"] >= -errors["precise"]
 
 
@@ -100,7 +100,7 @@ def test_speed_beside_trafilaturas(pages: list[Any]):
     some = pages[::EVERY]
     for method in METHODS.values():  # compiles, and loads the trees
         method(some[0].page)
-    # In turns, so that a machine's moods meet all alike.
+    # Alternate, so that the machine's load affects all alike.
     seconds = [{name: cpu_seconds(METHODS[name], some) for name in METHODS} for _ in range(ROUNDS)]
     for name in METHODS:
         speeds = sorted(len(some) / measured[name] for measured in seconds)
@@ -114,7 +114,7 @@ def test_speed_beside_trafilaturas(pages: list[Any]):
             "pages": len(some),
         }
         print(json.dumps(line))
-    # In CPU seconds of a busy machine everything is slower, so what counts is the ratio.
+    # On a busy machine everything takes more CPU seconds, so only the ratio counts.
     assert min(measured["trafilatura"] / measured["balanced"] for measured in seconds) >= 6
 
 
@@ -138,7 +138,7 @@ def test_how_often_precise_asks(pages: list[Any], monkeypatch: pytest.MonkeyPatc
     }
     print(json.dumps(line))
     assert set(asked) <= {"precision", "balance"}
-    # The second question is asked only of pages of which the first was.
+    # The second question is asked only for pages for which the first was asked.
     assert asked.count("balance") < asked.count("precision") <= len(some)
 
 

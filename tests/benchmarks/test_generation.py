@@ -1,6 +1,6 @@
-"""Tokens a second of CPU time, against Transformers' `generate` of the same weights in one run.
+"""Tokens per CPU second, compared with Transformers' `generate` on the same weights in one run.
 
-On one thread, so that others on the machine change little of it.
+Both run on one thread, so that other processes on the machine change little.
 """
 
 import statistics
@@ -52,7 +52,7 @@ def test_generation_is_ahead_of_transformers(rows, tmp_path, write_result, monke
         )
         return [row[PROMPT:] for row in made.tolist()]
 
-    assert by_us() == by_them()  # and both are warm
+    assert by_us() == by_them()  # the comparison also warms up both
     seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
     for _ in range(ROUNDS):
         for name, run in (("ours", by_us), ("theirs", by_them)):

@@ -1,4 +1,4 @@
-"""Head and loss in blocks of rows beside all logits at once: memory and time."""
+"""Memory and time of head and loss in blocks of rows, compared with all logits at once."""
 
 import resource
 import statistics
@@ -17,7 +17,7 @@ ROUNDS = 5
 
 
 def measure(way: str) -> tuple[float, list[float]]:
-    """MiB above what was there before, at the peak of the first of a few passes; seconds each."""
+    """Return the peak MiB above the start in the first of a few passes, and the seconds of each."""
     import torch
     import torch.nn.functional as F
 
@@ -47,7 +47,7 @@ def measure(way: str) -> tuple[float, list[float]]:
             nats = token_nats(F.linear(h, w), targets[:, :tokens])
         (nats.sum() / TOKENS).backward()
 
-    go(2)  # kernels that are set up once
+    go(2)  # sets up the kernels once
     weight.grad = None
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seconds = []

@@ -1,7 +1,7 @@
-"""The whole heuristic chain beside datatrove's, on documents not seen before, and the languages.
+"""The chain of heuristic filters compared with datatrove's on unseen documents, and languages.
 
-Texts are of data/crawl by resiliparse. datatrove runs in an interpreter of its own, named by
-TRAINRIG_PEERS. CPU seconds of one process each; nothing of the texts is kept.
+Texts are of data/crawl, extracted by resiliparse. datatrove runs in another interpreter, named by
+TRAINRIG_PEERS. Figures are CPU seconds of one process each. No text is kept.
 """
 
 import json
@@ -40,7 +40,8 @@ from trainrig.corpus.signals.text_arrays.batch import build_batch
 pytestmark = [pytest.mark.bench, pytest.mark.data]
 
 BATCH = 100  # documents
-PARTS = 4  # of the measured documents, each measured once: what was seen is not fresh
+# parts of the measured documents, each measured once, as a document seen before is not fresh
+PARTS = 4
 PEER = Path(__file__).with_name("datatrove_verdicts.py")
 
 Columns = dict[str, NDArray[Any]]
@@ -48,7 +49,7 @@ Columns = dict[str, NDArray[Any]]
 
 @pytest.fixture(scope="module")
 def texts(test_data: Path) -> list[str]:
-    """All pages with any text, in an order that mixes the sites."""
+    """Return all pages with any text, in an order that mixes the sites."""
     found = []
     for archive in sorted((test_data / "crawl").glob("*.warc.gz")):
         with archive.open("rb") as stream:
@@ -63,7 +64,7 @@ def texts(test_data: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def measured(texts: list[str]) -> list[str]:
-    """Documents of about 5 kB; the others are there to be seen before."""
+    """Return documents of about 5 kB to measure; the others serve as documents seen before."""
     long = [text for text in texts if 2_000 <= len(text) <= 12_000]
     return long[: len(long) // 2]
 
@@ -87,7 +88,10 @@ def documents_per_second(
     texts: list[str],
     fresh: list[str],
 ) -> list[float]:
-    """Measured by `chain` and held to `presets`: of each part of `fresh`, after all other texts."""
+    """Return the documents per second of each part of `fresh`, after all other texts.
+
+    The pace is of measuring by `chain` and of applying `presets`.
+    """
     filters = [
         quality_filter for name in presets for quality_filter in Preset(name=name).build_filters()
     ]
@@ -106,12 +110,12 @@ def documents_per_second(
 
 
 def spread(rates: list[float], by: float) -> list[float]:
-    """The least, the median and the most of `rates`, in units of `by`."""
+    """Return the minimum, the median and the maximum of `rates`, in units of `by`."""
     return [round(rate / by, 1) for rate in (min(rates), statistics.median(rates), max(rates))]
 
 
 def peer(texts: list[str], folder: Path) -> dict[str, Any]:
-    """What datatrove says of `texts`, and what it takes."""
+    """Return datatrove's verdicts on `texts` and its cost."""
     python = os.environ.get("TRAINRIG_PEERS")
     if not python:
         pytest.skip("TRAINRIG_PEERS names no interpreter with datatrove[processing] and spacy")
@@ -146,7 +150,7 @@ def test_the_chain_keeps_its_pace(texts: list[str], measured: list[str], tmp_pat
     )
     assert statistics.median(own) / theirs >= 80
     assert statistics.median(same) / theirs >= 45
-    # On a machine that others keep busy, a CPU second does less.
+    # On a machine that is busy with other work, a CPU second does less.
     if os.getloadavg()[0] <= (os.cpu_count() or 1):
         assert statistics.median(own) >= 4_000
         assert statistics.median(same) >= 1_500
@@ -170,7 +174,7 @@ def test_verdicts_are_datatroves(texts: list[str], tmp_path: Path):
     equal = {}
     for name, rule in rules.items():
         ours = [reason is None for reason in find_first_broken_rule((rule,), columns)]
-        # None: datatrove was not asked, as the filter before had dropped the text.
+        # None: datatrove was not asked, as an earlier filter had dropped the text.
         pairs = [(a, b) for a, b in zip(ours, verdicts[name], strict=True) if b is not None]
         equal[name] = sum(a == b for a, b in pairs) / len(pairs)
     print(json.dumps({"benchmark": "verdicts", "documents": len(some), "equal": equal}))
@@ -178,7 +182,7 @@ def test_verdicts_are_datatroves(texts: list[str], tmp_path: Path):
 
 
 def test_languages_of_sentences(test_data: Path):
-    """As it is: of the set's thousand languages the model has a name for a seventh."""
+    """Record the accuracy: of the set's thousand languages, the model can name a seventh."""
     path = test_data / "sets" / "bigbench_language_identification.jsonl"
     questions = [json.loads(line) for line in path.read_text().splitlines()]
     names = json.loads(Path(__file__).with_name("language_names.json").read_text())

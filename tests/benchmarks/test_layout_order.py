@@ -1,8 +1,8 @@
-"""Whether layouts are as fast, one beside the other, as `trainrig plan --layout` says: on two
-workers of one thread each, by a table of hardware that is measured just before.
+"""Whether layouts rank in speed as `trainrig plan --layout` predicts.
 
-Kept in results/layout-order.json; docs/layouts.md has its table. Steps count whose threads waited
-least for a core: on a busy machine the others of a layout say how busy it was.
+Two workers of one thread each are measured, with a hardware table that is measured just before.
+Results are kept in results/layout-order.json; docs/layouts.md has the table. Only the steps whose
+threads waited least for a core count: the other steps measure how busy the machine was.
 """
 
 import json
@@ -23,9 +23,9 @@ LAYOUTS = order["LAYOUTS"]
 count_pairs = order["count_pairs"]
 globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.py")))
 
-STEPS = int(os.environ.get("TRAINRIG_REPEATS", "11"))  # counted, of each layout
-MINUTES = 2  # of a model, after which no more rounds begin
-SHARE = 6  # one of so many steps counts
+STEPS = int(os.environ.get("TRAINRIG_REPEATS", "11"))  # steps of each layout that count
+MINUTES = 2  # per model, after which no further round begins
+SHARE = 6  # one step in six counts
 SEQUENCES = 4
 MODELS: dict[str, dict[str, Any]] = {
     "wide": {  # many parameters for few tokens
@@ -51,7 +51,7 @@ RATES = {
 
 
 def make_fast_run(sizes: dict[str, Any]) -> Pretraining:
-    """A run of four layers of such a model, which need not have the same bits everywhere."""
+    """Return a run of four layers of the given sizes that need not be bit-identical everywhere."""
     return Pretraining(
         tokens="none",
         output="none",
@@ -72,7 +72,7 @@ def make_fast_run(sizes: dict[str, Any]) -> Pretraining:
 
 
 def plan(sizes, rates, folder):
-    """The run, what the planner says of each layout, and what ranks are told of it."""
+    """Return the run, the planner's prediction for each layout, and the tasks of the ranks."""
     path = folder / "hardware.toml"
     path.write_text(order["write_table"](rates))
     run = make_fast_run(sizes)
@@ -81,7 +81,10 @@ def plan(sizes, rates, folder):
 
 
 def measure(ranks, run, tasks):
-    """Of each layout the STEPS whose ranks waited least for a core: seconds waited, and of all."""
+    """Return the STEPS of each layout whose ranks waited least for a core.
+
+    A step is a pair of the seconds waited and the total seconds.
+    """
     found = {name: [] for name in tasks}
     until = time.monotonic() + 60 * MINUTES
     while time.monotonic() < until and min(map(len, found.values())) < SHARE * STEPS:
@@ -95,7 +98,7 @@ def measure(ranks, run, tasks):
 
 
 def describe(prediction, seconds):
-    """A row of the result, in milliseconds."""
+    """Return a row of the result, in milliseconds."""
     terms = {name: round(1e3 * value, 1) for name, value in vars(prediction.seconds).items()}
     low, middle, high = statistics.quantiles([value for _, value in seconds])
     return {
@@ -115,7 +118,7 @@ def test_layouts_are_in_the_order_that_is_predicted(ranks, tmp_path, write_resul
     found = {"rates": rates}
     pairs = 0
     right = 0
-    apart_without = wrong_without = 0  # of pairs of which neither is a pipeline
+    apart_without = wrong_without = 0  # counts of pairs without a pipeline
     for model, sizes in MODELS.items():
         run, predictions, tasks = plan(sizes, rates, tmp_path)
         seconds = measure(ranks, run, tasks)
@@ -146,8 +149,8 @@ def test_layouts_are_in_the_order_that_is_predicted(ranks, tmp_path, write_resul
         found |= {"pairs": pairs, "right": right, "share_right": round(right / pairs, 3)}
         write_result("layout-order.json", found)
     print(*order["format_rows"]({model: found[model] for model in MODELS}), sep="\n")
-    # All of them are wanted. What operations cost beside their arithmetic, which the plan leaves
-    # out, is much of a step here, most where micro-batches are many and small, as in pipelines.
+    # All pairs should be right. The plan leaves out the cost of operations beyond their arithmetic.
+    # It is much of a step here, most where micro-batches are many and small, as in pipelines.
     assert right >= 0.75 * pairs
     assert wrong_without <= 0.05 * apart_without
 

@@ -1,4 +1,4 @@
-"""Memory of a training step of 124M parameters beside Transformers' Llama of the same sizes."""
+"""Memory of a step of 124M parameters, compared with Transformers' Llama of equal sizes."""
 
 import json
 import statistics
@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.bench
 ROUNDS = 3
-VIRTUAL = (1, 8)  # 8: unless told otherwise
+VIRTUAL = (1, 8)  # 8 is the default
 SCRIPT = Path(__file__).with_name("step_memory_process.py")
 
 
@@ -24,7 +24,7 @@ def measure_process(side):
 
 @pytest.mark.timeout(1800)
 def test_a_step_needs_little_more_than_that_of_a_plain_loop(write_result):
-    """MiB of a process above what it holds once all is imported, by virtual workers of ours."""
+    """Compare the MiB above the memory after imports, by number of virtual workers."""
     sides = ("transformers", *map(str, VIRTUAL))
     rounds = [{side: measure_process(side) for side in sides} for _ in range(ROUNDS)]
     above = [

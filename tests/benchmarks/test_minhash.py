@@ -1,5 +1,7 @@
-"""Signing: its pace and its accuracy beside datasketch, and beside rensa and datatrove where they
-are installed; how it grows; what a very long text takes."""
+"""MinHash signatures: pace, accuracy and growth, and the cost of a very long text.
+
+The peers are datasketch, and rensa and datatrove where they are installed.
+"""
 
 import importlib.util
 import json
@@ -32,11 +34,11 @@ pytestmark = [pytest.mark.bench, pytest.mark.data]
 
 ROUNDS = 5
 LENGTH = 5000  # characters of a text
-PEER_TEXTS = 200  # of them for those that take milliseconds a text
+PEER_TEXTS = 200  # fewer texts, for peers that take milliseconds a text
 SETTINGS = MinHash()
 PERMUTATIONS = SETTINGS.bands * SETTINGS.rows
 
-# Reads texts from one line, and then answers each empty line by its CPU seconds over all of them.
+# Read texts from one line, then answer each empty line with the CPU seconds of signing all texts.
 DATATROVE = """
 import json, sys, tempfile, time
 from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature
@@ -71,7 +73,7 @@ print(seconds, (after - before) * 1024 / len(text.encode()), len(signed.shingles
 
 @pytest.fixture(scope="module")
 def texts(test_data: Path) -> list[str]:
-    """The main content of real pages, one after another, cut into texts of one length."""
+    """Return the main content of real pages, concatenated and cut into texts of one length."""
     pages = []
     for archive in sorted((test_data / "crawl").glob("*.warc.gz")):
         with archive.open("rb") as stream:
@@ -107,7 +109,7 @@ def five_words(text: str) -> list[str]:
 
 
 def shingles_as_text(text: str) -> list[str]:
-    """As `five_words`, with our words of scripts that put no space between them."""
+    """Return shingles like `five_words`, with trainrig's words for scripts without spaces."""
     words = split_words(text, 5)
     return [" ".join(words[i : i + 5]) for i in range(max(1, len(words) - 4))]
 
@@ -263,7 +265,7 @@ def test_a_very_long_text(texts: list[str], tmp_path: Path):
 
 
 def changed(text: str, share: float, words: list[str], generator: np.random.Generator) -> str:
-    """`text` with about `share` of its words replaced."""
+    """Return `text` with about `share` of its words replaced."""
     parts = text.split(" ")
     for place in np.flatnonzero(generator.random(len(parts)) < share).tolist():
         parts[place] = words[int(generator.integers(len(words)))]
@@ -313,6 +315,6 @@ def test_estimates_are_as_near_as_datasketchs(texts: list[str]):
         "rmse_of_independent_rows": round(theory, 5),
     }
     print(json.dumps(result))
-    # A mean of squares over n pairs is known to a share of sqrt(2 / n) of itself.
+    # A mean of squares over n pairs has a relative error of sqrt(2 / n).
     noise = (2 / (4 * len(pairs))) ** 0.5
     assert rmse["ours"] ** 2 <= rmse["datasketch"] ** 2 * (1 + 3 * 2**0.5 * noise)

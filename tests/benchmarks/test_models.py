@@ -1,4 +1,4 @@
-"""Models of quality beside fastText and KenLM: how good, and what they cost in CPU seconds.
+"""Quality models compared with fastText and KenLM: accuracy, and cost in CPU seconds.
 
 Peers that are not installed are skipped: `pip install fasttext-community kenlm`, and KenLM's lmplz
 on the PATH.
@@ -46,7 +46,7 @@ def megabytes(texts: list[str]) -> float:
 
 @pytest.fixture(scope="module")
 def pages(request: pytest.FixtureRequest) -> list[str]:
-    """Main texts of the crawl, each once."""
+    """Return the distinct main texts of the crawl."""
     folder = request.getfixturevalue("test_data") / "crawl"
     found: dict[str, None] = {}
     for path in sorted(folder.glob("*.warc.gz")):
@@ -77,7 +77,7 @@ def test_ngrams_beside_kenlm(tmp_path, pages):
     text = tmp_path / "pieces.txt"
     text.write_text("\n".join(cut) + "\n")
     words = make_tokenizer(Words(vocabulary=100_000, normalise=False), iter(cut))
-    train(cut[:10], words, 5, [1] * 5)  # what is compiled is compiled
+    train(cut[:10], words, 5, [1] * 5)  # compiles the kernels
     ours, ours_seconds = timed(lambda: train(cut, words, 5, [1] * 5))
     arpa = tmp_path / "theirs.arpa"
     command = ["lmplz", "-o", "5", "-S", "1G", "-T", str(tmp_path), "--text", str(text)]
@@ -111,7 +111,7 @@ def test_ngrams_beside_kenlm(tmp_path, pages):
 
 
 def as_pieces(model: LanguageModel, text: str) -> str:
-    """The text cut into subwords, with spaces between; a line is a sentence."""
+    """Return the text cut into subwords, separated by spaces; a line is a sentence."""
     found = []
     stream, _ = model.cutter.encode_sentences([text], model.word_of)
     for number in stream.tolist():
@@ -135,7 +135,7 @@ def children() -> float:
 
 def test_classifiers_beside_fasttext(tmp_path, test_data, pages):
     fasttext = pytest.importorskip("fasttext", reason="the package fasttext is not installed")
-    if not hasattr(fasttext, "train_supervised"):  # fasttext-predict has the same name
+    if not hasattr(fasttext, "train_supervised"):  # fasttext-predict has the same module name
         pytest.skip("the fasttext that is installed does not train")
     for name, (wanted, others) in tasks(test_data / "sets", pages).items():
         learnt = [[text for text in texts if not measured(text)] for texts in (wanted, others)]
@@ -153,11 +153,12 @@ def test_classifiers_beside_fasttext(tmp_path, test_data, pages):
         print(json.dumps(told))
         assert (
             told["ours"]["auc"] > told["fasttext"]["auc"] - 0.03
-        )  # twice what 900 texts leave open
+        )  # twice the standard error of 900 texts
 
 
 def by_ours(learnt: list[list[str]], asked: list[str], truths: Truths) -> dict[str, float]:
-    train_classifier(learnt[0][:200], learnt[1][:200], Learning(buckets_log2=10))  # compiles
+    # compiles the kernels
+    train_classifier(learnt[0][:200], learnt[1][:200], Learning(buckets_log2=10))
     model, seconds = timed(lambda: train_classifier(*learnt, Learning()))
     scores, asked_seconds = timed(lambda: model.score(asked, ["en"] * len(asked)))
     return told_of(scores, truths, seconds, megabytes(asked) / asked_seconds)
@@ -166,7 +167,11 @@ def by_ours(learnt: list[list[str]], asked: list[str], truths: Truths) -> dict[s
 def by_fasttext(
     learnt: list[list[str]], asked: list[str], truths: Truths, lines: Path, dim: int, rate: float
 ) -> dict[str, float]:
-    """Its defaults are 100 and 0.1. It reads lines, and tells case apart: so they are folded."""
+    """Return fastText's figures.
+
+    Its defaults are 100 and 0.1. fastText reads lines and distinguishes case, so the lines are
+    lower-cased.
+    """
     import fasttext
 
     folded = [[" ".join(text.lower().split()) for text in group] for group in (*learnt, asked)]
@@ -202,12 +207,12 @@ def told_of(scores: Scores, truths: Truths, seconds: float, speed: float) -> dic
 
 
 def measured(text: str) -> bool:
-    """A fifth of the texts, on which neither is trained."""
+    """Return whether a text belongs to the fifth on which neither model is trained."""
     return hashlib.sha256(text.encode()).digest()[0] < 51
 
 
 def tasks(sets: Path, pages: list[str]) -> dict[str, tuple[list[str], list[str]]]:
-    """Texts that are wanted and texts that are not."""
+    """Return wanted and unwanted texts for each task."""
     draw = random.Random(0)
     passages = list(
         dict.fromkeys(row["query"].split("\n")[0] for row in rows(sets / "boolq.jsonl"))

@@ -1,6 +1,6 @@
-"""Plans for documents drawn like web text: what they cost to make, to hold and to read.
+"""Plans for documents with lengths like web text: the cost of making, holding and reading them.
 
-The shards are sparse: .ends is whole, of the ids nothing lies on disk. Times are CPU seconds.
+The shards are sparse: .ends is complete, the ids use no disk. Times are CPU seconds.
 """
 
 import json
@@ -31,13 +31,13 @@ PACK = PackingPlan(best_fit=(LENGTH,))
 
 
 def sums_of_nothing(size: int) -> bytes:
-    """The sums of `size` zeros, which a sparse file has."""
+    """Return the block sums of `size` zeros, which are the content of a sparse file."""
     whole = np.full(size // SUMMED, zlib.crc32(bytes(SUMMED)), SUM_DTYPE).tobytes()
     return whole + compute_block_sums([bytes(size % SUMMED)])
 
 
 def write_sparse_shards(folder: Path, documents: int) -> str:
-    """`documents` of lognormal length, median 403 tokens, mean 829: 9% are longer than a row."""
+    """Write `documents` of lognormal length: median 403 tokens, mean 829, 9% longer than a row."""
     lengths = np.random.default_rng(0).lognormal(6.0, 1.2, documents).astype(np.int64) + 1
     folder.mkdir(parents=True)
     for number, part in enumerate(np.split(lengths, SHARDS)):
@@ -66,7 +66,7 @@ def write_sparse_shards(folder: Path, documents: int) -> str:
 
 @pytest.fixture(scope="module", params=DOCUMENTS)
 def folder(request, tmp_path_factory) -> str:
-    """Sparse shards of a number of documents."""
+    """Write sparse shards with the requested number of documents."""
     return write_sparse_shards(tmp_path_factory.mktemp("plans") / "train", request.param)
 
 
@@ -107,7 +107,7 @@ def test_what_a_plan_costs(folder, plan):
         if documents >= 1_000_000:
             assert result["padding_share"] < 1e-3
     print(json.dumps(result))
-    assert peak < 300e6  # of arrays; a bound that does not grow with the documents
+    assert peak < 300e6  # bytes of arrays; the bound does not grow with the documents
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_what_a_row_costs(folder, packing):
         "targets_of_500_rows_microseconds": round(1e6 * counting, 1),
     }
     print(json.dumps(result))
-    assert counting < reading  # to count targets, no row is read
+    assert counting < reading  # counting targets reads no rows
 
 
 def test_what_attention_inside_documents_costs():
@@ -140,7 +140,7 @@ def test_what_attention_inside_documents_costs():
     model = Decoder(config)
     initialise(model, seed=0)
     ids = torch.randint(512, (2, 1025))
-    # Documents of 1 to 600 tokens, cut where the row ends.
+    # Documents of 1 to 600 tokens, cut at the end of the row.
     cuts = torch.rand(2, 1024).lt(1 / 300).cumsum(1)
     places = torch.arange(1024).expand(2, -1)
     begins = torch.zeros(2, 1024, dtype=torch.long)

@@ -1,9 +1,9 @@
-"""GRPO beside TRL: the same small model, prompts, groups and reward, float32, one thread, in turns.
+"""GRPO compared with TRL: the same small model, prompts, groups and reward, in alternation.
 
-Completions are of sums that the fresh model knows nothing of, so nearly all take all the tokens
-that they may.
-TRL as it comes, sampling by Transformers' `generate`, but for what would slow it down here
-(recomputation, bfloat16 on a CPU). Wall time, so a machine with nothing else to do is asked for.
+Both use float32 and one thread. The completions are sums that the fresh model knows nothing about,
+so nearly all are as long as allowed. TRL runs with its defaults and samples by Transformers'
+`generate`. Only settings that would slow it down here are changed (recomputation, bfloat16 on a
+CPU). Figures are wall times, so they need an idle machine.
 """
 
 import json
@@ -33,12 +33,12 @@ PHASES = ("data", "forward", "backward", "optimizer", "communication")
 
 
 def rate(ends):
-    """Steps a second, from the end of step WARM on."""
+    """Return steps per second from the end of step WARM on."""
     return (len(ends) - WARM) / (ends[-1] - ends[WARM - 1])
 
 
 def trl_run(at, rows):
-    """Steps a second of a run of TRL's."""
+    """Return the steps per second of a TRL run."""
     import transformers
     import trl
     from datasets import Dataset
@@ -115,5 +115,5 @@ def test_grpo_on_sums(bench, tmp_path, monkeypatch, write_result):
     }
     print("\n" + json.dumps(found))
     write_result("grpo-beside-trl.json", found)
-    # TRL is as fast here (docs/evidence/tuning.md): this guards what there is.
+    # TRL is as fast here (docs/evidence/tuning.md). The bound guards against regressions.
     assert found["ratio"] > 0.6

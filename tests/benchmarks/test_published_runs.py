@@ -1,4 +1,4 @@
-"""Laws of published tables of runs: fitted on the small, judged on the largest of the same file."""
+"""Scaling laws of published tables of runs: fitted on small runs, judged on the largest ones."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def interval(found: Any) -> list[float | None] | None:
 
 
 def told(law: Law, cpu: float) -> dict[str, Any]:
-    """What a law is judged by, in short."""
+    """Return a short summary of the figures that a law is judged by."""
     assert law.fit is not None and law.held_out is not None
     rows = law.held_out.rows
     return {
@@ -84,19 +84,22 @@ def test_a_published_table(name: str, recipe: str | None, options: dict[str, Any
     assert law.held_out.mean_absolute_error < 0.1
 
 
-# Porian et al. 2024 (arXiv:2406.19146), figure 1: from Kaplan's law to Hoffmann's, one step each.
+# Porian et al. 2024 (arXiv:2406.19146), figure 1: one correction at a time from Kaplan's law to
+# Hoffmann's.
 CORRECTIONS = (
     "base/long/kaplan/kaplan/train",
-    "base/long/kaplan/standard/val",  # the head is counted
-    "base/short/kaplan/standard/val",  # a shorter warm-up
-    "base/short/chinchilla/standard/val",  # rates decay within each budget
-    "tuned/short/const/standard/val",  # rate, batch and beta by size
+    "base/long/kaplan/standard/val",  # counts the head
+    "base/short/kaplan/standard/val",  # has a shorter warm-up
+    "base/short/chinchilla/standard/val",  # decays rates within each budget
+    "tuned/short/const/standard/val",  # sets rate, batch and beta by size
 )
 
 
 def test_published_optima() -> None:
-    """Porian et al.: the two largest budgets of each study, by a line through the others; each of
-    their corrections lowers the exponent, to one half."""
+    """Predict the two largest budgets of each study of Porian et al. from the others.
+
+    Each of their corrections lowers the exponent, down to one half.
+    """
     exponents = {}
     runs = read_runs([str(DATA / "porian_optimal_pairs.csv")])
     runs = runs.select(np.isfinite(runs.parameters))
@@ -123,8 +126,11 @@ def test_published_optima() -> None:
 
 
 def test_published_recipes() -> None:
-    """Gadre et al.: losses beside C4's by laws that share exponents and by laws that share nothing,
-    at the least and the largest budget: these lie within the intervals of those."""
+    """Compare laws of Gadre et al.'s data sets that share exponents with independent laws.
+
+    At the smallest and the largest budget, the losses relative to C4's under shared exponents lie
+    within the intervals of the laws that share nothing.
+    """
     runs = read_runs([str(DATA / "gadre_small_runs.csv")])
     names = ("c4_original", "rpj", "rw_original")
     tables = {name: runs.select(runs.recipe == name) for name in names}

@@ -1,9 +1,9 @@
-"""What Ray takes of a step: CPU seconds of all that is not a rank, beside those of the ranks.
+"""Ray's share of a step: CPU seconds of all processes except the ranks, compared with the ranks.
 
-About 10M parameters on two workers of one thread each, as in test_data_parallel.py. Ray's server,
-raylet and agents, the worker agents of the ranks, the coordinator and this driver, which
-supervises, share two cores with the ranks: what they use is what a step waits for, and unlike the
-wall time of one it can be told from the noise of a machine.
+The model has about 10M parameters on two workers of one thread each, as in test_data_parallel.py.
+Ray's server, raylet and agents, the worker agents, the coordinator and this supervising driver
+share two cores with the ranks. Their CPU time delays a step, and unlike the step's wall time it can
+be separated from the noise of a machine.
 """
 
 import contextlib
@@ -33,11 +33,11 @@ NOT_COUNTED = 2
 
 
 def used():
-    """Name and CPU seconds of this process and of all below it, by pid."""
+    """Return the name and CPU seconds of this process and its descendants, keyed by pid."""
     me = psutil.Process()
     found = {}
     for process in [me, *me.children(recursive=True)]:
-        with contextlib.suppress(psutil.Error):  # it has just ended
+        with contextlib.suppress(psutil.Error):  # a process may just have ended
             times = process.cpu_times()
             name = "driver" if process == me else named(process.cmdline())
             found[process.pid] = name, times.user + times.system
@@ -45,7 +45,7 @@ def used():
 
 
 def named(command):
-    """What a process of Ray's does: a worker says so itself, the others by their program."""
+    """Return the role of a Ray process: a worker's title, or the name of its program."""
     if command[0].startswith("ray::"):
         return re.split(r"[.(]", command[0])[0]
     scripts = [Path(part).name for part in command if part.endswith(".py")]
@@ -53,7 +53,7 @@ def named(command):
 
 
 def lines(path):
-    """How many a file has: next to nothing must be spent on looking, which counts as well."""
+    """Count the lines of a file cheaply, as the cost of polling counts as well."""
     return path.read_bytes().count(b"\n")
 
 

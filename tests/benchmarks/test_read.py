@@ -1,4 +1,4 @@
-"""How fast archives are read, in CPU seconds, against what others read them with."""
+"""Speed of reading archives in CPU seconds, compared with warcio and fastwarc."""
 
 import runpy
 from pathlib import Path
@@ -16,13 +16,13 @@ ROUNDS = 7
 
 
 def ours(paths: list[str]) -> int:
-    """Bytes of HTML that our reader gives, bodies unpacked."""
+    """Return the bytes of HTML that trainrig's reader yields, bodies unpacked."""
     found = (page for path in paths for page in read_warc(path))
     return sum(len(page.body) for page in found if isinstance(page, RawPage))
 
 
 def by_warcio(paths: list[str]) -> int:
-    """What warcio gives, likewise unpacked."""
+    """Return the bytes that warcio yields, bodies unpacked."""
     warcio = pytest.importorskip("warcio.archiveiterator", reason="warcio is not installed")
     total = 0
     for path in paths:
@@ -34,7 +34,7 @@ def by_warcio(paths: list[str]) -> int:
 
 
 def by_fastwarc(paths: list[str]) -> int:
-    """What fastwarc gives: blocks, with HTTP parsed, whose transfer is undone by its own means."""
+    """Return the bytes of the blocks that fastwarc yields, with HTTP parsed and transfer undone."""
     from fastwarc.warc import ArchiveIterator, WarcRecordType
 
     total = 0

@@ -1,8 +1,8 @@
-"""What a restart of 70 billion parameters asks its storage for, at 8 to 8,000 ranks.
+"""Storage requests of a restart of 70 billion parameters, at 8 to 8,000 ranks.
 
-Nothing is read: the requests are those that `plan_reads` names for files of the sizes that so many
-ranks write. Seconds are reckoned, for a storage that takes LATENCY for each request, STREAM for the
-bytes of each, and answers no more than RATE requests a second from one prefix.
+Nothing is read: the requests are those that `plan_reads` lists for files as large as the given
+number of ranks writes. Seconds are computed for a storage that takes LATENCY for each request,
+streams each one's bytes at STREAM, and answers at most RATE requests a second from one prefix.
 """
 
 import math
@@ -17,18 +17,18 @@ from trainrig.train.checkpoint.manifest import CheckpointManifest
 MODEL = DecoderConfig(
     layers=80, channels=8192, heads=64, kv_heads=8, feedforward_channels=28_672, vocabulary=128_256
 )
-# s; bytes/s; requests/s
+# s, bytes/s, and requests/s below.
 LATENCY = 0.010
 STREAM = 90e6
 RATE = 5_500
 HEADER_BYTES = 160  # of each tensor in a file's header, as `_lay_out` writes it
 SMALL = 3  # the manifest, state.json and tokenizer.json
-SMALL_BEFORE = 5  # the same, the manifest three times
+SMALL_BEFORE = 5  # the same files, with the manifest read three times
 SAMPLED = 16  # ranks whose reads are planned
 
 
 def index(world: int) -> dict[str, IndexedTensor]:
-    """Of the files of so many ranks, weights and both moments of AdamW."""
+    """Return the index of the files of `world` ranks: weights and both moments of AdamW."""
     found = {}
     for name, shape in parameter_shapes(MODEL).items():
         for kind in (
@@ -42,7 +42,7 @@ def index(world: int) -> dict[str, IndexedTensor]:
 
 
 def files_of(tensors: dict[str, IndexedTensor], world: int) -> list[FileChunks]:
-    """As their sizes follow from `tensors`."""
+    """Return files with the sizes that follow from `tensors`."""
     sizes = [0] * world
     for tensor in tensors.values():
         for file, _, rows, files in tensor.partitions:
@@ -85,7 +85,8 @@ def test_requests_of_a_restart(written, ranks):
     mean = sum(reads) / len(reads)
     request = LATENCY + min(CHUNK, max(taken)) / STREAM
     alone = math.ceil(max(reads) / READERS) * request
-    # Each parameter's count of steps was in another rank's file, a chunk of which all read.
+    # Before, each parameter's step count was in another rank's file, so all ranks read a chunk of
+    # it.
     scalars = min(len(tensors) // 3, written)
     before = ranks * (written + SMALL_BEFORE + scalars + mean)
     after = SMALL + ranks * mean

@@ -1,4 +1,4 @@
-"""What rewrites of texts, and signals and spellings of URLs, cost on real pages, in CPU seconds."""
+"""CPU seconds of text rewrites, URL signals and URL normalisation on real pages."""
 
 import itertools
 import json
@@ -29,7 +29,7 @@ BATCH = 5_000  # URLs
 
 @pytest.fixture(scope="module")
 def pages(test_data: Path) -> list[tuple[str, str]]:
-    """URL and text of each page."""
+    """Return the URL and text of each page."""
     found = []
     for archive in sorted((test_data / "crawl").glob("*.warc.gz")):
         with archive.open("rb") as stream:
@@ -41,7 +41,7 @@ def pages(test_data: Path) -> list[tuple[str, str]]:
 
 
 def pace(work: Callable[[], object], amount: float) -> dict[str, float]:
-    """`amount` per CPU second: the median of ROUNDS, the least and the most."""
+    """Return `amount` per CPU second: the median of ROUNDS, the minimum and the maximum."""
     work()
     paces = []
     for _ in range(ROUNDS):
@@ -111,7 +111,7 @@ def test_urls(pages: list[tuple[str, str]], tmp_path: Path):
         (tmp_path / name).write_text("\n".join(entries))
     signals = UrlSignals(UrlLists(**{name: (str(tmp_path / name),) for name in lists}))
     real = [url for url, _ in pages] * 4
-    # Each on a host of its own; one in twenty speaks of a word of the lists.
+    # Each URL has its own host; one in twenty contains a word of the lists.
     endings = ("com", "org", "co.uk", "de")
     strange = [
         f"https://www.{drawn.choice(words)}{at}.{drawn.choice(endings)}/{drawn.choice(words[550:])}"

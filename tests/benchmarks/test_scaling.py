@@ -1,4 +1,4 @@
-"""Fits of published runs: how long the search, the draws and the profiles take, in CPU seconds."""
+"""CPU seconds that fits of published runs spend on the search, the draws and the profiles."""
 
 import json
 import os
@@ -28,7 +28,7 @@ ROUNDS = 5
 
 
 def seconds(what):
-    """The median CPU seconds of `ROUNDS` calls, and what the last returned."""
+    """Return the median CPU seconds of `ROUNDS` calls, and the result of the last."""
     spent = []
     for _ in range(ROUNDS):
         began = time.process_time()

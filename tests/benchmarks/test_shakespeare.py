@@ -1,9 +1,11 @@
-"""Tiny Shakespeare at nanoGPT's setting for a CPU: the held-out loss and the time of a run, beside
-nanoGPT's architecture in the loop that nanoGPT trains it by.
+"""Tiny Shakespeare at nanoGPT's setting for a CPU: held-out loss and time of a run.
+
+The peer is nanoGPT's architecture in nanoGPT's training loop.
 
 Setting: README of github.com/karpathy/nanoGPT, "I only have a macbook": 4 layers, 4 heads, 128
-channels, 64 positions, 12 rows, 2,000 steps, no dropout; it names a held-out loss of 1.88. Its
-entries are 65 characters, ours the bytes: the text is ASCII, so a token is a character in both.
+channels, 64 positions, 12 rows, 2,000 steps, no dropout. It names a held-out loss of 1.88. Its
+vocabulary is 65 characters, trainrig's is bytes. The text is ASCII, so a token is a character in
+both.
 """
 
 import itertools
@@ -35,7 +37,7 @@ SEEDS = (0, 1, 2)
 STEPS = 2000
 ROWS = 12
 LENGTH = 64
-FEWER = 1000  # in which ours comes to the published loss
+FEWER = 1000  # steps in which trainrig reaches the published loss
 RATE = 1e-3
 LEAST_RATE = 1e-4
 WARMUP = 100
@@ -46,7 +48,7 @@ peers = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("peers.py"
 
 @pytest.fixture(scope="module")
 def parts(test_data):
-    """The text to train on and the text held out, cut as nanoGPT cuts it."""
+    """Return the training text and the held-out text, split as nanoGPT splits them."""
     text = (test_data / "sets" / "tinyshakespeare.txt").read_text()
     cut = int(len(text) * 0.9)
     return text[:cut], text[cut:]
@@ -54,7 +56,7 @@ def parts(test_data):
 
 @pytest.fixture(scope="module")
 def tokens(parts, tmp_path_factory):
-    """Shards of the two texts, a document each, a token a character."""
+    """Write shards of the two texts: one document each, one token per character."""
     base = tmp_path_factory.mktemp("shakespeare")
     share = 0.1
     urls = [
@@ -84,7 +86,7 @@ def tokens(parts, tmp_path_factory):
 
 
 def ours(tokens, folder, seed, steps=STEPS, **model):
-    """(seconds, held-out loss) of a run of ours of so many steps."""
+    """Return (seconds, held-out loss) of a trainrig run of `steps` steps."""
     run = Pretraining.model_validate(
         {
             "tokens": tokens,
@@ -122,9 +124,11 @@ def ours(tokens, folder, seed, steps=STEPS, **model):
 
 
 def theirs(parts, seed):
-    """(seconds, seconds without evaluations, held-out loss) of nanoGPT's architecture in a plain
-    loop with nanoGPT's own settings: random crops, AdamW with a decay of matrices, clipped, and
-    every 250 steps the loss of 20 batches of each part."""
+    """Return (seconds, seconds without evaluations, held-out loss) of nanoGPT's architecture.
+
+    The plain loop has nanoGPT's own settings: random crops, AdamW with decay of matrices, clipped
+    gradients, and every 250 steps the loss of 20 batches of each part.
+    """
     torch.manual_seed(seed)
     letters = sorted(set("".join(parts)))
     numbers = {letter: number for number, letter in enumerate(letters)}
@@ -132,7 +136,7 @@ def theirs(parts, seed):
     sizes = DecoderConfig.model_validate({**MODEL, **peers.NANOGPT, "vocabulary": len(letters)})
     model = peers.GPT(sizes)
     for name, weight in model.named_parameters():
-        if weight.ndim == 2:  # that which goes into the stream is smaller, as nanoGPT draws it
+        if weight.ndim == 2:  # output projections start smaller, as nanoGPT draws them
             inward = name.endswith(("output.weight", "down.weight"))
             deviation = 0.02 / math.sqrt(2 * MODEL["layers"]) if inward else 0.02
             torch.nn.init.normal_(weight, std=deviation)
@@ -180,8 +184,10 @@ def theirs(parts, seed):
 
 @pytest.mark.data
 def test_tiny_shakespeare_beside_nanogpt(alone, tokens, parts, tmp_path, write_result):
-    """CPU seconds of one thread, runs in turns. Ours have data, metrics, the last evaluation and
-    the checkpoint in them."""
+    """Compare CPU seconds of one thread, in alternation.
+
+    trainrig's runs include data, metrics, the last evaluation and the checkpoint.
+    """
     found = []
     for seed in SEEDS:
         numerics.settle(1, deterministic=False)
@@ -206,5 +212,5 @@ def test_tiny_shakespeare_beside_nanogpt(alone, tokens, parts, tmp_path, write_r
         assert losses["ours"]["loss"] <= PUBLISHED and fewer["loss"] <= PUBLISHED
         assert fewer["seconds"] < losses["nanoGPT"]["seconds"]
         assert same["loss"] == pytest.approx(losses["nanoGPT"]["loss"], abs=0.05)
-        # The least that would be a regression.
+        # A ratio above this would be a regression.
         assert same["seconds"] < 1.4 * losses["nanoGPT"]["seconds"]

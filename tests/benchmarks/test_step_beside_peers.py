@@ -1,8 +1,8 @@
-"""A training step's share of what the machine's matrix product reaches: ours and its peers'.
+"""A training step's share of the machine's matrix-product pace: trainrig's and its peers'.
 
-Ours is taken as the training loop takes it; nanoGPT's architecture and Transformers' Llama in plain
-loops of equal sizes. All are eager and compiled, on one thread, in turns. The figures that were
-found last are in `results/step-beside-peers.json`.
+trainrig's step is taken as the training loop takes it. nanoGPT's architecture and Transformers'
+Llama run in plain loops of equal sizes. All run eager and compiled, on one thread, in alternation.
+`results/step-beside-peers.json` has the latest figures.
 """
 
 import statistics
@@ -19,7 +19,7 @@ from trainrig.models.decoder import DecoderConfig
 
 pytestmark = pytest.mark.bench
 ROUNDS = 5
-SIDE = 2048  # of the square matrices whose product is the machine's measure
+SIDE = 2048  # of the square matrices whose product measures the machine's pace
 ARCHITECTURES = {"GPT": peers.NANOGPT, "Llama": {}}
 
 
@@ -46,13 +46,13 @@ def test_shares_of_the_matrix_product(alone, tmp_path, write_result):
     write_result("step-beside-peers.json", {"rounds": ROUNDS, "tokens": tokens, "shares": table})
     for name, shares in table.items():
         print(name, shares)
-        # The least that would be a regression on any machine.
+        # A ratio below these would be a regression on any machine.
         assert shares["ours GPT"]["median"] > 0.8 * shares["nanoGPT"]["median"]
         assert shares["ours Llama"]["median"] > 0.85 * shares["Transformers"]["median"]
 
 
 def measure(compute, vocabulary, tokens, folder):
-    """The share of the product's pace of each way, the median of rounds in turns."""
+    """Return each way's share of the product's pace, the median of alternating rounds."""
     ways = {}
     operations = {}
     for name, keys in ARCHITECTURES.items():

@@ -1,4 +1,4 @@
-"""Memory of a training step, reckoned, against the peaks that the allocator saw."""
+"""Estimated memory of a training step, compared with the peaks that the allocator recorded."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ from trainrig.train.state import build_fresh_state
 from trainrig.train.step import Stepper
 
 pytestmark = pytest.mark.bench
-# So few tokens that what is left is weights, gradients and their sums; test_memory.py has others.
+# The tokens are so few that weights, gradients and their sums dominate; test_memory.py has others.
 LENGTH = 8
 SIZES = DecoderConfig(layers=4, channels=128, heads=4, vocabulary=512, positions=LENGTH)
 WAYS: Sequence[dict[str, Any]] = (
@@ -37,7 +37,7 @@ WAYS: Sequence[dict[str, Any]] = (
 
 
 class OneRow:
-    """The same row, `count` times a step."""
+    """Batches that repeat the same row `count` times a step."""
 
     def __init__(self, count: int) -> None:
         ids = np.random.default_rng(0).integers(0, 512, (1, LENGTH + 1))
@@ -59,7 +59,7 @@ class OneRow:
 
 
 def rank_of(rank: int, world: int, store: str, settings: dict[str, Any], count: int) -> None:
-    """One rank: its second step's peak goes to a file beside `store`."""
+    """Run one rank and write the peak of its second step to a file next to `store`."""
     join_group(rank, world, f"file://{store}", timedelta(seconds=120))
     training = Training(steps=10, schedule=Constant(warmup=0), **settings)
     numerics.settle(1, training.deterministic)
@@ -102,7 +102,7 @@ def peak(folder: Path, world: int, settings: dict[str, Any], count: int) -> int:
     return int(Path(f"{store}.peak").read_text())
 
 
-@pytest.mark.timeout(7200)  # 48 groups of ranks, each of which imports torch anew
+@pytest.mark.timeout(7200)  # starts 48 groups of ranks, each of which imports torch
 def test_memory_is_what_was_reckoned(tmp_path: Path) -> None:
     errors = {}
     for world, way, compute in itertools.product((1, 2, 4), WAYS, ("float32", "bfloat16")):

@@ -1,7 +1,8 @@
-"""What common lines and exact substrings cost, in CPU seconds and memory, and beside plain ways.
+"""CPU seconds and memory of common lines and exact substrings, compared with plain methods.
 
-The text: words of real pages, drawn anew, in documents of about 5 kB. A fifth of the documents
-holds a passage of another one, each two of 300 common lines. So a known part repeats, at any size.
+The texts are words drawn from real pages, in documents of about 5 kB. A fifth of the documents
+contains a passage of another one, each contains two of 300 common lines. So a known part repeats,
+at any size.
 """
 
 import ctypes
@@ -45,7 +46,7 @@ BATCH = 500  # documents
 
 
 def pages(data: Path) -> list[str]:
-    """The texts of real pages."""
+    """Return the texts of real pages."""
     found = []
     for archive in sorted((data / "crawl").glob("*.warc.gz")):
         with archive.open("rb") as stream:
@@ -56,7 +57,7 @@ def pages(data: Path) -> list[str]:
 
 
 def corpus(data: Path, megabytes: int, ascii_only: bool = False) -> list[str]:
-    """Documents as described above."""
+    """Return documents as described above."""
     words = np.array(" ".join(pages(data)).split(), dtype=object)
     if ascii_only:
         words = words[[word.isascii() for word in words]]
@@ -83,7 +84,7 @@ def batches(texts: list[str]) -> Iterator[tuple[list[str], np.ndarray]]:
 
 
 def pace(work: Callable[[], object], megabytes: float, rounds: int = ROUNDS) -> dict[str, float]:
-    """Megabytes a CPU second: the median of some rounds, the least and the most."""
+    """Return megabytes per CPU second: the median of some rounds, the minimum and the maximum."""
     work()
     paces = []
     for _ in range(rounds):
@@ -121,7 +122,7 @@ _DROPPED = re.compile(r"[!-/:-@\[-`{-~\x00-\x1f\x7f]")
 
 
 def plain_key(line: str) -> bytes:
-    """CCNet's normal form and hash, line by line, as its paper has them."""
+    """Return CCNet's normal form and hash of one line, as its paper defines them."""
     line = unicodedata.normalize("NFD", line.strip().lower())
     line = "".join(c for c in line if unicodedata.category(c) != "Mn")
     return hashlib.sha1(_DROPPED.sub("", re.sub(r"\d", "0", line)).encode()).digest()[:8]
@@ -139,7 +140,7 @@ def test_keys_of_lines_beside_a_line_at_a_time(test_data: Path):
 
 
 def all_phases(texts: list[str], rules: ExactSubstrings, folder: Path) -> dict[str, object]:
-    """Texts in, cuts out: what each phase took, in CPU seconds, and what it counted."""
+    """Run all phases from texts to removed spans; return CPU seconds and counts of each phase."""
     splits = [list(batches(texts))[number::SPLITS] for number in range(SPLITS)]
     seconds: dict[str, float] = {}
     counts: dict[str, dict[str, int]] = {}
@@ -185,7 +186,7 @@ def all_phases(texts: list[str], rules: ExactSubstrings, folder: Path) -> dict[s
 
 
 def measured(data: Path, megabytes: int, folder: Path, memory: int) -> dict[str, object]:
-    """One size, in a process of its own: its peak is that of this size alone."""
+    """Measure one size in a separate process, whose peak memory is of this size alone."""
     arguments = [sys.executable, __file__, str(data), str(megabytes), str(folder), str(memory)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
@@ -212,7 +213,7 @@ def test_substrings(test_data: Path, tmp_path: Path, memory: int):
 def test_substrings_where_more_repeats(test_data: Path, tmp_path: Path):
     real = pages(test_data)
     drawn = corpus(test_data, 5)
-    for name, texts, least in (  # the share that is a copy of what stands before it
+    for name, texts, least in (  # `least` is the share of text that copies an earlier passage
         ("real pages", real, 0.0),
         ("a text twice", drawn * 2, 0.5),
         ("a text ten times", drawn[: len(drawn) // 5] * 10, 0.9),
@@ -253,7 +254,7 @@ def test_substrings_beside_one_suffix_array(test_data: Path, tmp_path: Path):
 
 
 def memory_of(name: str) -> int:
-    """Megabytes of this process that Linux counts under this name."""
+    """Return the megabytes of this process that Linux counts under `name`."""
     status = Path("/proc/self/status").read_text()
     return int(re.search(rf"{name}:\s+(\d+)", status)[1]) // 1024
 
@@ -261,10 +262,10 @@ def memory_of(name: str) -> int:
 def main() -> None:
     data, megabytes, folder, memory = sys.argv[1:]
     rules = ExactSubstrings(memory=int(memory))
-    all_phases(corpus(Path(data), 1), rules, Path(folder))  # compiles
+    all_phases(corpus(Path(data), 1), rules, Path(folder))  # compiles the kernels
     texts = corpus(Path(data), int(megabytes))
-    ctypes.CDLL(None).malloc_trim(0)  # what making the texts left is given back
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    ctypes.CDLL(None).malloc_trim(0)  # returns the memory freed after making the texts
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = memory_of("VmRSS")
     began = time.process_time()
     found = all_phases(texts, rules, Path(folder))

@@ -1,4 +1,4 @@
-"""A training step as ours and as plain loops take it: equal sizes, one thread."""
+"""A trainrig training step compared with plain loops of equal sizes on one thread."""
 
 import numpy as np
 import peers
@@ -28,7 +28,7 @@ ROUNDS = 5
 
 
 class OneBatch:
-    """The same micro-batch at every step."""
+    """Batches that repeat one micro-batch at every step."""
 
     def __init__(self, vocabulary=VOCABULARY):
         ids = np.random.default_rng(0).integers(0, vocabulary, (SEQUENCES, LENGTH + 1))
@@ -49,7 +49,7 @@ class OneBatch:
 
 
 def ours(sizes=SIZES, **settings):
-    """A step as the training loop takes it: deterministic, clipped."""
+    """Return a step as the training loop takes it: deterministic, clipped."""
     training = Training(steps=10**6, schedule=Constant(warmup=0), **settings)
     numerics.settle(training.threads, training.deterministic)
     set_products(training.precision)
@@ -67,7 +67,7 @@ def ours(sizes=SIZES, **settings):
 
 
 def plain(model, compute, vocabulary=VOCABULARY):
-    """A step of a plain loop, as it is written by hand, with torch's fused AdamW."""
+    """Return a step of a handwritten plain loop, with torch's fused AdamW."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), fused=True)
     batch = OneBatch(vocabulary).micro_batch(0, 0)
     ids = torch.from_numpy(batch.ids)
@@ -84,7 +84,7 @@ def plain(model, compute, vocabulary=VOCABULARY):
     return step
 
 
-# The least that would be a regression on any machine: ratios of CPU seconds, ours over theirs.
+# Ratios of CPU seconds, ours over theirs: above these is a regression on any machine.
 @pytest.mark.parametrize(
     ("peer", "compute", "most"),
     [

@@ -1,11 +1,11 @@
-"""Tuning beside TRL: the same 9.4M Llama, rows, sizes, float32, one thread, in turns.
+"""Fine-tuning compared with TRL: the same 9.4M Llama, rows, sizes, float32, one thread.
 
-Memory is of processes that do nothing else, the highest that the system counted, less what each
-held once all was imported.
+The two sides alternate. Memory is the peak of processes that do nothing else, as the system counted
+it, less the memory after all imports.
 
-TRL as it comes, but for what would slow it down here (recomputation, bfloat16 on a CPU): rows are
-shuffled and padded to the longest of a batch, the reference runs in the loop. Figures are of wall
-time, so a machine with nothing else to do is asked for.
+TRL runs with its defaults, except for settings that would slow it down here (recomputation,
+bfloat16 on a CPU): rows are shuffled and padded to the longest of a batch, the reference runs in
+the loop. Figures are wall times, so they need an idle machine.
 """
 
 import functools
@@ -44,17 +44,20 @@ LLAMA = {
 LENGTH = 512
 ROUNDS = 3
 WARM = 2
-ANSWERS = 16  # conversations of a batch of TRL's; about as many of ours are in as many tokens
+ANSWERS = 16  # conversations in a TRL batch; trainrig packs about as many into as many tokens
 PAIRS = 8
 LORA = {"rank": 8, "alpha": 16}
 TRL_LORA = {"r": 8, "lora_alpha": 16, "target_modules": "all-linear"}
 
 
 class Started:
-    """A fresh model as a checkpoint and as a folder of Hugging Face, and rows to tune it on."""
+    """A fresh model as a checkpoint and as a Hugging Face folder, and rows to tune it on."""
 
     def __init__(self, at, rows, texts):
-        """`texts`: what the tokenizer is trained on."""
+        """Write the models and the rows.
+
+        `texts` train the tokenizer.
+        """
         self.at = at
         self.rows = rows
         kind = "pairs" if "chosen" in rows[0] else "conversations"
@@ -79,7 +82,7 @@ class Started:
         )
 
     def run_file(self, name, objective, steps, batch, **changes):
-        """The settings of a run of ours."""
+        """Return the settings of a trainrig run."""
         return {
             "checkpoint": str(self.at / "fresh"),
             "conversations": str(self.at / "encoded"),
@@ -97,13 +100,13 @@ class Started:
         } | changes
 
     def tune(self, name, objective, steps, batch, **changes):
-        """The lines of metrics of a run of ours."""
+        """Run trainrig and return the lines of its metrics."""
         run = self.run_file(name, objective, steps, batch, **changes)
         sft.posttrain(FineTuning.model_validate(run))
         return metrics.read_series(str(self.at / name))
 
     def trl_arguments(self, steps, batch):
-        """Of TRL's configuration: as it comes, without recomputation and bfloat16."""
+        """Return TRL's configuration: its defaults, without recomputation and bfloat16."""
         return {
             "output_dir": str(self.at / "trl"), "per_device_train_batch_size": batch,
             "max_steps": steps, "learning_rate": 1e-4, "lr_scheduler_type": "constant",
@@ -114,12 +117,12 @@ class Started:
 
 
 def rate(times, amounts):
-    """A second, from the end of step WARM on."""
+    """Return amounts per second from the end of step WARM on."""
     return sum(amounts[WARM:]) / (times[-1] - times[WARM - 1])
 
 
 def trl_run(started, kind, steps, batch, lora=False):
-    """(A second, first loss) of a run of TRL's: trained targets for SFT, steps for DPO."""
+    """Return (rate, first loss) of a TRL run: trained targets a second for SFT, steps for DPO."""
     import transformers
     import trl
     from datasets import Dataset
@@ -172,7 +175,7 @@ def report(name, pairs, write_result, **found):
 
 
 def read_problems(test_data):
-    """Conversations of GSM8K, and the texts that a tokenizer is trained on."""
+    """Return conversations of GSM8K, and the texts that a tokenizer is trained on."""
     lines = (test_data / "sets/gsm8k_train.jsonl").read_text().splitlines()[:1_000]
     rows = [
         {
@@ -185,7 +188,7 @@ def read_problems(test_data):
 
 
 def read_preferences(test_data):
-    """Pairs of HH whose dialogues are the same up to the last answer, and texts likewise."""
+    """Return HH preference pairs with a common prompt, and texts to train a tokenizer on."""
     with gzip.open(test_data / "sets/hh_harmless_base_test.jsonl.gz", "rt") as file:
         dialogues = [json.loads(line) for line, _ in zip(file, range(1_000), strict=False)]
     rows = []
@@ -200,7 +203,7 @@ def read_preferences(test_data):
 
 @pytest.fixture
 def alone(monkeypatch, without_ray):
-    """One thread, no hub."""
+    """Use one thread and no hub."""
     pytest.importorskip("trl")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     before = torch.get_num_threads()
@@ -241,11 +244,11 @@ def test_dpo_on_real_pairs_with_the_references_counted(
         return found
 
     monkeypatch.setattr(sft, "compute_references", timed)
-    # each pair once
+    # Each pair occurs once.
     pairs = []
     steps = len(rows) // PAIRS
     for nth in range(ROUNDS):
-        at = tmp_path / str(nth)  # its references are computed anew
+        at = tmp_path / str(nth)  # a new folder, so that references are computed again
         at.mkdir()
         started = Started(at, rows, texts)
         series = started.tune("ours", {"kind": "DPO"}, steps, PAIRS)
@@ -259,7 +262,7 @@ def test_dpo_on_real_pairs_with_the_references_counted(
 
 
 def peak_of(side, settings, at):
-    """MiB before and at most of a process of `side`, see tuning_memory.py."""
+    """Return the MiB before and at the peak of a process of `side`, see tuning_memory.py."""
     file = at / f"{side}.json"
     file.write_text(json.dumps(settings))
     command = [sys.executable, str(SCRIPT), side, str(file)]
@@ -280,7 +283,7 @@ def test_peak_memory_is_no_higher(
     steps = 8
     rounds = []
     for nth in range(ROUNDS):
-        at = tmp_path / str(nth)  # references are computed anew
+        at = tmp_path / str(nth)  # a new folder, so that references are computed again
         at.mkdir()
         started = Started(at, rows, texts)
         changes = {"lora": LORA} if lora else {}

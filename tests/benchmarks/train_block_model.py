@@ -1,18 +1,17 @@
-"""Train the trees that tell a page's text from its furniture, and print what justifies constants.
+"""Train the trees that separate a page's text from its boilerplate, and print evidence.
 
     pip install lightgbm==4.7.0
     python tests/benchmarks/train_block_model.py DATA_FOLDER
 
-Needs the pages and strings of extraction_pages.py. Of these, it takes the tuning half; the pages
-without strings, but for those of sites in the reported half; 30 pages of the blog and 60 of the
-manual, so that code and formulas are seen. 442 pages, 18,500 blocks of main content, 72,000 of
-whole pages.
+The evidence justifies the constants. Training needs the pages of extraction_pages.py. It takes the tuning half; the pages without strings, except those of sites in the reported half; and
+30 pages of the blog and 60 of the manual, to include code and formulas. That makes 442 pages, with
+18,500 blocks of main content and 72,000 of whole pages.
 
-A block's label is how much of it trafilatura keeps (the mean of its default and its precision, by
-runs of three words), corrected by the strings: a block that holds a wanted one is text, one that
-holds an unwanted one is not. What trafilatura is of two minds about weighs little, what a string
-decided four times as much, a long block more than a short one, a block of a page of few more than
-one of many. Only numbers are written, never a word of a page.
+A block's label is the share of it that trafilatura keeps (the mean of its default and its precision
+mode, by runs of three words), corrected by the strings: a block with a wanted string is text, one
+with an unwanted string is not. A block where trafilatura's two modes disagree weighs little. A block
+with a string weighs four times as much, a long block more than a short one, and a block on a page
+of few blocks more than one of many. Only numbers are written, never a word of a page.
 """
 
 import hashlib
@@ -70,7 +69,7 @@ FOLDS = 5
 
 @dataclass(frozen=True)
 class Example:
-    """A page's blocks, and how much each is text."""
+    """A page's blocks, with the degree to which each is text."""
 
     labelled: Labelled
     page: bytes
@@ -79,11 +78,11 @@ class Example:
     features: NDArray[np.int32]
     labels: NDArray[np.float64]  # 0 to 1
     weights: NDArray[np.float64]
-    theirs: dict[Favour, str]  # trafilatura's texts
+    theirs: dict[Favour, str]  # texts that trafilatura extracts
 
 
 def chosen(pages: Sequence[Labelled]) -> list[Labelled]:
-    """The pages to train on."""
+    """Return the pages to train on."""
     reported = {part for p in pages if p.half == "reported" for part in p.host.split(".")[:-1]}
     manual = sorted(
         (p for p in pages if p.source.startswith("numpy")),
@@ -99,7 +98,7 @@ def chosen(pages: Sequence[Labelled]) -> list[Labelled]:
 
 
 def example(labelled: Labelled, part: trees.Name) -> Example | None:
-    """The blocks of a page with their labels; None for a page without blocks."""
+    """Return the blocks of a page with their labels, or None for a page without blocks."""
     html = decode(labelled.page)
     tree = HTMLTree.parse(html)
     page = render_minimal_html(tree, part).encode("utf-8", "replace")
@@ -126,7 +125,7 @@ def example(labelled: Labelled, part: trees.Name) -> Example | None:
 
 
 def fit(examples: Sequence[Example]) -> lightgbm.Booster:
-    """Trees for these pages."""
+    """Train trees on these pages."""
     data = lightgbm.Dataset(
         np.concatenate([example.features for example in examples]),
         np.concatenate([example.labels > 0.5 for example in examples]).astype(int),
@@ -136,7 +135,7 @@ def fit(examples: Sequence[Example]) -> lightgbm.Booster:
 
 
 def flat(booster: lightgbm.Booster) -> dict[str, np.ndarray]:
-    """The same trees in whole numbers, as their file has them."""
+    """Return the trees as whole numbers, as their file stores them."""
     roots = []
     which = []
     values = []
@@ -145,7 +144,7 @@ def flat(booster: lightgbm.Booster) -> dict[str, np.ndarray]:
         roots.append(len(which))
         waiting = [(tree["tree_structure"], len(which))]
         which.append(0), values.append(0), left.append(0)
-        for node, at in waiting:  # grows while it is walked
+        for node, at in waiting:  # grows while it is iterated
             if "leaf_value" in node:
                 which[at] = trees.LEAF
                 values[at] = round(node["leaf_value"] * trees.SCALE)
@@ -165,7 +164,7 @@ def flat(booster: lightgbm.Booster) -> dict[str, np.ndarray]:
 
 
 def out_of_fold(examples: Sequence[Example], seed: int) -> dict[str, ScoredBlocks]:
-    """By URL, each page with strings, judged by trees that have not seen its host."""
+    """Return scored blocks of each page with strings, by trees that saw no page of its host."""
 
     def fold_of(example: Example) -> int:
         return hashlib.sha256(f"fold {seed} {example.labelled.host}".encode()).digest()[0] % FOLDS
@@ -182,10 +181,10 @@ def out_of_fold(examples: Sequence[Example], seed: int) -> dict[str, ScoredBlock
 
 
 def print_choices(examples: dict[trees.Name, list[Example]]) -> None:
-    """F1 in cross-validation over hosts by each constant, the others as they are.
+    """Print F1 in cross-validation over hosts for each constant, with the others as they are.
 
-    With the mean lead over trafilatura over four ways to make folds, its standard error over hosts,
-    and how often trafilatura is asked a page.
+    The rows also show the mean lead over trafilatura over four ways to make folds, its standard
+    error over hosts, and how often trafilatura is asked per page.
     """
     pages = {e.labelled.page.url: e for e in examples["whole"] if e.labelled.wanted}
     nothing = ScoredBlocks(b"", PageBlocks(b"", ""), np.zeros(0, np.int32))
@@ -240,7 +239,7 @@ def print_choices(examples: dict[trees.Name, list[Example]]) -> None:
 
 
 def main(data: Path) -> None:
-    """Print the choices, and write the trees where the package has them."""
+    """Print the choices, and write the trees to the package's data."""
     pages = chosen(labelled_pages(data))
     print(len(pages), "pages,", sum(p.source == STRINGS for p in pages), "with strings")
     names: tuple[trees.Name, ...] = ("main", "whole")

@@ -1,4 +1,4 @@
-"""Memory of workers that share rows, layers or experts, compared with real ranks and hand counts."""
+"""Memory of workers that share rows, layers or experts: real ranks and hand counts."""
 
 import itertools
 
