@@ -3,15 +3,16 @@
     pip install lightgbm==4.7.0
     python tests/benchmarks/train_block_model.py DATA_FOLDER
 
-The evidence justifies the constants. Training needs the pages of extraction_pages.py. It takes the tuning half; the pages without strings, except those of sites in the reported half; and
-30 pages of the blog and 60 of the manual, to include code and formulas. That makes 442 pages, with
-18,500 blocks of main content and 72,000 of whole pages.
+The evidence justifies the constants. Training needs the pages of extraction_pages.py: the tuning
+half; the pages without strings, except those of sites in the reported half; and 30 pages of the
+blog and 60 of the manual, to include code and formulas. That makes 442 pages, with 18,500 blocks of
+main content and 72,000 of whole pages.
 
 A block's label is the share of it that trafilatura keeps (the mean of its default and its precision
 mode, by runs of three words), corrected by the strings: a block with a wanted string is text, one
-with an unwanted string is not. A block where trafilatura's two modes disagree weighs little. A block
-with a string weighs four times as much, a long block more than a short one, and a block on a page
-of few blocks more than one of many. Only numbers are written, never a word of a page.
+with an unwanted string is not. A block where the two modes of trafilatura disagree weighs little. A
+block with a string weighs four times as much, a long block more than a short one, and a block on a
+page of few blocks more than one of many. Only numbers are written, never a word of a page.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""A run whose replica spans two nodes, of which one dies, and another comes."""
+"""A run whose replica spans two nodes: one node dies, and another joins."""
 
 import pytest
 import trouble
@@ -41,7 +41,7 @@ def test_a_replica_that_loses_a_node_goes_on_in_a_smaller_layout_and_grows_back(
         ("grow", 2, "FSDP, tensor 2"),
     ]
     assert len(events.all("layout_changed")) == 2
-    # None is done twice on the way back.
+    # No step is repeated when the run grows again.
     stopped = {event["why"]: event["step"] for event in events.all("attempt_stopped")}
     assert events.folder.read_attempts()[2].resumed_step == stopped["grow"]
     found = chaos.what_came_of(job)

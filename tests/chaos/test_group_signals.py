@@ -1,7 +1,8 @@
-"""A signal to the whole process group, and a terminal that closes: whatever starts Ray ends as
-unfinished with one line, leaves nothing behind, and goes on by the same command.
+"""Signals to the whole process group, and a terminal that closes, for each command that uses Ray.
 
-`timeout` and a shell's `kill %1` signal the group; systemd and Slurm signal each process of theirs.
+The command ends as unfinished with one line, leaves no process behind, and resumes when it is run
+again. `timeout` and a shell's `kill %1` signal the group; systemd and Slurm signal each process of
+theirs.
 """
 
 import contextlib
@@ -24,13 +25,13 @@ from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train.checkpoint import write_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
-PATIENCE = 400.0  # s: a bound for what is broken
+PATIENCE = 400.0  # s: ends a broken test
 MARK = "TRAINRIG_TEST_GROUP"
 
 
 @dataclass
 class Driver:
-    """The command line on a terminal of its own, as the leader of a process group."""
+    """The command line on its own terminal, as the leader of a process group."""
 
     folder: Path  # for temporary files
     said: Path
@@ -72,13 +73,13 @@ class Driver:
             time.sleep(0.05)
 
     def list_lines(self) -> list[str]:
-        """What trainrig itself said, but for alarms of so small a run."""
+        """Return the lines that trainrig printed, except for alarms about so small a run."""
         lines = self.said.read_text().splitlines()
         ours = [line for line in lines if line.startswith("trainrig: ")]
         return [line for line in ours if "ALARM" not in line and "begun before" not in line]
 
     def list_left(self) -> list[int]:
-        """Processes that it started and that live."""
+        """Return the processes that the driver started and that still live."""
         return [pid for pid in list_marked(self.folder) if pid != self.pid]
 
     def close_terminal(self) -> None:
@@ -119,7 +120,7 @@ def start(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 
 @dataclass
 class Way:
-    """One way of starting Ray: a run file, and how to tell that it is in the midst of it."""
+    """One command that starts Ray, with its run file, and a check that it is at work."""
 
     verb: str
     run_file: str

@@ -1,4 +1,4 @@
-"""T1: whatever is killed, and when, the run comes to the same as if nothing had been."""
+"""T1: a run with kills at any point gives the same results as an undisturbed run."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ WHATS = ("rank 0", "rank 1", "agent 0", "agent 1", "controller", "fork server")
 
 
 def kill_at_random(chaos, events, dice, what):
-    """One of WHATS, a random moment after the first step of an attempt."""
+    """Kill one of WHATS at a random moment after the first step of an attempt."""
     failed = len(events.all("attempt_failed"))
     events.wait_for_a_step()
     time.sleep(dice.uniform(0.0, 0.5))
@@ -33,7 +33,8 @@ def kill_at_random(chaos, events, dice, what):
         chaos.kill_fork_servers()
     else:
         pids = events.ranks("pid" if kind == "rank" else "agent")
-        with contextlib.suppress(ProcessLookupError):  # it had just died of something else
+        # the process may just have died of another cause
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pids[int(rank)], signal.SIGKILL)
     events.wait("attempt_failed", failed + 1)
 
@@ -50,7 +51,7 @@ def test_a_run_with_kills_at_random_comes_to_the_same(
     dice = random.Random(20)
 
     def disturb():
-        events.wait("attempt_failed")  # it died in its save
+        events.wait("attempt_failed")  # the rank died in its save
         for what in ("controller", "agent 1"):
             kill_at_random(chaos, events, dice, what)
 
@@ -161,7 +162,7 @@ def test_a_run_whose_driver_is_killed_is_gone_on_with(
 def test_twenty_kills_at_random_instants(
     one_ray, undisturbed, assert_equal, chaos, write_result, tmp_path
 ):
-    """Ranks and what they hang on, one in an evaluation, one in a save, others as chance has it."""
+    """Kill once in an evaluation and once in a save, then random processes at random times."""
     seed = int(time.time())
     dice = random.Random(seed)
     straight = undisturbed(240)

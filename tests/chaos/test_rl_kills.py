@@ -1,4 +1,4 @@
-"""Reinforcement learning that is killed and goes on with other workers comes to the same."""
+"""Reinforcement learning that is killed and resumes with other workers gives the same results."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
 
 def rollouts(job):
-    """The bytes of each micro-batch that was trained on."""
+    """Return the bytes of each micro-batch that was trained on."""
     return {
         (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
         for batch in list_stored_batches(RunFolder(job.folder))

@@ -1,4 +1,4 @@
-"""A run on a cluster that others use as well."""
+"""A run on a cluster that other jobs use as well."""
 
 import pytest
 import trouble
@@ -36,4 +36,4 @@ def test_a_run_takes_what_others_leave_and_grows_when_they_go(
     assert whys == [("start", 1), ("grow", 2)]
     found = chaos.what_came_of(job)
     wanted = chaos.what_came_of(straight)
-    assert found == wanted  # two ranks saved the last checkpoint of both
+    assert found == wanted  # two ranks saved the last checkpoint of both runs

@@ -1,4 +1,4 @@
-"""A SIGTERM before there is anything to stop: while modules are imported, while Ray starts."""
+"""A SIGTERM before a run starts: during imports, and while Ray starts."""
 
 import random
 import signal
@@ -13,13 +13,13 @@ import pytest
 from trainrig.config import to_toml
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
-PATIENCE = 300.0  # s: a bound for what is broken
+PATIENCE = 300.0  # s: ends a broken test
 LINE = "trainrig: stopped by SIGTERM; the same command goes on from what was whole"
 
 
 @pytest.fixture
 def start(make_run, tmp_path, short_folder, monkeypatch):
-    """`start()`: the command line that trains a run, writing below temporary folders alone."""
+    """Return a function that starts the training command, which writes to temporary folders."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     (tmp_path / "run.toml").write_text(to_toml(make_run(tmp_path / "run", workers=2)))
     started = []
@@ -36,7 +36,7 @@ def start(make_run, tmp_path, short_folder, monkeypatch):
 
 
 def ended_by_sigterm(process):
-    """How a process ended that is sent one: its code, and its last line."""
+    """Send SIGTERM to a process and return its exit code and its last line."""
     family = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=PATIENCE)[1]

@@ -1,5 +1,7 @@
-"""A storm: nodes come and go at random instants, some of them with a notice, by a trace that can be
-played again. A run trains and a crawl is curated in it, and both come to what they do in calm."""
+"""Nodes that leave and join at random, some with a notice, by a trace that can be replayed.
+
+A run trains and a crawl is curated meanwhile. Both give the same results as without node loss.
+"""
 
 import contextlib
 import gzip
@@ -31,7 +33,7 @@ HERE = Path(__file__).parent
 
 
 def pages(folder, files, texts):
-    """So many files of made-up texts, each a split of its own."""
+    """Write `files` files of made-up texts, each of which becomes a split."""
     dice = random.Random(files)
     folder.mkdir()
     for number in range(files):
@@ -50,13 +52,13 @@ def pages(folder, files, texts):
 
 
 def web(path):
-    """A source whose every file is a split."""
+    """Return a source whose every file is a split."""
     reading = ReadSettings(piece_bytes=1000)
     return CurationSource(name="web", paths=(path,), filters=(Length(),), reading=reading)
 
 
 def train(job, cluster, tmp_path):
-    """A driver that trains `job` on one worker or two."""
+    """Start a driver that trains `job` on one worker or two."""
     path = tmp_path / "job.pickle"
     path.write_bytes(pickle.dumps(job))
     code = f"""
@@ -75,7 +77,7 @@ if __name__ == "__main__":
 
 
 def start_curation(run, cluster, tmp_path):
-    """A driver that curates as `run` says."""
+    """Start a driver that runs the curation `run`."""
     run_file = tmp_path / f"{Path(run.output).name}.toml"
     run_file.write_text(config.to_toml(run))
     return _driver(["-m", "trainrig", "curate", str(run_file)], cluster, tmp_path / "curate.log")
@@ -94,7 +96,7 @@ def _driver(arguments, cluster, log):
 
 @contextlib.contextmanager
 def ended(*processes):
-    """Leave none behind."""
+    """Kill all of `processes` at the end of the block."""
     try:
         yield
     finally:
@@ -105,7 +107,7 @@ def ended(*processes):
 
 
 def what_it_cost(replay, job, chaos):
-    """The storm and the run's goodput, term by term."""
+    """Return the trace's losses and the run's goodput, term by term."""
     spent = goodput.measure_goodput(job.folder)
     events = chaos.events(job.folder)
     redone = sum(
@@ -141,7 +143,7 @@ def test_a_short_storm_changes_no_loss_and_no_document(undisturbed, chaos, tmp_p
     straight = Curation(output=str(tmp_path / "straight"), workers=0, sources=(source,))
     wanted = curate(straight)
     run = straight.model_copy(update={"output": str(tmp_path / "out"), "workers": 1})
-    # Two workers on three nodes: at least one of them is on a node that goes.
+    # Two workers run on three nodes, so at least one of them is on a node that is lost.
     events = [
         trace.Event(11.0, "a", "lost", 6.0),
         trace.Event(14.0, "b", "lost"),
@@ -175,25 +177,27 @@ def test_ten_minutes_of_storm_change_no_loss_and_no_document(
 ):
     seconds = float(os.environ.get("STORM_SECONDS", "600"))
     seed = int(os.environ.get("STORM_SEED", str(int(time.time()))))
-    # A loss about every 25 s; notices are a tenth of what Amazon gives and a fifth of Google's.
+    # A node is lost about every 25 s. Notices are a tenth of Amazon's and a fifth of Google's.
     events = trace.generate_trace(
         seed, ["a", "b", "c"], seconds, stays=60.0, away=12.0, notices=(0.0, 6.0, 12.0)
     )
-    steps = int(seconds)  # at 0.25 s and more each: the storm has its way with all of them
+    # steps of at least 0.25 s each, so that the whole trace happens during the run
+    steps = int(seconds)
     calm = undisturbed(steps)
     job = trouble.slowed(calm, str(tmp_path / "run"), seconds=0.25)
     source = web(pages(tmp_path / "pages", 24, 100))
     straight = Curation(output=str(tmp_path / "straight"), workers=0, sources=(source,))
     wanted = curate(straight)
     crawls = 0
-    # Two workers with one place that lasts: at least one of them is on a node that goes.
+    # Two workers share one permanent slot, so at least one of them is on a node that is lost.
     with cluster_for(events, steady=1, cpus=1) as cluster:
         training = train(job, cluster, tmp_path)
         with ended(training):
             chaos.events(job.folder).wait("first_step")
             replay = Replay(cluster, events)
             replay.start()
-            while replay.goes_on() or training.poll() is None:  # one curation after the other
+            # starts one curation after the other
+            while replay.goes_on() or training.poll() is None:
                 output = str(tmp_path / f"out-{crawls}")
                 run = straight.model_copy(update={"output": output, "workers": 1})
                 curating = start_curation(run, cluster, tmp_path)

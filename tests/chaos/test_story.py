@@ -1,7 +1,7 @@
-"""A run that all happens to: planted pages, a worker killed, a resize; and what its page tells.
+"""A run with garbled pages, a killed worker and a resize, and its report page.
 
-Two domains of real pages, cut into documents of one window each, so that those of four steps can be
-planted: their letters are drawn at random. Nothing but the data is touched.
+The data are two domains of real pages, cut into documents of one window each, so that the documents
+of four steps can be garbled: their letters are drawn at random. Only the data is changed.
 """
 
 import html
@@ -37,14 +37,14 @@ from trainrig.train.run_file.run_files import Pretraining
 
 pytestmark = [*(getattr(pytest.mark, name) for name in ("ray", "slow", "chaos", "soak", "data"))]
 
-LENGTH = 128  # tokens of a window, and of a document with the one that ends it
-PLANTED = range(60, 64)  # data steps
+LENGTH = 128  # tokens of a window, and of a document with its end token
+PLANTED = range(60, 64)  # data steps whose documents are garbled
 HOSTS = {"reference": "https://numpy.org/", "blog": "https://lilianweng.github.io/"}
-DOCUMENTS = 1_500  # of each domain
+DOCUMENTS = 1_500  # documents of each domain
 
 
 def real_documents(crawl: Path) -> list[dict[str, str]]:
-    """Pieces of real pages, one letter a token, each as long as a window."""
+    """Return pieces of real pages, one letter a token, each as long as a window."""
     found = {source: [] for source in HOSTS}
     for path in sorted(crawl.glob("*.warc.gz")):
         with path.open("rb") as file:
@@ -66,7 +66,7 @@ def real_documents(crawl: Path) -> list[dict[str, str]]:
 
 
 def tokenized(folder: Path, rows: list[dict[str, str]]) -> str:
-    """The folder of tokens of `rows`."""
+    """Tokenize `rows` and return the folder of tokens."""
     source = CurationSource(name="pages", paths=("pages.warc",))
     curated = str(folder / "curated")
     stage = manifest.claim(curated, Curation(output=curated, workers=0, sources=(source,)), {})
@@ -91,7 +91,7 @@ def tokenized(folder: Path, rows: list[dict[str, str]]) -> str:
 
 
 def going_on(rows: list[dict[str, str]], folder: Path) -> str:
-    """A task of going on with some pages of either domain; the file that says so."""
+    """Write a task of continuing some pages of both domains and return its file."""
     pages = [row for domain in HOSTS for row in [r for r in rows if r["source"] == domain][:3]]
     asked = [{"begin": row["text"][:60], "end": row["text"][60:90]} for row in pages]
     (folder / "pages.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in asked))
@@ -130,7 +130,7 @@ def run_of(tokens: str, output: Path, workers: int, task: str | None = None) -> 
 
 
 def planted(rows: list[dict[str, str]], folder: Path) -> tuple[str, dict[int, set[str]]]:
-    """The tokens of `rows` with those of the steps PLANTED garbled; their URLs by step."""
+    """Return the tokens of `rows`, with the steps PLANTED garbled, and their URLs by step."""
     job = prepare(run_of(tokenized(folder / "clean", rows), folder / "unused", 1))
     batches = job.make_batches()
     urls: dict[int, set[str]] = {}
@@ -172,7 +172,7 @@ def test_a_page_tells_the_story_of_a_run_that_all_happens_to(
     with pytest.raises(Unfinished):
         pretrain(run)
     aside.end()
-    pretrain(run_of(tokens, tmp_path / "run", 1, task))  # on half the workers
+    pretrain(run_of(tokens, tmp_path / "run", 1, task))  # resumes on half the workers
     seconds = time.monotonic() - began
 
     (spike,) = events.all("spike")

@@ -1,4 +1,4 @@
-"""Tuning that is killed and goes on with fewer workers comes to the same as without."""
+"""Fine-tuning that is killed and resumes with fewer workers gives the same results."""
 
 import dataclasses
 import json
@@ -25,7 +25,10 @@ ANSWERS = {"pairs": ("chosen", "rejected"), "conversations": ("completion",), "c
 
 @pytest.fixture
 def tuning_job(tokens, tmp_path):
-    """`tuning_job("pairs", objective={…}, lora={…})`: the job of a run on such rows."""
+    """Return a function that makes fine-tuning jobs.
+
+    `tuning_job("pairs", objective={…}, lora={…})` returns the job of a run on rows of that kind.
+    """
 
     def make(rows, **changes):
         said = dict(zip(ANSWERS[rows], ("is a grey {} mirror", "buy {} cats"), strict=False))

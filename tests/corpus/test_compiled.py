@@ -1,4 +1,4 @@
-"""What is kept on disk is never what an older source said."""
+"""The cache of compiled functions never returns code of an older source."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ def more(value: int) -> int:
 
 
 def answer(package: Path, added: int) -> str:
-    """What the function says in a process of its own, and how often it was found compiled."""
+    """Return the function's value in a separate process, and how often it came from the cache."""
     constant = package / "corpus" / "constant.py"
     constant.write_text(f"ADDED = {added}\n")
     os.utime(constant, (0, 0))  # as a wheel's files have one time, whatever the version
@@ -41,7 +41,7 @@ def answer(package: Path, added: int) -> str:
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """Of one compiled function, and what it takes to compile it."""
+    """Write a package of one compiled function and the modules that it needs to compile."""
     package = tmp_path / "one" / "trainrig"
     (package / "corpus").mkdir(parents=True)
     for name in ("__init__.py", "corpus/__init__.py", "corpus/compiled.py"):
@@ -60,7 +60,7 @@ def test_a_constant_from_another_file_is_never_an_old_one(package: Path) -> None
 
 @pytest.mark.slow
 def test_what_was_compiled_serves_the_same_package_elsewhere(package: Path) -> None:
-    """As in the folder of each job that is submitted to a cluster."""
+    """Copy the package, as it is copied to the folder of each job on a cluster."""
     assert answer(package, 1) == "2 0"
     other = package.parents[1] / "other" / "trainrig"
     shutil.copytree(package, other)
@@ -84,5 +84,5 @@ def test_where_the_cache_of_the_user_cannot_be_written_functions_are_kept_beside
 def test_the_shipped_functions_hang_on_what_they_are_made_of() -> None:
     folder = Path(module.__file__).parent / "dedup" / "signatures"
     shingles = module._find_imports(folder / "shingles.py")
-    assert folder / "character_classes.py" in shingles  # whose flags are in its code
+    assert folder / "character_classes.py" in shingles  # its flags are part of the compiled code
     assert folder / "exact.py" not in shingles

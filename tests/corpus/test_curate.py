@@ -39,7 +39,7 @@ LINKS = ["and", "with", "of", "under", "beyond", "before", "after", "without", "
 
 
 def sentences(number: int, count: int) -> list[str]:
-    """English-looking sentences, different ones for each number."""
+    """Return English-looking sentences that differ for each number."""
     draw = random.Random(number)
 
     def thing() -> str:
@@ -79,7 +79,8 @@ ADDRESS = "93.184.216.34"
 IBAN = "DE89 3704 0044 0532 0130 00"
 PRIVATE = (MAIL, MAIL_OF_TITLE, PHONE, CARD, ADDRESS, IBAN)
 
-# The middle one is alike to both ends, which are not alike, and the shortest.
+# The middle text is similar to both ends, which are not similar to each other, and it is the
+# shortest.
 CHAIN = [" ".join(sentences(50, 41)[start:end]) for start, end in ((0, 36), (3, 38), (5, 41))]
 ONE_FACE = plain("web.example/twice", prose(1))
 WEB_A = [
@@ -106,7 +107,7 @@ WIKI = [
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Two sources in three archives."""
+    """Write two sources in three archives."""
     folder = str(tmp_path_factory.mktemp("archives"))
     write_archives(folder)
     return folder
@@ -133,15 +134,17 @@ def run_on(archives: str, output: str, workers: int = 0, **changes: Any) -> Cura
 
 
 def run_on_pages(folder: Path, pages: list[RawPage], **changes: Any) -> Curation:
-    """A run on one archive of `pages`, into `folder/out`."""
+    """Return a run on one archive of `pages`, into `folder/out`."""
     write_warc(str(folder / "pages.warc.gz"), pages)
     source = CurationSource(name="pages", paths=(str(folder / "pages.warc.gz"),))
     return Curation(output=str(folder / "out"), workers=0, sources=(source,), **changes)
 
 
 def result(output: str) -> dict[str, str]:
-    """Path below `output` → SHA-256 of all that is the same each time: claim, manifest and report
-    hold times and versions."""
+    """Return the SHA-256 of files that are the same each time, keyed by the path below `output`.
+
+    Claim, manifest and report contain times and versions.
+    """
     return {
         path.removeprefix(f"{output}/"): storage.compute_sha256(path)
         for path in storage.list_files(output)
@@ -150,7 +153,7 @@ def result(output: str) -> dict[str, str]:
 
 
 def verdicts(output: str) -> dict[str, list[str | None]]:
-    """URL → what became of each of its captures, in the order of the files."""
+    """Return the decisions on the captures of each URL, in the order of the files."""
     found: dict[str, list[str | None]] = {}
     for folder in (KEPT, DROPPED):
         for row in read_rows(output, folder, ["url", "dropped_by"]):
@@ -160,7 +163,7 @@ def verdicts(output: str) -> dict[str, list[str | None]]:
 
 @pytest.fixture(scope="module")
 def curated(archives: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What a run in this process made of `archives`."""
+    """Curate `archives` in this process and return the output."""
     output = str(tmp_path_factory.mktemp("curated") / "out")
     curate(run_on(archives, output))
     return output
@@ -210,7 +213,7 @@ def test_a_copy_names_the_kept_document_that_it_repeats(curated: str) -> None:
 
 @pytest.mark.slow
 def test_an_exact_copy_of_what_fell_as_a_near_copy_repeats_what_is_kept(tmp_path: Path) -> None:
-    # the longer one is kept
+    # The longer one is kept.
     original = prose(9, 30)
     near = prose(9, 29)
     pages = [plain("a/near", near), plain("a/original", original), plain("a/again", near.upper())]
@@ -377,7 +380,7 @@ WHOLE = 4 * SPLITS + STEPS
 IN_JUDGE = SPLITS + 1
 IN_SIGN = 2 * SPLITS + 2
 IN_WRITE = 3 * SPLITS + STEPS + 1
-IN_STEPS = range(3 * SPLITS + 1, 3 * SPLITS + STEPS)  # of the search for copies
+IN_STEPS = range(3 * SPLITS + 1, 3 * SPLITS + STEPS)  # of the duplicate search
 
 
 @pytest.mark.chaos
@@ -397,13 +400,13 @@ def test_a_killed_run_goes_on_and_makes_the_same_bytes(
     at_the_end: dict[str, int] = {}
 
     def progress(number: int, whole: int) -> None:
-        if number == whole:  # the last moment of the folder `scratch`
+        if number == whole:  # the last moment before the folder `scratch` is removed
             at_the_end.update(times(f"{output}/scratch/done"))
 
     curate(run, progress)
     assert result(output) == result(curated)
     assert len(at_the_end) == WHOLE
-    assert {path: at_the_end[path] for path in records} == records  # none was done again
+    assert {path: at_the_end[path] for path in records} == records  # no record was written again
 
 
 def times(folder: str) -> dict[str, int]:
@@ -411,7 +414,7 @@ def times(folder: str) -> dict[str, int]:
 
 
 class Stopped(Exception):
-    """Stands for whatever ends a run."""
+    """Stands for any cause that ends a run."""
 
 
 @pytest.mark.slow
@@ -486,13 +489,13 @@ def other_rules(archives: str, output: str, **changes: Any) -> Curation:
 
 @pytest.fixture
 def decided(archives: str, curated: str, tmp_path: Path) -> str:
-    """A copy of `curated`."""
+    """Return a copy of `curated`."""
     return str(shutil.copytree(curated, tmp_path / "decided"))
 
 
 @pytest.fixture(scope="module")
 def loosely_curated(archives: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What a run by other rules makes of the archives."""
+    """Curate the archives by looser rules and return the output."""
     output = str(tmp_path_factory.mktemp("loosely") / "out")
     curate(other_rules(archives, output))
     return output
@@ -507,7 +510,7 @@ def test_other_rules_decide_again_without_a_page_being_read(
         assert result(decided) == result(loosely_curated) != result(curated)
         assert made.counts == manifest.read_manifest(loosely_curated).counts
         assert made == manifest.read_manifest(decided)
-        curate(run_on(archives, decided))  # and back
+        curate(run_on(archives, decided))  # back to the first rules
     assert result(decided) == result(curated)
 
 
@@ -529,7 +532,7 @@ def test_a_second_decision_stopped_at_every_moment_ends_as_one_that_was_not(
     told: list[int] = []
 
     def progress(done: int, whole: int) -> None:
-        if done > max(told, default=SPLITS):  # reading is not done again
+        if done > max(told, default=SPLITS):  # reading is not repeated
             told.append(done)
             raise Stopped
 
@@ -729,7 +732,7 @@ def test_personal_data_stand_in_no_file_in_clear(curated: str) -> None:
         for value in PRIVATE:
             assert value.encode() not in clear, path
             assert value.replace(" ", "").encode() not in clear, path
-    assert found == len(PRIVATE)  # each stood somewhere
+    assert found == len(PRIVATE)  # each was found
 
 
 def test_a_find_is_told_by_its_place_in_the_text_before_masking(curated: str) -> None:
@@ -819,7 +822,7 @@ def test_when_nothing_is_kept_the_reasons_are_told(tmp_path: Path) -> None:
     looser = source.model_copy(update={"filters": (Language(allowed=("de",)),)})
     with mock.patch("trainrig.corpus.curate.read_all_pages", side_effect=AssertionError):
         made = curate(run.model_copy(update={"sources": (looser,)}))
-    assert made.counts["dropped_by"]["near_duplicate"] == 1  # looser rules go on from there
+    assert made.counts["dropped_by"]["near_duplicate"] == 1  # looser rules continue from there
 
 
 def test_two_sources_of_one_name_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Curation under what goes wrong around it: storage that has a bad day, workers that are killed."""
+"""Curation under faults: storage that fails at times, and workers that are killed."""
 
 import gzip
 import itertools
@@ -46,7 +46,7 @@ WORDS = [
 
 
 def lines(count: int, seed: int = 0) -> bytes:
-    """JSON lines of texts that no two have in common; every tenth is short."""
+    """Return JSON lines of unrelated texts; every tenth is short."""
     dice = random.Random(seed)
     texts = (" ".join(dice.choices(WORDS, k=8 if n % 10 == 0 else 60)) for n in range(count))
     rows = (json.dumps({"url": f"http://a/{n}", "text": text}) for n, text in enumerate(texts))
@@ -70,7 +70,7 @@ def test_a_bad_day_of_s3_costs_no_document(proxy: Any, s3: str, tmp_path: Path) 
     proxy.how = "slow_down"
     proxy.times = 20
     made = curate(run_on(f"{s3}/pages.jsonl", f"{s3}/out", **cut))
-    assert proxy.times < 12  # it had its bad moments
+    assert proxy.times < 12  # storage failed some requests
     assert (made.content, made.counts) == (straight.content, straight.counts)
 
 
@@ -89,7 +89,7 @@ curate(config.load(Curation, sys.argv[1]))
 def test_a_process_killed_inside_a_file_costs_a_part_at_most(
     tmp_path: Path, failed_page: str
 ) -> None:
-    path = tmp_path / "pages.jsonl.gz"  # one stream: it cannot be cut
+    path = tmp_path / "pages.jsonl.gz"  # one stream, which cannot be cut
     path.write_bytes(gzip.compress(lines(3_000)))
     straight = curate(run_on(str(path), str(tmp_path / "straight")))
     run = run_on(str(path), str(tmp_path / "out")).model_copy(update={"workers": 1})
@@ -123,7 +123,7 @@ def test_a_process_killed_inside_a_file_costs_a_part_at_most(
 def test_a_newer_signal_asks_for_the_pages_only_where_a_rule_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Curated before there was a signal, decided anew since."""
+    """Curate before a signal existed, then apply rules again with the signal."""
     (tmp_path / "pages.jsonl").write_bytes(lines(300))
 
     def run(least: int, *more: Any) -> Curation:
@@ -133,7 +133,7 @@ def test_a_newer_signal_asks_for_the_pages_only_where_a_rule_reads_it(
         source = CurationSource(name="web", paths=(path,), filters=filters)
         return Curation(output=output, workers=0, sources=(source,))
 
-    newest = "curly_brackets"  # as if nobody had measured it when the pages were read
+    newest = "curly_brackets"  # as if the signal did not exist when the pages were read
     older = {name: kind for name, kind in SIGNALS.items() if name != newest}
     with monkeypatch.context() as before:
         before.setattr(row_schema, "SIGNALS", older)

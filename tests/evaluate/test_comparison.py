@@ -1,4 +1,4 @@
-"""Evaluations beside each other: the same rows, the difference between them, and a ranking."""
+"""Comparison of evaluations: common rows, differences between scores, and a ranking."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,10 @@ from trainrig.evaluate.scores.task_score import score_task
 
 @pytest.fixture
 def evaluated(tmp_path):
-    """`evaluated("a", task=[1, 0, …])`: a folder as `evaluate` leaves it, with these verdicts."""
+    """Return a function that writes evaluations.
+
+    `evaluated("a", task=[1, 0, …])` returns a folder as `evaluate` leaves it, with these verdicts.
+    """
 
     def make(name, rows_key="rows", flops=None, **tasks):
         output = str(tmp_path / name)

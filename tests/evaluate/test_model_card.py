@@ -1,4 +1,4 @@
-"""Sections of a model card, by hand."""
+"""Sections of a model card, compared with expected texts."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from trainrig.evaluate.scores.task_score import MetricScore, RowsSeen, TaskScore
 
 @pytest.fixture
 def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A run's, as far as a card is concerned."""
+    """Write a checkpoint of a run with the parts that a card reads."""
     claim = manifest.Claim(
         stage="pretrain",
         fingerprint="f",

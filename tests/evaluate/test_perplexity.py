@@ -42,7 +42,8 @@ def held_out(tokens):
 
 @pytest.fixture(scope="module")
 def model():
-    model = Decoder(CONFIG.model_copy(update={"initial_std": 0.3}))  # has opinions
+    # larger weights give non-uniform predictions
+    model = Decoder(CONFIG.model_copy(update={"initial_std": 0.3}))
     initialise(model, seed=5)
     return model.eval()
 
@@ -75,7 +76,7 @@ def changed(run, **fields):
 
 
 def plain_score(model, texts, encoder):
-    """Sums over (ids before and at, number of ids that are targets), one window at a time."""
+    """Return the sums over (context and target ids, number of target ids), one window at a time."""
     nats = text_nats = tokens = text_bytes = 0
     for ids, targets in texts:
         logits = model(torch.tensor([ids[:-1]])).logits[0, -targets:]
@@ -99,7 +100,7 @@ def test_a_source_is_scored_as_a_loop_over_its_windows_scores_it(
     for source, found in scores.items():
         count = held_out.tokens(source)
         ids = held_out.read_window(source, 0, count).tolist()
-        # Each id but the first is a target once, and sees at most the `length` before it.
+        # Each id but the first is a target once, and sees at most the `length` ids before it.
         windows = []
         for start in range(0, count - 1, length):
             window = ids[start : start + length + 1]
@@ -115,7 +116,8 @@ def test_the_bytes_of_a_source_are_those_of_its_texts(run, model, encoder, held_
     scores = score_all(run, model, encoder)
     for source in held_out.sources:
         documents = held_out.read_documents(source, 0, held_out.tokens(source))
-        first = encoder.byte_lengths[held_out.read_window(source, 0, 1)].sum()  # no target
+        # the first id is no target
+        first = encoder.byte_lengths[held_out.read_window(source, 0, 1)].sum()
         text = sum(document.text_bytes for document in documents)
         assert len(documents) > 3 and scores[source].bytes == text - first
 
@@ -128,7 +130,8 @@ def test_a_model_that_knows_nothing_is_as_perplexed_as_its_vocabulary_is_large(r
         assert found.perplexity == pytest.approx(VOCABULARY, rel=1e-6)
         assert found.loss == pytest.approx(math.log(VOCABULARY), rel=1e-6)
     ids = np.array([[0, 70, 80, 4]])
-    targets = np.array([[70, 80, 4, IGNORE]])  # two of text, of one byte each, and one special
+    # two text tokens of one byte each, and one special token
+    targets = np.array([[70, 80, 4, IGNORE]])
     found = score(ignorant, [(ids, targets)], encoder.byte_lengths)
     assert (found.tokens, found.bytes) == (3, 2)
     assert found.bits_per_byte == pytest.approx(math.log2(VOCABULARY), rel=1e-6)

@@ -1,4 +1,4 @@
-"""Encoders on held-out text: each token masked by itself, against a loop that does just that."""
+"""Pseudo-perplexity of encoders, compared with a loop that masks one token at a time."""
 
 import math
 from pathlib import Path
@@ -51,7 +51,7 @@ def run(corrupted_tokens, model, tmp_path):
 def test_each_token_is_masked_by_itself(model):
     dice = np.random.default_rng(3)
     windows = [dice.integers(0, 300, 20), dice.integers(0, 300, 7)]
-    windows[0][4] = 2  # a special token, which is seen and not asked for
+    windows[0][4] = 2  # a special token, which is seen but not a target
     lengths = dice.integers(1, 5, 384)
     nats = 0.0
     right = 0
@@ -90,7 +90,7 @@ def test_an_encoder_is_not_asked_what_it_cannot_say(run, tokens, model, tmp_path
         OpenedModel.load(run.model_copy(update={"tasks": (TaskChoice(task="piqa"),)}))
     with pytest.raises(DataError, match="an encoder, which reads whole texts"):
         TextGenerator.open(run.checkpoint)
-    encoder = Encoder.load(tokens)  # has no mask token
+    encoder = Encoder.load(tokens)  # this tokenizer has no mask token
     write_model(str(tmp_path / "plain"), CONFIG, encoder.text, model.state_dict())
     changed = {"checkpoint": str(tmp_path / "plain"), "tokens": tokens}
     with pytest.raises(DataError, match="no special token is known to be 'mask'"):

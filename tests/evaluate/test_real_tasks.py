@@ -1,4 +1,4 @@
-"""Shipped tasks over their published rows: what knows nothing, what has learnt the answers."""
+"""Shipped tasks over their published rows, by an untrained model and one trained on the answers."""
 
 import gzip
 import json
@@ -23,7 +23,7 @@ from trainrig.train.checkpoint import write_model
 
 pytestmark = [pytest.mark.soak, pytest.mark.slow, pytest.mark.data]
 CHOICES = ("arc_easy", "piqa", "boolq", "copa", "winogrande")
-# Tasks whose answers are written, or foretold: the field of a row that says which is right.
+# Tasks with written or predicted answers, and the field of a row that has the right answer.
 WRITTEN = {
     "gsm8k": "answer",
     "svamp": "answer",
@@ -31,7 +31,7 @@ WRITTEN = {
     "simple_arithmetic": "continuation",
     "humaneval": "test",
 }
-# rows of each of them; times that their answers are dealt anew
+# Rows of each task, and how often their answers are shuffled.
 ASKED = 40
 SHUFFLES = 3
 SIZES = DecoderConfig(
@@ -70,11 +70,11 @@ def test_a_random_model_lies_in_the_band_of_shuffled_labels_on_every_task(
 
 
 def shuffled_rows(path, field, seed):
-    """The first rows of `path`, each with the answer of another."""
+    """Return the first rows of `path`, each with the answer of another row."""
     data = path.read_bytes()
     lines = (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines()
     rows = [json.loads(line) for line in lines[:ASKED]]
-    # By a step through all of them, so that no row keeps its own.
+    # A rotation, so that no row keeps its own answer.
     order = [(n + 1 + seed) % len(rows) for n in range(len(rows))]
     return [row | {field: rows[other][field]} for row, other in zip(rows, order, strict=True)]
 
@@ -82,8 +82,11 @@ def shuffled_rows(path, field, seed):
 def test_a_random_model_lies_in_the_band_of_shuffled_answers_where_it_writes_them(
     tiny_encoder, test_data, write_result, tmp_path
 ):
-    """99% of the scores that as many rows give whose chance of a right answer is that of rows with
-    the answers of others."""
+    """Check that scores are inside a 99% interval.
+
+    The interval is of as many rows whose chance of a right answer is that of rows with the answers
+    of other rows.
+    """
     model = Decoder(SIZES)
     initialise(model, seed=3)
     model.eval()

@@ -1,4 +1,4 @@
-"""The stage with tasks: what it writes, at any number of workers, however often it is stopped."""
+"""The `evaluate` stage with tasks: its output, at any number of workers and with any stops."""
 
 import json
 from pathlib import Path
@@ -64,7 +64,10 @@ WORDS = ["sea", "grey", "mirror", "Question", "because"]
 
 @pytest.fixture
 def ask(tmp_path, tiny_model, tiny_encoder):
-    """`ask("card", "pick", "write", limit=5)`: the run file of an evaluation."""
+    """Return a function that makes run files.
+
+    `ask("card", "pick", "write", limit=5)` returns the run file of an evaluation.
+    """
     write_model(
         str(tmp_path / "run"), tiny_model.config, tiny_encoder.text, tiny_model.state_dict()
     )
@@ -209,7 +212,7 @@ def test_a_chat_task_needs_a_tokenizer_with_turns(ask, tmp_path, tiny_model, tin
 def test_a_chat_task_asks_by_the_template_of_an_imported_model(
     ask, tmp_path, tiny_model, tiny_encoder
 ):
-    """A tokenizer that lacks the special tokens of our template, and brings one of its own."""
+    """Use a tokenizer with its own template, without the special tokens of trainrig's."""
     text = tiny_encoder.text.replace("<|user|>", "<|im_start|>")
     template = (
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"

@@ -1,4 +1,4 @@
-"""Tables of rules against the regular expressions that they were read from."""
+"""Affix tables compared with the regular expressions that they were read from."""
 
 import re
 

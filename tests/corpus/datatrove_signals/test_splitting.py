@@ -1,4 +1,4 @@
-"""Chunks that are taken apart without spaCy, against spaCy."""
+"""Chunks that are split without spaCy, compared with spaCy."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ any_chunks = st.text(st.characters(exclude_categories=("Cs",)), min_size=1).filt
 
 @pytest.fixture(scope="module")
 def vocabularies() -> tuple[ChunkCache, ChunkCache]:
-    """Ours, and one that asks spaCy alone."""
+    """Return trainrig's vocabulary, and one that always asks spaCy."""
     return ChunkCache(load_spacy_words().grammar), ChunkCache(None)
 
 
@@ -65,7 +65,7 @@ def test_chunks_are_split_as_by_spacy(vocabularies: Any, some: list[str]):
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, text: str) -> list[str]:
-    """The chunks of `text` that spaCy is given."""
+    """Return the chunks of `text` that are passed to spaCy."""
     asked: list[str] = []
     own = vocabulary.load_spacy_words()
     answer = own.tokenize

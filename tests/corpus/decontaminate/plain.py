@@ -1,4 +1,4 @@
-"""Decontamination as one would write it down first: slow, and for comparing with."""
+"""A slow and simple decontamination to compare with."""
 
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -46,7 +46,7 @@ def order_of(benchmark: Examples, style: GPT3 | BySize) -> int:
 
 
 def n_grams(text: str, order: int, shortest_whole: int) -> list[tuple[str, ...]]:
-    """By place; the whole text where it is short, but not too short."""
+    """Return the n-grams by position, or the whole text if it is short, but not too short."""
     there = letters(text)
     if shortest_whole <= len(there) < order:
         return [there]
@@ -81,7 +81,7 @@ def collisions(benchmarks: Sequence[Examples], texts: Iterable[str], style: GPT3
 
 
 def units_held(texts: Sequence[str], document: str, style: BySize) -> tuple[int, int]:
-    """How many units of an example a document holds, and how many there are."""
+    """Count the units of an example that a document contains, and all units of the example."""
     held = whole = 0
     there = letters(document)
     for text in texts:
@@ -122,7 +122,7 @@ def dirty_from(style: BySize, name: str) -> float:
 def examples_held(
     benchmarks: Sequence[Examples], texts: Sequence[str], style: BySize
 ) -> set[tuple[int, str, int]]:
-    """Document, benchmark and line of each example that a document alone makes dirty."""
+    """Return document, benchmark and line of each example that one document makes dirty."""
     found = set()
     for number, document in enumerate(texts):
         for benchmark in benchmarks:

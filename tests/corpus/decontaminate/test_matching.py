@@ -29,7 +29,7 @@ assert _spec and _spec.loader
 plain = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(plain)
 
-# Few words, so that runs of them meet; "é" takes another path than ASCII does.
+# There are few words, so that runs of them coincide. "é" takes another path than ASCII does.
 VOCABULARY = ("a", "B.", "é", "d", "-")
 text = st.lists(st.sampled_from(VOCABULARY), max_size=12).map(" ".join)
 strings = st.lists(text, min_size=1, max_size=2).map(tuple)
@@ -107,7 +107,7 @@ def test_documents_hold_what_they_hold_by_the_definition(style, first, second, t
 
 
 def plain_union(example, texts, style) -> int:
-    """Units of an example that all documents hold together: none reaches over a strange word."""
+    """Count the units of an example in all documents, which are joined by unknown words."""
     gap = " x" * 20 + " "
     return plain.units_held(example, gap.join(texts), style)[0]
 
@@ -173,7 +173,7 @@ def test_what_was_written_is_read_again(tmp_path: Path):
 
 
 def test_n_grams_of_one_hash_are_told_apart():
-    # Words without hashes: all n-grams lie in one place of the table, and all pass the sieve.
+    # All words hash to zero, so all n-grams are in one slot of the table and pass the filter.
     def blank(text: str) -> NormalisedWords:
         words = split_words([text])
         return words._replace(hashes_W=np.zeros_like(words.hashes_W))

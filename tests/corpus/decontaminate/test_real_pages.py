@@ -1,5 +1,4 @@
-"""Examples of real benchmarks in real pages: all that were put in are found, and nothing is found
-that is not there."""
+"""Examples of real benchmarks injected into real pages: all are found, and nothing else."""
 
 import importlib.util
 import random
@@ -32,11 +31,11 @@ _spec.loader.exec_module(plain)
 pytestmark = pytest.mark.data
 
 FIELDS = {"gsm8k_test": "question", "boolq": "query"}
-PLANTED = 40  # examples of each
+PLANTED = 40  # examples of each benchmark
 
 
 def disguised(text: str, number: int) -> str:
-    """The same words, as another page might have them."""
+    """Return the same words, formatted as another page might have them."""
     if number % 4 == 1:
         return text.upper()
     if number % 4 == 2:
@@ -96,7 +95,7 @@ def test_every_planted_example_is_found_and_nothing_that_is_not_there(
         own = " ".join(plain.letters(texts[touch.benchmark][touch.line - 1][0]))
         shared = " ".join(plain.letters(documents[touch.document][touch.start : touch.end]))
         assert shared in own or isinstance(style, Llama2)
-    # What is left of the documents holds none of it.
+    # The remaining texts contain none of the examples.
     left = [
         "" if n in decision.fallen else remove_spans(text, decision.cuts.get(n, ()))[0]
         for n, text in enumerate(documents)

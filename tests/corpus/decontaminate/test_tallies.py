@@ -50,7 +50,7 @@ def test_under_gpt3_one_n_gram_makes_an_example_dirty(tmp_path: Path):
     assert (row.not_looked_for, row.between, row.common_only) == (1, 0, 0)
     assert (row.documents, row.documents_fallen, row.documents_cut) == (1, 1, 0)
     assert (found.documents, found.contaminated, found.style) == (2, 1, "GPT3")
-    # 6 of its 13 n-grams.
+    # 6 of its 13 n-grams are found.
     shares = {share.least_share: share.examples for share in found.shares[:5]}
     assert shares == {0.2: 1, 0.5: 0, 0.7: 0, 0.8: 0, 1.0: 0}
     short = found.benchmarks[1]
@@ -76,7 +76,8 @@ def test_examples_are_held_by_all_documents_together(tmp_path: Path):
 
 def test_under_llama2_there_is_something_between_clean_and_dirty(tmp_path: Path):
     row = told(Llama2(), tmp_path, " ".join(TWENTY[:12]), " ".join(TWENTY[::2])).benchmarks[0]
-    # 12 of 20; none; all 20, by ten words that come twice; and 5 that cannot be found.
+    # The four examples have 12 of 20 units, none, all 20 (by ten words that occur twice), and 5
+    # units that cannot be found.
     assert (row.clean, row.between, row.dirty, row.not_looked_for) == (1, 1, 1, 1)
 
 

@@ -1,4 +1,4 @@
-"""A search for copies among texts given in a test, in this process."""
+"""A duplicate search in this process among texts given by a test."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,18 +21,18 @@ from trainrig.splits import Phase, Split, Work
 
 LONGEST = Longest()
 DEFAULT = Verification()
-FEW = 40  # entries: less than half of what a range has of a hundred documents
+FEW = 40  # entries: less than half of what a range holds of a hundred documents
 
 
 @dataclass(frozen=True)
 class Searched:
-    """What became of the documents, in the order of the files."""
+    """Decisions about the documents, in the order of the files."""
 
     search: DuplicateSearch
     found: DuplicatesFound
 
     def decisions(self) -> dict[str, tuple[int, str, float]]:
-        """Id → kind, id of what it repeats, similarity; of those that fell."""
+        """Return kind, id of the partner and similarity of each removed document, keyed by id."""
         fell = {}
         for ids, decisions in self._settled():
             for nth in np.flatnonzero(decisions.kinds).tolist():
@@ -42,7 +42,7 @@ class Searched:
         return fell
 
     def clusters(self) -> dict[str, str]:
-        """Id → name of its cluster, of those that are in one."""
+        """Return the names of clusters, keyed by the ids of documents that are in one."""
         return {
             identity: cluster
             for ids, decisions in self._settled()
@@ -68,7 +68,7 @@ def shelve(
     source: tuple[str, int] = ("web", 0),
     columns: dict[str, Any] | None = None,
 ) -> SplitIndex:
-    """One file of signatures, and what goes with it, as the pass that signs leaves them."""
+    """Write one file of signatures and its side files, as the signing pass does."""
     paths = {
         part: str(folder / part / f"{name}.{ending}")
         for part, ending in (("documents", "npz"), ("signatures", "arrow"), ("pairs", "parquet"))
@@ -89,7 +89,7 @@ def shelve(
 
 
 def in_process(folder: Path) -> Callable[[str, Callable[[], Work], Sequence[Split]], Phase]:
-    """Does passes one after the other, their records in `folder`."""
+    """Return a function that runs passes one after the other and records them in `folder`."""
 
     def do(name: str, make: Callable[[], Work], tasks: Sequence[Split]) -> Phase:
         phase = Phase(str(folder / "done" / name), make)
@@ -109,8 +109,11 @@ def look(
     verification: Verification = DEFAULT,
     plan: PartitionPlan | None = None,
 ) -> Searched:
-    """Search `split_indexes`; `apart`, with a task for each of them, and three for the keys, of few
-    entries at a time."""
+    """Search `split_indexes` for duplicates.
+
+    With `apart`, each has a task of its own partition, and the keys have three, with few entries at
+    a time.
+    """
     one_each = tuple((n, n + 1) for n in range(len(split_indexes)))
     whole = PartitionPlan(((0, len(split_indexes)),), 1, 10**9, 10**9, 0)
     cut = plan or (PartitionPlan(one_each, 3, FEW, FEW, 0) if apart else whole)

@@ -10,7 +10,10 @@ RECORD = np.dtype([("key", "<u8"), ("count", "<i8"), ("first", "<i8")])
 
 
 def records(seed: int, number: int) -> np.ndarray:
-    """Sorted by key, from the lowest to the highest there is; every other key in any file."""
+    """Return records sorted by key, from the lowest to the highest possible key.
+
+    Every other key is the same in each file.
+    """
     dice = np.random.default_rng(seed)
     found = np.empty(number, RECORD)
     found["key"] = dice.integers(0, 2**64, number, np.uint64)

@@ -1,4 +1,4 @@
-"""Searches among many documents, of generated signatures: what they find, what they take."""
+"""Searches among many generated signatures: accuracy, time and memory."""
 
 import functools
 import json
@@ -60,7 +60,7 @@ print(json.dumps({
 def searched(
     folder: Path, split_indexes: Sequence[SplitIndex], memory: int
 ) -> tuple[dict[str, Any], NDArray[np.bool_]]:
-    """What a search takes, in a process of its own, and which documents fall; `memory` in bytes."""
+    """Search in a separate process with `memory` bytes; return its cost and the removals."""
     cut = plan(split_indexes, SETTINGS.bands, memory)
     place = functools.partial(storage.join, str(folder))
     search = DuplicateSearch(
@@ -87,7 +87,7 @@ def searched(
 
 
 def searched_for_planted(folder: Path, documents: int, splits: int, memory: int) -> dict[str, Any]:
-    """The same among `documents` with planted duplicates, and how right it is."""
+    """Search among `documents` with injected duplicates; return the cost and the accuracy."""
     planted = _planted["plant"](folder, documents, SETTINGS, splits)
     found, fell = searched(folder, planted.split_indexes, memory)
     both = int((fell & planted.falls).sum())
@@ -100,7 +100,8 @@ def searched_for_planted(folder: Path, documents: int, splits: int, memory: int)
 
 def check(found: dict[str, Any]) -> None:
     assert found["precision"] == 1
-    assert found["recall"] > 0.9999  # who is alike to one that fell, and misses the kept, may stay
+    # A document similar to a removed one, but not to the kept one, may stay.
+    assert found["recall"] > 0.9999
     assert found["peak_bytes"] < found["estimated_bytes"]
 
 
@@ -124,14 +125,14 @@ def test_many_documents_take_the_memory_that_was_said(
 def searched_for_families(
     folder: Path, documents: int, splits: int, families: int, memory: int, copies: bool = False
 ) -> dict[str, Any]:
-    """The same among documents that are all of a few families, one of whom each stays."""
+    """Search among documents that all belong to a few families, each of which keeps one."""
     split_indexes = _planted["plant_families"](
         folder, documents, SETTINGS, splits, families, copies
     )
     found, _ = searched(folder, split_indexes, memory)
     assert found["peak_bytes"] < found["estimated_bytes"]
     assert found["candidates"] <= MOST_CANDIDATES * documents
-    # Who shares no band key with the first of its family, .69 ** 18 of all, may stay.
+    # Documents that share no band key with the first of their family, .69 ** 18 of all, may stay.
     stay = documents - found["fell"]
     assert families <= stay < families + 0.005 * documents
     return {"families": families, "copies": copies, **found}
@@ -155,7 +156,7 @@ def test_a_million_documents_of_few_families_take_the_memory_that_was_said(
     found = []
     for splits, families, copies, memory in (
         (20, 1, True, 1024 * MIB),
-        (200, 1, False, 400 * MIB),  # more have one key than a task may hold
+        (200, 1, False, 400 * MIB),  # more documents share one key than a task may hold
         (20, 1_000, False, 1024 * MIB),
         (40, 25_000, False, 1024 * MIB),
     ):
@@ -171,7 +172,8 @@ def test_ten_times_the_documents_take_at_most_eleven_times_the_time(
     tmp_path: Path, write_result: Callable[[str, dict[str, Any]], None]
 ) -> None:
     found = []
-    # The short ones differ by a third, and a machine's pace for minutes: half of them come after.
+    # The durations of short searches vary by a third, and the machine's pace varies over minutes.
+    # So half of the short searches run after the long ones.
     short = [(1_000_000, 20)] * 2
     long = [(10_000_000, 200)]
     for documents, splits in (*short, *long, *short):

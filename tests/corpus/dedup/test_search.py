@@ -27,7 +27,7 @@ _searching = runpy.run_path(str(Path(__file__).with_name("searching.py")))
 look = _searching["look"]
 shelve = _searching["shelve"]
 
-# Bands of one row over single words: of a few words, many pairs meet, and in several bands.
+# Bands of one row over single words: among few words, many pairs meet, some in several bands.
 SMALL = MinHash(bands=5, rows=1, permutations=5, recall=0.01, shingle_words=1, threshold=0.4)
 Document = tuple[str, str, str]  # id, URL, text
 
@@ -37,7 +37,7 @@ files = st.lists(st.lists(st.tuples(urls, texts), max_size=6), min_size=1, max_s
 
 
 def named(files: list[list[tuple[str, str]]]) -> list[list[Document]]:
-    """The texts with ids of their own, in an order of their own."""
+    """Return the texts with ids in an order different from the files'."""
     numbers = itertools.count()
     return [[(f"{1 + next(numbers) * 37 % 101:032x}", *row) for row in file] for file in files]
 
@@ -51,7 +51,7 @@ def search(folder: Path, files: list[list[Document]], **changes):
 
 
 def one_after_the_other(files: list[list[Document]], urls: bool) -> dict[str, tuple]:
-    """The same answer by a loop over all documents."""
+    """Return the same answer by a loop over all documents."""
     documents = [document for file in files for document in file]
     made = Signatures.of(documents, SMALL)
     order = sorted(range(len(documents)), key=lambda n: (-len(documents[n][2]), documents[n][0]))
@@ -94,7 +94,8 @@ def one_after_the_other(files: list[list[Document]], urls: bool) -> dict[str, tu
 
 
 def same(found, expected) -> bool:
-    return repr(sorted(found.items())) == repr(sorted(expected.items()))  # NaN is itself there
+    # Repr compares NaN as equal to itself.
+    return repr(sorted(found.items())) == repr(sorted(expected.items()))
 
 
 @pytest.mark.slow
@@ -114,7 +115,7 @@ def test_the_passes_decide_as_one_loop_over_all_documents_does(files, apart, by_
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_waiting_for_the_disk():
-    """A search writes many small files, which nobody needs after a power cut of a test."""
+    """Skip fsync for many small files, which need not survive a power failure."""
     with mock.patch("os.fsync"):
         yield
 
@@ -124,7 +125,7 @@ WORDS = [f"word{n}" for n in range(400)]
 
 
 def changed(text: str, *places: int) -> str:
-    """`text` with another word at each of `places`: five shingles of five words each."""
+    """Return `text` with another word at each of `places`, which changes five shingles each."""
     words = text.split()
     for place in places:
         words[place] = f"other{place}"
@@ -183,7 +184,7 @@ def test_a_text_that_is_everywhere_has_a_row_for_each_stretch(tmp_path):
 
 
 def test_many_that_are_nearly_one_keep_one_whatever_the_bucket(tmp_path):
-    # Three times as many as a bucket pairs among themselves.
+    # Three times as many documents as a bucket pairs among themselves.
     family = [page(n, changed(prose(1), n % 100)) for n in range(1, 201)]
     found = find(tmp_path, [family[:90], family[90:]], apart=True)
     assert len(found.decisions()) == len(family) - 1
@@ -194,7 +195,8 @@ def test_many_that_are_nearly_one_keep_one_whatever_the_bucket(tmp_path):
 def test_what_is_alike_is_one_cluster_kept_or_not(tmp_path, apart):
     chain = " ".join(prose(n, 12) for n in range(30))
     words = chain.split()
-    parts = [" ".join(words[start : start + 320]) for start in (0, 20, 40)]  # 0.85 each, 0.75
+    # Similarities of 0.85 for neighbours, and 0.75.
+    parts = [" ".join(words[start : start + 320]) for start in (0, 20, 40)]
     files = [[page(n, text) for n, text in enumerate(parts, 7)], [page(1, prose(99))]]
     found = find(tmp_path, [*files, [page(2, prose(99).upper())]], apart=apart)
     assert set(found.decisions()) <= {f"{8:032x}", f"{9:032x}", f"{1:032x}", f"{2:032x}"}
@@ -227,7 +229,7 @@ def test_every_pair_from_the_floor_up_is_evidence(tmp_path):
     assert found.found.evidence == 6
     assert found.found.verified == sum(likeness >= 0.9 for likeness in expected.values())
     assert found.found.clusters == 1
-    assert set(found.decisions()) == {f"{2:032x}"}  # the pairs below the threshold decide nothing
+    assert set(found.decisions()) == {f"{2:032x}"}  # pairs below the threshold decide nothing
 
 
 def evidence_of(found: Any) -> list[Any]:
@@ -295,7 +297,7 @@ def test_copies_of_a_copy_in_their_own_file_repeat_the_first_of_all(tmp_path, ap
         [page(n, near) for n in (4, 5)] + [page(n, prose(2)) for n in (6, 7)],
         [page(8, longest)] + [page(n, prose(2)) for n in (9, 10)],
     ]
-    # And three captures of the first page's URL, each shorter than the one before.
+    # Three captures of the first page's URL follow, each shorter than the one before.
     files[1] += [(f"{n:032x}", "http://a/1", prose(n)[:-n]) for n in (11, 12)]
     found = find(tmp_path, files, apart=apart, urls=True)
     first = {id: (kind, of) for id, (kind, of, _) in found.decisions().items()}

@@ -20,7 +20,7 @@ NAMES = (*COLUMNS, *TOPICS)
 
 
 def numbers_of(html: str, title: str = "") -> list[dict[str, int]]:
-    """Of each block, what is not nothing."""
+    """Return the non-zero numbers of each block."""
     found = PageBlocks(html.encode(), title).numbers.tolist()
     return [
         {name: number for name, number in zip(NAMES, row, strict=True) if number} for row in found
@@ -72,9 +72,10 @@ def test_features_of_a_block_name_its_neighbours():
     assert found.shape == (39, FEATURES)
     middle = found[20]
     characters = [row["characters"] for row in numbers_of(html)]
-    # Three neighbours on each side, of five numbers each: the second is their characters.
+    # There are three neighbours on each side, of five numbers each. The second number is the
+    # characters.
     assert middle[WIDTH + 4 : WIDTH + 34 : 5].tolist() == characters[17:20] + characters[21:24]
-    assert found[0, WIDTH + 3] == -1  # nothing stands before the first
+    assert found[0, WIDTH + 3] == -1  # the first block has no neighbour before it
 
 
 def test_a_page_without_blocks_has_no_features():
@@ -95,7 +96,7 @@ def test_the_trees_add_up_the_leaves_that_a_row_falls_into():
 @pytest.mark.parametrize("name", ["main", "whole"])
 def test_going_down_side_by_side_ends_where_one_by_one_does(name: trees.Name):
     packed = (Path(trees.__file__).parent / f"{name}.npz").read_bytes()
-    with np.load(io.BytesIO(packed)) as packed_file:  # which unpacks what is asked for, each time
+    with np.load(io.BytesIO(packed)) as packed_file:  # unpacks an array on each access
         file = {name: packed_file[name].tolist() for name in packed_file.files}
     dice = np.random.default_rng(1)
     rows = dice.integers(-1, 200, (50, FEATURES)).astype(np.int32)
@@ -125,7 +126,7 @@ def test_the_trees_shipped_ask_of_features_there_are(name: trees.Name):
         ("one two three four five", 1000),
         ("one two three nine ten", 333),
         ("six seven", 1000),  # a line
-        ("one two", 0),  # no line
+        ("one two", 0),  # not a whole line
         ("", 0),
     ],
 )

@@ -59,7 +59,8 @@ def test_a_page_may_claim_no_title_and_no_language():
     ("body", "charset", "expected"),
     [
         ("naïve".encode(), None, "naïve"),
-        ("naïve".encode(), "iso-8859-1", "naïve"),  # valid UTF-8 is UTF-8, whatever it claims
+        # Valid UTF-8 is read as UTF-8, whatever is declared.
+        ("naïve".encode(), "iso-8859-1", "naïve"),
         ("naïve".encode("latin-1"), "iso-8859-1", "naïve"),
         ("Thé, café et naïveté".encode("latin-1"), "no-such-charset", "Thé, café et naïveté"),
         ("Привет, мир".encode("cp1251"), "windows-1251", "Привет, мир"),
@@ -164,7 +165,7 @@ def test_a_large_page_is_refused_and_the_largest_is_not(extractor):
 
 @pytest.mark.parametrize("tag", ["<div>", "<b>", "<ul><li>", "<table><tr><td>", "<svg>"])
 def test_a_hundred_thousand_nested_tags_are_refused_at_once(tag: str):
-    # Unguarded, the extraction of these takes minutes.
+    # Without the depth limit, the extraction of these pages takes minutes.
     assert extract(page(tag.encode() * 100_000 + b"deep"), Resiliparse()) == NotExtracted(
         "too_deep"
     )
@@ -236,7 +237,7 @@ def test_a_page_of_too_many_tags_is_refused_and_of_as_many_as_allowed_is_not(kin
 
 @pytest.mark.parametrize("kind", HTML_EXTRACTORS)
 def test_a_page_as_deep_as_allowed_is_extracted_and_one_level_more_is_not(kind):
-    # only pages of many tags are looked at
+    # The depth is computed only for pages with many tags.
     limit = 50
     shallow = b"<br>" * 250
 

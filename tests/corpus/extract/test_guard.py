@@ -23,7 +23,7 @@ def page(body: bytes) -> RawPage:
 
 
 def deadly(page: RawPage, settings: PlainText) -> Extracted | NotExtracted:
-    """An extractor that does to its process what the page says."""
+    """Extract in a way that harms the process, as the page's text says."""
     if page.body == b"fault":
         os.kill(os.getpid(), signal.SIGSEGV)
     elif page.body == b"loop":
@@ -60,14 +60,14 @@ DEADLY = {  # in the order of the batch
 @pytest.mark.slow
 def test_a_page_that_ends_its_process_costs_that_page_alone_now_and_later():
     pages = [page(b"a"), page(b"b"), *map(page, DEADLY), page(b"c")]
-    # A leak takes CPU time too, so the memory that it may fill is little, and a second is enough.
+    # A leak takes CPU time too, so its memory limit is small and one second is enough.
     with guard(cpu_seconds=1.0) as first:
         outcomes = list(first.extract(pages))
     assert outcomes == [WORKS, WORKS, *map(NotExtracted, DEADLY.values()), WORKS]
     assert [(v.url, v.cause) for v in first.failed_pages] == [
         (page(body).url, cause) for body, cause in DEADLY.items()
     ]
-    # Given the failed pages of an earlier try, it does not try them: one would take an hour.
+    # With the failed pages of an earlier attempt, these are not tried: one would take an hour.
     began = time.monotonic()
     with guard(*first.failed_pages, cpu_seconds=3600) as second:
         assert list(second.extract(pages)) == outcomes
@@ -100,7 +100,7 @@ def test_a_kill_from_outside_makes_no_victim_and_the_end_of_a_guard_ends_its_chi
 
 
 def test_outcomes_are_those_without_a_guard_whatever_the_batches():
-    # More than BATCH_BYTES together, of which most are refused: that is quick.
+    # Together the pages exceed BATCH_BYTES. Most are refused, which is quick.
     bodies = [b"<p>page %d " % number + b"word " * (number * 997) for number in range(150)]
     pages = [page(body) for body in bodies]
     settings = MainContent(max_bytes=100_000)
@@ -116,12 +116,12 @@ def test_outcomes_are_those_without_a_guard_whatever_the_batches():
 
 
 def test_a_page_whose_tree_outgrows_all_memory_is_given_up():
-    # Each unclosed <b> is opened again in each paragraph after it: 10^8 elements from 300 kB.
+    # Each unclosed <b> is opened again in each later paragraph: 10^8 elements from 300 kB.
     body = b"".join(b"<p><b id=%d>" % number for number in range(20_000))
     with Guard(Resiliparse(), memory=2**29) as under:
         outcomes = list(under.extract([page(body), page(b"<p>small")]))
     assert outcomes[1] == Extracted("small", "", "")
-    # A library that does not check its allocations may fault before memory is full.
+    # A library that does not check its allocations may crash before memory is full.
     assert outcomes[0] in (NotExtracted("memory"), NotExtracted("crashed"))
 
 

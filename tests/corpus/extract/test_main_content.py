@@ -44,7 +44,7 @@ def test_an_article_keeps_its_sentences_and_loses_what_stands_around_them(qualit
         assert sentence in text
     for unwanted in ("Ten bridges", "More stories"):
         assert unwanted not in text
-    assert ("newsletter" in text) == (quality == "precise")  # trafilatura is of another mind
+    assert ("newsletter" in text) == (quality == "precise")  # trafilatura disagrees here
 
 
 def test_fast_is_resiliparse_as_it_stands():
@@ -59,7 +59,7 @@ def test_paragraphs_are_parted_by_a_blank_line():
 
 
 def all_of(html: str, *, bullets: bool = True) -> str:
-    """The text if every block of the page were kept."""
+    """Return the text with every block of the page kept."""
     judged = judge(HTMLTree.parse(html), "whole")
     return replace(judged, odds=np.ones_like(judged.odds)).format_text(bullets)
 
@@ -173,7 +173,7 @@ def test_blocks_hold_all_words_of_a_page(text: str):
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What trafilatura is asked to favour, instead of asking it; it would keep every sentence."""
+    """Replace trafilatura and return the modes it is called with; it would keep every sentence."""
     favours = []
 
     def other(_: str, settings: Trafilatura) -> str:

@@ -1,5 +1,8 @@
-"""Reference documentation in the HTML of those who make it, by generators that were held against
-pages of Sphinx 8, javadoc 17 and mkdocs-material with mkdocstrings."""
+"""Reference documentation in the HTML of its generators.
+
+The generators of the tests were compared with pages of Sphinx 8, javadoc 17 and mkdocs-material
+with mkdocstrings.
+"""
 
 import random
 import re
@@ -21,7 +24,7 @@ TYPES = ("int", "long", "boolean", "String", "byte[]")
 class Method:
     name: str
     parameters: tuple[tuple[str, str], ...]  # type, name
-    says: str  # "" where nobody wrote anything
+    says: str  # "" for an undocumented method
 
 
 def methods(seed: int, count: int) -> list[Method]:
@@ -31,14 +34,14 @@ def methods(seed: int, count: int) -> list[Method]:
         some = [(draw.choice(TYPES), draw.choice(NOUNS)) for _ in range(draw.randrange(4))]
         says = f"Moves the {draw.choice(NOUNS)} of this {draw.choice(NOUNS)} until it is closed."
         name = f"{draw.choice(VERBS)}_{draw.choice(NOUNS)}{number}"
-        # Of every other page, nobody has documented half of the members; of the rest, nearly none.
+        # On every other page, half of the members are undocumented; on the others, all are.
         return Method(name, tuple(some), says if draw.random() < (0.5, 0.0)[seed % 2] else "")
 
     return [one(number) for number in range(count)]
 
 
 def sphinx(found: list[Method]) -> str:
-    """`dl.py` in `dl.py`, as autodoc writes it."""
+    """Return `dl.py` in `dl.py`, as autodoc writes it."""
 
     def sig(method: Method) -> str:
         ems = ", ".join(
@@ -68,7 +71,7 @@ def sphinx(found: list[Method]) -> str:
 
 
 def javadoc(found: list[Method]) -> str:
-    """A summary table of `div`s, then a `section.detail` for each member."""
+    """Return a summary table of `div`s, then a `section.detail` for each member."""
 
     def parameters(method: Method) -> str:
         return ",\n ".join(f"{kind}&nbsp;{name}" for kind, name in method.parameters)
@@ -104,7 +107,7 @@ public class </span>Shelf</div><div class="block">A file of records.</div></sect
 
 
 def mkdocs(found: list[Method]) -> str:
-    """`div.doc-object` with its heading and signature, in the article of mkdocs-material."""
+    """Return `div.doc-object` elements with heading and signature, in mkdocs-material's article."""
     objects = "".join(
         f'<div class="doc doc-object doc-function">\n<h3 id="{item.name}" class="doc doc-heading">'
         f'<code class="highlight language-python"><span class="n">{item.name}</span>'

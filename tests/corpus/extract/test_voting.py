@@ -8,7 +8,7 @@ from trainrig.corpus.extract.voting import vote
 
 # Four blocks of equal length, each of more than three words.
 LINES = ["ant apple axe arch", "bee bread bow bell", "cat corn cup coat", "dog dill drum door"]
-LARGE = 60_000  # log-odds, surer than a vote may be
+LARGE = 60_000  # log-odds that no votes can outweigh
 
 
 def judged(lines: list[str], odds: list[int]) -> ScoredBlocks:
@@ -19,7 +19,7 @@ def judged(lines: list[str], odds: list[int]) -> ScoredBlocks:
 def kept(
     main: ScoredBlocks, whole: ScoredBlocks, precision: str, balance: str = ""
 ) -> tuple[str, list[str]]:
-    """The first letters of the blocks that are kept, and what trafilatura was asked for."""
+    """Return the first letters of the kept blocks, and trafilatura's modes that were used."""
     asked = []
 
     def ask(favour: Favour) -> str:
@@ -58,7 +58,8 @@ def test_neither_side_alone_keeps_what_the_other_is_quite_sure_to_drop():
 def test_a_block_outside_the_main_content_needs_more():
     main = judged(LINES[:1], [10_000])
     whole = judged(LINES, [10_000, 10_000, 10_000, 30_000])
-    # Trees say 1 of the first, and of the others -0.5, -0.5 and 0; answers that differ say nothing.
+    # The trees give the first block 1 and the others -0.5, -0.5 and 0. Answers that differ do not
+    # count.
     assert kept(main, whole, lines("ab"), lines("cd"))[0] == "a"
     assert kept(main, whole, lines("abc"), lines("abc"))[0] == "abc"
 

@@ -16,7 +16,7 @@ REPORT = "report.html"
 
 
 class Stopped(Exception):
-    """Stands for whatever ends a process."""
+    """Stands for any cause that ends a process."""
 
 
 def made(stage: Stage, below: str, files: dict[str, bytes]) -> Manifest:
@@ -35,7 +35,7 @@ def output(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def begun(output: str) -> tuple[Replacement, Manifest, str]:
-    """A finished output, and what is to take its place."""
+    """Write a finished output and prepare the files that will replace it."""
     source = CurationSource(name="web", paths=("a.warc",))
     stage = manifest.claim(output, Curation(output=output, sources=(source,)), {})
     storage.write(stage.build_path(REPORT), b"old report")
@@ -95,7 +95,7 @@ def test_stopped_at_any_moment_it_is_finished_by_who_comes_next(
             replacement.begin(fresh, new, [REPORT])
         finally:
             mock.patch.stopall()
-    if moment == 1:  # before the note: all is as it was
+    if moment == 1:  # before the note, nothing has changed
         assert contents(output).items() >= OLD.items()
         return
     replacement.go_on()

@@ -115,8 +115,8 @@ def test_a_histogram_holds_every_number_once() -> None:
     [
         ({"a": 91}, 100, WipedOut("web", "a", 91, 100)),
         ({"a": 90}, 100, None),
-        ({"a": 99}, 99, None),  # of fewer than 100, a share says nothing
-        ({"a": 50, "b": 46}, 100, None),  # 50 reach b
+        ({"a": 99}, 99, None),  # a share of fewer than 100 is not reported
+        ({"a": 50, "b": 46}, 100, None),  # 50 documents reach b
         ({"a": 50, "b": 140}, 200, WipedOut("web", "b", 140, 150)),
         ({}, 100, None),
     ],

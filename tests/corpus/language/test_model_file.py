@@ -38,7 +38,7 @@ def test_what_is_no_model_is_refused_by_name(tmp_path: Path, data: bytes, messag
 
 
 def test_rare_labels_lie_deeper():
-    # 8 3 2 1: (2 1) first, then 3 with that, then 8 with that.
+    # Counts 8 3 2 1: (2 1) are joined first, then 3 with that, then 8 with that.
     tree = build_label_tree([8, 3, 2, 1])
     assert (tree.left[4], tree.right[4]) == (3, 2)
     assert {tree.left[5].item(), tree.right[5].item()} == {1, 4}

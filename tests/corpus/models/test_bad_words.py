@@ -1,4 +1,4 @@
-"""C4's list of bad words, against the expression of its authors' code, and by hand."""
+"""C4's list of bad words, compared with the regular expression of its authors' code and by hand."""
 
 import math
 import re
@@ -37,8 +37,8 @@ def test_entries_match_as_in_the_published_code(words: BadWords, text: str):
         ("no bad word", 0),
         ("Darn, that DARN cat", 1),
         ("darning a darned sock", 0),
-        ("darn, blast it", 3),  # "it" is an entry of its own
-        ("blast  it", 1),  # as written: with one space
+        ("darn, blast it", 3),  # "it" is a separate entry
+        ("blast  it", 1),  # an entry matches only with one space, as written
         ("oh F*CK!", 1),
     ],
 )

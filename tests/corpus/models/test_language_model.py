@@ -39,7 +39,7 @@ def logs(model: LanguageModel, line: str) -> float:
 
 
 def test_perplexity_is_of_all_lines_with_an_end_each(model):
-    # 3 + 2 words in two lines, with one </s> each: 7 in all.
+    # The two lines have 3 + 2 words and one </s> each: 7 in all.
     total = logs(model, "the cat sat") + logs(model, "a zebra")
     (found,) = model.compute_perplexity(["the cat sat\n \na zebra\n"])
     assert found == pytest.approx(10 ** (-total / 7), rel=1e-6)

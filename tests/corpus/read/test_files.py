@@ -1,4 +1,4 @@
-"""Which files are named, and what each one is."""
+"""Which input files are selected, and the format of each."""
 
 import gzip
 import io

@@ -1,4 +1,4 @@
-"""What is too large is never held: each file here would take half a gigabyte."""
+"""Memory bounds of readers: each file here would take half a gigabyte if it were held whole."""
 
 import gzip
 import subprocess

@@ -1,4 +1,4 @@
-"""Files cut into pieces: the same documents, wherever the cuts fall."""
+"""Files cut into pieces give the same documents, wherever the cuts are."""
 
 import dataclasses
 import gzip
@@ -204,7 +204,7 @@ def test_storage_that_stays_away_is_not_taken_for_damage(
     assert all(isinstance(page, RawPage) for page in read(piece, ReadSettings()))
 
     class Failing(io.BytesIO):
-        """Fails behind its first bytes, as S3 does when all attempts are used up."""
+        """A stream that fails after its first bytes, as S3 does when all retries are used up."""
 
         reads = 0
 

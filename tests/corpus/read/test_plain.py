@@ -1,4 +1,4 @@
-"""Text files and saved pages."""
+"""Readers of text files and of saved pages."""
 
 import gzip
 import io

@@ -1,4 +1,4 @@
-"""Rows of JSON lines and of Parquet files, to pages."""
+"""Rows of JSON lines and of Parquet files, as pages."""
 
 import gzip
 import io

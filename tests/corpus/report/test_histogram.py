@@ -1,4 +1,4 @@
-"""Histograms written as SVG: where matplotlib, given the same limits, would draw them."""
+"""Histograms as SVG, compared with matplotlib's coordinates for the same limits."""
 
 from xml.etree import ElementTree
 
@@ -21,7 +21,7 @@ def elements(svg, name):
 
 
 def bars(svg):
-    """Each bar's left, right and top end."""
+    """Return each bar's left, right and top edge."""
     found = []
     for bar in elements(svg, "rect"):
         x, y, width, height = (float(bar.attrib[n]) for n in ("x", "y", "width", "height"))
@@ -45,7 +45,7 @@ def test_bars_and_bounds_stand_where_matplotlib_puts_them(bins, bound):
     scale = ax.xaxis.get_transform().transform
     whole = 1.05 * scale(np.array([max(edges.max(), bound)]))[0]
     found = bars(svg)
-    left = found[0, 0]  # of the axes, as the first bar begins at 0
+    left = found[0, 0]  # the axes' left edge, as the first bar begins at 0
     wanted = left + scale(edges.ravel()).reshape(edges.shape) / whole * (RIGHT - left)
     np.testing.assert_allclose(found[:, :2], wanted, atol=0.02)
     heights = (BOTTOM - found[:, 2]) / (BOTTOM - found[:, 2]).max()

@@ -1,5 +1,7 @@
-"""C4's line rules: against a twin written straight from its authors' code's behaviour, against
-datatrove where it is installed, and by hand."""
+"""C4's line rules, compared with a reference that follows its authors' code.
+
+Other references are datatrove, where it is installed, and cases by hand.
+"""
 
 import json
 import os
@@ -41,7 +43,7 @@ texts = st.lists(pieces, max_size=20).map("".join)
 
 
 def twin(text: str, reading: str, ended: bool = True) -> tuple[str, Counter[str]]:
-    """Line by line, each rule in its turn, as the two codes have them."""
+    """Return the cleaned text and the counts, applying each rule in turn to each line."""
     tfds = reading == "tfds"
     kept = []
     counts = Counter()
@@ -79,7 +81,7 @@ def twin(text: str, reading: str, ended: bool = True) -> tuple[str, Counter[str]
 @pytest.mark.parametrize("reading", ["tfds", "datatrove"])
 @given(texts)
 @example("one two java[1]script five six.")
-@example("one two use of coo\u212aies six.")  # the sign of kelvin
+@example("one two use of coo\u212aies six.")  # contains the kelvin sign
 @example("[1] one two three four five.\nAs was shown in the end. [1]")
 @example('one [1] two [2] three "')
 def test_lines_fall_as_in_the_published_code(reading: str, ended: bool, text: str):
@@ -116,7 +118,7 @@ def test_each_line_falls_by_the_rule_made_for_it(line: str, column: str | None):
     [
         ("Only four words here.", False, True),
         ("It is so, he said to her'", False, True),
-        ("Two [1] words.", False, True),  # three before the citation is cut
+        ("Two [1] words.", False, True),  # three words before the citation is cut
     ],
 )
 def test_the_two_readings_differ(line: str, tfds: bool, datatrove: bool):

@@ -59,7 +59,7 @@ def test_a_text_changes_if_and_only_if_something_is_counted(text: str, rewrite: 
 
 
 def test_no_text_takes_more_than_linear_time():
-    # Quadratic, this would take hours.
+    # A quadratic pattern would take hours.
     text = " " * 1_000_000 + "a" + "\t " * 500_000 + "b"
     everything = Normalise(inner_spaces=True, quotes=True)
     assert everything.apply(text, "en")[0] == " " * 1_000_000 + "a b"

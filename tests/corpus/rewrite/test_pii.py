@@ -13,7 +13,7 @@ from trainrig.corpus.rewrite.pii import PII, mask
 from trainrig.corpus.rewrite.pii.cards import passes_luhn
 from trainrig.corpus.rewrite.pii.ibans import passes_mod_97
 
-PUBLISHED_TEST_NUMBERS = [  # of the issuers, for testing
+PUBLISHED_TEST_NUMBERS = [  # test numbers that the issuers publish
     "4111 1111 1111 1111",
     "4111-1111-1111-1111",
     "5555555555554444",
@@ -29,7 +29,7 @@ PUBLISHED_IBANS = [
     "NO9386011117947",
 ]
 
-# Of no account, in the forms of their makers; in pieces, so that no scanner takes them for real.
+# Fake secrets in the issuers' formats, split so that no scanner takes them for real ones.
 RANDOM = "k3Jx9QmZ7tBvR2nWcY5dLhG8sPfA1uEo4TiX6gVbN0MqDzKjSwCyHrUe"
 JWT = "eyJhbGciOiJIUzI1NiJ9." + "eyJzdWIiOiIxMjM0NSJ9." + RANDOM[:43]
 PRIVATE_KEY = (
@@ -52,7 +52,7 @@ TOKENS = [
     PRIVATE_KEY,
 ]
 
-# What finds are made of, so that they come close to each other and to their masks.
+# The parts of matches, so that matches come close to each other and to their masks.
 FINDS = [
     "ann@example.com",
     "ann [at] example.com",
@@ -216,7 +216,7 @@ def test_one_digit_in_ten_passes_luhn(number: str):
     st.sampled_from(["GB", "DE", "NO"]),
 )
 def test_the_check_digits_of_the_standard_pass_mod_97(account: str, country: str):
-    # ISO 13616: 98 less the remainder with the check digits as zeros.
+    # ISO 13616: 98 minus the remainder with the check digits as zeros.
     digits = "".join(str(int(sign, 36)) for sign in account + country + "00")
     check = 98 - int(digits) % 97
     assert passes_mod_97(f"{country}{check:02}{account}")
@@ -232,7 +232,7 @@ def test_the_check_digits_of_the_standard_pass_mod_97(account: str, country: str
     ],
 )
 def test_no_text_takes_more_than_linear_time(text: str):
-    # Quadratic, each of these would take hours. None holds anything to mask.
+    # Quadratic patterns would take hours. No text has anything to mask.
     assert masked(text * 200_000) == text * 200_000
 
 
@@ -255,6 +255,6 @@ def test_e_mail_addresses_in_notes_of_companies_are_masked(
         both += label and bool(spans)
         assert not re.search(r"\w@\w+\.\w", text)
     with capsys.disabled():
-        # The labels are about business secrets: no sensitive passage holds an e-mail address.
+        # The labels are about business secrets: no sensitive passage contains an e-mail address.
         print(f"\nPII on {len(rows)} passages: precision {both}/{found}, recall {both}/{sensitive}")
     assert found

@@ -1,4 +1,4 @@
-"""Tables of forms: of each kind what is a find, and of its look-alikes what is none."""
+"""Tables of matches and of similar strings that must not match, for each kind."""
 
 import random
 

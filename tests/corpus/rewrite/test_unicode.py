@@ -1,4 +1,4 @@
-"""Repair of Unicode: what it does, and that it spares only lines that ftfy would not touch."""
+"""Repair of Unicode: its results, and that it skips only lines that ftfy would not change."""
 
 import re
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trainrig.corpus.rewrite.unicode import RepairUnicode, find_suspect_lines
 
-# Whatever ftfy's own pattern speaks of, the ends of its ranges included, and the plainest beside.
+# All characters of ftfy's own pattern, including the ends of its ranges, and some plain ones.
 SIGNS = sorted({*re.sub(r"[\[\]{}|\\]", "", BADNESS_RE.pattern), *"aZ0. \n\u0301\ud83d\ude00漢é€œ"})
 texts = st.one_of(
     st.text(st.sampled_from(SIGNS), max_size=12),
@@ -21,7 +21,7 @@ plain = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=20)
 
 
 def whole(text: str) -> str:
-    """ftfy on all of `text`, by its own names for what only repairs."""
+    """Return ftfy's repair of all of `text`, with only the options that repair."""
     taste = ("unescape_html", "remove_terminal_escapes", "fix_latin_ligatures", "uncurl_quotes")
     taste += ("fix_character_width", "fix_line_breaks", "remove_control_chars")
     return ftfy.fix_text(text, ftfy.TextFixerConfig(**dict.fromkeys(taste, False)))

@@ -1,4 +1,4 @@
-"""Counting what C4 keeps, against cutting it (rewrite/c4.py) and counting what is left."""
+"""Counts of what C4 keeps, compared with applying C4 (rewrite/c4.py) and counting the rest."""
 
 import random
 

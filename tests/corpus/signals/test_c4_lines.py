@@ -1,4 +1,4 @@
-"""The lines of C4 against Python's own."""
+"""C4's lines compared with Python's own `splitlines`."""
 
 from hypothesis import given
 from hypothesis import strategies as st

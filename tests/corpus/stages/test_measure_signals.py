@@ -76,7 +76,7 @@ def test_signals_are_of_the_masked_text() -> None:
 def test_a_title_is_masked_as_the_text_is() -> None:
     row = row_of(page(TEXT, "Write to keeper@lighthouse.example"))
     assert json.loads(row["metadata"]) == {"title": "Write to <EMAIL>"}
-    assert row["pii"] == []  # these are places in the text
+    assert row["pii"] == []  # these are positions in the text
 
 
 def test_only_the_kinds_that_were_asked_for_are_masked() -> None:

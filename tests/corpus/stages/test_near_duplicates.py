@@ -1,4 +1,4 @@
-"""What a curation keeps of its search for copies, and what later ones make of it."""
+"""What a curation keeps of its duplicate search, and how later curations use it."""
 
 import json
 import logging
@@ -29,11 +29,11 @@ from trainrig.corpus.stages.near_duplicates import INDEX, REVOKED
 from trainrig.errors import ConfigError, DataError
 
 WORDS = [f"word{n}" for n in range(300)]
-FIXED = {"bands": 16, "rows": 4, "permutations": 64}  # whatever the threshold is
+FIXED = {"bands": 16, "rows": 4, "permutations": 64}  # fixed, whatever the threshold is
 
 
 def unguarded(guard: Guard, pages: Iterable[RawPage]) -> Iterator[Outcome]:
-    """What a Guard does, without the child that each curation would wait for."""
+    """Extract pages as a Guard does, without the child process that each curation would start."""
     extract, settings, *_ = pickle.loads(guard._task)
     return (extract(page, settings) for page in pages)
 
@@ -54,7 +54,7 @@ def prose(number: int, words: int = 150) -> str:
 
 
 def changed(text: str, *places: int) -> str:
-    """`text` with another word at each of `places`, of which each takes five of its shingles."""
+    """Return `text` with another word at each of `places`: each changes five shingles."""
     words = text.split()
     for place in places:
         words[place] = f"other{place}"
@@ -67,7 +67,7 @@ def page(name: str, text: str, day: int = 1) -> RawPage:
 
 
 def run_on(folder: Path, *crawls: list[RawPage], name: str = "out", **changes: Any) -> Curation:
-    """A run on archives of pages, one each, into `folder/name`."""
+    """Return a run on one archive for each of `crawls`, into `folder/name`."""
     for number, pages in enumerate(crawls):
         path = folder / f"{name}-{number}.warc.gz"
         if not path.exists():
@@ -83,7 +83,7 @@ def run_on(folder: Path, *crawls: list[RawPage], name: str = "out", **changes: A
 
 
 def outcome(*outputs: str) -> dict[str, tuple[Any, ...]]:
-    """URL → what became of the document."""
+    """Return the decision on each document, keyed by the end of its URL."""
     columns = ["url", "dropped_by", "duplicate_of", "similarity", "cluster"]
     return {
         row.pop("url").rpartition("/")[2]: tuple(row.values())
@@ -116,7 +116,7 @@ def test_the_manifest_says_what_fell_of_whom_and_by_which_pairs(tmp_path: Path) 
     run = run_on(tmp_path, FAMILY[:3], FAMILY[3:], near_duplicates=MinHash(**FIXED, threshold=0.75))
     made = curate(run)
     assert made.counts["dropped_of"] == {"web": {"exact_duplicate": 1, "near_duplicate": 2}}
-    # a, b and c are three pairs, and one cluster; d and e, which are equal, are another.
+    # a, b and c are three pairs and one cluster. d and e, which are equal, are another cluster.
     assert made.counts["pairs"] == {"compared": 3, "verified": 3, "clusters": 2}
     phases = {f"seconds_{name}" for name in ("read", "judge", "sign", "search", "cut", "write")}
     assert phases <= set(made.cost)
@@ -142,8 +142,8 @@ def test_another_threshold_is_decided_on_from_the_evidence(tmp_path: Path) -> No
         mock.patch("trainrig.corpus.dedup.search.find_candidates", unused),
     ):
         curate(again)
-        assert kept(run.output) == {"c", "e", "f"}  # the longest
-        curate(run)  # and back
+        assert kept(run.output) == {"c", "e", "f"}  # the longest documents
+        curate(run)  # back to the first threshold
         assert kept(run.output) == {"a", "c", "e", "f"}
         curate(again)
     fresh = run_on(tmp_path, FAMILY[:3], FAMILY[3:], name="out2", near_duplicates=looser)
@@ -213,13 +213,13 @@ CRAWL = [
 
 
 def apart(split_indexes: Any, bands: int, memory: int) -> PartitionPlan:
-    """A task for each split, and three for the keys, of few entries at a time."""
+    """Return a plan with a task for each split and three for the keys, of few entries each."""
     return PartitionPlan(tuple((n, n + 1) for n in range(len(split_indexes))), 3, 40, 40, 0)
 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What a run in this process, in one piece, makes of `CRAWL`."""
+    """Curate `CRAWL` in this process in one piece, and return the hashes of its files."""
     run = run_on(tmp_path_factory.mktemp("straight"), *CRAWL, url_duplicates=True, index=True)
     curate(run)
     assert manifest.read_manifest(run.output).counts["dropped_by"]["near_duplicate"] > 5
@@ -437,11 +437,11 @@ OLD = [
     page("lonely", prose(5), 3),
 ]
 NEW = [
-    page("again", prose(5), 11),  # of a kept one
-    page("fell-again", changed(prose(1), 75).upper(), 12),  # of one that fell itself
+    page("again", prose(5), 11),  # repeats a kept page
+    page("fell-again", changed(prose(1), 75).upper(), 12),  # repeats a page that was removed
     page("near", changed(prose(1), 30), 13),
     page("chain-2", changed(prose(9, 200), 40, 80), 14),
-    page("chain-3", changed(prose(9, 200), 40, 80, 120, 160), 15),  # alike to chain-2 alone
+    page("chain-3", changed(prose(9, 200), 40, 80, 120, 160), 15),  # similar to chain-2 alone
     page("new", prose(6), 16),
     page("new-near", changed(prose(6), 70), 17),
 ]
@@ -451,7 +451,7 @@ EARLY = {"keep_rule": Earliest(), "near_duplicates": MinHash(**FIXED, threshold=
 def held_to(
     tmp_path: Path, old: list[RawPage], new: list[RawPage], **changes: Any
 ) -> tuple[str, str]:
-    """The outputs of two crawls, the second against the first."""
+    """Return the outputs of two crawls, the second searched against the first."""
     first = run_on(tmp_path, old, name="old", index=True, **changes)
     curate(first)
     second = run_on(tmp_path, new, name="new", index=True, against=(first.output,), **changes)
@@ -474,7 +474,7 @@ def test_by_crawl_the_earlier_output_comes_first_whatever_the_dates(tmp_path: Pa
     by_crawl = {**EARLY, "keep_rule": Earliest(by="crawl")}
     both = held_to(tmp_path, NEW, OLD, **by_crawl)
     assert pq.read_table(f"{both[1]}/{REVOKED}").num_rows == 0
-    assert kept(both[1]) == {"chain"}  # all else repeats what the other output keeps
+    assert kept(both[1]) == {"chain"}  # all other pages repeat pages that the other output keeps
 
 
 @pytest.mark.slow
@@ -497,7 +497,7 @@ def test_a_better_newcomer_is_kept_and_what_it_repeats_is_told_of(
     rows = read_rows(first, KEPT, ["id", "url"])
     ids = {row["url"].rpartition("/")[2]: row["id"] for row in rows}
     (newcomer,) = read_rows(second, KEPT, ["id", "url"])
-    assert (revoked["against"], revoked["id"]) == (0, ids["fell"])  # the longer
+    assert (revoked["against"], revoked["id"]) == (0, ids["fell"])  # the longer document
     assert (revoked["dropped_by"], revoked["duplicate_of"]) == ("near_duplicate", newcomer["id"])
     assert 0.9 < revoked["similarity"] < 1
     assert f"{second}: 1 documents kept in earlier outputs repeat better ones" in caplog.text
@@ -533,7 +533,7 @@ def test_an_output_without_signatures_is_refused(tmp_path: Path) -> None:
     run = run_on(tmp_path, NEW, name="new", against=(first.output,))
     with pytest.raises(DataError, match="old: kept no signatures; curate it again with `index = t"):
         curate(run)
-    curate(first.model_copy(update={"index": True}))  # which no page is read for
+    curate(first.model_copy(update={"index": True}))  # reads no page
     curate(run)
 
 

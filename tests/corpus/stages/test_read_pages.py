@@ -1,4 +1,4 @@
-"""What reading does again after it was stopped in the midst of a file."""
+"""Work that reading repeats after it was stopped in the middle of a file."""
 
 import gzip
 import json
@@ -27,12 +27,12 @@ TEXT = "The keeper of lighthouse {0} writes to the harbor master that lamp {0} h
 
 
 class Stopped(Exception):
-    """Stands for whatever ends a run."""
+    """Stands for any cause that ends a run."""
 
 
 @pytest.fixture
 def archive(tmp_path: Path) -> str:
-    """One file, packed as a single stream: it cannot be cut."""
+    """Write one file, compressed as a single stream, which cannot be cut."""
     path = tmp_path / "pages.jsonl.gz"
     rows = [{"url": f"http://a/{n}", "text": TEXT.format(n) * 9} for n in range(PAGES)]
     path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
@@ -72,7 +72,7 @@ def test_what_was_extracted_is_not_extracted_again(
     curate(run_on(archive, tmp_path / "out"))
     assert content(tmp_path / "out") == content(tmp_path / "whole")
     assert len(extracted) == PAGES
-    assert extracted.total() - PAGES <= len(stops) * PART  # one part is in flight at a stop
+    assert extracted.total() - PAGES <= len(stops) * PART  # one part is being written at a stop
 
 
 records = st.lists(

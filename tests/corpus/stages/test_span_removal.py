@@ -32,7 +32,7 @@ STEPS: dict[str, Any] = {
 
 
 def words(number: int, count: int = 30) -> str:
-    """Words that no other document has."""
+    """Return words that no other document has."""
     return " ".join(f"{chr(97 + number)}{chr(97 + n % 26)}{n}ing" for n in range(count))
 
 
@@ -46,7 +46,7 @@ TEXTS = [
 
 @pytest.fixture
 def make_run(tmp_path: Path):
-    """A function that makes the run file of a curation of texts, each a document, in two files."""
+    """Return a function that makes the run file of a curation of texts in two files."""
 
     def make(texts: list[str] = TEXTS, name: str = "out", **changes: Any) -> Curation:
         for half, place in (("a", 0), ("b", 1)):
@@ -67,14 +67,14 @@ def make_run(tmp_path: Path):
 
 @pytest.fixture
 def ducks(tmp_path: Path) -> Decontamination:
-    """A benchmark of one question, whose neighbourhood goes with it."""
+    """Return decontamination against one question, which also removes its neighbourhood."""
     (tmp_path / "ducks.jsonl").write_text(json.dumps({"question": QUESTION}) + "\n")
     benchmark = Benchmark(name="ducks", path=str(tmp_path / "ducks.jsonl"), fields=("question",))
     return Decontamination(benchmarks=(benchmark,), style=GPT3(window=0, shortest_piece=1))
 
 
 def kept(run: Curation) -> dict[str, dict[str, Any]]:
-    """The kept documents by the last part of their URLs."""
+    """Return the kept documents, keyed by the last part of their URLs."""
     return rows(run, KEPT)
 
 
@@ -84,7 +84,7 @@ def rows(run: Curation, folder: str) -> dict[str, dict[str, Any]]:
 
 
 def written(run: Curation) -> dict[str, str]:
-    """Sums of the files with documents, by their names."""
+    """Return the checksums of the files with documents, by their names."""
     return {
         name: entry.sha256
         for name, entry in read_manifest(run.output).files.items()
@@ -104,7 +104,7 @@ def test_each_step_cuts_what_it_is_for_and_the_text_can_be_had_back(make_run, du
         assert NOTICE not in document["text"]
         assert QUESTION not in document["text"]
     assert [removed["by"] for removed in documents["0"]["cut"]] == ["common_lines"]
-    # The longest stays as it is; of the other all that both have goes, to the byte.
+    # The longest document is unchanged. From the other, all common text is cut, to the byte.
     assert documents["6"]["cut"] is None
     assert [span["text"].strip() for span in documents["5"]["cut"]] == [f"9ing. {PASSAGE}".strip()]
     assert documents["7"]["cut"][0]["by"] == "contaminated"
@@ -157,7 +157,7 @@ def test_eight_workers_write_the_same_bytes(make_run, ducks, tmp_path):
 
 
 class Stopped(Exception):
-    """Stands for whatever ends a run."""
+    """Stands for any cause that ends a run."""
 
 
 @pytest.mark.slow

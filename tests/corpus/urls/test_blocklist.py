@@ -48,7 +48,8 @@ def blocked(lists: UrlLists, *urls: str) -> list[int]:
         (".bad.example", "http://bad.example/", 1),
         ("http://www.bad.example/", "http://bad.example/", 1),
         ("0.0.0.0 bad.example # hosts", "http://bad.example/", 1),
-        ("co.uk", "http://example.co.uk/", 0),  # a suffix speaks for nobody who registered below
+        # A suffix does not match domains registered below it.
+        ("co.uk", "http://example.co.uk/", 0),
         ("uk", "http://example.co.uk/", 0),
         ("blogspot.com", "http://a.blogspot.com/", 1),  # registered, by one company
         ("8.8.8.8", "http://8.8.8.8/", 1),
@@ -83,8 +84,8 @@ def test_folders_of_lists_and_gzip_are_read(write: Write, tmp_path: Path):
     ("url", "strict", "hard", "soft"),
     [
         ("http://example.org/red-blue/green", 0, 1, 1),
-        ("http://example.org/RE-D.fox", 1, 0, 0),  # redfox, whatever stands between
-        ("http://redfoxes.org/redfox", 1, 0, 0),  # once, however often
+        ("http://example.org/RE-D.fox", 1, 0, 0),  # redfox, with any characters in between
+        ("http://redfoxes.org/redfox", 1, 0, 0),  # counted once, however often it occurs
         ("http://example.org/blueish/greens", 0, 0, 0),
         ("http://example.org/?a=green&b=yellow+green", 0, 0, 2),
         ("//blue", 0, 1, 0),

@@ -1,4 +1,4 @@
-"""What programs may do and what they may not, each tried; and that tests mean what they say."""
+"""What confined programs may and may not do, each tried, and the verdicts of tests."""
 
 import os
 import platform
@@ -19,12 +19,12 @@ pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64" or platform.system() != "Linux", reason="refused elsewhere"
 )
 ADD = "def add(a, b): return a + b"
-# Limits that a program may have lowered or raised in the process that waits for it.
+# Limits that a program might change in the process that waits for it.
 LIMITS = [value for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
 
 
 def _look_around(file):
-    """What a program must leave as it is: limits, environment, signals, and a file."""
+    """Return the state that a program must not change: limits, environment, signals, and a file."""
     status = file.stat()
     return (
         [resource.getrlimit(limit) for limit in LIMITS],
@@ -98,7 +98,7 @@ def test_nothing_outlives_its_time(tests, monkeypatch):
 
 
 def _write_launcher(changed, of, to):
-    """A copy of the launcher's folder in which one of its modules has another text."""
+    """Copy the launcher's folder with `of` replaced by `to` in the module `changed`."""
     folder = Path(tempfile.mkdtemp())
     for module in Path(run.LAUNCHER).parent.glob("*.py"):
         text = module.read_text()
@@ -119,7 +119,7 @@ def test_where_nothing_can_be_confined_nothing_is_run(which, monkeypatch):
 
 
 def test_without_namespaces_programs_run_and_that_is_said_once(monkeypatch, capfd):
-    # A flag that clone refuses, as it does all namespaces where they are forbidden.
+    # clone refuses this flag, as it refuses all namespaces where they are forbidden.
     launcher = _write_launcher("kernel.py", "_NAMESPACES | _SIGCHLD", "0x20200")
     monkeypatch.setattr(run, "LAUNCHER", launcher)
     run._tell_shared.cache_clear()

@@ -1,4 +1,4 @@
-"""Vectors of documents: those that the model gives each by itself, at any number of workers."""
+"""Embeddings of documents: equal to those of single texts, at any number of workers."""
 
 import json
 
@@ -29,7 +29,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Run folders of an encoder and a decoder that nobody taught."""
+    """Write the run folders of an untrained encoder and an untrained decoder."""
     base = tmp_path_factory.mktemp("models")
     folders = {}
     for name, config in (
@@ -71,7 +71,7 @@ def vectors(folder):
 
 @torch.no_grad()
 def expected(folder, length, pooling="mean", most=None):
-    """Each text's own, piece by piece, without batches and padding."""
+    """Return each text's embedding, computed piece by piece without batches and padding."""
     opened = checkpoint.open_model(folder)
     model = opened.build()
     encoder = Encoder(opened.tokenizer)

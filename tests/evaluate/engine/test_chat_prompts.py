@@ -1,4 +1,4 @@
-"""Prompts of tasks in conversations, by the templates of published models."""
+"""Prompts of tasks in chat form, by the templates of published models."""
 
 import importlib.util
 import json
@@ -21,7 +21,7 @@ TURNS = [("user", "1 + 1?"), ("assistant", "2"), ("user", "2 + 2?")]
 
 @pytest.fixture(scope="module")
 def library():
-    """A tokenizer that puts a BOS before each text."""
+    """Return a tokenizer that puts a BOS before each text."""
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = tokenizers.decoders.ByteLevel()

@@ -8,7 +8,7 @@ from trainrig.evaluate.engine.generation import StopRule, answer_greedily
 
 
 def alone(model, prompt, stop):
-    """One row, no cache."""
+    """Generate greedily for one row without a cache."""
     ids = list(prompt)
     answer = []
     with torch.inference_mode():
@@ -31,7 +31,7 @@ def test_an_answer_is_the_one_that_is_written_alone(tiny_model, batch_tokens):
     requests = [GenerationRequest(prompt) for prompt in prompts]
     found = answer_greedily(tiny_model, requests, stop, batch_tokens)
     assert found == [alone(tiny_model, prompt, stop) for prompt in prompts]
-    assert len({len(answer) for answer in found}) > 1  # they end at different steps
+    assert len({len(answer) for answer in found}) > 1  # rows end at different steps
 
 
 def test_an_answer_ends_with_the_models_positions(tiny_model):

@@ -1,4 +1,4 @@
-"""Answers that a judge prefers to others, or not: by a reward model and by a language model."""
+"""Preferences of a judge between answers: a reward model or a language model."""
 
 import json
 
@@ -30,7 +30,7 @@ maximum_tokens = 5
 
 @pytest.fixture
 def judges(tmp_path, tiny_model, tiny_encoder):
-    """The folders of a model to evaluate, and of two judges."""
+    """Write the folders of a model to evaluate and of two judges."""
     reward = Decoder(tiny_model.config.with_score_head())
     initialise(reward, seed=9)
     asked = Decoder(tiny_model.config)
@@ -89,7 +89,7 @@ def test_a_language_model_is_asked_in_either_order_and_its_habits_cancel(judges,
     there, back, same = judge.compare(pairs, scoring)
     assert there.margins[0] == pytest.approx(-back.margins[1], abs=1e-5)
     assert there.preferred == 1 - back.preferred
-    # It favours one letter whatever it reads; of two equal answers neither gains by that.
+    # The judge favours one letter whatever it reads. Neither of two equal answers gains by that.
     assert same.margins[0] == -same.margins[1] != 0 and same.preferred == 0.5
     (alone,) = judge.compare(pairs[:1], scoring)
     assert alone.margins == pytest.approx(there.margins, abs=1e-5)

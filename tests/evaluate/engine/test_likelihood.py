@@ -8,7 +8,7 @@ from trainrig.evaluate.engine.likelihood import score_continuations
 
 
 def alone(model, request):
-    """One row, no cache."""
+    """Score one row without a cache."""
     ids = request.context + request.continuation
     with torch.inference_mode():
         logits = model(torch.tensor([ids[:-1]])).logits[0, len(request.context) - 1 :]
@@ -74,13 +74,15 @@ def test_what_contexts_share_is_read_once(tiny_model, monkeypatch):
         LikelihoodRequest((*shown, n), (choice, 7)) for n in range(100, 108) for choice in (80, 90)
     ]
     score_continuations(tiny_model, requests, 10_000)
-    assert read == [50, 8 * 2 * 2]  # the shown rows; the last of each context with each choice
+    # the examples, and the last token of each context with each choice
+    assert read == [50, 8 * 2 * 2]
 
 
 def test_the_border_is_that_of_the_harness(tiny_encoder):
     encoder = RequestEncoder(tiny_encoder, positions=96, document_start=False)
     (found,) = encoder.request_continuations("the sea is ", ["grey"])
-    assert tiny_encoder.decode(found.context) == "the sea is"  # the blank belongs to what follows
+    # the space belongs to the continuation
+    assert tiny_encoder.decode(found.context) == "the sea is"
     assert tiny_encoder.decode(found.continuation) == " grey"
     (empty,) = encoder.request_continuations("", [" grey"])
     assert empty.context == (tiny_encoder.end_of_text,)

@@ -1,7 +1,8 @@
-"""Five tasks by lm-evaluation-harness and by ours: each row's verdict, and its log-likelihoods.
+"""Five tasks by lm-evaluation-harness and by trainrig: verdicts and log-likelihoods of each row.
 
 The harness runs YAMLs over local files: on an exported folder by its own model, and on the
-checkpoint by ours. Skipped where it is not installed: `pip install 'trainrig[lm-eval]'`.
+checkpoint by trainrig's. The tests are skipped where it is not installed: `pip install
+'trainrig[lm-eval]'`.
 """
 
 import json
@@ -29,7 +30,7 @@ CONFIG = DecoderConfig(
 )
 TASKS = ("arc_easy", "piqa", "boolq", "copa", "lambada")
 ROWS = 60
-NEAR = 1e-4  # nats by which two choices may lie apart and be a tie
+NEAR = 1e-4  # nats by which two choices may differ and still tie
 CHOICES = """task: ours_{name}
 dataset_path: json
 dataset_kwargs: {{data_files: {{test: {file}}}}}
@@ -53,7 +54,7 @@ metric_list: [{{metric: acc}}]
 
 @pytest.fixture(scope="module")
 def checkpoint(test_data, tmp_path_factory):
-    """The folder of a random model with a tokenizer of English."""
+    """Write a random model with a tokenizer of English and return its folder."""
     folder = tmp_path_factory.mktemp("model")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -74,7 +75,7 @@ def checkpoint(test_data, tmp_path_factory):
 
 
 def by_ours(name, checkpoint, test_data):
-    """The questions of a task, and its scored rows."""
+    """Return the questions of a task and its scored rows."""
     _, model, tokenizer = checkpoint
     task, rows = load_task(TaskChoice(task=name, few_shot=0), str(test_data / "sets"))
     questions = load_questions(TaskRun(task, rows, ROWS))
@@ -103,7 +104,7 @@ def test_five_tasks_have_the_harness_verdicts_row_by_row(
 ):
     evaluator = pytest.importorskip("lm_eval.evaluator")
     manager = pytest.importorskip("lm_eval.tasks").TaskManager
-    import trainrig.evaluate.harness.model  # noqa: F401  registers the model class
+    import trainrig.evaluate.harness.model  # noqa: F401  # registers the model class
 
     for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.setitem(os.environ, variable, "1")

@@ -1,4 +1,4 @@
-"""Our model behind the harness: what it answers is what the engine answers."""
+"""trainrig's model class for the harness gives the engine's answers."""
 
 import types
 

@@ -1,4 +1,4 @@
-"""Errors of scores: against formulas, against simulation, and where they have to be silent."""
+"""Errors of scores, compared with formulas and simulation, and cases without an error."""
 
 import math
 
@@ -73,7 +73,7 @@ def test_a_difference_is_taken_row_by_row():
     found = estimate_paired_difference(a, b)
     assert found.difference.value == 0.25 and (found.a_only, found.b_only) == (0, 25)
     assert not found.within_noise
-    assert found.difference.error < estimate(a).error  # what both get right cancels
+    assert found.difference.error < estimate(a).error  # errors on rows that both get right cancel
     assert (
         estimate_paired_difference(a, a).within_noise
         and estimate_paired_difference([0], [1]).within_noise
@@ -92,11 +92,11 @@ def test_answers_that_know_nothing_lie_in_the_band_of_shuffled_labels():
     assert inside >= 38
     gold = np.arange(200) % 4
     low, high = estimate_shuffled_band(gold, gold, np.full(200, 4))
-    assert high < 0.5  # one that knows is far outside
+    assert high < 0.5  # a model that knows the answers is far outside
     assert estimate_shuffled_band([0] * 10, [0] * 10, [2] * 10) == (
         1.0,
         1.0,
-    )  # labels that are all alike
+    )  # all labels are equal
 
 
 def test_who_is_as_often_right_as_sure_is_calibrated():

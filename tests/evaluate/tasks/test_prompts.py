@@ -1,4 +1,4 @@
-"""Rows to prompts: what each kind of task asks, and what is said of a row that cannot be asked."""
+"""Prompts of each kind of task, and the error messages about unusable rows."""
 
 import gzip
 import json
@@ -121,7 +121,7 @@ DOUBLES = [ask("q0"), ask("q0", 1, page=3), ask(" Q0\n"), *(ask(f"q{n}") for n i
 @pytest.mark.parametrize("draw", ["first", "random"])
 @pytest.mark.parametrize("shown", ["own", "same file", "copy", "training rows"])
 def test_a_row_is_never_shown_to_itself_from_whichever_file(tmp_path, shown, draw):
-    """Its doubles are not, either, and as many rows as are wanted are shown all the same."""
+    """Duplicates of a row are not shown either, and the wanted number of rows is still shown."""
     file = tmp_path / ("rows.jsonl" if shown in ("own", "same file") else "shown.jsonl")
     rows = DOUBLES if shown != "training rows" else [*DOUBLES[2:], ask("q9")]
     write(file, rows)
@@ -166,7 +166,8 @@ def test_messages_are_no_text_of_a_prompt(tmp_path):
     assert question.prompt.startswith("q [{")
 
 
-# One row of each in its published form; those of the other shipped tasks are in the data folder.
+# One row of each task in its published form. Rows of the other shipped tasks are in the data
+# folder.
 PUBLISHED = {
     "mmlu": {"question": " 2+2? ", "choices": ["1", "2", "3", "4"], "answer": 3},
     "hellaswag": {

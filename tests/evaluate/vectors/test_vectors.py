@@ -1,4 +1,4 @@
-"""Linear probes and retrieval: against brute force, a torch twin, and whole evaluations."""
+"""Linear probes and retrieval, compared with brute force, torch, and whole evaluations."""
 
 import json
 import math
@@ -35,7 +35,7 @@ RETRIEVAL = (
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """The run folder of an untrained encoder."""
+    """Write an untrained encoder and return its run folder."""
     config = EncoderConfig.model_validate(SIZES)
     network = build_model(config)
     initialise(network, 3)
@@ -46,7 +46,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def files(tmp_path):
-    """Rows and task files, and `files(name, rows)` that writes others in their place."""
+    """Write rows and task files, and return a function that replaces rows: `files(name, rows)`."""
 
     def write(name, rows):
         lines = "".join(json.dumps(row) + "\n" for row in rows)
@@ -100,7 +100,7 @@ def test_a_probe_is_at_the_minimum_that_torch_finds(standardise):
         optimizer.step(loss)
     theirs = weights.detach().numpy()
     np.testing.assert_allclose(found.weights_KC, theirs[:, :6], atol=1e-4)
-    # Biases are told up to a number that is added to all.
+    # Biases are determined only up to a common constant.
     ours = found.bias_K - found.bias_K.mean()
     np.testing.assert_allclose(ours, theirs[:, 6] - theirs[:, 6].mean(), atol=1e-4)
     again = fit_classifier(vectors, classes, 3, 0.5, standardise)
@@ -108,7 +108,7 @@ def test_a_probe_is_at_the_minimum_that_torch_finds(standardise):
 
 
 def brute(queries, documents, wanted, grades, at):
-    """Ranks and scores by sorting all documents of each query."""
+    """Return ranks and scores by sorting all documents of each query."""
     found = []
     for query, numbers, own in zip(queries, wanted, grades, strict=True):
         products = [float(np.float32(query @ d)) for d in documents]
@@ -124,7 +124,7 @@ def brute(queries, documents, wanted, grades, at):
 
 def test_ranks_and_scores_are_those_of_sorting_all():
     generator = np.random.default_rng(2)
-    # Small whole numbers: products are exact, and many are equal.
+    # Small whole numbers make products exact and ties frequent.
     queries = generator.integers(-2, 3, (70, 4)).astype(np.float32)
     documents = generator.integers(-2, 3, (40, 4)).astype(np.float32)
     wanted = [generator.choice(40, size=n % 14 + 1, replace=False) for n in range(70)]
@@ -143,10 +143,10 @@ def test_an_evaluation_has_both_with_errors_rows_and_a_page(evaluation, model, t
     search = card.tasks["search"]
     assert (probe.metric, probe.rows) == ("accuracy", 4)
     assert list(search.metrics) == ["ndcg@10", "mrr", "recall@1", "recall@3"]
-    assert search.rows == 2 and search.headline.error is not None  # the third has no document
+    assert search.rows == 2 and search.headline.error is not None  # the third query has no document
     page = (tmp_path / "scores/report.html").read_text()
     assert "accuracy" in page and "ndcg@10" in page
-    # By hand: the vectors of `embed`, all documents sorted.
+    # Sort all documents by the vectors of `embed`.
     task = load_vector_task(str(tmp_path / "search.toml"), str(tmp_path))
     embedder = TextEmbedder.open(model, None)
     queries = embedder.embed(["sea 0 sea", "sea 1 sea"], task)

@@ -28,7 +28,7 @@ orders = st.permutations(range(COUNT))
 
 @dataclass(frozen=True)
 class Given:
-    """Pairs with the names of both ends; `partitions` are asked for later."""
+    """Pairs, with the keys of the documents on both sides; `partitions` are computed later."""
 
     pairs: np.ndarray
     a: np.ndarray
@@ -44,9 +44,11 @@ class Told:
 
 
 def given_of(pairs: Pairs, order: list[int], ids: list[int] | None = None) -> Given:
-    """The rank of document n is half its place in `order`, its id that place, then n squared.
+    """Return pairs of documents with keys that follow `order`.
 
-    With `ids`, the rank is the whole place, and the id begins with the document's place in these.
+    The rank of document n is half its position in `order`, its id is that position, then n squared.
+    With `ids`, the rank is the whole position, and the id begins with the document's position in
+    `ids`.
     """
 
     def name(n: int) -> tuple[int, ...]:
@@ -63,15 +65,15 @@ def given_of(pairs: Pairs, order: list[int], ids: list[int] | None = None) -> Gi
 
 
 def ref_of(document: int) -> int:
-    """Each on a split index of its own, so that any can lie in any partition."""
+    """Return a reference whose split index is the document, so that partitions are free."""
     return document << 32
 
 
 def rounds(given: Given, partitions: list[int], most: int = 100) -> dict[int, Told]:
-    """What is decided of each document in the last round."""
+    """Return the decision on each document after the last round."""
     edges, later, earlier = build_edges(given.pairs, given.a, given.b)
     numbers = range(max(partitions) + 1)
-    # Shelf n is that of document `split indexes[n]`: those of a partition are neighbours.
+    # Split index n is that of document `split_indexes[n]`: those of a partition are neighbours.
     split_indexes = sorted(range(COUNT), key=partitions.__getitem__)
     moved = np.argsort(split_indexes).astype(np.uint64) << np.uint64(32)
     bounds = np.searchsorted(sorted(partitions), [*numbers, len(numbers)])
@@ -139,7 +141,7 @@ def rounds(given: Given, partitions: list[int], most: int = 100) -> dict[int, To
 
 
 def fallen(decided: dict[int, Told]) -> dict[int, tuple[int, float]]:
-    """Of each that fell, whom it repeats and how like it is."""
+    """Return the partner and the similarity of each document that was removed."""
     found = {}
     for document, state_messages in decided.items():
         assert state_messages.state in (STAYS, FALLS)
@@ -191,8 +193,9 @@ def test_a_cluster_is_named_after_the_lowest_id_of_all_that_are_linked(
 
 
 def test_a_cluster_hears_of_its_lowest_id_when_all_is_decided_long_before():
-    # In each partition one falls at once to one that stays; links between those that fall carry the
-    # lowest id from the first partition to the last, a partition a round, or back.
+    # In each partition, one document is removed at once, in favour of one that stays. Links between
+    # removed documents carry the lowest id from the first partition to the last, one partition per
+    # round, or back.
     partitions = [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 6, 6]
     pairs = {(n, n + 6): 0.9 for n in range(6)} | {(n, n + 1): 0.8 for n in range(6, 11)}
     order = list(range(COUNT))
@@ -211,7 +214,7 @@ def test_the_ends_of_a_chain_are_both_kept():
 
 def test_a_document_falls_to_the_kept_one_it_is_most_like():
     given = given_of({(0, 3): 0.8, (1, 3): 0.95, (2, 3): 0.99, (1, 2): 0.9}, list(range(COUNT)))
-    # 2 falls to 1, so it cannot be 3's partner, alike as they are.
+    # 2 is removed for 1, so it cannot be 3's partner, although they are similar.
     assert fallen(rounds(given, [0] * COUNT)) == {2: (1, 0.9), 3: (1, 0.95)}
 
 
@@ -225,11 +228,13 @@ def test_one_stretch_needs_one_round_and_a_chain_to_and_fro_as_many_as_it_has_li
 
 
 def test_who_fell_early_still_hears_of_a_more_similar_one_that_is_kept_late():
-    # 6 falls to 5 at once; that 4 is kept is only known at the end of a chain to and fro.
+    # 6 is removed for 5 at once. That 4 is kept is known only after a chain that alternates between
+    # the partitions.
     pairs = {(n, n + 1): 0.9 for n in range(4)} | {(5, 6): 0.8, (4, 6): 1.0}
     given = given_of(pairs, list(range(COUNT)))
     for names in (given.a, given.b):
-        # The lowest id lies in the middle, so clusters are agreed on before the last is decided.
+        # The document with the lowest id is in the middle, so clusters are final before the last
+        # decision.
         names["id0"] = np.where(names["ref"] == ref_of(2), 0, names["id0"] + 1)
     in_turns = [0, 1, 0, 1, 0, 1, 1] + [0] * (COUNT - 7)
     assert fallen(rounds(given, in_turns))[6] == (4, 1.0)

@@ -20,7 +20,7 @@ numbers = st.floats(width=32, allow_nan=False)
 
 
 def ranked(rule: KeepRule, source: str = "web", number: int = 0, **columns) -> list[int]:
-    """The ranks of as many documents as a column has."""
+    """Return the ranks of as many documents as a column has."""
     count = max((len(column) for column in columns.values()), default=1)
     characters = np.array(columns.pop("characters", [9] * count), np.int64)
     digests = np.array(columns.pop("digests", [[7] * 16] * count), np.uint8)

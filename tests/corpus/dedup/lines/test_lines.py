@@ -1,4 +1,4 @@
-"""The three phases, as a corpus goes through them."""
+"""The three phases of common-line removal, run over whole corpora."""
 
 import os
 import tempfile
@@ -22,12 +22,12 @@ from trainrig.corpus.dedup.lines import (
 from trainrig.corpus.dedup.span_file import load_spans
 from trainrig.corpus.files.removed_spans import remove_spans
 
-Split = list[tuple[int, str]]  # number in the keep order, and text, of each document
+Split = list[tuple[int, str]]  # number in the keep order and text, of each document
 
 
 @pytest.fixture(autouse=True, scope="module")
 def no_waiting_for_the_disk() -> Iterator[None]:
-    """Thousands of small files are written here, none of which has to outlast a power cut."""
+    """Skip fsync for the thousands of small files, which need not survive a power failure."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -42,7 +42,7 @@ def batches_of(split: Split, size: int):
 def cleaned(
     splits: Sequence[Split], rules: CommonLines, parts: int = 1, batch: int = 100
 ) -> tuple[list[list[str]], list[dict[str, int]]]:
-    """What is left of the texts of each split, and the counts of each phase, added up."""
+    """Return the remaining texts of each split, and the summed counts of each phase."""
     counts: list[Counter[str]] = [Counter(), Counter(), Counter()]
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
@@ -62,7 +62,7 @@ def cleaned(
 
 
 def one_by_one(splits: Sequence[Split], rules: CommonLines) -> list[list[str]]:
-    """The lines that stay, for texts of lines of letters and blanks alone, each with a newline."""
+    """Return the lines that stay, for texts of newline-terminated lines of letters and spaces."""
     seen: Counter[str] = Counter()
     for split in splits:
         for _, text in split:
@@ -171,5 +171,6 @@ def test_there_may_be_nothing(splits: list[Split]):
 
 def test_more_lines_or_less_memory_make_more_ranges():
     assert choose_line_range_count(10**6, 2**30) == 1
-    assert choose_line_range_count(10**9, 2**30) == 53  # two copies of 24 bytes, and 8 to sort by
+    # Two copies of 24 bytes, and 8 bytes to sort by.
+    assert choose_line_range_count(10**9, 2**30) == 53
     assert choose_line_range_count(10**15, 2**30) == 1024

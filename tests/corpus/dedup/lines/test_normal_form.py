@@ -11,7 +11,7 @@ from trainrig.corpus.dedup.lines.units import find_units
 
 
 def normal(line: str) -> str:
-    """The normal form by whole strings, not by characters."""
+    """Return the normal form, computed on whole strings."""
     folded = unicodedata.normalize("NFD", line.lower().replace("ς", "σ"))
     kept = []
     for character in folded:

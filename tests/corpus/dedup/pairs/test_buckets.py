@@ -16,14 +16,14 @@ from trainrig.corpus.dedup.pairs.buckets import (
     select_nearest_of_all,
 )
 
-# Key, ref; a document is its ref, and its rank and id go by that.
+# Rows are of a key and a document reference, from which the rank and the id follow.
 rows = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30)), max_size=80)
 most_met = st.sampled_from([1, 2, 5, MOST_CANDIDATES])
 batches = st.sampled_from([1, 3, 10, 1000])
 
 
 def place(ref: int) -> int:
-    """In the keep order; 7 has no factor in common with 93."""
+    """Return the document's position in the keep order; 7 and 93 have no common factor."""
     return ref * 7 % 93
 
 
@@ -41,14 +41,14 @@ def pairs_of(
 
 
 def turns(bucket: list[int], nth: int, most: int) -> list[int]:
-    """Whom the document at this place of a bucket meets, in their turns, by the letter."""
+    """List the candidates of the nth document of a bucket in order, by the definition."""
     if nth > most:
         return bucket[: min(most, FEW_CANDIDATES)]
     return [*bucket[: min(nth, 1)], *bucket[max(nth - 1, 1) : nth], *bucket[1 : max(nth - 1, 1)]]
 
 
 def plainly(rows: list[tuple[int, int]], most: int) -> set[tuple[int, int]]:
-    """The pairs, as one would write it down first."""
+    """Return the pairs by the definition, without any optimisation."""
     best: dict[tuple[int, int], tuple[int, int]] = {}
     for key in {key for key, _ in rows}:
         bucket = sorted((ref for of, ref in rows if of == key), key=place)
@@ -103,8 +103,8 @@ def test_pairs_do_not_depend_on_how_the_keys_are_divided(rows, most):
 
 
 def test_of_several_turns_of_one_pair_the_lowest_counts():
-    # By place 14, 1, 15, 2. In bucket 1 the last meets 1 in its second turn, in bucket 2 in its
-    # first; of the first turns 1 and 14 have the lowest ids.
+    # The order by position is 14, 1, 15, 2. In bucket 1, the last document meets 1 in its second
+    # turn; in bucket 2, in its first. Among first turns, 1 and 14 have the lowest ids.
     rows = [(1, 14), (1, 1), (1, 2), (2, 1), (2, 2), (3, 15), (3, 2)]
     assert [place(ref) for ref in (14, 1, 15, 2)] == [5, 7, 12, 14]
     assert [b for a, b in pairs_of(rows, most=2) if a == 2] == [1, 14]
@@ -126,7 +126,7 @@ def test_a_large_bucket_gives_each_few_from_the_front():
 
 @pytest.mark.parametrize("order", ["as they are", "backwards", "by half"])
 def test_a_large_bucket_is_sorted_by_rank_then_id_then_ref(order):
-    # By ref alone they would stand in another order, and by id too.
+    # The order by reference or by id alone would differ.
     documents = [
         (7, rank, 9 - rank + 20 * tie, 1000 - 100 * rank - 10 * tie + ref)
         for rank in range(4)
@@ -160,7 +160,7 @@ def test_a_pair_with_a_decided_one_belongs_to_the_other_and_two_of_them_do_not_m
 
 
 def test_a_newcomer_meets_those_before_it_then_the_nearest_decided_ones_after_it():
-    # Two newcomers, then a hundred that are decided; each has a rank of its own.
+    # Two new documents come before a hundred decided ones; each has a different rank.
     table = np.array([(5, rank, rank << 32, rank) for rank in range(102)], ENTRY)
     (found,) = iterate_candidates(table, earlier=2, most=10)
     met = {one: [b for a, b, _ in found.tolist() if a == one] for one in range(102)}

@@ -13,7 +13,7 @@ SHELF = 3
 
 
 def pairs(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of that split index's documents with others, and the names of all."""
+    """Return pairs of one split index's documents with others, and the keys of all documents."""
     dice = np.random.default_rng(count)
     found = np.empty(count, PAIR)
     found["a"] = make_refs(SHELF, np.arange(count))

@@ -1,4 +1,4 @@
-"""Which band keys are shared, and the entries of those."""
+"""Which band keys are shared, and the entries of the shared keys."""
 
 from collections import Counter
 
@@ -24,8 +24,7 @@ randoms = st.randoms(use_true_random=False)
 
 
 def shelves_of_rows(rows, cut, random):
-    """The rows as two split indexes, 3 and 5, of which some documents are wanted; and those
-    keys."""
+    """Return the rows as split indexes 3 and 5, with some documents wanted, and the wanted keys."""
     wanted = np.array([random.random() < 0.7 for _ in rows], bool)
     table = np.array(rows, np.uint64).reshape(-1, 3)
     pieces = slice(0, cut), slice(cut, None)
@@ -44,7 +43,7 @@ def test_keys_lie_in_their_ranges_in_the_order_of_documents(rows, cut, parts, ra
 
 
 def part_of(folder, *runs):
-    """The keys of a part, of which each run has some."""
+    """Write runs of keys and return the part that reads them."""
     for nth, keys in enumerate(runs):
         write_grouped(str(folder / f"{nth}"), np.array(keys, KEY), np.array([0, len(keys)]))
     return RunPart.of([str(folder / f"{nth}") for nth in range(len(runs))], 0, KEY)
@@ -88,7 +87,7 @@ def test_a_document_has_an_entry_for_each_key_that_is_shared(rows, cut, parts, r
     }
     found, first = build_entries(split_indexes, order.__getitem__, is_shared, np.diff(starts))
 
-    # All entries there could be, in the order in which the keys stand.
+    # All possible entries, in the order of the keys.
     every = [
         (
             key,

@@ -14,7 +14,7 @@ sets = st.lists(st.sets(st.integers(0, 12), min_size=1), min_size=1, max_size=8)
 
 
 def flat(sets):
-    """All one after the other, and where each begins and ends."""
+    """Return the concatenated sets, with the start and end of each."""
     values = np.array([value for members in sets for value in sorted(members)], np.uint32)
     values.flags.writeable = False
     ends = np.cumsum([len(members) for members in sets])
@@ -42,7 +42,7 @@ def test_no_pair_from_the_floor_up_is_lost_and_each_is_counted_exactly(sets, mea
 @pytest.mark.parametrize("top", [2**32, 2**31, 3 * 2**30], ids=["all", "lower half", "lopsided"])
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
 def test_long_documents_are_counted_as_numpy_counts_them(top, share):
-    """From four ends at once, as far as those are apart; wherever the values lie."""
+    """Count from four ends at once, as far as they are apart, wherever the values are."""
     dice = np.random.default_rng(7)
     one = []
     other = []

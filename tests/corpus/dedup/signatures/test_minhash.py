@@ -110,7 +110,7 @@ def test_the_curve_is_steepest_where_one_would_have_it():
     assert choose_banding(0.8, 112, 0.95) == (16, 7)
     assert choose_banding(0.75, 112, 0.95) == (18, 6)
     assert choose_banding(0.8, 136, 0.95) == (17, 8)
-    assert choose_banding(0.1, 3, 0.95) == (3, 1)  # which finds too few, but no other finds more
+    assert choose_banding(0.1, 3, 0.95) == (3, 1)  # finds too few, but no other choice finds more
 
 
 def test_all_pages_say_the_same_share_found_at_the_threshold():

@@ -18,10 +18,10 @@ from trainrig.corpus.dedup.signatures.shingles import finalise_hash, jaccard, sh
 from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
 
 words = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=30)
-# Of all that lower-casing and \w do differently: "İ" gives two characters, a sigma at the end of a
-# word another letter than one within, U+0307 and the full stop part words, "²" and "ⅷ" do not.
+# Characters that lower-casing and \w treat specially: "İ" becomes two characters, a sigma at the
+# end of a word differs from one within, U+0307 and the full stop split words, "²" and "ⅷ" do not.
 DIFFICULT = "aB_9.' \n\0é\u0130i\u0307\u03a3\u03c3\u03c2ẞßﬁ²ⅧЖж\ud800𐐀𝔄Ǆ"
-# (As the alphabet of st.text they would be as rare as any other character.)
+# In the alphabet of st.text they would be as rare as any other character.
 difficult = st.lists(st.sampled_from(DIFFICULT) | st.characters(), max_size=40).map("".join)
 whole = st.lists(st.sampled_from("aİΣσ天") | st.characters(codec="utf-8"), max_size=40).map("".join)
 
@@ -32,7 +32,7 @@ def plain(split: list[str], n: int) -> set[tuple[str, ...]]:
 
 
 def words_of(text: str) -> list[str]:
-    """As the definition has them, for scripts that put spaces between words."""
+    """Return the words by the definition for scripts with spaces between words."""
     return re.findall(r"\w+", text.lower())
 
 
@@ -62,7 +62,7 @@ def test_shingles_are_sorted_and_each_there_once(split, n):
 def test_words_are_what_python_finds_in_the_lower_cased_text(text, n):
     split = words_of(text)
     assert len(shingle(text, n)) == len(plain(split, n))
-    # What parts words, and their case, may change: the words are the same, so are their hashes.
+    # Separators and case may change: the words are the same, and so are their hashes.
     assert np.array_equal(shingle(text, n), shingle(" ".join(split), n))
     assert np.array_equal(shingle(text, n), shingle(text.lower(), n))
 
@@ -76,7 +76,7 @@ def test_every_character_of_unicode_is_classed_and_lower_cased_as_python_does():
     assert np.array_equal(tabled & 0x1FFFFF, lower)
     is_word = [bool(re.match(r"\w", chr(code))) for code in lower.tolist()]
     assert np.array_equal(tabled & WORD > 0, is_word)
-    # A text that was lower-cased beforehand is not changed any more.
+    # A text that was lower-cased beforehand does not change any more.
     assert np.array_equal(table[lower] & 0x1FFFFF, lower)
 
 
@@ -141,13 +141,13 @@ THAI = "ประเทศไทยมีอาหารอร่อยมาก
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_without_spaces_a_shingle_spans_the_letters_of_as_many_words(text, letters_a_word, n):
     flags = build_letter_table()[[ord(c) for c in text]]
-    clusters = re.findall(r"\w[^\w]*", text)  # letters, with their marks
+    clusters = re.findall(r"\w[^\w]*", text)  # letters with their marks
     assert len(clusters) == (flags & WORD > 0).sum()
     whole = {tuple(clusters[i : i + n * letters_a_word]) for i in range(len(clusters))}
-    # Of n letters in a row the last ones reach less far at the end of the text.
+    # At the end of the text, the last n - 1 letters start no shingle.
     assert len(shingle(text, n)) == len(clusters) - n + 1
     assert len(whole) == len(clusters)
-    # One letter of another kind in the middle is in as many shingles as they are long.
+    # One letter of another kind in the middle is in n shingles.
     middle = len(clusters) // 2
     changed = "".join([*clusters[:middle], "ฮ" if letters_a_word == 4 else "龘"])
     changed += "".join(clusters[middle + 1 :])
@@ -164,7 +164,7 @@ def test_without_spaces_marks_count_and_scripts_part_words():
 
 
 def test_near_copies_without_spaces_are_as_alike_as_with():
-    # One word in fifty changed, in a language with spaces and in Chinese of as many words.
+    # One word in fifty is changed, in a language with spaces and in Chinese of equal word count.
     generator = np.random.default_rng(5)
     spaced = [f"w{number}" for number in generator.integers(0, 9999, 500)]
     unspaced = [chr(0x4E00 + number) for number in generator.integers(0, 3000, 1000)]
@@ -177,12 +177,12 @@ def test_near_copies_without_spaces_are_as_alike_as_with():
 
 
 def test_the_hash_of_a_text_is_the_same_on_every_machine():
-    # A change here makes every signature on disk worthless.
+    # A change of these values invalidates every signature on disk.
     assert shingle("The mill", 5).tolist() == [979373985]
     assert shingle("天气", 1).tolist() == [2121289807, 2737615883]
 
 
 def test_mixing_is_murmur_hash_3s_finaliser():
-    # Its well-known fixed point and the value of fmix64(1).
+    # The known fixed point, and the value of fmix64(1).
     assert finalise_hash(np.uint64(0)) == 0
     assert finalise_hash(np.uint64(1)) == 0xB456BCFC34C2CB2C

@@ -86,7 +86,8 @@ def test_a_text_of_many_blocks_takes_memory_for_its_own_bytes(letters):
     compute_keys_and_shingles(texts, SETTINGS)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    # Room for a word of eight bytes at every second byte, its shingle of four, as much to sort it.
+    # The bound allows a word of eight bytes at every second byte, its shingle of four, and as much
+    # to sort it.
     assert peak < 9 * len(texts.data)
 
 

@@ -22,7 +22,7 @@ def sign(shingles: NDArray[np.uint32], settings: MinHash = DEFAULT) -> NDArray[n
 
 
 def pair_of(similarity: float, size: int, generator: np.random.Generator):
-    """Two sets of which `similarity` of the union is common."""
+    """Return two sets that share `similarity` of their union."""
     union = generator.permutation(np.unique(generator.integers(0, 2**32, size, np.uint32)))
     common = round(similarity * len(union))
     rest = (len(union) - common) // 2
@@ -65,7 +65,7 @@ def test_pairs_become_candidates_as_often_as_the_curve_says(similarity):
         a, b = pair_of(similarity, 400, generator)
         keys = [compute_band_keys(sign(members)[None], DEFAULT)[0] for members in (a, b)]
         met.append(bool((keys[0] == keys[1]).any()))
-    # Four standard errors of 400 draws, and what rounding 400 shingles adds to the similarity.
+    # The tolerance is four standard errors of 400 draws, and the rounding of 400 shingles.
     expected = DEFAULT.compute_candidate_probability(similarity)
     error = (expected * (1 - expected) / 400) ** 0.5
     assert np.mean(met) == pytest.approx(expected, abs=4 * error + 0.01)
@@ -102,6 +102,6 @@ def test_no_texts_have_no_signatures():
 
 
 def test_the_signature_of_a_text_is_the_same_on_every_machine():
-    # A change here makes every signature on disk worthless.
+    # A change of these values invalidates every signature on disk.
     keys = compute_band_keys(sign(np.arange(3, dtype=np.uint32))[None], DEFAULT)
     assert keys[0, :2].tolist() == [13138374902979858922, 13777027632079473621]

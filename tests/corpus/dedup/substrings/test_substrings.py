@@ -1,4 +1,4 @@
-"""The five phases, as a corpus goes through them."""
+"""The five phases of substring removal, run over whole corpora."""
 
 import itertools
 import os
@@ -33,12 +33,12 @@ from trainrig.corpus.dedup.substrings import (
 from trainrig.corpus.dedup.substrings.report import save_repeated_texts
 from trainrig.corpus.files.removed_spans import RemovedSpan, remove_spans
 
-Split = list[tuple[int, str]]  # number in the keep order, and text, of each document
+Split = list[tuple[int, str]]  # number in the keep order and text, of each document
 
 
 @pytest.fixture(autouse=True, scope="module")
 def no_waiting_for_the_disk() -> Iterator[None]:
-    """Thousands of small files are written here, none of which has to outlast a power cut."""
+    """Skip fsync for the thousands of small files, which need not survive a power failure."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -100,7 +100,7 @@ class Cleaned:
 
 
 def one_by_one(splits: Sequence[Split], length: int) -> list[dict[int, list[RemovedSpan]]]:
-    """The cuts, each window compared with all before it."""
+    """Return the removed spans, comparing each window with all earlier windows."""
     documents = sorted(
         (number, split, place, text.encode("utf-8", "surrogatepass"))
         for split, documents in enumerate(splits)
@@ -134,7 +134,7 @@ def one_by_one(splits: Sequence[Split], length: int) -> list[dict[int, list[Remo
 def corpora(draw: st.DrawFn) -> list[Split]:
     letters = st.text(st.sampled_from("aabé\u4e00"), max_size=14)
     texts = draw(st.lists(letters, max_size=7))
-    # Copies of what is there, so that long spans repeat as well.
+    # Copies of earlier texts make long spans repeat as well.
     for _ in range(draw(st.integers(0, 3)) if texts else 0):
         texts.append(draw(st.sampled_from(texts)) + draw(letters) + draw(st.sampled_from(texts)))
     numbered = list(enumerate(texts))
@@ -158,13 +158,13 @@ def test_the_cuts_are_those_of_comparing_one_by_one(splits, length, ranges, part
 def test_less_memory_takes_more_arrays_and_finds_the_same(splits, length, partitions, memory):
     rules = ExactSubstrings(min_bytes=length, memory=memory)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "LONGEST", 3)  # so that one text is in many pieces, too
+        patch.setattr(pieces, "LONGEST", 3)  # small, so that one text is in many pieces, too
         found = Cleaned(splits, rules, partitions=partitions)
     assert found.cuts == one_by_one(splits, length)
 
 
 def prose(seed: int, words: int) -> str:
-    """Words of no meaning; of 20 of them there is never a second run."""
+    """Return meaningless words, in which no run of 20 words repeats."""
     dice = random.Random(seed)
     return " ".join("".join(dice.choices("etaoinshrdlu", k=5)) for _ in range(words))
 
@@ -178,7 +178,7 @@ def test_the_first_of_a_repeated_span_stays():
     found = Cleaned(splits, ExactSubstrings())
     assert found.left == [
         [f"{prose(1, 30)}.! {prose(2, 30)}", f"{prose(3, 20)}, {notice}"],
-        # " " before and after are part of what repeats: "; …" against ", …", "! …".
+        # The space on both sides is part of the repeated text: "; …" against ", …", "! …".
         [prose(4, 40), f"; {prose(5, 9)}"],
     ]
     assert found.counts["cut"]["spans_cut"] == 3
@@ -256,7 +256,8 @@ def test_partitions_and_ranges_grow_with_the_corpus_and_shrink_with_memory():
         2,
         10,
     ]
-    assert choose_anchor_range_count(10**9, 2**30) == 38  # two copies of 16 bytes, and 8 to sort by
+    # Two copies of 16 bytes, and 8 bytes to sort by.
+    assert choose_anchor_range_count(10**9, 2**30) == 38
 
 
 @pytest.mark.data

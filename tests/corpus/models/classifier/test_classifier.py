@@ -22,7 +22,7 @@ SMALL = Learning(buckets_log2=16)
 
 
 def drawn(seed: int, liked: str, number: int = 400) -> list[str]:
-    """Texts of random words, a tenth of which are of one kind."""
+    """Return texts of random words, a tenth of which are of the `liked` kind."""
     draw = np.random.default_rng(seed)
     words = [f"w{n}" for n in range(300)]
     return [
@@ -45,11 +45,11 @@ def test_it_tells_apart_texts_that_it_did_not_see(model):
     labels = np.repeat([True, False], 400)
     assert compute_area(np.concatenate([good, bad]), labels) > 0.85
     assert model.facts["auc"] > 0.85
-    assert model.facts["measured_texts"] < 200  # a half of a fifth of 800, or so
+    assert model.facts["measured_texts"] < 200  # about half of a fifth of 800
 
 
 def test_a_probability_comes_true_as_often_as_it_says():
-    # A third of the texts about y are positives: nothing in them tells.
+    # A third of the texts about y are positives, and nothing in them distinguishes those.
     mixed = drawn(0, "x", 4000) + drawn(1, "y", 2000)
     model = train(mixed, drawn(2, "y", 4000), Learning(buckets_log2=16, held_out=0.5))
     curve = model.facts["reliability"]
@@ -101,7 +101,7 @@ def test_the_order_of_words_counts_with_n_grams_of_two():
 def test_the_evidence_of_a_text_by_hand():
     features = extract_features(["a b a", ""], ["", ""])
     weights = learn(features, np.array([True, False]), 2**16, 1, 1, 1.0, 0)
-    # One step from 0: error -1/2 and squares 1 + 1/4 for b, then twice for a.
+    # One step from 0: the error is -1/2, the squares are 1 + 1/4 for b, then twice for a.
     b = 0.5 / math.sqrt(1.25)
     a = 0.5 / math.sqrt(1.25) + 0.5 / math.sqrt(1.5)
     found = compute_evidence(features, weights, 1)

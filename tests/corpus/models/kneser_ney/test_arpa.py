@@ -7,7 +7,8 @@ import pytest
 from trainrig.corpus.models.kneser_ney.arpa import read_arpa, write_arpa
 from trainrig.errors import DataError
 
-# As SRILM may write one: no "b c", though "a b c" is there, and `<s>` has a probability of -99.
+# As SRILM may write one: there is no "b c", though "a b c" exists, and `<s>` has a probability of
+# -99.
 SPARSE = r"""
 written by another tool
 
@@ -57,7 +58,8 @@ def test_an_n_gram_left_out_scores_as_backing_off_gives(tmp_path):
     stream = np.array(
         [ids[word] for word in ("<s>", "a", "b", "c", "</s>", "<s>", "b", "c")], np.uint32
     )
-    # b c is the word c and the back-off of b; </s> after "a b c" is the bigram "c </s>".
+    # The score of b c is that of the word c plus the back-off of b. </s> after "a b c" scores as
+    # the bigram "c </s>".
     expected = [0, -0.4, -0.1 - 0.3, -0.05, -0.2, 0, -0.5 - 0.8, -0.125 - 0.9]
     assert trie.score(stream) == pytest.approx(expected, abs=1e-6)
 

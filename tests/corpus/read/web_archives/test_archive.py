@@ -1,4 +1,4 @@
-"""Archives in pieces: wherever they are cut, and whatever is wrong with them."""
+"""Archives read in pieces, wherever they are cut and however they are damaged."""
 
 import gzip
 import io
@@ -77,7 +77,7 @@ ARC_PARTS = [
 
 
 def archives(parts: list[bytes]) -> st.SearchStrategy[bytes]:
-    """Plain archives, and packed ones with a member for one record, for some, or for all."""
+    """Return plain archives, and compressed ones with a member for one, some or all records."""
     records = st.lists(st.sampled_from(parts), min_size=1, max_size=8)
     together = st.lists(st.integers(1, 4), min_size=8, max_size=8)
     return st.one_of(records.map(b"".join), st.builds(packed, records, together))
@@ -117,7 +117,7 @@ B = warc_record(NOISE[200:500])
 C = warc_record(b"c" * 100)
 LONG = warc_record(b"b" * 300, length=400)
 SHORT = warc_record(b"b" * 300, length=100)
-MISSING = warc_record(b"b" * 300, length=10_000)  # promises more than the file has
+MISSING = warc_record(b"b" * 300, length=10_000)  # declares more bytes than the file has
 GZ_A, GZ_B, GZ_C = (gzip.compress(member, mtime=0) for member in (A, B, C))
 OLD = arc_record(b"a" * 200)
 OLD_LONG = arc_record(b"b" * 200, length=300)
@@ -178,7 +178,7 @@ def test_members_are_found_across_the_blocks_of_the_search(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("pack", [bytes, lambda data: gzip.compress(data, 0, mtime=0)])
 def test_an_archive_within_a_page_is_no_place_to_begin(pack: Callable[[bytes], bytes]):
-    # Level 0 stores what it packs: the members inside are seen from outside.
+    # Level 0 stores the data uncompressed, so the inner members are visible from outside.
     inside = b"".join(map(pack, [A, B, C]))
     data = b"".join(map(pack, [A, warc_record(inside), C]))
     whole = read_whole(data, warc.GRAMMAR)

@@ -85,7 +85,7 @@ def test_any_bytes_are_unpacked_or_refused(coding, body):
 PAGE = b"<html><body>" + b"<p>The mill stands by the river." * 20
 
 
-# But bare deflate, of which no byte tells that it is there.
+# Bare deflate is excluded, because no byte identifies it.
 @pytest.mark.parametrize(
     ("coding", "pack"), [packer for packer in PACKERS if packer[1] != bare_deflate]
 )

@@ -252,7 +252,7 @@ def test_no_damage_is_fatal(
 
 
 def test_a_record_is_found_across_the_blocks_of_the_search(tmp_path: Path) -> None:
-    # The wrong length is discovered early; the next record begins at every place near 1 MiB.
+    # The wrong length is discovered early. The next record begins at every offset near 1 MiB.
     for shift in range(-8, 4):
         start = record(ok(b"b" * 2**20), length=100)
         start = record(ok(b"b" * (2**21 + shift - len(start))), length=100)
@@ -316,11 +316,11 @@ def test_odd_archives_give_what_they_hold(
 def test_a_last_record_cut_anywhere_is_never_lost_in_silence(tmp_path: Path) -> None:
     first = packed(A)
     second = packed(C)
-    for kept in range(1, len(second) - 8):  # what follows is gzip's check sum and length
+    for kept in range(1, len(second) - 8):  # the rest is gzip's checksum and length
         whole, *cut = outcome(read(tmp_path, first + second[:kept]))
         assert whole == b"a" * 1_000
         assert len(cut) == 1, f"{kept} bytes of the record kept"
-        # A header cut in its length can promise less than there was to be.
+        # A header cut in its length can declare less than the original.
         assert cut[0] in ("truncated", "not_http", "unknown_type", b"", b"c" * 1_000)
     assert outcome(read(tmp_path, first)) == [b"a" * 1_000]
 

@@ -1,4 +1,4 @@
-"""datatrove's readings against plain Python's; against datatrove itself: benchmarks."""
+"""datatrove's signals compared with plain Python's; benchmarks compare with datatrove."""
 
 import random
 import re
@@ -129,6 +129,6 @@ def test_sentences_are_of_lines_that_stay():
 def test_a_page_falls_by_lines_that_still_stand():
     code = "void main() { return; }\nlorem ipsum dolor."
     found = measured(code)
-    assert found[f"{PREFIX}curly_brackets"] == 0  # its line has no end mark
+    assert found[f"{PREFIX}curly_brackets"] == 0  # the line has no end mark
     assert found[f"{PREFIX}curly_brackets_any_end"] == 1
     assert found[f"{PREFIX}lorem_ipsum"] == 1

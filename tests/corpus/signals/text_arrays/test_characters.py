@@ -1,4 +1,4 @@
-"""The tables over all of Unicode, beside Python asked about each character by itself."""
+"""Character tables over all of Unicode, compared with Python's answer for each character."""
 
 import sys
 
