@@ -44,7 +44,7 @@ from trainrig.models.kernels.prepared_rows import (  # noqa: E402
 KERNELS: tuple[Kernel, ...] = ("flash", "flex", "triton", "plain")
 WARM = 3
 TIMED = 10
-# Of the norm of what plain products in float64 give: bfloat16 rounds to 8 bits.
+# Largest error as a share of the norm of float64 products: bfloat16 rounds to 8 bits.
 RIGHT = {"bfloat16": 2e-2, "float32": 1e-5}
 
 
@@ -58,7 +58,7 @@ class Size:
     kv_heads: int
     width: int
     lengths: tuple[int, ...]
-    checked: int  # tokens of the rows whose numbers are held to float64
+    checked: int  # tokens of the rows whose numbers are compared with float64
 
 
 SIZES = {
@@ -66,7 +66,7 @@ SIZES = {
     "8B": Size(2, 8192, 32, 8, 128, (128, 512, 2048, 8192), 2048),
 }
 USUAL = ["8B"]
-# What beside documents; FlashAttention-2 computes the first two alone.
+# Features besides documents; FlashAttention-2 computes only the first two.
 FEATURES: dict[str, dict[str, Any]] = {
     "documents": {},
     "window of an eighth": {},
@@ -76,7 +76,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """What one process measures."""
+    """One row of the table, measured in its own process."""
 
     size: str
     feature: str
@@ -84,7 +84,7 @@ class Row:
     kernel: Kernel
 
     def draw(self, tokens: int, device: str) -> Drawn:
-        """Draw rows of `tokens` whose documents are all as long."""
+        """Draw rows of `tokens` whose documents are all of the same length."""
         size = SIZES[self.size]
         settings = dict(FEATURES[self.feature])
         if self.feature.startswith("window"):
@@ -107,7 +107,7 @@ def plan_rows(sizes: Sequence[str]) -> list[Row]:
 
 
 def measure_row(row: Row, device: str) -> dict[str, Any]:
-    """Measure one row; in a process that is not used for another."""
+    """Measure one row, in a process that measures no other."""
     size = SIZES[row.size]
     small = row.draw(min(size.checked, size.tokens), device)
     compute = str(small.parts[0].dtype).removeprefix("torch.")
@@ -137,7 +137,7 @@ def measure_row(row: Row, device: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _learn_on(device: str) -> Iterator[None]:
-    """Have flex_attention differentiate on a CPU as well, where it is told not to."""
+    """Make flex_attention differentiate on a CPU as well, where it refuses to."""
     if device == "cuda":
         yield
         return
@@ -146,8 +146,10 @@ def _learn_on(device: str) -> Iterator[None]:
 
 
 def _time(row: Row, device: str) -> dict[str, Any]:
-    """Return milliseconds of preparing rows, which is done once for all layers, and of the forward
-    and backward pass of one layer: the median, and from the least to the most."""
+    """Return the milliseconds of preparing rows and of one layer's forward and backward pass.
+
+    Rows are prepared once for all layers. Each figure is the median, with the range.
+    """
     drawn = row.draw(SIZES[row.size].tokens, device)
     given = drawn.given
     sinks = None if drawn.sinks is None else drawn.sinks.requires_grad_()
@@ -205,8 +207,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def name_fastest(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Return, for each feature and length, the fastest kernel that is right and gives the same bits
-    again."""
+    """Return the fastest kernel that is right and reproducible, for each feature and length."""
     fastest: dict[str, tuple[float, str]] = {}
     for row in rows:
         if not (row.get("is_right") and row.get("same_bits_again")):
@@ -218,7 +219,7 @@ def name_fastest(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Return the exit code: 1 if a row failed, or a kernel was wrong or gave other bits."""
+    """Return the exit code: 1 if a row failed, or a kernel was wrong or not reproducible."""
     parser = argparse.ArgumentParser(prog="attention_table.py", description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=USUAL)

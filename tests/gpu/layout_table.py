@@ -1,10 +1,10 @@
-"""What one rank of eight computes in each layout, on one device: the second table of `make gpu`.
+"""Pace of one rank of eight in each layout on one device: the second table of `make gpu`.
 
 `python tests/gpu/layout_table.py [--device cpu --size tiny] [--out FOLDER]`. Each row is a process:
 the last rank of a group of torch's fake process group, whose collectives return at once. So its
-seconds are those of computing and of launching alone, communication excluded, and its losses mean
-nothing: what others would send is zeros, and of experts they take as many rows as it sends. A rank
-of a pipeline does not wait for other stages, so its bubble is excluded, too.
+seconds are those of computing and of launching alone, communication excluded. Its losses mean
+nothing: received tensors are zeros, and experts receive as many rows as the rank sends. A rank of a
+pipeline does not wait for other stages, so its bubble is excluded, too.
 """
 
 import argparse
@@ -64,7 +64,7 @@ LAYOUTS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Rows(step_table.Rows):
-    """As many micro-batches a step as there are ranks."""
+    """Batches of as many micro-batches a step as there are ranks."""
 
     def micro_batches(self, step: int) -> int:
         """See tokens.batches.Batches."""
@@ -76,7 +76,7 @@ class Rows(step_table.Rows):
 
 
 def _zeroed(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """`allocate`, whose memory holds zeros."""
+    """Return `allocate`, changed to return memory of zeros."""
 
     def allocate_zeros(*arguments: Any, **options: Any) -> torch.Tensor:
         found = allocate(*arguments, **options)
@@ -90,14 +90,14 @@ def stand_for_others() -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=WORLD - 1, world_size=WORLD)
-    # Receive buffers are never written: zeros keep the arithmetic finite.
+    # Receive buffers are never written. Zeros keep the arithmetic finite.
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         setattr(owner, name, _zeroed(getattr(owner, name)))
     dispatch.gather_parts = lambda part, group: torch.stack([part] * group.size())
 
 
 def measure_layout(name: str, size: step_table.Size, device: str) -> dict[str, Any]:
-    """Time the steps of one rank; in a process that is not used for another."""
+    """Time the steps of one rank, in a process that measures no other."""
     use_device(0 if device == "cuda" else None)
     stand_for_others()
     mixture = EXPERTS if "mixture" in name else {}
@@ -137,13 +137,13 @@ def measure_layout(name: str, size: step_table.Size, device: str) -> dict[str, A
         "step_seconds": median,
         "step_seconds_from_to": [min(seconds), max(seconds)],
         "tokens_per_second_a_device": size.rows * size.length / median,
-        "updated": not any(skipped),  # else the optimizer is not in the seconds
+        "updated": not any(skipped),  # else the seconds do not include the optimizer
         "peak_gib": step_table._peak_bytes() / 2**30,
     }
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code: 1 if a row failed."""
+    """Return the exit code: 1 if a row failed."""
     parser = argparse.ArgumentParser(prog="layout_table.py", description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--size", choices=step_table.SIZES, default="350M")

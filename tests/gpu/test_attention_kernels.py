@@ -1,4 +1,4 @@
-"""The columns of docs/performance.md on which kernel computes attention, held to a GPU."""
+"""The columns of docs/performance.md on which kernel computes attention, checked on a GPU."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def test_kernels_are_those_that_the_page_names(case, kv_heads, column):
         found = called(case, "cuda", dtype, kv_heads)
     finally:
         torch.use_deterministic_algorithms(False)
-    if kv_heads < 4 and {"memory-efficient"} in said:  # which may take no grouped queries
+    if kv_heads < 4 and {"memory-efficient"} in said:  # that kernel may take no grouped queries
         said.append({"plain products"})
     assert found in said or not said
 

@@ -1,4 +1,4 @@
-"""What must be the same bits on a GPU: run by `make gpu`, with torch and without Ray."""
+"""Bit-identical results on a GPU: run by `make gpu`, with torch and without Ray."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""The loss of rows of logits in one kernel, held to the same in plain torch."""
+"""The loss of rows of logits in one kernel, compared with plain torch."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ SETTINGS = [
 
 
 def replaced(logits, targets, counts, bend, extras):
-    """What is left of a copy of `logits`, and the three numbers of each row."""
+    """Return the gradients that replace a copy of `logits`, and the three numbers of each row."""
     left = logits.clone()
     parts = torch.zeros(3, len(logits) + 2, device=logits.device)[:, 1:-1]
     losses = chunked_head._CrossEntropy(targets, bend, extras)

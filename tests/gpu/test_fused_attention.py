@@ -1,4 +1,4 @@
-"""Kernels of attention for documents, windows, caps, sinks and ALiBi, held to plain products."""
+"""Attention kernels for documents, windows, caps, sinks and ALiBi, compared with plain products."""
 
 import dataclasses
 import sys
@@ -40,7 +40,7 @@ KERNELS = "flash", "flex", "triton"
 
 @pytest.fixture
 def deterministic():
-    """FlashAttention-2 adds in one order only where it is told to."""
+    """Make FlashAttention-2 add in one order, which it does only on request."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)

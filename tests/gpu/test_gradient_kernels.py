@@ -1,4 +1,4 @@
-"""What is done to each number of a gradient in one kernel, held to the same in plain torch."""
+"""Elementwise operations on gradients in one kernel, compared with plain torch."""
 
 import itertools
 

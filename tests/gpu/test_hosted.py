@@ -1,4 +1,4 @@
-"""Optimizers whose memory is the host's, on a GPU: run by `make gpu`, without Ray."""
+"""Optimizers whose state is in the host's memory, on a GPU: run by `make gpu`, without Ray."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ pytestmark = [
 WIDTH = 1024
 LAYERS = 12
 STEPS = 4
-SLEEP = 50_000_000  # clock cycles, some 30 ms: longer than the host takes to give all its orders
+SLEEP = 50_000_000  # clock cycles, some 30 ms: longer than the host takes to launch all kernels
 OPTIMIZERS = [
     AdamW(),
     AdamW(state="bfloat16"),
@@ -38,8 +38,7 @@ def build_model() -> nn.Module:
 
 
 def take_steps(settings, hosted: bool):
-    """The model, what its optimizer remembers, by name, and the most bytes that steps after the
-    first took beside what was there before."""
+    """Return the model, its optimizer state by name, and the extra peak bytes of later steps."""
     model = build_model()
     optimizer = build_optimizer(model.named_parameters(), settings, hosted=hosted)
     generator = torch.Generator().manual_seed(4)
@@ -56,7 +55,7 @@ def take_steps(settings, hosted: bool):
         torch.cuda._sleep(SLEEP)
         optimizer.step()
     most = torch.cuda.max_memory_allocated() - before
-    # With no word of the GPU's: it may still be at the last step.
+    # Read the state without a synchronisation: the GPU may still run the last step.
     memory = get_optimizer_state_dict(model, optimizer.parts)["state"]
     copied = {
         (name, what): value.clone() if value.device.type == "cpu" else value.cpu()
@@ -82,7 +81,7 @@ def test_a_gpu_gives_the_same_bits_with_its_memory_in_the_host(settings) -> None
 
 
 def test_a_gpu_has_room_for_the_memory_of_two_parameters_alone() -> None:
-    matrix = 2 * 4 * WIDTH**2  # bytes of both averages of one
+    matrix = 2 * 4 * WIDTH**2  # bytes of both moments of one matrix
     *_, resident = take_steps(AdamW(), hosted=False)
     *_, hosted = take_steps(AdamW(), hosted=True)
     assert resident >= LAYERS * matrix

@@ -1,4 +1,4 @@
-"""How often a step waits for the device: run by `make gpu`."""
+"""Number of times that a step waits for the device: run by `make gpu`."""
 
 import sys
 import warnings
@@ -20,11 +20,11 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; run by `make gpu`"),
 ]
 
-TWICE = 2  # a step: for its losses, and for its norms
+TWICE = 2  # waits a step: for its losses, and for its norms
 
 
 def counted(loop, micro_batches, monkeypatch):
-    """How often one step, the third, waits for the device."""
+    """Return how often the third step waits for the device."""
     monkeypatch.setattr(step_table, "MICRO_BATCHES", micro_batches)
     row = step_table.Row("tiny", loop, compiled=False)
     step, _ = step_table.our_loop(row, step_table.SIZES["tiny"])

@@ -1,4 +1,4 @@
-"""Secrets that a run is given, looked for in every byte that it leaves."""
+"""Secrets of a run, searched for in every byte that the run leaves."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ SECRETS = {
 
 
 def everything(folder):
-    """(path, bytes) of all below a folder, hidden files too."""
+    """Yield (path, bytes) of all files below a folder, including hidden ones."""
     for path in sorted(Path(folder).rglob("*")):
         if path.is_file() and not path.is_symlink():
             yield str(path), path.read_bytes()
@@ -39,7 +39,7 @@ def everything(folder):
 
 @pytest.fixture(scope="module")
 def ray_folder():
-    """Where a Ray of this test's own leaves its logs; a short path, for its sockets."""
+    """Make a folder for the logs of this test's Ray; its path is short, for Ray's sockets."""
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
         yield folder
 
@@ -60,7 +60,7 @@ def test_no_secret_is_in_anything_that_an_attended_run_leaves(s3, ray_folder, tm
     left = {}
     with (tmp_path / "stdout").open("wb") as out, (tmp_path / "stderr").open("wb") as err:
         process = subprocess.Popen(supervise, env=environment, stdout=out, stderr=err)
-        while process.poll() is None:  # what Ray logs goes with it when all went well
+        while process.poll() is None:  # Ray's logs are removed at the end of a successful run
             with contextlib.suppress(OSError):
                 for path, data in everything(ray_folder):
                     left[path] = data
@@ -72,12 +72,12 @@ def test_no_secret_is_in_anything_that_an_attended_run_leaves(s3, ray_folder, tm
     left |= {"stdout": stdout, "stderr": stderr}
     kinds = {Path(path).suffix for path in left}
     assert {".json", ".toml", ".jsonl", ".txt", ".parquet", ".html", ".out"} <= kinds
-    assert [path for path, data in left.items() if s3.encode() in data]  # the search finds
+    assert [path for path, data in left.items() if s3.encode() in data]  # the search works
     for name, secret in SECRETS.items():
         assert not [path for path, data in left.items() if secret.encode() in data], name
     assert not [path for path, data in left.items() if is_pickle(path, data)]
 
 
 def is_pickle(path, data):
-    """Whether a file begins as pickles do; Ray's own folder is not ours."""
+    """Return whether a file begins like a pickle, except in Ray's own folder."""
     return "/session_" not in path and data[:2] in (b"\x80\x03", b"\x80\x04", b"\x80\x05")

@@ -1,5 +1,4 @@
-"""`submit`, `jobs`, `logs` and `stop`, with real supervisors and verbs, on jobs that need no
-Ray."""
+"""`submit`, `jobs`, `logs` and `stop`, with real supervisors and commands, on jobs without Ray."""
 
 import contextlib
 import json
@@ -22,8 +21,8 @@ from trainrig import cli, storage
 from trainrig.launch.record.run_record import Home, RunRecord
 
 _server = runpy.run_path(str(Path(__file__).with_name("jobs_server.py")))
-NEVER_DONE = 50_000  # pages: most of a minute of a core, and a test has stopped the run long before
-PATIENCE = 120.0  # s: a bound for what is broken
+NEVER_DONE = 50_000  # pages: most of a minute of a core; a test stops the run long before
+PATIENCE = 120.0  # s: ends a broken test
 
 TOKENIZER = """
 stage = "tokenizer"
@@ -38,7 +37,7 @@ source = "pages"
 kind = "ByteLevelBPE"
 vocabulary = 270
 """
-# Takes long, in one process: pages of many different words, measured one after another.
+# Takes long in one process: pages of many different words, measured one after another.
 CURATE = """
 stage = "curate"
 output = "documents"
@@ -53,7 +52,7 @@ filters = [{ kind = "Length", min_characters = 5 }]
 
 @dataclass
 class User:
-    """Somebody with a command line, a folder and a home for records."""
+    """A user with a command line, a folder and a home for records."""
 
     cluster: Any
     folder: Path
@@ -74,12 +73,12 @@ class User:
             try:
                 out, err = process.communicate(timeout=PATIENCE)
             except subprocess.TimeoutExpired:
-                process.kill()  # or it would be waited for without a bound
+                process.kill()  # without this, waiting for it would have no bound
                 raise
             return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
     def run(self) -> RunRecord:
-        """The only run there is, once it is on record."""
+        """Return the only run, once it is recorded."""
         return wait_for(lambda: Home(str(self.folder / "home")).list())[0]
 
     def wait_for_event(self, name: str, attempt: int = 1) -> dict[str, Any]:
@@ -121,7 +120,7 @@ def much_to_curate(folder: Path, pages: int = 320) -> None:
 
 
 def submitted_later(run: RunRecord, seconds: float) -> None:
-    """Have the newest attempt on record as submitted by a clock that is so much ahead."""
+    """Record the newest attempt as submitted by a clock that is `seconds` ahead."""
     path = storage.join(run.path, "attempts", f"{run.find_newest_attempt():04d}.json")
     entry = json.loads(storage.read(path))
     storage.write(
@@ -141,7 +140,7 @@ def test_a_run_is_submitted_followed_and_done_once(user: User) -> None:
     assert (found["state"], found["exit_code"], found["attempt"]) == ("done", 0, 1)
     assert found["output"] == str(user.folder / "tokenizer")
     assert re.search(r"ok +resources +nothing of its own", submitted.stderr)
-    said = user.does("logs", found["id"][:9])  # as it begins
+    said = user.does("logs", found["id"][:9])  # its beginning is enough
     assert said.returncode == 0
     assert said.stdout.splitlines()[-1].startswith(f"tokenizer: {user.folder}/tokenizer: ")
     again = user.does("submit", "tokenizer", "tokenizer.toml")
@@ -151,7 +150,7 @@ def test_a_run_is_submitted_followed_and_done_once(user: User) -> None:
     followed = user.does("logs", found["id"], "--follow")
     assert followed.returncode == 0
     assert followed.stdout == said.stdout
-    user.cluster.jobs.clear()  # the cluster is gone, for all we know
+    user.cluster.jobs.clear()  # as if the cluster were gone
     (row,) = json.loads(user.does("jobs", "--json").stdout)
     assert (row["id"], row["state"], row["attempts"]) == (found["id"], "done", 1)
     assert re.search(rf"^tokenizer +{found['id']} +done +all ", user.does("jobs").stdout, re.M)
@@ -166,13 +165,14 @@ def test_all_of_it_may_lie_in_a_bucket(s3: str, user: User) -> None:
     storage.write(f"{s3}/pages.jsonl", (user.folder / "pages.jsonl").read_bytes())
     user.environment |= {n: v for n, v in os.environ.items() if n.startswith("AWS_")}
     user.environment["TRAINRIG_HOME"] = f"{s3}/home"
-    user.cluster.nodes[0]["node_ip"] = "203.0.113.7"  # for documentation: not this machine
+    # An address for documentation: not this machine.
+    user.cluster.nodes[0]["node_ip"] = "203.0.113.7"
     places = ["--set", f"documents.0.paths=['{s3}/pages.jsonl']", "--set", f"output={s3}/tokenizer"]
     ended = user.does("submit", "tokenizer", "tokenizer.toml", *places, "--json")
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert (found["state"], found["output"]) == ("done", f"{s3}/tokenizer")
-    assert f"tokenizer: {s3}/tokenizer: " in ended.stderr  # its log
+    assert f"tokenizer: {s3}/tokenizer: " in ended.stderr  # the lines are the run's log
     assert f"tokenizer: {s3}/tokenizer: " in user.does("logs", found["id"]).stdout
     assert json.loads(user.does("jobs", "--json").stdout)[0]["state"] == "done"
     assert not (user.folder / "home").exists()
@@ -197,7 +197,7 @@ def test_a_run_under_way_is_joined_and_stopped(user: User) -> None:
     other = user.does("submit", "curate", "curate.toml", "--set", "sources.0.name=other")
     assert other.returncode == 2
     assert "is under way there with another run file (sources[0].name: 'pages'" in other.stderr
-    user.cluster.ray = "1.0"  # who only joins has nothing to upload
+    user.cluster.ray = "1.0"  # a client that only connects has nothing to upload
     with user.start("submit", "curate", "curate.toml") as joined:
         assert joined.stderr is not None
         assert "under way already" in joined.stderr.readline()
@@ -237,7 +237,8 @@ def test_who_joins_a_run_keeps_it_as_it_was_submitted(user: User) -> None:
     command = ["submit", "tokenizer", "tokenizer.toml"]
     options = ["--pending", "1s", "--grace", "5m", "--environment", "pinned", "--detach"]
     assert user.does(*command, *options).returncode == 0
-    submitted_later(user.run(), seconds=3600)  # else it is lost before a slow machine joins it
+    # Otherwise a slow machine is too late and the run counts as lost.
+    submitted_later(user.run(), seconds=3600)
     joined = user.does(*command, "--json")
     assert "under way already" in joined.stderr
     assert json.loads(joined.stdout)["attempt"] == 2, joined.stderr

@@ -1,5 +1,4 @@
-"""A table of prices of the submitter's own, by which a run is paid for on a head that has no such
-file."""
+"""A price table of the submitter, which counts a run's cost on a head without such a file."""
 
 import runpy
 from collections.abc import Iterator
@@ -35,7 +34,7 @@ PRICES = Path(__file__).with_name("prices.toml").read_text()
 
 @pytest.fixture
 def dashboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """One that starts nothing, and a shell that submits to it."""
+    """Start a dashboard that starts no jobs, and set up a shell that submits to it."""
     monkeypatch.setenv("RAY_AUTH_TOKEN", _server["TOKEN"])
     monkeypatch.setenv("TRAINRIG_HOME", str(tmp_path / "home"))
     (tmp_path / "tokenizer.toml").write_text(TOKENIZER.format(folder=tmp_path))
@@ -66,7 +65,8 @@ def test_the_prices_travel_with_the_record(dashboard: Any, tmp_path: Path) -> No
     prices = hardware.load(attempt.limits["hardware"])
     hour = {Kind("gpu", "mine", "spot"): 3600.0}
     assert compute_cost(hour, prices).usd == 0.5
-    JobSupervisor(record, attempt, Limits(**attempt.limits), ["true"])  # reads them when it is made
+    # Reads the prices in its constructor.
+    JobSupervisor(record, attempt, Limits(**attempt.limits), ["true"])
 
 
 def test_the_prices_that_come_along_need_no_file(dashboard: Any, tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ from trainrig.launch.record.run_record import Home
 from trainrig.launch.redaction import MASK, Redactor, find_secrets, redact
 from trainrig.launch.supervise.limits import Limits
 
-# Of two letters, so that secrets meet, overlap and begin with each other.
+# Secrets of two letters, so that they touch, overlap and begin with each other.
 SECRETS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
 TEXTS = st.text("abc", max_size=60)
 
 
 def at_once(text, secrets):
-    """What masking has to come to: leftmost first, of those that begin there the longest."""
+    """Return the expected mask: leftmost first, and of those the longest."""
     longest_first = sorted(secrets, key=len, reverse=True)
     return re.sub("|".join(map(re.escape, longest_first)), MASK, text) if secrets else text
 
@@ -77,7 +77,7 @@ def test_what_is_too_short_to_protect_anything_is_left_alone(monkeypatch):
 
 @pytest.mark.slow
 def test_why_a_run_failed_is_said_without_its_secrets(tmp_path):
-    """On the record, and by its supervisor, whose words Ray keeps and its dashboard shows."""
+    """Check the record and the supervisor's output, which Ray keeps and its dashboard shows."""
     secret = "canary0123456789abcdef"
     run = Curation(
         output=str(tmp_path / "out"),

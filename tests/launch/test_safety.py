@@ -1,4 +1,4 @@
-"""What a Ray of ours lets strangers do: nothing. docs/security.md says what follows from that."""
+"""Ray servers started by trainrig refuse unauthenticated calls; docs/security.md explains this."""
 
 import ast
 import functools
@@ -39,7 +39,7 @@ def test_a_local_ray_listens_on_loopback_alone(local_ray):
 
 
 def ask(port, method, *metadata):
-    """The status of a call to one of Ray's servers; the empty message is a valid one of each."""
+    """Return the status of a call to a Ray server; an empty message is always valid."""
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = channel.unary_unary(method)
         try:
@@ -78,8 +78,8 @@ def test_the_token_stands_in_no_command_line_which_every_user_can_read(local_ray
     assert not [p.name() for p in own_processes() if token in " ".join(p.cmdline())]
 
 
-# Between processes of ours, through a channel that nobody else can reach: a pipe, a socket in a
-# folder of its owner's alone, or Ray, which wants the token.
+# Channels between trainrig's processes that no other user can reach: a pipe, a socket in a folder
+# of its owner alone, or Ray, which requires the token.
 CHANNELS = {
     "corpus/extract/guard.py",
     "corpus/extract/guarded.py",
@@ -87,7 +87,8 @@ CHANNELS = {
     "train/elastic/rank.py",
     "train/elastic/ray_attempt.py",
 }
-# The user's own functions, which a run file names and its fingerprint holds; no checkpoint, no row.
+# The user's own functions, which a run file names and its fingerprint covers; no checkpoint or row
+# can name one.
 USERS_OWN = {"posttrain/rewards/user_code_worker.py"}
 RUNS_CODE = {
     ("pickle", "load"),
@@ -109,7 +110,7 @@ RUNS_CODE = {
 
 @functools.cache
 def calls():
-    """(file, module, function, keywords) of each call by name in the package."""
+    """Return (file, module, function, keywords) of each call by name in the package."""
     return list(_calls())
 
 
@@ -142,9 +143,9 @@ def test_nothing_that_can_run_code_is_read_from_a_file():
 
 @pytest.mark.slow
 def test_the_page_names_the_native_parsers_that_are_loaded():
-    """Of those that have ever been named, or that read what strangers wrote."""
+    """Check libraries that have ever been named, or that read untrusted files."""
     names = {
-        "lxml": "trafilatura",  # which parses by it
+        "lxml": "trafilatura",  # uses it to parse
         "resiliparse": "resiliparse",
         "FastWARC": "fastwarc",
         "zlib-ng": "zlib_ng",

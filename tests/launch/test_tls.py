@@ -1,4 +1,4 @@
-"""Ray's own traffic under TLS, which takes four variables and a certificate for each machine."""
+"""Ray's own traffic under TLS, which needs four variables and a certificate for each machine."""
 
 import datetime
 import ipaddress
@@ -20,7 +20,7 @@ from trainrig.ray_runtime.ray_session import TOKEN
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
 NODES = "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo"
-# A stage of a few splits on a Ray of its own, which then waits to be looked at.
+# A stage of a few splits on a separate Ray, which then waits to be inspected.
 STAGE = """
 import sys
 from trainrig.corpus.curate import curate
@@ -37,7 +37,7 @@ if __name__ == "__main__":
 
 
 def certificate(folder, name, issuer=None):
-    """A certificate and its key, as files; by itself if there is no `issuer`."""
+    """Write a certificate and its key; it is self-signed if there is no `issuer`."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -63,7 +63,7 @@ def certificate(folder, name, issuer=None):
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory):
-    """The folder of an authority's certificate, and of one that it signed for this machine."""
+    """Make a folder with an authority's certificate, and one that it signed for this machine."""
     folder = tmp_path_factory.mktemp("tls")
     authority = certificate(folder, "ca")
     certificate(folder, "node", authority)
@@ -71,7 +71,7 @@ def tls(tmp_path_factory):
 
 
 def status(port, credentials):
-    """Of a question to the control store with the right token."""
+    """Return the status of a call to the control store with the right token."""
     token = TOKEN.expanduser().read_text().strip()
     if credentials is None:
         channel = grpc.insecure_channel(f"127.0.0.1:{port}")
@@ -112,7 +112,7 @@ def test_a_stage_runs_under_tls_and_who_has_no_certificate_is_refused(tls, tmp_p
         assert status(port, grpc.ssl_channel_credentials(authority, key, ours)) == (
             grpc.StatusCode.OK
         )
-        refused = grpc.StatusCode.UNAVAILABLE  # it does not even hear the token
+        refused = grpc.StatusCode.UNAVAILABLE  # refused before the token is read
         assert status(port, grpc.ssl_channel_credentials(authority)) == refused
         assert status(port, None) == refused
         strangers = tmp_path / "strangers"

@@ -1,4 +1,4 @@
-"""A whole check: by name or file, as text or JSON, for people and for `cluster up`."""
+"""A whole cluster check: by name or file, as text or JSON, for users and for `cluster up`."""
 
 import json
 from pathlib import Path
@@ -103,7 +103,7 @@ def test_a_table_of_ones_own_gives_the_prices(
     found = json.loads(out)
     assert code == 0
     assert found["price"]["pools"]["gpu"]["usd_most"] == 12.0
-    assert found["price"]["usd_most"] is None  # the head has no price in it
+    assert found["price"]["usd_most"] is None  # the table has no price for the head
     assert any("m7i.2xlarge" in warning for warning in found["warnings"])
 
 

@@ -1,4 +1,4 @@
-"""What lies beside the cluster files: policies with the least rights, the image, no secret."""
+"""The files next to the cluster files: minimal policies, the image, no secrets."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from trainrig.launch.check.secrets import find_secrets
 CLUSTER = Path(__file__).parents[3] / "cluster"
 POLICIES = ("head", "worker", "launcher")
 FILES = sorted(path for path in CLUSTER.rglob("*") if path.is_file())
-# Of these botocore knows the operations; rights to objects are named otherwise than S3's calls.
+# Services whose actions are named like botocore's operations. S3's object actions have other names.
 NAMED_AS_CALLED = ("ec2", "iam", "ecr")
 
 
@@ -43,7 +43,7 @@ def test_only_machines_take_the_roles() -> None:
 def test_each_right_is_one_that_there_is(name: str) -> None:
     session = botocore.session.get_session()
     known = {s: set(session.get_service_model(s).operation_names) for s in NAMED_AS_CALLED}
-    known["iam"].add("PassRole")  # a right without a call
+    known["iam"].add("PassRole")  # an action without an operation
     for action in actions(name):
         service, _, operation = action.partition(":")
         assert operation in known.get(service, {operation}), action
@@ -93,7 +93,7 @@ def test_the_image_runs_as_nobody_in_particular_with_pinned_versions() -> None:
 
 
 def test_the_images_python_is_found_by_a_login_shell_too() -> None:
-    """Debian's /etc/profile sets PATH anew, and Ray's launcher runs commands in such a shell."""
+    """Debian's /etc/profile resets PATH, and Ray's launcher runs commands in a login shell."""
     text = (CLUSTER / "Dockerfile").read_text()
     assert "export PATH=/opt/venv/bin:$PATH' > /etc/profile.d/" in text
     assert re.search(r"^ENV PATH=/opt/venv/bin:\$PATH", text, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""YAML with the line of every key: what it reads as PyYAML does, and what it refuses."""
+"""YAML with the line of every key: equal to PyYAML's values, or refused."""
 
 from pathlib import Path
 
@@ -71,7 +71,7 @@ def test_what_is_wrong_is_said_with_its_line(text: str, said: str) -> None:
 
 
 def test_a_file_that_unfolds_without_end_is_refused_at_once() -> None:
-    """The billion laughs: each line holds the line before ten times."""
+    """Read the billion laughs: each line contains the line before ten times."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
     documents, problems = read_documents("\n".join(lines), "a.yaml")

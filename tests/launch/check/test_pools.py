@@ -1,4 +1,4 @@
-"""What a cluster costs by the hour, and which quotas it needs."""
+"""Costs of a cluster by the hour, and the quotas that it needs."""
 
 import pytest
 
@@ -102,4 +102,5 @@ def test_a_checkpoint_that_does_not_fit_the_notice_is_warned_of(
 ) -> None:
     found = notice_warnings(provider, [HEAD, GPU], seconds, grace)
     assert bool(found) == warned
-    assert notice_warnings(provider, [HEAD], seconds, grace) == []  # nobody takes that one back
+    # That instance is not preemptible.
+    assert notice_warnings(provider, [HEAD], seconds, grace) == []

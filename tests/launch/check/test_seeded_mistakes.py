@@ -1,6 +1,6 @@
-"""Every mistake that was sown into a shipped cluster file is named, with its line.
+"""Every mistake injected into a shipped cluster file is reported, with its line.
 
-One at a time, as people make them: a word misspelt, a bound the wrong way round, something unsafe.
+One mistake at a time, as people make them: a misspelt word, swapped bounds, something unsafe.
 """
 
 from dataclasses import dataclass
@@ -19,12 +19,13 @@ class Seed:
 
     old: str
     new: str
-    says: str  # part of what is said of it
+    says: str  # part of the message about it
     after: str = ""  # empty: from the beginning
-    at: str = ""  # said of the first line after `after` that holds this; empty: of the change's own
+    # The message's line is the first after `after` with this text; empty: the changed line.
+    at: str = ""
 
     def sow(self, text: str) -> tuple[str, int]:
-        """The text with the mistake in it, and the line that must be named."""
+        """Return the text with the mistake in it, and the line that must be reported."""
         begin = text.index(self.after)
         place = text.index(self.old, begin)
         sown = text[:place] + self.new + text[place + len(self.old) :]
@@ -223,7 +224,7 @@ def test_a_mistake_is_named_with_its_line(name: str, seed: Seed, tmp_path: Path)
 
 @pytest.mark.parametrize("name", SEEDS)
 def test_mistakes_are_named_all_at_once(name: str, tmp_path: Path) -> None:
-    """Ten of them in one file, each in a part of it where no other was sown."""
+    """Inject ten mistakes into one file, each in a part without another."""
     sown = (CLUSTER / f"{name}.yaml").read_text()
     seeds = []
     for seed in SEEDS[name]:

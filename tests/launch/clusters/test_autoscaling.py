@@ -1,4 +1,4 @@
-"""Ray's own autoscaler, with raylets of this machine in the place of machines."""
+"""Ray's own autoscaler, with raylets on this machine instead of machines."""
 
 import functools
 import random
@@ -29,7 +29,7 @@ SPLITS = [Split(f"split-{number}", {"number": number}) for number in range(6)]
 
 
 def slow_work(folder, seconds):
-    """Work that notes which node it was done on, and takes its time."""
+    """Return slow work that records which node it ran on."""
 
     def work(task):
         import ray
@@ -45,7 +45,7 @@ def slow_work(folder, seconds):
 
 @pytest.fixture(autouse=True)
 def by_value():
-    """Workers cannot import a test file by its name."""
+    """Pickle this module by value, because workers cannot import a test file by name."""
     import ray
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -144,7 +144,7 @@ def test_a_run_grows_onto_nodes_that_come_and_outlives_one_that_goes(
     wanted = chaos.what_came_of(straight)
     for name in ("updates", "held out", "samples"):
         assert found[name] == wanted[name], name
-    # This process is still connected, and has trained: nothing of it holds a node.
+    # This process is still connected, and has trained, but it holds no node.
     scaled.wait_for()
 
 

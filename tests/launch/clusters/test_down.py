@@ -23,7 +23,7 @@ WORKER = CloudMachine("i-2", "instance", "aws", "running", pool="cpu")
 
 
 class Cloud:
-    """Machines that lists show as the script says, look by look; its last word holds on."""
+    """A stand-in for a cloud whose lists of machines follow a script; the last list is repeated."""
 
     def __init__(self, *looks):
         self.looks = list(looks)
@@ -69,7 +69,7 @@ def test_what_does_not_go_is_named():
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
-    """One of a head, by a file that gives its nodes no home, as this shell knows it."""
+    """Return a cluster of one head, whose file gives its nodes no home for records."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("TRAINRIG_HOME", raising=False)
     return cluster_of({}, Cloud([HEAD], [HEAD], [HEAD], []))
@@ -81,7 +81,7 @@ def cluster_of(data, cloud):
 
 
 def submit_from(home, cluster="aws"):
-    """As `submit` does, in a shell whose TRAINRIG_HOME is `home`."""
+    """Record a run as `submit` does, in a shell whose TRAINRIG_HOME is `home`."""
     sent = SimpleNamespace(address="http://10.0.0.1:8265", upload=lambda *_: "gcs://a")
     sent.submit = lambda *_: None
     record = home.create("curate", "s3://bucket/out")

@@ -1,4 +1,4 @@
-"""What Ray's launcher is to bring along is there, and is ours, before a head is rented."""
+"""Checks of the files that Ray's launcher uploads, before a head is rented."""
 
 import re
 import stat
@@ -19,12 +19,12 @@ echo "[]"
 
 
 class Rented(Exception):
-    """The launcher was called."""
+    """Raised when the launcher is called."""
 
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenCluster:
-    """The file for Google Cloud, with what its user puts in, and no machine there."""
+    """Open the file for Google Cloud with a user's values filled in, and no machine running."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):

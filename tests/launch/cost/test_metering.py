@@ -9,7 +9,7 @@ CPU = Kind("cpu", "c7i.8xlarge", "on-demand")
 
 
 def meter_of(*looks):
-    """A meter whose looks find these, one a second; the first look when a second has passed."""
+    """Return a meter that was read once a second, and found `looks` in turn."""
     clock = {"now": 0.0}
     found = iter(looks)
     meter = Meter(lambda: next(found), lambda: clock["now"])

@@ -32,7 +32,7 @@ SMALL = Kind("cpu", "small", "on-demand")
 SMALL_SPOT = Kind("cpu", "small", "spot")
 LARGE = Kind("gpu", "large", "on-demand")
 LARGE_SPOT = Kind("gpu", "large", "spot")
-LAPTOP = Kind("cpu", "laptop", "on-demand")  # as cluster/local.yaml labels it: not rented
+LAPTOP = Kind("cpu", "laptop", "on-demand")  # labelled as cluster/local.yaml does: not rented
 STRANGE = Kind("gpu", "strange", "spot")
 
 
@@ -88,7 +88,7 @@ def event(name, time, **details):
 
 
 def steps(attempt, first, count, begin):
-    """`count` steps of one second each, the first of which begins at `begin`."""
+    """Return metrics of `count` steps of one second each, the first of which begins at `begin`."""
     return [
         {
             "step": first + n,
@@ -107,7 +107,7 @@ def write(folder, events, lines):
 
 
 def test_the_bill_tells_what_the_dollars_went_to(tmp_path):
-    """Two tries: the first is killed after 6 steps, 2 of which are taken again by the second."""
+    """Split the cost of two attempts: one is killed after 6 steps, the next repeats 2."""
     inside = [
         event("attempt_started", 10.0, attempt=1),
         event("attempt_started", 40.0, attempt=2),
@@ -122,7 +122,7 @@ def test_the_bill_tells_what_the_dollars_went_to(tmp_path):
     ]
     found = split_cost(55.0, 55.0, record, str(tmp_path))  # a dollar a second, from 5.0 to 60.0
     assert found == {
-        "useful": 9.5,  # steps 1–4 and 5–10, but for the half second of a checkpoint
+        "useful": 9.5,  # steps 1–4 and 5–10, less the half second of a checkpoint
         "redone": 2.0,
         "waiting": 10.0,
         "start-up": (10 - 5 + 4) + (40 - 31 + 8),

@@ -1,4 +1,4 @@
-"""What is told of a run, by a storage that does not always answer."""
+"""Messages about a followed run, from a storage that fails at times."""
 
 import pytest
 from clocked import Clock
@@ -11,7 +11,7 @@ NO_ANSWER = [ClusterError("s3://bucket: no answer"), OSError(5, "no answer")]
 
 
 class Followed:
-    """A run that is followed, and what was heard of it."""
+    """A followed run, and the messages about it."""
 
     def __init__(self, home):
         self.run = home.create("evaluate", "/data/out")
@@ -36,7 +36,10 @@ def followed(home):
 
 @pytest.fixture
 def fail(monkeypatch):
-    """`fail(name, when, error)`: a function of storage's raises while `when()`."""
+    """Return a function that injects faults.
+
+    `fail(name, when, error)` makes a function of storage raise while `when()`.
+    """
 
     def make(name, when, error):
         done = getattr(storage, name)

@@ -1,4 +1,4 @@
-"""A line for each run, from its record and its output."""
+"""The table of runs: a line for each, from its record and its output."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def pretraining(home: Home, tmp_path: Path) -> RunRecord:
-    """Ten updates done, four of which an attempt took that died."""
+    """Record a run with ten updates done, four of them by an attempt that died."""
     run = home.create("pretrain", str(tmp_path / "model"))
     Path(run.run_file).write_text(RUN)
     run.take_attempt("job-1", "http://127.0.0.1:8265", "", {})

@@ -1,4 +1,4 @@
-"""Runs that are followed by who submitted them, on jobs that need no Ray, by a clock of our own."""
+"""Followed runs that are submitted again, on jobs without Ray and with a controlled clock."""
 
 import contextlib
 import runpy
@@ -16,11 +16,11 @@ from trainrig.launch.record.run_record import LOST_SECONDS
 from trainrig.launch.supervise.limits import Limits
 
 _server = runpy.run_path(str(Path(__file__).parents[1] / "jobs_server.py"))
-AHEAD = LOST_SECONDS + 31.0  # s that the clock here is ahead of that of the run
+AHEAD = LOST_SECONDS + 31.0  # s that the clock here is ahead of the run's clock
 
 
 class Watched:
-    """A run that is watched; what is submitted again is a new attempt that is done."""
+    """A watched run, of which each resubmission makes a new attempt that is done."""
 
     def __init__(self, home, cluster):
         self.run = home.create("evaluate", "/data/out")
@@ -44,7 +44,7 @@ class Watched:
         return attempt
 
     def job(self, *command):
-        """The attempt's job is this."""
+        """Start `command` as the attempt's job."""
         process = subprocess.Popen(command, start_new_session=True)
         self.cluster.jobs[self.attempt.submission_id] = process
         return process
@@ -71,7 +71,7 @@ def watched(local, cluster):
 
 @pytest.fixture
 def other_clock(monkeypatch):
-    """A block in which the time is that of the run's machine; elsewhere it is ahead."""
+    """Return a context in which the time is the run's machine's; outside it, the time is ahead."""
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + AHEAD)
 
@@ -85,7 +85,7 @@ def other_clock(monkeypatch):
 
 
 def beating(watched, there, until):
-    """The run beats, by its own machine's clock, and ends after so long."""
+    """Make the run send heartbeats by its own machine's clock, and end at `until`."""
     last = [0.0]
 
     def after_sleep():
@@ -122,7 +122,7 @@ def test_what_somebody_else_has_submitted_again_is_followed(watched, cluster):
     watched.job("false").wait()
     answer = cluster.answer
 
-    def late(*asked):  # between the last look at the record and the decision
+    def late(*asked):  # between the last read of the record and the decision
         if watched.clock.now >= 2.0 and watched.run.find_newest_attempt() == 1:
             watched.take()
         return answer(*asked)
@@ -190,7 +190,7 @@ def test_storage_that_fails_while_it_decides_ends_nothing(watched, monkeypatch):
         return asked(run, attempt)
 
     monkeypatch.setattr(type(watched.run), "stop_requested", once)
-    monkeypatch.setattr(watched.watch.following, "_tolerate_silence", None)  # not by a look
+    monkeypatch.setattr(watched.watch.following, "_tolerate_silence", None)  # must not be used
     monkeypatch.setattr(type(watched.run), "_state_before_end", lambda *_: "running")
     assert watched.watch.wait_for_end()["attempt"] == 2
     assert times

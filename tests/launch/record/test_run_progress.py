@@ -50,7 +50,7 @@ def test_other_stages_get_on_by_whole_files(output):
     for number in range(3):
         storage.write(storage.join(output, "scratch", f"{number}.json"), b"{}")
     if not output.startswith("s3://"):
-        Path(output, "scratch", ".3.json.77-aa").touch()  # being written
+        Path(output, "scratch", ".3.json.77-aa").touch()  # is being written
     assert reached.measure_progress() == 3
     assert reached.build_figures() == {} and reached.find_saved() == Saved(None, None)
 

@@ -13,7 +13,7 @@ from trainrig.processes.append_log import LINE_LIMIT
 
 @pytest.fixture(params=["disk", "bucket"])
 def home(request, tmp_path):
-    """A home of either kind."""
+    """Return a home for records, on disk or in a bucket."""
     return Home.choose(str(tmp_path) if request.param == "disk" else request.getfixturevalue("s3"))
 
 
@@ -27,7 +27,7 @@ def attempt(run, **limits):
 
 
 def shift(monkeypatch, seconds):
-    """Let time have passed."""
+    """Advance the clock by `seconds`."""
     now = time.time
     monkeypatch.setattr(records.time, "time", lambda: now() + seconds)
 
@@ -94,7 +94,7 @@ def test_states_follow_from_what_was_put_on_record(run, monkeypatch):
     assert run.read_state() == "stopped" and not run.read_status().alive
     attempt(run)
     assert run.read_state() == "queued" and run.read_status().heartbeat == {}
-    run.record("ended", 1, state="failed")  # of an attempt that counts no more
+    run.record("ended", 1, state="failed")  # belongs to an attempt that no longer counts
     assert run.read_state() == "queued"
     run.write_heartbeat(2, "running")
     assert run.read_state() == "running", "the request to stop was for the attempt before"
@@ -161,7 +161,7 @@ def test_an_attempt_that_nobody_asked_for_counts_from_the_first(run, monkeypatch
     assert run.find_request_time(second) == first.submitted_at
     run.record("ended", 3, state="failed")
     assert run.find_request_time(fourth := attempt(run)) == fourth.submitted_at
-    run.begin_anew()  # the fourth is lost, say
+    run.begin_anew()  # as if the fourth attempt were lost
     fifth = attempt(run)
     sixth = attempt(run)
     assert run.find_request_time(fifth) == run.find_request_time(sixth) == fifth.submitted_at
@@ -232,7 +232,7 @@ def test_a_run_is_found_by_the_beginning_of_its_id(tmp_path):
         home.find("tokenise-tokens")
     with pytest.raises(ConfigError):
         home.find("")
-    with pytest.raises(ConfigError):  # programs name a run whole
+    with pytest.raises(ConfigError):  # programs must name a run in full
         home.open("tok")
 
 

@@ -1,4 +1,4 @@
-"""What an agent does of what it hears."""
+"""Reactions of a node's agent to preemption notices."""
 
 import itertools
 import time
@@ -12,7 +12,7 @@ WARNING = Notice("rebalance", None)
 
 
 class Told:
-    """A source that tells a list, and is then over."""
+    """A source that yields a list of notices and then ends."""
 
     pause = 0.0
 
@@ -30,7 +30,7 @@ class Told:
 
 
 def heard(*says, problems=(), wait=lambda seconds: None):
-    """What was to be drained while the source said this; `problems` of the first tries."""
+    """Return the notices that led to a drain; the first attempts fail with `problems`."""
     drained = []
     left = itertools.chain(problems, itertools.repeat(""))
 
@@ -61,7 +61,7 @@ def test_trouble_is_never_a_notice_and_no_trouble_makes_a_notice_be_missed(caplo
     down = [Unclear("down")] * 3
     assert heard(*down) == []
     assert heard(*down, notice, *down, notice) == [notice]
-    assert sum("down" in line for line in caplog.messages) == 3  # each stretch of it once
+    assert sum("down" in line for line in caplog.messages) == 3  # each outage is logged once
 
 
 def test_a_deadline_that_moves_is_told_again():

@@ -1,4 +1,4 @@
-"""Notices of a spot instance, from a server that gives all that Amazon's can."""
+"""Notices of a spot instance, from a server that gives all of Amazon's answers."""
 
 import json
 from contextlib import suppress
@@ -47,7 +47,7 @@ def test_a_rebalance_recommendation_names_no_time_at_which_the_machine_goes(
 ):
     metadata_service.put(REBALANCE, '{"noticeTime": "2026-11-22T08:20:00Z"}')
     assert source.look() == Notice("rebalance recommendation of 2026-11-22T08:20:00Z", None)
-    metadata_service.put(INTERRUPTION, GOES)  # both lie there when it comes to the worst
+    metadata_service.put(INTERRUPTION, GOES)  # in the worst case, both are present
     assert source.look() == Notice("spot interruption: terminate", WHEN)
 
 

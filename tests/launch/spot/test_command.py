@@ -1,4 +1,4 @@
-"""The agent as a process: its options, its end, and which provider it takes this machine for."""
+"""The agent as a process: its options, its end, and its detection of the provider."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from trainrig.launch.spot.gcp import ComputeMetadata
 from trainrig.launch.spot.kubernetes import LEFT_FOR_RAY, PodEnd
 from trainrig.launch.spot.provider import detect, make_source
 
-NOBODY = "127.0.0.1:1"  # no head is there
+NOBODY = "127.0.0.1:1"  # an address without a head
 
 
 def agent(*options, **environment):
@@ -28,7 +28,7 @@ def agent(*options, **environment):
 
 
 def wait_for_handler(process):
-    """Until it has one for SIGTERM, which would end it."""
+    """Wait until the process handles SIGTERM, which would end it before."""
     status = Path(f"/proc/{process.pid}/status")
     while process.poll() is None:
         caught = int(status.read_text().partition("SigCgt:\t")[2][:16], 16)

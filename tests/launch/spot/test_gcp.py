@@ -1,4 +1,4 @@
-"""Notices of a machine at Google, from a server that holds questions until there is an answer."""
+"""Notices of a Google machine, from a server that delays answers until there is news."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""What a rehearsal refuses before a cluster is started."""
+"""Checks of a rehearsal before a cluster is started."""
 
 import subprocess
 import sys

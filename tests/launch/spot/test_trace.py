@@ -1,4 +1,4 @@
-"""Traces of losses: what one may say, and that it says the same when read again."""
+"""Traces of node losses: valid events, and equality after writing and reading."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The upload: our package, all of it, nothing else, the same bytes wherever it was installed."""
+"""The uploaded package: complete, nothing else, and the same bytes from any installation."""
 
 import io
 import shutil

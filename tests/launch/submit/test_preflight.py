@@ -1,6 +1,6 @@
-"""What cannot work is said before anything is uploaded, all of it at once.
+"""Checks before an upload, which report all problems at once.
 
-The cluster is a dashboard of the tests' own: Ray's would have to be of another version.
+The dashboard is a stand-in, because Ray's would have to be of another version.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from trainrig.launch.submit.preflight import Preflight, SubmissionRequest, exami
 from trainrig.launch.supervise.limits import Limits
 from trainrig.ray_runtime.ray_pools import NodePool
 
-ELSEWHERE = "203.0.113.7"  # an address for documentation: nobody's
+ELSEWHERE = "203.0.113.7"  # an address for documentation, which belongs to no machine
 
 _server = runpy.run_path(str(Path(__file__).parents[1] / "jobs_server.py"))
 node = _server["node"]
@@ -68,13 +68,13 @@ tokens = [80_000, 160_000]
 
 @pytest.fixture
 def make_request(tmp_path: Path, dashboard: Any) -> Callable[..., SubmissionRequest]:
-    """A request whose run can work, but for what is changed."""
+    """Return a function that makes requests for a valid run, except for the given changes."""
 
     def make(
         text: str = CURATE, place: str | None = None, workers: str = "2", **changes: Any
     ) -> SubmissionRequest:
         place = place or str(tmp_path)
-        with contextlib.suppress(Exception):  # of a bucket that is not there
+        with contextlib.suppress(Exception):  # the bucket may not exist
             storage.write(f"{place}/pages.jsonl", b'{"text": "a page"}\n')
         run_file = tmp_path / "run.toml"
         run_file.write_text(text.format(place=place, workers=workers))
@@ -165,7 +165,7 @@ def test_a_token_does_not_follow_a_redirect(
 
 def test_a_token_does_not_go_to_a_proxy(dashboard: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:1")  # where nobody listens
+        monkeypatch.setenv(name, "http://127.0.0.1:1")  # no server listens there
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     assert RayJobs(dashboard.address).fetch_versions()
@@ -243,7 +243,7 @@ PRICES = (Path(__file__).parents[1] / "prices.toml").read_text()
 def pretrain(
     make_request: Callable[..., SubmissionRequest], tmp_path: Path
 ) -> Callable[..., SubmissionRequest]:
-    """A request to train on tokens that are there."""
+    """Return a function that makes requests to train on existing tokens."""
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens" / "begun").write_text("")
     return lambda **changes: make_request(PRETRAIN, verb="pretrain", **changes)
@@ -330,7 +330,7 @@ def test_another_live_run_there_is_told_of_as_each_pays_for_all_nodes(
         finding for finding in examine(make_request()).findings if finding.verdict == "warning"
     ]
     assert told.text == f"live on this cluster: {other.id}; each is charged for all its nodes"
-    dashboard.nodes[0]["labels"] = {CLUSTER: "aws"}  # reached at an address that others are, too
+    dashboard.nodes[0]["labels"] = {CLUSTER: "aws"}  # another cluster could have the same address
     assert not [
         finding for finding in examine(make_request()).findings if finding.verdict == "warning"
     ]
@@ -414,7 +414,7 @@ def test_a_bucket_that_is_not_there_and_one_without_rights(
 
 
 def _refuse_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the server answer as S3 does to who has no rights."""
+    """Make the server answer as S3 does to a user without rights."""
     body = "<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
     monkeypatch.setattr(S3Response, "put_object", lambda *_: (403, {}, body))
 
@@ -462,7 +462,8 @@ def test_another_run_in_the_output(
     capsys.readouterr()
     assert not problems(examine(request))
     assert examine(request).finished is not None
-    ahead = examine(make_request(changes=["url_duplicates=true"]))  # may still be decided anew
+    # The rules may still be applied again.
+    ahead = examine(make_request(changes=["url_duplicates=true"]))
     assert not problems(ahead)
     assert ahead.finished is None
     what, text = one_problem(examine(make_request(changes=["sources.0.name=others"])))
@@ -480,7 +481,7 @@ def test_every_problem_is_told_at_once_and_ends_with_2(
     dashboard.ray = "2.54.0"
     request = make_request(workers="9")
     (tmp_path / "pages.jsonl").unlink()
-    monkeypatch.setenv("TRAINRIG_HOME", str(tmp_path / "run.toml"))  # a file
+    monkeypatch.setenv("TRAINRIG_HOME", str(tmp_path / "run.toml"))  # a file, not a folder
     arguments = ["submit", "curate", request.run_file, "--address", dashboard.address]
     with pytest.raises(SystemExit) as ended:
         cli.main([*arguments, "--json"])

@@ -1,4 +1,4 @@
-"""Which places a run file names, and that they may be written out in full."""
+"""The paths that a run file names, and their absolute forms."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Files that a run file names travel with it."""
+"""Files that a run file names are uploaded with it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Attendants with children that are real processes: causes, requests, limits, what is written."""
+"""Supervisors with children that are real processes: causes, requests, limits, and records."""
 
 import json
 import sys
@@ -128,8 +128,7 @@ source = "made up"
 
 @pytest.fixture
 def a_dollar_a_second(tmp_path, monkeypatch):
-    """This machine costs that much."""
-
+    """Write a price table in which this machine costs a dollar a second."""
     path = tmp_path / "prices.toml"
     path.write_text(PRICES)
     monkeypatch.setattr(live_nodes, "HERE", live_nodes.Kind("here", "dear", "on-demand"))

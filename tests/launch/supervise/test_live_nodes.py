@@ -30,7 +30,7 @@ def test_nodes_are_told_by_their_labels_while_they_live_and_no_answer_is_no_news
         assert nodes.look() == [unlabelled]
     finally:
         cluster.shutdown()
-    # One that never reached it: its process neither waits for Ray's own patience, nor dies of it.
+    # A process that never reached Ray neither waits for Ray's own timeout nor fails by it.
     code = "import sys; from trainrig.launch.supervise.live_nodes import LiveNodes; "
     code += "print(LiveNodes(sys.argv[1]).look())"
     command = [sys.executable, "-c", code, address]

@@ -1,5 +1,4 @@
-"""A real verb under supervisors: stopped in the middle, gone on with, the same bytes as
-straight."""
+"""A real command under supervisors: stopped and resumed, it writes the same bytes."""
 
 import random
 import runpy
@@ -24,14 +23,14 @@ from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
 from trainrig.tokens.tokenizers.train import ByteLevelBPE
 
-PATIENCE = 120.0  # s: a bound for what is broken
-FILES = 80  # each a split of its own
+PATIENCE = 120.0  # s: ends a broken test
+FILES = 80  # each becomes a split
 tiny = runpy.run_path(str(Path(__file__).parents[2] / "train" / "tiny.py"))
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
-    """Many files of made-up documents, and a tokenizer: two folders."""
+    """Write many files of made-up documents and a tokenizer, and return both folders."""
     base = tmp_path_factory.mktemp("inputs")
     folder = str(base / "curated")
     dice = random.Random(7)
@@ -74,7 +73,7 @@ def run_file(inputs, output):
 
 
 def submit(home, run, **limits):
-    """What a submission leaves in the record."""
+    """Record a run as a submission does."""
     record = home.create(run.verb, run.output)
     storage.write(record.run_file, config.to_toml(run).encode())
     given = Limits(**limits).model_dump(mode="json")

@@ -1,4 +1,4 @@
-"""Attendants that are superseded, killed, stopped, and told to end; and who comes after them."""
+"""Supervisors that are superseded, killed or stopped, and their successors."""
 
 import os
 import signal
@@ -100,8 +100,10 @@ sys.exit(supervisor.supervise())
 
 @pytest.fixture
 def start_attendant(home, tmp_path):
-    """`start_attendant(code)`: a job supervisor that is a process; it, its run and its child's
-    id."""
+    """Return a function that starts a job supervisor as a process.
+
+    `start_attendant(code)` returns the process, its run and its child's id.
+    """
     started = []
 
     def start(code):
@@ -140,14 +142,14 @@ def test_an_attendant_that_comes_back_ends_its_child_and_leaves_the_last_word(
     start_attendant, monkeypatch, supervise, home, tmp_path
 ):
 
-    process, run, _ = start_attendant(DEAF)  # so its grace would be long
+    process, run, _ = start_attendant(DEAF)  # the child ignores SIGTERM, so its grace would be long
     process.send_signal(signal.SIGSTOP)
     monkeypatch.setattr(
         previous_supervisor, "_may_be_alive", lambda *_: False
     )  # as from another machine
     second = supervise(home, WHOLE)
     until(lambda: waiting(tmp_path) == 2)
-    time.sleep(0.5)  # so that it was away for longer than others bear
+    time.sleep(0.5)  # so that the supervisor was away for longer than others tolerate
     process.send_signal(signal.SIGCONT)
     assert process.wait(PATIENCE) == 1
     assert [e["event"] for e in run.read_events(1)] == ["started", "spent", "superseded"]

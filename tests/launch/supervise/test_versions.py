@@ -1,4 +1,4 @@
-"""Libraries there and here: what differs is said, and the run goes on."""
+"""Library versions on the cluster and here: differences are reported, and the run continues."""
 
 import logging
 from pathlib import Path

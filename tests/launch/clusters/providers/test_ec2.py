@@ -1,4 +1,4 @@
-"""Ray's AWS provider and what is around it, against a server that speaks EC2's protocol."""
+"""Ray's AWS provider and trainrig's code around it, with a server of EC2's protocol."""
 
 import datetime
 import re
@@ -26,7 +26,7 @@ QUICK = DeletionTimeouts(total=30.0, between=0.1, settle=0.3)
 
 @pytest.fixture
 def account(s3_server, monkeypatch, tmp_path):
-    """An account with what the cluster file names, and nothing running."""
+    """Set up an account with the resources that the cluster file names, and no instances."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
@@ -51,7 +51,7 @@ class Account:
                 iam.create_role(RoleName=role, AssumeRolePolicyDocument="{}")
                 iam.add_role_to_instance_profile(InstanceProfileName=role, RoleName=role)
             except iam.exceptions.EntityAlreadyExistsException:
-                pass  # the server is that of the whole session
+                pass  # the server is shared by the whole session
         profile = iam.get_instance_profile(InstanceProfileName="trainrig-head")
         self.number = profile["InstanceProfile"]["Arn"].split(":")[4]
         (zone_a,) = self.ec2.describe_subnets(
@@ -69,7 +69,7 @@ class Account:
 
 @pytest.fixture
 def cluster(account, tmp_path):
-    """The file that comes along, with what its user has to put in."""
+    """Return the shipped cluster file with a user's values filled in."""
     text = find_cluster("aws").read_text()
     for pattern, value in (
         ("111122223333", account.number),
@@ -98,7 +98,7 @@ def instances(client):
 
 
 def start_workers(cluster, *pools):
-    """As Ray's autoscaler on the head does; its provider."""
+    """Start workers as Ray's autoscaler on the head does, and return its provider."""
     from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
     from ray.autoscaler._private.commands import _bootstrap_config
 
@@ -124,7 +124,7 @@ def test_spot_nodes_have_their_tags_are_counted_and_are_gone_after_down(account,
     assert datetime.timedelta(hours=23) < left < datetime.timedelta(hours=24)
     seen = read_cluster_status(cluster, home)
     assert seen.nodes == {"cpu": 1, "gpu": 1} and seen.usd > 10 and not seen.runs
-    account.ec2.terminate_instances(InstanceIds=[found["gpu"].id])  # the cloud took it back
+    account.ec2.terminate_instances(InstanceIds=[found["gpu"].id])  # as when the cloud took it back
     assert provider.non_terminated_nodes({}) == [found["cpu"].id]
     assert read_cluster_status(cluster, home).nodes == {"cpu": 1}
     assert take_down_cluster(cluster, home, print, QUICK) >= 1

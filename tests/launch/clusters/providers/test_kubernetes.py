@@ -1,4 +1,4 @@
-"""What is asked of kubectl, and what is made of its answers; no Kubernetes is here to ask."""
+"""Calls of kubectl and the handling of its answers, by a stand-in for Kubernetes."""
 
 import json
 import os
@@ -45,7 +45,7 @@ exit $(cat {folder}/status)
 
 @pytest.fixture
 def kubectl(tmp_path, monkeypatch):
-    """A program of that name that answers what is written, and writes down what it was asked."""
+    """Put a stand-in for kubectl on the PATH: prepared answers, recorded arguments."""
     program = tmp_path / "kubectl"
     program.write_text(STAND_IN.format(folder=tmp_path))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
