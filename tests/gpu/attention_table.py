@@ -1,12 +1,12 @@
-"""The table of `make gpu` of kernels of attention, on documents of 128 to 8,192 tokens.
+"""Table of attention kernels by `make gpu`, on documents of 128 to 8,192 tokens.
 
 `python tests/gpu/attention_table.py [--device cpu --sizes tiny] [--out FOLDER]`. Each row is one
-kernel on rows of documents of one length: forward and backward, its error against plain products in
-float64, and whether it gives the same bits again in deterministic mode. A JSON file of all rows
-goes to the folder, the table to the terminal. The fastest kernel that is right is to become the
+kernel on rows of documents of one length: its forward and backward time, its error against plain
+products in float64, and whether it is reproducible in deterministic mode. All rows are written to a
+JSON file in the folder, and the table to the terminal. The fastest correct kernel should become the
 default of `training.attention.kernel`.
 
-On a CPU only `plain` and flex_attention, not compiled, run; the others say why they do not.
+On a CPU, only `plain` and uncompiled flex_attention run. The other rows give a reason.
 """
 
 import argparse

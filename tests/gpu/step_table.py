@@ -1,12 +1,13 @@
-"""The benchmark table of `make gpu`: how fast a training step is, beside plain loops of others.
+"""Benchmark table of `make gpu`: the pace of a training step, compared with plain loops.
 
-`python tests/gpu/step_table.py [--device cpu --sizes tiny] [--out FOLDER]`. Each row is a process
-of its own, forked from one that never touches the device. It needs torch 2.11 and what `train/loop`
-imports; no Ray, no network. A JSON file of all rows goes to the folder, the table to the terminal.
+`python tests/gpu/step_table.py [--device cpu --sizes tiny] [--out FOLDER]`. Each row is a
+separate process, forked from one that never touches the device. It needs torch 2.11 and the imports
+of `train/loop`; no Ray, no network. All rows are written to a JSON file in the folder, and the
+table to the terminal.
 
-MFU is by one rule for every row: products of the forward pass and twice as many of the backward
-one, attention over the keys that a query sees (trainrig/flops.py; nanoGPT's own sizes), over the
-device's peak in `hardware.toml`. `matmul` is the same over the best product measured in this run.
+MFU follows one rule for every row: products of the forward pass and twice as many of the backward
+one, with attention over visible keys (trainrig/flops.py; nanoGPT's own sizes), divided by the
+device's peak in `hardware.toml`. `matmul` divides by the best product measured in this run instead.
 """
 
 import argparse

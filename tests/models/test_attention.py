@@ -24,7 +24,7 @@ def build_attention(channels: int, heads: int, kv_heads: int, width: int) -> Att
 
 
 def by_loops(attention: Attention, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    """Attention of one sequence [T, C] with nothing batched: one query, one head at a time."""
+    """Return attention of one sequence [T, C], one query and one head at a time."""
     width = attention.head_channels
     query, key, value = (
         part(x).unflatten(-1, (-1, width)).transpose(0, 1)

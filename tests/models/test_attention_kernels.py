@@ -1,4 +1,4 @@
-"""The table of docs/performance.md, held to what is called on a CPU; tests/gpu has the rest."""
+"""The kernels of docs/performance.md, compared with those called on a CPU; tests/gpu has the rest."""
 
 import pytest
 import torch

@@ -173,7 +173,7 @@ def test_fresh_weights_depend_on_seed_and_name_alone(build):
     for name, value in first.state_dict().items():
         assert torch.equal(value, again.state_dict()[name])
         assert value.ndim == 1 or not torch.equal(value, other.state_dict()[name])
-    # A deeper model begins with the same layers, but for what scales with depth.
+    # A deeper model begins with the same layers, except for weights that scale with depth.
     deeper = build(seed=1, layers=4).state_dict()
     assert torch.equal(
         deeper["layers.1.attention.key.weight"], first.layers[1].attention.key.weight
@@ -240,6 +240,6 @@ def test_every_parameter_gets_a_gradient_and_a_short_text_is_learnt_by_heart(bui
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    assert losses[0] == pytest.approx(math.log(61), abs=0.2)  # it begins by knowing nothing
+    assert losses[0] == pytest.approx(math.log(61), abs=0.2)  # the model starts without knowledge
     assert losses[-1] < 0.05
     assert torch.equal(model(ids[:, :-1]).logits.argmax(-1), ids[:, 1:])

@@ -31,14 +31,14 @@ def test_in_float32_its_gradients_are_torchs_to_the_bit():
 def test_a_token_that_comes_up_a_thousand_times_gets_the_gradients_of_all_of_them():
     table = Embedding(3, 2).to(torch.bfloat16)
     ids = torch.tensor([1] * 1024 + [2])
-    # Ones: a sum in bfloat16 would stay at 256 for ever.
+    # A bfloat16 sum of ones would stop at 256.
     gradients = gradients_of(table, ids, torch.ones(1025, 2))
     assert gradients.dtype == torch.bfloat16
     assert gradients.tolist() == [[0, 0], [1024, 1024], [1, 1]]
 
 
 class Called(TorchDispatchMode):
-    """Notes the kernels that are called, with the dtype of what they are given first."""
+    """Records the kernels that are called, with the dtype of their first argument."""
 
     def __init__(self):
         super().__init__()
@@ -51,7 +51,7 @@ class Called(TorchDispatchMode):
 
 
 def test_on_a_gpu_they_are_added_by_the_kernel_that_sorts_and_in_float32():
-    with FakeTensorMode(), Called() as called:  # no GPU is there: shapes alone are worked out
+    with FakeTensorMode(), Called() as called:  # there is no GPU: only shapes are computed
         gradient = torch.empty(2, 5, 3, device="cuda", dtype=torch.bfloat16)
         total = add_gradients(gradient, torch.empty(2, 5, device="cuda", dtype=torch.long), 7)
     assert called.kernels["embedding_dense_backward"] == torch.float32

@@ -1,4 +1,4 @@
-"""Products made as one, beside the same products one by one."""
+"""Fused projections, compared with separate ones."""
 
 import pytest
 import torch
@@ -66,7 +66,7 @@ def read(model):
 
 
 def differentiate(model):
-    """The logits, and the gradient of each parameter by name."""
+    """Return the logits, and the gradient of each parameter by name."""
     logits = read(model)
     logits.double().logsumexp(-1).mean().backward()
     return logits.detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
@@ -79,7 +79,8 @@ def assert_close(plain, fused, within):
     assert (logits - other_logits).norm() <= within * logits.norm()
     whole = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
     for name, gradient in gradients.items():
-        # Of one that is nothing but rounding, as that of a key's bias, against all of them.
+        # A gradient of pure rounding errors, like that of a key's bias, is compared with the norm
+        # of all gradients.
         assert (gradient - others[name]).norm() <= within * max(gradient.norm(), 1e-2 * whole), name
 
 
@@ -116,7 +117,7 @@ def test_names_and_values_of_parameters_stay():
 
 
 class Products(TorchDispatchMode):
-    """Counts products of matrices."""
+    """Counts matrix products."""
 
     def __init__(self):
         super().__init__()
@@ -150,7 +151,7 @@ def test_a_layer_makes_fewer_products(changes, apart, together):
 
 
 def count_kept_bytes(model):
-    """What a forward pass keeps for the backward one, beside the parameters."""
+    """Return the bytes that a forward pass keeps for the backward one, besides parameters."""
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept = {}
 
@@ -215,5 +216,5 @@ def test_compiled_and_recomputed_layers_have_its_bits(name):
             recompute(model.layers, choose_kept(len(model.layers), again))
             compile_layers(model.layers, compiled)
             assert_close(expected, differentiate(model), within=0.0)
-            if compiled and name != "experts":  # of which a layer has none
+            if compiled and name != "experts":  # experts have no such layer
                 assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

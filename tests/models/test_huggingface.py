@@ -1,4 +1,4 @@
-"""Hugging Face folders: what is refused, what is carried, and how much memory it takes."""
+"""Hugging Face folders: refusals, files that are kept, and memory use."""
 
 import json
 import re
@@ -19,12 +19,12 @@ from trainrig.models.huggingface import HubFolder, open_folder, write_folder
 from trainrig.tokens.special_tokens import TokenizerFiles, find_special_tokens
 
 BROUGHT = runpy.run_path(str(Path(__file__).parents[1] / "tokens" / "brought.py"))
-FILES = TokenizerFiles(BROUGHT["brought"]("gpt2").tokenizer)  # 301 entries, with nothing beside it
+FILES = TokenizerFiles(BROUGHT["brought"]("gpt2").tokenizer)  # 301 entries, without further files
 
 
 @pytest.fixture
 def exported(build, tmp_path):
-    """A tied model and the folder written from it."""
+    """Return a tied model and the folder written from it."""
     model = build(vocabulary=320)
     out = tmp_path / "out"
     write_folder(str(out), model.config, model.state_dict().__getitem__, FILES)
@@ -32,7 +32,7 @@ def exported(build, tmp_path):
 
 
 def rewrite(path: Path, **changes) -> None:
-    """Change keys of a JSON file; a value of ... removes its key."""
+    """Change keys of a JSON file; the value `...` removes a key."""
     content = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({k: v for k, v in content.items() if v is not ...}))
 
@@ -90,7 +90,7 @@ def test_the_same_on_s3(exported, s3, tmp_path):
 
 
 def test_no_more_than_a_tensor_is_in_memory(build, tmp_path):
-    """Besides the tensors themselves, which are read into: what Python and numpy hold."""
+    """Bound the memory of Python and numpy besides the tensors themselves."""
     model = build(vocabulary=320, layers=8, feedforward_channels=512)
     state = model.state_dict()
     largest = max(value.nbytes for value in state.values())

@@ -1,4 +1,4 @@
-"""Experts: against loops over tokens, against Transformers, and what balances them."""
+"""Mixtures of experts, compared with loops over tokens and Transformers, and their balancing."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def network_of(model) -> ExpertFeedForward:
 
 
 def by_loops(network: ExpertFeedForward, x: torch.Tensor) -> torch.Tensor:
-    """One token and one expert at a time."""
+    """Return the output, one token and one expert at a time."""
     settings = network.settings
     rows = []
     for token in x:
@@ -127,10 +127,10 @@ def test_beyond_its_capacity_an_expert_lets_later_tokens_pass(build):
     network = network_of(model)
     with torch.no_grad():
         network.router.weight.zero_()
-        network.router.weight[2] = 1.0  # all tokens of a positive sum go to expert 2
+        network.router.weight[2] = 1.0  # all tokens with a positive sum go to expert 2
     x = torch.rand(1, 16, 32)
     found, _ = network(x)
-    # 0.5 of an even share of 16 tokens over 4 experts: 2.
+    # 0.5 of an even share of 16 tokens over 4 experts is 2 tokens.
     assert (found[0, 2:] == 0).all()
     assert (found[0, :2] - by_loops(network, x[0, :2])).abs().max() <= 1e-5
 
@@ -154,7 +154,7 @@ def test_router_terms_are_those_of_their_formulas(build):
     assert terms["router_z"].item() == pytest.approx(z.item(), rel=1e-5)
 
 
-PADDED = [  # every way to tell a model of padding, of rows of 10, 7 and 3 tokens in 12 places
+PADDED = [  # every way to mark padding, for rows of 10, 7 and 3 tokens in 12 positions
     lambda there: {"text_BT": there},
     lambda there: {"places_N": there.flatten().nonzero().squeeze(1)},
     lambda there: {
@@ -175,7 +175,7 @@ PADDED = [  # every way to tell a model of padding, of rows of 10, 7 and 3 token
     ids=["terms", "bias", "capacity"],
 )
 def test_padding_counts_nowhere(build, changes, tell):
-    """Other padding, or none, changes neither terms, loads, logits of the text nor gradients."""
+    """Change or remove the padding; terms, loads, logits and gradients stay equal."""
     model = build(feedforward=MIXTURE.model_copy(update=changes))
     ids = torch.randint(60, (3, 12), generator=torch.Generator().manual_seed(5))
     there = torch.arange(12) < torch.tensor([10, 7, 3])[:, None]
@@ -200,7 +200,7 @@ def test_padding_counts_nowhere(build, changes, tell):
 
 
 def test_places_beside_caches_are_no_marks_of_padding(build):
-    """As evaluation reads a shared beginning: no logits of it are wanted, and it is text."""
+    """Read a shared prefix as evaluation does: none of its logits are wanted, but it is text."""
     model = build(feedforward=MIXTURE).eval()
     ids = torch.randint(60, (2, 12), generator=torch.Generator().manual_seed(5))
     with torch.no_grad():
@@ -212,7 +212,7 @@ def test_places_beside_caches_are_no_marks_of_padding(build):
 
 
 def test_padding_takes_no_capacity_from_other_rows(build):
-    """What a row comes to is what it comes to without a padded row before it."""
+    """A row's output is the same with and without a padded row before it."""
     model = build(feedforward=MIXTURE.model_copy(update={"capacity": 1.0, "active": 1}), layers=1)
     network = network_of(model)
     with torch.no_grad():
@@ -222,7 +222,7 @@ def test_padding_takes_no_capacity_from_other_rows(build):
     text = torch.tensor([[True] * 2 + [False] * 6, [True] * 6 + [False] * 2])
     found, router = network(x, text)
     assert router[3:].tolist() == [0, 0, 8, 0]
-    # An even share of 8 tokens over 4 experts: 2, those of the first row.
+    # An even share of 8 tokens over 4 experts is 2 tokens, those of the first row.
     assert (found[0, :2] != 0).any(-1).all()
     assert (found[0, 2:] == 0).all()
     assert (found[1] == 0).all()
@@ -322,8 +322,11 @@ def test_settings_that_cannot_work_are_refused(settings, message):
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_what_balances_evens_the_load_after_500_steps(train_on_characters, write_result):
-    """Kept in results/expert_balance.json: highest and lowest load of the last 50 steps, in even
-    shares, and the validation loss, with and without each way to balance."""
+    """Compare the ways to balance with none, and keep the result in results/expert_balance.json.
+
+    It has the highest and lowest load of the last 50 steps, in even shares, and the validation
+    loss.
+    """
     ways = {
         "none": {"balance_loss": 0.0, "router_z_loss": 0.0},
         "balance_loss": {"balance_loss": 0.01, "router_z_loss": 0.0},

@@ -32,7 +32,7 @@ def test_zeros_stay_zeros():
 
 @pytest.mark.filterwarnings("error")
 def test_bfloat16_goes_in_and_out_of_a_float32_gain_with_the_mean_taken_in_float32():
-    # 300 squared, summed over 4,096 channels, would lose its last terms in bfloat16.
+    # The sum of 300 squared over 4,096 channels would lose its last terms in bfloat16.
     x = torch.full((4096,), 300.0, dtype=torch.bfloat16)
     y = build_norm(4096)(x)
     assert y.dtype == torch.bfloat16

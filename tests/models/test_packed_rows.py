@@ -1,4 +1,4 @@
-"""Rows that hold several documents, none of which sees another."""
+"""Rows of several documents, none of which sees another."""
 
 import pytest
 import torch
@@ -21,15 +21,15 @@ from trainrig.models.families.tensors import list_tensor_shapes, list_tensors
 from trainrig.models.kernels import document_attention
 from trainrig.models.positions import Rotation
 
-ROWS = [[5, 1, 9, 7], [22], [1, 1, 20], [11, 11]]  # lengths of documents, row by row
+ROWS = [[5, 1, 9, 7], [22], [1, 1, 20], [11, 11]]  # document lengths of each row
 T = 22
 
 
 @pytest.fixture(params=["under a mask", "by document"])
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows as short as these are read under a mask, but for what is changed here."""
+    """Test both code paths: short rows use a mask, unless the limit is lowered here."""
     if request.param == "by document":
-        monkeypatch.setattr(document_attention, "TOGETHER", 24)  # six places
+        monkeypatch.setattr(document_attention, "TOGETHER", 24)  # six positions
 
 
 def packed_positions(rows: list[list[int]]) -> torch.Tensor:
@@ -41,7 +41,7 @@ def random_ids(rows: int, seed: int = 0) -> torch.Tensor:
 
 
 def one_document_at_a_time(model, ids: torch.Tensor) -> torch.Tensor:
-    """Logits of `ids` cut into the documents of ROWS, each run alone."""
+    """Return logits of `ids` cut into the documents of ROWS, each run alone."""
     return torch.stack(
         [
             torch.cat([model(document[None]).logits[0] for document in row.split(lengths)])
@@ -60,7 +60,7 @@ def test_documents_in_one_row_get_the_logits_that_each_gets_alone(build, kv_head
         assert (packed - one_document_at_a_time(model, ids)).abs().max() <= 1e-5
         assert (packed[0] - model(ids).logits[0])[
             5:
-        ].abs().max() > 1e-2  # which the row itself does not
+        ].abs().max() > 1e-2  # without documents, the row's logits differ
 
 
 @pytest.mark.usefixtures("either_way")
@@ -141,7 +141,7 @@ def test_a_row_of_one_document_is_a_row_without_positions(build):
 
 @pytest.mark.usefixtures("either_way")
 def test_tokens_are_turned_by_the_positions_given_and_not_by_their_places(build):
-    # Distances alone count, so documents that merely begin later would not show it: a gap does.
+    # Only distances count, so an offset of a whole document would not show. A gap does.
     model = build()
     ids = random_ids(1)[:, :6]
     near = torch.tensor([[0, 1, 2, 3, 4, 5]])
@@ -172,7 +172,7 @@ def test_rows_with_positions_of_their_own_are_turned_each_by_its_own():
 
 
 def test_all_layers_keep_one_mask_and_give_the_bits_of_one_each(build, monkeypatch):
-    """torch itself makes numbers of true and false, for each layer anew."""
+    """Check that layers share a mask; torch converts a boolean mask to numbers for each layer."""
     model = build()
     ids = random_ids(2)
     positions = packed_positions([[3, T - 3], [T]])

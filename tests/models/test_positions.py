@@ -25,7 +25,7 @@ def test_two_channels_turn_by_one_radian_a_position():
 
 
 def test_each_channel_turns_with_the_one_half_a_head_further_on():
-    # Pairs (0, 2) and (1, 3); the second is slower by a factor theta ** (2 / 4) = 10.
+    # The pairs are (0, 2) and (1, 3). The second is slower by a factor theta ** (2 / 4) = 10.
     vector = torch.tensor([1.0, 1.0, 0.0, 0.0])
     expected = [math.cos(2), math.cos(0.2), math.sin(2), math.sin(0.2)]
     assert turned(vector, 2, theta=100.0).tolist() == pytest.approx(expected, abs=1e-6)
@@ -47,6 +47,6 @@ def test_lengths_are_kept():
 
 def test_bfloat16_is_turned_by_angles_of_float32():
     x = torch.ones(1, 1, 1, 64, dtype=torch.bfloat16)
-    position = torch.tensor([1001])  # bfloat16 knows 1000 and 1004
+    position = torch.tensor([1001])  # bfloat16 has only 1000 and 1004
     exact = Rotation(position, 64, Rope())(x.float())
     assert torch.equal(Rotation(position, 64, Rope())(x), exact.bfloat16())

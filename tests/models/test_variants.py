@@ -1,4 +1,4 @@
-"""Every choice of a decoder's settings: what has to hold whichever is made."""
+"""Properties that hold for every choice of a decoder's settings."""
 
 import pytest
 import torch

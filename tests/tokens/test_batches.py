@@ -12,7 +12,7 @@ from trainrig.tokens.batches import (
 
 
 def deal(count, rank, world):
-    """(micro-batch, whether real) of each turn of worker `rank`, its own virtual worker."""
+    """Return (micro-batch, whether real) of each slot of worker `rank`."""
     return [(slot.index, slot.real) for slot in assign_micro_batches(count, world, rank, world)]
 
 
@@ -48,21 +48,22 @@ def test_a_global_batch_that_is_not_whole_micro_batches_is_refused_with_the_near
 
 
 def test_virtual_workers_by_hand():
-    # Five micro-batches of three virtual workers: 0 | 1 2 | 3 4; two workers have 0 1 and 2 3 4.
+    # Five micro-batches of three virtual workers are 0 | 1 2 | 3 4. Two workers have 0 1 and 2 3 4.
     assert assign_micro_batches(5, 3, 0, 2) == [
         MicroBatchSlot(0, True, 0, closes=True),
-        MicroBatchSlot(1, True, 1, closes=True),  # what it has of the second
+        MicroBatchSlot(1, True, 1, closes=True),  # its part of the second virtual worker
         MicroBatchSlot(0, False, 0, closes=False),
     ]
     assert assign_micro_batches(5, 3, 1, 2) == [
-        MicroBatchSlot(2, True, 2, closes=True),  # after what is the other's, so it stays apart
+        # Follows a micro-batch of the other worker, so it stays apart.
+        MicroBatchSlot(2, True, 2, closes=True),
         MicroBatchSlot(3, True, 3, closes=False),
         MicroBatchSlot(4, True, 3, closes=True),
     ]
 
 
 def test_workers_that_add_up_rounds_together_take_micro_batches_in_turn():
-    # Two groups of two: 0 1 2 and 3 4 5 6.
+    # Two groups of two have 0 1 2 and 3 4 5 6.
     slots = [assign_micro_batches(7, 3, rank, 4, peers=2) for rank in range(4)]
     assert [[slot.index for slot in one if slot.real] for one in slots] == [
         [0, 2],
@@ -88,6 +89,7 @@ def test_all_micro_batches_are_handed_over_once_in_as_few_rounds_as_can_be(
     assert [leaf for span in handed for leaf in range(*span)] == list(range(count))
     cuts = {find_virtual_worker(index, count, virtual) for index in range(count)}
     assert len(cuts) == virtual
-    for first, last in handed:  # of one virtual worker, and of its first ones if of several
+    # A virtual worker's micro-batches, or the first ones if there are several virtual workers.
+    for first, last in handed:
         begin, end = find_virtual_worker(first, count, virtual)
         assert last <= end and (last == first + 1 or first == begin)

@@ -61,7 +61,7 @@ def test_any_text_at_all_falls_on_one_side(url):
 
 
 def test_about_the_share_asked_for_is_held_out():
-    # 20,000 draws at 5%: a standard deviation is 31 documents, so 200 is beyond six.
+    # For 20,000 draws at 5%, a standard deviation is 31 documents, so 200 is beyond six.
     out = sum(is_held_out(f"https://site{n % 97}.example/{n}", 0.05) for n in range(20_000))
     assert abs(out - 1_000) < 200
 
@@ -74,6 +74,6 @@ def test_a_larger_share_holds_out_all_that_a_smaller_one_did():
 
 
 def test_the_split_is_the_same_as_ever():
-    # Written down once: a change would move documents between training and held-out.
+    # Recorded values: a change would move documents between training and held-out.
     out = [n for n in range(60) if is_held_out(f"https://a.example/{n}", 0.1)]
     assert out == [5, 28, 33, 34, 57]

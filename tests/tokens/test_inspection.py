@@ -43,7 +43,7 @@ def lengths_of(source: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Two splits over two shards each; in the held-out one no books."""
+    """Write two splits of two shards each; the held-out split has no books."""
     base = tmp_path_factory.mktemp("tokens")
     run = Tokenization(documents="d", tokenizer="t", output=str(base))
     stage = manifest.claim(str(base), run, {})
@@ -154,7 +154,7 @@ def test_rows_are_those_of_the_packing(folder: str, packing: Concatenate | BestF
     if packing != BestFit():
         assert len(rows) == (sum(lengths_of("web")) - 1) // 8
     pieces = [line for line in text.splitlines() if line.startswith("┃")]
-    assert len(pieces) > len(rows)  # some rows hold two documents
+    assert len(pieces) > len(rows)  # some rows have two documents
     assert "held_out" in text  # its rows have no plan, and are not shown
 
 
@@ -220,7 +220,8 @@ def test_bytes_that_changed_are_found_when_asked_for(folder: str, tmp_path: Path
     data = bytearray((copy / "train" / "0.bin").read_bytes())
     data[3] ^= 1
     (copy / "train" / "0.bin").write_bytes(data)
-    with pytest.raises(DataError, match=r"train/0.bin: damaged: block 0"):  # what it shows
+    # The damaged block is one that is shown.
+    with pytest.raises(DataError, match=r"train/0.bin: damaged: block 0"):
         shown(str(copy), documents=2)
     with pytest.raises(DataError, match=r"train/0.bin: other bytes than manifest.json"):
         Inspection.open(str(copy), verify=True)

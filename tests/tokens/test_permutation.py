@@ -40,7 +40,7 @@ def test_another_key_gives_another_permutation():
 
 @pytest.mark.parametrize("size", [2, 3, 7, 50])
 def test_every_place_is_as_likely(size):
-    """Chi-squared over (number, place) for 500 keys; its mean is (size - 1)^2."""
+    """Test chi-squared over (number, position) for 500 keys; its mean is (size - 1)^2."""
     keys = 500
     counts = np.zeros((size, size))
     for key in range(keys):
@@ -52,7 +52,7 @@ def test_every_place_is_as_likely(size):
 
 
 def test_neighbours_do_not_stay_neighbours():
-    """Chance leaves two pairs side by side, and a third of the size between the two of a pair."""
+    """By chance, two pairs stay adjacent, and a pair's mean distance is a third of the size."""
     size = 100_000
     steps = np.diff(permute_indices(np.arange(size), size, "k"))
     assert (np.abs(steps) == 1).sum() < 20
@@ -60,7 +60,7 @@ def test_neighbours_do_not_stay_neighbours():
 
 
 def permuted_one_by_one(number: int, size: int, key: str) -> int:
-    """The same permutation in whole numbers of Python, which cannot overflow."""
+    """Return the same permutation in Python's integers, which cannot overflow."""
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     digest = hashlib.blake2b(key.encode(), digest_size=64).digest()
     while True:
@@ -85,7 +85,7 @@ def test_permutations_agree_with_a_twin_that_takes_one_number_at_a_time(size, ke
 
 
 def test_permutations_are_the_same_as_ever():
-    # Written down once: a change would alter the order of every run's data.
+    # Recorded values: a change would alter the order of every run's data.
     assert permute_indices(np.arange(10), 10, "0\n0\nweb").tolist() == [
         2,
         8,

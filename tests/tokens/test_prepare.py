@@ -39,7 +39,8 @@ def row(number: int, source: str = "web", url: str | None = None) -> Row:
     return {"id": identity, "url": url, "source": source, "language": "", "text": text}
 
 
-# More than are encoded at a time; special tokens that are only written; two sources in one file.
+# More rows than are encoded at a time, texts that spell special tokens, and two sources in one
+# file.
 FILES = {
     "web-00000": [row(number) for number in range(BATCH_ROWS + 44)],
     "web-00001": [row(number) for number in range(1_000, 1_010)]
@@ -50,7 +51,7 @@ FILES = {
 
 
 def write_documents(folder: str, files: dict[str, list[Row]]) -> str:
-    """What `curate` leaves, of rows that nobody judged."""
+    """Write the output of `curate` for rows without filters."""
     source = CurationSource(name="any", paths=("any.warc",))
     inputs = {"any": manifest.digest(files)}
     stage = manifest.claim(folder, Curation(output=folder, workers=0, sources=(source,)), inputs)
@@ -67,7 +68,7 @@ def write_documents(folder: str, files: dict[str, list[Row]]) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """`documents`, the `tokenizer` trained on them, and the `tokens` that both make."""
+    """Write `documents`, train a `tokenizer` on them, and tokenize them into `tokens`."""
     folder = str(tmp_path_factory.mktemp("prepare"))
     write_documents(f"{folder}/documents", FILES)
     make_tokenizer(training(folder))
@@ -88,7 +89,7 @@ def tokenization(folder: str, **changes: Any) -> Tokenization:
 
 
 def result(output: str) -> dict[str, str]:
-    """Path below `output` → SHA-256, but for claim and manifest, which hold times."""
+    """Return the SHA-256 of each file below `output` but claim and manifest, which have times."""
     return {
         path.removeprefix(f"{output}/"): storage.compute_sha256(path)
         for path in storage.list_files(output)
@@ -97,7 +98,7 @@ def result(output: str) -> dict[str, str]:
 
 
 def texts_of(folder: str, split: str) -> dict[str, str]:
-    """Id → the text that the ids of the split `split` decode to."""
+    """Return the texts that the ids of a split decode to, keyed by document id."""
     encoder = Encoder.load(f"{folder}/{TOKENIZER_FILE}")
     shards = TokenShards.open(f"{folder}/{split}")
     found = {}
@@ -114,7 +115,7 @@ def texts_of(folder: str, split: str) -> dict[str, str]:
 
 
 def urls_of(folder: str, split: str) -> dict[str, str]:
-    """Id → URL of the documents of one split."""
+    """Return the URLs of one split's documents, keyed by document id."""
     paths = storage.list_files(f"{folder}/{split}", ".index.parquet")
     rows = [row for path in paths for row in pq.read_table(path).to_pylist()]
     return {row["id"]: row["url"] for row in rows}
@@ -231,7 +232,7 @@ def test_a_stopped_run_goes_on_and_makes_the_same_bytes(folder: str, tmp_path: P
     assert result(run.output) == result(f"{folder}/tokens")
 
 
-# What is held out
+# Held-out documents
 
 
 @pytest.mark.slow
@@ -279,7 +280,7 @@ def test_documents_without_a_url_are_dealt_by_their_ids(folder: str, tmp_path: P
     assert 15 < len(held) < 70  # 40, and six standard deviations either way
 
 
-# What cannot work
+# Invalid settings and inputs
 
 
 def test_another_stages_folder_is_refused(folder: str, tmp_path: Path) -> None:
@@ -320,13 +321,13 @@ def test_a_share_that_meets_no_document_is_told(
     )
 
 
-# What is put around a text
+# Special tokens around a text
 
 
 def test_a_text_that_writes_special_tokens_stays_text(folder: str) -> None:
     written = "<|end_of_text|> is how a text ends <|pad|>"
     texts = texts_of(f"{folder}/tokens", TRAIN) | texts_of(f"{folder}/tokens", HELD_OUT)
-    assert written in texts.values()  # and `texts_of` saw no special token inside
+    assert written in texts.values()  # `texts_of` found no special token inside
 
 
 def test_documents_begin_with_begin_of_text_where_that_is_asked_for(
@@ -345,7 +346,7 @@ def test_documents_begin_with_begin_of_text_where_that_is_asked_for(
         assert begun.tokens(source) == plain.tokens(source) + plain.count_documents(source)
 
 
-# What is no document
+# Rows without a document
 
 
 def test_what_is_no_document_is_counted_and_put_aside(folder: str, tmp_path: Path) -> None:

@@ -23,7 +23,10 @@ def ids_of(text: str) -> np.ndarray:
 def shown(
     row: np.ndarray, pieces: list[RowPiece], untrained: tuple[int, ...] = (), **options
 ) -> str:
-    """The view of the ids `row`, the last of which has no target; `untrained`: nor have these."""
+    """Return the view of the ids `row`.
+
+    The last id has no target, nor have those at `untrained`.
+    """
     targets = np.append(row[1:], IGNORE)
     for place in untrained:
         targets[place - 1] = IGNORE

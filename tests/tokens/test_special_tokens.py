@@ -1,4 +1,4 @@
-"""Roles, found from the files that published tokenizers come with."""
+"""Roles of special tokens, found in the files of published tokenizers."""
 
 import json
 import pickle
@@ -22,7 +22,7 @@ TEXTS = (
     "",
 )
 
-# role → token, and the ids that end an answer.
+# The token of each role, and the ids that end an answer.
 EXPECTED = {
     "gpt2": ("<|endoftext|>", "<|endoftext|>", None, None, {"<|endoftext|>"}, None),
     "llama2": ("<s>", "</s>", None, "</s>", {"</s>"}, "<s>"),

@@ -64,7 +64,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> JSONL:
 
 @pytest.fixture(scope="module")
 def folder(table: JSONL, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What training on `table` leaves."""
+    """Train a tokenizer on `table` and return the output folder."""
     folder = tmp_path_factory.mktemp("trained")
     make_tokenizer(training(table, folder))
     return folder

@@ -1,4 +1,4 @@
-"""Every preset has the parameters of the model that it is named for, and can be changed."""
+"""Each preset has as many parameters as the model that it is named for, and can be changed."""
 
 import pytest
 import torch
@@ -12,7 +12,8 @@ from trainrig.models.architecture.presets import PRESETS
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.encoder.model import build_model
 
-# As published, or as Transformers makes the published config.json: in all, and of one token.
+# Published parameter counts, or those of Transformers' model of the published config.json: in all,
+# and those active for one token.
 PARAMETERS = {
     "gpt-2-1.5b": (1_557_611_200,),
     "gpt-3-175b": (174_604_259_328,),
@@ -55,7 +56,7 @@ PARAMETERS = {
     "bert-large": (335_174_458,),
     "roberta-base": (124_697_433,),
     "roberta-large": (355_412_057,),
-    # With the generator that each is trained with, less the embedding that the two share.
+    # These count the generator that each is trained with, less the embedding that the two share.
     "electra-small": (14_196_219,),
     "electra-base": (119_386_427,),
     "electra-large": (354_655_291,),
@@ -182,7 +183,7 @@ def test_a_cache_holds_no_more_of_a_local_layer_than_its_window():
     # arXiv:2407.21783's 8B: 32 layers, 8 heads of 128 channels, 2 bytes: 128 KiB a token.
     assert estimate_cache_memory(settings(preset="llama-3-8b"), 8192) == 8192 * 131_072
     config = settings(preset="gemma-3-1b")
-    # of 26 layers
+    # Local and far layers, of 26.
     local = 22
     far = 4
     assert estimate_cache_memory(config, 4096) == 2 * 2 * 256 * (local * 512 + far * 4096)

@@ -1,4 +1,4 @@
-"""muP: by hand, and by how far activations move at several widths."""
+"""muP, compared with hand counts, and the change of activations at several widths."""
 
 import math
 
@@ -136,7 +136,7 @@ def test_two_ways_to_follow_the_width_are_refused():
 
 
 def moved(config, optimizer, steps=3):
-    """Root mean squares of what `steps` change of the last layer's stream, and of logits."""
+    """Return the RMS changes of the last layer's stream and of logits after `steps` steps."""
     model = Decoder(config)
     transfer = find_width_transfer(config)
     initialise(model, 0)
@@ -167,7 +167,7 @@ def moved(config, optimizer, steps=3):
     ],
 )
 def test_activations_move_as_far_at_any_width(optimizer, tied):
-    """The coordinate check (arXiv:2203.03466, appendix D.1)."""
+    """Do the coordinate check (arXiv:2203.03466, appendix D.1)."""
 
     def powers(mup):
         found = [moved(decoder(w, mup, tie_embeddings=tied), optimizer) for w in WIDTHS]
@@ -175,7 +175,8 @@ def test_activations_move_as_far_at_any_width(optimizer, tied):
         return [float(np.polyfit(np.log(WIDTHS), values, 1)[0]) for values in logs]
 
     stream, logits = powers(MUP)
-    # Of logits, those of fresh weights, which fade with the width, are a part at these.
+    # At these widths, the logits of fresh weights, which shrink with the width, are a part of the
+    # logits.
     assert abs(stream) <= 0.15 and -0.5 <= logits <= 0.15, (stream, logits)
     stream, logits = powers(None)
     assert stream >= 1 and logits >= 0.45, (stream, logits)

@@ -1,4 +1,4 @@
-"""The encoder: what each token sees, against brute force; sizes, operations, settings refused."""
+"""The encoder: visible tokens compared with brute force, sizes, operations, refused settings."""
 
 import math
 
@@ -51,9 +51,9 @@ def made(**keys) -> BidirectionalEncoder:
 def reached(
     model: BidirectionalEncoder, ids: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """[T, T], whether the logits at a place depend on the token at another, by their gradients."""
+    """Return [T, T]: whether logits at a position depend on the token at another."""
     embedded = model.embedding(ids).detach().requires_grad_()
-    model.embedding.forward = lambda _: embedded  # so that gradients can be had of each place
+    model.embedding.forward = lambda _: embedded  # gives access to the gradient of each position
     logits = model(ids, positions_BT=positions).logits[0]
     rows = [
         torch.autograd.grad(logit.square().sum(), embedded, retain_graph=True)[0][0].abs().sum(-1)
@@ -74,7 +74,7 @@ def test_each_token_sees_all_of_its_document_and_nothing_else(changes):
 
 
 def test_local_layers_see_as_far_on_either_side():
-    """Two layers that see 2 tokens on either side reach 4."""
+    """Two layers that see 2 tokens on either side reach 4 tokens."""
     local = {"attention": {"window": {"size": 5}}, "layers": 2}
     documents = (PACKED == 0).cumsum(1)[0]
     together = documents[:, None] == documents[None, :]
@@ -85,7 +85,7 @@ def test_local_layers_see_as_far_on_either_side():
 @pytest.mark.parametrize("window", [None, 1, 7, 401])
 @pytest.mark.parametrize("packed", [False, True])
 def test_blocks_around_give_what_the_whole_mask_gives_forward_and_backward(window, packed):
-    """Longer than two blocks of queries, so that keys of a block lie before and behind it."""
+    """Use rows longer than two blocks of queries, so that a block has keys on both sides."""
     length = 2 * QUERIES + 37
     draw = torch.Generator().manual_seed(5)
     query, key, value = (
@@ -206,7 +206,7 @@ def test_a_run_file_chooses_an_encoder_by_its_kind_and_a_decoder_by_none(tmp_pat
 
 
 def test_logits_do_not_know_what_padding_holds():
-    """Rows filled up to one length, their padding a document of its own."""
+    """Fill up rows to one length, with the padding as a separate document."""
     model = made(**LOCAL)
     documents = torch.tensor([[1] * 13 + [0] * 7])
     positions = torch.arange(20)[None]

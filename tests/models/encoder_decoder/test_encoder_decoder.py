@@ -1,4 +1,4 @@
-"""Encoder-decoders against random T5 models of Transformers', and against themselves."""
+"""Encoder-decoders compared with random T5 models of Transformers and with themselves."""
 
 import math
 
@@ -102,7 +102,7 @@ def test_writing_token_by_token_with_caches_is_writing_at_once():
         assert (found[:, 0] - whole[:, place]).abs().max() < 1e-5
     kept = caches[0].read
     assert kept is not None
-    assert kept[0].shape == (3, 4, 20, 8)  # of what was read, computed once
+    assert kept[0].shape == (3, 4, 20, 8)  # keys of the encoder's output, computed once
 
 
 def test_buckets_are_by_the_formula_of_the_paper_of_every_distance():
@@ -139,7 +139,7 @@ def test_what_an_encoder_decoder_has_not_is_refused():
 
 
 def test_operations_are_those_of_every_product():
-    """By hooks on each linear map, and by hand for attention, which has none."""
+    """Count by hooks on each linear map, and by hand for attention, which has none."""
     model = made()
     made_by_maps = 0
 

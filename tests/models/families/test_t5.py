@@ -1,4 +1,4 @@
-"""T5 against random models of Transformers': logits, files both ways, and what is refused."""
+"""T5 compared with random models of Transformers: logits, files both ways, refusals."""
 
 import json
 import re
@@ -33,7 +33,7 @@ BOUND = 1e-5
 
 @pytest.fixture(scope="module", params=THEIRS)
 def pair(request, transformers, tmp_path_factory):
-    """Theirs and ours of the same folder."""
+    """Return Transformers' model and trainrig's, read from the same folder."""
     folder = tmp_path_factory.mktemp("theirs")
     config = transformers.T5Config(**SMALL | THEIRS[request.param])
     config._attn_implementation = "eager"
@@ -48,7 +48,7 @@ def pair(request, transformers, tmp_path_factory):
         theirs.lm_head.weight = torch.nn.Parameter(torch.randn(331, 32) * 0.1)
     theirs.save_pretrained(folder)
     written = json.loads((folder / "config.json").read_text())
-    written.pop("scale_decoder_outputs", None)  # which version 5 writes and does not read back
+    written.pop("scale_decoder_outputs", None)  # version 5 writes it and does not read it back
     told = json.dumps(written | {"tie_word_embeddings": tied}, indent=1)
     (folder / "config.json").write_text(told)
     theirs = transformers.T5ForConditionalGeneration.from_pretrained(

@@ -29,7 +29,7 @@ def test_the_same_seed_gives_the_same_tokens_and_another_gives_others(build):
     model = build()
     sampling = Sampling(temperature=1.5, seed=1, maximum_tokens=20)
     first = generate(model, PROMPT, sampling, stop=())
-    torch.rand(5)  # the global generator has no say
+    torch.rand(5)  # the global generator must have no influence
     assert generate(model, PROMPT, sampling, stop=()) == first
     other = sampling.model_copy(update={"seed": 2})
     assert generate(model, PROMPT, other, stop=()) != first
@@ -87,7 +87,8 @@ def frequencies(logits, sampling, draws=4000):
 @pytest.mark.parametrize(
     ("temperature", "top_k", "expected"),
     [
-        # Logits are logs of 4 : 3 : 2 : 1; at temperature 1/2 the shares go with the squares.
+        # Logits are logs of 4 : 3 : 2 : 1. At temperature 1/2, the shares are proportional to the
+        # squares.
         (1.0, None, {0: 0.4, 1: 0.3, 2: 0.2, 3: 0.1}),
         (0.5, None, {0: 16 / 30, 1: 9 / 30, 2: 4 / 30, 3: 1 / 30}),
         (1.0, 2, {0: 4 / 7, 1: 3 / 7}),

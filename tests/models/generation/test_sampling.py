@@ -1,4 +1,4 @@
-"""Which tokens may be drawn, against Transformers, and how often."""
+"""Which tokens may be sampled, compared with Transformers, and how often."""
 
 from itertools import product
 
@@ -70,7 +70,7 @@ def test_rows_that_are_drawn_together_get_what_each_gets_alone():
 
 @pytest.mark.parametrize("seed", [0, 3, 2**62])
 def test_a_plain_draw_by_hand(seed):
-    """The first entry at which the shares that are added up pass the seed's number."""
+    """Expect the first entry at which the cumulative probability exceeds the seed's number."""
     sampling = Sampling(temperature=0.8, seed=seed)
     shares = (LOGITS.double() / 0.8).softmax(-1).tolist()
     for place in range(50):

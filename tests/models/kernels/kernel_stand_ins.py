@@ -1,8 +1,8 @@
-"""Stand-ins for what needs a GPU: FlashAttention-2, and the language of Triton.
+"""Stand-ins for GPU software: FlashAttention-2, and the language of Triton.
 
-They compute on the CPU what the calls mean, so that what we hand to kernels, and our own kernel's
-arithmetic, are held to plain attention on every machine. They say nothing about speed, about what
-compiles, or about the last bits; `make gpu` does.
+They compute the meaning of the calls on the CPU. So the arguments of kernels, and the arithmetic of
+trainrig's own kernel, are compared with plain attention on every machine. They say nothing about
+speed, about what compiles, or about the last bits; `make gpu` does.
 """
 
 import contextlib
@@ -21,12 +21,14 @@ CARD = Card((9, 0), 232_448, has_triton=True)
 KERNEL = "trainrig.models.kernels.attention_kernel"
 
 
-# FlashAttention-2, as aten::_flash_attention_forward and _backward are called.
+# FlashAttention-2, with the arguments of aten::_flash_attention_forward and _backward.
 
 
 def _list_documents(query, key, value, query_bounds, key_bounds):
-    """The places of each document's queries and keys, and [H, t, D] of what is there; the queries
-    are the last of its places."""
+    """Yield the query and key positions of each document, and their [H, t, D] tensors.
+
+    The queries are the last of the document's positions.
+    """
     group = query.shape[1] // key.shape[1]
     for number in range(len(key_bounds) - 1):
         own = slice(*query_bounds[number : number + 2].tolist())
@@ -48,7 +50,7 @@ def _compute_logits(q, k, causal, scale, left, right):
 
 
 def flash_forward(*given, scale, window_size_left, window_size_right):
-    """By position as the operator takes them."""
+    """Compute attention from the operator's positional arguments."""
     query, key, value, query_bounds, key_bounds, most_queries, most_keys, dropped, causal, _ = given
     assert query_bounds.dtype == key_bounds.dtype == torch.int32
     assert (most_queries, most_keys) == tuple(
@@ -87,7 +89,7 @@ def flash_backward(gradient, *given, scale, window_size_left, window_size_right)
     return tuple(found)
 
 
-# Triton: blocks are tensors, and pointers are places of a storage.
+# Triton: blocks are tensors, and pointers are offsets in a storage.
 
 
 class Pointer:
@@ -124,14 +126,14 @@ def _store(pointer, value, mask):
 
 
 def _largest(x, axis):
-    """As on a GPU, whose maximum passes NaN over."""
+    """Return the maximum, ignoring NaN as a GPU does."""
     return x.masked_fill(x.isnan(), -torch.inf).amax(axis)
 
 
 class Jit:
-    """A function of the kernel's file: called by another, or launched."""
+    """A function of the kernel's file, called by another function or launched."""
 
-    number = 0  # of the block that runs
+    number = 0  # of the running block
 
     def __init__(self, function):
         self.function = function
@@ -198,18 +200,19 @@ def _build_triton():
 
 @contextlib.contextmanager
 def stand_in(patch, card=CARD):
-    """Have kernels computed by the stand-ins, as if the CPU were `card`; `patch`: a monkeypatch.
+    """Compute kernels by the stand-ins, as if the CPU were `card`; `patch` is a monkeypatch.
 
-    Gives our kernel's module.
+    Return trainrig's kernel module.
     """
     patch.setattr(varlen_attention, "_kernel", flash_forward)
     patch.setattr(varlen_attention, "_kernel_backward", flash_backward)
-    patch.setattr(torch_flex, "_validate_device", lambda *_: None)  # refuses to learn on a CPU
+    # Refuses to differentiate on a CPU.
+    patch.setattr(torch_flex, "_validate_device", lambda *_: None)
     patch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     patch.setattr("trainrig.models.decoder.read_card", lambda _: card)
     patch.delitem(sys.modules, KERNEL, raising=False)
     patch.setattr(cards, "find_shared_memory", lambda _: card.shared_memory)
-    with patch.context() as importing:  # for no longer: torch, too, asks whether there is Triton
+    with patch.context() as importing:  # only briefly, as torch also checks whether Triton exists
         for name, module in _build_triton().items():
             importing.setitem(sys.modules, name, module)
         kernel = importlib.import_module(KERNEL)

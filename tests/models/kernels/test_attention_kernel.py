@@ -1,4 +1,4 @@
-"""Our kernel's arithmetic, by a stand-in for Triton; tests/gpu runs it by Triton itself."""
+"""The arithmetic of trainrig's kernel, by a stand-in for Triton; tests/gpu runs it by Triton."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_it_computes_what_plain_products_do(given, kernels):
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("part", range(3))
 def test_a_number_that_is_none_comes_out_as_none(part, sinks, kernels):
-    """Of a query, a key or a value, forward and backward, where it is seen and nowhere else."""
+    """Put NaN into a query, a key or a value; it reaches exactly what depends on it."""
     drawn = Rows(queries=32, keys=32, width=16, sinks=sinks).draw("cpu", torch.float32)
     documents = (torch.arange(32)[None] >= 16).long()
     vars(drawn)["documents"] = documents
@@ -33,7 +33,7 @@ def test_a_number_that_is_none_comes_out_as_none(part, sinks, kernels):
     assert of_query[0, 0, rows].isnan().any(-1).all()
     if part < 2:
         assert of_key[0, 0, 16 : place + 1].isnan().any()
-    if part == 0:  # of which the keys of its document have a share
+    if part == 0:  # the keys of the query's document get gradients from it
         assert of_value[0, 0, 16 : place + 1].isnan().any(-1).all()
         assert not seen[0, 0, :place].isnan().any()
         assert not of_value[0, 0, :16].isnan().any()

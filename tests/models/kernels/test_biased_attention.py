@@ -1,4 +1,4 @@
-"""Attention with learnt numbers added, against torch's."""
+"""Attention with learned biases, compared with torch's."""
 
 import math
 
@@ -22,7 +22,7 @@ def inputs(rows, heads, queries, keys, channels, of_rows):
 @pytest.mark.parametrize("queries", [9, 1])
 def test_it_is_what_torch_computes(queries, of_rows, scale):
     hidden = torch.rand(3, 1, queries, 9, generator=torch.Generator().manual_seed(1)) < 0.3
-    hidden[..., 0] = False  # each sees something
+    hidden[..., 0] = False  # each query sees a key
     found = []
     for attend in (biased_attention, _by_torch):
         *parts, bias = given = inputs(3, 4, queries, 9, 8, of_rows)

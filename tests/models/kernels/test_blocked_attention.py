@@ -1,4 +1,4 @@
-"""Against attention with all logits at once, masked, and autograd's own slopes."""
+"""Attention in blocks, compared with masked attention with all logits at once and autograd."""
 
 import itertools
 
@@ -92,12 +92,12 @@ def test_bfloat16_goes_in_and_out_with_logits_of_float32():
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("length", [20, attention_blocks.QUERIES + 20])
 def test_the_operator_is_what_it_says_of_itself_to_a_compiler(rows, length):
-    """Strides among it, wherever rows are read: all at once, or by themselves."""
+    """Check the strides, too, for rows read all at once or one by one."""
     query, key = (torch.randn(rows, length, heads, 8).transpose(1, 2) for heads in (4, 2))
     documents = torch.arange(length).div(7).floor().expand(rows, -1)
     sinks = torch.randn(4)
     given = [part.requires_grad_() for part in (query, key, key.detach().clone())]
     rest = documents, None, sinks.requires_grad_(), SCALE, 9, None, True
     library.opcheck(OPERATOR, (*given, *rest))
-    # As the projection after it reads them: the heads of a place together.
+    # The next projection reads the heads of a position together.
     assert OPERATOR(*given, *rest)[0].transpose(1, 2).is_contiguous()

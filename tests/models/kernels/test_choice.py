@@ -1,4 +1,4 @@
-"""Which kernel computes attention, by device, number format and model."""
+"""Which kernel computes attention, by device, dtype and model."""
 
 import re
 
@@ -26,7 +26,7 @@ H100 = USUAL_GPU
 A100 = Card((8, 0), 166_912, has_triton=True)
 SMALL = Card((8, 9), 101_376, has_triton=True)
 TURING = Card((7, 5), 65_536, has_triton=True)
-BARE = Card((9, 0), 232_448)  # no Triton
+BARE = Card((9, 0), 232_448)  # without Triton
 DOCUMENTS = AttentionCase(128, "bfloat16")
 WIDE = AttentionCase(256, "bfloat16")
 ODD = AttentionCase(100, "bfloat16")
@@ -36,7 +36,7 @@ SINKS = AttentionCase(64, "bfloat16", ("attention.sinks", "position_embedding (A
 FLOAT32 = AttentionCase(128, "float32")
 RING = AttentionCase(128, "bfloat16", in_ring=True)
 
-# What `auto` is.
+# The kernel that `auto` chooses.
 CHOICES = [
     (DOCUMENTS, H100, "flash"),
     (DOCUMENTS, BARE, "flash"),
@@ -67,7 +67,7 @@ def test_a_kernel_that_no_card_has_run_is_not_chosen_unasked(case, card, kernel)
         assert choose_kernel(kernel, case, card).kernel == kernel
 
 
-# What is refused, and what would work.
+# Refused choices, and the suggested ones.
 REFUSED = [
     ("flash", DOCUMENTS, CPU_CARD, "needs a GPU, and the device is a CPU; use 'auto' or 'plain'"),
     ("flex", DOCUMENTS, CPU_CARD, "needs a GPU"),
@@ -111,10 +111,10 @@ def test_a_model_says_what_its_attention_computes():
 
 
 def test_tiles_fit_the_shared_memory_of_the_card():
-    # What Triton asked for, and what cards of 8.6, 8.9 and 12.0 have.
+    # The memory that Triton requested, and the memory of cards of capability 8.6, 8.9 and 12.0.
     assert estimate_forward_bytes(Tile(64, 64, 256)) == 106_496 > 101_376
     assert choose_forward_tile(256, 101_376) == Tile(64, 32, 256)
-    # Where memory is ample, tiles are those that the kernel was first written with.
+    # Where memory is ample, tiles are the kernel's original ones.
     for width, forward, backward in [
         (16, Tile(128, 64, 16), Tile(64, 64, 16)),
         (128, Tile(128, 64, 128), Tile(64, 64, 128)),

@@ -1,4 +1,4 @@
-"""Against torch's own attention under a mask of whole rows."""
+"""Attention by document, compared with torch's own attention under a mask of whole rows."""
 
 import functools
 import itertools
@@ -18,19 +18,19 @@ from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder.model import build_model
 from trainrig.models.kernels import attention_blocks, blocked_attention, document_attention
 
-ROWS = [[150, 1, 2, 40, 3, 104], [300], [1] * 50 + [130, 60, 60]]  # lengths, row by row
+ROWS = [[150, 1, 2, 40, 3, 104], [300], [1] * 50 + [130, 60, 60]]  # document lengths of each row
 HEADS = 4
 WIDTH = 16
 SCALE = 0.25
 
 
 def numbered(rows):
-    """[B, T], the document of each place."""
+    """Return the document number of each position, [B, T]."""
     return torch.stack([torch.arange(len(n)).repeat_interleave(torch.tensor(n)) for n in rows])
 
 
 def drawn(rows, kv_heads=HEADS, dtype=torch.float32):
-    """Queries, keys and values, laid out as projections give them."""
+    """Return queries, keys and values with the layout of projections."""
     draw = torch.Generator().manual_seed(0)
     shapes = [(len(rows), sum(rows[0]), heads, WIDTH) for heads in (HEADS, kv_heads, kv_heads)]
     made = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes)
@@ -110,7 +110,8 @@ def test_calls_cover_a_row_and_share_only_what_is_short(lengths, together):
         inside = [bound for bound in bounds if places.start < bound <= places.stop]
         assert alone == (len(inside) == 1)
         assert alone or places.stop - places.start <= together
-    for (one, _), (other, _) in itertools.pairwise(found):  # none could have joined the next
+    # No call could have included the next document.
+    for (one, _), (other, _) in itertools.pairwise(found):
         first = next(bound for bound in bounds if bound > other.start)
         assert first - one.start > together
 
@@ -123,7 +124,7 @@ def test_operators_keep_torchs_rules():
 
 
 class Products(TorchDispatchMode):
-    """Counts the pairs of a query and a key that torch's kernel is called for."""
+    """Counts the query-key pairs of calls of torch's kernel."""
 
     def __init__(self):
         super().__init__()
@@ -162,7 +163,7 @@ def flops_in_blocks(rows, **settings):
 
 @pytest.mark.parametrize("length", [128, 300, 512])
 def test_what_is_computed_is_the_squares_of_documents(length):
-    """Exactly, where documents are long; whatever the row is."""
+    """Expect exact squares for long documents, whatever the row."""
     for count in (1, 2, 4):
         assert pairs_of_documents([[length] * count]) == count * length**2
     assert pairs_of_documents([[length] * 2, [2 * length]]) == 6 * length**2
@@ -192,7 +193,7 @@ def test_blocks_read_no_keys_but_those_of_their_own_documents(settings):
     "settings", [{"cap": 2.0}, {"window": 200}, {"window": 30, "causal": False}, {"causal": False}]
 )
 def test_blocks_of_rows_with_documents_give_what_all_keys_give(settings, monkeypatch):
-    """With blocks as they are, and with one as long as the row, which takes no short way."""
+    """Use blocks of the usual size, and one as long as the row, which takes no shortcut."""
     parts = drawn(ROWS, 2)
     documents = numbered(ROWS)
     attend = functools.partial(
@@ -248,7 +249,7 @@ def test_packed_documents_get_the_logits_and_the_slopes_of_each_alone(name):
 
 
 def test_no_mask_of_a_long_row_is_made():
-    """Nothing of T by T numbers, forward or backward."""
+    """Check that no tensor has T × T elements, forward or backward."""
     length = 300
 
     class Largest(TorchDispatchMode):

@@ -1,4 +1,4 @@
-"""What flex_attention is told of rows, by the plain one of torch."""
+"""The block masks that flex_attention gets, compared with torch's own."""
 
 import pytest
 import torch
@@ -40,11 +40,11 @@ def test_caps_sinks_and_slopes_are_those_of_plain_products(kernels):
 
 
 def chosen(counts, indices):
-    """[B, P, Q], whether a block of queries goes through a block of keys."""
+    """Return [B, P, Q]: whether a block of queries reads a block of keys."""
     found = torch.zeros(indices.shape, dtype=torch.bool)
     for place in torch.cartesian_prod(*(torch.arange(size) for size in counts.shape)).tolist():
         first = indices[tuple(place)][: counts[tuple(place)]]
-        assert first.diff().gt(0).all()  # in their order: sums are made in it
+        assert first.diff().gt(0).all()  # ascending, as this is the order of summation
         found[(*place, first.long())] = True
     return found[:, 0]
 
@@ -60,7 +60,7 @@ def test_blocks_are_those_that_torch_finds_in_the_whole_mask(given):
     whole = chosen(ours.full_kv_num_blocks, ours.full_kv_indices)
     their_whole = chosen(theirs.full_kv_num_blocks, theirs.full_kv_indices)
     their_some = chosen(theirs.kv_num_blocks, theirs.kv_indices)
-    # Between the first key and the last that a block sees, we leave none out.
+    # Between the first and the last visible key of a block, no block is left out.
     assert not (their_some & ~some & ~whole).any()
     assert not (their_whole & ~some & ~whole).any()
     assert not (whole & ~their_whole).any()
@@ -68,7 +68,7 @@ def test_blocks_are_those_that_torch_finds_in_the_whole_mask(given):
     if given.mean is None:
         assert torch.equal(some | whole, their_some | their_whole)
         assert whole.sum() == their_whole.sum()
-    # Backward it goes by blocks of keys.
+    # The backward pass iterates over blocks of keys.
     assert ours.q_num_blocks.sum() == some.sum()
     assert ours.full_q_num_blocks.sum() == whole.sum()
 

@@ -31,7 +31,7 @@ def build(kernel, layers=2, kind=DecoderConfig, dtype=torch.bfloat16, **settings
 
 
 def read(model, packed=True):
-    """What the model gives of rows, and the gradients of its parameters, as one vector."""
+    """Return the hidden states and the gradients of the parameters, as one vector."""
     ids = torch.randint(32, (2, LENGTH), generator=torch.Generator().manual_seed(1))
     rows = {"positions_BT": torch.arange(LENGTH).remainder(40).expand(2, -1)} if packed else {}
     hidden = model(ids, **rows).hidden
@@ -94,7 +94,10 @@ class Operators(TorchDispatchMode):
 
 @pytest.mark.parametrize("kernel", ["triton", "flash"])
 def test_where_documents_are_is_found_once_for_all_layers_and_both_passes(kernel, kernels):
-    """Of each kind of layer; an operator is a kernel on a GPU, and those of attention count one."""
+    """Count operators for each kind of layer.
+
+    An operator is a kernel on a GPU, and an attention operator counts once.
+    """
     found = []
     for layers in (2, 6):
         with Operators() as operators:
@@ -104,12 +107,12 @@ def test_where_documents_are_is_found_once_for_all_layers_and_both_passes(kernel
     reached = ("cummax", "maximum", "minimum", "flip", "nonzero", "ne")
     assert {name: few[name] for name in reached} == {name: many[name] for name in reached}
     if kernel == "triton":
-        assert few["cummax"] == 2 * 2  # two kinds of layers; begins and ends
+        assert few["cummax"] == 2 * 2  # two kinds of layers; starts and ends
         assert many["reach_attention"] == 3 * few["reach_attention"] == 6
 
 
 def test_documents_of_a_batch_are_not_asked_of_the_device(kernels):
-    """Their positions were copied from the host, which knows them."""
+    """Positions that were copied from the host need no read from the device."""
     positions = torch.arange(LENGTH).remainder(40).expand(2, -1).contiguous()
     remember_copy(positions, positions.clone())
     with Operators() as operators:
@@ -118,7 +121,7 @@ def test_documents_of_a_batch_are_not_asked_of_the_device(kernels):
         model(ids, positions_BT=positions)
     assert operators.found["varlen_attention"] == 2
     known = model.sights(positions, None, dtype=torch.bfloat16)[False]
-    assert known.rows is None  # one document a row: torch's own attention
+    assert known.rows is None  # one document a row uses torch's own attention
 
 
 def test_what_follows_a_cache_is_read_in_blocks(kernels):

@@ -1,4 +1,4 @@
-"""What FlashAttention-2 is told of documents and windows, by a stand-in that computes plainly."""
+"""The documents and windows that FlashAttention-2 gets, by a stand-in that computes plainly."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def test_equal_numbers_in_two_rows_are_two_documents():
 
 
 def test_documents_that_the_host_knows_are_not_asked_of_the_device():
-    documents = torch.zeros(1, 4, device="meta")  # which has no numbers to give
+    documents = torch.zeros(1, 4, device="meta")  # has no values to read
     remember_copy(documents, torch.tensor([[0, 0, 1, 1]]))
     assert find_varlen_rows(documents, 4).limits.tolist() == [2, 2, 2]
     with pytest.raises(NotImplementedError):

@@ -1,4 +1,4 @@
-"""Adapters in a decoder, against plain arithmetic and against PEFT's own layers."""
+"""Adapters in a decoder, compared with plain arithmetic and PEFT's layers."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def whole(build):
 
 
 def adapted(whole, lora, trained=False):
-    """A copy of `whole` with adapters: fresh ones, or ones that change something."""
+    """Return a copy of `whole` with adapters, which are fresh or `trained` to change something."""
     model = Decoder(whole.config)
     model.load_state_dict(whole.state_dict())
     with torch.device("meta"):
@@ -212,7 +212,7 @@ def test_routers_stay_as_they_are(build):
             *(f"feedforward.shared.{n}" for n in ("gate", "up", "down")),
         )
     )
-    alone = build(feedforward=EXPERTS).config  # of which the usual targets match routers
+    alone = build(feedforward=EXPERTS).config  # the default targets match its routers
     assert {name.split(".")[2] for name in LoRA().choose(alone)} == {"attention"}
     for targets, said in (
         (("attention.*", "feedforward.router"), "'feedforward.router' names routers.*leave it out"),
@@ -225,7 +225,7 @@ def test_routers_stay_as_they_are(build):
 
 @pytest.mark.parametrize("base", ["float32", "bfloat16", "int8"])
 def test_a_mixture_with_an_adapter_says_what_its_merged_weights_say(base, build, ids):
-    """Its experts and routers are in float32, however the rest is held."""
+    """Keep experts and routers in float32, whatever the other weights' dtype."""
     whole = build(seed=1, feedforward=EXPERTS | {"shared_experts": 1})
     lora = LoRA(rank=4, alpha=8, base=base)
     model = adapted(whole, lora, trained=True)

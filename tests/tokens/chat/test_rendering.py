@@ -1,4 +1,4 @@
-"""Conversations as ids and masks, against Transformers on templates of real models."""
+"""Conversations as ids and masks, compared with Transformers on templates of real models."""
 
 import importlib.util
 import json
@@ -65,7 +65,7 @@ CHATS = {
 
 @pytest.fixture(scope="module")
 def library():
-    """A byte-level tokenizer with the special tokens of all these models."""
+    """Return a byte-level tokenizer with the special tokens of all these models."""
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = tokenizers.decoders.ByteLevel()
@@ -91,7 +91,7 @@ def theirs(library):
 
 
 def template_of(name):
-    """A template that the TRL installed here ships."""
+    """Return a template that the TRL installed here ships."""
     found = importlib.util.find_spec("trl")
     if found is None or found.origin is None:
         pytest.skip("TRL is not installed")
@@ -104,7 +104,7 @@ def rendered(encoder, template, messages, tools=None):
 
 
 def taught(encoder, found):
-    """The stretches that are trained on, as text."""
+    """Return the trained spans as text."""
     text = encoder
     runs = []
     last = False
@@ -147,7 +147,7 @@ def test_a_template_that_wants_parts_gets_parts(encoder):
 
 
 def test_a_prompt_ends_where_its_ids_end_whatever_token_the_answer_would_join(library):
-    """A prompt that ends in a newline, an answer that begins with one, and a token for both."""
+    """Use a prompt that ends in a newline, an answer that begins with one, and a token for both."""
     made = json.loads(library.to_str())
     newline = made["model"]["vocab"]["\u010a"]
     made["model"]["vocab"]["\u010a\u010a"] = len(made["model"]["vocab"])
@@ -160,13 +160,13 @@ def test_a_prompt_ends_where_its_ids_end_whatever_token_the_answer_would_join(li
     assert encoder.decode(found.ids.tolist()) == found.text
 
 
-# --- templates by hand, in the ways that real ones differ
+# --- templates made by hand, which differ as real ones do
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-FORGETFUL = (  # thoughts of turns that others follow are left out
+FORGETFUL = (  # leaves out thoughts of turns before the last
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
     "{% if m.role == 'assistant' and loop.last %}{{ '<think>\n</think>\n' }}{% endif %}"
     "{{ m.content + '<|im_end|>\n' }}"
@@ -233,7 +233,7 @@ def test_thoughts_that_the_prompt_opens_and_the_template_drops_are_trained_on(en
 
 
 def test_a_whole_answer_without_its_words_is_an_error(encoder):
-    """The end of turn is there to train on, and a header of the answer; its words are not."""
+    """The end of turn and the answer's header are there to train on, but its words are not."""
     mute = CHATML.replace("m.content +", "('say' if m.role == 'assistant' else m.content) +")
     with pytest.raises(BadRow, match=r"answer_lost: turn 1 is rendered without its words 'yes'"):
         rendered(encoder, mute, [asks("hi"), says("yes")])
@@ -284,7 +284,7 @@ def test_no_text_can_fake_a_special_token(texts, template):
 
 
 class _Encoded:
-    """The tokenizer for hypothesis, whose tests take no fixtures of a module well."""
+    """The tokenizer for hypothesis, whose tests cannot use a module's fixtures well."""
 
     def __init__(self):
         self._text = None
@@ -308,7 +308,7 @@ class _Encoded:
 _ENCODED = _Encoded()
 
 
-# --- what cannot work
+# --- invalid conversations and templates
 
 
 @pytest.mark.parametrize(

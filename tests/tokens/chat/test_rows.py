@@ -1,4 +1,4 @@
-"""Rows as users bring them: what conversation each is read as, and which are refused and why."""
+"""Rows of user data: the conversation that each is read as, and the reasons for refusals."""
 
 import json
 
@@ -115,7 +115,8 @@ def test_calls_in_turns_of_their_own_join_what_the_assistant_says_before():
     turns = told(read(row).chats[0])
     put = {"type": "function", "function": {"name": "put", "arguments": {}}}
     assert turns[1] == {"role": "assistant", "content": "I look.", "tool_calls": [CALL, put]}
-    assert turns[2] == {"role": "tool", "content": "[1, 2]"}  # of two calls: whose is not known
+    # After two calls, the result's call is unknown.
+    assert turns[2] == {"role": "tool", "content": "[1, 2]"}
     assert (turns[3]["content"], turns[3]["tool_calls"]) == ("<think>\nhm\n</think>\n\n", [CALL])
     assert turns[4] == {"role": "tool", "content": '[{"t": 3}]', "name": "get"}
 

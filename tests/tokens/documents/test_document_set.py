@@ -90,7 +90,7 @@ MADE = [
 def read(
     *tables: Files | Curated, split_bytes: int = 10**9
 ) -> tuple[list[dict[str, Any]], list[RefusedRow]]:
-    """All documents of `tables`, and what was refused, as a worker that was sent them reads."""
+    """Return all documents of `tables` and all refusals, as read by a worker in another process."""
     documents = pickle.loads(pickle.dumps(open_documents(tables)))
     refused: list[RefusedRow] = []
     rows = [
@@ -277,7 +277,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path):
     assert [document["text"] for document in documents] == ["x", "y"]
 
 
-# What cannot work
+# Invalid settings and files
 
 
 @pytest.mark.parametrize(

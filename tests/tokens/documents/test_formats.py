@@ -68,7 +68,7 @@ def test_flipped_bytes_are_told_in_one_line_that_names_the_file_and_what_to_do(n
             assert str(error).startswith(f"{path}: ")
             assert "; download or write the file again" in str(error) or "no column" in str(error)
             assert "\n" not in str(error)
-    assert told > 30  # what it hits, not every flip can show
+    assert told > 30  # not every flipped bit can be detected
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from trainrig.tokens.special import END_OF_TEXT, END_OF_TURN, SPECIAL_TOKENS
 from trainrig.tokens.tokenizers.train import ByteLevelBPE, train_tokenizer
 
 TEXTS = [f"the cat {n} sat on the mat, naïve; the hat {n % 7} is flat 猫\n" for n in range(200)]
-# What a trainer could learn to merge into one if nothing stopped it.
+# Texts from which an unrestricted trainer could merge special tokens.
 TEXTS_OF_SPECIAL_TOKENS = [*TEXTS, *SPECIAL_TOKENS * 500]
 
 any_text = st.text(st.characters(exclude_categories=["Cs"]))
@@ -45,7 +45,7 @@ def test_any_text_at_all_comes_back(text):
 
 @functools.cache
 def cached_encoder(name: str) -> Encoder:
-    """By its words, on the fast engine; or on the library."""
+    """Return an encoder by its name: with the fast engine, or with the library."""
     return Encoder(unknown_words() if name == "library" else tokenizer_json(name))
 
 
@@ -97,7 +97,7 @@ def test_ids_and_decoding_are_those_of_the_library(encoder):
     for text, ids in zip(TEXTS, encoder.encode_batch(TEXTS), strict=True):
         assert ids.dtype == np.uint32
         assert ids.tolist() == library.encode(text).ids
-    for number in range(encoder.vocabulary_size):  # lone bytes and halves of characters too
+    for number in range(encoder.vocabulary_size):  # single bytes and halves of characters, too
         assert encoder.decode([number]) == library.decode([number], skip_special_tokens=False)
 
 
@@ -106,7 +106,7 @@ def changed(**changes: object) -> str:
 
 
 def unknown_words() -> str:
-    """Cuts as ours does, but says so in a way that we do not know."""
+    """Return a tokenizer that splits like trainrig's, by a pattern that trainrig does not know."""
     description = json.loads(tokenizer_json())
     description["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] += "|\\d"
     return json.dumps(description)
@@ -148,7 +148,7 @@ def test_a_role_is_found_by_its_published_name_too():
 
 
 def test_half_a_character_decodes_to_the_replacement_character(encoder):
-    (ids,) = encoder.encode_batch(["\u07ff"])  # two bytes, in no merge
+    (ids,) = encoder.encode_batch(["\u07ff"])  # two bytes without a merge
     assert len(ids) == 2
     assert encoder.decode(ids[:1]) == "\ufffd"
     assert encoder.decode_bytes(ids[:1]) == b"\xdf"

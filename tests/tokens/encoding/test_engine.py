@@ -36,17 +36,17 @@ PROSE = [
 ]
 CODE = [f"    def f_{n}(x):\n\t\treturn x == {n} # ''' \r\n\n\n" for n in range(200)]
 CHAINS = ["a" * n + " " + "ab" * n + " " * n + "\n" * n + "!" * n for n in range(1, 40)]
-# Every mixture of a few: so that a run cut in a wrong place shows in the ids.
+# Every mixture of a few characters, so that a run that is cut in a wrong place changes the ids.
 SPACES = [
     "a".join("".join(run) + mark for run in itertools.product(" \n\r\t", repeat=length))
     for length in (2, 3, 4)
     for mark in ("", "!", "\n")
 ]
-# Small enough that hypothesis meets merges, and merges of merges, all the time.
+# The vocabularies are small, so that hypothesis often meets merges, and merges of merges.
 VOCABULARIES = [(words, size) for words in ("gpt2", "llama3", "none") for size in (300, 500)]
 
 any_text = st.text(st.characters(exclude_categories=["Cs"]))
-# What is in the vocabularies, in any order.
+# Words in the vocabularies, in any order.
 known_word = st.sampled_from(
     ["the", " cat", " mat", "'s", "    ", "\r\n", "return", "好き", "<|", "<", *SPECIAL_TOKENS]
 )
@@ -98,7 +98,8 @@ def by_library(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
 @tries(max_examples=200)
 @given(text=any_mixture)
 def test_any_text_gets_the_ids_that_the_library_gives(words, size, text):
-    for longest_run in (3, engine.LONGEST_RUN):  # white space is cut by us at once, and never
+    # Long runs of white space are split at once, or never.
+    for longest_run in (3, engine.LONGEST_RUN):
         found = fast(words, size, longest_run).encode(text)
         assert found.dtype == np.uint32
         assert found.tolist() == by_library(trained(words, size), text)
@@ -120,7 +121,7 @@ def test_runs_of_white_space_are_cut_without_changing_an_id(words, parts):
 
 
 def by_structure_alone(tokenizer: tokenizers.Tokenizer) -> FastEngine:
-    """The fast engine, without the probe's help."""
+    """Return the fast engine, built without probing the tokenizer."""
     with mock.patch.object(engine, "_compare"):
         return build_fast_engine(tokenizer, entries_of(tokenizer))
 
@@ -164,7 +165,10 @@ def test_merges_that_no_training_gave_are_encoded_alike_or_refused(pairs, texts)
 
 
 def with_merges(pairs: list[tuple[int, int]]) -> tokenizers.Tokenizer:
-    """A tokenizer of the bytes and one merge a pair: places in a list of a, b, c and what came."""
+    """Return a tokenizer of the bytes and one merge for each pair.
+
+    A pair has positions in a list of a, b, c and the earlier merges.
+    """
     vocabulary = {character: byte for byte, character in enumerate(list_byte_characters())}
     names = ["a", "b", "c"]
     merges = []
@@ -190,7 +194,7 @@ def test_a_list_of_every_pair_that_makes_an_entry_is_encoded_alike(text):
 
 @functools.cache
 def with_every_pair() -> tuple[tokenizers.Tokenizer, FastEngine]:
-    """As published tokenizers of tiktoken's making list them (Llama 3)."""
+    """Return a tokenizer that lists every pair, like those converted from tiktoken (Llama 3)."""
     description = described()
     ids = description["model"]["vocab"]
     description["model"]["merges"] = [
@@ -206,7 +210,7 @@ def with_every_pair() -> tuple[tokenizers.Tokenizer, FastEngine]:
     return tokenizer, build_fast_engine(tokenizer, entries_of(tokenizer))
 
 
-# As published in tokenizer.json: GPT-2's where it is written out, and Qwen 2's.
+# As published in tokenizer.json: GPT-2's pattern where it is written out, and Qwen 2's.
 PUBLISHED = {
     "GPT-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     "Qwen 2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -247,7 +251,8 @@ def test_every_character_is_of_the_same_kind_to_both_engines(pattern):
 def by_tiktoken(pattern: str) -> str:
     ranks = {bytes([byte]): byte for byte in range(256)}
     encoding = tiktoken.Encoding("x", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
-    return bytes(encoding.encode_ordinary(EVERY_CHARACTER)).decode()  # only what the pattern finds
+    # Only characters that the pattern matches.
+    return bytes(encoding.encode_ordinary(EVERY_CHARACTER)).decode()
 
 
 def by_onig(pattern: str) -> str:
@@ -340,9 +345,9 @@ def test_another_kind_of_model_is_refused():
 @pytest.mark.parametrize(
     ("pairs", "text"),
     [
-        # ab, bc and abc = a + bc: the list makes ab of abc first, and abc of nothing.
+        # Merges ab, bc and abc = a + bc: by the list, abc becomes ab and c, and abc is never made.
         ([(0, 1), (1, 2), (0, 4)], "abc"),
-        # aa, then aaa = a + aa: of aaa the list makes aa and a, whose order it does not know.
+        # Merges aa, then aaa = a + aa: by the list, aaa becomes aa and a, which it does not merge.
         ([(0, 0), (0, 3)], "aaa"),
     ],
 )
@@ -372,7 +377,7 @@ def test_long_runs_are_all_found_by_looking_at_few_places(text, least):
     assert list(find_long_runs(text, least)) == expected
 
 
-# More characters of white space than tiktoken takes in one run; fewer of what it takes any of.
+# More white-space characters than tiktoken accepts in one run, and fewer of those with any limit.
 LONG = {
     "spaces": "x" + " " * 1_010_000 + "x",
     "lines": "!" + "\n" * 300_000 + "!",
@@ -395,7 +400,7 @@ def test_a_million_characters_of_a_kind_get_the_same_ids(name):
 
 @pytest.mark.slow
 def test_a_run_that_the_library_itself_fails_at_comes_back():
-    text = "a" + " " * 12_000_000 + "b"  # it looks back ten million times at most
+    text = "a" + " " * 12_000_000 + "b"  # looks back ten million times at most
     found = fast("llama3", 500, engine.LONGEST_RUN).encode(text)
     entries = entries_of(trained("llama3", 500))
     lengths = np.array([len(entry) for entry in entries])
@@ -416,7 +421,7 @@ def test_four_times_the_run_takes_about_four_times_as_long(unit):
         return time.process_time() - began
 
     ratios = sorted(seconds(sizes[1]) / seconds(sizes[0]) for _ in range(3))
-    assert ratios[1] < 12  # a square law would give 16; caches that overflow, up to 8
+    assert ratios[1] < 12  # quadratic growth would give 16; caches that overflow, up to 8
 
 
 def test_encoding_starts_no_thread():

@@ -1,4 +1,4 @@
-"""One order of batches for all: any number of ranks, any restart, on a disk and in a bucket."""
+"""One order of batches for any number of ranks, any restart, on disk and in a bucket."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ from trainrig.tokens.shards.token_shards import (
 
 STEPS = 200
 PADDING = 1
-# Two stages with other lengths, weights and batches; one source is used up on the way.
+# Two stages have other lengths, weights and batches. One source is used up during the run.
 SETTINGS = {
     "sequence_length": 16,
     "global_batch": 8,
@@ -70,7 +70,7 @@ def digest(micro: MicroBatch) -> str:
 
 
 def order(batches: PretrainBatches, steps) -> dict[str, list]:
-    """Step → its targets, and the digest of each of its micro-batches in turn."""
+    """Return the targets of each step and the digests of its micro-batches in order."""
     return {
         str(step): [batches.targets(step), *(digest(micro) for micro in batches.at(step))]
         for step in steps
@@ -81,11 +81,11 @@ def order(batches: PretrainBatches, steps) -> dict[str, list]:
 def expected(on_disk) -> dict[str, list]:
     batches = PretrainBatches(TokenShards.open(on_disk), build(BatchSettings, SETTINGS, "run.toml"))
     assert {segment.stage for segment in batches.timeline.segments} == {0, 1}
-    assert len(batches.timeline.segments) > 2  # `news` ends on the way
+    assert len(batches.timeline.segments) > 2  # `news` ends during the run
     return order(batches, range(STEPS))
 
 
-# Reads only what is dealt to it, through the prefetch; stops and begins again where it is told.
+# Read only the assigned micro-batches, through the prefetch, and restart where the task says.
 RANK = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -124,7 +124,7 @@ def start_rank(folder: str, rank: int, world: int, steps: int) -> subprocess.Pop
 
 
 def order_of_ranks(folder: str, world: int, steps: int) -> dict[str, list]:
-    """What so many processes, each with restarts of its own, read together."""
+    """Return everything that `world` processes read together, each with different restarts."""
     processes = [start_rank(folder, rank, world, steps) for rank in range(world)]
     together: dict[str, list] = defaultdict(list)
     for process in processes:
@@ -162,7 +162,7 @@ def test_steps_in_any_order_are_the_same_batches(on_disk, expected):
 
 
 def test_the_order_is_the_same_as_ever(expected):
-    # Written down once: a change would alter the data of every run.
+    # A recorded value: a change would alter the data of every run.
     whole = hashlib.sha256(json.dumps(expected, sort_keys=True).encode()).hexdigest()
     assert whole == "53c194172bf23e5cc8f640ef8ebff31569c310afc4294fc023278e3282429b81"
 

@@ -28,22 +28,22 @@ from trainrig.tokens.shards.token_shards import (
     write_shard,
 )
 
-# A source of the tests below holds ids that count up from its own thousand: an id tells its place.
+# Each source below has ids that count up from its own base, so an id shows its position.
 BASE = {"news": 10_000, "web": 20_000, "wiki": 30_000}
-DOCUMENT = 7  # tokens of each document, but for the last of a source
+DOCUMENT = 7  # tokens of each document, except for the last of a source
 
 Make = Callable[..., TokenShards]
 
 
 def write_counting(folder: str, **tokens: int) -> TokenShards:
-    """Shards with so many tokens by source, in documents that share two files."""
+    """Write shards with the given tokens of each source, in documents spread over two files."""
     documents = []
     for source, count in tokens.items():
         for first in range(0, count, DOCUMENT):
             ids = BASE[source] + np.arange(first, min(first + DOCUMENT, count))
             url = f"https://{source}.example/{first}"
             documents.append(EncodedDocument(f"{source}-{first}", source, url, ids, 1, "f", first))
-    documents.sort(key=lambda document: document.corpus_row)  # sources take turns
+    documents.sort(key=lambda document: document.corpus_row)  # sources alternate
     half = len(documents) // 2
     write_shard(folder, "0", ShardVocabulary(60_000, "tokenizer"), documents[:half])
     write_shard(folder, "1", ShardVocabulary(60_000, "tokenizer"), documents[half:])
@@ -300,7 +300,7 @@ def test_a_source_of_less_than_a_window_is_refused_unless_it_has_no_weight(make)
     alike = {"web": 1.0, "wiki": 1.0}
     with pytest.raises(DataError, match="'wiki' has 4 tokens, less than a window of 5"):
         PretrainBatches(shards, settings(weights=alike))
-    PretrainBatches(shards, settings(sequence_length=3, weights=alike))  # as the message says
+    PretrainBatches(shards, settings(sequence_length=3, weights=alike))  # as the message suggests
     web_alone = settings(weights={"web": 1.0, "wiki": 0.0})
     assert set(targets_of(PretrainBatches(shards, web_alone), 20)) < set(range(20_000, 20_100))
 

@@ -1,4 +1,4 @@
-"""What the run file says of batches, and what comes of it: exactly once, at any stages."""
+"""Batch settings of the run file and their result: each token exactly once, with any stages."""
 
 import collections
 import math
@@ -24,7 +24,7 @@ from trainrig.tokens.shards.token_shards import (
     write_shard,
 )
 
-BASE = {"news": 10_000, "web": 20_000, "wiki": 30_000}  # where each source's ids count up from
+BASE = {"news": 10_000, "web": 20_000, "wiki": 30_000}  # the first id of each source
 
 
 def write(folder: Path, **tokens: int) -> TokenShards:
@@ -47,7 +47,7 @@ def settings(**changed: object) -> BatchSettings:
 
 
 def trained(batches: PretrainBatches, steps: int) -> list[int]:
-    """All targets in the order in which they are trained on."""
+    """Return all targets in training order."""
     found: list[int] = []
     for step in range(steps):
         of_step = [t for m in batches.at(step) for t in m.targets.ravel().tolist() if t != IGNORE]
@@ -98,7 +98,7 @@ def test_each_target_comes_exactly_once_an_epoch_through_any_stages(
         targets = trained(batches, sum(apart) + 12)
     for source, base in BASE.items():
         of = [t - base for t in targets if base <= t < base + 10_000]
-        # The first id of a source is no target; nor are those after its last whole 16.
+        # The first id of a source is no target, nor are ids after its last whole 16.
         epoch = range(1, (shards.tokens(source) - 1) // 16 * 16 + 1)
         for begin in range(0, len(of), len(epoch)):
             part = of[begin : begin + len(epoch)]
@@ -153,7 +153,7 @@ def test_a_stage_changes_what_it_says_and_nothing_else(shards):
     shapes = [[micro.ids.shape for micro in batches.at(step)] for step in range(6)]
     assert shapes == [[(2, 4)] * 3] * 2 + [[(2, 8)] * 3] + [[(4, 8)]] * 3
     samples = [s for step in range(6) for m in batches.at(step) for s in m.samples.tolist()]
-    assert samples == list(range(18 + 12))  # numbered through
+    assert samples == list(range(18 + 12))  # consecutive numbers
     sources = [
         {batches.sources[number] for micro in batches.at(step) for number in micro.sources}
         for step in range(6)
@@ -184,7 +184,7 @@ def test_the_positions_of_a_run_are_summed_over_its_stages():
 
 
 def test_shares_hold_over_stages_to_within_a_sample(shards):
-    """Three changes of weights that leave fractions behind each time, without a zero."""
+    """Change weights three times, each time leaving fractions behind, without a zero weight."""
     mixes = [{"news": 1, "web": 3, "wiki": 3}, {"news": 2, "web": 1, "wiki": 8}]
     stages = tuple({"from_step": 5 * number, "weights": mixes[number % 2]} for number in (1, 2, 3))
     batches = PretrainBatches(shards, settings(weights=mixes[0], stages=stages))
@@ -242,7 +242,7 @@ def test_a_cap_counts_across_stages(shards):
     stages = ({"from_step": 4, "sequence_length": 16, "weights": {"news": 1, "web": 0, "wiki": 0}},)
     mix = {"news": 1, "web": 2, "wiki": 0}
     batches = PretrainBatches(shards, settings(weights=mix, stages=stages, epochs=1))
-    # news: 16 windows in 4 blocks; 8 of them in the first 4 steps.
+    # news has 16 windows in 4 blocks, 8 of them in the first 4 steps.
     assert batches.check_epochs(4)["news"] == pytest.approx(8 / 16)
     with pytest.raises(ConfigError, match="'news' would be read"):
         batches.check_epochs(5)
@@ -264,7 +264,7 @@ def test_a_used_up_source_leaves_its_samples_to_the_others(shards):
     assert last_of_news in (32, 33)  # at half of the samples
     after = collections.Counter(sample.source for sample in drawn[last_of_news + 1 :][:40])
     assert abs(after["web"] - after["wiki"]) <= 1
-    # As far as nothing is used up, the same as without a cap.
+    # Until a source is used up, the order is the same as without a cap.
     plain = PretrainBatches(shards, settings(weights=mix))
     assert [plain.locate(s).source for s in range(32)] == [sample.source for sample in drawn[:32]]
 
@@ -317,11 +317,11 @@ def test_no_source_is_read_beyond_its_cap_and_none_ends_before_it(shards, first,
     for source, epochs in read.items():
         if (last.weights or {}).get(source):
             windows = (shards.tokens(source) - 1) // 16 * 4
-            # Less than one more row was left of it.
+            # Less than one more row of the source was left.
             assert limits[BASE[source]] - epochs * windows < last.sequence_length // 4
 
 
-# --- settings that cannot work
+# --- invalid settings
 
 
 @pytest.mark.parametrize(

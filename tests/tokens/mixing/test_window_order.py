@@ -11,7 +11,7 @@ from trainrig.tokens.permutation import permute_indices
 
 @pytest.fixture(params=[1, 3, 256])
 def group(request, monkeypatch):
-    """Groups smaller than an epoch, and larger."""
+    """Set the group size, smaller or larger than an epoch."""
     monkeypatch.setattr(window_order, "GROUP", request.param)
     return request.param
 
@@ -21,7 +21,7 @@ def whole(blocks, span=1):
 
 
 def trained(source_stage, count):
-    """(Epoch, base window) of all that the first rows of a passage train on, row by row."""
+    """Return (epoch, base window) of everything that the first rows of a stage train on, by row."""
     rows = source_stage.find_rows(np.arange(count))
     return [
         {(epoch, window + at) for at, again in enumerate(read) if not again}
@@ -67,13 +67,13 @@ def check_exactly_once(blocks, stages):
     for choice, count in stages:
         source_stage = SourceStage(blocks, spans[choice % len(spans)], progress)
         for row in trained(source_stage, count):
-            assert row  # none for nothing
+            assert row  # no empty row
             seen += sorted(row)
         assert source_stage.count_windows_after(count) == len(seen)
         progress = source_stage.find_position_after(count)
         assert progress.count_windows(blocks) == len(seen)
     assert len(set(seen)) == len(seen)  # nothing repeats
-    for epoch in range(len(seen) // blocks.windows):  # nothing vanishes
+    for epoch in range(len(seen) // blocks.windows):  # nothing is missing
         of_epoch = seen[epoch * blocks.windows : (epoch + 1) * blocks.windows]
         assert set(of_epoch) == {(epoch, window) for window in range(blocks.windows)}
 
@@ -103,7 +103,7 @@ def test_what_comes_before_a_stage_does_not_depend_on_whether_it_comes(group):
     source_stage = whole(blocks, 1)
     uninterrupted = trained(source_stage, 30)
     assert trained(SourceStage(blocks, 1, source_stage.find_position_after(0)), 30) == uninterrupted
-    # A change that changes nothing: the same rows as if it had not come.
+    # A change to equal settings gives the same rows as no change.
     assert (
         trained(SourceStage(blocks, 1, source_stage.find_position_after(13)), 17)
         == uninterrupted[13:]
@@ -113,7 +113,7 @@ def test_what_comes_before_a_stage_does_not_depend_on_whether_it_comes(group):
 def test_neighbours_in_a_text_do_not_follow_each_other():
     blocks = WindowBlocks("web", 2_000, 8, seed=1)
     windows = whole(blocks, 1).find_rows(np.arange(16_000)).windows
-    assert (np.diff(windows) == 1).sum() < 60  # by chance 7 of 2,048 rows of each of 8 groups
+    assert (np.diff(windows) == 1).sum() < 60  # by chance, 7 of 2,048 rows of each of 8 groups
     first_group = set((windows[: 256 * 8] // 8).tolist())
     assert len(first_group) == 256
 

@@ -7,9 +7,9 @@ from trainrig.tokens.packing.best_fit import pack_best_fit
 
 
 def one_by_one(lengths: list[int], capacity: int) -> list[int]:
-    """Best-fit-decreasing as it is written down: every piece looks at every row."""
+    """Return best-fit-decreasing rows by its definition: every piece is tried in every row."""
     spaces: list[int] = []
-    since: list[int] = []  # when the row came to have its space
+    since: list[int] = []  # when the row got its present space
     row_of = [0] * len(lengths)
     for now, piece in enumerate(sorted(range(len(lengths)), key=lambda p: (-lengths[p], p))):
         fitting = [row for row, space in enumerate(spaces) if space >= lengths[piece]]
@@ -40,7 +40,7 @@ def test_documents_drawn_like_web_text_go_where_one_by_one_they_would(capacity, 
 
 
 def test_a_row_takes_the_longest_piece_that_waits_and_then_what_fits_best():
-    # 6 and 5 begin rows of 8; 3 fits the second exactly, 2 the first; 1 needs a third.
+    # 6 and 5 begin rows of 8. 3 fits the second exactly, 2 the first. 1 needs a third.
     assert pack_best_fit(np.array([1, 2, 3, 5, 6]), 8).tolist() == [2, 0, 1, 1, 0]
 
 

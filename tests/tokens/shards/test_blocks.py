@@ -24,7 +24,7 @@ def cache(tmp_path: Path) -> BlockCache:
 
 @pytest.fixture
 def gets(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int]]:
-    """How often each range of an object was asked for, by its first byte."""
+    """Return counts of the requests for each range of an object, keyed by its first byte."""
     counted: Counter[tuple[str, int]] = Counter()
     read_range = storage.read_range
 
@@ -66,7 +66,7 @@ def test_a_window_costs_a_get_or_two(s3, cache, gets):
     at = put(f"{s3}/a")
     cache.read(*at, 10, 10 + 16_384)
     assert gets.total() == 1
-    cache.read(*at, 2 * BLOCK - 8_192, 2 * BLOCK + 8_192)  # where two blocks meet
+    cache.read(*at, 2 * BLOCK - 8_192, 2 * BLOCK + 8_192)  # across the boundary of two blocks
     assert gets.total() == 3
 
 
@@ -85,11 +85,11 @@ def test_the_block_used_longest_ago_makes_room(s3, cache, gets):
     other = put(f"{s3}/b")
     for number in range(WAYS):
         cache.read(*at, number * BLOCK, number * BLOCK + 1)
-    # Ages are set by hand, as the clock of a file system may tick slowly.
+    # Ages are set by hand, as a file system's clock may tick slowly.
     first, second = (cache._find_path(*at, number) for number in (0, 1))
     os.utime(first, ns=(0, 0))
     os.utime(second, ns=(1, 1))
-    cache.read(*at, 5, 9)  # and now the first is in use again
+    cache.read(*at, 5, 9)  # marks the first block as used again
     cache.read(*other, 0, 1)
     assert first.exists() and not second.exists()
 
@@ -105,7 +105,7 @@ def test_a_torn_or_vanished_block_is_fetched_again(s3, cache, gets):
     at = put(f"{s3}/a")
     cache.read(*at, 0, 10)
     (block,) = kept(cache)
-    block.write_bytes(DATA[:50])  # as a power cut may leave it
+    block.write_bytes(DATA[:50])  # as a power failure may leave it
     assert cache.read(*at, 0, 100) == DATA[:100]
     block.unlink()
     assert cache.read(*at, 0, 100) == DATA[:100]
@@ -133,7 +133,7 @@ def test_without_room_on_the_disk_reading_goes_on(s3, cache, gets, monkeypatch, 
             assert cache.read(*at, 0, 10) == DATA[:10]
     assert gets.total() == 2 and kept(cache) == []
     assert "cannot be cached (No space left on device); each read" in caplog.text
-    assert len(caplog.records) == 1  # said once, not at every block
+    assert len(caplog.records) == 1  # logged once, not for every block
 
 
 def test_a_folder_that_cannot_be_made_is_read_past(s3, tmp_path, caplog):
@@ -170,7 +170,7 @@ print(wrong)
 
 @pytest.mark.slow
 def test_processes_share_a_folder_that_is_too_small_for_them(s3, cache, tmp_path):
-    """Each drives out what the other has just put there, or is about to read."""
+    """Each process evicts blocks that the other has just written or is about to read."""
     names = [put(f"{s3}/{number}") for number in range(4)]
     (tmp_path / "data").write_bytes(DATA)
     readers = [
@@ -186,6 +186,6 @@ def test_processes_share_a_folder_that_is_too_small_for_them(s3, cache, tmp_path
     ]
     wrong = [int(reader.communicate(timeout=300)[0]) for reader in readers]
     assert wrong == [0, 0]
-    # Each may put one block beyond the bound while the other does.
+    # Each process may write one block beyond the bound while the other does.
     assert len(kept(cache)) <= WAYS + 1
     assert not [path for path in kept(cache) if path.name.startswith(".")]

@@ -28,14 +28,14 @@ def stored(path: str, values: np.ndarray, cache: BlockCache | None = None) -> Fl
 
 @pytest.fixture(params=["disk", "bucket"])
 def place(request, tmp_path):
-    """Where an array may lie, and its cache."""
+    """Return a path for an array, on disk or in a bucket, and its cache."""
     if request.param == "disk":
         return str(tmp_path / "array"), None
     cache = BlockCache(folder=str(tmp_path / "blocks"))
     return f"{request.getfixturevalue('s3')}/array", cache
 
 
-# More than two blocks, with repeats (where blocks meet, too), and some values that are not there.
+# More than two blocks, with repeats (also at the boundary), and with some absent values.
 ASCENDING = np.sort(np.random.default_rng(1).integers(0, 10**6, 2 * BLOCK // 8 + 17)) * 2
 ASCENDING[BLOCK // 8 - 5 : BLOCK // 8 + 5] = ASCENDING[BLOCK // 8]
 
@@ -120,7 +120,7 @@ def test_what_is_read_cannot_be_written_to(place):
 
 def test_an_empty_array_reads_nothing(place):
     path, cache = place
-    array = FlatArray(path, INT64, 0, cache)  # not even a file
+    array = FlatArray(path, INT64, 0, cache)  # the file does not even exist
     assert array.read(0, 0).tolist() == []
     assert array.take(np.array([], dtype=np.int64)).tolist() == []
     assert array.search(np.array([3])).tolist() == [0]
@@ -183,7 +183,7 @@ def test_a_block_whose_bytes_have_changed_is_named_by_whatever_meets_it(place, a
 def test_a_bit_that_flips_after_its_block_was_read_is_found_too(tmp_path):
     array = stored(str(tmp_path / "a"), ASCENDING)
     array.read(0, len(array))
-    with Path(array.path).open("r+b") as file:  # in place, under the map
+    with Path(array.path).open("r+b") as file:  # changes the file in place, under the map
         file.seek(3)
         file.write(b"\xff")
     with pytest.raises(DataError, match="a: damaged: block 0 "):
@@ -212,7 +212,7 @@ def test_damage_to_the_copies_on_this_machine_is_mended_from_the_bucket(s3, tmp_
     array = stored(f"{s3}/array", ASCENDING, cache)
     array.read(0, len(array))
     kept = [path for path in Path(tmp_path, "blocks").rglob("*") if path.is_file()]
-    assert len(kept) == 4  # three blocks and one of sums
+    assert len(kept) == 4  # three blocks and one of checksums
     for path in kept:
         data = bytearray(path.read_bytes())
         data[2] ^= 1
@@ -269,10 +269,10 @@ def test_the_array_read_longest_ago_is_the_one_let_go(tmp_path, monkeypatch):
 
 
 def times_open(path: Path) -> int:
-    """How many descriptors of this process are of a file: what else it opens may come and go."""
+    """Count this process's descriptors of one file, as others may come and go."""
     held = 0
     for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
             held += descriptor.readlink() == path
     return held
 

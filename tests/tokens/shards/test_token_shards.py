@@ -38,7 +38,7 @@ def document(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
-    """Two shards, two sources, one of them in pieces."""
+    """Write two shards of two sources, one of which is in several pieces."""
     folder = str(tmp_path / "train")
     write_shard(
         folder,
@@ -109,7 +109,7 @@ sources_and_lengths = st.lists(
 
 
 @pytest.mark.slow
-@tries(max_examples=50, deadline=None)  # each writes shards
+@tries(max_examples=50, deadline=None)  # each example writes shards
 @given(sources_and_lengths, st.integers(1, 4), st.data())
 def test_any_shards_read_as_their_documents_laid_end_to_end(
     tmp_path_factory, documents, per_shard, data
@@ -173,7 +173,7 @@ def test_numbers_and_positions_beyond_a_source_are_refused(folder):
 
 def test_a_copy_sent_to_another_process_reads_the_same(folder):
     shards = TokenShards.open(folder)
-    shards.read_window("web", 0, 2)  # its files are mapped now, which does not travel
+    shards.read_window("web", 0, 2)  # maps its files; maps are not pickled
     sent = pickle.loads(pickle.dumps(shards))
     assert sent.read_window("web", 0, 9).tolist() == WEB
     assert sent.fingerprint == shards.fingerprint
@@ -226,7 +226,8 @@ def test_documents_lie_by_source_and_else_in_their_order(folder):
     )
     assert Path(f"{folder}/0-a.ends").read_bytes() == np.array([3, 5, 7, 10], "<i8").tobytes()
     write_shard(folder, "2-c", VOCABULARY, [document("wiki", [5, 6]), document("web", [7])])
-    assert np.fromfile(f"{folder}/2-c.bin", "<u2").tolist() == [7, 5, 6]  # sources by their names
+    # Sources are ordered by name.
+    assert np.fromfile(f"{folder}/2-c.bin", "<u2").tolist() == [7, 5, 6]
     head = json.loads(Path(f"{folder}/0-a.json").read_text())
     assert head["format"] == 3
     assert head["runs"] == [["web", 3, 7], ["wiki", 1, 3]]
@@ -280,7 +281,7 @@ def test_shards_that_are_all_empty_have_no_sources(tmp_path):
 
 
 def rewrite(path: Path, data: bytes) -> None:
-    """As its writer might have made it: with sums that fit."""
+    """Write data with matching checksums, as the original writer would."""
     path.write_bytes(data)
     Path(f"{path}{SUMS}").write_bytes(compute_block_sums([data]))
 
@@ -375,7 +376,7 @@ def test_ids_beyond_the_vocabulary_are_named_with_their_file(folder):
     path = Path(folder, "1-b.bin")
     rewrite(path, b"\xff" * path.stat().st_size)
     shards = TokenShards.open(folder)
-    assert shards.read_window("web", 0, 7).tolist() == WEB[:7]  # of the other shard
+    assert shards.read_window("web", 0, 7).tolist() == WEB[:7]  # from the other shard
     with pytest.raises(DataError) as refused:
         shards.read_window("web", 6, 2)
     assert str(refused.value) == (
@@ -389,7 +390,7 @@ def test_ids_beyond_the_vocabulary_are_named_with_their_file(folder):
         ([-1] * 4, -1),
         ([0] * 4, 0),
         ([2**62] * 4, 2**62),
-        ([5, 3, 7, 10], 3),  # within the shard, but falling
+        ([5, 3, 7, 10], 3),  # within the shard, but descending
         ([3, 5, 6, 10], 6),  # the run's last document ends before the run
     ],
 )
@@ -443,7 +444,7 @@ def test_an_index_that_is_lost_or_torn_after_opening_is_named(folder):
     index.unlink()
     with pytest.raises(DataError, match=r"1-b\.index\.parquet: deleted since it was opened"):
         shards.read_document_at("web", 8)
-    assert shards.read_window("web", 7, 2).tolist() == [14, 0]  # which needs none
+    assert shards.read_window("web", 7, 2).tolist() == [14, 0]  # this read needs no damaged file
 
 
 ASKED = {
@@ -461,7 +462,7 @@ def test_one_bit_that_flips_is_found_and_its_file_named(folder, ending, when):
     shards = TokenShards.open(folder)
     if when == "after it was read":
         ask(shards)
-    with path.open("r+b") as file:  # in place: maps see it
+    with path.open("r+b") as file:  # in place: maps change too
         data = file.read()
         at = data.index(b"w1") if ending == ".index.parquet" else 1
         file.seek(at)

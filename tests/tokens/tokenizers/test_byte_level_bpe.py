@@ -21,7 +21,7 @@ def test_special_tokens_come_first_then_all_bytes_then_merges():
 
 
 def test_the_first_merge_is_the_commonest_pair():
-    texts = ["ababab ab", "ab cd"]  # a-b five times, nothing else as often
+    texts = ["ababab ab", "ab cd"]  # a-b occurs five times, no other pair as often
     assert model_of(ByteLevelBPE(vocabulary=LEAST + 1), texts)["merges"] == [["a", "b"]]
 
 

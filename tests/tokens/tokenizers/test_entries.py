@@ -25,7 +25,7 @@ def test_each_byte_has_a_character_and_the_library_has_the_same():
     assert len(set(characters)) == 256
     tokenizer = with_decoder(characters, decoders.ByteLevel())
     assert list_entry_bytes(tokenizer, set(), "x") == tuple(bytes([byte]) for byte in range(256))
-    for byte in range(128):  # alone, a byte from 128 on is no text
+    for byte in range(128):  # a single byte from 128 on is no text
         assert tokenizer.decode([byte]) == chr(byte)
 
 

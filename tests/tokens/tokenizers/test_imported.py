@@ -17,7 +17,7 @@ TEXTS = [f"the cat {n} sat on the  mat, naïve 猫\n" for n in range(50)]
 
 
 def gpt_2_like() -> tokenizers.Tokenizer:
-    """Byte-level BPE, its one special token last."""
+    """Return byte-level BPE, with its one special token last."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = make_word_splitter("gpt2")
     tokenizer.decoder = decoders.ByteLevel()
@@ -32,7 +32,7 @@ def gpt_2_like() -> tokenizers.Tokenizer:
 
 
 def llama_3_like() -> tokenizers.Tokenizer:
-    """As GPT-2's, with a beginning that is put before each text, and other roles."""
+    """Return a tokenizer like GPT-2's, with a token before each text and other roles."""
     tokenizer = gpt_2_like()
     tokenizer.pre_tokenizer = make_word_splitter("llama3")
     tokenizer.add_special_tokens(["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"])
@@ -43,7 +43,7 @@ def llama_3_like() -> tokenizers.Tokenizer:
 
 
 def gemma_like() -> tokenizers.Tokenizer:
-    """SentencePiece's BPE: marks for spaces, byte fallback, nothing put before a text."""
+    """Return SentencePiece's BPE: marks for spaces, byte fallback, nothing before a text."""
     names = ["<pad>", "<eos>", "<bos>", "<unk>"]
     pieces = [*map(chr, range(0x21, 0x7F)), "▁", "▁▁", "▁t", "▁th", "the"[1:], "▁the", "at"]
     entries = [*names, *BYTE_ENTRIES, *pieces]
@@ -78,7 +78,7 @@ def imported(tokenizer: tokenizers.Tokenizer, folder, **settings) -> bytes:
 
 @pytest.fixture(scope="module", params=PUBLISHED)
 def pair(request, tmp_path_factory):
-    """A published tokenizer, and the same imported."""
+    """Return a published tokenizer and its imported copy."""
     theirs = PUBLISHED[request.param]()
     ours = imported(theirs, tmp_path_factory.mktemp(request.param))
     tokenizer = tokenizers.Tokenizer.from_str(ours.decode())
@@ -197,14 +197,14 @@ def bert_like() -> tokenizers.Tokenizer:
 
 
 def without_a_byte() -> tokenizers.Tokenizer:
-    """Byte-level, but without an entry for the first byte of many characters."""
+    """Return a byte-level tokenizer without an entry for the first byte of many characters."""
     description = json.loads(gpt_2_like().to_str())
     description["model"]["vocab"]["unused"] = description["model"]["vocab"].pop("ð")
     return tokenizers.Tokenizer.from_str(json.dumps(description))
 
 
 def with_a_name_in_its_merges() -> tokenizers.Tokenizer:
-    """Its special token is an entry that text can merge to."""
+    """Return a tokenizer whose special token is an entry that text can merge to."""
     tokenizer = gpt_2_like()
     tokenizer.add_special_tokens(["Ġthe"])
     return tokenizer

@@ -49,8 +49,8 @@ def test_the_worked_example_of_merges_by_what_was_seen_first():
 
 
 def test_the_worked_example_by_the_lowest_ids_takes_other_merges():
-    # After l-o, both lo-w and w-e are seen five times. The entry `lo` is newer than any letter, so
-    # its id is higher, and w-e goes first.
+    # After l-o, both lo-w and w-e occur five times. The entry `lo` is newer than any letter, so its
+    # id is higher, and w-e goes first.
     learned = train(words_of(EXAMPLE), 6, "lowest_pair_id")
     assert learned == [("l", "o"), ("w", "e"), ("s", "t"), (SPACE, "lo"), ("e", "we"), ("n", "ewe")]
 

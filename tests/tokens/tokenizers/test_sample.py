@@ -21,7 +21,7 @@ some_weights = st.dictionaries(st.sampled_from("abc"), st.sampled_from([0.0, 0.1
 
 
 def drawn_from_everything(documents: Documents, settings: TextSampling) -> dict[str, int]:
-    """Bytes by source when all texts are held and the shares are filled a byte at a time."""
+    """Return the bytes of each source when the shares are filled from all texts byte by byte."""
     available = {s: sum(len(t.encode()) for _, of, t in documents if of == s) for s in "abc"}
     shares = {source: Fraction(weight) for source, weight in (settings.weights or {}).items()}
     taken = {source: Fraction(0) for source in available}
@@ -102,7 +102,7 @@ def test_a_sample_holds_what_is_drawn_when_all_is_held(documents, weights, sampl
     settings = TextSampling(bytes=sample_bytes, weights=weights)
     sample = draw_sample(documents, settings)
     for source, amount in drawn_from_everything(documents, settings).items():
-        assert 0 <= amount - sample.bytes_of.get(source, 0) < 4  # a character cut in two
+        assert 0 <= amount - sample.bytes_of.get(source, 0) < 4  # a character may be cut in two
     assert sum(sample.bytes_of.values()) == sum(len(text.encode()) for text in sample.texts)
 
 
@@ -129,7 +129,7 @@ def test_a_larger_sample_begins_with_the_smaller_one():
 
 
 class CountedText(str):
-    """A text that knows how many of its kind there are."""
+    """A text that counts the living instances of its class."""
 
     alive = 0
     most = 0
@@ -155,7 +155,8 @@ def test_no_more_than_about_the_sample_is_held(weights):
     sample = draw_sample(documents, TextSampling(bytes=100_000, weights=weights))
     assert sum(sample.bytes_of.values()) == 100_000
     assert CountedText.most <= 1_000 * 9 // 8 + 10
-    # What can be no part of it is not looked at: of n texts seen, 1,000 in n are among the lowest.
+    # Texts that cannot be in the sample are skipped: of n texts seen, 1,000 in n are among the
+    # lowest.
     assert CountedText.encoded < 8_000
 
 

@@ -1,4 +1,4 @@
-"""What holds for every kind of tokenizer that is trained; a new kind is a line in KINDS."""
+"""Properties of every kind of trained tokenizer; a new kind is a line in KINDS."""
 
 import functools
 import json
@@ -25,7 +25,7 @@ from trainrig.tokens.tokenizers.train import (
 from trainrig.tokens.tokenizers.trained import Trained
 
 TEXTS = [f"the cat {n} sat on the mat, naïve; the hat {n % 7} is flat 猫\n" for n in range(200)]
-# What a trainer could learn to merge into one if nothing stopped it.
+# Texts from which an unrestricted trainer could merge special tokens.
 NAMES = [*SPECIAL_TOKENS, "<|reserved_0|>", "<0x41>", "<0xE9>"]
 TEXTS_WITH_NAMES = [*TEXTS, *NAMES * 200, "".join(SPECIAL_TOKENS) * 50]
 
@@ -41,7 +41,7 @@ KINDS: dict[str, Trained] = {
 SPECIAL = len(SPECIAL_TOKENS) + 2
 
 any_text = st.text(st.characters(exclude_categories=["Cs"]))
-# Text, and what could be taken for something else than text.
+# Text, and strings that could be mistaken for markup.
 tricky = st.sampled_from([*NAMES, "▁", "‿", "##", " ", "  ", "\n", "\x00", "[UNK]", "the cat", "é"])
 texts_of_any_kind = st.one_of(any_text, st.lists(tricky | any_text, max_size=8).map("".join))
 
@@ -119,7 +119,7 @@ def test_the_order_of_the_texts_changes_nothing(kind):
 
 
 def trained_elsewhere(**environment: str) -> list[str]:
-    """The hashes of all kinds, trained in a fresh process."""
+    """Return the hashes of all kinds, trained in a fresh process."""
     path = os.pathsep.join(p for p in sys.path if p)
     settings = [settings.model_dump_json(exclude={"extra"}) for settings in KINDS.values()]
     done = subprocess.run(
@@ -199,7 +199,7 @@ def test_transformers_reads_the_file_to_the_same_ids_and_text(kind, tmp_path):
 
 
 def test_transformers_makes_a_special_token_of_text_unless_told_to_split_it(tmp_path):
-    """Where the promise about special tokens ends, as docs/tokens.md says."""
+    """Show where the guarantee about special tokens ends, as docs/tokens.md says."""
     transformers = pytest.importorskip("transformers")
     path = tmp_path / "tokenizer.json"
     path.write_bytes(trained("bpe gpt2"))

@@ -31,7 +31,7 @@ def ways_to_cut(word: str, pieces: list[str]) -> list[list[str]]:
 
 
 def edges_of(words: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Place, length, piece and word of each piece at each place of the words' joined text."""
+    """Return position, length, piece and word of each match of a piece in the joined words."""
     found = []
     before = 0
     for number, word in enumerate(words):
@@ -91,7 +91,7 @@ def test_a_piece_is_cut_into_others_than_itself():
     lengths = np.array([len(name) for name in PIECES])
     inside = find_inner_spans(examples, lengths, place, length, piece)
     scores = np.arange(-1.0, -7, -1)  # a -1, b -2, ab -3, ba -4, aba -5, bb -6
-    # ab = a b, ba = b a, aba = ab a (a b a is as good), bb = b b; nothing is left of a and b.
+    # ab = a b, ba = b a, aba = ab a (a b a is as good), bb = b b. Nothing remains of a and b.
     assert inside.find_best_scores(scores).tolist() == [-np.inf, -np.inf, -3, -3, -4, -4]
 
 
@@ -132,7 +132,7 @@ def test_characters_that_are_always_pieces_are_there_unseen():
 
 
 def test_a_character_of_no_word_that_can_be_cut_stays_a_piece():
-    # The only word with a d has a character that is left to its bytes.
+    # The only word with a d has a character that is split into bytes.
     assert {"a", "b", "d"} < set(choose_pieces({"abab": 10**6, "dé": 1}, 5, "d"))
 
 
@@ -170,7 +170,7 @@ def test_names_of_entries_in_text_are_not_chosen_even_without_the_cut_into_words
 def test_no_entry_crosses_the_cuts_between_words():
     trained = Unigram(vocabulary=360, words="llama3").train(["12 34"] * 90)
     tokens = tokenizers.Tokenizer.from_str(trained.decode()).encode("1234").tokens
-    assert tokens == ["12", "3", "4"]  # 34 is an entry, but numbers are cut after three digits
+    assert tokens == ["12", "3", "4"]  # 34 is an entry, but numbers are split after three digits
 
 
 @pytest.mark.slow
