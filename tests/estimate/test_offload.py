@@ -103,7 +103,7 @@ def test_workers_that_share_a_model_have_two_slices_of_the_largest_parts(axis):
 
 
 def test_a_save_has_no_whole_rows_of_it_on_the_device():
-    """Only the weights are gathered, a third of the weights and AdamW's two moments."""
+    """Gather the weights alone, a third of the weights and AdamW's two moments."""
     rows = []
     for hosted in (False, True):
         parts = ModelParts.of(MODEL, train(hosted), 2, 1)

@@ -147,7 +147,7 @@ def test_a_save_gathers_the_rows_that_real_ranks_gather(ranks, job_of, model, pa
 
 
 def test_a_save_counts_where_it_takes_more_than_a_step():
-    """With few tokens, a save takes more memory than a step.
+    """Use so few tokens that a save takes more memory than a step.
 
     Each of 4 workers gathers the rows of 4 workers' columns of its experts.
     """

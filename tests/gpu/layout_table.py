@@ -67,11 +67,11 @@ class Rows(step_table.Rows):
     """Batches of as many micro-batches a step as there are ranks."""
 
     def micro_batches(self, step: int) -> int:
-        """See tokens.batches.Batches."""
+        """Return the number of micro-batches of a step."""
         return WORLD
 
     def denominators(self, step: int) -> dict[str, int]:
-        """See tokens.batches.Batches."""
+        """Return the number of targets that a step's loss is divided by."""
         return {TOKENS: WORLD * self.size.rows * self.size.length}
 
 

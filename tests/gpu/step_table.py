@@ -117,15 +117,15 @@ class Rows:
     size: Size
 
     def micro_batches(self, step: int) -> int:
-        """See tokens.batches.Batches."""
+        """Return the number of micro-batches of a step."""
         return MICRO_BATCHES
 
     def denominators(self, step: int) -> dict[str, int]:
-        """See tokens.batches.Batches."""
+        """Return the number of targets that a step's loss is divided by."""
         return {TOKENS: MICRO_BATCHES * self.size.rows * self.size.length}
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
-        """See tokens.batches.Batches."""
+        """Return one micro-batch of a step."""
         shape = self.size.rows, self.size.length + 1
         ids = np.random.default_rng((step, index)).integers(0, self.size.vocabulary, shape)
         number = (step * MICRO_BATCHES + index) * self.size.rows + np.arange(self.size.rows)
@@ -135,7 +135,7 @@ class Rows:
 
 
 def plan_rows(sizes: Sequence[str], compiled: Sequence[bool]) -> list[Row]:
-    """Return all rows, those of a size together; peers are compiled if trainrig's rows are."""
+    """Return all rows in order of size; peers are compiled if trainrig's rows are."""
     rows = []
     for size in sizes:
         rows += [Row(size, mode, how) for mode in ("deterministic", "fast") for how in compiled]

@@ -1,4 +1,4 @@
-"""The kernels of docs/performance.md, compared with those called on a CPU; tests/gpu has the rest."""
+"""Attention kernels in docs/performance.md, compared with those called on a CPU."""
 
 import pytest
 import torch

@@ -51,7 +51,7 @@ class Called(TorchDispatchMode):
 
 
 def test_on_a_gpu_they_are_added_by_the_kernel_that_sorts_and_in_float32():
-    with FakeTensorMode(), Called() as called:  # there is no GPU: only shapes are computed
+    with FakeTensorMode(), Called() as called:  # needs no GPU, as only shapes are computed
         gradient = torch.empty(2, 5, 3, device="cuda", dtype=torch.bfloat16)
         total = add_gradients(gradient, torch.empty(2, 5, device="cuda", dtype=torch.long), 7)
     assert called.kernels["embedding_dense_backward"] == torch.float32

@@ -79,8 +79,7 @@ def assert_close(plain, fused, within):
     assert (logits - other_logits).norm() <= within * logits.norm()
     whole = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
     for name, gradient in gradients.items():
-        # A gradient of pure rounding errors, like that of a key's bias, is compared with the norm
-        # of all gradients.
+        # The bound also allows for gradients of pure rounding error, such as a key's bias.
         assert (gradient - others[name]).norm() <= within * max(gradient.norm(), 1e-2 * whole), name
 
 
@@ -216,5 +215,5 @@ def test_compiled_and_recomputed_layers_have_its_bits(name):
             recompute(model.layers, choose_kept(len(model.layers), again))
             compile_layers(model.layers, compiled)
             assert_close(expected, differentiate(model), within=0.0)
-            if compiled and name != "experts":  # experts have no such layer
+            if compiled and name != "experts":  # a decoder of experts alone has no such layer
                 assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

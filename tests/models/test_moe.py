@@ -222,7 +222,7 @@ def test_padding_takes_no_capacity_from_other_rows(build):
     text = torch.tensor([[True] * 2 + [False] * 6, [True] * 6 + [False] * 2])
     found, router = network(x, text)
     assert router[3:].tolist() == [0, 0, 8, 0]
-    # An even share of 8 tokens over 4 experts is 2 tokens, those of the first row.
+    # An even share of 8 tokens over 4 experts is 2 tokens: both of the first row.
     assert (found[0, :2] != 0).any(-1).all()
     assert (found[0, 2:] == 0).all()
     assert (found[1] == 0).all()

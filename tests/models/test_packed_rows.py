@@ -141,7 +141,7 @@ def test_a_row_of_one_document_is_a_row_without_positions(build):
 
 @pytest.mark.usefixtures("either_way")
 def test_tokens_are_turned_by_the_positions_given_and_not_by_their_places(build):
-    # Only distances count, so an offset of a whole document would not show. A gap does.
+    # Only distances count, so an offset of all positions changes nothing. A gap does.
     model = build()
     ids = random_ids(1)[:, :6]
     near = torch.tensor([[0, 1, 2, 3, 4, 5]])

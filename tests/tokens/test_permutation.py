@@ -52,7 +52,7 @@ def test_every_place_is_as_likely(size):
 
 
 def test_neighbours_do_not_stay_neighbours():
-    """By chance, two pairs stay adjacent, and a pair's mean distance is a third of the size."""
+    """Expect two adjacent pairs by chance, and a mean distance of a third of the size."""
     size = 100_000
     steps = np.diff(permute_indices(np.arange(size), size, "k"))
     assert (np.abs(steps) == 1).sum() < 20

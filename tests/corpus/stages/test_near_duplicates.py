@@ -203,7 +203,7 @@ def test_what_may_be_taken_is_said_and_the_run_asked_for_it(
     assert line.endswith("MiB at most")
 
 
-# However the work is cut and whoever does it
+# Independence of the partition plan and of the workers
 
 CRAWL = [
     [page(f"{file}-{n}", changed(prose(n % 9), *range(0, 10 * (file + n % 3), 10)), 1 + n)

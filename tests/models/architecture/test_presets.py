@@ -12,8 +12,8 @@ from trainrig.models.architecture.presets import PRESETS
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.encoder.model import build_model
 
-# Published parameter counts, or those of Transformers' model of the published config.json: in all,
-# and those active for one token.
+# Published parameter counts, or the counts of Transformers' model of the published config.json:
+# all parameters, and the ones active for one token.
 PARAMETERS = {
     "gpt-2-1.5b": (1_557_611_200,),
     "gpt-3-175b": (174_604_259_328,),

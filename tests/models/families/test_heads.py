@@ -151,7 +151,7 @@ def test_spans_are_transformers(name, transformers, tmp_path):
 
 @pytest.mark.parametrize("name", FINDERS)
 def test_a_model_of_masked_prediction_is_written_as_a_classifier(name, transformers, tmp_path):
-    """Write what a run of `posttrain` exports, whose config.json was that of another head."""
+    """Write the export of a `posttrain` run whose config.json named another head."""
     *_, hub = make(transformers, name, "MaskedLM", tmp_path)
     config = hub.config.with_head("classes", LABELS)
     generator = torch.Generator().manual_seed(3)

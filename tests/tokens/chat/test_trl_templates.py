@@ -116,7 +116,7 @@ REFUSED = (
         )
     }
     | {("gemma", "system"): "template_refuses"}
-    # Templates with one call a turn: Llama's refuse the second call, that of gpt-oss leaves it out.
+    # Templates with one call a turn: Llama's refuse a second call, gpt-oss's leaves it out.
     | {(name, "results"): "template_refuses" for name in ("llama3_1", "llama3_2")}
     | {("gptoss", "results"): "answer_lost"}
 )
@@ -214,7 +214,7 @@ def list_answers(samples):
 # the answer follows the header alone. With them, it follows the prompt, though the template drops
 # them from its text: the model must generate them.
 OPENS_AND_DROPS = ("deepseek_r1_distill", "deepseekv3")
-# The prompt of an answer with or without thoughts is that of `enable_thinking` switched.
+# `enable_thinking` switches between the prompts of answers with and without thoughts.
 SWITCHES = ("nemotron_3", "qwen3_5_nothink")
 # A turn has no end token: the model stops at the token by which the next turn begins.
 UNENDED = ("glm4moe",)

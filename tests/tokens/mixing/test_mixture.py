@@ -18,8 +18,7 @@ def sources_of(mixture: Mixture, samples: int) -> list[str]:
 
 def test_a_mixture_of_two_to_one_worked_by_hand():
     mixture = Mixture.from_weights({"a": 2.0, "b": 1.0})
-    # The slots of a, of 3, are due before 2 and 3, that of b before 3. The tie at 3 goes to the
-    # first name.
+    # Of 3 slots, a's are due before 2 and 3, and b's before 3. The tie at 3 goes to the first name.
     assert "".join(sources_of(mixture, 6)) == "aabaab"
     _, before = mixture.find_places(np.arange(6))
     assert before.tolist() == [0, 1, 0, 2, 3, 1]

@@ -170,7 +170,7 @@ print(wrong)
 
 @pytest.mark.slow
 def test_processes_share_a_folder_that_is_too_small_for_them(s3, cache, tmp_path):
-    """Each process evicts blocks that the other has just written or is about to read."""
+    """Let each process evict blocks that the other has just written or is about to read."""
     names = [put(f"{s3}/{number}") for number in range(4)]
     (tmp_path / "data").write_bytes(DATA)
     readers = [

@@ -243,7 +243,7 @@ def open_files() -> int:
 
 
 def test_more_arrays_than_there_may_be_open_files_are_read_in_any_order(tmp_path):
-    """Each open map holds a file descriptor."""
+    """Open more maps than the limit of file descriptors, as each map holds one."""
     before = open_files()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     arrays = [stored(str(tmp_path / f"{n}"), np.array([n, n + 1])) for n in range(MAPS + 60)]

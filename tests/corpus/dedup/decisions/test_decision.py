@@ -73,7 +73,7 @@ def rounds(given: Given, partitions: list[int], most: int = 100) -> dict[int, To
     """Return the decision on each document after the last round."""
     edges, later, earlier = build_edges(given.pairs, given.a, given.b)
     numbers = range(max(partitions) + 1)
-    # Split index n is that of document `split_indexes[n]`: those of a partition are neighbours.
+    # Split index n belongs to document `split_indexes[n]`, and a partition's are neighbours.
     split_indexes = sorted(range(COUNT), key=partitions.__getitem__)
     moved = np.argsort(split_indexes).astype(np.uint64) << np.uint64(32)
     bounds = np.searchsorted(sorted(partitions), [*numbers, len(numbers)])

@@ -58,8 +58,8 @@ def test_an_n_gram_left_out_scores_as_backing_off_gives(tmp_path):
     stream = np.array(
         [ids[word] for word in ("<s>", "a", "b", "c", "</s>", "<s>", "b", "c")], np.uint32
     )
-    # The score of b c is that of the word c plus the back-off of b. </s> after "a b c" scores as
-    # the bigram "c </s>".
+    # "b c" scores as the word c plus the back-off of b. </s> after "a b c" scores as the
+    # bigram "c </s>".
     expected = [0, -0.4, -0.1 - 0.3, -0.05, -0.2, 0, -0.5 - 0.8, -0.125 - 0.9]
     assert trie.score(stream) == pytest.approx(expected, abs=1e-6)
 
