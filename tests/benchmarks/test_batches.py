@@ -164,7 +164,7 @@ def test_any_step_of_any_amount_of_data_costs_the_same(span, tmp_path):
     assert max(steps) < 2.5 * min(steps)
 
 
-def test_what_the_prefetch_hides(training_step, tmp_path):
+def test_the_prefetch_hides_waits_for_storage(training_step, tmp_path):
     """Measure wall time with batches that wait for storage half as long as a step trains."""
     batches = PretrainBatches(
         sparse_shards(tmp_path / "tokens", 500_000), settings(global_batch=1, micro_batch=1)

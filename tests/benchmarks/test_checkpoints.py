@@ -98,7 +98,7 @@ def test_a_run_waits_for_a_checkpoint_no_longer_than_for_a_copy(alone, tmp_path,
     assert statistics.median(stalls[1:]) < 0.5 * megabytes / 120
 
 
-def test_steps_go_on_while_a_checkpoint_is_written(alone, tmp_path):
+def test_steps_continue_while_a_checkpoint_is_written(alone, tmp_path):
     """Alternate a few steps that follow a save with a few that do not."""
     job = job_of("10M", tmp_path)
     folder = RunFolder(job.folder)

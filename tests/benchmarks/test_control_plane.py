@@ -79,7 +79,7 @@ def gradient(points: Mapping[int, float]) -> float:
     return float(np.polyfit(list(points), list(points.values()), 1)[0])
 
 
-def test_what_a_node_costs_the_head_and_the_supervisor(raylets: Any) -> None:
+def test_cost_of_a_node_for_the_head_and_the_supervisor(raylets: Any) -> None:
     import ray
 
     server = gcs()
@@ -130,7 +130,7 @@ def end(rank: int) -> RankExit:
     return RankExit(rank, "f" * 56, "killed by SIGKILL", "" if rank else "tcp://127.0.0.1:29500")
 
 
-def test_what_a_rank_costs_the_post_office_and_the_supervisor(raylets: Any) -> None:
+def test_cost_of_a_rank_for_the_coordinator_and_the_supervisor(raylets: Any) -> None:
     import ray
 
     ranks = 8_000
@@ -209,7 +209,7 @@ def make_nothing() -> Work:
 
 
 @pytest.mark.parametrize("brief", [False, True], ids=["by Ray Data", "by tasks"])
-def test_what_a_split_costs_the_driver(raylets: Any, brief: bool, tmp_path: Path) -> None:
+def test_cost_of_a_split_for_the_driver(raylets: Any, brief: bool, tmp_path: Path) -> None:
     cpu = {}
     wall = {}
     for count in (16, 250, 1_000, 2_000):
@@ -236,7 +236,7 @@ def test_what_a_split_costs_the_driver(raylets: Any, brief: bool, tmp_path: Path
     assert cpu[2_000] / 2_000 < 1.5 * cpu[250] / 250
 
 
-def test_a_thousand_doors_are_knocked_at_together() -> None:
+def test_a_thousand_endpoints_are_probed_in_parallel() -> None:
     """Probe a thousand endpoints, a hundred of which do not answer: 100 s if probed in sequence."""
     logging.getLogger("trainrig").setLevel(logging.ERROR)
     with contextlib.ExitStack() as doors:

@@ -69,9 +69,7 @@ def compare(name, one, other):
     return result
 
 
-def test_two_workers_that_know_nothing_of_each_other_are_what_the_machine_allows(
-    ranks, mortal_ranks
-):
+def test_two_independent_workers_show_the_limit_of_the_machine(ranks, mortal_ranks):
     """Measure the machine's own limit: two cores share caches, memory and more."""
     result = compare(
         "one worker over two that know nothing of each other",

@@ -146,7 +146,7 @@ def megabytes(texts: Sequence[str]) -> float:
     return sum(len(text.encode("utf-8", "replace")) for text in texts) / 1e6
 
 
-def test_matching_beside_sets_of_n_grams(texts, test_data, tmp_path):
+def test_matching_compared_with_sets_of_n_grams(texts, test_data, tmp_path):
     ours = index(test_data, tmp_path, GPT3())
     peer = Peer(ours)
     some = texts[::10] + leaked(test_data)  # a sample, because the peer is slow
@@ -234,7 +234,7 @@ def _part(benchmark: Benchmark, share: float, folder: Path) -> Benchmark:
     return benchmark.model_copy(update={"path": str(path)})
 
 
-def test_what_real_pages_hold(texts, test_data, tmp_path):
+def test_benchmark_examples_in_real_pages(texts, test_data, tmp_path):
     for style in (GPT3(), PaLM(), Llama3(), Llama2()):
         ours = index(test_data, tmp_path, style)
         match(ours, texts[:10])

@@ -131,7 +131,7 @@ def edited(text: str, words: int, dice: random.Random) -> str:
     return " ".join(parts)
 
 
-def test_planted_near_duplicates(tmp_path: Path) -> None:
+def test_injected_near_duplicates_are_found(tmp_path: Path) -> None:
     dice = random.Random(4)
     words = [f"word{n}" for n in range(5_000)]
     documents = []
@@ -250,7 +250,9 @@ def test_from_parquet_to_fates(pages: list[tuple[str, str]], tmp_path: Path) -> 
 @pytest.mark.data
 @pytest.mark.ray
 @pytest.mark.timeout(3600)
-def test_by_ray_against_one_process(pages: list[tuple[str, str]], tmp_path: Path) -> None:
+def test_passes_by_ray_compared_with_one_process(
+    pages: list[tuple[str, str]], tmp_path: Path
+) -> None:
     """Alternate a curation's dedup passes by two workers with the same passes in this process.
 
     Figures are wall seconds on an idle machine, of a corpus that takes four partitions.

@@ -73,7 +73,7 @@ print(spent, len(decisions.decisions()))
 """
 
 
-def test_files_to_fates_beside_datatrove(test_data: Path, tmp_path: Path) -> None:
+def test_dedup_of_files_compared_with_datatrove(test_data: Path, tmp_path: Path) -> None:
     peer = os.environ.get("TRAINRIG_PEERS")
     if not peer:
         pytest.skip("TRAINRIG_PEERS names no interpreter with datatrove[processing] and spacy")

@@ -124,7 +124,7 @@ def tokens(micro):
 @pytest.mark.parametrize(
     ("kind", "sequences"), [("MaskedLM", 8), ("SpanCorruption", 8), ("SpanCorruption", 24)]
 )
-def test_a_token_costs_about_what_one_of_next_token_prediction_does(alone, rows, kind, sequences):
+def test_a_token_costs_about_as_much_as_in_next_token_prediction(alone, rows, kind, sequences):
     """Compare models with equal layers and widths.
 
     The decoder after an encoder also attends to the encoder's output. More sequences spread the

@@ -50,7 +50,7 @@ def made_tokenizer(texts: Path) -> str:
 
 
 @pytest.mark.parametrize("name", LEAST)
-def test_requests_a_second_beside_the_harness(
+def test_requests_a_second_compared_with_the_harness(
     name: str,
     test_data: Path,
     tmp_path: Path,

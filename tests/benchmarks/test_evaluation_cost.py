@@ -28,7 +28,7 @@ LIMIT = 1.03  # with a free core
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_steps_beside_an_evaluation(
+def test_steps_during_an_evaluation(
     workers, make_run, local_ray, test_data, write_result, tmp_path
 ):
     model = {"layers": 4, "channels": 128, "heads": 4, "positions": 512}

@@ -24,7 +24,7 @@ side_by_side = SimpleNamespace(**runpy.run_path(str(HERE / "side_by_side.py")))
 
 
 @pytest.mark.timeout(1800)
-def test_a_mixture_of_experts_is_little_slower_than_what_it_activates(alone, write_result):
+def test_a_mixture_of_experts_is_little_slower_than_its_active_parameters(alone, write_result):
     sizes = {
         "layers": 6, "channels": CHANNELS, "heads": 6, "vocabulary": steps.VOCABULARY,
         "positions": steps.LENGTH, "feedforward_channels": BETWEEN,

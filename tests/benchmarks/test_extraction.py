@@ -70,7 +70,7 @@ def cpu_seconds(method: Callable[[RawPage], str], pages: Sequence[Any]) -> float
     return time.process_time() - began
 
 
-def test_quality_beside_trafilaturas(pages: list[Any]):
+def test_quality_compared_with_trafilatura(pages: list[Any]):
     reported = [page for page in pages if page.half == "reported"]
     hosts = [page.host for page in reported]
     counts = {
@@ -96,7 +96,7 @@ def test_quality_beside_trafilaturas(pages: list[Any]):
     assert leads["precise"] >= -errors["precise"]
 
 
-def test_speed_beside_trafilaturas(pages: list[Any]):
+def test_speed_compared_with_trafilatura(pages: list[Any]):
     some = pages[::EVERY]
     for method in METHODS.values():  # compiles, and loads the trees
         method(some[0].page)
@@ -118,7 +118,7 @@ def test_speed_beside_trafilaturas(pages: list[Any]):
     assert min(measured["trafilatura"] / measured["balanced"] for measured in seconds) >= 6
 
 
-def test_how_often_precise_asks(pages: list[Any], monkeypatch: pytest.MonkeyPatch):
+def test_how_often_precise_uses_trafilatura(pages: list[Any], monkeypatch: pytest.MonkeyPatch):
     asked: list[str] = []
     answer = trafilatura_text.extract
 
@@ -142,7 +142,7 @@ def test_how_often_precise_asks(pages: list[Any], monkeypatch: pytest.MonkeyPatc
     assert asked.count("balance") < asked.count("precision") <= len(some)
 
 
-def test_what_a_guard_costs(pages: list[Any]):
+def test_cost_of_a_guard(pages: list[Any]):
     some = [page.page for page in pages]
     settings = MainContent()
     with Guard(settings) as guard:

@@ -23,7 +23,7 @@ def measure_process(side):
 
 
 @pytest.mark.timeout(1800)
-def test_a_step_needs_little_more_than_that_of_a_plain_loop(write_result):
+def test_a_step_needs_little_more_memory_than_a_plain_loop(write_result):
     """Compare the MiB above the memory after imports, by number of virtual workers."""
     sides = ("transformers", *map(str, VIRTUAL))
     rounds = [{side: measure_process(side) for side in sides} for _ in range(ROUNDS)]

@@ -130,7 +130,7 @@ def by_rensa(texts: list[str]) -> None:
         one.digest()
 
 
-def test_texts_in_memory_beside_those_who_do_the_same(texts: list[str]):
+def test_signing_texts_compared_with_other_libraries(texts: list[str]):
     few = texts[:: len(texts) // PEER_TEXTS][:PEER_TEXTS]
     ours = column(texts)
     ways: dict[str, tuple[float, Callable[[], object]]] = {

@@ -65,7 +65,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
 
 
-def test_ngrams_beside_kenlm(tmp_path, pages):
+def test_n_gram_models_compared_with_kenlm(tmp_path, pages):
     kenlm = pytest.importorskip("kenlm", reason="the package kenlm is not installed")
     if not shutil.which("lmplz"):
         pytest.skip("KenLM's lmplz is not on the PATH")
@@ -133,7 +133,7 @@ def children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def test_classifiers_beside_fasttext(tmp_path, test_data, pages):
+def test_classifiers_compared_with_fasttext(tmp_path, test_data, pages):
     fasttext = pytest.importorskip("fasttext", reason="the package fasttext is not installed")
     if not hasattr(fasttext, "train_supervised"):  # fasttext-predict has the same module name
         pytest.skip("the fasttext that is installed does not train")

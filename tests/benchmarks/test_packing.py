@@ -77,7 +77,7 @@ def cpu_seconds(action) -> tuple[float, object]:
 
 
 @pytest.mark.parametrize("plan", [SHUFFLE, PACK], ids=["shuffle", "best-fit"])
-def test_what_a_plan_costs(folder, plan):
+def test_cost_of_a_plan(folder, plan):
     seconds, (counts, _) = cpu_seconds(lambda: write_plans(folder, plan, padding=1))
     tracemalloc.start()
     write_plans(folder, plan, padding=1)
@@ -113,7 +113,7 @@ def test_what_a_plan_costs(folder, plan):
 @pytest.mark.parametrize(
     "packing", [Concatenate(), Concatenate(shuffle_documents=True), BestFit()], ids=str
 )
-def test_what_a_row_costs(folder, packing):
+def test_cost_of_a_row(folder, packing):
     write_plans(folder, SHUFFLE.model_copy(update={"best_fit": (LENGTH,)}), padding=1)
     shards = TokenShards.open(folder)
     opening, layout = cpu_seconds(lambda: open_layout(packing, shards, LENGTH))
@@ -134,7 +134,7 @@ def test_what_a_row_costs(folder, packing):
     assert counting < reading  # counting targets reads no rows
 
 
-def test_what_attention_inside_documents_costs():
+def test_cost_of_attention_inside_documents():
     torch.set_num_threads(1)
     config = DecoderConfig(layers=4, channels=256, heads=4, vocabulary=512, positions=1024)
     model = Decoder(config)

@@ -109,7 +109,7 @@ CRUDE: dict[Kind, str] = {
 }
 
 
-def test_finds_beside_the_labels_of_sensitive_passages(test_data: Path):
+def test_finds_compared_with_labels_of_sensitive_passages(test_data: Path):
     # The labels mark business secrets (revenues, plans, customers), not forms of personal data. So
     # precision and recall against them show how little the two have in common.
     path = test_data / "sets/enterprise_pii_classification.jsonl"

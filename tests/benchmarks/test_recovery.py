@@ -152,7 +152,7 @@ def test_a_fault_of_a_process(one_ray, endless, chaos, what, most):
     assert reached == [True]
 
 
-def test_the_first_step_of_a_command_and_of_the_next_after_it_was_killed(
+def test_time_to_the_first_step_of_a_command_and_after_a_kill(
     start_driver, endless, chaos, short_folder
 ):
     """Measure from the start of the process, which starts Ray, to its first recorded step."""

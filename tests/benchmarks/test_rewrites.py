@@ -86,7 +86,7 @@ def test_rewrites(pages: list[tuple[str, str]], rewrite: Rewrite):
     )
 
 
-def test_repair_beside_ftfy_on_everything(pages: list[tuple[str, str]]):
+def test_repair_compared_with_ftfy_on_all_text(pages: list[tuple[str, str]]):
     texts = [text for _, text in pages[::10]]
     rewrite = RepairUnicode()
     ratio = side_by_side.compare(

@@ -183,7 +183,7 @@ def theirs(parts, seed):
 
 
 @pytest.mark.data
-def test_tiny_shakespeare_beside_nanogpt(alone, tokens, parts, tmp_path, write_result):
+def test_tiny_shakespeare_compared_with_nanogpt(alone, tokens, parts, tmp_path, write_result):
     """Compare CPU seconds of one thread, in alternation.
 
     trainrig's runs include data, metrics, the last evaluation and the checkpoint.

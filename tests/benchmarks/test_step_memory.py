@@ -103,7 +103,7 @@ def peak(folder: Path, world: int, settings: dict[str, Any], count: int) -> int:
 
 
 @pytest.mark.timeout(7200)  # starts 48 groups of ranks, each of which imports torch
-def test_memory_is_what_was_reckoned(tmp_path: Path) -> None:
+def test_memory_equals_the_estimate(tmp_path: Path) -> None:
     errors = {}
     for world, way, compute in itertools.product((1, 2, 4), WAYS, ("float32", "bfloat16")):
         for count in (world, 8):

@@ -128,7 +128,7 @@ def plain_key(line: str) -> bytes:
     return hashlib.sha1(_DROPPED.sub("", re.sub(r"\d", "0", line)).encode()).digest()[:8]
 
 
-def test_keys_of_lines_beside_a_line_at_a_time(test_data: Path):
+def test_keys_of_lines_compared_with_one_line_at_a_time(test_data: Path):
     texts = corpus(test_data, 3)
     ratio = side_by_side.compare(
         "keys of lines beside SHA-1 of each line's normal form in Python",
@@ -237,7 +237,7 @@ def test_substrings_where_more_repeats(test_data: Path, tmp_path: Path):
         assert least <= share <= 1
 
 
-def test_substrings_beside_one_suffix_array(test_data: Path, tmp_path: Path):
+def test_substrings_compared_with_one_suffix_array(test_data: Path, tmp_path: Path):
     texts = corpus(test_data, 10)
     data = np.frombuffer("\0".join(texts).encode(), np.uint8).copy()
 

@@ -94,7 +94,7 @@ def plain(model, compute, vocabulary=VOCABULARY):
         ("Llama", "bfloat16", 1.15),
     ],
 )
-def test_a_step_costs_little_more_than_that_of_a_plain_loop(alone, peer, compute, most):
+def test_a_step_costs_little_more_than_in_a_plain_loop(alone, peer, compute, most):
     ratio = side_by_side.compare(
         f"training step, 12M parameters, 2,048 tokens, {compute}, one thread, against {peer}",
         ours(precision={"compute": compute}),

@@ -46,7 +46,7 @@ def raylets_with_s3(s3: str) -> Iterator[tuple[Raylets, str]]:
 
 
 @pytest.mark.timeout(600)
-def test_a_run_in_a_bucket_killed_in_a_save_and_resized_comes_to_the_same(
+def test_a_run_in_a_bucket_killed_in_a_save_and_resized_gives_the_same_results(
     raylets_with_s3, undisturbed, chaos, tmp_path
 ):
     raylets, bucket = raylets_with_s3

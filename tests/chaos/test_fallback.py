@@ -11,7 +11,7 @@ STEPS = 40
 
 
 @pytest.mark.timeout(600)
-def test_a_replica_that_loses_a_node_goes_on_in_a_smaller_layout_and_grows_back(
+def test_a_replica_that_loses_a_node_continues_in_a_smaller_layout_and_grows_back(
     several_raylets, make_job, ranks, chaos, tmp_path
 ):
     training = {

@@ -212,7 +212,7 @@ SIGNALS: dict[str, Callable[[Driver], None]] = {
         ("rl", "SIGTERM to the group"),  # rollout actors
     ],
 )
-def test_what_asks_the_group_to_stop_ends_the_driver_as_unfinished_and_leaves_nothing(
+def test_a_signal_to_the_group_ends_the_driver_as_unfinished_and_leaves_no_process(
     make_way: Callable[[str], Way],
     start: Callable[..., Driver],
     short_folder: Path,
@@ -251,7 +251,7 @@ def test_a_run_that_ignores_sighup_outlives_its_terminal(
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_run_whose_folder_is_removed_ends_with_one_line_and_brings_nothing_back(
+def test_a_run_whose_folder_is_removed_ends_with_one_line_and_recreates_nothing(
     make_way: Callable[[str], Way],
     start: Callable[..., Driver],
     tmp_path: Path,

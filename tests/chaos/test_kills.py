@@ -40,7 +40,7 @@ def kill_at_random(chaos, events, dice, what):
 
 
 @pytest.mark.timeout(600)
-def test_a_run_with_kills_at_random_comes_to_the_same(
+def test_a_run_with_random_kills_gives_the_same_results(
     one_ray, undisturbed, assert_equal, chaos, tmp_path
 ):
     straight = undisturbed(40)
@@ -71,7 +71,7 @@ def test_a_run_with_kills_at_random_comes_to_the_same(
 
 
 @pytest.mark.timeout(600)
-def test_a_rank_that_stands_still_is_killed_with_the_others(
+def test_a_hanging_rank_is_killed_with_the_others(
     one_ray, undisturbed, assert_equal, chaos, tmp_path
 ):
     straight = undisturbed(40)
@@ -92,7 +92,7 @@ def test_a_rank_that_stands_still_is_killed_with_the_others(
 
 
 @pytest.mark.timeout(600)
-def test_keepers_outlive_their_ranks_unless_one_of_them_does_not_answer(
+def test_worker_agents_outlive_their_ranks_unless_one_does_not_answer(
     one_ray, undisturbed, assert_equal, chaos, tmp_path
 ):
     straight = undisturbed(40)
@@ -141,7 +141,7 @@ def test_keepers_outlive_their_ranks_unless_one_of_them_does_not_answer(
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_a_run_whose_driver_is_killed_is_gone_on_with(
+def test_a_run_whose_driver_is_killed_is_resumed(
     start_driver, undisturbed, assert_equal, chaos, tmp_path
 ):
     straight = undisturbed(40)

@@ -33,7 +33,7 @@ def frugal_ray(undisturbed, monkeypatch):
 
 
 @pytest.mark.timeout(600)
-def test_a_rank_that_takes_too_much_memory_is_killed_and_the_run_goes_on(
+def test_a_rank_that_takes_too_much_memory_is_killed_and_the_run_continues(
     frugal_ray, undisturbed, assert_equal, chaos, tmp_path
 ):
     straight = undisturbed(40)

@@ -24,7 +24,7 @@ def kill(driver, name):
 
 
 @pytest.mark.timeout(600)
-def test_a_run_begins_another_ray_when_its_own_is_lost_and_leaves_nobody_behind(
+def test_a_run_starts_another_ray_when_its_own_is_lost_and_leaves_no_process(
     start_driver, undisturbed, assert_equal, chaos, tmp_path, short_folder
 ):
     straight = undisturbed(40)

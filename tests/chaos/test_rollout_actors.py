@@ -130,7 +130,7 @@ def test_an_actor_a_rank_and_the_driver_are_killed(
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("waves", [1, pytest.param(3, marks=pytest.mark.soak)])
-def test_one_actor_three_and_two_sample_the_same(
+def test_one_two_and_three_actors_sample_the_same_rollouts(
     waves, several_raylets, make_job, straight, assert_equal, chaos, tmp_path
 ):
     """Start with two nodes for the worker and one actor; add two nodes, then kill one of them."""

@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
 
 @pytest.mark.timeout(600)
-def test_a_run_takes_what_others_leave_and_grows_when_they_go(
+def test_a_run_takes_free_capacity_and_grows_when_other_jobs_end(
     one_ray, undisturbed, chaos, tmp_path
 ):
     import ray

@@ -62,7 +62,7 @@ HOWS = (signal.SIGTERM, "file", signal.SIGINT)
 
 
 @pytest.mark.timeout(600)
-def test_a_run_that_is_stopped_ten_times_goes_on_as_if_it_had_not(
+def test_a_run_stopped_ten_times_gives_the_same_results(
     one_ray, undisturbed, assert_equal, chaos, tmp_path
 ):
     straight = undisturbed(160)

@@ -150,7 +150,7 @@ def planted(rows: list[dict[str, str]], folder: Path) -> tuple[str, dict[int, se
 
 
 @pytest.mark.timeout(3_000)
-def test_a_page_tells_the_story_of_a_run_that_all_happens_to(
+def test_a_report_page_explains_a_run_with_bad_data_a_kill_and_a_resize(
     one_ray, chaos, test_data, write_result, tmp_path
 ):
     rows = real_documents(test_data / "crawl")

@@ -153,7 +153,7 @@ def judged(largest: dict[str, Any], runs: RunsTable) -> dict[str, Any]:
 @pytest.mark.chaos
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_sweep_whose_driver_and_a_trial_are_killed_comes_to_the_same_table(
+def test_a_sweep_whose_driver_and_a_trial_are_killed_gives_the_same_table(
     one_ray, tokens, tmp_path
 ):
     small = {
@@ -309,7 +309,7 @@ def swept(form: Form, test_data: Path, folder: Path) -> dict[str, Any]:
 @pytest.mark.soak
 @pytest.mark.data
 @pytest.mark.timeout(1800)
-def test_a_small_real_sweep_through_a_killed_driver_foretells_a_larger_run(
+def test_a_small_real_sweep_with_a_killed_driver_predicts_a_larger_run(
     one_ray, test_data, tmp_path
 ):
     """Take three to seven minutes of two cores, depending on their speed."""
@@ -322,7 +322,7 @@ def test_a_small_real_sweep_through_a_killed_driver_foretells_a_larger_run(
 @pytest.mark.soak
 @pytest.mark.data
 @pytest.mark.timeout(7200)
-def test_a_real_sweep_through_a_killed_driver_foretells_a_larger_run(
+def test_a_real_sweep_with_a_killed_driver_predicts_a_larger_run(
     one_ray, test_data, write_result, tmp_path
 ):
     """Take forty minutes of two cores; TRAINRIG_SWEEP names a folder to resume in."""

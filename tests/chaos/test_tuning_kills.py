@@ -95,7 +95,7 @@ def tuning_job(tokens, tmp_path):
     ],
     ids=["lora", "dpo", "classes"],
 )
-def test_tuning_comes_to_the_same_after_kills_and_with_fewer_workers(
+def test_fine_tuning_gives_the_same_results_after_kills_and_with_fewer_workers(
     rows, changes, tuning_job, ranks, start_driver, assert_equal, chaos, tmp_path
 ):
     straight = tuning_job(rows, **changes)

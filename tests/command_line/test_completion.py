@@ -73,7 +73,7 @@ def test_tab_completes_verbs_run_files_devices_clusters_and_runs(place: Path) ->
 
 
 @pytest.mark.slow
-def test_tab_asks_no_bucket_and_ends_quietly_where_there_is_nothing(place: Path) -> None:
+def test_tab_reads_no_bucket_and_ends_quietly_without_matches(place: Path) -> None:
     assert press_tab(place, "stop", "--home", "s3://none-of-ours/home", "") == [""]
     assert press_tab(place, "check", "--hardware", "none.toml", "--device", "") == [""]
     assert press_tab(place, "curate", "no/such/fol") == [""]
@@ -93,7 +93,7 @@ def test_there_is_a_script_for_other_shells(shell: str, word: str, tmp_path: Pat
     assert "_TRAINRIG_COMPLETE" in done.stdout
 
 
-def test_it_is_installed_for_the_bash_that_asks(tmp_path: Path) -> None:
+def test_completion_is_installed_for_bash(tmp_path: Path) -> None:
     (tmp_path / ".bashrc").write_text("# mine\n")
     subprocess.run(
         ["bash", "--norc", "-c", "trainrig --install-completion; true"],

@@ -65,7 +65,7 @@ def test_help_shows_a_whole_summary_an_example_and_no_types_of_python(
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_each_example_is_one_of_its_command(path: tuple[str, ...]) -> None:
+def test_each_example_parses_as_its_command(path: tuple[str, ...]) -> None:
     for example in COMMANDS[path].epilog.splitlines():
         program, *words = shlex.split(example.partition(" > ")[0])
         assert (program, *words[: len(path)]) == ("trainrig", *path)

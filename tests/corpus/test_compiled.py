@@ -59,7 +59,7 @@ def test_a_constant_from_another_file_is_never_an_old_one(package: Path) -> None
 
 
 @pytest.mark.slow
-def test_what_was_compiled_serves_the_same_package_elsewhere(package: Path) -> None:
+def test_compiled_code_is_reused_by_the_same_package_elsewhere(package: Path) -> None:
     """Copy the package, as it is copied to the folder of each job on a cluster."""
     assert answer(package, 1) == "2 0"
     other = package.parents[1] / "other" / "trainrig"
@@ -67,7 +67,7 @@ def test_what_was_compiled_serves_the_same_package_elsewhere(package: Path) -> N
     assert answer(other, 1) == "2 1"
 
 
-def test_where_the_cache_of_the_user_cannot_be_written_functions_are_kept_beside_the_package(
+def test_without_a_writable_user_cache_functions_are_kept_next_to_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")  # no folder can be made below it
@@ -81,7 +81,7 @@ def test_where_the_cache_of_the_user_cannot_be_written_functions_are_kept_beside
     assert module._find_folder.__wrapped__().name.startswith("trainrig-compiled-")
 
 
-def test_the_shipped_functions_hang_on_what_they_are_made_of() -> None:
+def test_the_shipped_functions_depend_on_their_sources() -> None:
     folder = Path(module.__file__).parent / "dedup" / "signatures"
     shingles = module._find_imports(folder / "shingles.py")
     assert folder / "character_classes.py" in shingles  # its flags are part of the compiled code

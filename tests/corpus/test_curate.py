@@ -173,7 +173,7 @@ def curated(archives: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.slow
-def test_each_page_meets_its_fate(curated: str) -> None:
+def test_each_page_gets_its_verdict(curated: str) -> None:
     assert verdicts(curated) == {
         "web.example/twice": [None, "exact_duplicate", "exact_duplicate"],
         "web.example/2": ["exact_duplicate"],
@@ -191,7 +191,7 @@ def test_each_page_meets_its_fate(curated: str) -> None:
     }
 
 
-def test_the_chain_is_one() -> None:
+def test_a_chain_of_near_duplicates_is_one_cluster() -> None:
     zero, one, two = (shingle(text, 5) for text in CHAIN)
     assert jaccard(zero, one) > 0.8 and jaccard(one, two) > 0.8 and jaccard(zero, two) < 0.8
     assert min(CHAIN, key=len) == CHAIN[1]
@@ -212,7 +212,7 @@ def test_a_copy_names_the_kept_document_that_it_repeats(curated: str) -> None:
 
 
 @pytest.mark.slow
-def test_an_exact_copy_of_what_fell_as_a_near_copy_repeats_what_is_kept(tmp_path: Path) -> None:
+def test_an_exact_copy_of_a_removed_near_copy_repeats_the_kept_document(tmp_path: Path) -> None:
     # The longer one is kept.
     original = prose(9, 30)
     near = prose(9, 29)
@@ -227,7 +227,7 @@ def test_an_exact_copy_of_what_fell_as_a_near_copy_repeats_what_is_kept(tmp_path
 
 
 @pytest.mark.slow
-def test_kept_dropped_and_quarantined_add_up_to_what_came_in(curated: str) -> None:
+def test_kept_dropped_and_quarantined_add_up_to_the_input(curated: str) -> None:
     counts = manifest.read_manifest(curated).counts
     pages = len(WEB_A) + len(WEB_B) + len(WIKI)
     assert counts["documents_in"] == pages
@@ -246,7 +246,7 @@ def test_kept_dropped_and_quarantined_add_up_to_what_came_in(curated: str) -> No
     assert counts["masked"] == {"EMAIL": 1, "PHONE": 1, "CARD": 1, "IP": 1}
 
 
-def test_what_is_no_text_is_quarantined_with_its_reason(curated: str) -> None:
+def test_pages_without_text_are_quarantined_with_a_reason(curated: str) -> None:
     lines = [
         json.loads(line)
         for path in storage.list_files(f"{curated}/{QUARANTINE}")
@@ -347,7 +347,7 @@ def test_a_bucket_holds_the_same_bytes_as_a_disk(
 
 
 @pytest.mark.slow
-def test_where_archives_lie_does_not_show_in_the_output(archives: str, tmp_path: Path) -> None:
+def test_the_output_does_not_depend_on_the_archives_folder(archives: str, tmp_path: Path) -> None:
     whole = Path(archives, "web/a.warc.gz").read_bytes()
     made = []
     for place in ("here", "some/other place"):
@@ -385,7 +385,7 @@ IN_STEPS = range(3 * SPLITS + 1, 3 * SPLITS + STEPS)  # of the duplicate search
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("done", [1, IN_JUDGE, IN_SIGN, *IN_STEPS, IN_WRITE])
-def test_a_killed_run_goes_on_and_makes_the_same_bytes(
+def test_a_killed_run_resumes_and_writes_the_same_bytes(
     archives: str, curated: str, tmp_path: Path, done: int
 ) -> None:
     output = str(tmp_path / "out")
@@ -459,7 +459,7 @@ def test_a_finished_run_does_nothing_when_it_runs_again(
     ]
 
 
-def test_what_reading_depends_on_is_refused_with_the_difference(
+def test_a_changed_setting_of_reading_is_refused_with_the_difference(
     archives: str, curated: str
 ) -> None:
     with pytest.raises(OutputTaken, match=r"pii\.kinds"):
@@ -546,7 +546,7 @@ def test_a_second_decision_stopped_at_every_moment_ends_as_one_that_was_not(
     assert result(decided) == result(loosely_curated)
 
 
-def test_a_decision_given_up_leaves_what_was_finished(
+def test_an_abandoned_decision_leaves_the_finished_output(
     archives: str, decided: str, curated: str
 ) -> None:
     def progress(done: int, whole: int) -> None:
@@ -605,7 +605,7 @@ def test_a_rule_that_wipes_out_a_source_stops_the_run_and_loses_nothing(
 
 
 @pytest.mark.slow
-def test_of_one_url_one_document_is_kept_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_one_document_per_url_is_kept_on_request(tmp_path: Path) -> None:
     pages = [plain("a/page", prose(1)), plain("a/page#top", prose(2, 25)), plain("b/", prose(3))]
     kept = curate(run_on_pages(tmp_path, pages)).counts
     assert kept["documents_kept"] == 3
@@ -665,14 +665,14 @@ def test_rewrites_change_texts_and_are_counted(tmp_path: Path) -> None:
     assert rows["http://b/page"]["refinedweb_removed_words"] == 0
 
 
-def test_a_bound_on_bad_words_without_a_list_says_what_counts_them() -> None:
+def test_a_bound_on_bad_words_without_a_scorer_names_the_missing_setting() -> None:
     table = {"name": "web", "paths": ["a.warc"], "filters": [{"kind": "C4", "max_bad_words": 0}]}
     data = {"stage": "curate", "output": "out", "sources": [table]}
     with pytest.raises(ConfigError, match=r'add \[\[scorers\]\] with kind = "BadWords"'):
         config.build(Curation, data, "run.toml")
 
 
-def test_a_rule_about_what_nothing_counts_is_refused() -> None:
+def test_a_rule_about_an_unmeasured_signal_is_refused() -> None:
     rule = {"kind": "Score", "signal": "refinedweb_removed_words", "most": 3.0}
     table = {"name": "web", "paths": ["a.warc"], "filters": [rule]}
     data = {"stage": "curate", "output": "out", "sources": [table]}
@@ -699,7 +699,7 @@ def test_copies_that_wipe_out_a_source_stop_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keep_dropped", "lost"), [("text", set()), ("signals", {"text", "metadata"}), ("none", None)]
 )
-def test_as_much_is_kept_of_the_dropped_as_was_asked_for(
+def test_the_configured_part_of_dropped_documents_is_kept(
     archives: str, curated: str, tmp_path: Path, keep_dropped: str, lost: set[str] | None
 ) -> None:
     output = str(tmp_path / "out")
@@ -720,7 +720,7 @@ def test_as_much_is_kept_of_the_dropped_as_was_asked_for(
 # Personal data
 
 
-def test_personal_data_stand_in_no_file_in_clear(curated: str) -> None:
+def test_personal_data_are_in_no_file_unmasked(curated: str) -> None:
     found = 0
     for path in storage.list_files(curated):
         clear = storage.read(path)
@@ -735,7 +735,7 @@ def test_personal_data_stand_in_no_file_in_clear(curated: str) -> None:
     assert found == len(PRIVATE)  # each was found
 
 
-def test_a_find_is_told_by_its_place_in_the_text_before_masking(curated: str) -> None:
+def test_a_find_has_its_position_in_the_text_before_masking(curated: str) -> None:
     (row,) = (
         row
         for row in read_rows(curated, KEPT, ["url", "text", "metadata", "pii"])
@@ -753,7 +753,7 @@ def test_a_find_is_told_by_its_place_in_the_text_before_masking(curated: str) ->
 # What cannot work
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     source = CurationSource(name="web", paths=(f"{tmp_path}/gone.warc.gz",))
     run = Curation(output=str(tmp_path / "out"), workers=0, sources=(source,))
     with pytest.raises(DataError, match=r"gone\.warc\.gz: no such file"):
@@ -775,7 +775,7 @@ def test_a_file_of_no_known_format_is_named(archives: str, tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b"Just a text.\n", b"\x1f\x8b\x08\x00 and no more"])
-def test_a_file_that_is_not_what_its_name_says_is_counted(
+def test_a_file_of_another_format_than_its_name_is_counted(
     archives: str, tmp_path: Path, content: bytes
 ) -> None:
     path = tmp_path / "page.warc.gz"
@@ -805,7 +805,7 @@ def test_the_rest_of_a_cut_off_archive_is_used(archives: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_when_nothing_is_kept_the_reasons_are_told(tmp_path: Path) -> None:
+def test_when_nothing_is_kept_the_reasons_are_reported(tmp_path: Path) -> None:
     pages = [
         *(plain(f"a/{n}", f"Too short, number {n}.") for n in range(3)),
         *(plain(f"a/german-{n}", GERMAN * (n + 1)) for n in range(2)),

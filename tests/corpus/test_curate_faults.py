@@ -59,7 +59,7 @@ def run_on(path: str, output: str, **changes: Any) -> Curation:
 
 
 @pytest.mark.slow
-def test_a_bad_day_of_s3_costs_no_document(proxy: Any, s3: str, tmp_path: Path) -> None:
+def test_failing_s3_requests_lose_no_document(proxy: Any, s3: str, tmp_path: Path) -> None:
     data = lines(300)
     (tmp_path / "pages.jsonl").write_bytes(data)
     cut = {"reading": ReadSettings(piece_bytes=20_000)}
@@ -120,7 +120,7 @@ def test_a_process_killed_inside_a_file_costs_a_part_at_most(
 
 
 @pytest.mark.slow
-def test_a_newer_signal_asks_for_the_pages_only_where_a_rule_reads_it(
+def test_a_newer_signal_needs_the_pages_only_where_a_rule_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Curate before a signal existed, then apply rules again with the signal."""

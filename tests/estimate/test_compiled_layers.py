@@ -54,7 +54,7 @@ def count_kept(config: DecoderConfig, dtype: torch.dtype) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_compiled_layer_keeps_what_is_reckoned(kind: str, compute: str) -> None:
+def test_a_compiled_layer_keeps_the_estimated_bytes(kind: str, compute: str) -> None:
     config = DecoderConfig.model_validate(SIZES | KINDS[kind])
     training = Training.model_validate({"steps": 1, "precision": {"compute": compute}})
     compiled = training.model_copy(update={"compile": Compile()})
@@ -73,7 +73,7 @@ def test_a_compiled_layer_keeps_what_is_reckoned(kind: str, compute: str) -> Non
     ],
     ids=["mixture", "gate", "norms on both sides"],
 )
-def test_of_other_layers_no_less_is_reckoned_than_plain_ones_keep(changes) -> None:
+def test_other_layers_are_estimated_at_least_as_high_as_plain_ones(changes) -> None:
     config = DecoderConfig.model_validate(SIZES | changes)
     plain = Training(steps=1)
     compiled = plain.model_copy(update={"compile": Compile()})

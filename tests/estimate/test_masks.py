@@ -51,7 +51,7 @@ def count_kept(config: DecoderConfig, length: int, training: Training, prefixes:
 @pytest.mark.parametrize("length", [100, 200, 300])
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["documents", "prefixes", "caps", "windows", "some", "encoder"])
-def test_masks_that_are_reckoned_are_those_that_are_kept(kind, compute, length):
+def test_estimated_masks_equal_the_kept_ones(kind, compute, length):
     attention = {
         "caps": {"logit_cap": 5.0},
         "windows": {"window": ALWAYS},
@@ -69,7 +69,7 @@ def test_masks_that_are_reckoned_are_those_that_are_kept(kind, compute, length):
     assert found == (2 * length**2 * size if taken and kind not in ("caps", "windows") else 0)
 
 
-def test_what_numbers_are_made_of_is_kept_where_layers_compute_again():
+def test_masks_are_kept_where_layers_recompute():
     config = DecoderConfig(**SIZES, positions=100)
     training = Training(steps=1, recompute=Full())
     assert DOCUMENTS.count_kept(config, training, 2, 100) == 2 * 100**2 * 5
@@ -128,9 +128,7 @@ def test_a_gpu_reads_rows_of_documents_in_float32_under_a_mask_however_long():
     ("compute", "head_channels", "apart"),
     [("bfloat16", 256, True), ("bfloat16", 264, False), ("float32", 128, False)],
 )
-def test_a_gpu_reads_documents_apart_in_narrow_numbers_and_usual_heads(
-    compute, head_channels, apart
-):
+def test_a_gpu_separates_documents_in_narrow_dtypes_with_usual_heads(compute, head_channels, apart):
     model = DecoderConfig(channels=256, heads=2, head_channels=head_channels, vocabulary=64,
                           layers=2, positions=512)  # fmt: skip
     training = Training.model_validate({"steps": 1, "precision": {"compute": compute}})
@@ -165,7 +163,7 @@ def test_rows_shared_by_workers_have_two_chunks_of_their_masks():
 
 
 @pytest.mark.parametrize("parallel", [{}, {"tensor": {"ranks": 2}}])
-def test_a_worker_holds_masks_beside_what_its_layers_keep(parallel):
+def test_a_worker_holds_masks_in_addition_to_activations(parallel):
     config = DecoderConfig(**SIZES, positions=512)
     training = Training(steps=1, parallel={"kind": "FSDP", **parallel}, deterministic=not parallel)
     on_gpu = RowMasks(documents=True)

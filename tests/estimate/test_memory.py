@@ -68,7 +68,7 @@ def peak(measure_peak: Callable[..., int]) -> Callable[..., int]:
     return measure
 
 
-def test_a_real_step_takes_what_is_reckoned(peak: Callable[..., int]) -> None:
+def test_a_real_step_takes_the_estimated_memory(peak: Callable[..., int]) -> None:
     """Check one setting; tests/benchmarks/test_step_memory.py checks the others."""
     training = Training(
         steps=10, schedule=Constant(warmup=0), deterministic=False, recompute=Full()
@@ -77,7 +77,7 @@ def test_a_real_step_takes_what_is_reckoned(peak: Callable[..., int]) -> None:
     assert reckoned == pytest.approx(peak(training, rows=8, count=2), rel=0.12)
 
 
-def test_an_exact_step_holds_what_is_reckoned_of_its_tree_of_sums(
+def test_an_exact_step_holds_the_estimated_partial_sums(
     peak: Callable[..., int],
 ) -> None:
     """Eight virtual workers keep three partial sums that wait for their other half.
@@ -103,7 +103,7 @@ def test_slices_are_of_the_states() -> None:
     assert states(HSDP(replicas=4), 8) == 12 * total / 2
 
 
-def test_what_is_computed_again_is_not_kept() -> None:
+def test_recomputed_activations_are_not_kept() -> None:
     kept = [
         estimate_step_memory(
             LARGE, Training(steps=1, recompute=again, deterministic=False), 8, 8, 1, 2048
@@ -114,7 +114,7 @@ def test_what_is_computed_again_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize("heads", [{}, {"kv_heads": 2, "head_channels": 48}])
-def test_a_gate_keeps_what_autograd_keeps_of_it(heads: dict[str, int]) -> None:
+def test_a_gates_estimate_equals_autograds_memory(heads: dict[str, int]) -> None:
     def both(kind: str) -> tuple[float, float]:
         config = DecoderConfig.model_validate(
             MODEL.model_dump() | heads | {"attention": {"kind": kind}}
@@ -158,7 +158,7 @@ def test_the_first_layout_that_fits_is_taken() -> None:
     assert count_devices_needed(LARGE, base, batch, 8, 1e9) is None
 
 
-def test_the_table_falls_with_each_stage() -> None:
+def test_memory_falls_with_each_stage() -> None:
     rows = {
         row.layout: row
         for row in build_memory_table(LARGE, Training(steps=1), BatchShape(64, 2048), 1, 8)

@@ -37,7 +37,7 @@ def train(hosted=True, optimizer=None, **parallel):
     return Training.model_validate(given)
 
 
-def test_of_what_layers_save_two_have_it_on_a_gpu():
+def test_two_layers_of_offloaded_activations_are_on_a_device():
     plain, hosted = (
         Training(steps=10, offload={"activations": on_host}) for on_host in (False, True)
     )
@@ -55,7 +55,7 @@ def reckon(model, training, workers):
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_a_device_has_that_of_its_slices_of_the_two_largest(workers):
+def test_a_device_holds_optimizer_state_of_its_two_largest_slices(workers):
     there, hosted = (
         estimate_step_memory(MODEL, train(h), workers, 8, 2, 64) for h in (False, True)
     )
@@ -71,7 +71,7 @@ def test_whole_matrices_are_updated_as_many_at_once_as_there_are_slices():
 
 @pytest.mark.parametrize("settings", [SGD(), AdamW(), Lion(), Adafactor(), Muon()])
 @pytest.mark.parametrize("model", [MODEL, EXPERTS])
-def test_no_step_makes_more_room_than_is_reckoned(settings, model):
+def test_no_step_allocates_more_than_the_estimate(settings, model):
     decoder = Decoder(model)
     optimizer = build_optimizer(decoder.named_parameters(), settings, hosted=True)
     for parameter in decoder.parameters():
@@ -102,7 +102,7 @@ def test_workers_that_share_a_model_have_two_slices_of_the_largest_parts(axis):
     assert hosted.optimizer < there.optimizer
 
 
-def test_a_save_has_no_whole_rows_of_it_on_the_device():
+def test_a_save_gathers_no_offloaded_rows_on_the_device():
     """Gather the weights alone, a third of the weights and AdamW's two moments."""
     rows = []
     for hosted in (False, True):
@@ -112,7 +112,7 @@ def test_a_save_has_no_whole_rows_of_it_on_the_device():
     assert rows[1] == rows[0] / 3 > 0
 
 
-def test_check_leaves_it_out_on_a_gpu_and_counts_it_on_a_cpu(make_run, tmp_path):
+def test_check_leaves_offloaded_memory_out_on_a_gpu_and_counts_it_on_a_cpu(make_run, tmp_path):
     found = {}
     for hosted in (False, True):
         run = make_run(

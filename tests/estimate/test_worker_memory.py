@@ -108,7 +108,7 @@ IN_PLACES = {"tensor": {"ranks": 2, "sequence_parallel": True}}
         pytest.param(MIXTURE, {"precision": {"compute": "bfloat16"}}, marks=pytest.mark.soak),
     ],
 )
-def test_a_layer_keeps_in_places_what_real_ranks_keep_of_it(feedforward, settings, ranks, job_of):
+def test_a_sharded_layer_keeps_the_bytes_of_real_ranks(feedforward, settings, ranks, job_of):
     """Compare the estimate with the tensors that are alive after a forward pass.
 
     The estimate leaves out the logarithms and roots that attention and norms keep (one number per
@@ -146,7 +146,7 @@ def test_a_save_gathers_the_rows_that_real_ranks_gather(ranks, job_of, model, pa
     assert (reckoned > 0) == (tensor > 1)
 
 
-def test_a_save_counts_where_it_takes_more_than_a_step():
+def test_a_save_counts_if_it_takes_more_than_a_step():
     """Use so few tokens that a save takes more memory than a step.
 
     Each of 4 workers gathers the rows of 4 workers' columns of its experts.
@@ -168,7 +168,7 @@ def test_without_axes_it_is_the_memory_of_a_step():
     assert memory(MODEL, {}, 4) == estimate_step_memory(MODEL, training(), 4, 8, 2, 64)
 
 
-def test_a_row_that_workers_share_takes_a_worker_its_part():
+def test_a_shared_row_takes_a_worker_its_part():
     alone = estimate_step_memory(MODEL, training(), 1, 8, 2, 64)
     ring = memory(MODEL, {"context": {"kind": "RingAttention", "ranks": 2}}, 2)
     gathered = memory(MODEL, {"context": {"kind": "Gathered", "ranks": 2}}, 2)
@@ -180,7 +180,7 @@ def test_a_row_that_workers_share_takes_a_worker_its_part():
     assert gathered.activations - ring.activations == keys + 4 * 2 * 64**2 * 5 / 16
 
 
-def test_what_flows_between_shared_layers_may_be_divided_as_well():
+def test_activations_between_shared_layers_may_be_divided():
     alone = estimate_step_memory(MODEL, training(), 1, 8, 2, 64)
     shared = memory(MODEL, {"tensor": {"ranks": 2}}, 2)
     divided = memory(MODEL, {"tensor": {"ranks": 2, "sequence_parallel": True}}, 2)
@@ -194,7 +194,7 @@ def test_experts_divide_the_rows_of_a_micro_batch():
 
 
 @pytest.mark.parametrize(("schedule", "kept"), [("GPipe", 4), ("1F1B", 2)])
-def test_the_first_stage_keeps_as_many_micro_batches_as_its_schedule_says(schedule, kept):
+def test_the_first_stage_keeps_the_micro_batches_of_its_schedule(schedule, kept):
     deep = MODEL.model_copy(update={"layers": 8, "vocabulary": 16})  # the head weighs little
     alone = estimate_step_memory(deep, training(), 1, 8, 2, 64)
     staged = memory(deep, {"pipeline": {"ranks": 2, "schedule": schedule}}, 2)
@@ -210,7 +210,7 @@ def test_workers_that_share_layers_keep_less_of_each():
     assert alone.gathered == 0  # one rank computes with its weights where they are
 
 
-def test_a_row_takes_as_many_places_as_its_objective_makes_of_it(make_run, tmp_path):
+def test_a_row_has_the_positions_of_its_objective(make_run, tmp_path):
     run = make_run(
         tmp_path,
         tokens=str(tmp_path / "none"),

@@ -62,7 +62,7 @@ def run_cli(capsys, *arguments):
     return ended.value.code, said.out, said.err
 
 
-def test_a_clear_difference_is_told_from_noise(evaluated, capsys, tmp_path):
+def test_a_clear_difference_is_significant(evaluated, capsys, tmp_path):
     a = evaluated("a", clear=[0, 1] * 50, noisy=[0, 1] * 50, own=[1])
     b = evaluated("b", clear=[1, 1] * 40 + [0, 1] * 10, noisy=[1, 0] + [0, 1] * 49)
     (found,) = compare([a, b])
@@ -93,7 +93,7 @@ def test_only_the_same_rows_are_compared(evaluated):
         compare([a])
 
 
-def test_scores_stand_against_the_operations_of_training(evaluated, capsys, tmp_path):
+def test_scores_are_shown_with_training_operations(evaluated, capsys, tmp_path):
     for name, flops, right in (("b", 4e15, 8), ("a", 1e15, 5), ("c", 1.6e16, 9), ("d", None, 2)):
         evaluated(f"sweep/{name}", flops=flops, task=[1] * right + [0] * (10 - right), own=[1])
     found = read_leaderboard(str(tmp_path / "sweep")).sort_by_flops()

@@ -26,7 +26,9 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return path
 
 
-def test_tasks_text_and_the_run_are_told(checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_card_has_tasks_text_and_the_run(
+    checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     accuracy = MetricScore(value=0.5, error=0.01, low=0.48, high=0.52)
     seen = RowsSeen(looked_for=90, seen=3, without=None)
     score = TaskScore(metric="acc|norm", metrics={"acc|norm": accuracy}, rows=1_000, groups=1_000,

@@ -92,9 +92,7 @@ def plain_score(model, texts, encoder):
 
 @pytest.mark.parametrize("length", [32, 7, 48])
 @torch.inference_mode()
-def test_a_source_is_scored_as_a_loop_over_its_windows_scores_it(
-    length, run, model, encoder, held_out
-):
+def test_a_source_is_scored_like_a_loop_over_its_windows(length, run, model, encoder, held_out):
     scores = score_all(changed(run, sequence_length=length), model, encoder)
     assert tuple(scores) == held_out.sources == ("books", "web")
     for source, found in scores.items():
@@ -112,7 +110,7 @@ def test_a_source_is_scored_as_a_loop_over_its_windows_scores_it(
         assert found.bits_per_byte == pytest.approx(bits_per_byte, rel=1e-6)
 
 
-def test_the_bytes_of_a_source_are_those_of_its_texts(run, model, encoder, held_out):
+def test_the_bytes_of_a_source_equal_its_texts(run, model, encoder, held_out):
     scores = score_all(run, model, encoder)
     for source in held_out.sources:
         documents = held_out.read_documents(source, 0, held_out.tokens(source))
@@ -122,7 +120,7 @@ def test_the_bytes_of_a_source_are_those_of_its_texts(run, model, encoder, held_
         assert len(documents) > 3 and scores[source].bytes == text - first
 
 
-def test_a_model_that_knows_nothing_is_as_perplexed_as_its_vocabulary_is_large(run, encoder):
+def test_an_untrained_models_perplexity_is_the_vocabulary_size(run, encoder):
     ignorant = Decoder(CONFIG)
     for parameter in ignorant.parameters():
         torch.nn.init.zeros_(parameter)
@@ -146,7 +144,7 @@ def test_rows_at_a_time_do_not_change_the_score(rows, run, model, encoder):
         assert (found.tokens, found.bytes) == (eight[source].tokens, eight[source].bytes)
 
 
-def test_no_more_tokens_of_a_source_are_scored_than_asked_for(run, model, encoder, held_out):
+def test_the_number_of_scored_tokens_is_limited(run, model, encoder, held_out):
     for wanted in (1, 32, 50, 10**9):
         scores = score_all(changed(run, tokens_per_source=wanted), model, encoder)
         for source, found in scores.items():
@@ -224,7 +222,7 @@ def test_windows_longer_than_the_model_can_read_are_refused(run):
         evaluate(changed(run, sequence_length=49))
 
 
-def test_what_is_not_there_is_named(run, tmp_path):
+def test_missing_inputs_are_named(run, tmp_path):
     for field, message in {
         "checkpoint": "no valid checkpoint there",
         "tokens": "no manifest.json, so no stage made it",

@@ -48,7 +48,7 @@ def run(corrupted_tokens, model, tmp_path):
 
 
 @torch.no_grad()
-def test_each_token_is_masked_by_itself(model):
+def test_each_token_is_masked_alone(model):
     dice = np.random.default_rng(3)
     windows = [dice.integers(0, 300, 20), dice.integers(0, 300, 7)]
     windows[0][4] = 2  # a special token, which is seen but not a target
@@ -85,7 +85,7 @@ def test_a_scorecard_of_an_encoder_has_its_accuracy(run):
     assert "accuracy" in Path(run.output, "report.html").read_text()
 
 
-def test_an_encoder_is_not_asked_what_it_cannot_say(run, tokens, model, tmp_path):
+def test_an_encoder_is_refused_for_generation_and_causal_tasks(run, tokens, model, tmp_path):
     with pytest.raises(ConfigError, match="is an encoder, which goes on from no text"):
         OpenedModel.load(run.model_copy(update={"tasks": (TaskChoice(task="piqa"),)}))
     with pytest.raises(DataError, match="an encoder, which reads whole texts"):

@@ -53,7 +53,7 @@ def evaluated(model, encoder, test_data, folder, tasks, limit, **more):
     return read_scorecard(run.output).tasks
 
 
-def test_a_random_model_lies_in_the_band_of_shuffled_labels_on_every_task(
+def test_a_random_model_scores_in_the_band_of_shuffled_labels_on_every_task(
     tiny_encoder, test_data, write_result, tmp_path
 ):
     model = Decoder(SIZES)
@@ -79,7 +79,7 @@ def shuffled_rows(path, field, seed):
     return [row | {field: rows[other][field]} for row, other in zip(rows, order, strict=True)]
 
 
-def test_a_random_model_lies_in_the_band_of_shuffled_answers_where_it_writes_them(
+def test_a_random_model_scores_in_the_band_of_shuffled_answers_when_it_writes_them(
     tiny_encoder, test_data, write_result, tmp_path
 ):
     """Check that scores are inside a 99% interval.
@@ -129,7 +129,7 @@ def test_a_random_model_lies_in_the_band_of_shuffled_answers_where_it_writes_the
         assert low <= found["right"] <= high, (name, found)
 
 
-def test_answers_that_were_trained_on_score_above_chance_and_the_corpus_says_so(
+def test_training_on_answers_scores_above_chance_and_is_reported_as_contamination(
     tiny_encoder, test_data, write_result, tmp_path
 ):
     task, rows = load_task(TaskChoice(task="arc_easy", limit=PLANTED), str(test_data / "sets"))

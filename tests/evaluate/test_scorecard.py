@@ -112,7 +112,7 @@ ALL = ("pick", "write", "follow", "text")
 
 
 @pytest.mark.slow
-def test_a_scorecard_says_what_its_rows_add_up_to(ask):
+def test_a_scorecards_scores_equal_its_rows(ask):
     run = ask("card", *ALL)
     done = evaluate(run)
     card = read_scorecard(run.output)
@@ -141,7 +141,7 @@ def test_a_scorecard_says_what_its_rows_add_up_to(ask):
 
 
 @pytest.mark.slow
-def test_a_stopped_evaluation_goes_on_and_has_the_same_bytes(ask, monkeypatch):
+def test_a_stopped_evaluation_resumes_and_writes_the_same_bytes(ask, monkeypatch):
     whole = ask("whole", *ALL)
     evaluate(whole)
     run = ask("stopped", *ALL)
@@ -250,7 +250,7 @@ def test_long_prompts_are_cut_and_counted(ask, tmp_path):
 
 
 @pytest.mark.slow
-def test_rows_that_the_corpus_holds_are_told_apart(ask, tmp_path):
+def test_contaminated_rows_are_scored_separately(ask, tmp_path):
     run = ask("card", "pick")
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").open()]
     for row in rows:

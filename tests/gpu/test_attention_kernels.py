@@ -37,7 +37,7 @@ def test_kernels_are_those_that_the_page_names(case, kv_heads, column):
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("length", "channels"), [(2048, 128), (1000, 64), (96, 80)])
-def test_attention_in_one_order_gives_the_same_bits_and_what_float32_does(causal, length, channels):
+def test_deterministic_attention_is_reproducible_and_close_to_float32(causal, length, channels):
     sizes = {"channels": 4 * channels, "heads": 4, "vocabulary": 8, "positions": length}
     attention = Decoder(DecoderConfig(layers=1, **sizes)).layers[0].attention
     torch.manual_seed(0)

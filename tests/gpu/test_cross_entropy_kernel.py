@@ -32,9 +32,7 @@ def replaced(logits, targets, counts, bend, extras):
 @pytest.mark.parametrize("entries", [31, 8192, 50_257])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("bend", "extras", "counted"), SETTINGS)
-def test_numbers_and_gradients_are_those_of_plain_torch(
-    entries, dtype, bend, extras, counted, monkeypatch
-):
+def test_values_and_gradients_equal_plain_torch(entries, dtype, bend, extras, counted, monkeypatch):
     generator = torch.Generator("cuda").manual_seed(0)
     logits = torch.randn(ROWS, entries, generator=generator, device="cuda").mul(3).to(dtype)
     targets = torch.randint(entries, (ROWS,), generator=generator, device="cuda")

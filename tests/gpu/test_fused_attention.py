@@ -49,7 +49,7 @@ def deterministic():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("given", ROWS + LONG)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_it_is_what_plain_products_give_and_the_same_bits_again(
+def test_fused_attention_equals_plain_products_and_is_reproducible(
     kernel, given, dtype, deterministic
 ):
     features = ("a cap, a sink or a slope",) if given.changes_logits else ()
@@ -91,7 +91,7 @@ def test_our_kernel_takes_no_more_shared_memory_than_its_tiles_are_chosen_by(wid
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_number_that_is_none_comes_out_as_none(kernel):
+def test_nan_propagates_only_to_what_depends_on_it(kernel):
     drawn = Rows(queries=300, keys=300, width=64).draw("cuda", torch.bfloat16)
     drawn.parts[0][0, 0, 200] = torch.nan
     seen, of_query, of_key, _ = drawn.attend(kernel)
@@ -102,7 +102,7 @@ def test_a_number_that_is_none_comes_out_as_none(kernel):
 
 
 @pytest.mark.parametrize("given", RINGS)
-def test_a_ring_merges_what_it_gives_of_each_chunk(given):
+def test_a_ring_merges_the_results_of_chunks(given):
     drawn = given.draw("cuda", torch.bfloat16)
     first = drawn.attend_in_ring()
     again = drawn.attend_in_ring()
@@ -113,7 +113,7 @@ def test_a_ring_merges_what_it_gives_of_each_chunk(given):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_what_is_in_another_document_changes_nothing(kernel):
+def test_other_documents_change_nothing(kernel):
     drawn = Rows(queries=512, keys=512, width=64).draw("cuda", torch.bfloat16)
     documents = (torch.arange(512, device="cuda")[None] >= 200).long()
     drawn = dataclasses.replace(drawn, documents=documents)

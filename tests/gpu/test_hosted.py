@@ -67,7 +67,7 @@ def take_steps(settings, hosted: bool):
 
 
 @pytest.mark.parametrize("settings", OPTIMIZERS, ids=lambda event: f"{event.kind}")
-def test_a_gpu_gives_the_same_bits_with_its_memory_in_the_host(settings) -> None:
+def test_a_gpu_gives_the_same_bits_with_optimizer_state_on_the_host(settings) -> None:
     there, _, expected, _ = take_steps(settings, hosted=False)
     hosted, memory, found, _ = take_steps(settings, hosted=True)
     for name, weight in there.named_parameters():

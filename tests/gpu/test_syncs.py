@@ -44,9 +44,7 @@ def counted(loop, micro_batches, monkeypatch):
 
 
 @pytest.mark.parametrize("loop", ["fast", "deterministic"])
-def test_a_step_waits_for_the_device_as_often_whatever_its_micro_batches(
-    loop, tmp_path, monkeypatch
-):
+def test_waits_for_the_device_do_not_depend_on_micro_batches(loop, tmp_path, monkeypatch):
     join_group(0, 1, f"file://{tmp_path}/store", timedelta(seconds=60))
     try:
         assert counted(loop, 4, monkeypatch) == counted(loop, 2, monkeypatch) <= TWICE

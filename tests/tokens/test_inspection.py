@@ -231,7 +231,7 @@ def copied(folder: str, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder, tmp_path / "tokens"))
 
 
-def test_what_is_not_there_is_named(folder: str) -> None:
+def test_missing_inputs_are_named(folder: str) -> None:
     with pytest.raises(ConfigError, match="no source 'wbe'; did you mean 'web'"):
         shown(folder, "wbe")
     tokens = sorted(sum(lengths_of(source)) for source in TEXTS)

@@ -225,7 +225,7 @@ def test_smaller_vocabularies_that_are_none_are_refused_before_training(
         ),
     ],
 )
-def test_what_cannot_work_is_refused_and_leaves_nothing(table, tmp_path, changes, error, message):
+def test_invalid_settings_are_refused_and_leave_nothing(table, tmp_path, changes, error, message):
     with pytest.raises(error, match=message):
         make_tokenizer(training(table, tmp_path / "t", **changes))
     assert storage.list_files(str(tmp_path / "t")) == []

@@ -46,5 +46,5 @@ def test_other_kinds_of_rules_are_not_read(pattern: str):
     assert build_rules(["a"], ["a", pattern], []) is None
 
 
-def test_what_follows_a_suffix_is_asked_by_no_rule():
+def test_no_rule_depends_on_the_text_after_a_suffix():
     assert build_rules([], ["a(?=b)"], []) is None

@@ -41,7 +41,7 @@ def decided(style: Style, folder: Path, *documents: str) -> Decision:
     return decide(index, matches, merge(index, [str(folder / "matches")]))
 
 
-def test_a_collision_goes_with_what_is_around_it(tmp_path: Path):
+def test_a_collision_is_cut_with_its_neighbourhood(tmp_path: Path):
     text = FILLER * 20 + SECRET.upper().replace(" ", "\n") + " " + FILLER * 20
     decision = decided(GPT3(), tmp_path, text, FILLER * 30)
     start = text.index("THE")
@@ -55,7 +55,7 @@ def test_a_collision_goes_with_what_is_around_it(tmp_path: Path):
     assert [span.text for span in removed] == [text[start - 200 : end + 200]]
 
 
-def test_pieces_too_short_to_be_kept_are_cut_and_a_document_of_none_falls(tmp_path: Path):
+def test_short_pieces_are_cut_and_a_document_without_pieces_is_removed(tmp_path: Path):
     # The texts have 378 and 405 characters. 200 are cut, which leaves fewer and more than 200.
     short = FILLER * 14
     long = FILLER * 15
@@ -78,7 +78,7 @@ def test_pieces_too_short_to_be_kept_are_cut_and_a_document_of_none_falls(tmp_pa
         ([(1, 99)], []),
     ],
 )
-def test_pieces_are_counted_before_short_ones_go(collisions, left):
+def test_pieces_are_counted_before_short_ones_are_dropped(collisions, left):
     style = GPT3(window=2, shortest_piece=4, most_pieces=3)
     assert find_kept_pieces(collisions, 100, style) == left
 
@@ -87,7 +87,7 @@ spans = st.tuples(st.integers(0, 60), st.integers(1, 9)).map(lambda s: (s[0], s[
 
 
 @given(st.lists(spans, min_size=1, max_size=6), st.integers(0, 5), st.integers(0, 8))
-def test_pieces_are_what_no_window_covers(collisions, window, shortest):
+def test_pieces_are_the_text_outside_all_windows(collisions, window, shortest):
     style = GPT3(window=window, shortest_piece=shortest, most_pieces=100)
     left = "".join(
         " " if any(s - window <= place < e + window for s, e in collisions) else "x"
@@ -99,7 +99,7 @@ def test_pieces_are_what_no_window_covers(collisions, window, shortest):
     assert all(left[s:e].strip() == left[s:e] and left[s:e] for s, e in pieces)
 
 
-def test_what_many_documents_hold_is_told_of_and_stays(tmp_path: Path):
+def test_text_in_many_documents_is_reported_and_kept(tmp_path: Path):
     style = GPT3(most_documents=2, remove="document")
     decision = decided(style, tmp_path, SECRET, f"{SECRET} {OTHER}", "x " + SECRET)
     assert decision.fallen == {1}
@@ -111,7 +111,7 @@ def test_what_many_documents_hold_is_told_of_and_stays(tmp_path: Path):
 
 
 @pytest.mark.parametrize("style", [PaLM(), Llama3(), Llama2()], ids=lambda style: style.kind)
-def test_a_document_that_holds_enough_of_an_example_falls(style, tmp_path: Path):
+def test_a_document_with_enough_of_an_example_is_removed(style, tmp_path: Path):
     half = " ".join(SECRET.split()[:8])
     decision = decided(style, tmp_path, f"{FILLER} {SECRET}", half, OTHER + FILLER)
     assert decision.fallen == ({0, 1, 2} if style.kind == "Llama3" else {0, 2})
@@ -138,7 +138,7 @@ def test_words_may_differ_after_the_first_ten(tmp_path: Path):
     assert match(index, texts).span_documents.tolist() == [0]  # 84% of the words
 
 
-def test_what_stands_before_a_text_is_no_part_of_it():
+def test_neighbouring_words_are_no_part_of_an_example():
     # The document's word before the match is the last word of the previous text.
     benchmarks = [Examples("two", (1,), (("p q", "a b"),))]
     style = Llama2(words=2, dirty_from=0.5)

@@ -53,7 +53,7 @@ def gram(index: Index, number: int) -> tuple[str, ...]:
 
 
 @given(examples, examples, documents)
-def test_collisions_are_those_of_the_definition(first, second, texts):
+def test_collisions_equal_the_definition(first, second, texts):
     style = GPT3(fewest_words=2, most_words=4)
     benchmarks = named(first, second)
     index = index_of(benchmarks, style)
@@ -87,7 +87,7 @@ BY_SIZE = [
 @pytest.mark.parametrize("style", BY_SIZE, ids=repr)
 @given(examples, examples, documents)
 @settings(max_examples=40)
-def test_documents_hold_what_they_hold_by_the_definition(style, first, second, texts):
+def test_units_in_documents_equal_the_definition(style, first, second, texts):
     benchmarks = named(first, second)
     index = index_of(benchmarks, style)
     found = match(index, texts)
@@ -114,7 +114,7 @@ def plain_union(example, texts, style) -> int:
 
 @given(examples, documents, st.randoms(use_true_random=False))
 @settings(max_examples=10)
-def test_totals_do_not_hang_on_the_splits(tmp_path_factory, first, texts, random):
+def test_totals_do_not_depend_on_the_splits(tmp_path_factory, first, texts, random):
     folder = tmp_path_factory.mktemp("splits")
     for style in (GPT3(fewest_words=2, most_words=3), Llama2(words=2)):
         index = index_of(named(first), style)
@@ -132,7 +132,7 @@ def test_totals_do_not_hang_on_the_splits(tmp_path_factory, first, texts, random
 
 
 @pytest.mark.parametrize("style", [GPT3(fewest_words=2, most_words=2), PaLM(words=2)], ids=repr)
-def test_matches_do_not_hang_on_what_is_looked_at_together(style, monkeypatch):
+def test_matches_do_not_depend_on_the_batch(style, monkeypatch):
     index = index_of(named([("a b",), ("b d",)]), style)
     texts = ["a b", "x", "", "b d a b", "d", "a b"]
     together = match(index, texts)
@@ -157,7 +157,7 @@ def test_enough_is_the_first_share_that_rounds_to_the_threshold(words, share):
     assert enough == 1 or round((enough - 1) / words, 4) < share
 
 
-def test_what_was_written_is_read_again(tmp_path: Path):
+def test_a_written_index_is_read_back(tmp_path: Path):
     index = index_of(named([("a b d a b",)]), PaLM(words=2, dirty_from=0.5))
     index.save(str(tmp_path / "index"))
     again = Index.load(str(tmp_path / "index"))
@@ -172,7 +172,7 @@ def test_what_was_written_is_read_again(tmp_path: Path):
     assert read.lengths.tolist() == [7, 1]
 
 
-def test_n_grams_of_one_hash_are_told_apart():
+def test_n_grams_with_equal_hashes_are_distinguished():
     # All words hash to zero, so all n-grams are in one slot of the table and pass the filter.
     def blank(text: str) -> NormalisedWords:
         words = split_words([text])

@@ -69,9 +69,7 @@ def benchmarks(test_data: Path) -> tuple[Benchmark, ...]:
 @pytest.mark.parametrize(
     "style", [GPT3(), PaLM(), Llama3(), Llama2()], ids=lambda style: style.kind
 )
-def test_every_planted_example_is_found_and_nothing_that_is_not_there(
-    pages, benchmarks, style, tmp_path
-):
+def test_every_injected_example_is_found_and_nothing_else(pages, benchmarks, style, tmp_path):
     index = Index.of(Decontamination(benchmarks=benchmarks, style=style))
     texts = {benchmark.name: read_examples(benchmark).texts for benchmark in benchmarks}
     randomly = random.Random(5)

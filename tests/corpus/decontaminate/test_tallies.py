@@ -57,7 +57,7 @@ def test_under_gpt3_one_n_gram_makes_an_example_dirty(tmp_path: Path):
     assert (short.examples, short.not_looked_for, short.clean, short.dirty) == (1, 1, 0, 0)
 
 
-def test_what_only_common_phrases_find_is_told_apart(tmp_path: Path):
+def test_finds_by_common_phrases_alone_are_separated(tmp_path: Path):
     texts = ["a " + " ".join(TWENTY[:8])] * 3
     found = told(GPT3(most_documents=2), tmp_path, *texts, "é " + " ".join(TWENTY[1:9]))
     assert found.common == (CommonRow(" ".join(TWENTY[:8]), 3, "twenties"),)
@@ -81,7 +81,7 @@ def test_under_llama2_there_is_something_between_clean_and_dirty(tmp_path: Path)
     assert (row.clean, row.between, row.dirty, row.not_looked_for) == (1, 1, 1, 1)
 
 
-def test_samples_show_what_is_in_common(tmp_path: Path):
+def test_samples_show_the_common_text(tmp_path: Path):
     text = "a" * 200 + " " + " ".join(TWENTY) + " " + "b" * 200
     start = text.index("w0")
     shown = sample(Touch(0, "s", 4, start, text.index(" b")), "id", "http://e.org", text)

@@ -58,7 +58,7 @@ def test_words_are_lower_case_between_spaces_without_punctuation(text: str, expe
 
 
 @given(texts)
-def test_words_are_those_of_the_definition(texts: list[str]):
+def test_words_equal_the_definition(texts: list[str]):
     assert plainly(split_words(texts)) == [plain.words(text) for text in texts]
 
 
@@ -79,7 +79,7 @@ def test_a_word_is_known_by_its_letters(known: list[str], asked: list[str]):
     assert found == expected
 
 
-def test_words_of_one_hash_are_told_apart():
+def test_words_with_equal_hashes_are_distinguished():
     words = split_words(["one two three two"])
     alike = words._replace(hashes_W=np.full(4, 7, np.uint64))
     vocabulary, numbers = build_vocabulary(alike)

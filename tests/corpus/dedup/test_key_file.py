@@ -41,7 +41,7 @@ def test_each_key_is_in_one_range(tmp_path: Path, parts: int):
 
 
 @pytest.mark.parametrize(("part", "parts"), [(0, 1025), (2, 2), (-1, 2)])
-def test_there_is_no_such_range(tmp_path: Path, part: int, parts: int):
+def test_a_missing_range_is_refused(tmp_path: Path, part: int, parts: int):
     with pytest.raises(ValueError, match=f"part {part} of {parts}"):
         key_file.load([], RECORD, part, parts)
 
@@ -61,7 +61,7 @@ def test_keys_are_found_in_the_files_that_have_them(tmp_path: Path):
     assert found == [[2, 0, 1, 0], [0, 0, 0, 0]]
 
 
-def test_slices_lie_in_buckets_as_well(s3: str):
+def test_slices_can_be_read_from_buckets(s3: str):
     path = f"{s3}/folder/keys"
     written = records(1, 400)
     key_file.save(path, written)

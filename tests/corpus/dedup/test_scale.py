@@ -113,7 +113,7 @@ def check(found: dict[str, Any]) -> None:
         pytest.param(1_000_000, 1024 * MIB, marks=pytest.mark.soak),
     ],
 )
-def test_many_documents_take_the_memory_that_was_said(
+def test_many_documents_stay_within_the_estimated_memory(
     tmp_path: Path, documents: int, memory: int
 ) -> None:
     found = searched_for_planted(tmp_path, documents, splits=20, memory=memory)
@@ -140,7 +140,7 @@ def searched_for_families(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("splits", "families"), [(20, 1), (40, 1_250)], ids=["one", "many"])
-def test_families_larger_than_a_bucket_take_the_memory_that_was_said(
+def test_families_larger_than_a_bucket_stay_within_the_estimated_memory(
     tmp_path: Path, splits: int, families: int
 ) -> None:
     found = searched_for_families(tmp_path, 50_000, splits, families, memory=512 * MIB)
@@ -150,7 +150,7 @@ def test_families_larger_than_a_bucket_take_the_memory_that_was_said(
 
 @pytest.mark.soak
 @pytest.mark.timeout(4 * 3600)
-def test_a_million_documents_of_few_families_take_the_memory_that_was_said(
+def test_a_million_documents_of_few_families_stay_within_the_estimated_memory(
     tmp_path: Path, write_result: Callable[[str, dict[str, Any]], None]
 ) -> None:
     found = []

@@ -183,7 +183,7 @@ def test_a_text_that_is_everywhere_has_a_row_for_each_stretch(tmp_path):
         assert sum(parts) == rows
 
 
-def test_many_that_are_nearly_one_keep_one_whatever_the_bucket(tmp_path):
+def test_many_near_copies_keep_one_for_any_bucket_size(tmp_path):
     # Three times as many documents as a bucket pairs among themselves.
     family = [page(n, changed(prose(1), n % 100)) for n in range(1, 201)]
     found = find(tmp_path, [family[:90], family[90:]], apart=True)
@@ -192,7 +192,7 @@ def test_many_that_are_nearly_one_keep_one_whatever_the_bucket(tmp_path):
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_what_is_alike_is_one_cluster_kept_or_not(tmp_path, apart):
+def test_similar_documents_are_one_cluster_kept_or_not(tmp_path, apart):
     chain = " ".join(prose(n, 12) for n in range(30))
     words = chain.split()
     # Similarities of 0.85 for neighbours, and 0.75.
@@ -256,7 +256,7 @@ def test_how_many_pairs_are_held_at_a_time_changes_no_evidence(tmp_path, held):
     assert sum(map(len, expected)) > 400
 
 
-def test_an_excerpt_falls_by_containment_alone(tmp_path):
+def test_an_excerpt_is_removed_by_containment_alone(tmp_path):
     whole = prose(1, 200)
     excerpt = " ".join(prose(1, 200).split()[:120])
     files = [[page(1, whole), page(2, excerpt)]]
@@ -268,7 +268,7 @@ def test_an_excerpt_falls_by_containment_alone(tmp_path):
 
 
 @pytest.mark.parametrize("rule", [Longest(), ContentHash()])
-def test_the_order_of_the_files_and_of_what_is_in_them_changes_nothing(tmp_path, rule):
+def test_the_order_of_files_and_documents_changes_nothing(tmp_path, rule):
     texts = [changed(prose(n % 7), *range(n % 5)) for n in range(40)]
     documents = [page(n, text) for n, text in enumerate(texts, 1)]
     fell = []
@@ -312,7 +312,7 @@ def test_copies_of_a_copy_in_their_own_file_repeat_the_first_of_all(tmp_path, ap
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_what_equals_one_that_fell_repeats_what_is_kept(tmp_path, apart):
+def test_a_copy_of_a_removed_document_repeats_the_kept_one(tmp_path, apart):
     longest = prose(1) + " end"
     near = changed(prose(1), 60)
     files = [

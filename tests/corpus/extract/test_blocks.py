@@ -47,7 +47,7 @@ def test_the_numbers_of_a_block(html: str, expected: dict[str, int]):
     assert numbers_of(html) == [expected]
 
 
-def test_lines_are_blocks_and_what_is_preformatted_is_one():
+def test_lines_are_blocks_and_preformatted_text_is_one():
     html = "<p>one<br>\ntwo</p>\n\n\n<pre>three\nfour\n</pre>\nfive"
     blocks = PageBlocks(html.encode(), "")
     texts = [html[start:end] for start, end in blocks.spans]
@@ -66,7 +66,7 @@ def test_a_block_that_comes_again_has_the_same_digest():
     assert blocks.digests[0] == blocks.digests[2] != blocks.digests[1]
 
 
-def test_features_of_a_block_name_its_neighbours():
+def test_features_of_a_block_include_its_neighbours():
     html = "\n".join(f"<p>{'word ' * number}end.</p>" for number in range(1, 40))
     found = compute_features(PageBlocks(html.encode(), ""))
     assert found.shape == (39, FEATURES)
@@ -82,7 +82,7 @@ def test_a_page_without_blocks_has_no_features():
     assert compute_features(PageBlocks(b"\n<p></p>\n", "")).shape == (0, FEATURES)
 
 
-def test_the_trees_add_up_the_leaves_that_a_row_falls_into():
+def test_the_trees_sum_the_leaves_of_a_row():
     two = Trees.of(
         np.array([0, 3], np.int32),
         np.array([1, LEAF, LEAF, LEAF], np.int16),
@@ -94,7 +94,7 @@ def test_the_trees_add_up_the_leaves_that_a_row_falls_into():
 
 
 @pytest.mark.parametrize("name", ["main", "whole"])
-def test_going_down_side_by_side_ends_where_one_by_one_does(name: trees.Name):
+def test_vectorised_descent_of_trees_equals_one_by_one(name: trees.Name):
     packed = (Path(trees.__file__).parent / f"{name}.npz").read_bytes()
     with np.load(io.BytesIO(packed)) as packed_file:  # unpacks an array on each access
         file = {name: packed_file[name].tolist() for name in packed_file.files}
@@ -113,7 +113,7 @@ def test_going_down_side_by_side_ends_where_one_by_one_does(name: trees.Name):
 
 
 @pytest.mark.parametrize("name", ["main", "whole"])
-def test_the_trees_shipped_ask_of_features_there_are(name: trees.Name):
+def test_the_shipped_trees_use_existing_features(name: trees.Name):
     shipped = trees.load(name)
     assert shipped.features.max() < FEATURES
     assert (shipped.left > 0)[shipped.leaves == 0].all()

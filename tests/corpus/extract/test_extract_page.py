@@ -45,7 +45,7 @@ def test_an_article_loses_its_navigation_footer_scripts_and_styles():
         assert unwanted not in found.text
 
 
-def test_everything_is_kept_when_the_main_content_is_not_asked_for():
+def test_everything_is_kept_without_main_content_extraction():
     found = extract(page(ARTICLE.encode()), Resiliparse(main_content=False))
     assert isinstance(found, Extracted)
     assert "Home" in found.text
@@ -126,7 +126,7 @@ def test_a_damaged_page_of_utf_8_stays_utf_8():
     ],
 )
 @pytest.mark.parametrize("content_type", ["text/html", "text/plain"])
-def test_bytes_that_are_no_text_are_said_to_be_binary(body: bytes, content_type: str):
+def test_bytes_that_are_no_text_are_reported_as_binary(body: bytes, content_type: str):
     for extractor in (Resiliparse(), MainContent(), PlainText()):
         assert extract(page(body, content_type), extractor) == NotExtracted("binary")
 
@@ -148,7 +148,7 @@ def test_a_page_of_no_stated_type_is_looked_at():
 
 
 @pytest.mark.parametrize("content_type", ["image/png", "application/json"])
-def test_what_is_no_text_is_said_to_be_none(content_type: str):
+def test_content_that_is_no_text_is_reported(content_type: str):
     assert extract(page(b"{}", content_type), Resiliparse()) == NotExtracted("not_text")
 
 
@@ -229,7 +229,7 @@ HTML_EXTRACTORS = [Resiliparse, MainContent, Trafilatura]
 
 
 @pytest.mark.parametrize("kind", HTML_EXTRACTORS)
-def test_a_page_of_too_many_tags_is_refused_and_of_as_many_as_allowed_is_not(kind):
+def test_a_page_with_too_many_tags_is_refused_and_one_at_the_limit_is_not(kind):
     body = b"<p>word " * 100
     assert extract(page(body), kind(max_nodes=99)) == NotExtracted("too_many_nodes")
     assert isinstance(extract(page(body), kind(max_nodes=100)), Extracted)
@@ -254,7 +254,7 @@ def test_a_page_of_a_hundred_megabytes_is_refused_unread():
 
 
 @pytest.mark.parametrize("content_type", ["text/html", "text/plain"])
-def test_a_page_without_a_text_is_said_to_be_empty(content_type: str):
+def test_a_page_without_text_is_reported_as_empty(content_type: str):
     for body in (b"", b" \n\xc2\xa0"):
         assert extract(page(body, content_type), Resiliparse()) == NotExtracted("empty")
     assert extract(page(b""), MainContent()) == NotExtracted("empty")

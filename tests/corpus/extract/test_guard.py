@@ -58,7 +58,7 @@ DEADLY = {  # in the order of the batch
 
 
 @pytest.mark.slow
-def test_a_page_that_ends_its_process_costs_that_page_alone_now_and_later():
+def test_a_page_that_crashes_its_process_loses_only_that_page():
     pages = [page(b"a"), page(b"b"), *map(page, DEADLY), page(b"c")]
     # A leak takes CPU time too, so its memory limit is small and one second is enough.
     with guard(cpu_seconds=1.0) as first:
@@ -81,14 +81,14 @@ def test_another_page_at_a_victims_address_is_tried():
         assert list(under.extract([RawPage(fault.url, "", b"x", "", None)])) == [WORKS]
 
 
-def test_what_a_library_raises_costs_its_page_and_what_it_prints_is_no_answer():
+def test_an_error_in_a_library_loses_its_page_and_prints_are_ignored():
     with guard() as under:
         outcomes = list(under.extract([page(b"raise"), page(b"print"), page(b"a")]))
         assert outcomes == [NotExtracted("crashed"), WORKS, WORKS]
         assert under.failed_pages == []
 
 
-def test_a_kill_from_outside_makes_no_victim_and_the_end_of_a_guard_ends_its_child():
+def test_a_kill_from_outside_blames_no_page_and_a_guard_ends_its_child():
     with guard() as under:
         assert list(under.extract([page(b"a")])) == [WORKS]
         assert under._child is not None
@@ -125,7 +125,7 @@ def test_a_page_whose_tree_outgrows_all_memory_is_given_up():
     assert outcomes[0] in (NotExtracted("memory"), NotExtracted("crashed"))
 
 
-def test_a_child_that_cannot_start_is_no_pages_fault(monkeypatch):
+def test_a_child_that_cannot_start_blames_no_page(monkeypatch):
     monkeypatch.setattr("sys.executable", "/bin/false")
     with guard() as under, pytest.raises(RuntimeError, match="ended with 1"):
         list(under.extract([page(b"a")]))

@@ -38,7 +38,7 @@ def text_of(html: str, **settings: str) -> str:
 
 
 @pytest.mark.parametrize("quality", ["balanced", "precise"])
-def test_an_article_keeps_its_sentences_and_loses_what_stands_around_them(quality: str):
+def test_an_article_keeps_its_sentences_and_loses_boilerplate(quality: str):
     text = text_of(ARTICLE, quality=quality)
     for sentence in SENTENCES:
         assert sentence in text
@@ -47,7 +47,7 @@ def test_an_article_keeps_its_sentences_and_loses_what_stands_around_them(qualit
     assert ("newsletter" in text) == (quality == "precise")  # trafilatura disagrees here
 
 
-def test_fast_is_resiliparse_as_it_stands():
+def test_fast_equals_resiliparse():
     text = text_of(ARTICLE, quality="fast")
     assert SENTENCES[0] in text
     assert "newsletter" in text
@@ -64,7 +64,7 @@ def all_of(html: str, *, bullets: bool = True) -> str:
     return replace(judged, odds=np.ones_like(judged.odds)).format_text(bullets)
 
 
-def test_lists_have_bullets_unless_they_are_not_asked_for():
+def test_lists_have_bullets_unless_disabled():
     html = "<p>Two:<ul><li>one</li><li>two <ul><li>and a half</li></ul></li></ul>"
     assert all_of(html) == "Two:\n\n- one\n- two\n\n  - and a half"
     assert all_of(html, bullets=False) == "Two:\n\none\ntwo\n\nand a half"
@@ -104,13 +104,13 @@ THUMBNAILS = "".join(f'<li><a href="#"><span>{caption}</span></a></li>' for capt
 @pytest.mark.parametrize(
     "gallery", [f"{SLIDES}<ul>{THUMBNAILS}</ul>", f"<ul>{THUMBNAILS}</ul>{SLIDES}"]
 )
-def test_captions_of_a_gallery_are_told_once(gallery: str, quality: str):
+def test_captions_of_a_gallery_occur_once(gallery: str, quality: str):
     text = text_of(ARTICLE.replace(BODY, BODY + gallery + BODY), quality=quality)
     assert [text.count(caption) for caption in CAPTIONS] == [1, 1]
 
 
 @pytest.mark.parametrize("quality", ["balanced", "precise"])
-def test_a_caption_that_is_its_own_heading_is_told_once(quality: str):
+def test_a_caption_that_repeats_its_heading_occurs_once(quality: str):
     slides = "".join(f"<div><h1>{caption}</h1><div>{caption}</div></div>" for caption in CAPTIONS)
     text = text_of(ARTICLE.replace(BODY, BODY + slides + BODY), quality=quality)
     assert [text.count(caption) for caption in CAPTIONS] == [1, 1]
@@ -184,7 +184,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return favours
 
 
-def test_precise_alone_asks_another_and_only_about_pages_it_is_unsure_of(
+def test_only_precise_uses_trafilatura_and_only_for_uncertain_pages(
     monkeypatch: pytest.MonkeyPatch, asked: list[str]
 ):
     monkeypatch.setattr("trainrig.corpus.extract.main_content.UNSURE", 10**9)
@@ -198,7 +198,7 @@ def test_precise_alone_asks_another_and_only_about_pages_it_is_unsure_of(
     assert asked == []
 
 
-def test_precise_asks_nobody_about_a_page_of_too_many_tags(
+def test_precise_does_not_use_trafilatura_for_a_page_with_too_many_tags(
     monkeypatch: pytest.MonkeyPatch, asked: list[str]
 ):
     monkeypatch.setattr("trainrig.corpus.extract.main_content.UNSURE", 10**9)

@@ -34,7 +34,7 @@ def lines(letters: str) -> str:
     return "\n".join(line for line in LINES if line[0] in letters)
 
 
-def test_where_trees_and_trafilatura_agree_it_is_asked_once():
+def test_where_trees_and_trafilatura_agree_it_is_called_once():
     same = judged(LINES, [LARGE, LARGE, -LARGE, -LARGE])
     assert kept(same, same, lines("ab")) == ("ab", ["precision"])
 
@@ -50,7 +50,7 @@ def test_where_trafilaturas_two_answers_differ_the_trees_decide():
     assert kept(same, same, lines("ab"), lines("cd")) == ("ac", ["precision", "balance"])
 
 
-def test_neither_side_alone_keeps_what_the_other_is_quite_sure_to_drop():
+def test_neither_side_alone_keeps_a_block_that_the_other_surely_drops():
     same = judged(LINES, [LARGE, LARGE, -LARGE, -LARGE])
     assert kept(same, same, lines("bc"), lines("bc"))[0] == "b"
 

@@ -56,7 +56,7 @@ def contents(output: str) -> dict[str, bytes]:
     }
 
 
-def test_new_files_take_the_place_of_all_old_ones(
+def test_new_files_replace_all_old_ones(
     output: str, begun: tuple[Replacement, Manifest, str]
 ) -> None:
     replacement, fresh, new = begun
@@ -68,7 +68,7 @@ def test_new_files_take_the_place_of_all_old_ones(
 
 
 @pytest.mark.parametrize("moment", range(1, 9))
-def test_stopped_at_any_moment_it_is_finished_by_who_comes_next(
+def test_a_replacement_stopped_at_any_moment_is_finished_by_the_next_run(
     output: str, begun: tuple[Replacement, Manifest, str], moment: int
 ) -> None:
     replacement, fresh, new = begun

@@ -48,7 +48,7 @@ def test_no_rows_are_a_file_with_columns(tmp_path: Path) -> None:
     assert pq.read_table(path) == SCHEMA.empty_table()
 
 
-def test_nothing_is_there_when_the_block_fails(tmp_path: Path) -> None:
+def test_no_file_is_left_when_the_block_fails(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     with pytest.raises(ZeroDivisionError), writing(str(path), SCHEMA) as file:
         file.add(rows(0, 10))

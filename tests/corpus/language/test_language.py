@@ -39,7 +39,7 @@ def test_the_guess_is_for_the_whole_text_and_not_its_first_line():
     assert identify(ENGLISH + GERMAN * 50).code == "de"
 
 
-def test_what_lies_beyond_the_prefix_does_not_count():
+def test_text_beyond_the_prefix_does_not_count():
     text = (ENGLISH * (PREFIX // len(ENGLISH) + 1))[:PREFIX]
     assert identify(text + GERMAN * 5_000) == identify(text)
 
@@ -74,12 +74,12 @@ def test_forgetting_words_changes_no_guess(monkeypatch: pytest.MonkeyPatch):
     assert [identify(text) for text in texts] == expected
 
 
-def test_the_languages_are_those_of_the_model():
+def test_language_codes_equal_the_models():
     assert len(list_language_codes()) == 176
 
 
 @pytest.mark.parametrize("beyond", ["", "Und hier geht es auf Deutsch weiter. " * 4_000])
-def test_a_batch_made_before_tells_the_same(beyond: str) -> None:
+def test_an_existing_batch_gives_the_same_languages(beyond: str) -> None:
     start = (ENGLISH * (PREFIX // len(ENGLISH) + 1))[:PREFIX]
     texts = [ENGLISH, "", start + beyond, "DAS IST ALLES GROSS GESCHRIEBEN UND DEUTSCH"]
     codes, scores = identify_all(texts, build_batch(texts))

@@ -108,7 +108,7 @@ def test_another_folder_gets_the_same_bytes(folder, make, train):
     assert one.files == two.files
 
 
-def test_what_cannot_work_is_refused_and_leaves_nothing(folder):
+def test_invalid_settings_are_refused_and_leave_nothing(folder):
     with pytest.raises(DataError, match="no such file"):
         train_classifier(classifier(folder, positives={"paths": (str(folder / "none"),)}))
     (folder / "empty.jsonl").write_text('{"text": ""}\n')
@@ -137,7 +137,7 @@ def test_a_run_file_that_cannot_work_is_refused(folder, change, message):
         ngrams(folder, **change)
 
 
-def test_rare_n_grams_are_left_out_as_asked(folder):
+def test_rare_n_grams_are_left_out(folder):
     whole = train_language_model(ngrams(folder))
     pruned = train_language_model(
         ngrams(folder, least_counts=(1, 1, 50), output=str(folder / "pruned"))
@@ -146,7 +146,7 @@ def test_rare_n_grams_are_left_out_as_asked(folder):
     assert pruned.counts["n_grams"][2] < whole.counts["n_grams"][2]
 
 
-def test_scorers_are_told_apart_by_their_kind():
+def test_scorers_are_chosen_by_kind():
     adapter = TypeAdapter(Scorer)
     found = adapter.validate_python({"kind": "WordList", "path": {"en": "list.txt"}})
     assert found.column == "toxic_words"

@@ -117,7 +117,7 @@ def test_one_packed_stream_is_one_piece(tmp_path: Path):
     assert read_all(groups[2:], ReadSettings()) == pages(60)
 
 
-def test_parquet_is_cut_by_row_groups_of_what_is_read(tmp_path: Path):
+def test_parquet_is_cut_by_row_groups_of_the_columns_read(tmp_path: Path):
     texts = [NOISE[n : n + 2_000].hex() for n in range(100)]
     table = pa.table({"text": texts, "unread": [NOISE.hex()] * 100})
     pq.write_table(table, tmp_path / "a.parquet", 10, compression="NONE", use_dictionary=False)
@@ -153,7 +153,7 @@ def in_pieces(data: bytes, cuts: Sequence[int], read_piece: Callable) -> list[Ra
 @settings(max_examples=300)
 @given(parts=LINES, end=st.sampled_from([b"", b"no line end"]), cuts=CUTS)
 @example(parts=[b"a\n", b"\n", b"b\n"], end=b"", cuts=[0, 1, 2, 3])
-def test_text_gives_in_pieces_what_it_gives_at_once(documents, parts, end, cuts):
+def test_text_gives_the_same_documents_in_pieces(documents, parts, end, cuts):
     data = b"".join(parts) + end
     reading = ReadSettings(documents=documents)
 
@@ -165,7 +165,7 @@ def test_text_gives_in_pieces_what_it_gives_at_once(documents, parts, end, cuts)
 
 @settings(max_examples=200)
 @given(parts=LINES, objects=st.lists(st.text(max_size=5)), cuts=CUTS, data=st.data())
-def test_json_lines_give_in_pieces_what_they_give_at_once(parts, objects, cuts, data):
+def test_json_lines_give_the_same_documents_in_pieces(parts, objects, cuts, data):
     lines = parts + [json.dumps({"text": text}).encode() + b"\n" for text in objects]
     whole = b"".join(data.draw(st.permutations(lines)))
 
@@ -195,7 +195,7 @@ def test_an_s3_archive_is_read_by_ranges_through_a_bad_day(proxy: Proxy, s3: str
 
 @pytest.mark.parametrize("failure", [ClusterError("10 attempts failed"), OSError(5, "no disk")])
 @pytest.mark.parametrize("name", ["a.warc.gz", "a.jsonl.zst", "a.parquet", "a.jsonl.gz", "a.txt"])
-def test_storage_that_stays_away_is_not_taken_for_damage(
+def test_failing_storage_is_not_mistaken_for_damage(
     failure: Exception, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     path = tmp_path / name
@@ -250,7 +250,7 @@ def test_a_real_crawl_gives_the_same_pages_however_it_is_cut(test_data: Path):
         assert read_all(groups, reading) == whole
 
 
-def test_where_says_nothing_of_the_folder(tmp_path: Path):
+def test_document_locations_do_not_depend_on_the_folder(tmp_path: Path):
     for folder in ("one", "two/deep"):
         (tmp_path / folder / "in").mkdir(parents=True)
         (tmp_path / folder / "in/a.jsonl").write_bytes(b'{"text": 1}\n[]\nnull\n\xff\n')

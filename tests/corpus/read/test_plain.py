@@ -39,9 +39,7 @@ TEXT = "Größe, naïve, déjà vu – „Straße“\nzweite Zeile\n\ndritte Zei
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
 @pytest.mark.parametrize("documents", ["line", "block"])
-def test_the_encoding_is_found_out_from_the_file_and_told_of_each_document(
-    encoding: str, documents: str
-):
+def test_the_encoding_is_detected_per_file_and_set_on_each_document(encoding: str, documents: str):
     found = texts((TEXT * 20).encode(encoding), documents)
     separate = [line for line in TEXT.splitlines() if line]
     expected = separate if documents == "line" else ["\n".join(separate[:2]), separate[2]]
@@ -92,6 +90,6 @@ def test_any_bytes_at_all_are_read(data: bytes, documents: str):
         ("https://example.org/docs/", "https://example.org/docs/a%20b/%C3%A9.html"),
     ],
 )
-def test_a_saved_page_has_its_url_from_its_place(base_url: str, expected: str):
+def test_a_saved_page_gets_its_url_from_its_path(base_url: str, expected: str):
     (page,) = read_page(io.BytesIO(b"<p>"), "a b/é.html", base_url)
     assert page == RawPage(expected, "text/html", b"<p>", "", None)

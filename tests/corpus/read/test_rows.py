@@ -46,7 +46,7 @@ def test_fields_are_found_by_the_names_in_the_run_file():
     assert list(read_parquet(io.BytesIO(parquet([row | {"at": None}])), "a", fields)) == [expected]
 
 
-def test_a_date_column_is_told_in_iso_8601():
+def test_a_date_column_is_returned_in_iso_8601():
     data = parquet([{"text": "a", "date": datetime(2024, 5, 18, 1, 58, 10)}])
     (page,) = read_parquet(io.BytesIO(data), "a", Fields())
     assert isinstance(page, RawPage)
@@ -80,7 +80,7 @@ def test_a_field_of_html_gives_a_page_to_extract():
         ('{"text": "a"}'.encode("utf-16"), "not_utf8"),
     ],
 )
-def test_a_line_gives_its_text_or_the_reason_why_not(line: bytes, expected: bytes | str):
+def test_a_line_gives_its_text_or_a_reason(line: bytes, expected: bytes | str):
     assert read_lines(line) == [expected]
     assert read_lines(line + b"\n" + b'{"text": "next"}\n') == [expected, b"next"]
 
@@ -110,7 +110,7 @@ def test_a_line_too_long_is_passed_over_and_never_held(monkeypatch: pytest.Monke
     assert found == [b"short", "too_large", "too_large", b"short"]
 
 
-def test_a_packed_file_that_is_cut_says_so_behind_what_it_gave():
+def test_a_truncated_compressed_file_is_reported_after_its_rows():
     data = gzip.compress(b"".join(b'{"text": "%d"}\n' % n for n in range(10_000)))
     found = read_lines(data[:-1_000])
     assert found[:2] == [b"0", b"1"]
@@ -118,7 +118,7 @@ def test_a_packed_file_that_is_cut_says_so_behind_what_it_gave():
     assert found[-1] == "truncated"
 
 
-def test_a_packed_file_that_is_damaged_says_so():
+def test_a_damaged_compressed_file_is_reported():
     data = bytearray(gzip.compress(b"".join(b'{"text": "%d"}\n' % n for n in range(10_000))))
     data[len(data) // 2] ^= 0xFF
     assert read_lines(bytes(data))[-1] == "damaged_gzip"
@@ -133,7 +133,7 @@ def test_rows_without_text_are_counted_and_the_others_read():
     assert list(second) == [found[1]]
 
 
-def test_a_column_that_is_named_and_not_there_is_refused(tmp_path: Path):
+def test_a_missing_column_is_refused(tmp_path: Path):
     path = tmp_path / "a.parquet"
     path.write_bytes(parquet([{"content": "a", "number": 1}]))
     for fields in (Fields(), Fields(text="content", url="link")):

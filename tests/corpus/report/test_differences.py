@@ -19,7 +19,7 @@ def test_words_that_only_one_of_two_texts_has_are_found_in_it():
 
 
 @given(TEXTS, TEXTS)
-def test_without_what_differs_both_have_the_same_words(one, other):
+def test_both_texts_have_the_same_words_without_the_differences(one, other):
     def rest(text: str, spans: tuple[tuple[int, int], ...]) -> list[str]:
         for start, end in reversed(spans):
             text = text[:start] + " " + text[end:]

@@ -36,7 +36,7 @@ def texts(svg):
 
 @pytest.mark.parametrize("bins", [COUNTS, [*COUNTS, ((128.0, None), 40)], SHARES])
 @pytest.mark.parametrize("bound", [0.3, 50.0])
-def test_bars_and_bounds_stand_where_matplotlib_puts_them(bins, bound):
+def test_bars_and_bounds_are_where_matplotlib_draws_them(bins, bound):
     svg = draw_histogram(bins, [bound])
     edges = np.array([[least, 2 * least if most is None else most] for (least, most), _ in bins])
     ax = Figure().add_subplot()
@@ -74,7 +74,7 @@ def test_scales_are_labelled_in_round_numbers():
     st.floats(1e-9, 1e15),
     st.lists(st.floats(0, 1e15), max_size=2),
 )
-def test_all_that_is_drawn_lies_in_the_drawing(numbers, width, bounds):
+def test_all_elements_are_inside_the_drawing(numbers, width, bounds):
     bins = [((n * width, (n + 1) * width), number) for n, number in enumerate(numbers)]
     svg = draw_histogram(bins, bounds)
     found = bars(svg)

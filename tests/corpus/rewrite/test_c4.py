@@ -84,7 +84,7 @@ def twin(text: str, reading: str, ended: bool = True) -> tuple[str, Counter[str]
 @example("one two use of coo\u212aies six.")  # contains the kelvin sign
 @example("[1] one two three four five.\nAs was shown in the end. [1]")
 @example('one [1] two [2] three "')
-def test_lines_fall_as_in_the_published_code(reading: str, ended: bool, text: str):
+def test_lines_are_dropped_as_in_the_published_code(reading: str, ended: bool, text: str):
     rules = C4Lines(reading=reading, terminal_punctuation=ended)
     left, counts = rules.apply(text, "en")
     assert (left, +Counter(counts)) == twin(text, reading, ended)
@@ -105,7 +105,7 @@ def test_lines_fall_as_in_the_published_code(reading: str, ended: bool, text: st
         (f"one two three four {'x' * 1001}.", "c4_long_words"),
     ],
 )
-def test_each_line_falls_by_the_rule_made_for_it(line: str, column: str | None):
+def test_each_line_is_dropped_by_its_rule(line: str, column: str | None):
     left, counts = C4Lines().apply(line, "en")
     assert left == ("" if column else line)
     assert {rule for rule, count in counts.items() if count} - {"c4_citations"} == (
@@ -160,7 +160,7 @@ for line in sys.stdin:
 
 
 @pytest.mark.data
-def test_lines_of_real_pages_fall_as_by_datatrove(real_texts: list[str]):
+def test_lines_of_real_pages_are_dropped_as_by_datatrove(real_texts: list[str]):
     python = os.environ.get("TRAINRIG_PEERS")  # an interpreter that has datatrove
     if not python:
         pytest.skip("TRAINRIG_PEERS is not set")

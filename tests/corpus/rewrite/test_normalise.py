@@ -39,7 +39,7 @@ def test_each_step_by_hand(text: str, expected: str | None, counts: dict[str, in
     )
 
 
-def test_steps_that_a_reader_may_mind_are_asked_for():
+def test_inner_spaces_and_quotes_are_normalised_on_request():
     text, counts = Normalise(inner_spaces=True, quotes=True).apply("  “it’s”  a\tb «c»", "en")
     assert text == '  "it\'s" a b "c"'
     assert counts["normalised_inner_spaces"] == 2
@@ -47,7 +47,7 @@ def test_steps_that_a_reader_may_mind_are_asked_for():
 
 
 @given(texts, settings)
-def test_what_is_normal_stays_as_it_is(text: str, rewrite: Normalise):
+def test_normal_text_stays_unchanged(text: str, rewrite: Normalise):
     normal, _ = rewrite.apply(text, "en")
     assert rewrite.apply(normal, "en") == (normal, dict.fromkeys(Normalise.columns, 0))
 

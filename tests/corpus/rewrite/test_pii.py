@@ -109,7 +109,7 @@ def masked(text: str, **settings: object) -> str:
         *((f"to {iban} AND soon", "to <IBAN> AND soon") for iban in PUBLISHED_IBANS),
     ],
 )
-def test_what_identifies_is_masked(text: str, expected: str):
+def test_personal_data_are_masked(text: str, expected: str):
     assert masked(text) == expected
 
 
@@ -144,11 +144,11 @@ def test_what_identifies_is_masked(text: str, expected: str):
         "tokens: 1000000000000000000, token = tokenizer_from_pretrained2",
     ],
 )
-def test_what_only_looks_alike_is_left(text: str):
+def test_similar_looking_text_is_not_masked(text: str):
     assert masked(text) == text
 
 
-def test_a_span_tells_where_and_never_what():
+def test_a_span_has_a_position_and_no_text():
     text = "ann@example.com wrote to bob@example.com, ann@example.com to 8.8.8.8"
     _, spans = mask(text, PII(), key=b"secret")
     assert [(span.kind, text[span.start : span.start + span.length]) for span in spans] == [
@@ -163,7 +163,7 @@ def test_a_span_tells_where_and_never_what():
     assert "ann" not in str(spans)
 
 
-def test_only_the_kinds_asked_for_are_masked():
+def test_only_the_chosen_kinds_are_masked():
     text = "ann@example.com 8.8.8.8"
     assert masked(text, kinds=("IP",)) == "ann@example.com <IP>"
     assert masked(text, kinds=()) == text
@@ -177,7 +177,7 @@ def test_a_document_of_too_many_finds_breaks_a_rule(allowed: int | None, broken:
     assert any(bool(limit.mark_broken(columns)[0]) for limit in settings.iterate_limits()) is broken
 
 
-def test_the_kind_named_first_has_what_two_kinds_could():
+def test_the_first_of_two_matching_kinds_masks():
     assert masked("4111111111111111@example.com") == "<EMAIL>"
 
 
@@ -201,7 +201,7 @@ def test_a_masked_text_has_nothing_left_to_mask(text: str):
 
 
 @given(st.lists(st.sampled_from(FINDS), max_size=8))
-def test_finds_apart_from_each_other_are_all_found(finds: list[str]):
+def test_separate_finds_are_all_found(finds: list[str]):
     _, spans = mask(" | ".join(finds), PII())
     assert [span.length for span in spans] == [len(find) for find in finds]
 

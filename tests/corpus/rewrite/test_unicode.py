@@ -54,7 +54,7 @@ def test_mojibake_is_suspected_wherever_ftfy_repairs_it(text: str, encoding: str
 
 
 @given(texts)
-def test_what_was_repaired_stays_as_it_is(text: str):
+def test_repaired_text_stays_unchanged(text: str):
     repaired, _ = RepairUnicode().apply(text, "en")
     assert RepairUnicode().apply(repaired, "en") == (
         repaired,

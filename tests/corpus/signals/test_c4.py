@@ -45,7 +45,7 @@ def assert_equal(texts: list[str]) -> None:
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join) | st.text(st.characters()))
-def test_sentences_are_those_of_the_lines_that_stay(text: str):
+def test_sentences_are_counted_in_the_remaining_lines(text: str):
     assert_equal([text])
 
 

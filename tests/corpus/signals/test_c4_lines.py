@@ -10,7 +10,7 @@ texts = st.text(st.sampled_from([*"ab [{\t\n\r\x0b\x1c\x85\u2028\xa0"]) | st.cha
 
 
 @given(texts)
-def test_lines_are_those_of_splitlines(text: str):
+def test_lines_equal_splitlines(text: str):
     batch = build_batch([text])
     place = 0
     found = []
@@ -29,7 +29,7 @@ def test_lines_are_those_of_splitlines(text: str):
     ]
 
 
-def test_digits_are_those_of_regular_expressions():
+def test_digits_equal_regular_expressions():
     planes = range(0x20000)
     assert [code for code in planes if _is_decimal(code)] == [
         code for code in planes if chr(code).isdecimal()

@@ -122,7 +122,7 @@ def slow_top(words: list[str], n: int) -> float:
 
 
 @given(st.lists(st.sampled_from(["a", "bb", "ccc", "dddd"]), max_size=40))
-def test_repetition_is_what_a_plain_count_gives(words: list[str]):
+def test_repetition_equals_a_plain_count(words: list[str]):
     found = measure(" ".join(words))
     for n in (2, 3, 4):
         assert getattr(found, f"top_{n}_gram") == slow_top(words, n)

@@ -47,7 +47,7 @@ def test_a_row_has_every_column_in_order() -> None:
     assert row["row"] == 7
 
 
-def test_a_row_says_what_the_page_is() -> None:
+def test_a_row_describes_its_page() -> None:
     row = row_of(page(TEXT, "Lamps"))
     assert (row["url"], row["source"], row["date"]) == ("http://web.example/", "web", DATE)
     assert (row["text"], json.loads(row["metadata"])) == (TEXT, {"title": "Lamps"})
@@ -57,7 +57,7 @@ def test_a_row_says_what_the_page_is() -> None:
     assert row["bytes"] == len(TEXT.encode())
 
 
-def test_a_row_says_how_much_of_the_main_content_was_extracted() -> None:
+def test_a_row_has_the_share_of_the_main_content_extracted() -> None:
     assert row_of(page(TEXT))["extracted_share"] == 1.0
     furniture = "<h3>Related articles</h3><ul>" + "<li><a href='/1'>More stories</a>" * 5 + "</ul>"
     body = f"<title>Lamps</title><article><h1>Lamps</h1>{f'<p>{TEXT}</p>' * 6}{furniture}</article>"
@@ -79,7 +79,7 @@ def test_a_title_is_masked_as_the_text_is() -> None:
     assert row["pii"] == []  # these are positions in the text
 
 
-def test_only_the_kinds_that_were_asked_for_are_masked() -> None:
+def test_only_the_chosen_kinds_of_personal_data_are_masked() -> None:
     text = f"{TEXT} keeper@lighthouse.example, 4111 1111 1111 1111"
     row = row_of(page(text, "keeper@lighthouse.example"), pii=PII(kinds=("CARD",)))
     assert row["text"] == f"{TEXT} keeper@lighthouse.example, <CARD>"
@@ -91,13 +91,13 @@ def test_finds_are_counted_for_the_rule_that_bounds_them() -> None:
     assert row_of(page(TEXT))["pii_finds"] == 0
 
 
-def test_the_sources_own_extractor_is_asked() -> None:
+def test_the_sources_own_extractor_is_used() -> None:
     run = run_of(extractor=PlainText())
     (row,) = made(run, [(0, page("<b>Lamp</b>"))]).rows.to_pylist()
     assert "<b>Lamp</b>" in row["text"]
 
 
-def test_pages_keep_their_numbers_and_what_is_no_text_is_told_with_its_own() -> None:
+def test_pages_keep_their_numbers_and_failed_pages_are_reported_with_theirs() -> None:
     image = RawPage("http://web.example/ann@web.example", "image/png", b"\x89PNG", DATE, None)
     run = run_of()
     found = made(run, [(3, page(TEXT)), (5, image), (8, page(TEXT))])
@@ -105,7 +105,7 @@ def test_pages_keep_their_numbers_and_what_is_no_text_is_told_with_its_own() -> 
     assert found.quarantined == {5: {"where": "http://web.example/<EMAIL>", "reason": "not_text"}}
 
 
-def test_a_page_is_measured_alike_alone_and_among_others() -> None:
+def test_a_page_is_measured_the_same_alone_and_in_a_batch() -> None:
     run = run_of()
     pages = [(n, page(f"{TEXT} {'More of it. ' * n}")) for n in range(20)]
     together = made(run, pages).rows

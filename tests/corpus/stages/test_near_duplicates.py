@@ -112,7 +112,7 @@ FAMILY = [
 ]
 
 
-def test_the_manifest_says_what_fell_of_whom_and_by_which_pairs(tmp_path: Path) -> None:
+def test_the_manifest_counts_removed_documents_and_pairs(tmp_path: Path) -> None:
     run = run_on(tmp_path, FAMILY[:3], FAMILY[3:], near_duplicates=MinHash(**FIXED, threshold=0.75))
     made = curate(run)
     assert made.counts["dropped_of"] == {"web": {"exact_duplicate": 1, "near_duplicate": 2}}
@@ -167,7 +167,7 @@ def test_another_threshold_is_decided_on_from_the_evidence(tmp_path: Path) -> No
         ),
     ],
 )
-def test_what_pairs_follow_from_is_looked_for_again(tmp_path: Path, changes: Any) -> None:
+def test_changed_settings_of_the_search_repeat_it(tmp_path: Path, changes: Any) -> None:
     run = run_on(tmp_path, FAMILY, near_duplicates=MinHash(**FIXED, threshold=0.9))
     curate(run)
     curate(run.model_copy(update=changes))
@@ -192,7 +192,7 @@ def test_evidence_is_kept_with_the_ids_of_its_documents(tmp_path: Path) -> None:
     assert frozenset("df") not in found
 
 
-def test_what_may_be_taken_is_said_and_the_run_asked_for_it(
+def test_the_search_logs_its_documents_partitions_and_memory(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "trainrig")
@@ -387,7 +387,7 @@ def until_signed(done: int, whole: int) -> None:
         raise Stopped
 
 
-def test_files_of_passes_in_another_format_are_not_gone_on_from(tmp_path: Path) -> None:
+def test_files_of_passes_in_another_format_are_not_reused(tmp_path: Path) -> None:
     run = run_on(tmp_path, FAMILY[:3], FAMILY[3:])
     with mock.patch("trainrig.corpus.curate.PASSES_FORMAT", 1), pytest.raises(Stopped):
         curate(run, until_signed)
@@ -402,7 +402,7 @@ def test_files_of_passes_in_another_format_are_not_gone_on_from(tmp_path: Path) 
     assert not Path(run.output, "scratch").exists()
 
 
-def test_a_torn_signature_file_is_made_again_and_told_of(
+def test_a_torn_signature_file_is_rebuilt_with_a_message(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = run_on(tmp_path, FAMILY[:3], FAMILY[3:])
@@ -487,7 +487,7 @@ def test_three_crawls_one_after_the_other(tmp_path: Path) -> None:
     assert kept(first, second, third.output) == kept(whole.output)
 
 
-def test_a_better_newcomer_is_kept_and_what_it_repeats_is_told_of(
+def test_a_better_new_document_is_kept_and_the_old_one_revoked(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     longer = [page("longer", prose(1) + " and an end"), page("short", changed(prose(5), 20)[:-9])]

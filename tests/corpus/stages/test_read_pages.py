@@ -50,7 +50,7 @@ def content(output: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stops", [(1,), (PART,), (37, 38), (5, 15, 25, 35, 45, 55), (94, 95)])
-def test_what_was_extracted_is_not_extracted_again(
+def test_extracted_pages_are_not_extracted_again(
     archive: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: tuple[int, ...]
 ) -> None:
     monkeypatch.setattr(read_pages, "PART", PART)
@@ -117,7 +117,7 @@ def test_a_part_of_which_a_file_is_missing_is_done_again(
 
 
 @pytest.mark.slow
-def test_inputs_that_hold_nothing_are_told(tmp_path: Path) -> None:
+def test_empty_inputs_are_reported(tmp_path: Path) -> None:
     write_warc(str(tmp_path / "pages.warc.gz"), [RawPage("http://a/", "image/png", b"", "", None)])
     with pytest.raises(Exception, match=r"none of 1 records gave a document \(not_text 1\)"):
         curate(run_on(str(tmp_path / "pages.warc.gz"), tmp_path / "out"))

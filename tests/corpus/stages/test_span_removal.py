@@ -93,7 +93,7 @@ def written(run: Curation) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_each_step_cuts_what_it_is_for_and_the_text_can_be_had_back(make_run, ducks):
+def test_each_step_cuts_its_spans_and_the_text_can_be_restored(make_run, ducks):
     run = make_run(**STEPS, decontamination=ducks)
     counts = curate(run).counts
     documents = kept(run)
@@ -254,7 +254,7 @@ def test_a_benchmark_that_changed_is_looked_for_again(make_run, ducks, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_document_of_which_nothing_is_left_falls_whole(make_run):
+def test_a_document_without_remaining_text_is_dropped(make_run):
     texts = [f"{words(n)}.\n{MENU}" for n in range(5)] + [f"{MENU}\n{MENU}"]
     run = make_run(texts, common_lines=CommonLines(most=3))
     assert curate(run).counts["dropped_by"] == {"common_lines": 1}
@@ -264,7 +264,7 @@ def test_a_document_of_which_nothing_is_left_falls_whole(make_run):
 
 
 @pytest.mark.slow
-def test_a_document_that_holds_a_benchmark_may_fall(make_run, ducks):
+def test_a_document_with_a_benchmark_example_may_be_dropped(make_run, ducks):
     style = ducks.style.model_copy(update={"remove": "document"})
     run = make_run(decontamination=ducks.model_copy(update={"style": style}))
     assert curate(run).counts["dropped_by"] == {"contaminated": 1}
@@ -283,7 +283,7 @@ def test_a_step_that_takes_nearly_all_text_of_a_source_stops_the_run(make_run):
 
 
 @pytest.mark.slow
-def test_the_page_shows_what_was_cut(make_run, ducks):
+def test_the_page_shows_removed_spans(make_run, ducks):
     run = make_run(**STEPS, decontamination=ducks)
     curate(run)
     page = storage.read(f"{run.output}/report.html").decode()

@@ -60,7 +60,7 @@ def blocked(lists: UrlLists, *urls: str) -> list[int]:
         ("bad.example/shop", "http://bad.example/", 0),
     ],
 )
-def test_domains_block_what_lies_in_them(write: Write, entry: str, url: str, expected: int):
+def test_domains_block_their_subdomains(write: Write, entry: str, url: str, expected: int):
     assert blocked(UrlLists(domains=(write("# a list", "", entry),)), url) == [expected]
 
 
@@ -107,7 +107,7 @@ def test_words_are_counted(write: Write, url: str, strict: int, hard: int, soft:
     assert [int(signals[column][1]) for column in URL_COLUMNS] == [0, strict, hard, soft]
 
 
-def test_no_list_says_nothing():
+def test_without_a_list_signals_are_empty():
     signals = UrlSignals(UrlLists()).measure(["http://example.org/", "no url"])
     assert {column: values.tolist() for column, values in signals.items()} == {
         column: [0, 0] for column in URL_COLUMNS
@@ -173,6 +173,6 @@ def test_substrings_are_those_that_python_finds(wanted: set[bytes], lines: list[
 
 
 @given(st.sets(st.text(st.characters())), st.lists(st.text(st.characters())))
-def test_a_hash_set_holds_what_a_set_holds(held: set[str], asked: list[str]):
+def test_a_hash_set_equals_a_set(held: set[str], asked: list[str]):
     both = [*asked, *sorted(held)]
     assert HashSet(held).holds(both).tolist() == [key in held for key in both]

@@ -42,7 +42,7 @@ def step(tuning=PRETRAINING, training=TRAINING, workers=1, micro_batch=2):
                                 tuning=tuning)  # fmt: skip
 
 
-def test_full_tuning_holds_what_pretraining_holds():
+def test_full_fine_tuning_holds_the_memory_of_pretraining():
     total = 2 * TABLE + MATRICES + NORMS
     assert total == count_parameters(MODEL).total
     found = step()
@@ -59,7 +59,7 @@ def test_full_tuning_holds_what_pretraining_holds():
         ("int8", 2 * TABLE + TABLE + MATRICES + 4 * ROWS + 4 * NORMS),
     ],
 )
-def test_of_an_adapter_alone_are_there_gradients_and_memory_of_the_optimizer(base, frozen):
+def test_only_an_adapter_has_gradients_and_optimizer_state(base, frozen):
     lora = LoRA(rank=4, base=base)
     assert count_adapter(MODEL, lora) == ADAPTER
     found = step(TuningStep(lora))
@@ -101,7 +101,7 @@ def test_logits_of_answers_are_there_at_once_with_their_gradients():
     assert estimate_at_head(MODEL, 4, 32, places) - adapted == 4 * 320 * 64
 
 
-def test_a_reference_beside_is_held_in_float32_and_gathered_where_steps_read_it():
+def test_a_reference_model_is_held_in_float32_and_gathered_for_steps():
     total = count_parameters(MODEL).total
     alone = step(TuningStep(places=10), workers=2)
     for in_steps in (False, True):
@@ -123,7 +123,7 @@ def test_a_critic_is_trained_by_an_optimizer_of_its_own():
     assert found.optimizer == 8 * total
 
 
-def test_a_batch_is_made_beside_what_the_optimizer_remembers():
+def test_sampling_happens_next_to_the_optimizer_state():
     rows = SampledRows(rows=256, prompts=64, prompt_tokens=8, new_tokens=1, scaled=False)
     found = estimate_batch_making_memory(MODEL, TRAINING, 1, rows, others=[ModelBeside(MODEL)])
     total = count_parameters(MODEL).total

@@ -63,13 +63,13 @@ def test_an_honest_program_passes(name):
 
 
 @pytest.mark.parametrize("name", UNFIT)
-def test_what_tests_cannot_ask_fails_and_says_why(name):
+def test_tests_that_cannot_run_fail_with_a_reason(name):
     program, tests, said = UNFIT[name]
     outcome = run_confined(program, tests, 20, 512)
     assert outcome.verdict == "failed" and said in outcome.said
 
 
-def test_a_failure_says_what_failed():
+def test_a_failure_has_the_error_message():
     failed = run_confined(ADD, "assert add(1, 1) == 3, 'no'", 20, 512)
     assert failed.verdict == "failed" and "AssertionError: no" in failed.said
     broken = run_confined("1 / 0", "", 20, 512)
@@ -89,7 +89,7 @@ def test_tests_that_catch_everything_do_not_pass_a_program_that_is_gone():
 
 
 @pytest.mark.parametrize("tests", ["while True: pass", "assert add(1, 2) == 3"])
-def test_nothing_outlives_its_time(tests, monkeypatch):
+def test_no_process_outlives_its_time_limit(tests, monkeypatch):
     monkeypatch.setattr(run, "START_SECONDS", 0.5)
     program = ADD if tests.startswith("while") else "import time; time.sleep(600)"
     begun = time.monotonic()
@@ -118,7 +118,7 @@ def test_where_nothing_can_be_confined_nothing_is_run(which, monkeypatch):
         run_confined(ADD, "assert add(1, 2) == 3", 20, 512)
 
 
-def test_without_namespaces_programs_run_and_that_is_said_once(monkeypatch, capfd):
+def test_without_namespaces_programs_run_with_one_warning(monkeypatch, capfd):
     # clone refuses this flag, as it refuses all namespaces where they are forbidden.
     launcher = _write_launcher("kernel.py", "_NAMESPACES | _SIGCHLD", "0x20200")
     monkeypatch.setattr(run, "LAUNCHER", launcher)

@@ -123,7 +123,7 @@ def test_the_same_bytes_at_any_number_of_workers(embedding, tmp_path):
         assert (tmp_path / "2" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_what_cannot_be_embedded_is_refused(embedding, tmp_path):
+def test_models_that_cannot_embed_are_refused(embedding, tmp_path):
     with pytest.raises(ConfigError, match=r"sequence_length \(25\) is beyond the model's 24"):
         embed(embedding(sequence_length=25))
     with pytest.raises(ConfigError, match="is a reward model"):

@@ -35,7 +35,7 @@ def library():
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama3", "llama3_1", "gemma3"])
-def test_a_prompt_is_that_of_the_models_own_template_with_one_bos(name, library):
+def test_a_prompt_is_rendered_by_the_models_own_template_with_one_bos(name, library):
     found = importlib.util.find_spec("trl")
     if found is None or found.origin is None:
         pytest.skip("TRL is not installed")

@@ -24,7 +24,7 @@ def alone(model, prompt, stop):
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 200, 10_000])
-def test_an_answer_is_the_one_that_is_written_alone(tiny_model, batch_tokens):
+def test_an_answer_in_a_batch_equals_the_answer_alone(tiny_model, batch_tokens):
     dice = random.Random(1)
     prompts = [tuple(dice.randrange(8, 300) for _ in range(dice.randint(1, 40))) for _ in range(9)]
     stop = StopRule(frozenset(range(20)), 12, 310, lambda ids: len(ids) > 2 and ids[-1] % 7 == 0)

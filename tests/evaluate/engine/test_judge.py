@@ -64,7 +64,7 @@ def judge_of(judges, name, tiny_model):
     return Judge.open(scoring, run_of(judges, name), tiny_model, chat=False), scoring
 
 
-def test_a_reward_model_prefers_what_it_scores_higher(judges, tiny_model, tiny_encoder):
+def test_a_reward_model_prefers_the_higher_score(judges, tiny_model, tiny_encoder):
     judge, scoring = judge_of(judges, "reward", tiny_model)
 
     def score(text):
@@ -83,7 +83,7 @@ def test_a_reward_model_prefers_what_it_scores_higher(judges, tiny_model, tiny_e
             assert found.preferred == (0.5 if same else float(better))
 
 
-def test_a_language_model_is_asked_in_either_order_and_its_habits_cancel(judges, tiny_model):
+def test_a_language_model_judges_in_both_orders_and_its_bias_cancels(judges, tiny_model):
     judge, scoring = judge_of(judges, "asked", tiny_model)
     pairs = [pair("grey", "because"), pair("because", "grey"), pair("and", "and")]
     there, back, same = judge.compare(pairs, scoring)
@@ -107,7 +107,7 @@ def test_the_scorecard_has_how_often_the_models_answer_wins(judges, judge):
     assert all(len(row["margins"]) == (1 if judge == "reward" else 2) for row in rows)
 
 
-def test_a_judge_that_is_not_there_or_another_one_is_told(judges):
+def test_a_missing_or_changed_judge_is_reported(judges):
     evaluate(run_of(judges, "reward"))
     with pytest.raises(OutputTaken, match="task 'better'"):
         evaluate(run_of(judges, "asked"))

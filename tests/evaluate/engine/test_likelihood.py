@@ -50,7 +50,7 @@ def test_a_continuation_is_as_likely_as_alone(tiny_model, kind, batch_tokens):
         assert (found.greedy, found.tokens) == (greedy, len(request.continuation))
 
 
-def test_the_models_own_continuation_is_greedy(tiny_model):
+def test_the_models_most_likely_continuation_is_greedy(tiny_model):
     ids = [20, 30, 40]
     with torch.inference_mode():
         for _ in range(4):
@@ -61,7 +61,7 @@ def test_the_models_own_continuation_is_greedy(tiny_model):
     assert first.greedy
 
 
-def test_what_contexts_share_is_read_once(tiny_model, monkeypatch):
+def test_a_shared_prefix_of_contexts_is_read_once(tiny_model, monkeypatch):
     read = []
     forward = tiny_model.forward
     monkeypatch.setattr(
@@ -78,7 +78,7 @@ def test_what_contexts_share_is_read_once(tiny_model, monkeypatch):
     assert read == [50, 8 * 2 * 2]
 
 
-def test_the_border_is_that_of_the_harness(tiny_encoder):
+def test_the_context_boundary_equals_the_harness(tiny_encoder):
     encoder = RequestEncoder(tiny_encoder, positions=96, document_start=False)
     (found,) = encoder.request_continuations("the sea is ", ["grey"])
     # the space belongs to the continuation
@@ -92,7 +92,7 @@ def test_the_border_is_that_of_the_harness(tiny_encoder):
     assert tiny_encoder.decode(found.continuation) == " is"
 
 
-def test_what_is_too_long_loses_its_beginning(tiny_encoder):
+def test_a_text_that_is_too_long_loses_its_beginning(tiny_encoder):
     encoder = RequestEncoder(tiny_encoder, positions=10, document_start=True)
     found = encoder.request(range(100, 120), (7, 8, 9))
     assert found.truncated and found.continuation == (7, 8, 9)

@@ -50,7 +50,7 @@ def test_rows_are_read_from_lines_packed_lines_and_parquet(tmp_path):
         (b"\x1f\x8bxx", "damaged"),
     ],
 )
-def test_what_is_no_row_is_named_with_its_place(tmp_path, content, said):
+def test_an_invalid_row_is_named_with_its_position(tmp_path, content, said):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content)
     with pytest.raises(DataError, match=f"rows.jsonl: {said}"):
@@ -75,7 +75,7 @@ def test_what_is_no_row_is_named_with_its_place(tmp_path, content, said):
         ({"query": "q", "choices": ["a", "b"], "gold": [0]}, "neither a number nor a text"),
     ],
 )
-def test_a_row_that_cannot_be_asked_is_named_with_file_and_number(tmp_path, row, said):
+def test_an_unusable_row_is_named_with_file_and_number(tmp_path, row, said):
     good = {"query": "q", "choices": ["a", "b"], "gold": "b"}
     with pytest.raises(DataError, match=rf"rows.jsonl: row 2: .*{said}"):
         asked(tmp_path, [good, row])
@@ -96,7 +96,7 @@ def test_a_template_reaches_nothing_but_the_row(tmp_path, template, said):
         asked(tmp_path, [row], prompt=template)
 
 
-def test_shown_rows_are_the_same_before_each_and_never_the_row_itself(tmp_path):
+def test_examples_are_the_same_for_each_row_and_never_the_row_itself(tmp_path):
     rows = [{"query": f"q{n}", "choices": ["a", "b"], "gold": n % 2} for n in range(9)]
     shots = {"count": 3, "seed": 4}
     questions = asked(tmp_path, rows, few_shot=shots)
@@ -120,7 +120,7 @@ DOUBLES = [ask("q0"), ask("q0", 1, page=3), ask(" Q0\n"), *(ask(f"q{n}") for n i
 
 @pytest.mark.parametrize("draw", ["first", "random"])
 @pytest.mark.parametrize("shown", ["own", "same file", "copy", "training rows"])
-def test_a_row_is_never_shown_to_itself_from_whichever_file(tmp_path, shown, draw):
+def test_a_row_is_never_its_own_example_from_any_file(tmp_path, shown, draw):
     """Duplicates of a row are not shown either, and the wanted number of rows is still shown."""
     file = tmp_path / ("rows.jsonl" if shown in ("own", "same file") else "shown.jsonl")
     rows = DOUBLES if shown != "training rows" else [*DOUBLES[2:], ask("q9")]
@@ -136,7 +136,7 @@ def test_a_row_is_never_shown_to_itself_from_whichever_file(tmp_path, shown, dra
             assert " ".join(question.prompt.lower().split()) not in said
 
 
-def test_rows_of_one_prompt_are_told_apart_by_their_answers_or_refused(tmp_path):
+def test_rows_with_equal_prompts_are_distinguished_by_answers_or_refused(tmp_path):
     told = {"kind": "Continuation", "target": "{{ text }}"}
     rows = [{"text": text} for text in ("a", "b", "a", "c")]
     questions = asked(tmp_path, rows, told, prompt="", few_shot={"count": 2})
@@ -149,7 +149,7 @@ def test_rows_of_one_prompt_are_told_apart_by_their_answers_or_refused(tmp_path)
         asked(tmp_path, rows, told, prompt="go on:", few_shot={"count": 2})
 
 
-def test_a_row_that_cannot_be_shown_is_named_with_its_own_file(tmp_path):
+def test_an_unusable_example_is_named_with_its_own_file(tmp_path):
     write(tmp_path / "shown.jsonl", [{"query": "x", "choices": ["a", "b"]}])
     shots = {"count": 1, "rows": str(tmp_path / "shown.jsonl")}
     with pytest.raises(DataError, match=r"shown.jsonl: row 1: .* has not: 'gold'"):
@@ -199,7 +199,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_row_is_asked_as_published(tmp_path, name):
+def test_a_published_row_gives_the_published_prompt(tmp_path, name):
     write(tmp_path / f"{name}.jsonl", [PUBLISHED[name]])
     task, rows = load_task(TaskChoice(task=name, few_shot=0), str(tmp_path))
     (question,) = load_questions(TaskRun(task, rows))
@@ -219,7 +219,7 @@ def test_a_published_row_is_asked_as_published(tmp_path, name):
 
 
 @pytest.mark.data
-def test_every_shipped_task_of_the_data_folder_can_be_asked(test_data):
+def test_every_shipped_task_of_the_data_folder_gives_prompts(test_data):
     sets = str(test_data / "sets")
     found = set(list_shipped_tasks()) - set(PUBLISHED)
     assert len(found) == 10
@@ -230,7 +230,7 @@ def test_every_shipped_task_of_the_data_folder_can_be_asked(test_data):
         assert name == "humaneval" or all(q.expected for q in questions)
 
 
-def test_a_task_that_is_not_there_is_named_with_the_nearest(tmp_path):
+def test_a_missing_task_is_named_with_the_nearest(tmp_path):
     for name, said in {
         "arc_esy": "no task 'arc_esy' is shipped; did you mean 'arc_easy'",
         str(tmp_path / "none.toml"): "no such task file",

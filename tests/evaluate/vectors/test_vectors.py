@@ -122,7 +122,7 @@ def brute(queries, documents, wanted, grades, at):
     return found
 
 
-def test_ranks_and_scores_are_those_of_sorting_all():
+def test_ranks_and_scores_equal_sorting_all_documents():
     generator = np.random.default_rng(2)
     # Small whole numbers make products exact and ties frequent.
     queries = generator.integers(-2, 3, (70, 4)).astype(np.float32)
@@ -180,16 +180,14 @@ def test_an_evaluation_has_both_with_errors_rows_and_a_page(evaluation, model, t
         ("relevance", [{"query": 0, "document": "d0", "relevance": 0}], "no document belongs to"),
     ],
 )
-def test_rows_that_cannot_be_asked_are_refused_with_their_place(
-    name, rows, message, evaluation, files
-):
+def test_unusable_rows_are_refused_with_their_position(name, rows, message, evaluation, files):
     files(name, rows)
     task = "probe" if name in ("train", "test") else "search"
     with pytest.raises(DataError, match=message):
         evaluate(evaluation(task))
 
 
-def test_task_files_that_are_none_are_refused(evaluation, files, tmp_path):
+def test_invalid_task_files_are_refused(evaluation, files, tmp_path):
     (tmp_path / "odd.toml").write_text('kind = "Probe"\n')
     with pytest.raises(ConfigError, match="a task of vectors is LinearProbe or Retrieval"):
         evaluate(evaluation("odd"))

@@ -20,7 +20,7 @@ def test_it_computes_what_plain_products_do(given, kernels):
 
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("part", range(3))
-def test_a_number_that_is_none_comes_out_as_none(part, sinks, kernels):
+def test_nan_propagates_only_to_what_depends_on_it(part, sinks, kernels):
     """Put NaN into a query, a key or a value; it reaches exactly what depends on it."""
     drawn = Rows(queries=32, keys=32, width=16, sinks=sinks).draw("cpu", torch.float32)
     documents = (torch.arange(32)[None] >= 16).long()

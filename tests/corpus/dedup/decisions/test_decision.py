@@ -192,7 +192,7 @@ def test_a_cluster_is_named_after_the_lowest_id_of_all_that_are_linked(
         assert state_messages.cluster == lowest
 
 
-def test_a_cluster_hears_of_its_lowest_id_when_all_is_decided_long_before():
+def test_the_lowest_id_reaches_a_cluster_after_all_decisions():
     # In each partition, one document is removed at once, in favour of one that stays. Links between
     # removed documents carry the lowest id from the first partition to the last, one partition per
     # round, or back.
@@ -212,13 +212,13 @@ def test_the_ends_of_a_chain_are_both_kept():
     assert fallen(rounds(given, [0] * COUNT)) == {1: (0, 0.9)}
 
 
-def test_a_document_falls_to_the_kept_one_it_is_most_like():
+def test_a_document_is_removed_for_the_most_similar_kept_one():
     given = given_of({(0, 3): 0.8, (1, 3): 0.95, (2, 3): 0.99, (1, 2): 0.9}, list(range(COUNT)))
     # 2 is removed for 1, so it cannot be 3's partner, although they are similar.
     assert fallen(rounds(given, [0] * COUNT)) == {2: (1, 0.9), 3: (1, 0.95)}
 
 
-def test_one_stretch_needs_one_round_and_a_chain_to_and_fro_as_many_as_it_has_links():
+def test_one_partition_needs_one_round_and_an_alternating_chain_one_per_link():
     chain = {(n, n + 1): 0.9 for n in range(9)}
     given = given_of(chain, list(range(COUNT)))
     rounds(given, [0] * COUNT, most=1)
@@ -227,7 +227,7 @@ def test_one_stretch_needs_one_round_and_a_chain_to_and_fro_as_many_as_it_has_li
     assert kept == {0, 2, 4, 6, 8}
 
 
-def test_who_fell_early_still_hears_of_a_more_similar_one_that_is_kept_late():
+def test_an_early_removal_still_learns_of_a_more_similar_document_kept_late():
     # 6 is removed for 5 at once. That 4 is kept is known only after a chain that alternates between
     # the partitions.
     pairs = {(n, n + 1): 0.9 for n in range(4)} | {(5, 6): 0.8, (4, 6): 1.0}
@@ -252,7 +252,7 @@ def test_the_decision_does_not_depend_on_the_order_of_pairs(pairs, order, partit
 
 @given(pairs, orders, partitions)
 @tries(deadline=None)
-def test_every_fallen_document_has_a_kept_partner_of_its_own(pairs, order, partitions):
+def test_every_removed_document_has_a_kept_partner(pairs, order, partitions):
     fell = fallen(rounds(given_of(pairs, order), partitions))
     for document, (partner, similarity) in fell.items():
         assert partner not in fell

@@ -106,7 +106,7 @@ def corpora(draw: st.DrawFn) -> list[Split]:
     st.integers(1, 4),
     st.integers(1, 3),
 )
-def test_what_stays_is_what_counting_one_by_one_leaves(
+def test_remaining_lines_equal_a_count_one_by_one(
     splits, count, most, shortest, keep_first, parts, batch
 ):
     rules = CommonLines(count=count, most=most, min_characters=shortest, keep_first=keep_first)
@@ -132,7 +132,7 @@ def test_the_last_line_goes_with_the_newline_before_it():
     }
 
 
-def test_a_line_may_be_in_as_many_documents_as_most_says():
+def test_a_line_may_be_in_at_most_the_given_number_of_documents():
     splits = [[(0, f"{MENU}\nx"), (1, f"{MENU}\ny")], [(2, f"{MENU}\nz")]]
     assert cleaned(splits, CommonLines(most=3))[0] == [[f"{MENU}\nx", f"{MENU}\ny"], [f"{MENU}\nz"]]
     assert cleaned(splits, CommonLines(most=2))[0] == [["x", "y"], ["z"]]
@@ -144,7 +144,7 @@ def test_a_refrain_is_one_document_but_many_occurrences():
     assert cleaned([song], CommonLines(most=2, count="occurrences"))[0] == [[""]]
 
 
-def test_the_first_in_the_keep_order_stays_wherever_it_lies():
+def test_the_first_in_the_keep_order_stays_in_any_split():
     splits = [[(7, f"{MENU}\nx"), (5, f"{MENU}\ny\n{MENU}")], [(6, f"{MENU}\nz")]]
     left, _ = cleaned(splits, CommonLines(most=1, keep_first=True))
     assert left == [["x", f"{MENU}\ny"], ["z"]]
@@ -164,7 +164,7 @@ def test_short_lines_stay():
 
 
 @pytest.mark.parametrize("splits", [[], [[]], [[(0, "")]]])
-def test_there_may_be_nothing(splits: list[Split]):
+def test_an_empty_corpus_is_accepted(splits: list[Split]):
     left, _ = cleaned(splits, CommonLines())
     assert left == [[text for _, text in split] for split in splits]
 

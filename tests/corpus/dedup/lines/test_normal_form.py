@@ -66,7 +66,7 @@ def test_these_are_not(one: str, other: str):
 @pytest.mark.parametrize(
     ("line", "length"), [("", 0), (" -- ", 0), (" A, b ", 3), ("한", 3), ("11 . 22", 5)]
 )
-def test_the_length_is_that_of_the_normal_form(line: str, length: int):
+def test_the_length_counts_the_normal_form(line: str, length: int):
     units = find_units([line + "\n"], CommonLines(), NormalForm())
     assert units.lengths_U.tolist() == [length]
 
@@ -84,12 +84,12 @@ def test_keys_are_equal_where_normal_forms_are(lines: list[str]):
 
 @settings(max_examples=50)
 @given(st.text(max_size=20))
-def test_a_form_is_that_of_each_character(text: str):
+def test_a_normal_form_is_built_character_by_character(text: str):
     forms = "".join(map(compute_form, text))
     assert sorted(forms.replace(" ", "")) == sorted(normal(text).replace(" ", ""))
 
 
-def test_what_was_learnt_before_changes_nothing():
+def test_cached_characters_do_not_change_results():
     learnt = NormalForm()
     find_units(["한国é\U0001f600"], CommonLines(), learnt)
     texts = ["é 한 x", "国\U0001f600"]

@@ -64,7 +64,7 @@ def plainly(rows: list[tuple[int, int]], most: int) -> set[tuple[int, int]]:
 
 @pytest.mark.slow
 @given(rows)
-def test_small_buckets_give_all_their_pairs_the_later_of_the_keep_order_first(rows):
+def test_small_buckets_give_all_pairs_latest_in_the_keep_order_first(rows):
     rows = list(set(rows))
     expected = {
         (a, b)
@@ -75,7 +75,7 @@ def test_small_buckets_give_all_their_pairs_the_later_of_the_keep_order_first(ro
 
 
 @given(rows, most_met, batches)
-def test_each_document_meets_those_of_the_lowest_turns(rows, most, batch):
+def test_each_document_is_paired_with_its_first_candidates(rows, most, batch):
     rows = list(set(rows))
     found = pairs_of(rows, most, batch)
     assert sorted(found) == sorted(plainly(rows, most))
@@ -102,7 +102,7 @@ def test_pairs_do_not_depend_on_how_the_keys_are_divided(rows, most):
     assert [(a, b) for a, b, _ in together.tolist()] == pairs_of(rows, most)
 
 
-def test_of_several_turns_of_one_pair_the_lowest_counts():
+def test_the_lowest_turn_of_a_pair_counts():
     # The order by position is 14, 1, 15, 2. In bucket 1, the last document meets 1 in its second
     # turn; in bucket 2, in its first. Among first turns, 1 and 14 have the lowest ids.
     rows = [(1, 14), (1, 1), (1, 2), (2, 1), (2, 2), (3, 15), (3, 2)]
@@ -149,7 +149,9 @@ def test_a_large_bucket_is_sorted_by_rank_then_id_then_ref(order):
 
 
 @given(rows, st.integers(0, 31))
-def test_a_pair_with_a_decided_one_belongs_to_the_other_and_two_of_them_do_not_meet(rows, earlier):
+def test_a_pair_with_a_decided_document_belongs_to_the_other_and_two_decided_ones_are_not_paired(
+    rows, earlier
+):
     rows = list(set(rows))
     expected = {
         (b, a) if a >= earlier else (a, b)
@@ -159,7 +161,7 @@ def test_a_pair_with_a_decided_one_belongs_to_the_other_and_two_of_them_do_not_m
     assert sorted(pairs_of(rows, earlier=earlier)) == sorted(expected)
 
 
-def test_a_newcomer_meets_those_before_it_then_the_nearest_decided_ones_after_it():
+def test_a_new_document_is_paired_with_earlier_ones_then_the_nearest_decided_ones():
     # Two new documents come before a hundred decided ones; each has a different rank.
     table = np.array([(5, rank, rank << 32, rank) for rank in range(102)], ENTRY)
     (found,) = iterate_candidates(table, earlier=2, most=10)
@@ -170,7 +172,7 @@ def test_a_newcomer_meets_those_before_it_then_the_nearest_decided_ones_after_it
 
 
 @given(st.sets(st.integers(0, 90), min_size=1), st.integers(0, 91), st.integers(1, 20), most_met)
-def test_one_key_of_too_many_entries_gives_the_same_piece_after_piece(refs, earlier, size, most):
+def test_one_key_of_too_many_entries_gives_the_same_pairs_in_pieces(refs, earlier, size, most):
     table = table_of([(3, ref) for ref in refs])
     np.random.default_rng(len(refs)).shuffle(table)
     pieces = [table[first : first + size] for first in range(0, len(table), size)]
@@ -183,7 +185,7 @@ def test_one_key_of_too_many_entries_gives_the_same_piece_after_piece(refs, earl
     )
 
 
-def test_a_pair_of_many_keys_is_there_once():
+def test_a_pair_of_many_keys_occurs_once():
     keys = np.random.default_rng(3).integers(0, 2**64, 500, np.uint64).tolist()
     table = np.array([(key, one, one, one) for one in range(3) for key in keys], ENTRY)
     (found,) = iterate_candidates(table)

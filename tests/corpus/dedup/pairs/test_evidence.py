@@ -29,7 +29,7 @@ def pairs(count: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("count", [0, 1, 1_000])
 @pytest.mark.parametrize("threshold", [0.0, 0.8, 1.1])
 @pytest.mark.parametrize("group", [300, 100_000])
-def test_pairs_come_back_with_their_names_and_those_alike_enough_alone(
+def test_similar_pairs_are_read_back_with_their_keys(
     tmp_path: Path, count: int, threshold: float, group: int
 ) -> None:
     (written, names) = pairs(count)

@@ -18,7 +18,7 @@ rows = st.sets(st.tuples(keys, st.integers(0, 60)), max_size=120)
 
 @given(rows, st.integers(1, 3), st.sampled_from([1, 10, 40, 1000]), st.integers(1, 50))
 @tries(deadline=None)
-def test_as_many_entries_as_may_be_held_give_what_all_together_give(rows, parts, most, piece):
+def test_bounded_batches_of_entries_give_the_same_pairs(rows, parts, most, piece):
     table = np.array([(key, ref * 7 % 61, ref << 32, ref) for key, ref in rows], ENTRY)
     expected = select_nearest_of_all(iterate_candidates(table, earlier=50))
     with (

@@ -33,7 +33,7 @@ def shelves_of_rows(rows, cut, random):
 
 
 @given(tables, st.integers(0, 20), parts, randoms)
-def test_keys_lie_in_their_ranges_in_the_order_of_documents(rows, cut, parts, random):
+def test_keys_are_in_their_ranges_in_the_order_of_documents(rows, cut, parts, random):
     split_indexes, keys = shelves_of_rows(rows, cut, random)
     found, starts = group_keys_by_part(split_indexes, parts)
     for part in range(parts):
@@ -63,7 +63,7 @@ def test_all_that_are_shared_are_seen(tmp_path_factory, runs, distinct):
     assert all(found[nth] for nth, key in enumerate(keys) if counts[key] > 1)
 
 
-def test_of_those_that_are_alone_few_are_said_to_be_shared(tmp_path):
+def test_few_unshared_keys_are_marked_as_shared(tmp_path):
     dice = np.random.default_rng(5)
     alone = np.unique(dice.integers(0, 2**32, 2 * PIECE, KEY))
     alone, twice = alone[PIECE // 4 :], alone[: PIECE // 4]

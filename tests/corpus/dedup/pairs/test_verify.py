@@ -72,7 +72,7 @@ def test_counting_stops_once_too_few_are_left():
 
 
 @pytest.mark.parametrize(("measure", "expected"), [("jaccard", 0.25), ("containment", 1.0)])
-def test_an_excerpt_is_contained_and_not_alike(measure, expected):
+def test_an_excerpt_is_contained_but_not_similar(measure, expected):
     sizes = np.array([2]), np.array([8])
     assert compute_similarities(measure, np.array([2]), *sizes).tolist() == [expected]
 

@@ -47,7 +47,7 @@ def test_every_character_is_folded_as_python_folds_it():
     assert [row.tobytes() for row in found] == [plain(text) for text in texts]
 
 
-def test_no_character_is_settled_that_nfc_changes_beside_another():
+def test_no_character_is_final_that_nfc_changes_next_to_another():
     table = build_letter_table()
     settled = [code for code in range(0x110000) if not table[code] & (UNSETTLED | SPACE)]
     together = "".join(map(chr, settled)).lower()

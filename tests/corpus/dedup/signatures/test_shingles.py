@@ -50,7 +50,7 @@ def test_hashes_are_to_each_other_as_the_shingles_themselves(a, b, n):
 
 
 @given(words, st.integers(1, 6))
-def test_shingles_are_sorted_and_each_there_once(split, n):
+def test_shingles_are_sorted_and_unique(split, n):
     found = shingle(" ".join(split), n)
     assert found.dtype == np.uint32
     assert (np.diff(found.astype(object)) > 0).all()
@@ -59,7 +59,7 @@ def test_shingles_are_sorted_and_each_there_once(split, n):
 
 @given(difficult.filter(is_spaced), st.integers(1, 3))
 @tries(max_examples=500)
-def test_words_are_what_python_finds_in_the_lower_cased_text(text, n):
+def test_words_equal_those_of_python_on_lower_cased_text(text, n):
     split = words_of(text)
     assert len(shingle(text, n)) == len(plain(split, n))
     # Separators and case may change: the words are the same, and so are their hashes.
@@ -100,7 +100,7 @@ def test_a_column_gives_the_bytes_of_its_strings(texts):
         assert here.tobytes() == expected.data.tobytes()
 
 
-def test_what_is_not_utf_8_is_refused():
+def test_text_that_is_not_utf_8_is_refused():
     torn = pa.array([b"fine", b"torn \xe4\xb8"]).view(pa.string())
     with pytest.raises(pa.ArrowInvalid):
         NormalisedTexts.from_arrow(pa.chunked_array([torn]))
@@ -127,7 +127,7 @@ def test_a_text_shorter_than_a_shingle_is_one_shingle(text):
     assert len(shingle(text, 5)) == 1
 
 
-def test_a_short_text_is_like_itself_alone():
+def test_a_short_text_is_similar_only_to_itself():
     texts = ["", "one", "one two", "two one", "天", "天天", "ที่", "ท"]
     found = [shingle(text, 5) for text in texts]
     assert [[jaccard(a, b) for b in found] for a in found] == np.eye(len(texts)).tolist()
@@ -139,7 +139,7 @@ THAI = "ประเทศไทยมีอาหารอร่อยมาก
 
 @pytest.mark.parametrize(("text", "letters_a_word"), [(CHINESE, 2), (THAI, 4)])
 @pytest.mark.parametrize("n", [1, 2, 5])
-def test_without_spaces_a_shingle_spans_the_letters_of_as_many_words(text, letters_a_word, n):
+def test_without_spaces_a_shingle_spans_the_letters_of_equally_many_words(text, letters_a_word, n):
     flags = build_letter_table()[[ord(c) for c in text]]
     clusters = re.findall(r"\w[^\w]*", text)  # letters with their marks
     assert len(clusters) == (flags & WORD > 0).sum()
@@ -163,7 +163,7 @@ def test_without_spaces_marks_count_and_scripts_part_words():
     assert not np.array_equal(shingle("カ\u3099", 1), shingle("カ", 1))
 
 
-def test_near_copies_without_spaces_are_as_alike_as_with():
+def test_near_copies_are_as_similar_without_spaces_as_with():
     # One word in fifty is changed, in a language with spaces and in Chinese of equal word count.
     generator = np.random.default_rng(5)
     spaced = [f"w{number}" for number in generator.integers(0, 9999, 500)]

@@ -47,7 +47,7 @@ def test_a_signature_has_the_least_value_of_each_permutation(sets, seed, rows):
     ]
 
 
-def test_permutations_are_one_to_one_and_unlike_each_other():
+def test_permutations_are_one_to_one_and_differ():
     a, b = build_permutations(1000, 1)
     assert (a & 1).all()
     assert len(set(a.tolist())) == len(a) >= 1000
@@ -58,7 +58,7 @@ def test_permutations_are_one_to_one_and_unlike_each_other():
 
 
 @pytest.mark.parametrize("similarity", [0.70, 0.80, 0.85])
-def test_pairs_become_candidates_as_often_as_the_curve_says(similarity):
+def test_pairs_become_candidates_at_the_rate_of_the_curve(similarity):
     generator = np.random.default_rng(7)
     met = []
     for _ in range(400):
@@ -79,7 +79,7 @@ def test_rows_agree_as_often_as_shingles_are_common(size):
     assert agree == pytest.approx(jaccard(a, b), abs=4 * (0.6 * 0.4 / 4_000) ** 0.5)
 
 
-def test_a_band_key_hangs_on_each_of_its_rows_and_on_no_other():
+def test_a_band_key_depends_on_its_rows_alone():
     signature = sign(np.arange(50, dtype=np.uint32))
     keys = compute_band_keys(signature[None], DEFAULT)
     assert keys.shape == (1, 18)

@@ -147,7 +147,7 @@ def corpora(draw: st.DrawFn) -> list[Split]:
 @given(corpora(), st.integers(2, 9), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
 @example([[(0, "a" * 40)]], 4, 1, 1, 1)
 @example([[(0, "ab" * 20)], [(1, "ba" * 9)]], 5, 3, 2, 1)
-def test_the_cuts_are_those_of_comparing_one_by_one(splits, length, ranges, partitions, batch):
+def test_cuts_equal_comparing_one_by_one(splits, length, ranges, partitions, batch):
     rules = ExactSubstrings(min_bytes=length)
     found = Cleaned(splits, rules, ranges, partitions, batch)
     assert found.cuts == one_by_one(splits, length)
@@ -222,13 +222,13 @@ def test_bytes_of_any_value_are_text():
 
 
 @pytest.mark.parametrize("splits", [[], [[]], [[(0, "")]], [[(0, "short")], []]])
-def test_there_may_be_nothing(splits: list[Split]):
+def test_an_empty_corpus_is_accepted(splits: list[Split]):
     found = Cleaned(splits, ExactSubstrings(), partitions=2)
     assert found.cuts == [{} for _ in splits]
     assert found.told == {"frequent": [], "long": []}
 
 
-def test_the_report_tells_of_the_most_frequent_and_the_longest():
+def test_the_report_lists_the_most_frequent_and_the_longest_spans():
     short = prose(0, 50)
     long = prose(1, 100)
     texts = [f"{seed}{short}{seed}" for seed in range(1, 6)]
@@ -239,7 +239,7 @@ def test_the_report_tells_of_the_most_frequent_and_the_longest():
     assert found.told == {"frequent": [frequent, longest], "long": [longest, frequent]}
 
 
-def test_of_as_frequent_passages_the_longest_are_told(tmp_path: Path):
+def test_of_equally_frequent_passages_the_longest_are_listed(tmp_path: Path):
     paths = [str(tmp_path / name) for name in ("one", "two")]
     save_repeated_texts(paths[0], [b"x" * length for length in range(200, 230)])
     save_repeated_texts(paths[1], [b"y" * length for length in range(200, 231)])
@@ -261,7 +261,7 @@ def test_partitions_and_ranges_grow_with_the_corpus_and_shrink_with_memory():
 
 
 @pytest.mark.data
-def test_on_real_pages_the_cuts_are_those_of_comparing_one_by_one(test_data: Path):
+def test_cuts_on_real_pages_equal_comparing_one_by_one(test_data: Path):
     texts = []
     with (test_data / "crawl" / "0003.warc.gz").open("rb") as stream:
         for record in ArchiveIterator(stream, record_types=WarcRecordType.response):

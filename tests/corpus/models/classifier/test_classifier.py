@@ -39,7 +39,7 @@ def model() -> ClassifierModel:
     return train(drawn(0, "good"), drawn(1, "bad"), SMALL)
 
 
-def test_it_tells_apart_texts_that_it_did_not_see(model):
+def test_a_classifier_separates_unseen_texts(model):
     good = model.score(drawn(2, "good"), ["en"] * 400)
     bad = model.score(drawn(3, "bad"), ["en"] * 400)
     labels = np.repeat([True, False], 400)
@@ -48,7 +48,7 @@ def test_it_tells_apart_texts_that_it_did_not_see(model):
     assert model.facts["measured_texts"] < 200  # about half of a fifth of 800
 
 
-def test_a_probability_comes_true_as_often_as_it_says():
+def test_probabilities_are_calibrated():
     # A third of the texts about y are positives, and nothing in them distinguishes those.
     mixed = drawn(0, "x", 4000) + drawn(1, "y", 2000)
     model = train(mixed, drawn(2, "y", 4000), Learning(buckets_log2=16, held_out=0.5))
@@ -116,7 +116,7 @@ def test_the_area_under_the_curve_by_hand():
     assert compute_area(np.array([1, 0, 1, 0.0]), labels) == 1
 
 
-def test_what_a_threshold_keeps_by_hand():
+def test_texts_kept_at_a_threshold_by_hand():
     scores = np.array([0.95, 0.85, 0.3, 0.05])
     labels = np.array([True, False, True, False])
     table = {row.least: row for row in measure_at_thresholds(scores, labels)}

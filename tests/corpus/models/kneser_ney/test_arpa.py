@@ -38,7 +38,7 @@ ngram 3=1
 
 
 @pytest.mark.parametrize("name", ["model.arpa", "model.arpa.gz"])
-def test_what_is_written_is_read_back_to_the_bit(tmp_path, trained, text, name):
+def test_a_written_model_is_read_back_bit_exactly(tmp_path, trained, text, name):
     model = trained(text, 4, tmp_path)
     path = str(tmp_path / name)
     write_arpa(path, model.trie, model.vocabulary)
@@ -64,7 +64,7 @@ def test_an_n_gram_left_out_scores_as_backing_off_gives(tmp_path):
     assert trie.score(stream) == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_packed_file_is_known_by_its_bytes(tmp_path):
+def test_a_compressed_file_is_recognised_by_its_bytes(tmp_path):
     path = tmp_path / "sparse.arpa"
     path.write_bytes(gzip.compress(SPARSE.encode()))
     assert read_arpa(str(path))[1][3:] == ["a", "b", "c"]

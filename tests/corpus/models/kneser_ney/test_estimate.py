@@ -83,7 +83,7 @@ def test_probabilities_after_any_context_sum_to_one(
 
 @given(sentences, st.lists(st.sampled_from("abcdez"), max_size=6), st.integers(1, 3))
 @settings(max_examples=60, deadline=None)
-def test_they_sum_to_one_when_rare_n_grams_are_left_out(
+def test_probabilities_sum_to_one_without_rare_n_grams(
     tmp_path_factory, trained, text, context, least
 ):
     model = trained(text, 4, tmp_path_factory.mktemp("counts"), [1, 1, least, least + 1])
@@ -136,7 +136,7 @@ def test_sentences_in_any_order_give_the_same_model(tmp_path, trained, text):
     assert all(np.array_equal(a, b) for a, b in zip(one.trie, other.trie, strict=True))
 
 
-def test_an_order_without_discounts_of_its_own_is_told(tmp_path, trained, text):
+def test_an_order_without_its_own_discounts_is_reported(tmp_path, trained, text):
     assert trained(text, 2, tmp_path).estimated.fallback == [1, 2]
 
 
@@ -165,7 +165,7 @@ def test_lmplz_estimates_the_same(tmp_path, trained, rare):
     assert gap < 2e-6
 
 
-def test_kenlm_scores_what_we_write_as_we_do(tmp_path, trained, text):
+def test_kenlm_gives_a_written_model_the_same_scores(tmp_path, trained, text):
     kenlm = pytest.importorskip("kenlm", reason="the package kenlm is not installed")
     model = trained(text, 4, tmp_path)
     path = str(tmp_path / "ours.arpa")

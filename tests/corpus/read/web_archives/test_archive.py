@@ -103,7 +103,7 @@ cuts = st.lists(st.integers(0), min_size=1, max_size=6)
 )
 @settings(max_examples=400)
 @given(data=st.data(), damage=damage, cut_off=st.integers(0), cuts=cuts)
-def test_pieces_give_what_the_file_gives_at_once(grammar, parts, data, damage, cut_off, cuts):
+def test_pieces_give_the_same_pages_as_the_file(grammar, parts, data, damage, cut_off, cuts):
     whole = bytearray(data.draw(archives(parts)))
     for at, patch in damage:
         whole[at % len(whole) : at % len(whole) + len(patch)] = patch
@@ -177,7 +177,7 @@ def test_members_are_found_across_the_blocks_of_the_search(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("pack", [bytes, lambda data: gzip.compress(data, 0, mtime=0)])
-def test_an_archive_within_a_page_is_no_place_to_begin(pack: Callable[[bytes], bytes]):
+def test_a_piece_does_not_begin_inside_an_embedded_archive(pack: Callable[[bytes], bytes]):
     # Level 0 stores the data uncompressed, so the inner members are visible from outside.
     inside = b"".join(map(pack, [A, B, C]))
     data = b"".join(map(pack, [A, warc_record(inside), C]))
@@ -187,12 +187,12 @@ def test_an_archive_within_a_page_is_no_place_to_begin(pack: Callable[[bytes], b
         assert read_in_pieces(data, warc.GRAMMAR, [cut - 1]) == whole, cut
 
 
-def test_looking_back_is_what_tells_an_archive_within_a_page(no_look_back: None):
+def test_looking_back_detects_an_embedded_archive(no_look_back: None):
     data = A + warc_record(A + B + C) + C
     assert len(read_in_pieces(data, warc.GRAMMAR, [len(A) + 100])) > 3
 
 
-def test_each_member_of_a_record_is_told_from_one_stream():
+def test_one_member_per_record_is_distinguished_from_one_stream():
     def of_members(data: bytes) -> bool:
         return is_compressed_by_record(io.BytesIO(data), warc.GRAMMAR)
 
@@ -214,7 +214,7 @@ def test_each_member_of_a_record_is_told_from_one_stream():
         ("whirlwind.warc.wet.gz", 1, {}),
     ],
 )
-def test_real_archives_give_in_pieces_what_they_give_at_once(
+def test_real_archives_give_the_same_pages_in_pieces(
     monkeypatch: pytest.MonkeyPatch,
     test_data: Path,
     name: str,
@@ -237,7 +237,7 @@ def test_real_archives_give_in_pieces_what_they_give_at_once(
 
 
 @pytest.mark.data
-def test_an_old_archive_gives_what_its_newer_twin_gives(test_data: Path):
+def test_an_arc_archive_gives_the_same_pages_as_its_warc_twin(test_data: Path):
     old = (test_data / "archives/aut-example.arc.gz").read_bytes()
     new = (test_data / "archives/aut-example.warc.gz").read_bytes()
     assert read_pages(old, arc.GRAMMAR) == read_pages(new, warc.GRAMMAR)

@@ -69,7 +69,7 @@ def test_chunks_of_any_size_are_joined(body, sizes):
     assert unpack(chunked + b"0\r\n\r\n", "chunked", "", LIMIT) == body
 
 
-def test_a_name_that_is_no_compression_is_ignored():
+def test_an_unknown_compression_is_ignored():
     assert unpack(b"text", "", "utf-8", LIMIT) == b"text"
 
 
@@ -94,12 +94,12 @@ def test_a_body_that_was_packed_twice_is_unpacked_twice(coding, pack):
 
 
 @pytest.mark.parametrize("coding", ["", "gzip"])
-def test_a_packed_body_is_unpacked_whatever_its_header_says(coding):
+def test_a_compressed_body_is_decompressed_whatever_its_header(coding):
     assert unpack(gzip.compress(PAGE), "", coding, LIMIT) == PAGE
     assert unpack(gzip.compress(gzip.compress(PAGE)), "", coding, LIMIT) == PAGE
 
 
-def test_layers_that_headers_do_not_tell_of_are_bounded_in_number_and_size():
+def test_undeclared_layers_are_bounded_in_number_and_size():
     body = PAGE
     for _ in range(6):
         body = gzip.compress(body)

@@ -82,7 +82,7 @@ def outcome(found: list[RawPage | Unreadable]) -> list[bytes | str]:
 @example([replace(PAGE, url="http://example.org/日本語?q=é&x=<y>")])
 @example([replace(PAGE, body=b"\r\n\r\nWARC/1.0\r\nWARC-Type: response\r\n\r\n")])
 @example([replace(PAGE, body=b"\x1f\x8b\x08")])
-def test_what_is_written_is_read_back(folder: Path, written: list[RawPage]) -> None:
+def test_written_archives_are_read_back(folder: Path, written: list[RawPage]) -> None:
     path = str(folder / "round.warc.gz")
     write_warc(path, written)
     assert list(read_warc(path)) == written
@@ -143,7 +143,7 @@ def test_a_page_that_fits_no_header_line_is_refused_and_leaves_no_file(
         (ok(gzip.compress(bytes(LARGEST_BODY + 1)), "Content-Encoding: gzip"), "too_large"),
     ],
 )
-def test_a_response_gives_its_body_or_the_reason_why_not(
+def test_a_response_gives_its_body_or_a_reason(
     tmp_path: Path, block: bytes, expected: bytes | str
 ) -> None:
     assert outcome(read(tmp_path, record(block))) == [expected]
@@ -172,14 +172,14 @@ def test_a_dns_answer_is_no_page(tmp_path: Path) -> None:
     assert outcome(read(tmp_path, data)) == ["not_a_page"]
 
 
-def test_a_field_goes_on_in_lines_that_begin_with_a_space(tmp_path: Path) -> None:
+def test_a_field_continues_in_lines_that_begin_with_a_space(tmp_path: Path) -> None:
     data = record(ok(b""), url="http://example.org/a\r\n\tb\r\n  c")
     (page,) = read(tmp_path, data)
     assert isinstance(page, RawPage)
     assert page.url == "http://example.org/a b c"
 
 
-def test_angle_brackets_around_a_url_are_none_of_it(tmp_path: Path) -> None:
+def test_angle_brackets_around_a_url_are_removed(tmp_path: Path) -> None:
     (page,) = read(tmp_path, record(ok(b""), url="<http://example.org/a>"))
     assert isinstance(page, RawPage)
     assert page.url == "http://example.org/a"
@@ -215,7 +215,7 @@ GZIP_B_HEAD[200] ^= 0xFF
         (packed(A) + b"\0" * 100 + packed(C), [b"a" * 1_000, "damaged_gzip", b"c" * 1_000]),
     ],
 )
-def test_damage_costs_one_record_and_reading_goes_on_after_it(
+def test_damage_loses_one_record_and_reading_continues(
     tmp_path: Path, data: bytes, expected: list[bytes | str]
 ) -> None:
     assert outcome(read(tmp_path, data)) == expected
@@ -305,7 +305,7 @@ def test_every_page_of_a_real_crawl_has_the_bytes_of_its_manifest(data: Path) ->
         ("whirlwind.warc.wet.gz", 1, {}),
     ],
 )
-def test_odd_archives_give_what_they_hold(
+def test_odd_archives_give_all_their_pages(
     data: Path, name: str, pages: int, reasons: dict[str, int]
 ) -> None:
     found = list(read_warc(str(data / "archives" / name)))

@@ -97,7 +97,7 @@ def assert_equal(text: str) -> None:
 
 @pytest.mark.slow
 @given(texts.filter(bool))
-def test_counts_are_those_of_plain_python(text: str):
+def test_counts_equal_plain_python(text: str):
     assert_equal(text)
 
 
@@ -113,7 +113,7 @@ def test_any_text_has_every_column(text: str):
     assert {name: column.dtype for name, column in found.items()} == DATATROVE_SIGNALS
 
 
-def test_empty_and_blank_texts_fall_where_datatroves_do():
+def test_empty_and_blank_texts_are_dropped_where_datatrove_drops_them():
     found = measure_datatrove(["", " \n"])
     assert found[f"{PREFIX}duplicate_lines"][0] == 1.0
     assert found[f"{PREFIX}terminal_lines"].tolist() == [0.0, 0.0]
@@ -126,7 +126,7 @@ def test_sentences_are_of_lines_that_stay():
     assert measured('He said "so it is." Then, well.')[f"{PREFIX}c4_sentences"] == 2
 
 
-def test_a_page_falls_by_lines_that_still_stand():
+def test_a_page_is_dropped_by_its_remaining_lines():
     code = "void main() { return; }\nlorem ipsum dolor."
     found = measured(code)
     assert found[f"{PREFIX}curly_brackets"] == 0  # the line has no end mark
