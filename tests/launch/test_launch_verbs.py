@@ -161,7 +161,7 @@ def test_a_run_is_submitted_followed_and_done_once(user: User) -> None:
 
 
 @pytest.mark.slow
-def test_all_of_it_may_lie_in_a_bucket(s3: str, user: User) -> None:
+def test_a_run_may_be_in_a_bucket_entirely(s3: str, user: User) -> None:
     storage.write(f"{s3}/pages.jsonl", (user.folder / "pages.jsonl").read_bytes())
     user.environment |= {n: v for n, v in os.environ.items() if n.startswith("AWS_")}
     user.environment["TRAINRIG_HOME"] = f"{s3}/home"
@@ -179,7 +179,7 @@ def test_all_of_it_may_lie_in_a_bucket(s3: str, user: User) -> None:
 
 
 @pytest.mark.slow
-def test_the_verbs_own_exit_code_comes_back(user: User) -> None:
+def test_the_commands_exit_code_is_returned(user: User) -> None:
     (user.folder / "pages.jsonl").write_text('{"no": "text"}\n')
     ended = user.does("submit", "tokenizer", "tokenizer.toml", "--json")
     found = json.loads(ended.stdout)
@@ -211,7 +211,7 @@ def test_a_run_under_way_is_joined_and_stopped(user: User) -> None:
 
 
 @pytest.mark.slow
-def test_who_joins_a_run_asks_for_what_it_was_submitted_with_or_for_nothing(user: User) -> None:
+def test_joining_a_run_needs_its_own_settings_or_none(user: User) -> None:
     user.cluster.hold = 1
     prices = resources.files("trainrig").joinpath("hardware.toml").read_text()
     (user.folder / "prices.toml").write_text(prices)
@@ -232,7 +232,7 @@ def test_who_joins_a_run_asks_for_what_it_was_submitted_with_or_for_nothing(user
 
 
 @pytest.mark.slow
-def test_who_joins_a_run_keeps_it_as_it_was_submitted(user: User) -> None:
+def test_joining_a_run_keeps_its_settings(user: User) -> None:
     user.cluster.hold = 2
     command = ["submit", "tokenizer", "tokenizer.toml"]
     options = ["--pending", "1s", "--grace", "5m", "--environment", "pinned", "--detach"]
@@ -249,7 +249,7 @@ def test_who_joins_a_run_keeps_it_as_it_was_submitted(user: User) -> None:
 
 
 @pytest.mark.slow
-def test_a_lost_run_that_its_user_submits_has_its_time_anew(user: User) -> None:
+def test_a_lost_run_submitted_again_has_a_new_time_limit(user: User) -> None:
     run = Home(str(user.folder / "home")).create("tokenizer", str(user.folder / "tokenizer"))
     run.take_attempt("job", user.cluster.address, "", {"pending": 0.0})
     user.cluster.hold = 1
@@ -260,7 +260,7 @@ def test_a_lost_run_that_its_user_submits_has_its_time_anew(user: User) -> None:
 
 
 @pytest.mark.soak
-def test_a_run_that_is_stopped_in_the_middle_goes_on_to_the_same_bytes(user: User) -> None:
+def test_a_stopped_run_resumes_to_the_same_bytes(user: User) -> None:
     much_to_curate(user.folder, pages=16_000)
     here = user.does("curate", "curate.toml", "--set", "output=here")
     assert here.returncode == 0, here.stderr
@@ -291,7 +291,7 @@ def test_no_secret_of_the_submitter_travels_with_a_job(user: User) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_the_run_to_itself(user: User) -> None:
+def test_ctrl_c_leaves_the_run_running(user: User) -> None:
     much_to_curate(user.folder, NEVER_DONE)
     with user.start("submit", "curate", "curate.toml") as follower:
         user.wait_for_event("started")
@@ -333,7 +333,7 @@ def test_a_job_that_does_not_start_is_submitted_once_more(user: User) -> None:
 
 
 @pytest.mark.chaos
-def test_a_job_that_never_starts_fails_with_what_it_waited_for(user: User) -> None:
+def test_a_job_that_never_starts_fails_with_the_missing_resources(user: User) -> None:
     user.cluster.hold = 2
     ended = user.does("submit", "tokenizer", "tokenizer.toml", "--pending", "1s", "--json")
     assert ended.returncode == 1
@@ -426,7 +426,7 @@ def test_the_table_is_empty_at_first(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert (json.loads(said.out), said.err.count("no runs")) == ([], 1)
 
 
-def test_what_is_checked_alone_is_not_submitted(user: User) -> None:
+def test_a_check_alone_submits_nothing(user: User) -> None:
     checked = user.does("submit", "tokenizer", "tokenizer.toml", "--check", "--json")
     assert checked.returncode == 0
     found = json.loads(checked.stdout)

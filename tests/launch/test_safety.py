@@ -71,7 +71,7 @@ def test_no_server_of_ray_s_answers_without_the_token(local_ray, method):
 
 
 @pytest.mark.ray
-def test_the_token_stands_in_no_command_line_which_every_user_can_read(local_ray):
+def test_the_token_is_in_no_command_line(local_ray):
     token = TOKEN.expanduser().read_text().strip()
     assert len(token) >= 32
     assert TOKEN.expanduser().stat().st_mode & 0o077 == 0

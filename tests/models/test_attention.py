@@ -46,7 +46,7 @@ def by_loops(attention: Attention, x: torch.Tensor, rotation: Rotation) -> torch
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "width"), [(1, 1, 4), (4, 4, 2), (4, 2, 6), (6, 1, 2)]
 )
-def test_it_equals_attention_written_as_loops(heads, kv_heads, width):
+def test_attention_equals_loops(heads, kv_heads, width):
     attention = build_attention(12, heads, kv_heads, width)
     x = torch.randn(2, 9, 12)
     rotation = Rotation(torch.arange(9), width, ROPE)
@@ -56,7 +56,7 @@ def test_it_equals_attention_written_as_loops(heads, kv_heads, width):
 
 
 @pytest.mark.parametrize("pieces", [[1] * 9, [9], [4, 5], [1, 6, 2], [8, 1]])
-def test_pieces_through_a_cache_see_what_the_whole_sees(pieces):
+def test_pieces_with_a_cache_equal_the_whole(pieces):
     attention = build_attention(12, 4, 2, 6)
     x = torch.randn(2, 9, 12)
     whole = attention(x, Sight(Rotation(torch.arange(9), 6, ROPE)))
@@ -69,7 +69,7 @@ def test_pieces_through_a_cache_see_what_the_whole_sees(pieces):
     assert torch.allclose(torch.cat(outputs, dim=1), whole, atol=1e-6)
 
 
-def test_its_gradients_are_those_of_its_values():
+def test_gradients_match_finite_differences():
     attention = build_attention(4, 2, 1, 2).double()
     rotation = Rotation(torch.arange(3), 2, ROPE)
     x = torch.randn(1, 3, 4, dtype=torch.float64, requires_grad=True)

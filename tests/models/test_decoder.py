@@ -45,7 +45,7 @@ def test_sizes_that_are_not_set_follow_from_the_others():
         ({"channels": 8.5}, "channels"),
     ],
 )
-def test_sizes_that_cannot_work_are_refused_with_what_would(keys, message):
+def test_invalid_sizes_are_refused_with_a_suggestion(keys, message):
     with pytest.raises(ConfigError) as caught:
         from_run_file(**keys)
     assert message in str(caught.value)
@@ -217,7 +217,7 @@ def test_fresh_weights_have_the_scale_that_is_asked_for():
 
 
 @pytest.mark.parametrize("first", [(0, 0), (3, 0), (0, 20), (511, 255), (100, 7)])
-def test_a_slice_of_fresh_weights_is_drawn_by_itself(first):
+def test_a_slice_of_fresh_weights_can_be_drawn_alone(first):
     config = DecoderConfig(layers=8, channels=256, heads=4, vocabulary=512)
     whole = torch.empty(512, 256)
     fill_fresh(whole, "embedding.weight", (512, 256), (0, 0), config, seed=0)

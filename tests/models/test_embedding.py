@@ -19,7 +19,7 @@ def test_each_id_gets_its_row(dtype):
     assert torch.equal(table(ids), table.weight[ids])
 
 
-def test_in_float32_its_gradients_are_torchs_to_the_bit():
+def test_float32_gradients_equal_torchs_bit_exactly():
     table = Embedding(11, 5)
     ids = torch.randint(11, (4, 30))
     gradient = torch.randn(4, 30, 5)

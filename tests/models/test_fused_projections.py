@@ -85,7 +85,7 @@ def assert_close(plain, fused, within):
 
 @pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 2e-6), (torch.float64, 1e-14)])
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
-def test_outputs_and_gradients_are_those_of_products_made_one_by_one(changes, dtype, within):
+def test_outputs_and_gradients_equal_separate_products(changes, dtype, within):
     plain, fused = (
         differentiate(build(is_fused, dtype=dtype, **changes)) for is_fused in (False, True)
     )
@@ -99,7 +99,7 @@ def test_outputs_and_gradients_are_those_of_products_made_one_by_one(changes, dt
         (EncoderDecoderConfig, {"feedforward": GEGLU()}),
     ],
 )
-def test_encoders_and_encoder_decoders_have_it_too(kind, changes):
+def test_encoders_and_encoder_decoders_are_fused_too(kind, changes):
     with Products() as apart:
         plain = differentiate(build(False, kind, **changes))
     with Products() as together:
@@ -108,7 +108,7 @@ def test_encoders_and_encoder_decoders_have_it_too(kind, changes):
     assert_close(plain, fused, within=1e-6)
 
 
-def test_names_and_values_of_parameters_stay():
+def test_names_and_values_of_parameters_are_unchanged():
     plain = build(False).state_dict()
     fused = build(True).state_dict()
     assert list(plain) == list(fused)
@@ -169,14 +169,14 @@ def count_kept_bytes(model):
 @pytest.mark.parametrize(
     "name", ["grouped", "norm of heads", "ALiBi", "not gated, learnt positions"]
 )
-def test_no_more_is_kept_for_the_backward_pass(name):
+def test_fusing_keeps_no_more_for_the_backward_pass(name):
     plain, fused = (
         count_kept_bytes(build(is_fused, **VARIANTS[name])) for is_fused in (False, True)
     )
     assert fused <= plain
 
 
-def test_a_frozen_matrix_gets_no_gradient_and_the_others_theirs():
+def test_a_frozen_matrix_gets_no_gradient_and_the_others_do():
     gradients = []
     for fused in (False, True):
         model = build(fused, kv_heads=2)
@@ -187,7 +187,7 @@ def test_a_frozen_matrix_gets_no_gradient_and_the_others_theirs():
     assert not any("key" in name for name in gradients[1][1])
 
 
-def test_what_only_reads_has_the_bits_of_products_made_one_by_one():
+def test_inference_is_bit_identical_to_separate_products():
     plain = build(False, kv_heads=2)
     fused = build(True, kv_heads=2)
     with torch.no_grad():
@@ -205,7 +205,7 @@ def test_what_only_reads_has_the_bits_of_products_made_one_by_one():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["grouped", "gated attention", "biases", "experts"])
-def test_compiled_and_recomputed_layers_have_its_bits(name):
+def test_compiled_and_recomputed_layers_are_bit_identical(name):
     expected = differentiate(build(True, **VARIANTS[name]))
     for again in (None, Full(), Selective()):
         for compiled in (None, Compile(backend="aot_eager")):

@@ -154,7 +154,7 @@ def test_a_tokenizer_larger_than_the_table_is_refused(build, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_files_that_are_missing_damaged_or_pickled_are_refused_with_what_would_do(exported):
+def test_missing_damaged_or_pickled_files_are_refused_with_advice(exported):
     _, out = exported
 
     def refused(message: str) -> None:

@@ -58,7 +58,7 @@ def _first(network, expert):
         {"experts": 7, "active": 7},
     ],
 )
-def test_it_equals_a_loop_over_tokens_and_experts(build, changes):
+def test_experts_equal_a_loop_over_tokens(build, changes):
     network = network_of(build(feedforward=MIXTURE.model_copy(update=changes)))
     x = torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(0), requires_grad=True)
     found, _ = network(x)
@@ -135,7 +135,7 @@ def test_beyond_its_capacity_an_expert_lets_later_tokens_pass(build):
     assert (found[0, :2] - by_loops(network, x[0, :2])).abs().max() <= 1e-5
 
 
-def test_router_terms_are_those_of_their_formulas(build):
+def test_router_losses_equal_their_formulas(build):
     settings = MIXTURE.model_copy(update={"balance_loss": 0.5, "router_z_loss": 0.25})
     model = build(feedforward=settings, layers=1)
     seen = []
@@ -199,7 +199,7 @@ def test_padding_counts_nowhere(build, changes, tell):
         assert sent == there.sum() * model.config.feedforward.active
 
 
-def test_places_beside_caches_are_no_marks_of_padding(build):
+def test_positions_with_caches_do_not_mark_padding(build):
     """Read a shared prefix as evaluation does: none of its logits are wanted, but it is text."""
     model = build(feedforward=MIXTURE).eval()
     ids = torch.randint(60, (2, 12), generator=torch.Generator().manual_seed(5))
@@ -239,7 +239,7 @@ def test_rows_without_padding_keep_their_bits(build, changes):
 
 
 @pytest.mark.parametrize("objective", [CausalLM(), SFT()])
-def test_objectives_tell_a_mixture_where_rows_end(build, objective):
+def test_objectives_pass_row_ends_to_a_mixture(build, objective):
     model = build(feedforward=MIXTURE)
     targets = IDS.clone()
     targets[:, 15:] = IGNORE
@@ -321,7 +321,7 @@ def test_settings_that_cannot_work_are_refused(settings, message):
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_what_balances_evens_the_load_after_500_steps(train_on_characters, write_result):
+def test_balancing_evens_the_load_after_500_steps(train_on_characters, write_result):
     """Compare the ways to balance with none, and keep the result in results/expert_balance.json.
 
     It has the highest and lowest load of the last 50 steps, in even shares, and the validation

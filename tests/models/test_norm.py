@@ -15,7 +15,7 @@ def test_a_hand_worked_vector_is_divided_by_its_root_mean_square():
     assert norm(torch.tensor([3.0, 4.0])).tolist() == pytest.approx([3 / 12.5**0.5, 4 / 12.5**0.5])
 
 
-def test_it_equals_torchs_own_with_any_gain():
+def test_the_norm_equals_torchs_with_any_gain():
     x = torch.randn(3, 5, 16)
     ours = build_norm(16)
     theirs = torch.nn.RMSNorm(16, 1e-5)

@@ -140,7 +140,7 @@ def test_a_row_of_one_document_is_a_row_without_positions(build):
 
 
 @pytest.mark.usefixtures("either_way")
-def test_tokens_are_turned_by_the_positions_given_and_not_by_their_places(build):
+def test_rotations_use_the_given_positions(build):
     # Only distances count, so an offset of all positions changes nothing. A gap does.
     model = build()
     ids = random_ids(1)[:, :6]
@@ -161,7 +161,7 @@ def test_a_row_may_begin_inside_a_document():
     ]
 
 
-def test_rows_with_positions_of_their_own_are_turned_each_by_its_own():
+def test_each_rows_positions_rotate_it():
     x = torch.randn(2, 3, 7, 16)
     positions = torch.stack([torch.arange(7), torch.tensor([0, 1, 0, 1, 2, 3, 0])])
     together = Rotation(positions, 16, Rope(theta=100.0))(x)
@@ -171,7 +171,7 @@ def test_rows_with_positions_of_their_own_are_turned_each_by_its_own():
         )
 
 
-def test_all_layers_keep_one_mask_and_give_the_bits_of_one_each(build, monkeypatch):
+def test_a_mask_shared_by_all_layers_gives_the_same_bits(build, monkeypatch):
     """Check that layers share a mask; torch converts a boolean mask to numbers for each layer."""
     model = build()
     ids = random_ids(2)
@@ -212,7 +212,7 @@ def test_numbers_are_made_of_a_mask_only_where_a_kernel_takes_them(pattern, cap,
     assert [sight.added_B1TS is not None for sight in sights.values()] == [made] * len(sights)
 
 
-def test_gradients_under_a_mask_are_those_of_the_values():
+def test_gradients_under_a_mask_match_finite_differences():
     config = DecoderConfig(layers=1, channels=4, heads=2, kv_heads=1, vocabulary=4)
     attention = Attention(
         config.shapes.layers[0].attention, 2, config.norm, config.attention
@@ -225,7 +225,7 @@ def test_gradients_under_a_mask_are_those_of_the_values():
     assert torch.autograd.gradcheck(lambda x: attention(x, sight), (x,))
 
 
-def test_positions_beside_caches_are_refused(build):
+def test_positions_with_caches_are_refused(build):
     model = build()
     with pytest.raises(ValueError, match="positions_BT with caches needs documents_BS"):
         model(random_ids(1), [KeyValueCache() for _ in model.layers], packed_positions([[T]]))

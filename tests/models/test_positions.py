@@ -19,12 +19,12 @@ def test_position_zero_turns_nothing():
     assert torch.equal(turned(vector, 0), vector)
 
 
-def test_two_channels_turn_by_one_radian_a_position():
+def test_two_channels_rotate_by_one_radian_a_position():
     expected = [math.cos(3), math.sin(3)]
     assert turned(torch.tensor([1.0, 0.0]), 3).tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_each_channel_turns_with_the_one_half_a_head_further_on():
+def test_each_channel_rotates_with_the_one_half_a_head_later():
     # The pairs are (0, 2) and (1, 3). The second is slower by a factor theta ** (2 / 4) = 10.
     vector = torch.tensor([1.0, 1.0, 0.0, 0.0])
     expected = [math.cos(2), math.cos(0.2), math.sin(2), math.sin(0.2)]

@@ -28,7 +28,9 @@ def decoder(channels, mup):
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_the_best_rate_of_a_narrow_decoder_serves_wider_ones(train_on_characters, write_result):
+def test_the_best_rate_of_a_narrow_decoder_transfers_to_wider_ones(
+    train_on_characters, write_result
+):
     """Keep validation losses by parametrisation, width and rate in results/rate_transfer.json."""
     losses = {}
     for name, mup in (("muP", True), ("plain", False)):

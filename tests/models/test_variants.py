@@ -143,7 +143,7 @@ def test_padding_before_a_prompt_changes_nothing_that_follows(build, name):
         ({"position_embedding": {"kind": "Ropes"}}, "did you mean 'Rope'"),
     ],
 )
-def test_settings_that_cannot_work_are_refused_with_what_would(settings, message):
+def test_invalid_settings_are_refused_with_a_suggestion(settings, message):
     sizes = {"layers": 2, "channels": 32, "heads": 4, "vocabulary": 61, "positions": 24}
     with pytest.raises(ConfigError) as caught:
         build_settings(DecoderConfig, sizes | settings, "run.toml")

@@ -83,7 +83,7 @@ def shown(folder: str, *sources: str, **changed: object) -> str:
     )
 
 
-def test_counts_are_those_of_the_documents(folder: str) -> None:
+def test_counts_equal_the_documents(folder: str) -> None:
     counts = Inspection.open(folder).count_sources()
     assert {split: list(of) for split, of in counts.items()} == {
         "train": ["books", "web"],
@@ -164,7 +164,7 @@ def test_long_texts_show_both_ends_and_what_is_left_out() -> None:
     assert inspection.cut_excerpt("short\x07", 20) == "short⟨U+0007⟩"
 
 
-def test_one_source_alone_can_be_asked_for(folder: str) -> None:
+def test_one_source_alone_can_be_shown(folder: str) -> None:
     lines = [line for line in shown(folder, "books").splitlines() if " · " in line]
     assert [line.split(":")[0] for line in lines] == ["train · books"]
 
@@ -214,7 +214,7 @@ def test_shards_and_tokenizer_have_to_fit(
         Inspection.open(str(copy))
 
 
-def test_bytes_that_changed_are_found_when_asked_for(folder: str, tmp_path: Path) -> None:
+def test_changed_bytes_are_found_on_request(folder: str, tmp_path: Path) -> None:
     copy = copied(folder, tmp_path)
     Inspection.open(str(copy), verify=True)
     data = bytearray((copy / "train" / "0.bin").read_bytes())

@@ -78,7 +78,7 @@ def permuted_one_by_one(number: int, size: int, key: str) -> int:
 
 @tries(deadline=None)
 @given(st.integers(1, 2**62), st.text(max_size=5), st.data())
-def test_permutations_agree_with_a_twin_that_takes_one_number_at_a_time(size, key, data):
+def test_permutations_equal_a_reference_for_single_numbers(size, key, data):
     index = data.draw(st.lists(st.integers(0, size - 1), max_size=5))
     expected = [permuted_one_by_one(number, size, key) for number in index]
     assert permute_indices(np.array(index, dtype=np.int64), size, key).tolist() == expected

@@ -132,7 +132,7 @@ def flip(path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tokenizer/tokenizer.json", "documents/kept"])
-def test_one_bit_of_what_it_reads_that_flips_is_found_and_its_file_named(
+def test_one_flipped_bit_of_an_input_is_found_and_its_file_named(
     folder: str, tmp_path: Path, name: str
 ) -> None:
     shutil.copytree(folder, tmp_path / "copy")
@@ -174,14 +174,14 @@ def test_the_folder_of_tokens_keeps_the_contract(folder: str) -> None:
         tokenize(tokenization(folder, held_out=0.3))
 
 
-def test_every_kept_text_comes_back_from_its_ids(folder: str) -> None:
+def test_every_kept_text_is_decoded_from_its_ids(folder: str) -> None:
     kept = {row["id"]: row["text"] for rows in FILES.values() for row in rows}
     parts = {split: texts_of(f"{folder}/tokens", split) for split in (TRAIN, HELD_OUT)}
     assert parts[TRAIN] | parts[HELD_OUT] == kept
     assert len(parts[TRAIN]) + len(parts[HELD_OUT]) == len(kept)
 
 
-def test_the_counts_are_those_of_the_shards(folder: str) -> None:
+def test_the_counts_equal_the_shards(folder: str) -> None:
     counts = manifest.read_manifest(f"{folder}/tokens").counts
     assert counts["vocabulary"] == 300
     for split in (TRAIN, HELD_OUT):
@@ -215,7 +215,7 @@ def test_any_number_of_workers_makes_the_same_bytes(
     assert made.content == manifest.read_manifest(f"{folder}/tokens").content
 
 
-def test_a_stopped_run_goes_on_and_makes_the_same_bytes(folder: str, tmp_path: Path) -> None:
+def test_a_stopped_run_resumes_and_writes_the_same_bytes(folder: str, tmp_path: Path) -> None:
     class Stopped(Exception):
         pass
 
@@ -271,7 +271,7 @@ def test_a_document_keeps_its_side_when_others_are_added_or_more_are_held_out(
     assert held < set(urls_of(f"{tmp_path}/half", HELD_OUT))
 
 
-def test_documents_without_a_url_are_dealt_by_their_ids(folder: str, tmp_path: Path) -> None:
+def test_documents_without_a_url_are_split_by_their_ids(folder: str, tmp_path: Path) -> None:
     rows = [row(number, url="") for number in range(200)]
     write_documents(f"{tmp_path}/documents", {"web-00000": rows})
     tokenize(tokenization(str(tmp_path), tokenizer=f"{folder}/tokenizer"))
@@ -311,7 +311,7 @@ def test_nothing_held_out_is_an_empty_split(
     assert len(texts_of(output, TRAIN)) == sum(map(len, FILES.values()))
 
 
-def test_a_share_that_meets_no_document_is_told(
+def test_a_share_that_holds_out_no_document_is_reported(
     folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokenize(tokenization(folder, output=f"{tmp_path}/tokens", held_out=1e-9))
@@ -349,7 +349,7 @@ def test_documents_begin_with_begin_of_text_where_that_is_asked_for(
 # Rows without a document
 
 
-def test_what_is_no_document_is_counted_and_put_aside(folder: str, tmp_path: Path) -> None:
+def test_invalid_documents_are_counted_and_skipped(folder: str, tmp_path: Path) -> None:
     rows = [json.dumps({"text": f"page {n} of the sea", "id": n % 20}) for n in range(30)]
     lines = [*rows[:3], '{"text": null}', *rows[3:], "not JSON at all"]
     storage.write(f"{tmp_path}/in/a.jsonl", "\n".join(lines).encode())

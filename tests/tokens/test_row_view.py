@@ -75,7 +75,7 @@ def test_characters_of_several_tokens_are_whole_and_borders_show_them_apart():
     assert shown(row, [RowPiece(0, "d")], borders=True).endswith("‹x›\ufffd·\ufffd·\ufffd\n")
 
 
-def test_what_strangers_wrote_cannot_drive_the_terminal():
+def test_control_characters_in_texts_are_escaped():
     text = shown(ids_of("x\x1b[2Jy\u202e"), [RowPiece(0, "https://e.example/\x1b]0;")])
     assert "\x1b" not in text and "\u202e" not in text
     assert "⟨U+001B⟩" in text and "⟨U+202E⟩" in text

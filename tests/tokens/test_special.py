@@ -15,7 +15,7 @@ from trainrig.tokens.special import (
 )
 
 
-def test_the_ids_of_our_special_tokens_are_those_agreed():
+def test_the_ids_of_trainrigs_special_tokens_are_fixed():
     names = ["END_OF_TEXT", "PAD", "USER", "ASSISTANT", "END_OF_TURN", "BEGIN_OF_TEXT", "SYSTEM"]
     assert [getattr(special, name) for name in names] == list(SPECIAL_TOKENS)
     assert len(set(SPECIAL_TOKENS)) == 7

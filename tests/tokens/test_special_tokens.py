@@ -73,7 +73,7 @@ def test_texts_come_back_and_ids_are_the_librarys(family):
     assert again.special_tokens == encoder.special_tokens
 
 
-def test_a_role_that_no_file_tells_is_asked_for_in_one_line():
+def test_an_unknown_role_is_requested_in_one_line():
     bare = TokenizerFiles(brought("qwen").tokenizer.replace("<|endoftext|>", "<|fin|>"))
     found = find_special_tokens(bare)
     with pytest.raises(
@@ -103,7 +103,7 @@ def test_files_are_read_from_a_folder_and_carried_as_one(tmp_path):
         TokenizerFiles.read(str(tmp_path / "nowhere"))
 
 
-def test_of_several_templates_the_default_one_counts():
+def test_the_default_of_several_templates_is_used():
     config = {
         "chat_template": [{"name": "rag", "template": "a"}, {"name": "default", "template": "b"}]
     }

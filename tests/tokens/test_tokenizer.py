@@ -205,7 +205,7 @@ def test_another_kind_has_a_report_too(table, tmp_path):
         (WordPiece(vocabulary=600), (300,), "a smaller WordPiece is not part of a larger one"),
     ],
 )
-def test_smaller_vocabularies_that_are_none_are_refused_before_training(
+def test_invalid_smaller_vocabularies_are_refused_before_training(
     table, tmp_path, tokenizer, smaller, message
 ):
     report = Reporting(smaller=smaller)
@@ -250,7 +250,7 @@ def test_a_damaged_tokenizer_or_document_file_leaves_no_claimed_output(table, tm
     assert storage.list_files(str(tmp_path / "out")) == []
 
 
-def test_what_the_encoder_refuses_leaves_no_claimed_output(table, tmp_path, monkeypatch):
+def test_a_refusal_by_the_encoder_leaves_no_claimed_output(table, tmp_path, monkeypatch):
     monkeypatch.setattr("trainrig.tokens.tokenizer.train_tokenizer", lambda *_: b"{}")
     with pytest.raises(DataError):
         make_tokenizer(training(table, tmp_path / "out"))
@@ -258,7 +258,7 @@ def test_what_the_encoder_refuses_leaves_no_claimed_output(table, tmp_path, monk
 
 
 @pytest.mark.slow
-def test_a_killed_training_goes_on_to_the_same_files(table, folder, tmp_path, monkeypatch):
+def test_a_killed_training_resumes_to_the_same_files(table, folder, tmp_path, monkeypatch):
     run = training(table, tmp_path / "killed")
 
     def killed(*_: object) -> None:

@@ -40,7 +40,7 @@ def test_only_machines_take_the_roles() -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_each_right_is_one_that_there_is(name: str) -> None:
+def test_each_right_exists(name: str) -> None:
     session = botocore.session.get_session()
     known = {s: set(session.get_service_model(s).operation_names) for s in NAMED_AS_CALLED}
     known["iam"].add("PassRole")  # an action without an operation
@@ -50,7 +50,7 @@ def test_each_right_is_one_that_there_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_no_right_is_to_all_unless_it_only_looks(name: str) -> None:
+def test_only_read_rights_cover_all_resources(name: str) -> None:
     looks = re.compile(r"ec2:Describe\w+|ecr:GetAuthorizationToken|servicequotas:List\w+")
     for statement in policy(name):
         assert not any("*" in action for action in statement["Action"])
@@ -70,7 +70,7 @@ def test_a_role_is_passed_on_one_step_only(name: str, passes: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["head", "launcher"])
-def test_only_what_bears_the_clusters_tag_is_rented_and_ended(name: str) -> None:
+def test_only_tagged_instances_are_started_and_ended(name: str) -> None:
     for statement in policy(name):
         machines = any(":instance/" in resource for resource in statement["Resource"])
         if machines and "ec2:RunInstances" in statement["Action"]:
@@ -84,7 +84,7 @@ def test_no_file_holds_a_secret(path: Path) -> None:
     assert list(find_secrets(path.read_text().splitlines())) == []
 
 
-def test_the_image_runs_as_nobody_in_particular_with_pinned_versions() -> None:
+def test_the_image_runs_as_an_unprivileged_user_with_pinned_versions() -> None:
     lines = (CLUSTER / "Dockerfile").read_text().splitlines()
     assert [line for line in lines if line.startswith("USER")] == ["USER ray"]
     installed = [line for line in lines if "pip install" in line]

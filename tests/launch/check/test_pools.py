@@ -32,7 +32,7 @@ def test_fewer_nodes_than_the_pools_may_have_are_the_dearest() -> None:
     assert found == pytest.approx(usd("m7i.2xlarge") + 4 * usd("p5.48xlarge") + usd("m7i.8xlarge"))
 
 
-def test_spot_is_reckoned_at_the_list_price_where_its_own_is_not_known() -> None:
+def test_spot_is_estimated_at_the_list_price_if_its_own_is_unknown() -> None:
     prices = {price.pool.name: price for price in estimate([HEAD, GPU], None, TABLE).prices}
     assert prices["gpu"].listed
     assert not prices["head"].listed
@@ -41,7 +41,7 @@ def test_spot_is_reckoned_at_the_list_price_where_its_own_is_not_known() -> None
     assert estimate([GPU], None, own).usd_most == 80.0
 
 
-def test_what_has_no_price_makes_no_sum() -> None:
+def test_an_unknown_price_gives_no_sum() -> None:
     unknown = PricedPool("odd", "x9.huge", "spot", 0, 1, 1, 0)
     found = estimate([HEAD, unknown], None, TABLE)
     assert found.usd_most is None
@@ -49,7 +49,7 @@ def test_what_has_no_price_makes_no_sum() -> None:
     assert found.as_json()["pools"]["odd"]["usd"] is None
 
 
-def test_what_is_not_rented_costs_nothing() -> None:
+def test_a_machine_that_is_not_rented_costs_nothing() -> None:
     assert estimate([HEAD, CPU], None, TABLE, free=True).usd_most == 0.0
 
 

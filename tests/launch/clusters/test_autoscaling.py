@@ -53,7 +53,7 @@ def by_value():
     ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
-def test_what_may_come_counts_and_what_never_will_is_refused_with_the_pools(scaled):
+def test_possible_nodes_count_and_impossible_requests_are_refused_with_the_pools(scaled):
     ray_session.connect(3, "run.toml: workers")
     with pytest.raises(ConfigError) as caught:
         ray_session.connect(4, "run.toml: workers")
@@ -68,7 +68,7 @@ def test_what_may_come_counts_and_what_never_will_is_refused_with_the_pools(scal
 
 
 @pytest.mark.parametrize("brief", [False, pytest.param(True, marks=pytest.mark.soak)])
-def test_splits_bring_the_nodes_of_their_pool_and_leave_none(scaled, tmp_path, brief):
+def test_splits_start_nodes_of_their_pool_and_leave_none(scaled, tmp_path, brief):
     make_work = functools.partial(slow_work, str(tmp_path), 1.0)
     phase = Phase(str(tmp_path / "records"), make_work)
     seen = []
@@ -123,9 +123,7 @@ def watch(scaled, seen, over):
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_a_run_grows_onto_nodes_that_come_and_outlives_one_that_goes(
-    scaled, undisturbed, chaos, tmp_path
-):
+def test_a_run_grows_onto_new_nodes_and_survives_a_lost_one(scaled, undisturbed, chaos, tmp_path):
     straight = undisturbed(60)
     job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.1)
     events = chaos.events(job.folder)
@@ -167,7 +165,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.soak
-def test_what_a_dead_driver_wished_for_is_forgotten(scaled):
+def test_a_dead_drivers_request_is_dropped(scaled):
     ended = subprocess.run([sys.executable, "-c", DEAD_DRIVER], timeout=120)
     assert ended.returncode == -signal.SIGKILL
     assert scaled.nodes().total() == 2

@@ -43,7 +43,7 @@ def ended(cloud, timeouts=QUICK):
     return end_all(cloud, "aws", timeouts, lambda text: None), cloud.ended
 
 
-def test_what_appears_after_the_list_was_empty_is_ended_too():
+def test_machines_that_appear_after_an_empty_list_are_ended_too():
     assert ended(Cloud([HEAD], [], [WORKER], [WORKER], [])) == ([], [["i-1"], ["i-2"], ["i-2"]])
 
 
@@ -63,7 +63,7 @@ def test_an_unreadable_list_ends_nothing_and_is_not_zero():
     assert cloud.ended == [["i-1"]]
 
 
-def test_what_does_not_go_is_named():
+def test_machines_that_do_not_end_are_named():
     assert ended(Cloud([HEAD, WORKER], [WORKER]))[0] == [WORKER]
 
 
@@ -163,12 +163,12 @@ def test_a_home_that_only_the_machine_could_fill_in_is_none(tmp_path):
     assert find_runs(cluster_of(data, Cloud([])), Home.choose(str(tmp_path))) == ([], {})
 
 
-def test_a_bucket_that_a_file_names_and_nobody_made_holds_no_runs(cluster, s3):
+def test_a_missing_bucket_holds_no_runs(cluster, s3):
     data = {"docker": {"run_options": ["--env=TRAINRIG_HOME=s3://never-made-by-anyone/home"]}}
     assert take_down(cluster_of(data, Cloud([HEAD], []))) == 1
 
 
-def test_the_price_by_the_hour_is_that_of_a_table_of_ones_own(cluster, tmp_path):
+def test_the_hourly_price_is_from_a_users_table(cluster, tmp_path):
     spot = CloudMachine("i-3", "instance", "aws", "running", instance="m7i.2xlarge", market="spot")
     cluster.provider.looks = [[spot]]
     shipped = Path(hardware.__file__).with_name("hardware.toml").read_text()

@@ -56,7 +56,7 @@ assert {node["Labels"]["trainrig.io/cluster"] for node in ray.nodes()} == {"mine
 """
 
 
-def test_a_laptop_is_brought_up_used_and_left_as_it_was(file, trainrig, tmp_path):
+def test_a_local_cluster_is_started_used_and_removed(file, trainrig, tmp_path):
     up = json.loads(trainrig("up", file, "--json").stdout)
     assert trainrig("up", file, status=2).stderr.count("is up already") == 1
     reach = dict(word.split("=") for word in up["drivers"].split())
@@ -84,7 +84,7 @@ def test_a_laptop_is_brought_up_used_and_left_as_it_was(file, trainrig, tmp_path
 
 
 @pytest.mark.soak
-def test_a_laptop_with_a_live_run_stays_up(file, trainrig, tmp_path):
+def test_a_local_cluster_with_a_live_run_stays_up(file, trainrig, tmp_path):
     from trainrig.launch.record.run_record import Home
 
     up = json.loads(trainrig("up", file, "--json").stdout)

@@ -30,7 +30,7 @@ def test_a_look_that_fails_never_counts_as_no_nodes():
     assert meter_of([GPU], None, None).seconds == {GPU: 3.0}
 
 
-def test_before_anything_was_seen_nothing_is_known_and_then_all_of_it():
+def test_the_sum_is_unknown_before_the_first_reading():
     assert meter_of(None, None).seconds is None
     assert meter_of(None, None, [GPU, GPU]).seconds == {GPU: 6.0}
 
@@ -40,7 +40,7 @@ def test_a_cluster_that_is_seen_to_be_empty_is_free():
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 5)), min_size=1))
-def test_looks_that_fail_leave_the_sum_between_what_was_seen_around_them(counts):
+def test_failed_readings_bound_the_sum_by_their_neighbours(counts):
     meter = meter_of(*[None if count is None else [GPU] * count for count in counts])
     seen = [count for count in counts if count is not None]
     if seen:

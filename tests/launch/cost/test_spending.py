@@ -48,11 +48,11 @@ STRANGE = Kind("gpu", "strange", "spot")
         (None, Spent(None, 0.0, None)),
     ],
 )
-def test_what_is_not_known_makes_the_sum_unknown_and_never_smaller(seconds, spent):
+def test_unknown_prices_make_the_sum_unknown_and_never_smaller(seconds, spent):
     assert compute_cost(seconds, TABLE) == spent
 
 
-def test_a_limit_is_held_against_the_most_that_it_can_be():
+def test_a_limit_is_compared_with_the_upper_bound():
     assert Spent(3.0, 3.0, 3.0).count_against_limit() == 3.0
     assert Spent(None, 2.0, 5.0).count_against_limit() == 5.0
     assert Spent(None, 2.0, None).count_against_limit() == 2.0
@@ -106,7 +106,7 @@ def write(folder, events, lines):
         (folder / name).write_text("".join(json.dumps(entry) + "\n" for entry in entries))
 
 
-def test_the_bill_tells_what_the_dollars_went_to(tmp_path):
+def test_the_bill_splits_the_cost_by_use(tmp_path):
     """Split the cost of two attempts: one is killed after 6 steps, the next repeats 2."""
     inside = [
         event("attempt_started", 10.0, attempt=1),
@@ -150,7 +150,7 @@ def test_waiting_inside_of_a_try_and_between_tries_is_waiting(tmp_path):
     )
 
 
-def test_a_bill_adds_up_to_what_was_paid_also_if_clocks_differ(tmp_path):
+def test_a_bill_adds_up_to_the_cost_even_if_clocks_differ(tmp_path):
     inside = [event("attempt_started", 10.0, attempt=1)]
     write(tmp_path, inside, steps(1, 1, 90, begin=10.0))
     found = split_cost(8.0, 80.0, [event("started", 10.0, attempt=1)], str(tmp_path))

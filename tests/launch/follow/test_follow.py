@@ -70,7 +70,7 @@ def test_a_storage_that_answers_again_is_read_on(followed, fail, error):
 
 
 @pytest.mark.parametrize("error", NO_ANSWER)
-def test_a_storage_that_stays_silent_is_told_of_and_how_to_go_on(followed, fail, error):
+def test_failing_storage_is_reported_with_the_way_to_continue(followed, fail, error):
     clock = followed.clock
     fail("list_files", lambda: clock.now > 5.0, error)
     with pytest.raises(ClusterError, match="the run goes on without you") as told:
@@ -81,7 +81,7 @@ def test_a_storage_that_stays_silent_is_told_of_and_how_to_go_on(followed, fail,
     assert sum("no answer" in line for line in followed.said) == 1
 
 
-def test_no_line_is_lost_or_told_twice_when_storage_fails_between(followed, monkeypatch):
+def test_no_line_is_lost_or_repeated_when_storage_fails(followed, monkeypatch):
     clock = followed.clock
     read = type(followed.run).read_events
     followed.log(b"first\n")
@@ -107,5 +107,5 @@ def test_no_line_is_lost_or_told_twice_when_storage_fails_between(followed, monk
     assert any("no answer" in line for line in followed.said)
 
 
-def test_the_home_of_a_run_is_where_it_was_begun(followed, home):
+def test_a_run_has_its_home(followed, home):
     assert followed.run.home == home.path

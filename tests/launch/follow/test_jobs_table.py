@@ -45,7 +45,7 @@ def pretraining(home: Home, tmp_path: Path) -> RunRecord:
     return run
 
 
-def test_training_is_told_by_its_steps(pretraining: RunRecord) -> None:
+def test_training_progress_is_in_steps(pretraining: RunRecord) -> None:
     row = build_row(pretraining)
     assert (row.verb, row.state, row.step, row.steps) == ("pretrain", "queued", 10, 40)
     assert as_text(row)["progress"] == "10 of 40 steps"
@@ -87,7 +87,7 @@ def test_a_cost_of_which_only_bounds_are_known_is_a_range(pretraining: RunRecord
     assert as_text(row)["cost"] == "4.03 to 1,554.00 USD"
 
 
-def test_other_stages_are_told_by_the_splits_that_are_done(home: Home, tmp_path: Path) -> None:
+def test_progress_of_other_stages_is_in_splits(home: Home, tmp_path: Path) -> None:
     run = home.create("tokenize", str(tmp_path / "tokens"))
     run.take_attempt("job-1", "http://127.0.0.1:8265", "", {})
     assert as_text(build_row(run))["progress"] == ""

@@ -99,7 +99,7 @@ def beating(watched, there, until):
     watched.clock.after_sleep = after_sleep
 
 
-def test_a_run_whose_job_is_over_without_an_end_is_submitted_again(watched):
+def test_a_run_whose_job_ended_without_a_record_is_submitted_again(watched):
     watched.begun()
     watched.job("false").wait()
     assert watched.watch.wait_for_end()["attempt"] == 2
@@ -117,7 +117,7 @@ def test_a_run_that_was_asked_to_stop_is_not_submitted_again(watched):
     assert watched.sent == 0 and watched.run.find_newest_attempt() == 1
 
 
-def test_what_somebody_else_has_submitted_again_is_followed(watched, cluster):
+def test_a_run_resubmitted_by_another_user_is_followed(watched, cluster):
     watched.begun()
     watched.job("false").wait()
     answer = cluster.answer
@@ -150,7 +150,7 @@ def test_a_run_that_beats_is_not_silent_by_a_clock_that_is_ahead(watched, cluste
 
 
 @pytest.mark.slow
-def test_a_run_that_beats_is_not_gone_with_its_cluster(watched, cluster, other_clock):
+def test_a_run_with_heartbeats_is_not_lost_with_its_cluster(watched, cluster, other_clock):
     with other_clock():
         watched.begun()
     cluster.answer = lambda *_: (503, "gone")
@@ -159,7 +159,9 @@ def test_a_run_that_beats_is_not_gone_with_its_cluster(watched, cluster, other_c
 
 
 @pytest.mark.slow
-def test_a_run_that_is_silent_by_our_clock_is_submitted_again(watched, cluster, other_clock):
+def test_a_run_without_heartbeats_by_the_local_clock_is_submitted_again(
+    watched, cluster, other_clock
+):
     with other_clock():
         watched.begun()
     watched.job("sleep", "600")
@@ -168,7 +170,7 @@ def test_a_run_that_is_silent_by_our_clock_is_submitted_again(watched, cluster, 
     assert watched.clock.now >= LOST_SECONDS + HUNG_SECONDS
 
 
-def test_a_run_that_is_silent_with_its_cluster_is_given_up(watched, cluster, other_clock):
+def test_a_run_without_heartbeats_or_cluster_is_given_up(watched, cluster, other_clock):
     with other_clock():
         watched.begun()
     cluster.answer = lambda *_: (503, "gone")
@@ -177,7 +179,7 @@ def test_a_run_that_is_silent_with_its_cluster_is_given_up(watched, cluster, oth
     assert watched.clock.now >= LOST_SECONDS
 
 
-def test_storage_that_fails_while_it_decides_ends_nothing(watched, monkeypatch):
+def test_failing_storage_during_the_decision_ends_nothing(watched, monkeypatch):
     watched.begun()
     watched.job("false").wait()
     asked = type(watched.run).stop_requested

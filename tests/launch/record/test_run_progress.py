@@ -55,7 +55,7 @@ def test_other_stages_get_on_by_whole_files(output):
     assert reached.build_figures() == {} and reached.find_saved() == Saved(None, None)
 
 
-def test_what_is_saved_is_the_newest_whole_checkpoint(tmp_path, ranks, make_job):
+def test_progress_counts_the_newest_valid_checkpoint(tmp_path, ranks, make_job):
     job = make_job(tmp_path / "run", training={"steps": 6, "checkpoints": {"every": 4}})
     assert RunProgress("pretrain", job.folder).find_saved() == Saved(None, None)
     ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))

@@ -46,7 +46,7 @@ def soon(seconds=60.0):
     return Notice("it goes", time.time() + seconds)
 
 
-def test_a_notice_with_a_deadline_is_drained_once_however_often_it_is_seen():
+def test_a_repeated_notice_with_a_deadline_drains_once():
     notice = soon()
     assert heard(None, notice, notice, notice) == [notice]
 
@@ -64,13 +64,13 @@ def test_trouble_is_never_a_notice_and_no_trouble_makes_a_notice_be_missed(caplo
     assert sum("down" in line for line in caplog.messages) == 3  # each outage is logged once
 
 
-def test_a_deadline_that_moves_is_told_again():
+def test_a_changed_deadline_is_sent_again():
     first = soon(60)
     second = soon(30)
     assert heard(first, second) == [first, second]
 
 
-def test_a_head_that_cannot_be_reached_is_tried_until_it_agrees(caplog):
+def test_an_unreachable_head_is_retried_until_it_accepts(caplog):
     notice = soon()
     assert heard(notice, problems=["no head"] * 4) == [notice] * 5
     assert sum("no head" in line for line in caplog.messages) == 1
@@ -89,14 +89,14 @@ def test_tries_end_at_the_deadline(caplog):
     assert all(seconds >= 1.0 for seconds in waits[:-1])
 
 
-def test_a_notice_that_comes_too_late_is_told_nevertheless():
+def test_a_late_notice_is_sent_nevertheless():
     late = soon(-100)
     (told,) = heard(late)
     assert told.what == late.what
     assert told.deadline > time.time()
 
 
-def test_after_trouble_it_waits_even_if_the_source_does_not():
+def test_after_an_error_the_agent_waits_before_the_next_read():
     waits = []
     heard(Unclear("down"), None, wait=waits.append)
     assert waits == [1.0, 0.0]

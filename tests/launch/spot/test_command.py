@@ -48,7 +48,7 @@ def wait_for_handler(process):
         (["--address=h:1", "--provider=gcp", "--endpoint=h:x"], "no address of a metadata"),
     ],
 )
-def test_options_that_cannot_work_are_refused_in_one_line(options, says):
+def test_invalid_options_are_refused_in_one_line(options, says):
     environment = {"RAY_ADDRESS": ""}
     process = agent(*options, **environment)
     talk = process.communicate(timeout=60)[1]
@@ -103,7 +103,7 @@ def test_a_provider_is_known_by_the_firmware_or_by_kubernetes(
 
 
 @pytest.mark.parametrize("vendor", ["LENOVO\n", None])
-def test_a_machine_of_no_cloud_is_refused_with_what_would_do(tmp_path, vendor):
+def test_a_machine_of_no_cloud_is_refused_with_the_needed_option(tmp_path, vendor):
     if vendor:
         (tmp_path / "sys_vendor").write_text(vendor)
     with pytest.raises(ConfigError, match=r"--provider aws\|gcp\|kubernetes"):

@@ -53,7 +53,7 @@ def test_a_trace_is_read_as_it_was_written(tmp_path):
         ('{"second": 1, "node": "a", "event": "lost", "zone": 1}\n', "line 1: no `zone`"),
     ],
 )
-def test_what_cannot_be_played_is_refused_with_its_line(tmp_path, text, problem):
+def test_invalid_events_are_refused_with_their_line(tmp_path, text, problem):
     path = tmp_path / "storm.csv"
     path.write_text(text)
     with pytest.raises(DataError) as found:
@@ -61,7 +61,7 @@ def test_what_cannot_be_played_is_refused_with_its_line(tmp_path, text, problem)
     assert problem in str(found.value)
 
 
-def test_what_is_given_as_an_example_can_be_played(tmp_path):
+def test_the_documented_example_is_valid(tmp_path):
     path = tmp_path / "storm.csv"
     path.write_text(re.search(r"\n\n((?:    .*\n)+)", trace.__doc__)[1].replace("    ", ""))
     assert len(trace.read(str(path))) == 2
@@ -72,7 +72,7 @@ def test_what_is_given_as_an_example_can_be_played(tmp_path):
     assert len(trace.read(str(path))) == 1
 
 
-def test_a_missing_trace_is_said_to_be(tmp_path):
+def test_a_missing_trace_is_reported(tmp_path):
     with pytest.raises(DataError, match="no such trace"):
         trace.read(str(tmp_path / "none.csv"))
 

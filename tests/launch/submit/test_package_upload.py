@@ -17,7 +17,7 @@ from trainrig.launch.submit.package_upload import pack, pin_versions
 HERE = Path(trainrig.__file__).parent
 
 
-def test_the_package_is_packed_and_nothing_beside_it() -> None:
+def test_the_archive_has_the_package_and_nothing_else() -> None:
     with zipfile.ZipFile(io.BytesIO(pack().data)) as archive:
         names = set(archive.namelist())
     assert all(name.startswith("trainrig/") for name in names)

@@ -94,7 +94,7 @@ def one_problem(found: Preflight) -> tuple[str, str]:
     return problem
 
 
-def test_nothing_is_wrong_with_a_run_that_can_work(
+def test_a_valid_run_has_no_problems(
     make_request: Callable[..., SubmissionRequest],
 ) -> None:
     found = examine(make_request())
@@ -117,7 +117,7 @@ def test_an_address_where_nothing_answers(make_request: Callable[..., Submission
     assert "no Ray dashboard answers" in text
 
 
-def test_what_answers_is_no_ray(
+def test_a_server_that_is_not_ray_is_refused(
     make_request: Callable[..., SubmissionRequest], dashboard: Any
 ) -> None:
     dashboard.answer = lambda *_: (404, "404: Not Found")
@@ -128,7 +128,7 @@ def test_what_answers_is_no_ray(
     assert "no answer of Ray's" in one_problem(examine(make_request()))[1]
 
 
-def test_a_wrong_token_and_none(
+def test_a_wrong_or_missing_token_is_refused(
     make_request: Callable[..., SubmissionRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong")
@@ -250,7 +250,7 @@ def pretrain(
 
 
 @pytest.mark.slow
-def test_training_is_reckoned_for_the_gpus_that_will_come_though_cpus_are_up(
+def test_training_is_estimated_for_future_gpus_though_cpus_are_up(
     pretrain: Callable[..., SubmissionRequest], dashboard: Any
 ) -> None:
     dashboard.nodes[0]["labels"] = {CLUSTER: "aws"}
@@ -262,7 +262,7 @@ def test_training_is_reckoned_for_the_gpus_that_will_come_though_cpus_are_up(
     assert "h on h100 x 2" in said["cost"]
 
 
-def test_nothing_is_asked_of_a_machine_alone_nor_for_stages_without_accelerators(
+def test_one_machine_or_stages_without_accelerators_need_no_query_of_pools(
     pretrain: Callable[..., SubmissionRequest],
     make_request: Callable[..., SubmissionRequest],
     dashboard: Any,
@@ -313,7 +313,7 @@ def test_a_limit_in_dollars_wants_a_price_of_all_that_may_come(
     assert f"no price for nodes without {INSTANCE}" in text
 
 
-def test_another_live_run_there_is_told_of_as_each_pays_for_all_nodes(
+def test_another_live_run_gives_a_warning_as_each_pays_for_all_nodes(
     make_request: Callable[..., SubmissionRequest], dashboard: Any, tmp_path: Path
 ) -> None:
     home = Home.choose(f"{tmp_path}/home")
@@ -354,14 +354,14 @@ def _node(cpus: float, gpus: float = 0.0) -> ClusterNode:
         (5, None, "unknown"),
     ],
 )
-def test_room_is_that_of_nodes_and_pools(
+def test_capacity_counts_nodes_and_pools(
     least: int, pools: list[NodePool] | None, verdict: str
 ) -> None:
     view = ClusterView("http://c", "1", "3.11", [_node(4.0), _node(0.5)], pools)
     assert view.check_capacity(ResourceRequest(least, 64))[0] == verdict
 
 
-def test_stages_without_accelerators_have_the_room_of_their_own_pool() -> None:
+def test_stages_without_accelerators_have_the_capacity_of_their_pool() -> None:
     cpu = {"trainrig.io/pool": "cpu"}
     gpu = {"trainrig.io/pool": "gpu"}
     pools = [
@@ -396,7 +396,7 @@ def test_all_in_a_bucket_is_seen_by_any_cluster(
     assert storage.list_files(s3) == [f"{s3}/data/pages.jsonl"]
 
 
-def test_a_bucket_that_is_not_there_and_one_without_rights(
+def test_a_missing_bucket_and_one_without_rights_are_refused(
     make_request: Callable[..., SubmissionRequest],
     dashboard: Any,
     s3: str,
@@ -419,7 +419,7 @@ def _refuse_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(S3Response, "put_object", lambda *_: (403, {}, body))
 
 
-def test_inputs_that_are_not_there(
+def test_missing_inputs_are_refused(
     make_request: Callable[..., SubmissionRequest], tmp_path: Path
 ) -> None:
     request = make_request()
@@ -471,7 +471,7 @@ def test_another_run_in_the_output(
     assert "made by another run (sources[0].name: 'pages' there, 'others' here)" in text
 
 
-def test_every_problem_is_told_at_once_and_ends_with_2(
+def test_all_problems_are_reported_at_once_with_exit_code_2(
     make_request: Callable[..., SubmissionRequest],
     dashboard: Any,
     tmp_path: Path,

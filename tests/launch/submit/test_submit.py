@@ -80,7 +80,7 @@ def sums(folder: Path) -> dict[str, Any]:
     return found["files"]
 
 
-def test_a_submitted_run_makes_what_it_makes_here(user: User) -> None:
+def test_a_submitted_run_gives_the_local_results(user: User) -> None:
     """The head has no room for workers, so the other node does the work."""
     (user.folder / "pages.jsonl").write_text(PAGES)
     (user.folder / "curate.toml").write_text(CURATE)
@@ -96,7 +96,7 @@ def test_a_submitted_run_makes_what_it_makes_here(user: User) -> None:
     assert "finished before; nothing to do" in again.stderr
 
 
-def test_more_workers_than_it_can_ever_hold_are_refused(user: User) -> None:
+def test_more_workers_than_the_clusters_capacity_are_refused(user: User) -> None:
     """The head reports no autoscaler."""
     (user.folder / "pages.jsonl").write_text(PAGES)
     (user.folder / "curate.toml").write_text(CURATE)
@@ -121,7 +121,7 @@ def test_a_wrong_token_is_one_line(user: User) -> None:
 
 
 @pytest.mark.soak
-def test_the_versions_here_can_be_had_there(user: User) -> None:
+def test_local_versions_can_be_installed_on_the_cluster(user: User) -> None:
     """Submit with pinned versions, which pip finds installed and does not download."""
     (user.folder / "pages.jsonl").write_text(PAGES)
     (user.folder / "curate.toml").write_text(CURATE)

@@ -51,14 +51,14 @@ def test_a_file_stop_in_the_output_is_a_request_of_the_user(tmp_path):
     assert find_end(75, written, None, "").cause == "stopped"
 
 
-def test_one_that_wrote_nothing_is_told_by_its_last_words():
+def test_an_end_without_a_record_is_explained_by_the_last_output():
     assert find_end(1, None, None, "KeyError: 'x'").message == "KeyError: 'x'"
     assert find_end(-9, None, None, "step 7").message.endswith("it last said: step 7")
     assert find_end(3, None, None, "").message == "exit code 3"
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"kind": "X"}', b"\xff"])
-def test_an_outcome_that_its_writer_died_in_is_none(tmp_path, data):
+def test_a_torn_outcome_is_ignored(tmp_path, data):
     (tmp_path / "outcome.json").write_bytes(data)
     assert read_outcome(str(tmp_path / "outcome.json")) is None
     assert read_outcome(str(tmp_path / "none.json")) is None

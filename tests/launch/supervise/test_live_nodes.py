@@ -13,7 +13,7 @@ def test_without_a_cluster_there_is_this_machine():
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_nodes_are_told_by_their_labels_while_they_live_and_no_answer_is_no_news():
+def test_live_nodes_are_identified_by_labels_and_no_answer_keeps_the_last():
     from ray.cluster_utils import Cluster
 
     small = {"num_cpus": 0, "object_store_memory": 80 * 2**20}

@@ -67,7 +67,7 @@ def test_preemptions_before_any_step_are_retried_ever_more_patiently():
     assert retries.decide_retry(RunEnd(75, "preempted", "went"), 1) == 5.0
 
 
-def test_the_reason_for_giving_up_is_said_where_another_try_was_to_be_expected():
+def test_the_reason_for_giving_up_is_given_where_a_retry_was_expected():
     retries = Retries(Limits())
     lost = RunEnd(-9, "lost node", "killed")
     assert isinstance(retries.decide_retry(lost, 3), float)

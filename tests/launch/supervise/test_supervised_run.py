@@ -87,7 +87,7 @@ def attend_in_process(home, record, attempt):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_in_the_middle_goes_on_to_the_same_bytes(tmp_path, inputs):
+def test_a_stopped_run_resumes_to_the_same_bytes(tmp_path, inputs):
     straight = tokenize(run_file(inputs, tmp_path / "straight"))
     home = Home(str(tmp_path / "home"))
     run = run_file(inputs, tmp_path / "out")
@@ -121,7 +121,7 @@ def test_a_run_that_is_stopped_in_the_middle_goes_on_to_the_same_bytes(tmp_path,
 
 
 @pytest.mark.slow
-def test_a_run_file_that_cannot_work_is_refused_with_its_own_line(tmp_path, inputs):
+def test_an_invalid_run_file_is_refused_with_its_own_line(tmp_path, inputs):
     home = Home(str(tmp_path / "home"))
     run = run_file(inputs, tmp_path / "out")
     record, attempt = submit(home, run.model_copy(update={"tokenizer": f"{tmp_path}/none"}))
@@ -132,7 +132,7 @@ def test_a_run_file_that_cannot_work_is_refused_with_its_own_line(tmp_path, inpu
 
 
 @pytest.mark.slow
-def test_limits_that_cannot_work_end_the_attempt_and_not_only_its_job(tmp_path, inputs):
+def test_invalid_limits_end_the_attempt_and_not_only_its_job(tmp_path, inputs):
     home = Home(str(tmp_path / "home"))
     run = run_file(inputs, tmp_path / "out")
     record, attempt = submit(home, run, hardware=f"{tmp_path}/none.toml")
@@ -142,7 +142,7 @@ def test_limits_that_cannot_work_end_the_attempt_and_not_only_its_job(tmp_path, 
     assert (ended["state"], ended["cause"]) == ("refused", "input")
 
 
-def test_a_run_that_nobody_recorded_is_refused(tmp_path, inputs):
+def test_an_unrecorded_run_is_refused(tmp_path, inputs):
     command = [
         sys.executable,
         "-m",

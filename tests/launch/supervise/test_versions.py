@@ -36,6 +36,6 @@ def test_a_difference_is_warned_of_and_on_record(
     assert list(run.read_events())[-1]["differences"] == text
 
 
-def test_a_submission_that_did_not_say_is_not_compared(run: RunRecord) -> None:
+def test_a_submission_without_versions_is_not_compared(run: RunRecord) -> None:
     run.record("submitted", 1)
     assert compare_versions(run, 1) == ""

@@ -77,7 +77,7 @@ def test_a_preset_has_exactly_the_parameters_of_its_model(name):
     assert (count.total, count.active) == (PARAMETERS[name][0], PARAMETERS[name][-1])
 
 
-def test_the_ladder_climbs_by_its_names_and_no_preset_is_left_unasserted():
+def test_the_ladders_sizes_grow_and_every_preset_is_checked():
     ladder = {name for name in PRESETS if name.startswith("ladder-")}
     assert set(PRESETS) == set(PARAMETERS) | ladder
     assert ladder == {f"ladder-{scale}" for scale in SCALES}
@@ -98,7 +98,7 @@ def test_the_ladder_climbs_by_its_names_and_no_preset_is_left_unasserted():
         "electra-small",
     ],
 )
-def test_the_built_model_has_what_was_counted(name):
+def test_the_built_model_has_the_counted_parameters(name):
     config = settings(preset=name)
     with torch.device("meta"):
         built = sum(p.numel() for p in build_model(config).parameters())
@@ -124,7 +124,7 @@ MADE_BY_TRANSFORMERS = {
 
 
 @pytest.mark.parametrize("name", MADE_BY_TRANSFORMERS)
-def test_transformers_makes_a_model_of_as_many(name):
+def test_transformers_model_has_equally_many_parameters(name):
     transformers = pytest.importorskip("transformers")
     kind, more = MADE_BY_TRANSFORMERS[name]
     config = settings(preset=name)
@@ -149,14 +149,14 @@ def test_transformers_makes_a_model_of_as_many(name):
     assert sum(p.numel() for p in built.parameters()) == count_parameters(config).total
 
 
-def test_keys_beside_a_preset_change_it_key_by_key():
+def test_keys_next_to_a_preset_override_it():
     changed = settings(preset="mistral-7b", layers=2, attention={"window": {"size": 128}})
     whole = settings(preset="mistral-7b")
     assert (changed.layers, changed.channels, changed.attention.window.size) == (2, 4096, 128)
     assert changed.norm == whole.norm and whole.attention.window.size == 4096
 
 
-def test_another_kind_of_attention_keeps_what_the_preset_says_of_it():
+def test_another_kind_of_attention_keeps_the_presets_settings():
     changed = settings(preset="qwen-3-0.6b", attention={"kind": "GatedAttention"})
     assert changed.attention == GatedAttention(qk_norm="head")
 
@@ -168,13 +168,13 @@ def test_a_table_of_another_kind_takes_the_place_of_the_presets():
     assert (more.feedforward.experts, more.feedforward.active) == (8, 3)
 
 
-def test_a_settled_preset_reads_back_as_it_is():
+def test_a_resolved_preset_is_read_back_unchanged():
     config = settings(preset="gemma-2-2b")
     assert config.preset is None
     assert settings(**config.model_dump(mode="json")) == config
 
 
-def test_a_preset_that_is_not_there_is_refused_with_the_nearest():
+def test_a_missing_preset_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match=r"no preset 'llama-3-7b'; did you mean 'llama-3-70b'"):
         settings(preset="llama-3-7b")
 

@@ -55,7 +55,7 @@ def test_each_parameter_has_its_role():
     assert roles["layers.0.attention.key.weight"] == "hidden"
 
 
-def test_fresh_weights_shrink_as_their_role_says():
+def test_fresh_weights_shrink_by_role():
     narrow = decoder(64)
     wide = decoder(256)
     for name, share in {
@@ -89,7 +89,7 @@ def test_a_tied_head_divides_its_logits():
     assert torch.equal(model(IDS).logits, plain(IDS).logits)
 
 
-def test_it_is_a_llama_once_it_is_trained_unless_factors_are_left():
+def test_a_mup_model_exports_as_a_llama_unless_factors_remain():
     assert find_family(decoder(256), {}).model_type == "llama"
     with pytest.raises(Exception, match="cannot be exported"):
         find_family(decoder(256, tie_embeddings=True), {})
@@ -121,7 +121,7 @@ def test_rates_go_with_the_width_and_rate_times_decay_does_not():
 
 
 @pytest.mark.parametrize("optimizer", [SGD(), Adafactor()])
-def test_an_optimizer_that_does_not_say_is_refused(optimizer):
+def test_an_optimizer_without_scaling_rules_is_refused(optimizer):
     training = Training(steps=1, optimizer=optimizer)
     with pytest.raises(ConfigError, match=f"{optimizer.kind} has no rule.*AdamW, Lion or Muon"):
         training.check_parameters(decoder(128))
@@ -166,7 +166,7 @@ def moved(config, optimizer, steps=3):
         (Muon(lr=0.05, rest=AdamW(lr=0.01)), False),
     ],
 )
-def test_activations_move_as_far_at_any_width(optimizer, tied):
+def test_activations_change_equally_at_any_width(optimizer, tied):
     """Do the coordinate check (arXiv:2203.03466, appendix D.1)."""
 
     def powers(mup):

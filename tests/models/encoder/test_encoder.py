@@ -84,7 +84,7 @@ def test_local_layers_see_as_far_on_either_side():
 
 @pytest.mark.parametrize("window", [None, 1, 7, 401])
 @pytest.mark.parametrize("packed", [False, True])
-def test_blocks_around_give_what_the_whole_mask_gives_forward_and_backward(window, packed):
+def test_blocks_equal_the_whole_mask_forward_and_backward(window, packed):
     """Use rows longer than two blocks of queries, so that a block has keys on both sides."""
     length = 2 * QUERIES + 37
     draw = torch.Generator().manual_seed(5)
@@ -116,7 +116,7 @@ def test_blocks_around_give_what_the_whole_mask_gives_forward_and_backward(windo
 
 
 @pytest.mark.parametrize("changes", [{}, LOCAL, BERT, {"tie_embeddings": False}])
-def test_what_was_counted_is_what_is_built(changes):
+def test_counted_sizes_equal_the_built_model(changes):
     config = settings(**changes)
     model = build_model(config)
     built = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
@@ -126,7 +126,7 @@ def test_what_was_counted_is_what_is_built(changes):
     assert estimate_step_memory(config, Training(steps=1, optimizer=AdamW()), 1, 8, 8, 16).total > 0
 
 
-def test_operations_are_those_of_products_counted_one_by_one():
+def test_operations_equal_products_counted_one_by_one():
     config = settings(**LOCAL)
     length = 17
     keys = [length, None, None]
@@ -141,7 +141,7 @@ def test_operations_are_those_of_products_counted_one_by_one():
     assert whole.attention == pytest.approx(4 * 4 * 8 * 3 * length)
 
 
-def test_states_are_what_the_head_makes_logits_of():
+def test_transformed_states_equal_the_hidden_output():
     model = made()
     with torch.no_grad():
         states = model.compute_states(IDS, PACKED)
@@ -149,7 +149,7 @@ def test_states_are_what_the_head_makes_logits_of():
         assert torch.equal(model.transform(states), output.hidden)
 
 
-def test_fresh_biases_are_nothing_and_gains_are_one():
+def test_fresh_biases_are_zero_and_gains_are_one():
     model = made(**BERT)
     assert not model.head_bias.any() and not model.transform.dense.bias.any()
     assert (model.embedding_norm.weight == 1).all() and (model.transform.norm.weight == 1).all()
@@ -205,7 +205,7 @@ def test_a_run_file_chooses_an_encoder_by_its_kind_and_a_decoder_by_none(tmp_pat
         run_files.load(Pretraining, str(path))
 
 
-def test_logits_do_not_know_what_padding_holds():
+def test_logits_do_not_depend_on_padding():
     """Fill up rows to one length, with the padding as a separate document."""
     model = made(**LOCAL)
     documents = torch.tensor([[1] * 13 + [0] * 7])

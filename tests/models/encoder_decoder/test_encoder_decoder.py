@@ -75,7 +75,7 @@ def test_padding_changes_nothing_and_gives_numbers():
 
 
 @torch.no_grad()
-def test_no_token_sees_what_comes_after_it_in_what_is_written():
+def test_decoder_tokens_do_not_see_later_ones():
     model = made()
     whole = model(IDS, WRITTEN).logits
     changed = WRITTEN.clone()
@@ -122,7 +122,7 @@ def test_buckets_are_by_the_formula_of_the_paper_of_every_distance():
             assert bucket == wanted + (16 if both_sides and distance > 0 else 0), distance
 
 
-def test_what_an_encoder_decoder_has_not_is_refused():
+def test_unsupported_settings_of_an_encoder_decoder_are_refused():
     for name, value in (
         ("logit_cap", 30.0),
         ("biases", {"qkv": True}),
@@ -138,7 +138,7 @@ def test_what_an_encoder_decoder_has_not_is_refused():
     assert find_model_class({"kind": "EncoderDecoder"}) is EncoderDecoderConfig
 
 
-def test_operations_are_those_of_every_product():
+def test_operations_equal_the_sum_of_all_products():
     """Count by hooks on each linear map, and by hand for attention, which has none."""
     model = made()
     made_by_maps = 0
@@ -203,7 +203,7 @@ def test_entropy_of_attention_is_measured_with_the_bias():
 
 @torch.no_grad()
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_an_answer_is_what_whole_passes_would_give(temperature):
+def test_generation_equals_whole_forward_passes(temperature):
     model = made()
     read = IDS[0].tolist()
     sampling = Sampling(temperature=temperature, maximum_tokens=12, seed=4)

@@ -173,7 +173,7 @@ OWN = {
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_a_model_of_our_own_finds_its_family(name, transformers, tmp_path):
+def test_a_trainrig_model_finds_its_family(name, transformers, tmp_path):
     sizes = {"layers": 4, "channels": 32, "heads": 4, "vocabulary": 320, "positions": 32}
     config = EncoderConfig.model_validate(sizes | OWN[name] | {"initial_std": 0.1})
     model = build_model(config)

@@ -143,7 +143,7 @@ OWN = {
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_a_model_of_our_own_finds_its_family(name, transformers, tmp_path):
+def test_a_trainrig_model_finds_its_family(name, transformers, tmp_path):
     config = DecoderConfig.model_validate(SMALL | OWN[name] | {"initial_std": 0.3})
     model = Decoder(config)
     initialise(model, 3)
@@ -214,7 +214,7 @@ def test_yarn_is_scaled_as_transformers_scales_it(
     assert scale == pytest.approx(expected, rel=1e-12)
 
 
-def test_dropouts_of_a_brought_model_are_said_to_be_left_out(tmp_path, capsys, transformers):
+def test_dropped_dropouts_of_an_imported_model_are_reported(tmp_path, capsys, transformers):
     """GPT-2 has three dropouts of 0.1; a Llama without any is imported without a message."""
     from trainrig.posttrain.huggingface_verbs import import_folder
 

@@ -194,7 +194,7 @@ def test_a_head_without_the_names_that_it_needs_is_refused():
 
 @torch.no_grad()
 @pytest.mark.parametrize("width", [24, 32])
-def test_a_discriminator_is_transformers_and_goes_out_as_it_came(width, transformers, tmp_path):
+def test_a_discriminator_equals_transformers_and_exports_unchanged(width, transformers, tmp_path):
     theirs, ours, hub = make(transformers, f"electra-{width}", "PreTraining", tmp_path)
     assert hub.config.head == "replaced"
     segments = (torch.arange(20) >= 5).long().expand(3, -1)
@@ -212,7 +212,7 @@ def test_a_discriminator_is_transformers_and_goes_out_as_it_came(width, transfor
 
 
 @torch.no_grad()
-def test_of_a_model_trained_with_a_generator_each_goes_out_by_itself(transformers, tmp_path):
+def test_a_discriminator_and_its_generator_export_separately(transformers, tmp_path):
     config = EncoderConfig.model_validate(
         {
             "preset": "electra-small", "layers": 2, "channels": 32, "heads": 4, "vocabulary": 320,

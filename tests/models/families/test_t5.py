@@ -125,7 +125,7 @@ def test_repeated_embeddings_of_older_files_are_passed_over(pair, tmp_path):
 
 
 @pytest.mark.parametrize("changes", [{"feed_forward_proj": "relu"}, {"num_heads": None}])
-def test_what_would_compute_something_else_is_refused(pair, changes):
+def test_unsupported_settings_are_refused(pair, changes):
     *_, folder = pair
     given = json.loads((folder / "config.json").read_text())
     with pytest.raises(DataError, match=re.escape(next(iter(changes)))):

@@ -35,7 +35,7 @@ def test_the_same_seed_gives_the_same_tokens_and_another_gives_others(build):
     assert generate(model, PROMPT, other, stop=()) != first
 
 
-def test_a_stop_id_ends_the_text_and_is_not_part_of_it(build):
+def test_a_stop_id_ends_the_text_and_is_left_out(build):
     model = build()
     free = generate(model, PROMPT, GREEDY, stop=()).ids
     stop = free[4]
@@ -98,7 +98,7 @@ def frequencies(logits, sampling, draws=4000):
         (0.0, None, {0: 1.0}),
     ],
 )
-def test_tokens_are_drawn_as_often_as_their_shares_say(temperature, top_k, expected):
+def test_tokens_are_sampled_at_their_probabilities(temperature, top_k, expected):
     logits = torch.tensor([4.0, 3.0, 2.0, 1.0]).log().tolist()
     seen = frequencies(logits, Sampling(temperature=temperature, top_k=top_k))
     assert seen.keys() == expected.keys()
@@ -114,9 +114,7 @@ SHARED = [(3, 14, 15), (9,), (3, 14, 15), (3, 14, 15), (2, 6, 5, 3, 5), (9,)]
 
 @pytest.mark.parametrize("attention", [{}, {"window": {"size": 4, "pattern": ("local", "global")}}])
 @pytest.mark.parametrize("prompts", [SHARED, [(3, 14, 15)] * 5], ids=["some", "one"])
-def test_a_prompt_that_requests_share_is_read_once_and_each_goes_its_own_way(
-    build, attention, prompts
-):
+def test_a_shared_prompt_is_read_once_and_requests_are_independent(build, attention, prompts):
     model = build(attention=attention)
     read = []
     model.register_forward_pre_hook(lambda _, inputs: read.append(tuple(inputs[0].shape)))

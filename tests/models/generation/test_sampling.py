@@ -20,7 +20,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_what_may_be_drawn_is_what_transformers_leaves(settings):
+def test_candidates_equal_transformers(settings):
     transformers = pytest.importorskip("transformers")
     logits = LOGITS[None, :].clone()
     ids = torch.tensor([SAID])
@@ -53,7 +53,7 @@ def test_a_penalty_moves_the_likeliest_too():
     assert not greedy.plain
 
 
-def test_rows_that_are_drawn_together_get_what_each_gets_alone():
+def test_rows_sampled_together_equal_single_rows():
     settings = [{}, {"temperature": 0.0}, {"temperature": 0.7}, *SETTINGS]
     kinds = [Sampling(**setting, seed=seed) for setting, seed in product(settings, (0, 7, 2**40))]
     tokens = [

@@ -11,7 +11,7 @@ SMALL = Rows(rows=2, heads=4, kv_heads=2, queries=40, keys=40, width=16, mean=15
 
 
 @pytest.mark.parametrize("given", [SMALL, *(row for row in ROWS if row.width <= 32)])
-def test_it_computes_what_plain_products_do(given, kernels):
+def test_the_kernel_equals_plain_products(given, kernels):
     drawn = given.draw("cpu", torch.float32)
     whole = drawn.attend_plainly(torch.float64)
     for found, exact in zip(drawn.attend("triton"), whole, strict=True):
@@ -39,7 +39,7 @@ def test_nan_propagates_only_to_what_depends_on_it(part, sinks, kernels):
         assert not of_value[0, 0, :16].isnan().any()
 
 
-def test_a_kernel_that_does_not_fit_on_the_card_is_told_in_one_line(kernels, monkeypatch):
+def test_a_kernel_that_does_not_fit_on_the_card_is_reported_in_one_line(kernels, monkeypatch):
     drawn = SMALL.draw("cpu", torch.float32)
     for name in ("_attend", "_differentiate_keys"):
         monkeypatch.setattr(kernel_stand_ins, "FAILING", {name})

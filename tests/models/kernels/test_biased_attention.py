@@ -20,7 +20,7 @@ def inputs(rows, heads, queries, keys, channels, of_rows):
 @pytest.mark.parametrize("scale", [1.0, 0.25])
 @pytest.mark.parametrize("of_rows", [1, 3])
 @pytest.mark.parametrize("queries", [9, 1])
-def test_it_is_what_torch_computes(queries, of_rows, scale):
+def test_biased_attention_equals_torch(queries, of_rows, scale):
     hidden = torch.rand(3, 1, queries, 9, generator=torch.Generator().manual_seed(1)) < 0.3
     hidden[..., 0] = False  # each query sees a key
     found = []
@@ -39,7 +39,7 @@ def _by_torch(query, key, value, added, *, scale):
     return F.scaled_dot_product_attention(query, key, value, attn_mask=added, scale=scale)
 
 
-def test_only_what_gets_a_gradient_is_read_here():
+def test_biased_attention_suits_only_float32_biases_with_gradients():
     query, key, _, bias = inputs(2, 4, 5, 5, 8, 1)
     query = query.transpose(1, 2)
     key = key.transpose(1, 2)

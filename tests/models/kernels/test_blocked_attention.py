@@ -38,7 +38,7 @@ def all_at_once(query, key, value, window, cap, documents, slopes, sinks):
 
 @pytest.mark.parametrize(("window", "cap"), [*itertools.product([None, 2, 5], [None, 1.5])])
 @pytest.mark.parametrize("new", [S, 1])
-def test_values_and_slopes_are_those_of_attention_all_at_once(monkeypatch, window, cap, new):
+def test_values_and_gradients_equal_attention_all_at_once(monkeypatch, window, cap, new):
     monkeypatch.setattr(attention_blocks, "QUERIES", 3)  # the last block is not full
     generator = torch.Generator().manual_seed(0)
 
@@ -91,7 +91,7 @@ def test_bfloat16_goes_in_and_out_with_logits_of_float32():
 
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("length", [20, attention_blocks.QUERIES + 20])
-def test_the_operator_is_what_it_says_of_itself_to_a_compiler(rows, length):
+def test_the_operator_matches_its_compiler_description(rows, length):
     """Check the strides, too, for rows read all at once or one by one."""
     query, key = (torch.randn(rows, length, heads, 8).transpose(1, 2) for heads in (4, 2))
     documents = torch.arange(length).div(7).floor().expand(rows, -1)

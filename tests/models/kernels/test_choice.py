@@ -58,7 +58,7 @@ CHOICES = [
 
 
 @pytest.mark.parametrize(("case", "card", "kernel"), CHOICES)
-def test_a_kernel_that_no_card_has_run_is_not_chosen_unasked(case, card, kernel):
+def test_auto_chooses_the_expected_kernel(case, card, kernel):
     found = choose_kernel("auto", case, card)
     assert found.kernel == kernel
     assert found.reason
@@ -89,9 +89,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("wanted", "case", "card", "said"), REFUSED)
-def test_a_kernel_that_cannot_is_refused_in_one_line_that_says_which_would(
-    wanted, case, card, said
-):
+def test_an_unsuitable_kernel_is_refused_with_a_suitable_one(wanted, case, card, said):
     start = rf"^training\.attention\.kernel = '{wanted}': .*{re.escape(said)}"
     with pytest.raises(ConfigError, match=start) as told:
         choose_kernel(wanted, case, card)
@@ -100,7 +98,7 @@ def test_a_kernel_that_cannot_is_refused_in_one_line_that_says_which_would(
         choose_kernel(name, case, card)
 
 
-def test_a_model_says_what_its_attention_computes():
+def test_a_model_reports_its_attention_features():
     sizes = {"layers": 1, "channels": 64, "heads": 4, "positions": 32}
     model = DecoderConfig(**sizes, attention={"sinks": True, "logit_cap": 5.0})
     case = AttentionCase.describe(model, "bfloat16")
@@ -126,7 +124,7 @@ def test_tiles_fit_the_shared_memory_of_the_card():
 
 
 @pytest.mark.parametrize("limit", [10_000, 49_152, 65_536, 101_376, 166_912, 232_448])
-def test_no_tile_is_larger_than_what_a_card_has(limit):
+def test_no_tile_exceeds_a_cards_memory(limit):
     for width in range(1, 257):
         forward = choose_forward_tile(width, limit)
         backward = choose_backward_tile(width, limit)

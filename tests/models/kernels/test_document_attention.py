@@ -67,7 +67,7 @@ def test_values_and_slopes_are_those_under_a_mask_of_whole_rows(kv_heads, causal
         assert (one - other).abs().max() <= most * max(1, other.abs().max())
 
 
-def test_one_number_as_the_slope_of_all_is_read_as_such():
+def test_a_scalar_slope_applies_to_all_heads():
     parts = drawn(ROWS)
     documents = numbered(ROWS)
     seen = document_attention.document_attention(*parts, documents, scale=SCALE)
@@ -78,7 +78,7 @@ def test_one_number_as_the_slope_of_all_is_read_as_such():
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_bits_of_a_row_do_not_depend_on_the_rows_beside_it(causal):
+def test_bits_of_a_row_do_not_depend_on_other_rows(causal):
     parts = drawn(ROWS, 2)
     documents = numbered(ROWS)
 
@@ -101,7 +101,7 @@ def test_bits_of_a_row_do_not_depend_on_the_rows_beside_it(causal):
 
 @settings(max_examples=60)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(1, 50))
-def test_calls_cover_a_row_and_share_only_what_is_short(lengths, together):
+def test_calls_cover_a_row_and_join_only_short_documents(lengths, together):
     bounds = [0, *itertools.accumulate(lengths)]
     found = list(document_attention.split_segments(bounds, together))
     ends = [0, *(places.stop for places, _ in found)]
@@ -162,14 +162,14 @@ def flops_in_blocks(rows, **settings):
 
 
 @pytest.mark.parametrize("length", [128, 300, 512])
-def test_what_is_computed_is_the_squares_of_documents(length):
+def test_computation_is_quadratic_in_document_lengths(length):
     """Expect exact squares for long documents, whatever the row."""
     for count in (1, 2, 4):
         assert pairs_of_documents([[length] * count]) == count * length**2
     assert pairs_of_documents([[length] * 2, [2 * length]]) == 6 * length**2
 
 
-def test_short_documents_take_no_more_than_what_one_call_reads():
+def test_short_documents_compute_no_more_than_one_call():
     assert pairs_of_documents([[1] * 1024]) == 1024 * 128
     assert pairs_of_documents([[100] * 10]) == 10 * 100**2
     assert pairs_of_documents([[30] * 40]) <= 40 * 30 * 128
@@ -192,7 +192,7 @@ def test_blocks_read_no_keys_but_those_of_their_own_documents(settings):
 @pytest.mark.parametrize(
     "settings", [{"cap": 2.0}, {"window": 200}, {"window": 30, "causal": False}, {"causal": False}]
 )
-def test_blocks_of_rows_with_documents_give_what_all_keys_give(settings, monkeypatch):
+def test_blocks_with_documents_equal_reading_all_keys(settings, monkeypatch):
     """Use blocks of the usual size, and one as long as the row, which takes no shortcut."""
     parts = drawn(ROWS, 2)
     documents = numbered(ROWS)

@@ -23,7 +23,7 @@ MASKS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("given", ROWS)
-def test_it_computes_what_plain_products_do(given, kernels):
+def test_the_kernel_equals_plain_products(given, kernels):
     torch._dynamo.reset()
     drawn = given.draw("cpu", torch.float32)
     whole = drawn.attend_plainly(torch.float64)
@@ -32,7 +32,7 @@ def test_it_computes_what_plain_products_do(given, kernels):
 
 
 @pytest.mark.slow
-def test_caps_sinks_and_slopes_are_those_of_plain_products(kernels):
+def test_caps_sinks_and_slopes_equal_plain_products(kernels):
     given = Rows(sinks=True, slopes=True, cap=1.5, window=50, mean=30, queries=60, keys=100)
     drawn = given.draw("cpu", torch.float32)
     for found, exact in zip(drawn.attend("flex"), drawn.attend_plainly(torch.float64), strict=True):
@@ -73,7 +73,7 @@ def test_blocks_are_those_that_torch_finds_in_the_whole_mask(given):
     assert ours.full_q_num_blocks.sum() == whole.sum()
 
 
-def test_it_is_compiled_to_train_by_shape_and_else_for_any_length(monkeypatch):
+def test_flex_attention_is_compiled_by_shape_for_training_and_dynamically_otherwise(monkeypatch):
     asked = []
     monkeypatch.setattr(torch, "compile", lambda _, **settings: asked.append(settings))
     for trains in (True, False):

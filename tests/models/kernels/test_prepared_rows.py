@@ -51,7 +51,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kernel", "packed", "settings"), CASES)
-def test_a_decoder_gives_by_a_kernel_what_it_gives_in_blocks(kernel, packed, settings, monkeypatch):
+def test_a_decoder_by_a_kernel_equals_blocks(kernel, packed, settings, monkeypatch):
     exact = read(build("plain", dtype=torch.float32, **settings), packed)
     with stand_in(monkeypatch):
         found = read(build(kernel, **settings), packed)
@@ -61,7 +61,7 @@ def test_a_decoder_gives_by_a_kernel_what_it_gives_in_blocks(kernel, packed, set
 @pytest.mark.slow
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("settings", [WINDOWS, CAPS, ALIBI])
-def test_a_decoder_gives_by_flex_attention_what_it_gives_in_blocks(packed, settings, kernels):
+def test_a_decoder_by_flex_attention_equals_blocks(packed, settings, kernels):
     torch._dynamo.reset()
     exact = read(build("plain", dtype=torch.float32, **settings), packed)
     found = read(build("flex", dtype=torch.float32, **settings), packed)
@@ -93,7 +93,7 @@ class Operators(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("kernel", ["triton", "flash"])
-def test_where_documents_are_is_found_once_for_all_layers_and_both_passes(kernel, kernels):
+def test_document_bounds_are_computed_once_for_all_layers_and_both_passes(kernel, kernels):
     """Count operators for each kind of layer.
 
     An operator is a kernel on a GPU, and an attention operator counts once.
@@ -111,7 +111,7 @@ def test_where_documents_are_is_found_once_for_all_layers_and_both_passes(kernel
         assert many["reach_attention"] == 3 * few["reach_attention"] == 6
 
 
-def test_documents_of_a_batch_are_not_asked_of_the_device(kernels):
+def test_documents_of_a_batch_need_no_read_from_the_device(kernels):
     """Positions that were copied from the host need no read from the device."""
     positions = torch.arange(LENGTH).remainder(40).expand(2, -1).contiguous()
     remember_copy(positions, positions.clone())
@@ -124,7 +124,7 @@ def test_documents_of_a_batch_are_not_asked_of_the_device(kernels):
     assert known.rows is None  # one document a row uses torch's own attention
 
 
-def test_what_follows_a_cache_is_read_in_blocks(kernels):
+def test_tokens_after_a_cache_are_read_in_blocks(kernels):
     model = build("flash", **WINDOWS)
     ids = torch.arange(8).remainder(32).expand(1, -1)
     with torch.no_grad():
@@ -134,6 +134,6 @@ def test_what_follows_a_cache_is_read_in_blocks(kernels):
     assert (torch.cat(parts, 1) - whole).abs().max() <= 5e-2
 
 
-def test_a_kernel_that_cannot_is_refused_when_it_is_to_be_run():
+def test_an_unsuitable_kernel_is_refused_at_run_time():
     with pytest.raises(ConfigError, match="'flash': it needs a GPU, and the device is a CPU"):
         read(build("flash"))

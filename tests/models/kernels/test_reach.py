@@ -51,6 +51,6 @@ def test_a_query_sees_the_keys_between_and_no_others(rows, queries, keys, window
 
 
 @pytest.mark.parametrize("documents", [None, torch.tensor([[3, 3, 4], [1, 1, 1]])])
-def test_rows_that_are_alike_have_one(documents):
+def test_rows_without_documents_share_one_reach(documents):
     reach = find_reach(find_document_ends(documents, 3, CPU), range(3), range(3), None, True)
     assert {len(places) for places in reach} == {1 if documents is None else 2}

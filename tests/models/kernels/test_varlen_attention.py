@@ -18,7 +18,7 @@ WIDE = [
 
 
 @pytest.mark.parametrize("given", PLAIN + WIDE)
-def test_documents_and_windows_are_told_to_flash_attention_as_they_are(given, kernels):
+def test_documents_and_windows_are_passed_to_flash_attention(given, kernels):
     drawn = given.draw("cpu", torch.float32)
     whole = drawn.attend_plainly(torch.float64)
     for found, exact in zip(drawn.attend("flash"), whole, strict=True):
@@ -41,7 +41,7 @@ def test_equal_numbers_in_two_rows_are_two_documents():
     assert rows.query_bounds_L[:3].tolist() == [0, 2, 4]
 
 
-def test_documents_that_the_host_knows_are_not_asked_of_the_device():
+def test_documents_known_to_the_host_need_no_read_from_the_device():
     documents = torch.zeros(1, 4, device="meta")  # has no values to read
     remember_copy(documents, torch.tensor([[0, 0, 1, 1]]))
     assert find_varlen_rows(documents, 4).limits.tolist() == [2, 2, 2]
@@ -50,7 +50,7 @@ def test_documents_that_the_host_knows_are_not_asked_of_the_device():
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_the_operator_is_what_it_says_of_itself_to_a_compiler(packed, kernels):
+def test_the_operator_matches_its_compiler_description(packed, kernels):
     parts = [torch.randn(2, 20, heads, 8).transpose(1, 2) for heads in (4, 2, 2)]
     bounds = None, None, None
     if packed:

@@ -89,7 +89,7 @@ def test_a_fresh_adapter_changes_nothing(kind, whole, ids):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_merged_weights_say_what_the_adapter_says(kind, whole, ids):
+def test_merged_weights_equal_the_adapter(kind, whole, ids):
     lora = KINDS[kind]
     model = adapted(whole, lora, trained=True)
     before = whole(ids).logits
@@ -119,7 +119,7 @@ def test_gradients_reach_the_adapter_alone(kind, whole, ids):
             assert parameter.grad.abs().sum() > 0, name
 
 
-def test_gradients_are_those_of_the_merged_weights(whole, ids):
+def test_gradients_equal_those_of_the_merged_weights(whole, ids):
     lora = KINDS["embedding"]
     model = adapted(whole, lora, trained=True)
     model(ids).logits.square().mean().backward()
@@ -152,7 +152,7 @@ def test_scales_are_the_known_ones():
     assert not draw_adapter_value("x.lora_b", (8, 4), 0).any()
 
 
-def test_fresh_values_go_by_seed_name_and_place_and_leave_torchs_own_numbers_alone():
+def test_fresh_values_depend_on_seed_name_and_position_and_not_on_torchs_generator():
     before = torch.get_rng_state()
     drawn = draw_adapter_value("x.lora_a", (64, 100), 0)
     assert torch.equal(torch.get_rng_state(), before)
@@ -162,7 +162,7 @@ def test_fresh_values_go_by_seed_name_and_place_and_leave_torchs_own_numbers_alo
         assert not torch.equal(drawn, draw_adapter_value(name, (64, 100), seed))
 
 
-def test_a_pattern_that_matches_nothing_is_refused_with_what_there_is(whole):
+def test_a_pattern_without_matches_is_refused_with_the_layers(whole):
     with pytest.raises(ConfigError, match=r"'q_proj' matches no layer.*attention\.query"):
         adapt(whole, LoRA(targets=("attention.*", "q_proj")))
     with pytest.raises(ConfigError, match="an embedding, which DoRA does not support"):
@@ -224,7 +224,7 @@ def test_routers_stay_as_they_are(build):
 
 
 @pytest.mark.parametrize("base", ["float32", "bfloat16", "int8"])
-def test_a_mixture_with_an_adapter_says_what_its_merged_weights_say(base, build, ids):
+def test_a_mixture_with_an_adapter_equals_its_merged_weights(base, build, ids):
     """Keep experts and routers in float32, whatever the other weights' dtype."""
     whole = build(seed=1, feedforward=EXPERTS | {"shared_experts": 1})
     lora = LoRA(rank=4, alpha=8, base=base)

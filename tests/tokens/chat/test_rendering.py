@@ -119,9 +119,7 @@ def taught(encoder, found):
 
 @pytest.mark.parametrize("chat", ["one", "turns", "system"])
 @pytest.mark.parametrize("name", ["llama3_training", "cohere_training"])
-def test_the_mask_is_that_of_generation_marks_where_these_end_with_the_turn(
-    name, chat, encoder, theirs
-):
+def test_the_mask_equals_generation_marks_that_end_with_the_turn(name, chat, encoder, theirs):
     template = template_of(name)
     expected = theirs.apply_chat_template(
         CHATS[chat], chat_template=template, return_dict=True, return_assistant_tokens_mask=True
@@ -212,7 +210,7 @@ MARKED = CHATML.replace(
         "ours",
     ],
 )
-def test_what_is_trained_on_is_what_the_assistant_says_and_its_ends(template, expected, encoder):
+def test_the_assistants_text_and_end_tokens_are_trained_on(template, expected, encoder):
     chat = Conversation(parse_messages([asks("hi"), says("yes"), asks("more"), says("no")]))
     renderer = ChatRenderer(encoder, template, NAMED)
     samples = renderer.render_samples(chat)
@@ -254,7 +252,7 @@ def test_only_the_last_turn_can_be_trained_on(encoder):
     assert taught(encoder, found) == ["no<|im_end|>"]
 
 
-def test_transformers_gives_our_own_template_the_same_ids(encoder, theirs):
+def test_transformers_renders_trainrigs_template_to_the_same_ids(encoder, theirs):
     for chat, messages in CHATS.items():
         tools = TOOLS if chat == "tools" else None
         expected = theirs.apply_chat_template(
@@ -320,7 +318,7 @@ _ENCODED = _Encoded()
         ("{% set _ = messages.append(1) %}", "reaches out of its sandbox"),
     ],
 )
-def test_a_template_that_is_none_or_reaches_out_is_refused_at_once(template, problem, encoder):
+def test_an_invalid_or_unsafe_template_is_refused_at_once(template, problem, encoder):
     with pytest.raises(ConfigError, match=problem):
         ChatRenderer(encoder, template)
 

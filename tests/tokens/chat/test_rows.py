@@ -99,7 +99,7 @@ def test_calls_of_all_formats_are_the_templates_calls_and_keep_their_nulls(row):
     assert list(chat.tools) == [TOOL]
 
 
-def test_calls_in_turns_of_their_own_join_what_the_assistant_says_before():
+def test_calls_in_separate_turns_join_the_previous_assistant_turn():
     several = json.dumps([CALLED, {"name": "put", "arguments": {}}])
     row = {
         "conversations": [
@@ -130,7 +130,7 @@ def test_calls_in_turns_of_their_own_join_what_the_assistant_says_before():
         *((name, name) for name in ("system", "developer")),
     ],
 )
-def test_roles_go_by_all_their_names(name, role):
+def test_all_names_of_roles_are_known(name, role):
     for row in (
         {"conversations": [{"from": name, "value": "x"}, SHAREGPT[0], SHAREGPT[3]]},
         {"messages": [{"role": name, "content": "x"}, ASKED, SAID]},
@@ -154,13 +154,13 @@ def test_a_content_is_a_text_or_has_parts(content, text):
         assert told(read(row).chats[0])[0]["content"] == text
 
 
-def test_what_a_tool_returns_is_any_json():
+def test_a_tool_may_return_any_json():
     for content in ({"t": None}, [1, {"a": 2}], 42, False, [{"type": "car"}]):
         row = {"messages": [ASKED, CALLS, {"role": "tool", "content": content}, SAID]}
         assert told(read(row).chats[0])[2]["content"] == json.dumps(content)
 
 
-def test_history_stands_before_what_is_asked_and_is_trained_on():
+def test_history_precedes_the_question_and_is_trained_on():
     history = [["a", "b"], ["c", "d"]]
     row = {"instruction": "e", "input": "f", "output": "g", "history": history, "system": "s"}
     for given in (row, {**row, "history": json.dumps(history)}):
@@ -187,7 +187,7 @@ def test_history_stands_before_what_is_asked_and_is_trained_on():
         ({"loss": 2.7}, 1.0),
     ],
 )
-def test_a_turn_counts_as_its_marks_say(marks, weight):
+def test_a_turn_is_trained_on_by_its_marks(marks, weight):
     last = {"role": "assistant", "content": "z"}
     chat = read({"messages": [ASKED, {**SAID, **marks}, ASKED, last]}).chats[0]
     assert chat.messages[1].weight == weight
@@ -360,12 +360,12 @@ def chats(*turns):
         ),
     ],
 )
-def test_a_row_that_is_not_understood_is_refused_with_its_key_and_value(row, kind, reason, named):
+def test_an_unknown_row_is_refused_with_its_key_and_value(row, kind, reason, named):
     with pytest.raises(BadRow, match=f"^{reason}: .*{named}"):
         read(row, kind or "conversations")
 
 
-def test_what_would_change_the_meaning_and_is_not_read_is_told():
+def test_unread_keys_that_change_the_meaning_are_reported():
     row = {
         **turn(images=["a.png"]),
         "chat_template_kwargs": {"enable_thinking": False},

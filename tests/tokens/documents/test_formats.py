@@ -48,7 +48,7 @@ def rows_of(kind: str, path: str) -> int:
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_flipped_bytes_are_told_in_one_line_that_names_the_file_and_what_to_do(name, tmp_path):
+def test_flipped_bytes_are_reported_in_one_line_with_the_file_and_advice(name, tmp_path):
     kind, whole = WHOLE[name]
     path = tmp_path / "damaged"
     path.write_bytes(whole)
@@ -75,7 +75,7 @@ def test_flipped_bytes_are_told_in_one_line_that_names_the_file_and_what_to_do(n
     ("kind", "opener"),
     [("Parquet", "trainrig.storage.open_for_arrow"), ("Arrow", "pyarrow.memory_map")],
 )
-def test_what_the_disk_refuses_is_no_fault_of_the_file(kind, opener, monkeypatch):
+def test_disk_errors_do_not_blame_the_file(kind, opener, monkeypatch):
     def refuse(path: str) -> None:
         raise OSError(errno.EIO, "Input/output error", path)
 

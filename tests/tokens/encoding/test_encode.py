@@ -71,7 +71,7 @@ def test_a_pickled_encoder_still_makes_no_special_tokens(encoder):
     assert copy.fingerprint == encoder.fingerprint
 
 
-def test_a_special_token_that_is_not_there_is_refused_with_those_that_are():
+def test_a_missing_special_token_is_refused_with_the_existing_ones():
     encoder = pickle.loads(pickle.dumps(Encoder(tokenizer_json(), "a/tokenizer.json")))
     with pytest.raises(DataError, match=r"^a/tokenizer.json: no special token <\|bos\|>; .*assist"):
         encoder.find_special("<|bos|>")
@@ -92,7 +92,7 @@ def test_special_ids_decode_to_their_names(encoder):
     assert encoder.decode([2, *ids, 4]) == "<|user|>hi<|end_of_turn|>"
 
 
-def test_ids_and_decoding_are_those_of_the_library(encoder):
+def test_ids_and_decoding_equal_the_library(encoder):
     library = tokenizers.Tokenizer.from_str(encoder.text)
     for text, ids in zip(TEXTS, encoder.encode_batch(TEXTS), strict=True):
         assert ids.dtype == np.uint32
@@ -112,7 +112,7 @@ def unknown_words() -> str:
     return json.dumps(description)
 
 
-def test_the_fast_engine_encodes_what_it_is_sure_of_and_the_library_the_rest(encoder):
+def test_the_fast_engine_encodes_known_tokenizers_and_the_library_the_rest(encoder):
     slow = Encoder(unknown_words())
     assert (encoder.engine, encoder.why_not_fast) == ("tiktoken", "")
     assert slow.engine == "tokenizers" and "cuts texts into words" in slow.why_not_fast
@@ -155,7 +155,7 @@ def test_half_a_character_decodes_to_the_replacement_character(encoder):
 
 
 @pytest.mark.parametrize("number", [-100, -1, 320])
-def test_what_is_no_id_is_not_decoded(encoder, number):
+def test_invalid_ids_are_not_decoded(encoder, number):
     with pytest.raises(IndexError, match=f"{number} is not an id in a vocabulary of 320"):
         encoder.decode([5, number])
 
@@ -202,7 +202,7 @@ def test_a_file_that_is_no_byte_level_tokenizer_is_refused_by_name(tmp_path, con
     assert str(refused.value).startswith(path) and message in str(refused.value)
 
 
-def test_a_tokenizer_without_end_of_text_encodes_and_asks_for_it_where_it_is_wanted():
+def test_a_tokenizer_without_end_of_text_encodes_and_fails_only_where_it_is_needed():
     encoder = Encoder(tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 2}, [])).to_str())
     assert encoder.encode_batch(["ab"])[0].tolist() == [0, 2]
     assert encoder.vocabulary_size == 3  # ids may have a gap

@@ -133,7 +133,7 @@ def by_structure_alone(tokenizer: tokenizers.Tokenizer) -> FastEngine:
     st.integers(1, 30),
     st.lists(st.text("aabbbc  "), max_size=10),
 )
-def test_any_vocabulary_that_training_gives_is_encoded_alike(texts, merges, others):
+def test_any_trained_vocabulary_is_encoded_the_same(texts, merges, others):
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = tokenizers.trainers.BpeTrainer(
@@ -154,7 +154,7 @@ def test_any_vocabulary_that_training_gives_is_encoded_alike(texts, merges, othe
     st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=25),
     st.lists(st.text("abc", min_size=1), min_size=1, max_size=10),
 )
-def test_merges_that_no_training_gave_are_encoded_alike_or_refused(pairs, texts):
+def test_untrained_merges_are_encoded_the_same_or_refused(pairs, texts):
     tokenizer = with_merges(pairs)
     try:
         quick = by_structure_alone(tokenizer)
@@ -187,7 +187,7 @@ def with_merges(pairs: list[tuple[int, int]]) -> tokenizers.Tokenizer:
 
 @tries(max_examples=100)
 @given(any_mixture)
-def test_a_list_of_every_pair_that_makes_an_entry_is_encoded_alike(text):
+def test_a_list_of_all_pairs_is_encoded_the_same(text):
     tokenizer, quick = with_every_pair()
     assert quick.encode(text).tolist() == by_library(tokenizer, text)
 
@@ -260,7 +260,7 @@ def by_onig(pattern: str) -> str:
     return "".join(found for found, _ in cut.pre_tokenize_str(EVERY_CHARACTER))
 
 
-def test_white_space_is_what_the_patterns_call_so():
+def test_white_space_equals_that_of_the_patterns():
     assert by_tiktoken(r"\s") == WHITE_SPACE
 
 
@@ -329,7 +329,7 @@ def without_a_byte() -> dict:
         (without_a_byte, "not every byte is an entry"),
     ],
 )
-def test_what_might_be_encoded_otherwise_is_refused_with_the_reason(description, reason):
+def test_tokenizers_that_could_differ_are_refused_with_a_reason(description, reason):
     tokenizer = parsed(description())
     with pytest.raises(NotEquivalent, match=reason):
         build_fast_engine(tokenizer, entries_of(tokenizer))
@@ -399,7 +399,7 @@ def test_a_million_characters_of_a_kind_get_the_same_ids(name):
 
 
 @pytest.mark.slow
-def test_a_run_that_the_library_itself_fails_at_comes_back():
+def test_long_runs_that_fail_in_the_library_are_encoded():
     text = "a" + " " * 12_000_000 + "b"  # looks back ten million times at most
     found = fast("llama3", 500, engine.LONGEST_RUN).encode(text)
     entries = entries_of(trained("llama3", 500))

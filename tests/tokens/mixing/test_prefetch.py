@@ -37,7 +37,7 @@ def test_no_more_is_prepared_than_was_allowed():
     assert not alive()
 
 
-def test_it_works_while_it_is_not_asked():
+def test_the_prefetch_works_in_the_background():
     ready = threading.Event()
 
     def prepare(step: int) -> int:
@@ -51,7 +51,7 @@ def test_it_works_while_it_is_not_asked():
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_an_error_is_raised_when_its_step_is_asked_for(ahead):
+def test_an_error_is_raised_when_its_step_is_requested(ahead):
     def prepare(step: int) -> int:
         if step == 2:
             raise OSError("the disk is gone")
@@ -66,7 +66,7 @@ def test_an_error_is_raised_when_its_step_is_asked_for(ahead):
     assert not alive()
 
 
-def test_a_step_that_nobody_asks_for_fails_nothing():
+def test_a_failing_step_that_is_not_requested_has_no_effect():
     def prepare(step: int) -> int:
         if step >= 2:
             raise OSError("beyond the end of the data")

@@ -268,7 +268,7 @@ def test_epochs_are_counted_by_source(make):
         ({"weights": {"web": 2.0, "wiki": 1.0}}, r"segments[0].slots.web: 1 there, 2 here"),
     ],
 )
-def test_what_samples_depend_on_is_told_apart_by_name(make, changed, named):
+def test_the_sample_fingerprint_names_its_settings(make, changed, named):
     shards = make(web=100, wiki=60)
     alike = {"weights": {"web": 1.0, "wiki": 1.0}}
     before = PretrainBatches(shards, settings(**alike)).data_before(1)

@@ -110,7 +110,7 @@ def test_each_target_comes_exactly_once_an_epoch_through_any_stages(
 @pytest.mark.slow
 @tries(max_examples=20, deadline=None)
 @given(stage_plans.filter(bool), st.lists(st.integers(1, 9), min_size=4, max_size=4))
-def test_what_comes_before_a_stage_does_not_depend_on_whether_or_when_it_comes(shards, plan, apart):
+def test_samples_before_a_stage_do_not_depend_on_it(shards, plan, apart):
     room = {"base_sequence_length": 4, "longest_sequence_length": 16}
     stages = in_order(plan, apart)
     whole = PretrainBatches(shards, settings(stages=stages, **room))
@@ -138,7 +138,7 @@ def test_any_step_of_any_stage_can_be_had_first(shards, plan, apart, data):
         assert one.targets.tolist() == other.targets.tolist()
 
 
-def test_a_stage_changes_what_it_says_and_nothing_else(shards):
+def test_a_stage_changes_only_its_settings(shards):
     batches = PretrainBatches(
         shards,
         settings(
@@ -205,13 +205,13 @@ def test_shares_hold_over_stages_to_within_a_sample(shards):
 # --- epochs
 
 
-def test_a_run_within_its_caps_is_told_its_epochs(shards):
+def test_a_run_within_its_caps_reports_its_epochs(shards):
     batches = PretrainBatches(shards, settings(weights={"news": 1, "web": 1, "wiki": 0}))
     read = batches.check_epochs(10)  # 30 rows each of 17 and 50 windows
     assert read == pytest.approx({"news": 30 / 17, "web": 30 / 50})
 
 
-def test_a_run_beyond_a_cap_is_refused_with_what_would_work(shards):
+def test_a_run_beyond_a_cap_is_refused_with_a_suggestion(shards):
     mix = {"news": 1, "web": 1, "wiki": 0}
     batches = PretrainBatches(shards, settings(weights=mix, epochs={"news": 1}))
     with pytest.raises(ConfigError) as refusal:
@@ -269,7 +269,7 @@ def test_a_used_up_source_leaves_its_samples_to_the_others(shards):
     assert [plain.locate(s).source for s in range(32)] == [sample.source for sample in drawn[:32]]
 
 
-def test_when_all_is_used_up_it_says_how_many_steps_there_are(shards):
+def test_when_all_sources_are_used_up_the_error_has_the_number_of_steps(shards):
     batches = PretrainBatches(shards, settings(epochs=1, when_exhausted="renormalise"))
     assert batches.check_epochs(16) == pytest.approx(dict.fromkeys(BASE, 16 * 6 / 99), rel=0.1)
     with pytest.raises(ConfigError, match=r"after 16 whole steps, but training.steps is 17; train"):
@@ -356,7 +356,7 @@ def test_settings_that_cannot_work_are_refused(changed, message):
         ({"web": 1, "wiki": 0}, "of 'wiki' should be a number greater than 0, found 0"),
     ],
 )
-def test_caps_that_cannot_be_are_refused_in_one_message(epochs, message):
+def test_impossible_caps_are_refused_in_one_message(epochs, message):
     with pytest.raises(ConfigError) as refused:
         settings(epochs=epochs)
     assert str(refused.value) == f"run.toml: epochs: {message}"
@@ -368,7 +368,7 @@ def test_weights_of_a_stage_that_do_not_fit_the_sources_are_refused_by_its_step(
         PretrainBatches(shards, settings(stages=stages))
 
 
-def test_caps_of_sources_that_are_not_there_are_refused(shards):
+def test_caps_of_missing_sources_are_refused(shards):
     with pytest.raises(ConfigError, match=r"epochs: .* no source 'wikki'; did you mean 'wiki'"):
         PretrainBatches(shards, settings(epochs={"wikki": 2}))
 

@@ -98,7 +98,7 @@ def test_any_row_can_be_had_first(group):
         assert alone.read.tolist() == [together.read[number].tolist()]
 
 
-def test_what_comes_before_a_stage_does_not_depend_on_whether_it_comes(group):
+def test_rows_before_a_stage_do_not_depend_on_it(group):
     blocks = WindowBlocks("web", 10, 4, seed=1)
     source_stage = whole(blocks, 1)
     uninterrupted = trained(source_stage, 30)
@@ -118,7 +118,7 @@ def test_neighbours_in_a_text_do_not_follow_each_other():
     assert len(first_group) == 256
 
 
-def test_a_longer_row_after_a_change_masks_what_was_read_by_hand(monkeypatch):
+def test_a_longer_row_after_a_change_masks_tokens_read_before(monkeypatch):
     monkeypatch.setattr(window_order, "GROUP", 1)
     blocks = WindowBlocks("web", 1, 4, seed=0)
     short = whole(blocks, 1)

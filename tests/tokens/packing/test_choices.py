@@ -112,7 +112,7 @@ def stream(shards: TokenShards, source: str, seed: int) -> list[int]:
 @pytest.mark.parametrize("packing", PACKINGS, ids=str)
 @given(shards=documents, length=st.integers(1, 12))
 @tries(max_examples=30)
-def test_rows_hold_what_their_pieces_say_and_targets_are_the_next_ids(packing, shards, length):
+def test_rows_match_their_pieces_and_targets_are_the_next_ids(packing, shards, length):
     with tempfile.TemporaryDirectory() as folder:
         write_documents(folder, shards)
         reader, layout = opened(folder, packing, length)
@@ -185,7 +185,7 @@ def test_documents_packed_by_hand(tmp_path):
     ]
 
 
-def test_two_documents_go_on_in_one_row_and_the_join_is_no_target(tmp_path):
+def test_two_documents_share_a_row_and_the_join_is_no_target(tmp_path):
     # Two documents of 6 leave 2 ids each, in a row of 5 with padding. 4 and 10 were targets before.
     assert all_rows(tmp_path, BestFit(), [6, 6], 4)[2] == (
         [4, 5, 10, 11],

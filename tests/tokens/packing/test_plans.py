@@ -64,7 +64,7 @@ def rows(folder: str, packing, length: int, cache: BlockCache | None = None):
     return found
 
 
-def test_what_becomes_of_the_documents_is_counted_by_hand(tmp_path):
+def test_plan_counts_equal_a_hand_count(tmp_path):
     write_documents(str(tmp_path), [[("web", n) for n in (12, 3, 2, 1, 5)]])
     counts, _ = write_plans(str(tmp_path), PackingPlan(best_fit=(4,)), padding=PADDING)
     # In the concatenation, rows of 5 ids begin at 0, 4, 8, 12, 16. The first document and the last,
@@ -161,7 +161,7 @@ def test_the_same_shards_get_the_same_bytes(folder, tmp_path):
         assert storage.compute_sha256(storage.join(other, path)) == entry.sha256
 
 
-def test_no_plans_are_made_where_none_are_asked_for(tmp_path):
+def test_no_plans_are_written_unless_configured(tmp_path):
     assert write_plans(str(tmp_path / "none"), PackingPlan(), padding=PADDING) == ({}, {})
 
 
@@ -190,7 +190,7 @@ def test_a_layout_travels_to_another_process(folder, packing):
     assert row[0].any()
 
 
-def test_a_missing_plan_says_what_to_tokenize_with(folder):
+def test_a_missing_plan_names_the_needed_setting(folder):
     shards = TokenShards.open(folder)
     with pytest.raises(ConfigError) as caught:
         open_layout(BestFit(), shards, 16)

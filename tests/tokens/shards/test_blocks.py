@@ -45,7 +45,7 @@ def kept(cache: BlockCache) -> list[Path]:
     return [path for path in Path(cache.folder or "").rglob("*") if path.is_file()]
 
 
-def test_any_bytes_are_those_of_the_object(s3, cache):
+def test_cached_bytes_equal_the_object(s3, cache):
     at = put(f"{s3}/a")
     edges = [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, len(DATA)]
     for begin in edges:
@@ -70,7 +70,7 @@ def test_a_window_costs_a_get_or_two(s3, cache, gets):
     assert gets.total() == 3
 
 
-def test_the_bound_is_kept_and_what_was_driven_out_is_fetched_again(s3, cache, gets):
+def test_the_bound_is_kept_and_evicted_blocks_are_fetched_again(s3, cache, gets):
     names = [put(f"{s3}/{number}", DATA) for number in range(6)]
     for _ in range(2):
         for at in names:
@@ -122,7 +122,7 @@ def test_an_object_gone_or_changed_meanwhile_is_named(s3, cache):
         cache.read(*at, 0, 10)
 
 
-def test_without_room_on_the_disk_reading_goes_on(s3, cache, gets, monkeypatch, caplog):
+def test_reading_continues_on_a_full_disk(s3, cache, gets, monkeypatch, caplog):
     def full(*args: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

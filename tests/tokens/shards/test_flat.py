@@ -40,7 +40,7 @@ ASCENDING = np.sort(np.random.default_rng(1).integers(0, 10**6, 2 * BLOCK // 8 +
 ASCENDING[BLOCK // 8 - 5 : BLOCK // 8 + 5] = ASCENDING[BLOCK // 8]
 
 
-def test_any_stretch_and_any_elements_are_those_of_the_file(place):
+def test_any_slice_and_any_elements_equal_the_file(place):
     path, cache = place
     array = stored(path, ASCENDING, cache)
     assert len(array) == len(ASCENDING)
@@ -93,14 +93,14 @@ def test_searching_any_stretch_of_a_short_array_agrees_with_numpy(
         assert array.search(np.array([value]), side, begin, end).tolist() == expected.tolist()
 
 
-def test_a_value_that_the_type_does_not_hold_is_no_value_to_search_for(tmp_path):
+def test_a_value_outside_the_type_cannot_be_searched(tmp_path):
     array = stored(str(tmp_path / "a"), np.array([1, 2], dtype="<u2"))
     assert array.search(np.array([2])).tolist() == [2]
     with pytest.raises(OverflowError, match="does not fit uint16"):
         array.search(np.array([70_000]))
 
 
-def test_what_lies_beyond_the_array_is_refused(place):
+def test_indices_beyond_the_array_are_refused(place):
     path, cache = place
     array = stored(path, np.arange(5), cache)
     for begin, end in [(-1, 2), (3, 6), (4, 3)]:
@@ -111,7 +111,7 @@ def test_what_lies_beyond_the_array_is_refused(place):
             array.take(np.array([0, index]))
 
 
-def test_what_is_read_cannot_be_written_to(place):
+def test_returned_arrays_are_read_only(place):
     path, cache = place
     piece = stored(path, np.arange(5), cache).read(1, 3)
     with pytest.raises(ValueError, match="read-only"):
@@ -126,7 +126,7 @@ def test_an_empty_array_reads_nothing(place):
     assert array.search(np.array([3])).tolist() == [0]
 
 
-def test_nothing_is_looked_at_before_it_is_read(place):
+def test_the_file_is_opened_at_the_first_read(place):
     path, cache = place
     array = FlatArray(path, INT64, 5, cache)
     with pytest.raises(DataError, match="array: deleted since it was opened"):
@@ -143,7 +143,7 @@ def test_a_file_of_another_length_is_named(place, size):
         FlatArray(path, INT64, 5, cache).read(0, 1)
 
 
-def test_a_file_cut_off_while_mapped_is_named_and_nobody_killed(tmp_path):
+def test_a_file_truncated_while_mapped_is_named_without_a_crash(tmp_path):
     array = stored(str(tmp_path / "array"), np.arange(10_000))
     array.read(0, 1)
     os.truncate(array.path, 4096)
@@ -166,7 +166,7 @@ ASKED = {
 
 
 @pytest.mark.parametrize("ask", ASKED.values(), ids=ASKED)
-def test_a_block_whose_bytes_have_changed_is_named_by_whatever_meets_it(place, ask):
+def test_a_changed_block_is_named_by_any_read(place, ask):
     path, cache = place
     array = stored(path, ASCENDING, cache)
     flip(path, 8 * 5_000)
@@ -242,7 +242,7 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_more_arrays_than_there_may_be_open_files_are_read_in_any_order(tmp_path):
+def test_more_arrays_than_file_descriptors_are_read_in_any_order(tmp_path):
     """Open more maps than the limit of file descriptors, as each map holds one."""
     before = open_files()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -256,7 +256,7 @@ def test_more_arrays_than_there_may_be_open_files_are_read_in_any_order(tmp_path
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_the_array_read_longest_ago_is_the_one_let_go(tmp_path, monkeypatch):
+def test_the_least_recently_read_array_is_closed(tmp_path, monkeypatch):
     monkeypatch.setattr(flat, "MAPS", 2)
     first, second, third = (stored(str(tmp_path / n), np.arange(3)) for n in "abc")
     for array in (first, second, first, third):
@@ -278,7 +278,7 @@ def times_open(path: Path) -> int:
 
 
 @pytest.mark.slow
-def test_an_array_nobody_holds_lets_go_of_its_file(tmp_path):
+def test_an_unreferenced_array_closes_its_file(tmp_path):
     path = tmp_path / "a"
     array = stored(str(path), np.arange(3))
     view = array.read(0, 3)

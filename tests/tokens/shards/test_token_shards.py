@@ -111,7 +111,7 @@ sources_and_lengths = st.lists(
 @pytest.mark.slow
 @tries(max_examples=50, deadline=None)  # each example writes shards
 @given(sources_and_lengths, st.integers(1, 4), st.data())
-def test_any_shards_read_as_their_documents_laid_end_to_end(
+def test_any_shards_equal_their_concatenated_documents(
     tmp_path_factory, documents, per_shard, data
 ):
     folder = str(tmp_path_factory.mktemp("shards"))
@@ -150,7 +150,7 @@ def test_any_shards_read_as_their_documents_laid_end_to_end(
     assert shards.find_boundaries(source, start, end - start).tolist() == inside
 
 
-def test_what_is_read_may_go_into_any_integers(folder):
+def test_reads_may_fill_any_integer_type(folder):
     out = np.full(6, -1, dtype=np.int64)
     TokenShards.open(folder).read_into("web", 3, out[1:5])
     assert out.tolist() == [-1, 12, 0, 13, 0, -1]
@@ -394,7 +394,7 @@ def test_ids_beyond_the_vocabulary_are_named_with_their_file(folder):
         ([3, 5, 6, 10], 6),  # the run's last document ends before the run
     ],
 )
-def test_documents_that_end_where_none_can_are_named_with_their_file(folder, ends, found):
+def test_invalid_document_ends_are_named_with_their_file(folder, ends, found):
     path = Path(folder, "0-a.ends")
     rewrite(path, np.array(ends, "<i8").tobytes())
     shards = TokenShards.open(folder)
@@ -417,9 +417,7 @@ def test_documents_that_end_where_none_can_are_named_with_their_file(folder, end
 @pytest.mark.slow
 @given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-1, 11), min_size=4, max_size=4))
 @tries(max_examples=100)
-def test_whatever_ends_documents_have_readers_stay_inside_their_source_or_refuse(
-    tmp_path_factory, ends
-):
+def test_readers_stay_inside_their_source_or_refuse_for_any_document_ends(tmp_path_factory, ends):
     folder = tmp_path_factory.mktemp("shards")
     documents = [document(s, [1] * n) for s, n in (("web", 3), ("web", 2), ("web", 2), ("wiki", 3))]
     write_shard(str(folder), "a", VOCABULARY, documents)
@@ -482,7 +480,7 @@ def test_shards_of_two_tokenizers_do_not_mix(folder):
         TokenShards.open(folder)
 
 
-def test_a_folder_without_shards_tells_where_some_are(folder):
+def test_a_folder_without_shards_names_one_with_shards(folder):
     above = str(Path(folder).parent)
     with pytest.raises(DataError, match=rf"no token shards .* here; there are some in {folder}"):
         TokenShards.open(above)
@@ -490,7 +488,7 @@ def test_a_folder_without_shards_tells_where_some_are(folder):
         TokenShards.open(f"{above}/nothing")
 
 
-def test_the_fingerprint_is_of_the_content_wherever_it_lies(folder, tmp_path):
+def test_the_fingerprint_depends_on_the_content_alone(folder, tmp_path):
     moved = shutil.copytree(folder, tmp_path / "moved")
     fingerprint = TokenShards.open(folder).fingerprint
     assert TokenShards.open(f"{moved}/").fingerprint == fingerprint

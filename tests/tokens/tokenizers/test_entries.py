@@ -43,7 +43,7 @@ def test_all_256_bytes_have_an_entry_in_the_plain_spelling():
     assert b"".join(list_entry_bytes(tokenizer, set(), "x")) == bytes(range(256))
 
 
-def test_what_the_decoder_replaces_is_replaced():
+def test_replacements_of_the_decoder_are_applied():
     marked = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )

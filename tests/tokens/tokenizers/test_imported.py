@@ -95,7 +95,7 @@ def special_of(tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
     text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁"))
     | st.lists(st.sampled_from([" ", "  ", "the", "at", "t", "h", "e", "猫", "\n"])).map("".join)
 )
-def test_ids_of_text_are_those_of_the_published_tokenizer(pair, text):
+def test_ids_of_text_equal_the_published_tokenizer(pair, text):
     theirs, ours = pair
     assert (
         ours.encode(text, add_special_tokens=False).ids
@@ -139,7 +139,7 @@ def test_a_published_end_of_text_is_ours(tmp_path):
     assert ours.token_to_id(PAD) == 301
 
 
-def test_importing_what_was_imported_changes_nothing(pair, tmp_path):
+def test_importing_an_imported_tokenizer_changes_nothing(pair, tmp_path):
     _, ours = pair
     assert imported(ours, tmp_path) == bytes(ours.to_str(), "utf-8")
 
@@ -236,7 +236,7 @@ def test_a_tokenizer_that_loses_text_is_refused_by_one_line(make, message, tmp_p
         (b'{"model": {"type": "Wood"}}', "not a tokenizer.json"),
     ],
 )
-def test_what_is_no_tokenizer_is_refused_by_name(content, message, tmp_path):
+def test_other_files_are_refused_as_tokenizers(content, message, tmp_path):
     path = tmp_path / "t.json"
     if content is not None:
         path.write_bytes(content)
@@ -267,7 +267,7 @@ def test_a_damaged_model_is_refused_by_one_line_that_names_the_file(model, whole
     assert "\n" not in str(refused.value)
 
 
-def test_damage_beside_the_model_is_refused_too(tmp_path):
+def test_damage_next_to_the_model_is_refused_too(tmp_path):
     path = tmp_path / "t.json"
     whole = json.loads(gemma_like().to_str())
     for part in ("added_tokens", "normalizer", "decoder", "pre_tokenizer"):

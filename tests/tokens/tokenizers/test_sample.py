@@ -86,7 +86,7 @@ def test_bytes_are_divided_by_weight():
     assert sample.bytes_of == {"a": 300, "b": 100}
 
 
-def test_what_a_small_source_lacks_is_divided_among_the_others_by_weight():
+def test_the_shortfall_of_a_small_source_is_divided_by_weight():
     documents = [("small", "a", "a" * 20)]
     documents += [(f"{s}{n}", s, s * 10) for n in range(100) for s in "bc"]
     weights = {"a": 2, "b": 2, "c": 1}
@@ -95,7 +95,7 @@ def test_what_a_small_source_lacks_is_divided_among_the_others_by_weight():
 
 
 @given(documents=some_documents, weights=some_weights, sample_bytes=st.integers(1, 60))
-def test_a_sample_holds_what_is_drawn_when_all_is_held(documents, weights, sample_bytes):
+def test_a_bounded_sample_equals_a_sample_of_all_texts(documents, weights, sample_bytes):
     weights = with_weights_that_hold(documents, weights)
     if not any(weights.values()):
         return

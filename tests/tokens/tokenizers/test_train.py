@@ -109,7 +109,7 @@ def test_every_entry_is_there_once_and_special_tokens_come_first(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_common_is_an_entry_of_its_own(kind):
+def test_common_words_are_entries(kind):
     assert len(ids_of(kind, "the cat")) <= 3
 
 
@@ -198,7 +198,7 @@ def test_transformers_reads_the_file_to_the_same_ids_and_text(kind, tmp_path):
         assert theirs.decode(ids, clean_up_tokenization_spaces=False) == text
 
 
-def test_transformers_makes_a_special_token_of_text_unless_told_to_split_it(tmp_path):
+def test_transformers_reads_a_special_token_in_text_unless_split_is_set(tmp_path):
     """Show where the guarantee about special tokens ends, as docs/tokens.md says."""
     transformers = pytest.importorskip("transformers")
     path = tmp_path / "tokenizer.json"

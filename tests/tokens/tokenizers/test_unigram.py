@@ -60,7 +60,7 @@ def lattice_of(words: list[str], counts: list[int]) -> Lattice:
 
 
 @given(words=some_words, chances=some_chances, data=st.data())
-def test_expected_uses_are_those_of_all_ways_to_cut_each_word(words, chances, data):
+def test_expected_counts_equal_a_sum_over_all_segmentations(words, chances, data):
     counts = data.draw(st.lists(st.integers(1, 9), min_size=len(words), max_size=len(words)))
     chance_of = dict(zip(PIECES, chances, strict=True))
     expected: Counter[str] = Counter()
@@ -119,7 +119,7 @@ def test_the_commonest_strings_become_pieces_likeliest_first():
     assert max(pieces, key=pieces.__getitem__) == "banana"
 
 
-def test_how_often_a_word_occurs_counts_not_only_how_many_words_there_are():
+def test_word_frequencies_count_not_only_distinct_words():
     words = {f"x{letter}q": 2 for letter in "abcdefgh"} | {"rare": 1, "often": 900}
     assert "often" in choose_pieces(words, 22, "")
     assert "rare" not in choose_pieces(words, 40, "")
@@ -154,7 +154,7 @@ def test_fewer_pieces_than_wanted_are_all_there_are(words, wanted):
         assert set(again) == set(pieces)
 
 
-def test_where_there_is_no_room_for_all_characters_the_commonest_are_pieces():
+def test_in_a_small_vocabulary_the_commonest_characters_are_pieces():
     assert set(choose_pieces({"é": 5, "ü": 9, "ö": 7, "üö": 2}, 2, "")) == {"ü", "ö"}
 
 

@@ -36,7 +36,7 @@ def test_a_long_word_is_cut_and_nothing_is_unknown():
     assert tokenizer.token_to_id("[UNK]") is None
 
 
-def test_the_library_is_told_the_limit_at_which_words_are_cut():
+def test_the_library_gets_the_limit_of_word_lengths():
     model = json.loads(WordPiece(vocabulary=LEAST).train([]))["model"]
     assert model["max_input_chars_per_word"] == WORD_LIMIT
     assert model["continuing_subword_prefix"] == CONTINUES

@@ -28,7 +28,7 @@ def test_a_text_is_cut_as_the_named_tokenizer_cuts_it(words, expected):
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_our_pattern_of_gpt_2_cuts_as_the_librarys_own(text):
+def test_trainrigs_gpt_2_pattern_equals_the_librarys(text):
     library = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     ours = pre_tokenizers.Sequence(
         [
@@ -46,5 +46,5 @@ def test_words_joined_are_the_text(words, text):
     assert len("".join(words_of(make_word_splitter(words), text))) == len(text.encode())
 
 
-def test_without_words_the_one_cut_is_before_and_after_how_a_name_begins():
+def test_without_word_splitting_text_is_split_only_around_special_names():
     assert words_of(make_plain_splitter("none"), "to be <|pad|>") == ["to be ", "<|", "pad|>"]

@@ -77,7 +77,7 @@ def test_every_entry_but_special_tokens_is_in_one_length_and_one_script():
     )
 
 
-def test_what_no_text_uses_is_told_apart_from_what_these_texts_do_not_use():
+def test_unreachable_entries_are_distinguished_from_unused_ones():
     encoder = Encoder(trained())
     seen = count_occurrences(encoder, TEXTS)
     in_training = {n for ids in encoder.encode_batch(TEXTS) for n in ids.tolist()}

@@ -135,7 +135,7 @@ def test_spot_nodes_have_their_tags_are_counted_and_are_gone_after_down(account,
 @pytest.mark.parametrize(
     "regions", [[REGION, ELSEWHERE], pytest.param(None, marks=pytest.mark.chaos)]
 )
-def test_an_orphan_is_seen_in_whichever_region_it_is_and_left_alone(account, cluster, regions):
+def test_an_orphan_is_listed_from_any_region_and_left_alone(account, cluster, regions):
     client = boto3.client("ec2", ELSEWHERE)
     tags = [
         {"Key": "trainrig:cluster", "Value": "aws"},
@@ -179,7 +179,7 @@ def test_a_cluster_with_a_live_run_is_not_taken_down(account, cluster, home):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_read_is_not_zero(cluster, home, monkeypatch):
+def test_an_unreadable_count_is_not_zero(cluster, home, monkeypatch):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
@@ -211,12 +211,12 @@ def test_a_head_that_never_answers_is_given_up_and_ended(account, cluster):
 
 
 @pytest.mark.slow
-def test_nothing_is_rented_with_what_the_file_leaves_to_put_in(account):
+def test_nothing_is_rented_with_unfilled_placeholders(account):
     with pytest.raises(ConfigError, match=r"aws\.yaml:"):
         bring_up_cluster(open_cluster(str(find_cluster("aws"))), print)
 
 
-def test_hours_become_a_time_and_a_time_stays():
+def test_hours_become_a_time_and_a_time_is_kept():
     text = find_cluster("aws").read_text().replace("24h", '"2026-11-30T18:00:00Z"')
     kind = apply_stamp(yaml.safe_load(text), "aws")["available_node_types"]["gpu"]
     tags = {t["Key"]: t["Value"] for t in kind["node_config"]["TagSpecifications"][0]["Tags"]}

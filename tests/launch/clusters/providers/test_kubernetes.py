@@ -65,7 +65,7 @@ def test_pods_of_a_cluster_count_as_they_may_outlive_it(kubectl: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["kuberay/raycluster", "kuberay/rayjob"])
-def test_the_pods_of_each_file_that_comes_along_say_whose_they_are(name: str) -> None:
+def test_the_pods_of_each_shipped_file_name_their_cluster(name: str) -> None:
     cluster = open_cluster(name)
     for document in yaml.safe_load_all(render_documents(cluster)):
         if document["apiVersion"].startswith("ray.io/"):
@@ -95,7 +95,7 @@ def test_an_answer_that_failed_is_no_empty_list(kubectl: Path) -> None:
         Kubernetes("default").machines("trainrig")
 
 
-def test_up_waits_for_the_head_and_makes_no_token_beside_the_secret(
+def test_up_waits_for_the_head_and_makes_no_token_besides_the_secret(
     kubectl: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(kubectl))
