@@ -45,7 +45,7 @@ def alone(tmp_path):
     dist.destroy_process_group()
 
 
-def job_of(size, folder):
+def make_job(size, folder):
     model = DecoderConfig(positions=256, **SIZES[size])
     training = Training(steps=10_000, checkpoints={"every": 100})
     return TrainingJob(
@@ -65,7 +65,7 @@ def seconds(action):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_run_waits_for_a_checkpoint_no_longer_than_for_a_copy(alone, tmp_path, size):
-    job = job_of(size, tmp_path)
+    job = make_job(size, tmp_path)
     folder = RunFolder(job.folder)
     state = build_fresh_state(job, find_local_device())
     saver = Saver(folder, folder.take_attempt(0), job, NoData())
@@ -100,7 +100,7 @@ def test_a_run_waits_for_a_checkpoint_no_longer_than_for_a_copy(alone, tmp_path,
 
 def test_steps_continue_while_a_checkpoint_is_written(alone, tmp_path):
     """Alternate a few steps that follow a save with a few that do not."""
-    job = job_of("10M", tmp_path)
+    job = make_job("10M", tmp_path)
     folder = RunFolder(job.folder)
     state = build_fresh_state(job, find_local_device())
     saver = Saver(folder, folder.take_attempt(0), job, NoData())

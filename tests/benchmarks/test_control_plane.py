@@ -62,19 +62,19 @@ def raylets() -> Iterator[Any]:
         there.shutdown()
 
 
-def seconds_of(process: psutil.Process) -> float:
+def read_cpu_seconds(process: psutil.Process) -> float:
     """Return the CPU seconds that `process` has used."""
     times = process.cpu_times()
     return float(times.user + times.system)
 
 
-def gcs() -> psutil.Process:
+def find_gcs() -> psutil.Process:
     """Return the GCS server process of the Ray cluster that started last."""
     found = [p for p in psutil.process_iter(["name"]) if p.info["name"] == "gcs_server"]
     return max(found, key=lambda process: process.create_time())
 
 
-def gradient(points: Mapping[int, float]) -> float:
+def fit_slope(points: Mapping[int, float]) -> float:
     """Return the slope of the least-squares line through `points`."""
     return float(np.polyfit(list(points), list(points.values()), 1)[0])
 
@@ -82,7 +82,7 @@ def gradient(points: Mapping[int, float]) -> float:
 def test_cost_of_a_node_for_the_head_and_the_supervisor(raylets: Any) -> None:
     import ray
 
-    server = gcs()
+    server = find_gcs()
     cluster = RayCluster(WorkerBounds(1, 1))
     busy: dict[int, float] = {}  # share of a core that the head node's server uses
     memory: dict[int, float] = {}
@@ -95,9 +95,9 @@ def test_cost_of_a_node_for_the_head_and_the_supervisor(raylets: Any) -> None:
             alive = sum(node["Alive"] for node in ray.nodes())
         cluster.list_nodes()  # starts the per-node state of each new node
         ray.get([s.address.remote() for s in cluster._warm_actors.fork_servers.by_node.values()])
-        before = seconds_of(server)
+        before = read_cpu_seconds(server)
         time.sleep(WATCHED)
-        busy[count] = (seconds_of(server) - before) / WATCHED
+        busy[count] = (read_cpu_seconds(server) - before) / WATCHED
         memory[count] = server.memory_info().rss
         before = time.process_time()
         for _ in range(LOOKS):
@@ -109,23 +109,23 @@ def test_cost_of_a_node_for_the_head_and_the_supervisor(raylets: Any) -> None:
                 "benchmark": "what a node costs",
                 "nodes": NODES,
                 "gcs_share_of_a_core": [round(value, 4) for value in busy.values()],
-                "gcs_share_a_node": round(gradient(busy), 5),
-                "gcs_bytes_a_node": round(gradient(memory)),
+                "gcs_share_a_node": round(fit_slope(busy), 5),
+                "gcs_bytes_a_node": round(fit_slope(memory)),
                 "look_cpu_ms": [round(1e3 * value, 2) for value in poll.values()],
-                "look_cpu_ms_a_node": round(1e3 * gradient(poll), 3),
+                "look_cpu_ms_a_node": round(1e3 * fit_slope(poll), 3),
             }
         )
     )
-    assert 1_000 * gradient(busy) < HEAD_CORES
+    assert 1_000 * fit_slope(busy) < HEAD_CORES
 
 
-def heartbeat(rank: int, step: int = 1) -> Heartbeat:
+def make_heartbeat(rank: int, step: int = 1) -> Heartbeat:
     """Return a heartbeat of a rank in the middle of a run."""
     processes = (Process.here(), Process.here())
     return Heartbeat(rank, processes, "f" * 56, step, step, "train", True, 1.5)
 
 
-def end(rank: int) -> RankExit:
+def make_exit(rank: int) -> RankExit:
     """Return the exit message that a worker agent sends after its rank was killed."""
     return RankExit(rank, "f" * 56, "killed by SIGKILL", "" if rank else "tcp://127.0.0.1:29500")
 
@@ -146,31 +146,34 @@ def test_cost_of_a_rank_for_the_coordinator_and_the_supervisor(raylets: Any) -> 
     )
     takes = []
     for step in range(3):
-        before = seconds_of(office)
+        before = read_cpu_seconds(office)
         ray.get(
-            [coordinator.record_heartbeat.remote(1, heartbeat(rank, step)) for rank in range(ranks)]
+            [
+                coordinator.record_heartbeat.remote(1, make_heartbeat(rank, step))
+                for rank in range(ranks)
+            ]
         )
-        takes.append((seconds_of(office) - before) / ranks)
+        takes.append((read_cpu_seconds(office) - before) / ranks)
     hangs = HangDetector(Faults(), ranks, time.monotonic())
     looked = []
     seen = []
     answered = []
     for _ in range(LOOKS):
         before = time.process_time()
-        office_before = seconds_of(office)
+        office_before = read_cpu_seconds(office)
         heartbeats = ray.get(coordinator.poll.remote(1, Command.TRAIN, 0, 0.0)).heartbeats
         looked.append(time.process_time() - before)
-        answered.append(seconds_of(office) - office_before)
+        answered.append(read_cpu_seconds(office) - office_before)
         before = time.process_time()
         hangs.update(heartbeats, time.monotonic())
         seen.append(time.process_time() - before)
     told = [coordinator.wait_for_end.remote(1) for _ in range(ranks)]
     ray.get(coordinator.poll.remote(1, Command.TRAIN, 0, 0.0))
     began = time.perf_counter()
-    before = seconds_of(office)
+    before = read_cpu_seconds(office)
     ray.get(coordinator.poll.remote(1, Command.END, 0, 0.0))
     ray.get(told)
-    stand = [coordinator.wait_for_assignment.remote(1, 1, end(rank)) for rank in range(ranks)]
+    stand = [coordinator.wait_for_assignment.remote(1, 1, make_exit(rank)) for rank in range(ranks)]
     while len(ray.get(coordinator.poll.remote(1, Command.END, ranks - 1, 1.0)).exits) < ranks:
         pass
     ended = time.perf_counter() - began
@@ -178,7 +181,7 @@ def test_cost_of_a_rank_for_the_coordinator_and_the_supervisor(raylets: Any) -> 
     coordinator.assign.remote(Assignment(1, 2, bytes(10_000), "tcp://node:1"))
     ray.get(stand)
     ordered = time.perf_counter() - began
-    changed = (seconds_of(office) - before) / ranks
+    changed = (read_cpu_seconds(office) - before) / ranks
     ray.kill(coordinator)
     print(
         json.dumps(
@@ -198,14 +201,14 @@ def test_cost_of_a_rank_for_the_coordinator_and_the_supervisor(raylets: Any) -> 
     assert ranks * statistics.median(takes) < compute_heartbeat_interval(ranks)
 
 
-def nothing(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
+def do_nothing(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
     """Return the result of a split that has no work."""
     return {}, {}
 
 
-def make_nothing() -> Work:
+def load_nothing() -> Work:
     """Return a work function that loads nothing."""
-    return nothing
+    return do_nothing
 
 
 @pytest.mark.parametrize("brief", [False, True], ids=["by Ray Data", "by tasks"])
@@ -213,7 +216,7 @@ def test_cost_of_a_split_for_the_driver(raylets: Any, brief: bool, tmp_path: Pat
     cpu = {}
     wall = {}
     for count in (16, 250, 1_000, 2_000):
-        phase = Phase(str(tmp_path / str(count)), functools.partial(make_nothing))
+        phase = Phase(str(tmp_path / str(count)), functools.partial(load_nothing))
         splits = [Split(f"split-{number:05d}", {"number": number}) for number in range(count)]
         before = time.process_time()
         began = time.perf_counter()
@@ -227,7 +230,7 @@ def test_cost_of_a_split_for_the_driver(raylets: Any, brief: bool, tmp_path: Pat
                 "by": "tasks" if brief else "Ray Data",
                 "splits": list(cpu),
                 "cpu_seconds": [round(value, 2) for value in cpu.values()],
-                "cpu_ms_a_split": round(1e3 * gradient(cpu), 3),
+                "cpu_ms_a_split": round(1e3 * fit_slope(cpu), 3),
                 "wall_seconds": [round(value, 2) for value in wall.values()],
             }
         )

@@ -25,25 +25,25 @@ ROUNDS = int(os.environ.get("TRAINRIG_REPEATS", "11"))
 STEPS = 1
 
 
-def seconds(ranks, world, **training):
+def measure_seconds(ranks, world, **training):
     """Return median wall and CPU seconds of a step; CPU seconds are summed over all workers."""
-    return taken(ranks(world, "pace", **arguments(training, MICRO_BATCHES)))
+    return compute_medians(ranks(world, "pace", **make_arguments(training, MICRO_BATCHES)))
 
 
-def seconds_apart(pools, **training):
+def measure_independent_seconds(pools, **training):
     """Return the same figures for independent workers that each take an equal part of the batch."""
-    share = arguments(training, MICRO_BATCHES // len(pools))
+    share = make_arguments(training, MICRO_BATCHES // len(pools))
     started = [process for pool in pools for process in pool.start(1, "pace", **share)]
     answers = [pickle.load(process.stdout) for process in started]
     assert all(fine for fine, _ in answers)
-    return taken([answer for _, answer in answers])
+    return compute_medians([answer for _, answer in answers])
 
 
-def arguments(training, count):
+def make_arguments(training, count):
     return dict(model=MODEL, training=training, count=count, shape=SHAPE, steps=STEPS)
 
 
-def taken(answers):
+def compute_medians(answers):
     walls = [max(answer[step][0] for answer in answers) for step in range(STEPS)]
     cpus = [sum(answer[step][1] for answer in answers) for step in range(STEPS)]
     return statistics.median(walls), statistics.median(cpus)
@@ -73,8 +73,8 @@ def test_two_independent_workers_show_the_limit_of_the_machine(ranks, mortal_ran
     """Measure the machine's own limit: two cores share caches, memory and more."""
     result = compare(
         "one worker over two that know nothing of each other",
-        lambda: seconds(ranks, 1, virtual_workers=1),
-        lambda: seconds_apart([ranks, mortal_ranks], virtual_workers=1),
+        lambda: measure_seconds(ranks, 1, virtual_workers=1),
+        lambda: measure_independent_seconds([ranks, mortal_ranks], virtual_workers=1),
     )
     assert 1 < result["wall_ratio"] < 2.2
 
@@ -84,8 +84,8 @@ def test_two_workers_are_nearly_twice_as_fast_as_one(deterministic, ranks):
     settings = {"deterministic": deterministic, "virtual_workers": 2}
     result = compare(
         f"one worker over two, deterministic: {deterministic}",
-        lambda: seconds(ranks, 1, **settings),
-        lambda: seconds(ranks, 2, **settings),
+        lambda: measure_seconds(ranks, 1, **settings),
+        lambda: measure_seconds(ranks, 2, **settings),
     )
     assert result["wall_ratio"] >= 1.8
 
@@ -94,7 +94,7 @@ def test_two_workers_are_nearly_twice_as_fast_as_one(deterministic, ranks):
 def test_the_same_bits_at_any_number_of_workers_are_cheap(world, virtual, most, ranks):
     result = compare(
         f"deterministic over fast, {world} workers for {virtual} virtual ones",
-        lambda: seconds(ranks, world, deterministic=True, virtual_workers=virtual),
-        lambda: seconds(ranks, world, deterministic=False),
+        lambda: measure_seconds(ranks, world, deterministic=True, virtual_workers=virtual),
+        lambda: measure_seconds(ranks, world, deterministic=False),
     )
     assert result["wall_ratio"] <= most

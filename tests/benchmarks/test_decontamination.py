@@ -66,7 +66,7 @@ def texts(test_data: Path) -> list[str]:
     return found
 
 
-def leaked(test_data: Path) -> list[str]:
+def make_leaked_pages(test_data: Path) -> list[str]:
     """Return pages that quote examples: two of each thousand from some benchmarks."""
     found = []
     for benchmark in settings(test_data, GPT3()).benchmarks[:10]:
@@ -129,33 +129,36 @@ class Peer:
         return found
 
 
-def cpu_seconds(action: Callable[[], object]) -> float:
+def measure_cpu_seconds(action: Callable[[], object]) -> float:
     began = time.process_time()
     action()
     return time.process_time() - began
 
 
-def pace(ours: Index, texts: Sequence[str]) -> float:
+def measure_pace(ours: Index, texts: Sequence[str]) -> float:
     """Return the median of three measurements, in megabytes per CPU second."""
-    return megabytes(texts) / statistics.median(
-        cpu_seconds(lambda: match(ours, texts)) for _ in range(3)
+    return count_megabytes(texts) / statistics.median(
+        measure_cpu_seconds(lambda: match(ours, texts)) for _ in range(3)
     )
 
 
-def megabytes(texts: Sequence[str]) -> float:
+def count_megabytes(texts: Sequence[str]) -> float:
     return sum(len(text.encode("utf-8", "replace")) for text in texts) / 1e6
 
 
 def test_matching_compared_with_sets_of_n_grams(texts, test_data, tmp_path):
     ours = index(test_data, tmp_path, GPT3())
     peer = Peer(ours)
-    some = texts[::10] + leaked(test_data)  # a sample, because the peer is slow
+    some = texts[::10] + make_leaked_pages(test_data)  # a sample, because the peer is slow
     found = match(ours, some)
     columns = (found.span_documents, found.span_starts, found.span_ends)
     spans = set(zip(*(column.tolist() for column in columns), strict=True))
     theirs = peer.collisions(some)
     rounds = [
-        (cpu_seconds(lambda: match(ours, some)), cpu_seconds(lambda: peer.collisions(some)))
+        (
+            measure_cpu_seconds(lambda: match(ours, some)),
+            measure_cpu_seconds(lambda: peer.collisions(some)),
+        )
         for _ in range(ROUNDS)
     ]
     ratios = sorted(b / a for a, b in rounds)
@@ -163,12 +166,12 @@ def test_matching_compared_with_sets_of_n_grams(texts, test_data, tmp_path):
         json.dumps(
             {
                 "benchmark": "matching against fourteen benchmarks",
-                "megabytes": round(megabytes(some), 1),
+                "megabytes": round(count_megabytes(some), 1),
                 "mb_per_cpu_second": round(
-                    megabytes(some) / statistics.median(a for a, _ in rounds), 1
+                    count_megabytes(some) / statistics.median(a for a, _ in rounds), 1
                 ),
                 "peer_mb_per_cpu_second": round(
-                    megabytes(some) / statistics.median(b for _, b in rounds), 2
+                    count_megabytes(some) / statistics.median(b for _, b in rounds), 2
                 ),
                 "times_peer": round(statistics.median(ratios), 1),
                 "times_peer_from_to": [round(ratios[0], 1), round(ratios[-1], 1)],
@@ -188,8 +191,8 @@ def test_cost_grows_with_the_corpus_and_little_with_the_benchmarks(texts, test_d
     match(ours, unit)
     corpus = {}
     for times in (1, 10, 100):
-        seconds = cpu_seconds(lambda times=times: match(ours, unit * times))
-        corpus[times] = round(times * megabytes(unit) / seconds, 1)
+        seconds = measure_cpu_seconds(lambda times=times: match(ours, unit * times))
+        corpus[times] = round(times * count_megabytes(unit) / seconds, 1)
     examples = {}
     whole = settings(test_data, GPT3())
     for share in (0.01, 0.1, 1.0):
@@ -203,20 +206,20 @@ def test_cost_grows_with_the_corpus_and_little_with_the_benchmarks(texts, test_d
             }
         )
         path = folder / "index"
-        build = cpu_seconds(lambda part=part, path=path: Index.of(part).save(str(path)))
+        build = measure_cpu_seconds(lambda part=part, path=path: Index.of(part).save(str(path)))
         loaded = Index.load(str(path))
         examples[share] = {
             "examples": loaded.firsts[-1],
             "words": len(loaded.words_B),
             "index_mb": round(path.stat().st_size / 1e6, 1),
             "build_cpu_seconds": round(build, 2),
-            "mb_per_cpu_second": round(pace(loaded, texts), 1),
+            "mb_per_cpu_second": round(measure_pace(loaded, texts), 1),
         }
     print(
         json.dumps(
             {
                 "benchmark": "growth of decontamination",
-                "corpus_megabytes": round(megabytes(unit), 2),
+                "corpus_megabytes": round(count_megabytes(unit), 2),
                 "mb_per_cpu_second_by_times": corpus,
                 "by_share_of_benchmarks": examples,
             }
@@ -245,7 +248,7 @@ def test_benchmark_examples_in_real_pages(texts, test_data, tmp_path):
             json.dumps(
                 {
                     "benchmark": f"benchmarks in real pages, {style.kind}",
-                    "mb_per_cpu_second": round(pace(ours, texts), 1),
+                    "mb_per_cpu_second": round(measure_pace(ours, texts), 1),
                     "pages": len(texts),
                     **decision.compute_counts(),
                 }

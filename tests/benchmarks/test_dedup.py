@@ -40,7 +40,7 @@ FILES = 8
 Pairs = set[tuple[int, int]]
 
 
-def brute_force(signatures: Signatures, threshold: float) -> Pairs:
+def find_pairs_by_brute_force(signatures: Signatures, threshold: float) -> Pairs:
     """Return all pairs of documents whose exact Jaccard similarity is at least `threshold`."""
     ends = signatures.ends
     starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
@@ -63,7 +63,7 @@ def brute_force(signatures: Signatures, threshold: float) -> Pairs:
     return found
 
 
-def components(pairs: Pairs) -> dict[int, int]:
+def find_components(pairs: Pairs) -> dict[int, int]:
     """Map each document to the lowest-numbered document in its connected component."""
     lowest: dict[int, int] = {}
 
@@ -78,7 +78,7 @@ def components(pairs: Pairs) -> dict[int, int]:
     return {document: root(document) for document in lowest}
 
 
-def judged(
+def judge_search(
     folder: Path, documents: list[tuple[str, str, str]], labels: list[Any]
 ) -> dict[str, Any]:
     """Return the accuracy of a search among `documents`, where duplicates share a label."""
@@ -90,7 +90,7 @@ def judged(
         for identity, (kind, partner, likeness) in found.fates().items()
         if kind != BY_URL
     ]
-    exact = brute_force(signatures, SETTINGS.threshold)
+    exact = find_pairs_by_brute_force(signatures, SETTINGS.threshold)
     rows = pq.read_table(found.search.split_indexes[0].pairs).to_pylist()
     verified = {
         tuple(sorted((row["a_row"], row["b_row"])))
@@ -103,7 +103,7 @@ def judged(
     # Only one of several equal texts takes part in pairs.
     equal = set(find_positions(found.search.read_repeats("text", 0)).tolist())
     exact = {pair for pair in exact if not equal & set(pair)}
-    unverified = [(nth, low) for nth, low in components(guessed).items() if nth != low]
+    unverified = [(nth, low) for nth, low in find_components(guessed).items() if nth != low]
     return {
         "documents": len(documents),
         "removed": len(removed),
@@ -123,7 +123,7 @@ def share(answers: Any) -> float:
     return round(sum(found) / max(1, len(found)), 4)
 
 
-def edited(text: str, words: int, dice: random.Random) -> str:
+def edit_words(text: str, words: int, dice: random.Random) -> str:
     """Return `text` with `words` of its words replaced."""
     parts = text.split()
     for place in dice.sample(range(len(parts)), min(words, len(parts))):
@@ -140,18 +140,18 @@ def test_injected_near_duplicates_are_found(tmp_path: Path) -> None:
         text = " ".join(dice.choices(words, k=400))
         # A replaced word changes 5 of 396 shingles in both sets. So n replacements leave a
         # similarity of about (396 - 5 n) / (396 + 5 n), from .95 down to .5.
-        texts = [text, *(edited(text, n, dice) for n in (2, 4, 6, 8, 10, 13, 20, 26))]
+        texts = [text, *(edit_words(text, n, dice) for n in (2, 4, 6, 8, 10, 13, 20, 26))]
         for number, fixture_text in enumerate(texts):
             identity = compute_document_id("planted", f"{family}/{number}", fixture_text.encode())
             documents.append((identity, f"http://a/{family}/{number}", fixture_text))
             labels.append(family)
-    result = judged(tmp_path, documents, labels)
+    result = judge_search(tmp_path, documents, labels)
     print(json.dumps({"benchmark": "planted near-duplicates", **result}))
     assert result["precision_by_label"] >= 0.98 and result["precision_by_similarity"] == 1
     assert result["recall_of_pairs"] >= 0.95
 
 
-def pages_of(test_data: Path) -> list[tuple[str, str]]:
+def read_pages(test_data: Path) -> list[tuple[str, str]]:
     """Return the URL and text of each page of the crawl."""
     found = []
     for archive in sorted((test_data / "crawl").glob("*.warc.gz")):
@@ -165,7 +165,7 @@ def pages_of(test_data: Path) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def pages(test_data: Path) -> list[tuple[str, str]]:
-    return pages_of(test_data)
+    return read_pages(test_data)
 
 
 @pytest.mark.data
@@ -179,7 +179,7 @@ def test_versions_of_real_pages(
         (compute_document_id("crawl", url, text.encode()), url, text) for url, text in pages
     ]
     labels = [label.get(url, url) for url, _ in pages]
-    result = judged(tmp_path, documents, labels)
+    result = judge_search(tmp_path, documents, labels)
     print(json.dumps({"benchmark": "versions of real pages", **result}))
     assert result["precision_by_similarity"] == 1
     assert result["recall_of_pairs"] >= 0.95
@@ -188,7 +188,7 @@ def test_versions_of_real_pages(
 @pytest.mark.data
 def test_from_parquet_to_fates(pages: list[tuple[str, str]], tmp_path: Path) -> None:
     dice = random.Random(1)
-    texts = [edited(text, slot * 3, dice) for slot in range(8) for _, text in pages]
+    texts = [edit_words(text, slot * 3, dice) for slot in range(8) for _, text in pages]
     rows = [
         (compute_document_id("crawl", str(n), b""), f"http://a/{n}", t) for n, t in enumerate(texts)
     ]
@@ -258,7 +258,7 @@ def test_passes_by_ray_compared_with_one_process(
     Figures are wall seconds on an idle machine, of a corpus that takes four partitions.
     """
     dice = random.Random(1)
-    texts = [edited(text, slot * 3, dice) for slot in range(TURNS) for _, text in pages]
+    texts = [edit_words(text, slot * 3, dice) for slot in range(TURNS) for _, text in pages]
     megabytes = sum(len(text.encode()) for text in texts) / 1e6
     for number in range(FILES):
         some = texts[number::FILES]

@@ -79,8 +79,10 @@ def test_dedup_of_files_compared_with_datatrove(test_data: Path, tmp_path: Path)
         pytest.skip("TRAINRIG_PEERS names no interpreter with datatrove[processing] and spacy")
     dedup = runpy.run_path(str(Path(__file__).with_name("test_dedup.py")))
     dice = random.Random(1)
-    crawl = dedup["pages_of"](test_data)
-    texts = [dedup["edited"](text, 3 * slot, dice) for slot in range(COPIES) for _, text in crawl]
+    crawl = dedup["read_pages"](test_data)
+    texts = [
+        dedup["edit_words"](text, 3 * slot, dice) for slot in range(COPIES) for _, text in crawl
+    ]
     rows = {
         "id": [f"{n:032x}" for n in range(len(texts))],
         "url": [f"http://a/{n}" for n in range(len(texts))],

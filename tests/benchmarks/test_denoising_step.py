@@ -78,7 +78,7 @@ def rows():
     return make
 
 
-def ours(model, objective, micro):
+def make_our_step(model, objective, micro):
     """Return a step as the training loop takes it: sharded, deterministic, clipped."""
     training = Training(steps=10**6, schedule=Constant(warmup=0))
     numerics.settle(training.threads, training.deterministic)
@@ -116,7 +116,7 @@ def theirs(model, micro):
     return step
 
 
-def tokens(micro):
+def count_tokens(micro):
     """Count the tokens that a model reads in a batch, encoder and decoder together."""
     return sum(micro.arrays[name].size for name in (IDS, DECODER_IDS) if name in micro.arrays)
 
@@ -140,15 +140,15 @@ def test_a_token_costs_about_as_much_as_in_next_token_prediction(alone, rows, ki
     causal = CausalLM()
     micro = rows(objective, sequences)
     plain = rows(causal, sequences)
-    share = tokens(plain) / tokens(micro)
+    share = count_tokens(plain) / count_tokens(micro)
     operations = count_position_flops(objective, model, LENGTH) / count_position_flops(
         causal, decoder, LENGTH
     )
     ratio = side_by_side.compare(
-        f"training step of {kind}, of {tokens(micro):,} tokens, against one of CausalLM, of "
-        f"{tokens(plain):,}",
-        ours(model, objective, micro),
-        ours(decoder, causal, plain),
+        f"training step of {kind}, of {count_tokens(micro):,} tokens, against one of CausalLM, of "
+        f"{count_tokens(plain):,}",
+        make_our_step(model, objective, micro),
+        make_our_step(decoder, causal, plain),
         rounds=ROUNDS,
     )
     print(
@@ -182,8 +182,8 @@ def test_a_step_is_no_slower_than_transformers(alone, rows, kind):
     _, model = read_config(config.to_dict(), "config.json")
     micro = rows(objective)
     ratio = side_by_side.compare(
-        f"training step of {kind}, of {tokens(micro):,} tokens, against Transformers'",
-        ours(model, objective, micro),
+        f"training step of {kind}, of {count_tokens(micro):,} tokens, against Transformers'",
+        make_our_step(model, objective, micro),
         theirs(peer.train(), micro),
         rounds=ROUNDS,
     )

@@ -34,7 +34,7 @@ COPIES = 3
 ROUNDS = 5
 
 
-def texts_of(test_data: Path) -> list[str]:
+def cut_texts(test_data: Path) -> list[str]:
     """Return some 12 MB of the sets as texts of `DOCUMENT_BYTES`."""
     everything = "\n".join(
         line
@@ -45,7 +45,7 @@ def texts_of(test_data: Path) -> list[str]:
     return [everything[start : start + DOCUMENT_BYTES] for start in starts]
 
 
-def timed(action: Callable[[], object]) -> tuple[float, float]:
+def measure(action: Callable[[], object]) -> tuple[float, float]:
     """Return the CPU seconds of this process and the wall seconds that `action` takes."""
     cpu = time.process_time()
     wall = time.monotonic()
@@ -53,13 +53,13 @@ def timed(action: Callable[[], object]) -> tuple[float, float]:
     return time.process_time() - cpu, time.monotonic() - wall
 
 
-def timed_work(run: Tokenization, documents: DocumentSet, encoder: Encoder) -> Work:
+def make_timed_work(run: Tokenization, documents: DocumentSet, encoder: Encoder) -> Work:
     """Return the work of `tokenize` on a split, which also counts its CPU and wall seconds."""
     work = prepare._make_work(run, documents, encoder)
 
     def work_and_count(task: Any) -> Any:
         results = []
-        cpu, wall = timed(lambda: results.append(work(task)))
+        cpu, wall = measure(lambda: results.append(work(task)))
         counts, files = results[0]
         return counts | {"cpu_seconds": cpu, "wall_seconds": wall}, files
 
@@ -67,7 +67,7 @@ def timed_work(run: Tokenization, documents: DocumentSet, encoder: Encoder) -> W
 
 
 def test_encoding_inside_ray_is_as_fast_as_bare_tiktoken(tmp_path, test_data, local_ray):
-    texts = texts_of(test_data)
+    texts = cut_texts(test_data)
     encoder = Encoder(train_tokenizer(ByteLevelBPE(vocabulary=32_768), texts).decode())
     assert encoder.engine == "tiktoken"
     texts = texts * COPIES
@@ -84,7 +84,7 @@ def test_encoding_inside_ray_is_as_fast_as_bare_tiktoken(tmp_path, test_data, lo
         output=str(tmp_path / "tokens"),
     )
     documents = open_documents(run.documents)
-    work = functools.partial(timed_work, run, documents, encoder)
+    work = functools.partial(make_timed_work, run, documents, encoder)
 
     special = set(encoder.special_ids.values())
     ranks = {
@@ -105,8 +105,8 @@ def test_encoding_inside_ray_is_as_fast_as_bare_tiktoken(tmp_path, test_data, lo
         splits = documents.cut_splits()
         map_splits(phase, splits, 1)
         counts = [record.counts for record in phase.read_results(splits)]
-        bare_cpu, _ = timed(lambda: [bare.encode_ordinary(text) for text in texts])
-        library_cpu, _ = timed(
+        bare_cpu, _ = measure(lambda: [bare.encode_ordinary(text) for text in texts])
+        library_cpu, _ = measure(
             lambda: library.encode_batch_fast(few, add_special_tokens=False)  # runs on one thread
         )
         if number:

@@ -35,7 +35,7 @@ ROWS = {"arc_easy": 60, "lambada": 200}
 ROUNDS = 3
 
 
-def made_tokenizer(texts: Path) -> str:
+def make_tokenizer(texts: Path) -> str:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -63,7 +63,7 @@ def test_requests_a_second_compared_with_the_harness(
     torch.set_num_threads(1)
     model = Decoder(CONFIG)
     initialise(model, seed=1)
-    text = made_tokenizer(test_data / "sets" / "tinyshakespeare.txt")
+    text = make_tokenizer(test_data / "sets" / "tinyshakespeare.txt")
     write_model(str(tmp_path / "run"), CONFIG, text, model.state_dict())
     export_checkpoint(str(tmp_path / "run"), str(tmp_path / "hf"), HubFolder())
     shots = 5 if name == "arc_easy" else 0

@@ -43,27 +43,27 @@ def pages(test_data: Path) -> list[Any]:
     ]
 
 
-def text_by(settings: MainContent | Resiliparse, page: RawPage) -> str:
+def extract_text(settings: MainContent | Resiliparse, page: RawPage) -> str:
     found = extract(page, settings)
     return found.text if isinstance(found, Extracted) else ""
 
 
-def text_by_trafilatura(page: RawPage, *, precision: bool) -> str:
+def extract_by_trafilatura(page: RawPage, *, precision: bool) -> str:
     found = trafilatura.extract(page.body, include_comments=False, favor_precision=precision)
     return found or ""
 
 
 METHODS: dict[str, Callable[[RawPage], str]] = {
-    "resiliparse": functools.partial(text_by, Resiliparse()),
-    "fast": functools.partial(text_by, MainContent(quality="fast")),
-    "balanced": functools.partial(text_by, MainContent()),
-    "precise": functools.partial(text_by, MainContent(quality="precise")),
-    "trafilatura": functools.partial(text_by_trafilatura, precision=False),
-    "trafilatura, precision": functools.partial(text_by_trafilatura, precision=True),
+    "resiliparse": functools.partial(extract_text, Resiliparse()),
+    "fast": functools.partial(extract_text, MainContent(quality="fast")),
+    "balanced": functools.partial(extract_text, MainContent()),
+    "precise": functools.partial(extract_text, MainContent(quality="precise")),
+    "trafilatura": functools.partial(extract_by_trafilatura, precision=False),
+    "trafilatura, precision": functools.partial(extract_by_trafilatura, precision=True),
 }
 
 
-def cpu_seconds(method: Callable[[RawPage], str], pages: Sequence[Any]) -> float:
+def measure_cpu_seconds(method: Callable[[RawPage], str], pages: Sequence[Any]) -> float:
     began = time.process_time()
     for page in pages:
         method(page.page)
@@ -101,7 +101,9 @@ def test_speed_compared_with_trafilatura(pages: list[Any]):
     for method in METHODS.values():  # compiles, and loads the trees
         method(some[0].page)
     # Alternate, so that the machine's load affects all alike.
-    seconds = [{name: cpu_seconds(METHODS[name], some) for name in METHODS} for _ in range(ROUNDS)]
+    seconds = [
+        {name: measure_cpu_seconds(METHODS[name], some) for name in METHODS} for _ in range(ROUNDS)
+    ]
     for name in METHODS:
         speeds = sorted(len(some) / measured[name] for measured in seconds)
         ratios = sorted(measured["trafilatura"] / measured[name] for measured in seconds)
@@ -129,7 +131,7 @@ def test_how_often_precise_uses_trafilatura(pages: list[Any], monkeypatch: pytes
     monkeypatch.setattr(trafilatura_text, "extract", counted)
     some = pages[::EVERY]
     for page in some:
-        text_by(MainContent(quality="precise"), page.page)
+        extract_text(MainContent(quality="precise"), page.page)
     line = {
         "benchmark": "extraction: trafilatura asked by precise, times a page",
         "for_precision": round(asked.count("precision") / len(some), 2),

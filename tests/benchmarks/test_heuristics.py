@@ -82,7 +82,7 @@ def by_datatrove(texts: Sequence[str]) -> Columns:
     return columns | {"language": np.array(codes), "language_score": scores}
 
 
-def documents_per_second(
+def measure_pace(
     chain: Callable[[Sequence[str]], Columns],
     presets: Sequence[str],
     texts: list[str],
@@ -109,12 +109,12 @@ def documents_per_second(
     return rates
 
 
-def spread(rates: list[float], by: float) -> list[float]:
+def summarise(rates: list[float], by: float) -> list[float]:
     """Return the minimum, the median and the maximum of `rates`, in units of `by`."""
     return [round(rate / by, 1) for rate in (min(rates), statistics.median(rates), max(rates))]
 
 
-def peer(texts: list[str], folder: Path) -> dict[str, Any]:
+def run_datatrove(texts: list[str], folder: Path) -> dict[str, Any]:
     """Return datatrove's verdicts on `texts` and its cost."""
     python = os.environ.get("TRAINRIG_PEERS")
     if not python:
@@ -130,10 +130,10 @@ def peer(texts: list[str], folder: Path) -> dict[str, Any]:
 def test_the_chain_keeps_its_pace(texts: list[str], measured: list[str], tmp_path: Path):
     pytest.importorskip("spacy")
     papers = ("fineweb", "gopher", "c4-tfds", "plain")
-    own = documents_per_second(by_papers, papers, texts, measured)
-    same = documents_per_second(by_datatrove, ("fineweb-datatrove",), texts, measured)
+    own = measure_pace(by_papers, papers, texts, measured)
+    same = measure_pace(by_datatrove, ("fineweb-datatrove",), texts, measured)
     some = measured[:200]
-    theirs = len(some) / peer(some, tmp_path)["cpu_seconds"]
+    theirs = len(some) / run_datatrove(some, tmp_path)["cpu_seconds"]
     ours = {"own_words": own, "datatrove_words": same}
     print(
         json.dumps(
@@ -142,8 +142,8 @@ def test_the_chain_keeps_its_pace(texts: list[str], measured: list[str], tmp_pat
                 "documents": len(measured),
                 "mean_bytes": round(statistics.mean(len(text.encode()) for text in measured)),
                 "documents_per_cpu_second": {"datatrove": round(theirs, 1)}
-                | {name: spread(rates, 1) for name, rates in ours.items()},
-                "over_datatrove": {name: spread(rates, theirs) for name, rates in ours.items()},
+                | {name: summarise(rates, 1) for name, rates in ours.items()},
+                "over_datatrove": {name: summarise(rates, theirs) for name, rates in ours.items()},
                 "load": os.getloadavg()[0],
             }
         )
@@ -159,7 +159,7 @@ def test_the_chain_keeps_its_pace(texts: list[str], measured: list[str], tmp_pat
 def test_verdicts_are_datatroves(texts: list[str], tmp_path: Path):
     pytest.importorskip("spacy")
     some = texts[:1_000]
-    verdicts = peer(some, tmp_path)["verdicts"]
+    verdicts = run_datatrove(some, tmp_path)["verdicts"]
     columns = measure_datatrove(some)
     by: Any = {"words": "datatrove"}
     lines: Any = {"max_duplicate_line_characters": 0.01}

@@ -71,7 +71,7 @@ def make_fast_run(sizes: dict[str, Any]) -> Pretraining:
     )
 
 
-def plan(sizes, rates, folder):
+def plan_layouts(sizes, rates, folder):
     """Return the run, the planner's prediction for each layout, and the tasks of the ranks."""
     path = folder / "hardware.toml"
     path.write_text(order["write_table"](rates))
@@ -80,7 +80,7 @@ def plan(sizes, rates, folder):
     return run, predictions, order["write_tasks"](run, predictions)
 
 
-def measure(ranks, run, tasks):
+def measure_layouts(ranks, run, tasks):
     """Return the STEPS of each layout whose ranks waited least for a core.
 
     A step is a pair of the seconds waited and the total seconds.
@@ -97,7 +97,7 @@ def measure(ranks, run, tasks):
     return {name: sorted(steps)[:STEPS] for name, steps in found.items()}
 
 
-def describe(prediction, seconds):
+def describe_layout(prediction, seconds):
     """Return a row of the result, in milliseconds."""
     terms = {name: round(1e3 * value, 1) for name, value in vars(prediction.seconds).items()}
     low, middle, high = statistics.quantiles([value for _, value in seconds])
@@ -120,10 +120,11 @@ def test_layouts_are_in_the_order_that_is_predicted(ranks, tmp_path, write_resul
     right = 0
     apart_without = wrong_without = 0  # counts of pairs without a pipeline
     for model, sizes in MODELS.items():
-        run, predictions, tasks = plan(sizes, rates, tmp_path)
-        seconds = measure(ranks, run, tasks)
+        run, predictions, tasks = plan_layouts(sizes, rates, tmp_path)
+        seconds = measure_layouts(ranks, run, tasks)
         rows = {
-            name: describe(prediction, seconds[name]) for name, prediction in predictions.items()
+            name: describe_layout(prediction, seconds[name])
+            for name, prediction in predictions.items()
         }
         apart, wrong = count_pairs(
             {name: row["predicted_ms"] for name, row in rows.items()},
@@ -169,7 +170,7 @@ def test_pairs_that_differ_by_more_than_15_percent_are_judged():
 @pytest.mark.parametrize("mixture", [False, True])
 def test_the_planner_lays_each_layout_out(mixture, tmp_path):
     sizes = TINY | ({"feedforward": MODELS["mixture"]["feedforward"]} if mixture else {})
-    run, predictions, tasks = plan(sizes, RATES, tmp_path)
+    run, predictions, tasks = plan_layouts(sizes, RATES, tmp_path)
     contexts = {name for name in LAYOUTS if "context" in name}
     assert set(LAYOUTS) - set(tasks) == (contexts if mixture else {"expert"})
     for task in tasks.values():
@@ -181,7 +182,7 @@ def test_the_planner_lays_each_layout_out(mixture, tmp_path):
 @pytest.mark.slow
 def test_two_ranks_take_steps_in_turns(ranks, tmp_path):
     rates = ranks(2, "reached_rates", width=32, megabytes=1, repeats=3)[0]
-    run, _, tasks = plan(TINY, rates, tmp_path)
+    run, _, tasks = plan_layouts(TINY, rates, tmp_path)
     some = {name: tasks[name] for name in ("FSDP", "tensor", "1F1B, 4 micro-batches")}
     both = ranks(2, "paced_layouts", model=run.model.model_dump(), layouts=some, rounds=2, visits=1)
     for measured in both:

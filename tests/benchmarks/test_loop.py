@@ -61,7 +61,7 @@ def make_job(made_up, tmp_path):
     return make
 
 
-def result_of(job):
+def read_results(job):
     """Return the results that must be equal when a run is repeated."""
     series = [
         (line["train/loss"], line["train/grad_norm"]) for line in metrics.read_series(job.folder)
@@ -70,7 +70,7 @@ def result_of(job):
     return series, {p.name: p.read_bytes() for p in Path(newest.path).glob("*.safetensors")}
 
 
-def peak(compute):
+def find_peak(compute):
     """Return this GPU's peak FLOP/s from the hardware table, or None on a CPU or if unknown."""
     if not torch.cuda.is_available():
         return None
@@ -98,8 +98,8 @@ def test_the_loop_on_one_device(alone, make_job):
     pace = tokens / statistics.median(seconds)
     # PaLM's rule (arXiv:2204.02311, appendix B) counts attention over all positions, masked or not.
     flops = count_token_flops(job.model, job.model.positions, causal=False).training
-    most = peak(job.training.precision.compute)
-    same = result_of(jobs[0]) == result_of(jobs[1])
+    most = find_peak(job.training.precision.compute)
+    same = read_results(jobs[0]) == read_results(jobs[1])
     print(
         json.dumps(
             {

@@ -50,7 +50,7 @@ def is_measured(step):
     return (step - 1) // BLOCK % 4 in (0, 3)
 
 
-class InTurns(Metrics):
+class AlternatingMetrics(Metrics):
     """Default metrics in every other block."""
 
     def due(self, step):
@@ -60,7 +60,7 @@ class InTurns(Metrics):
         return is_measured(step) and step % ROUND == BLOCK
 
 
-class LogsInTurns(StepLogger):
+class AlternatingLogger(StepLogger):
     """A step logger that writes nothing about steps that are not measured."""
 
     def log_step(self, local, figures, clock):
@@ -82,7 +82,7 @@ class CPUSeconds:
         return False
 
 
-def shares_added(before):
+def compute_added_shares(before):
     """Return the relative cost of the blocks with metrics in each round, and the mean step time."""
     steps = np.array([before[at + 1] - before[at] for at in range(ROUNDS * ROUND)])
     measured = np.array([is_measured(at + 1) for at in range(ROUNDS * ROUND)])
@@ -95,7 +95,7 @@ def shares_added(before):
 
 def test_measuring_costs_little_cpu_time(alone, tmp_path, monkeypatch, write_result, make_job):
     """Measure the CPU time and keep it in results/metrics-cost.json."""
-    monkeypatch.setattr(loop, "StepLogger", LogsInTurns)
+    monkeypatch.setattr(loop, "StepLogger", AlternatingLogger)
     steps = ROUNDS * ROUND + 1
     job = make_job(
         tmp_path / "run",
@@ -104,7 +104,7 @@ def test_measuring_costs_little_cpu_time(alone, tmp_path, monkeypatch, write_res
         training={"steps": steps, "held_out": {"rows": 0}, "checkpoints": {"every": steps}},
     )
     assert job.training.metrics == Metrics()
-    training = job.training.model_copy(update={"metrics": InTurns()})
+    training = job.training.model_copy(update={"metrics": AlternatingMetrics()})
     job = dataclasses.replace(job, training=training)
     seconds = CPUSeconds()
     loop.train(job, RunFolder(job.folder).take_attempt(0), None, seconds)
@@ -112,7 +112,7 @@ def test_measuring_costs_little_cpu_time(alone, tmp_path, monkeypatch, write_res
     assert [line["step"] for line in logged] == [s for s in range(1, steps + 1) if is_measured(s)]
     assert sum("noise/trace" in line for line in logged) == ROUNDS * ROUND // BLOCK // 2
     assert sum("layers/00/grad_norm" in line for line in logged) == ROUNDS
-    shares, step_seconds = shares_added(seconds.before)
+    shares, step_seconds = compute_added_shares(seconds.before)
     drawn = np.random.default_rng(0).choice(shares, (10_000, len(shares)))
     low, high = np.quantile(drawn.mean(1), [0.025, 0.975])
     counted = load_counts()

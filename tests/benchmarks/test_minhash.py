@@ -84,17 +84,17 @@ def texts(test_data: Path) -> list[str]:
     return [whole[start : start + LENGTH] for start in range(0, len(whole) - LENGTH, LENGTH)]
 
 
-def cpu_seconds(action: Callable[[], object]) -> float:
+def measure_cpu_seconds(action: Callable[[], object]) -> float:
     began = time.process_time()
     action()
     return time.process_time() - began
 
 
-def column(texts: list[str]) -> pa.ChunkedArray:
+def make_column(texts: list[str]) -> pa.ChunkedArray:
     return pa.chunked_array([pa.array(texts, pa.large_string())])
 
 
-def megabytes(texts: list[str]) -> float:
+def count_megabytes(texts: list[str]) -> float:
     return sum(len(text.encode()) for text in texts) / 1e6
 
 
@@ -108,7 +108,7 @@ def five_words(text: str) -> list[str]:
     return [" ".join(words[i : i + 5]) for i in range(max(1, len(words) - 4))]
 
 
-def shingles_as_text(text: str) -> list[str]:
+def make_text_shingles(text: str) -> list[str]:
     """Return shingles like `five_words`, with trainrig's words for scripts without spaces."""
     words = split_words(text, 5)
     return [" ".join(words[i : i + 5]) for i in range(max(1, len(words) - 4))]
@@ -132,16 +132,16 @@ def by_rensa(texts: list[str]) -> None:
 
 def test_signing_texts_compared_with_other_libraries(texts: list[str]):
     few = texts[:: len(texts) // PEER_TEXTS][:PEER_TEXTS]
-    ours = column(texts)
+    ours = make_column(texts)
     ways: dict[str, tuple[float, Callable[[], object]]] = {
         "ours": (
-            megabytes(texts),
+            count_megabytes(texts),
             lambda: compute_keys_and_shingles(NormalisedTexts.from_arrow(ours), SETTINGS),
         ),
-        "datasketch": (megabytes(few), lambda: by_datasketch(few)),
+        "datasketch": (count_megabytes(few), lambda: by_datasketch(few)),
     }
     if importlib.util.find_spec("rensa"):
-        ways["rensa, of Python's shingles"] = (megabytes(few), lambda: by_rensa(few))
+        ways["rensa, of Python's shingles"] = (count_megabytes(few), lambda: by_rensa(few))
     for _, way in ways.values():
         way()
     python = os.environ.get("TRAINRIG_PEERS")  # an interpreter that has datatrove
@@ -157,17 +157,17 @@ def test_signing_texts_compared_with_other_libraries(texts: list[str]):
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(ROUNDS):
         for name, (size, way) in ways.items():
-            rates[name].append(size / cpu_seconds(way))
+            rates[name].append(size / measure_cpu_seconds(way))
         if datatrove and datatrove.stdin and datatrove.stdout:
             datatrove.stdin.write("\n")
             datatrove.stdin.flush()
             seconds = float(datatrove.stdout.readline())
-            rates.setdefault("datatrove", []).append(megabytes(few) / seconds)
+            rates.setdefault("datatrove", []).append(count_megabytes(few) / seconds)
     if datatrove:
         datatrove.communicate()
     result = {
         "benchmark": "texts in memory to band keys and shingles",
-        "megabytes": round(megabytes(texts), 1),
+        "megabytes": round(count_megabytes(texts), 1),
         "texts": len(texts),
         "of_them_for_peers": len(few),
         "bands": SETTINGS.bands,
@@ -207,16 +207,20 @@ def test_parquet_to_a_file_of_signatures(texts: list[str], tmp_path: Path):
         Signatures.from_table(rows, SETTINGS).save(target)
 
     signed()
-    rates = sorted(megabytes(texts) / cpu_seconds(signed) for _ in range(ROUNDS))
-    reading = sorted(cpu_seconds(lambda: read_columns(path, ["text"])) for _ in range(ROUNDS))
+    rates = sorted(count_megabytes(texts) / measure_cpu_seconds(signed) for _ in range(ROUNDS))
+    reading = sorted(
+        measure_cpu_seconds(lambda: read_columns(path, ["text"])) for _ in range(ROUNDS)
+    )
     result = {
         "benchmark": "Parquet to a file of signatures, with exact digests and URL keys",
-        "megabytes": round(megabytes(texts), 1),
+        "megabytes": round(count_megabytes(texts), 1),
         "texts": number,
         "mb_per_cpu_second": round(statistics.median(rates), 1),
         "from_to": [round(rates[0], 1), round(rates[-1], 1)],
-        "mb_per_cpu_second_of_reading": round(megabytes(texts) / statistics.median(reading), 1),
-        "bytes_per_text_byte": round(Path(target).stat().st_size / 1e6 / megabytes(texts), 3),
+        "mb_per_cpu_second_of_reading": round(
+            count_megabytes(texts) / statistics.median(reading), 1
+        ),
+        "bytes_per_text_byte": round(Path(target).stat().st_size / 1e6 / count_megabytes(texts), 3),
         "rounds": ROUNDS,
     }
     print(json.dumps(result))
@@ -227,12 +231,12 @@ def test_time_grows_as_the_texts_do(texts: list[str]):
     few = texts[: len(texts) // 10]
     figures = []
     for times in (1, 10, 100):
-        many = NormalisedTexts.from_arrow(column(few * times))
+        many = NormalisedTexts.from_arrow(make_column(few * times))
         runs = [
-            cpu_seconds(lambda many=many: compute_keys_and_shingles(many, SETTINGS))
+            measure_cpu_seconds(lambda many=many: compute_keys_and_shingles(many, SETTINGS))
             for _ in range(3)
         ]
-        size = megabytes(few) * times
+        size = count_megabytes(few) * times
         figures.append(
             {
                 "megabytes": round(size, 1),
@@ -264,7 +268,7 @@ def test_a_very_long_text(texts: list[str], tmp_path: Path):
     assert memory < 6
 
 
-def changed(text: str, share: float, words: list[str], generator: np.random.Generator) -> str:
+def replace_words(text: str, share: float, words: list[str], generator: np.random.Generator) -> str:
     """Return `text` with about `share` of its words replaced."""
     parts = text.split(" ")
     for place in np.flatnonzero(generator.random(len(parts)) < share).tolist():
@@ -278,8 +282,8 @@ def test_estimates_are_as_near_as_datasketchs(texts: list[str]):
     pairs = []
     for text in texts[:: len(texts) // 600]:
         share = float(generator.choice([0.005, 0.01, 0.02, 0.04, 0.08]))
-        pairs.append((text, changed(text, share, words, generator)))
-    sets = [(set(shingles_as_text(a)), set(shingles_as_text(b))) for a, b in pairs]
+        pairs.append((text, replace_words(text, share, words, generator)))
+    sets = [(set(make_text_shingles(a)), set(make_text_shingles(b))) for a, b in pairs]
     exact = np.array([len(a & b) / len(a | b) for a, b in sets])
     both = NormalisedTexts.of([text for pair in pairs for text in pair])
     shingles, ends = shingle_texts(both, 5)

@@ -34,7 +34,7 @@ Truths = NDArray[np.bool_]
 Scores = NDArray[np.float64]
 
 
-def timed(make: Callable[[], Made]) -> tuple[Made, float]:
+def measure(make: Callable[[], Made]) -> tuple[Made, float]:
     began = time.process_time()
     made = make()
     return made, time.process_time() - began
@@ -73,24 +73,24 @@ def test_n_gram_models_compared_with_kenlm(tmp_path, pages):
     asked = pages[4::5]
     subwords = make_tokenizer(Subwords(vocabulary=32_768), iter(learnt))
     pieces = train(learnt, subwords, 5, [1] * 5)
-    cut = [as_pieces(pieces, text) for text in learnt]
+    cut = [cut_into_pieces(pieces, text) for text in learnt]
     text = tmp_path / "pieces.txt"
     text.write_text("\n".join(cut) + "\n")
     words = make_tokenizer(Words(vocabulary=100_000, normalise=False), iter(cut))
     train(cut[:10], words, 5, [1] * 5)  # compiles the kernels
-    ours, ours_seconds = timed(lambda: train(cut, words, 5, [1] * 5))
+    ours, ours_seconds = measure(lambda: train(cut, words, 5, [1] * 5))
     arpa = tmp_path / "theirs.arpa"
     command = ["lmplz", "-o", "5", "-S", "1G", "-T", str(tmp_path), "--text", str(text)]
     before = children()
     subprocess.run([*command, "--arpa", str(arpa)], check=True, capture_output=True)
     theirs_seconds = children() - before
     theirs = kenlm.Model(str(arpa))
-    asked_cut = [as_pieces(pieces, asked_text) for asked_text in asked]
-    found, found_seconds = timed(lambda: ours.compute_perplexity(asked_cut))
-    expected, expected_seconds = timed(
+    asked_cut = [cut_into_pieces(pieces, asked_text) for asked_text in asked]
+    found, found_seconds = measure(lambda: ours.compute_perplexity(asked_cut))
+    expected, expected_seconds = measure(
         lambda: [perplexity(theirs, cut_text) for cut_text in asked_cut]
     )
-    _, whole_seconds = timed(lambda: pieces.compute_perplexity(asked))
+    _, whole_seconds = measure(lambda: pieces.compute_perplexity(asked))
     gap = np.abs(found / np.array(expected) - 1).max()
     print(
         json.dumps(
@@ -110,7 +110,7 @@ def test_n_gram_models_compared_with_kenlm(tmp_path, pages):
     assert gap < 1e-4
 
 
-def as_pieces(model: LanguageModel, text: str) -> str:
+def cut_into_pieces(model: LanguageModel, text: str) -> str:
     """Return the text cut into subwords, separated by spaces; a line is a sentence."""
     found = []
     stream, _ = model.cutter.encode_sentences([text], model.word_of)
@@ -137,10 +137,10 @@ def test_classifiers_compared_with_fasttext(tmp_path, test_data, pages):
     fasttext = pytest.importorskip("fasttext", reason="the package fasttext is not installed")
     if not hasattr(fasttext, "train_supervised"):  # fasttext-predict has the same module name
         pytest.skip("the fasttext that is installed does not train")
-    for name, (wanted, others) in tasks(test_data / "sets", pages).items():
-        learnt = [[text for text in texts if not measured(text)] for texts in (wanted, others)]
-        asked = [text for group in (wanted, others) for text in group if measured(text)]
-        count = sum(measured(text) for text in wanted)
+    for name, (wanted, others) in make_tasks(test_data / "sets", pages).items():
+        learnt = [[text for text in texts if not is_measured(text)] for texts in (wanted, others)]
+        asked = [text for group in (wanted, others) for text in group if is_measured(text)]
+        count = sum(is_measured(text) for text in wanted)
         truths = np.repeat([True, False], [count, len(asked) - count])
         told = {
             "benchmark": f"classifier, {name}",
@@ -159,9 +159,9 @@ def test_classifiers_compared_with_fasttext(tmp_path, test_data, pages):
 def by_ours(learnt: list[list[str]], asked: list[str], truths: Truths) -> dict[str, float]:
     # compiles the kernels
     train_classifier(learnt[0][:200], learnt[1][:200], Learning(buckets_log2=10))
-    model, seconds = timed(lambda: train_classifier(*learnt, Learning()))
-    scores, asked_seconds = timed(lambda: model.score(asked, ["en"] * len(asked)))
-    return told_of(scores, truths, seconds, megabytes(asked) / asked_seconds)
+    model, seconds = measure(lambda: train_classifier(*learnt, Learning()))
+    scores, asked_seconds = measure(lambda: model.score(asked, ["en"] * len(asked)))
+    return summarise_curve(scores, truths, seconds, megabytes(asked) / asked_seconds)
 
 
 def by_fasttext(
@@ -182,15 +182,17 @@ def by_fasttext(
     ]
     lines.write_text("\n".join(random.Random(0).sample(labelled, len(labelled))))
     settings = {"lr": rate, "dim": dim, "wordNgrams": 2, "thread": 1, "verbose": 0}
-    model, seconds = timed(lambda: fasttext.train_supervised(str(lines), **settings))
-    (labels, chances), asked_seconds = timed(lambda: model.predict(folded[2], k=2))
+    model, seconds = measure(lambda: fasttext.train_supervised(str(lines), **settings))
+    (labels, chances), asked_seconds = measure(lambda: model.predict(folded[2], k=2))
     scores = [
         row[list(names).index("__label__yes")] for names, row in zip(labels, chances, strict=True)
     ]
-    return told_of(np.array(scores), truths, seconds, megabytes(asked) / asked_seconds)
+    return summarise_curve(np.array(scores), truths, seconds, megabytes(asked) / asked_seconds)
 
 
-def told_of(scores: Scores, truths: Truths, seconds: float, speed: float) -> dict[str, float]:
+def summarise_curve(
+    scores: Scores, truths: Truths, seconds: float, speed: float
+) -> dict[str, float]:
     kept = scores >= 0.5
     curve = compute_reliability(np.minimum(scores, 1.0), truths)
     gap = sum(bucket.texts * abs(bucket.predicted - bucket.observed) for bucket in curve) / len(
@@ -206,12 +208,12 @@ def told_of(scores: Scores, truths: Truths, seconds: float, speed: float) -> dic
     }
 
 
-def measured(text: str) -> bool:
+def is_measured(text: str) -> bool:
     """Return whether a text belongs to the fifth on which neither model is trained."""
     return hashlib.sha256(text.encode()).digest()[0] < 51
 
 
-def tasks(sets: Path, pages: list[str]) -> dict[str, tuple[list[str], list[str]]]:
+def make_tasks(sets: Path, pages: list[str]) -> dict[str, tuple[list[str], list[str]]]:
     """Return wanted and unwanted texts for each task."""
     draw = random.Random(0)
     passages = list(

@@ -30,7 +30,7 @@ SHUFFLE = PackingPlan(shuffle_documents=True)
 PACK = PackingPlan(best_fit=(LENGTH,))
 
 
-def sums_of_nothing(size: int) -> bytes:
+def compute_zero_sums(size: int) -> bytes:
     """Return the block sums of `size` zeros, which are the content of a sparse file."""
     whole = np.full(size // SUMMED, zlib.crc32(bytes(SUMMED)), SUM_DTYPE).tobytes()
     return whole + compute_block_sums([bytes(size % SUMMED)])
@@ -46,7 +46,7 @@ def write_sparse_shards(folder: Path, documents: int) -> str:
         ends = np.cumsum(part).astype("<i8").tobytes()
         Path(path + ENDS).write_bytes(ends)
         Path(path + ENDS + SUMS).write_bytes(compute_block_sums([ends]))
-        Path(path + TOKENS + SUMS).write_bytes(sums_of_nothing(2 * tokens))
+        Path(path + TOKENS + SUMS).write_bytes(compute_zero_sums(2 * tokens))
         Path(path + INDEX).touch()
         with Path(path + TOKENS).open("wb") as file:
             file.truncate(2 * tokens)
@@ -70,7 +70,7 @@ def folder(request, tmp_path_factory) -> str:
     return write_sparse_shards(tmp_path_factory.mktemp("plans") / "train", request.param)
 
 
-def cpu_seconds(action) -> tuple[float, object]:
+def measure_cpu_seconds(action) -> tuple[float, object]:
     began = time.process_time()
     result = action()
     return time.process_time() - began, result
@@ -78,7 +78,7 @@ def cpu_seconds(action) -> tuple[float, object]:
 
 @pytest.mark.parametrize("plan", [SHUFFLE, PACK], ids=["shuffle", "best-fit"])
 def test_cost_of_a_plan(folder, plan):
-    seconds, (counts, _) = cpu_seconds(lambda: write_plans(folder, plan, padding=1))
+    seconds, (counts, _) = measure_cpu_seconds(lambda: write_plans(folder, plan, padding=1))
     tracemalloc.start()
     write_plans(folder, plan, padding=1)
     peak = tracemalloc.get_traced_memory()[1]
@@ -116,12 +116,14 @@ def test_cost_of_a_plan(folder, plan):
 def test_cost_of_a_row(folder, packing):
     write_plans(folder, SHUFFLE.model_copy(update={"best_fit": (LENGTH,)}), padding=1)
     shards = TokenShards.open(folder)
-    opening, layout = cpu_seconds(lambda: open_layout(packing, shards, LENGTH))
+    opening, layout = measure_cpu_seconds(lambda: open_layout(packing, shards, LENGTH))
     windows = np.random.default_rng(1).integers(0, layout.windows("web"), 500)
     ids, targets = np.zeros((2, LENGTH), dtype=np.int64)
     pieces = [len(layout.read("web", int(w), 1, ids, targets)) for w in windows]
-    reading, _ = cpu_seconds(lambda: [layout.read("web", int(w), 1, ids, targets) for w in windows])
-    counting, _ = cpu_seconds(lambda: layout.targets("web", windows, 1))
+    reading, _ = measure_cpu_seconds(
+        lambda: [layout.read("web", int(w), 1, ids, targets) for w in windows]
+    )
+    counting, _ = measure_cpu_seconds(lambda: layout.targets("web", windows, 1))
     result = {
         "benchmark": f"row: {packing}",
         "documents": shards.count_documents("web"),

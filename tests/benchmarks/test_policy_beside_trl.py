@@ -32,12 +32,12 @@ TOKENS = 6
 PHASES = ("data", "forward", "backward", "optimizer", "communication")
 
 
-def rate(ends):
+def compute_rate(ends):
     """Return steps per second from the end of step WARM on."""
     return (len(ends) - WARM) / (ends[-1] - ends[WARM - 1])
 
 
-def trl_run(at, rows):
+def run_trl(at, rows):
     """Return the steps per second of a TRL run."""
     import transformers
     import trl
@@ -76,7 +76,7 @@ def trl_run(at, rows):
         for line in trainer.state.log_history
         if "completions/mean_length" in line
     ]
-    return rate(ends), statistics.mean(lengths)
+    return compute_rate(ends), statistics.mean(lengths)
 
 
 def test_grpo_on_sums(bench, tmp_path, monkeypatch, write_result):
@@ -92,8 +92,8 @@ def test_grpo_on_sums(bench, tmp_path, monkeypatch, write_result):
     try:
         for nth in range(ROUNDS):
             lines = metrics.read_series(bench.reinforce(f"ours-{nth}", "fresh", STEPS, nth))
-            theirs, length = trl_run(tmp_path, bench.train_rows)
-            pairs.append((rate([line["time"] for line in lines]), theirs))
+            theirs, length = run_trl(tmp_path, bench.train_rows)
+            pairs.append((compute_rate([line["time"] for line in lines]), theirs))
             own = [line["train/diagnostics/completion_tokens"] for line in lines]
             lengths.append((statistics.mean(own), length))
             shares += [{name: line[f"time/{name}"] for name in PHASES} for line in lines[WARM:]]

@@ -24,11 +24,11 @@ pytestmark = [
 ]
 
 
-def interval(found: Any) -> list[float | None] | None:
+def format_interval(found: Any) -> list[float | None] | None:
     return None if found is None else [found.low, found.high]
 
 
-def told(law: Law, cpu: float) -> dict[str, Any]:
+def summarise_law(law: Law, cpu: float) -> dict[str, Any]:
     """Return a short summary of the figures that a law is judged by."""
     assert law.fit is not None and law.held_out is not None
     rows = law.held_out.rows
@@ -36,7 +36,7 @@ def told(law: Law, cpu: float) -> dict[str, Any]:
         "form": law.form.kind,
         "rows": law.fit.rows_used,
         "constants": {
-            name: [one.value, interval(one.bootstrap), interval(one.profile)]
+            name: [one.value, format_interval(one.bootstrap), format_interval(one.profile)]
             for name, one in law.estimates.items()
             if "(" not in name
         },
@@ -52,7 +52,7 @@ def told(law: Law, cpu: float) -> dict[str, Any]:
         "held_out_error_by_form": {one.form.kind: one.held_out_error for one in law.compared},
         "approaches": {
             one.name: one.parameters_exponent
-            and [one.parameters_exponent.value, interval(one.parameters_exponent.bootstrap)]
+            and [one.parameters_exponent.value, format_interval(one.parameters_exponent.bootstrap)]
             for one in law.approaches
         },
         "cpu_seconds": round(cpu, 1),
@@ -79,7 +79,11 @@ def test_a_published_table(name: str, recipe: str | None, options: dict[str, Any
     settings: LawFit = build_settings({"draws": 200, **options})
     begun = time.process_time()
     law = fit_law(runs, settings, recipe or name).law
-    print(json.dumps({"file": name, "recipe": recipe} | told(law, time.process_time() - begun)))
+    print(
+        json.dumps(
+            {"file": name, "recipe": recipe} | summarise_law(law, time.process_time() - begun)
+        )
+    )
     assert law.held_out is not None
     assert law.held_out.mean_absolute_error < 0.1
 
@@ -115,7 +119,7 @@ def test_published_optima() -> None:
         found = {
             "study": str(study),
             "budgets": len(rows),
-            "exponent": [exponent.value, interval(exponent.bootstrap)],
+            "exponent": [exponent.value, format_interval(exponent.bootstrap)],
             "errors_of_the_two_largest": errors.tolist(),
         }
         print(json.dumps(found))

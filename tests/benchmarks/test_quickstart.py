@@ -14,7 +14,7 @@ pytestmark = pytest.mark.bench
 TRAINRIG = Path(sys.executable).with_name("trainrig")
 
 
-def memory_of(tree: psutil.Process) -> int:
+def measure_memory(tree: psutil.Process) -> int:
     """Return the bytes of a process and its descendants; a page shared by n counts 1/n in each."""
     total = 0
     for process in [tree, *tree.children(recursive=True)]:
@@ -33,7 +33,7 @@ def test_the_whole_path_in_time_and_memory(tmp_path):
     tree = psutil.Process(run.pid)
     peak = 0
     while run.poll() is None:
-        peak = max(peak, memory_of(tree))
+        peak = max(peak, measure_memory(tree))
         time.sleep(0.5)
     summary = json.loads(run.stdout.read())
     print(

@@ -32,19 +32,19 @@ STEPS = 10  # of each round, the first two of which are not counted
 NOT_COUNTED = 2
 
 
-def used():
+def read_cpu_seconds():
     """Return the name and CPU seconds of this process and its descendants, keyed by pid."""
     me = psutil.Process()
     found = {}
     for process in [me, *me.children(recursive=True)]:
         with contextlib.suppress(psutil.Error):  # a process may just have ended
             times = process.cpu_times()
-            name = "driver" if process == me else named(process.cmdline())
+            name = "driver" if process == me else name_process(process.cmdline())
             found[process.pid] = name, times.user + times.system
     return found
 
 
-def named(command):
+def name_process(command):
     """Return the role of a Ray process: a worker's title, or the name of its program."""
     if command[0].startswith("ray::"):
         return re.split(r"[.(]", command[0])[0]
@@ -52,7 +52,7 @@ def named(command):
     return scripts[0] if scripts else Path(command[0]).name
 
 
-def lines(path):
+def count_lines(path):
     """Count the lines of a file cheaply, as the cost of polling counts as well."""
     return path.read_bytes().count(b"\n")
 
@@ -70,13 +70,13 @@ def test_ray_takes_next_to_nothing_of_a_step(one_ray, make_job, chaos, tmp_path)
         def measure():
             log = Path(job.folder, METRICS)
             chaos.events(job.folder).wait("first_step")
-            while lines(log) < NOT_COUNTED:
+            while count_lines(log) < NOT_COUNTED:
                 time.sleep(0.1)
             began = time.perf_counter()
-            before = used()
-            while lines(log) < STEPS - 1:
+            before = read_cpu_seconds()
+            while count_lines(log) < STEPS - 1:
                 time.sleep(0.5)
-            after = used()
+            after = read_cpu_seconds()
             found["seconds"] = time.perf_counter() - began
             ranks = set(chaos.events(job.folder).ranks().values())
             for pid in after.keys() & before.keys():

@@ -112,7 +112,7 @@ def _step(line):
     return line["step"]
 
 
-def trained_aside(chaos, job, workers, do):
+def train_aside(chaos, job, workers, do):
     """Call `do(events)` while the job trains in another thread, then stop the job."""
     events = chaos.events(job.folder)
 
@@ -148,7 +148,7 @@ def test_a_fault_of_a_process(one_ray, endless, chaos, what, most):
             recoveries.measure(lambda: fault(events))
         reached.append(recoveries.report(what, most))
 
-    trained_aside(chaos, endless, 2, do)
+    train_aside(chaos, endless, 2, do)
     assert reached == [True]
 
 
@@ -180,7 +180,7 @@ def test_goodput_at_a_kill_a_minute(one_ray, endless, chaos):
             os.kill(events.ranks()[next(ranks)], signal.SIGKILL)
             events.wait("first_step", len(events.all("first_step")) + 1)
 
-    trained_aside(chaos, endless, 2, do)
+    train_aside(chaos, endless, 2, do)
     spent = goodput.measure_goodput(endless.folder)
     told = ", ".join(f"{name} {value:.1f} s" for name, value in vars(spent).items() if value)
     print(f"\ngoodput at one kill a minute for {MINUTES:g} minutes: {spent.share:.1%} ({told})")
@@ -205,5 +205,5 @@ def test_nodes_that_go_come_and_are_drained(several_raylets, endless, chaos):
         for moves in (grow, drain):
             assert all(row["redone"] == 0 for row in moves.rows)
 
-    trained_aside(chaos, endless, (1, 2), do)
+    train_aside(chaos, endless, (1, 2), do)
     assert reached == [True] * 3

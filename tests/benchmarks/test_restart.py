@@ -27,7 +27,7 @@ SMALL_BEFORE = 5  # the same files, with the manifest read three times
 SAMPLED = 16  # ranks whose reads are planned
 
 
-def index(world: int) -> dict[str, IndexedTensor]:
+def make_index(world: int) -> dict[str, IndexedTensor]:
     """Return the index of the files of `world` ranks: weights and both moments of AdamW."""
     found = {}
     for name, shape in parameter_shapes(MODEL).items():
@@ -41,7 +41,7 @@ def index(world: int) -> dict[str, IndexedTensor]:
     return found
 
 
-def files_of(tensors: dict[str, IndexedTensor], world: int) -> list[FileChunks]:
+def make_files(tensors: dict[str, IndexedTensor], world: int) -> list[FileChunks]:
     """Return files with the sizes that follow from `tensors`."""
     sizes = [0] * world
     for tensor in tensors.values():
@@ -61,9 +61,9 @@ def files_of(tensors: dict[str, IndexedTensor], world: int) -> list[FileChunks]:
     ("written", "ranks"), [(8, 8), (1024, 1024), (1024, 1016), (8000, 8000), (8000, 7992)]
 )
 def test_requests_of_a_restart(written, ranks):
-    tensors = index(written)
-    files = files_of(tensors, written)
-    ours = index(ranks)
+    tensors = make_index(written)
+    files = make_files(tensors, written)
+    ours = make_index(ranks)
     reads = []
     taken = []
     needed = []

@@ -40,7 +40,7 @@ def pages(test_data: Path) -> list[tuple[str, str]]:
     return found
 
 
-def pace(work: Callable[[], object], amount: float) -> dict[str, float]:
+def measure_pace(work: Callable[[], object], amount: float) -> dict[str, float]:
     """Return `amount` per CPU second: the median of ROUNDS, the minimum and the maximum."""
     work()
     paces = []
@@ -72,7 +72,7 @@ def test_rewrites(pages: list[tuple[str, str]], rewrite: Rewrite):
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(rewrite.apply(text, "en")[1])
-    speed = pace(lambda: [rewrite.apply(text, "en") for text in texts], megabytes)
+    speed = measure_pace(lambda: [rewrite.apply(text, "en") for text in texts], megabytes)
     print(
         json.dumps(
             {
@@ -132,14 +132,16 @@ def test_urls(pages: list[tuple[str, str]], tmp_path: Path):
                     "urls": len(urls),
                     "listed_domains": len(lists["domains"]),
                     "listed_words": 600,
-                    "signals_per_cpu_second": pace(lambda urls=urls: measure(urls), len(urls)),
-                    "normalised_per_cpu_second": pace(
+                    "signals_per_cpu_second": measure_pace(
+                        lambda urls=urls: measure(urls), len(urls)
+                    ),
+                    "normalised_per_cpu_second": measure_pace(
                         lambda urls=urls: [normalise(url) for url in urls], len(urls)
                     ),
-                    "keys_per_cpu_second": pace(
+                    "keys_per_cpu_second": measure_pace(
                         lambda urls=urls: [compute_url_key(url) for url in urls], len(urls)
                     ),
-                    "tldextract_alone_per_cpu_second": pace(
+                    "tldextract_alone_per_cpu_second": measure_pace(
                         lambda urls=urls: [extract(url) for url in urls], len(urls)
                     ),
                 }

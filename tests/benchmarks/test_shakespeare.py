@@ -85,7 +85,7 @@ def tokens(parts, tmp_path_factory):
     return output
 
 
-def ours(tokens, folder, seed, steps=STEPS, **model):
+def train_ours(tokens, folder, seed, steps=STEPS, **model):
     """Return (seconds, held-out loss) of a trainrig run of `steps` steps."""
     run = Pretraining.model_validate(
         {
@@ -123,7 +123,7 @@ def ours(tokens, folder, seed, steps=STEPS, **model):
     return seconds, last["eval/loss"]
 
 
-def theirs(parts, seed):
+def train_theirs(parts, seed):
     """Return (seconds, seconds without evaluations, held-out loss) of nanoGPT's architecture.
 
     The plain loop has nanoGPT's own settings: random crops, AdamW with decay of matrices, clipped
@@ -191,10 +191,10 @@ def test_tiny_shakespeare_compared_with_nanogpt(alone, tokens, parts, tmp_path, 
     found = []
     for seed in SEEDS:
         numerics.settle(1, deterministic=False)
-        peer = theirs(parts, seed)
-        default = ours(tokens, tmp_path / f"ours-{seed}", seed)
-        fewer = ours(tokens, tmp_path / f"fewer-{seed}", seed, FEWER)
-        same = ours(tokens, tmp_path / f"gpt-{seed}", seed, **peers.NANOGPT)
+        peer = train_theirs(parts, seed)
+        default = train_ours(tokens, tmp_path / f"ours-{seed}", seed)
+        fewer = train_ours(tokens, tmp_path / f"fewer-{seed}", seed, FEWER)
+        same = train_ours(tokens, tmp_path / f"gpt-{seed}", seed, **peers.NANOGPT)
         found.append(
             {
                 "seed": seed,

@@ -25,13 +25,13 @@ ROUNDS = 3
 MEBIBYTE = 2**20
 
 
-def sums_of_nothing(size: int) -> bytes:
+def compute_zero_sums(size: int) -> bytes:
     """Return the block sums of `size` zeros, which are the content of a sparse file."""
     whole = np.full(size // SUMMED, zlib.crc32(bytes(SUMMED)), SUM_DTYPE).tobytes()
     return whole + compute_block_sums([bytes(size % SUMMED)])
 
 
-def made(folder: Path, ids_bytes: int) -> Path:
+def write_shards(folder: Path, ids_bytes: int) -> Path:
     """Write shards of `ids_bytes` in all, with only the files that the format requires."""
     folder.mkdir()
     for number, begin in enumerate(range(0, ids_bytes, SHARD_BYTES)):
@@ -42,7 +42,7 @@ def made(folder: Path, ids_bytes: int) -> Path:
         os.truncate(name + TOKENS, 2 * tokens)
         ends = np.arange(1, documents + 1, dtype=ENDS_DTYPE) * DOCUMENT
         Path(name + ENDS).write_bytes(ends.tobytes())
-        Path(name + TOKENS + SUMS).write_bytes(sums_of_nothing(2 * tokens))
+        Path(name + TOKENS + SUMS).write_bytes(compute_zero_sums(2 * tokens))
         Path(name + ENDS + SUMS).write_bytes(compute_block_sums([ends.tobytes()]))
         Path(name + INDEX).touch()
         head = ShardHeader(
@@ -59,7 +59,7 @@ def made(folder: Path, ids_bytes: int) -> Path:
     return folder
 
 
-def read(folder: Path) -> dict[str, float]:
+def measure_reader(folder: Path) -> dict[str, float]:
     """Return the measurements of a separate process."""
     done = subprocess.run(
         [sys.executable, str(READER), str(folder)], capture_output=True, text=True, check=True
@@ -69,8 +69,10 @@ def read(folder: Path) -> dict[str, float]:
 
 @pytest.mark.bench
 def test_reading_costs_the_same_at_any_size(tmp_path):
-    folders = {name: made(tmp_path / name, size) for name, size in SIZES.items()}
-    rounds = [{name: read(folder) for name, folder in folders.items()} for _ in range(ROUNDS)]
+    folders = {name: write_shards(tmp_path / name, size) for name, size in SIZES.items()}
+    rounds = [
+        {name: measure_reader(folder) for name, folder in folders.items()} for _ in range(ROUNDS)
+    ]
     best = {
         name: {key: min(figures[name][key] for figures in rounds) for key in rounds[0][name]}
         for name in SIZES

@@ -68,12 +68,12 @@ def measure(compute, vocabulary, tokens, folder):
         make = getattr(peers, name)
         precision = {"compute": compute}
         ways |= {
-            f"ours {name}": steps.ours(sizes, precision=precision),
-            f"ours {name}, compiled": steps.ours(
+            f"ours {name}": steps.make_our_step(sizes, precision=precision),
+            f"ours {name}, compiled": steps.make_our_step(
                 sizes, precision=precision, compile={"cache": str(folder)}
             ),
-            peer: steps.plain(make(sizes), compute, vocabulary),
-            f"{peer}, compiled": steps.plain(compiled(make(sizes)), compute, vocabulary),
+            peer: steps.make_plain_step(make(sizes), compute, vocabulary),
+            f"{peer}, compiled": steps.make_plain_step(compiled(make(sizes)), compute, vocabulary),
         }
         operations |= dict.fromkeys(list(ways)[-4:], count)
     bar = product(compute)

@@ -58,7 +58,7 @@ class OneRow:
         return self._batch
 
 
-def rank_of(rank: int, world: int, store: str, settings: dict[str, Any], count: int) -> None:
+def run_rank(rank: int, world: int, store: str, settings: dict[str, Any], count: int) -> None:
     """Run one rank and write the peak of its second step to a file next to `store`."""
     join_group(rank, world, f"file://{store}", timedelta(seconds=120))
     training = Training(steps=10, schedule=Constant(warmup=0), **settings)
@@ -88,11 +88,11 @@ def rank_of(rank: int, world: int, store: str, settings: dict[str, Any], count: 
     dist.destroy_process_group()
 
 
-def peak(folder: Path, world: int, settings: dict[str, Any], count: int) -> int:
+def measure_peak(folder: Path, world: int, settings: dict[str, Any], count: int) -> int:
     store = str(folder / "store")
     spawn = multiprocessing.get_context("spawn")
     ranks = [
-        spawn.Process(target=rank_of, args=(rank, world, store, settings, count))
+        spawn.Process(target=run_rank, args=(rank, world, store, settings, count))
         for rank in range(world)
     ]
     for process in ranks:
@@ -113,7 +113,7 @@ def test_memory_equals_the_estimate(tmp_path: Path) -> None:
             reckoned = estimate_step_memory(
                 SIZES, Training(steps=10, **settings), world, count, 1, LENGTH
             )
-            found = peak(folder, world, settings, count)
+            found = measure_peak(folder, world, settings, count)
             errors[f"{world} ranks, {count} micro-batches, {settings}"] = reckoned.total / found - 1
     worst = max(errors, key=lambda name: abs(errors[name]))
     result = {

@@ -45,7 +45,7 @@ SPLITS = 4
 BATCH = 500  # documents
 
 
-def pages(data: Path) -> list[str]:
+def read_pages(data: Path) -> list[str]:
     """Return the texts of real pages."""
     found = []
     for archive in sorted((data / "crawl").glob("*.warc.gz")):
@@ -56,9 +56,9 @@ def pages(data: Path) -> list[str]:
     return found
 
 
-def corpus(data: Path, megabytes: int, ascii_only: bool = False) -> list[str]:
+def make_corpus(data: Path, megabytes: int, ascii_only: bool = False) -> list[str]:
     """Return documents as described above."""
-    words = np.array(" ".join(pages(data)).split(), dtype=object)
+    words = np.array(" ".join(read_pages(data)).split(), dtype=object)
     if ascii_only:
         words = words[[word.isascii() for word in words]]
     dice = np.random.default_rng(0)
@@ -83,7 +83,9 @@ def batches(texts: list[str]) -> Iterator[tuple[list[str], np.ndarray]]:
         yield some, np.arange(start, start + len(some))
 
 
-def pace(work: Callable[[], object], megabytes: float, rounds: int = ROUNDS) -> dict[str, float]:
+def measure_pace(
+    work: Callable[[], object], megabytes: float, rounds: int = ROUNDS
+) -> dict[str, float]:
     """Return megabytes per CPU second: the median of some rounds, the minimum and the maximum."""
     work()
     paces = []
@@ -100,7 +102,7 @@ def pace(work: Callable[[], object], megabytes: float, rounds: int = ROUNDS) -> 
 
 @pytest.mark.parametrize("ascii_only", [True, False], ids=["ascii", "all"])
 def test_lines(test_data: Path, tmp_path: Path, ascii_only: bool):
-    texts = corpus(test_data, 30, ascii_only)
+    texts = make_corpus(test_data, 30, ascii_only)
     megabytes = sum(len(text.encode()) for text in texts) / 1e6
     rules = CommonLines()
     counted, common, cuts = (str(tmp_path / name) for name in ("counted", "common", "cuts"))
@@ -108,9 +110,11 @@ def test_lines(test_data: Path, tmp_path: Path, ascii_only: bool):
         "benchmark": f"common lines, {'ASCII' if ascii_only else 'all'} words",
         "megabytes": round(megabytes, 1),
         "lines": sum(text.count("\n") + 1 for text in texts),
-        "count": pace(lambda: count_lines(batches(texts), rules, counted), megabytes),
-        "decide": pace(lambda: find_common_lines([counted], 0, 1, rules, common), megabytes),
-        "cut": pace(lambda: cut_lines(batches(texts), [common], rules, cuts), megabytes),
+        "count": measure_pace(lambda: count_lines(batches(texts), rules, counted), megabytes),
+        "decide": measure_pace(
+            lambda: find_common_lines([counted], 0, 1, rules, common), megabytes
+        ),
+        "cut": measure_pace(lambda: cut_lines(batches(texts), [common], rules, cuts), megabytes),
         "cut_counts": cut_lines(batches(texts), [common], rules, cuts),
     }
     print(json.dumps(result))
@@ -121,7 +125,7 @@ def test_lines(test_data: Path, tmp_path: Path, ascii_only: bool):
 _DROPPED = re.compile(r"[!-/:-@\[-`{-~\x00-\x1f\x7f]")
 
 
-def plain_key(line: str) -> bytes:
+def compute_plain_key(line: str) -> bytes:
     """Return CCNet's normal form and hash of one line, as its paper defines them."""
     line = unicodedata.normalize("NFD", line.strip().lower())
     line = "".join(c for c in line if unicodedata.category(c) != "Mn")
@@ -129,17 +133,17 @@ def plain_key(line: str) -> bytes:
 
 
 def test_keys_of_lines_compared_with_one_line_at_a_time(test_data: Path):
-    texts = corpus(test_data, 3)
+    texts = make_corpus(test_data, 3)
     ratio = side_by_side.compare(
         "keys of lines beside SHA-1 of each line's normal form in Python",
         lambda: find_units(texts, CommonLines(), NormalForm()),
-        lambda: [plain_key(line) for text in texts for line in text.split("\n")],
+        lambda: [compute_plain_key(line) for text in texts for line in text.split("\n")],
         ROUNDS,
     )
     assert ratio < 0.2
 
 
-def all_phases(texts: list[str], rules: ExactSubstrings, folder: Path) -> dict[str, object]:
+def run_all_phases(texts: list[str], rules: ExactSubstrings, folder: Path) -> dict[str, object]:
     """Run all phases from texts to removed spans; return CPU seconds and counts of each phase."""
     splits = [list(batches(texts))[number::SPLITS] for number in range(SPLITS)]
     seconds: dict[str, float] = {}
@@ -185,7 +189,7 @@ def all_phases(texts: list[str], rules: ExactSubstrings, folder: Path) -> dict[s
     }
 
 
-def measured(data: Path, megabytes: int, folder: Path, memory: int) -> dict[str, object]:
+def measure_size(data: Path, megabytes: int, folder: Path, memory: int) -> dict[str, object]:
     """Measure one size in a separate process, whose peak memory is of this size alone."""
     arguments = [sys.executable, __file__, str(data), str(megabytes), str(folder), str(memory)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
@@ -194,7 +198,7 @@ def measured(data: Path, megabytes: int, folder: Path, memory: int) -> dict[str,
 
 @pytest.mark.parametrize("memory", [2**31, 2**26], ids=["2 GiB", "64 MiB"])
 def test_substrings(test_data: Path, tmp_path: Path, memory: int):
-    results = [measured(test_data, size, tmp_path, memory) for size in (10, 100)]
+    results = [measure_size(test_data, size, tmp_path, memory) for size in (10, 100)]
     small, large = results
     print(
         json.dumps(
@@ -211,8 +215,8 @@ def test_substrings(test_data: Path, tmp_path: Path, memory: int):
 
 
 def test_substrings_where_more_repeats(test_data: Path, tmp_path: Path):
-    real = pages(test_data)
-    drawn = corpus(test_data, 5)
+    real = read_pages(test_data)
+    drawn = make_corpus(test_data, 5)
     for name, texts, least in (  # `least` is the share of text that copies an earlier passage
         ("real pages", real, 0.0),
         ("a text twice", drawn * 2, 0.5),
@@ -221,8 +225,8 @@ def test_substrings_where_more_repeats(test_data: Path, tmp_path: Path):
         ("one line over and over", ["That is what they say, each of them. " * 500] * 500, 0.9),
     ):
         megabytes = sum(len(text.encode()) for text in texts) / 1e6
-        work = functools.partial(all_phases, texts, ExactSubstrings(), tmp_path)
-        speed = pace(work, megabytes, rounds=3)
+        work = functools.partial(run_all_phases, texts, ExactSubstrings(), tmp_path)
+        speed = measure_pace(work, megabytes, rounds=3)
         share = work()["bytes_cut"] / 1e6 / megabytes
         print(
             json.dumps(
@@ -238,7 +242,7 @@ def test_substrings_where_more_repeats(test_data: Path, tmp_path: Path):
 
 
 def test_substrings_compared_with_one_suffix_array(test_data: Path, tmp_path: Path):
-    texts = corpus(test_data, 10)
+    texts = make_corpus(test_data, 10)
     data = np.frombuffer("\0".join(texts).encode(), np.uint8).copy()
 
     def whole() -> np.ndarray:
@@ -247,13 +251,13 @@ def test_substrings_compared_with_one_suffix_array(test_data: Path, tmp_path: Pa
 
     side_by_side.compare(
         "exact substrings, texts to cuts, beside a suffix array of all and Kasai's prefixes",
-        lambda: all_phases(texts, ExactSubstrings(), tmp_path),
+        lambda: run_all_phases(texts, ExactSubstrings(), tmp_path),
         whole,
         3,
     )
 
 
-def memory_of(name: str) -> int:
+def read_memory(name: str) -> int:
     """Return the megabytes of this process that Linux counts under `name`."""
     status = Path("/proc/self/status").read_text()
     return int(re.search(rf"{name}:\s+(\d+)", status)[1]) // 1024
@@ -262,18 +266,18 @@ def memory_of(name: str) -> int:
 def main() -> None:
     data, megabytes, folder, memory = sys.argv[1:]
     rules = ExactSubstrings(memory=int(memory))
-    all_phases(corpus(Path(data), 1), rules, Path(folder))  # compiles the kernels
-    texts = corpus(Path(data), int(megabytes))
+    run_all_phases(make_corpus(Path(data), 1), rules, Path(folder))  # compiles the kernels
+    texts = make_corpus(Path(data), int(megabytes))
     ctypes.CDLL(None).malloc_trim(0)  # returns the memory freed after making the texts
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    before = memory_of("VmRSS")
+    before = read_memory("VmRSS")
     began = time.process_time()
-    found = all_phases(texts, rules, Path(folder))
+    found = run_all_phases(texts, rules, Path(folder))
     seconds = time.process_time() - began
     found |= {
         "cpu_seconds": round(seconds, 2),
         "megabytes_per_cpu_second": round(found["bytes"] / 1e6 / seconds, 1),
-        "peak_mb_above_the_texts": memory_of("VmHWM") - before,
+        "peak_mb_above_the_texts": read_memory("VmHWM") - before,
     }
     print(json.dumps(found))
 

@@ -48,7 +48,7 @@ class OneBatch:
         return self._batch
 
 
-def ours(sizes=SIZES, **settings):
+def make_our_step(sizes=SIZES, **settings):
     """Return a step as the training loop takes it: deterministic, clipped."""
     training = Training(steps=10**6, schedule=Constant(warmup=0), **settings)
     numerics.settle(training.threads, training.deterministic)
@@ -66,7 +66,7 @@ def ours(sizes=SIZES, **settings):
     return lambda: stepper.take(share)
 
 
-def plain(model, compute, vocabulary=VOCABULARY):
+def make_plain_step(model, compute, vocabulary=VOCABULARY):
     """Return a step of a handwritten plain loop, with torch's fused AdamW."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), fused=True)
     batch = OneBatch(vocabulary).micro_batch(0, 0)
@@ -97,8 +97,8 @@ def plain(model, compute, vocabulary=VOCABULARY):
 def test_a_step_costs_little_more_than_in_a_plain_loop(alone, peer, compute, most):
     ratio = side_by_side.compare(
         f"training step, 12M parameters, 2,048 tokens, {compute}, one thread, against {peer}",
-        ours(precision={"compute": compute}),
-        plain(getattr(peers, peer)(SIZES), compute),
+        make_our_step(precision={"compute": compute}),
+        make_plain_step(getattr(peers, peer)(SIZES), compute),
         rounds=ROUNDS,
     )
     assert ratio < most
@@ -107,10 +107,10 @@ def test_a_step_costs_little_more_than_in_a_plain_loop(alone, peer, compute, mos
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 def test_a_rank_alone_is_no_slower_without_fsdp(alone, compute, monkeypatch):
     precision = {"compute": compute}
-    without = ours(precision=precision)
+    without = make_our_step(precision=precision)
     with monkeypatch.context() as patched:
         patched.setattr(state, "needs_sharding", lambda *_: True)
-        wrapped = ours(precision=precision)
+        wrapped = make_our_step(precision=precision)
     ratio = side_by_side.compare(
         f"training step, 12M parameters, {compute}, one rank, without FSDP against with it",
         without,
@@ -124,8 +124,8 @@ def test_a_rank_alone_is_no_slower_without_fsdp(alone, compute, monkeypatch):
 def test_computing_again_costs_no_more_than_a_forward_pass(alone, kind):
     ratio = side_by_side.compare(
         f"training step that computes again ({kind}), against one that keeps all",
-        ours(recompute={"kind": kind}),
-        ours(),
+        make_our_step(recompute={"kind": kind}),
+        make_our_step(),
         rounds=ROUNDS,
     )
     assert ratio < {"Full": 1.45, "Selective": 1.15}[kind]
@@ -136,8 +136,8 @@ def test_a_compiled_step_costs_no_more_than_a_plain_one(alone, compute, tmp_path
     precision = {"compute": compute}
     ratio = side_by_side.compare(
         f"compiled training step, {compute}, against a plain one",
-        ours(precision=precision, compile={"cache": str(tmp_path)}),
-        ours(precision=precision),
+        make_our_step(precision=precision, compile={"cache": str(tmp_path)}),
+        make_our_step(precision=precision),
         rounds=ROUNDS,
     )
     assert ratio < 1.05
@@ -152,8 +152,8 @@ def test_fused_projections_take_about_as_long_on_a_cpu(alone, compute, compiled,
     ratio = side_by_side.compare(
         f"training step with fused projections, {compute}, {'compiled' if compiled else 'eager'}, "
         "two key heads, against one without",
-        ours(few_keys, **settings, fuse_projections=True),
-        ours(few_keys, **settings),
+        make_our_step(few_keys, **settings, fuse_projections=True),
+        make_our_step(few_keys, **settings),
         rounds=2 * ROUNDS,
     )
     assert ratio < 1.15

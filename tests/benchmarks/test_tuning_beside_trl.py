@@ -116,12 +116,12 @@ class Started:
         }  # fmt: skip
 
 
-def rate(times, amounts):
+def compute_rate(times, amounts):
     """Return amounts per second from the end of step WARM on."""
     return sum(amounts[WARM:]) / (times[-1] - times[WARM - 1])
 
 
-def trl_run(started, kind, steps, batch, lora=False):
+def run_trl(started, kind, steps, batch, lora=False):
     """Return (rate, first loss) of a TRL run: trained targets a second for SFT, steps for DPO."""
     import transformers
     import trl
@@ -157,10 +157,10 @@ def trl_run(started, kind, steps, batch, lora=False):
     )  # fmt: skip
     trainer.train()
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
-    return rate(ends, targets if kind == "SFT" else [1] * steps), losses[0]
+    return compute_rate(ends, targets if kind == "SFT" else [1] * steps), losses[0]
 
 
-def report(name, pairs, write_result, **found):
+def print_report(name, pairs, write_result, **found):
     ratios = sorted(ours / theirs for ours, theirs in pairs)
     found |= {
         "benchmark": name,
@@ -222,11 +222,11 @@ def test_sft_on_real_rows(lora, alone, test_data, tmp_path, write_result):
         series = started.tune(f"ours-{nth}", {"kind": "SFT"}, steps, 6, **changes)
         seen = [line["train/tokens"] for line in series]
         amounts = [b - a for a, b in zip([0, *seen], seen, strict=False)]
-        ours = rate([line["time"] for line in series], amounts)
-        theirs, _ = trl_run(started, "SFT", steps, ANSWERS, lora)
+        ours = compute_rate([line["time"] for line in series], amounts)
+        theirs, _ = run_trl(started, "SFT", steps, ANSWERS, lora)
         pairs.append((ours, theirs))
     facts = {"unit": "trained targets", "parameters": started.parameters}
-    assert report("lora-sft" if lora else "sft", pairs, write_result, **facts) > 1
+    assert print_report("lora-sft" if lora else "sft", pairs, write_result, **facts) > 1
 
 
 def test_dpo_on_real_pairs_with_the_references_counted(
@@ -255,13 +255,13 @@ def test_dpo_on_real_pairs_with_the_references_counted(
         ends = [line["time"] for line in series]
         loop = (ends[-1] - ends[WARM - 1]) / (steps - WARM)  # s a step
         ours = 1 / (loop + spent[-1] / steps)
-        theirs, _ = trl_run(started, "DPO", steps, PAIRS)
+        theirs, _ = run_trl(started, "DPO", steps, PAIRS)
         pairs.append((ours, theirs))
     facts = {"unit": "steps", "parameters": started.parameters, "rows": len(rows)}
-    assert report("dpo", pairs, write_result, **facts) > 1
+    assert print_report("dpo", pairs, write_result, **facts) > 1
 
 
-def peak_of(side, settings, at):
+def measure_peak(side, settings, at):
     """Return the MiB before and at the peak of a process of `side`, see tuning_memory.py."""
     file = at / f"{side}.json"
     file.write_text(json.dumps(settings))
@@ -293,7 +293,9 @@ def test_peak_memory_is_no_higher(
             "lora": TRL_LORA if lora else None,
             "arguments": started.trl_arguments(steps, trl_batch),
         }  # fmt: skip
-        rounds.append({"ours": peak_of("ours", ours, at), "trl": peak_of("trl", theirs, at)})
+        rounds.append(
+            {"ours": measure_peak("ours", ours, at), "trl": measure_peak("trl", theirs, at)}
+        )
     above = [
         {side: bytes_of["peak"] - bytes_of["before"] for side, bytes_of in r.items()}
         for r in rounds

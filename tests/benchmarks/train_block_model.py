@@ -82,7 +82,7 @@ class Example:
     theirs: dict[Favour, str]  # texts that trafilatura extracts
 
 
-def chosen(pages: Sequence[Labelled]) -> list[Labelled]:
+def choose_pages(pages: Sequence[Labelled]) -> list[Labelled]:
     """Return the pages to train on."""
     reported = {part for p in pages if p.half == "reported" for part in p.host.split(".")[:-1]}
     manual = sorted(
@@ -135,7 +135,7 @@ def fit(examples: Sequence[Example]) -> lightgbm.Booster:
     return lightgbm.train(SETTINGS, data, ROUNDS)
 
 
-def flat(booster: lightgbm.Booster) -> dict[str, np.ndarray]:
+def flatten_trees(booster: lightgbm.Booster) -> dict[str, np.ndarray]:
     """Return the trees as whole numbers, as their file stores them."""
     roots = []
     which = []
@@ -173,7 +173,7 @@ def out_of_fold(examples: Sequence[Example], seed: int) -> dict[str, ScoredBlock
     judged = {}
     for number in range(FOLDS):
         booster = fit([e for e in examples if not e.labelled.wanted or fold_of(e) != number])
-        fitted = trees.Trees.of(**flat(booster))
+        fitted = trees.Trees.of(**flatten_trees(booster))
         for example in examples:
             if example.labelled.wanted and fold_of(example) == number:
                 odds = fitted.compute_odds(example.features)
@@ -241,13 +241,13 @@ def print_choices(examples: dict[trees.Name, list[Example]]) -> None:
 
 def main(data: Path) -> None:
     """Print the choices, and write the trees to the package's data."""
-    pages = chosen(labelled_pages(data))
+    pages = choose_pages(labelled_pages(data))
     print(len(pages), "pages,", sum(p.source == STRINGS for p in pages), "with strings")
     names: tuple[trees.Name, ...] = ("main", "whole")
     examples = {name: [e for p in pages if (e := example(p, name))] for name in names}
     print_choices(examples)
     for name in names:
-        fitted = flat(fit(examples[name]))
+        fitted = flatten_trees(fit(examples[name]))
         np.savez_compressed(Path(trees.__file__).parent / f"{name}.npz", **fitted)
 
 

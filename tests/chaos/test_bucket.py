@@ -20,7 +20,7 @@ from trainrig.train.run.sample_log import read_trained_samples
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
 
-def what_counts(folder):
+def read_results(folder):
     """Return losses, samples and the bytes of the last tensors, wherever the folder is."""
     newest, damages = find_newest_valid(RunFolder(folder))
     assert newest.step == 40 and not damages
@@ -65,8 +65,8 @@ def test_a_run_in_a_bucket_killed_in_a_save_and_resized_gives_the_same_results(
     whys = [(event["why"], event["workers"]) for event in events.all("attempt_started")]
     assert whys == [("start", 2), ("fault", 2), ("shrink", 1), ("grow", 2)]
     assert outcome[0].checkpoint.step == 40
-    found = what_counts(job.folder)
-    wanted = what_counts(straight.folder)
+    found = read_results(job.folder)
+    wanted = read_results(straight.folder)
     assert len(wanted["tensors"]) == 2
     for name in wanted:
         assert found[name] == wanted[name], name

@@ -15,7 +15,7 @@ from trainrig.train.run.run_folder import RunFolder
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
 
-def whys(events):
+def list_reasons(events):
     return [(event["why"], event["workers"]) for event in events.all("attempt_started")]
 
 
@@ -41,7 +41,7 @@ def test_a_node_whose_rank_was_killed_is_not_used_again(
     assert told["node"] == failed["node"]
     # Both nodes stay in the cluster throughout, but the run neither starts on that one nor grows
     # onto it.
-    assert whys(events) == [("start", 2), ("shrink", 1)]
+    assert list_reasons(events) == [("start", 2), ("shrink", 1)]
     found = chaos.what_came_of(job)
     wanted = chaos.what_came_of(straight)
     assert found["updates"] == wanted["updates"]
@@ -67,7 +67,7 @@ def test_nodes_that_die_come_and_are_drained_change_nothing_but_the_pace(
     events.wait("first_step", 3)
     several_raylets.drain()
     aside.end()
-    assert whys(events) == [("start", 2), ("shrink", 1), ("grow", 2), ("drain", 1)]
+    assert list_reasons(events) == [("start", 2), ("shrink", 1), ("grow", 2), ("drain", 1)]
     (lost,) = events.all("attempt_failed")
     # Which of the signs is noticed first depends on chance.
     ways = ("its node is lost", "a node is gone", "its fork server ended, or its machine")

@@ -10,14 +10,14 @@ import trouble
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
 
-def family(driver):
+def list_descendants(driver):
     """Return the descendants of a driver's process, which include its ranks."""
     return psutil.Process(driver.pid).children(recursive=True)
 
 
-def kill(driver, name):
+def kill_daemon(driver, name):
     """Send SIGKILL to the daemon `name` of a driver's Ray and return all processes of that Ray."""
-    those = family(driver)
+    those = list_descendants(driver)
     (daemon,) = [process for process in those if process.name() == name]
     daemon.kill()
     return those
@@ -36,10 +36,10 @@ def test_a_run_starts_another_ray_when_its_own_is_lost_and_leaves_no_process(
         while len(events.all("first_step")) < count:
             assert driver.poll() is None, driver.stderr.read()
             time.sleep(0.02)
-        old += kill(driver, name)
+        old += kill_daemon(driver, name)
         # The attempt may fail before the driver learns why. Another begins once that Ray has ended.
         events.wait("attempt_started", count + 1)
-        assert not [process for process in old if process.is_running() and alive(process)]
+        assert not [process for process in old if process.is_running() and is_running(process)]
     said = driver.communicate(timeout=300)[1]
     assert driver.returncode == 0, said
     lost = [event["problem"] for event in events.all("cluster_lost")]
@@ -56,7 +56,7 @@ def test_a_run_starts_another_ray_when_its_own_is_lost_and_leaves_no_process(
     assert list(short_folder.glob("trainrig-ray-*/owner.json")) == []
 
 
-def alive(process):
+def is_running(process):
     """Return whether `process` runs, rather than being a zombie that its parent has not reaped."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.status() != psutil.STATUS_ZOMBIE

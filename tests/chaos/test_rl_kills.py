@@ -19,7 +19,7 @@ from trainrig.train.run.stored_batches import list_stored_batches
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
 
-def rollouts(job):
+def read_rollouts(job):
     """Return the bytes of each micro-batch that was trained on."""
     return {
         (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
@@ -83,5 +83,5 @@ def test_rollouts_and_weights_are_the_same_after_three_kills(
     assert second.wait(timeout=300) == 0, second.stderr.read()
     assert len(events.all("attempt_failed")) >= 2
     assert events.folder.read_attempts()[-1].resumed_step >= 4
-    assert rollouts(job) == rollouts(straight)
+    assert read_rollouts(job) == read_rollouts(straight)
     assert_equal(job, straight)

@@ -35,7 +35,7 @@ def start(make_run, tmp_path, short_folder, monkeypatch):
         process.communicate()
 
 
-def ended_by_sigterm(process):
+def end_by_sigterm(process):
     """Send SIGTERM to a process and return its exit code and its last line."""
     family = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGTERM)
@@ -71,7 +71,7 @@ def test_a_sigterm_while_a_run_starts_ends_it_as_unfinished_with_one_line(start,
         until = time.monotonic() + PATIENCE
         while not has_come(process, short_folder):
             assert process.poll() is None and time.monotonic() < until, instant
-        code, lines = ended_by_sigterm(process)
+        code, lines = end_by_sigterm(process)
         others = [line for line in lines[:-1] if "begun before; going on" not in line]
         assert (code, lines[-1], others) == (75, LINE, []), instant
         assert list(short_folder.glob("trainrig-ray-*")) == [], instant
@@ -84,6 +84,6 @@ def test_a_sigterm_at_forty_instants_before_the_first_step(start, short_folder):
     for number in range(40):
         process = start()
         time.sleep(0.2 + dice.uniform(0.0, 15.0))
-        code, lines = ended_by_sigterm(process)
+        code, lines = end_by_sigterm(process)
         assert code == 75 and "stopped by SIGTERM" in lines[-1], (number, code, lines)
         assert list(short_folder.glob("trainrig-ray-*")) == []

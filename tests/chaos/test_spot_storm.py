@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 HERE = Path(__file__).parent
 
 
-def pages(folder, files, texts):
+def write_pages(folder, files, texts):
     """Write `files` files of made-up texts, each of which becomes a split."""
     dice = random.Random(files)
     folder.mkdir()
@@ -51,13 +51,13 @@ def pages(folder, files, texts):
     return str(folder)
 
 
-def web(path):
+def make_source(path):
     """Return a source whose every file is a split."""
     reading = ReadSettings(piece_bytes=1000)
     return CurationSource(name="web", paths=(path,), filters=(Length(),), reading=reading)
 
 
-def train(job, cluster, tmp_path):
+def start_training(job, cluster, tmp_path):
     """Start a driver that trains `job` on one worker or two."""
     path = tmp_path / "job.pickle"
     path.write_bytes(pickle.dumps(job))
@@ -95,7 +95,7 @@ def _driver(arguments, cluster, log):
 
 
 @contextlib.contextmanager
-def ended(*processes):
+def ensure_ended(*processes):
     """Kill all of `processes` at the end of the block."""
     try:
         yield
@@ -106,7 +106,7 @@ def ended(*processes):
             process.wait()
 
 
-def what_it_cost(replay, job, chaos):
+def measure_goodput(replay, job, chaos):
     """Return the trace's losses and the run's goodput, term by term."""
     spent = goodput.measure_goodput(job.folder)
     events = chaos.events(job.folder)
@@ -139,7 +139,7 @@ def assert_trained_as_in_calm(job, calm, chaos):
 def test_a_short_storm_changes_no_loss_and_no_document(undisturbed, chaos, tmp_path):
     calm = undisturbed(60)
     job = trouble.slowed(calm, str(tmp_path / "run"), seconds=0.06)
-    source = web(pages(tmp_path / "pages", 16, 60))
+    source = make_source(write_pages(tmp_path / "pages", 16, 60))
     straight = Curation(output=str(tmp_path / "straight"), workers=0, sources=(source,))
     wanted = curate(straight)
     run = straight.model_copy(update={"output": str(tmp_path / "out"), "workers": 1})
@@ -153,13 +153,13 @@ def test_a_short_storm_changes_no_loss_and_no_document(undisturbed, chaos, tmp_p
     path = str(tmp_path / "storm.csv")
     trace.write(path, events)
     with cluster_for(trace.read(path), steady=1, cpus=1) as cluster:
-        training = train(job, cluster, tmp_path)
-        with ended(training):
+        training = start_training(job, cluster, tmp_path)
+        with ensure_ended(training):
             chaos.events(job.folder).wait("first_step")
             replay = Replay(cluster, events)
             replay.start()
             curating = start_curation(run, cluster, tmp_path)
-            with ended(curating):
+            with ensure_ended(curating):
                 assert curating.wait(300) == 0, (tmp_path / "curate.log").read_text()[-2000:]
                 assert training.wait(300) == 0, (tmp_path / "train.log").read_text()[-2000:]
             replay.stop()
@@ -185,14 +185,14 @@ def test_ten_minutes_of_storm_change_no_loss_and_no_document(
     steps = int(seconds)
     calm = undisturbed(steps)
     job = trouble.slowed(calm, str(tmp_path / "run"), seconds=0.25)
-    source = web(pages(tmp_path / "pages", 24, 100))
+    source = make_source(write_pages(tmp_path / "pages", 24, 100))
     straight = Curation(output=str(tmp_path / "straight"), workers=0, sources=(source,))
     wanted = curate(straight)
     crawls = 0
     # Two workers share one permanent slot, so at least one of them is on a node that is lost.
     with cluster_for(events, steady=1, cpus=1) as cluster:
-        training = train(job, cluster, tmp_path)
-        with ended(training):
+        training = start_training(job, cluster, tmp_path)
+        with ensure_ended(training):
             chaos.events(job.folder).wait("first_step")
             replay = Replay(cluster, events)
             replay.start()
@@ -201,7 +201,7 @@ def test_ten_minutes_of_storm_change_no_loss_and_no_document(
                 output = str(tmp_path / f"out-{crawls}")
                 run = straight.model_copy(update={"output": output, "workers": 1})
                 curating = start_curation(run, cluster, tmp_path)
-                with ended(curating):
+                with ensure_ended(curating):
                     assert curating.wait(900) == 0, (tmp_path / "curate.log").read_text()[-2000:]
                 made = manifest.read_manifest(output)
                 assert (made.content, made.counts) == (wanted.content, wanted.counts)
@@ -219,6 +219,6 @@ def test_ten_minutes_of_storm_change_no_loss_and_no_document(
             "steps": steps,
             "curations": crawls,
             "byte_equal": True,
-            **what_it_cost(replay, job, chaos),
+            **measure_goodput(replay, job, chaos),
         },
     )

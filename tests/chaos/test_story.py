@@ -43,7 +43,7 @@ HOSTS = {"reference": "https://numpy.org/", "blog": "https://lilianweng.github.i
 DOCUMENTS = 1_500  # documents of each domain
 
 
-def real_documents(crawl: Path) -> list[dict[str, str]]:
+def read_documents(crawl: Path) -> list[dict[str, str]]:
     """Return pieces of real pages, one letter a token, each as long as a window."""
     found = {source: [] for source in HOSTS}
     for path in sorted(crawl.glob("*.warc.gz")):
@@ -65,7 +65,7 @@ def real_documents(crawl: Path) -> list[dict[str, str]]:
     return [row | {"language": "en"} for rows in found.values() for row in rows[:DOCUMENTS]]
 
 
-def tokenized(folder: Path, rows: list[dict[str, str]]) -> str:
+def write_tokens(folder: Path, rows: list[dict[str, str]]) -> str:
     """Tokenize `rows` and return the folder of tokens."""
     source = CurationSource(name="pages", paths=("pages.warc",))
     curated = str(folder / "curated")
@@ -90,7 +90,7 @@ def tokenized(folder: Path, rows: list[dict[str, str]]) -> str:
     return tokens
 
 
-def going_on(rows: list[dict[str, str]], folder: Path) -> str:
+def write_task(rows: list[dict[str, str]], folder: Path) -> str:
     """Write a task of continuing some pages of both domains and return its file."""
     pages = [row for domain in HOSTS for row in [r for r in rows if r["source"] == domain][:3]]
     asked = [{"begin": row["text"][:60], "end": row["text"][60:90]} for row in pages]
@@ -104,7 +104,7 @@ def going_on(rows: list[dict[str, str]], folder: Path) -> str:
     return str(task)
 
 
-def run_of(tokens: str, output: Path, workers: int, task: str | None = None) -> Pretraining:
+def make_run(tokens: str, output: Path, workers: int, task: str | None = None) -> Pretraining:
     pages = {"name": "pages", "tasks": (task,), "every": 20, "where": "workers"}
     training = {
         "steps": 160,
@@ -129,9 +129,9 @@ def run_of(tokens: str, output: Path, workers: int, task: str | None = None) -> 
     )
 
 
-def planted(rows: list[dict[str, str]], folder: Path) -> tuple[str, dict[int, set[str]]]:
+def garble_steps(rows: list[dict[str, str]], folder: Path) -> tuple[str, dict[int, set[str]]]:
     """Return the tokens of `rows`, with the steps PLANTED garbled, and their URLs by step."""
-    job = prepare(run_of(tokenized(folder / "clean", rows), folder / "unused", 1))
+    job = prepare(make_run(write_tokens(folder / "clean", rows), folder / "unused", 1))
     batches = job.make_batches()
     urls: dict[int, set[str]] = {}
     for step in PLANTED:
@@ -146,17 +146,17 @@ def planted(rows: list[dict[str, str]], folder: Path) -> tuple[str, dict[int, se
     for row in rows:
         if row["url"] in garbled:
             row["text"] = "".join(dice.choices(letters, k=LENGTH - 1))
-    return tokenized(folder / "planted", rows), urls
+    return write_tokens(folder / "planted", rows), urls
 
 
 @pytest.mark.timeout(3_000)
 def test_a_report_page_explains_a_run_with_bad_data_a_kill_and_a_resize(
     one_ray, chaos, test_data, write_result, tmp_path
 ):
-    rows = real_documents(test_data / "crawl")
-    task = going_on(rows, tmp_path)
-    tokens, urls = planted(rows, tmp_path)
-    run = run_of(tokens, tmp_path / "run", 2, task)
+    rows = read_documents(test_data / "crawl")
+    task = write_task(rows, tmp_path)
+    tokens, urls = garble_steps(rows, tmp_path)
+    run = make_run(tokens, tmp_path / "run", 2, task)
     events = chaos.events(run.output)
 
     def trouble():
@@ -172,7 +172,7 @@ def test_a_report_page_explains_a_run_with_bad_data_a_kill_and_a_resize(
     with pytest.raises(Unfinished):
         pretrain(run)
     aside.end()
-    pretrain(run_of(tokens, tmp_path / "run", 1, task))  # resumes on half the workers
+    pretrain(make_run(tokens, tmp_path / "run", 1, task))  # resumes on half the workers
     seconds = time.monotonic() - began
 
     (spike,) = events.all("spike")

@@ -40,7 +40,7 @@ def build(tokens: str, output: Path, pairs: list[tuple[float, float]], **changes
     return config.build(Sweep, settings | changes, "sweep.toml")
 
 
-def driver(run: Sweep, folder: Path) -> "subprocess.Popen[str]":
+def start_driver(run: Sweep, folder: Path) -> "subprocess.Popen[str]":
     """Start `trainrig sweep` in a separate process with its own Ray cluster."""
     path = folder / "sweep.toml"
     path.write_text(config.to_toml(run))
@@ -49,7 +49,7 @@ def driver(run: Sweep, folder: Path) -> "subprocess.Popen[str]":
     return subprocess.Popen([sys.executable, "-c", VERB, str(path)], env=environment, **pipe)
 
 
-def over(run: Sweep) -> set[str]:
+def find_finished_runs(run: Sweep) -> set[str]:
     """Return the run folders that are finished."""
     found = Path(run.output).glob("trials/*/*")
     return {str(folder) for folder in found if is_over(str(folder))}
@@ -60,15 +60,15 @@ def killed_after(run: Sweep, runs: int, folder: Path) -> dict[str, int]:
 
     Returns the number of attempts of each finished run.
     """
-    process = driver(run, folder)
+    process = start_driver(run, folder)
     until = time.monotonic() + PATIENCE
-    while len(over(run)) < runs:
+    while len(find_finished_runs(run)) < runs:
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < until
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    return {folder: len(RunFolder(folder).read_attempts()) for folder in over(run)}
+    return {folder: len(RunFolder(folder).read_attempts()) for folder in find_finished_runs(run)}
 
 
 def kill_a_trial(run: Sweep, process: "subprocess.Popen[str]") -> None:
@@ -77,10 +77,10 @@ def kill_a_trial(run: Sweep, process: "subprocess.Popen[str]") -> None:
     Trials of a driver that was killed before may live on for seconds; they are left alone.
     """
     while process.poll() is None:
-        for folder in set(map(str, Path(run.output).glob("trials/*/*"))) - over(run):
+        for folder in set(map(str, Path(run.output).glob("trials/*/*"))) - find_finished_runs(run):
             for event in RunFolder(folder).read_events():
                 ours = event["event"] == "numerics" and is_below(process.pid, event["pid"])
-                if ours and killed_inside(folder, event["pid"]):
+                if ours and kill_if_unfinished(folder, event["pid"]):
                     return
         time.sleep(0.02)
     raise AssertionError("no trial was met while it trained")
@@ -94,7 +94,7 @@ def is_below(ancestor: int, pid: int) -> bool:
         return False
 
 
-def killed_inside(folder: str, pid: int) -> bool:
+def kill_if_unfinished(folder: str, pid: int) -> bool:
     """Stop the process, kill it if its run was not finished, and return whether it was killed."""
     try:
         os.kill(pid, signal.SIGSTOP)
@@ -105,12 +105,12 @@ def killed_inside(folder: str, pid: int) -> bool:
     return inside
 
 
-def gone_on(run: Sweep, folder: Path, kill: bool = False) -> dict[str, Any]:
+def resume(run: Sweep, folder: Path, kill: bool = False) -> dict[str, Any]:
     """Run the same command again to its end and return its output.
 
     With `kill`, a running trial is killed.
     """
-    process = driver(run, folder)
+    process = start_driver(run, folder)
     if kill:
         kill_a_trial(run, process)
     out, err = process.communicate(timeout=2 * PATIENCE)
@@ -122,12 +122,12 @@ def gone_on(run: Sweep, folder: Path, kill: bool = False) -> dict[str, Any]:
     return json.loads(out)
 
 
-def timeless(run: Sweep) -> Any:
+def read_stable_table(run: Sweep) -> Any:
     """Return the table without the columns that vary from run to run."""
     return pq.read_table(Path(run.output, RUNS_FILE)).drop_columns(["seconds", "cost"])
 
 
-def foretold(law: Law, parameters: float, tokens: float, unique: float) -> dict[str, Any]:
+def predict(law: Law, parameters: float, tokens: float, unique: float) -> dict[str, Any]:
     """Return the prediction of `law` for a run that was not made yet."""
     interval = law.compute_interval(
         lambda form: float(form.compute_loss(parameters, tokens, unique))
@@ -141,7 +141,7 @@ def foretold(law: Law, parameters: float, tokens: float, unique: float) -> dict[
     }
 
 
-def judged(largest: dict[str, Any], runs: RunsTable) -> dict[str, Any]:
+def add_measured_loss(largest: dict[str, Any], runs: RunsTable) -> dict[str, Any]:
     """Return the prediction with the measured loss of the longest run of the largest size."""
     row = max(range(len(runs)), key=lambda row: (runs.parameters[row], runs.tokens[row]))
     assert runs.state[row] == "end" and runs.tokens[row] == pytest.approx(largest["tokens"], 0.01)
@@ -166,8 +166,8 @@ def test_a_sweep_whose_driver_and_a_trial_are_killed_gives_the_same_table(
     run = build(tokens, tmp_path / "killed", pairs, **small)
     before = killed_after(run, 2, tmp_path)
     assert 2 <= len(before) < len(pairs)
-    gone_on(run, tmp_path, kill=True)
-    assert timeless(run) == timeless(undisturbed)
+    resume(run, tmp_path, kill=True)
+    assert read_stable_table(run) == read_stable_table(undisturbed)
     after = {folder: len(RunFolder(folder).read_attempts()) for folder in before}
     assert after == before  # no finished run was trained again
 
@@ -227,7 +227,7 @@ LONG = Form(
 )
 
 
-def prepared(form: Form, test_data: Path, folder: Path) -> str:
+def prepare_tokens(form: Form, test_data: Path, folder: Path) -> str:
     """Curate and tokenize the crawl, train its tokenizer, and return the tokens' folder."""
     documents, tokenizer, tokens = (str(folder / n) for n in ("documents", "tokenizer", "tokens"))
     source = {
@@ -253,7 +253,9 @@ def prepared(form: Form, test_data: Path, folder: Path) -> str:
     return tokens
 
 
-def law_of(runs: RunsTable, largest: tuple[float, float]) -> tuple[dict[str, Any], dict[str, Any]]:
+def fit_constants(
+    runs: RunsTable, largest: tuple[float, float]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the fitted law's constants and its prediction for the largest run, or why it failed.
 
     The form is parametric. Where its fit has no minimum, Kaplan's form is used, which has one
@@ -270,30 +272,30 @@ def law_of(runs: RunsTable, largest: tuple[float, float]) -> tuple[dict[str, Any
         constants = {
             name: estimate.model_dump(mode="json") for name, estimate in law.estimates.items()
         }
-        told = foretold(law, parameters, tokens, float(runs.unique_tokens[0]))
+        told = predict(law, parameters, tokens, float(runs.unique_tokens[0]))
         return {"form": form, "refused": refused, **constants}, told
     return {"refused": refused}, {"parameters": parameters, "tokens": tokens}
 
 
-def swept(form: Form, test_data: Path, folder: Path) -> dict[str, Any]:
+def run_sweep(form: Form, test_data: Path, folder: Path) -> dict[str, Any]:
     """Tokenize, sweep with a killed driver, predict the largest run by a law, and train it."""
     began = time.monotonic()
-    tokens = prepared(form, test_data, folder)
+    tokens = prepare_tokens(form, test_data, folder)
     run = build(tokens, folder / "sweep", form.pairs, **form.settings)
     before = killed_after(run, form.kill_after, folder)
-    printed = gone_on(run, folder)
+    printed = resume(run, folder)
     assert {name: len(RunFolder(name).read_attempts()) for name in before} == before
     # At most one more attempt of the running trials: nothing of the killed driver kept training.
-    attempts = max(len(RunFolder(name).read_attempts()) for name in over(run))
+    attempts = max(len(RunFolder(name).read_attempts()) for name in find_finished_runs(run))
     assert attempts <= 2
-    law, told = law_of(read_table(run.output), form.largest)
+    law, told = fit_constants(read_table(run.output), form.largest)
     (folder / "foretold.json").write_text(json.dumps(told))
     larger = build(tokens, folder / "sweep", [*form.pairs, form.largest], **form.settings)
-    grown = gone_on(larger, folder)
+    grown = resume(larger, folder)
     runs = read_table(larger.output)
     cost = printed.pop("cost")
     return {
-        "largest": judged(told, runs),
+        "largest": add_measured_loss(told, runs),
         "constants": law,
         "finished_before_the_kill": len(before),
         "attempts_most": attempts,
@@ -313,7 +315,7 @@ def test_a_small_real_sweep_with_a_killed_driver_predicts_a_larger_run(
     one_ray, test_data, tmp_path
 ):
     """Take three to seven minutes of two cores, depending on their speed."""
-    found = swept(SHORT, test_data, tmp_path)
+    found = run_sweep(SHORT, test_data, tmp_path)
     print(json.dumps(found))
     assert found["constants"]["form"] == "Parametric"
     assert abs(found["largest"]["error"]) < 0.1
@@ -326,7 +328,7 @@ def test_a_real_sweep_with_a_killed_driver_predicts_a_larger_run(
     one_ray, test_data, write_result, tmp_path
 ):
     """Take forty minutes of two cores; TRAINRIG_SWEEP names a folder to resume in."""
-    found = swept(LONG, test_data, Path(os.environ.get("TRAINRIG_SWEEP", tmp_path)))
+    found = run_sweep(LONG, test_data, Path(os.environ.get("TRAINRIG_SWEEP", tmp_path)))
     print(json.dumps(found))
     write_result("sweep.json", found)
     assert abs(found["largest"]["error"]) < 0.05

@@ -21,15 +21,15 @@ def groups(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
             yield from groups(found, (*path, name))
 
 
-def walk(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def list_commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     for name, found in group.commands.items():
         if hasattr(found, "commands"):
-            yield from walk(found, (*path, name))
+            yield from list_commands(found, (*path, name))
         else:
             yield (*path, name), found
 
 
-COMMANDS = dict(walk(ROOT))
+COMMANDS = dict(list_commands(ROOT))
 OPTIONS = [
     (path, param)
     for path, command in COMMANDS.items()
@@ -38,7 +38,7 @@ OPTIONS = [
 ]
 
 
-def shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+def render_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
     assert ended.value.code == 0
@@ -54,8 +54,8 @@ def test_help_shows_a_whole_summary_an_example_and_no_types_of_python(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", width)
-    page = shown([*path, "-h"], capsys)
-    assert page == shown([*path, "--help"], capsys)
+    page = render_help([*path, "-h"], capsys)
+    assert page == render_help([*path, "--help"], capsys)
     said = extract_summary(COMMANDS[path].help)
     assert re.fullmatch(r"[A-Z].*[a-z)]\.", said)
     assert said in " ".join(page.split())
@@ -89,7 +89,7 @@ def test_the_top_groups_all_commands_in_the_order_of_the_data_path(
     width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    page = shown(["-h"], capsys)
+    page = render_help(["-h"], capsys)
     assert "..." not in page.partition("\n\n")[2]
     assert max(map(len, page.splitlines())) <= width
     assert "Commands:" not in page
@@ -106,7 +106,7 @@ def test_the_top_groups_all_commands_in_the_order_of_the_data_path(
 
 @pytest.mark.parametrize("path", [*groups(ROOT)], ids=lambda path: " ".join(path) or "trainrig")
 def test_groups_take_h_as_well(path: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown([*path, "-h"], capsys) == shown([*path, "--help"], capsys)
+    assert render_help([*path, "-h"], capsys) == render_help([*path, "--help"], capsys)
 
 
 def test_completed_words_are_those_that_the_models_take() -> None:

@@ -23,7 +23,7 @@ def more(value: int) -> int:
 """
 
 
-def answer(package: Path, added: int) -> str:
+def call_in_process(package: Path, added: int) -> str:
     """Return the function's value in a separate process, and how often it came from the cache."""
     constant = package / "corpus" / "constant.py"
     constant.write_text(f"ADDED = {added}\n")
@@ -52,19 +52,19 @@ def package(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_constant_from_another_file_is_never_an_old_one(package: Path) -> None:
-    assert answer(package, 1) == "2 0"
-    assert answer(package, 1) == "2 1"
-    assert answer(package, 5) == "6 0"
-    assert answer(package, 1) == "2 1"
+    assert call_in_process(package, 1) == "2 0"
+    assert call_in_process(package, 1) == "2 1"
+    assert call_in_process(package, 5) == "6 0"
+    assert call_in_process(package, 1) == "2 1"
 
 
 @pytest.mark.slow
 def test_compiled_code_is_reused_by_the_same_package_elsewhere(package: Path) -> None:
     """Copy the package, as it is copied to the folder of each job on a cluster."""
-    assert answer(package, 1) == "2 0"
+    assert call_in_process(package, 1) == "2 0"
     other = package.parents[1] / "other" / "trainrig"
     shutil.copytree(package, other)
-    assert answer(other, 1) == "2 1"
+    assert call_in_process(other, 1) == "2 1"
 
 
 def test_without_a_writable_user_cache_functions_are_kept_next_to_the_package(

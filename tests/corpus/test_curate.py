@@ -38,7 +38,7 @@ KINDS = ["old", "quiet", "narrow", "bright", "heavy", "distant", "green", "empty
 LINKS = ["and", "with", "of", "under", "beyond", "before", "after", "without", "above", "near"]
 
 
-def sentences(number: int, count: int) -> list[str]:
+def make_sentences(number: int, count: int) -> list[str]:
     """Return English-looking sentences that differ for each number."""
     draw = random.Random(number)
 
@@ -54,8 +54,8 @@ def sentences(number: int, count: int) -> list[str]:
     ]
 
 
-def prose(number: int, count: int = 20) -> str:
-    return " ".join(sentences(number, count))
+def make_prose(number: int, count: int = 20) -> str:
+    return " ".join(make_sentences(number, count))
 
 
 def plain(url: str, text: str) -> RawPage:
@@ -81,12 +81,14 @@ PRIVATE = (MAIL, MAIL_OF_TITLE, PHONE, CARD, ADDRESS, IBAN)
 
 # The middle text is similar to both ends, which are not similar to each other, and it is the
 # shortest.
-CHAIN = [" ".join(sentences(50, 41)[start:end]) for start, end in ((0, 36), (3, 38), (5, 41))]
-ONE_FACE = plain("web.example/twice", prose(1))
+CHAIN = [" ".join(make_sentences(50, 41)[start:end]) for start, end in ((0, 36), (3, 38), (5, 41))]
+ONE_FACE = plain("web.example/twice", make_prose(1))
 WEB_A = [
     ONE_FACE,
-    plain("web.example/2", prose(2)),
-    html("web.example/private", f"{prose(3)} Write to {MAIL} or {PHONE}.", f"Of {MAIL_OF_TITLE}"),
+    plain("web.example/2", make_prose(2)),
+    html(
+        "web.example/private", f"{make_prose(3)} Write to {MAIL} or {PHONE}.", f"Of {MAIL_OF_TITLE}"
+    ),
     plain("web.example/short", f"Pay {CARD} now."),
     plain("web.example/german", GERMAN * 2),
     ONE_FACE,
@@ -99,9 +101,9 @@ WEB_B = [
     plain("web.example/numbers", "With the house " + "of 12 34 56 78 90 and " * 40),
 ]
 WIKI = [
-    plain("wiki.example/2", prose(2).upper().replace(" ", "  ")),
-    plain("wiki.example/4", prose(4)),
-    plain("wiki.example/5", prose(5)),
+    plain("wiki.example/2", make_prose(2).upper().replace(" ", "  ")),
+    plain("wiki.example/4", make_prose(4)),
+    plain("wiki.example/5", make_prose(5)),
 ]
 
 
@@ -125,7 +127,7 @@ COLUMNS = build_row_schema(
 ).names
 
 
-def run_on(archives: str, output: str, workers: int = 0, **changes: Any) -> Curation:
+def make_run(archives: str, output: str, workers: int = 0, **changes: Any) -> Curation:
     sources = (
         CurationSource(name="web", paths=(f"{archives}/web/*.warc.gz",), reading=APART),
         CurationSource(name="wiki", paths=(f"{archives}/wiki/c.warc.gz",), reading=APART),
@@ -133,14 +135,14 @@ def run_on(archives: str, output: str, workers: int = 0, **changes: Any) -> Cura
     return Curation(**{"output": output, "workers": workers, "sources": sources, **changes})
 
 
-def run_on_pages(folder: Path, pages: list[RawPage], **changes: Any) -> Curation:
+def make_run_on_pages(folder: Path, pages: list[RawPage], **changes: Any) -> Curation:
     """Return a run on one archive of `pages`, into `folder/out`."""
     write_warc(str(folder / "pages.warc.gz"), pages)
     source = CurationSource(name="pages", paths=(str(folder / "pages.warc.gz"),))
     return Curation(output=str(folder / "out"), workers=0, sources=(source,), **changes)
 
 
-def result(output: str) -> dict[str, str]:
+def hash_files(output: str) -> dict[str, str]:
     """Return the SHA-256 of files that are the same each time, keyed by the path below `output`.
 
     Claim, manifest and report contain times and versions.
@@ -152,7 +154,7 @@ def result(output: str) -> dict[str, str]:
     }
 
 
-def verdicts(output: str) -> dict[str, list[str | None]]:
+def read_verdicts(output: str) -> dict[str, list[str | None]]:
     """Return the decisions on the captures of each URL, in the order of the files."""
     found: dict[str, list[str | None]] = {}
     for folder in (KEPT, DROPPED):
@@ -165,7 +167,7 @@ def verdicts(output: str) -> dict[str, list[str | None]]:
 def curated(archives: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Curate `archives` in this process and return the output."""
     output = str(tmp_path_factory.mktemp("curated") / "out")
-    curate(run_on(archives, output))
+    curate(make_run(archives, output))
     return output
 
 
@@ -174,7 +176,7 @@ def curated(archives: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.slow
 def test_each_page_gets_its_verdict(curated: str) -> None:
-    assert verdicts(curated) == {
+    assert read_verdicts(curated) == {
         "web.example/twice": [None, "exact_duplicate", "exact_duplicate"],
         "web.example/2": ["exact_duplicate"],
         "wiki.example/2": [None],  # the longer of the two
@@ -214,10 +216,10 @@ def test_a_copy_names_the_kept_document_that_it_repeats(curated: str) -> None:
 @pytest.mark.slow
 def test_an_exact_copy_of_a_removed_near_copy_repeats_the_kept_document(tmp_path: Path) -> None:
     # The longer one is kept.
-    original = prose(9, 30)
-    near = prose(9, 29)
+    original = make_prose(9, 30)
+    near = make_prose(9, 29)
     pages = [plain("a/near", near), plain("a/original", original), plain("a/again", near.upper())]
-    output = curate(run_on_pages(tmp_path, pages)) and str(tmp_path / "out")
+    output = curate(make_run_on_pages(tmp_path, pages)) and str(tmp_path / "out")
     (kept,) = read_rows(output, KEPT, ["id", "url"])
     assert kept["url"] == "http://a/original"
     fallen = list(read_rows(output, DROPPED, ["dropped_by", "duplicate_of", "similarity"]))
@@ -257,7 +259,7 @@ def test_pages_without_text_are_quarantined_with_a_reason(curated: str) -> None:
 
 def test_the_manifest_lists_every_file_with_its_sum(curated: str) -> None:
     listed = manifest.read_manifest(curated).files
-    assert {name: entry.sha256 for name, entry in listed.items()} == result(curated)
+    assert {name: entry.sha256 for name, entry in listed.items()} == hash_files(curated)
     rows = [
         f"{folder}/{split}.{ending}"
         for folder, ending in ((KEPT, "parquet"), (DROPPED, "parquet"), (QUARANTINE, "jsonl"))
@@ -278,8 +280,8 @@ def test_a_limit_on_personal_data_drops_the_documents_beyond_it(
     archives: str, tmp_path: Path
 ) -> None:
     output = str(tmp_path / "out")
-    curate(run_on(archives, output, pii=PII(max_per_document=1)))
-    assert verdicts(output)["web.example/private"] == ["PII.too_many"]
+    curate(make_run(archives, output, pii=PII(max_per_document=1)))
+    assert read_verdicts(output)["web.example/private"] == ["PII.too_many"]
 
 
 @pytest.mark.slow
@@ -309,8 +311,8 @@ def test_any_number_of_workers_makes_the_same_bytes(
     local_ray: None, archives: str, curated: str, tmp_path: Path, workers: int
 ) -> None:
     output = str(tmp_path / "out")
-    made = curate(run_on(archives, output, workers))
-    assert result(output) == result(curated)
+    made = curate(make_run(archives, output, workers))
+    assert hash_files(output) == hash_files(curated)
     assert made.content == manifest.read_manifest(curated).content
     assert made.counts == manifest.read_manifest(curated).counts
 
@@ -329,9 +331,9 @@ def test_the_order_of_the_patterns_and_naming_a_file_twice_change_nothing(
     ):
         output = str(tmp_path / f"out-{number}")
         web = CurationSource(name="web", paths=paths, reading=APART)
-        sources = (web, run_on(archives, output).sources[1])
-        curate(run_on(archives, output, sources=sources))
-        assert result(output) == result(curated), paths
+        sources = (web, make_run(archives, output).sources[1])
+        curate(make_run(archives, output, sources=sources))
+        assert hash_files(output) == hash_files(curated), paths
 
 
 @pytest.mark.slow
@@ -340,10 +342,10 @@ def test_a_bucket_holds_the_same_bytes_as_a_disk(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     write_archives(f"{s3}/archives")
-    made = curate(run_on(f"{s3}/archives", f"{s3}/out"))
+    made = curate(make_run(f"{s3}/archives", f"{s3}/out"))
     assert made.content == manifest.read_manifest(curated).content
-    assert result(f"{s3}/out") == result(curated)
-    assert curate(run_on(f"{s3}/archives", f"{s3}/out")) == made
+    assert hash_files(f"{s3}/out") == hash_files(curated)
+    assert curate(make_run(f"{s3}/archives", f"{s3}/out")) == made
 
 
 @pytest.mark.slow
@@ -389,7 +391,7 @@ def test_a_killed_run_resumes_and_writes_the_same_bytes(
     archives: str, curated: str, tmp_path: Path, done: int
 ) -> None:
     output = str(tmp_path / "out")
-    run = run_on(archives, output)
+    run = make_run(archives, output)
     run_file = tmp_path / "run.toml"
     run_file.write_text(config.to_toml(run))
     killed = subprocess.run([sys.executable, "-c", CURATE_UNTIL_KILLED, str(run_file), str(done)])
@@ -404,7 +406,7 @@ def test_a_killed_run_resumes_and_writes_the_same_bytes(
             at_the_end.update(times(f"{output}/scratch/done"))
 
     curate(run, progress)
-    assert result(output) == result(curated)
+    assert hash_files(output) == hash_files(curated)
     assert len(at_the_end) == WHOLE
     assert {path: at_the_end[path] for path in records} == records  # no record was written again
 
@@ -433,12 +435,12 @@ def test_a_run_stopped_at_every_moment_makes_the_same_bytes_in_the_end(
     stops = 0
     while stops <= WHOLE:
         try:
-            curate(run_on(archives, output), progress)
+            curate(make_run(archives, output), progress)
             break
         except Stopped:
             stops += 1
     assert told == list(range(1, WHOLE + 1))
-    assert result(output) == result(curated)
+    assert hash_files(output) == hash_files(curated)
     assert not Path(output, "scratch").exists()
 
 
@@ -448,11 +450,11 @@ def test_a_finished_run_does_nothing_when_it_runs_again(
 ) -> None:
     caplog.set_level(logging.INFO, "trainrig")
     output = str(tmp_path / "out")
-    made = curate(run_on(archives, output))
+    made = curate(make_run(archives, output))
     caplog.clear()
     before = times(output)
     with mock.patch.object(curation, "map_splits", side_effect=AssertionError):
-        assert curate(run_on(archives, output, workers=99)) == made
+        assert curate(make_run(archives, output, workers=99)) == made
     assert times(output) == before
     assert caplog.messages == [
         f"{output}: made before ({output}/{MANIFEST} says so); nothing to do"
@@ -463,14 +465,14 @@ def test_a_changed_setting_of_reading_is_refused_with_the_difference(
     archives: str, curated: str
 ) -> None:
     with pytest.raises(OutputTaken, match=r"pii\.kinds"):
-        curate(run_on(archives, curated, pii=PII(kinds=("EMAIL",))))
-    sources = run_on(archives, curated).sources
+        curate(make_run(archives, curated, pii=PII(kinds=("EMAIL",))))
+    sources = make_run(archives, curated).sources
     other = sources[0].model_copy(update={"extractor": PlainText()})
     with pytest.raises(OutputTaken, match=r"sources\[0\]\.extractor\.kind"):
-        curate(run_on(archives, curated, sources=(other, sources[1])))
+        curate(make_run(archives, curated, sources=(other, sources[1])))
     fewer = CurationSource(name="web", paths=(f"{archives}/web/a.warc.gz",), reading=APART)
     with pytest.raises(OutputTaken, match="input `web` has other contents"):
-        curate(run_on(archives, curated, sources=(fewer, sources[1])))
+        curate(make_run(archives, curated, sources=(fewer, sources[1])))
 
 
 # Other rules
@@ -480,11 +482,12 @@ LINE_COLUMNS = RefinedWebLines.columns
 LOOSER = (Length(min_characters=10), Language(allowed=("en", "de"), min_score=0.0))
 
 
-def other_rules(archives: str, output: str, **changes: Any) -> Curation:
+def make_other_run(archives: str, output: str, **changes: Any) -> Curation:
     sources = tuple(
-        source.model_copy(update={"filters": LOOSER}) for source in run_on(archives, output).sources
+        source.model_copy(update={"filters": LOOSER})
+        for source in make_run(archives, output).sources
     )
-    return run_on(archives, output, **{"sources": sources, **changes})
+    return make_run(archives, output, **{"sources": sources, **changes})
 
 
 @pytest.fixture
@@ -497,7 +500,7 @@ def decided(archives: str, curated: str, tmp_path: Path) -> str:
 def loosely_curated(archives: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Curate the archives by looser rules and return the output."""
     output = str(tmp_path_factory.mktemp("loosely") / "out")
-    curate(other_rules(archives, output))
+    curate(make_other_run(archives, output))
     return output
 
 
@@ -506,12 +509,12 @@ def test_other_rules_decide_again_without_a_page_being_read(
     archives: str, decided: str, curated: str, loosely_curated: str
 ) -> None:
     with mock.patch("trainrig.corpus.curate.read_all_pages", side_effect=AssertionError):
-        made = curate(other_rules(archives, decided))
-        assert result(decided) == result(loosely_curated) != result(curated)
+        made = curate(make_other_run(archives, decided))
+        assert hash_files(decided) == hash_files(loosely_curated) != hash_files(curated)
         assert made.counts == manifest.read_manifest(loosely_curated).counts
         assert made == manifest.read_manifest(decided)
-        curate(run_on(archives, decided))  # back to the first rules
-    assert result(decided) == result(curated)
+        curate(make_run(archives, decided))  # back to the first rules
+    assert hash_files(decided) == hash_files(curated)
 
 
 @pytest.mark.slow
@@ -520,9 +523,9 @@ def test_other_ways_to_find_copies_decide_again_too(
     archives: str, decided: str, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     fresh = str(tmp_path / "fresh")
-    curate(run_on(archives, fresh, **changes))
-    curate(run_on(archives, decided, **changes))
-    assert result(decided) == result(fresh)
+    curate(make_run(archives, fresh, **changes))
+    curate(make_run(archives, decided, **changes))
+    assert hash_files(decided) == hash_files(fresh)
 
 
 @pytest.mark.slow
@@ -538,12 +541,12 @@ def test_a_second_decision_stopped_at_every_moment_ends_as_one_that_was_not(
 
     for _ in range(WHOLE + 1):
         try:
-            curate(other_rules(archives, decided), progress)
+            curate(make_other_run(archives, decided), progress)
             break
         except Stopped:
             continue
     assert told[-1] == WHOLE
-    assert result(decided) == result(loosely_curated)
+    assert hash_files(decided) == hash_files(loosely_curated)
 
 
 def test_an_abandoned_decision_leaves_the_finished_output(
@@ -554,9 +557,9 @@ def test_an_abandoned_decision_leaves_the_finished_output(
             raise Stopped
 
     with pytest.raises(Stopped):
-        curate(other_rules(archives, decided), progress)
-    assert curate(run_on(archives, decided)).content == manifest.read_manifest(curated).content
-    assert result(decided) == result(curated)
+        curate(make_other_run(archives, decided), progress)
+    assert curate(make_run(archives, decided)).content == manifest.read_manifest(curated).content
+    assert hash_files(decided) == hash_files(curated)
 
 
 @pytest.mark.slow
@@ -565,12 +568,12 @@ def test_without_the_texts_of_the_dropped_no_other_rules_can_be_tried(
     archives: str, tmp_path: Path, kept: str
 ) -> None:
     output = str(tmp_path / "out")
-    curate(run_on(archives, output, keep_dropped=kept))
+    curate(make_run(archives, output, keep_dropped=kept))
     before = times(output)
     with pytest.raises(
         DataError, match=rf'were not stored \(keep_dropped = "{kept}"\), so other ru'
     ):
-        curate(other_rules(archives, output, keep_dropped=kept))
+        curate(make_other_run(archives, output, keep_dropped=kept))
     assert times(output) == before
 
 
@@ -579,9 +582,9 @@ def test_less_of_the_dropped_may_be_kept_after_all(
     archives: str, decided: str, tmp_path: Path
 ) -> None:
     fresh = str(tmp_path / "fresh")
-    curate(run_on(archives, fresh, keep_dropped="none"))
-    curate(run_on(archives, decided, keep_dropped="none"))
-    assert result(decided) == result(fresh)
+    curate(make_run(archives, fresh, keep_dropped="none"))
+    curate(make_run(archives, decided, keep_dropped="none"))
+    assert hash_files(decided) == hash_files(fresh)
 
 
 @pytest.mark.slow
@@ -589,7 +592,7 @@ def test_a_rule_that_wipes_out_a_source_stops_the_run_and_loses_nothing(
     archives: str, curated: str, tmp_path: Path
 ) -> None:
     output = str(tmp_path / "out")
-    sources = run_on(archives, output).sources
+    sources = make_run(archives, output).sources
     few = WipeOut(min_documents=3)
     wiping = tuple(
         source.model_copy(update={"wipe_out": few, "filters": (Length(min_characters=10**6),)})
@@ -598,26 +601,30 @@ def test_a_rule_that_wipes_out_a_source_stops_the_run_and_loses_nothing(
     with pytest.raises(
         DataError, match=r"Length\.too_short drops 12 of the 12 documents of source 'web'"
     ):
-        curate(run_on(archives, output, sources=wiping))
+        curate(make_run(archives, output, sources=wiping))
     with mock.patch("trainrig.corpus.curate.read_all_pages", side_effect=AssertionError):
-        curate(run_on(archives, output))
-    assert result(output) == result(curated)
+        curate(make_run(archives, output))
+    assert hash_files(output) == hash_files(curated)
 
 
 @pytest.mark.slow
 def test_one_document_per_url_is_kept_on_request(tmp_path: Path) -> None:
-    pages = [plain("a/page", prose(1)), plain("a/page#top", prose(2, 25)), plain("b/", prose(3))]
-    kept = curate(run_on_pages(tmp_path, pages)).counts
+    pages = [
+        plain("a/page", make_prose(1)),
+        plain("a/page#top", make_prose(2, 25)),
+        plain("b/", make_prose(3)),
+    ]
+    kept = curate(make_run_on_pages(tmp_path, pages)).counts
     assert kept["documents_kept"] == 3
-    once = curate(run_on_pages(tmp_path, pages, url_duplicates=True)).counts
+    once = curate(make_run_on_pages(tmp_path, pages, url_duplicates=True)).counts
     assert (once["documents_kept"], once["dropped_by"]) == (2, {"url_duplicate": 1})
 
 
 @pytest.mark.slow
 def test_documents_are_named_by_where_a_column_stands_in_their_language(tmp_path: Path) -> None:
-    pages = [plain(f"a/{n}", prose(n, 10 + n)) for n in range(10)]
+    pages = [plain(f"a/{n}", make_prose(n, 10 + n)) for n in range(10)]
     thirds = Buckets(signal="words", shares=(0.3, 0.6))
-    run = run_on_pages(tmp_path, pages, buckets=thirds)
+    run = make_run_on_pages(tmp_path, pages, buckets=thirds)
     curate(run)
     rows = list(read_rows(run.output, KEPT, ["words", "bucket"]))
     in_order = [row["bucket"] for row in sorted(rows, key=lambda row: row["words"])]
@@ -625,7 +632,7 @@ def test_documents_are_named_by_where_a_column_stands_in_their_language(tmp_path
     curate(run.model_copy(update={"buckets": None}))
     assert {row["bucket"] for row in read_rows(run.output, KEPT, ["bucket"])} == {None}
     with pytest.raises(ValueError, match="buckets: nothing measures 'wordz'; did you mean 'words'"):
-        run_on_pages(tmp_path, pages, buckets=Buckets(signal="wordz"))
+        make_run_on_pages(tmp_path, pages, buckets=Buckets(signal="wordz"))
     with pytest.raises(ValueError, match="must increase between 0 and 1"):
         Buckets(shares=(0.6, 0.3))
 
@@ -633,9 +640,9 @@ def test_documents_are_named_by_where_a_column_stands_in_their_language(tmp_path
 @pytest.mark.slow
 def test_scores_are_columns_that_rules_may_bound(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("river\nbridge\n")
-    pages = [plain(f"a/{n}", prose(n)) for n in range(6)]
+    pages = [plain(f"a/{n}", make_prose(n)) for n in range(6)]
     scorers = (WordList(path=str(tmp_path / "list.txt"), column="water"),)
-    run = run_on_pages(tmp_path, pages, scorers=scorers)
+    run = make_run_on_pages(tmp_path, pages, scorers=scorers)
     curate(run)
     shares = [row["water"] for row in read_rows(run.output, KEPT, ["water"])]
     assert len(set(shares)) > 1 and all(0 <= share < 0.3 for share in shares)
@@ -653,13 +660,13 @@ def test_scores_are_columns_that_rules_may_bound(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_rewrites_change_texts_and_are_counted(tmp_path: Path) -> None:
-    text = f"{prose(1)}\n12345\n{prose(2)}\n3 likes"
-    run = run_on_pages(tmp_path, [plain("a/page", text), plain("b/page", prose(3))])
+    text = f"{make_prose(1)}\n12345\n{make_prose(2)}\n3 likes"
+    run = make_run_on_pages(tmp_path, [plain("a/page", text), plain("b/page", make_prose(3))])
     (source,) = run.sources
     lines = source.model_copy(update={"rewrites": (RefinedWebLines(),)})
     curate(run.model_copy(update={"sources": (lines,)}))
     rows = {row["url"]: row for row in read_rows(run.output, KEPT, ["url", "text", *LINE_COLUMNS])}
-    assert rows["http://a/page"]["text"] == f"{prose(1)}\n{prose(2)}"
+    assert rows["http://a/page"]["text"] == f"{make_prose(1)}\n{make_prose(2)}"
     assert rows["http://a/page"]["refinedweb_numeric"] == 1
     assert rows["http://a/page"]["refinedweb_counters"] == 1
     assert rows["http://b/page"]["refinedweb_removed_words"] == 0
@@ -684,8 +691,8 @@ def test_a_rule_about_an_unmeasured_signal_is_refused() -> None:
 
 @pytest.mark.slow
 def test_copies_that_wipe_out_a_source_stop_the_run(tmp_path: Path) -> None:
-    pages = [plain(f"a/{n}", prose(1)) for n in range(30)] + [plain("a/else", prose(2))]
-    run = run_on_pages(tmp_path, pages)
+    pages = [plain(f"a/{n}", make_prose(1)) for n in range(30)] + [plain("a/else", make_prose(2))]
+    run = make_run_on_pages(tmp_path, pages)
     (source,) = run.sources
     careful = source.model_copy(update={"wipe_out": WipeOut(min_documents=10)})
     with pytest.raises(DataError, match=r"exact_duplicate drops 29 of the 31 documents"):
@@ -703,7 +710,7 @@ def test_the_configured_part_of_dropped_documents_is_kept(
     archives: str, curated: str, tmp_path: Path, keep_dropped: str, lost: set[str] | None
 ) -> None:
     output = str(tmp_path / "out")
-    made = curate(run_on(archives, output, keep_dropped=keep_dropped))
+    made = curate(make_run(archives, output, keep_dropped=keep_dropped))
     files = storage.list_files(f"{output}/{DROPPED}")
     if lost is None:
         assert files == []
@@ -712,9 +719,9 @@ def test_the_configured_part_of_dropped_documents_is_kept(
         for path in files:
             assert set(COLUMNS) - set(pq.read_schema(path).names) == lost
     assert made.counts == manifest.read_manifest(curated).counts
-    assert {name: sha for name, sha in result(output).items() if not name.startswith(DROPPED)} == {
-        name: sha for name, sha in result(curated).items() if not name.startswith(DROPPED)
-    }
+    assert {
+        name: sha for name, sha in hash_files(output).items() if not name.startswith(DROPPED)
+    } == {name: sha for name, sha in hash_files(curated).items() if not name.startswith(DROPPED)}
 
 
 # Personal data
@@ -741,8 +748,8 @@ def test_a_find_has_its_position_in_the_text_before_masking(curated: str) -> Non
         for row in read_rows(curated, KEPT, ["url", "text", "metadata", "pii"])
         if row["url"].endswith("/private")
     )
-    before = f"{prose(3)} Write to {MAIL} or {PHONE}."
-    assert row["text"] == f"{prose(3)} Write to <EMAIL> or <PHONE>."
+    before = f"{make_prose(3)} Write to {MAIL} or {PHONE}."
+    assert row["text"] == f"{make_prose(3)} Write to <EMAIL> or <PHONE>."
     assert json.loads(row["metadata"]) == {"title": "Of <EMAIL>"}
     assert row["pii"] == [
         {"kind": "EMAIL", "start": before.index(MAIL), "length": len(MAIL)},
@@ -799,7 +806,7 @@ def test_the_rest_of_a_cut_off_archive_is_used(archives: str, tmp_path: Path) ->
     source = CurationSource(name="web", paths=(f"{tmp_path}/*.warc.gz",))
     counts = curate(Curation(output=output, workers=0, sources=(source,))).counts
     assert counts["quarantined"] == {"truncated": 1}
-    assert {"web.example/twice", "wiki.example/4"} <= set(verdicts(output))
+    assert {"web.example/twice", "wiki.example/4"} <= set(read_verdicts(output))
     (line,) = storage.read(f"{output}/{QUARANTINE}/web-00000.jsonl").splitlines()
     assert json.loads(line)["where"].startswith("a.warc.gz: record ")
 
@@ -816,8 +823,8 @@ def test_when_nothing_is_kept_the_reasons_are_reported(tmp_path: Path) -> None:
         match=r"out: nothing was kept; most of 5 documents were dropped by Length\.too_short 3, "
         r"Language\.not_allowed 2; relax `filters`",
     ):
-        curate(run_on_pages(tmp_path, pages))
-    run = run_on_pages(tmp_path, pages)
+        curate(make_run_on_pages(tmp_path, pages))
+    run = make_run_on_pages(tmp_path, pages)
     (source,) = run.sources
     looser = source.model_copy(update={"filters": (Language(allowed=("de",)),)})
     with mock.patch("trainrig.corpus.curate.read_all_pages", side_effect=AssertionError):

@@ -45,7 +45,7 @@ WORDS = [
 ]
 
 
-def lines(count: int, seed: int = 0) -> bytes:
+def make_lines(count: int, seed: int = 0) -> bytes:
     """Return JSON lines of unrelated texts; every tenth is short."""
     dice = random.Random(seed)
     texts = (" ".join(dice.choices(WORDS, k=8 if n % 10 == 0 else 60)) for n in range(count))
@@ -53,23 +53,23 @@ def lines(count: int, seed: int = 0) -> bytes:
     return "".join(f"{row}\n" for row in rows).encode()
 
 
-def run_on(path: str, output: str, **changes: Any) -> Curation:
+def make_run(path: str, output: str, **changes: Any) -> Curation:
     source = CurationSource(name="web", paths=(path,), filters=(Length(),), **changes)
     return Curation(output=output, workers=0, sources=(source,))
 
 
 @pytest.mark.slow
 def test_failing_s3_requests_lose_no_document(proxy: Any, s3: str, tmp_path: Path) -> None:
-    data = lines(300)
+    data = make_lines(300)
     (tmp_path / "pages.jsonl").write_bytes(data)
     cut = {"reading": ReadSettings(piece_bytes=20_000)}
-    straight = curate(run_on(str(tmp_path / "pages.jsonl"), str(tmp_path / "out"), **cut))
+    straight = curate(make_run(str(tmp_path / "pages.jsonl"), str(tmp_path / "out"), **cut))
     storage.write(f"{s3}/pages.jsonl", data)
     turns = itertools.count(1)
     proxy.spoil = lambda method, path: next(turns) % 12 == 0
     proxy.how = "slow_down"
     proxy.times = 20
-    made = curate(run_on(f"{s3}/pages.jsonl", f"{s3}/out", **cut))
+    made = curate(make_run(f"{s3}/pages.jsonl", f"{s3}/out", **cut))
     assert proxy.times < 12  # storage failed some requests
     assert (made.content, made.counts) == (straight.content, straight.counts)
 
@@ -90,9 +90,9 @@ def test_a_process_killed_inside_a_file_costs_a_part_at_most(
     tmp_path: Path, failed_page: str
 ) -> None:
     path = tmp_path / "pages.jsonl.gz"  # one stream, which cannot be cut
-    path.write_bytes(gzip.compress(lines(3_000)))
-    straight = curate(run_on(str(path), str(tmp_path / "straight")))
-    run = run_on(str(path), str(tmp_path / "out")).model_copy(update={"workers": 1})
+    path.write_bytes(gzip.compress(make_lines(3_000)))
+    straight = curate(make_run(str(path), str(tmp_path / "straight")))
+    run = make_run(str(path), str(tmp_path / "out")).model_copy(update={"workers": 1})
     (tmp_path / "run.toml").write_text(config.to_toml(run))
     command = [sys.executable, "-c", DRIVE, str(tmp_path / "run.toml")]
     parts = Path(run.output, "scratch", "pages")
@@ -124,7 +124,7 @@ def test_a_newer_signal_needs_the_pages_only_where_a_rule_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Curate before a signal existed, then apply rules again with the signal."""
-    (tmp_path / "pages.jsonl").write_bytes(lines(300))
+    (tmp_path / "pages.jsonl").write_bytes(make_lines(300))
 
     def run(least: int, *more: Any) -> Curation:
         path = str(tmp_path / "pages.jsonl")

@@ -50,7 +50,7 @@ def test_two_layers_of_offloaded_activations_are_on_a_device():
     assert inputs.activations == 2 * 2 * 64 * MODEL.channels * 4
 
 
-def reckon(model, training, workers):
+def estimate(model, training, workers):
     return estimate_worker_memory(model, training, workers, 8, 2, 64)
 
 
@@ -66,7 +66,7 @@ def test_a_device_holds_optimizer_state_of_its_two_largest_slices(workers):
 def test_whole_matrices_are_updated_as_many_at_once_as_there_are_slices():
     # AdamW keeps the tables on the device, with two moments for each element
     two = 4 * (2 * 2 * TABLE + 2 * MATRIX) / 2
-    assert reckon(MODEL, train(optimizer=Muon()), 2).optimizer == two
+    assert estimate(MODEL, train(optimizer=Muon()), 2).optimizer == two
 
 
 @pytest.mark.parametrize("settings", [SGD(), AdamW(), Lion(), Adafactor(), Muon()])
@@ -95,7 +95,7 @@ AXES = {
 @pytest.mark.parametrize("axis", AXES)
 def test_workers_that_share_a_model_have_two_slices_of_the_largest_parts(axis):
     model, parallel = AXES[axis]
-    there, hosted = (reckon(model, train(h, **parallel), 4) for h in (False, True))
+    there, hosted = (estimate(model, train(h, **parallel), 4) for h in (False, True))
     # Two of four workers hold other layers or columns. Experts are cut in two, then sliced.
     largest = {"tensor": TABLE / 4, "pipeline": TABLE / 2}
     assert hosted.optimizer == 2 * 8 * largest.get(axis, 4 * MATRIX / 4)

@@ -23,7 +23,7 @@ pytestmark = [
 TWICE = 2  # waits a step: for its losses, and for its norms
 
 
-def counted(loop, micro_batches, monkeypatch):
+def count_waits(loop, micro_batches, monkeypatch):
     """Return how often the third step waits for the device."""
     monkeypatch.setattr(step_table, "MICRO_BATCHES", micro_batches)
     row = step_table.Row("tiny", loop, compiled=False)
@@ -47,7 +47,7 @@ def counted(loop, micro_batches, monkeypatch):
 def test_waits_for_the_device_do_not_depend_on_micro_batches(loop, tmp_path, monkeypatch):
     join_group(0, 1, f"file://{tmp_path}/store", timedelta(seconds=60))
     try:
-        assert counted(loop, 4, monkeypatch) == counted(loop, 2, monkeypatch) <= TWICE
+        assert count_waits(loop, 4, monkeypatch) == count_waits(loop, 2, monkeypatch) <= TWICE
     finally:
         dist.destroy_process_group()
         torch.use_deterministic_algorithms(False)

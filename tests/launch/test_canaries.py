@@ -17,7 +17,9 @@ from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.launch.record.run_record import Home
 from trainrig.launch.supervise.limits import Limits
 
-lines = runpy.run_path(str(Path(__file__).parents[1] / "corpus" / "test_curate_faults.py"))["lines"]
+lines = runpy.run_path(str(Path(__file__).parents[1] / "corpus" / "test_curate_faults.py"))[
+    "make_lines"
+]
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
@@ -30,7 +32,7 @@ SECRETS = {
 }
 
 
-def everything(folder):
+def list_files(folder):
     """Yield (path, bytes) of all files below a folder, including hidden ones."""
     for path in sorted(Path(folder).rglob("*")):
         if path.is_file() and not path.is_symlink():
@@ -62,12 +64,12 @@ def test_no_secret_is_in_anything_that_an_attended_run_leaves(s3, ray_folder, tm
         process = subprocess.Popen(supervise, env=environment, stdout=out, stderr=err)
         while process.poll() is None:  # Ray's logs are removed at the end of a successful run
             with contextlib.suppress(OSError):
-                for path, data in everything(ray_folder):
+                for path, data in list_files(ray_folder):
                     left[path] = data
             time.sleep(0.1)
     stdout, stderr = ((tmp_path / name).read_bytes() for name in ("stdout", "stderr"))
     assert process.returncode == 0, stderr.decode()[-2000:]
-    left |= dict(everything(home)) | dict(everything(ray_folder))
+    left |= dict(list_files(home)) | dict(list_files(ray_folder))
     left |= {path: storage.read(path) for path in storage.list_files(s3)}
     left |= {"stdout": stdout, "stderr": stderr}
     kinds = {Path(path).suffix for path in left}

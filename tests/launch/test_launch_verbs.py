@@ -119,7 +119,7 @@ def much_to_curate(folder: Path, pages: int = 320) -> None:
         (folder / f"pages-{part}.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def submitted_later(run: RunRecord, seconds: float) -> None:
+def shift_submission(run: RunRecord, seconds: float) -> None:
     """Record the newest attempt as submitted by a clock that is `seconds` ahead."""
     path = storage.join(run.path, "attempts", f"{run.find_newest_attempt():04d}.json")
     entry = json.loads(storage.read(path))
@@ -238,7 +238,7 @@ def test_joining_a_run_keeps_its_settings(user: User) -> None:
     options = ["--pending", "1s", "--grace", "5m", "--environment", "pinned", "--detach"]
     assert user.does(*command, *options).returncode == 0
     # Otherwise a slow machine is too late and the run counts as lost.
-    submitted_later(user.run(), seconds=3600)
+    shift_submission(user.run(), seconds=3600)
     joined = user.does(*command, "--json")
     assert "under way already" in joined.stderr
     assert json.loads(joined.stdout)["attempt"] == 2, joined.stderr

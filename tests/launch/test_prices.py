@@ -46,7 +46,7 @@ def dashboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield found
 
 
-def submit(folder: Path, *options: str) -> int:
+def submit_run(folder: Path, *options: str) -> int:
     run = ["submit", "tokenizer", str(folder / "tokenizer.toml"), "--detach"]
     try:
         cli.main([*run, *options])
@@ -57,7 +57,7 @@ def submit(folder: Path, *options: str) -> int:
 
 def test_the_prices_travel_with_the_record(dashboard: Any, tmp_path: Path) -> None:
     table = tmp_path / "prices.toml"
-    assert submit(tmp_path, "--hardware", str(table)) == 0
+    assert submit_run(tmp_path, "--hardware", str(table)) == 0
     table.unlink()
     (record,) = Home(str(tmp_path / "home")).list()
     attempt = record.read_attempt(1)
@@ -70,7 +70,7 @@ def test_the_prices_travel_with_the_record(dashboard: Any, tmp_path: Path) -> No
 
 
 def test_the_prices_that_come_along_need_no_file(dashboard: Any, tmp_path: Path) -> None:
-    assert submit(tmp_path) == 0
+    assert submit_run(tmp_path) == 0
     (record,) = Home(str(tmp_path / "home")).list()
     assert record.read_attempt(1).limits["hardware"] is None
 
@@ -80,7 +80,7 @@ def test_a_table_that_is_wrong_is_refused_before_anything_is_sent(
 ) -> None:
     table = tmp_path / "prices.toml"
     table.write_text(PRICES.replace('device = "core"', 'device = "cores"'))
-    assert submit(tmp_path, "--hardware", str(table)) == 2
+    assert submit_run(tmp_path, "--hardware", str(table)) == 2
     said = capfd.readouterr().err
     assert f"{table}: instances.mine: no device 'cores'; did you mean 'core'?" in said
     assert "Traceback" not in said

@@ -19,7 +19,7 @@ SECRETS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
 TEXTS = st.text("abc", max_size=60)
 
 
-def at_once(text, secrets):
+def mask_at_once(text, secrets):
     """Return the expected mask: leftmost first, and of those the longest."""
     longest_first = sorted(secrets, key=len, reverse=True)
     return re.sub("|".join(map(re.escape, longest_first)), MASK, text) if secrets else text
@@ -31,7 +31,7 @@ def test_where_a_stream_is_cut_makes_no_difference(text, secrets, cuts):
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = [text[a:b].encode() for a, b in itertools.pairwise(places)]
     said = b"".join([*map(masking.feed, pieces), masking.flush()])
-    assert said.decode() == at_once(text, secrets)
+    assert said.decode() == mask_at_once(text, secrets)
 
 
 @given(st.binary(max_size=200))

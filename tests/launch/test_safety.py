@@ -38,7 +38,7 @@ def test_a_local_ray_listens_on_loopback_alone(local_ray):
     assert not [(name, address) for name, address in listening if not is_loopback(address)]
 
 
-def ask(port, method, *metadata):
+def call_server(port, method, *metadata):
     """Return the status of a call to a Ray server; an empty message is always valid."""
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = channel.unary_unary(method)
@@ -63,11 +63,11 @@ def test_no_server_of_ray_s_answers_without_the_token(local_ray, method):
     (node,) = ray.nodes()
     control_store = int(ray.get_runtime_context().gcs_address.rpartition(":")[2])
     port = node["NodeManagerPort"] if method == STATISTICS else control_store
-    assert ask(port, method) == grpc.StatusCode.UNAUTHENTICATED
+    assert call_server(port, method) == grpc.StatusCode.UNAUTHENTICATED
     wrong = ("authorization", f"Bearer {'0' * 64}")
-    assert ask(port, method, wrong) == grpc.StatusCode.UNAUTHENTICATED
+    assert call_server(port, method, wrong) == grpc.StatusCode.UNAUTHENTICATED
     right = ("authorization", f"Bearer {TOKEN.expanduser().read_text().strip()}")
-    assert ask(port, method, right) != grpc.StatusCode.UNAUTHENTICATED
+    assert call_server(port, method, right) != grpc.StatusCode.UNAUTHENTICATED
 
 
 @pytest.mark.ray

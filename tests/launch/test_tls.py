@@ -36,7 +36,7 @@ if __name__ == "__main__":
 """
 
 
-def certificate(folder, name, issuer=None):
+def write_certificate(folder, name, issuer=None):
     """Write a certificate and its key; it is self-signed if there is no `issuer`."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -65,12 +65,12 @@ def certificate(folder, name, issuer=None):
 def tls(tmp_path_factory):
     """Make a folder with an authority's certificate, and one that it signed for this machine."""
     folder = tmp_path_factory.mktemp("tls")
-    authority = certificate(folder, "ca")
-    certificate(folder, "node", authority)
+    authority = write_certificate(folder, "ca")
+    write_certificate(folder, "node", authority)
     return folder
 
 
-def status(port, credentials):
+def call_control_store(port, credentials):
     """Return the status of a call to the control store with the right token."""
     token = TOKEN.expanduser().read_text().strip()
     if credentials is None:
@@ -88,7 +88,7 @@ def status(port, credentials):
 
 def test_a_stage_runs_under_tls_and_who_has_no_certificate_is_refused(tls, tmp_path):
     pages = runpy.run_path(str(Path(__file__).parents[1] / "corpus" / "test_curate_faults.py"))
-    (tmp_path / "pages.jsonl").write_bytes(pages["lines"](30))
+    (tmp_path / "pages.jsonl").write_bytes(pages["make_lines"](30))
     (tmp_path / "stage.py").write_text(STAGE)
     names = {"CA_CERT": "ca.crt", "SERVER_CERT": "node.crt", "SERVER_KEY": "node.key"}
     variables = {f"RAY_TLS_{name}": str(tls / file) for name, file in names.items()}
@@ -109,17 +109,17 @@ def test_a_stage_runs_under_tls_and_who_has_no_certificate_is_refused(tls, tmp_p
         content, address = line.split()
         port = int(address.rpartition(":")[2])
         authority, ours, key = ((tls / f).read_bytes() for f in ("ca.crt", "node.crt", "node.key"))
-        assert status(port, grpc.ssl_channel_credentials(authority, key, ours)) == (
+        assert call_control_store(port, grpc.ssl_channel_credentials(authority, key, ours)) == (
             grpc.StatusCode.OK
         )
         refused = grpc.StatusCode.UNAVAILABLE  # refused before the token is read
-        assert status(port, grpc.ssl_channel_credentials(authority)) == refused
-        assert status(port, None) == refused
+        assert call_control_store(port, grpc.ssl_channel_credentials(authority)) == refused
+        assert call_control_store(port, None) == refused
         strangers = tmp_path / "strangers"
         strangers.mkdir()
-        certificate(strangers, "node", certificate(strangers, "ca"))
+        write_certificate(strangers, "node", write_certificate(strangers, "ca"))
         theirs = [(strangers / f).read_bytes() for f in ("node.key", "node.crt")]
-        assert status(port, grpc.ssl_channel_credentials(authority, *theirs)) == refused
+        assert call_control_store(port, grpc.ssl_channel_credentials(authority, *theirs)) == refused
         process.stdin.close()
         assert process.wait(60) == 0
     assert len(content) == 64

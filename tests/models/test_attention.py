@@ -23,7 +23,7 @@ def build_attention(channels: int, heads: int, kv_heads: int, width: int) -> Att
     return Attention(config.shapes.layers[0].attention, width, config.norm, config.attention)
 
 
-def by_loops(attention: Attention, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+def attend_by_loops(attention: Attention, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     """Return attention of one sequence [T, C], one query and one head at a time."""
     width = attention.head_channels
     query, key, value = (
@@ -52,7 +52,9 @@ def test_attention_equals_loops(heads, kv_heads, width):
     rotation = Rotation(torch.arange(9), width, ROPE)
     together = attention(x, Sight(rotation))
     for row in range(2):
-        assert torch.allclose(together[row], by_loops(attention, x[row], rotation), atol=1e-6)
+        assert torch.allclose(
+            together[row], attend_by_loops(attention, x[row], rotation), atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("pieces", [[1] * 9, [9], [4, 5], [1, 6, 2], [8, 1]])

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainrig.models.embedding import Embedding, add_gradients
 
 
-def gradients_of(table: Embedding, ids: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+def compute_gradients(table: Embedding, ids: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     table(ids).backward(gradient.to(table.weight.dtype))
     return table.weight.grad
 
@@ -25,14 +25,14 @@ def test_float32_gradients_equal_torchs_bit_exactly():
     gradient = torch.randn(4, 30, 5)
     weight = table.weight.detach().clone().requires_grad_()
     F.embedding(ids, weight).backward(gradient)
-    assert torch.equal(gradients_of(table, ids, gradient), weight.grad)
+    assert torch.equal(compute_gradients(table, ids, gradient), weight.grad)
 
 
 def test_a_token_that_comes_up_a_thousand_times_gets_the_gradients_of_all_of_them():
     table = Embedding(3, 2).to(torch.bfloat16)
     ids = torch.tensor([1] * 1024 + [2])
     # A bfloat16 sum of ones would stop at 256.
-    gradients = gradients_of(table, ids, torch.ones(1025, 2))
+    gradients = compute_gradients(table, ids, torch.ones(1025, 2))
     assert gradients.dtype == torch.bfloat16
     assert gradients.tolist() == [[0, 0], [1024, 1024], [1, 1]]
 

@@ -20,11 +20,11 @@ IDS = torch.randint(61, (2, 24), generator=torch.Generator().manual_seed(3))
 MIXTURE = MixtureOfExperts(experts=4, active=2, expert_channels=20)
 
 
-def network_of(model) -> ExpertFeedForward:
+def find_network(model) -> ExpertFeedForward:
     return model.layers[0].feedforward
 
 
-def by_loops(network: ExpertFeedForward, x: torch.Tensor) -> torch.Tensor:
+def compute_by_loops(network: ExpertFeedForward, x: torch.Tensor) -> torch.Tensor:
     """Return the output, one token and one expert at a time."""
     settings = network.settings
     rows = []
@@ -59,10 +59,10 @@ def _first(network, expert):
     ],
 )
 def test_experts_equal_a_loop_over_tokens(build, changes):
-    network = network_of(build(feedforward=MIXTURE.model_copy(update=changes)))
+    network = find_network(build(feedforward=MIXTURE.model_copy(update=changes)))
     x = torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(0), requires_grad=True)
     found, _ = network(x)
-    expected = by_loops(network, x.flatten(0, 1)).view_as(x)
+    expected = compute_by_loops(network, x.flatten(0, 1)).view_as(x)
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
     inputs = [x, *network.parameters()]
     ours = torch.autograd.grad(found.square().sum(), inputs)
@@ -124,7 +124,7 @@ def _from_ours(name, ours):
 
 def test_beyond_its_capacity_an_expert_lets_later_tokens_pass(build):
     model = build(feedforward=MIXTURE.model_copy(update={"active": 1, "capacity": 0.5}))
-    network = network_of(model)
+    network = find_network(model)
     with torch.no_grad():
         network.router.weight.zero_()
         network.router.weight[2] = 1.0  # all tokens with a positive sum go to expert 2
@@ -132,16 +132,16 @@ def test_beyond_its_capacity_an_expert_lets_later_tokens_pass(build):
     found, _ = network(x)
     # 0.5 of an even share of 16 tokens over 4 experts is 2 tokens.
     assert (found[0, 2:] == 0).all()
-    assert (found[0, :2] - by_loops(network, x[0, :2])).abs().max() <= 1e-5
+    assert (found[0, :2] - compute_by_loops(network, x[0, :2])).abs().max() <= 1e-5
 
 
 def test_router_losses_equal_their_formulas(build):
     settings = MIXTURE.model_copy(update={"balance_loss": 0.5, "router_z_loss": 0.25})
     model = build(feedforward=settings, layers=1)
     seen = []
-    network_of(model).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    find_network(model).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     terms = model(IDS).auxiliary
-    logits = seen[0].flatten(0, 1) @ network_of(model).router.weight.T
+    logits = seen[0].flatten(0, 1) @ find_network(model).router.weight.T
     scores = logits.softmax(-1)
     chosen = scores.topk(2).indices
     share = torch.stack([(chosen == e).sum() for e in range(4)]) / chosen.numel()
@@ -214,7 +214,7 @@ def test_positions_with_caches_do_not_mark_padding(build):
 def test_padding_takes_no_capacity_from_other_rows(build):
     """A row's output is the same with and without a padded row before it."""
     model = build(feedforward=MIXTURE.model_copy(update={"capacity": 1.0, "active": 1}), layers=1)
-    network = network_of(model)
+    network = find_network(model)
     with torch.no_grad():
         network.router.weight.zero_()
         network.router.weight[2] = 1.0  # all tokens go to expert 2
@@ -267,7 +267,7 @@ def test_the_gradient_of_the_bias_is_the_excess_of_tokens_and_its_step_balances(
     settings = MIXTURE.model_copy(
         update={"balance_bias": True, "balance_loss": 0.0, "router_z_loss": 0.0}
     )
-    network = network_of(build(feedforward=settings, layers=1))
+    network = find_network(build(feedforward=settings, layers=1))
     assert network.balance_bias is not None and not network.balance_bias.any()
     with torch.no_grad():
         network.router.weight[1] += 0.1

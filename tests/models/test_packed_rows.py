@@ -40,7 +40,7 @@ def random_ids(rows: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(61, (rows, T), generator=torch.Generator().manual_seed(seed))
 
 
-def one_document_at_a_time(model, ids: torch.Tensor) -> torch.Tensor:
+def compute_by_document(model, ids: torch.Tensor) -> torch.Tensor:
     """Return logits of `ids` cut into the documents of ROWS, each run alone."""
     return torch.stack(
         [
@@ -57,7 +57,7 @@ def test_documents_in_one_row_get_the_logits_that_each_gets_alone(build, kv_head
     ids = random_ids(4)
     with torch.no_grad():
         packed = model(ids, positions_BT=packed_positions(ROWS)).logits
-        assert (packed - one_document_at_a_time(model, ids)).abs().max() <= 1e-5
+        assert (packed - compute_by_document(model, ids)).abs().max() <= 1e-5
         assert (packed[0] - model(ids).logits[0])[
             5:
         ].abs().max() > 1e-2  # without documents, the row's logits differ
@@ -73,7 +73,7 @@ def test_documents_in_one_row_give_the_gradients_that_each_gives_alone(build):
         torch.autograd.grad(F.cross_entropy(logits.flatten(0, 1), targets.flatten()), parameters)
         for logits in (
             model(ids, positions_BT=packed_positions(ROWS)).logits,
-            one_document_at_a_time(model, ids),
+            compute_by_document(model, ids),
         )
     ]
     for name, together, alone in zip(names, *gradients, strict=True):
@@ -108,7 +108,7 @@ def test_transformers_gives_each_document_alone_the_same_logits(build):
     assert missing.missing_keys == ["lm_head.weight"]  # tied
     with torch.no_grad():
         packed = model(ids, positions_BT=packed_positions(ROWS)).logits
-        theirs = one_document_at_a_time(llama, ids)
+        theirs = compute_by_document(llama, ids)
     assert (packed - theirs).abs().max() <= 1e-5
 
 

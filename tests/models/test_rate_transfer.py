@@ -13,7 +13,7 @@ POWERS = tuple(range(-10, -3))  # exponents of the rates, which are powers of 2
 STEPS = 200
 
 
-def decoder(channels, mup):
+def make_decoder_config(channels, mup):
     return DecoderConfig(
         layers=2,
         channels=channels,
@@ -37,7 +37,10 @@ def test_the_best_rate_of_a_narrow_decoder_transfers_to_wider_ones(
         losses[name] = {
             str(width): {
                 f"2^{power}": round(
-                    train_on_characters(decoder(width, mup), AdamW(lr=2.0**power), STEPS), 4
+                    train_on_characters(
+                        make_decoder_config(width, mup), AdamW(lr=2.0**power), STEPS
+                    ),
+                    4,
                 )
                 for power in POWERS
             }

@@ -59,7 +59,7 @@ def test_neighbours_do_not_stay_neighbours():
     assert abs(np.abs(steps).mean() / size - 1 / 3) < 0.01
 
 
-def permuted_one_by_one(number: int, size: int, key: str) -> int:
+def permute_one_index(number: int, size: int, key: str) -> int:
     """Return the same permutation in Python's integers, which cannot overflow."""
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     digest = hashlib.blake2b(key.encode(), digest_size=64).digest()
@@ -80,7 +80,7 @@ def permuted_one_by_one(number: int, size: int, key: str) -> int:
 @given(st.integers(1, 2**62), st.text(max_size=5), st.data())
 def test_permutations_equal_a_reference_for_single_numbers(size, key, data):
     index = data.draw(st.lists(st.integers(0, size - 1), max_size=5))
-    expected = [permuted_one_by_one(number, size, key) for number in index]
+    expected = [permute_one_index(number, size, key) for number in index]
     assert permute_indices(np.array(index, dtype=np.int64), size, key).tolist() == expected
 
 

@@ -75,7 +75,7 @@ def training(table: JSONL, output: Path, **changes: Any) -> TokenizerTraining:
     return TokenizerTraining(**(given | changes))
 
 
-def result(output: Path) -> dict[str, str]:
+def hash_files(output: Path) -> dict[str, str]:
     paths = storage.list_files(str(output))
     names = {path.rpartition("/")[2]: path for path in paths}
     return {
@@ -83,7 +83,7 @@ def result(output: Path) -> dict[str, str]:
     }
 
 
-def report_of(output: Path) -> dict[str, Any]:
+def read_report(output: Path) -> dict[str, Any]:
     return json.loads((output / REPORT).read_text())
 
 
@@ -91,7 +91,7 @@ def report_of(output: Path) -> dict[str, Any]:
 def test_a_tokenizers_folder_keeps_the_contract(table, folder):
     made = manifest.read_input(str(folder), "tokenizer")
     assert set(made.files) == {TOKENIZER_FILE, REPORT}
-    found = result(folder)
+    found = hash_files(folder)
     assert {name: entry.sha256 for name, entry in made.files.items()} == {
         name: found[name] for name in made.files
     }
@@ -108,7 +108,7 @@ def test_a_tokenizers_folder_keeps_the_contract(table, folder):
 
 
 def test_the_report_reads_only_what_was_held_out_of_training(folder):
-    report = report_of(folder)
+    report = read_report(folder)
     out = [row for row in ROWS if is_held_out(row["url"], 0.2)]
     assert report["held_out"] is True
     total = report["vocabulary"]["total"]
@@ -126,7 +126,7 @@ def test_the_report_reads_only_what_was_held_out_of_training(folder):
 def test_order_and_files_of_the_documents_change_nothing(folder, tmp_path):
     rows = random.Random(0).sample(ROWS, len(ROWS))
     make_tokenizer(training(write(tmp_path / "documents", rows, 2), tmp_path / "other"))
-    assert result(tmp_path / "other") == result(folder)
+    assert hash_files(tmp_path / "other") == hash_files(folder)
 
 
 @pytest.mark.parametrize("limit", [1, 300, 10**6])
@@ -156,7 +156,7 @@ def test_vocabularies_are_compared_on_the_same_text(table, folder, tmp_path):
     report = Reporting(held_out=0.2, smaller=(300, 280), compare={"old": path}, channels=10)
     made = make_tokenizer(training(table, tmp_path / "other", report=report))
     assert made.inputs["report.compare.old"] == Encoder.load(path).fingerprint
-    rivals = report_of(tmp_path / "other")["rivals"]
+    rivals = read_report(tmp_path / "other")["rivals"]
     names = ["this one", "its first 300 entries", "its first 280 entries", "old"]
     assert [one["name"] for one in rivals] == names
     assert [one["embedding_parameters"] for one in rivals] == [3200, 3000, 2800, 3200]
@@ -164,14 +164,14 @@ def test_vocabularies_are_compared_on_the_same_text(table, folder, tmp_path):
     assert rivals[0]["amount"]["tokens"] <= rivals[1]["amount"]["tokens"]
     untied = report.model_copy(update={"tied": False})
     make_tokenizer(training(table, tmp_path / "untied", report=untied))
-    assert report_of(tmp_path / "untied")["rivals"][0]["embedding_parameters"] == 6400
+    assert read_report(tmp_path / "untied")["rivals"][0]["embedding_parameters"] == 6400
 
 
 @pytest.mark.slow
 def test_without_held_out_documents_the_report_says_what_it_reads(tmp_path):
     rows = [row for row in ROWS if not is_held_out(row["url"], 0.2)]
     make_tokenizer(training(write(tmp_path / "documents", rows), tmp_path / "t"))
-    report = report_of(tmp_path / "t")
+    report = read_report(tmp_path / "t")
     assert report["held_out"] is False
     assert report["vocabulary"]["total"]["documents"] == len(rows)
     assert "No document was held out" in (tmp_path / "t" / REPORT_PAGE).read_text()
@@ -183,7 +183,7 @@ def test_the_default_report_compares_half_a_quarter_and_an_eighth_where_they_can
 ):
     larger = ByteLevelBPE(vocabulary=530, min_frequency=1)
     make_tokenizer(training(table, tmp_path / "t", tokenizer=larger, report=Reporting()))
-    names = [one["name"] for one in report_of(tmp_path / "t")["rivals"]]
+    names = [one["name"] for one in read_report(tmp_path / "t")["rivals"]]
     assert names == ["this one", "its first 265 entries"]
 
 
@@ -191,7 +191,7 @@ def test_the_default_report_compares_half_a_quarter_and_an_eighth_where_they_can
 def test_another_kind_has_a_report_too(table, tmp_path):
     kind = WordPiece(vocabulary=600)
     make_tokenizer(training(table, tmp_path / "t", tokenizer=kind, report=Reporting()))
-    report = report_of(tmp_path / "t")
+    report = read_report(tmp_path / "t")
     assert report["kind"] == "WordPiece"
     assert report["vocabulary"]["engine"] == "tokenizers" and report["vocabulary"]["why_not_fast"]
     assert report["vocabulary"]["not_given_back"] == []
@@ -270,7 +270,7 @@ def test_a_killed_training_resumes_to_the_same_files(table, folder, tmp_path, mo
             make_tokenizer(run)
     assert not storage.exists(str(tmp_path / "killed" / MANIFEST))
     make_tokenizer(run)
-    assert result(tmp_path / "killed") == result(folder)
+    assert hash_files(tmp_path / "killed") == hash_files(folder)
 
 
 def test_an_imported_tokenizer_is_known_by_its_content_not_its_place(table, folder, tmp_path):
@@ -294,6 +294,6 @@ def test_the_weights_of_the_sample_are_kept(table, tmp_path):
     )
     made = make_tokenizer(run)
     assert made.counts["sampled_bytes"] == pytest.approx(2_000, abs=8)
-    bytes_of = report_of(tmp_path / "t")["sampled_bytes_of"]
+    bytes_of = read_report(tmp_path / "t")["sampled_bytes_of"]
     assert bytes_of["wiki"] == pytest.approx(1_500, abs=4)
     assert manifest.read_input(str(tmp_path / "t"), "tokenizer") == made

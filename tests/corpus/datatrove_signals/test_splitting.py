@@ -38,14 +38,14 @@ def vocabularies() -> tuple[ChunkCache, ChunkCache]:
 def assert_equal(vocabularies: tuple[ChunkCache, ChunkCache], some: list[str]) -> None:
     batch = build_batch([f" {chunk} " for chunk in some])
     ours, spacys = (
-        tokens_at(vocabulary, vocabulary._find_places(batch, find_chunks(batch)))
+        list_tokens(vocabulary, vocabulary._find_places(batch, find_chunks(batch)))
         for vocabulary in vocabularies
     )
     for chunk, own, theirs in zip(some, ours, spacys, strict=True):
         assert own == theirs, chunk
 
 
-def tokens_at(of: ChunkCache, places: Any) -> list[list[tuple[int, ...]]]:
+def list_tokens(of: ChunkCache, places: Any) -> list[list[tuple[int, ...]]]:
     slices = zip(of._firsts[places].tolist(), of._counts[places].tolist(), strict=True)
     return [
         [

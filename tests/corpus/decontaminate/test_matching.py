@@ -37,7 +37,7 @@ examples = st.lists(strings, min_size=1, max_size=4)
 documents = st.lists(st.lists(st.sampled_from((*VOCABULARY, "x")), max_size=25).map(" ".join))
 
 
-def index_of(benchmarks: list[Examples], style: Style) -> Index:
+def make_index(benchmarks: list[Examples], style: Style) -> Index:
     return Index.from_examples(Decontamination(folder="-", style=style), benchmarks)
 
 
@@ -56,7 +56,7 @@ def gram(index: Index, number: int) -> tuple[str, ...]:
 def test_collisions_equal_the_definition(first, second, texts):
     style = GPT3(fewest_words=2, most_words=4)
     benchmarks = named(first, second)
-    index = index_of(benchmarks, style)
+    index = make_index(benchmarks, style)
     found = match(index, texts)
     expected = plain.collisions(benchmarks, texts, style)
     columns = (found.span_documents, found.span_starts, found.span_ends, found.span_of)
@@ -89,7 +89,7 @@ BY_SIZE = [
 @settings(max_examples=40)
 def test_units_in_documents_equal_the_definition(style, first, second, texts):
     benchmarks = named(first, second)
-    index = index_of(benchmarks, style)
+    index = make_index(benchmarks, style)
     found = match(index, texts)
     expected = plain.examples_held(benchmarks, texts, style)
     spans = list(zip(found.span_documents.tolist(), found.span_of.tolist(), strict=True))
@@ -98,7 +98,7 @@ def test_units_in_documents_equal_the_definition(style, first, second, texts):
         (document, name) for document, name, _ in expected
     }
     in_all = {
-        benchmark.lines[place]: plain_union(benchmark.texts[place], texts, style)
+        benchmark.lines[place]: count_units_together(benchmark.texts[place], texts, style)
         for benchmark in benchmarks[:1]
         for place in range(len(benchmark.lines))
     }
@@ -106,7 +106,7 @@ def test_units_in_documents_equal_the_definition(style, first, second, texts):
     assert marked.tolist() == list(in_all.values())
 
 
-def plain_union(example, texts, style) -> int:
+def count_units_together(example, texts, style) -> int:
     """Count the units of an example in all documents, which are joined by unknown words."""
     gap = " x" * 20 + " "
     return plain.units_held(example, gap.join(texts), style)[0]
@@ -117,7 +117,7 @@ def plain_union(example, texts, style) -> int:
 def test_totals_do_not_depend_on_the_splits(tmp_path_factory, first, texts, random):
     folder = tmp_path_factory.mktemp("splits")
     for style in (GPT3(fewest_words=2, most_words=3), Llama2(words=2)):
-        index = index_of(named(first), style)
+        index = make_index(named(first), style)
         totals = []
         for count in (1, 3):
             order = list(range(len(texts)))
@@ -133,7 +133,7 @@ def test_totals_do_not_depend_on_the_splits(tmp_path_factory, first, texts, rand
 
 @pytest.mark.parametrize("style", [GPT3(fewest_words=2, most_words=2), PaLM(words=2)], ids=repr)
 def test_matches_do_not_depend_on_the_batch(style, monkeypatch):
-    index = index_of(named([("a b",), ("b d",)]), style)
+    index = make_index(named([("a b",), ("b d",)]), style)
     texts = ["a b", "x", "", "b d a b", "d", "a b"]
     together = match(index, texts)
     assert together.span_documents.tolist() == [0, 3, 3, 5]
@@ -150,7 +150,7 @@ def test_matches_do_not_depend_on_the_batch(style, monkeypatch):
 @example(20_000, 1e-4)  # 1 of them is half a step, and rounds up
 @settings(max_examples=50)
 def test_enough_is_the_first_share_that_rounds_to_the_threshold(words, share):
-    index = index_of(named([("a b",)]), PaLM(words=1))
+    index = make_index(named([("a b",)]), PaLM(words=1))
     many = dataclasses.replace(index, texts_B=np.zeros(words, np.uint32))
     (enough,) = find_unit_thresholds(many, Llama3(words=1, dirty_from=share)).tolist()
     assert round(enough / words, 4) >= share
@@ -158,7 +158,7 @@ def test_enough_is_the_first_share_that_rounds_to_the_threshold(words, share):
 
 
 def test_a_written_index_is_read_back(tmp_path: Path):
-    index = index_of(named([("a b d a b",)]), PaLM(words=2, dirty_from=0.5))
+    index = make_index(named([("a b d a b",)]), PaLM(words=2, dirty_from=0.5))
     index.save(str(tmp_path / "index"))
     again = Index.load(str(tmp_path / "index"))
     assert again.settings == index.settings

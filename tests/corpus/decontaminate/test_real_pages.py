@@ -34,7 +34,7 @@ FIELDS = {"gsm8k_test": "question", "boolq": "query"}
 PLANTED = 40  # examples of each benchmark
 
 
-def disguised(text: str, number: int) -> str:
+def disguise(text: str, number: int) -> str:
     """Return the same words, formatted as another page might have them."""
     if number % 4 == 1:
         return text.upper()
@@ -80,7 +80,7 @@ def test_every_injected_example_is_found_and_nothing_else(pages, benchmarks, sty
             number = len(planted)
             page = pages[number]
             middle = randomly.randrange(len(page) + 1)
-            example = disguised(texts[name][line - 1][0], number)
+            example = disguise(texts[name][line - 1][0], number)
             documents[number] = f"{page[:middle]} {example} {page[middle:]}"
             planted.append((number, name))
     matches = match(index, documents)

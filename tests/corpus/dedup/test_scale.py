@@ -57,7 +57,7 @@ print(json.dumps({
 """
 
 
-def searched(
+def run_search(
     folder: Path, split_indexes: Sequence[SplitIndex], memory: int
 ) -> tuple[dict[str, Any], NDArray[np.bool_]]:
     """Search in a separate process with `memory` bytes; return its cost and the removals."""
@@ -86,10 +86,10 @@ def searched(
     return found, fell
 
 
-def searched_for_planted(folder: Path, documents: int, splits: int, memory: int) -> dict[str, Any]:
+def search_injected(folder: Path, documents: int, splits: int, memory: int) -> dict[str, Any]:
     """Search among `documents` with injected duplicates; return the cost and the accuracy."""
     planted = _planted["plant"](folder, documents, SETTINGS, splits)
-    found, fell = searched(folder, planted.split_indexes, memory)
+    found, fell = run_search(folder, planted.split_indexes, memory)
     both = int((fell & planted.falls).sum())
     return {
         **found,
@@ -98,7 +98,7 @@ def searched_for_planted(folder: Path, documents: int, splits: int, memory: int)
     }
 
 
-def check(found: dict[str, Any]) -> None:
+def check_accuracy(found: dict[str, Any]) -> None:
     assert found["precision"] == 1
     # A document similar to a removed one, but not to the kept one, may stay.
     assert found["recall"] > 0.9999
@@ -116,20 +116,20 @@ def check(found: dict[str, Any]) -> None:
 def test_many_documents_stay_within_the_estimated_memory(
     tmp_path: Path, documents: int, memory: int
 ) -> None:
-    found = searched_for_planted(tmp_path, documents, splits=20, memory=memory)
+    found = search_injected(tmp_path, documents, splits=20, memory=memory)
     print(json.dumps(found))
     assert min(found["tasks"]) > 1
-    check(found)
+    check_accuracy(found)
 
 
-def searched_for_families(
+def search_families(
     folder: Path, documents: int, splits: int, families: int, memory: int, copies: bool = False
 ) -> dict[str, Any]:
     """Search among documents that all belong to a few families, each of which keeps one."""
     split_indexes = _planted["plant_families"](
         folder, documents, SETTINGS, splits, families, copies
     )
-    found, _ = searched(folder, split_indexes, memory)
+    found, _ = run_search(folder, split_indexes, memory)
     assert found["peak_bytes"] < found["estimated_bytes"]
     assert found["candidates"] <= MOST_CANDIDATES * documents
     # Documents that share no band key with the first of their family, .69 ** 18 of all, may stay.
@@ -143,7 +143,7 @@ def searched_for_families(
 def test_families_larger_than_a_bucket_stay_within_the_estimated_memory(
     tmp_path: Path, splits: int, families: int
 ) -> None:
-    found = searched_for_families(tmp_path, 50_000, splits, families, memory=512 * MIB)
+    found = search_families(tmp_path, 50_000, splits, families, memory=512 * MIB)
     print(json.dumps(found))
     assert found["tasks"][0] > 1
 
@@ -161,7 +161,7 @@ def test_a_million_documents_of_few_families_stay_within_the_estimated_memory(
         (40, 25_000, False, 1024 * MIB),
     ):
         folder = tmp_path / "searched"
-        found.append(searched_for_families(folder, 1_000_000, splits, families, memory, copies))
+        found.append(search_families(folder, 1_000_000, splits, families, memory, copies))
         shutil.rmtree(folder)
     write_result("families.json", {"machine": platform.machine(), "searches": found})
 
@@ -178,12 +178,12 @@ def test_ten_times_the_documents_take_at_most_eleven_times_the_time(
     long = [(10_000_000, 200)]
     for documents, splits in (*short, *long, *short):
         folder = tmp_path / "searched"
-        found.append(searched_for_planted(folder, documents, splits, memory=1024 * MIB))
+        found.append(search_injected(folder, documents, splits, memory=1024 * MIB))
         shutil.rmtree(folder)
     seconds = [measured["cpu_seconds"] for measured in found]
     growth = seconds.pop(len(short)) / np.median(seconds)
     result = {"machine": platform.machine(), "growth": round(float(growth), 2), "searches": found}
     write_result("scale.json", result)
     for measured in found:
-        check(measured)
+        check_accuracy(measured)
     assert growth <= 11

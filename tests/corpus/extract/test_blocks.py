@@ -19,7 +19,7 @@ from trainrig.corpus.extract.block_model.words import TOPICS
 NAMES = (*COLUMNS, *TOPICS)
 
 
-def numbers_of(html: str, title: str = "") -> list[dict[str, int]]:
+def compute_numbers(html: str, title: str = "") -> list[dict[str, int]]:
     """Return the non-zero numbers of each block."""
     found = PageBlocks(html.encode(), title).numbers.tolist()
     return [
@@ -44,7 +44,7 @@ def numbers_of(html: str, title: str = "") -> list[dict[str, int]]:
 )  # fmt: skip
 def test_the_numbers_of_a_block(html: str, expected: dict[str, int]):
     # A tag other than <a> counts as white space, at the end of a block too.
-    assert numbers_of(html) == [expected]
+    assert compute_numbers(html) == [expected]
 
 
 def test_lines_are_blocks_and_preformatted_text_is_one():
@@ -52,12 +52,12 @@ def test_lines_are_blocks_and_preformatted_text_is_one():
     blocks = PageBlocks(html.encode(), "")
     texts = [html[start:end] for start, end in blocks.spans]
     assert texts == ["<p>one<br>", "two</p>", "<pre>three\nfour\n</pre>", "five"]
-    assert [block.get("gap", 0) for block in numbers_of(html)] == [0, 0, 2, 0]
-    assert [block.get("kind", 0) for block in numbers_of(html)] == [1, 1, 7, 0]
+    assert [block.get("gap", 0) for block in compute_numbers(html)] == [0, 0, 2, 0]
+    assert [block.get("kind", 0) for block in compute_numbers(html)] == [1, 1, 7, 0]
 
 
 def test_words_of_topics_and_of_the_title_are_counted_in_any_case():
-    (found,) = numbers_of("SHARE the Mill on Facebook", title="The old mill")
+    (found,) = compute_numbers("SHARE the Mill on Facebook", title="The old mill")
     assert (found["share"], found["title_words"]) == (2, 2)
 
 
@@ -71,7 +71,7 @@ def test_features_of_a_block_include_its_neighbours():
     found = compute_features(PageBlocks(html.encode(), ""))
     assert found.shape == (39, FEATURES)
     middle = found[20]
-    characters = [row["characters"] for row in numbers_of(html)]
+    characters = [row["characters"] for row in compute_numbers(html)]
     # There are three neighbours on each side, of five numbers each. The second number is the
     # characters.
     assert middle[WIDTH + 4 : WIDTH + 34 : 5].tolist() == characters[17:20] + characters[21:24]

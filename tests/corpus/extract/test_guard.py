@@ -22,7 +22,7 @@ def page(body: bytes) -> RawPage:
     return RawPage(f"http://example.org/{body[:9].decode()}", "text/html", body, "", None)
 
 
-def deadly(page: RawPage, settings: PlainText) -> Extracted | NotExtracted:
+def extract_deadly(page: RawPage, settings: PlainText) -> Extracted | NotExtracted:
     """Extract in a way that harms the process, as the page's text says."""
     if page.body == b"fault":
         os.kill(os.getpid(), signal.SIGSEGV)
@@ -44,8 +44,10 @@ def deadly(page: RawPage, settings: PlainText) -> Extracted | NotExtracted:
     return WORKS
 
 
-def guard(*failed_pages: FailedPage, cpu_seconds: float = 60.0) -> Guard:
-    return Guard(PlainText(), failed_pages, cpu_seconds=cpu_seconds, memory=2**26, by=deadly)
+def make_guard(*failed_pages: FailedPage, cpu_seconds: float = 60.0) -> Guard:
+    return Guard(
+        PlainText(), failed_pages, cpu_seconds=cpu_seconds, memory=2**26, by=extract_deadly
+    )
 
 
 DEADLY = {  # in the order of the batch
@@ -61,7 +63,7 @@ DEADLY = {  # in the order of the batch
 def test_a_page_that_crashes_its_process_loses_only_that_page():
     pages = [page(b"a"), page(b"b"), *map(page, DEADLY), page(b"c")]
     # A leak takes CPU time too, so its memory limit is small and one second is enough.
-    with guard(cpu_seconds=1.0) as first:
+    with make_guard(cpu_seconds=1.0) as first:
         outcomes = list(first.extract(pages))
     assert outcomes == [WORKS, WORKS, *map(NotExtracted, DEADLY.values()), WORKS]
     assert [(v.url, v.cause) for v in first.failed_pages] == [
@@ -69,7 +71,7 @@ def test_a_page_that_crashes_its_process_loses_only_that_page():
     ]
     # With the failed pages of an earlier attempt, these are not tried: one would take an hour.
     began = time.monotonic()
-    with guard(*first.failed_pages, cpu_seconds=3600) as second:
+    with make_guard(*first.failed_pages, cpu_seconds=3600) as second:
         assert list(second.extract(pages)) == outcomes
     assert second.failed_pages == first.failed_pages
     assert time.monotonic() - began < 600
@@ -77,19 +79,19 @@ def test_a_page_that_crashes_its_process_loses_only_that_page():
 
 def test_another_page_at_a_victims_address_is_tried():
     fault = page(b"fault")
-    with guard(FailedPage(fault.url, "0" * 64, "crashed")) as under:
+    with make_guard(FailedPage(fault.url, "0" * 64, "crashed")) as under:
         assert list(under.extract([RawPage(fault.url, "", b"x", "", None)])) == [WORKS]
 
 
 def test_an_error_in_a_library_loses_its_page_and_prints_are_ignored():
-    with guard() as under:
+    with make_guard() as under:
         outcomes = list(under.extract([page(b"raise"), page(b"print"), page(b"a")]))
         assert outcomes == [NotExtracted("crashed"), WORKS, WORKS]
         assert under.failed_pages == []
 
 
 def test_a_kill_from_outside_blames_no_page_and_a_guard_ends_its_child():
-    with guard() as under:
+    with make_guard() as under:
         assert list(under.extract([page(b"a")])) == [WORKS]
         assert under._child is not None
         under._child._process.kill()
@@ -127,6 +129,6 @@ def test_a_page_whose_tree_outgrows_all_memory_is_given_up():
 
 def test_a_child_that_cannot_start_blames_no_page(monkeypatch):
     monkeypatch.setattr("sys.executable", "/bin/false")
-    with guard() as under, pytest.raises(RuntimeError, match="ended with 1"):
+    with make_guard() as under, pytest.raises(RuntimeError, match="ended with 1"):
         list(under.extract([page(b"a")]))
     assert under.failed_pages == []

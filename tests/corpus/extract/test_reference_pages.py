@@ -27,7 +27,7 @@ class Method:
     says: str  # "" for an undocumented method
 
 
-def methods(seed: int, count: int) -> list[Method]:
+def make_methods(seed: int, count: int) -> list[Method]:
     draw = random.Random(seed)
 
     def one(number: int) -> Method:
@@ -40,7 +40,7 @@ def methods(seed: int, count: int) -> list[Method]:
     return [one(number) for number in range(count)]
 
 
-def sphinx(found: list[Method]) -> str:
+def render_sphinx(found: list[Method]) -> str:
     """Return `dl.py` in `dl.py`, as autodoc writes it."""
 
     def sig(method: Method) -> str:
@@ -70,7 +70,7 @@ def sphinx(found: list[Method]) -> str:
 </ul></div></div>"""
 
 
-def javadoc(found: list[Method]) -> str:
+def render_javadoc(found: list[Method]) -> str:
     """Return a summary table of `div`s, then a `section.detail` for each member."""
 
     def parameters(method: Method) -> str:
@@ -106,7 +106,7 @@ public class </span>Shelf</div><div class="block">A file of records.</div></sect
 </section></main></div></div>"""
 
 
-def mkdocs(found: list[Method]) -> str:
+def render_mkdocs(found: list[Method]) -> str:
     """Return `div.doc-object` elements with heading and signature, in mkdocs-material's article."""
     objects = "".join(
         f'<div class="doc doc-object doc-function">\n<h3 id="{item.name}" class="doc doc-heading">'
@@ -124,34 +124,35 @@ Study</a></nav></header><div class="md-container"><main class="md-main"><div cla
 <div class="doc doc-children">{objects}</div></div></div></article></div></div></main></div>"""
 
 
-def text_of(html: str, settings: HTMLExtractor) -> str:
+def extract_text(html: str, settings: HTMLExtractor) -> str:
     page = f'<!DOCTYPE html><html lang="en"><head><title>store</title></head><body>{html}</body>'
     found = extract(RawPage("", "text/html", page.encode(), "", None), settings)
     assert isinstance(found, Extracted)
     return found.text
 
 
-def characters(text: str) -> str:
+def list_characters(text: str) -> str:
     return re.sub(r"\W", "", text)
 
 
 @pytest.mark.parametrize("count", [4, 12, 60])
-@pytest.mark.parametrize("generator", [sphinx, javadoc, mkdocs])
+@pytest.mark.parametrize("generator", [render_sphinx, render_javadoc, render_mkdocs])
 def test_nine_tenths_of_a_reference_page_are_kept(
     generator: Callable[[list[Method]], str], count: int
 ):
     for seed in range(4):
-        found = methods(seed, count)
+        found = make_methods(seed, count)
         html = generator(found)
-        text = text_of(html, MainContent())
-        kept = characters(text)
-        there = characters(text_of(html, Resiliparse()))
+        text = extract_text(html, MainContent())
+        kept = list_characters(text)
+        there = list_characters(extract_text(html, Resiliparse()))
         assert len(kept) >= 0.9 * len(there)
         declared = [
-            characters(
+            list_characters(
                 entry.name
                 + "".join(
-                    (kind if generator is javadoc else "") + name for kind, name in entry.parameters
+                    (kind if generator is render_javadoc else "") + name
+                    for kind, name in entry.parameters
                 )
             )
             for entry in found

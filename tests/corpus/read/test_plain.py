@@ -14,7 +14,7 @@ from trainrig.corpus.read import lines as reading_lines
 from trainrig.corpus.read.plain import read_page, read_text
 
 
-def outcome(found: Iterator[RawPage | Unreadable]) -> list[str]:
+def list_outcomes(found: Iterator[RawPage | Unreadable]) -> list[str]:
     return [
         page.body.decode(page.charset or "utf-8") if isinstance(page, RawPage) else page.reason
         for page in found
@@ -23,7 +23,7 @@ def outcome(found: Iterator[RawPage | Unreadable]) -> list[str]:
 
 def texts(data: bytes, documents: str = "file", encoding: str | None = None) -> list[str]:
     reading = ReadSettings(documents=documents, encoding=encoding)  # type: ignore[arg-type]
-    return outcome(read_text(io.BytesIO(data), "a.txt", reading))
+    return list_outcomes(read_text(io.BytesIO(data), "a.txt", reading))
 
 
 def test_a_file_is_one_document_or_one_for_each_line_or_block():
@@ -75,7 +75,7 @@ def test_documents_and_files_too_large_are_passed_over(monkeypatch: pytest.Monke
     assert texts(data) == ["too_large"]
     assert texts(data, "line") == ["a", "too_large", "c", *["many"] * 30, "d"]
     assert texts(data, "block") == ["too_large", "too_large", "d"]
-    assert outcome(read_page(io.BytesIO(data), "a.html", "")) == ["too_large"]
+    assert list_outcomes(read_page(io.BytesIO(data), "a.html", "")) == ["too_large"]
 
 
 @given(st.binary(max_size=200), st.sampled_from(["file", "line", "block"]))

@@ -22,12 +22,12 @@ from trainrig.corpus.read.parquet import measure_row_groups, read_parquet
 from trainrig.errors import DataError
 
 
-def outcome(found: Iterator[RawPage | Unreadable]) -> list[bytes | str]:
+def list_outcomes(found: Iterator[RawPage | Unreadable]) -> list[bytes | str]:
     return [page.body if isinstance(page, RawPage) else page.reason for page in found]
 
 
 def read_lines(data: bytes, fields: Fields | None = None) -> list[bytes | str]:
-    return outcome(read_jsonl(io.BytesIO(data), "a.jsonl", fields or Fields()))
+    return list_outcomes(read_jsonl(io.BytesIO(data), "a.jsonl", fields or Fields()))
 
 
 def parquet(rows: list[dict[str, Any]], row_group_size: int = 10) -> bytes:
@@ -127,7 +127,7 @@ def test_a_damaged_compressed_file_is_reported():
 def test_rows_without_text_are_counted_and_the_others_read():
     rows = [{"text": "a"}, {"text": None}, {"text": "c"}]
     found = list(read_parquet(io.BytesIO(parquet(rows, 2)), "a.parquet", Fields()))
-    assert outcome(iter(found)) == [b"a", "no_text", b"c"]
+    assert list_outcomes(iter(found)) == [b"a", "no_text", b"c"]
     assert found[1] == Unreadable("a.parquet: row 1", "no_text")
     second = read_parquet(io.BytesIO(parquet(rows, 1)), "a.parquet", Fields(), 1, 2)
     assert list(second) == [found[1]]
@@ -145,7 +145,7 @@ def test_a_missing_column_is_refused(tmp_path: Path):
 @pytest.mark.parametrize("kept", [0, 4, 100])
 def test_a_damaged_parquet_file_is_counted(kept: int):
     data = parquet([{"text": "a"}])[:kept]
-    assert outcome(read_parquet(io.BytesIO(data), "a", Fields())) == ["damaged_parquet"]
+    assert list_outcomes(read_parquet(io.BytesIO(data), "a", Fields())) == ["damaged_parquet"]
 
 
 def test_a_damaged_row_group_does_not_cost_the_others():

@@ -42,7 +42,7 @@ pieces = st.sampled_from(
 texts = st.lists(pieces, max_size=20).map("".join)
 
 
-def twin(text: str, reading: str, ended: bool = True) -> tuple[str, Counter[str]]:
+def clean_by_reference(text: str, reading: str, ended: bool = True) -> tuple[str, Counter[str]]:
     """Return the cleaned text and the counts, applying each rule in turn to each line."""
     tfds = reading == "tfds"
     kept = []
@@ -87,7 +87,7 @@ def twin(text: str, reading: str, ended: bool = True) -> tuple[str, Counter[str]
 def test_lines_are_dropped_as_in_the_published_code(reading: str, ended: bool, text: str):
     rules = C4Lines(reading=reading, terminal_punctuation=ended)
     left, counts = rules.apply(text, "en")
-    assert (left, +Counter(counts)) == twin(text, reading, ended)
+    assert (left, +Counter(counts)) == clean_by_reference(text, reading, ended)
     assert tuple(counts) == rules.columns
 
 

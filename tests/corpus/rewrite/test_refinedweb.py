@@ -42,7 +42,7 @@ def rule_broken_by(line: str) -> str | None:
     return "refinedweb_few_words" if len(words) < 2 else None
 
 
-def twin(text: str) -> tuple[list[str], Counter[str]]:
+def clean_by_reference(text: str) -> tuple[list[str], Counter[str]]:
     """Return the lines that stay, and counts of the others, one line after another."""
     kept = []
     counts = Counter()
@@ -68,7 +68,7 @@ def twin(text: str) -> tuple[list[str], Counter[str]]:
 def test_lines_are_dropped_as_one_by_one(text: str):
     rules = RefinedWebLines()
     left, counts = rules.apply(text, "en")
-    lines, expected = twin(text)
+    lines, expected = clean_by_reference(text)
     assert [line for line in left.split("\n") if line.strip()] == [
         line for line in lines if line.strip()
     ]

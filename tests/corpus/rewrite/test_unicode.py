@@ -20,7 +20,7 @@ texts = st.one_of(
 plain = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=20)
 
 
-def whole(text: str) -> str:
+def repair_by_ftfy(text: str) -> str:
     """Return ftfy's repair of all of `text`, with only the options that repair."""
     taste = ("unescape_html", "remove_terminal_escapes", "fix_latin_ligatures", "uncurl_quotes")
     taste += ("fix_character_width", "fix_line_breaks", "remove_control_chars")
@@ -32,7 +32,7 @@ def whole(text: str) -> str:
 @example("Œ.")
 def test_no_line_is_spared_that_ftfy_would_repair(text: str):
     repaired, counts = RepairUnicode().apply(text, "en")
-    lines = [(line, whole(line)) for line in text.split("\n")]
+    lines = [(line, repair_by_ftfy(line)) for line in text.split("\n")]
     assert repaired == "\n".join(fixed for _, fixed in lines)
     assert sum(counts.values()) == sum(line != fixed for line, fixed in lines)
 
@@ -50,7 +50,9 @@ def test_all_that_ftfy_finds_odd_is_suspected(odd: str, before: str):
 @given(plain, st.sampled_from(["latin-1", "windows-1252", "macroman", "cp437", "windows-1251"]))
 def test_mojibake_is_suspected_wherever_ftfy_repairs_it(text: str, encoding: str):
     mojibake = text.encode().decode(encoding, "replace")
-    assert RepairUnicode().apply(mojibake, "en")[0] == "\n".join(map(whole, mojibake.split("\n")))
+    assert RepairUnicode().apply(mojibake, "en")[0] == "\n".join(
+        map(repair_by_ftfy, mojibake.split("\n"))
+    )
 
 
 @given(texts)
@@ -85,4 +87,4 @@ def test_few_lines_of_real_pages_are_shown_to_ftfy(real_texts: list[str]):
     lines = sum(text.count("\n") + 1 for text in real_texts)
     assert sum(len(find_suspect_lines(text)) for text in real_texts) < lines / 20
     for text in real_texts:
-        assert RepairUnicode().apply(text, "en")[0] == whole(text)
+        assert RepairUnicode().apply(text, "en")[0] == repair_by_ftfy(text)

@@ -39,12 +39,12 @@ def archive(tmp_path: Path) -> str:
     return str(path)
 
 
-def run_on(archive: str, output: Path) -> Curation:
+def make_run(archive: str, output: Path) -> Curation:
     source = CurationSource(name="web", paths=(archive,), filters=())
     return Curation(output=str(output), workers=0, sources=(source,))
 
 
-def content(output: Path) -> str:
+def read_content(output: Path) -> str:
     return manifest.read_manifest(str(output)).content
 
 
@@ -54,7 +54,7 @@ def test_extracted_pages_are_not_extracted_again(
     archive: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: tuple[int, ...]
 ) -> None:
     monkeypatch.setattr(read_pages, "PART", PART)
-    curate(run_on(archive, tmp_path / "whole"))
+    curate(make_run(archive, tmp_path / "whole"))
     extracted: Counter[str] = Counter()
 
     def counting(guard: Guard, pages: Iterable[RawPage]) -> Iterator[Any]:
@@ -68,9 +68,9 @@ def test_extracted_pages_are_not_extracted_again(
     whens = set(stops)
     for _ in stops:
         with pytest.raises(Stopped):
-            curate(run_on(archive, tmp_path / "out"))
-    curate(run_on(archive, tmp_path / "out"))
-    assert content(tmp_path / "out") == content(tmp_path / "whole")
+            curate(make_run(archive, tmp_path / "out"))
+    curate(make_run(archive, tmp_path / "out"))
+    assert read_content(tmp_path / "out") == read_content(tmp_path / "whole")
     assert len(extracted) == PAGES
     assert extracted.total() - PAGES <= len(stops) * PART  # one part is being written at a stop
 
@@ -102,22 +102,22 @@ def test_a_part_of_which_a_file_is_missing_is_done_again(
     archive: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read_pages, "PART", PART)
-    curate(run_on(archive, tmp_path / "whole"))
+    curate(make_run(archive, tmp_path / "whole"))
     begun = tmp_path / "out"
     with monkeypatch.context() as patch:
         patch.setattr("trainrig.corpus.curate.apply_rules_to_split", lambda *rest: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            curate(run_on(archive, begun))
+            curate(make_run(archive, begun))
     pages = storage.list_files(f"{begun}/scratch/pages")
     assert len(pages) == 10
     storage.delete(pages[3])
     storage.delete(storage.list_files(f"{begun}/scratch/done/read")[0])
-    curate(run_on(archive, begun))
-    assert content(begun) == content(tmp_path / "whole")
+    curate(make_run(archive, begun))
+    assert read_content(begun) == read_content(tmp_path / "whole")
 
 
 @pytest.mark.slow
 def test_empty_inputs_are_reported(tmp_path: Path) -> None:
     write_warc(str(tmp_path / "pages.warc.gz"), [RawPage("http://a/", "image/png", b"", "", None)])
     with pytest.raises(Exception, match=r"none of 1 records gave a document \(not_text 1\)"):
-        curate(run_on(str(tmp_path / "pages.warc.gz"), tmp_path / "out"))
+        curate(make_run(str(tmp_path / "pages.warc.gz"), tmp_path / "out"))

@@ -31,16 +31,16 @@ STEPS: dict[str, Any] = {
 }
 
 
-def words(number: int, count: int = 30) -> str:
+def make_words(number: int, count: int = 30) -> str:
     """Return words that no other document has."""
     return " ".join(f"{chr(97 + number)}{chr(97 + n % 26)}{n}ing" for n in range(count))
 
 
 TEXTS = [
-    *(f"{words(n)}.\n{NOTICE}\n{words(n + 10)}." for n in range(5)),
-    f"{words(20)}. {PASSAGE}{words(21)}.",
-    f"{words(22, 90)}. {PASSAGE}{words(23)}.",
-    f"{words(24, 99)}. {QUESTION} {words(25, 99)}.",
+    *(f"{make_words(n)}.\n{NOTICE}\n{make_words(n + 10)}." for n in range(5)),
+    f"{make_words(20)}. {PASSAGE}{make_words(21)}.",
+    f"{make_words(22, 90)}. {PASSAGE}{make_words(23)}.",
+    f"{make_words(24, 99)}. {QUESTION} {make_words(25, 99)}.",
 ]
 
 
@@ -73,7 +73,7 @@ def ducks(tmp_path: Path) -> Decontamination:
     return Decontamination(benchmarks=(benchmark,), style=GPT3(window=0, shortest_piece=1))
 
 
-def kept(run: Curation) -> dict[str, dict[str, Any]]:
+def read_kept(run: Curation) -> dict[str, dict[str, Any]]:
     """Return the kept documents, keyed by the last part of their URLs."""
     return rows(run, KEPT)
 
@@ -83,7 +83,7 @@ def rows(run: Curation, folder: str) -> dict[str, dict[str, Any]]:
     return {row["url"].rpartition("/")[2]: row for row in read_rows(run.output, folder, columns)}
 
 
-def written(run: Curation) -> dict[str, str]:
+def list_checksums(run: Curation) -> dict[str, str]:
     """Return the checksums of the files with documents, by their names."""
     return {
         name: entry.sha256
@@ -96,7 +96,7 @@ def written(run: Curation) -> dict[str, str]:
 def test_each_step_cuts_its_spans_and_the_text_can_be_restored(make_run, ducks):
     run = make_run(**STEPS, decontamination=ducks)
     counts = curate(run).counts
-    documents = kept(run)
+    documents = read_kept(run)
     for number, text in enumerate(TEXTS):
         document = documents[str(number)]
         removed = [Removed(**span) for span in document["cut"] or ()]
@@ -129,7 +129,7 @@ def test_two_workers_write_the_same_bytes(make_run, ducks):
     together = make_run(name="together", **STEPS, decontamination=ducks, workers=2)
     curate(alone)
     curate(together)
-    assert written(together) == written(alone)
+    assert list_checksums(together) == list_checksums(alone)
 
 
 ON_EIGHT = """
@@ -153,7 +153,7 @@ def test_eight_workers_write_the_same_bytes(make_run, ducks, tmp_path):
     run = make_run(name="eight", **STEPS, decontamination=ducks)
     (tmp_path / "run.toml").write_text(config.to_toml(run))
     subprocess.run([sys.executable, "-c", ON_EIGHT, str(tmp_path / "run.toml")], check=True)
-    assert written(run) == written(alone)
+    assert list_checksums(run) == list_checksums(alone)
 
 
 class Stopped(Exception):
@@ -183,7 +183,7 @@ def test_a_run_stopped_after_every_split_of_every_pass_ends_as_one_that_was_not(
         except Stopped:
             continue
     assert len(done) == len(set(done)) > len(list_removal_passes(run))
-    assert written(run) == written(whole)
+    assert list_checksums(run) == list_checksums(whole)
 
 
 KILLED = """
@@ -221,7 +221,7 @@ def test_killed_before_a_pass_has_left_a_record_it_ends_the_same(make_run, ducks
     command = [sys.executable, "-c", KILLED, str(tmp_path / "run.toml"), name]
     assert subprocess.run(command).returncode == -signal.SIGKILL
     curate(run)
-    assert written(run) == written(whole)
+    assert list_checksums(run) == list_checksums(whole)
 
 
 @pytest.mark.slow
@@ -237,7 +237,7 @@ def test_deciding_again_starts_from_the_texts_as_they_were(make_run, ducks):
         fresh = make_run(name=f"fresh-{len(sections)}", **sections)
         curate(again)
         curate(fresh)
-        assert written(again) == written(fresh)
+        assert list_checksums(again) == list_checksums(fresh)
         storage.delete_folder(fresh.output)
 
 
@@ -250,12 +250,12 @@ def test_a_benchmark_that_changed_is_looked_for_again(make_run, ducks, tmp_path)
     )
     (tmp_path / "ducks.jsonl").write_text(json.dumps({"question": other}) + "\n")
     assert curate(run).counts["contaminated_by"] == {}
-    assert QUESTION in kept(run)["7"]["text"]
+    assert QUESTION in read_kept(run)["7"]["text"]
 
 
 @pytest.mark.slow
 def test_a_document_without_remaining_text_is_dropped(make_run):
-    texts = [f"{words(n)}.\n{MENU}" for n in range(5)] + [f"{MENU}\n{MENU}"]
+    texts = [f"{make_words(n)}.\n{MENU}" for n in range(5)] + [f"{MENU}\n{MENU}"]
     run = make_run(texts, common_lines=CommonLines(most=3))
     assert curate(run).counts["dropped_by"] == {"common_lines": 1}
     (fallen,) = rows(run, DROPPED).values()
@@ -273,7 +273,7 @@ def test_a_document_with_a_benchmark_example_may_be_dropped(make_run, ducks):
 
 @pytest.mark.slow
 def test_a_step_that_takes_nearly_all_text_of_a_source_stops_the_run(make_run):
-    texts = [f"{NOTICE}\n{words(n, 1)}" for n in range(6)]
+    texts = [f"{NOTICE}\n{make_words(n, 1)}" for n in range(6)]
     lines = CommonLines(most=3)
     with pytest.raises(DataError, match=r"common_lines cuts .* 'web' .*wipe_out\.max_share"):
         curate(

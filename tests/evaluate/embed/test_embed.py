@@ -60,7 +60,7 @@ def embedding(models, tmp_path):
     return make
 
 
-def vectors(folder):
+def read_vectors(folder):
     tables = [pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]
     assert len(tables) > 1
     ids = [id for table in tables for id in table["id"].to_pylist()]
@@ -70,7 +70,7 @@ def vectors(folder):
 
 
 @torch.no_grad()
-def expected(folder, length, pooling="mean", most=None):
+def embed_one_by_one(folder, length, pooling="mean", most=None):
     """Return each text's embedding, computed piece by piece without batches and padding."""
     opened = checkpoint.open_model(folder)
     model = opened.build()
@@ -95,7 +95,9 @@ def expected(folder, length, pooling="mean", most=None):
 @pytest.mark.parametrize("name", ["encoder", "decoder"])
 def test_a_vector_is_the_mean_of_the_last_states_of_all_pieces(name, embedding, models, tmp_path):
     made = embed(embedding(name, normalise=False))
-    np.testing.assert_allclose(vectors(tmp_path / "out"), expected(models[name], 24), atol=1e-5)
+    np.testing.assert_allclose(
+        read_vectors(tmp_path / "out"), embed_one_by_one(models[name], 24), atol=1e-5
+    )
     assert made.counts["documents"] == len(TEXTS) and made.counts["channels"] == 32
     assert made.counts["refused"] == {"empty_text": 1}
 
@@ -103,14 +105,14 @@ def test_a_vector_is_the_mean_of_the_last_states_of_all_pieces(name, embedding, 
 @pytest.mark.slow
 def test_the_first_state_and_the_first_pieces(embedding, models, tmp_path):
     embed(embedding(pooling="first", normalise=False, output=str(tmp_path / "a")))
-    wanted = expected(models["encoder"], 24, "first")
-    np.testing.assert_allclose(vectors(tmp_path / "a"), wanted, atol=1e-5)
+    wanted = embed_one_by_one(models["encoder"], 24, "first")
+    np.testing.assert_allclose(read_vectors(tmp_path / "a"), wanted, atol=1e-5)
     embed(embedding(pieces=2, sequence_length=9, normalise=False, output=str(tmp_path / "b")))
-    wanted = expected(models["encoder"], 9, most=2)
-    np.testing.assert_allclose(vectors(tmp_path / "b"), wanted, atol=1e-5)
+    wanted = embed_one_by_one(models["encoder"], 9, most=2)
+    np.testing.assert_allclose(read_vectors(tmp_path / "b"), wanted, atol=1e-5)
     embed(embedding(pieces=2, sequence_length=9, output=str(tmp_path / "c")))
     lengths = np.linalg.norm(wanted, axis=1, keepdims=True)
-    np.testing.assert_allclose(vectors(tmp_path / "c"), wanted / lengths, atol=1e-5)
+    np.testing.assert_allclose(read_vectors(tmp_path / "c"), wanted / lengths, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from trainrig.evaluate.engine.encoding import GenerationRequest
 from trainrig.evaluate.engine.generation import StopRule, answer_greedily
 
 
-def alone(model, prompt, stop):
+def generate_alone(model, prompt, stop):
     """Generate greedily for one row without a cache."""
     ids = list(prompt)
     answer = []
@@ -30,7 +30,7 @@ def test_an_answer_in_a_batch_equals_the_answer_alone(tiny_model, batch_tokens):
     stop = StopRule(frozenset(range(20)), 12, 310, lambda ids: len(ids) > 2 and ids[-1] % 7 == 0)
     requests = [GenerationRequest(prompt) for prompt in prompts]
     found = answer_greedily(tiny_model, requests, stop, batch_tokens)
-    assert found == [alone(tiny_model, prompt, stop) for prompt in prompts]
+    assert found == [generate_alone(tiny_model, prompt, stop) for prompt in prompts]
     assert len({len(answer) for answer in found}) > 1  # rows end at different steps
 
 

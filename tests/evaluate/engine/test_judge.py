@@ -41,7 +41,7 @@ def judges(tmp_path, tiny_model, tiny_encoder):
     return tmp_path
 
 
-def run_of(judges, judge, output="card"):
+def make_run(judges, judge, output="card"):
     rows = [{"query": f"the sea {n}", "other": f" grey{' and' * n}"} for n in range(6)]
     (judges / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (judges / "task.toml").write_text(TASK.replace("JUDGE", str(judges / judge)))
@@ -59,13 +59,13 @@ def pair(mine, other):
     return Pair(question, "the sea ", [("user", "the sea")], mine, other)
 
 
-def judge_of(judges, name, tiny_model):
+def load_judge(judges, name, tiny_model):
     scoring = PreferredAnswer(against="", judge=str(judges / name))
-    return Judge.open(scoring, run_of(judges, name), tiny_model, chat=False), scoring
+    return Judge.open(scoring, make_run(judges, name), tiny_model, chat=False), scoring
 
 
 def test_a_reward_model_prefers_the_higher_score(judges, tiny_model, tiny_encoder):
-    judge, scoring = judge_of(judges, "reward", tiny_model)
+    judge, scoring = load_judge(judges, "reward", tiny_model)
 
     def score(text):
         (ids,) = tiny_encoder.encode_batch([text])
@@ -84,7 +84,7 @@ def test_a_reward_model_prefers_the_higher_score(judges, tiny_model, tiny_encode
 
 
 def test_a_language_model_judges_in_both_orders_and_its_bias_cancels(judges, tiny_model):
-    judge, scoring = judge_of(judges, "asked", tiny_model)
+    judge, scoring = load_judge(judges, "asked", tiny_model)
     pairs = [pair("grey", "because"), pair("because", "grey"), pair("and", "and")]
     there, back, same = judge.compare(pairs, scoring)
     assert there.margins[0] == pytest.approx(-back.margins[1], abs=1e-5)
@@ -97,7 +97,7 @@ def test_a_language_model_judges_in_both_orders_and_its_bias_cancels(judges, tin
 
 @pytest.mark.parametrize("judge", ["reward", "asked"])
 def test_the_scorecard_has_how_often_the_models_answer_wins(judges, judge):
-    run = run_of(judges, judge)
+    run = make_run(judges, judge)
     evaluate(run)
     rows = read_scored(run.output, "better")
     assert [row["expected"] for row in rows] == [f" grey{' and' * n}" for n in range(6)]
@@ -108,8 +108,8 @@ def test_the_scorecard_has_how_often_the_models_answer_wins(judges, judge):
 
 
 def test_a_missing_or_changed_judge_is_reported(judges):
-    evaluate(run_of(judges, "reward"))
+    evaluate(make_run(judges, "reward"))
     with pytest.raises(OutputTaken, match="task 'better'"):
-        evaluate(run_of(judges, "asked"))
+        evaluate(make_run(judges, "asked"))
     with pytest.raises(DataError, match="nowhere: no valid checkpoint there"):
-        evaluate(run_of(judges, "nowhere", output="other"))
+        evaluate(make_run(judges, "nowhere", output="other"))

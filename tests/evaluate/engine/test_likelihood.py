@@ -7,7 +7,7 @@ from trainrig.evaluate.engine.encoding import LikelihoodRequest, RequestEncoder
 from trainrig.evaluate.engine.likelihood import score_continuations
 
 
-def alone(model, request):
+def score_alone(model, request):
     """Score one row without a cache."""
     ids = request.context + request.continuation
     with torch.inference_mode():
@@ -18,7 +18,7 @@ def alone(model, request):
     return float(nats.gather(-1, targets[:, None]).sum()), greedy
 
 
-def requests_of(kind):
+def make_requests(kind):
     dice = random.Random(kind)
 
     def ids(least, most):
@@ -41,11 +41,11 @@ def requests_of(kind):
 @pytest.mark.parametrize("kind", ["choices", "few shots", "one token", "single"])
 @pytest.mark.parametrize("batch_tokens", [1, 300, 10_000])
 def test_a_continuation_is_as_likely_as_alone(tiny_model, kind, batch_tokens):
-    requests = requests_of(kind)
+    requests = make_requests(kind)
     for request, found in zip(
         requests, score_continuations(tiny_model, requests, batch_tokens), strict=True
     ):
-        nats, greedy = alone(tiny_model, request)
+        nats, greedy = score_alone(tiny_model, request)
         assert found.log_likelihood == pytest.approx(nats, abs=1e-4)
         assert (found.greedy, found.tokens) == (greedy, len(request.continuation))
 

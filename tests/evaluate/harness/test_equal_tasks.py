@@ -74,7 +74,7 @@ def checkpoint(test_data, tmp_path_factory):
     return folder, model.eval(), str(tokenizer.to_str())
 
 
-def by_ours(name, checkpoint, test_data):
+def score_by_trainrig(name, checkpoint, test_data):
     """Return the questions of a task and its scored rows."""
     _, model, tokenizer = checkpoint
     task, rows = load_task(TaskChoice(task=name, few_shot=0), str(test_data / "sets"))
@@ -109,7 +109,7 @@ def test_five_tasks_have_the_harness_verdicts_row_by_row(
     for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.setitem(os.environ, variable, "1")
     folder = checkpoint[0]
-    ours = {name: by_ours(name, checkpoint, test_data) for name in TASKS}
+    ours = {name: score_by_trainrig(name, checkpoint, test_data) for name in TASKS}
     for name, (questions, _) in ours.items():
         write_yaml(tmp_path, name, questions)
     arguments = {

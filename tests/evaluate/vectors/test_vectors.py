@@ -107,7 +107,7 @@ def test_a_probe_is_at_the_minimum_that_torch_finds(standardise):
     assert (again.weights_KC == found.weights_KC).all()
 
 
-def brute(queries, documents, wanted, grades, at):
+def rank_by_brute_force(queries, documents, wanted, grades, at):
     """Return ranks and scores by sorting all documents of each query."""
     found = []
     for query, numbers, own in zip(queries, wanted, grades, strict=True):
@@ -131,7 +131,9 @@ def test_ranks_and_scores_equal_sorting_all_documents():
     grades = [generator.integers(1, 4, len(relevant)).tolist() for relevant in wanted]
     ranks = compute_ranks(queries, documents, wanted)
     found = [score_ranks(r, g, (1, 5)) for r, g in zip(ranks, grades, strict=True)]
-    for ours, theirs in zip(found, brute(queries, documents, wanted, grades, (1, 5)), strict=True):
+    for ours, theirs in zip(
+        found, rank_by_brute_force(queries, documents, wanted, grades, (1, 5)), strict=True
+    ):
         assert ours == pytest.approx(theirs)
 
 
@@ -152,7 +154,7 @@ def test_an_evaluation_has_both_with_errors_rows_and_a_page(evaluation, model, t
     queries = embedder.embed(["sea 0 sea", "sea 1 sea"], task)
     documents = embedder.embed([f"{'grey ' * (n % 3)}sea {n}" for n in range(9)], task)
     wanted = [np.array([0, 4]), np.array([1])]
-    by_hand = brute(queries, documents, wanted, [[2, 1], [1]], (1, 3))
+    by_hand = rank_by_brute_force(queries, documents, wanted, [[2, 1], [1]], (1, 3))
     for name, score in search.metrics.items():
         assert score.value == pytest.approx(np.mean([scores[name] for scores in by_hand]))
     again = evaluation("probe", "search", output="again")

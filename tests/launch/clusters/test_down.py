@@ -72,10 +72,10 @@ def cluster(tmp_path, monkeypatch):
     """Return a cluster of one head, whose file gives its nodes no home for records."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("TRAINRIG_HOME", raising=False)
-    return cluster_of({}, Cloud([HEAD], [HEAD], [HEAD], []))
+    return make_cluster({}, Cloud([HEAD], [HEAD], [HEAD], []))
 
 
-def cluster_of(data, cloud):
+def make_cluster(data, cloud):
     path = find_cluster("aws")
     return OpenCluster(path, "aws", "aws", data, check_cluster(path), cloud)
 
@@ -147,7 +147,7 @@ def test_a_home_that_cannot_be_read_is_not_one_without_runs(cluster, tmp_path):
 )
 def test_a_run_in_the_home_that_the_file_gives_nodes_keeps_its_cluster(cluster, tmp_path, give):
     home = Home.choose(str(tmp_path / "shared"))
-    ours = cluster_of(give(home.path), Cloud([HEAD], []))
+    ours = make_cluster(give(home.path), Cloud([HEAD], []))
     with pytest.raises(ConfigError, match="no such folder on this machine"):
         take_down(ours)
     record = home.create("curate", "s3://bucket/out")
@@ -160,12 +160,12 @@ def test_a_run_in_the_home_that_the_file_gives_nodes_keeps_its_cluster(cluster, 
 
 def test_a_home_that_only_the_machine_could_fill_in_is_none(tmp_path):
     data = {"setup_commands": ["export TRAINRIG_HOME=s3://$BUCKET/home"]}
-    assert find_runs(cluster_of(data, Cloud([])), Home.choose(str(tmp_path))) == ([], {})
+    assert find_runs(make_cluster(data, Cloud([])), Home.choose(str(tmp_path))) == ([], {})
 
 
 def test_a_missing_bucket_holds_no_runs(cluster, s3):
     data = {"docker": {"run_options": ["--env=TRAINRIG_HOME=s3://never-made-by-anyone/home"]}}
-    assert take_down(cluster_of(data, Cloud([HEAD], []))) == 1
+    assert take_down(make_cluster(data, Cloud([HEAD], []))) == 1
 
 
 def test_the_hourly_price_is_from_a_users_table(cluster, tmp_path):

@@ -84,7 +84,7 @@ def other_clock(monkeypatch):
     return there
 
 
-def beating(watched, there, until):
+def send_heartbeats(watched, there, until):
     """Make the run send heartbeats by its own machine's clock, and end at `until`."""
     last = [0.0]
 
@@ -144,7 +144,7 @@ def test_a_run_that_beats_is_not_silent_by_a_clock_that_is_ahead(watched, cluste
         watched.begun()
     assert watched.run.read_state() == "lost"
     watched.job("sleep", "600")
-    beating(watched, other_clock, LOST_SECONDS + HUNG_SECONDS + 10.0)
+    send_heartbeats(watched, other_clock, LOST_SECONDS + HUNG_SECONDS + 10.0)
     assert watched.watch.wait_for_end()["attempt"] == 1
     assert watched.sent == 0 and not cluster.stopped
 
@@ -154,7 +154,7 @@ def test_a_run_with_heartbeats_is_not_lost_with_its_cluster(watched, cluster, ot
     with other_clock():
         watched.begun()
     cluster.answer = lambda *_: (503, "gone")
-    beating(watched, other_clock, LOST_SECONDS + GONE_SECONDS + 10.0)
+    send_heartbeats(watched, other_clock, LOST_SECONDS + GONE_SECONDS + 10.0)
     assert watched.watch.wait_for_end()["attempt"] == 1
 
 

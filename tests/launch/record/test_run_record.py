@@ -26,7 +26,7 @@ def attempt(run, **limits):
     return run.take_attempt("job-{attempt}", "http://head", "here", limits)
 
 
-def shift(monkeypatch, seconds):
+def advance_clock(monkeypatch, seconds):
     """Advance the clock by `seconds`."""
     now = time.time
     monkeypatch.setattr(records.time, "time", lambda: now() + seconds)
@@ -103,9 +103,9 @@ def test_states_follow_from_the_record(run, monkeypatch):
 def test_an_attempt_without_heartbeats_is_lost(run, monkeypatch):
     attempt(run)
     run.write_heartbeat(1, "running")
-    shift(monkeypatch, 59)
+    advance_clock(monkeypatch, 59)
     assert run.read_state() == "running"
-    shift(monkeypatch, 3)
+    advance_clock(monkeypatch, 3)
     assert run.read_state() == "lost"
     run.write_heartbeat(1, "running")
     assert run.read_state() == "running"
@@ -115,7 +115,7 @@ def test_records_by_others_are_no_heartbeat(run, monkeypatch):
     attempt(run)
     run.record("started", 1)
     run.write_heartbeat(1, "running")
-    shift(monkeypatch, 62)
+    advance_clock(monkeypatch, 62)
     run.request_stop()
     for event in ("spent", "resubmitted"):
         run.record(event, 1)
@@ -127,9 +127,9 @@ def test_records_by_others_are_no_heartbeat(run, monkeypatch):
 
 def test_an_attempt_that_never_begins_is_lost_once_it_has_been_pending_too_long(run, monkeypatch):
     attempt(run, pending=20.0)
-    shift(monkeypatch, 19)
+    advance_clock(monkeypatch, 19)
     assert run.read_state() == "queued"
-    shift(monkeypatch, 2)
+    advance_clock(monkeypatch, 2)
     assert run.read_state() == "lost"
 
 
@@ -154,7 +154,7 @@ def test_a_request_is_removed_only_by_the_end_of_its_attempt_or_a_later_one(run)
 
 def test_an_automatic_attempt_counts_from_the_first(run, monkeypatch):
     first = attempt(run)
-    shift(monkeypatch, 100)
+    advance_clock(monkeypatch, 100)
     second = attempt(run)
     third = attempt(run)
     assert run.find_request_time(first) == run.find_request_time(third) == first.submitted_at

@@ -84,12 +84,12 @@ def make_request(tmp_path: Path, dashboard: Any) -> Callable[..., SubmissionRequ
     return make
 
 
-def problems(found: Preflight) -> list[tuple[str, str]]:
+def list_problems(found: Preflight) -> list[tuple[str, str]]:
     return [(problem.what, problem.text) for problem in found.problems]
 
 
 def one_problem(found: Preflight) -> tuple[str, str]:
-    (problem,) = problems(found)
+    (problem,) = list_problems(found)
     assert "\n" not in problem[1]
     return problem
 
@@ -98,7 +98,7 @@ def test_a_valid_run_has_no_problems(
     make_request: Callable[..., SubmissionRequest],
 ) -> None:
     found = examine(make_request())
-    assert not problems(found)
+    assert not list_problems(found)
     said = {finding.what: finding.text for finding in found.findings}
     assert said["resources"] == "workers: 2 of 1 CPU each: room for 4 now"
     assert said["versions"].startswith(f"Ray {metadata.version('ray')}, Python 3.")
@@ -182,7 +182,7 @@ def test_other_versions_on_the_cluster(
     assert "the cluster has Python 3.10.12" in text
     dashboard.ray = metadata.version("ray")
     dashboard.python = ".".join(platform.python_version().split(".")[:2]) + ".99"
-    assert not problems(examine(make_request()))
+    assert not list_problems(examine(make_request()))
 
 
 def test_a_run_file_of_another_verb(make_request: Callable[..., SubmissionRequest]) -> None:
@@ -271,7 +271,7 @@ def test_one_machine_or_stages_without_accelerators_need_no_query_of_pools(
     said = {finding.what: finding.text for finding in examine(pretrain()).findings}
     assert said["resources"] == "workers: 2 of 1 CPU each: room for 4 now"
     dashboard.nodes[0]["labels"] = {CLUSTER: "aws"}
-    assert not problems(examine(make_request()))
+    assert not list_problems(examine(make_request()))
     assert dashboard.questions == 0
 
 
@@ -302,12 +302,12 @@ def test_a_limit_in_dollars_wants_a_price_of_all_that_may_come(
     assert text == (
         "max_cost cannot be held: no price for 'mine'; give --hardware, a table with it"
     )
-    assert not problems(examine(make_request()))
+    assert not list_problems(examine(make_request()))
     dashboard.pools = [GPUS]
-    assert not problems(examine(make_request(limits=Limits(max_cost=5.0))))
+    assert not list_problems(examine(make_request(limits=Limits(max_cost=5.0))))
     dashboard.nodes[0]["labels"] = {CLUSTER: "local", INSTANCE: "laptop"}  # nothing is rented
     dashboard.pools = [GPUS | {"labels": {INSTANCE: "laptop"}}]
-    assert not problems(examine(make_request(limits=Limits(max_cost=5.0))))
+    assert not list_problems(examine(make_request(limits=Limits(max_cost=5.0))))
     dashboard.nodes[0]["labels"] = {CLUSTER: "aws"}
     text = one_problem(examine(make_request(limits=Limits(max_cost=5.0))))[1]
     assert f"no price for nodes without {INSTANCE}" in text
@@ -381,7 +381,7 @@ def test_disks_that_the_cluster_does_not_see(
     make_request: Callable[..., SubmissionRequest], dashboard: Any, tmp_path: Path
 ) -> None:
     dashboard.nodes = [node(4, address=ELSEWHERE)]
-    found = problems(examine(make_request()))
+    found = list_problems(examine(make_request()))
     assert [what for what, _ in found] == ["home", "output", "sources[0].paths[0]"]
     assert all("which the cluster at" in text for _, text in found)
     assert "let --home (or TRAINRIG_HOME) be an s3:// location" in found[0][1]
@@ -392,7 +392,7 @@ def test_all_in_a_bucket_is_seen_by_any_cluster(
 ) -> None:
     dashboard.nodes = [node(4, address=ELSEWHERE)]
     found = examine(make_request(place=f"{s3}/data", home=f"{s3}/home"))
-    assert not problems(found)
+    assert not list_problems(found)
     assert storage.list_files(s3) == [f"{s3}/data/pages.jsonl"]
 
 
@@ -408,7 +408,7 @@ def test_a_missing_bucket_and_one_without_rights_are_refused(
     assert "no such bucket" in text
     request = make_request(place=f"{s3}/data", home=f"{s3}/home")
     _refuse_writes(monkeypatch)
-    found = problems(examine(request))
+    found = list_problems(examine(request))
     assert {what for what, _ in found} == {"home", "output"}
     assert all("may not be written from here" in text for _, text in found)
 
@@ -460,11 +460,11 @@ def test_another_run_in_the_output(
     with pytest.raises(SystemExit):
         cli.main(["curate", request.run_file, "--set", "workers=0"])
     capsys.readouterr()
-    assert not problems(examine(request))
+    assert not list_problems(examine(request))
     assert examine(request).finished is not None
     # The rules may still be applied again.
     ahead = examine(make_request(changes=["url_duplicates=true"]))
-    assert not problems(ahead)
+    assert not list_problems(ahead)
     assert ahead.finished is None
     what, text = one_problem(examine(make_request(changes=["sources.0.name=others"])))
     assert what == "output"

@@ -38,17 +38,17 @@ BERT = {
 }
 
 
-def settings(**keys) -> EncoderConfig:
+def make_config(**keys) -> EncoderConfig:
     return run_files.build(EncoderConfig, SIZES | keys, "run.toml")
 
 
-def made(**keys) -> BidirectionalEncoder:
-    model = build_model(settings(**keys))
+def make_encoder(**keys) -> BidirectionalEncoder:
+    model = build_model(make_config(**keys))
     initialise(model, 0)
     return model.eval()
 
 
-def reached(
+def find_reach(
     model: BidirectionalEncoder, ids: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
     """Return [T, T]: whether logits at a position depend on the token at another."""
@@ -70,7 +70,7 @@ IDS = torch.randint(61, (1, 20), generator=torch.Generator().manual_seed(3))
 def test_each_token_sees_all_of_its_document_and_nothing_else(changes):
     documents = (PACKED == 0).cumsum(1)[0]
     expected = documents[:, None] == documents[None, :]
-    assert torch.equal(reached(made(**changes), IDS, PACKED), expected)
+    assert torch.equal(find_reach(make_encoder(**changes), IDS, PACKED), expected)
 
 
 def test_local_layers_see_as_far_on_either_side():
@@ -79,7 +79,7 @@ def test_local_layers_see_as_far_on_either_side():
     documents = (PACKED == 0).cumsum(1)[0]
     together = documents[:, None] == documents[None, :]
     distance = (torch.arange(20)[:, None] - torch.arange(20)).abs()
-    assert torch.equal(reached(made(**local), IDS, PACKED), together & (distance <= 4))
+    assert torch.equal(find_reach(make_encoder(**local), IDS, PACKED), together & (distance <= 4))
 
 
 @pytest.mark.parametrize("window", [None, 1, 7, 401])
@@ -117,7 +117,7 @@ def test_blocks_equal_the_whole_mask_forward_and_backward(window, packed):
 
 @pytest.mark.parametrize("changes", [{}, LOCAL, BERT, {"tie_embeddings": False}])
 def test_counted_sizes_equal_the_built_model(changes):
-    config = settings(**changes)
+    config = make_config(**changes)
     model = build_model(config)
     built = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     assert built == parameter_shapes(config)
@@ -127,7 +127,7 @@ def test_counted_sizes_equal_the_built_model(changes):
 
 
 def test_operations_equal_products_counted_one_by_one():
-    config = settings(**LOCAL)
+    config = make_config(**LOCAL)
     length = 17
     keys = [length, None, None]
     keys[1] = keys[2] = (
@@ -137,12 +137,12 @@ def test_operations_equal_products_counted_one_by_one():
     assert flops.attention == pytest.approx(4 * 4 * 8 * sum(keys))
     assert flops.head == pytest.approx(0.15 * 2 * 32 * 61)
     assert flops.projections == pytest.approx(2 * (3 * (32 * 32 * 3 + 3 * 32 * 128) + 32 * 32))
-    whole = count_token_flops(settings(), length)
+    whole = count_token_flops(make_config(), length)
     assert whole.attention == pytest.approx(4 * 4 * 8 * 3 * length)
 
 
 def test_transformed_states_equal_the_hidden_output():
-    model = made()
+    model = make_encoder()
     with torch.no_grad():
         states = model.compute_states(IDS, PACKED)
         output = model(IDS, positions_BT=PACKED)
@@ -150,14 +150,14 @@ def test_transformed_states_equal_the_hidden_output():
 
 
 def test_fresh_biases_are_zero_and_gains_are_one():
-    model = made(**BERT)
+    model = make_encoder(**BERT)
     assert not model.head_bias.any() and not model.transform.dense.bias.any()
     assert (model.embedding_norm.weight == 1).all() and (model.transform.norm.weight == 1).all()
 
 
 def test_an_encoder_has_no_use_for_caches():
     with pytest.raises(ValueError, match="whole rows"):
-        made()(IDS, [KeyValueCache() for _ in range(3)])
+        make_encoder()(IDS, [KeyValueCache() for _ in range(3)])
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_an_encoder_has_no_use_for_caches():
 )
 def test_settings_that_would_do_nothing_or_harm_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
-        settings(**changes)
+        make_config(**changes)
 
 
 RUN = """
@@ -207,7 +207,7 @@ def test_a_run_file_chooses_an_encoder_by_its_kind_and_a_decoder_by_none(tmp_pat
 
 def test_logits_do_not_depend_on_padding():
     """Fill up rows to one length, with the padding as a separate document."""
-    model = made(**LOCAL)
+    model = make_encoder(**LOCAL)
     documents = torch.tensor([[1] * 13 + [0] * 7])
     positions = torch.arange(20)[None]
     with torch.no_grad():

@@ -29,7 +29,7 @@ IDS = torch.randint(1, 64, (3, 20), generator=DICE)
 WRITTEN = torch.randint(1, 64, (3, 9), generator=DICE)
 
 
-def made(**changes):
+def make_model(**changes):
     config = EncoderDecoderConfig(**SIZES | changes)
     model = build_model(config)
     initialise(model, 5)
@@ -41,7 +41,7 @@ def made(**changes):
 
 @pytest.mark.parametrize("changes", [{}, {"feedforward": {"kind": "ReLU"}, "tie_embeddings": True}])
 def test_sizes_are_declared_without_torch_as_the_network_has_them(changes):
-    model = made(**changes)
+    model = make_model(**changes)
     named = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     assert named == parameter_shapes(model.config)
     assert sum(math.prod(size) for size in named.values()) == count_parameters(model.config).total
@@ -49,7 +49,7 @@ def test_sizes_are_declared_without_torch_as_the_network_has_them(changes):
 
 @torch.no_grad()
 def test_packed_documents_are_those_alone():
-    model = made()
+    model = make_model()
     segments = torch.tensor([[1] * 8 + [2] * 12])
     written = torch.tensor([[1] * 4 + [2] * 5])
     both = model(IDS[:1], WRITTEN[:1], segments, written).logits
@@ -61,7 +61,7 @@ def test_packed_documents_are_those_alone():
 
 @torch.no_grad()
 def test_padding_changes_nothing_and_gives_numbers():
-    model = made()
+    model = make_model()
     segments = torch.ones_like(IDS[:1])
     written = torch.ones_like(WRITTEN[:1])
     segments[:, 15:] = 0
@@ -76,7 +76,7 @@ def test_padding_changes_nothing_and_gives_numbers():
 
 @torch.no_grad()
 def test_decoder_tokens_do_not_see_later_ones():
-    model = made()
+    model = make_model()
     whole = model(IDS, WRITTEN).logits
     changed = WRITTEN.clone()
     changed[:, 5] = 1 + changed[:, 5] % 60
@@ -90,7 +90,7 @@ def test_decoder_tokens_do_not_see_later_ones():
 
 @torch.no_grad()
 def test_writing_token_by_token_with_caches_is_writing_at_once():
-    model = made()
+    model = make_model()
     whole = model(IDS, WRITTEN).logits
     segments = torch.ones_like(IDS)
     one = torch.ones_like(WRITTEN[:, :1])
@@ -140,7 +140,7 @@ def test_unsupported_settings_of_an_encoder_decoder_are_refused():
 
 def test_operations_equal_the_sum_of_all_products():
     """Count by hooks on each linear map, and by hand for attention, which has none."""
-    model = made()
+    model = make_model()
     made_by_maps = 0
 
     def count(module, given, result):
@@ -181,7 +181,7 @@ def test_decoders_read_what_transformers_shifts(transformers):
 
 @torch.no_grad()
 def test_entropy_of_attention_is_measured_with_the_bias():
-    model = made()
+    model = make_model()
     seen: dict[str, torch.Tensor] = {}
     attention = model.layers[0].attention
     attend = attention.attend
@@ -204,7 +204,7 @@ def test_entropy_of_attention_is_measured_with_the_bias():
 @torch.no_grad()
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_generation_equals_whole_forward_passes(temperature):
-    model = made()
+    model = make_model()
     read = IDS[0].tolist()
     sampling = Sampling(temperature=temperature, maximum_tokens=12, seed=4)
     found = write_answer(model, read, (0, 7), sampling, stop=(), entries=60)

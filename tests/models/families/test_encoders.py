@@ -62,14 +62,14 @@ def pair(request, transformers, tmp_path_factory):
     theirs.save_pretrained(folder)
     BROUGHT["write"]("llama3", folder)
     if kind == "Roberta":
-        (folder / "roles.json").write_text(json.dumps({"pad": second_token(folder)}))
+        (folder / "roles.json").write_text(json.dumps({"pad": find_second_token(folder)}))
     hub = open_folder(str(folder))
     ours = build_model(hub.config)
     ours.load_state_dict(hub.read_state())
     return theirs, ours.eval(), hub, folder
 
 
-def second_token(folder: Path) -> str:
+def find_second_token(folder: Path) -> str:
     """Return the token of id 1 of the tokenizer in `folder`."""
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     return next(token for token, number in vocabulary.items() if number == 1)

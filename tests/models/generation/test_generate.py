@@ -77,7 +77,7 @@ def test_ids_that_only_pad_the_table_are_never_drawn(build):
     assert drawn == set(range(7))
 
 
-def frequencies(logits, sampling, draws=4000):
+def count_frequencies(logits, sampling, draws=4000):
     stream = derive_stream(sampling)
     tokens = [NextToken(sampling, stream, place) for place in range(draws)]
     counts = Counter(draw(torch.tensor(logits).expand(draws, -1), tokens))
@@ -100,13 +100,13 @@ def frequencies(logits, sampling, draws=4000):
 )
 def test_tokens_are_sampled_at_their_probabilities(temperature, top_k, expected):
     logits = torch.tensor([4.0, 3.0, 2.0, 1.0]).log().tolist()
-    seen = frequencies(logits, Sampling(temperature=temperature, top_k=top_k))
+    seen = count_frequencies(logits, Sampling(temperature=temperature, top_k=top_k))
     assert seen.keys() == expected.keys()
     assert seen == pytest.approx(expected, abs=0.03)  # four standard errors of 4,000 draws
 
 
 def test_top_k_keeps_the_ids_of_the_likeliest_wherever_they_stand():
-    assert frequencies([0.0, 5.0, 0.0, 5.0], Sampling(top_k=2)).keys() == {1, 3}
+    assert count_frequencies([0.0, 5.0, 0.0, 5.0], Sampling(top_k=2)).keys() == {1, 3}
 
 
 SHARED = [(3, 14, 15), (9,), (3, 14, 15), (3, 14, 15), (2, 6, 5, 3, 5), (9,)]

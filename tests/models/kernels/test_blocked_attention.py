@@ -14,7 +14,7 @@ WIDTH = 6
 SCALE = 0.4
 
 
-def all_at_once(query, key, value, window, cap, documents, slopes, sinks):
+def attend_all_at_once(query, key, value, window, cap, documents, slopes, sinks):
     groups = query.shape[1] // key.shape[1]
     key, value = (part.repeat_interleave(groups, 1) for part in (key, value))
     logits = query @ key.mT * SCALE
@@ -59,7 +59,7 @@ def test_values_and_gradients_equal_attention_all_at_once(monkeypatch, window, c
             slopes_H=slopes,
             sinks_H=sinks,
         )
-        theirs = all_at_once(*parts, window, cap, documents, slopes, sinks)
+        theirs = attend_all_at_once(*parts, window, cap, documents, slopes, sinks)
         weights = torch.randn(ours.shape, generator=generator)
         inputs = parts if sinks is None else [*parts, sinks]
         found = torch.autograd.grad((ours * weights).sum(), inputs)

@@ -24,12 +24,12 @@ WIDTH = 16
 SCALE = 0.25
 
 
-def numbered(rows):
+def number_documents(rows):
     """Return the document number of each position, [B, T]."""
     return torch.stack([torch.arange(len(n)).repeat_interleave(torch.tensor(n)) for n in rows])
 
 
-def drawn(rows, kv_heads=HEADS, dtype=torch.float32):
+def draw_parts(rows, kv_heads=HEADS, dtype=torch.float32):
     """Return queries, keys and values with the layout of projections."""
     draw = torch.Generator().manual_seed(0)
     shapes = [(len(rows), sum(rows[0]), heads, WIDTH) for heads in (HEADS, kv_heads, kv_heads)]
@@ -55,8 +55,8 @@ def with_gradients(attend, parts):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-6), (torch.float64, 1e-14)])
 def test_values_and_slopes_are_those_under_a_mask_of_whole_rows(kv_heads, causal, dtype, most):
-    documents = numbered(ROWS)
-    parts = drawn(ROWS, kv_heads, dtype)
+    documents = number_documents(ROWS)
+    parts = draw_parts(ROWS, kv_heads, dtype)
     ours = functools.partial(
         document_attention.document_attention, documents_BT=documents, scale=SCALE, causal=causal
     )
@@ -68,8 +68,8 @@ def test_values_and_slopes_are_those_under_a_mask_of_whole_rows(kv_heads, causal
 
 
 def test_a_scalar_slope_applies_to_all_heads():
-    parts = drawn(ROWS)
-    documents = numbered(ROWS)
+    parts = draw_parts(ROWS)
+    documents = number_documents(ROWS)
     seen = document_attention.document_attention(*parts, documents, scale=SCALE)
     found = torch.autograd.grad(seen.sum(), parts)
     expected = torch.autograd.grad(masked(*parts, documents, True).sum(), parts)
@@ -79,8 +79,8 @@ def test_a_scalar_slope_applies_to_all_heads():
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_bits_of_a_row_do_not_depend_on_other_rows(causal):
-    parts = drawn(ROWS, 2)
-    documents = numbered(ROWS)
+    parts = draw_parts(ROWS, 2)
+    documents = number_documents(ROWS)
 
     def attend(rows):
         own = functools.partial(
@@ -118,8 +118,8 @@ def test_calls_cover_a_row_and_join_only_short_documents(lengths, together):
 
 @pytest.mark.slow
 def test_operators_keep_torchs_rules():
-    parts = drawn(ROWS, 2)
-    documents = numbered(ROWS)
+    parts = draw_parts(ROWS, 2)
+    documents = number_documents(ROWS)
     library.opcheck(document_attention.OPERATOR, (*parts, documents, SCALE, True))
 
 
@@ -138,9 +138,9 @@ class Products(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def pairs_of_documents(rows):
-    parts = [part.detach() for part in drawn(rows)]
-    documents = numbered(rows)
+def count_document_pairs(rows):
+    parts = [part.detach() for part in draw_parts(rows)]
+    documents = number_documents(rows)
     with Products() as forward:
         saved = document_attention.attend(*parts, documents, SCALE, True)
     with Products() as backward:
@@ -150,9 +150,9 @@ def pairs_of_documents(rows):
     return forward.pairs
 
 
-def flops_in_blocks(rows, **settings):
-    parts = [part.detach() for part in drawn(rows)]
-    documents = numbered(rows)
+def count_block_flops(rows, **settings):
+    parts = [part.detach() for part in draw_parts(rows)]
+    documents = number_documents(rows)
     asked = documents, None, None, SCALE, settings.get("window"), settings.get("cap"), True
     with FlopCounterMode(display=False) as forward:
         seen, sums = blocked_attention.attend(*parts, *asked)
@@ -165,14 +165,14 @@ def flops_in_blocks(rows, **settings):
 def test_computation_is_quadratic_in_document_lengths(length):
     """Expect exact squares for long documents, whatever the row."""
     for count in (1, 2, 4):
-        assert pairs_of_documents([[length] * count]) == count * length**2
-    assert pairs_of_documents([[length] * 2, [2 * length]]) == 6 * length**2
+        assert count_document_pairs([[length] * count]) == count * length**2
+    assert count_document_pairs([[length] * 2, [2 * length]]) == 6 * length**2
 
 
 def test_short_documents_compute_no_more_than_one_call():
-    assert pairs_of_documents([[1] * 1024]) == 1024 * 128
-    assert pairs_of_documents([[100] * 10]) == 10 * 100**2
-    assert pairs_of_documents([[30] * 40]) <= 40 * 30 * 128
+    assert count_document_pairs([[1] * 1024]) == 1024 * 128
+    assert count_document_pairs([[100] * 10]) == 10 * 100**2
+    assert count_document_pairs([[30] * 40]) <= 40 * 30 * 128
 
 
 @pytest.mark.parametrize("settings", [{"cap": 20.0}, {"window": 200}, {"window": 4096}])
@@ -180,13 +180,13 @@ def test_blocks_read_no_keys_but_those_of_their_own_documents(settings):
     block = attention_blocks.QUERIES
     pair = 4 * HEADS * WIDTH  # two products forward, and two numbers for each of a product
     for length, count in itertools.product((256, 512), (1, 4)):
-        forward, backward = flops_in_blocks([[length] * count], **settings)
+        forward, backward = count_block_flops([[length] * count], **settings)
         seen = min(length, settings.get("window", length) + block)
         assert forward <= pair * count * length * seen
         assert backward == 2.5 * forward
-    once, _ = flops_in_blocks([[512] * 2], **settings)
-    assert flops_in_blocks([[512] * 4], **settings)[0] == 2 * once
-    assert flops_in_blocks([[512] * 2, [512] * 2], **settings)[0] == 2 * once
+    once, _ = count_block_flops([[512] * 2], **settings)
+    assert count_block_flops([[512] * 4], **settings)[0] == 2 * once
+    assert count_block_flops([[512] * 2, [512] * 2], **settings)[0] == 2 * once
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def test_blocks_read_no_keys_but_those_of_their_own_documents(settings):
 )
 def test_blocks_with_documents_equal_reading_all_keys(settings, monkeypatch):
     """Use blocks of the usual size, and one as long as the row, which takes no shortcut."""
-    parts = drawn(ROWS, 2)
-    documents = numbered(ROWS)
+    parts = draw_parts(ROWS, 2)
+    documents = number_documents(ROWS)
     attend = functools.partial(
         blocked_attention.blocked_attention, documents_BS=documents, scale=SCALE, **settings
     )

@@ -39,7 +39,7 @@ def test_caps_sinks_and_slopes_equal_plain_products(kernels):
         assert (found - exact).norm() <= 2e-6 * exact.norm()
 
 
-def chosen(counts, indices):
+def find_read_blocks(counts, indices):
     """Return [B, P, Q]: whether a block of queries reads a block of keys."""
     found = torch.zeros(indices.shape, dtype=torch.bool)
     for place in torch.cartesian_prod(*(torch.arange(size) for size in counts.shape)).tolist():
@@ -56,10 +56,10 @@ def test_blocks_are_those_that_torch_finds_in_the_whole_mask(given):
     ours = prepare_rows("flex", documents, sizes, CPU, given.window, given.causal).blocks
     rows = 1 if documents is None else given.rows
     theirs = create_block_mask(ours.mask_mod, rows, None, *sizes, device="cpu")
-    some = chosen(ours.kv_num_blocks, ours.kv_indices)
-    whole = chosen(ours.full_kv_num_blocks, ours.full_kv_indices)
-    their_whole = chosen(theirs.full_kv_num_blocks, theirs.full_kv_indices)
-    their_some = chosen(theirs.kv_num_blocks, theirs.kv_indices)
+    some = find_read_blocks(ours.kv_num_blocks, ours.kv_indices)
+    whole = find_read_blocks(ours.full_kv_num_blocks, ours.full_kv_indices)
+    their_whole = find_read_blocks(theirs.full_kv_num_blocks, theirs.full_kv_indices)
+    their_some = find_read_blocks(theirs.kv_num_blocks, theirs.kv_indices)
     # Between the first and the last visible key of a block, no block is left out.
     assert not (their_some & ~some & ~whole).any()
     assert not (their_whole & ~some & ~whole).any()

@@ -42,7 +42,7 @@ def whole(build):
     return build(seed=1)
 
 
-def adapted(whole, lora, trained=False):
+def add_adapters(whole, lora, trained=False):
     """Return a copy of `whole` with adapters, which are fresh or `trained` to change something."""
     model = Decoder(whole.config)
     model.load_state_dict(whole.state_dict())
@@ -80,7 +80,7 @@ def trained_part(model):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fresh_adapter_changes_nothing(kind, whole, ids):
     lora = KINDS[kind]
-    found = adapted(whole, lora)(ids).logits
+    found = add_adapters(whole, lora)(ids).logits
     weights = {name: round_to_base(name, w, lora.base) for name, w in whole.state_dict().items()}
     whole.load_state_dict(weights)
     torch.testing.assert_close(found, whole(ids).logits, rtol=1e-4, atol=1e-4)
@@ -91,7 +91,7 @@ def test_a_fresh_adapter_changes_nothing(kind, whole, ids):
 @pytest.mark.parametrize("kind", KINDS)
 def test_merged_weights_equal_the_adapter(kind, whole, ids):
     lora = KINDS[kind]
-    model = adapted(whole, lora, trained=True)
+    model = add_adapters(whole, lora, trained=True)
     before = whole(ids).logits
     weights = {
         name: round_to_base(name, w, lora.base).clone() for name, w in whole.state_dict().items()
@@ -111,7 +111,7 @@ def test_merged_weights_equal_the_adapter(kind, whole, ids):
 
 @pytest.mark.parametrize("kind", ["plain", "embedding", "dora", "int8"])
 def test_gradients_reach_the_adapter_alone(kind, whole, ids):
-    model = adapted(whole, KINDS[kind], trained=True)
+    model = add_adapters(whole, KINDS[kind], trained=True)
     model(ids).logits.square().mean().backward()
     for name, parameter in model.named_parameters():
         assert (parameter.grad is not None) == parameter.requires_grad, name
@@ -121,7 +121,7 @@ def test_gradients_reach_the_adapter_alone(kind, whole, ids):
 
 def test_gradients_equal_those_of_the_merged_weights(whole, ids):
     lora = KINDS["embedding"]
-    model = adapted(whole, lora, trained=True)
+    model = add_adapters(whole, lora, trained=True)
     model(ids).logits.square().mean().backward()
     part = {name: p.clone().requires_grad_() for name, p in trained_part(model).items()}
     merged = merge(whole.state_dict(), part, lora)
@@ -228,7 +228,7 @@ def test_a_mixture_with_an_adapter_equals_its_merged_weights(base, build, ids):
     """Keep experts and routers in float32, whatever the other weights' dtype."""
     whole = build(seed=1, feedforward=EXPERTS | {"shared_experts": 1})
     lora = LoRA(rank=4, alpha=8, base=base)
-    model = adapted(whole, lora, trained=True)
+    model = add_adapters(whole, lora, trained=True)
     weights = {name: round_to_base(name, w, lora.base) for name, w in whole.state_dict().items()}
     whole.load_state_dict(merge(weights, trained_part(model), lora))
     torch.testing.assert_close(model(ids).logits, whole(ids).logits, rtol=1e-3, atol=1e-3)
@@ -236,7 +236,7 @@ def test_a_mixture_with_an_adapter_equals_its_merged_weights(base, build, ids):
 
 def test_dropout_goes_by_sample_layer_and_place_and_is_off_in_evaluation(whole, ids):
     lora = LoRA(rank=4, alpha=8, dropout=0.4)
-    model = adapted(whole, lora, trained=True)
+    model = add_adapters(whole, lora, trained=True)
 
     def logits(given, samples):
         return _with(model, given, samples)
@@ -251,7 +251,7 @@ def test_dropout_goes_by_sample_layer_and_place_and_is_off_in_evaluation(whole, 
     torch.testing.assert_close(twice[:2], both)
     assert not torch.allclose(twice[2:], both)
     with torch.no_grad():
-        plain = adapted(whole, LoRA(rank=4, alpha=8), trained=True)(ids).logits
+        plain = add_adapters(whole, LoRA(rank=4, alpha=8), trained=True)(ids).logits
         assert torch.equal(model(ids).logits, plain)
     first, second = list_dropouts(model)[:2]
     x = torch.ones(2, 400, 50)
@@ -262,7 +262,7 @@ def test_dropout_goes_by_sample_layer_and_place_and_is_off_in_evaluation(whole, 
     assert not torch.equal(kept, second(x)) and not torch.equal(kept[0], kept[1])
     again = LoRA(rank=4, alpha=8, dropout=0.4, dropout_seed=1)
     assert not torch.allclose(
-        logits(ids, [7, 900]), _with(adapted(whole, again, trained=True), ids, [7, 900])
+        logits(ids, [7, 900]), _with(add_adapters(whole, again, trained=True), ids, [7, 900])
     )
 
 

@@ -90,7 +90,7 @@ def theirs(library):
     return transformers.PreTrainedTokenizerFast(tokenizer_object=library, **NAMED)
 
 
-def template_of(name):
+def read_template(name):
     """Return a template that the TRL installed here ships."""
     found = importlib.util.find_spec("trl")
     if found is None or found.origin is None:
@@ -98,12 +98,12 @@ def template_of(name):
     return (Path(found.origin).parent / "chat_templates" / f"{name}.jinja").read_text()
 
 
-def rendered(encoder, template, messages, tools=None):
+def render(encoder, template, messages, tools=None):
     chat = Conversation(parse_messages(messages), parse_tools(tools))
     return ChatRenderer(encoder, template, NAMED).render(chat)
 
 
-def taught(encoder, found):
+def find_trained_spans(encoder, found):
     """Return the trained spans as text."""
     text = encoder
     runs = []
@@ -120,18 +120,18 @@ def taught(encoder, found):
 @pytest.mark.parametrize("chat", ["one", "turns", "system"])
 @pytest.mark.parametrize("name", ["llama3_training", "cohere_training"])
 def test_the_mask_equals_generation_marks_that_end_with_the_turn(name, chat, encoder, theirs):
-    template = template_of(name)
+    template = read_template(name)
     expected = theirs.apply_chat_template(
         CHATS[chat], chat_template=template, return_dict=True, return_assistant_tokens_mask=True
     )
-    found = rendered(encoder, template, CHATS[chat])
+    found = render(encoder, template, CHATS[chat])
     assert found.ids.tolist() == expected["input_ids"]
     assert (found.weights > 0).tolist() == [bool(flag) for flag in expected["assistant_masks"]]
 
 
 def test_marks_that_take_the_newline_along_do_not_make_it_a_target(encoder):
-    template = template_of("qwen3_training")
-    said = taught(encoder, rendered(encoder, template, CHATS["turns"]))
+    template = read_template("qwen3_training")
+    said = find_trained_spans(encoder, render(encoder, template, CHATS["turns"]))
     assert said[0] == "<think>\n\n</think>\n\nyes<|im_end|>"
 
 
@@ -141,7 +141,9 @@ def test_a_template_that_wants_parts_gets_parts(encoder):
         "{{ '<|im_end|>\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     )
-    assert taught(encoder, rendered(encoder, template, CHATS["one"])) == [" a mirror\n\n<|im_end|>"]
+    assert find_trained_spans(encoder, render(encoder, template, CHATS["one"])) == [
+        " a mirror\n\n<|im_end|>"
+    ]
 
 
 def test_a_prompt_ends_where_its_ids_end_whatever_token_the_answer_would_join(library):
@@ -151,7 +153,7 @@ def test_a_prompt_ends_where_its_ids_end_whatever_token_the_answer_would_join(li
     made["model"]["vocab"]["\u010a\u010a"] = len(made["model"]["vocab"])
     made["model"]["merges"].insert(0, ["\u010a", "\u010a"])
     encoder = Encoder(json.dumps(made))
-    found = rendered(encoder, CHATML, [asks("hi"), says("\nyes")])
+    found = render(encoder, CHATML, [asks("hi"), says("\nyes")])
     prompt = ChatRenderer(encoder, CHATML).encode_prompt(parse_messages([asks("hi")]))
     assert found.ids.tolist()[: len(prompt)] == prompt
     assert found.prompt == len(prompt) and found.ids[len(prompt)] == newline
@@ -214,7 +216,7 @@ def test_the_assistants_text_and_end_tokens_are_trained_on(template, expected, e
     chat = Conversation(parse_messages([asks("hi"), says("yes"), asks("more"), says("no")]))
     renderer = ChatRenderer(encoder, template, NAMED)
     samples = renderer.render_samples(chat)
-    assert [taught(encoder, sample) for sample in samples] == expected
+    assert [find_trained_spans(encoder, sample) for sample in samples] == expected
     assert [len(sample.turns) for sample in samples] == [len(said) for said in expected]
     last = renderer.render(chat)
     assert last.text == samples[-1].text
@@ -224,8 +226,8 @@ def test_the_assistants_text_and_end_tokens_are_trained_on(template, expected, e
 def test_thoughts_that_the_prompt_opens_and_the_template_drops_are_trained_on(encoder):
     row = [asks("hi"), says("<think>\nhm\n</think>\n\nyes")]
     dropping = OPENED.replace("m.content +", "m.content.split('</think>')[-1].strip() +")
-    found = rendered(encoder, dropping, row)
-    assert taught(encoder, found) == ["hm\n</think>\n\nyes<|im_end|>"]
+    found = render(encoder, dropping, row)
+    assert find_trained_spans(encoder, found) == ["hm\n</think>\n\nyes<|im_end|>"]
     prompt = ChatRenderer(encoder, dropping).encode_prompt(parse_messages(row[:1]))
     assert found.ids.tolist()[: found.prompt] == prompt
 
@@ -234,22 +236,22 @@ def test_a_whole_answer_without_its_words_is_an_error(encoder):
     """The end of turn and the answer's header are there to train on, but its words are not."""
     mute = CHATML.replace("m.content +", "('say' if m.role == 'assistant' else m.content) +")
     with pytest.raises(BadRow, match=r"answer_lost: turn 1 is rendered without its words 'yes'"):
-        rendered(encoder, mute, [asks("hi"), says("yes")])
+        render(encoder, mute, [asks("hi"), says("yes")])
     with pytest.raises(BadRow, match=r"answer_lost: turn 1 is rendered without its words 'get'"):
-        rendered(encoder, CHATML, [asks("hi"), says("", tool_calls=[CALL])])
+        render(encoder, CHATML, [asks("hi"), says("", tool_calls=[CALL])])
 
 
 def test_a_turn_of_weight_0_is_read_and_not_trained_on(encoder):
     chat = [asks("hi"), says("yes", weight=0), asks("more"), says("no", weight=0.5)]
-    found = rendered(encoder, CHATML, chat)
-    assert taught(encoder, found) == ["no<|im_end|>"]
+    found = render(encoder, CHATML, chat)
+    assert find_trained_spans(encoder, found) == ["no<|im_end|>"]
     assert set(found.weights.tolist()) == {0, 50}
 
 
 def test_only_the_last_turn_can_be_trained_on(encoder):
     chat = Conversation(parse_messages([asks("hi"), says("yes"), asks("more"), says("no")]))
     found = ChatRenderer(encoder, CHATML).render(chat.train_on_last())
-    assert taught(encoder, found) == ["no<|im_end|>"]
+    assert find_trained_spans(encoder, found) == ["no<|im_end|>"]
 
 
 def test_transformers_renders_trainrigs_template_to_the_same_ids(encoder, theirs):
@@ -258,9 +260,9 @@ def test_transformers_renders_trainrigs_template_to_the_same_ids(encoder, theirs
         expected = theirs.apply_chat_template(
             messages, tools=tools, chat_template=TEMPLATE, return_dict=False
         )
-        found = rendered(encoder, build_template(encoder), messages, tools)
+        found = render(encoder, build_template(encoder), messages, tools)
         assert found.ids.tolist() == expected
-        assert all(turn.endswith("<|end_of_turn|>") for turn in taught(encoder, found))
+        assert all(turn.endswith("<|end_of_turn|>") for turn in find_trained_spans(encoder, found))
 
 
 any_text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters=BREAK), max_size=12)
@@ -275,7 +277,7 @@ def test_no_text_can_fake_a_special_token(texts, template):
         for more in ("", fake)
     ]
     special = set(encoder.special_ids.values())
-    found = [rendered(encoder, template, chat) for chat in chats]
+    found = [render(encoder, template, chat) for chat in chats]
     kept = [[number for number in dialogue.ids.tolist() if number in special] for dialogue in found]
     assert kept[0] == kept[1]
     assert encoder.decode(found[1].ids.tolist()) == found[1].text
@@ -327,19 +329,19 @@ def test_a_row_that_the_template_refuses_says_why(encoder):
     template = "{% if messages|length > 2 %}{{ raise_exception('too many') }}{% endif %}" + CHATML
     chat = [asks("hi"), says("yes"), asks("more"), says("no")]
     with pytest.raises(BadRow, match=r"template_refuses.*too many"):
-        rendered(encoder, template, chat)
+        render(encoder, template, chat)
 
 
 def test_a_mask_of_nothing_or_of_all_is_refused(encoder):
     with pytest.raises(BadRow, match="answer_lost"):
-        rendered(encoder, "{{ messages[0].content }}", [asks("hi"), says("yes")])
+        render(encoder, "{{ messages[0].content }}", [asks("hi"), says("yes")])
     with pytest.raises(BadRow, match="empty_mask"):
-        rendered(encoder, "{{ messages[0].content }}", [asks("hi"), says(" ")])
+        render(encoder, "{{ messages[0].content }}", [asks("hi"), says(" ")])
     with pytest.raises(BadRow, match="empty_mask"):
-        rendered(encoder, CHATML, [asks("hi"), says("")])
+        render(encoder, CHATML, [asks("hi"), says("")])
     bare = "{% for m in messages %}{{ m.content }}{% endfor %}"
     with pytest.raises(BadRow, match="full_mask"):
-        rendered(encoder, bare, [says("yes no")])
+        render(encoder, bare, [says("yes no")])
 
 
 def test_a_tokenizer_of_another_model_needs_a_template(library):

@@ -44,7 +44,7 @@ def read(row, kind="conversations", parquet=False, **columns):
     return parse_example(row, columns, kind, parquet=parquet)
 
 
-def told(chat):
+def find_reason(chat):
     return [message.as_json() for message in chat.messages]
 
 
@@ -95,7 +95,7 @@ def told(chat):
 )
 def test_calls_of_all_formats_are_the_templates_calls_and_keep_their_nulls(row):
     (chat,) = read(row).chats
-    assert told(chat) == CHAT
+    assert find_reason(chat) == CHAT
     assert list(chat.tools) == [TOOL]
 
 
@@ -112,7 +112,7 @@ def test_calls_in_separate_turns_join_the_previous_assistant_turn():
             {"from": "gpt", "value": "b"},
         ]
     }
-    turns = told(read(row).chats[0])
+    turns = find_reason(read(row).chats[0])
     put = {"type": "function", "function": {"name": "put", "arguments": {}}}
     assert turns[1] == {"role": "assistant", "content": "I look.", "tool_calls": [CALL, put]}
     # After two calls, the result's call is unknown.
@@ -135,7 +135,7 @@ def test_all_names_of_roles_are_known(name, role):
         {"conversations": [{"from": name, "value": "x"}, SHAREGPT[0], SHAREGPT[3]]},
         {"messages": [{"role": name, "content": "x"}, ASKED, SAID]},
     ):
-        assert told(read(row).chats[0])[0] == {"role": role, "content": "x"}
+        assert find_reason(read(row).chats[0])[0] == {"role": role, "content": "x"}
 
 
 @pytest.mark.parametrize(
@@ -151,13 +151,13 @@ def test_all_names_of_roles_are_known(name, role):
 def test_a_content_is_a_text_or_has_parts(content, text):
     for role in ("system", "user", "developer"):
         row = {"messages": [{"role": role, "content": content}, ASKED, SAID]}
-        assert told(read(row).chats[0])[0]["content"] == text
+        assert find_reason(read(row).chats[0])[0]["content"] == text
 
 
 def test_a_tool_may_return_any_json():
     for content in ({"t": None}, [1, {"a": 2}], 42, False, [{"type": "car"}]):
         row = {"messages": [ASKED, CALLS, {"role": "tool", "content": content}, SAID]}
-        assert told(read(row).chats[0])[2]["content"] == json.dumps(content)
+        assert find_reason(read(row).chats[0])[2]["content"] == json.dumps(content)
 
 
 def test_history_precedes_the_question_and_is_trained_on():
@@ -232,7 +232,7 @@ POOR = {"role": "assistant", "content": "4"}
 def test_pairs_of_all_formats_keep_all_of_their_prompts(row):
     example = read({**row, "tools": [TOOL]}, kind="pairs")
     for chat, answer in zip(example.chats, (GOOD, POOR), strict=True):
-        assert told(chat) == [*ASKED_PROMPT, answer]
+        assert find_reason(chat) == [*ASKED_PROMPT, answer]
         assert list(chat.tools) == [TOOL]
         assert chat.trained_turns == [len(ASKED_PROMPT)]
 
@@ -275,7 +275,7 @@ def test_rankings_are_pairs_of_the_answers_that_columns_name():
 def test_a_labelled_conversation_is_its_last_answer_with_the_label(row):
     example = read({**row, "label": False, "tools": [TOOL]}, kind="labelled")
     (chat,) = example.chats
-    assert told(chat) == CHAT
+    assert find_reason(chat) == CHAT
     assert (example.kind, example.label, chat.trained_turns) == ("labelled", 0, [3])
     assert list(chat.tools) == [TOOL]
 
@@ -284,14 +284,14 @@ def test_a_solution_in_steps_keeps_tools_and_turns_of_its_prompt():
     row = {"prompt": CHAT[:3], "completions": ["one", "two"], "labels": [True, False]}
     example = read({**row, "tools": [TOOL]}, kind="steps")
     (chat,) = example.chats
-    assert told(chat)[:3] == CHAT[:3] and list(chat.tools) == [TOOL]
+    assert find_reason(chat)[:3] == CHAT[:3] and list(chat.tools) == [TOOL]
     assert example.step_labels == (1, 0)
 
 
 def test_nulls_of_parquet_are_keys_that_are_not_there_but_for_those_in_json():
     row = {"messages": [{**turn, "tool_calls": turn.get("tool_calls")} for turn in CHAT]}
     whole = read({**row, "tools": [TOOL]}).chats[0]
-    assert told(whole) == CHAT
+    assert find_reason(whole) == CHAT
     example = read({**row, "tools": [TOOL]}, parquet=True)
     filled = example.chats[0]
     arguments = filled.messages[1].more["tool_calls"][0]["function"]["arguments"]
@@ -301,7 +301,7 @@ def test_nulls_of_parquet_are_keys_that_are_not_there_but_for_those_in_json():
     written = {**CALL, "function": {**CALLED, "arguments": json.dumps(CALLED["arguments"])}}
     turns = [ASKED, {**CALLS, "tool_calls": [written]}, RESULT, SAID]
     kept = read({"messages": turns, "tools": json.dumps([TOOL])}, parquet=True)
-    assert told(kept.chats[0]) == CHAT and list(kept.chats[0].tools) == [TOOL]
+    assert find_reason(kept.chats[0]) == CHAT and list(kept.chats[0].tools) == [TOOL]
     assert not kept.unread
 
 

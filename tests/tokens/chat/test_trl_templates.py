@@ -184,14 +184,14 @@ def apply_theirs(name, messages, tools, template=None, **given):
 @cache
 def render(name, chat, template=None):
     """Return the samples of a chat, or the reason for its refusal."""
-    conversation = Conversation(tuple(CHATS[chat]), tools_of(chat))
+    conversation = Conversation(tuple(CHATS[chat]), list_tools(chat))
     try:
         return make_renderer(name, template or name).render_samples(conversation)
     except BadRow as why:
         return why.reason
 
 
-def tools_of(chat):
+def list_tools(chat):
     return TOOLS if chat in ("call", "tools", "results") else ()
 
 
@@ -237,7 +237,7 @@ def list_prompts(name, messages, tools):
     return prompts
 
 
-def stands_as_in_theirs(name, chat, turn):
+def begins_as_in_theirs(name, chat, turn):
     """Return whether prompt and answer begin as `apply_chat_template` renders them."""
     message = CHATS[chat][turn]
     thinks = "reasoning_content" in message.more or "</think>" in message.content
@@ -254,29 +254,29 @@ def test_answers_are_trained_on_as_inference_makes_them(name):
         if (name, chat) in REFUSED:
             assert samples == REFUSED[name, chat], chat
             continue
-        if name in NULL_CONTENT and tools_of(chat):
+        if name in NULL_CONTENT and list_tools(chat):
             continue  # Transformers leaves out null contents, without which this template fails
         assert not isinstance(samples, str), (chat, samples)
         answers = list_answers(samples)
         assert sorted(answers) == [n for n, m in enumerate(messages) if m.role == "assistant"]
         for turn, (before, said) in answers.items():
             place = (name, chat, turn)
-            tools = tools_of(chat)
+            tools = list_tools(chat)
             prompts = list_prompts(name, messages[:turn], tools)
             assert before in prompts, place
             assert make_renderer(name, name).encode_prompt(messages[:turn], tools) == prompts[0]
             whole = apply_theirs(name, messages[: turn + 1], tools)
             joined = before + said[:-1] if name in UNENDED else before + said
-            if stands_as_in_theirs(*place):
+            if begins_as_in_theirs(*place):
                 assert whole[: len(joined)] == joined, place
-            check_said(encoder.decode(said), messages[turn], encoder.decode(whole), place)
+            check_trained_text(encoder.decode(said), messages[turn], encoder.decode(whole), place)
             assert said[-1] in special, place
             assert encoder.decode(said).count(encoder.decode(said[-1:])) == 1 or tools, place
-            rest = encoder.decode(whole[len(joined) :]) if stands_as_in_theirs(*place) else ""
+            rest = encoder.decode(whole[len(joined) :]) if begins_as_in_theirs(*place) else ""
             assert rest.replace("<eos>", "").strip() == "", place  # no text is left untrained
 
 
-def check_said(said, message, whole, place):
+def check_trained_text(said, message, whole, place):
     """Assert that the answer's words are trained on.
 
     Thoughts must be trained on where the template, or only inference, has them.

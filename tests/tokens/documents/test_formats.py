@@ -40,7 +40,7 @@ WHOLE = {
 }
 
 
-def rows_of(kind: str, path: str) -> int:
+def read_rows(kind: str, path: str) -> int:
     made = FORMATS[kind]
     cuts = made.cut(path, COLUMNS, 10**5)
     pieces = [StagePart(0, path, path, c.begin, c.end, c.weight, c.whole) for c in cuts]
@@ -52,7 +52,7 @@ def test_flipped_bytes_are_reported_in_one_line_with_the_file_and_advice(name, t
     kind, whole = WHOLE[name]
     path = tmp_path / "damaged"
     path.write_bytes(whole)
-    assert rows_of(kind, str(path)) == 3_000
+    assert read_rows(kind, str(path)) == 3_000
     draw = random.Random(name)
     told = 0
     for _ in range(60):
@@ -62,7 +62,7 @@ def test_flipped_bytes_are_reported_in_one_line_with_the_file_and_advice(name, t
             damaged[begin + draw.randrange(width)] ^= draw.randrange(1, 256)
         path.write_bytes(damaged)
         try:
-            rows_of(kind, str(path))
+            read_rows(kind, str(path))
         except DataError as error:
             told += 1
             assert str(error).startswith(f"{path}: ")
@@ -81,7 +81,7 @@ def test_disk_errors_do_not_blame_the_file(kind, opener, monkeypatch):
 
     monkeypatch.setattr(opener, refuse)
     with pytest.raises(OSError, match="Input/output error"):
-        rows_of(kind, "a.file")
+        read_rows(kind, "a.file")
 
 
 def test_a_place_is_a_byte_of_json_lines_and_a_row_of_columns():

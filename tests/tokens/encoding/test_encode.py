@@ -46,7 +46,7 @@ def test_any_text_at_all_comes_back(text):
 @functools.cache
 def cached_encoder(name: str) -> Encoder:
     """Return an encoder by its name: with the fast engine, or with the library."""
-    return Encoder(unknown_words() if name == "library" else tokenizer_json(name))
+    return Encoder(make_unknown_words() if name == "library" else tokenizer_json(name))
 
 
 @tries(deadline=None)
@@ -101,11 +101,11 @@ def test_ids_and_decoding_equal_the_library(encoder):
         assert encoder.decode([number]) == library.decode([number], skip_special_tokens=False)
 
 
-def changed(**changes: object) -> str:
+def change_tokenizer(**changes: object) -> str:
     return json.dumps(json.loads(tokenizer_json()) | changes)
 
 
-def unknown_words() -> str:
+def make_unknown_words() -> str:
     """Return a tokenizer that splits like trainrig's, by a pattern that trainrig does not know."""
     description = json.loads(tokenizer_json())
     description["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] += "|\\d"
@@ -113,7 +113,7 @@ def unknown_words() -> str:
 
 
 def test_the_fast_engine_encodes_known_tokenizers_and_the_library_the_rest(encoder):
-    slow = Encoder(unknown_words())
+    slow = Encoder(make_unknown_words())
     assert (encoder.engine, encoder.why_not_fast) == ("tiktoken", "")
     assert slow.engine == "tokenizers" and "cuts texts into words" in slow.why_not_fast
     for one in (encoder, slow):
@@ -135,7 +135,7 @@ def test_a_file_that_cuts_and_fills_texts_does_so_no_more(engine):
         "strategy": {"Fixed": 99}, "direction": "Right", "pad_to_multiple_of": None,
         "pad_id": 1, "pad_type_id": 0, "pad_token": "<|pad|>",
     }  # fmt: skip
-    text = changed() if engine == "tiktoken" else unknown_words()
+    text = change_tokenizer() if engine == "tiktoken" else make_unknown_words()
     encoder = Encoder(json.dumps(json.loads(text) | {"truncation": strategy, "padding": padding}))
     assert encoder.engine == engine
     for found, expected in zip(encoder.encode_batch(TEXTS), TEXTS, strict=True):

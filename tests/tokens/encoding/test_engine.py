@@ -86,7 +86,7 @@ def fast(words: str, size: int, longest_run: int) -> FastEngine:
     return build_fast_engine(tokenizer, entries_of(tokenizer), longest_run)
 
 
-def by_library(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
+def encode_by_library(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
@@ -102,7 +102,7 @@ def test_any_text_gets_the_ids_that_the_library_gives(words, size, text):
     for longest_run in (3, engine.LONGEST_RUN):
         found = fast(words, size, longest_run).encode(text)
         assert found.dtype == np.uint32
-        assert found.tolist() == by_library(trained(words, size), text)
+        assert found.tolist() == encode_by_library(trained(words, size), text)
 
 
 spaces = st.text(st.sampled_from("  \n\n\r\r\t\u3000\x85"), max_size=12)
@@ -115,12 +115,12 @@ spaces = st.text(st.sampled_from("  \n\n\r\r\t\u3000\x85"), max_size=12)
 def test_runs_of_white_space_are_cut_without_changing_an_id(words, parts):
     text = "".join(mark + run for mark, run in parts)
     for longest_run in (1, 2, 5):
-        assert fast(words, 500, longest_run).encode(text).tolist() == by_library(
+        assert fast(words, 500, longest_run).encode(text).tolist() == encode_by_library(
             trained(words, 500), text
         )
 
 
-def by_structure_alone(tokenizer: tokenizers.Tokenizer) -> FastEngine:
+def build_without_probe(tokenizer: tokenizers.Tokenizer) -> FastEngine:
     """Return the fast engine, built without probing the tokenizer."""
     with mock.patch.object(engine, "_compare"):
         return build_fast_engine(tokenizer, entries_of(tokenizer))
@@ -143,9 +143,9 @@ def test_any_trained_vocabulary_is_encoded_the_same(texts, merges, others):
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    quick = by_structure_alone(tokenizer)
+    quick = build_without_probe(tokenizer)
     for text in [*texts, *others]:
-        assert quick.encode(text).tolist() == by_library(tokenizer, text)
+        assert quick.encode(text).tolist() == encode_by_library(tokenizer, text)
 
 
 @pytest.mark.slow
@@ -157,11 +157,11 @@ def test_any_trained_vocabulary_is_encoded_the_same(texts, merges, others):
 def test_untrained_merges_are_encoded_the_same_or_refused(pairs, texts):
     tokenizer = with_merges(pairs)
     try:
-        quick = by_structure_alone(tokenizer)
+        quick = build_without_probe(tokenizer)
     except NotEquivalent:
         return
     for text in texts:
-        assert quick.encode(text).tolist() == by_library(tokenizer, text)
+        assert quick.encode(text).tolist() == encode_by_library(tokenizer, text)
 
 
 def with_merges(pairs: list[tuple[int, int]]) -> tokenizers.Tokenizer:
@@ -189,7 +189,7 @@ def with_merges(pairs: list[tuple[int, int]]) -> tokenizers.Tokenizer:
 @given(any_mixture)
 def test_a_list_of_all_pairs_is_encoded_the_same(text):
     tokenizer, quick = with_every_pair()
-    assert quick.encode(text).tolist() == by_library(tokenizer, text)
+    assert quick.encode(text).tolist() == encode_by_library(tokenizer, text)
 
 
 @functools.cache
@@ -233,7 +233,7 @@ def test_published_patterns_are_known(name):
         "12345 x",
         "!\n\n\n\n\n\n  \n\n  \n       b",
     ]:
-        assert quick.encode(text).tolist() == by_library(tokenizer, text)
+        assert quick.encode(text).tolist() == encode_by_library(tokenizer, text)
 
 
 # Characters
@@ -245,23 +245,23 @@ EVERY_CHARACTER = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", [r"\p{L}", r"\p{N}", r"\s", "(?i:[stmdlrev])"])
 def test_every_character_is_of_the_same_kind_to_both_engines(pattern):
-    assert by_tiktoken(pattern) == by_onig(pattern)
+    assert encode_by_tiktoken(pattern) == split_by_onig(pattern)
 
 
-def by_tiktoken(pattern: str) -> str:
+def encode_by_tiktoken(pattern: str) -> str:
     ranks = {bytes([byte]): byte for byte in range(256)}
     encoding = tiktoken.Encoding("x", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
     # Only characters that the pattern matches.
     return bytes(encoding.encode_ordinary(EVERY_CHARACTER)).decode()
 
 
-def by_onig(pattern: str) -> str:
+def split_by_onig(pattern: str) -> str:
     cut = pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="removed", invert=True)
     return "".join(found for found, _ in cut.pre_tokenize_str(EVERY_CHARACTER))
 
 
 def test_white_space_equals_that_of_the_patterns():
-    assert by_tiktoken(r"\s") == WHITE_SPACE
+    assert encode_by_tiktoken(r"\s") == WHITE_SPACE
 
 
 # Refused
@@ -355,7 +355,7 @@ def test_the_engines_do_differ_where_an_entry_is_out_of_reach(pairs, text):
     tokenizer = with_merges(pairs)
     entries = entries_of(tokenizer)
     unchecked = FastEngine(tokenizer, {entry: n for n, entry in enumerate(entries)}, GPT_2)
-    assert unchecked.encode(text).tolist() != by_library(tokenizer, text)
+    assert unchecked.encode(text).tolist() != encode_by_library(tokenizer, text)
     with pytest.raises(NotEquivalent, match="not what its own text becomes"):
         build_fast_engine(tokenizer, entries)
 
@@ -395,7 +395,7 @@ LONG = {
 def test_a_million_characters_of_a_kind_get_the_same_ids(name):
     for words in ("gpt2", "llama3"):
         found = fast(words, 500, engine.LONGEST_RUN).encode(LONG[name])
-        assert np.array_equal(found, by_library(trained(words, 500), LONG[name]))
+        assert np.array_equal(found, encode_by_library(trained(words, 500), LONG[name]))
 
 
 @pytest.mark.slow
@@ -438,6 +438,6 @@ def test_half_a_surrogate_pair_is_no_text():
 
 def test_the_name_of_the_token_that_no_text_makes_is_text():
     text = engine._NO_TOKEN * 3 + "é" + engine._NO_TOKEN
-    assert fast("llama3", 500, engine.LONGEST_RUN).encode(text).tolist() == by_library(
+    assert fast("llama3", 500, engine.LONGEST_RUN).encode(text).tolist() == encode_by_library(
         trained("llama3", 500), text
     )

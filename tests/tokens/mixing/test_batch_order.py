@@ -69,7 +69,7 @@ def digest(micro: MicroBatch) -> str:
     return found.hexdigest()
 
 
-def order(batches: PretrainBatches, steps) -> dict[str, list]:
+def read_order(batches: PretrainBatches, steps) -> dict[str, list]:
     """Return the targets of each step and the digests of its micro-batches in order."""
     return {
         str(step): [batches.targets(step), *(digest(micro) for micro in batches.at(step))]
@@ -82,7 +82,7 @@ def expected(on_disk) -> dict[str, list]:
     batches = PretrainBatches(TokenShards.open(on_disk), build(BatchSettings, SETTINGS, "run.toml"))
     assert {segment.stage for segment in batches.timeline.segments} == {0, 1}
     assert len(batches.timeline.segments) > 2  # `news` ends during the run
-    return order(batches, range(STEPS))
+    return read_order(batches, range(STEPS))
 
 
 # Read only the assigned micro-batches, through the prefetch, and restart where the task says.
@@ -123,7 +123,7 @@ def start_rank(folder: str, rank: int, world: int, steps: int) -> subprocess.Pop
     )
 
 
-def order_of_ranks(folder: str, world: int, steps: int) -> dict[str, list]:
+def read_order_by_ranks(folder: str, world: int, steps: int) -> dict[str, list]:
     """Return everything that `world` processes read together, each with different restarts."""
     processes = [start_rank(folder, rank, world, steps) for rank in range(world)]
     together: dict[str, list] = defaultdict(list)
@@ -142,7 +142,7 @@ def order_of_ranks(folder: str, world: int, steps: int) -> dict[str, list]:
 def test_ranks_in_processes_of_their_own_read_the_same_batches_whatever_their_restarts(
     world, on_disk, expected
 ):
-    assert order_of_ranks(on_disk, world, STEPS) == expected
+    assert read_order_by_ranks(on_disk, world, STEPS) == expected
 
 
 @pytest.mark.slow
@@ -151,14 +151,14 @@ def test_tokens_in_a_bucket_are_the_same_batches(on_disk, expected, s3, tmp_path
         storage.write(f"{s3}/tokens/{path.rpartition('/')[2]}", storage.read(path))
     shards = TokenShards.open(f"{s3}/tokens", BlockCache(folder=str(tmp_path)))
     batches = PretrainBatches(shards, build(BatchSettings, SETTINGS, "run.toml"))
-    assert order(batches, range(STEPS)) == expected
+    assert read_order(batches, range(STEPS)) == expected
 
 
 @pytest.mark.slow
 def test_steps_in_any_order_are_the_same_batches(on_disk, expected):
     batches = PretrainBatches(TokenShards.open(on_disk), build(BatchSettings, SETTINGS, "run.toml"))
     steps = random.Random(1).sample(range(STEPS), 40)
-    assert order(batches, steps) == {str(step): expected[str(step)] for step in steps}
+    assert read_order(batches, steps) == {str(step): expected[str(step)] for step in steps}
 
 
 def test_the_order_is_the_same_as_ever(expected):

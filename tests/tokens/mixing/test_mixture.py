@@ -11,7 +11,7 @@ from trainrig.errors import ConfigError
 from trainrig.tokens.mixing.mixture import SLOTS, Mixture, carry_over
 
 
-def sources_of(mixture: Mixture, samples: int) -> list[str]:
+def list_sources(mixture: Mixture, samples: int) -> list[str]:
     sources, _ = mixture.find_places(np.arange(samples))
     return [mixture.sources[number] for number in sources]
 
@@ -19,7 +19,7 @@ def sources_of(mixture: Mixture, samples: int) -> list[str]:
 def test_a_mixture_of_two_to_one_worked_by_hand():
     mixture = Mixture.from_weights({"a": 2.0, "b": 1.0})
     # Of 3 slots, a's are due before 2 and 3, and b's before 3. The tie at 3 goes to the first name.
-    assert "".join(sources_of(mixture, 6)) == "aabaab"
+    assert "".join(list_sources(mixture, 6)) == "aabaab"
     _, before = mixture.find_places(np.arange(6))
     assert before.tolist() == [0, 1, 0, 2, 3, 1]
 
@@ -27,7 +27,7 @@ def test_a_mixture_of_two_to_one_worked_by_hand():
 def test_a_mixture_of_one_to_two_to_five_worked_by_hand():
     # Allowed and required positions: a 0-8; b 0-4 4-8; c 0-2 1-4 3-5 4-7 6-8.
     mixture = Mixture.from_weights({"a": 1.0, "b": 2.0, "c": 5.0})
-    assert "".join(sources_of(mixture, 8)) == "cbcccabc"
+    assert "".join(list_sources(mixture, 8)) == "cbcccabc"
 
 
 weights = st.dictionaries(
@@ -149,10 +149,10 @@ def test_the_table_of_a_mixture_with_debts_repeats_as_plain_scheduling_would(slo
     new = data.draw(st.lists(st.integers(1, 9), min_size=len(slots), max_size=len(slots)))
     mixture = Mixture({str(n): count for n, count in enumerate(new)}, owed)
     sources, _ = mixture.find_places(np.arange(8 * sum(new)))
-    assert sources.tolist() == earliest_deadlines(new, list(owed.values()), 8 * sum(new))
+    assert sources.tolist() == schedule_by_deadline(new, list(owed.values()), 8 * sum(new))
 
 
-def earliest_deadlines(slots, owed, count):
+def schedule_by_deadline(slots, owed, count):
     """Return an earliest-deadline-first schedule of slots, in fractions, slot by slot."""
     had = [0] * len(slots)
     order = []

@@ -59,7 +59,7 @@ def settings(**changed: object) -> BatchSettings:
     return BatchSettings(**{"sequence_length": 4, "global_batch": 6, "micro_batch": 2} | changed)
 
 
-def targets_of(batches: PretrainBatches, steps: int) -> list[int]:
+def list_targets(batches: PretrainBatches, steps: int) -> list[int]:
     micro_batches = itertools.chain.from_iterable(batches.at(step) for step in range(steps))
     return [int(t) for micro_batch in micro_batches for t in micro_batch.targets.ravel()]
 
@@ -105,7 +105,7 @@ def test_each_token_is_a_target_exactly_once_an_epoch_but_the_stated_rest(
     windows = (tokens - 1) // length
     expected = [BASE["web"] + t for t in range(1, windows * length + 1)]
     assert tokens - 1 - len(expected) < length  # the rest is less than a window
-    seen = targets_of(batches, 2 * windows)
+    seen = list_targets(batches, 2 * windows)
     assert sorted(seen[: len(expected)]) == expected  # the first epoch
     assert sorted(seen[len(expected) :]) == expected  # the second
 
@@ -118,7 +118,7 @@ def test_with_no_weights_all_sources_end_their_epochs_together(make):
         for source, count in [("news", 41), ("web", 121), ("wiki", 17)]
         for t in range(1, count)
     )
-    assert sorted(targets_of(batches, 1)) == expected
+    assert sorted(list_targets(batches, 1)) == expected
 
 
 @pytest.mark.slow
@@ -168,7 +168,7 @@ def test_the_sizes_of_batches_do_not_change_what_a_sample_is(make):
     shards = make(web=200, wiki=90)
     small = PretrainBatches(shards, settings(global_batch=3, micro_batch=1))
     large = PretrainBatches(shards, settings(global_batch=12, micro_batch=4))
-    assert targets_of(small, 8) == targets_of(large, 2)
+    assert list_targets(small, 8) == list_targets(large, 2)
     assert small.data_before(8) == large.data_before(2)
 
 
@@ -302,13 +302,13 @@ def test_a_source_of_less_than_a_window_is_refused_unless_it_has_no_weight(make)
         PretrainBatches(shards, settings(weights=alike))
     PretrainBatches(shards, settings(sequence_length=3, weights=alike))  # as the message suggests
     web_alone = settings(weights={"web": 1.0, "wiki": 0.0})
-    assert set(targets_of(PretrainBatches(shards, web_alone), 20)) < set(range(20_000, 20_100))
+    assert set(list_targets(PretrainBatches(shards, web_alone), 20)) < set(range(20_000, 20_100))
 
 
 def test_a_source_of_less_than_a_window_is_left_out_where_no_weights_are_given(make):
     batches = PretrainBatches(make(web=100, wiki=4), settings())
     assert batches.left_out == ("wiki",)
-    assert set(targets_of(batches, 20)) < set(range(20_000, 20_100))
+    assert set(list_targets(batches, 20)) < set(range(20_000, 20_100))
     assert PretrainBatches(make(web=100, wiki=5), settings()).left_out == ()
     with pytest.raises(DataError, match="no source has a window of 5 tokens"):
         PretrainBatches(make(web=4, wiki=4), settings())

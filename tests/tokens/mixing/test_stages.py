@@ -46,7 +46,7 @@ def settings(**changed: object) -> BatchSettings:
     return build(BatchSettings, table | changed, "run.toml")
 
 
-def trained(batches: PretrainBatches, steps: int) -> list[int]:
+def list_trained(batches: PretrainBatches, steps: int) -> list[int]:
     """Return all targets in training order."""
     found: list[int] = []
     for step in range(steps):
@@ -95,7 +95,7 @@ def test_each_target_comes_exactly_once_an_epoch_through_any_stages(
             stages=stages, seed=seed, base_sequence_length=4, longest_sequence_length=16
         )
         batches = PretrainBatches(shards, chosen)
-        targets = trained(batches, sum(apart) + 12)
+        targets = list_trained(batches, sum(apart) + 12)
     for source, base in BASE.items():
         of = [t - base for t in targets if base <= t < base + 10_000]
         # The first id of a source is no target, nor are ids after its last whole 16.
@@ -116,7 +116,7 @@ def test_samples_before_a_stage_do_not_depend_on_it(shards, plan, apart):
     whole = PretrainBatches(shards, settings(stages=stages, **room))
     shorter = PretrainBatches(shards, settings(stages=stages[:-1], **room))
     begins = stages[-1]["from_step"]
-    assert trained(whole, begins) == trained(shorter, begins)
+    assert list_trained(whole, begins) == list_trained(shorter, begins)
     assert whole.data_before(begins) == shorter.data_before(begins)
     if stages[-1].keys() & {"global_batch"}:
         return
@@ -309,7 +309,7 @@ def test_no_source_is_read_beyond_its_cap_and_none_ends_before_it(shards, first,
     end = batches.timeline.end
     assert end is not None
     steps = batches.timeline.find_step(end)
-    counts = collections.Counter(t // 10_000 * 10_000 for t in trained(batches, steps))
+    counts = collections.Counter(t // 10_000 * 10_000 for t in list_trained(batches, steps))
     limits = {b: math.floor(cap * ((shards.tokens(s) - 1) // 16 * 4)) for s, b in BASE.items()}
     assert all(counts[base] <= 4 * limits[base] for base in limits)
     read = batches.timeline.count_epochs_read(end)

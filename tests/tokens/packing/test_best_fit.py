@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from trainrig.tokens.packing.best_fit import pack_best_fit
 
 
-def one_by_one(lengths: list[int], capacity: int) -> list[int]:
+def pack_one_by_one(lengths: list[int], capacity: int) -> list[int]:
     """Return best-fit-decreasing rows by its definition: every piece is tried in every row."""
     spaces: list[int] = []
     since: list[int] = []  # when the row got its present space
@@ -29,14 +29,14 @@ def one_by_one(lengths: list[int], capacity: int) -> list[int]:
 def test_packing_by_length_equals_one_piece_at_a_time(data, capacity):
     lengths = data.draw(st.lists(st.integers(1, capacity), max_size=120))
     rows = pack_best_fit(np.array(lengths, dtype=np.int64), capacity)
-    assert rows.tolist() == one_by_one(lengths, capacity)
+    assert rows.tolist() == pack_one_by_one(lengths, capacity)
 
 
 @pytest.mark.parametrize(("capacity", "deviation"), [(64, 1.0), (200, 2.0), (1000, 1.2)])
 def test_packing_web_like_documents_equals_one_piece_at_a_time(capacity, deviation):
     drawn = np.random.default_rng(capacity).lognormal(4.0, deviation, 2_000)
     lengths = np.clip(drawn, 1, capacity).astype(np.int64)
-    assert pack_best_fit(lengths, capacity).tolist() == one_by_one(lengths.tolist(), capacity)
+    assert pack_best_fit(lengths, capacity).tolist() == pack_one_by_one(lengths.tolist(), capacity)
 
 
 def test_a_row_takes_the_longest_piece_and_then_the_best_fit():

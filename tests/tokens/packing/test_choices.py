@@ -50,14 +50,14 @@ def read(layout: Layout, source: str, window: int, span: int, length: int):
     return ids, targets, pieces
 
 
-def rows_of(layout: Layout, source: str, length: int):
+def read_rows(layout: Layout, source: str, length: int):
     return [read(layout, source, w, 1, length) for w in range(layout.windows(source))]
 
 
-def all_rows(tmp_path: Path, packing, lengths: list[int], length: int):
+def read_all_rows(tmp_path: Path, packing, lengths: list[int], length: int):
     folder = str(tmp_path / "train")
     write_documents(folder, [[("web", n) for n in lengths]])
-    rows = rows_of(opened(folder, packing, length)[1], "web", length)
+    rows = read_rows(opened(folder, packing, length)[1], "web", length)
     return [(ids.tolist(), targets.tolist(), pieces.tolist()) for ids, targets, pieces in rows]
 
 
@@ -83,7 +83,7 @@ def test_each_token_is_a_target_once_an_epoch_but_the_stated_remainder(
         for source in reader.sources:
             tokens = reader.tokens(source)
             starts = reader.find_document_starts(source, np.arange(reader.count_documents(source)))
-            rows = rows_of(layout, source, length)
+            rows = read_rows(layout, source, length)
             trained = [t for _, targets, _ in rows for t in targets.tolist() if t != IGNORE]
             assert len(trained) == len(set(trained))
             never = set(range(tokens)) - set(trained)
@@ -93,16 +93,20 @@ def test_each_token_is_a_target_once_an_epoch_but_the_stated_remainder(
                 assert never == {int(ids[0]) for ids, _, _ in rows} & set(starts.tolist())
             else:
                 # The first token of the stream, and the tokens after its last whole row.
-                order = stream(reader, source, seed) if packing.shuffle_documents else range(tokens)
+                order = (
+                    read_stream(reader, source, seed)
+                    if packing.shuffle_documents
+                    else range(tokens)
+                )
                 left_over = (tokens - 1) % length
                 assert never == {order[0], *order[tokens - left_over :]}
 
 
-def stream(shards: TokenShards, source: str, seed: int) -> list[int]:
+def read_stream(shards: TokenShards, source: str, seed: int) -> list[int]:
     """Return the tokens of all documents in the shuffled order, from rows of one token."""
     folder = shards.folder
     _, layout = opened(folder, Concatenate(shuffle_documents=True), 1, seed)
-    rows = rows_of(layout, source, 1)
+    rows = read_rows(layout, source, 1)
     if not rows:
         return [0]
     return [int(ids[0]) for ids, _, _ in rows] + [int(rows[-1][1][0])]
@@ -119,7 +123,7 @@ def test_rows_match_their_pieces_and_targets_are_the_next_ids(packing, shards, l
         for source in reader.sources:
             starts = reader.find_document_starts(source, np.arange(reader.count_documents(source)))
             counts = []
-            for ids, targets, pieces in rows_of(layout, source, length):
+            for ids, targets, pieces in read_rows(layout, source, length):
                 text = ids[ids != PADDING]
                 numbers = np.searchsorted(starts, text, side="right") - 1
                 # A piece begins where the text jumps, or where another document begins.
@@ -146,7 +150,7 @@ def test_a_row_of_several_windows_is_their_rows_side_by_side(packing, shards, le
         write_documents(folder, shards)
         reader, layout = opened(folder, packing, length)
         for source in reader.sources:
-            rows = rows_of(layout, source, length)
+            rows = read_rows(layout, source, length)
             for window in range(0, len(rows) - span + 1):
                 ids, targets, pieces = read(layout, source, window, span, length)
                 parts = rows[window : window + span]
@@ -166,7 +170,7 @@ def test_a_row_of_several_windows_is_their_rows_side_by_side(packing, shards, le
 
 
 def test_documents_end_to_end_by_hand(tmp_path):
-    assert all_rows(tmp_path, Concatenate(), [3, 1, 6], 4) == [
+    assert read_all_rows(tmp_path, Concatenate(), [3, 1, 6], 4) == [
         ([0, 1, 2, 3], [1, 2, 3, 4], [[0, 0], [3, 1]]),
         ([4, 5, 6, 7], [5, 6, 7, 8], [[0, 2]]),
     ]
@@ -176,7 +180,7 @@ def test_documents_packed_by_hand(tmp_path):
     # Rows have 5 ids. The first document fills two rows and leaves 4 of its ids, which the document
     # of 1 joins. The last fills one; 3 and 2 share another. Their tokens: 0-11, 12-14, 15-16, 17,
     # 18-22.
-    assert all_rows(tmp_path, BestFit(), [12, 3, 2, 1, 5], 4) == [
+    assert read_all_rows(tmp_path, BestFit(), [12, 3, 2, 1, 5], 4) == [
         ([0, 1, 2, 3], [1, 2, 3, 4], [[0, 0]]),
         ([4, 5, 6, 7], [5, 6, 7, 8], [[0, 0]]),
         ([18, 19, 20, 21], [19, 20, 21, 22], [[0, 4]]),
@@ -187,7 +191,7 @@ def test_documents_packed_by_hand(tmp_path):
 
 def test_two_documents_share_a_row_and_the_join_is_no_target(tmp_path):
     # Two documents of 6 leave 2 ids each, in a row of 5 with padding. 4 and 10 were targets before.
-    assert all_rows(tmp_path, BestFit(), [6, 6], 4)[2] == (
+    assert read_all_rows(tmp_path, BestFit(), [6, 6], 4)[2] == (
         [4, 5, 10, 11],
         [5, IGNORE, 11, IGNORE],
         [[0, 0], [2, 1]],
@@ -197,7 +201,7 @@ def test_two_documents_share_a_row_and_the_join_is_no_target(tmp_path):
 def test_no_document_that_fits_is_ever_cut_by_best_fit(tmp_path):
     lengths = np.random.default_rng(0).integers(1, 30, 200).tolist()
     pieces = [
-        number for _, _, row in all_rows(tmp_path, BestFit(), lengths, 20) for _, number in row
+        number for _, _, row in read_all_rows(tmp_path, BestFit(), lengths, 20) for _, number in row
     ]
     assert all(pieces.count(n) <= 1 for n, length in enumerate(lengths) if length <= 21)
 
@@ -208,7 +212,7 @@ def test_another_seed_lays_documents_in_another_order(tmp_path):
     orders = []
     for seed in (0, 1):
         _, layout = opened(folder, Concatenate(shuffle_documents=True), 7, seed)
-        orders.append([ids.tolist() for ids, _, _ in rows_of(layout, "web", 7)])
+        orders.append([ids.tolist() for ids, _, _ in read_rows(layout, "web", 7)])
     assert orders[0] != orders[1]
 
 

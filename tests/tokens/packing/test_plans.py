@@ -137,12 +137,12 @@ def test_documents_packed_in_blocks_are_all_packed(folder, monkeypatch, name, bo
     assert len(found) > len(at_once)  # documents of different groups no longer share rows
     trained = sum(target != -100 for _, _, targets, _ in found for target in targets)
     fresh = sum(
-        (number, piece[0][1]) not in seen for seen, number, piece in _with_those_before(found)
+        (number, piece[0][1]) not in seen for seen, number, piece in _iterate_with_earlier(found)
     )
     assert trained + fresh == 40
 
 
-def _with_those_before(found):
+def _iterate_with_earlier(found):
     """Yield each row's source and pieces, with all (source, document) of earlier rows."""
     seen: set[tuple[str, int]] = set()
     for source, _, _, pieces in found:

@@ -20,7 +20,7 @@ some_documents = st.lists(
 some_weights = st.dictionaries(st.sampled_from("abc"), st.sampled_from([0.0, 0.1, 1.0, 2.5, 7.0]))
 
 
-def drawn_from_everything(documents: Documents, settings: TextSampling) -> dict[str, int]:
+def draw_from_all_texts(documents: Documents, settings: TextSampling) -> dict[str, int]:
     """Return the bytes of each source when the shares are filled from all texts byte by byte."""
     available = {s: sum(len(t.encode()) for _, of, t in documents if of == s) for s in "abc"}
     shares = {source: Fraction(weight) for source, weight in (settings.weights or {}).items()}
@@ -101,7 +101,7 @@ def test_a_bounded_sample_equals_a_sample_of_all_texts(documents, weights, sampl
         return
     settings = TextSampling(bytes=sample_bytes, weights=weights)
     sample = draw_sample(documents, settings)
-    for source, amount in drawn_from_everything(documents, settings).items():
+    for source, amount in draw_from_all_texts(documents, settings).items():
         assert 0 <= amount - sample.bytes_of.get(source, 0) < 4  # a character may be cut in two
     assert sum(sample.bytes_of.values()) == sum(len(text.encode()) for text in sample.texts)
 

@@ -73,14 +73,14 @@ def entries(kind: str) -> tuple[bytes, ...]:
     return list_entry_bytes(library(kind), set(range(SPECIAL)), kind)
 
 
-def ids_of(kind: str, text: str) -> list[int]:
+def encode(kind: str, text: str) -> list[int]:
     return library(kind).encode(text, add_special_tokens=False).ids
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=texts_of_any_kind)
 def test_any_text_at_all_comes_back_and_makes_no_special_token(kind, text):
-    ids = ids_of(kind, text)
+    ids = encode(kind, text)
     assert b"".join(entries(kind)[i] for i in ids) == text.encode()
     assert library(kind).decode(ids, skip_special_tokens=False) == text
     assert not set(ids) & set(range(SPECIAL))
@@ -89,7 +89,7 @@ def test_any_text_at_all_comes_back_and_makes_no_special_token(kind, text):
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_that_is_the_name_of_an_entry_comes_back_as_text(kind):
     for name in NAMES:
-        ids = ids_of(kind, name)
+        ids = encode(kind, name)
         assert (
             not set(ids) & set(range(SPECIAL))
             and b"".join(entries(kind)[i] for i in ids) == name.encode()
@@ -110,7 +110,7 @@ def test_every_entry_is_there_once_and_special_tokens_come_first(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_common_words_are_entries(kind):
-    assert len(ids_of(kind, "the cat")) <= 3
+    assert len(encode(kind, "the cat")) <= 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -118,7 +118,7 @@ def test_the_order_of_the_texts_changes_nothing(kind):
     assert train_tokenizer(KINDS[kind], TEXTS_WITH_NAMES[::-1]) == trained(kind)
 
 
-def trained_elsewhere(**environment: str) -> list[str]:
+def train_in_fresh_process(**environment: str) -> list[str]:
     """Return the hashes of all kinds, trained in a fresh process."""
     path = os.pathsep.join(p for p in sys.path if p)
     settings = [settings.model_dump_json(exclude={"extra"}) for settings in KINDS.values()]
@@ -134,10 +134,10 @@ def trained_elsewhere(**environment: str) -> list[str]:
 
 @pytest.mark.slow
 def test_threads_and_hash_seeds_change_nothing():
-    one = trained_elsewhere(RAYON_NUM_THREADS="1", PYTHONHASHSEED="1", OMP_NUM_THREADS="1")
-    many = trained_elsewhere(RAYON_NUM_THREADS="4", PYTHONHASHSEED="2", OMP_NUM_THREADS="4")
+    one = train_in_fresh_process(RAYON_NUM_THREADS="1", PYTHONHASHSEED="1", OMP_NUM_THREADS="1")
+    many = train_in_fresh_process(RAYON_NUM_THREADS="4", PYTHONHASHSEED="2", OMP_NUM_THREADS="4")
     assert len(set(one)) == len(KINDS)
-    assert one == many == trained_elsewhere(TOKENIZERS_PARALLELISM="false")
+    assert one == many == train_in_fresh_process(TOKENIZERS_PARALLELISM="false")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -194,7 +194,7 @@ def test_transformers_reads_the_file_to_the_same_ids_and_text(kind, tmp_path):
     assert len(theirs) == KINDS[kind].vocabulary and theirs.eos_token_id == 0
     for text in ("the cat  sat, naïve 猫\n\n", " ▁ ‿ <0x41>", "e\u0301\x00", TEXTS[3]):
         ids = theirs.encode(text, add_special_tokens=False)
-        assert ids == ids_of(kind, text)
+        assert ids == encode(kind, text)
         assert theirs.decode(ids, clean_up_tokenization_spaces=False) == text
 
 
@@ -205,7 +205,7 @@ def test_transformers_reads_a_special_token_in_text_unless_split_is_set(tmp_path
     path.write_bytes(trained("bpe gpt2"))
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
     text = "a <|user|> b"
-    ours = ids_of("bpe gpt2", text)
+    ours = encode("bpe gpt2", text)
     (special,) = theirs.encode("<|user|>", add_special_tokens=False)
     assert special not in ours
     assert special in theirs(text, add_special_tokens=False).input_ids
@@ -224,6 +224,6 @@ def test_a_kind_is_chosen_by_its_name():
 def test_a_byte_of_a_unigram_vocabulary_is_only_used_where_no_entry_is():
     names = json.loads(trained("unigram llama3"))["model"]["vocab"]
     assert [name for name, _ in names[SPECIAL : SPECIAL + 256]] == list(BYTE_ENTRIES)
-    ids = ids_of("unigram llama3", "naïve <0x41> 猫 €")
+    ids = encode("unigram llama3", "naïve <0x41> 猫 €")
     in_bytes = [i - SPECIAL for i in ids if i < SPECIAL + 256]
     assert bytes(in_bytes) == "€".encode()

@@ -19,18 +19,18 @@ some_words = st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_siz
 some_chances = st.lists(st.floats(0.01, 1), min_size=len(PIECES), max_size=len(PIECES))
 
 
-def ways_to_cut(word: str, pieces: list[str]) -> list[list[str]]:
+def list_segmentations(word: str, pieces: list[str]) -> list[list[str]]:
     if not word:
         return [[]]
     return [
         [piece, *rest]
         for piece in pieces
         if word.startswith(piece)
-        for rest in ways_to_cut(word[len(piece) :], pieces)
+        for rest in list_segmentations(word[len(piece) :], pieces)
     ]
 
 
-def edges_of(words: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def find_edges(words: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return position, length, piece and word of each match of a piece in the joined words."""
     found = []
     before = 0
@@ -42,8 +42,8 @@ def edges_of(words: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.n
     return tuple(np.array(column) for column in zip(*sorted(found), strict=True))
 
 
-def lattice_of(words: list[str], counts: list[int]) -> Lattice:
-    place, length, piece, word = edges_of(words)
+def build_lattice(words: list[str], counts: list[int]) -> Lattice:
+    place, length, piece, word = find_edges(words)
     lengths = np.array([len(w) for w in words])
     begin = np.cumsum(lengths) - lengths
     numbers = np.arange(len(words))
@@ -65,28 +65,28 @@ def test_expected_counts_equal_a_sum_over_all_segmentations(words, chances, data
     chance_of = dict(zip(PIECES, chances, strict=True))
     expected: Counter[str] = Counter()
     for word, count in zip(words, counts, strict=True):
-        ways = ways_to_cut(word, PIECES)
+        ways = list_segmentations(word, PIECES)
         likely = [math.prod(chance_of[piece] for piece in way) for way in ways]
         for way, chance in zip(ways, likely, strict=True):
             for piece in way:
                 expected[piece] += count * chance / sum(likely)
-    uses = lattice_of(words, counts).expect_uses(np.array(chances))
+    uses = build_lattice(words, counts).expect_uses(np.array(chances))
     np.testing.assert_allclose(uses, [expected[piece] for piece in PIECES], rtol=1e-9, atol=1e-12)
 
 
 @given(words=some_words, chances=some_chances)
 def test_the_best_way_to_cut_is_the_best_of_all(words, chances):
     scores = dict(zip(PIECES, np.log(chances), strict=True))
-    best = lattice_of(words, [1] * len(words)).find_best_scores(np.log(chances))
+    best = build_lattice(words, [1] * len(words)).find_best_scores(np.log(chances))
     for word, found in zip(words, best, strict=True):
         assert found == pytest.approx(
-            max(sum(scores[piece] for piece in way) for way in ways_to_cut(word, PIECES))
+            max(sum(scores[piece] for piece in way) for way in list_segmentations(word, PIECES))
         )
 
 
 def test_a_piece_is_cut_into_others_than_itself():
     text = "abbaaba"
-    place, length, piece, _ = edges_of([text])
+    place, length, piece, _ = find_edges([text])
     examples = np.array([text.index(name) for name in PIECES])
     lengths = np.array([len(name) for name in PIECES])
     inside = find_inner_spans(examples, lengths, place, length, piece)
@@ -96,12 +96,16 @@ def test_a_piece_is_cut_into_others_than_itself():
 
 
 def test_pieces_that_are_no_more_leave_no_edges():
-    lattice = lattice_of(["ab"], [1]).keep_pieces(np.array([True, True, False, True, True, True]))
+    lattice = build_lattice(["ab"], [1]).keep_pieces(
+        np.array([True, True, False, True, True, True])
+    )
     assert lattice.expect_uses(np.full(6, 0.5)).tolist() == [1, 1, 0, 0, 0, 0]
 
 
 def test_a_word_that_cannot_be_cut_counts_for_nothing():
-    lattice = lattice_of(["ab", "b"], [1, 3]).keep_pieces(np.array([0, 1, 0, 0, 0, 0], dtype=bool))
+    lattice = build_lattice(["ab", "b"], [1, 3]).keep_pieces(
+        np.array([0, 1, 0, 0, 0, 0], dtype=bool)
+    )
     assert lattice.expect_uses(np.full(6, 0.5)).tolist() == [0, 3, 0, 0, 0, 0]
 
 

@@ -33,13 +33,13 @@ def no_waiting_for_the_disk() -> Iterator[None]:
         yield
 
 
-def batches_of(split: Split, size: int):
+def make_batches(split: Split, size: int):
     for start in range(0, len(split), size):
         some = split[start : start + size]
         yield [text for _, text in some], np.array([number for number, _ in some], np.int64)
 
 
-def cleaned(
+def clean(
     splits: Sequence[Split], rules: CommonLines, parts: int = 1, batch: int = 100
 ) -> tuple[list[list[str]], list[dict[str, int]]]:
     """Return the remaining texts of each split, and the summed counts of each phase."""
@@ -48,20 +48,20 @@ def cleaned(
         place = Path(folder)
         counted = [str(place / f"counted-{split}") for split in range(len(splits))]
         for split, path in zip(splits, counted, strict=True):
-            counts[0].update(count_lines(batches_of(split, batch), rules, path))
+            counts[0].update(count_lines(make_batches(split, batch), rules, path))
         common = [str(place / f"common-{part}") for part in range(parts)]
         for part, path in enumerate(common):
             counts[1].update(find_common_lines(counted, part, parts, rules, path))
         left = []
         for split in splits:
             path = str(place / "cuts")
-            counts[2].update(cut_lines(batches_of(split, batch), common, rules, path))
+            counts[2].update(cut_lines(make_batches(split, batch), common, rules, path))
             cuts = load_spans(path, COMMON_LINES)
             left.append([remove_spans(t, cuts.get(i, []))[0] for i, (_, t) in enumerate(split)])
     return left, [dict(count) for count in counts]
 
 
-def one_by_one(splits: Sequence[Split], rules: CommonLines) -> list[list[str]]:
+def clean_one_by_one(splits: Sequence[Split], rules: CommonLines) -> list[list[str]]:
     """Return the lines that stay, for texts of newline-terminated lines of letters and spaces."""
     seen: Counter[str] = Counter()
     for split in splits:
@@ -110,7 +110,7 @@ def test_remaining_lines_equal_a_count_one_by_one(
     splits, count, most, shortest, keep_first, parts, batch
 ):
     rules = CommonLines(count=count, most=most, min_characters=shortest, keep_first=keep_first)
-    assert cleaned(splits, rules, parts, batch)[0] == one_by_one(splits, rules)
+    assert clean(splits, rules, parts, batch)[0] == clean_one_by_one(splits, rules)
 
 
 MENU = "Home | About us | Contact"
@@ -118,7 +118,7 @@ MENU = "Home | About us | Contact"
 
 def test_the_last_line_goes_with_the_newline_before_it():
     texts = [f"{MENU}\none", f"two\n{MENU}", MENU, f"three\n{MENU}\n", f"four\n{MENU}\n{MENU}"]
-    left, counts = cleaned([list(enumerate(texts))], CommonLines(most=1))
+    left, counts = clean([list(enumerate(texts))], CommonLines(most=1))
     assert left == [["one", "two", "", "three\n", "four"]]
     assert counts[0] == {"lines": 6, "distinct": 1}
     assert counts[1] == {"common": 1, "copies": 5}
@@ -134,38 +134,38 @@ def test_the_last_line_goes_with_the_newline_before_it():
 
 def test_a_line_may_be_in_at_most_the_given_number_of_documents():
     splits = [[(0, f"{MENU}\nx"), (1, f"{MENU}\ny")], [(2, f"{MENU}\nz")]]
-    assert cleaned(splits, CommonLines(most=3))[0] == [[f"{MENU}\nx", f"{MENU}\ny"], [f"{MENU}\nz"]]
-    assert cleaned(splits, CommonLines(most=2))[0] == [["x", "y"], ["z"]]
+    assert clean(splits, CommonLines(most=3))[0] == [[f"{MENU}\nx", f"{MENU}\ny"], [f"{MENU}\nz"]]
+    assert clean(splits, CommonLines(most=2))[0] == [["x", "y"], ["z"]]
 
 
 def test_a_refrain_is_one_document_but_many_occurrences():
     song = [(0, "And so say all of us\n" * 3)]
-    assert cleaned([song], CommonLines(most=2))[0] == [[song[0][1]]]
-    assert cleaned([song], CommonLines(most=2, count="occurrences"))[0] == [[""]]
+    assert clean([song], CommonLines(most=2))[0] == [[song[0][1]]]
+    assert clean([song], CommonLines(most=2, count="occurrences"))[0] == [[""]]
 
 
 def test_the_first_in_the_keep_order_stays_in_any_split():
     splits = [[(7, f"{MENU}\nx"), (5, f"{MENU}\ny\n{MENU}")], [(6, f"{MENU}\nz")]]
-    left, _ = cleaned(splits, CommonLines(most=1, keep_first=True))
+    left, _ = clean(splits, CommonLines(most=1, keep_first=True))
     assert left == [["x", f"{MENU}\ny"], ["z"]]
 
 
 def test_paragraphs_go_with_the_blank_lines_after_them():
     notice = "We use cookies\nto serve you well."
     texts = [f"One.\nTwo.\n\n{notice}\n \n\nThree.", f"{notice}\n\nFour.\n\n{notice}", "Five."]
-    left, counts = cleaned([list(enumerate(texts))], CommonLines(unit="paragraph", most=1))
+    left, counts = clean([list(enumerate(texts))], CommonLines(unit="paragraph", most=1))
     assert left == [["One.\nTwo.\n\nThree.", "Four.", "Five."]]
     assert counts[2]["lines"] == 7
 
 
 def test_short_lines_stay():
     texts = ["Yes.\nA line that is long"] * 3
-    assert cleaned([list(enumerate(texts))], CommonLines(most=1))[0] == [["Yes."] * 3]
+    assert clean([list(enumerate(texts))], CommonLines(most=1))[0] == [["Yes."] * 3]
 
 
 @pytest.mark.parametrize("splits", [[], [[]], [[(0, "")]]])
 def test_an_empty_corpus_is_accepted(splits: list[Split]):
-    left, _ = cleaned(splits, CommonLines())
+    left, _ = clean(splits, CommonLines())
     assert left == [[text for _, text in split] for split in splits]
 
 

@@ -12,7 +12,7 @@ from trainrig.corpus.dedup.pairs.evidence import PAIR, SCHEMA, read_pairs, write
 SHELF = 3
 
 
-def pairs(count: int) -> tuple[np.ndarray, np.ndarray]:
+def make_pairs(count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return pairs of one split index's documents with others, and the keys of all documents."""
     dice = np.random.default_rng(count)
     found = np.empty(count, PAIR)
@@ -32,7 +32,7 @@ def pairs(count: int) -> tuple[np.ndarray, np.ndarray]:
 def test_similar_pairs_are_read_back_with_their_keys(
     tmp_path: Path, count: int, threshold: float, group: int
 ) -> None:
-    (written, names) = pairs(count)
+    (written, names) = make_pairs(count)
     path = str(tmp_path / "pairs.parquet")
     with mock.patch.object(evidence, "_ROW_GROUP", group):
         write_pairs(path, written, names)
@@ -50,7 +50,7 @@ def test_similar_pairs_are_read_back_with_their_keys(
 
 
 def test_anybody_reads_them(tmp_path: Path) -> None:
-    (written, names) = pairs(5)
+    (written, names) = make_pairs(5)
     path = str(tmp_path / "pairs.parquet")
     write_pairs(path, written, names)
     table = pq.read_table(path)

@@ -23,7 +23,7 @@ parts = st.integers(1, 9)
 randoms = st.randoms(use_true_random=False)
 
 
-def shelves_of_rows(rows, cut, random):
+def make_split_indexes(rows, cut, random):
     """Return the rows as split indexes 3 and 5, with some documents wanted, and the wanted keys."""
     wanted = np.array([random.random() < 0.7 for _ in rows], bool)
     table = np.array(rows, np.uint64).reshape(-1, 3)
@@ -34,7 +34,7 @@ def shelves_of_rows(rows, cut, random):
 
 @given(tables, st.integers(0, 20), parts, randoms)
 def test_keys_are_in_their_ranges_in_the_order_of_documents(rows, cut, parts, random):
-    split_indexes, keys = shelves_of_rows(rows, cut, random)
+    split_indexes, keys = make_split_indexes(rows, cut, random)
     found, starts = group_keys_by_part(split_indexes, parts)
     for part in range(parts):
         here = found[starts[part] : starts[part + 1]].tolist()
@@ -42,7 +42,7 @@ def test_keys_are_in_their_ranges_in_the_order_of_documents(rows, cut, parts, ra
     assert starts[0] == 0 and starts[-1] == len(found) == len(keys)
 
 
-def part_of(folder, *runs):
+def write_part(folder, *runs):
     """Write runs of keys and return the part that reads them."""
     for nth, keys in enumerate(runs):
         write_grouped(str(folder / f"{nth}"), np.array(keys, KEY), np.array([0, len(keys)]))
@@ -55,7 +55,7 @@ def test_all_that_are_shared_are_seen(tmp_path_factory, runs, distinct):
     found = np.concatenate(
         [
             np.empty(0, bool),
-            *mark_shared(part_of(tmp_path_factory.mktemp("runs"), *runs), distinct),
+            *mark_shared(write_part(tmp_path_factory.mktemp("runs"), *runs), distinct),
         ]
     )
     counts = Counter(keys)
@@ -68,14 +68,14 @@ def test_few_unshared_keys_are_marked_as_shared(tmp_path):
     alone = np.unique(dice.integers(0, 2**32, 2 * PIECE, KEY))
     alone, twice = alone[PIECE // 4 :], alone[: PIECE // 4]
     runs = [np.concatenate([alone, twice]), twice]
-    found = np.concatenate([*mark_shared(part_of(tmp_path, *runs), len(alone) + len(twice))])
+    found = np.concatenate([*mark_shared(write_part(tmp_path, *runs), len(alone) + len(twice))])
     assert found[len(alone) :].all()
     assert 0 < found[: len(alone)].mean() < 1 / 15
 
 
 @given(tables, st.integers(0, 20), parts, randoms)
 def test_a_document_has_an_entry_for_each_key_that_is_shared(rows, cut, parts, random):
-    split_indexes, _ = shelves_of_rows(rows, cut, random)
+    split_indexes, _ = make_split_indexes(rows, cut, random)
     keys, starts = group_keys_by_part(split_indexes, parts)
     is_shared = np.array([random.random() < 0.5 for _ in keys], bool)
     order = {

@@ -13,7 +13,7 @@ from trainrig.corpus.dedup.pairs.verify import (
 sets = st.lists(st.sets(st.integers(0, 12), min_size=1), min_size=1, max_size=8)
 
 
-def flat(sets):
+def flatten(sets):
     """Return the concatenated sets, with the start and end of each."""
     values = np.array([value for members in sets for value in sorted(members)], np.uint32)
     values.flags.writeable = False
@@ -24,8 +24,8 @@ def flat(sets):
 @given(sets, st.sampled_from(["jaccard", "containment"]), st.floats(0.01, 1))
 def test_no_pair_from_the_floor_up_is_lost_and_each_is_counted_exactly(sets, measure, floor):
     one, other = (list(side) for side in zip(*((a, b) for a in sets for b in sets), strict=True))
-    values, starts, ends = flat(one)
-    more, more_starts, more_ends = flat(other)
+    values, starts, ends = flatten(one)
+    more, more_starts, more_ends = flatten(other)
     sizes = ends - starts, more_ends - more_starts
     least = compute_least_common(measure, floor, *sizes)
     common = count_common_shingles(values, starts, ends, more, more_starts, more_ends, least)
@@ -59,13 +59,15 @@ def test_long_documents_are_counted_as_numpy_counts_them(top, share):
             )
     exact = np.array([len(a & b) for a, b in zip(one, other, strict=True)])
     for least in (np.zeros_like(exact), exact):
-        assert count_common_shingles(*flat(one), *flat(other), least).tolist() == exact.tolist()
-    assert (count_common_shingles(*flat(one), *flat(other), exact + 1) == -1).all()
+        assert (
+            count_common_shingles(*flatten(one), *flatten(other), least).tolist() == exact.tolist()
+        )
+    assert (count_common_shingles(*flatten(one), *flatten(other), exact + 1) == -1).all()
 
 
 def test_counting_stops_once_too_few_are_left():
-    one = flat([{1, 2, 3, 4}])
-    other = flat([{5, 6, 7, 4}])
+    one = flatten([{1, 2, 3, 4}])
+    other = flatten([{5, 6, 7, 4}])
     least = np.array([2])
     assert count_common_shingles(*one, *other, least).tolist() == [-1]
     assert count_common_shingles(*one, *other, np.array([1])).tolist() == [1]
@@ -78,5 +80,5 @@ def test_an_excerpt_is_contained_but_not_similar(measure, expected):
 
 
 def test_some_documents_of_many_are_put_together():
-    values, starts, ends = flat([{1, 2}, {3}, {4, 5, 6}])
+    values, starts, ends = flatten([{1, 2}, {3}, {4, 5, 6}])
     assert gather_shingles(values, starts[[2, 0]], ends[[2, 0]]).tolist() == [4, 5, 6, 1, 2]

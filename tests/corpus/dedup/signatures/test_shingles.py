@@ -31,7 +31,7 @@ def plain(split: list[str], n: int) -> set[tuple[str, ...]]:
     return {tuple(split[i : i + length]) for i in range(len(split) - length + 1)}
 
 
-def words_of(text: str) -> list[str]:
+def find_words(text: str) -> list[str]:
     """Return the words by the definition for scripts with spaces between words."""
     return re.findall(r"\w+", text.lower())
 
@@ -60,7 +60,7 @@ def test_shingles_are_sorted_and_unique(split, n):
 @given(difficult.filter(is_spaced), st.integers(1, 3))
 @tries(max_examples=500)
 def test_words_equal_those_of_python_on_lower_cased_text(text, n):
-    split = words_of(text)
+    split = find_words(text)
     assert len(shingle(text, n)) == len(plain(split, n))
     # Separators and case may change: the words are the same, and so are their hashes.
     assert np.array_equal(shingle(text, n), shingle(" ".join(split), n))

@@ -21,7 +21,7 @@ def sign(shingles: NDArray[np.uint32], settings: MinHash = DEFAULT) -> NDArray[n
     return compute_signatures(shingles, np.array([len(shingles)]), settings)[0]
 
 
-def pair_of(similarity: float, size: int, generator: np.random.Generator):
+def make_pair(similarity: float, size: int, generator: np.random.Generator):
     """Return two sets that share `similarity` of their union."""
     union = generator.permutation(np.unique(generator.integers(0, 2**32, size, np.uint32)))
     common = round(similarity * len(union))
@@ -62,7 +62,7 @@ def test_pairs_become_candidates_at_the_rate_of_the_curve(similarity):
     generator = np.random.default_rng(7)
     met = []
     for _ in range(400):
-        a, b = pair_of(similarity, 400, generator)
+        a, b = make_pair(similarity, 400, generator)
         keys = [compute_band_keys(sign(members)[None], DEFAULT)[0] for members in (a, b)]
         met.append(bool((keys[0] == keys[1]).any()))
     # The tolerance is four standard errors of 400 draws, and the rounding of 400 shingles.
@@ -74,7 +74,7 @@ def test_pairs_become_candidates_at_the_rate_of_the_curve(similarity):
 @pytest.mark.parametrize("size", [3, 200, 200_000])
 def test_rows_agree_as_often_as_shingles_are_common(size):
     many = MinHash(bands=500, rows=8, permutations=4000)
-    a, b = pair_of(0.6, size, np.random.default_rng(3))
+    a, b = make_pair(0.6, size, np.random.default_rng(3))
     agree = float(np.mean(sign(a, many) == sign(b, many)))
     assert agree == pytest.approx(jaccard(a, b), abs=4 * (0.6 * 0.4 / 4_000) ** 0.5)
 

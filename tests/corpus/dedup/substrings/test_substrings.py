@@ -44,7 +44,7 @@ def no_waiting_for_the_disk() -> Iterator[None]:
         yield
 
 
-def batches_of(split: Split, size: int):
+def make_batches(split: Split, size: int):
     for start in range(0, len(split), size):
         some = split[start : start + size]
         yield [text for _, text in some], np.array([number for number, _ in some], np.int64)
@@ -67,14 +67,14 @@ class Cleaned:
             self.folder = Path(folder)
             anchors = self.paths("anchors", len(splits))
             for split, path in zip(splits, anchors, strict=True):
-                texts = (texts for texts, _ in batches_of(split, batch))
+                texts = (texts for texts, _ in make_batches(split, batch))
                 self.add("anchors", count_anchors(texts, rules, path))
             repeated = self.paths("repeated", ranges)
             for part, path in enumerate(repeated):
                 self.add("repeated", find_repeated_anchors(anchors, part, ranges, path))
             gathered = self.paths("pieces", len(splits))
             for split, path in zip(splits, gathered, strict=True):
-                batches = batches_of(split, batch)
+                batches = make_batches(split, batch)
                 self.add("pieces", gather_pieces(batches, repeated, partitions, rules, path))
             repeats = self.paths("repeats", partitions)
             for partition, path in enumerate(repeats):
@@ -82,7 +82,7 @@ class Cleaned:
             passages = self.paths("passages", len(splits))
             for number, split in enumerate(splits):
                 path = str(self.folder / "cuts")
-                texts = (texts for texts, _ in batches_of(split, batch))
+                texts = (texts for texts, _ in make_batches(split, batch))
                 counts = cut_substrings(texts, repeats, number, path, passages[number])
                 self.add("cut", counts)
                 self.cuts.append(load_spans(path, EXACT_SUBSTRINGS))
@@ -99,7 +99,9 @@ class Cleaned:
         self.counts.setdefault(phase, Counter()).update(counts)
 
 
-def one_by_one(splits: Sequence[Split], length: int) -> list[dict[int, list[RemovedSpan]]]:
+def find_cuts_one_by_one(
+    splits: Sequence[Split], length: int
+) -> list[dict[int, list[RemovedSpan]]]:
     """Return the removed spans, comparing each window with all earlier windows."""
     documents = sorted(
         (number, split, place, text.encode("utf-8", "surrogatepass"))
@@ -150,7 +152,7 @@ def corpora(draw: st.DrawFn) -> list[Split]:
 def test_cuts_equal_comparing_one_by_one(splits, length, ranges, partitions, batch):
     rules = ExactSubstrings(min_bytes=length)
     found = Cleaned(splits, rules, ranges, partitions, batch)
-    assert found.cuts == one_by_one(splits, length)
+    assert found.cuts == find_cuts_one_by_one(splits, length)
 
 
 @settings(max_examples=15)
@@ -160,26 +162,29 @@ def test_less_memory_takes_more_arrays_and_finds_the_same(splits, length, partit
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces, "LONGEST", 3)  # small, so that one text is in many pieces, too
         found = Cleaned(splits, rules, partitions=partitions)
-    assert found.cuts == one_by_one(splits, length)
+    assert found.cuts == find_cuts_one_by_one(splits, length)
 
 
-def prose(seed: int, words: int) -> str:
+def make_prose(seed: int, words: int) -> str:
     """Return meaningless words, in which no run of 20 words repeats."""
     dice = random.Random(seed)
     return " ".join("".join(dice.choices("etaoinshrdlu", k=5)) for _ in range(words))
 
 
 def test_the_first_of_a_repeated_span_stays():
-    notice = prose(0, 50)
+    notice = make_prose(0, 50)
     splits = [
-        [(3, f"{prose(1, 30)}. {notice}! {prose(2, 30)}"), (0, f"{prose(3, 20)}, {notice}")],
-        [(2, prose(4, 40)), (1, f"{notice}; {prose(5, 9)} {notice}")],
+        [
+            (3, f"{make_prose(1, 30)}. {notice}! {make_prose(2, 30)}"),
+            (0, f"{make_prose(3, 20)}, {notice}"),
+        ],
+        [(2, make_prose(4, 40)), (1, f"{notice}; {make_prose(5, 9)} {notice}")],
     ]
     found = Cleaned(splits, ExactSubstrings())
     assert found.left == [
-        [f"{prose(1, 30)}.! {prose(2, 30)}", f"{prose(3, 20)}, {notice}"],
+        [f"{make_prose(1, 30)}.! {make_prose(2, 30)}", f"{make_prose(3, 20)}, {notice}"],
         # The space on both sides is part of the repeated text: "; …" against ", …", "! …".
-        [prose(4, 40), f"; {prose(5, 9)}"],
+        [make_prose(4, 40), f"; {make_prose(5, 9)}"],
     ]
     assert found.counts["cut"]["spans_cut"] == 3
     assert found.counts["cut"]["documents_cut"] == 2
@@ -188,11 +193,13 @@ def test_the_first_of_a_repeated_span_stays():
 
 
 def test_a_span_shorter_than_the_least_stays():
-    span = prose(0, 60)
-    texts = [f"{prose(1, 20)}: {span[:200]}", f"{prose(2, 20)}; {span[:200]}"]
+    span = make_prose(0, 60)
+    texts = [f"{make_prose(1, 20)}: {span[:200]}", f"{make_prose(2, 20)}; {span[:200]}"]
     splits = [list(enumerate(texts))]
     assert Cleaned(splits, ExactSubstrings(min_bytes=202)).left == [texts]
-    assert Cleaned(splits, ExactSubstrings(min_bytes=201)).left == [[texts[0], f"{prose(2, 20)};"]]
+    assert Cleaned(splits, ExactSubstrings(min_bytes=201)).left == [
+        [texts[0], f"{make_prose(2, 20)};"]
+    ]
 
 
 def test_a_cut_leaves_no_half_of_a_character():
@@ -209,8 +216,8 @@ def test_a_run_of_one_letter_keeps_its_first_window():
 
 
 def test_no_span_crosses_from_one_document_to_the_next():
-    one = prose(0, 30)
-    other = prose(1, 30)
+    one = make_prose(0, 30)
+    other = make_prose(1, 30)
     texts = [one, other, one[-90:] + other[:90]]
     assert Cleaned([list(enumerate(texts))], ExactSubstrings(min_bytes=100)).left == [texts]
 
@@ -229,8 +236,8 @@ def test_an_empty_corpus_is_accepted(splits: list[Split]):
 
 
 def test_the_report_lists_the_most_frequent_and_the_longest_spans():
-    short = prose(0, 50)
-    long = prose(1, 100)
+    short = make_prose(0, 50)
+    long = make_prose(1, 100)
     texts = [f"{seed}{short}{seed}" for seed in range(1, 6)]
     texts += [f"{letter}{long}{letter}\0" for letter in "xyz"]
     found = Cleaned([list(enumerate(texts[:4])), list(enumerate(texts[4:], 4))], ExactSubstrings())
@@ -276,4 +283,4 @@ def test_cuts_on_real_pages_equal_comparing_one_by_one(test_data: Path):
     found = Cleaned(splits, rules, ranges=3, partitions=2, batch=10)
     assert found.counts["repeats"]["arrays"] > 2
     assert found.counts["cut"]["documents_cut"] > len(texts) / 6
-    assert found.cuts == one_by_one(splits, 100)
+    assert found.cuts == find_cuts_one_by_one(splits, 100)

@@ -21,7 +21,7 @@ from trainrig.errors import DataError
 SMALL = Learning(buckets_log2=16)
 
 
-def drawn(seed: int, liked: str, number: int = 400) -> list[str]:
+def draw_texts(seed: int, liked: str, number: int = 400) -> list[str]:
     """Return texts of random words, a tenth of which are of the `liked` kind."""
     draw = np.random.default_rng(seed)
     words = [f"w{n}" for n in range(300)]
@@ -36,12 +36,12 @@ def drawn(seed: int, liked: str, number: int = 400) -> list[str]:
 
 @pytest.fixture(scope="module")
 def model() -> ClassifierModel:
-    return train(drawn(0, "good"), drawn(1, "bad"), SMALL)
+    return train(draw_texts(0, "good"), draw_texts(1, "bad"), SMALL)
 
 
 def test_a_classifier_separates_unseen_texts(model):
-    good = model.score(drawn(2, "good"), ["en"] * 400)
-    bad = model.score(drawn(3, "bad"), ["en"] * 400)
+    good = model.score(draw_texts(2, "good"), ["en"] * 400)
+    bad = model.score(draw_texts(3, "bad"), ["en"] * 400)
     labels = np.repeat([True, False], 400)
     assert compute_area(np.concatenate([good, bad]), labels) > 0.85
     assert model.facts["auc"] > 0.85
@@ -50,8 +50,8 @@ def test_a_classifier_separates_unseen_texts(model):
 
 def test_probabilities_are_calibrated():
     # A third of the texts about y are positives, and nothing in them distinguishes those.
-    mixed = drawn(0, "x", 4000) + drawn(1, "y", 2000)
-    model = train(mixed, drawn(2, "y", 4000), Learning(buckets_log2=16, held_out=0.5))
+    mixed = draw_texts(0, "x", 4000) + draw_texts(1, "y", 2000)
+    model = train(mixed, draw_texts(2, "y", 4000), Learning(buckets_log2=16, held_out=0.5))
     curve = model.facts["reliability"]
     assert sum(bucket["texts"] for bucket in curve) == model.facts["measured_texts"] > 2000
     gaps = [bin["texts"] * abs(bin["predicted"] - bin["observed"]) for bin in curve]
@@ -59,10 +59,10 @@ def test_probabilities_are_calibrated():
 
 
 def test_the_same_texts_and_seed_give_the_same_bytes(model, tmp_path):
-    again = train(drawn(0, "good"), drawn(1, "bad"), SMALL)
+    again = train(draw_texts(0, "good"), draw_texts(1, "bad"), SMALL)
     model.save(str(tmp_path / "one")), again.save(str(tmp_path / "two"))
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
-    other = train(drawn(0, "good"), drawn(1, "bad"), Learning(buckets_log2=16, seed=1))
+    other = train(draw_texts(0, "good"), draw_texts(1, "bad"), Learning(buckets_log2=16, seed=1))
     assert not np.array_equal(other.weights_B, model.weights_B)
 
 
@@ -70,7 +70,7 @@ def test_a_saved_model_scores_the_same(model, tmp_path):
     path = str(tmp_path / "classifier.safetensors")
     model.save(path)
     scorer = Classifier(path=path, column="fine")
-    texts = [*drawn(4, "good", 5), "", " "]
+    texts = [*draw_texts(4, "good", 5), "", " "]
     found = scorer.score(texts, ["en"] * 7)
     assert np.array_equal(found, model.score(texts, ["en"] * 7), equal_nan=True)
     assert np.isnan(found[5:]).all() and (found[:5] == np.round(found[:5], 4)).all()

@@ -32,7 +32,7 @@ def arc_record(body: bytes, length: int | None = None) -> bytes:
     return f"http://a.org/ 1.2.3.4 20080430204825 text/html {length}\n".encode() + block + b"\n"
 
 
-def flipped(data: bytes, at: int) -> bytes:
+def flip_byte(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
 
 
@@ -76,14 +76,14 @@ ARC_PARTS = [
 ]
 
 
-def archives(parts: list[bytes]) -> st.SearchStrategy[bytes]:
+def make_archives(parts: list[bytes]) -> st.SearchStrategy[bytes]:
     """Return plain archives, and compressed ones with a member for one, some or all records."""
     records = st.lists(st.sampled_from(parts), min_size=1, max_size=8)
     together = st.lists(st.integers(1, 4), min_size=8, max_size=8)
-    return st.one_of(records.map(b"".join), st.builds(packed, records, together))
+    return st.one_of(records.map(b"".join), st.builds(compress, records, together))
 
 
-def packed(records: list[bytes], together: list[int]) -> bytes:
+def compress(records: list[bytes], together: list[int]) -> bytes:
     members = b""
     rest = list(records)
     for count in together:
@@ -104,7 +104,7 @@ cuts = st.lists(st.integers(0), min_size=1, max_size=6)
 @settings(max_examples=400)
 @given(data=st.data(), damage=damage, cut_off=st.integers(0), cuts=cuts)
 def test_pieces_give_the_same_pages_as_the_file(grammar, parts, data, damage, cut_off, cuts):
-    whole = bytearray(data.draw(archives(parts)))
+    whole = bytearray(data.draw(make_archives(parts)))
     for at, patch in damage:
         whole[at % len(whole) : at % len(whole) + len(patch)] = patch
     broken = bytes(whole[: max(1, len(whole) - cut_off % len(whole))])
@@ -134,9 +134,9 @@ OLD_LONG = arc_record(b"b" * 200, length=300)
         (warc.GRAMMAR, A + B + C[:8], ["truncated"]),
         (warc.GRAMMAR, b"before\n" + A + B, ["not_a_record"]),
         (warc.GRAMMAR, A + warc_record(b"").rstrip() + b"\r\n" + C, ["bad_head"]),
-        (warc.GRAMMAR, GZ_A + flipped(GZ_B, 150) + GZ_C, ["damaged_gzip"]),
-        (warc.GRAMMAR, GZ_A + flipped(GZ_B, len(GZ_B) - 6) + GZ_C, ["damaged_gzip"]),
-        (warc.GRAMMAR, GZ_A + flipped(GZ_B, 1) + GZ_C, ["damaged_gzip"]),
+        (warc.GRAMMAR, GZ_A + flip_byte(GZ_B, 150) + GZ_C, ["damaged_gzip"]),
+        (warc.GRAMMAR, GZ_A + flip_byte(GZ_B, len(GZ_B) - 6) + GZ_C, ["damaged_gzip"]),
+        (warc.GRAMMAR, GZ_A + flip_byte(GZ_B, 1) + GZ_C, ["damaged_gzip"]),
         (warc.GRAMMAR, GZ_A + bytes(90) + GZ_C, ["damaged_gzip"]),
         (warc.GRAMMAR, GZ_A + gzip.compress(b"text") + GZ_C, ["not_a_record"]),
         (warc.GRAMMAR, GZ_A + gzip.compress(b"") + gzip.compress(b"\r\n") + GZ_C, []),
@@ -169,7 +169,7 @@ def test_damage_is_counted_once_wherever_the_file_is_cut(
 
 
 def test_members_are_found_across_the_blocks_of_the_search(monkeypatch: pytest.MonkeyPatch):
-    data = GZ_A + flipped(GZ_B, 150) + GZ_C
+    data = GZ_A + flip_byte(GZ_B, 150) + GZ_C
     whole = read_whole(data, warc.GRAMMAR)
     for size in range(1, 9):
         monkeypatch.setattr(members, "_SEARCH_BLOCK", size)
@@ -231,7 +231,7 @@ def test_real_archives_give_the_same_pages_in_pieces(
     assert read_in_pieces(data, grammar, cuts) == whole
     for _ in range(5):
         cut_and_damaged = data[: random.Random(name).randrange(len(data))]
-        cut_and_damaged = flipped(cut_and_damaged, len(cut_and_damaged) // 2)
+        cut_and_damaged = flip_byte(cut_and_damaged, len(cut_and_damaged) // 2)
         whole = read_whole(cut_and_damaged, grammar)
         assert read_in_pieces(cut_and_damaged, grammar, cuts) == whole
 

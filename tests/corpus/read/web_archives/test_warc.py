@@ -64,7 +64,7 @@ def ok(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
 
 
-def packed(*records: bytes) -> bytes:
+def compress(*records: bytes) -> bytes:
     return b"".join(gzip.compress(record) for record in records)
 
 
@@ -74,7 +74,7 @@ def read(folder: Path, data: bytes) -> list[RawPage | Unreadable]:
     return list(read_warc(str(path)))
 
 
-def outcome(found: list[RawPage | Unreadable]) -> list[bytes | str]:
+def list_outcomes(found: list[RawPage | Unreadable]) -> list[bytes | str]:
     return [page.body if isinstance(page, RawPage) else page.reason for page in found]
 
 
@@ -146,17 +146,17 @@ def test_a_page_that_fits_no_header_line_is_refused_and_leaves_no_file(
 def test_a_response_gives_its_body_or_a_reason(
     tmp_path: Path, block: bytes, expected: bytes | str
 ) -> None:
-    assert outcome(read(tmp_path, record(block))) == [expected]
+    assert list_outcomes(read(tmp_path, record(block))) == [expected]
 
 
 @pytest.mark.parametrize("kind", ["warcinfo", "request", "metadata"])
 def test_ordinary_records_pass_in_silence(tmp_path: Path, kind: str) -> None:
-    assert outcome(read(tmp_path, record(b"x", kind=kind) + record(ok(b"page")))) == [b"page"]
+    assert list_outcomes(read(tmp_path, record(b"x", kind=kind) + record(ok(b"page")))) == [b"page"]
 
 
 @pytest.mark.parametrize("kind", ["revisit", "continuation"])
 def test_records_that_refer_to_others_are_counted(tmp_path: Path, kind: str) -> None:
-    assert outcome(read(tmp_path, record(ok(b""), kind=kind))) == [kind]
+    assert list_outcomes(read(tmp_path, record(ok(b""), kind=kind))) == [kind]
 
 
 def test_a_resource_has_its_type_from_the_record(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_resource_has_its_type_from_the_record(tmp_path: Path) -> None:
 
 def test_a_dns_answer_is_no_page(tmp_path: Path) -> None:
     data = record(b"1.2.3.4", url="dns:example.org", content_type="text/dns")
-    assert outcome(read(tmp_path, data)) == ["not_a_page"]
+    assert list_outcomes(read(tmp_path, data)) == ["not_a_page"]
 
 
 def test_a_field_continues_in_lines_that_begin_with_a_space(tmp_path: Path) -> None:
@@ -201,24 +201,24 @@ GZIP_B_HEAD[200] ^= 0xFF
     [
         (b"no record\n" + A, ["not_a_record", b"a" * 1_000]),
         ((A + B)[:-1_000], [b"a" * 1_000, "truncated"]),
-        (packed(A, B)[:-1_000], [b"a" * 1_000, "truncated"]),
+        (compress(A, B)[:-1_000], [b"a" * 1_000, "truncated"]),
         (A + WRONG + C, [b"a" * 1_000, "wrong_content_length", b"c" * 1_000]),
-        (packed(A, WRONG, C), [b"a" * 1_000, "wrong_content_length", b"c" * 1_000]),
-        (packed(A, TOO_LONG, C), [b"a" * 1_000, "wrong_content_length", b"c" * 1_000]),
+        (compress(A, WRONG, C), [b"a" * 1_000, "wrong_content_length", b"c" * 1_000]),
+        (compress(A, TOO_LONG, C), [b"a" * 1_000, "wrong_content_length", b"c" * 1_000]),
         (
-            packed(A, record(ok(b""), length="many"), C),
+            compress(A, record(ok(b""), length="many"), C),
             [b"a" * 1_000, "wrong_content_length", b"c" * 1_000],
         ),
-        (packed(A) + GZIP_B + packed(C), [b"a" * 1_000, "damaged_gzip", b"c" * 1_000]),
-        (packed(A) + GZIP_B_HEAD + packed(C), [b"a" * 1_000, "damaged_gzip", b"c" * 1_000]),
-        (bytes(GZIP_B_HEAD) + packed(C), ["damaged_gzip", b"c" * 1_000]),
-        (packed(A) + b"\0" * 100 + packed(C), [b"a" * 1_000, "damaged_gzip", b"c" * 1_000]),
+        (compress(A) + GZIP_B + compress(C), [b"a" * 1_000, "damaged_gzip", b"c" * 1_000]),
+        (compress(A) + GZIP_B_HEAD + compress(C), [b"a" * 1_000, "damaged_gzip", b"c" * 1_000]),
+        (bytes(GZIP_B_HEAD) + compress(C), ["damaged_gzip", b"c" * 1_000]),
+        (compress(A) + b"\0" * 100 + compress(C), [b"a" * 1_000, "damaged_gzip", b"c" * 1_000]),
     ],
 )
 def test_damage_loses_one_record_and_reading_continues(
     tmp_path: Path, data: bytes, expected: list[bytes | str]
 ) -> None:
-    assert outcome(read(tmp_path, data)) == expected
+    assert list_outcomes(read(tmp_path, data)) == expected
 
 
 @pytest.mark.parametrize(
@@ -229,15 +229,15 @@ def test_a_file_without_a_record_is_not_an_archive(tmp_path: Path, data: bytes) 
 
 
 def test_where_names_the_byte_of_the_record_and_no_folder(tmp_path: Path) -> None:
-    data = packed(A, record(ok(b"", status="500 Oh")))
+    data = compress(A, record(ok(b"", status="500 Oh")))
     found = read(tmp_path, data)[1]
     assert isinstance(found, Unreadable)
     assert found.reason == "not_http_200"
-    assert found.where == f"some.warc: record at byte {len(packed(A))}"
+    assert found.where == f"some.warc: record at byte {len(compress(A))}"
 
 
 @given(
-    st.sampled_from([A + B + C, packed(A, B, C)]),
+    st.sampled_from([A + B + C, compress(A, B, C)]),
     st.lists(st.tuples(st.integers(0, 10_000), st.binary(min_size=1, max_size=40)), max_size=4),
     st.integers(0, 10_000),
 )
@@ -257,7 +257,7 @@ def test_a_record_is_found_across_the_blocks_of_the_search(tmp_path: Path) -> No
         start = record(ok(b"b" * 2**20), length=100)
         start = record(ok(b"b" * (2**21 + shift - len(start))), length=100)
         assert len(start) == 2**20 + shift
-        assert outcome(read(tmp_path, start + C))[-1] == b"c" * 1_000
+        assert list_outcomes(read(tmp_path, start + C))[-1] == b"c" * 1_000
 
 
 @pytest.fixture
@@ -314,15 +314,15 @@ def test_odd_archives_give_all_their_pages(
 
 
 def test_a_last_record_cut_anywhere_is_never_lost_in_silence(tmp_path: Path) -> None:
-    first = packed(A)
-    second = packed(C)
+    first = compress(A)
+    second = compress(C)
     for kept in range(1, len(second) - 8):  # the rest is gzip's checksum and length
-        whole, *cut = outcome(read(tmp_path, first + second[:kept]))
+        whole, *cut = list_outcomes(read(tmp_path, first + second[:kept]))
         assert whole == b"a" * 1_000
         assert len(cut) == 1, f"{kept} bytes of the record kept"
         # A header cut in its length can declare less than the original.
         assert cut[0] in ("truncated", "not_http", "unknown_type", b"", b"c" * 1_000)
-    assert outcome(read(tmp_path, first)) == [b"a" * 1_000]
+    assert list_outcomes(read(tmp_path, first)) == [b"a" * 1_000]
 
 
 SOUND = [

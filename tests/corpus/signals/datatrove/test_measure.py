@@ -35,11 +35,11 @@ PIECES = (
 texts = st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
 
 
-def measured(text: str) -> dict[str, float]:
+def measure(text: str) -> dict[str, float]:
     return {name: column[0].item() for name, column in measure_datatrove([text]).items()}
 
 
-def words_of(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     return [
         token.text for sentence in load_spacy_words().tokenize(text.split()) for token in sentence
     ]
@@ -69,8 +69,8 @@ def repeated(words: list[str], n: int) -> int:
 
 
 def assert_equal(text: str) -> None:
-    found = measured(text)
-    words = words_of(text)
+    found = measure(text)
+    words = split_words(text)
     by_text = lambda part: part / len(text)  # noqa: E731
     for n in (2, 3, 4):
         assert found[f"{PREFIX}top_{n}_gram"] == by_text(top(words, n))
@@ -121,14 +121,14 @@ def test_empty_and_blank_texts_are_dropped_where_datatrove_drops_them():
 
 
 def test_sentences_are_of_lines_that_stay():
-    found = measured("One two three. Four five six\ntoo short.\nuse cookies or do not use them.")
+    found = measure("One two three. Four five six\ntoo short.\nuse cookies or do not use them.")
     assert (found[f"{PREFIX}c4_sentences"], found[f"{PREFIX}c4_sentences_any_end"]) == (0, 2)
-    assert measured('He said "so it is." Then, well.')[f"{PREFIX}c4_sentences"] == 2
+    assert measure('He said "so it is." Then, well.')[f"{PREFIX}c4_sentences"] == 2
 
 
 def test_a_page_is_dropped_by_its_remaining_lines():
     code = "void main() { return; }\nlorem ipsum dolor."
-    found = measured(code)
+    found = measure(code)
     assert found[f"{PREFIX}curly_brackets"] == 0  # the line has no end mark
     assert found[f"{PREFIX}curly_brackets_any_end"] == 1
     assert found[f"{PREFIX}lorem_ipsum"] == 1
