@@ -38,7 +38,7 @@ def test_a_mixture_of_experts_is_little_slower_than_its_active_parameters(alone,
     counts = {
         name: count_parameters(model) for name, model in (("dense", dense), ("sparse", sparse))
     }
-    ways = {"dense": steps.make_our_step(dense), "sparse": steps.ours(sparse)}
+    ways = {"dense": steps.make_our_step(dense), "sparse": steps.make_our_step(sparse)}
     for action in ways.values():
         action(), action()
     rounds = [
