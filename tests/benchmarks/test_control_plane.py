@@ -167,12 +167,12 @@ def test_cost_of_a_rank_for_the_coordinator_and_the_supervisor(raylets: Any) -> 
         before = time.process_time()
         hangs.update(heartbeats, time.monotonic())
         seen.append(time.process_time() - before)
-    told = [coordinator.wait_for_end.remote(1) for _ in range(ranks)]
+    waits = [coordinator.wait_for_end.remote(1) for _ in range(ranks)]
     ray.get(coordinator.poll.remote(1, Command.TRAIN, 0, 0.0))
     began = time.perf_counter()
     before = read_cpu_seconds(office)
     ray.get(coordinator.poll.remote(1, Command.END, 0, 0.0))
-    ray.get(told)
+    ray.get(waits)
     stand = [coordinator.wait_for_assignment.remote(1, 1, make_exit(rank)) for rank in range(ranks)]
     while len(ray.get(coordinator.poll.remote(1, Command.END, ranks - 1, 1.0)).exits) < ranks:
         pass

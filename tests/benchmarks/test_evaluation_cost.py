@@ -54,7 +54,7 @@ def test_steps_during_an_evaluation(
     lines = metrics.read_series(folder)
     saved = {event["step"] for event in events if event["event"] == "checkpoint"}
     # (number of an evaluation, seconds of a step) during the evaluation, and after it.
-    beside = []
+    during = []
     alone = []
     for line in lines[NOT_COUNTED:]:
         end = line["time"]
@@ -67,18 +67,18 @@ def test_steps_during_an_evaluation(
         ]
         touched = any(first < end and end - seconds < last for first, last in spans)
         if within:
-            beside.append((within[0], seconds))
+            during.append((within[0], seconds))
         elif over and not touched:
             alone.append((over[-1], seconds))
     ratios = []
     for number in range(len(spans)):
-        pair = [[s for n, s in kind if n == number] for kind in (beside, alone)]
+        pair = [[s for n, s in kind if n == number] for kind in (during, alone)]
         if min(map(len, pair)) >= 5:
             ratios.append(statistics.median(pair[0]) / statistics.median(pair[1]))
     found = {
         "workers": workers,
         "cores": os.cpu_count(),
-        "steps_beside": len(beside),
+        "steps_beside": len(during),
         "steps_alone": len(alone),
         "ratio": round(statistics.median(ratios), 3),
         "ratios": [round(ratio, 3) for ratio in sorted(ratios)],

@@ -63,10 +63,10 @@ def measure(way: str) -> tuple[float, list[float]]:
 def test_blocks_take_less_memory_and_no_more_time():
     found = {}
     for way in 2 * ("plain", "blocks", "weighed", "weighed later"):
-        told = subprocess.run(
+        figures = subprocess.run(
             [sys.executable, __file__, way], check=True, capture_output=True, text=True
         ).stdout.split()
-        found.setdefault(way, []).append([float(value) for value in told])
+        found.setdefault(way, []).append([float(value) for value in figures])
     peaks = {way: max(run[0] for run in runs) for way, runs in found.items()}
     seconds = {way: [s for run in runs for s in run[1:]] for way, runs in found.items()}
     medians = {way: statistics.median(measured) for way, measured in seconds.items()}

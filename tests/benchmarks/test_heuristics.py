@@ -120,10 +120,12 @@ def run_datatrove(texts: list[str], folder: Path) -> dict[str, Any]:
     if not python:
         pytest.skip("TRAINRIG_PEERS names no interpreter with datatrove[processing] and spacy")
     given = folder / "texts.jsonl"
-    told = folder / "verdicts.json"
+    verdicts_file = folder / "verdicts.json"
     given.write_text("\n".join(map(json.dumps, texts)))
-    subprocess.run([python, str(PEER), str(given), str(told)], check=True, capture_output=True)
-    found: dict[str, Any] = json.loads(told.read_text())
+    subprocess.run(
+        [python, str(PEER), str(given), str(verdicts_file)], check=True, capture_output=True
+    )
+    found: dict[str, Any] = json.loads(verdicts_file.read_text())
     return found
 
 

@@ -252,10 +252,10 @@ def test_a_very_long_text(texts: list[str], tmp_path: Path):
     path = tmp_path / "mega.txt"
     rows = np.random.default_rng(1).integers(0, len(texts), 10_500)
     path.write_text("".join(f"{n} {texts[row]}" for n, row in enumerate(rows.tolist())))
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", MEGA, str(path)], capture_output=True, text=True, check=True
     )
-    seconds, memory, shingles = map(float, told.stdout.split())
+    seconds, memory, shingles = map(float, done.stdout.split())
     size = path.stat().st_size / 1e6
     result = {
         "benchmark": "one text",

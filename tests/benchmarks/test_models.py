@@ -142,7 +142,7 @@ def test_classifiers_compared_with_fasttext(tmp_path, test_data, pages):
         asked = [text for group in (wanted, others) for text in group if is_measured(text)]
         count = sum(is_measured(text) for text in wanted)
         truths = np.repeat([True, False], [count, len(asked) - count])
-        told = {
+        result = {
             "benchmark": f"classifier, {name}",
             "texts": len(learnt[0]) + len(learnt[1]),
             "measured": len(asked),
@@ -150,9 +150,9 @@ def test_classifiers_compared_with_fasttext(tmp_path, test_data, pages):
             "fasttext": by_fasttext(learnt, asked, truths, tmp_path / "lines", 100, 0.1),
             "fasttext_16_0.5": by_fasttext(learnt, asked, truths, tmp_path / "lines", 16, 0.5),
         }
-        print(json.dumps(told))
+        print(json.dumps(result))
         assert (
-            told["ours"]["auc"] > told["fasttext"]["auc"] - 0.03
+            result["ours"]["auc"] > result["fasttext"]["auc"] - 0.03
         )  # twice the standard error of 900 texts
 
 

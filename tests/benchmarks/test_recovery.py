@@ -182,8 +182,8 @@ def test_goodput_at_a_kill_a_minute(one_ray, endless, chaos):
 
     train_aside(chaos, endless, 2, do)
     spent = goodput.measure_goodput(endless.folder)
-    told = ", ".join(f"{name} {value:.1f} s" for name, value in vars(spent).items() if value)
-    print(f"\ngoodput at one kill a minute for {MINUTES:g} minutes: {spent.share:.1%} ({told})")
+    terms = ", ".join(f"{name} {value:.1f} s" for name, value in vars(spent).items() if value)
+    print(f"\ngoodput at one kill a minute for {MINUTES:g} minutes: {spent.share:.1%} ({terms})")
     assert spent.share >= 0.8
 
 

@@ -80,8 +80,8 @@ def tokens(parts, tmp_path_factory):
             {"documents": documents, "output": tokenizer, "tokenizer": bytes_alone}
         )
     )
-    told = {"documents": documents, "tokenizer": tokenizer, "output": output, "held_out": share}
-    tokenize(Tokenization.model_validate({**told, "workers": 0}))
+    table = {"documents": documents, "tokenizer": tokenizer, "output": output, "held_out": share}
+    tokenize(Tokenization.model_validate({**table, "workers": 0}))
     return output
 
 

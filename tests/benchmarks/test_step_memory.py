@@ -110,11 +110,13 @@ def test_memory_equals_the_estimate(tmp_path: Path) -> None:
             settings = way | {"precision": {"compute": compute}}
             folder = tmp_path / str(len(errors))
             folder.mkdir()
-            reckoned = estimate_step_memory(
+            estimated = estimate_step_memory(
                 SIZES, Training(steps=10, **settings), world, count, 1, LENGTH
             )
             found = measure_peak(folder, world, settings, count)
-            errors[f"{world} ranks, {count} micro-batches, {settings}"] = reckoned.total / found - 1
+            errors[f"{world} ranks, {count} micro-batches, {settings}"] = (
+                estimated.total / found - 1
+            )
     worst = max(errors, key=lambda name: abs(errors[name]))
     result = {
         "benchmark": f"memory of a step reckoned, {count_parameters(SIZES).total:,} parameters",

@@ -152,9 +152,9 @@ def run_all_phases(texts: list[str], rules: ExactSubstrings, folder: Path) -> di
     def phase(name: str, work: Callable[[int], dict[str, int]], times: int) -> list[str]:
         paths = [str(folder / f"{name}-{number}") for number in range(times)]
         began = time.process_time()
-        told = [work(number, path) for number, path in enumerate(paths)]
+        reports = [work(number, path) for number, path in enumerate(paths)]
         seconds[name] = round(time.process_time() - began, 2)
-        counts[name] = {key: sum(report[key] for report in told) for key in told[0]}
+        counts[name] = {key: sum(report[key] for report in reports) for key in reports[0]}
         return paths
 
     anchors = phase(

@@ -37,8 +37,8 @@ def test_a_node_whose_rank_was_killed_is_not_used_again(
     trainer.run(job, (1, 2))
     aside.end()
     (failed,) = events.all("attempt_failed")
-    (told,) = events.all("node_quarantined")
-    assert told["node"] == failed["node"]
+    (quarantined,) = events.all("node_quarantined")
+    assert quarantined["node"] == failed["node"]
     # Both nodes stay in the cluster throughout, but the run neither starts on that one nor grows
     # onto it.
     assert list_reasons(events) == [("start", 2), ("shrink", 1)]

@@ -172,16 +172,16 @@ def make_way(
         )
 
     def sample() -> Way:
-        told = write_model_and_prompts()
+        parts = write_model_and_prompts()
         sizes = "workers = 2\nshard_prompts = 4\nprompt_tokens = 32\nmaximum_tokens = 90\n"
-        file.write_text(f'stage = "sample"\n{told["head"]}\n{sizes}samples = 4\n{told["tables"]}')
+        file.write_text(f'stage = "sample"\n{parts["head"]}\n{sizes}samples = 4\n{parts["tables"]}')
         workers = "ray/session_2*/logs/worker-*"
         return Way("sample", str(file), output, lambda: any(short_folder.glob(workers)))
 
     def rl() -> Way:
-        told = write_model_and_prompts()
+        parts = write_model_and_prompts()
         file.write_text(
-            f'stage = "rl"\n{told["head"]}\nworkers = 1\n{told["tables"]}'
+            f'stage = "rl"\n{parts["head"]}\nworkers = 1\n{parts["tables"]}'
             "[rollouts]\nactors = 1\nprompts = 2\nsamples = 2\nmicro_batch = 2\n"
             "prompt_tokens = 32\nmaximum_tokens = 60\n"
             '[objective]\nkind = "DAPO"\n[training]\nsteps = 12\n'

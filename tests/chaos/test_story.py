@@ -185,8 +185,8 @@ def test_a_report_page_explains_a_run_with_bad_data_a_kill_and_a_resize(
     seen = find_url(run.output, min(urls[PLANTED.start]))
     assert seen.steps == ()  # its data was skipped
     page = build_live_page(run.output)
-    for told in ("restart", "spike, rolled back", "resize, 2 → 1"):
-        assert f">{told}<" in page, told
+    for label in ("restart", "spike, rolled back", "resize, 2 → 1"):
+        assert f">{label}<" in page, label
     last = metrics.read_series(run.output)[-1]
     held_out = metrics.read_held_out_series(run.output)[-1]["eval/loss"]
     assert f"{held_out:.3f}" in page and f"{last['train/loss']:.3f}" in page

@@ -272,8 +272,8 @@ def fit_constants(
         constants = {
             name: estimate.model_dump(mode="json") for name, estimate in law.estimates.items()
         }
-        told = predict(law, parameters, tokens, float(runs.unique_tokens[0]))
-        return {"form": form, "refused": refused, **constants}, told
+        prediction = predict(law, parameters, tokens, float(runs.unique_tokens[0]))
+        return {"form": form, "refused": refused, **constants}, prediction
     return {"refused": refused}, {"parameters": parameters, "tokens": tokens}
 
 
@@ -288,14 +288,14 @@ def run_sweep(form: Form, test_data: Path, folder: Path) -> dict[str, Any]:
     # At most one more attempt of the running trials: nothing of the killed driver kept training.
     attempts = max(len(RunFolder(name).read_attempts()) for name in find_finished_runs(run))
     assert attempts <= 2
-    law, told = fit_constants(read_table(run.output), form.largest)
-    (folder / "foretold.json").write_text(json.dumps(told))
+    law, prediction = fit_constants(read_table(run.output), form.largest)
+    (folder / "foretold.json").write_text(json.dumps(prediction))
     larger = build(tokens, folder / "sweep", [*form.pairs, form.largest], **form.settings)
     grown = resume(larger, folder)
     runs = read_table(larger.output)
     cost = printed.pop("cost")
     return {
-        "largest": add_measured_loss(told, runs),
+        "largest": add_measured_loss(prediction, runs),
         "constants": law,
         "finished_before_the_kill": len(before),
         "attempts_most": attempts,

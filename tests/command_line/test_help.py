@@ -80,8 +80,10 @@ def test_each_option_has_a_sentence_a_unit_and_a_default(path: tuple[str, ...], 
     if getattr(param, "is_flag", False):
         return
     assert param.metavar, "say in the user's words what is to be written"
-    told = "[default: " in param.help or "repeatable" in param.help or "Budget: " in param.help
-    assert told or param.required or param.default is not None or "instead." in param.help
+    is_explained = (
+        "[default: " in param.help or "repeatable" in param.help or "Budget: " in param.help
+    )
+    assert is_explained or param.required or param.default is not None or "instead." in param.help
 
 
 @pytest.mark.parametrize("width", [80, 120])

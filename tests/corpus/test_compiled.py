@@ -28,10 +28,10 @@ def call_in_process(package: Path, added: int) -> str:
     constant = package / "corpus" / "constant.py"
     constant.write_text(f"ADDED = {added}\n")
     os.utime(constant, (0, 0))  # as a wheel's files have one time, whatever the version
-    told = "print(more(1), sum(more.dispatcher.stats.cache_hits.values()))"
+    code = "print(more(1), sum(more.dispatcher.stats.cache_hits.values()))"
     own = {"PYTHONPATH": str(package.parent), "XDG_CACHE_HOME": str(package.parents[1] / "cache")}
     return subprocess.run(
-        [sys.executable, "-c", f"from trainrig.corpus.kernel import more; {told}"],
+        [sys.executable, "-c", f"from trainrig.corpus.kernel import more; {code}"],
         capture_output=True,
         text=True,
         check=True,

@@ -424,12 +424,12 @@ def test_a_run_stopped_at_every_moment_makes_the_same_bytes_in_the_end(
     archives: str, curated: str, tmp_path: Path
 ) -> None:
     output = str(tmp_path / "out")
-    told: list[int] = []
+    seen: list[int] = []
 
     def progress(done: int, whole: int) -> None:
         assert whole == WHOLE
-        if done > max(told, default=0):
-            told.append(done)
+        if done > max(seen, default=0):
+            seen.append(done)
             raise Stopped
 
     stops = 0
@@ -439,7 +439,7 @@ def test_a_run_stopped_at_every_moment_makes_the_same_bytes_in_the_end(
             break
         except Stopped:
             stops += 1
-    assert told == list(range(1, WHOLE + 1))
+    assert seen == list(range(1, WHOLE + 1))
     assert hash_files(output) == hash_files(curated)
     assert not Path(output, "scratch").exists()
 
@@ -532,11 +532,11 @@ def test_other_ways_to_find_copies_decide_again_too(
 def test_a_second_decision_stopped_at_every_moment_ends_as_one_that_was_not(
     archives: str, decided: str, loosely_curated: str
 ) -> None:
-    told: list[int] = []
+    seen: list[int] = []
 
     def progress(done: int, whole: int) -> None:
-        if done > max(told, default=SPLITS):  # reading is not repeated
-            told.append(done)
+        if done > max(seen, default=SPLITS):  # reading is not repeated
+            seen.append(done)
             raise Stopped
 
     for _ in range(WHOLE + 1):
@@ -545,7 +545,7 @@ def test_a_second_decision_stopped_at_every_moment_ends_as_one_that_was_not(
             break
         except Stopped:
             continue
-    assert told[-1] == WHOLE
+    assert seen[-1] == WHOLE
     assert hash_files(decided) == hash_files(loosely_curated)
 
 

@@ -58,10 +58,10 @@ def test_a_compiled_layer_keeps_the_estimated_bytes(kind: str, compute: str) -> 
     config = DecoderConfig.model_validate(SIZES | KINDS[kind])
     training = Training.model_validate({"steps": 1, "precision": {"compute": compute}})
     compiled = training.model_copy(update={"compile": Compile()})
-    reckoned, _ = estimate_per_token(config, compiled)
+    estimated, _ = estimate_per_token(config, compiled)
     kept = count_kept(config, torch.bfloat16 if compute == "bfloat16" else torch.float32)
-    assert reckoned == pytest.approx(kept, rel=0.01)
-    assert reckoned < estimate_per_token(config, training)[0]
+    assert estimated == pytest.approx(kept, rel=0.01)
+    assert estimated < estimate_per_token(config, training)[0]
 
 
 @pytest.mark.parametrize(

@@ -73,8 +73,8 @@ def test_a_real_step_takes_the_estimated_memory(peak: Callable[..., int]) -> Non
     training = Training(
         steps=10, schedule=Constant(warmup=0), deterministic=False, recompute=Full()
     )
-    reckoned = estimate_step_memory(MODEL, training, 1, 16, 8, 128).total
-    assert reckoned == pytest.approx(peak(training, rows=8, count=2), rel=0.12)
+    estimated = estimate_step_memory(MODEL, training, 1, 16, 8, 128).total
+    assert estimated == pytest.approx(peak(training, rows=8, count=2), rel=0.12)
 
 
 def test_an_exact_step_holds_the_estimated_partial_sums(
@@ -86,8 +86,8 @@ def test_an_exact_step_holds_the_estimated_partial_sums(
     the same terms.
     """
     training = Training(steps=10, schedule=Constant(warmup=0), virtual_workers=8)
-    reckoned = estimate_step_memory(MODEL, training, 1, 8, 1, 8).total
-    assert reckoned == pytest.approx(peak(training, rows=1, count=8, length=8), rel=0.12)
+    estimated = estimate_step_memory(MODEL, training, 1, 8, 1, 8).total
+    assert estimated == pytest.approx(peak(training, rows=1, count=8, length=8), rel=0.12)
 
 
 def states(parallel: Any, workers: int) -> float:
@@ -132,8 +132,8 @@ def test_a_gates_estimate_equals_autograds_memory(heads: dict[str, int]) -> None
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             model(torch.zeros(1, 64, dtype=torch.int64))
-        reckoned, _ = estimate_per_token(config, Training(steps=1))
-        return reckoned, sum(size for _, size in kept.values()) / 64
+        estimated, _ = estimate_per_token(config, Training(steps=1))
+        return estimated, sum(size for _, size in kept.values()) / 64
 
     (plain, plain_kept) = both("Attention")
     (gated, gated_kept) = both("GatedAttention")

@@ -81,8 +81,8 @@ def test_no_step_allocates_more_than_the_estimate(settings, model):
         part._make_slots(list(part._list_units()), torch.device("cpu")) for part in optimizer.parts
     ]
     room = max(sum(slot.nbytes for slot in slots) for slots in made)
-    reckoned = estimate_step_memory(model, train(optimizer=settings), 1, 8, 2, 64).optimizer
-    assert room <= reckoned + 2 * 512  # slots are aligned
+    estimated = estimate_step_memory(model, train(optimizer=settings), 1, 8, 2, 64).optimizer
+    assert room <= estimated + 2 * 512  # slots are aligned
 
 
 AXES = {

@@ -122,8 +122,8 @@ def test_a_sharded_layer_keeps_the_bytes_of_real_ranks(feedforward, settings, ra
     counted = (kept[1] - kept[0]) / 2 / (2 * 64)
     shapes = cut_shapes(model, 2, 1)
     local = cut_model(model, 2, 1)
-    reckoned, _ = estimate_layers_per_token(shapes.layers[:1], local, job.training, 2)
-    assert 0 <= counted - reckoned < 4 * 2 + 4 + 4 * 2 + 1
+    estimated, _ = estimate_layers_per_token(shapes.layers[:1], local, job.training, 2)
+    assert 0 <= counted - estimated < 4 * 2 + 4 + 4 * 2 + 1
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,9 @@ def test_a_save_gathers_the_rows_that_real_ranks_gather(ranks, job_of, model, pa
     gathered = ranks(workers, "gathered_for_a_save", job=job)
     tensor, expert = (parallel.get(axis, {"ranks": 1})["ranks"] for axis in ("tensor", "expert"))
     counted, _ = ModelParts.of(model, job.training, tensor, expert).count_held([range(4)])
-    reckoned = slice_parameters(counted, workers // tensor, expert, tensor).rows
-    assert gathered == [reckoned] * workers
-    assert (reckoned > 0) == (tensor > 1)
+    estimated = slice_parameters(counted, workers // tensor, expert, tensor).rows
+    assert gathered == [estimated] * workers
+    assert (estimated > 0) == (tensor > 1)
 
 
 def test_a_save_counts_if_it_takes_more_than_a_step():

@@ -167,13 +167,13 @@ def test_of_conversations_the_assistants_words_are_scored(run, model, encoder, t
     windows = []
     for chat in chats:
         asked = f"<|user|>{chat['prompt']}<|end_of_turn|><|assistant|>"
-        told = [i.tolist() for i in encoder.encode_batch([chat["prompt"], chat["completion"]])]
+        encoded = [i.tolist() for i in encoder.encode_batch([chat["prompt"], chat["completion"]])]
         end = encoder.find_special("<|end_of_turn|>")
         names = ("<|user|>", "<|assistant|>")
         user, assistant = (encoder.find_special(name) for name in names)
         assert asked.startswith(names[0])
-        ids = [encoder.end_of_text, user, *told[0], end, assistant, *told[1], end]
-        windows.append((ids, len(told[1]) + 1))
+        ids = [encoder.end_of_text, user, *encoded[0], end, assistant, *encoded[1], end]
+        windows.append((ids, len(encoded[1]) + 1))
     loss, bits_per_byte, count, text_bytes = plain_score(model, windows, encoder)
     assert (found.tokens, found.bytes) == (count, text_bytes)
     assert text_bytes == sum(len(chat["completion"].encode()) for chat in chats)

@@ -59,14 +59,14 @@ def test_a_random_model_scores_in_the_band_of_shuffled_labels_on_every_task(
     model = Decoder(SIZES)
     initialise(model, seed=3)
     found = evaluated(model.eval(), tiny_encoder, test_data, tmp_path, CHOICES, 200)
-    told = {
+    result = {
         name: {"score": score.headline.value, "band": score.shuffled, "chance": score.chance}
         for name, score in found.items()
     }
-    write_result("random_model.json", told)
+    write_result("random_model.json", result)
     for name, score in found.items():
         low, high = score.shuffled
-        assert low <= score.headline.value <= high, (name, told[name])
+        assert low <= score.headline.value <= high, (name, result[name])
 
 
 def shuffled_rows(path, field, seed):
@@ -90,7 +90,7 @@ def test_a_random_model_scores_in_the_band_of_shuffled_answers_when_it_writes_th
     model = Decoder(SIZES)
     initialise(model, seed=3)
     model.eval()
-    told = {}
+    result = {}
     for name, field in WRITTEN.items():
         tasks = (TaskChoice(task=name, limit=ASKED, few_shot=0),)
         source = test_data / "sets" / load_task(tasks[0], str(test_data / "sets"))[0].rows
@@ -121,10 +121,10 @@ def test_a_random_model_scores_in_the_band_of_shuffled_answers_when_it_writes_th
             right.append(round(score.headline.value * ASKED))
         pooled = scipy.stats.binomtest(sum(right[1:]), SHUFFLES * ASKED).proportion_ci(0.99)
         band = scipy.stats.binom.ppf([0.005, 0.995], ASKED, [pooled.low, pooled.high])
-        told[name] = {"right": right[0], "of_others": right[1:], "band": [int(n) for n in band]}
-        print(name, told[name], flush=True)
-    write_result("random_model_writes.json", {"rows": ASKED, **told})
-    for name, found in told.items():
+        result[name] = {"right": right[0], "of_others": right[1:], "band": [int(n) for n in band]}
+        print(name, result[name], flush=True)
+    write_result("random_model_writes.json", {"rows": ASKED, **result})
+    for name, found in result.items():
         low, high = found["band"]
         assert low <= found["right"] <= high, (name, found)
 
@@ -168,8 +168,8 @@ def test_training_on_answers_scores_above_chance_and_is_reported_as_contaminatio
         model.eval(), tiny_encoder, test_data, tmp_path, ("arc_easy",), PLANTED, corpus=corpus
     )["arc_easy"]
     seen = found.contamination
-    told = {"score": found.headline.value, "chance": found.chance, "loss": float(loss)}
-    told |= {"band": found.shuffled, "rows_seen": seen.seen, "rows_looked_for": seen.looked_for}
-    write_result("planted_answers.json", told)
-    assert found.headline.value > found.shuffled[1] > found.chance, json.dumps(told)
+    result = {"score": found.headline.value, "chance": found.chance, "loss": float(loss)}
+    result |= {"band": found.shuffled, "rows_seen": seen.seen, "rows_looked_for": seen.looked_for}
+    write_result("planted_answers.json", result)
+    assert found.headline.value > found.shuffled[1] > found.chance, json.dumps(result)
     assert seen.seen == seen.looked_for > PLANTED / 2

@@ -219,14 +219,14 @@ def test_a_chat_task_asks_by_the_template_of_an_imported_model(
         "{{ '<|end_of_turn|>' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     )
-    beside = {"chat_template.jinja": template}
+    files = {"chat_template.jinja": template}
     base = str(tmp_path / "base")
     weights = tiny_model.state_dict()
-    path = write_model(base, tiny_model.config, text, weights, beside)
+    path = write_model(base, tiny_model.config, text, weights, files)
     run = ask("card", "follow", "write", chat=True, limit=3)
     evaluate(run.model_copy(update={"checkpoint": base}))
     assert all(score.chat for score in read_scorecard(run.output).tasks.values())
-    encoder = Encoder(text, path, beside)
+    encoder = Encoder(text, path, files)
     turns = [("user", "is it"), ("assistant", "sea"), ("user", "grey")]
     asked = encoder.decode(encode_chat_prompt(encoder, turns))
     assert asked == (
@@ -256,12 +256,12 @@ def test_contaminated_rows_are_scored_separately(ask, tmp_path):
     for row in rows:
         row["query"] = " ".join(f"word{row['passage']}x{n}{row['query'][-2:]}" for n in range(12))
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    planted = [0, 3, 4, 9]
+    injected = [0, 3, 4, 9]
     source = CurationSource(name="web", paths=("made-up.warc",))
     corpus = str(tmp_path / "corpus")
     stage = manifest.claim(corpus, Curation(output=corpus, workers=0, sources=(source,)), {})
     texts = [
-        f"before {rows[n]['query']} {rows[n]['choices'][rows[n]['gold']]} after" for n in planted
+        f"before {rows[n]['query']} {rows[n]['choices'][rows[n]['gold']]} after" for n in injected
     ]
     (tmp_path / "corpus" / "kept").mkdir()
     pq.write_table(
@@ -279,7 +279,7 @@ def test_contaminated_rows_are_scored_separately(ask, tmp_path):
     fresh = [
         row["scores"]["acc_mutual_info"]
         for row in shards.read_scored(run.output, "pick")
-        if row["row"] - 1 not in planted
+        if row["row"] - 1 not in injected
     ]
     assert found.without.value == pytest.approx(np.mean(fresh))
     assert "holds 4 of the 24 rows" in (Path(run.output) / "report.html").read_text()

@@ -152,7 +152,7 @@ def main(arguments: Sequence[str]) -> int:
     size = step_table.SIZES[asked.size]
     rows = list[dict[str, Any]]()
     now = datetime.datetime.now(datetime.UTC)
-    told = {
+    result = {
         "date": now.isoformat(timespec="seconds"),
         "commit": next(step_table._commit(), "unknown"),
         "torch": torch.__version__,
@@ -165,7 +165,7 @@ def main(arguments: Sequence[str]) -> int:
     for name in LAYOUTS:
         found = alone(measure_layout, name, size, asked.device)
         rows.append({"layout": name} | found)
-        path.write_text(json.dumps(told | {"rows": rows}, indent=1) + "\n")
+        path.write_text(json.dumps(result | {"rows": rows}, indent=1) + "\n")
         if "failed" in found:
             print(f"{name:<28}{found['failed']}", flush=True)
             continue

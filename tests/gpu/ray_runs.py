@@ -163,7 +163,7 @@ def main(arguments: Sequence[str]) -> int:
     nodes.shutdown()
     now = datetime.datetime.now(datetime.UTC)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    told = {
+    result = {
         "date": now.isoformat(timespec="seconds"),
         "commit": commit.stdout.strip() or "unknown",
         "device": torch.cuda.get_device_name() if gpus else "cpu",
@@ -172,7 +172,7 @@ def main(arguments: Sequence[str]) -> int:
     }
     path = Path(asked.out) / f"ray-runs-{now:%Y%m%dT%H%M%S}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(told, indent=1) + "\n")
+    path.write_text(json.dumps(result, indent=1) + "\n")
     print(path)
     return 1 if any(row["other"] for row in rows) else 0
 

@@ -56,8 +56,8 @@ def main() -> int:
     codes = [tests]
     tables = "attention_table.py", "step_table.py", "layout_table.py"
     for table in tables if not tests else ():
-        told = [sys.executable, str(HERE / table), "--out", out]
-        codes.append(subprocess.run(told, cwd=ROOT, env=environment()).returncode)
+        arguments = [sys.executable, str(HERE / table), "--out", out]
+        codes.append(subprocess.run(arguments, cwd=ROOT, env=environment()).returncode)
     return next(filter(None, codes), 0)
 
 

@@ -360,9 +360,9 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _commit() -> Iterator[str]:
-    told = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    if told.returncode == 0:
-        yield told.stdout.strip()
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode == 0:
+        yield done.stdout.strip()
 
 
 def main(arguments: Sequence[str]) -> int:

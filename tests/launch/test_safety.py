@@ -165,8 +165,8 @@ def test_the_page_names_the_native_parsers_that_are_loaded():
         )
     }
     page = (PLATFORM.parents[1] / "docs" / "security.md").read_text()
-    (told,) = re.findall(r"\*\*Native parsers\*\*(.*?)\n- ", page, re.DOTALL)
-    loaded = told.partition(". ")[0]
+    (section,) = re.findall(r"\*\*Native parsers\*\*(.*?)\n- ", page, re.DOTALL)
+    loaded = section.partition(". ")[0]
     assert {name for name in names if name in loaded} == {
         name for name, module in names.items() if module in imported
     }

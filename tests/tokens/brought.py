@@ -146,13 +146,13 @@ def brought(family: str) -> TokenizerFiles:
     tokenizer, config, template = FAMILIES[family]()
     described = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 64, **config}
     described["clean_up_tokenization_spaces"] = False
-    beside = {"tokenizer_config.json": json.dumps(described, indent=2)}
+    files = {"tokenizer_config.json": json.dumps(described, indent=2)}
     if template:
-        beside["chat_template.jinja"] = template
+        files["chat_template.jinja"] = template
     ends = [config["eos_token"], *(["<|end_of_text|>"] if family == "llama3" else [])]
     generation = {"eos_token_id": [tokenizer.token_to_id(end) for end in ends]}
-    beside["generation_config.json"] = json.dumps(generation | {"temperature": 0.6, "top_p": 0.9})
-    return TokenizerFiles(tokenizer.to_str(), beside)
+    files["generation_config.json"] = json.dumps(generation | {"temperature": 0.6, "top_p": 0.9})
+    return TokenizerFiles(tokenizer.to_str(), files)
 
 
 def write(family: str, folder: Any) -> None:

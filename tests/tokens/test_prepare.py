@@ -228,9 +228,9 @@ def test_a_stopped_run_resumes_and_writes_the_same_bytes(folder: str, tmp_path: 
     run = make_tokenization(folder, output=f"{tmp_path}/tokens")
     with pytest.raises(Stopped):
         tokenize(run, stop)
-    told: list[int] = []
-    tokenize(run, lambda done, whole: told.append(done))
-    assert told == [2, 3]
+    seen: list[int] = []
+    tokenize(run, lambda done, whole: seen.append(done))
+    assert seen == [2, 3]
     assert hash_files(run.output) == hash_files(f"{folder}/tokens")
 
 
@@ -362,8 +362,8 @@ def test_invalid_documents_are_counted_and_skipped(folder: str, tmp_path: Path) 
     assert made.counts["refused"] == {"no_text": 1, "not_json": 1}
     assert made.counts["repeated_ids"] == 10
     assert made.counts["train_documents"] + made.counts["held_out_documents"] == 30
-    told = storage.read(f"{run.output}/{QUARANTINE}/documents-00000.jsonl").decode().splitlines()
-    assert [json.loads(line) for line in told] == [
+    seen = storage.read(f"{run.output}/{QUARANTINE}/documents-00000.jsonl").decode().splitlines()
+    assert [json.loads(line) for line in seen] == [
         {"file": "a.jsonl", "place": len("\n".join(rows[:3])) + 1, "reason": "no_text"},
         {"file": "a.jsonl", "place": len("\n".join(lines[:-1])) + 1, "reason": "not_json"},
     ]

@@ -78,9 +78,9 @@ def test_an_unknown_role_is_requested_in_one_line():
     found = find_special_tokens(bare)
     with pytest.raises(
         DataError, match=r"no special token is known to be \'end\'.*<\|fin\|>"
-    ) as told:
+    ) as error:
         found.of("end")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
     assert find_special_tokens(bare.with_roles({"end": "<|fin|>"})).of("end").text == "<|fin|>"
     with pytest.raises(DataError, match="token '<eof>' for the role 'end' does not exist"):
         find_special_tokens(bare.with_roles({"end": "<eof>"}))

@@ -74,21 +74,21 @@ def test_every_injected_example_is_found_and_nothing_else(pages, benchmarks, sty
     texts = {benchmark.name: read_examples(benchmark).texts for benchmark in benchmarks}
     randomly = random.Random(5)
     documents = list(pages)
-    planted = []
+    injected = []
     for name in FIELDS:
         for line in randomly.sample(range(1, len(texts[name]) + 1), PLANTED):
-            number = len(planted)
+            number = len(injected)
             page = pages[number]
             middle = randomly.randrange(len(page) + 1)
             example = disguise(texts[name][line - 1][0], number)
             documents[number] = f"{page[:middle]} {example} {page[middle:]}"
-            planted.append((number, name))
+            injected.append((number, name))
     matches = match(index, documents)
     matches.save(str(tmp_path / "m"))
     decision = decide(index, matches, merge(index, [str(tmp_path / "m")]))
     found = {(touch.document, touch.benchmark) for touch in decision.touches}
-    assert set(planted) <= found
-    assert len(found) <= len(planted) + 3
+    assert set(injected) <= found
+    assert len(found) <= len(injected) + 3
     for touch in decision.touches:
         own = " ".join(plain.letters(texts[touch.benchmark][touch.line - 1][0]))
         shared = " ".join(plain.letters(documents[touch.document][touch.start : touch.end]))

@@ -27,7 +27,7 @@ from trainrig.corpus.dedup.pairs.verify import Verification
 from trainrig.corpus.dedup.passes.duplicate_search import DuplicateSearch
 from trainrig.corpus.dedup.signatures.minhash import MinHash
 
-_planted = runpy.run_path(str(Path(__file__).with_name("planted.py")))
+_injected = runpy.run_path(str(Path(__file__).with_name("planted.py")))
 SETTINGS = MinHash()
 
 SEARCH = """
@@ -68,7 +68,7 @@ def run_search(
     )
     (folder / "search").write_bytes(pickle.dumps(search))
     command = [str(folder), str(folder / "search"), str(Path(__file__).with_name("searching.py"))]
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", SEARCH, *command],
         stdout=subprocess.PIPE,
         check=True,
@@ -80,7 +80,7 @@ def run_search(
         "documents": len(fell),
         "tasks": [len(cut.partitions), cut.parts],
         "estimated_bytes": cut.bytes,
-        **json.loads(told),
+        **json.loads(output),
         "fell": int(fell.sum()),
     }
     return found, fell
@@ -88,13 +88,13 @@ def run_search(
 
 def search_injected(folder: Path, documents: int, splits: int, memory: int) -> dict[str, Any]:
     """Search among `documents` with injected duplicates; return the cost and the accuracy."""
-    planted = _planted["plant"](folder, documents, SETTINGS, splits)
-    found, fell = run_search(folder, planted.split_indexes, memory)
-    both = int((fell & planted.falls).sum())
+    injected = _injected["plant"](folder, documents, SETTINGS, splits)
+    found, fell = run_search(folder, injected.split_indexes, memory)
+    both = int((fell & injected.falls).sum())
     return {
         **found,
         "precision": both / int(fell.sum()),
-        "recall": both / int(planted.falls.sum()),
+        "recall": both / int(injected.falls.sum()),
     }
 
 
@@ -126,7 +126,7 @@ def search_families(
     folder: Path, documents: int, splits: int, families: int, memory: int, copies: bool = False
 ) -> dict[str, Any]:
     """Search among documents that all belong to a few families, each of which keeps one."""
-    split_indexes = _planted["plant_families"](
+    split_indexes = _injected["plant_families"](
         folder, documents, SETTINGS, splits, families, copies
     )
     found, _ = run_search(folder, split_indexes, memory)

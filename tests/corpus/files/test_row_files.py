@@ -36,8 +36,8 @@ def test_row_groups_are_of_a_set_size(tmp_path: Path) -> None:
     path = str(tmp_path / "rows.parquet")
     with writing(path, SCHEMA) as file:
         file.add(rows(0, 2 * ROW_GROUP + 5))
-    told = pq.read_metadata(path)
-    sizes = [told.row_group(n).num_rows for n in range(told.num_row_groups)]
+    metadata = pq.read_metadata(path)
+    sizes = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
     assert sizes == [ROW_GROUP, ROW_GROUP, 5]
 
 

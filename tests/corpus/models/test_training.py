@@ -62,9 +62,11 @@ def test_a_classifier_from_files_scores_as_its_report_says(folder):
 
 
 def test_ngrams_from_files_find_their_own_text_likely(folder):
-    told = []
-    made = train_language_model(ngrams(folder, arpa=True), lambda *progress: told.append(progress))
-    assert told[-1] == (3, 3) and made.counts["texts"] == 200
+    updates = []
+    made = train_language_model(
+        ngrams(folder, arpa=True), lambda *progress: updates.append(progress)
+    )
+    assert updates[-1] == (3, 3) and made.counts["texts"] == 200
     texts = ["a good text number", "win click a number"]
     languages = ["en", "en"]
     scorer = Perplexity(path=str(folder / "ngrams/ngrams.safetensors"))

@@ -132,13 +132,13 @@ def test_any_page_at_all_gets_a_row_that_can_be_written_or_a_reason(
 
 def test_a_url_loses_its_personal_data_but_not_its_host() -> None:
     plain = page("Any text at all.")
-    told = RawPage(
+    leaky = RawPage(
         "http://8.8.8.8/list?mail=ann@example.com",
         plain.content_type,
         plain.body,
         plain.date,
         plain.charset,
     )
-    assert measure_row(told)["url"] == "http://8.8.8.8/list?mail=<EMAIL>"
-    assert measure_row(told, pii=PII(kinds=()))["url"] == told.url
-    assert measure_row(told)["id"] == compute_document_id("web", told.url, told.body)
+    assert measure_row(leaky)["url"] == "http://8.8.8.8/list?mail=<EMAIL>"
+    assert measure_row(leaky, pii=PII(kinds=()))["url"] == leaky.url
+    assert measure_row(leaky)["id"] == compute_document_id("web", leaky.url, leaky.body)

@@ -40,8 +40,8 @@ def test_a_prompt_is_rendered_by_the_models_own_template_with_one_bos(name, libr
     if found is None or found.origin is None:
         pytest.skip("TRL is not installed")
     template = (Path(found.origin).parent / "chat_templates" / f"{name}.jinja").read_text()
-    beside = {"chat_template.jinja": template, "tokenizer_config.json": json.dumps(NAMED)}
-    encoder = Encoder(library.to_str(), beside=beside)
+    files = {"chat_template.jinja": template, "tokenizer_config.json": json.dumps(NAMED)}
+    encoder = Encoder(library.to_str(), beside=files)
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=library, **NAMED)
     expected = theirs.apply_chat_template(
         [{"role": role, "content": words} for role, words in TURNS],

@@ -146,6 +146,6 @@ def test_five_tasks_have_the_harness_verdicts_row_by_row(
             for metric in ("acc", "acc_norm"):
                 if metric in other:
                     assert row["scores"][metric] == float(other[metric]), (name, row["row"])
-    told = {"rows": rows, "worst_log_likelihood": worst, "near_ties": ties}
-    write_result(f"equal_tasks_{kind}.json", told)
+    result = {"rows": rows, "worst_log_likelihood": worst, "near_ties": ties}
+    write_result(f"equal_tasks_{kind}.json", result)
     assert worst <= 1e-4 and len(ties) <= rows // 100

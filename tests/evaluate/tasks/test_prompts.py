@@ -142,16 +142,16 @@ def test_a_row_is_never_its_own_example_from_any_file(tmp_path, shown, draw):
 
 
 def test_rows_with_equal_prompts_are_distinguished_by_answers_or_refused(tmp_path):
-    told = {"kind": "Continuation", "target": "{{ text }}"}
+    scoring = {"kind": "Continuation", "target": "{{ text }}"}
     rows = [{"text": text} for text in ("a", "b", "a", "c")]
-    questions = load_prompts(tmp_path, rows, told, prompt="", few_shot={"count": 2})
+    questions = load_prompts(tmp_path, rows, scoring, prompt="", few_shot={"count": 2})
     for question, row in zip(questions, rows, strict=True):
         shown = {shot.answer.strip() for shot in question.shots}
         assert len(question.shots) == 2 and row["text"] not in shown
     with pytest.raises(
         DataError, match=r"row 1: few_shot.count = 2, but 0 of the 4 rows of .* ask anything else"
     ):
-        load_prompts(tmp_path, rows, told, prompt="go on:", few_shot={"count": 2})
+        load_prompts(tmp_path, rows, scoring, prompt="go on:", few_shot={"count": 2})
 
 
 def test_an_unusable_example_is_named_with_its_own_file(tmp_path):

@@ -59,9 +59,9 @@ def test_no_id_is_cut_however_narrow_the_screen(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     long = home.create("pretrain", "/x/" + "a-folder-with-a-long-name" * 2)
-    head, *told = format_lines(build_rows(home))
+    head, *lines = format_lines(build_rows(home))
     assert head.startswith("verb      run ")
-    assert [line.split()[1] for line in told] == [long.id, pretraining.id]
+    assert [line.split()[1] for line in lines] == [long.id, pretraining.id]
 
 
 def test_cost_is_that_of_all_attempts(pretraining: RunRecord) -> None:

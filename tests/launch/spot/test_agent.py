@@ -91,9 +91,9 @@ def test_tries_end_at_the_deadline(caplog):
 
 def test_a_late_notice_is_sent_nevertheless():
     late = soon(-100)
-    (told,) = run_agent(late)
-    assert told.what == late.what
-    assert told.deadline > time.time()
+    (notice,) = run_agent(late)
+    assert notice.what == late.what
+    assert notice.deadline > time.time()
 
 
 def test_after_an_error_the_agent_waits_before_the_next_read():

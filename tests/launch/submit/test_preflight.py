@@ -326,10 +326,10 @@ def test_another_live_run_gives_a_warning_as_each_pays_for_all_nodes(
     other.take_attempt("b", dashboard.address, "", {})
     own = home.create("curate", f"{tmp_path}/documents")
     own.record("ended", 1, state="failed")
-    (told,) = [
+    (warning,) = [
         finding for finding in examine(make_request()).findings if finding.verdict == "warning"
     ]
-    assert told.text == f"live on this cluster: {other.id}; each is charged for all its nodes"
+    assert warning.text == f"live on this cluster: {other.id}; each is charged for all its nodes"
     dashboard.nodes[0]["labels"] = {CLUSTER: "aws"}  # another cluster could have the same address
     assert not [
         finding for finding in examine(make_request()).findings if finding.verdict == "warning"

@@ -157,18 +157,18 @@ def test_an_unknown_price_is_null_with_one_warning(supervise, local, caplog):
 
 
 def test_a_command_is_notified_of_the_end(supervise, local, tmp_path):
-    told = tmp_path / "told.json"
+    facts_file = tmp_path / "told.json"
     names = "('RUN', 'STATE', 'CAUSE', 'MESSAGE')"
     tell = tmp_path / "tell.py"
     tell.write_text(
         "import json, os\n"
         f"facts = {{n: os.environ['TRAINRIG_' + n] for n in {names}}}\n"
-        f"open({str(told)!r}, 'w').write(json.dumps(facts))\n"
+        f"open({str(facts_file)!r}, 'w').write(json.dumps(facts))\n"
     )
     notify = f"{sys.executable} {tell}"
     attended = supervise(local, 'end("DataError", "torn; $(id)", 2)', notify=notify)
     attended.end()
-    assert json.loads(told.read_text()) == {
+    assert json.loads(facts_file.read_text()) == {
         "RUN": attended.run.id,
         "STATE": "failed",
         "CAUSE": "data",

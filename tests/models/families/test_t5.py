@@ -49,8 +49,8 @@ def pair(request, transformers, tmp_path_factory):
     theirs.save_pretrained(folder)
     written = json.loads((folder / "config.json").read_text())
     written.pop("scale_decoder_outputs", None)  # version 5 writes it and does not read it back
-    told = json.dumps(written | {"tie_word_embeddings": tied}, indent=1)
-    (folder / "config.json").write_text(told)
+    text = json.dumps(written | {"tie_word_embeddings": tied}, indent=1)
+    (folder / "config.json").write_text(text)
     theirs = transformers.T5ForConditionalGeneration.from_pretrained(
         folder, attn_implementation="eager"
     ).eval()

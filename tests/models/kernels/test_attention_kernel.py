@@ -45,11 +45,11 @@ def test_a_kernel_that_does_not_fit_on_the_card_is_reported_in_one_line(kernels,
         monkeypatch.setattr(kernel_stand_ins, "FAILING", {name})
         with pytest.raises(
             ConfigError, match=rf"^training.attention.kernel = 'triton': {name} "
-        ) as told:
+        ) as error:
             drawn.attend("triton")
-        assert "Required: 106496" in str(told.value)
-        assert "'auto'" in str(told.value)
-        assert "\n" not in str(told.value)
+        assert "Required: 106496" in str(error.value)
+        assert "'auto'" in str(error.value)
+        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("limit", [101_376, 60_000])

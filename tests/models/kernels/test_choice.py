@@ -91,10 +91,10 @@ REFUSED = [
 @pytest.mark.parametrize(("wanted", "case", "card", "said"), REFUSED)
 def test_an_unsuitable_kernel_is_refused_with_a_suitable_one(wanted, case, card, said):
     start = rf"^training\.attention\.kernel = '{wanted}': .*{re.escape(said)}"
-    with pytest.raises(ConfigError, match=start) as told:
+    with pytest.raises(ConfigError, match=start) as error:
         choose_kernel(wanted, case, card)
-    assert "\n" not in str(told.value)
-    for name in re.findall(r"'(\w+)'", str(told.value).partition("; use ")[2]):
+    assert "\n" not in str(error.value)
+    for name in re.findall(r"'(\w+)'", str(error.value).partition("; use ")[2]):
         choose_kernel(name, case, card)
 
 

@@ -41,21 +41,21 @@ NAMES = [name for name in ALL if not name.endswith("_training")]
 TWINS = [name for name in NAMES if f"{name}_training" in ALL]
 
 
-def user(text):
+def make_user_turn(text):
     return Message("user", text)
 
 
-def says(text, **more):
+def make_answer(text, **more):
     return Message("assistant", text, 1.0, more)
 
 
-def call(city):
+def make_call(city):
     arguments = {"city": city, "days": 3, "unit": None}
     function = {"name": "forecast", "arguments": arguments}
     return {"id": "call00001", "type": "function", "function": function}
 
 
-def told(text):
+def make_tool_result(text):
     return Message("tool", text, 1.0, {"name": "forecast", "tool_call_id": "call00001"})
 
 
@@ -68,32 +68,46 @@ TOOLS = (
 )
 INLINE = "<think>\nchew grass\n</think>\n\nGreen."
 CHATS = {
-    "one": [user("Colour?"), says("Green.")],
-    "turns": [user("Colour?"), says("Green."), user("More?"), says("Red é猫.")],
-    "system": [Message("system", "be brief"), user("Colour?"), says("Green.")],
-    "developer": [Message("developer", "be brief"), user("Colour?"), says("Green.")],
-    "thoughts": [
-        user("Colour?"),
-        says("Green.", reasoning_content="chew grass"),
-        user("More?"),
-        says("Red.", reasoning_content="smell a rose"),
+    "one": [make_user_turn("Colour?"), make_answer("Green.")],
+    "turns": [
+        make_user_turn("Colour?"),
+        make_answer("Green."),
+        make_user_turn("More?"),
+        make_answer("Red é猫."),
     ],
-    "inline": [user("Colour?"), says(INLINE), user("More?"), says("Red.")],
-    "call": [user("Rain?"), says("", tool_calls=[call("Paris")])],
+    "system": [Message("system", "be brief"), make_user_turn("Colour?"), make_answer("Green.")],
+    "developer": [
+        Message("developer", "be brief"),
+        make_user_turn("Colour?"),
+        make_answer("Green."),
+    ],
+    "thoughts": [
+        make_user_turn("Colour?"),
+        make_answer("Green.", reasoning_content="chew grass"),
+        make_user_turn("More?"),
+        make_answer("Red.", reasoning_content="smell a rose"),
+    ],
+    "inline": [
+        make_user_turn("Colour?"),
+        make_answer(INLINE),
+        make_user_turn("More?"),
+        make_answer("Red."),
+    ],
+    "call": [make_user_turn("Rain?"), make_answer("", tool_calls=[make_call("Paris")])],
     "tools": [
-        user("Rain?"),
-        says("", reasoning_content="look it up", tool_calls=[call("Paris")]),
-        told("wet"),
-        says("It rains."),
-        user("Thanks"),
-        says("Welcome."),
+        make_user_turn("Rain?"),
+        make_answer("", reasoning_content="look it up", tool_calls=[make_call("Paris")]),
+        make_tool_result("wet"),
+        make_answer("It rains."),
+        make_user_turn("Thanks"),
+        make_answer("Welcome."),
     ],
     "results": [
-        user("Rain?"),
-        says("", tool_calls=[call("Paris"), call("Rome")]),
-        told("wet"),
-        told("dry"),
-        says("Paris alone."),
+        make_user_turn("Rain?"),
+        make_answer("", tool_calls=[make_call("Paris"), make_call("Rome")]),
+        make_tool_result("wet"),
+        make_tool_result("dry"),
+        make_answer("Paris alone."),
     ],
 }
 

@@ -54,7 +54,7 @@ def test_flipped_bytes_are_reported_in_one_line_with_the_file_and_advice(name, t
     path.write_bytes(whole)
     assert read_rows(kind, str(path)) == 3_000
     draw = random.Random(name)
-    told = 0
+    detected = 0
     for _ in range(60):
         damaged = bytearray(whole)
         begin, width = draw.choice([(0, len(whole)), (0, 800), (len(whole) - 800, 800)])
@@ -64,11 +64,11 @@ def test_flipped_bytes_are_reported_in_one_line_with_the_file_and_advice(name, t
         try:
             read_rows(kind, str(path))
         except DataError as error:
-            told += 1
+            detected += 1
             assert str(error).startswith(f"{path}: ")
             assert "; download or write the file again" in str(error) or "no column" in str(error)
             assert "\n" not in str(error)
-    assert told > 30  # not every flipped bit can be detected
+    assert detected > 30  # not every flipped bit can be detected
 
 
 @pytest.mark.parametrize(

@@ -209,8 +209,8 @@ def test_transformers_reads_a_special_token_in_text_unless_split_is_set(tmp_path
     (special,) = theirs.encode("<|user|>", add_special_tokens=False)
     assert special not in ours
     assert special in theirs(text, add_special_tokens=False).input_ids
-    told = theirs(text, add_special_tokens=False, split_special_tokens=True)
-    assert told.input_ids == ours
+    encoded = theirs(text, add_special_tokens=False, split_special_tokens=True)
+    assert encoded.input_ids == ours
 
 
 def test_a_kind_is_chosen_by_its_name():

@@ -126,5 +126,5 @@ def test_datasketch_is_loaded_only_on_request():
         "import sys, trainrig.corpus.dedup.signatures.sign_split; "
         "print([name for name in ('datasketch', 'scipy.integrate') if name in sys.modules])"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout == "[]\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
