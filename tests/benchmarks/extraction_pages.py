@@ -29,7 +29,7 @@ class Labelled:
 
     page: RawPage
     source: str
-    host: str  # of the site that the page was taken from
+    host: str  # host of the page's site
     wanted: tuple[str, ...]
     unwanted: tuple[str, ...]
 

@@ -44,7 +44,7 @@ Raylets = runpy.run_path(str(Path(__file__).parents[1] / "chaos" / "raylets.py")
 NODES = tuple(map(int, os.environ.get("TRAINRIG_NODES", "2,6,12").split(",")))
 WATCHED = 15.0  # s for which the idle head node is measured
 LOOKS = 10
-HEAD_CORES = 8  # of the head node that docs/scale.md recommends for a thousand nodes
+HEAD_CORES = 8  # cores of the head node that docs/scale.md recommends for a thousand nodes
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from trainrig.train.run.metrics import METRICS  # noqa: E402
 
 pytestmark = [pytest.mark.bench, pytest.mark.ray, pytest.mark.timeout(1800)]
 ROUNDS = int(os.environ.get("TRAINRIG_REPEATS", "5"))
-STEPS = 10  # of each round, the first two of which are not counted
+STEPS = 10  # steps of each round, the first two of which are not counted
 NOT_COUNTED = 2
 
 

@@ -11,7 +11,7 @@ from trainrig.corpus.read.web_archives.warc import read_warc
 pytestmark = [pytest.mark.bench, pytest.mark.data]
 
 compare = runpy.run_path(str(Path(__file__).with_name("side_by_side.py")))["compare"]
-SHARDS = 3  # of the crawl: 14 MB packed, 90 MB of HTML
+SHARDS = 3  # archives of the crawl: 14 MB compressed, 90 MB of HTML
 ROUNDS = 7
 
 

@@ -21,7 +21,7 @@ MODEL = DecoderConfig(
 LATENCY = 0.010
 STREAM = 90e6
 RATE = 5_500
-HEADER_BYTES = 160  # of each tensor in a file's header, as `_lay_out` writes it
+HEADER_BYTES = 160  # bytes of each tensor in a file's header, as `_lay_out` writes it
 SMALL = 3  # the manifest, state.json and tokenizer.json
 SMALL_BEFORE = 5  # the same files, with the manifest read three times
 SAMPLED = 16  # ranks whose reads are planned
@@ -85,8 +85,7 @@ def test_requests_of_a_restart(written, ranks):
     mean = sum(reads) / len(reads)
     request = LATENCY + min(CHUNK, max(taken)) / STREAM
     alone = math.ceil(max(reads) / READERS) * request
-    # Before, each parameter's step count was in another rank's file, so all ranks read a chunk of
-    # it.
+    # Before, each parameter's step count was in another rank's file, which all ranks had to read.
     scalars = min(len(tensors) // 3, written)
     before = ranks * (written + SMALL_BEFORE + scalars + mean)
     after = SMALL + ranks * mean

@@ -20,7 +20,7 @@ from trainrig.tokens.shards.shard_files import ENDS, ENDS_DTYPE, HEAD, INDEX, TO
 READER = Path(__file__).with_name("read_shards.py")
 SIZES = {"1 MB": 10**6, "100 MB": 10**8, "100 GB": 10**11}  # bytes of ids, of two bytes each
 DOCUMENT = 1_000  # tokens of each document
-SHARD_BYTES = 2 * 10**9  # of ids, at most
+SHARD_BYTES = 2 * 10**9  # most bytes of ids in a shard
 ROUNDS = 3
 MEBIBYTE = 2**20
 

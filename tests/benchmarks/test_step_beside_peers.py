@@ -19,7 +19,7 @@ from trainrig.models.decoder import DecoderConfig
 
 pytestmark = pytest.mark.bench
 ROUNDS = 5
-SIDE = 2048  # of the square matrices whose product measures the machine's pace
+SIDE = 2048  # side of the square matrices whose product measures the machine's pace
 ARCHITECTURES = {"GPT": peers.NANOGPT, "Llama": {}}
 
 

@@ -5,8 +5,8 @@ import time
 
 from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
-MEMORY = 80 * 2**20  # of an object store: the least that Ray accepts
-DEADLINE_MS = 30_000  # of a drain notice
+MEMORY = 80 * 2**20  # bytes of an object store: the least that Ray accepts
+DEADLINE_MS = 30_000  # deadline of a drain notice
 PATIENCE = 120.0  # s until the head has noticed the lost nodes; ends a broken test
 
 

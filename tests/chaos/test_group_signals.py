@@ -33,7 +33,7 @@ MARK = "TRAINRIG_TEST_GROUP"
 class Driver:
     """The command line on its own terminal, as the leader of a process group."""
 
-    folder: Path  # for temporary files
+    folder: Path  # folder for temporary files
     said: Path
     pid: int
     terminal: int

@@ -174,7 +174,8 @@ def test_twenty_kills_at_random_instants(
     plan = [dice.choice(WHATS) for _ in range(18)]
 
     def disturb():
-        events.wait("attempt_failed", 2)  # in the evaluation at step 6, in the save at step 8
+        # Fails in the evaluation at step 6 and in the save at step 8.
+        events.wait("attempt_failed", 2)
         for what in plan:
             kill_at_random(chaos, events, dice, what)
 

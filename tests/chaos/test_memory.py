@@ -19,7 +19,7 @@ def frugal_ray(undisturbed, monkeypatch):
 
     The margin is for tests that run at the same time.
     """
-    undisturbed(40)  # its processes stay, so their memory counts as used
+    undisturbed(40)  # the processes of this run stay, so their memory counts as used
     memory = psutil.virtual_memory()
     used = 1 - memory.available / memory.total
     monkeypatch.setenv("RAY_memory_usage_threshold", str(used + 4 * GIB / memory.total))

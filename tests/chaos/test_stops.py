@@ -90,7 +90,7 @@ def test_ctrl_c_at_a_terminal_ends_a_driver_as_unfinished_and_its_ray_lives_unti
     events = chaos.events(job.folder)
     first = start_driver(job, 2)
     events.wait("first_step")
-    os.killpg(first.pid, signal.SIGINT)  # as a terminal does: Ray's processes get the signal too
+    os.killpg(first.pid, signal.SIGINT)  # acts like a terminal: Ray's processes get the signal too
     assert first.wait(timeout=300) == 75
     assert "stopped by Ctrl-C; step" in first.stderr.read().splitlines()[-1]
     stopped = events.all("run_stopped")[0]["step"]

@@ -183,7 +183,7 @@ def test_a_report_page_explains_a_run_with_bad_data_a_kill_and_a_resize(
         worst = {checked.url for checked in found if checked.rules and " " not in checked.text}
         assert worst == urls[step], step
     seen = find_url(run.output, min(urls[PLANTED.start]))
-    assert seen.steps == ()  # its data was skipped
+    assert seen.steps == ()  # the data of these steps was skipped
     page = build_live_page(run.output)
     for label in ("restart", "spike, rolled back", "resize, 2 → 1"):
         assert f">{label}<" in page, label

@@ -27,7 +27,7 @@ def call_in_process(package: Path, added: int) -> str:
     """Return the function's value in a separate process, and how often it came from the cache."""
     constant = package / "corpus" / "constant.py"
     constant.write_text(f"ADDED = {added}\n")
-    os.utime(constant, (0, 0))  # as a wheel's files have one time, whatever the version
+    os.utime(constant, (0, 0))  # files of a wheel have one time, whatever the version
     code = "print(more(1), sum(more.dispatcher.stats.cache_hits.values()))"
     own = {"PYTHONPATH": str(package.parent), "XDG_CACHE_HOME": str(package.parents[1] / "cache")}
     return subprocess.run(
@@ -84,5 +84,5 @@ def test_without_a_writable_user_cache_functions_are_kept_next_to_the_package(
 def test_the_shipped_functions_depend_on_their_sources() -> None:
     folder = Path(module.__file__).parent / "dedup" / "signatures"
     shingles = module._find_imports(folder / "shingles.py")
-    assert folder / "character_classes.py" in shingles  # its flags are part of the compiled code
+    assert folder / "character_classes.py" in shingles  # the compiled code contains its flags
     assert folder / "exact.py" not in shingles

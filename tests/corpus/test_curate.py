@@ -382,7 +382,7 @@ WHOLE = 4 * SPLITS + STEPS
 IN_JUDGE = SPLITS + 1
 IN_SIGN = 2 * SPLITS + 2
 IN_WRITE = 3 * SPLITS + STEPS + 1
-IN_STEPS = range(3 * SPLITS + 1, 3 * SPLITS + STEPS)  # of the duplicate search
+IN_STEPS = range(3 * SPLITS + 1, 3 * SPLITS + STEPS)  # steps of the duplicate search
 
 
 @pytest.mark.chaos

@@ -133,7 +133,7 @@ def test_a_newer_signal_needs_the_pages_only_where_a_rule_reads_it(
         source = CurationSource(name="web", paths=(path,), filters=filters)
         return Curation(output=output, workers=0, sources=(source,))
 
-    newest = "curly_brackets"  # as if the signal did not exist when the pages were read
+    newest = "curly_brackets"  # a signal that is treated as unknown when the pages were read
     older = {name: kind for name, kind in SIGNALS.items() if name != newest}
     with monkeypatch.context() as before:
         before.setattr(row_schema, "SIGNALS", older)

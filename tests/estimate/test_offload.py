@@ -44,7 +44,7 @@ def test_two_layers_of_offloaded_activations_are_on_a_device():
     everything, two = (
         estimate_step_memory(MODEL, training, 1, 8, 2, 64) for training in (plain, hosted)
     )
-    assert two.activations == everything.activations / 2  # of four layers
+    assert two.activations == everything.activations / 2  # two of four layers
     full = hosted.model_copy(update={"recompute": Full()})
     inputs = estimate_step_memory(MODEL, full, 1, 8, 2, 64)
     assert inputs.activations == 2 * 2 * 64 * MODEL.channels * 4

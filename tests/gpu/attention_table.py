@@ -53,7 +53,7 @@ class Size:
     """Rows of a micro-batch, and lengths of their documents."""
 
     rows: int
-    tokens: int  # of a row
+    tokens: int  # tokens of a row
     heads: int
     kv_heads: int
     width: int

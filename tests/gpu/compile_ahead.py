@@ -22,7 +22,7 @@ from own_process import ROW_SECONDS, collect, start  # noqa: E402
 
 from trainrig.parallel.mesh import join_group, use_device  # noqa: E402
 
-LAYERS = 2  # of our models, whose layers all share a graph
+LAYERS = 2  # layers of trainrig's models, whose layers all share a graph
 # Compiled at once: a peer is compiled as a whole model, which needs the whole model's memory.
 PEERS = 2
 

@@ -137,7 +137,7 @@ def measure_layout(name: str, size: step_table.Size, device: str) -> dict[str, A
         "step_seconds": median,
         "step_seconds_from_to": [min(seconds), max(seconds)],
         "tokens_per_second_a_device": size.rows * size.length / median,
-        "updated": not any(skipped),  # else the seconds do not include the optimizer
+        "updated": not any(skipped),  # otherwise the seconds do not include the optimizer
         "peak_gib": step_table._peak_bytes() / 2**30,
     }
 

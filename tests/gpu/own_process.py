@@ -8,7 +8,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-ROW_SECONDS = 150  # for one row of a table, including compilation
+ROW_SECONDS = 150  # limit for one row of a table, including compilation
 
 Running = tuple[multiprocessing.process.BaseProcess, Connection]
 

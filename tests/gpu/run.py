@@ -49,7 +49,7 @@ def main() -> int:
         if not tests:
             compiling.wait()
     finally:
-        if compiling.poll() is None:  # its rows are separate processes
+        if compiling.poll() is None:  # rows are separate processes
             os.killpg(compiling.pid, signal.SIGKILL)
             compiling.wait()
     out = os.environ.get("OUT", f"{ROOT}/gpu-results")

@@ -72,7 +72,7 @@ class Size:
     layers: int
     channels: int
     heads: int
-    rows: int  # of a micro-batch
+    rows: int  # rows of a micro-batch
     length: int = 2048  # tokens of a row
     vocabulary: int = 50_304  # GPT-2's, as nanoGPT pads it
 
@@ -173,7 +173,7 @@ def training_flops(row: Row, size: Size) -> float:
     """Return the FLOPs of one token, forward and backward."""
     config = size.config()
     found = count_token_flops(config, size.length)
-    if row.loop == "nanogpt":  # its feed-forward part has eight products of C by C
+    if row.loop == "nanogpt":  # nanoGPT's feed-forward part has eight products of C by C
         products = size.layers * 12 * size.channels**2
         found = dataclasses.replace(found, projections=2.0 * products)
     return found.forward * (1 + BACKWARD)

@@ -30,7 +30,7 @@ def test_kernels_are_those_that_the_page_names(case, kv_heads, column):
         found = called(case, "cuda", dtype, kv_heads)
     finally:
         torch.use_deterministic_algorithms(False)
-    if kv_heads < 4 and {"memory-efficient"} in said:  # that kernel may take no grouped queries
+    if kv_heads < 4 and {"memory-efficient"} in said:  # this kernel may take no grouped queries
         said.append({"plain products"})
     assert found in said or not said
 

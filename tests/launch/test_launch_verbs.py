@@ -140,7 +140,7 @@ def test_a_run_is_submitted_followed_and_done_once(user: User) -> None:
     assert (found["state"], found["exit_code"], found["attempt"]) == ("done", 0, 1)
     assert found["output"] == str(user.folder / "tokenizer")
     assert re.search(r"ok +resources +nothing of its own", submitted.stderr)
-    said = user.does("logs", found["id"][:9])  # its beginning is enough
+    said = user.does("logs", found["id"][:9])  # the beginning of the id is enough
     assert said.returncode == 0
     assert said.stdout.splitlines()[-1].startswith(f"tokenizer: {user.folder}/tokenizer: ")
     again = user.does("submit", "tokenizer", "tokenizer.toml")
@@ -150,7 +150,7 @@ def test_a_run_is_submitted_followed_and_done_once(user: User) -> None:
     followed = user.does("logs", found["id"], "--follow")
     assert followed.returncode == 0
     assert followed.stdout == said.stdout
-    user.cluster.jobs.clear()  # as if the cluster were gone
+    user.cluster.jobs.clear()  # simulates the loss of the cluster
     (row,) = json.loads(user.does("jobs", "--json").stdout)
     assert (row["id"], row["state"], row["attempts"]) == (found["id"], "done", 1)
     assert re.search(rf"^tokenizer +{found['id']} +done +all ", user.does("jobs").stdout, re.M)

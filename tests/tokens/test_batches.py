@@ -51,7 +51,7 @@ def test_virtual_workers_by_hand():
     # Five micro-batches of three virtual workers are 0 | 1 2 | 3 4. Two workers have 0 1 and 2 3 4.
     assert assign_micro_batches(5, 3, 0, 2) == [
         MicroBatchSlot(0, True, 0, closes=True),
-        MicroBatchSlot(1, True, 1, closes=True),  # its part of the second virtual worker
+        MicroBatchSlot(1, True, 1, closes=True),  # belongs to the second virtual worker
         MicroBatchSlot(0, False, 0, closes=False),
     ]
     assert assign_micro_batches(5, 3, 1, 2) == [

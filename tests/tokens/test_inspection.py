@@ -155,7 +155,7 @@ def test_rows_are_those_of_the_packing(folder: str, packing: Concatenate | BestF
         assert len(rows) == (sum(list_lengths("web")) - 1) // 8
     pieces = [line for line in text.splitlines() if line.startswith("┃")]
     assert len(pieces) > len(rows)  # some rows have two documents
-    assert "held_out" in text  # its rows have no plan, and are not shown
+    assert "held_out" in text  # held-out rows have no plan, and are not shown
 
 
 def test_long_texts_show_both_ends_and_what_is_left_out() -> None:
@@ -185,7 +185,7 @@ Change = Callable[[Path], None]
 def another_tokenizer(folder: Path) -> None:
     path = folder / "tokenizer.json"
     trained = train_tokenizer(ByteLevelBPE(vocabulary=264), ["xx xx xx"])
-    path.write_bytes(trained.ljust(path.stat().st_size))  # of the same size
+    path.write_bytes(trained.ljust(path.stat().st_size))  # keeps the size
 
 
 def lose(*names: str) -> Change:

@@ -50,7 +50,7 @@ def make_guard(*failed_pages: FailedPage, cpu_seconds: float = 60.0) -> Guard:
     )
 
 
-DEADLY = {  # in the order of the batch
+DEADLY = {  # has the order of the batch
     b"fault": "crashed",
     b"exit": "crashed",
     b"loop": "cpu_time",

@@ -40,9 +40,9 @@ class Signals:
     longest_run_of_equal_lines: int
     # Shares of pieces that repeat an earlier one; the first of several equals is no duplicate.
     duplicate_lines: float
-    duplicate_line_characters: float  # of the lines' characters
+    duplicate_line_characters: float  # share of the lines' characters
     duplicate_paragraphs: float
-    duplicate_paragraph_characters: float  # of the paragraphs' characters
+    duplicate_paragraph_characters: float  # share of the paragraphs' characters
     # Share of the words' characters in the most frequent n-gram of words (of equally frequent
     # ones, the longest); 0 if it occurs once.
     top_2_gram: float

@@ -308,7 +308,7 @@ duplicates = "trainrig.corpus.stages.near_duplicates.plan"
 with mock.patch(duplicates, apart), mock.patch.object(storage, "write", dying):
     curate(config.load(Curation, sys.argv[1]))
 """
-TASKS = 65  # of four splits, with one round of the decision; there are more
+TASKS = 65  # tasks of four splits, with one round of the decision; there are more
 
 
 @pytest.mark.chaos
@@ -390,7 +390,7 @@ class Stopped(Exception):
 
 
 def until_signed(done: int, whole: int) -> None:
-    if done == 3 * 2:  # of two splits
+    if done == 3 * 2:  # two splits are done
         raise Stopped
 
 
@@ -399,7 +399,7 @@ def test_files_of_passes_in_another_format_are_not_reused(tmp_path: Path) -> Non
     with mock.patch("trainrig.corpus.curate.PASSES_FORMAT", 1), pytest.raises(Stopped):
         curate(run, until_signed)
     for file in Path(run.output).glob("scratch/decision-*/signatures/*.arrow"):
-        file.write_bytes(bytes(file.stat().st_size))  # as long, so not torn
+        file.write_bytes(bytes(file.stat().st_size))  # keeps the length, so the file is not torn
     unused = mock.Mock(side_effect=AssertionError)
     with mock.patch("trainrig.corpus.curate.read_all_pages", unused):  # pages are not read again
         curate(run)

@@ -29,7 +29,7 @@ MODEL = DecoderConfig(
 )  # fmt: skip
 TRAINING = Training(steps=1, deterministic=False, optimizer=AdamW())
 TABLE = 320 * 64
-MATRICES = 2 * (64 * 64 * 2 + 32 * 64 * 2 + 3 * 64 * 128)  # of all layers
+MATRICES = 2 * (64 * 64 * 2 + 32 * 64 * 2 + 3 * 64 * 128)  # elements of all layers' matrices
 NORMS = 5 * 64
 # Rank 4: A and B for query and output; for key and value; for gate, up and down.
 ADAPTER = 2 * 4 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 128))

@@ -161,7 +161,7 @@ def test_an_automatic_attempt_counts_from_the_first(run, monkeypatch):
     assert run.find_request_time(second) == first.submitted_at
     run.record("ended", 3, state="failed")
     assert run.find_request_time(fourth := attempt(run)) == fourth.submitted_at
-    run.begin_anew()  # as if the fourth attempt were lost
+    run.begin_anew()  # simulates a lost fourth attempt
     fifth = attempt(run)
     sixth = attempt(run)
     assert run.find_request_time(fifth) == run.find_request_time(sixth) == fifth.submitted_at

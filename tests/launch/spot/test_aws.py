@@ -47,7 +47,7 @@ def test_a_rebalance_recommendation_names_no_time_at_which_the_machine_goes(
 ):
     metadata_service.put(REBALANCE, '{"noticeTime": "2026-11-22T08:20:00Z"}')
     assert source.look() == Notice("rebalance recommendation of 2026-11-22T08:20:00Z", None)
-    metadata_service.put(INTERRUPTION, GOES)  # in the worst case, both are present
+    metadata_service.put(INTERRUPTION, GOES)  # both are present in the worst case
     assert source.look() == Notice("spot interruption: terminate", WHEN)
 
 

@@ -146,10 +146,10 @@ def test_a_supervisor_that_returns_ends_its_child_and_writes_nothing(
     process.send_signal(signal.SIGSTOP)
     monkeypatch.setattr(
         previous_supervisor, "_may_be_alive", lambda *_: False
-    )  # as from another machine
+    )  # pretends to be another machine
     second = supervise(home, WHOLE)
     until(lambda: waiting(tmp_path) == 2)
-    time.sleep(0.5)  # so that the supervisor was away for longer than others tolerate
+    time.sleep(0.5)  # leaves the supervisor away for longer than others tolerate
     process.send_signal(signal.SIGCONT)
     assert process.wait(PATIENCE) == 1
     assert [e["event"] for e in run.read_events(1)] == ["started", "spent", "superseded"]

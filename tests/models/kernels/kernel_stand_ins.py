@@ -133,7 +133,7 @@ def _largest(x, axis):
 class Jit:
     """A function of the kernel's file, called by another function or launched."""
 
-    number = 0  # of the running block
+    number = 0  # number of the running block
 
     def __init__(self, function):
         self.function = function

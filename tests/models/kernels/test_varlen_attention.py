@@ -10,7 +10,7 @@ from trainrig.on_host import remember_copy
 
 PLAIN = [given for given in ROWS if not given.changes_logits]
 WIDE = [
-    Rows(window=200, mean=40, rows=2),  # as long as the row: hides nothing
+    Rows(window=200, mean=40, rows=2),  # a window as long as the row hides nothing
     Rows(window=30, mean=20, causal=False, rows=2, kv_heads=2),
     Rows(queries=50, keys=200, mean=15, rows=3, window=9),  # some documents have no query
     Rows(mean=2, queries=40, keys=40),

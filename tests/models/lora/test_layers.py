@@ -156,7 +156,8 @@ def test_fresh_values_depend_on_seed_name_and_position_and_not_on_torchs_generat
     before = torch.get_rng_state()
     drawn = draw_adapter_value("x.lora_a", (64, 100), 0)
     assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(drawn[:7], draw_adapter_value("x.lora_a", (7, 100), 0))  # as any slice
+    # Any slice can be drawn alone.
+    assert torch.equal(drawn[:7], draw_adapter_value("x.lora_a", (7, 100), 0))
     assert abs(drawn.mean()) < 0.003 and float(drawn.std()) == pytest.approx(0.1 / 3**0.5, rel=0.03)
     for name, seed in (("y.lora_a", 0), ("x.lora_a", 1)):
         assert not torch.equal(drawn, draw_adapter_value(name, (64, 100), seed))

@@ -274,7 +274,7 @@ def test_the_sample_fingerprint_names_its_settings(make, changed, named):
     before = PretrainBatches(shards, settings(**alike)).data_before(1)
     after = PretrainBatches(shards, settings(**alike | changed)).data_before(1)
     assert describe_table_difference(before, after).startswith(named)
-    assert json.loads(json.dumps(before)) == before  # it is kept in checkpoints
+    assert json.loads(json.dumps(before)) == before  # checkpoints store it
 
 
 def test_other_shards_are_other_data(make):
@@ -300,7 +300,8 @@ def test_a_source_of_less_than_a_window_is_refused_unless_it_has_no_weight(make)
     alike = {"web": 1.0, "wiki": 1.0}
     with pytest.raises(DataError, match="'wiki' has 4 tokens, less than a window of 5"):
         PretrainBatches(shards, settings(weights=alike))
-    PretrainBatches(shards, settings(sequence_length=3, weights=alike))  # as the message suggests
+    # The message suggests this length.
+    PretrainBatches(shards, settings(sequence_length=3, weights=alike))
     web_alone = settings(weights={"web": 1.0, "wiki": 0.0})
     assert set(list_targets(PretrainBatches(shards, web_alone), 20)) < set(range(20_000, 20_100))
 

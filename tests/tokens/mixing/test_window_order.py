@@ -116,7 +116,8 @@ def test_rows_before_a_stage_do_not_depend_on_it(group):
 def test_neighbours_in_a_text_do_not_follow_each_other():
     blocks = WindowBlocks("web", 2_000, 8, seed=1)
     windows = make_whole(blocks, 1).find_rows(np.arange(16_000)).windows
-    assert (np.diff(windows) == 1).sum() < 60  # by chance, 7 of 2,048 rows of each of 8 groups
+    # Expected by chance: 7 of 2,048 rows of each of 8 groups.
+    assert (np.diff(windows) == 1).sum() < 60
     first_group = set((windows[: 256 * 8] // 8).tolist())
     assert len(first_group) == 256
 

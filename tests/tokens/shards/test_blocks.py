@@ -105,7 +105,7 @@ def test_a_torn_or_vanished_block_is_fetched_again(s3, cache, gets):
     at = write_object(f"{s3}/a")
     cache.read(*at, 0, 10)
     (block,) = list_cached(cache)
-    block.write_bytes(DATA[:50])  # as a power failure may leave it
+    block.write_bytes(DATA[:50])  # a power failure may leave a torn block
     assert cache.read(*at, 0, 100) == DATA[:100]
     block.unlink()
     assert cache.read(*at, 0, 100) == DATA[:100]

@@ -382,7 +382,7 @@ def test_ids_beyond_the_vocabulary_are_named_with_their_file(folder):
     path = Path(folder, "1-b.bin")
     rewrite(path, b"\xff" * path.stat().st_size)
     shards = TokenShards.open(folder)
-    assert shards.read_window("web", 0, 7).tolist() == WEB[:7]  # from the other shard
+    assert shards.read_window("web", 0, 7).tolist() == WEB[:7]  # reads the other shard
     with pytest.raises(DataError) as refused:
         shards.read_window("web", 6, 2)
     assert str(refused.value) == (
@@ -468,7 +468,7 @@ def test_one_bit_that_flips_is_found_and_its_file_named(folder, ending, when):
     shards = TokenShards.open(folder)
     if when == "after it was read":
         ask(shards)
-    with path.open("r+b") as file:  # in place: maps change too
+    with path.open("r+b") as file:  # changes the file in place: maps change too
         data = file.read()
         at = data.index(b"w1") if ending == ".index.parquet" else 1
         file.seek(at)

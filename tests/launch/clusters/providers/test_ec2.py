@@ -124,7 +124,7 @@ def test_spot_nodes_have_their_tags_are_counted_and_are_gone_after_down(account,
     assert datetime.timedelta(hours=23) < left < datetime.timedelta(hours=24)
     seen = read_cluster_status(cluster, home)
     assert seen.nodes == {"cpu": 1, "gpu": 1} and seen.usd > 10 and not seen.runs
-    account.ec2.terminate_instances(InstanceIds=[found["gpu"].id])  # as when the cloud took it back
+    account.ec2.terminate_instances(InstanceIds=[found["gpu"].id])  # simulates a preemption
     assert provider.non_terminated_nodes({}) == [found["cpu"].id]
     assert read_cluster_status(cluster, home).nodes == {"cpu": 1}
     assert take_down_cluster(cluster, home, print, QUICK) >= 1
