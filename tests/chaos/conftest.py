@@ -61,7 +61,7 @@ def undisturbed(ranks, make_job, tmp_path_factory) -> Callable[[int], TrainingJo
     return run
 
 
-def what_came_of(job: TrainingJob) -> dict[str, Any]:
+def read_results(job: TrainingJob) -> dict[str, Any]:
     """Return results that faults must not change: losses, samples, last weights and optimizer."""
     folder = RunFolder(job.folder)
     newest, damages = find_newest_valid(folder)
@@ -87,8 +87,8 @@ def assert_equal() -> Callable[[TrainingJob, TrainingJob], None]:
     """Return a function that asserts that two runs are bit-identical."""
 
     def check(job: TrainingJob, other: TrainingJob) -> None:
-        one = what_came_of(job)
-        two = what_came_of(other)
+        one = read_results(job)
+        two = read_results(other)
         for name in one:
             assert one[name] == two[name], name
 
@@ -185,7 +185,7 @@ def chaos() -> Any:
         aside = Aside
         kill_actors = staticmethod(kill_actors)
         kill_fork_servers = staticmethod(kill_fork_servers)
-        what_came_of = staticmethod(what_came_of)
+        read_results = staticmethod(read_results)
 
     return Helpers
 

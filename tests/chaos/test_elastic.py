@@ -42,8 +42,8 @@ def test_a_node_whose_rank_was_killed_is_not_used_again(
     # Both nodes stay in the cluster throughout, but the run neither starts on that one nor grows
     # onto it.
     assert list_reasons(events) == [("start", 2), ("shrink", 1)]
-    found = chaos.what_came_of(job)
-    wanted = chaos.what_came_of(straight)
+    found = chaos.read_results(job)
+    wanted = chaos.read_results(straight)
     assert found["updates"] == wanted["updates"]
     at = {event["rank"]: event["agent"] for event in events.all("worker_started")[:2]}
     (last,) = events.all("worker_started")[2:]
@@ -76,8 +76,8 @@ def test_nodes_that_die_come_and_are_drained_change_nothing_but_the_pace(
     resumed = [attempt.resumed_step for attempt in events.folder.read_attempts()]
     assert resumed[2:] == [stopped["grow"], stopped["drain"]]  # no step is repeated
     assert outcome[0].checkpoint.step == 60
-    found = chaos.what_came_of(job)
-    wanted = chaos.what_came_of(straight)
+    found = chaos.read_results(job)
+    wanted = chaos.read_results(straight)
     for name in ("updates", "held out", "samples"):
         assert found[name] == wanted[name], name
     # One run was saved by one rank and the other by two: the whole tensors are equal.

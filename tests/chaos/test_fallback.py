@@ -44,8 +44,8 @@ def test_a_replica_that_loses_a_node_continues_in_a_smaller_layout_and_grows_bac
     # No step is repeated when the run grows again.
     stopped = {event["why"]: event["step"] for event in events.all("attempt_stopped")}
     assert events.folder.read_attempts()[2].resumed_step == stopped["grow"]
-    found = chaos.what_came_of(job)
-    wanted = chaos.what_came_of(straight)
+    found = chaos.read_results(job)
+    wanted = chaos.read_results(straight)
     assert found["samples"] == wanted["samples"]
     steps = [update[0] for update in found["updates"]]
     assert steps == list(range(1, STEPS + 1))

@@ -110,22 +110,22 @@ def test_worker_agents_outlive_their_ranks_unless_one_does_not_answer(
         fault()
         events.wait("attempt_failed", failed + 1)
 
-    def one_dies_while_another_stands_still():
+    def kill_one_rank_while_another_hangs():
         os.kill(ranks[-1][1], signal.SIGSTOP)
         os.kill(ranks[-1][0], signal.SIGKILL)
 
-    def one_dies_and_the_post_office_too():
+    def kill_one_rank_and_the_coordinator():
         chaos.kill_actors("Coordinator")
         os.kill(ranks[-1][1], signal.SIGKILL)
 
-    def one_dies_while_a_keeper_stands_still():
+    def kill_one_rank_while_a_worker_agent_hangs():
         os.kill(agents[-1][0], signal.SIGSTOP)
         os.kill(ranks[-1][1], signal.SIGKILL)
 
     def disturb():
-        fail(one_dies_while_another_stands_still)
-        fail(one_dies_and_the_post_office_too)
-        fail(one_dies_while_a_keeper_stands_still)
+        fail(kill_one_rank_while_another_hangs)
+        fail(kill_one_rank_and_the_coordinator)
+        fail(kill_one_rank_while_a_worker_agent_hangs)
 
     aside = chaos.aside(disturb)
     outcome = trainer.run(job, 2)

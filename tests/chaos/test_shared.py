@@ -34,6 +34,6 @@ def test_a_run_takes_free_capacity_and_grows_when_other_jobs_end(
     aside.end()
     whys = [(event["why"], event["workers"]) for event in events.all("attempt_started")]
     assert whys == [("start", 1), ("grow", 2)]
-    found = chaos.what_came_of(job)
-    wanted = chaos.what_came_of(straight)
+    found = chaos.read_results(job)
+    wanted = chaos.read_results(straight)
     assert found == wanted  # two ranks saved the last checkpoint of both runs

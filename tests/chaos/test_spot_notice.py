@@ -43,7 +43,7 @@ def wait_until(what, *happens):
         time.sleep(0.02)
 
 
-def goes_in(seconds):
+def make_notice(seconds):
     when = datetime.now(UTC) + timedelta(seconds=seconds)
     return json.dumps({"action": "terminate", "time": when.strftime("%Y-%m-%dT%H:%M:%SZ")})
 
@@ -67,7 +67,7 @@ def test_training_saves_and_moves_when_the_notice_comes_and_no_step_is_done_twic
         wait_until("a warning", lambda: "this machine may go" in agent.read_text())
         assert not events.all("node_draining")  # a warning alone drains no node
         metadata_service.forget_tokens()
-        metadata_service.put(INTERRUPTION, goes_in(120))
+        metadata_service.put(INTERRUPTION, make_notice(120))
 
     aside = chaos.aside(cloud)
     outcome = trainer.run(job, (1, 2))
@@ -80,7 +80,7 @@ def test_training_saves_and_moves_when_the_notice_comes_and_no_step_is_done_twic
     assert resumed == [0, left] and left > 0
     assert outcome.checkpoint.step == 60
     assert "Ray drains this machine" in agent.read_text()
-    found = chaos.what_came_of(job)
-    wanted = chaos.what_came_of(straight)
+    found = chaos.read_results(job)
+    wanted = chaos.read_results(straight)
     for name in ("updates", "held out", "samples"):
         assert found[name] == wanted[name], name

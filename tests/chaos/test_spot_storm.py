@@ -127,9 +127,9 @@ def measure_goodput(replay, job, chaos):
     }
 
 
-def assert_trained_as_in_calm(job, calm, chaos):
-    found = chaos.what_came_of(job)
-    wanted = chaos.what_came_of(calm)
+def assert_equal_to_undisturbed(job, calm, chaos):
+    found = chaos.read_results(job)
+    wanted = chaos.read_results(calm)
     for name in ("updates", "held out", "samples"):
         assert found[name] == wanted[name], name
 
@@ -165,7 +165,7 @@ def test_a_short_storm_changes_no_loss_and_no_document(undisturbed, chaos, tmp_p
             replay.stop()
     made = manifest.read_manifest(run.output)
     assert (made.content, made.counts) == (wanted.content, wanted.counts)
-    assert_trained_as_in_calm(job, calm, chaos)
+    assert_equal_to_undisturbed(job, calm, chaos)
     assert sum(event.event == LOST for event in replay.played) == 2
     assert len(chaos.events(job.folder).all("attempt_started")) > 1
 
@@ -208,7 +208,7 @@ def test_ten_minutes_of_storm_change_no_loss_and_no_document(
                 crawls += 1
             assert training.wait(1800) == 0, (tmp_path / "train.log").read_text()[-2000:]
             replay.stop()
-    assert_trained_as_in_calm(job, calm, chaos)
+    assert_equal_to_undisturbed(job, calm, chaos)
     assert len(chaos.events(job.folder).all("attempt_started")) > 1
     write_result(
         "spot_storm.json",

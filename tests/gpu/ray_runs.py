@@ -28,7 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch  # noqa: E402
 import trouble  # noqa: E402
 from raylets import MEMORY, Raylets  # noqa: E402
-from tests.chaos.conftest import Aside, Events, what_came_of  # noqa: E402
+from tests.chaos.conftest import Aside, Events, read_results  # noqa: E402
 from tests.train.tiny import tokenized  # noqa: E402
 
 from trainrig.ray_runtime.ray_session import join  # noqa: E402
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str]) -> int:
         for name, (workers, disturb) in DISTURBANCES.items():
             job = make_job(tokens, Path(base, name.replace(" ", "-")))
             attempts = run_disturbed(job, workers, disturb, nodes)
-            found = what_came_of(job)
+            found = read_results(job)
             straight = straight or found
             # Checkpoint files of other numbers of ranks have other boundaries.
             compared = SAME if attempts[-1][1] == WORLD else SAME[:-1]

@@ -114,7 +114,7 @@ def test_the_passes_decide_as_one_loop_over_all_documents_does(files, apart, by_
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _no_waiting_for_the_disk():
+def _without_fsync():
     """Skip fsync for many small files, which need not survive a power failure."""
     with mock.patch("os.fsync"):
         yield

@@ -39,7 +39,7 @@ def extract_unguarded(guard: Guard, pages: Iterable[RawPage]) -> Iterator[Outcom
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _nothing_that_no_test_here_looks_at() -> Iterator[None]:
+def _without_slow_parts() -> Iterator[None]:
     with (
         mock.patch("os.fsync"),
         mock.patch.object(Guard, "_try", extract_unguarded),

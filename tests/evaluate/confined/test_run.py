@@ -23,7 +23,7 @@ ADD = "def add(a, b): return a + b"
 LIMITS = [value for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
 
 
-def _look_around(file):
+def _read_state(file):
     """Return the state that a program must not change: limits, environment, signals, and a file."""
     status = file.stat()
     return (
@@ -45,14 +45,14 @@ def test_no_escape_and_no_cheat_passes(name, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "START_SECONDS", 3.0)
     there = tmp_path / "there"
     there.write_text("kept")
-    before = _look_around(there)
+    before = _read_state(there)
     program, tests = (
         text.replace("THERE", str(there)).replace("TRAINER", str(os.getpid()))
         for text in ESCAPES[name]
     )
     outcome = run_confined(program, tests, 0.5, 512)
     assert outcome.verdict in ("failed", "timed out")
-    assert _look_around(there) == before
+    assert _read_state(there) == before
     assert list(tmp_path.iterdir()) == [there]
 
 

@@ -138,8 +138,8 @@ def test_a_run_grows_onto_new_nodes_and_survives_a_lost_one(scaled, undisturbed,
     events.wait("attempt_started", attempts + 1)
     aside.end()
     assert at_two == [2]
-    found = chaos.what_came_of(job)
-    wanted = chaos.what_came_of(straight)
+    found = chaos.read_results(job)
+    wanted = chaos.read_results(straight)
     for name in ("updates", "held out", "samples"):
         assert found[name] == wanted[name], name
     # This process is still connected, and has trained, but it holds no node.

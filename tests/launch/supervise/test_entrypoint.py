@@ -127,7 +127,7 @@ source = "made up"
 
 
 @pytest.fixture
-def a_dollar_a_second(tmp_path, monkeypatch):
+def expensive_machine(tmp_path, monkeypatch):
     """Write a price table in which this machine costs a dollar a second."""
     path = tmp_path / "prices.toml"
     path.write_text(PRICES)
@@ -135,17 +135,17 @@ def a_dollar_a_second(tmp_path, monkeypatch):
     return str(path)
 
 
-def test_no_more_is_spent_than_was_allowed(supervise, local, a_dollar_a_second):
-    attended = supervise(local, WHOLE, hardware=a_dollar_a_second, max_cost=2.0, grace=1.0)
+def test_no_more_is_spent_than_was_allowed(supervise, local, expensive_machine):
+    attended = supervise(local, WHOLE, hardware=expensive_machine, max_cost=2.0, grace=1.0)
     ended = attended.end()
     assert (ended["state"], ended["cause"], attended.code) == ("out of budget",) * 2 + (75,)
     assert 0 < ended["usd"] < 2.0 and "max_cost is 2" in ended["message"]
     assert ended["node_seconds"]["here/dear/on-demand"] == pytest.approx(ended["usd"], abs=0.1)
 
 
-def test_the_cost_of_earlier_attempts_counts(supervise, local, a_dollar_a_second):
-    first = supervise(local, WHOLE, hardware=a_dollar_a_second, max_cost=0.6, grace=0.1).end()
-    second = supervise(local, WHOLE, hardware=a_dollar_a_second, max_cost=0.6, grace=0.1).end()
+def test_the_cost_of_earlier_attempts_counts(supervise, local, expensive_machine):
+    first = supervise(local, WHOLE, hardware=expensive_machine, max_cost=0.6, grace=0.1).end()
+    second = supervise(local, WHOLE, hardware=expensive_machine, max_cost=0.6, grace=0.1).end()
     assert second["state"] == "out of budget" and second["tries"] == 0
     assert second["total_usd"] == pytest.approx(first["usd"] + second["usd"], abs=1e-3)
 

@@ -26,7 +26,7 @@ Split = list[tuple[int, str]]  # number in the keep order and text, of each docu
 
 
 @pytest.fixture(autouse=True, scope="module")
-def no_waiting_for_the_disk() -> Iterator[None]:
+def without_fsync() -> Iterator[None]:
     """Skip fsync for the thousands of small files, which need not survive a power failure."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
