@@ -621,7 +621,7 @@ def test_one_document_per_url_is_kept_on_request(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_documents_are_named_by_where_a_column_stands_in_their_language(tmp_path: Path) -> None:
+def test_documents_get_buckets_by_percentile_in_their_language(tmp_path: Path) -> None:
     pages = [plain(f"a/{n}", make_prose(n, 10 + n)) for n in range(10)]
     thirds = Buckets(signal="words", shares=(0.3, 0.6))
     run = make_run_on_pages(tmp_path, pages, buckets=thirds)

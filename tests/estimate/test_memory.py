@@ -170,5 +170,5 @@ def test_memory_falls_with_each_stage() -> None:
         assert column == sorted(column, reverse=True)
 
 
-def test_the_block_of_logits_is_that_of_the_head():
+def test_the_block_of_logits_equals_the_heads():
     assert activations.HEAD_BLOCK == chunked_head.BLOCK_ELEMENTS_ELSEWHERE

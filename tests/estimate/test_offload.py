@@ -63,7 +63,7 @@ def test_a_device_holds_optimizer_state_of_its_two_largest_slices(workers):
     assert there.total - hosted.total == there.optimizer - hosted.optimizer > 0
 
 
-def test_whole_matrices_are_updated_as_many_at_once_as_there_are_slices():
+def test_whole_matrices_are_updated_one_per_slice_at_once():
     # AdamW keeps the tables on the device, with two moments for each element
     two = 4 * (2 * 2 * TABLE + 2 * MATRIX) / 2
     assert estimate(MODEL, train(optimizer=Muon()), 2).optimizer == two

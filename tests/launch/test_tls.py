@@ -86,7 +86,7 @@ def call_control_store(port, credentials):
     return grpc.StatusCode.OK
 
 
-def test_a_stage_runs_under_tls_and_who_has_no_certificate_is_refused(tls, tmp_path):
+def test_a_stage_runs_under_tls_and_clients_without_a_certificate_are_refused(tls, tmp_path):
     pages = runpy.run_path(str(Path(__file__).parents[1] / "corpus" / "test_curate_faults.py"))
     (tmp_path / "pages.jsonl").write_bytes(pages["make_lines"](30))
     (tmp_path / "stage.py").write_text(STAGE)

@@ -75,7 +75,7 @@ def test_a_vocabulary_too_small_for_the_tokenizer_or_never_settled_is_refused():
     tied=st.booleans(),
 )
 @settings(max_examples=40, deadline=None)
-def test_the_parameter_count_is_that_of_the_built_model(
+def test_the_parameter_count_equals_the_built_model(
     layers, groups, kv_heads, width, own_width, feedforward, tied
 ):
     heads = groups * kv_heads
@@ -156,7 +156,7 @@ def test_more_tokens_than_positions_are_refused_with_and_without_a_cache(build):
         model(torch.zeros(1, 1, dtype=torch.long), caches)
 
 
-def test_a_tied_head_is_the_embedding_and_has_no_entry_of_its_own(build):
+def test_a_tied_head_is_the_embedding_and_has_no_own_entry(build):
     tied = build()
     untied = build(tie_embeddings=False)
     assert set(untied.state_dict()) - set(tied.state_dict()) == {"head.weight"}
@@ -199,7 +199,7 @@ def test_a_model_from_the_meta_device_begins_like_any_other(build):
     assert torch.equal(other(ids).logits, model(ids).logits)
 
 
-def test_fresh_weights_have_the_scale_that_is_asked_for():
+def test_fresh_weights_have_the_configured_scale():
     config = DecoderConfig(layers=8, channels=256, heads=4, vocabulary=512, initial_std=0.02)
     for name, std in [
         ("embedding.weight", 0.02),

@@ -48,7 +48,7 @@ def test_the_bytes_are_a_function_of_the_arguments(exported, build, tmp_path):
         assert file.metadata() == {"format": "pt"}
 
 
-def test_older_and_newer_names_stand_side_by_side(exported):
+def test_older_and_newer_names_can_be_mixed(exported):
     config = json.loads((exported[1] / "config.json").read_text())
     assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 10_000.0}
     assert (config["rope_theta"], config["rope_scaling"]) == (10_000.0, None)

@@ -26,7 +26,7 @@ def test_five_micro_batches_for_two_and_three_workers_by_hand():
 
 @pytest.mark.parametrize("world", range(1, 9))
 @pytest.mark.parametrize("micro_batches", [1, 2, 5, 8, 12])
-def test_the_workers_together_have_the_batch_once_in_as_many_rounds_each(micro_batches, world):
+def test_workers_cover_the_batch_once_in_equal_rounds(micro_batches, world):
     assigned = [list_slots(micro_batches, rank, world) for rank in range(world)]
     real = [number for one in assigned for number, is_real in one if is_real]
     assert real == list(range(micro_batches))

@@ -148,7 +148,7 @@ def test_a_document_without_a_url_is_named_by_its_id(folder: str) -> None:
 @pytest.mark.parametrize(
     "packing", [Concatenate(), Concatenate(shuffle_documents=True), BestFit()], ids=str
 )
-def test_rows_are_those_of_the_packing(folder: str, packing: Concatenate | BestFit) -> None:
+def test_shown_rows_equal_the_packing(folder: str, packing: Concatenate | BestFit) -> None:
     text = capture_view(folder, "web", rows=99, packing=packing)
     rows = [line for line in text.splitlines() if line.startswith("row ")]
     if packing != BestFit():
@@ -158,7 +158,7 @@ def test_rows_are_those_of_the_packing(folder: str, packing: Concatenate | BestF
     assert "held_out" in text  # held-out rows have no plan, and are not shown
 
 
-def test_long_texts_show_both_ends_and_what_is_left_out() -> None:
+def test_long_texts_show_both_ends_and_the_omitted_length() -> None:
     text = "".join(itertools.islice(itertools.cycle("abcdefghij"), 1_000))
     assert inspection.cut_excerpt(text, 20) == "abcdefghij … 980 characters … abcdefghij"
     assert inspection.cut_excerpt("short\x07", 20) == "short⟨U+0007⟩"

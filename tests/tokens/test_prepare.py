@@ -332,9 +332,7 @@ def test_a_text_that_writes_special_tokens_stays_text(folder: str) -> None:
     assert written in texts.values()  # `texts_of` found no special token inside
 
 
-def test_documents_begin_with_begin_of_text_where_that_is_asked_for(
-    folder: str, tmp_path: Path
-) -> None:
+def test_documents_begin_with_begin_of_text_on_request(folder: str, tmp_path: Path) -> None:
     tokenize(make_tokenization(folder, output=f"{tmp_path}/tokens", begin_of_text=True))
     begin = Encoder.load(f"{folder}/tokenizer/{TOKENIZER_FILE}").find_special(BEGIN_OF_TEXT)
     plain, begun = (

@@ -42,13 +42,13 @@ def test_a_row_shows_each_document_under_its_name_and_the_first_id_as_no_target(
     assert text == f"{first}\n‹a› cat\n{then}\ndogs\n"
 
 
-def test_tokens_that_are_no_target_stand_between_marks():
+def test_tokens_without_a_target_are_marked():
     row = encode("xyzxyz")
     assert len(row) == 6
     assert render(row, [RowPiece(0, "d")], untrained=(3, 4)).endswith("‹x›yz‹xy›z\n")
 
 
-def test_the_last_target_is_in_no_place_and_has_a_line_of_its_own():
+def test_the_last_target_has_its_own_line():
     row = encode("xyzx")
     text = render_row(row[:-1], row[1:], [RowPiece(0, "d")], encoder()).plain
     assert text == "┃ d: 3 tokens at 0, 1 not trained on\n‹x›yz\n┃ last target: x\n"

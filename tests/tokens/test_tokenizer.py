@@ -107,7 +107,7 @@ def test_a_tokenizers_folder_keeps_the_contract(table, folder):
         make_tokenizer(training(table, folder, tokenizer=other))
 
 
-def test_the_report_reads_only_what_was_held_out_of_training(folder):
+def test_the_report_reads_only_held_out_documents(folder):
     report = read_report(folder)
     out = [row for row in ROWS if is_held_out(row["url"], 0.2)]
     assert report["held_out"] is True
@@ -168,7 +168,7 @@ def test_vocabularies_are_compared_on_the_same_text(table, folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_without_held_out_documents_the_report_says_what_it_reads(tmp_path):
+def test_without_held_out_documents_the_report_names_its_documents(tmp_path):
     rows = [row for row in ROWS if not is_held_out(row["url"], 0.2)]
     make_tokenizer(training(write(tmp_path / "documents", rows), tmp_path / "t"))
     report = read_report(tmp_path / "t")

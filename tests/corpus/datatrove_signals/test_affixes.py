@@ -27,7 +27,7 @@ def length(found: re.Match[str] | None) -> int:
 @given(texts)
 @example("**1")
 @example("...")
-def test_tables_find_what_the_expressions_find(text: str):
+def test_tables_equal_the_regular_expressions(text: str):
     assert RULES
     codes = build_batch([text]).codes_C
     end = len(text)

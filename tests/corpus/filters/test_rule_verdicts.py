@@ -42,7 +42,7 @@ def test_rules_are_named_by_their_filter_in_its_order() -> None:
     assert list_columns(list_rules((Length(),))) == ["bytes", "characters", "language"]
 
 
-def test_a_bound_keeps_what_lies_on_it_and_what_is_no_number() -> None:
+def test_a_bound_keeps_equal_values_and_nan() -> None:
     assert decide([SHORT], COLUMNS, 4).broken[0].tolist() == [True, False, True, False]
     assert decide([SHARE], COLUMNS, 4).broken[0].tolist() == [True, False, True, False]
     assert decide([GERMAN], COLUMNS, 4).broken[0].tolist() == [False, True, False, False]
@@ -60,7 +60,7 @@ def test_the_first_broken_rule_is_the_reason() -> None:
     assert decide([], COLUMNS, 4).list_reasons() == [None] * 4
 
 
-def test_a_tally_says_what_a_rule_drops_first_and_by_itself() -> None:
+def test_a_tally_counts_first_and_sole_drops_of_a_rule() -> None:
     found = tally(decide([SHORT, SHARE, ENGLISH], COLUMNS, 4), COLUMNS)
     assert found["seen"] == {
         "en": {"documents": 2, "bytes": 100},

@@ -44,7 +44,7 @@ def test_the_best_share_of_each_language_stays() -> None:
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=200), st.floats(0.01, 0.99))
-def test_as_many_stay_as_were_asked_for_and_their_equals(values: list[int], share: float) -> None:
+def test_the_wanted_number_and_ties_are_kept(values: list[int], share: float) -> None:
     column = np.array(values, float)
     columns = {"quality": column, "language": np.full(len(values), "en")}
     stays = ~np.array(broken(Score(signal="quality", keep_highest=share), columns))

@@ -67,7 +67,7 @@ def test_so_they_are_in_many_texts_made_to_be_cut():
         ("end.) Next", 2),
     ],
 )
-def test_a_sentence_ends_before_what_may_begin_one(line: str, count: int):
+def test_a_sentence_ends_before_a_possible_start(line: str, count: int):
     assert sentences(line) == count
 
 

@@ -172,7 +172,7 @@ def test_every_character_of_a_text_without_spaces_is_in_one_word():
 
 
 @pytest.mark.parametrize(("language", "count"), [("de", 3), ("en", 0), ("", 0), ("ceb", 0)])
-def test_stop_words_are_those_of_the_language(language: str, count: int):
+def test_stop_words_are_by_language(language: str, count: int):
     assert measure("Der Hund und die Katze, und der Vogel", language).stop_words == count
 
 

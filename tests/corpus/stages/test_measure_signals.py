@@ -65,7 +65,7 @@ def test_a_row_has_the_share_of_the_main_content_extracted() -> None:
     assert 0.5 < share["extracted_share"] < 1.0
 
 
-def test_signals_are_of_the_masked_text() -> None:
+def test_signals_are_measured_on_the_masked_text() -> None:
     row = measure_row(page(f"{TEXT} His address is keeper@lighthouse.example."))
     assert row["text"] == f"{TEXT} His address is <EMAIL>."
     assert row["characters"] == measure([row["text"]], ["en"])["characters"][0]

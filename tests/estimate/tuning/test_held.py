@@ -91,7 +91,7 @@ def test_layers_with_adapters_keep_ranks_and_no_products_of_norms():
     assert adapted - attention == 2 * 4 * (3 * 4 + 64 + 128)
 
 
-def test_logits_of_answers_are_there_at_once_with_their_gradients():
+def test_logits_of_both_answers_coexist_with_their_gradients():
     """Count 2 micro-batches of 1 preference pair: 16 positions, 5 of them trained, per answer."""
     places = 10
     assert estimate_at_head(MODEL, 4, 32, places) == 4 * (
@@ -112,7 +112,7 @@ def test_a_reference_model_is_held_in_float32_and_gathered_for_steps():
         assert found.gathered - alone.gathered == (4 * total if in_steps else 0)
 
 
-def test_a_critic_is_trained_by_an_optimizer_of_its_own():
+def test_a_critic_has_its_own_optimizer():
     critic = MODEL.with_score_head()
     total = count_parameters(MODEL).total
     of_critic = count_parameters(critic).total

@@ -64,7 +64,7 @@ def test_no_id_is_cut_however_narrow_the_screen(
     assert [line.split()[1] for line in lines] == [long.id, pretraining.id]
 
 
-def test_cost_is_that_of_all_attempts(pretraining: RunRecord) -> None:
+def test_cost_sums_all_attempts(pretraining: RunRecord) -> None:
     pretraining.record("started", 1)
     pretraining.write_heartbeat(1, "running", usd=2.0)
     assert build_row(pretraining).usd == 2.0

@@ -107,7 +107,7 @@ def test_a_run_whose_job_ended_without_a_record_is_submitted_again(watched):
     assert [e["cause"] for e in watched.run.read_events(1) if e["event"] == "resubmitted"]
 
 
-def test_a_run_that_was_asked_to_stop_is_not_submitted_again(watched):
+def test_a_run_with_a_stop_request_is_not_submitted_again(watched):
     watched.begun()
     watched.job("false").wait()
     watched.run.request_stop()

@@ -168,7 +168,7 @@ def transformers():
         yield module
 
 
-def test_decoders_read_what_transformers_shifts(transformers):
+def test_decoder_inputs_equal_transformers_shifted_targets(transformers):
     config = transformers.T5Config(
         vocab_size=64, d_model=8, d_ff=8, num_layers=1, num_heads=1, decoder_start_token_id=0
     )

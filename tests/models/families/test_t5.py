@@ -70,7 +70,7 @@ def test_logits_are_transformers(pair):
 
 
 @torch.no_grad()
-def test_padding_is_what_transformers_masks(pair):
+def test_padding_equals_transformers_mask(pair):
     theirs, ours, *_ = pair
     segments = (torch.arange(30) < torch.tensor([[30], [21], [9]])).long()
     expected = theirs(input_ids=IDS, attention_mask=segments, decoder_input_ids=WRITTEN).logits

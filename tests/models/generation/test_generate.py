@@ -59,7 +59,7 @@ def test_prompt_and_answer_never_exceed_the_positions(build, prompt, wanted, new
 
 
 @pytest.mark.parametrize(("prompt", "hint"), [([], "end-of-text"), ([1] * 25, "shorten")])
-def test_a_prompt_that_cannot_be_read_is_refused_with_what_can(build, prompt, hint):
+def test_a_prompt_of_invalid_length_is_refused_with_the_limits(build, prompt, hint):
     with pytest.raises(DataError, match=f"{len(prompt)} tokens.*1 to 24.*{hint}"):
         generate(build(positions=24), prompt, GREEDY, stop=())
 

@@ -176,7 +176,7 @@ def test_short_documents_compute_no_more_than_one_call():
 
 
 @pytest.mark.parametrize("settings", [{"cap": 20.0}, {"window": 200}, {"window": 4096}])
-def test_blocks_read_no_keys_but_those_of_their_own_documents(settings):
+def test_blocks_read_only_keys_of_their_own_documents(settings):
     block = attention_blocks.QUERIES
     pair = 4 * HEADS * WIDTH  # two products forward, and two numbers for each of a product
     for length, count in itertools.product((256, 512), (1, 4)):

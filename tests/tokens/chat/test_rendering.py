@@ -325,7 +325,7 @@ def test_an_invalid_or_unsafe_template_is_refused_at_once(template, problem, enc
         ChatRenderer(encoder, template)
 
 
-def test_a_row_that_the_template_refuses_says_why(encoder):
+def test_a_row_refused_by_the_template_has_a_reason(encoder):
     template = "{% if messages|length > 2 %}{{ raise_exception('too many') }}{% endif %}" + CHATML
     chat = [asks("hi"), says("yes"), asks("more"), says("no")]
     with pytest.raises(BadRow, match=r"template_refuses.*too many"):

@@ -330,7 +330,7 @@ BEHIND = re.compile(r"\s*(<eos>)?")
 
 
 @pytest.mark.parametrize("name", TWINS)
-def test_masks_are_those_of_generation_marks_but_for_what_inference_gives(name):
+def test_masks_equal_generation_marks_except_for_prompts(name):
     """Compare with TRL's own variant of a template, which marks the assistant's text."""
     twin = f"{name}_training"
     encoder = make_encoder(name)

@@ -260,7 +260,7 @@ def split_by_onig(pattern: str) -> str:
     return "".join(found for found, _ in cut.pre_tokenize_str(EVERY_CHARACTER))
 
 
-def test_white_space_equals_that_of_the_patterns():
+def test_white_space_equals_the_patterns():
     assert encode_by_tiktoken(r"\s") == WHITE_SPACE
 
 

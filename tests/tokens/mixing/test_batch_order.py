@@ -139,7 +139,7 @@ def read_order_by_ranks(folder: str, world: int, steps: int) -> dict[str, list]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 3])
-def test_ranks_in_processes_of_their_own_read_the_same_batches_whatever_their_restarts(
+def test_ranks_in_separate_processes_read_the_same_batches_with_any_restarts(
     world, on_disk, expected
 ):
     assert read_order_by_ranks(on_disk, world, STEPS) == expected

@@ -164,7 +164,7 @@ def assert_same(some: tuple[MicroBatch, ...], others: tuple[MicroBatch, ...]) ->
         np.testing.assert_array_equal(one.pieces, other.pieces)
 
 
-def test_the_sizes_of_batches_do_not_change_what_a_sample_is(make):
+def test_batch_sizes_do_not_change_samples(make):
     shards = make(web=200, wiki=90)
     small = PretrainBatches(shards, settings(global_batch=3, micro_batch=1))
     large = PretrainBatches(shards, settings(global_batch=12, micro_batch=4))
@@ -214,7 +214,7 @@ def test_a_sample_is_located_where_its_ids_are_from(make):
                 assert named == {owners.index(owner): owner for owner in owners}
 
 
-def test_a_micro_batch_says_which_document_of_which_source_each_piece_is_of(make):
+def test_a_micro_batch_has_the_source_and_document_of_each_piece(make):
     shards = make(web=100, wiki=60)
     batches = PretrainBatches(shards, settings(sequence_length=12))
     for micro in (micro_row for step in range(6) for micro_row in batches.at(step)):

@@ -72,7 +72,7 @@ def test_each_source_is_one_array_across_shards_and_other_sources(folder):
     assert shards.read_window("wiki", 0, 5).tolist() == WIKI
 
 
-def test_every_window_is_the_slice_it_says(folder):
+def test_every_window_is_its_slice(folder):
     shards = TokenShards.open(folder)
     for source, whole in (("web", WEB), ("wiki", WIKI)):
         for start in range(len(whole)):
@@ -196,7 +196,7 @@ def test_documents_beyond_one_row_group_of_the_index_are_found(tmp_path):
     ("vocabulary", "expected"),
     [(65_536, b"\x02\x01\xff\xff"), (65_537, b"\x02\x01\x00\x00\xff\xff\x00\x00")],
 )
-def test_ids_lie_little_endian_in_the_smallest_type_that_holds_the_vocabulary(
+def test_ids_are_little_endian_in_the_smallest_type_for_the_vocabulary(
     tmp_path, vocabulary, expected
 ):
     ids = [0x0102, 0xFFFF]
@@ -205,7 +205,7 @@ def test_ids_lie_little_endian_in_the_smallest_type_that_holds_the_vocabulary(
     assert TokenShards.open(str(tmp_path)).read_window("web", 0, 2).tolist() == ids
 
 
-def test_the_summary_counts_what_was_written(tmp_path):
+def test_the_summary_counts_written_documents(tmp_path):
     documents = [
         make_document("web", [1, 0]),
         make_document("wiki", [2, 3, 0]),
@@ -223,7 +223,7 @@ def test_the_summary_has_the_sums_of_all_files(folder):
         assert entry == manifest.compute_file_sum(f"{folder}/{name}")
 
 
-def test_documents_lie_by_source_and_else_in_their_order(folder):
+def test_documents_are_grouped_by_source_in_order(folder):
     assert (
         Path(f"{folder}/0-a.bin").read_bytes()
         == np.array([10, 11, 0, 12, 0, 13, 0, 50, 51, 0], "<u2").tobytes()

@@ -25,7 +25,7 @@ def test_the_first_merge_is_the_commonest_pair():
     assert read_model(ByteLevelBPE(vocabulary=LEAST + 1), texts)["merges"] == [["a", "b"]]
 
 
-def test_a_pair_seen_less_often_than_asked_is_not_merged():
+def test_a_pair_below_the_least_count_is_not_merged():
     with pytest.raises(DataError, match="at most 263 entries"):
         ByteLevelBPE(vocabulary=LEAST + 1, min_frequency=3).train(["ab ab"])
     ByteLevelBPE(vocabulary=LEAST + 1, min_frequency=2).train(["ab ab"])

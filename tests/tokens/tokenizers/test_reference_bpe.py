@@ -36,7 +36,7 @@ def split_words(text: str) -> list[str]:
     return [first, *(SPACE + word for word in others)]
 
 
-def test_the_worked_example_of_merges_by_what_was_seen_first():
+def test_a_worked_example_of_merges_by_first_occurrence():
     learned = train(split_words(EXAMPLE), 6, "first_seen")
     assert learned == [
         ("l", "o"),

@@ -97,7 +97,7 @@ def test_text_that_is_the_name_of_an_entry_comes_back_as_text(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_entry_is_there_once_and_special_tokens_come_first(kind):
+def test_entries_are_unique_and_special_tokens_come_first(kind):
     tokenizer = library(kind)
     settings = KINDS[kind]
     by_id = [tokenizer.id_to_token(i) for i in range(settings.vocabulary)]

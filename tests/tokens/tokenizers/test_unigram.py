@@ -109,7 +109,7 @@ def test_a_word_that_cannot_be_cut_counts_for_nothing():
     assert lattice.expect_uses(np.full(6, 0.5)).tolist() == [0, 3, 0, 0, 0, 0]
 
 
-def test_digamma_is_that_of_the_tables():
+def test_digamma_equals_tabulated_values():
     values = _digamma(np.array([0.5, 1.0, 2.0, 10.0]))
     expected = [-1.9635100260, -0.5772156649, 0.4227843351, 2.2517525890]
     np.testing.assert_allclose(values, expected, atol=1e-8)
@@ -129,7 +129,7 @@ def test_word_frequencies_count_not_only_distinct_words():
     assert "rare" not in choose_pieces(words, 40, "")
 
 
-def test_characters_that_are_always_pieces_are_there_unseen():
+def test_required_characters_are_pieces_even_if_unseen():
     pieces = choose_pieces({"aa": 5}, 97, PRINTABLE_ASCII)
     assert set(PRINTABLE_ASCII) < set(pieces) and "aa" in pieces
     assert pieces["~"] == min(pieces.values())

@@ -118,7 +118,7 @@ def test_the_verdict_matches_the_findings(report, state, said):
     assert f'<div class="verdict {state}">' in page and said in page
 
 
-def test_lengths_beyond_what_is_drawn_are_one_bar_but_all_in_the_table():
+def test_lengths_beyond_the_chart_share_a_bar_but_are_in_the_table():
     chart = build_lengths_chart(VOCABULARY)
     assert "&gt;16" in chart.svg and ">40<" not in chart.svg
     assert [row[0] for row in chart.table.rows] == ["1", "2", "17", "40"]

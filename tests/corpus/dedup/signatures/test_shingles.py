@@ -107,7 +107,7 @@ def test_text_that_is_not_utf_8_is_refused():
 
 
 @pytest.mark.parametrize("size", [1, 5, 9, 100])
-def test_blocks_hold_what_fits_and_any_text_that_fits_none(size):
+def test_blocks_hold_texts_that_fit_and_oversized_texts_alone(size):
     lengths = [3, 0, 2, 20, 1, 1, 4, 0]
     texts = NormalisedTexts.of(["x" * length for length in lengths])
     blocks = texts.find_blocks(size)

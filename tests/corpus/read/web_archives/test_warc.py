@@ -99,7 +99,7 @@ def test_no_gzip_member_carries_a_time(tmp_path: Path) -> None:
     assert (tmp_path / "a.warc.gz").read_bytes()[4:8] == bytes(4)
 
 
-def test_each_page_has_a_gzip_member_and_an_id_of_its_own(tmp_path: Path) -> None:
+def test_each_page_has_its_own_gzip_member_and_id(tmp_path: Path) -> None:
     path = tmp_path / "a.warc.gz"
     write_warc(str(path), [PAGE, replace(PAGE, body=b"other")])
     with path.open("rb") as stream:

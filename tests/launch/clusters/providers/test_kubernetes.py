@@ -127,7 +127,7 @@ def test_up_waits_for_the_head_and_makes_no_token_besides_the_secret(
     assert not (kubectl / ".ray" / "auth_token").exists()
 
 
-def test_without_kubectl_one_line_says_what_is_missing(monkeypatch, tmp_path) -> None:
+def test_without_kubectl_one_line_names_it(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="kubectl: not installed on this machine"):
         Kubernetes("default").machines("trainrig")
