@@ -38,7 +38,7 @@ from trainrig.train.run_file.run_files import Pretraining
 pytestmark = [*(getattr(pytest.mark, name) for name in ("ray", "slow", "chaos", "soak", "data"))]
 
 LENGTH = 128  # tokens of a window, and of a document with its end token
-PLANTED = range(60, 64)  # data steps whose documents are garbled
+GARBLED = range(60, 64)  # data steps whose documents are garbled
 HOSTS = {"reference": "https://numpy.org/", "blog": "https://lilianweng.github.io/"}
 DOCUMENTS = 1_500  # documents of each domain
 
@@ -130,11 +130,11 @@ def make_run(tokens: str, output: Path, workers: int, task: str | None = None) -
 
 
 def garble_steps(rows: list[dict[str, str]], folder: Path) -> tuple[str, dict[int, set[str]]]:
-    """Return the tokens of `rows`, with the steps PLANTED garbled, and their URLs by step."""
+    """Return the tokens of `rows`, with the steps GARBLED garbled, and their URLs by step."""
     job = prepare(make_run(write_tokens(folder / "clean", rows), folder / "unused", 1))
     batches = job.make_batches()
     urls: dict[int, set[str]] = {}
-    for step in PLANTED:
+    for step in GARBLED:
         for micro in batches.at(step):
             for row, place, number in micro.pieces.tolist():
                 if place == 0:
@@ -177,12 +177,12 @@ def test_a_report_page_explains_a_run_with_bad_data_a_kill_and_a_resize(
 
     (spike,) = events.all("spike")
     begin, end = spike["skip"]
-    assert PLANTED.start - 2 <= begin <= PLANTED.start and PLANTED.stop <= end <= PLANTED.stop + 2
-    for step in PLANTED:
+    assert GARBLED.start - 2 <= begin <= GARBLED.start and GARBLED.stop <= end <= GARBLED.stop + 2
+    for step in GARBLED:
         found = find_culprits(run.output, None, step)
         worst = {checked.url for checked in found if checked.rules and " " not in checked.text}
         assert worst == urls[step], step
-    seen = find_url(run.output, min(urls[PLANTED.start]))
+    seen = find_url(run.output, min(urls[GARBLED.start]))
     assert seen.steps == ()  # the data of these steps was skipped
     page = build_live_page(run.output)
     for label in ("restart", "spike, rolled back", "resize, 2 → 1"):

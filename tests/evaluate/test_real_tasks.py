@@ -37,7 +37,7 @@ SHUFFLES = 3
 SIZES = DecoderConfig(
     layers=2, channels=64, heads=4, positions=512, vocabulary=320, initial_std=0.05
 )
-PLANTED = 40  # rows whose answers are trained on
+TRAINED_ROWS = 40  # rows whose answers are trained on
 
 
 def evaluated(model, encoder, test_data, folder, tasks, limit, **more):
@@ -132,10 +132,10 @@ def test_a_random_model_scores_in_the_band_of_shuffled_answers_when_it_writes_th
 def test_training_on_answers_scores_above_chance_and_is_reported_as_contamination(
     tiny_encoder, test_data, write_result, tmp_path
 ):
-    task, rows = load_task(TaskChoice(task="arc_easy", limit=PLANTED), str(test_data / "sets"))
+    task, rows = load_task(TaskChoice(task="arc_easy", limit=TRAINED_ROWS), str(test_data / "sets"))
     texts = [
         q.prompt + task.delimiter + q.answers[q.gold]
-        for q in load_questions(TaskRun(task, rows, PLANTED))
+        for q in load_questions(TaskRun(task, rows, TRAINED_ROWS))
     ]
     source = CurationSource(name="web", paths=("made-up.warc",))
     corpus = str(tmp_path / "corpus")
@@ -165,11 +165,11 @@ def test_training_on_answers_scores_above_chance_and_is_reported_as_contaminatio
         loss.backward()
         optimizer.step()
     found = evaluated(
-        model.eval(), tiny_encoder, test_data, tmp_path, ("arc_easy",), PLANTED, corpus=corpus
+        model.eval(), tiny_encoder, test_data, tmp_path, ("arc_easy",), TRAINED_ROWS, corpus=corpus
     )["arc_easy"]
     seen = found.contamination
     result = {"score": found.headline.value, "chance": found.chance, "loss": float(loss)}
     result |= {"band": found.shuffled, "rows_seen": seen.seen, "rows_looked_for": seen.looked_for}
     write_result("planted_answers.json", result)
     assert found.headline.value > found.shuffled[1] > found.chance, json.dumps(result)
-    assert seen.seen == seen.looked_for > PLANTED / 2
+    assert seen.seen == seen.looked_for > TRAINED_ROWS / 2

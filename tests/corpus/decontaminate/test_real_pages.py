@@ -31,7 +31,7 @@ _spec.loader.exec_module(plain)
 pytestmark = pytest.mark.data
 
 FIELDS = {"gsm8k_test": "question", "boolq": "query"}
-PLANTED = 40  # examples of each benchmark
+INJECTED = 40  # examples of each benchmark
 
 
 def disguise(text: str, number: int) -> str:
@@ -76,7 +76,7 @@ def test_every_injected_example_is_found_and_nothing_else(pages, benchmarks, sty
     documents = list(pages)
     injected = []
     for name in FIELDS:
-        for line in randomly.sample(range(1, len(texts[name]) + 1), PLANTED):
+        for line in randomly.sample(range(1, len(texts[name]) + 1), INJECTED):
             number = len(injected)
             page = pages[number]
             middle = randomly.randrange(len(page) + 1)

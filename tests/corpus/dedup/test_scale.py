@@ -27,7 +27,7 @@ from trainrig.corpus.dedup.pairs.verify import Verification
 from trainrig.corpus.dedup.passes.duplicate_search import DuplicateSearch
 from trainrig.corpus.dedup.signatures.minhash import MinHash
 
-_injected = runpy.run_path(str(Path(__file__).with_name("planted.py")))
+_injected = runpy.run_path(str(Path(__file__).with_name("injected.py")))
 SETTINGS = MinHash()
 
 SEARCH = """
@@ -88,7 +88,7 @@ def run_search(
 
 def search_injected(folder: Path, documents: int, splits: int, memory: int) -> dict[str, Any]:
     """Search among `documents` with injected duplicates; return the cost and the accuracy."""
-    injected = _injected["plant"](folder, documents, SETTINGS, splits)
+    injected = _injected["write_documents"](folder, documents, SETTINGS, splits)
     found, fell = run_search(folder, injected.split_indexes, memory)
     both = int((fell & injected.falls).sum())
     return {
@@ -126,7 +126,7 @@ def search_families(
     folder: Path, documents: int, splits: int, families: int, memory: int, copies: bool = False
 ) -> dict[str, Any]:
     """Search among documents that all belong to a few families, each of which keeps one."""
-    split_indexes = _injected["plant_families"](
+    split_indexes = _injected["write_families"](
         folder, documents, SETTINGS, splits, families, copies
     )
     found, _ = run_search(folder, split_indexes, memory)

@@ -25,19 +25,19 @@ COPY = 5  # the number of the member that is a copy
 
 
 @dataclass(frozen=True)
-class Planted:
+class Injected:
     """The files, and for each document whether it should be removed."""
 
     split_indexes: list[SplitIndex]
     falls: NDArray[np.bool_]
 
 
-def plant(folder: Path, documents: int, minhash: MinHash, splits: int) -> Planted:
+def write_documents(folder: Path, documents: int, minhash: MinHash, splits: int) -> Injected:
     """Write `documents` documents in `splits` files of equal size."""
     for part in ("documents", "signatures", "pairs"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     made = [_split(folder, number, documents // splits, minhash) for number in range(splits)]
-    return Planted(
+    return Injected(
         [split_index for split_index, _ in made], np.concatenate([falls for _, falls in made])
     )
 
@@ -109,7 +109,7 @@ def _draw(
     )
 
 
-def plant_families(
+def write_families(
     folder: Path,
     documents: int,
     minhash: MinHash,
