@@ -23,7 +23,7 @@ MASKS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("given", ROWS)
-def test_the_kernel_equals_plain_products(given, kernels):
+def test_flex_attention_equals_plain_products(given, kernels):
     torch._dynamo.reset()
     drawn = given.draw("cpu", torch.float32)
     whole = drawn.attend_plainly(torch.float64)
