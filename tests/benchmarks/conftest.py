@@ -1,4 +1,4 @@
-"""What benchmarks share: the modules beside them, and a process that is a rank of its own."""
+"""Fixtures of the benchmarks, which put the neighbouring modules on the import path."""
 
 import sys
 from collections.abc import Iterator
@@ -11,13 +11,13 @@ import torch.distributed as dist
 from trainrig.parallel import numerics
 from trainrig.parallel.mesh import join_group
 
-# They import `side_by_side`, `peers` and one another: this folder is no package.
+# The modules of this folder import each other by name, because it is no package.
 sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[None]:
-    """This process as the only rank of a group."""
+    """Make this process the only rank of a process group."""
     join_group(0, 1, f"file://{tmp_path}/store", timedelta(seconds=60))
     yield
     dist.destroy_process_group()

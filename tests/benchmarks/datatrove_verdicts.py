@@ -1,9 +1,9 @@
-"""Run by an interpreter that has datatrove 0.10: what its filters say of texts, and their cost.
+"""Verdicts and CPU cost of datatrove 0.10's filters, for an interpreter that has datatrove.
 
     python datatrove_verdicts.py TEXTS.jsonl VERDICTS.json
 
 TEXTS.jsonl has one JSON string a line. VERDICTS.json: {"verdicts": {rule set: [kept?, ...]},
-"cpu_seconds": of the chain of FineWeb, every filter asked about every text}.
+"cpu_seconds": of the chain of FineWeb, where every filter judges every text}.
 """
 
 import json
@@ -20,8 +20,10 @@ from datatrove.pipeline.filters import (
 )
 
 texts = [json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]
-repetition, quality = GopherRepetitionFilter(), GopherQualityFilter()
-c4, c4_any_end = C4QualityFilter(), C4QualityFilter(filter_no_terminal_punct=False)
+repetition = GopherRepetitionFilter()
+quality = GopherQualityFilter()
+c4 = C4QualityFilter()
+c4_any_end = C4QualityFilter(filter_no_terminal_punct=False)
 fineweb = FineWebQualityFilter()
 
 
@@ -40,7 +42,7 @@ for text in texts:
     document = Document(text=text, id="")
     verdicts["repetition"].append(keeps(repetition, document))
     verdicts["quality"].append(keeps(quality, document))
-    verdicts["c4_any_end"].append(keeps(c4_any_end, document))  # changes the text, if it keeps it
+    verdicts["c4_any_end"].append(keeps(c4_any_end, document))  # changes the text if it keeps it
     verdicts["fineweb_after_c4"].append(
         keeps(fineweb, document) if verdicts["c4_any_end"][-1] else None
     )

@@ -1,4 +1,4 @@
-"""The layouts of two workers: what the planner predicts of a run in each, and how each is run."""
+"""Layouts of two workers: the planner's prediction for each, and how to run each."""
 
 from collections.abc import Iterable, Mapping
 from itertools import combinations
@@ -18,7 +18,7 @@ from trainrig.scaling.layout.prediction import Predictor, StepPrediction
 from trainrig.train.run_file.run_files import Pretraining
 
 WORLD = 2
-APART = 1.15  # predictions that differ by less are not said to be in an order
+APART = 1.15  # a smaller ratio of predictions does not count as an order
 PIPELINE = Degrees(pipeline=WORLD)
 LAYOUTS = {
     "FSDP": DeviceLayout(Degrees(shard=WORLD), 2),
@@ -36,27 +36,31 @@ LAYOUTS = {
     "interleaved, 4 micro-batches": DeviceLayout(PIPELINE, 1, schedule="interleaved", chunks=2),
     "expert": DeviceLayout(Degrees(expert=WORLD), 2),
 }
-TILE = 16  # float32 numbers of a register of AVX-512: a core fills no larger pieces
+TILE = 16  # float32 elements of an AVX-512 register: a core needs no larger tiles
 
 
 def list_layouts(run: Pretraining) -> dict[str, DeviceLayout]:
-    """Those of LAYOUTS that `run` can be trained in, by name."""
+    """Return the layouts of LAYOUTS that `run` can be trained in, keyed by name."""
     subject, _ = build_subject(run, "run.toml")
     mixed = isinstance(subject.model.feedforward, MixtureOfExperts)
     return {
-        name: each
-        for name, each in LAYOUTS.items()
-        if explain_refusal(subject.model, subject.batch, each.degrees) is None
-        and not (mixed and each.degrees.context > 1)
+        name: layout
+        for name, layout in LAYOUTS.items()
+        if explain_refusal(subject.model, subject.batch, layout.degrees) is None
+        and not (mixed and layout.degrees.context > 1)
     }
 
 
 def write_table(rates: Mapping[str, Mapping[str, float]]) -> str:
-    """A table of hardware of two devices that reach `rates`, as a user would write it. The planner
-    takes shares (terms.py) of nominal bandwidths, so the nominal ones are what was reached over
-    those."""
-    device, link, reached = rates["device"], rates["link"], rates["reached"]
-    every = ", ".join(f'"{name}" = {each:.6g}' for name, each in reached.items())
+    """Return a hardware table of two devices that reach `rates`, as a user would write it.
+
+    The planner takes shares (terms.py) of nominal bandwidths, so this writes each measured
+    bandwidth divided by its share.
+    """
+    device = rates["device"]
+    link = rates["link"]
+    reached = rates["reached"]
+    every = ", ".join(f'"{name}" = {value:.6g}' for name, value in reached.items())
     return f"""\
 [devices.core]
 flops = {{ float32 = {device["flops"]:.6g} }}
@@ -92,25 +96,25 @@ source = "none: it is not rented"
 def predict_steps(
     run: Pretraining, layouts: Mapping[str, DeviceLayout], offers: Hardware
 ) -> dict[str, StepPrediction]:
-    """What the planner says of each."""
+    """Return the planner's prediction for each layout."""
     subject, _ = build_subject(run, "run.toml")
     cluster = build_cluster(ClusterWanted(device="core", devices=WORLD), offers, WORLD)
     predictor = Predictor(
         subject.model, subject.training, subject.batch, cluster, subject.predicted
     )
-    return {name: predictor.predict(each) for name, each in layouts.items()}
+    return {name: predictor.predict(layout) for name, layout in layouts.items()}
 
 
 def write_tasks(
     run: Pretraining, predictions: Mapping[str, StepPrediction]
 ) -> dict[str, dict[str, Any]]:
-    """What ranks are told of each layout: the run file that the planner would write for it."""
+    """Return the run file of each layout that the planner would write, as tasks for the ranks."""
     found = {}
-    for name, each in predictions.items():
-        laid = apply_layout(run, each)
+    for name, prediction in predictions.items():
+        laid = apply_layout(run, prediction)
         stage = laid.batches.resolve_stages()[0]
         training = laid.training.model_dump()
-        if "ring" in name:  # sends as much, which the planner counts as gathered
+        if "ring" in name:  # a ring sends as much as the planner counts as gathered
             training["parallel"]["context"]["kind"] = "RingAttention"
         micro_batch = laid.batches.micro_batch
         found[name] = {
@@ -124,16 +128,20 @@ def write_tasks(
 def count_pairs(
     predicted: Mapping[str, float], measured: Mapping[str, float]
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """The pairs that are predicted more than APART from each other, and those of them that were
-    measured in the other order, the one said to be faster first."""
+    """Return the pairs of layouts predicted to be APART, and those measured in the opposite order.
+
+    In each pair the layout that is predicted to be faster comes first.
+    """
     names: Iterable[tuple[str, str]] = combinations(sorted(predicted, key=predicted.__getitem__), 2)
     apart = [(a, b) for a, b in names if predicted[b] > APART * predicted[a]]
     return apart, [(a, b) for a, b in apart if measured[b] <= measured[a]]
 
 
 def format_rows(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the table of docs/evidence/layouts.md: predicted and measured milliseconds of each
-    model, with quartiles."""
+    """Return the table of docs/evidence/layouts.md.
+
+    For each model, the table has predicted and measured milliseconds and their quartiles.
+    """
     models = " | ".join(f"{name}: predicted | measured" for name in found)
     rows = [f"| layout | {models} |", "|---|" + "---|---|" * len(found)]
     for name in LAYOUTS:

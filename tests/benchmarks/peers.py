@@ -1,4 +1,4 @@
-"""Plain models to measure ours against: what people write by hand, and Transformers' Llama.
+"""Plain models to compare with trainrig's: a handwritten GPT and Transformers' Llama.
 
 Shapes: B sequences, T positions, C channels, V entries of the vocabulary.
 """
@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from trainrig.models.decoder import DecoderConfig
 
-# Settings of a decoder of ours that make it the GPT below.
+# Settings that turn a trainrig decoder into the GPT below.
 NANOGPT = {
     "norm": {"kind": "LayerNorm", "bias": False},
     "position_embedding": {"kind": "LearnedPositions"},
@@ -32,11 +32,11 @@ class GPTBlock(nn.Module):
         self.down = nn.Linear(4 * channels, channels, bias=False)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        """[B, T, C] to [B, T, C]."""
+        """Map the stream [B, T, C] to the stream after this layer [B, T, C]."""
         batch, length, channels = x_BTC.shape
         parts = self.query_key_value(self.first_norm(x_BTC)).split(channels, dim=2)
         query, key, value = (
-            each.view(batch, length, self.heads, -1).transpose(1, 2) for each in parts
+            part.view(batch, length, self.heads, -1).transpose(1, 2) for part in parts
         )
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x_BTC = x_BTC + self.output(seen.transpose(1, 2).reshape(batch, length, channels))
@@ -44,8 +44,11 @@ class GPTBlock(nn.Module):
 
 
 class GPT(nn.Module):
-    """A GPT of as many layers, channels and heads as a decoder of ours: as many products, too, if
-    the feed-forward network of that one is 8/3 of its channels wide."""
+    """A GPT with as many layers, channels and heads as a trainrig decoder.
+
+    It does as many products, too, if the decoder's feed-forward network is 8/3 of its channels
+    wide.
+    """
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -60,13 +63,13 @@ class GPT(nn.Module):
         nn.init.normal_(self.embedding.weight, std=0.02)
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        """Logits [B, T, V]."""
+        """Return logits [B, T, V]."""
         x_BTC = self.embedding(ids_BT) + self.positions(torch.arange(ids_BT.shape[1]))
         return self.head(self.norm(self.blocks(x_BTC)))
 
 
 class Llama(nn.Module):
-    """Transformers' Llama of the sizes of a decoder of ours."""
+    """Transformers' Llama with the sizes of a trainrig decoder."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -85,5 +88,5 @@ class Llama(nn.Module):
         self.whole = LlamaForCausalLM(settings)
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        """Logits [B, T, V]."""
+        """Return logits [B, T, V]."""
         return self.whole(ids_BT).logits

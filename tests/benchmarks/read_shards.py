@@ -1,4 +1,4 @@
-"""Measures a reader of token shards, in a process that does nothing else: `… FOLDER`."""
+"""Measure a reader of token shards, in a process that does nothing else: `… FOLDER`."""
 
 import json
 import sys
@@ -14,20 +14,20 @@ LENGTH = 4_097  # ids of a window
 
 
 def status(key: str) -> int:
-    """Bytes that this process has, by the kernel's name for their kind."""
+    """Return a memory figure of this process in bytes, by the kernel's name for it."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
 
 
 def main(folder: str) -> None:
-    """Open the shards, read windows at random, find their documents."""
+    """Open the shards, read windows at random, and find their documents."""
     before = status("RssAnon")
     began = time.process_time()
     shards = TokenShards.open(folder)
     opened = time.process_time()
     starts = np.random.default_rng(0).integers(0, shards.tokens("web") - LENGTH, WINDOWS)
     ids = np.empty(LENGTH, dtype=np.int64)
-    shards.read_into("web", 0, ids)  # what only the first read of a process does
+    shards.read_into("web", 0, ids)  # pays the cost of a process's first read
     begun = time.process_time()
     for start in starts.tolist():
         shards.read_into("web", start, ids)

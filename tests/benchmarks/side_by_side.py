@@ -1,4 +1,4 @@
-"""Two ways of doing one thing, timed in turns, so that a machine's moods meet both alike."""
+"""Timing of two implementations in alternation, so that a machine's load affects both alike."""
 
 import json
 import statistics
@@ -9,9 +9,10 @@ from collections.abc import Callable
 def compare(
     name: str, ours: Callable[[], object], peer: Callable[[], object], rounds: int
 ) -> float:
-    """CPU seconds of `ours` and `peer`, and the median of their ratios (ours over peer), printed.
+    """Print the CPU seconds of `ours` and `peer` and return the median ratio, ours over peer.
 
-    CPU seconds of this process, as others may want the cores. Both run once unmeasured first.
+    These are CPU seconds of this process, as other processes may use the cores. Both run once
+    unmeasured first.
     """
     ours(), peer()
     times = [(cpu_seconds(ours), cpu_seconds(peer)) for _ in range(rounds)]
@@ -29,7 +30,7 @@ def compare(
 
 
 def cpu_seconds(action: Callable[[], object]) -> float:
-    """CPU seconds of this process that `action` takes."""
+    """Return the CPU seconds of this process that `action` takes."""
     began = time.process_time()
     action()
     return time.process_time() - began

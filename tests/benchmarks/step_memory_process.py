@@ -1,9 +1,10 @@
-"""Peak memory of training steps of 124M parameters, of this process: `python
-step_memory_process.py transformers|VIRTUAL`.
+"""Peak memory of training steps of 124M parameters, measured in this process.
 
-A script, as a process must have done nothing before to say what a step needs. Prints a line of JSON
-as tuning_memory.py does. A step is 4 micro-batches of one row of 256 tokens; ours has VIRTUAL
-virtual workers.
+    python step_memory_process.py transformers|VIRTUAL
+
+This is a script, because only a fresh process shows what a step needs. It prints a line of JSON as
+tuning_memory.py does. A step is 4 micro-batches of one row of 256 tokens. trainrig's step has
+VIRTUAL virtual workers.
 """
 
 import json
@@ -16,18 +17,20 @@ from datetime import timedelta
 import numpy as np
 from tuning_memory import measure
 
-ROWS, LENGTH, STEPS = 4, 256, 3
+ROWS = 4
+LENGTH = 256
+STEPS = 3
 SIZES = {"layers": 12, "channels": 768, "heads": 12, "vocabulary": 50_304, "positions": LENGTH}
 
 
 def draw_rows() -> tuple[np.ndarray, np.ndarray]:
-    """Token ids and their targets, both [ROWS, LENGTH]."""
+    """Return token ids and their targets, both [ROWS, LENGTH]."""
     ids = np.random.default_rng(0).integers(0, SIZES["vocabulary"], (ROWS, LENGTH + 1))
     return ids[:, :-1].copy(), ids[:, 1:].copy()
 
 
 def prepare_ours(virtual: int) -> Callable[[], None]:
-    """Steps of ours, deterministic, from fresh weights on."""
+    """Return a function that takes deterministic trainrig steps from fresh weights."""
     import torch._inductor  # noqa: F401  # what torch imports at a first step
 
     from trainrig.models.decoder import DecoderConfig
@@ -41,7 +44,7 @@ def prepare_ours(virtual: int) -> Callable[[], None]:
     from trainrig.train.step import Stepper
 
     class Rows:
-        """A micro-batch a row, the same at every step."""
+        """Batches of one row per micro-batch, the same at every step."""
 
         def micro_batches(self, step: int) -> int:
             return ROWS
@@ -50,8 +53,9 @@ def prepare_ours(virtual: int) -> Callable[[], None]:
             return {TOKENS: ROWS * LENGTH}
 
         def micro_batch(self, step: int, index: int) -> MicroBatch:
-            ids, targets = (each[index : index + 1] for each in draw_rows())
-            number, pieces = np.arange(1), np.zeros((0, 3), dtype=np.int64)
+            ids, targets = (rows[index : index + 1] for rows in draw_rows())
+            number = np.arange(1)
+            pieces = np.zeros((0, 3), dtype=np.int64)
             return MicroBatch(build_token_arrays(ids, targets), number, number * 0, pieces)
 
     join_group(0, 1, f"file://{tempfile.mkdtemp()}/store", timedelta(seconds=60))
@@ -75,7 +79,7 @@ def prepare_ours(virtual: int) -> Callable[[], None]:
 
 
 def prepare_transformers() -> Callable[[], None]:
-    """Steps of Transformers' Llama of the same sizes, as a plain loop takes them."""
+    """Return a function that takes a plain loop's steps of Transformers' Llama of equal sizes."""
     import torch
     import torch._inductor
     import torch.nn.functional as F
@@ -108,7 +112,7 @@ def main() -> None:
     (side,) = sys.argv[1:]
     work = prepare_transformers() if side == "transformers" else prepare_ours(int(side))
     print(json.dumps(measure(work)), flush=True)
-    os._exit(0)  # nothing that an import registered need end
+    os._exit(0)  # skips the exit handlers that imports registered
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What batches cost: beside a training step, far into a run, on large shards, on any ranks."""
+"""Cost of batches: during a training step, far into a run, on large shards, on any ranks."""
 
 import functools
 import hashlib
@@ -37,36 +37,38 @@ from trainrig.tokens.shards.token_shards import (
 )
 
 pytestmark = pytest.mark.bench
-SEQUENCES, LENGTH, VOCABULARY = 8, 256, 4096
+SEQUENCES = 8
+LENGTH = 256
+VOCABULARY = 4096
 DOCUMENT = 1_000  # tokens
 
 
-def sums_of_nothing(size: int) -> bytes:
-    """The sums of `size` zeros, which a sparse file has."""
+def compute_zero_sums(size: int) -> bytes:
+    """Return the block sums of `size` zeros, which are the content of a sparse file."""
     whole = np.full(size // SUMMED, zlib.crc32(bytes(SUMMED)), SUM_DTYPE).tobytes()
     return whole + compute_block_sums([bytes(size % SUMMED)])
 
 
-def sparse_shards(folder: Path, tokens: int) -> TokenShards:
-    """Shards of 10 GB each at most, of which only the ends of documents take room on the disk."""
-    each = min(tokens, 5 * 10**9)
-    for number in range(tokens // each):
+def write_sparse_shards(folder: Path, tokens: int) -> TokenShards:
+    """Write sparse shards of at most 10 GB each; only the ends of documents use the disk."""
+    tokens_a_shard = min(tokens, 5 * 10**9)
+    for number in range(tokens // tokens_a_shard):
         path = f"{folder}/{number:03d}"
         folder.mkdir(exist_ok=True)
         with Path(path + TOKENS).open("wb") as file:
-            file.truncate(2 * each)
-        documents = each // DOCUMENT
-        ends = np.arange(DOCUMENT, each + 1, DOCUMENT, dtype="<i8").tobytes()
+            file.truncate(2 * tokens_a_shard)
+        documents = tokens_a_shard // DOCUMENT
+        ends = np.arange(DOCUMENT, tokens_a_shard + 1, DOCUMENT, dtype="<i8").tobytes()
         Path(path + ENDS).write_bytes(ends)
         Path(path + ENDS + SUMS).write_bytes(compute_block_sums([ends]))
-        Path(path + TOKENS + SUMS).write_bytes(sums_of_nothing(2 * each))
+        Path(path + TOKENS + SUMS).write_bytes(compute_zero_sums(2 * tokens_a_shard))
         Path(path + INDEX).write_bytes(b"")
         halves = (documents // 2, documents - documents // 2)
         head = ShardHeader(
             vocabulary=VOCABULARY,
             tokenizer="tokenizer",
             documents=documents,
-            tokens=each,
+            tokens=tokens_a_shard,
             tokens_sha256=f"{number}",
             ends_sha256=f"{number}",
             index_bytes=0,
@@ -76,25 +78,25 @@ def sparse_shards(folder: Path, tokens: int) -> TokenShards:
     return TokenShards.open(str(folder))
 
 
-def settings(**changed):
+def make_settings(**changed):
     table = {"sequence_length": LENGTH, "global_batch": SEQUENCES, "micro_batch": SEQUENCES}
     return build(BatchSettings, table | {"weights": {"a": 2, "b": 1}} | changed, "bench.toml")
 
 
-def cpu_seconds(action, rounds):
+def measure_cpu_seconds(action, rounds):
     began = time.process_time()
     for number in range(rounds):
         action(number)
     return (time.process_time() - began) / rounds
 
 
-def tell(**figures):
+def print_result(**figures):
     print(json.dumps(figures))
 
 
 @pytest.fixture(scope="module")
 def training_step():
-    """One update of a model of 12 million parameters on a batch; called with the step's number."""
+    """Return a function that makes one update of a model of 12 million parameters."""
     torch.set_num_threads(1)
     config = DecoderConfig(layers=6, channels=384, heads=6, vocabulary=VOCABULARY, positions=LENGTH)
     model = Decoder(config)
@@ -103,7 +105,8 @@ def training_step():
 
     def step(share):
         for micro, _ in share.assigned:
-            ids, targets = torch.from_numpy(micro.ids), torch.from_numpy(micro.targets)
+            ids = torch.from_numpy(micro.ids)
+            targets = torch.from_numpy(micro.targets)
             (
                 cross_entropy_sum(model(ids).logits, targets) / share.denominators["tokens"]
             ).backward()
@@ -115,15 +118,15 @@ def training_step():
 
 
 def test_a_batch_costs_less_than_a_hundredth_of_a_training_step(training_step, tmp_path):
-    batches = PretrainBatches(sparse_shards(tmp_path / "tokens", 500_000), settings())
+    batches = PretrainBatches(write_sparse_shards(tmp_path / "tokens", 500_000), make_settings())
     share = read_local_batch(batches, 0, 1, 0)
     training_step(share)
     ratios = []
-    for _ in range(5):  # in turns
-        reading = cpu_seconds(lambda step: read_local_batch(batches, 0, 1, step), 50)
-        training = cpu_seconds(lambda _: training_step(share), 2)
+    for _ in range(5):  # alternate, so that load affects all alike
+        reading = measure_cpu_seconds(lambda step: read_local_batch(batches, 0, 1, step), 50)
+        training = measure_cpu_seconds(lambda _: training_step(share), 2)
         ratios.append(reading / training)
-    tell(
+    print_result(
         benchmark="batch of 8 x 256 tokens, its denominator included, over a training step, 12M",
         reading_milliseconds=round(reading * 1e3, 3),
         training_milliseconds=round(training * 1e3, 1),
@@ -135,34 +138,39 @@ def test_a_batch_costs_less_than_a_hundredth_of_a_training_step(training_step, t
 
 @pytest.mark.parametrize("span", [1, 8])
 def test_any_step_of_any_amount_of_data_costs_the_same(span, tmp_path):
-    """At step 0, 10^4 and 10^7, for 1 MB and 100 GB; with `span`, as it is before a stage of longer
-    sequences."""
+    """Measure steps 0, 10^4 and 10^7 of 1 MB and of 100 GB.
+
+    `span` is set as it is before a stage of longer sequences.
+    """
     longer = {"longest_sequence_length": span * LENGTH}
     figures = {}
     for name, tokens in (("1 MB", 500_000), ("100 GB", 50 * 10**9)):
-        shards = sparse_shards(tmp_path / name.replace(" ", "-"), tokens)
-        opening = cpu_seconds(lambda _, at=shards.folder: TokenShards.open(at), 5)
-        batches = PretrainBatches(shards, settings(**longer))
+        shards = write_sparse_shards(tmp_path / name.replace(" ", "-"), tokens)
+        opening = measure_cpu_seconds(lambda _, at=shards.folder: TokenShards.open(at), 5)
+        batches = PretrainBatches(shards, make_settings(**longer))
         for first in (0, 10**4, 10**7):
             read_local_batch(batches, 0, 1, first)
             figures[f"{name}, step {first:.0e}"] = min(
-                cpu_seconds(
+                measure_cpu_seconds(
                     lambda step, of=batches, at=first: read_local_batch(of, 0, 1, at + step), 60
                 )
                 for _ in range(5)
             )
         figures[f"{name}, opening"] = opening
     milliseconds = {name: round(seconds * 1e3, 3) for name, seconds in figures.items()}
-    tell(benchmark=f"CPU milliseconds of a step's batch, rows of blocks of {span}", **milliseconds)
+    print_result(
+        benchmark=f"CPU milliseconds of a step's batch, rows of blocks of {span}", **milliseconds
+    )
     steps = [seconds for name, seconds in figures.items() if "step" in name]
     assert max(steps) < 0.02
     assert max(steps) < 2.5 * min(steps)
 
 
-def test_what_the_prefetch_hides(training_step, tmp_path):
-    """Wall time with batches that wait for storage half as long as a step trains."""
+def test_the_prefetch_hides_waits_for_storage(training_step, tmp_path):
+    """Measure wall time with batches that wait for storage half as long as a step trains."""
     batches = PretrainBatches(
-        sparse_shards(tmp_path / "tokens", 500_000), settings(global_batch=1, micro_batch=1)
+        write_sparse_shards(tmp_path / "tokens", 500_000),
+        make_settings(global_batch=1, micro_batch=1),
     )
     began = time.perf_counter()
     for step in range(3):
@@ -182,14 +190,14 @@ def test_what_the_prefetch_hides(training_step, tmp_path):
 
     instant = functools.partial(read_local_batch, batches, 0, 1)
     rounds = [(run(0, instant), run(0), run(2)) for _ in range(5)]
-    # The first batch of a run is waited for in any case.
+    # The first batch of a run is never prefetched.
     hidden = sorted((plain - ahead) / (7 * wait) for _, plain, ahead in rounds)
-    tell(
+    print_result(
         benchmark="8 training steps on batches that wait: wall seconds, median of 5 in turns",
         wait_of_each=round(wait, 3),
-        no_wait=round(statistics.median(each[0] for each in rounds), 3),
-        not_ahead=round(statistics.median(each[1] for each in rounds), 3),
-        two_ahead=round(statistics.median(each[2] for each in rounds), 3),
+        no_wait=round(statistics.median(seconds[0] for seconds in rounds), 3),
+        not_ahead=round(statistics.median(seconds[1] for seconds in rounds), 3),
+        two_ahead=round(statistics.median(seconds[2] for seconds in rounds), 3),
         hidden_share_of_waiting=round(statistics.median(hidden), 3),
         hidden_from_to=[round(hidden[0], 3), round(hidden[-1], 3)],
     )
@@ -199,17 +207,19 @@ def test_what_the_prefetch_hides(training_step, tmp_path):
 def test_building_mixtures_costs_tenths_of_a_second():
     dice = random.Random(0)
     weights = {f"source-{number}": dice.random() + 0.01 for number in range(30)}
-    plain = cpu_seconds(lambda n: Mixture.from_weights(weights | {"other": 0.5 + n / 1000}), 5)
+    plain = measure_cpu_seconds(
+        lambda n: Mixture.from_weights(weights | {"other": 0.5 + n / 1000}), 5
+    )
     owed = Mixture.from_weights(weights).compute_owed_after(12_345)
 
     def changed(number):
         new = {source: weight + number / 997 for source, weight in weights.items()}
         return Mixture.from_weights(new, carry_over(owed, new))
 
-    tell(
+    print_result(
         benchmark="a mixture of 30 sources, 100,000 slots: CPU seconds to build",
         plain=round(plain, 3),
-        with_debts=round(cpu_seconds(changed, 5), 3),
+        with_debts=round(measure_cpu_seconds(changed, 5), 3),
     )
     assert plain < 2
 
@@ -251,8 +261,8 @@ MIXED = {
 }
 
 
-def order_hash(folder, world, cache=None):
-    """One hash over all micro-batches that so many processes read, in order of step and sample."""
+def hash_order(folder, world, cache=None):
+    """Return one hash over all micro-batches that `world` processes read, by step and sample."""
     processes = []
     for rank in range(world):
         restarts = sorted(random.Random(f"{rank} of {world}").sample(range(1, STEPS), 3))
@@ -265,23 +275,24 @@ def order_hash(folder, world, cache=None):
             )
         )
     parts = [json.loads(process.communicate()[0]) for process in processes]
-    found = sorted(tuple(each) for part in parts for each in part)
-    assert len(found) == 900 * 8 + 1_100 * 4 == len({each[:2] for each in found})
+    found = sorted(tuple(row) for part in parts for row in part)
+    assert len(found) == 900 * 8 + 1_100 * 4 == len({row[:2] for row in found})
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
 
 def test_the_first_2000_global_batches_are_the_same_for_all(s3, tmp_path):
-    """At 1, 2, 4 and 8 ranks, each with three restarts of its own; on a disk and in a bucket."""
-    folder, draw = str(tmp_path / "tokens"), np.random.default_rng(0)
+    """Compare 1 to 8 ranks, each restarted three times, with shards on disk and in a bucket."""
+    folder = str(tmp_path / "tokens")
+    draw = np.random.default_rng(0)
     for shard in range(4):
         documents = [
             EncodedDocument(f"{n}", "ab"[n % 2], "u", draw.integers(0, 4096, 700), 1, "f", n)
             for n in range(60)
         ]
         write_shard(folder, f"{shard}", ShardVocabulary(VOCABULARY, "tokenizer"), documents)
-    hashes = {f"{world} ranks": order_hash(folder, world) for world in (1, 2, 4, 8)}
+    hashes = {f"{world} ranks": hash_order(folder, world) for world in (1, 2, 4, 8)}
     for path in storage.list_files(folder):
         storage.write(f"{s3}/tokens/{path.rpartition('/')[2]}", storage.read(path))
-    hashes["s3, 2 ranks"] = order_hash(f"{s3}/tokens", 2, str(tmp_path / "cache"))
-    tell(benchmark="SHA-256 of the order of the first 2,000 global batches", **hashes)
+    hashes["s3, 2 ranks"] = hash_order(f"{s3}/tokens", 2, str(tmp_path / "cache"))
+    print_result(benchmark="SHA-256 of the order of the first 2,000 global batches", **hashes)
     assert len(set(hashes.values())) == 1

@@ -1,7 +1,7 @@
-"""What checkpoints cost a run, at 10M parameters and at 1×, 10× that.
+"""Cost of checkpoints for a run of 10M parameters and of 10 times as many.
 
-One rank in this process, one thread: the saving thread competes with the steps for nothing but
-memory bandwidth and the interpreter's lock, if the machine has a core to spare.
+One rank runs in this process on one thread. If the machine has a core to spare, the saving thread
+competes with the steps only for memory bandwidth and the interpreter's lock.
 """
 
 import json
@@ -27,11 +27,11 @@ SIZES = {
     "100M": {"layers": 14, "channels": 768, "heads": 12, "kv_heads": 12, "vocabulary": 512},
 }
 ROUNDS = 5
-STEPS = 4  # while one checkpoint is written
+STEPS = 4  # steps taken while one checkpoint is written
 
 
 class NoData:
-    """Batches of which only the name is asked."""
+    """Batches that have a read position and no data."""
 
     def data_before(self, step):
         return {"made up": True}
@@ -45,7 +45,7 @@ def alone(tmp_path):
     dist.destroy_process_group()
 
 
-def job_of(size, folder):
+def make_job(size, folder):
     model = DecoderConfig(positions=256, **SIZES[size])
     training = Training(steps=10_000, checkpoints={"every": 100})
     return TrainingJob(
@@ -65,7 +65,7 @@ def seconds(action):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_run_waits_for_a_checkpoint_no_longer_than_for_a_copy(alone, tmp_path, size):
-    job = job_of(size, tmp_path)
+    job = make_job(size, tmp_path)
     folder = RunFolder(job.folder)
     state = build_fresh_state(job, find_local_device())
     saver = Saver(folder, folder.take_attempt(0), job, NoData())
@@ -74,7 +74,7 @@ def test_a_run_waits_for_a_checkpoint_no_longer_than_for_a_copy(alone, tmp_path,
         state.step = state.data_step = step
         saver.save(state)
         saver.finish()
-    events = [each for each in folder.read_events() if each["event"] == "checkpoint"]
+    events = [event for event in folder.read_events() if event["event"] == "checkpoint"]
     megabytes = events[0]["bytes"] / 1e6
     newest, _ = find_newest_valid(folder)
     reads = [seconds(lambda: load(newest.path, state, job, NoData())) for _ in range(rounds)]
@@ -85,7 +85,7 @@ def test_a_run_waits_for_a_checkpoint_no_longer_than_for_a_copy(alone, tmp_path,
         benchmark=f"checkpoint of {size} parameters, one rank",
         parameters=count_parameters(job.model).total,
         megabytes=megabytes,
-        first_stall_seconds=stalls[0],  # makes the staging memory
+        first_stall_seconds=stalls[0],  # the first save allocates the staging memory
         stall_seconds=statistics.median(stalls[1:]),
         worst_stall_seconds=max(stalls[1:]),
         seconds_in_all=statistics.median(event["seconds"] for event in events),
@@ -94,13 +94,13 @@ def test_a_run_waits_for_a_checkpoint_no_longer_than_for_a_copy(alone, tmp_path,
         cheap_check_seconds=statistics.median(cheap),
         rounds=rounds,
     )
-    assert megabytes / statistics.median(reads) > 100  # a regression on any machine
+    assert megabytes / statistics.median(reads) > 100  # fewer would be a regression on any machine
     assert statistics.median(stalls[1:]) < 0.5 * megabytes / 120
 
 
-def test_steps_go_on_while_a_checkpoint_is_written(alone, tmp_path):
-    """A few steps with a save before them, and a few without, in turns."""
-    job = job_of("10M", tmp_path)
+def test_steps_continue_while_a_checkpoint_is_written(alone, tmp_path):
+    """Alternate a few steps that follow a save with a few that do not."""
+    job = make_job("10M", tmp_path)
     folder = RunFolder(job.folder)
     state = build_fresh_state(job, find_local_device())
     saver = Saver(folder, folder.take_attempt(0), job, NoData())
@@ -124,7 +124,7 @@ def test_steps_go_on_while_a_checkpoint_is_written(alone, tmp_path):
 
     steps(True)
     turns = [(steps(False), steps(True)) for _ in range(ROUNDS)]
-    events = [each for each in folder.read_events() if each["event"] == "checkpoint"][1:]
+    events = [event for event in folder.read_events() if event["event"] == "checkpoint"][1:]
     plain = statistics.median(a for a, _ in turns) / STEPS
     writing = statistics.median(event["seconds"] for event in events)
     slower = sorted(b / a for a, b in turns)
@@ -135,10 +135,11 @@ def test_steps_go_on_while_a_checkpoint_is_written(alone, tmp_path):
         step_seconds=plain,
         ratio=statistics.median(slower),
         ratio_from_to=[round(slower[0], 3), round(slower[-1], 3)],
-        # Of the steps that ran while it was written; the rest were not disturbed.
+        # This is the slowdown of the steps that ran during the write; other steps were not
+        # disturbed.
         slowdown_while_writing=extra / max(writing, 1e-9),
         stall_seconds=stall,
-        # At the default of 100 steps between two: what the run loses to them in all.
+        # At the default interval of 100 steps, this is all that a run loses to checkpoints.
         share_of_wall_at_the_default_interval=(stall + max(extra, 0.0)) / (100 * plain),
         stall_share_at_the_default_interval=stall / (100 * plain),
         rounds=ROUNDS,

@@ -1,7 +1,7 @@
-"""What one more node, one more rank and one more split cost whoever looks after all of them.
+"""Cost of one more node, rank and split for the processes that manage them.
 
-A thousand nodes do not fit on one machine. What each of them costs the head node and the driver
-does: it is measured here at several sizes, so that docs/scale.md can reckon with the gradient.
+A thousand nodes do not fit on one machine, but what each of them costs the head node and the driver
+does. It is measured here at several sizes, so that docs/scale.md can extrapolate from the slope.
 """
 
 import contextlib
@@ -42,14 +42,14 @@ pytestmark = [pytest.mark.bench, pytest.mark.ray, pytest.mark.timeout(1800)]
 
 Raylets = runpy.run_path(str(Path(__file__).parents[1] / "chaos" / "raylets.py"))["Raylets"]
 NODES = tuple(map(int, os.environ.get("TRAINRIG_NODES", "2,6,12").split(",")))
-WATCHED = 15.0  # s for which the idle head node is watched
+WATCHED = 15.0  # s for which the idle head node is measured
 LOOKS = 10
-HEAD_CORES = 8  # of the machine that docs/scale.md wants for the head of a thousand nodes
+HEAD_CORES = 8  # cores of the head node that docs/scale.md recommends for a thousand nodes
 
 
 @pytest.fixture(scope="module")
 def raylets() -> Iterator[Any]:
-    """A head and two nodes, which this process is connected to."""
+    """Start a head and two nodes, and connect this process to them."""
     with mock.patch.dict(os.environ):
         there = Raylets()
         os.environ["RAY_ADDRESS"] = there.address
@@ -62,28 +62,29 @@ def raylets() -> Iterator[Any]:
         there.shutdown()
 
 
-def seconds_of(process: psutil.Process) -> float:
-    """CPU seconds that it has used."""
+def read_cpu_seconds(process: psutil.Process) -> float:
+    """Return the CPU seconds that `process` has used."""
     times = process.cpu_times()
     return float(times.user + times.system)
 
 
-def gcs() -> psutil.Process:
-    """The head node's server, of the Ray that was started last."""
+def find_gcs() -> psutil.Process:
+    """Return the GCS server process of the Ray cluster that started last."""
     found = [p for p in psutil.process_iter(["name"]) if p.info["name"] == "gcs_server"]
     return max(found, key=lambda process: process.create_time())
 
 
-def gradient(points: Mapping[int, float]) -> float:
-    """How much more one more makes."""
+def fit_slope(points: Mapping[int, float]) -> float:
+    """Return the slope of the least-squares line through `points`."""
     return float(np.polyfit(list(points), list(points.values()), 1)[0])
 
 
-def test_what_a_node_costs_the_head_and_the_supervisor(raylets: Any) -> None:
+def test_cost_of_a_node_for_the_head_and_the_supervisor(raylets: Any) -> None:
     import ray
 
-    server, cluster = gcs(), RayCluster(WorkerBounds(1, 1))
-    busy: dict[int, float] = {}  # share of a core, of the head node's server
+    server = find_gcs()
+    cluster = RayCluster(WorkerBounds(1, 1))
+    busy: dict[int, float] = {}  # share of a core that the head node's server uses
     memory: dict[int, float] = {}
     poll: dict[int, float] = {}  # CPU seconds of this process
     for count in NODES:
@@ -92,11 +93,11 @@ def test_what_a_node_costs_the_head_and_the_supervisor(raylets: Any) -> None:
         alive = 0
         while alive < count + 1:
             alive = sum(node["Alive"] for node in ray.nodes())
-        cluster.list_nodes()  # starts what each new node needs
+        cluster.list_nodes()  # starts the per-node state of each new node
         ray.get([s.address.remote() for s in cluster._warm_actors.fork_servers.by_node.values()])
-        before = seconds_of(server)
+        before = read_cpu_seconds(server)
         time.sleep(WATCHED)
-        busy[count] = (seconds_of(server) - before) / WATCHED
+        busy[count] = (read_cpu_seconds(server) - before) / WATCHED
         memory[count] = server.memory_info().rss
         before = time.process_time()
         for _ in range(LOOKS):
@@ -108,28 +109,28 @@ def test_what_a_node_costs_the_head_and_the_supervisor(raylets: Any) -> None:
                 "benchmark": "what a node costs",
                 "nodes": NODES,
                 "gcs_share_of_a_core": [round(value, 4) for value in busy.values()],
-                "gcs_share_a_node": round(gradient(busy), 5),
-                "gcs_bytes_a_node": round(gradient(memory)),
+                "gcs_share_a_node": round(fit_slope(busy), 5),
+                "gcs_bytes_a_node": round(fit_slope(memory)),
                 "look_cpu_ms": [round(1e3 * value, 2) for value in poll.values()],
-                "look_cpu_ms_a_node": round(1e3 * gradient(poll), 3),
+                "look_cpu_ms_a_node": round(1e3 * fit_slope(poll), 3),
             }
         )
     )
-    assert 1_000 * gradient(busy) < HEAD_CORES
+    assert 1_000 * fit_slope(busy) < HEAD_CORES
 
 
-def heartbeat(rank: int, step: int = 1) -> Heartbeat:
-    """As a rank in the middle of a run sends."""
+def make_heartbeat(rank: int, step: int = 1) -> Heartbeat:
+    """Return a heartbeat of a rank in the middle of a run."""
     processes = (Process.here(), Process.here())
     return Heartbeat(rank, processes, "f" * 56, step, step, "train", True, 1.5)
 
 
-def end(rank: int) -> RankExit:
-    """As a worker agent sends whose rank was killed."""
+def make_exit(rank: int) -> RankExit:
+    """Return the exit message that a worker agent sends after its rank was killed."""
     return RankExit(rank, "f" * 56, "killed by SIGKILL", "" if rank else "tcp://127.0.0.1:29500")
 
 
-def test_what_a_rank_costs_the_post_office_and_the_supervisor(raylets: Any) -> None:
+def test_cost_of_a_rank_for_the_coordinator_and_the_supervisor(raylets: Any) -> None:
     import ray
 
     ranks = 8_000
@@ -145,27 +146,34 @@ def test_what_a_rank_costs_the_post_office_and_the_supervisor(raylets: Any) -> N
     )
     takes = []
     for step in range(3):
-        before = seconds_of(office)
+        before = read_cpu_seconds(office)
         ray.get(
-            [coordinator.record_heartbeat.remote(1, heartbeat(rank, step)) for rank in range(ranks)]
+            [
+                coordinator.record_heartbeat.remote(1, make_heartbeat(rank, step))
+                for rank in range(ranks)
+            ]
         )
-        takes.append((seconds_of(office) - before) / ranks)
+        takes.append((read_cpu_seconds(office) - before) / ranks)
     hangs = HangDetector(Faults(), ranks, time.monotonic())
-    looked, seen, answered = [], [], []
+    looked = []
+    seen = []
+    answered = []
     for _ in range(LOOKS):
-        before, office_before = time.process_time(), seconds_of(office)
+        before = time.process_time()
+        office_before = read_cpu_seconds(office)
         heartbeats = ray.get(coordinator.poll.remote(1, Command.TRAIN, 0, 0.0)).heartbeats
         looked.append(time.process_time() - before)
-        answered.append(seconds_of(office) - office_before)
+        answered.append(read_cpu_seconds(office) - office_before)
         before = time.process_time()
         hangs.update(heartbeats, time.monotonic())
         seen.append(time.process_time() - before)
-    told = [coordinator.wait_for_end.remote(1) for _ in range(ranks)]
+    waits = [coordinator.wait_for_end.remote(1) for _ in range(ranks)]
     ray.get(coordinator.poll.remote(1, Command.TRAIN, 0, 0.0))
-    began, before = time.perf_counter(), seconds_of(office)
+    began = time.perf_counter()
+    before = read_cpu_seconds(office)
     ray.get(coordinator.poll.remote(1, Command.END, 0, 0.0))
-    ray.get(told)
-    stand = [coordinator.wait_for_assignment.remote(1, 1, end(rank)) for rank in range(ranks)]
+    ray.get(waits)
+    stand = [coordinator.wait_for_assignment.remote(1, 1, make_exit(rank)) for rank in range(ranks)]
     while len(ray.get(coordinator.poll.remote(1, Command.END, ranks - 1, 1.0)).exits) < ranks:
         pass
     ended = time.perf_counter() - began
@@ -173,7 +181,7 @@ def test_what_a_rank_costs_the_post_office_and_the_supervisor(raylets: Any) -> N
     coordinator.assign.remote(Assignment(1, 2, bytes(10_000), "tcp://node:1"))
     ray.get(stand)
     ordered = time.perf_counter() - began
-    changed = (seconds_of(office) - before) / ranks
+    changed = (read_cpu_seconds(office) - before) / ranks
     ray.kill(coordinator)
     print(
         json.dumps(
@@ -193,23 +201,25 @@ def test_what_a_rank_costs_the_post_office_and_the_supervisor(raylets: Any) -> N
     assert ranks * statistics.median(takes) < compute_heartbeat_interval(ranks)
 
 
-def nothing(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
-    """The work of a split that has none."""
+def do_nothing(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
+    """Return the result of a split that has no work."""
     return {}, {}
 
 
-def make_nothing() -> Work:
-    """Loads nothing."""
-    return nothing
+def load_nothing() -> Work:
+    """Return a work function that loads nothing."""
+    return do_nothing
 
 
 @pytest.mark.parametrize("brief", [False, True], ids=["by Ray Data", "by tasks"])
-def test_what_a_split_costs_the_driver(raylets: Any, brief: bool, tmp_path: Path) -> None:
-    cpu, wall = {}, {}
+def test_cost_of_a_split_for_the_driver(raylets: Any, brief: bool, tmp_path: Path) -> None:
+    cpu = {}
+    wall = {}
     for count in (16, 250, 1_000, 2_000):
-        phase = Phase(str(tmp_path / str(count)), functools.partial(make_nothing))
+        phase = Phase(str(tmp_path / str(count)), functools.partial(load_nothing))
         splits = [Split(f"split-{number:05d}", {"number": number}) for number in range(count)]
-        before, began = time.process_time(), time.perf_counter()
+        before = time.process_time()
+        began = time.perf_counter()
         map_splits(phase, splits, 2, brief=brief)
         cpu[count] = time.process_time() - before
         wall[count] = time.perf_counter() - began
@@ -220,28 +230,28 @@ def test_what_a_split_costs_the_driver(raylets: Any, brief: bool, tmp_path: Path
                 "by": "tasks" if brief else "Ray Data",
                 "splits": list(cpu),
                 "cpu_seconds": [round(value, 2) for value in cpu.values()],
-                "cpu_ms_a_split": round(1e3 * gradient(cpu), 3),
+                "cpu_ms_a_split": round(1e3 * fit_slope(cpu), 3),
                 "wall_seconds": [round(value, 2) for value in wall.values()],
             }
         )
     )
-    # No more a split of many than of few: 250 begins what is begun once.
+    # A split costs no more among many than among few. 250 splits also pay the startup costs.
     assert cpu[2_000] / 2_000 < 1.5 * cpu[250] / 250
 
 
-def test_a_thousand_doors_are_knocked_at_together() -> None:
-    """Of which a hundred do not answer: 100 s, if one waited for one after the other."""
+def test_a_thousand_endpoints_are_probed_in_parallel() -> None:
+    """Probe a thousand endpoints, a hundred of which do not answer: 100 s if probed in sequence."""
     logging.getLogger("trainrig").setLevel(logging.ERROR)
     with contextlib.ExitStack() as doors:
-        # Its queue is full: a connection to it is neither taken nor refused.
+        # The listen queue is full, so a connection is neither accepted nor refused.
         deaf = doors.enter_context(socket.socket())
         deaf.bind(("127.0.0.1", 0))
         deaf.listen(0)
         waiting = [doors.enter_context(socket.socket()) for _ in range(2)]
-        for each in waiting:
-            each.setblocking(False)
+        for door in waiting:
+            door.setblocking(False)
             with contextlib.suppress(BlockingIOError):
-                each.connect(deaf.getsockname())
+                door.connect(deaf.getsockname())
         open_door = doors.enter_context(socket.socket())
         open_door.bind(("127.0.0.1", 0))
         open_door.listen(1_024)

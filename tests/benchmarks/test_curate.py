@@ -1,4 +1,4 @@
-"""How the cost of curation grows with its input, in CPU seconds and memory, in one process."""
+"""Growth of curation's CPU seconds and memory with its input, in one process."""
 
 import json
 import subprocess
@@ -37,7 +37,7 @@ began = cpu_seconds()
 made = curate(run)
 ended = cpu_seconds()
 other_rules = {"filters": (Length(), Language(min_score=0.5))}
-others = tuple(each.model_copy(update=other_rules) for each in sources)
+others = tuple(source.model_copy(update=other_rules) for source in sources)
 again = curate(run.model_copy(update={"sources": others}))
 # What getrusage tells of this process begins with the one that started it.
 peak = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())
@@ -62,7 +62,7 @@ def shards(test_data):
 @pytest.mark.timeout(1800)
 def test_cost_grows_no_faster_than_the_input(tmp_path, shards):
     whole = {"web": shards}
-    twice = {"web": shards, "again": shards}  # the second of two sources: all of it is duplicates
+    twice = {"web": shards, "again": shards}  # all of the second source is duplicates
     results = []
     for given in ({"web": shards[:1]}, {"web": shards[:3]}, whole, twice):
         command = [sys.executable, "-c", MEASURED, str(tmp_path / str(len(results)))]
@@ -82,16 +82,17 @@ def test_cost_grows_no_faster_than_the_input(tmp_path, shards):
                 }
             )
         )
-    first, last = results[0], results[-1]
+    first = results[0]
+    last = results[-1]
     growth = (last["cpu_seconds"] / first["cpu_seconds"]) / (last["pages"] / first["pages"])
-    assert growth < 1.5  # archives differ; twice the cost a page would be another law
+    assert growth < 1.5  # archives differ, but doubled cost per page would mean superlinear growth
     assert last["peak_mib"] < 1.5 * first["peak_mib"]
 
 
 @pytest.mark.data
 @pytest.mark.ray
 def test_all_pages_by_two_workers(tmp_path, shards):
-    """What a user of this machine waits: wall seconds, after Ray has started."""
+    """Measure the wall seconds that a user of this machine waits, once Ray has started."""
     connect(2, "workers")
     megabytes = sum(Path(path).stat().st_size for path in shards) / 1e6
     run = Curation(

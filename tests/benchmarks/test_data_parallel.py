@@ -1,7 +1,8 @@
-"""What a second worker brings, and what the same bits at any number of workers cost.
+"""Speedup from a second worker, and the cost of bit-identical results at any worker count.
 
-10.7M parameters, a global batch of 32 x 256 tokens in 4 micro-batches, float32, a thread a worker.
-The two sides of a ratio take turns, so that a machine's moods meet both alike.
+The model has 10.7M parameters; a global batch is 32 x 256 tokens in 4 micro-batches, in float32,
+one thread per worker. The two sides of a ratio alternate, so that the machine's load affects both
+alike.
 """
 
 import json
@@ -17,37 +18,39 @@ globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.
 
 pytestmark = pytest.mark.bench
 MODEL = {"layers": 6, "channels": 384, "heads": 6, "vocabulary": 128, "positions": 256}
-MICRO_BATCHES, SHAPE = 4, (8, 256)
+MICRO_BATCHES = 4
+SHAPE = (8, 256)
 TOKENS = MICRO_BATCHES * SHAPE[0] * SHAPE[1]
-ROUNDS, STEPS = int(os.environ.get("TRAINRIG_REPEATS", "11")), 1
+ROUNDS = int(os.environ.get("TRAINRIG_REPEATS", "11"))
+STEPS = 1
 
 
-def seconds(ranks, world, **training):
-    """Median wall and CPU seconds of a step, the CPU's of all workers together."""
-    return taken(ranks(world, "pace", **arguments(training, MICRO_BATCHES)))
+def measure_seconds(ranks, world, **training):
+    """Return median wall and CPU seconds of a step; CPU seconds are summed over all workers."""
+    return compute_medians(ranks(world, "pace", **make_arguments(training, MICRO_BATCHES)))
 
 
-def seconds_apart(pools, **training):
-    """The same of workers that know nothing of each other, with an equal part of a batch each."""
-    share = arguments(training, MICRO_BATCHES // len(pools))
+def measure_independent_seconds(pools, **training):
+    """Return the same figures for independent workers that each take an equal part of the batch."""
+    share = make_arguments(training, MICRO_BATCHES // len(pools))
     started = [process for pool in pools for process in pool.start(1, "pace", **share)]
     answers = [pickle.load(process.stdout) for process in started]
     assert all(fine for fine, _ in answers)
-    return taken([answer for _, answer in answers])
+    return compute_medians([answer for _, answer in answers])
 
 
-def arguments(training, count):
+def make_arguments(training, count):
     return dict(model=MODEL, training=training, count=count, shape=SHAPE, steps=STEPS)
 
 
-def taken(answers):
-    walls = [max(each[step][0] for each in answers) for step in range(STEPS)]
-    cpus = [sum(each[step][1] for each in answers) for step in range(STEPS)]
+def compute_medians(answers):
+    walls = [max(answer[step][0] for answer in answers) for step in range(STEPS)]
+    cpus = [sum(answer[step][1] for answer in answers) for step in range(STEPS)]
     return statistics.median(walls), statistics.median(cpus)
 
 
 def compare(name, one, other):
-    """Medians over the rounds of `one`'s wall and CPU seconds over `other`'s, printed."""
+    """Print and return the medians over rounds of `one`'s wall and CPU seconds over `other`'s."""
     pairs = [(one(), other()) for _ in range(ROUNDS)]
     walls = sorted(a[0] / b[0] for a, b in pairs)
     cpus = sorted(a[1] / b[1] for a, b in pairs)
@@ -66,14 +69,12 @@ def compare(name, one, other):
     return result
 
 
-def test_two_workers_that_know_nothing_of_each_other_are_what_the_machine_allows(
-    ranks, mortal_ranks
-):
-    """No bound of ours: two cores share caches, memory and whatever lies below."""
+def test_two_independent_workers_show_the_limit_of_the_machine(ranks, mortal_ranks):
+    """Measure the machine's own limit: two cores share caches, memory and more."""
     result = compare(
         "one worker over two that know nothing of each other",
-        lambda: seconds(ranks, 1, virtual_workers=1),
-        lambda: seconds_apart([ranks, mortal_ranks], virtual_workers=1),
+        lambda: measure_seconds(ranks, 1, virtual_workers=1),
+        lambda: measure_independent_seconds([ranks, mortal_ranks], virtual_workers=1),
     )
     assert 1 < result["wall_ratio"] < 2.2
 
@@ -83,8 +84,8 @@ def test_two_workers_are_nearly_twice_as_fast_as_one(deterministic, ranks):
     settings = {"deterministic": deterministic, "virtual_workers": 2}
     result = compare(
         f"one worker over two, deterministic: {deterministic}",
-        lambda: seconds(ranks, 1, **settings),
-        lambda: seconds(ranks, 2, **settings),
+        lambda: measure_seconds(ranks, 1, **settings),
+        lambda: measure_seconds(ranks, 2, **settings),
     )
     assert result["wall_ratio"] >= 1.8
 
@@ -93,7 +94,7 @@ def test_two_workers_are_nearly_twice_as_fast_as_one(deterministic, ranks):
 def test_the_same_bits_at_any_number_of_workers_are_cheap(world, virtual, most, ranks):
     result = compare(
         f"deterministic over fast, {world} workers for {virtual} virtual ones",
-        lambda: seconds(ranks, world, deterministic=True, virtual_workers=virtual),
-        lambda: seconds(ranks, world, deterministic=False),
+        lambda: measure_seconds(ranks, world, deterministic=True, virtual_workers=virtual),
+        lambda: measure_seconds(ranks, world, deterministic=False),
     )
     assert result["wall_ratio"] <= most

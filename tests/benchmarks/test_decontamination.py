@@ -1,5 +1,8 @@
-"""Decontamination against fourteen real benchmarks: its pace beside a set of n-grams in Python, its
-growth with the corpus and with the benchmarks, and what it finds in real pages."""
+"""Decontamination against fourteen real benchmarks: pace, growth and findings in real pages.
+
+The pace is compared with a set of n-grams in Python. The growth is with the corpus and with the
+benchmarks.
+"""
 
 import gzip
 import json
@@ -63,11 +66,11 @@ def texts(test_data: Path) -> list[str]:
     return found
 
 
-def leaked(test_data: Path) -> list[str]:
-    """Pages that quote examples: two of each thousand of some benchmarks."""
+def make_leaked_pages(test_data: Path) -> list[str]:
+    """Return pages that quote examples: two of each thousand from some benchmarks."""
     found = []
-    for each in settings(test_data, GPT3()).benchmarks[:10]:
-        examples = read_examples(each).texts[::500]
+    for benchmark in settings(test_data, GPT3()).benchmarks[:10]:
+        examples = read_examples(benchmark).texts[::500]
         found += [f"As they asked: {' '.join(texts).upper()} and so on." for texts in examples]
     return found
 
@@ -81,16 +84,16 @@ def settings(test_data: Path, style: Style) -> Decontamination:
 
 
 def index(test_data: Path, tmp_path: Path, style: Style) -> Index:
-    """As a worker has it: from the file."""
+    """Return the index loaded from its file, as a worker loads it."""
     path = str(tmp_path / f"{style.kind}.index")
     Index.of(settings(test_data, style)).save(path)
     return Index.load(path)
 
 
 class Peer:
-    """N-grams of words in sets, as lm-evaluation-harness's janitor has them, one set for each n.
+    """Word n-grams in sets, as in lm-evaluation-harness's janitor, one set for each n.
 
-    Punctuation is deleted from a document once, not from each of its n-grams as it does there.
+    This deletes punctuation once per document; the janitor deletes it from each n-gram.
     """
 
     def __init__(self, ours: Index) -> None:
@@ -104,7 +107,7 @@ class Peer:
         letters = ours.vocabulary.letters.tobytes().decode("utf-32-le", "surrogatepass")
         ends = ours.vocabulary.ends_V.tolist()
         names = [letters[a:b] for a, b in zip([0, *ends], ends, strict=False)]
-        words = [names[each] for each in ours.words_B.tolist()]
+        words = [names[word] for word in ours.words_B.tolist()]
         for place, order in enumerate(ours.grams.orders_B.tolist()):
             if order:
                 gram = " ".join(words[place : place + order])
@@ -126,33 +129,36 @@ class Peer:
         return found
 
 
-def cpu_seconds(action: Callable[[], object]) -> float:
+def measure_cpu_seconds(action: Callable[[], object]) -> float:
     began = time.process_time()
     action()
     return time.process_time() - began
 
 
-def pace(ours: Index, texts: Sequence[str]) -> float:
-    """Megabytes a CPU second, the median of three."""
-    return megabytes(texts) / statistics.median(
-        cpu_seconds(lambda: match(ours, texts)) for _ in range(3)
+def measure_pace(ours: Index, texts: Sequence[str]) -> float:
+    """Return the median of three measurements, in megabytes per CPU second."""
+    return count_megabytes(texts) / statistics.median(
+        measure_cpu_seconds(lambda: match(ours, texts)) for _ in range(3)
     )
 
 
-def megabytes(texts: Sequence[str]) -> float:
+def count_megabytes(texts: Sequence[str]) -> float:
     return sum(len(text.encode("utf-8", "replace")) for text in texts) / 1e6
 
 
-def test_matching_beside_sets_of_n_grams(texts, test_data, tmp_path):
+def test_matching_compared_with_sets_of_n_grams(texts, test_data, tmp_path):
     ours = index(test_data, tmp_path, GPT3())
     peer = Peer(ours)
-    some = texts[::10] + leaked(test_data)  # the peer is slow
+    some = texts[::10] + make_leaked_pages(test_data)  # a sample, because the peer is slow
     found = match(ours, some)
     columns = (found.span_documents, found.span_starts, found.span_ends)
-    spans = set(zip(*(each.tolist() for each in columns), strict=True))
+    spans = set(zip(*(column.tolist() for column in columns), strict=True))
     theirs = peer.collisions(some)
     rounds = [
-        (cpu_seconds(lambda: match(ours, some)), cpu_seconds(lambda: peer.collisions(some)))
+        (
+            measure_cpu_seconds(lambda: match(ours, some)),
+            measure_cpu_seconds(lambda: peer.collisions(some)),
+        )
         for _ in range(ROUNDS)
     ]
     ratios = sorted(b / a for a, b in rounds)
@@ -160,12 +166,12 @@ def test_matching_beside_sets_of_n_grams(texts, test_data, tmp_path):
         json.dumps(
             {
                 "benchmark": "matching against fourteen benchmarks",
-                "megabytes": round(megabytes(some), 1),
+                "megabytes": round(count_megabytes(some), 1),
                 "mb_per_cpu_second": round(
-                    megabytes(some) / statistics.median(a for a, _ in rounds), 1
+                    count_megabytes(some) / statistics.median(a for a, _ in rounds), 1
                 ),
                 "peer_mb_per_cpu_second": round(
-                    megabytes(some) / statistics.median(b for _, b in rounds), 2
+                    count_megabytes(some) / statistics.median(b for _, b in rounds), 2
                 ),
                 "times_peer": round(statistics.median(ratios), 1),
                 "times_peer_from_to": [round(ratios[0], 1), round(ratios[-1], 1)],
@@ -185,31 +191,35 @@ def test_cost_grows_with_the_corpus_and_little_with_the_benchmarks(texts, test_d
     match(ours, unit)
     corpus = {}
     for times in (1, 10, 100):
-        seconds = cpu_seconds(lambda times=times: match(ours, unit * times))
-        corpus[times] = round(times * megabytes(unit) / seconds, 1)
+        seconds = measure_cpu_seconds(lambda times=times: match(ours, unit * times))
+        corpus[times] = round(times * count_megabytes(unit) / seconds, 1)
     examples = {}
     whole = settings(test_data, GPT3())
     for share in (0.01, 0.1, 1.0):
         folder = tmp_path / str(share)
         folder.mkdir()
         part = whole.model_copy(
-            update={"benchmarks": tuple(_part(each, share, folder) for each in whole.benchmarks)}
+            update={
+                "benchmarks": tuple(
+                    _part(benchmark, share, folder) for benchmark in whole.benchmarks
+                )
+            }
         )
         path = folder / "index"
-        build = cpu_seconds(lambda part=part, path=path: Index.of(part).save(str(path)))
+        build = measure_cpu_seconds(lambda part=part, path=path: Index.of(part).save(str(path)))
         loaded = Index.load(str(path))
         examples[share] = {
             "examples": loaded.firsts[-1],
             "words": len(loaded.words_B),
             "index_mb": round(path.stat().st_size / 1e6, 1),
             "build_cpu_seconds": round(build, 2),
-            "mb_per_cpu_second": round(pace(loaded, texts), 1),
+            "mb_per_cpu_second": round(measure_pace(loaded, texts), 1),
         }
     print(
         json.dumps(
             {
                 "benchmark": "growth of decontamination",
-                "corpus_megabytes": round(megabytes(unit), 2),
+                "corpus_megabytes": round(count_megabytes(unit), 2),
                 "mb_per_cpu_second_by_times": corpus,
                 "by_share_of_benchmarks": examples,
             }
@@ -227,7 +237,7 @@ def _part(benchmark: Benchmark, share: float, folder: Path) -> Benchmark:
     return benchmark.model_copy(update={"path": str(path)})
 
 
-def test_what_real_pages_hold(texts, test_data, tmp_path):
+def test_benchmark_examples_in_real_pages(texts, test_data, tmp_path):
     for style in (GPT3(), PaLM(), Llama3(), Llama2()):
         ours = index(test_data, tmp_path, style)
         match(ours, texts[:10])
@@ -238,7 +248,7 @@ def test_what_real_pages_hold(texts, test_data, tmp_path):
             json.dumps(
                 {
                     "benchmark": f"benchmarks in real pages, {style.kind}",
-                    "mb_per_cpu_second": round(pace(ours, texts), 1),
+                    "mb_per_cpu_second": round(measure_pace(ours, texts), 1),
                     "pages": len(texts),
                     **decision.compute_counts(),
                 }

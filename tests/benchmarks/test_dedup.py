@@ -1,5 +1,4 @@
-"""Near-duplicates end to end: what falls beside what should, and how fast from texts to
-decisions."""
+"""Near-duplicate search end to end: accuracy of removals, and speed from texts to decisions."""
 
 import json
 import random
@@ -31,15 +30,18 @@ from trainrig.corpus.run_file import Curation, CurationSource
 pytestmark = pytest.mark.bench
 
 _searching = runpy.run_path(str(Path(__file__).parents[1] / "corpus" / "dedup" / "searching.py"))
-look, shelve = _searching["look"], _searching["shelve"]
+look = _searching["look"]
+shelve = _searching["shelve"]
 SETTINGS = MinHash()
 BLOCK = 2_000_000  # pairs compared at a time
-TURNS, FILES = 16, 8  # copies of each page, each edited more; files that they lie in
+# edited copies of each page, each copy edited more; and the files that they are spread over
+TURNS = 16
+FILES = 8
 Pairs = set[tuple[int, int]]
 
 
-def brute_force(signatures: Signatures, threshold: float) -> Pairs:
-    """All pairs of documents whose exact Jaccard similarity is `threshold` at least."""
+def find_pairs_by_brute_force(signatures: Signatures, threshold: float) -> Pairs:
+    """Return all pairs of documents whose exact Jaccard similarity is at least `threshold`."""
     ends = signatures.ends
     starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
     sizes = ends - starts
@@ -61,8 +63,8 @@ def brute_force(signatures: Signatures, threshold: float) -> Pairs:
     return found
 
 
-def components(pairs: Pairs) -> dict[int, int]:
-    """Document → the lowest of all that it is linked to."""
+def find_components(pairs: Pairs) -> dict[int, int]:
+    """Map each document to the lowest-numbered document in its connected component."""
     lowest: dict[int, int] = {}
 
     def root(document: int) -> int:
@@ -76,10 +78,10 @@ def components(pairs: Pairs) -> dict[int, int]:
     return {document: root(document) for document in lowest}
 
 
-def judged(
+def judge_search(
     folder: Path, documents: list[tuple[str, str, str]], labels: list[Any]
 ) -> dict[str, Any]:
-    """What a search finds among `documents`; a label is shared by those that are duplicates."""
+    """Return the accuracy of a search among `documents`, where duplicates share a label."""
     signatures = Signatures.of(documents, SETTINGS)
     found = look(folder, [shelve(folder, "all", signatures)], SETTINGS)
     places = {identity: nth for nth, identity in enumerate(signatures.ids.tolist())}
@@ -88,7 +90,7 @@ def judged(
         for identity, (kind, partner, likeness) in found.fates().items()
         if kind != BY_URL
     ]
-    exact = brute_force(signatures, SETTINGS.threshold)
+    exact = find_pairs_by_brute_force(signatures, SETTINGS.threshold)
     rows = pq.read_table(found.search.split_indexes[0].pairs).to_pylist()
     verified = {
         tuple(sorted((row["a_row"], row["b_row"])))
@@ -98,10 +100,10 @@ def judged(
     candidates = read_part(found.search.list_runs("candidates", found.search.parts), 0, CANDIDATE)
     ends = (find_positions(candidates[side]).tolist() for side in "ab")
     guessed = {tuple(sorted(pair)) for pair in zip(*ends, strict=True)}
-    # Of equal texts one alone takes part in pairs.
+    # Only one of several equal texts takes part in pairs.
     equal = set(find_positions(found.search.read_repeats("text", 0)).tolist())
     exact = {pair for pair in exact if not equal & set(pair)}
-    unverified = [(nth, low) for nth, low in components(guessed).items() if nth != low]
+    unverified = [(nth, low) for nth, low in find_components(guessed).items() if nth != low]
     return {
         "documents": len(documents),
         "removed": len(removed),
@@ -121,35 +123,36 @@ def share(answers: Any) -> float:
     return round(sum(found) / max(1, len(found)), 4)
 
 
-def edited(text: str, words: int, dice: random.Random) -> str:
-    """`text` with as many of its words replaced."""
+def edit_words(text: str, words: int, dice: random.Random) -> str:
+    """Return `text` with `words` of its words replaced."""
     parts = text.split()
     for place in dice.sample(range(len(parts)), min(words, len(parts))):
         parts[place] = f"edit{dice.randrange(10**9)}"
     return " ".join(parts)
 
 
-def test_planted_near_duplicates(tmp_path: Path) -> None:
+def test_injected_near_duplicates_are_found(tmp_path: Path) -> None:
     dice = random.Random(4)
     words = [f"word{n}" for n in range(5_000)]
-    documents, labels = [], []
+    documents = []
+    labels = []
     for family in range(1_000):
         text = " ".join(dice.choices(words, k=400))
-        # A replaced word takes 5 shingles of 396 from both: n of them leave about
-        # (396 - 5 n) / (396 + 5 n), from .95 down to .5.
-        texts = [text, *(edited(text, n, dice) for n in (2, 4, 6, 8, 10, 13, 20, 26))]
-        for number, each in enumerate(texts):
-            identity = compute_document_id("planted", f"{family}/{number}", each.encode())
-            documents.append((identity, f"http://a/{family}/{number}", each))
+        # A replaced word changes 5 of 396 shingles in both sets. So n replacements leave a
+        # similarity of about (396 - 5 n) / (396 + 5 n), from .95 down to .5.
+        texts = [text, *(edit_words(text, n, dice) for n in (2, 4, 6, 8, 10, 13, 20, 26))]
+        for number, fixture_text in enumerate(texts):
+            identity = compute_document_id("planted", f"{family}/{number}", fixture_text.encode())
+            documents.append((identity, f"http://a/{family}/{number}", fixture_text))
             labels.append(family)
-    result = judged(tmp_path, documents, labels)
+    result = judge_search(tmp_path, documents, labels)
     print(json.dumps({"benchmark": "planted near-duplicates", **result}))
     assert result["precision_by_label"] >= 0.98 and result["precision_by_similarity"] == 1
     assert result["recall_of_pairs"] >= 0.95
 
 
-def pages_of(test_data: Path) -> list[tuple[str, str]]:
-    """URL and text of the pages of the crawl."""
+def read_pages(test_data: Path) -> list[tuple[str, str]]:
+    """Return the URL and text of each page of the crawl."""
     found = []
     for archive in sorted((test_data / "crawl").glob("*.warc.gz")):
         with archive.open("rb") as stream:
@@ -162,7 +165,7 @@ def pages_of(test_data: Path) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def pages(test_data: Path) -> list[tuple[str, str]]:
-    return pages_of(test_data)
+    return read_pages(test_data)
 
 
 @pytest.mark.data
@@ -170,13 +173,13 @@ def test_versions_of_real_pages(
     pages: list[tuple[str, str]], test_data: Path, tmp_path: Path
 ) -> None:
     lines = (test_data / "crawl" / "manifest.jsonl").read_text().splitlines()
-    # The path without its version: "2.3/reference/…" is the page that "1.13/reference/…" was.
+    # The path without its version: "2.3/reference/…" and "1.13/reference/…" are the same page.
     label = {row["url"]: row["path"].partition("/")[2] for row in map(json.loads, lines)}
     documents = [
         (compute_document_id("crawl", url, text.encode()), url, text) for url, text in pages
     ]
     labels = [label.get(url, url) for url, _ in pages]
-    result = judged(tmp_path, documents, labels)
+    result = judge_search(tmp_path, documents, labels)
     print(json.dumps({"benchmark": "versions of real pages", **result}))
     assert result["precision_by_similarity"] == 1
     assert result["recall_of_pairs"] >= 0.95
@@ -185,7 +188,7 @@ def test_versions_of_real_pages(
 @pytest.mark.data
 def test_from_parquet_to_fates(pages: list[tuple[str, str]], tmp_path: Path) -> None:
     dice = random.Random(1)
-    texts = [edited(text, slot * 3, dice) for slot in range(8) for _, text in pages]
+    texts = [edit_words(text, slot * 3, dice) for slot in range(8) for _, text in pages]
     rows = [
         (compute_document_id("crawl", str(n), b""), f"http://a/{n}", t) for n, t in enumerate(texts)
     ]
@@ -195,7 +198,7 @@ def test_from_parquet_to_fates(pages: list[tuple[str, str]], tmp_path: Path) -> 
     for number, path in enumerate(paths):
         pq.write_table(table.slice(number * len(rows) // 4, len(rows) // 4), path)
     megabytes = sum(len(text.encode()) for text in texts) / 1e6
-    Signatures.from_table(table.slice(0, 50), SETTINGS)  # compiles
+    Signatures.from_table(table.slice(0, 50), SETTINGS)  # compiles the kernels
     look(tmp_path / "first", [shelve(tmp_path / "first", "0", Signatures.of(rows[:50], SETTINGS))],
          SETTINGS)  # fmt: skip
     rounds: dict[str, list[float]] = defaultdict(list)
@@ -204,14 +207,14 @@ def test_from_parquet_to_fates(pages: list[tuple[str, str]], tmp_path: Path) -> 
         began = time.process_time()
         tables = [pq.read_table(path) for path in paths]
         read = time.process_time()
-        for each in tables:
-            compute_keys_and_shingles(NormalisedTexts.from_arrow(each["text"]), SETTINGS)
+        for batch_table in tables:
+            compute_keys_and_shingles(NormalisedTexts.from_arrow(batch_table["text"]), SETTINGS)
         hashed = time.process_time() - read
         read = time.process_time()
         began += hashed
-        signed = [Signatures.from_table(each, SETTINGS) for each in tables]
+        signed = [Signatures.from_table(signed_table, SETTINGS) for signed_table in tables]
         made = time.process_time()
-        split_indexes = [shelve(folder, str(n), each) for n, each in enumerate(signed)]
+        split_indexes = [shelve(folder, str(n), signatures) for n, signatures in enumerate(signed)]
         kept = time.process_time()
         found = look(folder, split_indexes, SETTINGS)
         done = time.process_time()
@@ -220,7 +223,7 @@ def test_from_parquet_to_fates(pages: list[tuple[str, str]], tmp_path: Path) -> 
         rounds["write_signatures"].append(kept - made)
         rounds["search"].append(done - kept)
         rounds["in_memory"].append(made - read + done - kept)
-        # Without the digests of texts and URLs, by which equal ones are told.
+        # This leaves out the digests of texts and URLs that find equal documents.
         rounds["near_duplicates_in_memory"].append(hashed + done - kept)
         rounds["all"].append(done - began)
     print(
@@ -247,13 +250,15 @@ def test_from_parquet_to_fates(pages: list[tuple[str, str]], tmp_path: Path) -> 
 @pytest.mark.data
 @pytest.mark.ray
 @pytest.mark.timeout(3600)
-def test_by_ray_against_one_process(pages: list[tuple[str, str]], tmp_path: Path) -> None:
-    """The passes over signatures of a curation, by two workers and in this process, in turns.
+def test_passes_by_ray_compared_with_one_process(
+    pages: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    """Alternate a curation's dedup passes by two workers with the same passes in this process.
 
-    Wall seconds, on an idle machine; of a corpus that takes four partitions.
+    Figures are wall seconds on an idle machine, of a corpus that takes four partitions.
     """
     dice = random.Random(1)
-    texts = [edited(text, slot * 3, dice) for slot in range(TURNS) for _, text in pages]
+    texts = [edit_words(text, slot * 3, dice) for slot in range(TURNS) for _, text in pages]
     megabytes = sum(len(text.encode()) for text in texts) / 1e6
     for number in range(FILES):
         some = texts[number::FILES]

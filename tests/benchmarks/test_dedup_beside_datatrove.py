@@ -1,7 +1,8 @@
-"""Near-duplicates from Parquet files to what falls, by us and by datatrove, in turns.
+"""Near-duplicates from Parquet files to removals, by trainrig and by datatrove, in alternation.
 
-One process each, of one thread; CPU seconds with all that it starts. datatrove clusters what shares
-a bucket and verifies nothing: what it does ends where our verification begins.
+Each side is one process of one thread, measured in CPU seconds with all that it starts. datatrove
+clusters documents that share a bucket and verifies nothing: it ends where trainrig's verification
+begins.
 """
 
 import json
@@ -20,9 +21,11 @@ import pytest
 pytestmark = [pytest.mark.bench, pytest.mark.data, pytest.mark.timeout(1800)]
 
 ROUNDS = 3
-COPIES, FILES = 2, 2  # of each page, each edited more; that they lie in
+# Edited copies of each page, each copy edited more; and the files that they are spread over.
+COPIES = 2
+FILES = 2
 
-# Both print the CPU seconds that they took, and how many documents fall.
+# Both scripts print the CPU seconds that they took and how many documents they remove.
 DATATROVE = """
 import logging, sys, time
 from loguru import logger
@@ -70,14 +73,16 @@ print(spent, len(decisions.decisions()))
 """
 
 
-def test_files_to_fates_beside_datatrove(test_data: Path, tmp_path: Path) -> None:
+def test_dedup_of_files_compared_with_datatrove(test_data: Path, tmp_path: Path) -> None:
     peer = os.environ.get("TRAINRIG_PEERS")
     if not peer:
         pytest.skip("TRAINRIG_PEERS names no interpreter with datatrove[processing] and spacy")
     dedup = runpy.run_path(str(Path(__file__).with_name("test_dedup.py")))
     dice = random.Random(1)
-    crawl = dedup["pages_of"](test_data)
-    texts = [dedup["edited"](text, 3 * slot, dice) for slot in range(COPIES) for _, text in crawl]
+    crawl = dedup["read_pages"](test_data)
+    texts = [
+        dedup["edit_words"](text, 3 * slot, dice) for slot in range(COPIES) for _, text in crawl
+    ]
     rows = {
         "id": [f"{n:032x}" for n in range(len(texts))],
         "url": [f"http://a/{n}" for n in range(len(texts))],
@@ -112,7 +117,9 @@ def test_files_to_fates_beside_datatrove(test_data: Path, tmp_path: Path) -> Non
         "benchmark": "near-duplicates from Parquet files to decisions, beside datatrove",
         "megabytes": round(megabytes, 1),
         "documents": len(texts),
-        "mb_per_cpu_second": {n: round(statistics.median(each), 2) for n, each in rates.items()},
+        "mb_per_cpu_second": {
+            n: round(statistics.median(measured), 2) for n, measured in rates.items()
+        },
         "removed": removed,
         "times_as_fast": round(statistics.median(times), 1),
         "from_to": [round(min(times), 1), round(max(times), 1)],

@@ -1,4 +1,4 @@
-"""Steps of masked prediction and span corruption, against causal ones and Transformers'."""
+"""Steps of masked prediction and span corruption, compared with causal steps and Transformers'."""
 
 import numpy as np
 import pytest
@@ -34,12 +34,15 @@ from trainrig.train.state import build_fresh_state
 from trainrig.train.step import Stepper
 
 pytestmark = pytest.mark.bench
-SEQUENCES, LENGTH, VOCABULARY, ROUNDS = 8, 256, 4096, 9
+SEQUENCES = 8
+LENGTH = 256
+VOCABULARY = 4096
+ROUNDS = 9
 SIZES = {"layers": 4, "channels": 256, "heads": 4, "vocabulary": VOCABULARY, "positions": LENGTH}
 
 
 class OneBatch:
-    """The same micro-batch at every step."""
+    """Batches that repeat one micro-batch at every step."""
 
     def __init__(self, micro):
         self._micro = micro
@@ -56,7 +59,10 @@ class OneBatch:
 
 @pytest.fixture(scope="module")
 def rows():
-    """`rows(objective, sequences)`: a batch of random bytes as it makes them."""
+    """Return a function that makes batches.
+
+    `rows(objective, sequences)` returns a batch of random bytes prepared by that objective.
+    """
     settings = ByteLevelBPE(vocabulary=364, sentinels=100, extra=("<|mask|>",))
     encoder = Encoder(settings.train([]).decode())
 
@@ -72,8 +78,8 @@ def rows():
     return make
 
 
-def ours(model, objective, micro):
-    """A step as the training loop takes it: sharded, deterministic, clipped."""
+def make_our_step(model, objective, micro):
+    """Return a step as the training loop takes it: sharded, deterministic, clipped."""
     training = Training(steps=10**6, schedule=Constant(warmup=0))
     numerics.settle(training.threads, training.deterministic)
     set_products(training.precision)
@@ -92,7 +98,7 @@ def ours(model, objective, micro):
 
 
 def theirs(model, micro):
-    """A step of a plain loop around a model of Transformers', with torch's fused AdamW."""
+    """Return a step of a plain loop around a Transformers model, with torch's fused AdamW."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), fused=True)
     names = {"input_ids": IDS, "labels": TARGETS, "decoder_input_ids": DECODER_IDS}
     given = {
@@ -110,34 +116,39 @@ def theirs(model, micro):
     return step
 
 
-def tokens(micro):
-    """Tokens that a model reads of a batch, encoder and decoder together."""
+def count_tokens(micro):
+    """Count the tokens that a model reads in a batch, encoder and decoder together."""
     return sum(micro.arrays[name].size for name in (IDS, DECODER_IDS) if name in micro.arrays)
 
 
 @pytest.mark.parametrize(
     ("kind", "sequences"), [("MaskedLM", 8), ("SpanCorruption", 8), ("SpanCorruption", 24)]
 )
-def test_a_token_costs_about_what_one_of_next_token_prediction_does(alone, rows, kind, sequences):
-    """Layers and widths alike; those of a decoder beside an encoder also look at what was read.
-    More sequences share what a step costs by the parameters alone, of which two stacks have twice
-    as many."""
+def test_a_token_costs_about_as_much_as_in_next_token_prediction(alone, rows, kind, sequences):
+    """Compare models with equal layers and widths.
+
+    The decoder after an encoder also attends to the encoder's output. More sequences spread the
+    cost of a step that depends on the parameters alone, and two stacks have twice as many
+    parameters.
+    """
     chosen = {
         "MaskedLM": (EncoderConfig(**SIZES), MaskedLM()),
         "SpanCorruption": (EncoderDecoderConfig(**SIZES, encoder_layers=4), SpanCorruption()),
     }
     model, objective = chosen[kind]
-    decoder, causal = DecoderConfig(**SIZES), CausalLM()
-    micro, plain = rows(objective, sequences), rows(causal, sequences)
-    share = tokens(plain) / tokens(micro)
+    decoder = DecoderConfig(**SIZES)
+    causal = CausalLM()
+    micro = rows(objective, sequences)
+    plain = rows(causal, sequences)
+    share = count_tokens(plain) / count_tokens(micro)
     operations = count_position_flops(objective, model, LENGTH) / count_position_flops(
         causal, decoder, LENGTH
     )
     ratio = side_by_side.compare(
-        f"training step of {kind}, of {tokens(micro):,} tokens, against one of CausalLM, of "
-        f"{tokens(plain):,}",
-        ours(model, objective, micro),
-        ours(decoder, causal, plain),
+        f"training step of {kind}, of {count_tokens(micro):,} tokens, against one of CausalLM, of "
+        f"{count_tokens(plain):,}",
+        make_our_step(model, objective, micro),
+        make_our_step(decoder, causal, plain),
         rounds=ROUNDS,
     )
     print(
@@ -171,8 +182,8 @@ def test_a_step_is_no_slower_than_transformers(alone, rows, kind):
     _, model = read_config(config.to_dict(), "config.json")
     micro = rows(objective)
     ratio = side_by_side.compare(
-        f"training step of {kind}, of {tokens(micro):,} tokens, against Transformers'",
-        ours(model, objective, micro),
+        f"training step of {kind}, of {count_tokens(micro):,} tokens, against Transformers'",
+        make_our_step(model, objective, micro),
         theirs(peer.train(), micro),
         rounds=ROUNDS,
     )

@@ -1,4 +1,4 @@
-"""Attention inside documents of packed rows beside a mask of whole rows, in turns on one thread."""
+"""Attention inside documents of packed rows, compared with masks of whole rows, on one thread."""
 
 import statistics
 import time
@@ -14,7 +14,10 @@ from trainrig.models.kernels import attention_blocks, blocked_attention, documen
 
 pytestmark = pytest.mark.bench
 
-HEADS, WIDTH, TOKENS, ROUNDS = 6, 64, 4096, 5
+HEADS = 6
+WIDTH = 64
+TOKENS = 4096
+ROUNDS = 5
 
 
 @pytest.mark.timeout(3600)
@@ -25,53 +28,54 @@ def test_cost_follows_the_squares_of_documents(monkeypatch, write_result):
     for name in names:
         for places in (1024, 2048, 4096):
             for length in (128, 512):
-                table[f"{name}, rows of {places}, documents of {length}"] = one_layer(
+                table[f"{name}, rows of {places}, documents of {length}"] = compare_layer(
                     getattr(torch, name), places, length
                 )
     capped = {
-        f"rows of {places}, documents of 256": in_blocks(monkeypatch, places, 256)
+        f"rows of {places}, documents of 256": compare_blocks(monkeypatch, places, 256)
         for places in (1024, 4096)
     }
-    step = {f"rows of {places}": whole_step(monkeypatch, places) for places in (1024, 2048)}
+    step = {f"rows of {places}": compare_step(monkeypatch, places) for places in (1024, 2048)}
     found = {"tokens": TOKENS, "rounds": ROUNDS, "layer": table, "soft caps": capped, "step": step}
     write_result("document-attention.json", found)
-    for name, each in table.items():
-        print(name, each)
+    for name, row in table.items():
+        print(name, row)
     print(capped, step)
     for places in (2048, 4096):
         ratio = table[f"float32, rows of {places}, documents of 512"]["over a mask"]["median"]
         assert ratio < 0.5
 
 
-def rows_of(places, length):
-    """[B, T], the documents of as many rows as have `TOKENS` places."""
+def number_documents(places, length):
+    """Return the document number of each position, [B, T], in as many rows as `TOKENS` fill."""
     return (torch.arange(places) // length).expand(TOKENS // places, places)
 
 
-def one_layer(dtype, places, length):
-    """Forward and backward, over the same under a mask that is there, and over causal attention."""
-    documents = rows_of(places, length)
+def compare_layer(dtype, places, length):
+    """Return the cost of a forward and backward pass over masked and over causal attention."""
+    documents = number_documents(places, length)
     rows = len(documents)
     parts = [
         torch.randn(rows, places, HEADS, WIDTH, dtype=dtype).transpose(1, 2).requires_grad_()
         for _ in range(3)
     ]
-    mask, scale = make_added_mask(make_document_mask(documents, places), dtype), WIDTH**-0.5
-    times = in_turns(
+    mask = make_added_mask(make_document_mask(documents, places), dtype)
+    scale = WIDTH**-0.5
+    times = measure_in_turns(
         {
-            "documents": lambda: backward(
+            "documents": lambda: run_backward(
                 document_attention.document_attention(*parts, documents, scale=scale)
             ),
-            "mask": lambda: backward(F.scaled_dot_product_attention(*parts, attn_mask=mask)),
-            "causal": lambda: backward(F.scaled_dot_product_attention(*parts, is_causal=True)),
+            "mask": lambda: run_backward(F.scaled_dot_product_attention(*parts, attn_mask=mask)),
+            "causal": lambda: run_backward(F.scaled_dot_product_attention(*parts, is_causal=True)),
         }
     )
     return {"over a mask": ratio(times, "mask"), "over causal": ratio(times, "causal")}
 
 
-def in_blocks(monkeypatch, places, length):
-    """Capped logits in blocks, over the same with all keys before each block."""
-    documents = rows_of(places, length)
+def compare_blocks(monkeypatch, places, length):
+    """Return the cost of capped logits in blocks over the same with all keys before each block."""
+    documents = number_documents(places, length)
     rows = len(documents)
     parts = [torch.randn(rows, HEADS, places, WIDTH).requires_grad_() for _ in range(3)]
 
@@ -84,15 +88,18 @@ def in_blocks(monkeypatch, places, length):
             seen = blocked_attention.blocked_attention(
                 *parts, scale=WIDTH**-0.5, cap=30.0, documents_BS=documents
             )
-            backward(seen)
+            run_backward(seen)
 
-    times = in_turns({"documents": lambda: attend(True), "all": lambda: attend(False)}, 3)
+    times = measure_in_turns({"documents": lambda: attend(True), "all": lambda: attend(False)}, 3)
     return ratio(times, "all")
 
 
-def whole_step(monkeypatch, places):
-    """Forward and backward pass of a decoder of 6 layers of 384 channels and 4,096 entries, with
-    documents of 256, over the same under a mask."""
+def compare_step(monkeypatch, places):
+    """Return the cost of a step with documents of 256 tokens over that with a mask.
+
+    The step is a forward and backward pass of a decoder of 6 layers of 384 channels and 4,096
+    entries.
+    """
     config = DecoderConfig(layers=6, channels=384, heads=6, vocabulary=4096, positions=places)
     model = Decoder(config)
     initialise(model, 0)
@@ -106,15 +113,17 @@ def whole_step(monkeypatch, places):
             logits = model(ids, positions_BT=positions).logits
             F.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
 
-    return ratio(in_turns({"documents": lambda: go(True), "mask": lambda: go(False)}, 3), "mask")
+    return ratio(
+        measure_in_turns({"documents": lambda: go(True), "mask": lambda: go(False)}, 3), "mask"
+    )
 
 
-def backward(seen):
+def run_backward(seen):
     seen.backward(torch.ones_like(seen))
 
 
-def in_turns(ways, rounds=ROUNDS):
-    """CPU seconds of each of `ways`, round by round, as others may want the cores."""
+def measure_in_turns(ways, rounds=ROUNDS):
+    """Return the CPU seconds of each of `ways` in each round; other processes may use the cores."""
     for way in ways.values():
         way()
     times = {name: [] for name in ways}

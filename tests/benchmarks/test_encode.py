@@ -1,6 +1,6 @@
-"""What encoding costs inside Ray, in the stage that does it, beside bare engines in one process.
+"""Cost of encoding inside Ray, in the stage that does it, and of bare engines in one process.
 
-CPU seconds, as others may want the cores; the wall time of the same work stands beside them.
+Figures are CPU seconds, as other processes may use the cores; wall times are reported as well.
 """
 
 import functools
@@ -34,8 +34,8 @@ COPIES = 3
 ROUNDS = 5
 
 
-def texts_of(test_data: Path) -> list[str]:
-    """Some 12 MB of the sets as texts of `DOCUMENT_BYTES`."""
+def cut_texts(test_data: Path) -> list[str]:
+    """Return some 12 MB of the sets as texts of `DOCUMENT_BYTES`."""
     everything = "\n".join(
         line
         for name in SETS
@@ -45,20 +45,21 @@ def texts_of(test_data: Path) -> list[str]:
     return [everything[start : start + DOCUMENT_BYTES] for start in starts]
 
 
-def timed(action: Callable[[], object]) -> tuple[float, float]:
-    """CPU seconds of this process, and seconds."""
-    cpu, wall = time.process_time(), time.monotonic()
+def measure(action: Callable[[], object]) -> tuple[float, float]:
+    """Return the CPU seconds of this process and the wall seconds that `action` takes."""
+    cpu = time.process_time()
+    wall = time.monotonic()
     action()
     return time.process_time() - cpu, time.monotonic() - wall
 
 
-def timed_work(run: Tokenization, documents: DocumentSet, encoder: Encoder) -> Work:
-    """The work of `tokenize` on a split, which counts what it took besides."""
+def make_timed_work(run: Tokenization, documents: DocumentSet, encoder: Encoder) -> Work:
+    """Return the work of `tokenize` on a split, which also counts its CPU and wall seconds."""
     work = prepare._make_work(run, documents, encoder)
 
     def work_and_count(task: Any) -> Any:
         results = []
-        cpu, wall = timed(lambda: results.append(work(task)))
+        cpu, wall = measure(lambda: results.append(work(task)))
         counts, files = results[0]
         return counts | {"cpu_seconds": cpu, "wall_seconds": wall}, files
 
@@ -66,7 +67,7 @@ def timed_work(run: Tokenization, documents: DocumentSet, encoder: Encoder) -> W
 
 
 def test_encoding_inside_ray_is_as_fast_as_bare_tiktoken(tmp_path, test_data, local_ray):
-    texts = texts_of(test_data)
+    texts = cut_texts(test_data)
     encoder = Encoder(train_tokenizer(ByteLevelBPE(vocabulary=32_768), texts).decode())
     assert encoder.engine == "tiktoken"
     texts = texts * COPIES
@@ -83,7 +84,7 @@ def test_encoding_inside_ray_is_as_fast_as_bare_tiktoken(tmp_path, test_data, lo
         output=str(tmp_path / "tokens"),
     )
     documents = open_documents(run.documents)
-    work = functools.partial(timed_work, run, documents, encoder)
+    work = functools.partial(make_timed_work, run, documents, encoder)
 
     special = set(encoder.special_ids.values())
     ranks = {
@@ -99,14 +100,14 @@ def test_encoding_inside_ray_is_as_fast_as_bare_tiktoken(tmp_path, test_data, lo
     few_size = sum(len(text.encode()) for text in few)
 
     speeds: dict[str, list[float]] = {"stage": [], "stage_wall": [], "tiktoken": [], "library": []}
-    for number in range(ROUNDS + 1):  # the first is not counted
+    for number in range(ROUNDS + 1):  # the first round is not counted
         phase = Phase(str(tmp_path / f"records-{number}"), work)
         splits = documents.cut_splits()
         map_splits(phase, splits, 1)
         counts = [record.counts for record in phase.read_results(splits)]
-        bare_cpu, _ = timed(lambda: [bare.encode_ordinary(text) for text in texts])
-        library_cpu, _ = timed(
-            lambda: library.encode_batch_fast(few, add_special_tokens=False)  # on one thread
+        bare_cpu, _ = measure(lambda: [bare.encode_ordinary(text) for text in texts])
+        library_cpu, _ = measure(
+            lambda: library.encode_batch_fast(few, add_special_tokens=False)  # runs on one thread
         )
         if number:
             speeds["stage"].append(size / sum(c["cpu_seconds"] for c in counts))

@@ -1,6 +1,7 @@
-"""Requests by CPU second beside lm-evaluation-harness: one thread, the same model, rows, prompts.
+"""Requests per CPU second, compared with lm-evaluation-harness.
 
-The peer is skipped where it is not installed: `pip install 'trainrig[lm-eval]'`.
+Both use one thread and the same model, rows and prompts. The peer is skipped where it is not
+installed: `pip install 'trainrig[lm-eval]'`.
 """
 
 import json
@@ -28,13 +29,13 @@ from trainrig.train.checkpoint import write_model
 
 pytestmark = [pytest.mark.bench, pytest.mark.data]
 CONFIG = DecoderConfig(layers=4, channels=128, heads=4, positions=2048, vocabulary=4096)
-# Least ratio of requests by CPU second, ours to theirs.
+# Least ratio of requests per CPU second, ours to theirs.
 LEAST = {"arc_easy": 3.0, "lambada": 1.2}
 ROWS = {"arc_easy": 60, "lambada": 200}
 ROUNDS = 3
 
 
-def made_tokenizer(texts: Path) -> str:
+def make_tokenizer(texts: Path) -> str:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -49,7 +50,7 @@ def made_tokenizer(texts: Path) -> str:
 
 
 @pytest.mark.parametrize("name", LEAST)
-def test_requests_a_second_beside_the_harness(
+def test_requests_a_second_compared_with_the_harness(
     name: str,
     test_data: Path,
     tmp_path: Path,
@@ -62,7 +63,7 @@ def test_requests_a_second_beside_the_harness(
     torch.set_num_threads(1)
     model = Decoder(CONFIG)
     initialise(model, seed=1)
-    text = made_tokenizer(test_data / "sets" / "tinyshakespeare.txt")
+    text = make_tokenizer(test_data / "sets" / "tinyshakespeare.txt")
     write_model(str(tmp_path / "run"), CONFIG, text, model.state_dict())
     export_checkpoint(str(tmp_path / "run"), str(tmp_path / "hf"), HubFolder())
     shots = 5 if name == "arc_easy" else 0
@@ -82,14 +83,15 @@ def test_requests_a_second_beside_the_harness(
             asked.append(instance("loglikelihood", {}, pair, len(asked)))
 
     seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
-    for _ in range(ROUNDS):  # turn by turn, by CPU time, as the machine is not ours alone
+    for _ in range(ROUNDS):  # alternate and count CPU time, as other processes use the machine too
         began = time.process_time()
         mine = examination.score_questions(questions)
         seconds["ours"].append(time.process_time() - began)
         began = time.process_time()
         other = peer.loglikelihood(asked, disable_tqdm=True)
         seconds["theirs"].append(time.process_time() - began)
-    ours, theirs = min(seconds["ours"]), min(seconds["theirs"])
+    ours = min(seconds["ours"])
+    theirs = min(seconds["theirs"])
     flat = [n for row in mine for n in row.get("log_likelihoods", [row.get("log_likelihood")])]
     worst = max(abs(n - o[0]) for n, o in zip(flat, other, strict=True))
     found = {

@@ -1,4 +1,4 @@
-"""The pace of a mixture of experts beside a dense model of the same active parameters."""
+"""Pace of a mixture of experts, compared with a dense model of the same active parameters."""
 
 import json
 import runpy
@@ -12,8 +12,10 @@ from trainrig.models.decoder import DecoderConfig, count_parameters
 
 pytestmark = pytest.mark.bench
 ROUNDS = 7
-CHANNELS, BETWEEN = 384, 1024
-EXPERTS, ACTIVE = 8, 2
+CHANNELS = 384
+BETWEEN = 1024
+EXPERTS = 8
+ACTIVE = 2
 
 
 HERE = Path(__file__).parent
@@ -22,7 +24,7 @@ side_by_side = SimpleNamespace(**runpy.run_path(str(HERE / "side_by_side.py")))
 
 
 @pytest.mark.timeout(1800)
-def test_a_mixture_of_experts_is_little_slower_than_what_it_activates(alone, write_result):
+def test_a_mixture_of_experts_is_little_slower_than_its_active_parameters(alone, write_result):
     sizes = {
         "layers": 6, "channels": CHANNELS, "heads": 6, "vocabulary": steps.VOCABULARY,
         "positions": steps.LENGTH, "feedforward_channels": BETWEEN,
@@ -33,21 +35,24 @@ def test_a_mixture_of_experts_is_little_slower_than_what_it_activates(alone, wri
     }  # fmt: skip
     dense = DecoderConfig.model_validate(sizes)
     sparse = DecoderConfig.model_validate({**sizes, "feedforward": mixture})
-    counts = {name: count_parameters(each) for name, each in (("dense", dense), ("sparse", sparse))}
-    ways = {"dense": steps.ours(dense), "sparse": steps.ours(sparse)}
+    counts = {
+        name: count_parameters(model) for name, model in (("dense", dense), ("sparse", sparse))
+    }
+    ways = {"dense": steps.make_our_step(dense), "sparse": steps.make_our_step(sparse)}
     for action in ways.values():
         action(), action()
     rounds = [
-        {name: side_by_side.cpu_seconds(each) for name, each in ways.items()} for _ in range(ROUNDS)
+        {name: side_by_side.cpu_seconds(way) for name, way in ways.items()} for _ in range(ROUNDS)
     ]
-    ratios = sorted(each["dense"] / each["sparse"] for each in rounds)
+    ratios = sorted(seconds["dense"] / seconds["sparse"] for seconds in rounds)
     found = {
         "experts": EXPERTS,
         "active": ACTIVE,
-        "active_parameters": {name: each.active for name, each in counts.items()},
-        "parameters": {name: each.total for name, each in counts.items()},
+        "active_parameters": {name: count.active for name, count in counts.items()},
+        "parameters": {name: count.total for name, count in counts.items()},
         "tokens": steps.SEQUENCES * steps.LENGTH,
-        "pace": round(statistics.median(ratios), 3),  # tokens a CPU second, of the dense model's
+        # ratio of tokens per CPU second to the dense model's
+        "pace": round(statistics.median(ratios), 3),
         "pace_from_to": [round(ratios[0], 3), round(ratios[-1], 3)],
     }
     print(json.dumps(found))

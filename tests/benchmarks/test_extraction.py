@@ -1,7 +1,7 @@
-"""Speed against quality of extraction, beside trafilatura, on real pages of news and blogs.
+"""Speed and quality of extraction, compared with trafilatura, on real pages of news and blogs.
 
-HTML bytes in memory to text, in CPU seconds of one process. Quality: strings that a text must and
-must not hold, on the half of the hosts that nothing was tuned on.
+Speed is from HTML bytes in memory to text, in CPU seconds of one process. Quality is judged by
+strings that a text must and must not contain, on the half of the hosts that nothing was tuned on.
 """
 
 import functools
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.bench, pytest.mark.data, pytest.mark.timeout(3600)]
 trafilatura = pytest.importorskip("trafilatura", reason="the peer")
 
 ROUNDS = 3
-EVERY = 3  # page, where speed is measured
+EVERY = 3  # one page in three is used where speed is measured
 
 
 @pytest.fixture(scope="module")
@@ -43,38 +43,38 @@ def pages(test_data: Path) -> list[Any]:
     ]
 
 
-def text_by(settings: MainContent | Resiliparse, page: RawPage) -> str:
+def extract_text(settings: MainContent | Resiliparse, page: RawPage) -> str:
     found = extract(page, settings)
     return found.text if isinstance(found, Extracted) else ""
 
 
-def text_by_trafilatura(page: RawPage, *, precision: bool) -> str:
+def extract_by_trafilatura(page: RawPage, *, precision: bool) -> str:
     found = trafilatura.extract(page.body, include_comments=False, favor_precision=precision)
     return found or ""
 
 
 METHODS: dict[str, Callable[[RawPage], str]] = {
-    "resiliparse": functools.partial(text_by, Resiliparse()),
-    "fast": functools.partial(text_by, MainContent(quality="fast")),
-    "balanced": functools.partial(text_by, MainContent()),
-    "precise": functools.partial(text_by, MainContent(quality="precise")),
-    "trafilatura": functools.partial(text_by_trafilatura, precision=False),
-    "trafilatura, precision": functools.partial(text_by_trafilatura, precision=True),
+    "resiliparse": functools.partial(extract_text, Resiliparse()),
+    "fast": functools.partial(extract_text, MainContent(quality="fast")),
+    "balanced": functools.partial(extract_text, MainContent()),
+    "precise": functools.partial(extract_text, MainContent(quality="precise")),
+    "trafilatura": functools.partial(extract_by_trafilatura, precision=False),
+    "trafilatura, precision": functools.partial(extract_by_trafilatura, precision=True),
 }
 
 
-def cpu_seconds(method: Callable[[RawPage], str], pages: Sequence[Any]) -> float:
+def measure_cpu_seconds(method: Callable[[RawPage], str], pages: Sequence[Any]) -> float:
     began = time.process_time()
-    for each in pages:
-        method(each.page)
+    for page in pages:
+        method(page.page)
     return time.process_time() - began
 
 
-def test_quality_beside_trafilaturas(pages: list[Any]):
-    reported = [each for each in pages if each.half == "reported"]
-    hosts = [each.host for each in reported]
+def test_quality_compared_with_trafilatura(pages: list[Any]):
+    reported = [page for page in pages if page.half == "reported"]
+    hosts = [page.host for page in reported]
     counts = {
-        name: [real.counts(each, method(each.page)) for each in reported]
+        name: [real.counts(page, method(page.page)) for page in reported]
         for name, method in METHODS.items()
     }
     theirs = counts["trafilatura"]
@@ -92,19 +92,21 @@ def test_quality_beside_trafilaturas(pages: list[Any]):
         }
         print(json.dumps(line))
     assert leads["balanced"] >= -0.02
-    # No worse, as far as this half can tell: it is .0014 behind (docs/evidence/extraction.md).
+    # No worse, within the error of this half: it is .0014 behind (docs/evidence/extraction.md).
     assert leads["precise"] >= -errors["precise"]
 
 
-def test_speed_beside_trafilaturas(pages: list[Any]):
+def test_speed_compared_with_trafilatura(pages: list[Any]):
     some = pages[::EVERY]
     for method in METHODS.values():  # compiles, and loads the trees
         method(some[0].page)
-    # In turns, so that a machine's moods meet all alike.
-    seconds = [{name: cpu_seconds(METHODS[name], some) for name in METHODS} for _ in range(ROUNDS)]
+    # Alternate, so that the machine's load affects all alike.
+    seconds = [
+        {name: measure_cpu_seconds(METHODS[name], some) for name in METHODS} for _ in range(ROUNDS)
+    ]
     for name in METHODS:
-        speeds = sorted(len(some) / each[name] for each in seconds)
-        ratios = sorted(each["trafilatura"] / each[name] for each in seconds)
+        speeds = sorted(len(some) / measured[name] for measured in seconds)
+        ratios = sorted(measured["trafilatura"] / measured[name] for measured in seconds)
         line = {
             "benchmark": f"extraction, speed: {name}",
             "pages_per_cpu_second": round(speeds[ROUNDS // 2]),
@@ -114,11 +116,11 @@ def test_speed_beside_trafilaturas(pages: list[Any]):
             "pages": len(some),
         }
         print(json.dumps(line))
-    # In CPU seconds of a busy machine everything is slower, so what counts is the ratio.
-    assert min(each["trafilatura"] / each["balanced"] for each in seconds) >= 6
+    # On a busy machine everything takes more CPU seconds, so only the ratio counts.
+    assert min(measured["trafilatura"] / measured["balanced"] for measured in seconds) >= 6
 
 
-def test_how_often_precise_asks(pages: list[Any], monkeypatch: pytest.MonkeyPatch):
+def test_how_often_precise_uses_trafilatura(pages: list[Any], monkeypatch: pytest.MonkeyPatch):
     asked: list[str] = []
     answer = trafilatura_text.extract
 
@@ -128,8 +130,8 @@ def test_how_often_precise_asks(pages: list[Any], monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(trafilatura_text, "extract", counted)
     some = pages[::EVERY]
-    for each in some:
-        text_by(MainContent(quality="precise"), each.page)
+    for page in some:
+        extract_text(MainContent(quality="precise"), page.page)
     line = {
         "benchmark": "extraction: trafilatura asked by precise, times a page",
         "for_precision": round(asked.count("precision") / len(some), 2),
@@ -138,12 +140,12 @@ def test_how_often_precise_asks(pages: list[Any], monkeypatch: pytest.MonkeyPatc
     }
     print(json.dumps(line))
     assert set(asked) <= {"precision", "balance"}
-    # The second question is asked only of pages of which the first was.
+    # The second question is asked only for pages for which the first was asked.
     assert asked.count("balance") < asked.count("precision") <= len(some)
 
 
-def test_what_a_guard_costs(pages: list[Any]):
-    some = [each.page for each in pages]
+def test_cost_of_a_guard(pages: list[Any]):
+    some = [page.page for page in pages]
     settings = MainContent()
     with Guard(settings) as guard:
 
@@ -151,7 +153,7 @@ def test_what_a_guard_costs(pages: list[Any]):
             return list(guard.extract(some))
 
         def bare() -> list[Extracted | NotExtracted]:
-            return [extract(each, settings) for each in some]
+            return [extract(html, settings) for html in some]
 
         def cpu_seconds_of_both() -> float:
             assert guard._child is not None

@@ -1,6 +1,6 @@
-"""Tokens a second of CPU time, against Transformers' `generate` of the same weights in one run.
+"""Tokens per CPU second, compared with Transformers' `generate` on the same weights in one run.
 
-On one thread, so that others on the machine change little of it.
+Both run on one thread, so that other processes on the machine change little.
 """
 
 import statistics
@@ -14,7 +14,9 @@ from trainrig.models.generation.generate import Request, generate_batch
 from trainrig.models.generation.sampling import Sampling
 from trainrig.models.huggingface import open_folder
 
-PROMPT, NEW, ROUNDS = 64, 64, 5
+PROMPT = 64
+NEW = 64
+ROUNDS = 5
 
 
 @pytest.mark.bench
@@ -42,7 +44,7 @@ def test_generation_is_ahead_of_transformers(rows, tmp_path, write_result, monke
     requests = [Request(tuple(row), greedy) for row in ids.tolist()]
 
     def by_us() -> list[list[int]]:
-        return [list(each.ids) for each in generate_batch(ours, requests, stop=())]
+        return [list(completion.ids) for completion in generate_batch(ours, requests, stop=())]
 
     def by_them() -> list[list[int]]:
         made = theirs.generate(
@@ -50,7 +52,7 @@ def test_generation_is_ahead_of_transformers(rows, tmp_path, write_result, monke
         )
         return [row[PROMPT:] for row in made.tolist()]
 
-    assert by_us() == by_them()  # and both are warm
+    assert by_us() == by_them()  # the comparison also warms up both
     seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
     for _ in range(ROUNDS):
         for name, run in (("ours", by_us), ("theirs", by_them)):

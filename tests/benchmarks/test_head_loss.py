@@ -1,4 +1,4 @@
-"""Head and loss in blocks of rows beside all logits at once: memory and time."""
+"""Memory and time of head and loss in blocks of rows, compared with all logits at once."""
 
 import resource
 import statistics
@@ -10,11 +10,14 @@ import pytest
 
 pytestmark = pytest.mark.bench
 
-TOKENS, CHANNELS, ENTRIES, ROUNDS = 2048, 384, 16_384, 5
+TOKENS = 2048
+CHANNELS = 384
+ENTRIES = 16_384
+ROUNDS = 5
 
 
 def measure(way: str) -> tuple[float, list[float]]:
-    """MiB above what was there before, at the peak of the first of a few passes; seconds each."""
+    """Return the peak MiB above the start in the first of a few passes, and the seconds of each."""
     import torch
     import torch.nn.functional as F
 
@@ -29,7 +32,8 @@ def measure(way: str) -> tuple[float, list[float]]:
     weights_of_tokens = torch.randint(1, 100, targets.shape)
 
     def go(tokens: int) -> None:
-        h, w = hidden[:, :tokens].clone().requires_grad_(), weight.requires_grad_()
+        h = hidden[:, :tokens].clone().requires_grad_()
+        w = weight.requires_grad_()
         w.grad = None
         weights = weights_of_tokens[:, :tokens]
         if way == "blocks":
@@ -43,7 +47,7 @@ def measure(way: str) -> tuple[float, list[float]]:
             nats = token_nats(F.linear(h, w), targets[:, :tokens])
         (nats.sum() / TOKENS).backward()
 
-    go(2)  # kernels that are set up once
+    go(2)  # sets up the kernels once
     weight.grad = None
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seconds = []
@@ -59,14 +63,14 @@ def measure(way: str) -> tuple[float, list[float]]:
 def test_blocks_take_less_memory_and_no_more_time():
     found = {}
     for way in 2 * ("plain", "blocks", "weighed", "weighed later"):
-        told = subprocess.run(
+        figures = subprocess.run(
             [sys.executable, __file__, way], check=True, capture_output=True, text=True
         ).stdout.split()
-        found.setdefault(way, []).append([float(each) for each in told])
+        found.setdefault(way, []).append([float(value) for value in figures])
     peaks = {way: max(run[0] for run in runs) for way, runs in found.items()}
     seconds = {way: [s for run in runs for s in run[1:]] for way, runs in found.items()}
-    medians = {way: statistics.median(each) for way, each in seconds.items()}
-    spread = {way: (min(each), max(each)) for way, each in seconds.items()}
+    medians = {way: statistics.median(measured) for way, measured in seconds.items()}
+    spread = {way: (min(measured), max(measured)) for way, measured in seconds.items()}
     print(f"\nMiB {peaks}, CPU seconds {medians}, of {spread}")
     assert peaks["blocks"] <= 0.25 * peaks["plain"]
     assert medians["blocks"] <= medians["plain"]

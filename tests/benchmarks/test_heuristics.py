@@ -1,7 +1,7 @@
-"""The whole heuristic chain beside datatrove's, on documents not seen before, and the languages.
+"""The chain of heuristic filters compared with datatrove's on unseen documents, and languages.
 
-Texts are of data/crawl by resiliparse. datatrove runs in an interpreter of its own, named by
-TRAINRIG_PEERS. CPU seconds of one process each; nothing of the texts is kept.
+Texts are of data/crawl, extracted by resiliparse. datatrove runs in another interpreter, named by
+TRAINRIG_PEERS. Figures are CPU seconds of one process each. No text is kept.
 """
 
 import json
@@ -40,7 +40,8 @@ from trainrig.corpus.signals.text_arrays.batch import build_batch
 pytestmark = [pytest.mark.bench, pytest.mark.data]
 
 BATCH = 100  # documents
-PARTS = 4  # of the measured documents, each measured once: what was seen is not fresh
+# parts of the measured documents, each measured once, as a document seen before is not fresh
+PARTS = 4
 PEER = Path(__file__).with_name("datatrove_verdicts.py")
 
 Columns = dict[str, NDArray[Any]]
@@ -48,7 +49,7 @@ Columns = dict[str, NDArray[Any]]
 
 @pytest.fixture(scope="module")
 def texts(test_data: Path) -> list[str]:
-    """All pages with any text, in an order that mixes the sites."""
+    """Return all pages with any text, in an order that mixes the sites."""
     found = []
     for archive in sorted((test_data / "crawl").glob("*.warc.gz")):
         with archive.open("rb") as stream:
@@ -63,7 +64,7 @@ def texts(test_data: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def measured(texts: list[str]) -> list[str]:
-    """Documents of about 5 kB; the others are there to be seen before."""
+    """Return documents of about 5 kB to measure; the others serve as documents seen before."""
     long = [text for text in texts if 2_000 <= len(text) <= 12_000]
     return long[: len(long) // 2]
 
@@ -81,14 +82,19 @@ def by_datatrove(texts: Sequence[str]) -> Columns:
     return columns | {"language": np.array(codes), "language_score": scores}
 
 
-def documents_per_second(
+def measure_pace(
     chain: Callable[[Sequence[str]], Columns],
     presets: Sequence[str],
     texts: list[str],
     fresh: list[str],
 ) -> list[float]:
-    """Measured by `chain` and held to `presets`: of each part of `fresh`, after all other texts."""
-    filters = [each for name in presets for each in Preset(name=name).build_filters()]
+    """Return the documents per second of each part of `fresh`, after all other texts.
+
+    The pace is of measuring by `chain` and of applying `presets`.
+    """
+    filters = [
+        quality_filter for name in presets for quality_filter in Preset(name=name).build_filters()
+    ]
     unseen = set(fresh)
     seen = [text for text in texts if text not in unseen]
     for first in range(0, len(seen), BATCH):
@@ -103,30 +109,33 @@ def documents_per_second(
     return rates
 
 
-def spread(rates: list[float], by: float) -> list[float]:
-    """The least, the median and the most of `rates`, in units of `by`."""
+def summarise(rates: list[float], by: float) -> list[float]:
+    """Return the minimum, the median and the maximum of `rates`, in units of `by`."""
     return [round(rate / by, 1) for rate in (min(rates), statistics.median(rates), max(rates))]
 
 
-def peer(texts: list[str], folder: Path) -> dict[str, Any]:
-    """What datatrove says of `texts`, and what it takes."""
+def run_datatrove(texts: list[str], folder: Path) -> dict[str, Any]:
+    """Return datatrove's verdicts on `texts` and its cost."""
     python = os.environ.get("TRAINRIG_PEERS")
     if not python:
         pytest.skip("TRAINRIG_PEERS names no interpreter with datatrove[processing] and spacy")
-    given, told = folder / "texts.jsonl", folder / "verdicts.json"
+    given = folder / "texts.jsonl"
+    verdicts_file = folder / "verdicts.json"
     given.write_text("\n".join(map(json.dumps, texts)))
-    subprocess.run([python, str(PEER), str(given), str(told)], check=True, capture_output=True)
-    found: dict[str, Any] = json.loads(told.read_text())
+    subprocess.run(
+        [python, str(PEER), str(given), str(verdicts_file)], check=True, capture_output=True
+    )
+    found: dict[str, Any] = json.loads(verdicts_file.read_text())
     return found
 
 
 def test_the_chain_keeps_its_pace(texts: list[str], measured: list[str], tmp_path: Path):
     pytest.importorskip("spacy")
     papers = ("fineweb", "gopher", "c4-tfds", "plain")
-    own = documents_per_second(by_papers, papers, texts, measured)
-    same = documents_per_second(by_datatrove, ("fineweb-datatrove",), texts, measured)
+    own = measure_pace(by_papers, papers, texts, measured)
+    same = measure_pace(by_datatrove, ("fineweb-datatrove",), texts, measured)
     some = measured[:200]
-    theirs = len(some) / peer(some, tmp_path)["cpu_seconds"]
+    theirs = len(some) / run_datatrove(some, tmp_path)["cpu_seconds"]
     ours = {"own_words": own, "datatrove_words": same}
     print(
         json.dumps(
@@ -135,15 +144,15 @@ def test_the_chain_keeps_its_pace(texts: list[str], measured: list[str], tmp_pat
                 "documents": len(measured),
                 "mean_bytes": round(statistics.mean(len(text.encode()) for text in measured)),
                 "documents_per_cpu_second": {"datatrove": round(theirs, 1)}
-                | {name: spread(rates, 1) for name, rates in ours.items()},
-                "over_datatrove": {name: spread(rates, theirs) for name, rates in ours.items()},
+                | {name: summarise(rates, 1) for name, rates in ours.items()},
+                "over_datatrove": {name: summarise(rates, theirs) for name, rates in ours.items()},
                 "load": os.getloadavg()[0],
             }
         )
     )
     assert statistics.median(own) / theirs >= 80
     assert statistics.median(same) / theirs >= 45
-    # On a machine that others keep busy, a CPU second does less.
+    # On a machine that is busy with other work, a CPU second does less.
     if os.getloadavg()[0] <= (os.cpu_count() or 1):
         assert statistics.median(own) >= 4_000
         assert statistics.median(same) >= 1_500
@@ -152,7 +161,7 @@ def test_the_chain_keeps_its_pace(texts: list[str], measured: list[str], tmp_pat
 def test_verdicts_are_datatroves(texts: list[str], tmp_path: Path):
     pytest.importorskip("spacy")
     some = texts[:1_000]
-    verdicts = peer(some, tmp_path)["verdicts"]
+    verdicts = run_datatrove(some, tmp_path)["verdicts"]
     columns = measure_datatrove(some)
     by: Any = {"words": "datatrove"}
     lines: Any = {"max_duplicate_line_characters": 0.01}
@@ -167,7 +176,7 @@ def test_verdicts_are_datatroves(texts: list[str], tmp_path: Path):
     equal = {}
     for name, rule in rules.items():
         ours = [reason is None for reason in find_first_broken_rule((rule,), columns)]
-        # None: datatrove was not asked, as the filter before had dropped the text.
+        # None: datatrove was not asked, as an earlier filter had dropped the text.
         pairs = [(a, b) for a, b in zip(ours, verdicts[name], strict=True) if b is not None]
         equal[name] = sum(a == b for a, b in pairs) / len(pairs)
     print(json.dumps({"benchmark": "verdicts", "documents": len(some), "equal": equal}))
@@ -175,12 +184,14 @@ def test_verdicts_are_datatroves(texts: list[str], tmp_path: Path):
 
 
 def test_languages_of_sentences(test_data: Path):
-    """As it is: of the set's thousand languages the model has a name for a seventh."""
+    """Record the accuracy: of the set's thousand languages, the model can name a seventh."""
     path = test_data / "sets" / "bigbench_language_identification.jsonl"
     questions = [json.loads(line) for line in path.read_text().splitlines()]
     names = json.loads(Path(__file__).with_name("language_names.json").read_text())
     assert set(names.values()) <= set(list_language_codes())
-    sentences, answers, choices = [], [], []
+    sentences = []
+    answers = []
+    choices = []
     for question in questions:
         listed = re.findall(r"^[A-K]\. (.*)$", question["query"], re.MULTILINE)
         sentence = re.search(r"^Sentence:(.*?)^A\. ", question["query"], re.MULTILINE | re.DOTALL)

@@ -1,8 +1,8 @@
-"""Whether layouts are as fast, one beside the other, as `trainrig plan --layout` says: on two
-workers of one thread each, by a table of hardware that is measured just before.
+"""Whether layouts rank in speed as `trainrig plan --layout` predicts.
 
-Kept in results/layout-order.json; docs/evidence/layouts.md has its table. Steps count whose threads
-waited least for a core: on a busy machine the others of a layout say how busy it was.
+Two workers of one thread each are measured, with a hardware table that is measured just before.
+Results are kept in results/layout-order.json; docs/evidence/layouts.md has the table. Only the steps whose
+threads waited least for a core count: the other steps measure how busy the machine was.
 """
 
 import json
@@ -19,12 +19,13 @@ from trainrig import hardware
 from trainrig.train.run_file.run_files import Pretraining
 
 order = runpy.run_path(str(Path(__file__).with_name("layout_order.py")))
-LAYOUTS, count_pairs = order["LAYOUTS"], order["count_pairs"]
+LAYOUTS = order["LAYOUTS"]
+count_pairs = order["count_pairs"]
 globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.py")))
 
-STEPS = int(os.environ.get("TRAINRIG_REPEATS", "11"))  # counted, of each layout
-MINUTES = 2  # of a model, after which no more rounds begin
-SHARE = 6  # one of so many steps counts
+STEPS = int(os.environ.get("TRAINRIG_REPEATS", "11"))  # steps of each layout that count
+MINUTES = 2  # per model, after which no further round begins
+SHARE = 6  # one step in six counts
 SEQUENCES = 4
 MODELS: dict[str, dict[str, Any]] = {
     "wide": {  # many parameters for few tokens
@@ -50,7 +51,7 @@ RATES = {
 
 
 def make_fast_run(sizes: dict[str, Any]) -> Pretraining:
-    """A run of four layers of such a model, which need not have the same bits everywhere."""
+    """Return a run of four layers of the given sizes that need not be bit-identical everywhere."""
     return Pretraining(
         tokens="none",
         output="none",
@@ -70,8 +71,8 @@ def make_fast_run(sizes: dict[str, Any]) -> Pretraining:
     )
 
 
-def plan(sizes, rates, folder):
-    """The run, what the planner says of each layout, and what ranks are told of it."""
+def plan_layouts(sizes, rates, folder):
+    """Return the run, the planner's prediction for each layout, and the tasks of the ranks."""
     path = folder / "hardware.toml"
     path.write_text(order["write_table"](rates))
     run = make_fast_run(sizes)
@@ -79,30 +80,34 @@ def plan(sizes, rates, folder):
     return run, predictions, order["write_tasks"](run, predictions)
 
 
-def measure(ranks, run, tasks):
-    """Of each layout the STEPS whose ranks waited least for a core: seconds waited, and of all."""
-    found, until = {name: [] for name in tasks}, time.monotonic() + 60 * MINUTES
+def measure_layouts(ranks, run, tasks):
+    """Return the STEPS of each layout whose ranks waited least for a core.
+
+    A step is a pair of the seconds waited and the total seconds.
+    """
+    found = {name: [] for name in tasks}
+    until = time.monotonic() + 60 * MINUTES
     while time.monotonic() < until and min(map(len, found.values())) < SHARE * STEPS:
         model = run.model.model_dump()
         both = ranks(2, "paced_layouts", model=model, layouts=tasks, rounds=2, visits=3)
         for name in tasks:
-            for steps in zip(*(each[name] for each in both), strict=True):
+            for steps in zip(*(seconds[name] for seconds in both), strict=True):
                 walls, waited = zip(*steps, strict=True)
                 found[name].append((max(waited), max(walls)))
     return {name: sorted(steps)[:STEPS] for name, steps in found.items()}
 
 
-def describe(prediction, seconds):
-    """A row of the result, in milliseconds."""
-    terms = {name: round(1e3 * each, 1) for name, each in vars(prediction.seconds).items()}
-    low, middle, high = statistics.quantiles([each for _, each in seconds])
+def describe_layout(prediction, seconds):
+    """Return a row of the result, in milliseconds."""
+    terms = {name: round(1e3 * value, 1) for name, value in vars(prediction.seconds).items()}
+    low, middle, high = statistics.quantiles([value for _, value in seconds])
     return {
         "predicted_ms": round(1e3 * prediction.seconds.total, 1),
         "measured_ms": round(1e3 * middle, 1),
         "quartiles_ms": [round(1e3 * low, 1), round(1e3 * high, 1)],
         "steps": len(seconds),
-        "waited_ms": round(1e3 * statistics.median(each for each, _ in seconds), 1),
-        "terms_ms": {name: each for name, each in terms.items() if each},
+        "waited_ms": round(1e3 * statistics.median(term for term, _ in seconds), 1),
+        "terms_ms": {name: value for name, value in terms.items() if value},
     }
 
 
@@ -110,17 +115,23 @@ def describe(prediction, seconds):
 def test_layouts_are_in_the_order_that_is_predicted(ranks, tmp_path, write_result):
     rates = ranks(2, "reached_rates", width=512, megabytes=4, repeats=160)[0]
     print(json.dumps(rates, indent=1))
-    found, pairs, right = {"rates": rates}, 0, 0
-    apart_without = wrong_without = 0  # of pairs of which neither is a pipeline
+    found = {"rates": rates}
+    pairs = 0
+    right = 0
+    apart_without = wrong_without = 0  # counts of pairs without a pipeline
     for model, sizes in MODELS.items():
-        run, predictions, tasks = plan(sizes, rates, tmp_path)
-        seconds = measure(ranks, run, tasks)
-        rows = {name: describe(each, seconds[name]) for name, each in predictions.items()}
+        run, predictions, tasks = plan_layouts(sizes, rates, tmp_path)
+        seconds = measure_layouts(ranks, run, tasks)
+        rows = {
+            name: describe_layout(prediction, seconds[name])
+            for name, prediction in predictions.items()
+        }
         apart, wrong = count_pairs(
-            {name: each["predicted_ms"] for name, each in rows.items()},
-            {name: each["measured_ms"] for name, each in rows.items()},
+            {name: row["predicted_ms"] for name, row in rows.items()},
+            {name: row["measured_ms"] for name, row in rows.items()},
         )
-        pairs, right = pairs + len(apart), right + len(apart) - len(wrong)
+        pairs = pairs + len(apart)
+        right = right + len(apart) - len(wrong)
         apart_without += sum(not has_pipeline(pair) for pair in apart)
         wrong_without += sum(not has_pipeline(pair) for pair in wrong)
         found[model] = {
@@ -128,7 +139,10 @@ def test_layouts_are_in_the_order_that_is_predicted(ranks, tmp_path, write_resul
             "pairs": len(apart),
             "right": len(apart) - len(wrong),
             "wrong": [
-                {each: [rows[each]["predicted_ms"], rows[each]["measured_ms"]] for each in pair}
+                {
+                    layout: [rows[layout]["predicted_ms"], rows[layout]["measured_ms"]]
+                    for layout in pair
+                }
                 for pair in wrong
             ],
         }
@@ -136,8 +150,8 @@ def test_layouts_are_in_the_order_that_is_predicted(ranks, tmp_path, write_resul
         found |= {"pairs": pairs, "right": right, "share_right": round(right / pairs, 3)}
         write_result("layout-order.json", found)
     print(*order["format_rows"]({model: found[model] for model in MODELS}), sep="\n")
-    # All of them are wanted. What operations cost beside their arithmetic, which the plan leaves
-    # out, is much of a step here, most where micro-batches are many and small, as in pipelines.
+    # All pairs should be right. The plan leaves out the cost of operations beyond their arithmetic.
+    # It is much of a step here, most where micro-batches are many and small, as in pipelines.
     assert right >= 0.75 * pairs
     assert wrong_without <= 0.05 * apart_without
 
@@ -156,20 +170,20 @@ def test_pairs_that_differ_by_more_than_15_percent_are_judged():
 @pytest.mark.parametrize("mixture", [False, True])
 def test_the_planner_lays_each_layout_out(mixture, tmp_path):
     sizes = TINY | ({"feedforward": MODELS["mixture"]["feedforward"]} if mixture else {})
-    run, predictions, tasks = plan(sizes, RATES, tmp_path)
+    run, predictions, tasks = plan_layouts(sizes, RATES, tmp_path)
     contexts = {name for name in LAYOUTS if "context" in name}
     assert set(LAYOUTS) - set(tasks) == (contexts if mixture else {"expert"})
     for task in tasks.values():
         rows, length = task["shape"]
         assert task["count"] * rows == SEQUENCES and length == run.model.positions
-    assert all(each.seconds.total > 0 for each in predictions.values())
+    assert all(prediction.seconds.total > 0 for prediction in predictions.values())
 
 
 @pytest.mark.slow
 def test_two_ranks_take_steps_in_turns(ranks, tmp_path):
     rates = ranks(2, "reached_rates", width=32, megabytes=1, repeats=3)[0]
-    run, _, tasks = plan(TINY, rates, tmp_path)
+    run, _, tasks = plan_layouts(TINY, rates, tmp_path)
     some = {name: tasks[name] for name in ("FSDP", "tensor", "1F1B, 4 micro-batches")}
     both = ranks(2, "paced_layouts", model=run.model.model_dump(), layouts=some, rounds=2, visits=1)
-    for each in both:
-        assert {name: len(steps) for name, steps in each.items()} == dict.fromkeys(some, 2)
+    for measured in both:
+        assert {name: len(steps) for name, steps in measured.items()} == dict.fromkeys(some, 2)

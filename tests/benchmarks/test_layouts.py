@@ -1,4 +1,4 @@
-"""The planner of layouts against published runs: the table of docs/evidence/layouts.md."""
+"""The planner of layouts compared with published runs: the table of docs/evidence/layouts.md."""
 
 import pytest
 

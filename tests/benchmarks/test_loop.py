@@ -1,7 +1,7 @@
-"""The whole loop on one device: its pace, what checkpoints hold up, whether two runs agree.
+"""The whole loop on one device: its pace, stalls from checkpoints, and agreement of two runs.
 
-On a GPU 124M parameters, 1,024 positions, bfloat16, compiled: GPT-2's sizes. On a CPU a model of a
-hundred thousand, where the figures mean little. Needs no Ray.
+On a GPU the model is GPT-2's size: 124M parameters, 1,024 positions, bfloat16, compiled. On a CPU
+it has a hundred thousand parameters, and the figures mean little. Ray is not needed.
 """
 
 import functools
@@ -32,19 +32,19 @@ globals().update(runpy.run_path(str(TESTS / "train" / "tiny.py")))
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(3600)]
 GPT2 = {"layers": 12, "channels": 768, "heads": 12, "vocabulary": 50_304, "positions": 1024}
 SMALL = {"layers": 2, "channels": 64, "heads": 2, "vocabulary": 256, "positions": 64}
-NOT_COUNTED = 3  # steps at the start: they compile, and make the memory to copy to
+NOT_COUNTED = 3  # steps at the start, which compile and allocate the memory to copy to
 
 
 @pytest.fixture
 def made_up(monkeypatch):
-    """The batches of tokens that mean nothing, of the ranks that other tests start."""
+    """Return the class of batches of random tokens that the ranks of other tests use."""
     monkeypatch.syspath_prepend(str(TESTS / "train"))  # where rank.py finds what it imports
     return importlib.import_module("rank").MadeUp
 
 
 @pytest.fixture
 def make_job(made_up, tmp_path):
-    """`make_job("one")`: the same run in a folder of its own."""
+    """Return a function that makes the same run in a named folder: `make_job("one")`."""
     gpu = find_local_device().type == "cuda"
     model = DecoderConfig.model_validate(GPT2 if gpu else SMALL)
     rows, steps = (16, 60) if gpu else (4, 20)
@@ -61,8 +61,8 @@ def make_job(made_up, tmp_path):
     return make
 
 
-def result_of(job):
-    """What must be equal when a run is repeated."""
+def read_results(job):
+    """Return the results that must be equal when a run is repeated."""
     series = [
         (line["train/loss"], line["train/grad_norm"]) for line in metrics.read_series(job.folder)
     ]
@@ -70,8 +70,8 @@ def result_of(job):
     return series, {p.name: p.read_bytes() for p in Path(newest.path).glob("*.safetensors")}
 
 
-def peak(compute):
-    """FLOP/s that this GPU can make, by the table of hardware; None on a CPU, or if unknown."""
+def find_peak(compute):
+    """Return this GPU's peak FLOP/s from the hardware table, or None on a CPU or if unknown."""
     if not torch.cuda.is_available():
         return None
     name = torch.cuda.get_device_name().lower()
@@ -96,10 +96,10 @@ def test_the_loop_on_one_device(alone, make_job):
     ]
     tokens = (lines[-1]["train/tokens"] - lines[0]["train/tokens"]) / (len(lines) - 1)
     pace = tokens / statistics.median(seconds)
-    # PaLM's rule (arXiv:2204.02311, appendix B): attention over all positions, masked or not.
+    # PaLM's rule (arXiv:2204.02311, appendix B) counts attention over all positions, masked or not.
     flops = count_token_flops(job.model, job.model.positions, causal=False).training
-    most = peak(job.training.precision.compute)
-    same = result_of(jobs[0]) == result_of(jobs[1])
+    most = find_peak(job.training.precision.compute)
+    same = read_results(jobs[0]) == read_results(jobs[1])
     print(
         json.dumps(
             {

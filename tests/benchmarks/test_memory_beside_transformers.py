@@ -1,4 +1,4 @@
-"""Memory of a training step of 124M parameters beside Transformers' Llama of the same sizes."""
+"""Memory of a step of 124M parameters, compared with Transformers' Llama of equal sizes."""
 
 import json
 import statistics
@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.bench
 ROUNDS = 3
-VIRTUAL = (1, 8)  # 8: unless told otherwise
+VIRTUAL = (1, 8)  # 8 is the default
 SCRIPT = Path(__file__).with_name("step_memory_process.py")
 
 
@@ -23,19 +23,22 @@ def measure_process(side):
 
 
 @pytest.mark.timeout(1800)
-def test_a_step_needs_little_more_than_that_of_a_plain_loop(write_result):
-    """MiB of a process above what it holds once all is imported, by virtual workers of ours."""
+def test_a_step_needs_little_more_memory_than_a_plain_loop(write_result):
+    """Compare the MiB above the memory after imports, by number of virtual workers."""
     sides = ("transformers", *map(str, VIRTUAL))
     rounds = [{side: measure_process(side) for side in sides} for _ in range(ROUNDS)]
-    above = [{side: each["peak"] - each["before"] for side, each in r.items()} for r in rounds]
+    above = [
+        {side: bytes_of["peak"] - bytes_of["before"] for side, bytes_of in r.items()}
+        for r in rounds
+    ]
     ratios = {
-        virtual: sorted(each[str(virtual)] / each["transformers"] for each in above)
+        virtual: sorted(peaks[str(virtual)] / peaks["transformers"] for peaks in above)
         for virtual in VIRTUAL
     }
     found = {
         "unit": "MiB",
         "rounds": rounds,
-        "ratios": {n: round(statistics.median(each), 3) for n, each in ratios.items()},
+        "ratios": {n: round(statistics.median(values), 3) for n, values in ratios.items()},
         "ratios_from_to": {n: [round(e[0], 3), round(e[-1], 3)] for n, e in ratios.items()},
     }
     print(json.dumps(found))

@@ -1,6 +1,8 @@
-"""What measuring costs a run: CPU seconds of blocks of steps, with all of it at its defaults and
-with nothing of it, nothing written either, in turns in one run; and kernels, bytes and waits of a
-step, counted."""
+"""Cost of a run's metrics.
+
+CPU seconds of blocks of steps with all default metrics alternate with blocks without metrics or
+logs, in one run. The kernels, bytes and waits of a step are counted.
+"""
 
 import dataclasses
 import importlib.util
@@ -24,14 +26,15 @@ globals().update(runpy.run_path(str(TESTS / "train" / "tiny.py")))
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(7200)]
 DEFAULTS = Metrics()
 BLOCK = DEFAULTS.every  # steps, one of which samples
-# Steps in which half of the blocks have all of it: one of those measures by layer.
+# Steps of a round. Half of its blocks have all metrics, and one of those measures by layer.
 ROUND = 2 * DEFAULTS.layers_every
 ROUNDS = 20
-MOST, MOST_BOUND = 0.01, 0.03
+MOST = 0.01
+MOST_BOUND = 0.03
 
 
 def load_counts():
-    """Of the tests of a step, what counts."""
+    """Load the counters from the tests of a training step."""
     path = TESTS / "train" / "test_step_syncs.py"
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
@@ -40,13 +43,15 @@ def load_counts():
 
 
 def is_measured(step):
-    """Whether update number `step`, from 1, is of a block with all of it: one each before and
-    after those of two without."""
+    """Return whether update number `step`, counted from 1, belongs to a block with metrics.
+
+    One block with metrics comes before two blocks without, and one after them.
+    """
     return (step - 1) // BLOCK % 4 in (0, 3)
 
 
-class InTurns(Metrics):
-    """The defaults, in every other block."""
+class AlternatingMetrics(Metrics):
+    """Default metrics in every other block."""
 
     def due(self, step):
         return is_measured(step) and super().due(step)
@@ -55,8 +60,8 @@ class InTurns(Metrics):
         return is_measured(step) and step % ROUND == BLOCK
 
 
-class LogsInTurns(StepLogger):
-    """Writes nothing of steps that are not measured."""
+class AlternatingLogger(StepLogger):
+    """A step logger that writes nothing about steps that are not measured."""
 
     def log_step(self, local, figures, clock):
         if is_measured(self._state.step):
@@ -64,7 +69,7 @@ class LogsInTurns(StepLogger):
 
 
 class CPUSeconds:
-    """A supervisor that notes what was used of the CPU up to each step."""
+    """A supervisor that records the CPU seconds used up to each step."""
 
     def __init__(self):
         self.before = {}
@@ -77,9 +82,8 @@ class CPUSeconds:
         return False
 
 
-def shares_added(before):
-    """Of each round, by how much its blocks with all of it took longer than those without; and the
-    mean of a step."""
+def compute_added_shares(before):
+    """Return the relative cost of the blocks with metrics in each round, and the mean step time."""
     steps = np.array([before[at + 1] - before[at] for at in range(ROUNDS * ROUND)])
     measured = np.array([is_measured(at + 1) for at in range(ROUNDS * ROUND)])
     with_all, without = (
@@ -90,8 +94,8 @@ def shares_added(before):
 
 
 def test_measuring_costs_little_cpu_time(alone, tmp_path, monkeypatch, write_result, make_job):
-    """Kept in results/metrics-cost.json."""
-    monkeypatch.setattr(loop, "StepLogger", LogsInTurns)
+    """Measure the CPU time and keep it in results/metrics-cost.json."""
+    monkeypatch.setattr(loop, "StepLogger", AlternatingLogger)
     steps = ROUNDS * ROUND + 1
     job = make_job(
         tmp_path / "run",
@@ -100,7 +104,7 @@ def test_measuring_costs_little_cpu_time(alone, tmp_path, monkeypatch, write_res
         training={"steps": steps, "held_out": {"rows": 0}, "checkpoints": {"every": steps}},
     )
     assert job.training.metrics == Metrics()
-    training = job.training.model_copy(update={"metrics": InTurns()})
+    training = job.training.model_copy(update={"metrics": AlternatingMetrics()})
     job = dataclasses.replace(job, training=training)
     seconds = CPUSeconds()
     loop.train(job, RunFolder(job.folder).take_attempt(0), None, seconds)
@@ -108,10 +112,11 @@ def test_measuring_costs_little_cpu_time(alone, tmp_path, monkeypatch, write_res
     assert [line["step"] for line in logged] == [s for s in range(1, steps + 1) if is_measured(s)]
     assert sum("noise/trace" in line for line in logged) == ROUNDS * ROUND // BLOCK // 2
     assert sum("layers/00/grad_norm" in line for line in logged) == ROUNDS
-    shares, step_seconds = shares_added(seconds.before)
+    shares, step_seconds = compute_added_shares(seconds.before)
     drawn = np.random.default_rng(0).choice(shares, (10_000, len(shares)))
     low, high = np.quantile(drawn.mean(1), [0.025, 0.975])
-    counted, found = load_counts(), {}
+    counted = load_counts()
+    found = {}
     for layers, micro_batch in ((4, 1), (4, 8), (12, 1), (12, 8)):
         folder = tmp_path / f"{layers}-{micro_batch}"
         counts = counted.counts_of_steps(
@@ -134,5 +139,5 @@ def test_measuring_costs_little_cpu_time(alone, tmp_path, monkeypatch, write_res
     print(json.dumps(result))
     write_result("metrics-cost.json", result)
     assert high <= MOST_BOUND
-    for each in found.values():
-        assert max(each[what] for what in ("kernels", "bytes", "waits")) <= MOST
+    for costs in found.values():
+        assert max(costs[what] for what in ("kernels", "bytes", "waits")) <= MOST

@@ -1,5 +1,7 @@
-"""Signing: its pace and its accuracy beside datasketch, and beside rensa and datatrove where they
-are installed; how it grows; what a very long text takes."""
+"""MinHash signatures: pace, accuracy and growth, and the cost of a very long text.
+
+The peers are datasketch, and rensa and datatrove where they are installed.
+"""
 
 import importlib.util
 import json
@@ -32,11 +34,11 @@ pytestmark = [pytest.mark.bench, pytest.mark.data]
 
 ROUNDS = 5
 LENGTH = 5000  # characters of a text
-PEER_TEXTS = 200  # of them for those that take milliseconds a text
+PEER_TEXTS = 200  # fewer texts, for peers that take milliseconds a text
 SETTINGS = MinHash()
 PERMUTATIONS = SETTINGS.bands * SETTINGS.rows
 
-# Reads texts from one line, and then answers each empty line by its CPU seconds over all of them.
+# Read texts from one line, then answer each empty line with the CPU seconds of signing all texts.
 DATATROVE = """
 import json, sys, tempfile, time
 from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature
@@ -71,7 +73,7 @@ print(seconds, (after - before) * 1024 / len(text.encode()), len(signed.shingles
 
 @pytest.fixture(scope="module")
 def texts(test_data: Path) -> list[str]:
-    """The main content of real pages, one after another, cut into texts of one length."""
+    """Return the main content of real pages, concatenated and cut into texts of one length."""
     pages = []
     for archive in sorted((test_data / "crawl").glob("*.warc.gz")):
         with archive.open("rb") as stream:
@@ -82,17 +84,17 @@ def texts(test_data: Path) -> list[str]:
     return [whole[start : start + LENGTH] for start in range(0, len(whole) - LENGTH, LENGTH)]
 
 
-def cpu_seconds(action: Callable[[], object]) -> float:
+def measure_cpu_seconds(action: Callable[[], object]) -> float:
     began = time.process_time()
     action()
     return time.process_time() - began
 
 
-def column(texts: list[str]) -> pa.ChunkedArray:
+def make_column(texts: list[str]) -> pa.ChunkedArray:
     return pa.chunked_array([pa.array(texts, pa.large_string())])
 
 
-def megabytes(texts: list[str]) -> float:
+def count_megabytes(texts: list[str]) -> float:
     return sum(len(text.encode()) for text in texts) / 1e6
 
 
@@ -106,8 +108,8 @@ def five_words(text: str) -> list[str]:
     return [" ".join(words[i : i + 5]) for i in range(max(1, len(words) - 4))]
 
 
-def shingles_as_text(text: str) -> list[str]:
-    """As `five_words`, with our words of scripts that put no space between them."""
+def make_text_shingles(text: str) -> list[str]:
+    """Return shingles like `five_words`, with trainrig's words for scripts without spaces."""
     words = split_words(text, 5)
     return [" ".join(words[i : i + 5]) for i in range(max(1, len(words) - 4))]
 
@@ -128,18 +130,18 @@ def by_rensa(texts: list[str]) -> None:
         one.digest()
 
 
-def test_texts_in_memory_beside_those_who_do_the_same(texts: list[str]):
+def test_signing_texts_compared_with_other_libraries(texts: list[str]):
     few = texts[:: len(texts) // PEER_TEXTS][:PEER_TEXTS]
-    ours = column(texts)
+    ours = make_column(texts)
     ways: dict[str, tuple[float, Callable[[], object]]] = {
         "ours": (
-            megabytes(texts),
+            count_megabytes(texts),
             lambda: compute_keys_and_shingles(NormalisedTexts.from_arrow(ours), SETTINGS),
         ),
-        "datasketch": (megabytes(few), lambda: by_datasketch(few)),
+        "datasketch": (count_megabytes(few), lambda: by_datasketch(few)),
     }
     if importlib.util.find_spec("rensa"):
-        ways["rensa, of Python's shingles"] = (megabytes(few), lambda: by_rensa(few))
+        ways["rensa, of Python's shingles"] = (count_megabytes(few), lambda: by_rensa(few))
     for _, way in ways.values():
         way()
     python = os.environ.get("TRAINRIG_PEERS")  # an interpreter that has datatrove
@@ -155,30 +157,30 @@ def test_texts_in_memory_beside_those_who_do_the_same(texts: list[str]):
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(ROUNDS):
         for name, (size, way) in ways.items():
-            rates[name].append(size / cpu_seconds(way))
+            rates[name].append(size / measure_cpu_seconds(way))
         if datatrove and datatrove.stdin and datatrove.stdout:
             datatrove.stdin.write("\n")
             datatrove.stdin.flush()
             seconds = float(datatrove.stdout.readline())
-            rates.setdefault("datatrove", []).append(megabytes(few) / seconds)
+            rates.setdefault("datatrove", []).append(count_megabytes(few) / seconds)
     if datatrove:
         datatrove.communicate()
     result = {
         "benchmark": "texts in memory to band keys and shingles",
-        "megabytes": round(megabytes(texts), 1),
+        "megabytes": round(count_megabytes(texts), 1),
         "texts": len(texts),
         "of_them_for_peers": len(few),
         "bands": SETTINGS.bands,
         "rows": SETTINGS.rows,
         "mb_per_cpu_second": {
-            name: round(statistics.median(each), 2) for name, each in rates.items()
+            name: round(statistics.median(measured), 2) for name, measured in rates.items()
         },
         "times_as_fast_from_to": {
             name: [
-                round(f(a / b for a, b in zip(rates["ours"], each, strict=True)))
+                round(f(a / b for a, b in zip(rates["ours"], measured, strict=True)))
                 for f in (min, max)
             ]
-            for name, each in rates.items()
+            for name, measured in rates.items()
             if name != "ours"
         },
         "rounds": ROUNDS,
@@ -188,7 +190,8 @@ def test_texts_in_memory_beside_those_who_do_the_same(texts: list[str]):
 
 
 def test_parquet_to_a_file_of_signatures(texts: list[str], tmp_path: Path):
-    path, target = str(tmp_path / "texts.parquet"), str(tmp_path / "signed.arrow")
+    path = str(tmp_path / "texts.parquet")
+    target = str(tmp_path / "signed.arrow")
     number = len(texts)
     table = pa.table(
         {
@@ -204,16 +207,20 @@ def test_parquet_to_a_file_of_signatures(texts: list[str], tmp_path: Path):
         Signatures.from_table(rows, SETTINGS).save(target)
 
     signed()
-    rates = sorted(megabytes(texts) / cpu_seconds(signed) for _ in range(ROUNDS))
-    reading = sorted(cpu_seconds(lambda: read_columns(path, ["text"])) for _ in range(ROUNDS))
+    rates = sorted(count_megabytes(texts) / measure_cpu_seconds(signed) for _ in range(ROUNDS))
+    reading = sorted(
+        measure_cpu_seconds(lambda: read_columns(path, ["text"])) for _ in range(ROUNDS)
+    )
     result = {
         "benchmark": "Parquet to a file of signatures, with exact digests and URL keys",
-        "megabytes": round(megabytes(texts), 1),
+        "megabytes": round(count_megabytes(texts), 1),
         "texts": number,
         "mb_per_cpu_second": round(statistics.median(rates), 1),
         "from_to": [round(rates[0], 1), round(rates[-1], 1)],
-        "mb_per_cpu_second_of_reading": round(megabytes(texts) / statistics.median(reading), 1),
-        "bytes_per_text_byte": round(Path(target).stat().st_size / 1e6 / megabytes(texts), 3),
+        "mb_per_cpu_second_of_reading": round(
+            count_megabytes(texts) / statistics.median(reading), 1
+        ),
+        "bytes_per_text_byte": round(Path(target).stat().st_size / 1e6 / count_megabytes(texts), 3),
         "rounds": ROUNDS,
     }
     print(json.dumps(result))
@@ -224,12 +231,12 @@ def test_time_grows_as_the_texts_do(texts: list[str]):
     few = texts[: len(texts) // 10]
     figures = []
     for times in (1, 10, 100):
-        many = NormalisedTexts.from_arrow(column(few * times))
+        many = NormalisedTexts.from_arrow(make_column(few * times))
         runs = [
-            cpu_seconds(lambda many=many: compute_keys_and_shingles(many, SETTINGS))
+            measure_cpu_seconds(lambda many=many: compute_keys_and_shingles(many, SETTINGS))
             for _ in range(3)
         ]
-        size = megabytes(few) * times
+        size = count_megabytes(few) * times
         figures.append(
             {
                 "megabytes": round(size, 1),
@@ -245,10 +252,10 @@ def test_a_very_long_text(texts: list[str], tmp_path: Path):
     path = tmp_path / "mega.txt"
     rows = np.random.default_rng(1).integers(0, len(texts), 10_500)
     path.write_text("".join(f"{n} {texts[row]}" for n, row in enumerate(rows.tolist())))
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", MEGA, str(path)], capture_output=True, text=True, check=True
     )
-    seconds, memory, shingles = map(float, told.stdout.split())
+    seconds, memory, shingles = map(float, done.stdout.split())
     size = path.stat().st_size / 1e6
     result = {
         "benchmark": "one text",
@@ -261,8 +268,8 @@ def test_a_very_long_text(texts: list[str], tmp_path: Path):
     assert memory < 6
 
 
-def changed(text: str, share: float, words: list[str], generator: np.random.Generator) -> str:
-    """`text` with about `share` of its words replaced."""
+def replace_words(text: str, share: float, words: list[str], generator: np.random.Generator) -> str:
+    """Return `text` with about `share` of its words replaced."""
     parts = text.split(" ")
     for place in np.flatnonzero(generator.random(len(parts)) < share).tolist():
         parts[place] = words[int(generator.integers(len(words)))]
@@ -275,8 +282,8 @@ def test_estimates_are_as_near_as_datasketchs(texts: list[str]):
     pairs = []
     for text in texts[:: len(texts) // 600]:
         share = float(generator.choice([0.005, 0.01, 0.02, 0.04, 0.08]))
-        pairs.append((text, changed(text, share, words, generator)))
-    sets = [(set(shingles_as_text(a)), set(shingles_as_text(b))) for a, b in pairs]
+        pairs.append((text, replace_words(text, share, words, generator)))
+    sets = [(set(make_text_shingles(a)), set(make_text_shingles(b))) for a, b in pairs]
     exact = np.array([len(a & b) / len(a | b) for a, b in sets])
     both = NormalisedTexts.of([text for pair in pairs for text in pair])
     shingles, ends = shingle_texts(both, 5)
@@ -287,28 +294,31 @@ def test_estimates_are_as_near_as_datasketchs(texts: list[str]):
         estimates = []
         first = datasketch.MinHash(PERMUTATIONS, seed=seed)
         for a, b in sets:
-            one, other = first.copy(), first.copy()
-            one.update_batch([each.encode() for each in a])
-            other.update_batch([each.encode() for each in b])
+            one = first.copy()
+            other = first.copy()
+            one.update_batch([word.encode() for word in a])
+            other.update_batch([word.encode() for word in b])
             estimates.append(one.jaccard(other))
         errors["datasketch"].append(np.array(estimates) - exact)
-    rmse = {name: float(np.sqrt(np.mean(np.square(each)))) for name, each in errors.items()}
+    rmse = {name: float(np.sqrt(np.mean(np.square(error)))) for name, error in errors.items()}
     theory = float(np.sqrt(np.mean(exact * (1 - exact)) / PERMUTATIONS))
     result = {
         "benchmark": "estimates of Jaccard similarity on pages and their changed copies",
         "pairs": len(pairs),
         "seeds": 4,
         "permutations": PERMUTATIONS,
-        "similarities": [round(float(each), 3) for each in np.quantile(exact, [0.05, 0.5, 0.95])],
-        "rmse": {name: round(each, 5) for name, each in rmse.items()},
+        "similarities": [
+            round(float(quantile), 3) for quantile in np.quantile(exact, [0.05, 0.5, 0.95])
+        ],
+        "rmse": {name: round(value, 5) for name, value in rmse.items()},
         "rmse_by_seed": {
-            name: [round(float(np.sqrt(np.mean(np.square(one)))), 5) for one in each]
-            for name, each in errors.items()
+            name: [round(float(np.sqrt(np.mean(np.square(one)))), 5) for one in rounds_of]
+            for name, rounds_of in errors.items()
         },
-        "bias": {name: round(float(np.mean(each)), 5) for name, each in errors.items()},
+        "bias": {name: round(float(np.mean(error)), 5) for name, error in errors.items()},
         "rmse_of_independent_rows": round(theory, 5),
     }
     print(json.dumps(result))
-    # A mean of squares over n pairs is known to a share of sqrt(2 / n) of itself.
+    # A mean of squares over n pairs has a relative error of sqrt(2 / n).
     noise = (2 / (4 * len(pairs))) ** 0.5
     assert rmse["ours"] ** 2 <= rmse["datasketch"] ** 2 * (1 + 3 * 2**0.5 * noise)

@@ -1,4 +1,4 @@
-"""Models of quality beside fastText and KenLM: how good, and what they cost in CPU seconds.
+"""Quality models compared with fastText and KenLM: accuracy, and cost in CPU seconds.
 
 Peers that are not installed are skipped: `pip install fasttext-community kenlm`, and KenLM's lmplz
 on the PATH.
@@ -34,7 +34,7 @@ Truths = NDArray[np.bool_]
 Scores = NDArray[np.float64]
 
 
-def timed(make: Callable[[], Made]) -> tuple[Made, float]:
+def measure(make: Callable[[], Made]) -> tuple[Made, float]:
     began = time.process_time()
     made = make()
     return made, time.process_time() - began
@@ -46,7 +46,7 @@ def megabytes(texts: list[str]) -> float:
 
 @pytest.fixture(scope="module")
 def pages(request: pytest.FixtureRequest) -> list[str]:
-    """Main texts of the crawl, each once."""
+    """Return the distinct main texts of the crawl."""
     folder = request.getfixturevalue("test_data") / "crawl"
     found: dict[str, None] = {}
     for path in sorted(folder.glob("*.warc.gz")):
@@ -65,29 +65,32 @@ def rows(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
 
 
-def test_ngrams_beside_kenlm(tmp_path, pages):
+def test_n_gram_models_compared_with_kenlm(tmp_path, pages):
     kenlm = pytest.importorskip("kenlm", reason="the package kenlm is not installed")
     if not shutil.which("lmplz"):
         pytest.skip("KenLM's lmplz is not on the PATH")
-    learnt, asked = pages[::5] + pages[1::5] + pages[2::5] + pages[3::5], pages[4::5]
+    learnt = pages[::5] + pages[1::5] + pages[2::5] + pages[3::5]
+    asked = pages[4::5]
     subwords = make_tokenizer(Subwords(vocabulary=32_768), iter(learnt))
     pieces = train(learnt, subwords, 5, [1] * 5)
-    cut = [as_pieces(pieces, text) for text in learnt]
+    cut = [cut_into_pieces(pieces, text) for text in learnt]
     text = tmp_path / "pieces.txt"
     text.write_text("\n".join(cut) + "\n")
     words = make_tokenizer(Words(vocabulary=100_000, normalise=False), iter(cut))
-    train(cut[:10], words, 5, [1] * 5)  # what is compiled is compiled
-    ours, ours_seconds = timed(lambda: train(cut, words, 5, [1] * 5))
+    train(cut[:10], words, 5, [1] * 5)  # compiles the kernels
+    ours, ours_seconds = measure(lambda: train(cut, words, 5, [1] * 5))
     arpa = tmp_path / "theirs.arpa"
     command = ["lmplz", "-o", "5", "-S", "1G", "-T", str(tmp_path), "--text", str(text)]
     before = children()
     subprocess.run([*command, "--arpa", str(arpa)], check=True, capture_output=True)
     theirs_seconds = children() - before
     theirs = kenlm.Model(str(arpa))
-    asked_cut = [as_pieces(pieces, each) for each in asked]
-    found, found_seconds = timed(lambda: ours.compute_perplexity(asked_cut))
-    expected, expected_seconds = timed(lambda: [perplexity(theirs, each) for each in asked_cut])
-    _, whole_seconds = timed(lambda: pieces.compute_perplexity(asked))
+    asked_cut = [cut_into_pieces(pieces, asked_text) for asked_text in asked]
+    found, found_seconds = measure(lambda: ours.compute_perplexity(asked_cut))
+    expected, expected_seconds = measure(
+        lambda: [perplexity(theirs, cut_text) for cut_text in asked_cut]
+    )
+    _, whole_seconds = measure(lambda: pieces.compute_perplexity(asked))
     gap = np.abs(found / np.array(expected) - 1).max()
     print(
         json.dumps(
@@ -107,8 +110,8 @@ def test_ngrams_beside_kenlm(tmp_path, pages):
     assert gap < 1e-4
 
 
-def as_pieces(model: LanguageModel, text: str) -> str:
-    """The text cut into subwords, with spaces between; a line is a sentence."""
+def cut_into_pieces(model: LanguageModel, text: str) -> str:
+    """Return the text cut into subwords, separated by spaces; a line is a sentence."""
     found = []
     stream, _ = model.cutter.encode_sentences([text], model.word_of)
     for number in stream.tolist():
@@ -130,16 +133,16 @@ def children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def test_classifiers_beside_fasttext(tmp_path, test_data, pages):
+def test_classifiers_compared_with_fasttext(tmp_path, test_data, pages):
     fasttext = pytest.importorskip("fasttext", reason="the package fasttext is not installed")
-    if not hasattr(fasttext, "train_supervised"):  # fasttext-predict has the same name
+    if not hasattr(fasttext, "train_supervised"):  # fasttext-predict has the same module name
         pytest.skip("the fasttext that is installed does not train")
-    for name, (wanted, others) in tasks(test_data / "sets", pages).items():
-        learnt = [[text for text in each if not measured(text)] for each in (wanted, others)]
-        asked = [text for each in (wanted, others) for text in each if measured(text)]
-        count = sum(measured(text) for text in wanted)
+    for name, (wanted, others) in make_tasks(test_data / "sets", pages).items():
+        learnt = [[text for text in texts if not is_measured(text)] for texts in (wanted, others)]
+        asked = [text for group in (wanted, others) for text in group if is_measured(text)]
+        count = sum(is_measured(text) for text in wanted)
         truths = np.repeat([True, False], [count, len(asked) - count])
-        told = {
+        result = {
             "benchmark": f"classifier, {name}",
             "texts": len(learnt[0]) + len(learnt[1]),
             "measured": len(asked),
@@ -147,26 +150,31 @@ def test_classifiers_beside_fasttext(tmp_path, test_data, pages):
             "fasttext": by_fasttext(learnt, asked, truths, tmp_path / "lines", 100, 0.1),
             "fasttext_16_0.5": by_fasttext(learnt, asked, truths, tmp_path / "lines", 16, 0.5),
         }
-        print(json.dumps(told))
+        print(json.dumps(result))
         assert (
-            told["ours"]["auc"] > told["fasttext"]["auc"] - 0.03
-        )  # twice what 900 texts leave open
+            result["ours"]["auc"] > result["fasttext"]["auc"] - 0.03
+        )  # twice the standard error of 900 texts
 
 
 def by_ours(learnt: list[list[str]], asked: list[str], truths: Truths) -> dict[str, float]:
-    train_classifier(learnt[0][:200], learnt[1][:200], Learning(buckets_log2=10))  # compiles
-    model, seconds = timed(lambda: train_classifier(*learnt, Learning()))
-    scores, asked_seconds = timed(lambda: model.score(asked, ["en"] * len(asked)))
-    return told_of(scores, truths, seconds, megabytes(asked) / asked_seconds)
+    # compiles the kernels
+    train_classifier(learnt[0][:200], learnt[1][:200], Learning(buckets_log2=10))
+    model, seconds = measure(lambda: train_classifier(*learnt, Learning()))
+    scores, asked_seconds = measure(lambda: model.score(asked, ["en"] * len(asked)))
+    return summarise_curve(scores, truths, seconds, megabytes(asked) / asked_seconds)
 
 
 def by_fasttext(
     learnt: list[list[str]], asked: list[str], truths: Truths, lines: Path, dim: int, rate: float
 ) -> dict[str, float]:
-    """Its defaults are 100 and 0.1. It reads lines, and tells case apart: so they are folded."""
+    """Return fastText's figures.
+
+    Its defaults are 100 and 0.1. fastText reads lines and distinguishes case, so the lines are
+    lower-cased.
+    """
     import fasttext
 
-    folded = [[" ".join(text.lower().split()) for text in each] for each in (*learnt, asked)]
+    folded = [[" ".join(text.lower().split()) for text in group] for group in (*learnt, asked)]
     labelled = [
         f"__label__{label} {text}"
         for label, texts in zip(("yes", "no"), folded[:2], strict=True)
@@ -174,18 +182,22 @@ def by_fasttext(
     ]
     lines.write_text("\n".join(random.Random(0).sample(labelled, len(labelled))))
     settings = {"lr": rate, "dim": dim, "wordNgrams": 2, "thread": 1, "verbose": 0}
-    model, seconds = timed(lambda: fasttext.train_supervised(str(lines), **settings))
-    (labels, chances), asked_seconds = timed(lambda: model.predict(folded[2], k=2))
+    model, seconds = measure(lambda: fasttext.train_supervised(str(lines), **settings))
+    (labels, chances), asked_seconds = measure(lambda: model.predict(folded[2], k=2))
     scores = [
-        each[list(names).index("__label__yes")] for names, each in zip(labels, chances, strict=True)
+        row[list(names).index("__label__yes")] for names, row in zip(labels, chances, strict=True)
     ]
-    return told_of(np.array(scores), truths, seconds, megabytes(asked) / asked_seconds)
+    return summarise_curve(np.array(scores), truths, seconds, megabytes(asked) / asked_seconds)
 
 
-def told_of(scores: Scores, truths: Truths, seconds: float, speed: float) -> dict[str, float]:
+def summarise_curve(
+    scores: Scores, truths: Truths, seconds: float, speed: float
+) -> dict[str, float]:
     kept = scores >= 0.5
     curve = compute_reliability(np.minimum(scores, 1.0), truths)
-    gap = sum(each.texts * abs(each.predicted - each.observed) for each in curve) / len(truths)
+    gap = sum(bucket.texts * abs(bucket.predicted - bucket.observed) for bucket in curve) / len(
+        truths
+    )
     return {
         "auc": round(compute_area(scores, truths), 4),
         "precision": round(float(truths[kept].mean()), 4),
@@ -196,13 +208,13 @@ def told_of(scores: Scores, truths: Truths, seconds: float, speed: float) -> dic
     }
 
 
-def measured(text: str) -> bool:
-    """A fifth of the texts, on which neither is trained."""
+def is_measured(text: str) -> bool:
+    """Return whether a text belongs to the fifth on which neither model is trained."""
     return hashlib.sha256(text.encode()).digest()[0] < 51
 
 
-def tasks(sets: Path, pages: list[str]) -> dict[str, tuple[list[str], list[str]]]:
-    """Texts that are wanted and texts that are not."""
+def make_tasks(sets: Path, pages: list[str]) -> dict[str, tuple[list[str], list[str]]]:
+    """Return wanted and unwanted texts for each task."""
     draw = random.Random(0)
     passages = list(
         dict.fromkeys(row["query"].split("\n")[0] for row in rows(sets / "boolq.jsonl"))

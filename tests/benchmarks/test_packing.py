@@ -1,6 +1,6 @@
-"""Plans for documents drawn like web text: what they cost to make, to hold and to read.
+"""Plans for documents with lengths like web text: the cost of making, holding and reading them.
 
-The shards are sparse: .ends is whole, of the ids nothing lies on disk. Times are CPU seconds.
+The shards are sparse: .ends is complete, the ids use no disk. Times are CPU seconds.
 """
 
 import json
@@ -30,14 +30,14 @@ SHUFFLE = PackingPlan(shuffle_documents=True)
 PACK = PackingPlan(best_fit=(LENGTH,))
 
 
-def sums_of_nothing(size: int) -> bytes:
-    """The sums of `size` zeros, which a sparse file has."""
+def compute_zero_sums(size: int) -> bytes:
+    """Return the block sums of `size` zeros, which are the content of a sparse file."""
     whole = np.full(size // SUMMED, zlib.crc32(bytes(SUMMED)), SUM_DTYPE).tobytes()
     return whole + compute_block_sums([bytes(size % SUMMED)])
 
 
 def write_sparse_shards(folder: Path, documents: int) -> str:
-    """`documents` of lognormal length, median 403 tokens, mean 829: 9% are longer than a row."""
+    """Write `documents` of lognormal length: median 403 tokens, mean 829, 9% longer than a row."""
     lengths = np.random.default_rng(0).lognormal(6.0, 1.2, documents).astype(np.int64) + 1
     folder.mkdir(parents=True)
     for number, part in enumerate(np.split(lengths, SHARDS)):
@@ -46,7 +46,7 @@ def write_sparse_shards(folder: Path, documents: int) -> str:
         ends = np.cumsum(part).astype("<i8").tobytes()
         Path(path + ENDS).write_bytes(ends)
         Path(path + ENDS + SUMS).write_bytes(compute_block_sums([ends]))
-        Path(path + TOKENS + SUMS).write_bytes(sums_of_nothing(2 * tokens))
+        Path(path + TOKENS + SUMS).write_bytes(compute_zero_sums(2 * tokens))
         Path(path + INDEX).touch()
         with Path(path + TOKENS).open("wb") as file:
             file.truncate(2 * tokens)
@@ -66,19 +66,19 @@ def write_sparse_shards(folder: Path, documents: int) -> str:
 
 @pytest.fixture(scope="module", params=DOCUMENTS)
 def folder(request, tmp_path_factory) -> str:
-    """Sparse shards of a number of documents."""
+    """Write sparse shards with the requested number of documents."""
     return write_sparse_shards(tmp_path_factory.mktemp("plans") / "train", request.param)
 
 
-def cpu_seconds(action) -> tuple[float, object]:
+def measure_cpu_seconds(action) -> tuple[float, object]:
     began = time.process_time()
     result = action()
     return time.process_time() - began, result
 
 
 @pytest.mark.parametrize("plan", [SHUFFLE, PACK], ids=["shuffle", "best-fit"])
-def test_what_a_plan_costs(folder, plan):
-    seconds, (counts, _) = cpu_seconds(lambda: write_plans(folder, plan, padding=1))
+def test_cost_of_a_plan(folder, plan):
+    seconds, (counts, _) = measure_cpu_seconds(lambda: write_plans(folder, plan, padding=1))
     tracemalloc.start()
     write_plans(folder, plan, padding=1)
     peak = tracemalloc.get_traced_memory()[1]
@@ -107,21 +107,23 @@ def test_what_a_plan_costs(folder, plan):
         if documents >= 1_000_000:
             assert result["padding_share"] < 1e-3
     print(json.dumps(result))
-    assert peak < 300e6  # of arrays; a bound that does not grow with the documents
+    assert peak < 300e6  # bytes of arrays; the bound does not grow with the documents
 
 
 @pytest.mark.parametrize(
     "packing", [Concatenate(), Concatenate(shuffle_documents=True), BestFit()], ids=str
 )
-def test_what_a_row_costs(folder, packing):
+def test_cost_of_a_row(folder, packing):
     write_plans(folder, SHUFFLE.model_copy(update={"best_fit": (LENGTH,)}), padding=1)
     shards = TokenShards.open(folder)
-    opening, layout = cpu_seconds(lambda: open_layout(packing, shards, LENGTH))
+    opening, layout = measure_cpu_seconds(lambda: open_layout(packing, shards, LENGTH))
     windows = np.random.default_rng(1).integers(0, layout.windows("web"), 500)
     ids, targets = np.zeros((2, LENGTH), dtype=np.int64)
     pieces = [len(layout.read("web", int(w), 1, ids, targets)) for w in windows]
-    reading, _ = cpu_seconds(lambda: [layout.read("web", int(w), 1, ids, targets) for w in windows])
-    counting, _ = cpu_seconds(lambda: layout.targets("web", windows, 1))
+    reading, _ = measure_cpu_seconds(
+        lambda: [layout.read("web", int(w), 1, ids, targets) for w in windows]
+    )
+    counting, _ = measure_cpu_seconds(lambda: layout.targets("web", windows, 1))
     result = {
         "benchmark": f"row: {packing}",
         "documents": shards.count_documents("web"),
@@ -131,16 +133,16 @@ def test_what_a_row_costs(folder, packing):
         "targets_of_500_rows_microseconds": round(1e6 * counting, 1),
     }
     print(json.dumps(result))
-    assert counting < reading  # to count targets, no row is read
+    assert counting < reading  # counting targets reads no rows
 
 
-def test_what_attention_inside_documents_costs():
+def test_cost_of_attention_inside_documents():
     torch.set_num_threads(1)
     config = DecoderConfig(layers=4, channels=256, heads=4, vocabulary=512, positions=1024)
     model = Decoder(config)
     initialise(model, seed=0)
     ids = torch.randint(512, (2, 1025))
-    # Documents of 1 to 600 tokens, cut where the row ends.
+    # Documents of 1 to 600 tokens, cut at the end of the row.
     cuts = torch.rand(2, 1024).lt(1 / 300).cumsum(1)
     places = torch.arange(1024).expand(2, -1)
     begins = torch.zeros(2, 1024, dtype=torch.long)

@@ -1,5 +1,7 @@
-"""Masking of personal data: its pace beside datatrove's, and how its finds meet the labels of a
-set that calls passages sensitive."""
+"""Masking of personal data: its pace compared with datatrove's, and its agreement with labels.
+
+The labels are of a set that marks passages as sensitive.
+"""
 
 import json
 import os
@@ -20,7 +22,7 @@ pytestmark = [pytest.mark.bench, pytest.mark.data]
 
 ROUNDS = 5
 
-# Reads texts, one a line, and then answers each empty line by its CPU seconds over all of them.
+# Read texts, one a line, then answer each empty line with the CPU seconds of masking all texts.
 PEER = """
 import json, sys, time
 from datatrove.pipeline.formatters.pii import PIIFormatter
@@ -96,7 +98,7 @@ def test_all_kinds_take_less_time_than_datatrove_takes_for_two(texts: list[str])
     assert statistics.median(ratios) < 1
 
 
-# What a passage holds that anyone would call a find, told apart from our patterns by being cruder.
+# Independent patterns, cruder than trainrig's, for what a reader would call personal data.
 CRUDE: dict[Kind, str] = {
     "EMAIL": r"\S@\S+\.\w\w",
     "IP": r"\d+\.\d+\.\d+\.\d+",
@@ -107,12 +109,16 @@ CRUDE: dict[Kind, str] = {
 }
 
 
-def test_finds_beside_the_labels_of_sensitive_passages(test_data: Path):
-    # The labels are about secrets of business (revenues, plans, customers), not about forms of
-    # personal data: precision and recall against them say how little the two have in common.
+def test_finds_compared_with_labels_of_sensitive_passages(test_data: Path):
+    # The labels mark business secrets (revenues, plans, customers), not forms of personal data. So
+    # precision and recall against them show how little the two have in common.
     path = test_data / "sets/enterprise_pii_classification.jsonl"
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    found, both, sensitive, crude, missed = Counter(), Counter(), 0, Counter(), Counter()
+    found = Counter()
+    both = Counter()
+    sensitive = 0
+    crude = Counter()
+    missed = Counter()
     for row in rows:
         passage = row["query"].split("'''")[1]
         label = row["choices"][row["gold"]] == "yes"

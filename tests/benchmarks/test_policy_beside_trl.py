@@ -1,9 +1,9 @@
-"""GRPO beside TRL: the same small model, prompts, groups and reward, float32, one thread, in turns.
+"""GRPO compared with TRL: the same small model, prompts, groups and reward, in alternation.
 
-Completions are of sums that the fresh model knows nothing of, so nearly all take all the tokens
-that they may.
-TRL as it comes, sampling by Transformers' `generate`, but for what would slow it down here
-(recomputation, bfloat16 on a CPU). Wall time, so a machine with nothing else to do is asked for.
+Both use float32 and one thread. The completions are sums that the fresh model knows nothing about,
+so nearly all are as long as allowed. TRL runs with its defaults and samples by Transformers'
+`generate`. Only settings that would slow it down here are changed (recomputation, bfloat16 on a
+CPU). Figures are wall times, so they need an idle machine.
 """
 
 import json
@@ -23,18 +23,22 @@ TESTS = Path(__file__).parents[1]
 globals().update(runpy.run_path(str(TESTS / "train" / "tiny.py")))
 globals().update(runpy.run_path(str(TESTS / "posttrain" / "sums.py")))
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(3600)]
-ROUNDS, STEPS, WARM = 5, 24, 4
-PROMPTS, SAMPLES, TOKENS = 32, 8, 6
+ROUNDS = 5
+STEPS = 24
+WARM = 4
+PROMPTS = 32
+SAMPLES = 8
+TOKENS = 6
 PHASES = ("data", "forward", "backward", "optimizer", "communication")
 
 
-def rate(ends):
-    """Steps a second, from the end of step WARM on."""
+def compute_rate(ends):
+    """Return steps per second from the end of step WARM on."""
     return (len(ends) - WARM) / (ends[-1] - ends[WARM - 1])
 
 
-def trl_run(at, rows):
-    """Steps a second of a run of TRL's."""
+def run_trl(at, rows):
+    """Return the steps per second of a TRL run."""
     import transformers
     import trl
     from datasets import Dataset
@@ -46,7 +50,7 @@ def trl_run(at, rows):
             ends.append(time.perf_counter())
 
     def exact(completions, answer, **others):
-        said = (each[0]["content"] for each in completions)
+        said = (completion[0]["content"] for completion in completions)
         return [float(a.strip() == b) for a, b in zip(said, answer, strict=True)]
 
     config = trl.GRPOConfig(
@@ -72,7 +76,7 @@ def trl_run(at, rows):
         for line in trainer.state.log_history
         if "completions/mean_length" in line
     ]
-    return rate(ends), statistics.mean(lengths)
+    return compute_rate(ends), statistics.mean(lengths)
 
 
 def test_grpo_on_sums(bench, tmp_path, monkeypatch, write_result):
@@ -80,13 +84,16 @@ def test_grpo_on_sums(bench, tmp_path, monkeypatch, write_result):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     parameters = bench.model("fresh", 128, 1)
     export_checkpoint(bench.at("fresh"), bench.at("hub"), HubFolder())
-    before, pairs, shares, lengths = torch.get_num_threads(), [], [], []
+    before = torch.get_num_threads()
+    pairs = []
+    shares = []
+    lengths = []
     torch.set_num_threads(1)
     try:
         for nth in range(ROUNDS):
             lines = metrics.read_series(bench.reinforce(f"ours-{nth}", "fresh", STEPS, nth))
-            theirs, length = trl_run(tmp_path, bench.train_rows)
-            pairs.append((rate([line["time"] for line in lines]), theirs))
+            theirs, length = run_trl(tmp_path, bench.train_rows)
+            pairs.append((compute_rate([line["time"] for line in lines]), theirs))
             own = [line["train/diagnostics/completion_tokens"] for line in lines]
             lengths.append((statistics.mean(own), length))
             shares += [{name: line[f"time/{name}"] for name in PHASES} for line in lines[WARM:]]
@@ -97,16 +104,16 @@ def test_grpo_on_sums(bench, tmp_path, monkeypatch, write_result):
         "benchmark": "grpo-beside-trl",
         "parameters": parameters,
         "completions_a_step": PROMPTS * SAMPLES,
-        "tokens_a_completion": [[round(each, 2) for each in pair] for pair in lengths],
+        "tokens_a_completion": [[round(share, 2) for share in pair] for pair in lengths],
         "ours_steps_per_second": [round(ours, 3) for ours, _ in pairs],
         "trl_steps_per_second": [round(theirs, 3) for _, theirs in pairs],
         "ratio": round(statistics.median(ratios), 3),
         "ratio_from_to": [round(ratios[0], 3), round(ratios[-1], 3)],
         "share_of_a_step": {
-            name: round(statistics.mean(each[name] for each in shares), 3) for name in PHASES
+            name: round(statistics.mean(pair[name] for pair in shares), 3) for name in PHASES
         },
     }
     print("\n" + json.dumps(found))
     write_result("grpo-beside-trl.json", found)
-    # TRL is as fast here (docs/evidence/tuning.md): this guards what there is.
+    # TRL is as fast here (docs/evidence/tuning.md). The bound guards against regressions.
     assert found["ratio"] > 0.6

@@ -1,4 +1,4 @@
-"""Laws of published tables of runs: fitted on the small, judged on the largest of the same file."""
+"""Scaling laws of published tables of runs: fitted on small runs, judged on the largest ones."""
 
 import json
 import os
@@ -24,19 +24,19 @@ pytestmark = [
 ]
 
 
-def interval(found: Any) -> list[float | None] | None:
+def format_interval(found: Any) -> list[float | None] | None:
     return None if found is None else [found.low, found.high]
 
 
-def told(law: Law, cpu: float) -> dict[str, Any]:
-    """What a law is judged by, in short."""
+def summarise_law(law: Law, cpu: float) -> dict[str, Any]:
+    """Return a short summary of the figures that a law is judged by."""
     assert law.fit is not None and law.held_out is not None
     rows = law.held_out.rows
     return {
         "form": law.form.kind,
         "rows": law.fit.rows_used,
         "constants": {
-            name: [one.value, interval(one.bootstrap), interval(one.profile)]
+            name: [one.value, format_interval(one.bootstrap), format_interval(one.profile)]
             for name, one in law.estimates.items()
             if "(" not in name
         },
@@ -52,7 +52,7 @@ def told(law: Law, cpu: float) -> dict[str, Any]:
         "held_out_error_by_form": {one.form.kind: one.held_out_error for one in law.compared},
         "approaches": {
             one.name: one.parameters_exponent
-            and [one.parameters_exponent.value, interval(one.parameters_exponent.bootstrap)]
+            and [one.parameters_exponent.value, format_interval(one.parameters_exponent.bootstrap)]
             for one in law.approaches
         },
         "cpu_seconds": round(cpu, 1),
@@ -79,24 +79,31 @@ def test_a_published_table(name: str, recipe: str | None, options: dict[str, Any
     settings: LawFit = build_settings({"draws": 200, **options})
     begun = time.process_time()
     law = fit_law(runs, settings, recipe or name).law
-    print(json.dumps({"file": name, "recipe": recipe} | told(law, time.process_time() - begun)))
+    print(
+        json.dumps(
+            {"file": name, "recipe": recipe} | summarise_law(law, time.process_time() - begun)
+        )
+    )
     assert law.held_out is not None
     assert law.held_out.mean_absolute_error < 0.1
 
 
-# Porian et al. 2024 (arXiv:2406.19146), figure 1: from Kaplan's law to Hoffmann's, one step each.
+# Porian et al. 2024 (arXiv:2406.19146), figure 1: one correction at a time from Kaplan's law to
+# Hoffmann's.
 CORRECTIONS = (
     "base/long/kaplan/kaplan/train",
-    "base/long/kaplan/standard/val",  # the head is counted
-    "base/short/kaplan/standard/val",  # a shorter warm-up
-    "base/short/chinchilla/standard/val",  # rates decay within each budget
-    "tuned/short/const/standard/val",  # rate, batch and beta by size
+    "base/long/kaplan/standard/val",  # counts the head
+    "base/short/kaplan/standard/val",  # has a shorter warm-up
+    "base/short/chinchilla/standard/val",  # decays rates within each budget
+    "tuned/short/const/standard/val",  # sets rate, batch and beta by size
 )
 
 
 def test_published_optima() -> None:
-    """Porian et al.: the two largest budgets of each study, by a line through the others; each of
-    their corrections lowers the exponent, to one half."""
+    """Predict the two largest budgets of each study of Porian et al. from the others.
+
+    Each of their corrections lowers the exponent, down to one half.
+    """
     exponents = {}
     runs = read_runs([str(DATA / "porian_optimal_pairs.csv")])
     runs = runs.select(np.isfinite(runs.parameters))
@@ -112,19 +119,22 @@ def test_published_optima() -> None:
         found = {
             "study": str(study),
             "budgets": len(rows),
-            "exponent": [exponent.value, interval(exponent.bootstrap)],
+            "exponent": [exponent.value, format_interval(exponent.bootstrap)],
             "errors_of_the_two_largest": errors.tolist(),
         }
         print(json.dumps(found))
     for texts in ("rw", "owt2"):
-        steps = [exponents[f"{texts}/{each}"] for each in CORRECTIONS]
+        steps = [exponents[f"{texts}/{correction}"] for correction in CORRECTIONS]
         assert steps == sorted(steps, reverse=True)
         assert steps[0] > 0.8 and abs(steps[-1] - 0.5) < 0.03
 
 
 def test_published_recipes() -> None:
-    """Gadre et al.: losses beside C4's by laws that share exponents and by laws that share nothing,
-    at the least and the largest budget: these lie within the intervals of those."""
+    """Compare laws of Gadre et al.'s data sets that share exponents with independent laws.
+
+    At the smallest and the largest budget, the losses relative to C4's under shared exponents lie
+    within the intervals of the laws that share nothing.
+    """
     runs = read_runs([str(DATA / "gadre_small_runs.csv")])
     names = ("c4_original", "rpj", "rw_original")
     tables = {name: runs.select(runs.recipe == name) for name in names}

@@ -14,11 +14,11 @@ pytestmark = pytest.mark.bench
 TRAINRIG = Path(sys.executable).with_name("trainrig")
 
 
-def memory_of(tree: psutil.Process) -> int:
-    """Bytes of a process and all below it; a page that n of them share counts 1/n in each."""
+def measure_memory(tree: psutil.Process) -> int:
+    """Return the bytes of a process and its descendants; a page shared by n counts 1/n in each."""
     total = 0
     for process in [tree, *tree.children(recursive=True)]:
-        with contextlib.suppress(psutil.Error):  # it may end while we look
+        with contextlib.suppress(psutil.Error):  # a process may end meanwhile
             total += process.memory_full_info().pss
     return total
 
@@ -33,7 +33,7 @@ def test_the_whole_path_in_time_and_memory(tmp_path):
     tree = psutil.Process(run.pid)
     peak = 0
     while run.poll() is None:
-        peak = max(peak, memory_of(tree))
+        peak = max(peak, measure_memory(tree))
         time.sleep(0.5)
     summary = json.loads(run.stdout.read())
     print(
@@ -47,4 +47,4 @@ def test_the_whole_path_in_time_and_memory(tmp_path):
         )
     )
     assert run.returncode == 0
-    assert peak < 6 * 2**30  # what README promises of any machine
+    assert peak < 6 * 2**30  # the limit that README promises for any machine

@@ -1,9 +1,9 @@
-"""What Ray takes of a step: CPU seconds of all that is not a rank, beside those of the ranks.
+"""Ray's share of a step: CPU seconds of all processes except the ranks, compared with the ranks.
 
-About 10M parameters on two workers of one thread each, as in test_data_parallel.py. Ray's server,
-raylet and agents, the worker agents of the ranks, the coordinator and this driver, which
-supervises, share two cores with the ranks: what they use is what a step waits for, and unlike the
-wall time of one it can be told from the noise of a machine.
+The model has about 10M parameters on two workers of one thread each, as in test_data_parallel.py.
+Ray's server, raylet and agents, the worker agents, the coordinator and this supervising driver
+share two cores with the ranks. Their CPU time delays a step, and unlike the step's wall time it can
+be separated from the noise of a machine.
 """
 
 import contextlib
@@ -28,31 +28,32 @@ from trainrig.train.run.metrics import METRICS  # noqa: E402
 
 pytestmark = [pytest.mark.bench, pytest.mark.ray, pytest.mark.timeout(1800)]
 ROUNDS = int(os.environ.get("TRAINRIG_REPEATS", "5"))
-STEPS = 10  # of each round, the first two of which are not counted
+STEPS = 10  # steps of each round, the first two of which are not counted
 NOT_COUNTED = 2
 
 
-def used():
-    """Name and CPU seconds of this process and of all below it, by pid."""
-    me, found = psutil.Process(), {}
+def read_cpu_seconds():
+    """Return the name and CPU seconds of this process and its descendants, keyed by pid."""
+    me = psutil.Process()
+    found = {}
     for process in [me, *me.children(recursive=True)]:
-        with contextlib.suppress(psutil.Error):  # it has just ended
+        with contextlib.suppress(psutil.Error):  # a process may just have ended
             times = process.cpu_times()
-            name = "driver" if process == me else named(process.cmdline())
+            name = "driver" if process == me else name_process(process.cmdline())
             found[process.pid] = name, times.user + times.system
     return found
 
 
-def named(command):
-    """What a process of Ray's does: a worker says so itself, the others by their program."""
+def name_process(command):
+    """Return the role of a Ray process: a worker's title, or the name of its program."""
     if command[0].startswith("ray::"):
         return re.split(r"[.(]", command[0])[0]
     scripts = [Path(part).name for part in command if part.endswith(".py")]
     return scripts[0] if scripts else Path(command[0]).name
 
 
-def lines(path):
-    """How many a file has: next to nothing must be spent on looking, which counts as well."""
+def count_lines(path):
+    """Count the lines of a file cheaply, as the cost of polling counts as well."""
     return path.read_bytes().count(b"\n")
 
 
@@ -69,16 +70,18 @@ def test_ray_takes_next_to_nothing_of_a_step(one_ray, make_job, chaos, tmp_path)
         def measure():
             log = Path(job.folder, METRICS)
             chaos.events(job.folder).wait("first_step")
-            while lines(log) < NOT_COUNTED:
+            while count_lines(log) < NOT_COUNTED:
                 time.sleep(0.1)
-            began, before = time.perf_counter(), used()
-            while lines(log) < STEPS - 1:
+            began = time.perf_counter()
+            before = read_cpu_seconds()
+            while count_lines(log) < STEPS - 1:
                 time.sleep(0.5)
-            after = used()
+            after = read_cpu_seconds()
             found["seconds"] = time.perf_counter() - began
             ranks = set(chaos.events(job.folder).ranks().values())
             for pid in after.keys() & before.keys():
-                name, spent = after[pid][0], after[pid][1] - before[pid][1]
+                name = after[pid][0]
+                spent = after[pid][1] - before[pid][1]
                 found.setdefault("rank" if pid in ranks else name, 0.0)
                 found["rank" if pid in ranks else name] += spent
 
@@ -88,11 +91,11 @@ def test_ray_takes_next_to_nothing_of_a_step(one_ray, make_job, chaos, tmp_path)
         return found
 
     rounds = [shares(f"run-{number}") for number in range(ROUNDS)]
-    spent = [{name: of for name, of in each.items() if name != "seconds"} for each in rounds]
-    share = sorted(1 - each["rank"] / sum(each.values()) for each in spent)
+    spent = [{name: of for name, of in seconds.items() if name != "seconds"} for seconds in rounds]
+    share = sorted(1 - seconds["rank"] / sum(seconds.values()) for seconds in spent)
     a_second = {
         name: round(statistics.median(r.get(name, 0.0) / r["seconds"] for r in rounds), 4)
-        for name in sorted({name for each in spent for name in each})
+        for name in sorted({name for seconds in spent for name in seconds})
     }
     result = {
         "benchmark": "CPU seconds of all but the ranks, of those of a step of 10.7M parameters",

@@ -1,4 +1,4 @@
-"""How fast archives are read, in CPU seconds, against what others read them with."""
+"""Speed of reading archives in CPU seconds, compared with warcio and fastwarc."""
 
 import runpy
 from pathlib import Path
@@ -11,18 +11,18 @@ from trainrig.corpus.read.web_archives.warc import read_warc
 pytestmark = [pytest.mark.bench, pytest.mark.data]
 
 compare = runpy.run_path(str(Path(__file__).with_name("side_by_side.py")))["compare"]
-SHARDS = 3  # of the crawl: 14 MB packed, 90 MB of HTML
+SHARDS = 3  # archives of the crawl: 14 MB compressed, 90 MB of HTML
 ROUNDS = 7
 
 
 def ours(paths: list[str]) -> int:
-    """Bytes of HTML that our reader gives, bodies unpacked."""
+    """Return the bytes of HTML that trainrig's reader yields, bodies unpacked."""
     found = (page for path in paths for page in read_warc(path))
     return sum(len(page.body) for page in found if isinstance(page, RawPage))
 
 
 def by_warcio(paths: list[str]) -> int:
-    """What warcio gives, likewise unpacked."""
+    """Return the bytes that warcio yields, bodies unpacked."""
     warcio = pytest.importorskip("warcio.archiveiterator", reason="warcio is not installed")
     total = 0
     for path in paths:
@@ -34,7 +34,7 @@ def by_warcio(paths: list[str]) -> int:
 
 
 def by_fastwarc(paths: list[str]) -> int:
-    """What fastwarc gives: blocks, with HTTP parsed, whose transfer is undone by its own means."""
+    """Return the bytes of the blocks that fastwarc yields, with HTTP parsed and transfer undone."""
     from fastwarc.warc import ArchiveIterator, WarcRecordType
 
     total = 0

@@ -1,8 +1,8 @@
-"""What a restart of 70 billion parameters asks its storage for, at 8 to 8,000 ranks.
+"""Storage requests of a restart of 70 billion parameters, at 8 to 8,000 ranks.
 
-Nothing is read: the requests are those that `plan_reads` names for files of the sizes that so many
-ranks write. Seconds are reckoned, for a storage that takes LATENCY for each request, STREAM for the
-bytes of each, and answers no more than RATE requests a second from one prefix.
+Nothing is read: the requests are those that `plan_reads` lists for files as large as the given
+number of ranks writes. Seconds are computed for a storage that takes LATENCY for each request,
+streams each one's bytes at STREAM, and answers at most RATE requests a second from one prefix.
 """
 
 import math
@@ -17,15 +17,18 @@ from trainrig.train.checkpoint.manifest import CheckpointManifest
 MODEL = DecoderConfig(
     layers=80, channels=8192, heads=64, kv_heads=8, feedforward_channels=28_672, vocabulary=128_256
 )
-LATENCY, STREAM, RATE = 0.010, 90e6, 5_500  # s; bytes/s; requests/s
-HEADER_BYTES = 160  # of each tensor in a file's header, as `_lay_out` writes it
+# s, bytes/s, and requests/s below.
+LATENCY = 0.010
+STREAM = 90e6
+RATE = 5_500
+HEADER_BYTES = 160  # bytes of each tensor in a file's header, as `_lay_out` writes it
 SMALL = 3  # the manifest, state.json and tokenizer.json
-SMALL_BEFORE = 5  # the same, the manifest three times
+SMALL_BEFORE = 5  # the same files, with the manifest read three times
 SAMPLED = 16  # ranks whose reads are planned
 
 
-def index(world: int) -> dict[str, IndexedTensor]:
-    """Of the files of so many ranks, weights and both moments of AdamW."""
+def make_index(world: int) -> dict[str, IndexedTensor]:
+    """Return the index of the files of `world` ranks: weights and both moments of AdamW."""
     found = {}
     for name, shape in parameter_shapes(MODEL).items():
         for kind in (
@@ -38,8 +41,8 @@ def index(world: int) -> dict[str, IndexedTensor]:
     return found
 
 
-def files_of(tensors: dict[str, IndexedTensor], world: int) -> list[FileChunks]:
-    """As their sizes follow from `tensors`."""
+def make_files(tensors: dict[str, IndexedTensor], world: int) -> list[FileChunks]:
+    """Return files with the sizes that follow from `tensors`."""
     sizes = [0] * world
     for tensor in tensors.values():
         for file, _, rows, files in tensor.partitions:
@@ -58,10 +61,12 @@ def files_of(tensors: dict[str, IndexedTensor], world: int) -> list[FileChunks]:
     ("written", "ranks"), [(8, 8), (1024, 1024), (1024, 1016), (8000, 8000), (8000, 7992)]
 )
 def test_requests_of_a_restart(written, ranks):
-    tensors = index(written)
-    files = files_of(tensors, written)
-    ours = index(ranks)
-    reads, taken, needed = [], [], []
+    tensors = make_index(written)
+    files = make_files(tensors, written)
+    ours = make_index(ranks)
+    reads = []
+    taken = []
+    needed = []
     for rank in range(0, ranks, max(1, ranks // SAMPLED)):
         wanted = find_rows(ours, rank)
         plan = plan_reads("there", tensors, files, wanted)
@@ -78,13 +83,13 @@ def test_requests_of_a_restart(written, ranks):
     size = len(manifest.encode())
     without = len(manifest.model_copy(update={"tensors": {}}).encode())
     mean = sum(reads) / len(reads)
-    each = LATENCY + min(CHUNK, max(taken)) / STREAM
-    alone = math.ceil(max(reads) / READERS) * each
-    # Each parameter's count of steps was in another rank's file, a chunk of which all read.
+    request = LATENCY + min(CHUNK, max(taken)) / STREAM
+    alone = math.ceil(max(reads) / READERS) * request
+    # Before, each parameter's step count was in another rank's file, which all ranks had to read.
     scalars = min(len(tensors) // 3, written)
     before = ranks * (written + SMALL_BEFORE + scalars + mean)
     after = SMALL + ranks * mean
-    headers = (written + SMALL_BEFORE) / READERS * LATENCY + scalars / READERS * each + alone
+    headers = (written + SMALL_BEFORE) / READERS * LATENCY + scalars / READERS * request + alone
     print(
         f"\n{written} wrote, {ranks} resume: {mean:.1f} reads a rank, {max(reads)} at most, "
         f"{max(taken) / 1e6:.0f} MB of {max(needed) / 1e6:.0f} MB needed; manifest "

@@ -1,4 +1,4 @@
-"""What rewrites of texts, and signals and spellings of URLs, cost on real pages, in CPU seconds."""
+"""CPU seconds of text rewrites, URL signals and URL normalisation on real pages."""
 
 import itertools
 import json
@@ -29,7 +29,7 @@ BATCH = 5_000  # URLs
 
 @pytest.fixture(scope="module")
 def pages(test_data: Path) -> list[tuple[str, str]]:
-    """URL and text of each page."""
+    """Return the URL and text of each page."""
     found = []
     for archive in sorted((test_data / "crawl").glob("*.warc.gz")):
         with archive.open("rb") as stream:
@@ -40,8 +40,8 @@ def pages(test_data: Path) -> list[tuple[str, str]]:
     return found
 
 
-def pace(work: Callable[[], object], amount: float) -> dict[str, float]:
-    """`amount` per CPU second: the median of ROUNDS, the least and the most."""
+def measure_pace(work: Callable[[], object], amount: float) -> dict[str, float]:
+    """Return `amount` per CPU second: the median of ROUNDS, the minimum and the maximum."""
     work()
     paces = []
     for _ in range(ROUNDS):
@@ -72,7 +72,7 @@ def test_rewrites(pages: list[tuple[str, str]], rewrite: Rewrite):
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(rewrite.apply(text, "en")[1])
-    speed = pace(lambda: [rewrite.apply(text, "en") for text in texts], megabytes)
+    speed = measure_pace(lambda: [rewrite.apply(text, "en") for text in texts], megabytes)
     print(
         json.dumps(
             {
@@ -86,7 +86,7 @@ def test_rewrites(pages: list[tuple[str, str]], rewrite: Rewrite):
     )
 
 
-def test_repair_beside_ftfy_on_everything(pages: list[tuple[str, str]]):
+def test_repair_compared_with_ftfy_on_all_text(pages: list[tuple[str, str]]):
     texts = [text for _, text in pages[::10]]
     rewrite = RepairUnicode()
     ratio = side_by_side.compare(
@@ -111,7 +111,7 @@ def test_urls(pages: list[tuple[str, str]], tmp_path: Path):
         (tmp_path / name).write_text("\n".join(entries))
     signals = UrlSignals(UrlLists(**{name: (str(tmp_path / name),) for name in lists}))
     real = [url for url, _ in pages] * 4
-    # Each on a host of its own; one in twenty speaks of a word of the lists.
+    # Each URL has its own host; one in twenty contains a word of the lists.
     endings = ("com", "org", "co.uk", "de")
     strange = [
         f"https://www.{drawn.choice(words)}{at}.{drawn.choice(endings)}/{drawn.choice(words[550:])}"
@@ -132,14 +132,16 @@ def test_urls(pages: list[tuple[str, str]], tmp_path: Path):
                     "urls": len(urls),
                     "listed_domains": len(lists["domains"]),
                     "listed_words": 600,
-                    "signals_per_cpu_second": pace(lambda urls=urls: measure(urls), len(urls)),
-                    "normalised_per_cpu_second": pace(
+                    "signals_per_cpu_second": measure_pace(
+                        lambda urls=urls: measure(urls), len(urls)
+                    ),
+                    "normalised_per_cpu_second": measure_pace(
                         lambda urls=urls: [normalise(url) for url in urls], len(urls)
                     ),
-                    "keys_per_cpu_second": pace(
+                    "keys_per_cpu_second": measure_pace(
                         lambda urls=urls: [compute_url_key(url) for url in urls], len(urls)
                     ),
-                    "tldextract_alone_per_cpu_second": pace(
+                    "tldextract_alone_per_cpu_second": measure_pace(
                         lambda urls=urls: [extract(url) for url in urls], len(urls)
                     ),
                 }

@@ -1,4 +1,4 @@
-"""Fits of published runs: how long the search, the draws and the profiles take, in CPU seconds."""
+"""CPU seconds that fits of published runs spend on the search, the draws and the profiles."""
 
 import json
 import os
@@ -27,8 +27,8 @@ pytestmark = [
 ROUNDS = 5
 
 
-def seconds(what):
-    """The median CPU seconds of `ROUNDS` calls, and what the last returned."""
+def measure_seconds(what):
+    """Return the median CPU seconds of `ROUNDS` calls, and the result of the last."""
     spent = []
     for _ in range(ROUNDS):
         began = time.process_time()
@@ -42,10 +42,10 @@ def test_fitting_240_runs():
         str(Path(os.environ["TRAINRIG_TEST_DATA"], "scaling/chinchilla_extracted.csv"))
     )
     runs = runs.select(runs.loss < np.sort(runs.loss)[-5])
-    huber, fit = seconds(lambda: fit_parametric(runs))
-    lad, _ = seconds(lambda: fit_parametric(runs, ParametricFit(loss=Lad())))
-    draws, drawn = seconds(lambda: bootstrap_form(fit, Bootstrap(draws=1000)))
-    tied, _ = seconds(lambda: compute_profiles(fit))
+    huber, fit = measure_seconds(lambda: fit_parametric(runs))
+    lad, _ = measure_seconds(lambda: fit_parametric(runs, ParametricFit(loss=Lad())))
+    draws, drawn = measure_seconds(lambda: bootstrap_form(fit, Bootstrap(draws=1000)))
+    tied, _ = measure_seconds(lambda: compute_profiles(fit))
     found = {
         "runs": len(runs),
         "huber_fit_seconds": huber,

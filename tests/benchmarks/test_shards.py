@@ -1,6 +1,6 @@
-"""What opening and reading token shards costs, by their size: it must not depend on it.
+"""Cost of opening and reading token shards, which must not depend on their size.
 
-The ids are sparse files: as many bytes to seek in, all zero, hardly any on the disk. The ends of
+The ids are sparse files: as many bytes to seek in, all zero, hardly any on disk. The ends of
 documents are written in full: 400 MB for 100 GB of ids.
 """
 
@@ -19,20 +19,20 @@ from trainrig.tokens.shards.shard_files import ENDS, ENDS_DTYPE, HEAD, INDEX, TO
 
 READER = Path(__file__).with_name("read_shards.py")
 SIZES = {"1 MB": 10**6, "100 MB": 10**8, "100 GB": 10**11}  # bytes of ids, of two bytes each
-DOCUMENT = 1_000  # tokens of each
-SHARD_BYTES = 2 * 10**9  # of ids, at most
+DOCUMENT = 1_000  # tokens of each document
+SHARD_BYTES = 2 * 10**9  # most bytes of ids in a shard
 ROUNDS = 3
 MEBIBYTE = 2**20
 
 
-def sums_of_nothing(size: int) -> bytes:
-    """The sums of `size` zeros, which a sparse file has."""
+def compute_zero_sums(size: int) -> bytes:
+    """Return the block sums of `size` zeros, which are the content of a sparse file."""
     whole = np.full(size // SUMMED, zlib.crc32(bytes(SUMMED)), SUM_DTYPE).tobytes()
     return whole + compute_block_sums([bytes(size % SUMMED)])
 
 
-def made(folder: Path, ids_bytes: int) -> Path:
-    """Shards of `ids_bytes` in all; only what the format asks for is written."""
+def write_shards(folder: Path, ids_bytes: int) -> Path:
+    """Write shards of `ids_bytes` in all, with only the files that the format requires."""
     folder.mkdir()
     for number, begin in enumerate(range(0, ids_bytes, SHARD_BYTES)):
         tokens = min(SHARD_BYTES, ids_bytes - begin) // 2
@@ -42,7 +42,7 @@ def made(folder: Path, ids_bytes: int) -> Path:
         os.truncate(name + TOKENS, 2 * tokens)
         ends = np.arange(1, documents + 1, dtype=ENDS_DTYPE) * DOCUMENT
         Path(name + ENDS).write_bytes(ends.tobytes())
-        Path(name + TOKENS + SUMS).write_bytes(sums_of_nothing(2 * tokens))
+        Path(name + TOKENS + SUMS).write_bytes(compute_zero_sums(2 * tokens))
         Path(name + ENDS + SUMS).write_bytes(compute_block_sums([ends.tobytes()]))
         Path(name + INDEX).touch()
         head = ShardHeader(
@@ -59,8 +59,8 @@ def made(folder: Path, ids_bytes: int) -> Path:
     return folder
 
 
-def read(folder: Path) -> dict[str, float]:
-    """What a process of its own measures."""
+def measure_reader(folder: Path) -> dict[str, float]:
+    """Return the measurements of a separate process."""
     done = subprocess.run(
         [sys.executable, str(READER), str(folder)], capture_output=True, text=True, check=True
     )
@@ -69,18 +69,21 @@ def read(folder: Path) -> dict[str, float]:
 
 @pytest.mark.bench
 def test_reading_costs_the_same_at_any_size(tmp_path):
-    folders = {name: made(tmp_path / name, size) for name, size in SIZES.items()}
-    rounds = [{name: read(folder) for name, folder in folders.items()} for _ in range(ROUNDS)]
+    folders = {name: write_shards(tmp_path / name, size) for name, size in SIZES.items()}
+    rounds = [
+        {name: measure_reader(folder) for name, folder in folders.items()} for _ in range(ROUNDS)
+    ]
     best = {
-        name: {key: min(each[name][key] for each in rounds) for key in rounds[0][name]}
+        name: {key: min(figures[name][key] for figures in rounds) for key in rounds[0][name]}
         for name in SIZES
     }
     for name, measured in best.items():
         print(json.dumps({"benchmark": f"token shards of {name}", **measured}))
-    small, large = best["1 MB"], best["100 GB"]
-    # 50 shards are opened instead of one: a millisecond or two each, whatever they hold.
+    small = best["1 MB"]
+    large = best["100 GB"]
+    # 50 shards are opened instead of one, at a millisecond or two each, whatever their size.
     assert large["open_cpu_ms"] < small["open_cpu_ms"] + 50 * 5
-    # A page that nobody has touched yet costs a fault; that aside, as much as a small file.
+    # A page that was never touched costs a page fault. Apart from that, a large file costs no more.
     assert large["window_cpu_us"] < 3 * small["window_cpu_us"] + 20
     assert large["document_cpu_us"] < 3 * small["document_cpu_us"] + 20
     assert large["anonymous_bytes"] < small["anonymous_bytes"] + 10 * MEBIBYTE

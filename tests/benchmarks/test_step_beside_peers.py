@@ -1,8 +1,8 @@
-"""A training step's share of what the machine's matrix product reaches: ours and its peers'.
+"""A training step's share of the machine's matrix-product pace: trainrig's and its peers'.
 
-Ours is taken as the training loop takes it; nanoGPT's architecture and Transformers' Llama in plain
-loops of equal sizes. All are eager and compiled, on one thread, in turns. The figures that were
-found last are in `results/step-beside-peers.json`.
+trainrig's step is taken as the training loop takes it. nanoGPT's architecture and Transformers'
+Llama run in plain loops of equal sizes. All run eager and compiled, on one thread, in alternation.
+`results/step-beside-peers.json` has the latest figures.
 """
 
 import statistics
@@ -19,7 +19,7 @@ from trainrig.models.decoder import DecoderConfig
 
 pytestmark = pytest.mark.bench
 ROUNDS = 5
-SIDE = 2048  # of the square matrices whose product is the machine's measure
+SIDE = 2048  # side of the square matrices whose product measures the machine's pace
 ARCHITECTURES = {"GPT": peers.NANOGPT, "Llama": {}}
 
 
@@ -46,14 +46,15 @@ def test_shares_of_the_matrix_product(alone, tmp_path, write_result):
     write_result("step-beside-peers.json", {"rounds": ROUNDS, "tokens": tokens, "shares": table})
     for name, shares in table.items():
         print(name, shares)
-        # The least that would be a regression on any machine.
+        # A ratio below these would be a regression on any machine.
         assert shares["ours GPT"]["median"] > 0.8 * shares["nanoGPT"]["median"]
         assert shares["ours Llama"]["median"] > 0.85 * shares["Transformers"]["median"]
 
 
 def measure(compute, vocabulary, tokens, folder):
-    """The share of the product's pace of each way, the median of rounds in turns."""
-    ways, operations = {}, {}
+    """Return each way's share of the product's pace, the median of alternating rounds."""
+    ways = {}
+    operations = {}
     for name, keys in ARCHITECTURES.items():
         sizes = DecoderConfig.model_validate(
             {
@@ -67,12 +68,12 @@ def measure(compute, vocabulary, tokens, folder):
         make = getattr(peers, name)
         precision = {"compute": compute}
         ways |= {
-            f"ours {name}": steps.ours(sizes, precision=precision),
-            f"ours {name}, compiled": steps.ours(
+            f"ours {name}": steps.make_our_step(sizes, precision=precision),
+            f"ours {name}, compiled": steps.make_our_step(
                 sizes, precision=precision, compile={"cache": str(folder)}
             ),
-            peer: steps.plain(make(sizes), compute, vocabulary),
-            f"{peer}, compiled": steps.plain(compiled(make(sizes)), compute, vocabulary),
+            peer: steps.make_plain_step(make(sizes), compute, vocabulary),
+            f"{peer}, compiled": steps.make_plain_step(compiled(make(sizes)), compute, vocabulary),
         }
         operations |= dict.fromkeys(list(ways)[-4:], count)
     bar = product(compute)
@@ -85,8 +86,8 @@ def measure(compute, vocabulary, tokens, folder):
             shares[name].append(operations[name] / side_by_side.cpu_seconds(action) / pace)
     return {
         name: {
-            "median": round(statistics.median(each), 3),
-            "from_to": [round(min(each), 3), round(max(each), 3)],
+            "median": round(statistics.median(values), 3),
+            "from_to": [round(min(values), 3), round(max(values), 3)],
         }
-        for name, each in shares.items()
+        for name, values in shares.items()
     }

@@ -1,4 +1,4 @@
-"""Memory of a training step, reckoned, against the peaks that the allocator saw."""
+"""Estimated memory of a training step, compared with the peaks that the allocator recorded."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ from trainrig.train.state import build_fresh_state
 from trainrig.train.step import Stepper
 
 pytestmark = pytest.mark.bench
-# So few tokens that what is left is weights, gradients and their sums; test_memory.py has others.
+# The tokens are so few that weights, gradients and their sums dominate; test_memory.py has others.
 LENGTH = 8
 SIZES = DecoderConfig(layers=4, channels=128, heads=4, vocabulary=512, positions=LENGTH)
 WAYS: Sequence[dict[str, Any]] = (
@@ -37,11 +37,12 @@ WAYS: Sequence[dict[str, Any]] = (
 
 
 class OneRow:
-    """The same row, `count` times a step."""
+    """Batches that repeat the same row `count` times a step."""
 
     def __init__(self, count: int) -> None:
         ids = np.random.default_rng(0).integers(0, 512, (1, LENGTH + 1))
-        number, pieces = np.arange(1), np.zeros((0, 3), dtype=np.int64)
+        number = np.arange(1)
+        pieces = np.zeros((0, 3), dtype=np.int64)
         self._batch = MicroBatch(
             build_token_arrays(ids[:, :-1].copy(), ids[:, 1:].copy()), number, number * 0, pieces
         )
@@ -57,8 +58,8 @@ class OneRow:
         return self._batch
 
 
-def rank_of(rank: int, world: int, store: str, settings: dict[str, Any], count: int) -> None:
-    """One rank: its second step's peak goes to a file beside `store`."""
+def run_rank(rank: int, world: int, store: str, settings: dict[str, Any], count: int) -> None:
+    """Run one rank and write the peak of its second step to a file next to `store`."""
     join_group(rank, world, f"file://{store}", timedelta(seconds=120))
     training = Training(steps=10, schedule=Constant(warmup=0), **settings)
     numerics.settle(1, training.deterministic)
@@ -67,7 +68,8 @@ def rank_of(rank: int, world: int, store: str, settings: dict[str, Any], count: 
         folder="", model=SIZES, training=training, make_batches=lambda: batches, tokenizer=""
     )
     share = read_local_batch(batches, rank, world, 0, virtual=training.virtual_workers)
-    before, most = 0, 0
+    before = 0
+    most = 0
     for stage in ("made", "first", "second"):
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
             if stage == "made":
@@ -78,40 +80,43 @@ def rank_of(rank: int, world: int, store: str, settings: dict[str, Any], count: 
                 stepper.take(share)
         events = sorted(profiled.profiler.kineto_results.events(), key=lambda e: e.start_ns())
         running = before + np.cumsum([e.nbytes() for e in events if e.name() == "[memory]"])
-        before, most = int(running[-1]), int(running.max())
+        before = int(running[-1])
+        most = int(running.max())
     if rank == 0:
         Path(f"{store}.peak").write_text(str(most))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def peak(folder: Path, world: int, settings: dict[str, Any], count: int) -> int:
+def measure_peak(folder: Path, world: int, settings: dict[str, Any], count: int) -> int:
     store = str(folder / "store")
     spawn = multiprocessing.get_context("spawn")
     ranks = [
-        spawn.Process(target=rank_of, args=(rank, world, store, settings, count))
+        spawn.Process(target=run_rank, args=(rank, world, store, settings, count))
         for rank in range(world)
     ]
-    for each in ranks:
-        each.start()
-    for each in ranks:
-        each.join()
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
     return int(Path(f"{store}.peak").read_text())
 
 
-@pytest.mark.timeout(7200)  # 48 groups of ranks, each of which imports torch anew
-def test_memory_is_what_was_reckoned(tmp_path: Path) -> None:
+@pytest.mark.timeout(7200)  # starts 48 groups of ranks, each of which imports torch
+def test_memory_equals_the_estimate(tmp_path: Path) -> None:
     errors = {}
     for world, way, compute in itertools.product((1, 2, 4), WAYS, ("float32", "bfloat16")):
         for count in (world, 8):
             settings = way | {"precision": {"compute": compute}}
             folder = tmp_path / str(len(errors))
             folder.mkdir()
-            reckoned = estimate_step_memory(
+            estimated = estimate_step_memory(
                 SIZES, Training(steps=10, **settings), world, count, 1, LENGTH
             )
-            found = peak(folder, world, settings, count)
-            errors[f"{world} ranks, {count} micro-batches, {settings}"] = reckoned.total / found - 1
+            found = measure_peak(folder, world, settings, count)
+            errors[f"{world} ranks, {count} micro-batches, {settings}"] = (
+                estimated.total / found - 1
+            )
     worst = max(errors, key=lambda name: abs(errors[name]))
     result = {
         "benchmark": f"memory of a step reckoned, {count_parameters(SIZES).total:,} parameters",

@@ -1,7 +1,8 @@
-"""What `trainrig submit` adds to what Ray takes to start a job.
+"""Time that `trainrig submit` adds to Ray's own time to start a job.
 
-Held to the bound as it is; told as well without what the verb takes by itself to its first line,
-which a job of Ray's own that ran the verb would take too.
+The whole difference is held to the bound. The difference without the command's own time to its
+first line is reported as well, because a plain Ray job that ran the command would take that time
+too.
 """
 
 import json
@@ -56,7 +57,7 @@ def test_submitting_takes_little_more_than_ray_does(tmp_path: Path) -> None:
         }
 
         def first_line(*command: str) -> float:
-            """Seconds from the start of a process to the first line on its stdout."""
+            """Return the seconds from the start of a process to the first line on its stdout."""
             began = time.perf_counter()
             with subprocess.Popen(
                 command,
@@ -80,7 +81,8 @@ def test_submitting_takes_little_more_than_ray_does(tmp_path: Path) -> None:
                 "submit": first_line(*trainrig, "submit", *run, "--address", cluster.address),
                 "direct": first_line(*trainrig, *run[:3], f"output=here{slot}"),
             }
-            for name, value in found.items() if slot else ():  # the first one warms files and Ray
+            # the first slot only warms files and Ray
+            for name, value in found.items() if slot else ():
                 seconds[name].append(value)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     beyond = [s - b for s, b in zip(seconds["submit"], seconds["bare"], strict=True)]

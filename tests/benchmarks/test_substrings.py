@@ -1,7 +1,8 @@
-"""What common lines and exact substrings cost, in CPU seconds and memory, and beside plain ways.
+"""CPU seconds and memory of common lines and exact substrings, compared with plain methods.
 
-The text: words of real pages, drawn anew, in documents of about 5 kB. A fifth of the documents
-holds a passage of another one, each two of 300 common lines. So a known part repeats, at any size.
+The texts are words drawn from real pages, in documents of about 5 kB. A fifth of the documents
+contains a passage of another one, each contains two of 300 common lines. So a known part repeats,
+at any size.
 """
 
 import ctypes
@@ -44,8 +45,8 @@ SPLITS = 4
 BATCH = 500  # documents
 
 
-def pages(data: Path) -> list[str]:
-    """The texts of real pages."""
+def read_pages(data: Path) -> list[str]:
+    """Return the texts of real pages."""
     found = []
     for archive in sorted((data / "crawl").glob("*.warc.gz")):
         with archive.open("rb") as stream:
@@ -55,9 +56,9 @@ def pages(data: Path) -> list[str]:
     return found
 
 
-def corpus(data: Path, megabytes: int, ascii_only: bool = False) -> list[str]:
-    """Documents as described above."""
-    words = np.array(" ".join(pages(data)).split(), dtype=object)
+def make_corpus(data: Path, megabytes: int, ascii_only: bool = False) -> list[str]:
+    """Return documents as described above."""
+    words = np.array(" ".join(read_pages(data)).split(), dtype=object)
     if ascii_only:
         words = words[[word.isascii() for word in words]]
     dice = np.random.default_rng(0)
@@ -82,8 +83,10 @@ def batches(texts: list[str]) -> Iterator[tuple[list[str], np.ndarray]]:
         yield some, np.arange(start, start + len(some))
 
 
-def pace(work: Callable[[], object], megabytes: float, rounds: int = ROUNDS) -> dict[str, float]:
-    """Megabytes a CPU second: the median of some rounds, the least and the most."""
+def measure_pace(
+    work: Callable[[], object], megabytes: float, rounds: int = ROUNDS
+) -> dict[str, float]:
+    """Return megabytes per CPU second: the median of some rounds, the minimum and the maximum."""
     work()
     paces = []
     for _ in range(rounds):
@@ -99,7 +102,7 @@ def pace(work: Callable[[], object], megabytes: float, rounds: int = ROUNDS) -> 
 
 @pytest.mark.parametrize("ascii_only", [True, False], ids=["ascii", "all"])
 def test_lines(test_data: Path, tmp_path: Path, ascii_only: bool):
-    texts = corpus(test_data, 30, ascii_only)
+    texts = make_corpus(test_data, 30, ascii_only)
     megabytes = sum(len(text.encode()) for text in texts) / 1e6
     rules = CommonLines()
     counted, common, cuts = (str(tmp_path / name) for name in ("counted", "common", "cuts"))
@@ -107,9 +110,11 @@ def test_lines(test_data: Path, tmp_path: Path, ascii_only: bool):
         "benchmark": f"common lines, {'ASCII' if ascii_only else 'all'} words",
         "megabytes": round(megabytes, 1),
         "lines": sum(text.count("\n") + 1 for text in texts),
-        "count": pace(lambda: count_lines(batches(texts), rules, counted), megabytes),
-        "decide": pace(lambda: find_common_lines([counted], 0, 1, rules, common), megabytes),
-        "cut": pace(lambda: cut_lines(batches(texts), [common], rules, cuts), megabytes),
+        "count": measure_pace(lambda: count_lines(batches(texts), rules, counted), megabytes),
+        "decide": measure_pace(
+            lambda: find_common_lines([counted], 0, 1, rules, common), megabytes
+        ),
+        "cut": measure_pace(lambda: cut_lines(batches(texts), [common], rules, cuts), megabytes),
         "cut_counts": cut_lines(batches(texts), [common], rules, cuts),
     }
     print(json.dumps(result))
@@ -120,26 +125,26 @@ def test_lines(test_data: Path, tmp_path: Path, ascii_only: bool):
 _DROPPED = re.compile(r"[!-/:-@\[-`{-~\x00-\x1f\x7f]")
 
 
-def plain_key(line: str) -> bytes:
-    """CCNet's normal form and hash, line by line, as its paper has them."""
+def compute_plain_key(line: str) -> bytes:
+    """Return CCNet's normal form and hash of one line, as its paper defines them."""
     line = unicodedata.normalize("NFD", line.strip().lower())
     line = "".join(c for c in line if unicodedata.category(c) != "Mn")
     return hashlib.sha1(_DROPPED.sub("", re.sub(r"\d", "0", line)).encode()).digest()[:8]
 
 
-def test_keys_of_lines_beside_a_line_at_a_time(test_data: Path):
-    texts = corpus(test_data, 3)
+def test_keys_of_lines_compared_with_one_line_at_a_time(test_data: Path):
+    texts = make_corpus(test_data, 3)
     ratio = side_by_side.compare(
         "keys of lines beside SHA-1 of each line's normal form in Python",
         lambda: find_units(texts, CommonLines(), NormalForm()),
-        lambda: [plain_key(line) for text in texts for line in text.split("\n")],
+        lambda: [compute_plain_key(line) for text in texts for line in text.split("\n")],
         ROUNDS,
     )
     assert ratio < 0.2
 
 
-def all_phases(texts: list[str], rules: ExactSubstrings, folder: Path) -> dict[str, object]:
-    """Texts in, cuts out: what each phase took, in CPU seconds, and what it counted."""
+def run_all_phases(texts: list[str], rules: ExactSubstrings, folder: Path) -> dict[str, object]:
+    """Run all phases from texts to removed spans; return CPU seconds and counts of each phase."""
     splits = [list(batches(texts))[number::SPLITS] for number in range(SPLITS)]
     seconds: dict[str, float] = {}
     counts: dict[str, dict[str, int]] = {}
@@ -147,9 +152,9 @@ def all_phases(texts: list[str], rules: ExactSubstrings, folder: Path) -> dict[s
     def phase(name: str, work: Callable[[int], dict[str, int]], times: int) -> list[str]:
         paths = [str(folder / f"{name}-{number}") for number in range(times)]
         began = time.process_time()
-        told = [work(number, path) for number, path in enumerate(paths)]
+        reports = [work(number, path) for number, path in enumerate(paths)]
         seconds[name] = round(time.process_time() - began, 2)
-        counts[name] = {key: sum(each[key] for each in told) for key in told[0]}
+        counts[name] = {key: sum(report[key] for report in reports) for key in reports[0]}
         return paths
 
     anchors = phase(
@@ -184,8 +189,8 @@ def all_phases(texts: list[str], rules: ExactSubstrings, folder: Path) -> dict[s
     }
 
 
-def measured(data: Path, megabytes: int, folder: Path, memory: int) -> dict[str, object]:
-    """One size, in a process of its own: its peak is that of this size alone."""
+def measure_size(data: Path, megabytes: int, folder: Path, memory: int) -> dict[str, object]:
+    """Measure one size in a separate process, whose peak memory is of this size alone."""
     arguments = [sys.executable, __file__, str(data), str(megabytes), str(folder), str(memory)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
@@ -193,7 +198,7 @@ def measured(data: Path, megabytes: int, folder: Path, memory: int) -> dict[str,
 
 @pytest.mark.parametrize("memory", [2**31, 2**26], ids=["2 GiB", "64 MiB"])
 def test_substrings(test_data: Path, tmp_path: Path, memory: int):
-    results = [measured(test_data, size, tmp_path, memory) for size in (10, 100)]
+    results = [measure_size(test_data, size, tmp_path, memory) for size in (10, 100)]
     small, large = results
     print(
         json.dumps(
@@ -210,8 +215,9 @@ def test_substrings(test_data: Path, tmp_path: Path, memory: int):
 
 
 def test_substrings_where_more_repeats(test_data: Path, tmp_path: Path):
-    real, drawn = pages(test_data), corpus(test_data, 5)
-    for name, texts, least in (  # the share that is a copy of what stands before it
+    real = read_pages(test_data)
+    drawn = make_corpus(test_data, 5)
+    for name, texts, least in (  # `least` is the share of text that copies an earlier passage
         ("real pages", real, 0.0),
         ("a text twice", drawn * 2, 0.5),
         ("a text ten times", drawn[: len(drawn) // 5] * 10, 0.9),
@@ -219,8 +225,8 @@ def test_substrings_where_more_repeats(test_data: Path, tmp_path: Path):
         ("one line over and over", ["That is what they say, each of them. " * 500] * 500, 0.9),
     ):
         megabytes = sum(len(text.encode()) for text in texts) / 1e6
-        work = functools.partial(all_phases, texts, ExactSubstrings(), tmp_path)
-        speed = pace(work, megabytes, rounds=3)
+        work = functools.partial(run_all_phases, texts, ExactSubstrings(), tmp_path)
+        speed = measure_pace(work, megabytes, rounds=3)
         share = work()["bytes_cut"] / 1e6 / megabytes
         print(
             json.dumps(
@@ -235,8 +241,8 @@ def test_substrings_where_more_repeats(test_data: Path, tmp_path: Path):
         assert least <= share <= 1
 
 
-def test_substrings_beside_one_suffix_array(test_data: Path, tmp_path: Path):
-    texts = corpus(test_data, 10)
+def test_substrings_compared_with_one_suffix_array(test_data: Path, tmp_path: Path):
+    texts = make_corpus(test_data, 10)
     data = np.frombuffer("\0".join(texts).encode(), np.uint8).copy()
 
     def whole() -> np.ndarray:
@@ -245,14 +251,14 @@ def test_substrings_beside_one_suffix_array(test_data: Path, tmp_path: Path):
 
     side_by_side.compare(
         "exact substrings, texts to cuts, beside a suffix array of all and Kasai's prefixes",
-        lambda: all_phases(texts, ExactSubstrings(), tmp_path),
+        lambda: run_all_phases(texts, ExactSubstrings(), tmp_path),
         whole,
         3,
     )
 
 
-def memory_of(name: str) -> int:
-    """Megabytes of this process that Linux counts under this name."""
+def read_memory(name: str) -> int:
+    """Return the megabytes of this process that Linux counts under `name`."""
     status = Path("/proc/self/status").read_text()
     return int(re.search(rf"{name}:\s+(\d+)", status)[1]) // 1024
 
@@ -260,18 +266,18 @@ def memory_of(name: str) -> int:
 def main() -> None:
     data, megabytes, folder, memory = sys.argv[1:]
     rules = ExactSubstrings(memory=int(memory))
-    all_phases(corpus(Path(data), 1), rules, Path(folder))  # compiles
-    texts = corpus(Path(data), int(megabytes))
-    ctypes.CDLL(None).malloc_trim(0)  # what making the texts left is given back
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-    before = memory_of("VmRSS")
+    run_all_phases(make_corpus(Path(data), 1), rules, Path(folder))  # compiles the kernels
+    texts = make_corpus(Path(data), int(megabytes))
+    ctypes.CDLL(None).malloc_trim(0)  # returns the memory freed after making the texts
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = read_memory("VmRSS")
     began = time.process_time()
-    found = all_phases(texts, rules, Path(folder))
+    found = run_all_phases(texts, rules, Path(folder))
     seconds = time.process_time() - began
     found |= {
         "cpu_seconds": round(seconds, 2),
         "megabytes_per_cpu_second": round(found["bytes"] / 1e6 / seconds, 1),
-        "peak_mb_above_the_texts": memory_of("VmHWM") - before,
+        "peak_mb_above_the_texts": read_memory("VmHWM") - before,
     }
     print(json.dumps(found))
 

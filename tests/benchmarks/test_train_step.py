@@ -1,4 +1,4 @@
-"""A training step as ours and as plain loops take it: equal sizes, one thread."""
+"""A trainrig training step compared with plain loops of equal sizes on one thread."""
 
 import numpy as np
 import peers
@@ -20,13 +20,15 @@ from trainrig.train.state import build_fresh_state
 from trainrig.train.step import Stepper
 
 pytestmark = pytest.mark.bench
-SEQUENCES, LENGTH, VOCABULARY = 8, 256, 4096
+SEQUENCES = 8
+LENGTH = 256
+VOCABULARY = 4096
 SIZES = DecoderConfig(layers=6, channels=384, heads=6, vocabulary=VOCABULARY, positions=LENGTH)
 ROUNDS = 5
 
 
 class OneBatch:
-    """The same micro-batch at every step."""
+    """Batches that repeat one micro-batch at every step."""
 
     def __init__(self, vocabulary=VOCABULARY):
         ids = np.random.default_rng(0).integers(0, vocabulary, (SEQUENCES, LENGTH + 1))
@@ -46,8 +48,8 @@ class OneBatch:
         return self._batch
 
 
-def ours(sizes=SIZES, **settings):
-    """A step as the training loop takes it: deterministic, clipped."""
+def make_our_step(sizes=SIZES, **settings):
+    """Return a step as the training loop takes it: deterministic, clipped."""
     training = Training(steps=10**6, schedule=Constant(warmup=0), **settings)
     numerics.settle(training.threads, training.deterministic)
     set_products(training.precision)
@@ -64,11 +66,12 @@ def ours(sizes=SIZES, **settings):
     return lambda: stepper.take(share)
 
 
-def plain(model, compute, vocabulary=VOCABULARY):
-    """A step of a plain loop, as it is written by hand, with torch's fused AdamW."""
+def make_plain_step(model, compute, vocabulary=VOCABULARY):
+    """Return a step of a handwritten plain loop, with torch's fused AdamW."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), fused=True)
     batch = OneBatch(vocabulary).micro_batch(0, 0)
-    ids, targets = torch.from_numpy(batch.ids), torch.from_numpy(batch.targets)
+    ids = torch.from_numpy(batch.ids)
+    targets = torch.from_numpy(batch.targets)
 
     def step():
         with torch.autocast("cpu", torch.bfloat16, enabled=compute == "bfloat16"):
@@ -81,7 +84,7 @@ def plain(model, compute, vocabulary=VOCABULARY):
     return step
 
 
-# The least that would be a regression on any machine: ratios of CPU seconds, ours over theirs.
+# Ratios of CPU seconds, ours over theirs: above these is a regression on any machine.
 @pytest.mark.parametrize(
     ("peer", "compute", "most"),
     [
@@ -91,11 +94,11 @@ def plain(model, compute, vocabulary=VOCABULARY):
         ("Llama", "bfloat16", 1.15),
     ],
 )
-def test_a_step_costs_little_more_than_that_of_a_plain_loop(alone, peer, compute, most):
+def test_a_step_costs_little_more_than_in_a_plain_loop(alone, peer, compute, most):
     ratio = side_by_side.compare(
         f"training step, 12M parameters, 2,048 tokens, {compute}, one thread, against {peer}",
-        ours(precision={"compute": compute}),
-        plain(getattr(peers, peer)(SIZES), compute),
+        make_our_step(precision={"compute": compute}),
+        make_plain_step(getattr(peers, peer)(SIZES), compute),
         rounds=ROUNDS,
     )
     assert ratio < most
@@ -104,10 +107,10 @@ def test_a_step_costs_little_more_than_that_of_a_plain_loop(alone, peer, compute
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 def test_a_rank_alone_is_no_slower_without_fsdp(alone, compute, monkeypatch):
     precision = {"compute": compute}
-    without = ours(precision=precision)
+    without = make_our_step(precision=precision)
     with monkeypatch.context() as patched:
         patched.setattr(state, "needs_sharding", lambda *_: True)
-        wrapped = ours(precision=precision)
+        wrapped = make_our_step(precision=precision)
     ratio = side_by_side.compare(
         f"training step, 12M parameters, {compute}, one rank, without FSDP against with it",
         without,
@@ -121,8 +124,8 @@ def test_a_rank_alone_is_no_slower_without_fsdp(alone, compute, monkeypatch):
 def test_computing_again_costs_no_more_than_a_forward_pass(alone, kind):
     ratio = side_by_side.compare(
         f"training step that computes again ({kind}), against one that keeps all",
-        ours(recompute={"kind": kind}),
-        ours(),
+        make_our_step(recompute={"kind": kind}),
+        make_our_step(),
         rounds=ROUNDS,
     )
     assert ratio < {"Full": 1.45, "Selective": 1.15}[kind]
@@ -133,8 +136,8 @@ def test_a_compiled_step_costs_no_more_than_a_plain_one(alone, compute, tmp_path
     precision = {"compute": compute}
     ratio = side_by_side.compare(
         f"compiled training step, {compute}, against a plain one",
-        ours(precision=precision, compile={"cache": str(tmp_path)}),
-        ours(precision=precision),
+        make_our_step(precision=precision, compile={"cache": str(tmp_path)}),
+        make_our_step(precision=precision),
         rounds=ROUNDS,
     )
     assert ratio < 1.05
@@ -149,8 +152,8 @@ def test_fused_projections_take_about_as_long_on_a_cpu(alone, compute, compiled,
     ratio = side_by_side.compare(
         f"training step with fused projections, {compute}, {'compiled' if compiled else 'eager'}, "
         "two key heads, against one without",
-        ours(few_keys, **settings, fuse_projections=True),
-        ours(few_keys, **settings),
+        make_our_step(few_keys, **settings, fuse_projections=True),
+        make_our_step(few_keys, **settings),
         rounds=2 * ROUNDS,
     )
     assert ratio < 1.15

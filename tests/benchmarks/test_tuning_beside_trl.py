@@ -1,11 +1,11 @@
-"""Tuning beside TRL: the same 9.4M Llama, rows, sizes, float32, one thread, in turns.
+"""Fine-tuning compared with TRL: the same 9.4M Llama, rows, sizes, float32, one thread.
 
-Memory is of processes that do nothing else, the highest that the system counted, less what each
-held once all was imported.
+The two sides alternate. Memory is the peak of processes that do nothing else, as the system counted
+it, less the memory after all imports.
 
-TRL as it comes, but for what would slow it down here (recomputation, bfloat16 on a CPU): rows are
-shuffled and padded to the longest of a batch, the reference runs in the loop. Figures are of wall
-time, so a machine with nothing else to do is asked for.
+TRL runs with its defaults, except for settings that would slow it down here (recomputation,
+bfloat16 on a CPU): rows are shuffled and padded to the longest of a batch, the reference runs in
+the loop. Figures are wall times, so they need an idle machine.
 """
 
 import functools
@@ -41,19 +41,25 @@ LLAMA = {
     "vocabulary": 4096, "channels": 256, "layers": 8, "heads": 8, "feedforward_channels": 1024,
     "positions": 512,
 }  # fmt: skip
-LENGTH, ROUNDS, WARM = 512, 3, 2
-ANSWERS = 16  # conversations of a batch of TRL's; about as many of ours are in as many tokens
+LENGTH = 512
+ROUNDS = 3
+WARM = 2
+ANSWERS = 16  # conversations in a TRL batch; trainrig packs about as many into as many tokens
 PAIRS = 8
 LORA = {"rank": 8, "alpha": 16}
 TRL_LORA = {"r": 8, "lora_alpha": 16, "target_modules": "all-linear"}
 
 
 class Started:
-    """A fresh model as a checkpoint and as a folder of Hugging Face, and rows to tune it on."""
+    """A fresh model as a checkpoint and as a Hugging Face folder, and rows to tune it on."""
 
     def __init__(self, at, rows, texts):
-        """`texts`: what the tokenizer is trained on."""
-        self.at, self.rows = at, rows
+        """Write the models and the rows.
+
+        `texts` train the tokenizer.
+        """
+        self.at = at
+        self.rows = rows
         kind = "pairs" if "chosen" in rows[0] else "conversations"
         text = train_tokenizer(ByteLevelBPE(vocabulary=4096), texts).decode()
         config = DecoderConfig(**LLAMA)
@@ -61,7 +67,7 @@ class Started:
         initialise(model, seed=1)
         write_model(str(at / "fresh"), config, text, model.state_dict())
         export_checkpoint(str(at / "fresh"), str(at / "hub"), HubFolder())
-        self.parameters = sum(each.numel() for each in model.parameters())
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
         (at / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         encode_conversations(
             ConversationEncoding(
@@ -76,7 +82,7 @@ class Started:
         )
 
     def run_file(self, name, objective, steps, batch, **changes):
-        """The settings of a run of ours."""
+        """Return the settings of a trainrig run."""
         return {
             "checkpoint": str(self.at / "fresh"),
             "conversations": str(self.at / "encoded"),
@@ -94,13 +100,13 @@ class Started:
         } | changes
 
     def tune(self, name, objective, steps, batch, **changes):
-        """The lines of metrics of a run of ours."""
+        """Run trainrig and return the lines of its metrics."""
         run = self.run_file(name, objective, steps, batch, **changes)
         sft.posttrain(FineTuning.model_validate(run))
         return metrics.read_series(str(self.at / name))
 
     def trl_arguments(self, steps, batch):
-        """Of TRL's configuration: as it comes, without recomputation and bfloat16."""
+        """Return TRL's configuration: its defaults, without recomputation and bfloat16."""
         return {
             "output_dir": str(self.at / "trl"), "per_device_train_batch_size": batch,
             "max_steps": steps, "learning_rate": 1e-4, "lr_scheduler_type": "constant",
@@ -110,18 +116,19 @@ class Started:
         }  # fmt: skip
 
 
-def rate(times, amounts):
-    """A second, from the end of step WARM on."""
+def compute_rate(times, amounts):
+    """Return amounts per second from the end of step WARM on."""
     return sum(amounts[WARM:]) / (times[-1] - times[WARM - 1])
 
 
-def trl_run(started, kind, steps, batch, lora=False):
-    """(A second, first loss) of a run of TRL's: trained targets for SFT, steps for DPO."""
+def run_trl(started, kind, steps, batch, lora=False):
+    """Return (rate, first loss) of a TRL run: trained targets a second for SFT, steps for DPO."""
     import transformers
     import trl
     from datasets import Dataset
 
-    ends, targets = [], []
+    ends = []
+    targets = []
 
     class Clock(transformers.TrainerCallback):
         def on_step_end(self, *arguments, **others):
@@ -150,10 +157,10 @@ def trl_run(started, kind, steps, batch, lora=False):
     )  # fmt: skip
     trainer.train()
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
-    return rate(ends, targets if kind == "SFT" else [1] * steps), losses[0]
+    return compute_rate(ends, targets if kind == "SFT" else [1] * steps), losses[0]
 
 
-def report(name, pairs, write_result, **found):
+def print_report(name, pairs, write_result, **found):
     ratios = sorted(ours / theirs for ours, theirs in pairs)
     found |= {
         "benchmark": name,
@@ -168,7 +175,7 @@ def report(name, pairs, write_result, **found):
 
 
 def read_problems(test_data):
-    """Conversations of GSM8K, and the texts that a tokenizer is trained on."""
+    """Return conversations of GSM8K, and the texts that a tokenizer is trained on."""
     lines = (test_data / "sets/gsm8k_train.jsonl").read_text().splitlines()[:1_000]
     rows = [
         {
@@ -181,22 +188,22 @@ def read_problems(test_data):
 
 
 def read_preferences(test_data):
-    """Pairs of HH whose dialogues are the same up to the last answer, and texts likewise."""
+    """Return HH preference pairs with a common prompt, and texts to train a tokenizer on."""
     with gzip.open(test_data / "sets/hh_harmless_base_test.jsonl.gz", "rt") as file:
         dialogues = [json.loads(line) for line, _ in zip(file, range(1_000), strict=False)]
     rows = []
-    for each in dialogues:
-        prompt, _, chosen = each["chosen"].rpartition("\n\nAssistant: ")
-        begin, _, rejected = each["rejected"].rpartition("\n\nAssistant: ")
+    for dialogue in dialogues:
+        prompt, _, chosen = dialogue["chosen"].rpartition("\n\nAssistant: ")
+        begin, _, rejected = dialogue["rejected"].rpartition("\n\nAssistant: ")
         if begin == prompt and chosen != rejected and len(prompt) + len(chosen) < 900:
             rows.append({"prompt": prompt + "\n\nAssistant: ", "chosen": chosen,
                          "rejected": rejected})  # fmt: skip
-    return rows[:96], [each["chosen"] for each in dialogues]
+    return rows[:96], [dialogue["chosen"] for dialogue in dialogues]
 
 
 @pytest.fixture
 def alone(monkeypatch, without_ray):
-    """One thread, no hub."""
+    """Use one thread and no hub."""
     pytest.importorskip("trl")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     before = torch.get_num_threads()
@@ -208,17 +215,18 @@ def alone(monkeypatch, without_ray):
 @pytest.mark.parametrize("lora", [False, True], ids=["whole", "lora"])
 def test_sft_on_real_rows(lora, alone, test_data, tmp_path, write_result):
     started = Started(tmp_path, *read_problems(test_data))
-    pairs, steps = [], 12
+    pairs = []
+    steps = 12
     changes = {"lora": LORA} if lora else {}
     for nth in range(ROUNDS):
         series = started.tune(f"ours-{nth}", {"kind": "SFT"}, steps, 6, **changes)
         seen = [line["train/tokens"] for line in series]
         amounts = [b - a for a, b in zip([0, *seen], seen, strict=False)]
-        ours = rate([line["time"] for line in series], amounts)
-        theirs, _ = trl_run(started, "SFT", steps, ANSWERS, lora)
+        ours = compute_rate([line["time"] for line in series], amounts)
+        theirs, _ = run_trl(started, "SFT", steps, ANSWERS, lora)
         pairs.append((ours, theirs))
     facts = {"unit": "trained targets", "parameters": started.parameters}
-    assert report("lora-sft" if lora else "sft", pairs, write_result, **facts) > 1
+    assert print_report("lora-sft" if lora else "sft", pairs, write_result, **facts) > 1
 
 
 def test_dpo_on_real_pairs_with_the_references_counted(
@@ -236,23 +244,25 @@ def test_dpo_on_real_pairs_with_the_references_counted(
         return found
 
     monkeypatch.setattr(sft, "compute_references", timed)
-    pairs, steps = [], len(rows) // PAIRS  # each pair once
+    # Each pair occurs once.
+    pairs = []
+    steps = len(rows) // PAIRS
     for nth in range(ROUNDS):
-        at = tmp_path / str(nth)  # its references are computed anew
+        at = tmp_path / str(nth)  # a new folder, so that references are computed again
         at.mkdir()
         started = Started(at, rows, texts)
         series = started.tune("ours", {"kind": "DPO"}, steps, PAIRS)
         ends = [line["time"] for line in series]
         loop = (ends[-1] - ends[WARM - 1]) / (steps - WARM)  # s a step
         ours = 1 / (loop + spent[-1] / steps)
-        theirs, _ = trl_run(started, "DPO", steps, PAIRS)
+        theirs, _ = run_trl(started, "DPO", steps, PAIRS)
         pairs.append((ours, theirs))
     facts = {"unit": "steps", "parameters": started.parameters, "rows": len(rows)}
-    assert report("dpo", pairs, write_result, **facts) > 1
+    assert print_report("dpo", pairs, write_result, **facts) > 1
 
 
-def peak_of(side, settings, at):
-    """MiB before and at most of a process of `side`, see tuning_memory.py."""
+def measure_peak(side, settings, at):
+    """Return the MiB before and at the peak of a process of `side`, see tuning_memory.py."""
     file = at / f"{side}.json"
     file.write_text(json.dumps(settings))
     command = [sys.executable, str(SCRIPT), side, str(file)]
@@ -270,9 +280,10 @@ def test_peak_memory_is_no_higher(
     kind, lora, batch, trl_batch, alone, test_data, tmp_path, write_result
 ):
     rows, texts = (read_preferences if kind == "DPO" else read_problems)(test_data)
-    steps, rounds = 8, []
+    steps = 8
+    rounds = []
     for nth in range(ROUNDS):
-        at = tmp_path / str(nth)  # references are computed anew
+        at = tmp_path / str(nth)  # a new folder, so that references are computed again
         at.mkdir()
         started = Started(at, rows, texts)
         changes = {"lora": LORA} if lora else {}
@@ -282,10 +293,15 @@ def test_peak_memory_is_no_higher(
             "lora": TRL_LORA if lora else None,
             "arguments": started.trl_arguments(steps, trl_batch),
         }  # fmt: skip
-        rounds.append({"ours": peak_of("ours", ours, at), "trl": peak_of("trl", theirs, at)})
-    above = [{side: each["peak"] - each["before"] for side, each in r.items()} for r in rounds]
+        rounds.append(
+            {"ours": measure_peak("ours", ours, at), "trl": measure_peak("trl", theirs, at)}
+        )
+    above = [
+        {side: bytes_of["peak"] - bytes_of["before"] for side, bytes_of in r.items()}
+        for r in rounds
+    ]
     name = ("lora-" if lora else "") + kind.lower()
-    ratios = sorted(each["ours"] / each["trl"] for each in above)
+    ratios = sorted(peaks["ours"] / peaks["trl"] for peaks in above)
     found = {
         "benchmark": f"peak memory of {name} above what is held once all is imported",
         "unit": "MiB", "parameters": started.parameters, "rounds": rounds,

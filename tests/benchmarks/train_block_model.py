@@ -1,18 +1,18 @@
-"""Train the trees that tell a page's text from its furniture, and print what justifies constants.
+"""Train the trees that separate a page's text from its boilerplate, and print evidence.
 
     pip install lightgbm==4.7.0
     python tests/benchmarks/train_block_model.py DATA_FOLDER
 
-Needs the pages and strings of extraction_pages.py. Of these, it takes the tuning half; the pages
-without strings, but for those of sites in the reported half; 30 pages of the blog and 60 of the
-manual, so that code and formulas are seen. 442 pages, 18,500 blocks of main content, 72,000 of
-whole pages.
+The evidence justifies the constants. Training needs the pages of extraction_pages.py: the tuning
+half; the pages without strings, except those of sites in the reported half; and 30 pages of the
+blog and 60 of the manual, to include code and formulas. That makes 442 pages, with 18,500 blocks of
+main content and 72,000 of whole pages.
 
-A block's label is how much of it trafilatura keeps (the mean of its default and its precision, by
-runs of three words), corrected by the strings: a block that holds a wanted one is text, one that
-holds an unwanted one is not. What trafilatura is of two minds about weighs little, what a string
-decided four times as much, a long block more than a short one, a block of a page of few more than
-one of many. Only numbers are written, never a word of a page.
+A block's label is the share of it that trafilatura keeps (the mean of its default and its precision
+mode, by runs of three words), corrected by the strings: a block with a wanted string is text, one
+with an unwanted string is not. A block where the two modes of trafilatura disagree weighs little. A
+block with a string weighs four times as much, a long block more than a short one, and a block on a
+page of few blocks more than one of many. Only numbers are written, never a word of a page.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ FOLDS = 5
 
 @dataclass(frozen=True)
 class Example:
-    """A page's blocks, and how much each is text."""
+    """A page's blocks, with the degree to which each is text."""
 
     labelled: Labelled
     page: bytes
@@ -79,11 +79,11 @@ class Example:
     features: NDArray[np.int32]
     labels: NDArray[np.float64]  # 0 to 1
     weights: NDArray[np.float64]
-    theirs: dict[Favour, str]  # trafilatura's texts
+    theirs: dict[Favour, str]  # texts that trafilatura extracts
 
 
-def chosen(pages: Sequence[Labelled]) -> list[Labelled]:
-    """The pages to train on."""
+def choose_pages(pages: Sequence[Labelled]) -> list[Labelled]:
+    """Return the pages to train on."""
     reported = {part for p in pages if p.half == "reported" for part in p.host.split(".")[:-1]}
     manual = sorted(
         (p for p in pages if p.source.startswith("numpy")),
@@ -99,7 +99,7 @@ def chosen(pages: Sequence[Labelled]) -> list[Labelled]:
 
 
 def example(labelled: Labelled, part: trees.Name) -> Example | None:
-    """The blocks of a page with their labels; None for a page without blocks."""
+    """Return the blocks of a page with their labels, or None for a page without blocks."""
     html = decode(labelled.page)
     tree = HTMLTree.parse(html)
     page = render_minimal_html(tree, part).encode("utf-8", "replace")
@@ -114,37 +114,44 @@ def example(labelled: Labelled, part: trees.Name) -> Example | None:
     labels = sum(measure_agreement(lines, text) for text in theirs.values()) / 2000
     by_string = np.zeros(len(lines))
     for number, line in enumerate(map(fold, lines)):
-        if any(fold(each) in line for each in labelled.wanted):
-            labels[number], by_string[number] = 1, 1
-        elif any(fold(each) in line for each in labelled.unwanted):
-            labels[number], by_string[number] = 0, 1
+        if any(fold(phrase) in line for phrase in labelled.wanted):
+            labels[number] = 1
+            by_string[number] = 1
+        elif any(fold(phrase) in line for phrase in labelled.unwanted):
+            labels[number] = 0
+            by_string[number] = 1
     long = (1 + blocks.numbers[:, CHARACTERS] / 40).clip(0, 8)
     weights = long / len(lines) ** 0.5 * (1 + 3 * by_string) * np.abs(labels - 0.5) * 2 + 1e-4
     return Example(labelled, page, blocks, lines, compute_features(blocks), labels, weights, theirs)
 
 
 def fit(examples: Sequence[Example]) -> lightgbm.Booster:
-    """Trees for these pages."""
+    """Train trees on these pages."""
     data = lightgbm.Dataset(
-        np.concatenate([each.features for each in examples]),
-        np.concatenate([each.labels > 0.5 for each in examples]).astype(int),
-        weight=np.concatenate([each.weights for each in examples]),
+        np.concatenate([example.features for example in examples]),
+        np.concatenate([example.labels > 0.5 for example in examples]).astype(int),
+        weight=np.concatenate([example.weights for example in examples]),
     )
     return lightgbm.train(SETTINGS, data, ROUNDS)
 
 
-def flat(booster: lightgbm.Booster) -> dict[str, np.ndarray]:
-    """The same trees in whole numbers, as their file has them."""
-    roots, which, values, left = [], [], [], []
+def flatten_trees(booster: lightgbm.Booster) -> dict[str, np.ndarray]:
+    """Return the trees as whole numbers, as their file stores them."""
+    roots = []
+    which = []
+    values = []
+    left = []
     for tree in booster.dump_model()["tree_info"]:
         roots.append(len(which))
         waiting = [(tree["tree_structure"], len(which))]
         which.append(0), values.append(0), left.append(0)
-        for node, at in waiting:  # grows while it is walked
+        for node, at in waiting:  # grows while it is iterated
             if "leaf_value" in node:
-                which[at], values[at] = trees.LEAF, round(node["leaf_value"] * trees.SCALE)
+                which[at] = trees.LEAF
+                values[at] = round(node["leaf_value"] * trees.SCALE)
                 continue
-            which[at], values[at] = node["split_feature"], math.floor(node["threshold"])
+            which[at] = node["split_feature"]
+            values[at] = math.floor(node["threshold"])
             left[at] = len(which)
             for child in (node["left_child"], node["right_child"]):
                 waiting.append((child, len(which)))
@@ -158,32 +165,32 @@ def flat(booster: lightgbm.Booster) -> dict[str, np.ndarray]:
 
 
 def out_of_fold(examples: Sequence[Example], seed: int) -> dict[str, ScoredBlocks]:
-    """By URL, each page with strings, judged by trees that have not seen its host."""
+    """Return scored blocks of each page with strings, by trees that saw no page of its host."""
 
-    def fold_of(each: Example) -> int:
-        return hashlib.sha256(f"fold {seed} {each.labelled.host}".encode()).digest()[0] % FOLDS
+    def fold_of(example: Example) -> int:
+        return hashlib.sha256(f"fold {seed} {example.labelled.host}".encode()).digest()[0] % FOLDS
 
     judged = {}
     for number in range(FOLDS):
         booster = fit([e for e in examples if not e.labelled.wanted or fold_of(e) != number])
-        fitted = trees.Trees.of(**flat(booster))
-        for each in examples:
-            if each.labelled.wanted and fold_of(each) == number:
-                odds = fitted.compute_odds(each.features)
-                judged[each.labelled.page.url] = ScoredBlocks(each.page, each.blocks, odds)
+        fitted = trees.Trees.of(**flatten_trees(booster))
+        for example in examples:
+            if example.labelled.wanted and fold_of(example) == number:
+                odds = fitted.compute_odds(example.features)
+                judged[example.labelled.page.url] = ScoredBlocks(example.page, example.blocks, odds)
     return judged
 
 
 def print_choices(examples: dict[trees.Name, list[Example]]) -> None:
-    """F1 in cross-validation over hosts by each constant, the others as they are.
+    """Print F1 in cross-validation over hosts for each constant, with the others as they are.
 
-    With the mean lead over trafilatura over four ways to make folds, its standard error over hosts,
-    and how often trafilatura is asked a page.
+    The rows also show the mean lead over trafilatura over four ways to make folds, its standard
+    error over hosts, and how often trafilatura is asked per page.
     """
     pages = {e.labelled.page.url: e for e in examples["whole"] if e.labelled.wanted}
     nothing = ScoredBlocks(b"", PageBlocks(b"", ""), np.zeros(0, np.int32))
     folds = [{name: out_of_fold(examples[name], seed) for name in examples} for seed in range(4)]
-    hosts = [each.labelled.host for each in pages.values()]
+    hosts = [page.labelled.host for page in pages.values()]
     theirs = [counts(e.labelled, e.theirs["balance"]) for e in pages.values()]
     print(f"trafilatura {f1(theirs):.4f}")
 
@@ -191,17 +198,17 @@ def print_choices(examples: dict[trees.Name, list[Example]]) -> None:
         asked: list[Favour] = []
         found = []
         for judged in folds:
-            for url, each in pages.items():
+            for url, example in pages.items():
 
-                def answer(favour: Favour, each: Example = each) -> str:
+                def answer(favour: Favour, example: Example = example) -> str:
                     asked.append(favour)
-                    return each.theirs[favour]
+                    return example.theirs[favour]
 
                 parts = {part: judged[part].get(url, nothing) for part in judged}
                 text = main_content.extract_by_blocks(
                     parts.__getitem__, answer if ask else None, True
                 ).text
-                found.append(counts(each.labelled, text))
+                found.append(counts(example.labelled, text))
         ours = np.array(found).reshape(len(folds), len(pages), 3).sum(0) / len(folds)
         calls = [asked.count(favour) / len(found) for favour in ("precision", "balance")]
         print(
@@ -219,7 +226,9 @@ def print_choices(examples: dict[trees.Name, list[Example]]) -> None:
     show("balanced", ask=False)
     vary(main_content, "LITTLE", 0, 500, 1000, ask=False)
     show("precise")
-    certainties = sorted(each.certainty for judged in folds for each in judged["main"].values())
+    certainties = sorted(
+        verdict.certainty for judged in folds for verdict in judged["main"].values()
+    )
     vary(
         main_content, "UNSURE", *(certainties[len(certainties) * n // 10] for n in (3, 5, 6, 7, 9))
     )
@@ -231,14 +240,14 @@ def print_choices(examples: dict[trees.Name, list[Example]]) -> None:
 
 
 def main(data: Path) -> None:
-    """Print the choices, and write the trees where the package has them."""
-    pages = chosen(labelled_pages(data))
+    """Print the choices, and write the trees to the package's data."""
+    pages = choose_pages(labelled_pages(data))
     print(len(pages), "pages,", sum(p.source == STRINGS for p in pages), "with strings")
     names: tuple[trees.Name, ...] = ("main", "whole")
     examples = {name: [e for p in pages if (e := example(p, name))] for name in names}
     print_choices(examples)
     for name in names:
-        fitted = flat(fit(examples[name]))
+        fitted = flatten_trees(fit(examples[name]))
         np.savez_compressed(Path(trees.__file__).parent / f"{name}.npz", **fitted)
 
 

@@ -1,7 +1,9 @@
-"""Peak memory of tuning, of this process: `python tuning_memory.py ours|trl ARGUMENTS.json`.
+"""Peak memory of fine-tuning, measured in this process.
 
-A script, as a process must have done nothing before to say what a run needs. Prints a line of JSON:
-MiB of the process once all was imported, and the most that it came to.
+    python tuning_memory.py ours|trl ARGUMENTS.json
+
+This is a script, because only a fresh process shows what a run needs. It prints a line of JSON: MiB
+of the process after all imports, and its peak.
 """
 
 import ctypes
@@ -16,19 +18,19 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-CLEAR_PEAK = "5"  # man 5 proc, /proc/pid/clear_refs: the peak begins again from what is held
-MIB = 1024  # of the kB that the system tells
+CLEAR_PEAK = "5"  # man 5 proc, /proc/pid/clear_refs: resets the peak to the memory held now
+MIB = 1024  # kB per MiB, as the system counts in kB
 
 
 def read_status(name: str) -> float:
-    """MiB of line `name` of /proc/self/status."""
+    """Return line `name` of /proc/self/status in MiB."""
     found = re.search(rf"^{name}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.M)
     assert found, name
     return int(found[1]) / MIB
 
 
 def measure(work: Callable[[], None]) -> dict[str, float]:
-    """What this process holds before `work`, and the most while it is done, in MiB."""
+    """Return the memory of this process before `work`, and its peak during it, in MiB."""
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     Path("/proc/self/clear_refs").write_text(CLEAR_PEAK)
@@ -38,7 +40,7 @@ def measure(work: Callable[[], None]) -> dict[str, float]:
 
 
 def prepare_ours(settings: dict[str, Any]) -> Callable[[], None]:
-    """A whole run of ours, with its references and its last checkpoint, in this process."""
+    """Return a function that does a whole trainrig run with references and the last checkpoint."""
     import torch._inductor  # noqa: F401  # what torch imports at a first step
 
     from trainrig.parallel.mesh import join_group
@@ -64,7 +66,11 @@ def prepare_ours(settings: dict[str, Any]) -> Callable[[], None]:
 
 
 def prepare_trl(settings: dict[str, Any]) -> Callable[[], None]:
-    """A run of TRL's: `rows`, `hub`, `kind`, `arguments` of its configuration, `lora` or none."""
+    """Return a function that does a TRL run.
+
+    `settings` has `rows`, `hub`, `kind`, the `arguments` of TRL's configuration, and `lora` or
+    none.
+    """
     import peft
     import transformers
     import trl
@@ -94,7 +100,7 @@ def main() -> None:
     settings = json.loads(Path(arguments).read_text())
     work = (prepare_ours if side == "ours" else prepare_trl)(settings)
     print(json.dumps(measure(work)), flush=True)
-    os._exit(0)  # nothing that an import registered need end
+    os._exit(0)  # skips the exit handlers that imports registered
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs that real trouble comes to, and what they have to equal in the end."""
+"""Fixtures that inject faults into runs, and compare the runs with undisturbed ones."""
 
 import contextlib
 import os
@@ -26,18 +26,21 @@ from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import read_trained_samples
 
 HERE = str(Path(__file__).parent)
-# The workers of Ray import `trouble` too.
+# Ray's workers import `trouble` too.
 os.environ["PYTHONPATH"] = os.pathsep.join([HERE, os.environ["PYTHONPATH"]])
 sys.path.insert(0, HERE)
 
 globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.py")))
 
-PATIENCE = 300.0  # s for one event: a bound for what is broken, far above what any takes
+PATIENCE = 300.0  # s for one event: far above what any takes, to end a broken test
 
 
 @pytest.fixture(scope="session")
 def undisturbed(ranks, make_job, tmp_path_factory) -> Callable[[int], TrainingJob]:
-    """`undisturbed(40)`: the job of a run of 40 steps that two ranks made without a stop."""
+    """Return a function that makes undisturbed runs.
+
+    `undisturbed(40)` returns the job of a run of 40 steps that two ranks made without a stop.
+    """
     made: dict[int, TrainingJob] = {}
 
     def run(steps: int) -> TrainingJob:
@@ -49,7 +52,7 @@ def undisturbed(ranks, make_job, tmp_path_factory) -> Callable[[int], TrainingJo
                 "faults": {"hang_seconds": 3.0, "max_restarts": 9},
             }
             folder = tmp_path_factory.mktemp(f"undisturbed-{steps}")
-            # The tiny tokens are read again and again by the longer runs.
+            # The longer runs read the tiny tokens many times.
             job = make_job(folder, training=training, batches={"epochs": 1e6})
             ranks(2, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
             made[steps] = job
@@ -58,8 +61,8 @@ def undisturbed(ranks, make_job, tmp_path_factory) -> Callable[[int], TrainingJo
     return run
 
 
-def what_came_of(job: TrainingJob) -> dict[str, Any]:
-    """All that must not depend on what happened: losses, samples, last weights and optimizer."""
+def read_results(job: TrainingJob) -> dict[str, Any]:
+    """Return results that faults must not change: losses, samples, last weights and optimizer."""
     folder = RunFolder(job.folder)
     newest, damages = find_newest_valid(folder)
     assert newest is not None and not damages
@@ -81,10 +84,11 @@ def what_came_of(job: TrainingJob) -> dict[str, Any]:
 
 @pytest.fixture
 def assert_equal() -> Callable[[TrainingJob, TrainingJob], None]:
-    """Two runs came to the same, to the last bit."""
+    """Return a function that asserts that two runs are bit-identical."""
 
     def check(job: TrainingJob, other: TrainingJob) -> None:
-        one, two = what_came_of(job), what_came_of(other)
+        one = read_results(job)
+        two = read_results(other)
         for name in one:
             assert one[name] == two[name], name
 
@@ -92,17 +96,17 @@ def assert_equal() -> Callable[[TrainingJob, TrainingJob], None]:
 
 
 class Events:
-    """What a run puts on record, as it does so."""
+    """The events of a run, read while the run records them."""
 
     def __init__(self, folder: str) -> None:
         self.folder = RunFolder(folder)
 
     def all(self, kind: str) -> list[dict[str, Any]]:
-        """Those of one kind so far."""
+        """Return the events of one kind so far."""
         return [event for event in self.folder.read_events() if event["event"] == kind]
 
     def wait(self, kind: str, count: int = 1) -> dict[str, Any]:
-        """The `count`-th of a kind, once it is there."""
+        """Wait for the `count`-th event of a kind and return it."""
         until = time.monotonic() + PATIENCE
         while len(found := self.all(kind)) < count:
             assert time.monotonic() < until, f"{len(found)} {kind} of {count}"
@@ -110,7 +114,7 @@ class Events:
         return found[count - 1]
 
     def wait_for_a_step(self) -> None:
-        """Return while the newest attempt takes steps."""
+        """Wait until the newest attempt takes steps."""
         until = time.monotonic() + PATIENCE
         while True:
             newest = max((event["attempt"] for event in self.all("attempt_started")), default=0)
@@ -121,27 +125,29 @@ class Events:
             time.sleep(0.02)
 
     def ranks(self, of: str = "pid") -> dict[int, int]:
-        """The processes of the newest attempt's ranks; `of="worker agent"`: of their Ray
-        workers."""
+        """Return the processes of the newest attempt's ranks.
+
+        With `of="worker agent"`, return their Ray workers.
+        """
         started = self.all("worker_started")
         newest = max(event["attempt"] for event in started)
         return {event["rank"]: event[of] for event in started if event["attempt"] == newest}
 
 
 def kill_actors(name: str) -> int:
-    """SIGKILL to this machine's Ray actors of the class `name`; how many there were."""
+    """Send SIGKILL to this machine's Ray actors of class `name` and return how many there were."""
     return _kill_those(lambda process: f"ray::{name}" in " ".join(process.cmdline()))
 
 
 def kill_fork_servers() -> int:
-    """SIGKILL to the processes that ranks are forked from, not to those ranks."""
+    """Send SIGKILL to the fork servers that ranks are forked from, not to the ranks."""
     return _kill_those(lambda process: "ray::ForkServer" in " ".join(process.parent().cmdline()))
 
 
 def _kill_those(wanted: Callable[[psutil.Process], bool]) -> int:
     killed = 0
     for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # one that ends just now, of any kind
+        with contextlib.suppress(psutil.NoSuchProcess):  # any process may end just now
             if wanted(process):
                 process.kill()
                 killed += 1
@@ -149,11 +155,12 @@ def _kill_those(wanted: Callable[[psutil.Process], bool]) -> int:
 
 
 class Aside(threading.Thread):
-    """Does something to a run while the main thread is in it; `end` raises what went wrong."""
+    """A thread that disturbs a run of the main thread; `end` raises the thread's error."""
 
     def __init__(self, do: Callable[[], None]) -> None:
         super().__init__(daemon=True)
-        self._do, self._error = do, None
+        self._do = do
+        self._error = None
         self.start()
 
     def run(self) -> None:
@@ -171,20 +178,21 @@ class Aside(threading.Thread):
 
 @pytest.fixture
 def chaos() -> Any:
-    """The helpers of this file, for tests that are no package."""
+    """Return the helpers of this file, because the tests are no package."""
 
     class Helpers:
-        events, aside = Events, Aside
+        events = Events
+        aside = Aside
         kill_actors = staticmethod(kill_actors)
         kill_fork_servers = staticmethod(kill_fork_servers)
-        what_came_of = staticmethod(what_came_of)
+        read_results = staticmethod(read_results)
 
     return Helpers
 
 
 @pytest.fixture(scope="module")
 def one_ray() -> Iterator[None]:
-    """A Ray of this machine's own, with room for two workers."""
+    """Start a Ray cluster on this machine for two workers."""
     before = os.environ.pop("RAY_ADDRESS", None)
     connect(2, "workers")
     import ray
@@ -197,16 +205,16 @@ def one_ray() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def several_raylets() -> Iterator[Any]:
-    """A cluster of two nodes with room for a worker each, which this process joins.
+    """Start a cluster of two nodes with room for a worker each, and connect this process to it.
 
-    Not for a module that asks for `one_ray` afterwards.
+    A module that uses `one_ray` afterwards must not use this fixture.
     """
     from raylets import Raylets
 
     with mock.patch.dict(os.environ):
         import ray
 
-        ray.shutdown()  # of another module's fixture; a process joins one cluster at a time
+        ray.shutdown()  # ends another module's cluster, as a process joins one cluster at a time
         found = Raylets()
         os.environ["RAY_ADDRESS"] = found.address
         yield found
@@ -216,7 +224,7 @@ def several_raylets() -> Iterator[Any]:
 
 @pytest.fixture
 def short_folder(monkeypatch) -> Iterator[Path]:
-    """The temporary folder of processes that the test starts: names of sockets must be short."""
+    """Set a temporary folder for started processes with a short name, as sockets need."""
     with tempfile.TemporaryDirectory(prefix="trc-", dir="/tmp") as folder:
         for name in ("TMPDIR", "RAY_TMPDIR"):
             monkeypatch.setenv(name, folder)
@@ -225,7 +233,10 @@ def short_folder(monkeypatch) -> Iterator[Path]:
 
 @pytest.fixture
 def start_driver(tmp_path) -> Iterator[Callable[[TrainingJob, int], "subprocess.Popen[str]"]]:
-    """`start_driver(job, 2)`: a process of its own, with its own Ray, that trains the job."""
+    """Return a function that starts drivers.
+
+    `start_driver(job, 2)` starts a process with its own Ray cluster that trains the job.
+    """
     started = []
 
     def start(job: TrainingJob, workers: int) -> "subprocess.Popen[str]":

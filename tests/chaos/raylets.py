@@ -1,21 +1,21 @@
-"""A cluster of several raylets on this machine: each believes to be a machine of its own."""
+"""A cluster of several raylets on this machine, each of which acts as a separate machine."""
 
 import os
 import time
 
 from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
-MEMORY = 80 * 2**20  # of an object store: the least that Ray takes
-DEADLINE_MS = 30_000  # of a drain notice
-PATIENCE = 120.0  # s until the head has seen which nodes are gone: a bound for what is broken
+MEMORY = 80 * 2**20  # bytes of an object store: the least that Ray accepts
+DEADLINE_MS = 30_000  # deadline of a drain notice
+PATIENCE = 120.0  # s until the head has noticed the lost nodes; ends a broken test
 
 
 class Raylets:
-    """A head without room for workers, and nodes with room for one each."""
+    """A head without room for workers, and nodes with room for one worker each."""
 
     def __init__(self):
         for name, value in ENVIRONMENT.items():
-            os.environ.setdefault(name, value)  # how soon a lost node is seen is the head's to know
+            os.environ.setdefault(name, value)  # the head decides how soon a lost node is noticed
         from ray.cluster_utils import Cluster
 
         head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": MEMORY}
@@ -34,18 +34,18 @@ class Raylets:
         self._cluster.remove_node(self.nodes.pop(), allow_graceful=False)
 
     def shrink_to(self, count):
-        """Leave `count` nodes, as a test before may have left more."""
+        """Leave `count` nodes, as an earlier test may have left more."""
         import ray
 
         while len(self.nodes) > count:
             self.die()
         until = time.monotonic() + PATIENCE
-        while sum("CPU" in each["Resources"] for each in ray.nodes() if each["Alive"]) > count:
+        while sum("CPU" in node["Resources"] for node in ray.nodes() if node["Alive"]) > count:
             assert time.monotonic() < until
             time.sleep(0.1)
 
     def drain(self):
-        """What a cloud does before it takes a machine back."""
+        """Send the drain notice that a cloud sends before it takes a machine back."""
         from ray._raylet import GcsClient
         from ray.core.generated import autoscaler_pb2
 

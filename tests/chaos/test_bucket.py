@@ -1,4 +1,4 @@
-"""A run whose folder is in a bucket, on Ray: a worker dies in a save, nodes go and come."""
+"""A run whose folder is in a bucket, on Ray: a worker dies in a save, nodes leave and join."""
 
 import dataclasses
 import os
@@ -20,8 +20,8 @@ from trainrig.train.run.sample_log import read_trained_samples
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
 
-def what_counts(folder):
-    """Losses, samples and the bytes of the last tensors: wherever the folder is."""
+def read_results(folder):
+    """Return losses, samples and the bytes of the last tensors, wherever the folder is."""
     newest, damages = find_newest_valid(RunFolder(folder))
     assert newest.step == 40 and not damages
     tensors = storage.list_files(newest.path, ".safetensors")
@@ -35,9 +35,9 @@ def what_counts(folder):
 
 @pytest.fixture
 def raylets_with_s3(s3: str) -> Iterator[tuple[Raylets, str]]:
-    """Two nodes that know where the bucket is, and the bucket."""
+    """Start two nodes whose environment has the bucket's endpoint; yield them and the bucket."""
     with mock.patch.dict(os.environ):
-        ray.shutdown()  # of another module's fixture
+        ray.shutdown()  # ends another module's cluster
         found = Raylets()
         os.environ["RAY_ADDRESS"] = found.address
         yield found, s3
@@ -46,7 +46,7 @@ def raylets_with_s3(s3: str) -> Iterator[tuple[Raylets, str]]:
 
 
 @pytest.mark.timeout(600)
-def test_a_run_in_a_bucket_killed_in_a_save_and_resized_comes_to_the_same(
+def test_a_run_in_a_bucket_killed_in_a_save_and_resized_gives_the_same_results(
     raylets_with_s3, undisturbed, chaos, tmp_path
 ):
     raylets, bucket = raylets_with_s3
@@ -57,7 +57,7 @@ def test_a_run_in_a_bucket_killed_in_a_save_and_resized_comes_to_the_same(
     events = chaos.events(job.folder)
     outcome = []
     aside = chaos.aside(lambda: outcome.append(trainer.run(job, (1, 2))))
-    events.wait("first_step", 2)  # the second, after the save that killed
+    events.wait("first_step", 2)  # the second attempt, after the save that was killed
     raylets.die()
     events.wait("first_step", 3)
     raylets.come()
@@ -65,7 +65,8 @@ def test_a_run_in_a_bucket_killed_in_a_save_and_resized_comes_to_the_same(
     whys = [(event["why"], event["workers"]) for event in events.all("attempt_started")]
     assert whys == [("start", 2), ("fault", 2), ("shrink", 1), ("grow", 2)]
     assert outcome[0].checkpoint.step == 40
-    found, wanted = what_counts(job.folder), what_counts(straight.folder)
+    found = read_results(job.folder)
+    wanted = read_results(straight.folder)
     assert len(wanted["tensors"]) == 2
     for name in wanted:
         assert found[name] == wanted[name], name

@@ -1,4 +1,4 @@
-"""A run on nodes that die, come, and are taken away."""
+"""A run on nodes that die, join, and are drained."""
 
 import dataclasses
 import os
@@ -15,7 +15,7 @@ from trainrig.train.run.run_folder import RunFolder
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
 
-def whys(events):
+def list_reasons(events):
     return [(event["why"], event["workers"]) for event in events.all("attempt_started")]
 
 
@@ -37,11 +37,13 @@ def test_a_node_whose_rank_was_killed_is_not_used_again(
     trainer.run(job, (1, 2))
     aside.end()
     (failed,) = events.all("attempt_failed")
-    (told,) = events.all("node_quarantined")
-    assert told["node"] == failed["node"]
-    # Both nodes are there all along: the run neither starts on that one nor grows onto it.
-    assert whys(events) == [("start", 2), ("shrink", 1)]
-    found, wanted = chaos.what_came_of(job), chaos.what_came_of(straight)
+    (quarantined,) = events.all("node_quarantined")
+    assert quarantined["node"] == failed["node"]
+    # Both nodes stay in the cluster throughout, but the run neither starts on that one nor grows
+    # onto it.
+    assert list_reasons(events) == [("start", 2), ("shrink", 1)]
+    found = chaos.read_results(job)
+    wanted = chaos.read_results(straight)
     assert found["updates"] == wanted["updates"]
     at = {event["rank"]: event["agent"] for event in events.all("worker_started")[:2]}
     (last,) = events.all("worker_started")[2:]
@@ -57,7 +59,7 @@ def test_nodes_that_die_come_and_are_drained_change_nothing_but_the_pace(
     events = chaos.events(job.folder)
     outcome = []
     aside = chaos.aside(lambda: outcome.append(trainer.run(job, (1, 2))))
-    # Nodes are added by the main thread: Ray's helper starts them so that they go with it.
+    # The main thread adds nodes, as Ray's helper ties their lifetime to it.
     events.wait("first_step", 1)
     several_raylets.die()
     events.wait("first_step", 2)
@@ -65,22 +67,23 @@ def test_nodes_that_die_come_and_are_drained_change_nothing_but_the_pace(
     events.wait("first_step", 3)
     several_raylets.drain()
     aside.end()
-    assert whys(events) == [("start", 2), ("shrink", 1), ("grow", 2), ("drain", 1)]
+    assert list_reasons(events) == [("start", 2), ("shrink", 1), ("grow", 2), ("drain", 1)]
     (lost,) = events.all("attempt_failed")
-    # Which of them is heard first is chance.
+    # Which of the signs is noticed first depends on chance.
     ways = ("its node is lost", "a node is gone", "its fork server ended, or its machine")
     assert any(way in lost["problem"] for way in ways), lost
     stopped = {event["why"]: event["step"] for event in events.all("attempt_stopped")}
     resumed = [attempt.resumed_step for attempt in events.folder.read_attempts()]
-    assert resumed[2:] == [stopped["grow"], stopped["drain"]]  # no step is done twice
+    assert resumed[2:] == [stopped["grow"], stopped["drain"]]  # no step is repeated
     assert outcome[0].checkpoint.step == 60
-    found, wanted = chaos.what_came_of(job), chaos.what_came_of(straight)
+    found = chaos.read_results(job)
+    wanted = chaos.read_results(straight)
     for name in ("updates", "held out", "samples"):
         assert found[name] == wanted[name], name
-    # Saved by one rank here and by two there: the same whole tensors.
+    # One run was saved by one rank and the other by two: the whole tensors are equal.
     (mine,), (others,) = (
-        ranks(1, "tensors", job=each, resume_from=find_newest_valid(RunFolder(each.folder))[0].path)
-        for each in (job, straight)
+        ranks(1, "tensors", job=run, resume_from=find_newest_valid(RunFolder(run.folder))[0].path)
+        for run in (job, straight)
     )
     assert mine.keys() == others.keys()
     assert all(np.array_equal(mine[name], others[name]) for name in mine)

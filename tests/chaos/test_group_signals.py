@@ -1,7 +1,8 @@
-"""A signal to the whole process group, and a terminal that closes: whatever starts Ray ends as
-unfinished with one line, leaves nothing behind, and goes on by the same command.
+"""Signals to the whole process group, and a terminal that closes, for each command that uses Ray.
 
-`timeout` and a shell's `kill %1` signal the group; systemd and Slurm signal each process of theirs.
+The command ends as unfinished with one line, leaves no process behind, and resumes when it is run
+again. `timeout` and a shell's `kill %1` signal the group; systemd and Slurm signal each process of
+theirs.
 """
 
 import contextlib
@@ -24,15 +25,15 @@ from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train.checkpoint import write_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
-PATIENCE = 400.0  # s: a bound for what is broken
+PATIENCE = 400.0  # s: ends a broken test
 MARK = "TRAINRIG_TEST_GROUP"
 
 
 @dataclass
 class Driver:
-    """The command line on a terminal of its own, as the leader of a process group."""
+    """The command line on its own terminal, as the leader of a process group."""
 
-    folder: Path  # for temporary files
+    folder: Path  # folder for temporary files
     said: Path
     pid: int
     terminal: int
@@ -72,13 +73,13 @@ class Driver:
             time.sleep(0.05)
 
     def list_lines(self) -> list[str]:
-        """What trainrig itself said, but for alarms of so small a run."""
+        """Return the lines that trainrig printed, except for alarms about so small a run."""
         lines = self.said.read_text().splitlines()
         ours = [line for line in lines if line.startswith("trainrig: ")]
         return [line for line in ours if "ALARM" not in line and "begun before" not in line]
 
     def list_left(self) -> list[int]:
-        """Processes that it started and that live."""
+        """Return the processes that the driver started and that still live."""
         return [pid for pid in list_marked(self.folder) if pid != self.pid]
 
     def close_terminal(self) -> None:
@@ -87,7 +88,8 @@ class Driver:
 
 
 def list_marked(folder: Path) -> list[int]:
-    mark, found = f"{MARK}={folder}".encode(), list[int]()
+    mark = f"{MARK}={folder}".encode()
+    found = list[int]()
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             state = path.with_name("stat").read_text().rpartition(")")[2].split()[0]
@@ -118,7 +120,7 @@ def start(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 
 @dataclass
 class Way:
-    """One way of starting Ray: a run file, and how to tell that it is in the midst of it."""
+    """One command that starts Ray, with its run file, and a check that it is at work."""
 
     verb: str
     run_file: str
@@ -134,7 +136,8 @@ def has_lines(folder: Path, pattern: str, count: int) -> bool:
 def make_way(
     make_run: Any, tokens: str, tmp_path: Path, short_folder: Path
 ) -> Callable[[str], Way]:
-    output, file = tmp_path / "out", tmp_path / "run.toml"
+    output = tmp_path / "out"
+    file = tmp_path / "run.toml"
 
     def write_model_and_prompts() -> dict[str, Any]:
         shape = DecoderConfig(layers=2, channels=64, heads=4, positions=128, vocabulary=320)
@@ -169,16 +172,16 @@ def make_way(
         )
 
     def sample() -> Way:
-        told = write_model_and_prompts()
+        parts = write_model_and_prompts()
         sizes = "workers = 2\nshard_prompts = 4\nprompt_tokens = 32\nmaximum_tokens = 90\n"
-        file.write_text(f'stage = "sample"\n{told["head"]}\n{sizes}samples = 4\n{told["tables"]}')
+        file.write_text(f'stage = "sample"\n{parts["head"]}\n{sizes}samples = 4\n{parts["tables"]}')
         workers = "ray/session_2*/logs/worker-*"
         return Way("sample", str(file), output, lambda: any(short_folder.glob(workers)))
 
     def rl() -> Way:
-        told = write_model_and_prompts()
+        parts = write_model_and_prompts()
         file.write_text(
-            f'stage = "rl"\n{told["head"]}\nworkers = 1\n{told["tables"]}'
+            f'stage = "rl"\n{parts["head"]}\nworkers = 1\n{parts["tables"]}'
             "[rollouts]\nactors = 1\nprompts = 2\nsamples = 2\nmicro_batch = 2\n"
             "prompt_tokens = 32\nmaximum_tokens = 60\n"
             '[objective]\nkind = "DAPO"\n[training]\nsteps = 12\n'
@@ -209,7 +212,7 @@ SIGNALS: dict[str, Callable[[Driver], None]] = {
         ("rl", "SIGTERM to the group"),  # rollout actors
     ],
 )
-def test_what_asks_the_group_to_stop_ends_the_driver_as_unfinished_and_leaves_nothing(
+def test_a_signal_to_the_group_ends_the_driver_as_unfinished_and_leaves_no_process(
     make_way: Callable[[str], Way],
     start: Callable[..., Driver],
     short_folder: Path,
@@ -227,7 +230,7 @@ def test_what_asks_the_group_to_stop_ends_the_driver_as_unfinished_and_leaves_no
     assert f"stopped by {'SIGHUP' if how == 'SIGHUP' else 'SIGTERM'}; " in line
     events = way.output / "events.jsonl"
     if events.exists():
-        kinds = {json.loads(each)["event"] for each in events.read_text().splitlines()}
+        kinds = {json.loads(record)["event"] for record in events.read_text().splitlines()}
         assert "run_stopped" in kinds
         assert not kinds & {"grace_over", "cluster_lost", "attempt_failed", "hang_seen"}
     again = start(way.verb, way.run_file)
@@ -248,7 +251,7 @@ def test_a_run_that_ignores_sighup_outlives_its_terminal(
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_run_whose_folder_is_removed_ends_with_one_line_and_brings_nothing_back(
+def test_a_run_whose_folder_is_removed_ends_with_one_line_and_recreates_nothing(
     make_way: Callable[[str], Way],
     start: Callable[..., Driver],
     tmp_path: Path,

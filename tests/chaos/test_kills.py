@@ -1,4 +1,4 @@
-"""T1: whatever is killed, and when, the run comes to the same as if nothing had been."""
+"""T1: a run with kills at any point gives the same results as an undisturbed run."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ WHATS = ("rank 0", "rank 1", "agent 0", "agent 1", "controller", "fork server")
 
 
 def kill_at_random(chaos, events, dice, what):
-    """One of WHATS, a random moment after the first step of an attempt."""
+    """Kill one of WHATS at a random moment after the first step of an attempt."""
     failed = len(events.all("attempt_failed"))
     events.wait_for_a_step()
     time.sleep(dice.uniform(0.0, 0.5))
@@ -33,13 +33,14 @@ def kill_at_random(chaos, events, dice, what):
         chaos.kill_fork_servers()
     else:
         pids = events.ranks("pid" if kind == "rank" else "agent")
-        with contextlib.suppress(ProcessLookupError):  # it had just died of something else
+        # the process may just have died of another cause
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pids[int(rank)], signal.SIGKILL)
     events.wait("attempt_failed", failed + 1)
 
 
 @pytest.mark.timeout(600)
-def test_a_run_with_kills_at_random_comes_to_the_same(
+def test_a_run_with_random_kills_gives_the_same_results(
     one_ray, undisturbed, assert_equal, chaos, tmp_path
 ):
     straight = undisturbed(40)
@@ -50,7 +51,7 @@ def test_a_run_with_kills_at_random_comes_to_the_same(
     dice = random.Random(20)
 
     def disturb():
-        events.wait("attempt_failed")  # it died in its save
+        events.wait("attempt_failed")  # the rank died in its save
         for what in ("controller", "agent 1"):
             kill_at_random(chaos, events, dice, what)
 
@@ -70,7 +71,7 @@ def test_a_run_with_kills_at_random_comes_to_the_same(
 
 
 @pytest.mark.timeout(600)
-def test_a_rank_that_stands_still_is_killed_with_the_others(
+def test_a_hanging_rank_is_killed_with_the_others(
     one_ray, undisturbed, assert_equal, chaos, tmp_path
 ):
     straight = undisturbed(40)
@@ -86,18 +87,19 @@ def test_a_rank_that_stands_still_is_killed_with_the_others(
     assert "hangs: no progress" in hang["problem"]
     assert hang["problem"].endswith("the others wait for rank 1")
     node = next(e["node"] for e in events.all("attempt_failed") if e["seen_by"] == "heartbeats")
-    assert node in {each["NodeID"] for each in ray.nodes()}
+    assert node in {ray_node["NodeID"] for ray_node in ray.nodes()}
     assert_equal(job, straight)
 
 
 @pytest.mark.timeout(600)
-def test_keepers_outlive_their_ranks_unless_one_of_them_does_not_answer(
+def test_worker_agents_outlive_their_ranks_unless_one_does_not_answer(
     one_ray, undisturbed, assert_equal, chaos, tmp_path
 ):
     straight = undisturbed(40)
     job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.1)
     events = chaos.events(job.folder)
-    agents, ranks = [], []
+    agents = []
+    ranks = []
 
     def fail(fault):
         failed = len(events.all("attempt_failed"))
@@ -108,22 +110,22 @@ def test_keepers_outlive_their_ranks_unless_one_of_them_does_not_answer(
         fault()
         events.wait("attempt_failed", failed + 1)
 
-    def one_dies_while_another_stands_still():
+    def kill_one_rank_while_another_hangs():
         os.kill(ranks[-1][1], signal.SIGSTOP)
         os.kill(ranks[-1][0], signal.SIGKILL)
 
-    def one_dies_and_the_post_office_too():
+    def kill_one_rank_and_the_coordinator():
         chaos.kill_actors("Coordinator")
         os.kill(ranks[-1][1], signal.SIGKILL)
 
-    def one_dies_while_a_keeper_stands_still():
+    def kill_one_rank_while_a_worker_agent_hangs():
         os.kill(agents[-1][0], signal.SIGSTOP)
         os.kill(ranks[-1][1], signal.SIGKILL)
 
     def disturb():
-        fail(one_dies_while_another_stands_still)
-        fail(one_dies_and_the_post_office_too)
-        fail(one_dies_while_a_keeper_stands_still)
+        fail(kill_one_rank_while_another_hangs)
+        fail(kill_one_rank_and_the_coordinator)
+        fail(kill_one_rank_while_a_worker_agent_hangs)
 
     aside = chaos.aside(disturb)
     outcome = trainer.run(job, 2)
@@ -139,7 +141,7 @@ def test_keepers_outlive_their_ranks_unless_one_of_them_does_not_answer(
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_a_run_whose_driver_is_killed_is_gone_on_with(
+def test_a_run_whose_driver_is_killed_is_resumed(
     start_driver, undisturbed, assert_equal, chaos, tmp_path
 ):
     straight = undisturbed(40)
@@ -160,7 +162,7 @@ def test_a_run_whose_driver_is_killed_is_gone_on_with(
 def test_twenty_kills_at_random_instants(
     one_ray, undisturbed, assert_equal, chaos, write_result, tmp_path
 ):
-    """Ranks and what they hang on, one in an evaluation, one in a save, others as chance has it."""
+    """Kill once in an evaluation and once in a save, then random processes at random times."""
     seed = int(time.time())
     dice = random.Random(seed)
     straight = undisturbed(240)
@@ -172,7 +174,8 @@ def test_twenty_kills_at_random_instants(
     plan = [dice.choice(WHATS) for _ in range(18)]
 
     def disturb():
-        events.wait("attempt_failed", 2)  # in the evaluation at step 6, in the save at step 8
+        # Fails in the evaluation at step 6 and in the save at step 8.
+        events.wait("attempt_failed", 2)
         for what in plan:
             kill_at_random(chaos, events, dice, what)
 

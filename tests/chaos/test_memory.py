@@ -1,4 +1,4 @@
-"""A rank that takes all memory there is, on a Ray of its own: one that sees to it."""
+"""A rank that takes all memory, on a separate Ray cluster whose memory monitor kills it."""
 
 import dataclasses
 
@@ -15,22 +15,25 @@ GIB = 2**30
 
 @pytest.fixture
 def frugal_ray(undisturbed, monkeypatch):
-    """A Ray that kills when another 4 GiB of this machine are used: tests beside it take some."""
-    undisturbed(40)  # the processes of which stay
+    """Start a Ray cluster that kills once 4 GiB more of this machine's memory are used.
+
+    The margin is for tests that run at the same time.
+    """
+    undisturbed(40)  # the processes of this run stay, so their memory counts as used
     memory = psutil.virtual_memory()
     used = 1 - memory.available / memory.total
     monkeypatch.setenv("RAY_memory_usage_threshold", str(used + 4 * GIB / memory.total))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     import ray
 
-    ray.shutdown()  # of another module's fixture: what was set is for those that start
+    ray.shutdown()  # ends another module's cluster: the threshold applies to a new one
     connect(2, "workers")
     yield
     ray.shutdown()
 
 
 @pytest.mark.timeout(600)
-def test_a_rank_that_takes_too_much_memory_is_killed_and_the_run_goes_on(
+def test_a_rank_that_takes_too_much_memory_is_killed_and_the_run_continues(
     frugal_ray, undisturbed, assert_equal, chaos, tmp_path
 ):
     straight = undisturbed(40)
@@ -43,8 +46,8 @@ def test_a_rank_that_takes_too_much_memory_is_killed_and_the_run_goes_on(
     outcome = trainer.run(dataclasses.replace(job, make_batches=greedy, training=training), 2)
     events = chaos.events(job.folder)
     assert (tmp_path / "greedy").exists()
-    # Whom Ray ends is its choice: the train controller as a rule, a worker agent or the fork
-    # server.
+    # Ray chooses which process to kill: usually the train controller, else a worker agent or the
+    # fork server.
     assert outcome.restarts >= 1
     ways = ("out of memory", "memory ran out", "its fork server ended")
     assert any(way in events.all("attempt_failed")[0]["problem"] for way in ways)

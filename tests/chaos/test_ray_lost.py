@@ -1,4 +1,4 @@
-"""The Ray that a run was started with goes: its raylet, its GCS."""
+"""A run whose Ray cluster fails: its raylet or its GCS is killed."""
 
 import contextlib
 import time
@@ -10,21 +10,21 @@ import trouble
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
 
-def family(driver):
-    """A driver's processes, and those of the ranks that hang on them."""
+def list_descendants(driver):
+    """Return the descendants of a driver's process, which include its ranks."""
     return psutil.Process(driver.pid).children(recursive=True)
 
 
-def kill(driver, name):
-    """SIGKILL to the daemon of that name of a driver's Ray; all of that Ray's processes."""
-    those = family(driver)
+def kill_daemon(driver, name):
+    """Send SIGKILL to the daemon `name` of a driver's Ray and return all processes of that Ray."""
+    those = list_descendants(driver)
     (daemon,) = [process for process in those if process.name() == name]
     daemon.kill()
     return those
 
 
 @pytest.mark.timeout(600)
-def test_a_run_begins_another_ray_when_its_own_is_lost_and_leaves_nobody_behind(
+def test_a_run_starts_another_ray_when_its_own_is_lost_and_leaves_no_process(
     start_driver, undisturbed, assert_equal, chaos, tmp_path, short_folder
 ):
     straight = undisturbed(40)
@@ -36,10 +36,10 @@ def test_a_run_begins_another_ray_when_its_own_is_lost_and_leaves_nobody_behind(
         while len(events.all("first_step")) < count:
             assert driver.poll() is None, driver.stderr.read()
             time.sleep(0.02)
-        old += kill(driver, name)
-        # The attempt may fail before the driver learns why; another begins once Ray's is gone.
+        old += kill_daemon(driver, name)
+        # The attempt may fail before the driver learns why. Another begins once that Ray has ended.
         events.wait("attempt_started", count + 1)
-        assert not [process for process in old if process.is_running() and alive(process)]
+        assert not [process for process in old if process.is_running() and is_running(process)]
     said = driver.communicate(timeout=300)[1]
     assert driver.returncode == 0, said
     lost = [event["problem"] for event in events.all("cluster_lost")]
@@ -51,13 +51,13 @@ def test_a_run_begins_another_ray_when_its_own_is_lost_and_leaves_nobody_behind(
     assert all(f"{problem}; ending what is left of it\n" in said for problem in lost)
     assert_equal(job, straight)
     kept = list(short_folder.glob("trainrig-ray-*/r/session_2*"))
-    # The third failed in nothing.
-    assert [[path.name for path in each.iterdir()] for each in kept] == [["logs"]] * 2
+    # The third cluster had no failure, so its logs are not kept.
+    assert [[path.name for path in folder.iterdir()] for folder in kept] == [["logs"]] * 2
     assert list(short_folder.glob("trainrig-ray-*/owner.json")) == []
 
 
-def alive(process):
-    """Whether it is more than what its parent has not heard of yet."""
+def is_running(process):
+    """Return whether `process` runs, rather than being a zombie that its parent has not reaped."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.status() != psutil.STATUS_ZOMBIE
     return False

@@ -1,4 +1,4 @@
-"""Reinforcement learning that is killed and goes on with other workers comes to the same."""
+"""Reinforcement learning that is killed and resumes with other workers gives the same results."""
 
 import dataclasses
 import json
@@ -19,8 +19,8 @@ from trainrig.train.run.stored_batches import list_stored_batches
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
 
-def rollouts(job):
-    """The bytes of each micro-batch that was trained on."""
+def read_rollouts(job):
+    """Return the bytes of each micro-batch that was trained on."""
     return {
         (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
         for batch in list_stored_batches(RunFolder(job.folder))
@@ -36,12 +36,13 @@ PPO = {"kind": "PPO", "reference": HELD}
 @pytest.mark.parametrize(
     "objective",
     [{"kind": "DAPO", "reference": {"weight": 0.01}}, PPO],
-    ids=lambda each: each["kind"],
+    ids=lambda event: event["kind"],
 )
 def test_rollouts_and_weights_are_the_same_after_three_kills(
     objective, tokens, ranks, start_driver, assert_equal, chaos, tmp_path
 ):
-    path, base = tmp_path / "prompts.jsonl", str(tmp_path / "base")
+    path = tmp_path / "prompts.jsonl"
+    base = str(tmp_path / "base")
     rows = [{"prompt": f"the sea {n}"} for n in range(16)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     model = Decoder(DecoderConfig(layers=2, channels=64, heads=4, positions=128, vocabulary=320))
@@ -82,5 +83,5 @@ def test_rollouts_and_weights_are_the_same_after_three_kills(
     assert second.wait(timeout=300) == 0, second.stderr.read()
     assert len(events.all("attempt_failed")) >= 2
     assert events.folder.read_attempts()[-1].resumed_step >= 4
-    assert rollouts(job) == rollouts(straight)
+    assert read_rollouts(job) == read_rollouts(straight)
     assert_equal(job, straight)

@@ -1,5 +1,7 @@
-"""Actors that sample are killed, come and go; so are a rank and the driver: the same rollouts and
-weights as of a run that samples by itself."""
+"""Rollout actors that are killed, added and removed, and kills of a rank and of the driver.
+
+The rollouts and weights equal those of a run that samples without actors.
+"""
 
 import dataclasses
 import json
@@ -28,9 +30,13 @@ STEPS = 24
 
 @pytest.fixture(scope="module")
 def make_job(tokens, tmp_path_factory):
-    """`make_job(folder, lag=1, …)`: reinforcement learning of a tiny model."""
+    """Return a function that makes jobs.
+
+    `make_job(folder, lag=1, …)` makes a job of reinforcement learning of a tiny model.
+    """
     base = tmp_path_factory.mktemp("rl")
-    path, fresh = base / "prompts.jsonl", str(base / "fresh")
+    path = base / "prompts.jsonl"
+    fresh = str(base / "fresh")
     rows = [{"prompt": f"the sea {n}"} for n in range(16)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     model = Decoder(DecoderConfig(layers=2, channels=64, heads=4, positions=128, vocabulary=320))
@@ -63,7 +69,7 @@ def make_job(tokens, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def straight(make_job, ranks, tmp_path_factory):
-    """`straight(…)`: a run of one rank, without Ray, that nothing disturbed."""
+    """Return a function that makes an undisturbed run of one rank without Ray: `straight(…)`."""
     made = {}
 
     def run(**rollouts):
@@ -78,7 +84,7 @@ def straight(make_job, ranks, tmp_path_factory):
 
 
 def rollouts(job):
-    """The bytes of each micro-batch that was trained on."""
+    """Return the bytes of each micro-batch that was trained on."""
     return {
         (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
         for batch in list_stored_batches(RunFolder(job.folder))
@@ -124,10 +130,10 @@ def test_an_actor_a_rank_and_the_driver_are_killed(
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("waves", [1, pytest.param(3, marks=pytest.mark.soak)])
-def test_one_actor_three_and_two_sample_the_same(
+def test_one_two_and_three_actors_sample_the_same_rollouts(
     waves, several_raylets, make_job, straight, assert_equal, chaos, tmp_path
 ):
-    """Two nodes of one CPU each hold the worker and an actor; two come, and one of them dies."""
+    """Start with two nodes for the worker and one actor; add two nodes, then kill one of them."""
     join()
     several_raylets.shrink_to(2)
     job = make_job(tmp_path / "run", actors=(1, 3), waves=waves)
@@ -155,8 +161,9 @@ def test_one_actor_three_and_two_sample_the_same(
 def test_twenty_kills_at_random_instants(
     make_job, ranks, start_driver, assert_equal, chaos, write_result, tmp_path
 ):
-    """Actors that sample, ranks and drivers, as chance has it, each after some progress."""
-    seed, steps = int(time.time()), 120
+    """Kill sampling actors, ranks and drivers at random, each after some progress."""
+    seed = int(time.time())
+    steps = 120
     dice = random.Random(seed)
 
     def lengthen(job):
@@ -168,7 +175,8 @@ def test_twenty_kills_at_random_instants(
     ranks(1, "train", job=straight, attempt=RunFolder(straight.folder).take_attempt(0))
     job = lengthen(make_job(tmp_path / "run", actors=1))
     events = chaos.events(job.folder)
-    driver, killed = start_driver(job, 1), []
+    driver = start_driver(job, 1)
+    killed = []
     for _ in range(20):
         events.wait("checkpoint", len(events.all("checkpoint")) + 1)
         time.sleep(dice.uniform(0.0, 1.0))

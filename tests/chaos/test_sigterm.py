@@ -1,4 +1,4 @@
-"""A SIGTERM before there is anything to stop: while modules are imported, while Ray starts."""
+"""A SIGTERM before a run starts: during imports, and while Ray starts."""
 
 import random
 import signal
@@ -13,13 +13,13 @@ import pytest
 from trainrig.config import to_toml
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
-PATIENCE = 300.0  # s: a bound for what is broken
+PATIENCE = 300.0  # s: ends a broken test
 LINE = "trainrig: stopped by SIGTERM; the same command goes on from what was whole"
 
 
 @pytest.fixture
 def start(make_run, tmp_path, short_folder, monkeypatch):
-    """`start()`: the command line that trains a run, writing below temporary folders alone."""
+    """Return a function that starts the training command, which writes to temporary folders."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     (tmp_path / "run.toml").write_text(to_toml(make_run(tmp_path / "run", workers=2)))
     started = []
@@ -35,8 +35,8 @@ def start(make_run, tmp_path, short_folder, monkeypatch):
         process.communicate()
 
 
-def ended_by_sigterm(process):
-    """How a process ended that is sent one: its code, and its last line."""
+def end_by_sigterm(process):
+    """Send SIGTERM to a process and return its exit code and its last line."""
     family = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=PATIENCE)[1]
@@ -71,7 +71,7 @@ def test_a_sigterm_while_a_run_starts_ends_it_as_unfinished_with_one_line(start,
         until = time.monotonic() + PATIENCE
         while not has_come(process, short_folder):
             assert process.poll() is None and time.monotonic() < until, instant
-        code, lines = ended_by_sigterm(process)
+        code, lines = end_by_sigterm(process)
         others = [line for line in lines[:-1] if "begun before; going on" not in line]
         assert (code, lines[-1], others) == (75, LINE, []), instant
         assert list(short_folder.glob("trainrig-ray-*")) == [], instant
@@ -84,6 +84,6 @@ def test_a_sigterm_at_forty_instants_before_the_first_step(start, short_folder):
     for number in range(40):
         process = start()
         time.sleep(0.2 + dice.uniform(0.0, 15.0))
-        code, lines = ended_by_sigterm(process)
+        code, lines = end_by_sigterm(process)
         assert code == 75 and "stopped by SIGTERM" in lines[-1], (number, code, lines)
         assert list(short_folder.glob("trainrig-ray-*")) == []

@@ -1,4 +1,4 @@
-"""A cloud tells a machine that it goes: the agent there hears it, and training moves in time."""
+"""A preemption notice from the cloud: the node's agent reads it, and training moves in time."""
 
 import json
 import os
@@ -22,7 +22,7 @@ globals().update(runpy.run_path(str(Path(__file__).parents[1] / "metadata_servic
 
 @pytest.fixture
 def agent(several_raylets, metadata_service, tmp_path):
-    """The agent of the second node, whose talk is in the file that this is."""
+    """Start the agent of the second node and return the path of its log."""
     command = [sys.executable, "-m", "trainrig.launch.spot", "--provider=aws"]
     command += [f"--address={several_raylets.address}"]
     command += [f"--node={several_raylets.nodes[-1].node_id}"]
@@ -31,19 +31,19 @@ def agent(several_raylets, metadata_service, tmp_path):
     with talk.open("w") as file:
         process = subprocess.Popen(command, stderr=file, env={**os.environ, **variable})
     yield talk
-    assert process.poll() is None  # no trouble ends it
+    assert process.poll() is None  # no failure of the service ended the agent
     process.kill()
     process.wait()
 
 
 def wait_until(what, *happens):
     until = time.monotonic() + 120
-    while not all(each() for each in happens):
+    while not all(condition() for condition in happens):
         assert time.monotonic() < until, what
         time.sleep(0.02)
 
 
-def goes_in(seconds):
+def make_notice(seconds):
     when = datetime.now(UTC) + timedelta(seconds=seconds)
     return json.dumps({"action": "terminate", "time": when.strftime("%Y-%m-%dT%H:%M:%SZ")})
 
@@ -54,20 +54,20 @@ def test_training_saves_and_moves_when_the_notice_comes_and_no_step_is_done_twic
     several_raylets, agent, metadata_service, undisturbed, chaos, tmp_path
 ):
     straight = undisturbed(60)
-    # A second a step: the notice comes in some 20 s after the first.
+    # Steps take a second, and the notice comes some 20 s after the first.
     job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.25)
     events = chaos.events(job.folder)
 
     def cloud():
         events.wait("first_step")
-        metadata_service.refuses = 503  # a bad moment of the service
+        metadata_service.refuses = 503  # the service fails for a moment
         wait_until("trouble", lambda: "status 503" in agent.read_text())
         metadata_service.refuses = None
         metadata_service.put(REBALANCE, '{"noticeTime": "2026-11-22T08:20:00Z"}')
         wait_until("a warning", lambda: "this machine may go" in agent.read_text())
-        assert not events.all("node_draining")  # a warning alone moves nobody
+        assert not events.all("node_draining")  # a warning alone drains no node
         metadata_service.forget_tokens()
-        metadata_service.put(INTERRUPTION, goes_in(120))
+        metadata_service.put(INTERRUPTION, make_notice(120))
 
     aside = chaos.aside(cloud)
     outcome = trainer.run(job, (1, 2))
@@ -80,6 +80,7 @@ def test_training_saves_and_moves_when_the_notice_comes_and_no_step_is_done_twic
     assert resumed == [0, left] and left > 0
     assert outcome.checkpoint.step == 60
     assert "Ray drains this machine" in agent.read_text()
-    found, wanted = chaos.what_came_of(job), chaos.what_came_of(straight)
+    found = chaos.read_results(job)
+    wanted = chaos.read_results(straight)
     for name in ("updates", "held out", "samples"):
         assert found[name] == wanted[name], name

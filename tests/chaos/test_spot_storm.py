@@ -1,5 +1,7 @@
-"""A storm: nodes come and go at random instants, some of them with a notice, by a trace that can be
-played again. A run trains and a crawl is curated in it, and both come to what they do in calm."""
+"""Nodes that leave and join at random, some with a notice, by a trace that can be replayed.
+
+A run trains and a crawl is curated meanwhile. Both give the same results as without node loss.
+"""
 
 import contextlib
 import gzip
@@ -30,8 +32,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 HERE = Path(__file__).parent
 
 
-def pages(folder, files, texts):
-    """So many files of made-up texts, each a split of its own."""
+def write_pages(folder, files, texts):
+    """Write `files` files of made-up texts, each of which becomes a split."""
     dice = random.Random(files)
     folder.mkdir()
     for number in range(files):
@@ -49,14 +51,14 @@ def pages(folder, files, texts):
     return str(folder)
 
 
-def web(path):
-    """A source whose every file is a split."""
+def make_source(path):
+    """Return a source whose every file is a split."""
     reading = ReadSettings(piece_bytes=1000)
     return CurationSource(name="web", paths=(path,), filters=(Length(),), reading=reading)
 
 
-def train(job, cluster, tmp_path):
-    """A driver that trains `job` on one worker or two."""
+def start_training(job, cluster, tmp_path):
+    """Start a driver that trains `job` on one worker or two."""
     path = tmp_path / "job.pickle"
     path.write_bytes(pickle.dumps(job))
     code = f"""
@@ -75,7 +77,7 @@ if __name__ == "__main__":
 
 
 def start_curation(run, cluster, tmp_path):
-    """A driver that curates as `run` says."""
+    """Start a driver that runs the curation `run`."""
     run_file = tmp_path / f"{Path(run.output).name}.toml"
     run_file.write_text(config.to_toml(run))
     return _driver(["-m", "trainrig", "curate", str(run_file)], cluster, tmp_path / "curate.log")
@@ -93,8 +95,8 @@ def _driver(arguments, cluster, log):
 
 
 @contextlib.contextmanager
-def ended(*processes):
-    """Leave none behind."""
+def ensure_ended(*processes):
+    """Kill all of `processes` at the end of the block."""
     try:
         yield
     finally:
@@ -104,8 +106,8 @@ def ended(*processes):
             process.wait()
 
 
-def what_it_cost(replay, job, chaos):
-    """The storm and the run's goodput, term by term."""
+def measure_goodput(replay, job, chaos):
+    """Return the trace's losses and the run's goodput, term by term."""
     spent = goodput.measure_goodput(job.folder)
     events = chaos.events(job.folder)
     redone = sum(
@@ -125,8 +127,9 @@ def what_it_cost(replay, job, chaos):
     }
 
 
-def assert_trained_as_in_calm(job, calm, chaos):
-    found, wanted = chaos.what_came_of(job), chaos.what_came_of(calm)
+def assert_equal_to_undisturbed(job, calm, chaos):
+    found = chaos.read_results(job)
+    wanted = chaos.read_results(calm)
     for name in ("updates", "held out", "samples"):
         assert found[name] == wanted[name], name
 
@@ -136,11 +139,11 @@ def assert_trained_as_in_calm(job, calm, chaos):
 def test_a_short_storm_changes_no_loss_and_no_document(undisturbed, chaos, tmp_path):
     calm = undisturbed(60)
     job = trouble.slowed(calm, str(tmp_path / "run"), seconds=0.06)
-    source = web(pages(tmp_path / "pages", 16, 60))
+    source = make_source(write_pages(tmp_path / "pages", 16, 60))
     straight = Curation(output=str(tmp_path / "straight"), workers=0, sources=(source,))
     wanted = curate(straight)
     run = straight.model_copy(update={"output": str(tmp_path / "out"), "workers": 1})
-    # Two workers on three nodes: at least one of them is on a node that goes.
+    # Two workers run on three nodes, so at least one of them is on a node that is lost.
     events = [
         trace.Event(11.0, "a", "lost", 6.0),
         trace.Event(14.0, "b", "lost"),
@@ -150,19 +153,19 @@ def test_a_short_storm_changes_no_loss_and_no_document(undisturbed, chaos, tmp_p
     path = str(tmp_path / "storm.csv")
     trace.write(path, events)
     with cluster_for(trace.read(path), steady=1, cpus=1) as cluster:
-        training = train(job, cluster, tmp_path)
-        with ended(training):
+        training = start_training(job, cluster, tmp_path)
+        with ensure_ended(training):
             chaos.events(job.folder).wait("first_step")
             replay = Replay(cluster, events)
             replay.start()
             curating = start_curation(run, cluster, tmp_path)
-            with ended(curating):
+            with ensure_ended(curating):
                 assert curating.wait(300) == 0, (tmp_path / "curate.log").read_text()[-2000:]
                 assert training.wait(300) == 0, (tmp_path / "train.log").read_text()[-2000:]
             replay.stop()
     made = manifest.read_manifest(run.output)
     assert (made.content, made.counts) == (wanted.content, wanted.counts)
-    assert_trained_as_in_calm(job, calm, chaos)
+    assert_equal_to_undisturbed(job, calm, chaos)
     assert sum(event.event == LOST for event in replay.played) == 2
     assert len(chaos.events(job.folder).all("attempt_started")) > 1
 
@@ -174,46 +177,48 @@ def test_ten_minutes_of_storm_change_no_loss_and_no_document(
 ):
     seconds = float(os.environ.get("STORM_SECONDS", "600"))
     seed = int(os.environ.get("STORM_SEED", str(int(time.time()))))
-    # A loss about every 25 s; notices are a tenth of what Amazon gives and a fifth of Google's.
+    # A node is lost about every 25 s. Notices are a tenth of Amazon's and a fifth of Google's.
     events = trace.generate_trace(
         seed, ["a", "b", "c"], seconds, stays=60.0, away=12.0, notices=(0.0, 6.0, 12.0)
     )
-    steps = int(seconds)  # at 0.25 s and more each: the storm has its way with all of them
+    # steps of at least 0.25 s each, so that the whole trace happens during the run
+    steps = int(seconds)
     calm = undisturbed(steps)
     job = trouble.slowed(calm, str(tmp_path / "run"), seconds=0.25)
-    source = web(pages(tmp_path / "pages", 24, 100))
+    source = make_source(write_pages(tmp_path / "pages", 24, 100))
     straight = Curation(output=str(tmp_path / "straight"), workers=0, sources=(source,))
     wanted = curate(straight)
     crawls = 0
-    # Two workers with one place that lasts: at least one of them is on a node that goes.
+    # Two workers share one permanent slot, so at least one of them is on a node that is lost.
     with cluster_for(events, steady=1, cpus=1) as cluster:
-        training = train(job, cluster, tmp_path)
-        with ended(training):
+        training = start_training(job, cluster, tmp_path)
+        with ensure_ended(training):
             chaos.events(job.folder).wait("first_step")
             replay = Replay(cluster, events)
             replay.start()
-            while replay.goes_on() or training.poll() is None:  # one curation after the other
+            # starts one curation after the other
+            while replay.goes_on() or training.poll() is None:
                 output = str(tmp_path / f"out-{crawls}")
                 run = straight.model_copy(update={"output": output, "workers": 1})
                 curating = start_curation(run, cluster, tmp_path)
-                with ended(curating):
+                with ensure_ended(curating):
                     assert curating.wait(900) == 0, (tmp_path / "curate.log").read_text()[-2000:]
                 made = manifest.read_manifest(output)
                 assert (made.content, made.counts) == (wanted.content, wanted.counts)
                 crawls += 1
             assert training.wait(1800) == 0, (tmp_path / "train.log").read_text()[-2000:]
             replay.stop()
-    assert_trained_as_in_calm(job, calm, chaos)
+    assert_equal_to_undisturbed(job, calm, chaos)
     assert len(chaos.events(job.folder).all("attempt_started")) > 1
     write_result(
         "spot_storm.json",
         {
             "seed": seed,
             "seconds of storm": seconds,
-            "trace": [[each.second, each.node, each.event, each.notice] for each in events],
+            "trace": [[event.second, event.node, event.event, event.notice] for event in events],
             "steps": steps,
             "curations": crawls,
             "byte_equal": True,
-            **what_it_cost(replay, job, chaos),
+            **measure_goodput(replay, job, chaos),
         },
     )

@@ -1,4 +1,4 @@
-"""T6: a run that is asked to stop, at whatever instant, ends whole and goes on as if it had not."""
+"""T6: a run that is asked to stop at any time ends with a valid checkpoint and resumes exactly."""
 
 import os
 import random
@@ -17,13 +17,14 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
 
 def stop_at_random(job, chaos, dice, how):
-    """Train, and ask to stop a random moment into the attempt; the step it stopped at, or None.
+    """Train, ask to stop at a random moment, and return the step of the stop, or None.
 
-    A run that ends before it is asked is not asked: whoever comes next would be stopped instead.
+    A run that ends before the request gets none: the next attempt would be stopped instead.
     """
     events = chaos.events(job.folder)
     before = len(events.all("first_step"))
-    late, one_at_a_time = threading.Event(), threading.Lock()
+    late = threading.Event()
+    one_at_a_time = threading.Lock()
     waits = dice.random() < 0.8
     moment = dice.uniform(0.0, 1.0)
 
@@ -39,7 +40,7 @@ def stop_at_random(job, chaos, dice, how):
             else:
                 os.kill(os.getpid(), how)
 
-    # What arrives as the run ends must not end the tests.
+    # Signals that arrive as the run ends must not end the tests.
     handlers = [(sign, signal.signal(sign, lambda *_: None)) for sign in HOWS if sign != "file"]
     aside = chaos.aside(ask)
     try:
@@ -53,7 +54,7 @@ def stop_at_random(job, chaos, dice, how):
         aside.end()
         for sign, handler in handlers:
             signal.signal(sign, handler)
-    Path(job.folder, "stop").unlink(missing_ok=True)  # nobody was left to see it
+    Path(job.folder, "stop").unlink(missing_ok=True)  # no attempt was left to see the file
     return None
 
 
@@ -61,12 +62,13 @@ HOWS = (signal.SIGTERM, "file", signal.SIGINT)
 
 
 @pytest.mark.timeout(600)
-def test_a_run_that_is_stopped_ten_times_goes_on_as_if_it_had_not(
+def test_a_run_stopped_ten_times_gives_the_same_results(
     one_ray, undisturbed, assert_equal, chaos, tmp_path
 ):
     straight = undisturbed(160)
-    # Asked within 1 s, ten of these steps, and seen soon after: 160 outlast ten such stops on a
-    # machine that is slow to see them, too. Of 20 ms steps, some had none left for the last.
+    # The request comes within 1 s, ten of these steps, and is noticed soon after. 160 steps outlast
+    # ten such stops, even on a slow machine. With steps of 20 ms, some runs had none left for the
+    # last stop.
     job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.1)
     dice = random.Random(6)
     stops = [stop_at_random(job, chaos, dice, HOWS[number % 3]) for number in range(10)]
@@ -74,7 +76,7 @@ def test_a_run_that_is_stopped_ten_times_goes_on_as_if_it_had_not(
     assert not Path(job.folder, "stop").exists()
     trainer.run(job, 2)
     resumed = [attempt.resumed_step for attempt in chaos.events(job.folder).folder.read_attempts()]
-    assert resumed == [0, *stops]  # nothing is done twice
+    assert resumed == [0, *stops]  # no step is repeated
     assert_equal(job, straight)
 
 
@@ -88,7 +90,7 @@ def test_ctrl_c_at_a_terminal_ends_a_driver_as_unfinished_and_its_ray_lives_unti
     events = chaos.events(job.folder)
     first = start_driver(job, 2)
     events.wait("first_step")
-    os.killpg(first.pid, signal.SIGINT)  # as a terminal does: to Ray's processes too
+    os.killpg(first.pid, signal.SIGINT)  # acts like a terminal: Ray's processes get the signal too
     assert first.wait(timeout=300) == 75
     assert "stopped by Ctrl-C; step" in first.stderr.read().splitlines()[-1]
     stopped = events.all("run_stopped")[0]["step"]
@@ -106,7 +108,8 @@ def test_a_hundred_stops_at_random_instants(
     straight = undisturbed(400)
     seed = int(time.time())
     dice = random.Random(seed)
-    stops, runs = [], 0
+    stops = []
+    runs = 0
     while len(stops) < 100:
         runs += 1
         job = trouble.slowed(straight, str(tmp_path / f"run-{runs}"))

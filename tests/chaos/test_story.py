@@ -1,7 +1,7 @@
-"""A run that all happens to: planted pages, a worker killed, a resize; and what its page tells.
+"""A run with garbled pages, a killed worker and a resize, and its report page.
 
-Two domains of real pages, cut into documents of one window each, so that those of four steps can be
-planted: their letters are drawn at random. Nothing but the data is touched.
+The data are two domains of real pages, cut into documents of one window each, so that the documents
+of four steps can be garbled: their letters are drawn at random. Only the data is changed.
 """
 
 import html
@@ -37,14 +37,14 @@ from trainrig.train.run_file.run_files import Pretraining
 
 pytestmark = [*(getattr(pytest.mark, name) for name in ("ray", "slow", "chaos", "soak", "data"))]
 
-LENGTH = 128  # tokens of a window, and of a document with the one that ends it
-PLANTED = range(60, 64)  # data steps
+LENGTH = 128  # tokens of a window, and of a document with its end token
+GARBLED = range(60, 64)  # data steps whose documents are garbled
 HOSTS = {"reference": "https://numpy.org/", "blog": "https://lilianweng.github.io/"}
-DOCUMENTS = 1_500  # of each domain
+DOCUMENTS = 1_500  # documents of each domain
 
 
-def real_documents(crawl: Path) -> list[dict[str, str]]:
-    """Pieces of real pages, one letter a token, each as long as a window."""
+def read_documents(crawl: Path) -> list[dict[str, str]]:
+    """Return pieces of real pages, one letter a token, each as long as a window."""
     found = {source: [] for source in HOSTS}
     for path in sorted(crawl.glob("*.warc.gz")):
         with path.open("rb") as file:
@@ -65,8 +65,8 @@ def real_documents(crawl: Path) -> list[dict[str, str]]:
     return [row | {"language": "en"} for rows in found.values() for row in rows[:DOCUMENTS]]
 
 
-def tokenized(folder: Path, rows: list[dict[str, str]]) -> str:
-    """The folder of tokens of `rows`."""
+def write_tokens(folder: Path, rows: list[dict[str, str]]) -> str:
+    """Tokenize `rows` and return the folder of tokens."""
     source = CurationSource(name="pages", paths=("pages.warc",))
     curated = str(folder / "curated")
     stage = manifest.claim(curated, Curation(output=curated, workers=0, sources=(source,)), {})
@@ -78,7 +78,8 @@ def tokenized(folder: Path, rows: list[dict[str, str]]) -> str:
         pq.write_table(pa.Table.from_pylist(own), stage.build_path(name))
         files[name] = manifest.compute_file_sum(stage.build_path(name))
     stage.finish({"kept": len(rows)}, files)
-    tokenizer, tokens = str(folder / "tokenizer"), str(folder / "tokens")
+    tokenizer = str(folder / "tokenizer")
+    tokens = str(folder / "tokens")
     settings = ByteLevelBPE(vocabulary=263)  # bytes and special tokens, no merges
     make_tokenizer(TokenizerTraining(documents=curated, output=tokenizer, tokenizer=settings))
     tokenize(
@@ -89,8 +90,8 @@ def tokenized(folder: Path, rows: list[dict[str, str]]) -> str:
     return tokens
 
 
-def going_on(rows: list[dict[str, str]], folder: Path) -> str:
-    """A task of going on with some pages of either domain; the file that says so."""
+def write_task(rows: list[dict[str, str]], folder: Path) -> str:
+    """Write a task of continuing some pages of both domains and return its file."""
     pages = [row for domain in HOSTS for row in [r for r in rows if r["source"] == domain][:3]]
     asked = [{"begin": row["text"][:60], "end": row["text"][60:90]} for row in pages]
     (folder / "pages.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in asked))
@@ -103,7 +104,7 @@ def going_on(rows: list[dict[str, str]], folder: Path) -> str:
     return str(task)
 
 
-def run_of(tokens: str, output: Path, workers: int, task: str | None = None) -> Pretraining:
+def make_run(tokens: str, output: Path, workers: int, task: str | None = None) -> Pretraining:
     pages = {"name": "pages", "tasks": (task,), "every": 20, "where": "workers"}
     training = {
         "steps": 160,
@@ -128,12 +129,12 @@ def run_of(tokens: str, output: Path, workers: int, task: str | None = None) -> 
     )
 
 
-def planted(rows: list[dict[str, str]], folder: Path) -> tuple[str, dict[int, set[str]]]:
-    """The tokens of `rows` with those of the steps PLANTED garbled; their URLs by step."""
-    job = prepare(run_of(tokenized(folder / "clean", rows), folder / "unused", 1))
+def garble_steps(rows: list[dict[str, str]], folder: Path) -> tuple[str, dict[int, set[str]]]:
+    """Return the tokens of `rows`, with the steps GARBLED garbled, and their URLs by step."""
+    job = prepare(make_run(write_tokens(folder / "clean", rows), folder / "unused", 1))
     batches = job.make_batches()
     urls: dict[int, set[str]] = {}
-    for step in PLANTED:
+    for step in GARBLED:
         for micro in batches.at(step):
             for row, place, number in micro.pieces.tolist():
                 if place == 0:
@@ -145,17 +146,17 @@ def planted(rows: list[dict[str, str]], folder: Path) -> tuple[str, dict[int, se
     for row in rows:
         if row["url"] in garbled:
             row["text"] = "".join(dice.choices(letters, k=LENGTH - 1))
-    return tokenized(folder / "planted", rows), urls
+    return write_tokens(folder / "planted", rows), urls
 
 
 @pytest.mark.timeout(3_000)
-def test_a_page_tells_the_story_of_a_run_that_all_happens_to(
+def test_a_report_page_explains_a_run_with_bad_data_a_kill_and_a_resize(
     one_ray, chaos, test_data, write_result, tmp_path
 ):
-    rows = real_documents(test_data / "crawl")
-    task = going_on(rows, tmp_path)
-    tokens, urls = planted(rows, tmp_path)
-    run = run_of(tokens, tmp_path / "run", 2, task)
+    rows = read_documents(test_data / "crawl")
+    task = write_task(rows, tmp_path)
+    tokens, urls = garble_steps(rows, tmp_path)
+    run = make_run(tokens, tmp_path / "run", 2, task)
     events = chaos.events(run.output)
 
     def trouble():
@@ -171,26 +172,26 @@ def test_a_page_tells_the_story_of_a_run_that_all_happens_to(
     with pytest.raises(Unfinished):
         pretrain(run)
     aside.end()
-    pretrain(run_of(tokens, tmp_path / "run", 1, task))  # on half the workers
+    pretrain(make_run(tokens, tmp_path / "run", 1, task))  # resumes on half the workers
     seconds = time.monotonic() - began
 
     (spike,) = events.all("spike")
     begin, end = spike["skip"]
-    assert PLANTED.start - 2 <= begin <= PLANTED.start and PLANTED.stop <= end <= PLANTED.stop + 2
-    for step in PLANTED:
+    assert GARBLED.start - 2 <= begin <= GARBLED.start and GARBLED.stop <= end <= GARBLED.stop + 2
+    for step in GARBLED:
         found = find_culprits(run.output, None, step)
-        worst = {each.url for each in found if each.rules and " " not in each.text}
+        worst = {checked.url for checked in found if checked.rules and " " not in checked.text}
         assert worst == urls[step], step
-    seen = find_url(run.output, min(urls[PLANTED.start]))
-    assert seen.steps == ()  # its data was skipped
+    seen = find_url(run.output, min(urls[GARBLED.start]))
+    assert seen.steps == ()  # the data of these steps was skipped
     page = build_live_page(run.output)
-    for told in ("restart", "spike, rolled back", "resize, 2 → 1"):
-        assert f">{told}<" in page, told
+    for label in ("restart", "spike, rolled back", "resize, 2 → 1"):
+        assert f">{label}<" in page, label
     last = metrics.read_series(run.output)[-1]
     held_out = metrics.read_held_out_series(run.output)[-1]["eval/loss"]
     assert f"{held_out:.3f}" in page and f"{last['train/loss']:.3f}" in page
     scored = read_scores(RunFolder(run.output), "pages")
-    assert [each.step for each in scored] == list(range(20, 161, 20))
+    assert [score.step for score in scored] == list(range(20, 161, 20))
     followed = read_followed(RunFolder(run.output), scored)
     assert [len(prompt.answers) for prompt in followed] == [5, 5, 5]
     for prompt in followed:

@@ -1,4 +1,4 @@
-"""A sweep whose driver is killed goes on, repeats nothing, and tells the loss of a larger run."""
+"""A sweep whose driver is killed: it resumes, repeats no run, and predicts a larger run's loss."""
 
 import json
 import os
@@ -40,8 +40,8 @@ def build(tokens: str, output: Path, pairs: list[tuple[float, float]], **changes
     return config.build(Sweep, settings | changes, "sweep.toml")
 
 
-def driver(run: Sweep, folder: Path) -> "subprocess.Popen[str]":
-    """`trainrig sweep` in a process of its own, with a Ray of its own."""
+def start_driver(run: Sweep, folder: Path) -> "subprocess.Popen[str]":
+    """Start `trainrig sweep` in a separate process with its own Ray cluster."""
     path = folder / "sweep.toml"
     path.write_text(config.to_toml(run))
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
@@ -49,49 +49,53 @@ def driver(run: Sweep, folder: Path) -> "subprocess.Popen[str]":
     return subprocess.Popen([sys.executable, "-c", VERB, str(path)], env=environment, **pipe)
 
 
-def over(run: Sweep) -> set[str]:
-    """The run folders that are finished."""
+def find_finished_runs(run: Sweep) -> set[str]:
+    """Return the run folders that are finished."""
     found = Path(run.output).glob("trials/*/*")
     return {str(folder) for folder in found if is_over(str(folder))}
 
 
 def killed_after(run: Sweep, runs: int, folder: Path) -> dict[str, int]:
-    """Start the sweep, and SIGKILL its driver once so many runs are finished while others are
-    under way: how many attempts each finished one had."""
-    process = driver(run, folder)
+    """Start the sweep and SIGKILL its driver once `runs` runs are finished and others are running.
+
+    Returns the number of attempts of each finished run.
+    """
+    process = start_driver(run, folder)
     until = time.monotonic() + PATIENCE
-    while len(over(run)) < runs:
+    while len(find_finished_runs(run)) < runs:
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < until
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    return {folder: len(RunFolder(folder).read_attempts()) for folder in over(run)}
+    return {folder: len(RunFolder(folder).read_attempts()) for folder in find_finished_runs(run)}
 
 
 def kill_a_trial(run: Sweep, process: "subprocess.Popen[str]") -> None:
-    """SIGKILL to the process of a trial that trains, of the Ray that this driver started: those of
-    a driver that was killed may live on for seconds."""
+    """Send SIGKILL to a training trial of this driver's Ray.
+
+    Trials of a driver that was killed before may live on for seconds; they are left alone.
+    """
     while process.poll() is None:
-        for folder in set(map(str, Path(run.output).glob("trials/*/*"))) - over(run):
+        for folder in set(map(str, Path(run.output).glob("trials/*/*"))) - find_finished_runs(run):
             for event in RunFolder(folder).read_events():
                 ours = event["event"] == "numerics" and is_below(process.pid, event["pid"])
-                if ours and killed_inside(folder, event["pid"]):
+                if ours and kill_if_unfinished(folder, event["pid"]):
                     return
         time.sleep(0.02)
     raise AssertionError("no trial was met while it trained")
 
 
 def is_below(ancestor: int, pid: int) -> bool:
-    """Whether one process descends from the other."""
+    """Return whether process `pid` descends from `ancestor`."""
     try:
-        return ancestor in {each.pid for each in psutil.Process(pid).parents()}
+        return ancestor in {parent.pid for parent in psutil.Process(pid).parents()}
     except psutil.Error:
         return False
 
 
-def killed_inside(folder: str, pid: int) -> bool:
-    """Whether the process could be killed before its run was over: it stands still meanwhile."""
+def kill_if_unfinished(folder: str, pid: int) -> bool:
+    """Stop the process, kill it if its run was not finished, and return whether it was killed."""
     try:
         os.kill(pid, signal.SIGSTOP)
         inside = not is_over(folder)
@@ -101,9 +105,12 @@ def killed_inside(folder: str, pid: int) -> bool:
     return inside
 
 
-def gone_on(run: Sweep, folder: Path, kill: bool = False) -> dict[str, Any]:
-    """The same command again, to its end; what it prints. `kill`: a trial on its way."""
-    process = driver(run, folder)
+def resume(run: Sweep, folder: Path, kill: bool = False) -> dict[str, Any]:
+    """Run the same command again to its end and return its output.
+
+    With `kill`, a running trial is killed.
+    """
+    process = start_driver(run, folder)
     if kill:
         kill_a_trial(run, process)
     out, err = process.communicate(timeout=2 * PATIENCE)
@@ -115,13 +122,13 @@ def gone_on(run: Sweep, folder: Path, kill: bool = False) -> dict[str, Any]:
     return json.loads(out)
 
 
-def timeless(run: Sweep) -> Any:
-    """The table, but for what differs from time to time."""
+def read_stable_table(run: Sweep) -> Any:
+    """Return the table without the columns that vary from run to run."""
     return pq.read_table(Path(run.output, RUNS_FILE)).drop_columns(["seconds", "cost"])
 
 
-def foretold(law: Law, parameters: float, tokens: float, unique: float) -> dict[str, Any]:
-    """What `law` says of a run that was not made yet."""
+def predict(law: Law, parameters: float, tokens: float, unique: float) -> dict[str, Any]:
+    """Return the prediction of `law` for a run that was not made yet."""
     interval = law.compute_interval(
         lambda form: float(form.compute_loss(parameters, tokens, unique))
     )
@@ -134,8 +141,8 @@ def foretold(law: Law, parameters: float, tokens: float, unique: float) -> dict[
     }
 
 
-def judged(largest: dict[str, Any], runs: RunsTable) -> dict[str, Any]:
-    """That, beside what came of it: the longest run of the largest size."""
+def add_measured_loss(largest: dict[str, Any], runs: RunsTable) -> dict[str, Any]:
+    """Return the prediction with the measured loss of the longest run of the largest size."""
     row = max(range(len(runs)), key=lambda row: (runs.parameters[row], runs.tokens[row]))
     assert runs.state[row] == "end" and runs.tokens[row] == pytest.approx(largest["tokens"], 0.01)
     measured = float(runs.loss[row])
@@ -146,7 +153,7 @@ def judged(largest: dict[str, Any], runs: RunsTable) -> dict[str, Any]:
 @pytest.mark.chaos
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_sweep_whose_driver_and_a_trial_are_killed_comes_to_the_same_table(
+def test_a_sweep_whose_driver_and_a_trial_are_killed_gives_the_same_table(
     one_ray, tokens, tmp_path
 ):
     small = {
@@ -159,19 +166,19 @@ def test_a_sweep_whose_driver_and_a_trial_are_killed_comes_to_the_same_table(
     run = build(tokens, tmp_path / "killed", pairs, **small)
     before = killed_after(run, 2, tmp_path)
     assert 2 <= len(before) < len(pairs)
-    gone_on(run, tmp_path, kill=True)
-    assert timeless(run) == timeless(undisturbed)
+    resume(run, tmp_path, kill=True)
+    assert read_stable_table(run) == read_stable_table(undisturbed)
     after = {folder: len(RunFolder(folder).read_attempts()) for folder in before}
-    assert after == before  # nothing that was finished was trained again
+    assert after == before  # no finished run was trained again
 
 
 @dataclass(frozen=True)
 class Form:
-    """One form of the real sweep."""
+    """Settings of one size of the real sweep."""
 
     pairs: list[tuple[float, float]]
     largest: tuple[float, float]
-    archives: str  # of the crawl
+    archives: str  # pattern of the crawl's archives
     vocabulary: int
     kill_after: int  # runs
     settings: dict[str, Any]
@@ -183,15 +190,15 @@ SHORT = Form(
     archives="000[0-2].warc.gz",
     vocabulary=512,
     kill_after=2,
-    # Steps of 1,024 tokens: of the rule's batches, which are smaller, the larger models learn less
-    # than the small ones at its rate.
+    # Steps have 1,024 tokens. The rule's own batches are smaller, and at its learning rate the
+    # larger models would learn less with them than the small ones.
     settings={
         "batches": {"sequence_length": 128},
         "batch_factor": 8.0,
         "training": {"fewest_steps": 150},
     },
 )
-# N, and the budgets of 6ND that each is trained to.
+# N, and the budgets of 6ND that each size is trained to.
 BUDGETS = {
     30e3: (1e12, 2e12),
     60e3: (1e12, 2e12, 4e12),
@@ -208,7 +215,7 @@ LONG = Form(
         "batches": {"sequence_length": 128, "micro_batch": 32},
         "seeds": [0, 1],
         "seeds_up_to": 30e3,
-        # Of so little compute the rule, made for more, gives large batches, and so few steps.
+        # For so little compute, the rule would give large batches and so few steps.
         "search": {
             "parameters": 30e3,
             "tokens": 1.5e6,
@@ -220,14 +227,15 @@ LONG = Form(
 )
 
 
-def prepared(form: Form, test_data: Path, folder: Path) -> str:
-    """Tokens of the crawl, of a tokenizer trained on it."""
+def prepare_tokens(form: Form, test_data: Path, folder: Path) -> str:
+    """Curate and tokenize the crawl, train its tokenizer, and return the tokens' folder."""
     documents, tokenizer, tokens = (str(folder / n) for n in ("documents", "tokenizer", "tokens"))
     source = {
         "name": "crawl",
         "paths": [str(test_data / "crawl" / form.archives)],
         "extractor": {"kind": "Resiliparse"},
-        # Few rules: so small a crawl has to give tokens enough for four passes of the longest run.
+        # Few rules, as so small a crawl has to give enough tokens for four passes of the longest
+        # run.
         "filters": [
             {"kind": "Length", "min_characters": 200},
             {"kind": "RepeatedLines", "max_in_a_row": 10},
@@ -245,11 +253,13 @@ def prepared(form: Form, test_data: Path, folder: Path) -> str:
     return tokens
 
 
-def law_of(runs: RunsTable, largest: tuple[float, float]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The constants of the law of `runs`, and what it says of the largest; why there is none.
+def fit_constants(
+    runs: RunsTable, largest: tuple[float, float]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the fitted law's constants and its prediction for the largest run, or why it failed.
 
-    Of the parametric form; where that has no minimum of Kaplan's, which has one constant less: so
-    small models need not show an irreducible loss.
+    The form is parametric. Where its fit has no minimum, Kaplan's form is used, which has one
+    constant less, because small models need not show an irreducible loss.
     """
     parameters, tokens = largest
     refused: dict[str, str] = {}
@@ -259,32 +269,33 @@ def law_of(runs: RunsTable, largest: tuple[float, float]) -> tuple[dict[str, Any
         except DataError as error:
             refused[form] = str(error)
             continue
-        constants = {name: each.model_dump(mode="json") for name, each in law.estimates.items()}
-        told = foretold(law, parameters, tokens, float(runs.unique_tokens[0]))
-        return {"form": form, "refused": refused, **constants}, told
+        constants = {
+            name: estimate.model_dump(mode="json") for name, estimate in law.estimates.items()
+        }
+        prediction = predict(law, parameters, tokens, float(runs.unique_tokens[0]))
+        return {"form": form, "refused": refused, **constants}, prediction
     return {"refused": refused}, {"parameters": parameters, "tokens": tokens}
 
 
-def swept(form: Form, test_data: Path, folder: Path) -> dict[str, Any]:
-    """The whole of it: tokens, a sweep through a killed driver, its law, the largest run told and
-    then made."""
+def run_sweep(form: Form, test_data: Path, folder: Path) -> dict[str, Any]:
+    """Tokenize, sweep with a killed driver, predict the largest run by a law, and train it."""
     began = time.monotonic()
-    tokens = prepared(form, test_data, folder)
+    tokens = prepare_tokens(form, test_data, folder)
     run = build(tokens, folder / "sweep", form.pairs, **form.settings)
     before = killed_after(run, form.kill_after, folder)
-    printed = gone_on(run, folder)
+    printed = resume(run, folder)
     assert {name: len(RunFolder(name).read_attempts()) for name in before} == before
-    # One more of what was under way: nobody of the killed driver's has trained on.
-    attempts = max(len(RunFolder(name).read_attempts()) for name in over(run))
+    # At most one more attempt of the running trials: nothing of the killed driver kept training.
+    attempts = max(len(RunFolder(name).read_attempts()) for name in find_finished_runs(run))
     assert attempts <= 2
-    law, told = law_of(read_table(run.output), form.largest)
-    (folder / "foretold.json").write_text(json.dumps(told))
+    law, prediction = fit_constants(read_table(run.output), form.largest)
+    (folder / "foretold.json").write_text(json.dumps(prediction))
     larger = build(tokens, folder / "sweep", [*form.pairs, form.largest], **form.settings)
-    grown = gone_on(larger, folder)
+    grown = resume(larger, folder)
     runs = read_table(larger.output)
     cost = printed.pop("cost")
     return {
-        "largest": judged(told, runs),
+        "largest": add_measured_loss(prediction, runs),
         "constants": law,
         "finished_before_the_kill": len(before),
         "attempts_most": attempts,
@@ -300,11 +311,11 @@ def swept(form: Form, test_data: Path, folder: Path) -> dict[str, Any]:
 @pytest.mark.soak
 @pytest.mark.data
 @pytest.mark.timeout(1800)
-def test_a_small_real_sweep_through_a_killed_driver_foretells_a_larger_run(
+def test_a_small_real_sweep_with_a_killed_driver_predicts_a_larger_run(
     one_ray, test_data, tmp_path
 ):
-    """Three to seven minutes of two cores, by their pace."""
-    found = swept(SHORT, test_data, tmp_path)
+    """Take three to seven minutes of two cores, depending on their speed."""
+    found = run_sweep(SHORT, test_data, tmp_path)
     print(json.dumps(found))
     assert found["constants"]["form"] == "Parametric"
     assert abs(found["largest"]["error"]) < 0.1
@@ -313,11 +324,11 @@ def test_a_small_real_sweep_through_a_killed_driver_foretells_a_larger_run(
 @pytest.mark.soak
 @pytest.mark.data
 @pytest.mark.timeout(7200)
-def test_a_real_sweep_through_a_killed_driver_foretells_a_larger_run(
+def test_a_real_sweep_with_a_killed_driver_predicts_a_larger_run(
     one_ray, test_data, write_result, tmp_path
 ):
-    """Forty minutes of two cores. TRAINRIG_SWEEP names a folder to go on in."""
-    found = swept(LONG, test_data, Path(os.environ.get("TRAINRIG_SWEEP", tmp_path)))
+    """Take forty minutes of two cores; TRAINRIG_SWEEP names a folder to resume in."""
+    found = run_sweep(LONG, test_data, Path(os.environ.get("TRAINRIG_SWEEP", tmp_path)))
     print(json.dumps(found))
     write_result("sweep.json", found)
     assert abs(found["largest"]["error"]) < 0.05

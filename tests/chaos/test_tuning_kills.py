@@ -1,4 +1,4 @@
-"""Tuning that is killed and goes on with fewer workers comes to the same as without."""
+"""Fine-tuning that is killed and resumes with fewer workers gives the same results."""
 
 import dataclasses
 import json
@@ -25,7 +25,10 @@ ANSWERS = {"pairs": ("chosen", "rejected"), "conversations": ("completion",), "c
 
 @pytest.fixture
 def tuning_job(tokens, tmp_path):
-    """`tuning_job("pairs", objective={…}, lora={…})`: the job of a run on such rows."""
+    """Return a function that makes fine-tuning jobs.
+
+    `tuning_job("pairs", objective={…}, lora={…})` returns the job of a run on rows of that kind.
+    """
 
     def make(rows, **changes):
         said = dict(zip(ANSWERS[rows], ("is a grey {} mirror", "buy {} cats"), strict=False))
@@ -37,7 +40,8 @@ def tuning_job(tokens, tmp_path):
             given = [{"text": f"the sea {'is ' * (n % 7)}{n}", "label": n % 3} for n in range(32)]
         path = tmp_path / "rows.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in given))
-        encoded, base = str(tmp_path / "encoded"), str(tmp_path / "base")
+        encoded = str(tmp_path / "encoded")
+        base = str(tmp_path / "base")
         encode_conversations(
             ConversationEncoding(
                 rows=rows,
@@ -91,7 +95,7 @@ def tuning_job(tokens, tmp_path):
     ],
     ids=["lora", "dpo", "classes"],
 )
-def test_tuning_comes_to_the_same_after_kills_and_with_fewer_workers(
+def test_fine_tuning_gives_the_same_results_after_kills_and_with_fewer_workers(
     rows, changes, tuning_job, ranks, start_driver, assert_equal, chaos, tmp_path
 ):
     straight = tuning_job(rows, **changes)

@@ -1,4 +1,4 @@
-"""Jobs that get into trouble by themselves, for the processes of chaos tests: those import it."""
+"""Jobs with injected faults, in a module that the processes of chaos tests import."""
 
 import dataclasses
 import os
@@ -19,7 +19,7 @@ MUCH = 64 * 2**20  # bytes
 
 @dataclass(frozen=True)
 class Wrapped:
-    """Made in each worker: what `make` makes, but for what a subclass changes."""
+    """Base of objects made in each worker: the result of `make`, with a change by a subclass."""
 
     make: Callable[[], Any]
     made: Any = None
@@ -35,7 +35,7 @@ class Wrapped:
 
 @dataclass(frozen=True)
 class Slow(Wrapped):
-    """Batches that take their time, so that trouble from outside finds a step going on."""
+    """Batches that sleep, so that outside faults happen during a step."""
 
     seconds: float = 0.02  # a micro-batch
 
@@ -46,7 +46,7 @@ class Slow(Wrapped):
 
 @dataclass(frozen=True)
 class DeadlyEvaluation(Wrapped):
-    """Held-out rows, in the midst of which rank 0 dies by SIGKILL, once."""
+    """Held-out rows, during which rank 0 kills itself by SIGKILL, once."""
 
     marker: str = ""
 
@@ -58,7 +58,7 @@ class DeadlyEvaluation(Wrapped):
 
 @dataclass(frozen=True)
 class DeadlySave(Wrapped):
-    """Batches of a run whose rank 0 dies when all but the manifest of `step` is written, once."""
+    """Batches whose rank 0 dies once, when all but the manifest of `step` is written."""
 
     step: int = 0
     marker: str = ""
@@ -77,7 +77,7 @@ class DeadlySave(Wrapped):
 
 @dataclass(frozen=True)
 class Standing(Wrapped):
-    """Batches of a run whose last rank stands still in the data of `step`, once."""
+    """Batches whose last rank hangs once, in the data of `step`."""
 
     step: int = 0
     marker: str = ""
@@ -92,10 +92,10 @@ class Standing(Wrapped):
 
 @dataclass(frozen=True)
 class Greedy(Wrapped):
-    """Batches of a run whose rank 0 takes memory in the data of `step`, once, till it is ended."""
+    """Batches whose rank 0 takes memory once, in the data of `step`, until it is killed."""
 
     step: int = 0
-    most: int = 0  # bytes; then it waits
+    most: int = 0  # bytes, after which it waits
     marker: str = ""
 
     def micro_batch(self, step: int, index: int) -> Any:
@@ -108,14 +108,14 @@ class Greedy(Wrapped):
 
 
 def die_once(marker: str) -> None:
-    """SIGKILL to this process, unless the file `marker` says that it was done."""
+    """Send SIGKILL to this process, unless the file `marker` shows that this was done."""
     if not Path(marker).exists():
         Path(marker).touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def slowed(job: TrainingJob, folder: str, seconds: float = 0.02) -> TrainingJob:
-    """The same job in another folder, with slow batches, none of them read ahead."""
+    """Return the same job in another folder, with slow batches and no prefetch."""
     training = job.training.model_copy(update={"prefetch_steps": 0})
     made = Slow(job.make_batches, seconds=seconds)
     Path(folder).mkdir(parents=True, exist_ok=True)

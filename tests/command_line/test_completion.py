@@ -1,4 +1,4 @@
-"""TAB in a real bash offers what may be written there; scripts for zsh and fish are there too."""
+"""Shell completion of `trainrig`: TAB in a real bash, and the scripts for zsh and fish."""
 
 import os
 import subprocess
@@ -11,7 +11,8 @@ from trainrig import hardware
 from trainrig.launch.record.run_record import Home
 
 BIN = Path(sys.executable).parent
-# Does what readline does at TAB: calls the function of `trainrig` with the words so far.
+# Do what readline does when TAB is pressed: call the completion function of `trainrig` with the
+# words typed so far.
 PRESS_TAB = """
 eval "$(trainrig --show-completion)"
 COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_LINE="$*"; COMP_POINT=${#COMP_LINE}
@@ -29,7 +30,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def press_tab(folder: Path, *words: str) -> list[str]:
-    """What bash would offer in `folder` for the last of `words`."""
+    """Return the completions that bash offers in `folder` for the last of `words`."""
     done = subprocess.run(
         ["bash", "--norc", "-c", PRESS_TAB, "bash", "trainrig", *words],
         cwd=folder,
@@ -57,7 +58,7 @@ def place(tmp_path: Path) -> Path:
 def test_tab_completes_verbs_run_files_devices_clusters_and_runs(place: Path) -> None:
     assert {"pretrain", "posttrain", "plan", "predict"} == set(press_tab(place, "p"))
     files = ["configs/web/curate.toml", "configs/web/pretrain.toml"]
-    assert press_tab(place, "curate", "") == [*files]  # the only folder is entered
+    assert press_tab(place, "curate", "") == [*files]  # only the one folder is entered
     assert press_tab(place, "check", "configs/web/pre") == files[1:]
     devices = hardware.load().devices
     assert press_tab(place, "plan", "hoffmann", "--device", "h") == [
@@ -72,7 +73,7 @@ def test_tab_completes_verbs_run_files_devices_clusters_and_runs(place: Path) ->
 
 
 @pytest.mark.slow
-def test_tab_asks_no_bucket_and_ends_quietly_where_there_is_nothing(place: Path) -> None:
+def test_tab_reads_no_bucket_and_ends_quietly_without_matches(place: Path) -> None:
     assert press_tab(place, "stop", "--home", "s3://none-of-ours/home", "") == [""]
     assert press_tab(place, "check", "--hardware", "none.toml", "--device", "") == [""]
     assert press_tab(place, "curate", "no/such/fol") == [""]
@@ -92,7 +93,7 @@ def test_there_is_a_script_for_other_shells(shell: str, word: str, tmp_path: Pat
     assert "_TRAINRIG_COMPLETE" in done.stdout
 
 
-def test_it_is_installed_for_the_bash_that_asks(tmp_path: Path) -> None:
+def test_completion_is_installed_for_bash(tmp_path: Path) -> None:
     (tmp_path / ".bashrc").write_text("# mine\n")
     subprocess.run(
         ["bash", "--norc", "-c", "trainrig --install-completion; true"],

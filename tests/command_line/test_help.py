@@ -1,4 +1,4 @@
-"""The help of every command: a whole summary, an example that parses, each option explained."""
+"""Help of each command: a summary sentence, a valid example and an explanation of each option."""
 
 import re
 import shlex
@@ -21,15 +21,15 @@ def groups(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
             yield from groups(found, (*path, name))
 
 
-def walk(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def list_commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     for name, found in group.commands.items():
         if hasattr(found, "commands"):
-            yield from walk(found, (*path, name))
+            yield from list_commands(found, (*path, name))
         else:
             yield (*path, name), found
 
 
-COMMANDS = dict(walk(ROOT))
+COMMANDS = dict(list_commands(ROOT))
 OPTIONS = [
     (path, param)
     for path, command in COMMANDS.items()
@@ -38,7 +38,7 @@ OPTIONS = [
 ]
 
 
-def shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+def render_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
     assert ended.value.code == 0
@@ -54,8 +54,8 @@ def test_help_shows_a_whole_summary_an_example_and_no_types_of_python(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", width)
-    page = shown([*path, "-h"], capsys)
-    assert page == shown([*path, "--help"], capsys)
+    page = render_help([*path, "-h"], capsys)
+    assert page == render_help([*path, "--help"], capsys)
     said = extract_summary(COMMANDS[path].help)
     assert re.fullmatch(r"[A-Z].*[a-z)]\.", said)
     assert said in " ".join(page.split())
@@ -65,21 +65,25 @@ def test_help_shows_a_whole_summary_an_example_and_no_types_of_python(
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_each_example_is_one_of_its_command(path: tuple[str, ...]) -> None:
+def test_each_example_parses_as_its_command(path: tuple[str, ...]) -> None:
     for example in COMMANDS[path].epilog.splitlines():
         program, *words = shlex.split(example.partition(" > ")[0])
         assert (program, *words[: len(path)]) == ("trainrig", *path)
         COMMANDS[path].make_context(" ".join(path), words[len(path) :])
 
 
-@pytest.mark.parametrize(("path", "param"), OPTIONS, ids=lambda each: getattr(each, "name", None))
+@pytest.mark.parametrize(
+    ("path", "param"), OPTIONS, ids=lambda parameter: getattr(parameter, "name", None)
+)
 def test_each_option_has_a_sentence_a_unit_and_a_default(path: tuple[str, ...], param: Any) -> None:
     assert re.match(r"[A-Z].*[.\])]$", param.help), param.help
     if getattr(param, "is_flag", False):
         return
     assert param.metavar, "say in the user's words what is to be written"
-    told = "[default: " in param.help or "repeatable" in param.help or "Budget: " in param.help
-    assert told or param.required or param.default is not None or "instead." in param.help
+    is_explained = (
+        "[default: " in param.help or "repeatable" in param.help or "Budget: " in param.help
+    )
+    assert is_explained or param.required or param.default is not None or "instead." in param.help
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -87,7 +91,7 @@ def test_the_top_groups_all_commands_in_the_order_of_the_data_path(
     width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    page = shown(["-h"], capsys)
+    page = render_help(["-h"], capsys)
     assert "..." not in page.partition("\n\n")[2]
     assert max(map(len, page.splitlines())) <= width
     assert "Commands:" not in page
@@ -98,13 +102,13 @@ def test_the_top_groups_all_commands_in_the_order_of_the_data_path(
     path = ["curate", "tokenizer", "tokenize", "pretrain", "posttrain", "evaluate"]
     assert [name for name in listed if name in path] == path
     for found in ROOT.commands.values():
-        # A line may end at a hyphen.
+        # A rendered line may break at a hyphen.
         assert extract_summary(found.help) in " ".join(page.split()).replace("- ", "-")
 
 
 @pytest.mark.parametrize("path", [*groups(ROOT)], ids=lambda path: " ".join(path) or "trainrig")
 def test_groups_take_h_as_well(path: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown([*path, "-h"], capsys) == shown([*path, "--help"], capsys)
+    assert render_help([*path, "-h"], capsys) == render_help([*path, "--help"], capsys)
 
 
 def test_completed_words_are_those_that_the_models_take() -> None:
@@ -117,7 +121,11 @@ def test_completed_words_are_those_that_the_models_take() -> None:
     from trainrig.tokens.packing.choices import Packing
 
     def offered(command: str, option: str) -> set[str]:
-        (param,) = [each for each in COMMANDS[tuple(command.split())].params if each.name == option]
+        (param,) = [
+            parameter
+            for parameter in COMMANDS[tuple(command.split())].params
+            if parameter.name == option
+        ]
         found = param.shell_complete(ROOT.make_context("trainrig", [], resilient_parsing=True), "")
         assert all(item.value in param.help for item in found)
         return {item.value for item in found}
@@ -129,7 +137,8 @@ def test_completed_words_are_those_that_the_models_take() -> None:
     def literals(model: Any, field: str) -> set[str]:
         return set(get_args(model.model_fields[field].annotation))
 
-    dtype, _ = get_args(HubFolder.model_fields["dtype"].annotation)  # or None
+    # the annotation also allows None
+    dtype, _ = get_args(HubFolder.model_fields["dtype"].annotation)
     assert offered("export", "dtype") == set(get_args(dtype))
     assert offered("plan", "compute") == set(get_args(Compute))
     assert offered("plan", "rule") == kinds(batch_rate_rules.Rule)

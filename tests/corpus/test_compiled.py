@@ -1,4 +1,4 @@
-"""What is kept on disk is never what an older source said."""
+"""The cache of compiled functions never returns code of an older source."""
 
 import os
 import shutil
@@ -23,15 +23,15 @@ def more(value: int) -> int:
 """
 
 
-def answer(package: Path, added: int) -> str:
-    """What the function says in a process of its own, and how often it was found compiled."""
+def call_in_process(package: Path, added: int) -> str:
+    """Return the function's value in a separate process, and how often it came from the cache."""
     constant = package / "corpus" / "constant.py"
     constant.write_text(f"ADDED = {added}\n")
-    os.utime(constant, (0, 0))  # as a wheel's files have one time, whatever the version
-    told = "print(more(1), sum(more.dispatcher.stats.cache_hits.values()))"
+    os.utime(constant, (0, 0))  # files of a wheel have one time, whatever the version
+    code = "print(more(1), sum(more.dispatcher.stats.cache_hits.values()))"
     own = {"PYTHONPATH": str(package.parent), "XDG_CACHE_HOME": str(package.parents[1] / "cache")}
     return subprocess.run(
-        [sys.executable, "-c", f"from trainrig.corpus.kernel import more; {told}"],
+        [sys.executable, "-c", f"from trainrig.corpus.kernel import more; {code}"],
         capture_output=True,
         text=True,
         check=True,
@@ -41,7 +41,7 @@ def answer(package: Path, added: int) -> str:
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """Of one compiled function, and what it takes to compile it."""
+    """Write a package of one compiled function and the modules that it needs to compile."""
     package = tmp_path / "one" / "trainrig"
     (package / "corpus").mkdir(parents=True)
     for name in ("__init__.py", "corpus/__init__.py", "corpus/compiled.py"):
@@ -52,22 +52,22 @@ def package(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_constant_from_another_file_is_never_an_old_one(package: Path) -> None:
-    assert answer(package, 1) == "2 0"
-    assert answer(package, 1) == "2 1"
-    assert answer(package, 5) == "6 0"
-    assert answer(package, 1) == "2 1"
+    assert call_in_process(package, 1) == "2 0"
+    assert call_in_process(package, 1) == "2 1"
+    assert call_in_process(package, 5) == "6 0"
+    assert call_in_process(package, 1) == "2 1"
 
 
 @pytest.mark.slow
-def test_what_was_compiled_serves_the_same_package_elsewhere(package: Path) -> None:
-    """As in the folder of each job that is submitted to a cluster."""
-    assert answer(package, 1) == "2 0"
+def test_compiled_code_is_reused_by_the_same_package_elsewhere(package: Path) -> None:
+    """Copy the package, as it is copied to the folder of each job on a cluster."""
+    assert call_in_process(package, 1) == "2 0"
     other = package.parents[1] / "other" / "trainrig"
     shutil.copytree(package, other)
-    assert answer(other, 1) == "2 1"
+    assert call_in_process(other, 1) == "2 1"
 
 
-def test_where_the_cache_of_the_user_cannot_be_written_functions_are_kept_beside_the_package(
+def test_without_a_writable_user_cache_functions_are_kept_next_to_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")  # no folder can be made below it
@@ -81,8 +81,8 @@ def test_where_the_cache_of_the_user_cannot_be_written_functions_are_kept_beside
     assert module._find_folder.__wrapped__().name.startswith("trainrig-compiled-")
 
 
-def test_the_shipped_functions_hang_on_what_they_are_made_of() -> None:
+def test_the_shipped_functions_depend_on_their_sources() -> None:
     folder = Path(module.__file__).parent / "dedup" / "signatures"
     shingles = module._find_imports(folder / "shingles.py")
-    assert folder / "character_classes.py" in shingles  # whose flags are in its code
+    assert folder / "character_classes.py" in shingles  # the compiled code contains its flags
     assert folder / "exact.py" not in shingles

@@ -38,8 +38,8 @@ KINDS = ["old", "quiet", "narrow", "bright", "heavy", "distant", "green", "empty
 LINKS = ["and", "with", "of", "under", "beyond", "before", "after", "without", "above", "near"]
 
 
-def sentences(number: int, count: int) -> list[str]:
-    """English-looking sentences, different ones for each number."""
+def make_sentences(number: int, count: int) -> list[str]:
+    """Return English-looking sentences that differ for each number."""
     draw = random.Random(number)
 
     def thing() -> str:
@@ -54,8 +54,8 @@ def sentences(number: int, count: int) -> list[str]:
     ]
 
 
-def prose(number: int, count: int = 20) -> str:
-    return " ".join(sentences(number, count))
+def make_prose(number: int, count: int = 20) -> str:
+    return " ".join(make_sentences(number, count))
 
 
 def plain(url: str, text: str) -> RawPage:
@@ -71,17 +71,24 @@ GERMAN = (
     "Die alte Brücke über den Fluss wurde im vergangenen Jahr vollständig erneuert, und seither "
     "fahren die Züge wieder pünktlich in die kleine Stadt hinter den Bergen. "
 )
-MAIL, MAIL_OF_TITLE, PHONE = "ann.smith@example.com", "bob@example.org", "+49 30 901820"
-CARD, ADDRESS, IBAN = "4111 1111 1111 1111", "93.184.216.34", "DE89 3704 0044 0532 0130 00"
+MAIL = "ann.smith@example.com"
+MAIL_OF_TITLE = "bob@example.org"
+PHONE = "+49 30 901820"
+CARD = "4111 1111 1111 1111"
+ADDRESS = "93.184.216.34"
+IBAN = "DE89 3704 0044 0532 0130 00"
 PRIVATE = (MAIL, MAIL_OF_TITLE, PHONE, CARD, ADDRESS, IBAN)
 
-# The middle one is alike to both ends, which are not alike, and the shortest.
-CHAIN = [" ".join(sentences(50, 41)[start:end]) for start, end in ((0, 36), (3, 38), (5, 41))]
-ONE_FACE = plain("web.example/twice", prose(1))
+# The middle text is similar to both ends, which are not similar to each other, and it is the
+# shortest.
+CHAIN = [" ".join(make_sentences(50, 41)[start:end]) for start, end in ((0, 36), (3, 38), (5, 41))]
+ONE_FACE = plain("web.example/twice", make_prose(1))
 WEB_A = [
     ONE_FACE,
-    plain("web.example/2", prose(2)),
-    html("web.example/private", f"{prose(3)} Write to {MAIL} or {PHONE}.", f"Of {MAIL_OF_TITLE}"),
+    plain("web.example/2", make_prose(2)),
+    html(
+        "web.example/private", f"{make_prose(3)} Write to {MAIL} or {PHONE}.", f"Of {MAIL_OF_TITLE}"
+    ),
     plain("web.example/short", f"Pay {CARD} now."),
     plain("web.example/german", GERMAN * 2),
     ONE_FACE,
@@ -94,15 +101,15 @@ WEB_B = [
     plain("web.example/numbers", "With the house " + "of 12 34 56 78 90 and " * 40),
 ]
 WIKI = [
-    plain("wiki.example/2", prose(2).upper().replace(" ", "  ")),
-    plain("wiki.example/4", prose(4)),
-    plain("wiki.example/5", prose(5)),
+    plain("wiki.example/2", make_prose(2).upper().replace(" ", "  ")),
+    plain("wiki.example/4", make_prose(4)),
+    plain("wiki.example/5", make_prose(5)),
 ]
 
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Two sources in three archives."""
+    """Write two sources in three archives."""
     folder = str(tmp_path_factory.mktemp("archives"))
     write_archives(folder)
     return folder
@@ -120,7 +127,7 @@ COLUMNS = build_row_schema(
 ).names
 
 
-def run_on(archives: str, output: str, workers: int = 0, **changes: Any) -> Curation:
+def make_run(archives: str, output: str, workers: int = 0, **changes: Any) -> Curation:
     sources = (
         CurationSource(name="web", paths=(f"{archives}/web/*.warc.gz",), reading=APART),
         CurationSource(name="wiki", paths=(f"{archives}/wiki/c.warc.gz",), reading=APART),
@@ -128,16 +135,18 @@ def run_on(archives: str, output: str, workers: int = 0, **changes: Any) -> Cura
     return Curation(**{"output": output, "workers": workers, "sources": sources, **changes})
 
 
-def run_on_pages(folder: Path, pages: list[RawPage], **changes: Any) -> Curation:
-    """A run on one archive of `pages`, into `folder/out`."""
+def make_run_on_pages(folder: Path, pages: list[RawPage], **changes: Any) -> Curation:
+    """Return a run on one archive of `pages`, into `folder/out`."""
     write_warc(str(folder / "pages.warc.gz"), pages)
     source = CurationSource(name="pages", paths=(str(folder / "pages.warc.gz"),))
     return Curation(output=str(folder / "out"), workers=0, sources=(source,), **changes)
 
 
-def result(output: str) -> dict[str, str]:
-    """Path below `output` → SHA-256 of all that is the same each time: claim, manifest and report
-    hold times and versions."""
+def hash_files(output: str) -> dict[str, str]:
+    """Return the SHA-256 of files that are the same each time, keyed by the path below `output`.
+
+    Claim, manifest and report contain times and versions.
+    """
     return {
         path.removeprefix(f"{output}/"): storage.compute_sha256(path)
         for path in storage.list_files(output)
@@ -145,8 +154,8 @@ def result(output: str) -> dict[str, str]:
     }
 
 
-def verdicts(output: str) -> dict[str, list[str | None]]:
-    """URL → what became of each of its captures, in the order of the files."""
+def read_verdicts(output: str) -> dict[str, list[str | None]]:
+    """Return the decisions on the captures of each URL, in the order of the files."""
     found: dict[str, list[str | None]] = {}
     for folder in (KEPT, DROPPED):
         for row in read_rows(output, folder, ["url", "dropped_by"]):
@@ -156,9 +165,9 @@ def verdicts(output: str) -> dict[str, list[str | None]]:
 
 @pytest.fixture(scope="module")
 def curated(archives: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What a run in this process made of `archives`."""
+    """Curate `archives` in this process and return the output."""
     output = str(tmp_path_factory.mktemp("curated") / "out")
-    curate(run_on(archives, output))
+    curate(make_run(archives, output))
     return output
 
 
@@ -166,8 +175,8 @@ def curated(archives: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.slow
-def test_each_page_meets_its_fate(curated: str) -> None:
-    assert verdicts(curated) == {
+def test_each_page_gets_its_verdict(curated: str) -> None:
+    assert read_verdicts(curated) == {
         "web.example/twice": [None, "exact_duplicate", "exact_duplicate"],
         "web.example/2": ["exact_duplicate"],
         "wiki.example/2": [None],  # the longer of the two
@@ -184,7 +193,7 @@ def test_each_page_meets_its_fate(curated: str) -> None:
     }
 
 
-def test_the_chain_is_one() -> None:
+def test_a_chain_of_near_duplicates_is_one_cluster() -> None:
     zero, one, two = (shingle(text, 5) for text in CHAIN)
     assert jaccard(zero, one) > 0.8 and jaccard(one, two) > 0.8 and jaccard(zero, two) < 0.8
     assert min(CHAIN, key=len) == CHAIN[1]
@@ -205,10 +214,12 @@ def test_a_copy_names_the_kept_document_that_it_repeats(curated: str) -> None:
 
 
 @pytest.mark.slow
-def test_an_exact_copy_of_what_fell_as_a_near_copy_repeats_what_is_kept(tmp_path: Path) -> None:
-    original, near = prose(9, 30), prose(9, 29)  # the longer one is kept
+def test_an_exact_copy_of_a_removed_near_copy_repeats_the_kept_document(tmp_path: Path) -> None:
+    # The longer one is kept.
+    original = make_prose(9, 30)
+    near = make_prose(9, 29)
     pages = [plain("a/near", near), plain("a/original", original), plain("a/again", near.upper())]
-    output = curate(run_on_pages(tmp_path, pages)) and str(tmp_path / "out")
+    output = curate(make_run_on_pages(tmp_path, pages)) and str(tmp_path / "out")
     (kept,) = read_rows(output, KEPT, ["id", "url"])
     assert kept["url"] == "http://a/original"
     fallen = list(read_rows(output, DROPPED, ["dropped_by", "duplicate_of", "similarity"]))
@@ -218,7 +229,7 @@ def test_an_exact_copy_of_what_fell_as_a_near_copy_repeats_what_is_kept(tmp_path
 
 
 @pytest.mark.slow
-def test_kept_dropped_and_quarantined_add_up_to_what_came_in(curated: str) -> None:
+def test_kept_dropped_and_quarantined_add_up_to_the_input(curated: str) -> None:
     counts = manifest.read_manifest(curated).counts
     pages = len(WEB_A) + len(WEB_B) + len(WIKI)
     assert counts["documents_in"] == pages
@@ -237,7 +248,7 @@ def test_kept_dropped_and_quarantined_add_up_to_what_came_in(curated: str) -> No
     assert counts["masked"] == {"EMAIL": 1, "PHONE": 1, "CARD": 1, "IP": 1}
 
 
-def test_what_is_no_text_is_quarantined_with_its_reason(curated: str) -> None:
+def test_pages_without_text_are_quarantined_with_a_reason(curated: str) -> None:
     lines = [
         json.loads(line)
         for path in storage.list_files(f"{curated}/{QUARANTINE}")
@@ -248,7 +259,7 @@ def test_what_is_no_text_is_quarantined_with_its_reason(curated: str) -> None:
 
 def test_the_manifest_lists_every_file_with_its_sum(curated: str) -> None:
     listed = manifest.read_manifest(curated).files
-    assert {name: entry.sha256 for name, entry in listed.items()} == result(curated)
+    assert {name: entry.sha256 for name, entry in listed.items()} == hash_files(curated)
     rows = [
         f"{folder}/{split}.{ending}"
         for folder, ending in ((KEPT, "parquet"), (DROPPED, "parquet"), (QUARANTINE, "jsonl"))
@@ -269,8 +280,8 @@ def test_a_limit_on_personal_data_drops_the_documents_beyond_it(
     archives: str, tmp_path: Path
 ) -> None:
     output = str(tmp_path / "out")
-    curate(run_on(archives, output, pii=PII(max_per_document=1)))
-    assert verdicts(output)["web.example/private"] == ["PII.too_many"]
+    curate(make_run(archives, output, pii=PII(max_per_document=1)))
+    assert read_verdicts(output)["web.example/private"] == ["PII.too_many"]
 
 
 @pytest.mark.slow
@@ -300,8 +311,8 @@ def test_any_number_of_workers_makes_the_same_bytes(
     local_ray: None, archives: str, curated: str, tmp_path: Path, workers: int
 ) -> None:
     output = str(tmp_path / "out")
-    made = curate(run_on(archives, output, workers))
-    assert result(output) == result(curated)
+    made = curate(make_run(archives, output, workers))
+    assert hash_files(output) == hash_files(curated)
     assert made.content == manifest.read_manifest(curated).content
     assert made.counts == manifest.read_manifest(curated).counts
 
@@ -320,9 +331,9 @@ def test_the_order_of_the_patterns_and_naming_a_file_twice_change_nothing(
     ):
         output = str(tmp_path / f"out-{number}")
         web = CurationSource(name="web", paths=paths, reading=APART)
-        sources = (web, run_on(archives, output).sources[1])
-        curate(run_on(archives, output, sources=sources))
-        assert result(output) == result(curated), paths
+        sources = (web, make_run(archives, output).sources[1])
+        curate(make_run(archives, output, sources=sources))
+        assert hash_files(output) == hash_files(curated), paths
 
 
 @pytest.mark.slow
@@ -331,14 +342,14 @@ def test_a_bucket_holds_the_same_bytes_as_a_disk(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     write_archives(f"{s3}/archives")
-    made = curate(run_on(f"{s3}/archives", f"{s3}/out"))
+    made = curate(make_run(f"{s3}/archives", f"{s3}/out"))
     assert made.content == manifest.read_manifest(curated).content
-    assert result(f"{s3}/out") == result(curated)
-    assert curate(run_on(f"{s3}/archives", f"{s3}/out")) == made
+    assert hash_files(f"{s3}/out") == hash_files(curated)
+    assert curate(make_run(f"{s3}/archives", f"{s3}/out")) == made
 
 
 @pytest.mark.slow
-def test_where_archives_lie_does_not_show_in_the_output(archives: str, tmp_path: Path) -> None:
+def test_the_output_does_not_depend_on_the_archives_folder(archives: str, tmp_path: Path) -> None:
     whole = Path(archives, "web/a.warc.gz").read_bytes()
     made = []
     for place in ("here", "some/other place"):
@@ -365,19 +376,22 @@ def progress(done, whole):
 
 curate(config.load(Curation, sys.argv[1]), progress)
 """
-SPLITS, STEPS = 3, len(list_steps(urls=False))
+SPLITS = 3
+STEPS = len(list_steps(urls=False))
 WHOLE = 4 * SPLITS + STEPS
-IN_JUDGE, IN_SIGN, IN_WRITE = SPLITS + 1, 2 * SPLITS + 2, 3 * SPLITS + STEPS + 1
-IN_STEPS = range(3 * SPLITS + 1, 3 * SPLITS + STEPS)  # of the search for copies
+IN_JUDGE = SPLITS + 1
+IN_SIGN = 2 * SPLITS + 2
+IN_WRITE = 3 * SPLITS + STEPS + 1
+IN_STEPS = range(3 * SPLITS + 1, 3 * SPLITS + STEPS)  # steps of the duplicate search
 
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("done", [1, IN_JUDGE, IN_SIGN, *IN_STEPS, IN_WRITE])
-def test_a_killed_run_goes_on_and_makes_the_same_bytes(
+def test_a_killed_run_resumes_and_writes_the_same_bytes(
     archives: str, curated: str, tmp_path: Path, done: int
 ) -> None:
     output = str(tmp_path / "out")
-    run = run_on(archives, output)
+    run = make_run(archives, output)
     run_file = tmp_path / "run.toml"
     run_file.write_text(config.to_toml(run))
     killed = subprocess.run([sys.executable, "-c", CURATE_UNTIL_KILLED, str(run_file), str(done)])
@@ -388,13 +402,13 @@ def test_a_killed_run_goes_on_and_makes_the_same_bytes(
     at_the_end: dict[str, int] = {}
 
     def progress(number: int, whole: int) -> None:
-        if number == whole:  # the last moment of the folder `scratch`
+        if number == whole:  # the last moment before the folder `scratch` is removed
             at_the_end.update(times(f"{output}/scratch/done"))
 
     curate(run, progress)
-    assert result(output) == result(curated)
+    assert hash_files(output) == hash_files(curated)
     assert len(at_the_end) == WHOLE
-    assert {path: at_the_end[path] for path in records} == records  # none was done again
+    assert {path: at_the_end[path] for path in records} == records  # no record was written again
 
 
 def times(folder: str) -> dict[str, int]:
@@ -402,7 +416,7 @@ def times(folder: str) -> dict[str, int]:
 
 
 class Stopped(Exception):
-    """Stands for whatever ends a run."""
+    """Stands for any cause that ends a run."""
 
 
 @pytest.mark.slow
@@ -410,23 +424,23 @@ def test_a_run_stopped_at_every_moment_makes_the_same_bytes_in_the_end(
     archives: str, curated: str, tmp_path: Path
 ) -> None:
     output = str(tmp_path / "out")
-    told: list[int] = []
+    seen: list[int] = []
 
     def progress(done: int, whole: int) -> None:
         assert whole == WHOLE
-        if done > max(told, default=0):
-            told.append(done)
+        if done > max(seen, default=0):
+            seen.append(done)
             raise Stopped
 
     stops = 0
     while stops <= WHOLE:
         try:
-            curate(run_on(archives, output), progress)
+            curate(make_run(archives, output), progress)
             break
         except Stopped:
             stops += 1
-    assert told == list(range(1, WHOLE + 1))
-    assert result(output) == result(curated)
+    assert seen == list(range(1, WHOLE + 1))
+    assert hash_files(output) == hash_files(curated)
     assert not Path(output, "scratch").exists()
 
 
@@ -436,29 +450,29 @@ def test_a_finished_run_does_nothing_when_it_runs_again(
 ) -> None:
     caplog.set_level(logging.INFO, "trainrig")
     output = str(tmp_path / "out")
-    made = curate(run_on(archives, output))
+    made = curate(make_run(archives, output))
     caplog.clear()
     before = times(output)
     with mock.patch.object(curation, "map_splits", side_effect=AssertionError):
-        assert curate(run_on(archives, output, workers=99)) == made
+        assert curate(make_run(archives, output, workers=99)) == made
     assert times(output) == before
     assert caplog.messages == [
         f"{output}: made before ({output}/{MANIFEST} says so); nothing to do"
     ]
 
 
-def test_what_reading_depends_on_is_refused_with_the_difference(
+def test_a_changed_setting_of_reading_is_refused_with_the_difference(
     archives: str, curated: str
 ) -> None:
     with pytest.raises(OutputTaken, match=r"pii\.kinds"):
-        curate(run_on(archives, curated, pii=PII(kinds=("EMAIL",))))
-    sources = run_on(archives, curated).sources
+        curate(make_run(archives, curated, pii=PII(kinds=("EMAIL",))))
+    sources = make_run(archives, curated).sources
     other = sources[0].model_copy(update={"extractor": PlainText()})
     with pytest.raises(OutputTaken, match=r"sources\[0\]\.extractor\.kind"):
-        curate(run_on(archives, curated, sources=(other, sources[1])))
+        curate(make_run(archives, curated, sources=(other, sources[1])))
     fewer = CurationSource(name="web", paths=(f"{archives}/web/a.warc.gz",), reading=APART)
     with pytest.raises(OutputTaken, match="input `web` has other contents"):
-        curate(run_on(archives, curated, sources=(fewer, sources[1])))
+        curate(make_run(archives, curated, sources=(fewer, sources[1])))
 
 
 # Other rules
@@ -468,24 +482,25 @@ LINE_COLUMNS = RefinedWebLines.columns
 LOOSER = (Length(min_characters=10), Language(allowed=("en", "de"), min_score=0.0))
 
 
-def other_rules(archives: str, output: str, **changes: Any) -> Curation:
+def make_other_run(archives: str, output: str, **changes: Any) -> Curation:
     sources = tuple(
-        source.model_copy(update={"filters": LOOSER}) for source in run_on(archives, output).sources
+        source.model_copy(update={"filters": LOOSER})
+        for source in make_run(archives, output).sources
     )
-    return run_on(archives, output, **{"sources": sources, **changes})
+    return make_run(archives, output, **{"sources": sources, **changes})
 
 
 @pytest.fixture
 def decided(archives: str, curated: str, tmp_path: Path) -> str:
-    """A copy of `curated`."""
+    """Return a copy of `curated`."""
     return str(shutil.copytree(curated, tmp_path / "decided"))
 
 
 @pytest.fixture(scope="module")
 def loosely_curated(archives: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What a run by other rules makes of the archives."""
+    """Curate the archives by looser rules and return the output."""
     output = str(tmp_path_factory.mktemp("loosely") / "out")
-    curate(other_rules(archives, output))
+    curate(make_other_run(archives, output))
     return output
 
 
@@ -494,12 +509,12 @@ def test_other_rules_decide_again_without_a_page_being_read(
     archives: str, decided: str, curated: str, loosely_curated: str
 ) -> None:
     with mock.patch("trainrig.corpus.curate.read_all_pages", side_effect=AssertionError):
-        made = curate(other_rules(archives, decided))
-        assert result(decided) == result(loosely_curated) != result(curated)
+        made = curate(make_other_run(archives, decided))
+        assert hash_files(decided) == hash_files(loosely_curated) != hash_files(curated)
         assert made.counts == manifest.read_manifest(loosely_curated).counts
         assert made == manifest.read_manifest(decided)
-        curate(run_on(archives, decided))  # and back
-    assert result(decided) == result(curated)
+        curate(make_run(archives, decided))  # back to the first rules
+    assert hash_files(decided) == hash_files(curated)
 
 
 @pytest.mark.slow
@@ -508,33 +523,33 @@ def test_other_ways_to_find_copies_decide_again_too(
     archives: str, decided: str, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     fresh = str(tmp_path / "fresh")
-    curate(run_on(archives, fresh, **changes))
-    curate(run_on(archives, decided, **changes))
-    assert result(decided) == result(fresh)
+    curate(make_run(archives, fresh, **changes))
+    curate(make_run(archives, decided, **changes))
+    assert hash_files(decided) == hash_files(fresh)
 
 
 @pytest.mark.slow
 def test_a_second_decision_stopped_at_every_moment_ends_as_one_that_was_not(
     archives: str, decided: str, loosely_curated: str
 ) -> None:
-    told: list[int] = []
+    seen: list[int] = []
 
     def progress(done: int, whole: int) -> None:
-        if done > max(told, default=SPLITS):  # reading is not done again
-            told.append(done)
+        if done > max(seen, default=SPLITS):  # reading is not repeated
+            seen.append(done)
             raise Stopped
 
     for _ in range(WHOLE + 1):
         try:
-            curate(other_rules(archives, decided), progress)
+            curate(make_other_run(archives, decided), progress)
             break
         except Stopped:
             continue
-    assert told[-1] == WHOLE
-    assert result(decided) == result(loosely_curated)
+    assert seen[-1] == WHOLE
+    assert hash_files(decided) == hash_files(loosely_curated)
 
 
-def test_a_decision_given_up_leaves_what_was_finished(
+def test_an_abandoned_decision_leaves_the_finished_output(
     archives: str, decided: str, curated: str
 ) -> None:
     def progress(done: int, whole: int) -> None:
@@ -542,9 +557,9 @@ def test_a_decision_given_up_leaves_what_was_finished(
             raise Stopped
 
     with pytest.raises(Stopped):
-        curate(other_rules(archives, decided), progress)
-    assert curate(run_on(archives, decided)).content == manifest.read_manifest(curated).content
-    assert result(decided) == result(curated)
+        curate(make_other_run(archives, decided), progress)
+    assert curate(make_run(archives, decided)).content == manifest.read_manifest(curated).content
+    assert hash_files(decided) == hash_files(curated)
 
 
 @pytest.mark.slow
@@ -553,12 +568,12 @@ def test_without_the_texts_of_the_dropped_no_other_rules_can_be_tried(
     archives: str, tmp_path: Path, kept: str
 ) -> None:
     output = str(tmp_path / "out")
-    curate(run_on(archives, output, keep_dropped=kept))
+    curate(make_run(archives, output, keep_dropped=kept))
     before = times(output)
     with pytest.raises(
         DataError, match=rf'were not stored \(keep_dropped = "{kept}"\), so other ru'
     ):
-        curate(other_rules(archives, output, keep_dropped=kept))
+        curate(make_other_run(archives, output, keep_dropped=kept))
     assert times(output) == before
 
 
@@ -567,9 +582,9 @@ def test_less_of_the_dropped_may_be_kept_after_all(
     archives: str, decided: str, tmp_path: Path
 ) -> None:
     fresh = str(tmp_path / "fresh")
-    curate(run_on(archives, fresh, keep_dropped="none"))
-    curate(run_on(archives, decided, keep_dropped="none"))
-    assert result(decided) == result(fresh)
+    curate(make_run(archives, fresh, keep_dropped="none"))
+    curate(make_run(archives, decided, keep_dropped="none"))
+    assert hash_files(decided) == hash_files(fresh)
 
 
 @pytest.mark.slow
@@ -577,7 +592,7 @@ def test_a_rule_that_wipes_out_a_source_stops_the_run_and_loses_nothing(
     archives: str, curated: str, tmp_path: Path
 ) -> None:
     output = str(tmp_path / "out")
-    sources = run_on(archives, output).sources
+    sources = make_run(archives, output).sources
     few = WipeOut(min_documents=3)
     wiping = tuple(
         source.model_copy(update={"wipe_out": few, "filters": (Length(min_characters=10**6),)})
@@ -586,26 +601,30 @@ def test_a_rule_that_wipes_out_a_source_stops_the_run_and_loses_nothing(
     with pytest.raises(
         DataError, match=r"Length\.too_short drops 12 of the 12 documents of source 'web'"
     ):
-        curate(run_on(archives, output, sources=wiping))
+        curate(make_run(archives, output, sources=wiping))
     with mock.patch("trainrig.corpus.curate.read_all_pages", side_effect=AssertionError):
-        curate(run_on(archives, output))
-    assert result(output) == result(curated)
+        curate(make_run(archives, output))
+    assert hash_files(output) == hash_files(curated)
 
 
 @pytest.mark.slow
-def test_of_one_url_one_document_is_kept_where_that_is_asked_for(tmp_path: Path) -> None:
-    pages = [plain("a/page", prose(1)), plain("a/page#top", prose(2, 25)), plain("b/", prose(3))]
-    kept = curate(run_on_pages(tmp_path, pages)).counts
+def test_one_document_per_url_is_kept_on_request(tmp_path: Path) -> None:
+    pages = [
+        plain("a/page", make_prose(1)),
+        plain("a/page#top", make_prose(2, 25)),
+        plain("b/", make_prose(3)),
+    ]
+    kept = curate(make_run_on_pages(tmp_path, pages)).counts
     assert kept["documents_kept"] == 3
-    once = curate(run_on_pages(tmp_path, pages, url_duplicates=True)).counts
+    once = curate(make_run_on_pages(tmp_path, pages, url_duplicates=True)).counts
     assert (once["documents_kept"], once["dropped_by"]) == (2, {"url_duplicate": 1})
 
 
 @pytest.mark.slow
-def test_documents_are_named_by_where_a_column_stands_in_their_language(tmp_path: Path) -> None:
-    pages = [plain(f"a/{n}", prose(n, 10 + n)) for n in range(10)]
+def test_documents_get_buckets_by_percentile_in_their_language(tmp_path: Path) -> None:
+    pages = [plain(f"a/{n}", make_prose(n, 10 + n)) for n in range(10)]
     thirds = Buckets(signal="words", shares=(0.3, 0.6))
-    run = run_on_pages(tmp_path, pages, buckets=thirds)
+    run = make_run_on_pages(tmp_path, pages, buckets=thirds)
     curate(run)
     rows = list(read_rows(run.output, KEPT, ["words", "bucket"]))
     in_order = [row["bucket"] for row in sorted(rows, key=lambda row: row["words"])]
@@ -613,7 +632,7 @@ def test_documents_are_named_by_where_a_column_stands_in_their_language(tmp_path
     curate(run.model_copy(update={"buckets": None}))
     assert {row["bucket"] for row in read_rows(run.output, KEPT, ["bucket"])} == {None}
     with pytest.raises(ValueError, match="buckets: nothing measures 'wordz'; did you mean 'words'"):
-        run_on_pages(tmp_path, pages, buckets=Buckets(signal="wordz"))
+        make_run_on_pages(tmp_path, pages, buckets=Buckets(signal="wordz"))
     with pytest.raises(ValueError, match="must increase between 0 and 1"):
         Buckets(shares=(0.6, 0.3))
 
@@ -621,9 +640,9 @@ def test_documents_are_named_by_where_a_column_stands_in_their_language(tmp_path
 @pytest.mark.slow
 def test_scores_are_columns_that_rules_may_bound(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("river\nbridge\n")
-    pages = [plain(f"a/{n}", prose(n)) for n in range(6)]
+    pages = [plain(f"a/{n}", make_prose(n)) for n in range(6)]
     scorers = (WordList(path=str(tmp_path / "list.txt"), column="water"),)
-    run = run_on_pages(tmp_path, pages, scorers=scorers)
+    run = make_run_on_pages(tmp_path, pages, scorers=scorers)
     curate(run)
     shares = [row["water"] for row in read_rows(run.output, KEPT, ["water"])]
     assert len(set(shares)) > 1 and all(0 <= share < 0.3 for share in shares)
@@ -641,26 +660,26 @@ def test_scores_are_columns_that_rules_may_bound(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_rewrites_change_texts_and_are_counted(tmp_path: Path) -> None:
-    text = f"{prose(1)}\n12345\n{prose(2)}\n3 likes"
-    run = run_on_pages(tmp_path, [plain("a/page", text), plain("b/page", prose(3))])
+    text = f"{make_prose(1)}\n12345\n{make_prose(2)}\n3 likes"
+    run = make_run_on_pages(tmp_path, [plain("a/page", text), plain("b/page", make_prose(3))])
     (source,) = run.sources
     lines = source.model_copy(update={"rewrites": (RefinedWebLines(),)})
     curate(run.model_copy(update={"sources": (lines,)}))
     rows = {row["url"]: row for row in read_rows(run.output, KEPT, ["url", "text", *LINE_COLUMNS])}
-    assert rows["http://a/page"]["text"] == f"{prose(1)}\n{prose(2)}"
+    assert rows["http://a/page"]["text"] == f"{make_prose(1)}\n{make_prose(2)}"
     assert rows["http://a/page"]["refinedweb_numeric"] == 1
     assert rows["http://a/page"]["refinedweb_counters"] == 1
     assert rows["http://b/page"]["refinedweb_removed_words"] == 0
 
 
-def test_a_bound_on_bad_words_without_a_list_says_what_counts_them() -> None:
+def test_a_bound_on_bad_words_without_a_scorer_names_the_missing_setting() -> None:
     table = {"name": "web", "paths": ["a.warc"], "filters": [{"kind": "C4", "max_bad_words": 0}]}
     data = {"stage": "curate", "output": "out", "sources": [table]}
     with pytest.raises(ConfigError, match=r'add \[\[scorers\]\] with kind = "BadWords"'):
         config.build(Curation, data, "run.toml")
 
 
-def test_a_rule_about_what_nothing_counts_is_refused() -> None:
+def test_a_rule_about_an_unmeasured_signal_is_refused() -> None:
     rule = {"kind": "Score", "signal": "refinedweb_removed_words", "most": 3.0}
     table = {"name": "web", "paths": ["a.warc"], "filters": [rule]}
     data = {"stage": "curate", "output": "out", "sources": [table]}
@@ -672,8 +691,8 @@ def test_a_rule_about_what_nothing_counts_is_refused() -> None:
 
 @pytest.mark.slow
 def test_copies_that_wipe_out_a_source_stop_the_run(tmp_path: Path) -> None:
-    pages = [plain(f"a/{n}", prose(1)) for n in range(30)] + [plain("a/else", prose(2))]
-    run = run_on_pages(tmp_path, pages)
+    pages = [plain(f"a/{n}", make_prose(1)) for n in range(30)] + [plain("a/else", make_prose(2))]
+    run = make_run_on_pages(tmp_path, pages)
     (source,) = run.sources
     careful = source.model_copy(update={"wipe_out": WipeOut(min_documents=10)})
     with pytest.raises(DataError, match=r"exact_duplicate drops 29 of the 31 documents"):
@@ -687,11 +706,11 @@ def test_copies_that_wipe_out_a_source_stop_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keep_dropped", "lost"), [("text", set()), ("signals", {"text", "metadata"}), ("none", None)]
 )
-def test_as_much_is_kept_of_the_dropped_as_was_asked_for(
+def test_the_configured_part_of_dropped_documents_is_kept(
     archives: str, curated: str, tmp_path: Path, keep_dropped: str, lost: set[str] | None
 ) -> None:
     output = str(tmp_path / "out")
-    made = curate(run_on(archives, output, keep_dropped=keep_dropped))
+    made = curate(make_run(archives, output, keep_dropped=keep_dropped))
     files = storage.list_files(f"{output}/{DROPPED}")
     if lost is None:
         assert files == []
@@ -700,15 +719,15 @@ def test_as_much_is_kept_of_the_dropped_as_was_asked_for(
         for path in files:
             assert set(COLUMNS) - set(pq.read_schema(path).names) == lost
     assert made.counts == manifest.read_manifest(curated).counts
-    assert {name: sha for name, sha in result(output).items() if not name.startswith(DROPPED)} == {
-        name: sha for name, sha in result(curated).items() if not name.startswith(DROPPED)
-    }
+    assert {
+        name: sha for name, sha in hash_files(output).items() if not name.startswith(DROPPED)
+    } == {name: sha for name, sha in hash_files(curated).items() if not name.startswith(DROPPED)}
 
 
 # Personal data
 
 
-def test_personal_data_stand_in_no_file_in_clear(curated: str) -> None:
+def test_personal_data_are_in_no_file_unmasked(curated: str) -> None:
     found = 0
     for path in storage.list_files(curated):
         clear = storage.read(path)
@@ -720,17 +739,17 @@ def test_personal_data_stand_in_no_file_in_clear(curated: str) -> None:
         for value in PRIVATE:
             assert value.encode() not in clear, path
             assert value.replace(" ", "").encode() not in clear, path
-    assert found == len(PRIVATE)  # each stood somewhere
+    assert found == len(PRIVATE)  # each was found
 
 
-def test_a_find_is_told_by_its_place_in_the_text_before_masking(curated: str) -> None:
+def test_a_find_has_its_position_in_the_text_before_masking(curated: str) -> None:
     (row,) = (
         row
         for row in read_rows(curated, KEPT, ["url", "text", "metadata", "pii"])
         if row["url"].endswith("/private")
     )
-    before = f"{prose(3)} Write to {MAIL} or {PHONE}."
-    assert row["text"] == f"{prose(3)} Write to <EMAIL> or <PHONE>."
+    before = f"{make_prose(3)} Write to {MAIL} or {PHONE}."
+    assert row["text"] == f"{make_prose(3)} Write to <EMAIL> or <PHONE>."
     assert json.loads(row["metadata"]) == {"title": "Of <EMAIL>"}
     assert row["pii"] == [
         {"kind": "EMAIL", "start": before.index(MAIL), "length": len(MAIL)},
@@ -741,7 +760,7 @@ def test_a_find_is_told_by_its_place_in_the_text_before_masking(curated: str) ->
 # What cannot work
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     source = CurationSource(name="web", paths=(f"{tmp_path}/gone.warc.gz",))
     run = Curation(output=str(tmp_path / "out"), workers=0, sources=(source,))
     with pytest.raises(DataError, match=r"gone\.warc\.gz: no such file"):
@@ -763,7 +782,7 @@ def test_a_file_of_no_known_format_is_named(archives: str, tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b"Just a text.\n", b"\x1f\x8b\x08\x00 and no more"])
-def test_a_file_that_is_not_what_its_name_says_is_counted(
+def test_a_file_of_another_format_than_its_name_is_counted(
     archives: str, tmp_path: Path, content: bytes
 ) -> None:
     path = tmp_path / "page.warc.gz"
@@ -787,13 +806,13 @@ def test_the_rest_of_a_cut_off_archive_is_used(archives: str, tmp_path: Path) ->
     source = CurationSource(name="web", paths=(f"{tmp_path}/*.warc.gz",))
     counts = curate(Curation(output=output, workers=0, sources=(source,))).counts
     assert counts["quarantined"] == {"truncated": 1}
-    assert {"web.example/twice", "wiki.example/4"} <= set(verdicts(output))
+    assert {"web.example/twice", "wiki.example/4"} <= set(read_verdicts(output))
     (line,) = storage.read(f"{output}/{QUARANTINE}/web-00000.jsonl").splitlines()
     assert json.loads(line)["where"].startswith("a.warc.gz: record ")
 
 
 @pytest.mark.slow
-def test_when_nothing_is_kept_the_reasons_are_told(tmp_path: Path) -> None:
+def test_when_nothing_is_kept_the_reasons_are_reported(tmp_path: Path) -> None:
     pages = [
         *(plain(f"a/{n}", f"Too short, number {n}.") for n in range(3)),
         *(plain(f"a/german-{n}", GERMAN * (n + 1)) for n in range(2)),
@@ -804,13 +823,13 @@ def test_when_nothing_is_kept_the_reasons_are_told(tmp_path: Path) -> None:
         match=r"out: nothing was kept; most of 5 documents were dropped by Length\.too_short 3, "
         r"Language\.not_allowed 2; relax `filters`",
     ):
-        curate(run_on_pages(tmp_path, pages))
-    run = run_on_pages(tmp_path, pages)
+        curate(make_run_on_pages(tmp_path, pages))
+    run = make_run_on_pages(tmp_path, pages)
     (source,) = run.sources
     looser = source.model_copy(update={"filters": (Language(allowed=("de",)),)})
     with mock.patch("trainrig.corpus.curate.read_all_pages", side_effect=AssertionError):
         made = curate(run.model_copy(update={"sources": (looser,)}))
-    assert made.counts["dropped_by"]["near_duplicate"] == 1  # looser rules go on from there
+    assert made.counts["dropped_by"]["near_duplicate"] == 1  # looser rules continue from there
 
 
 def test_two_sources_of_one_name_are_refused() -> None:

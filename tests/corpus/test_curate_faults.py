@@ -1,4 +1,4 @@
-"""Curation under what goes wrong around it: storage that has a bad day, workers that are killed."""
+"""Curation under faults: storage that fails at times, and workers that are killed."""
 
 import gzip
 import itertools
@@ -26,7 +26,8 @@ from trainrig.corpus.signals import SIGNALS
 from trainrig.errors import DataError
 
 _proxies = runpy.run_path(str(Path(__file__).parents[1] / "s3_proxy.py"))
-Proxy, proxy = _proxies["Proxy"], _proxies["proxy"]
+Proxy = _proxies["Proxy"]
+proxy = _proxies["proxy"]
 
 WORDS = [
     "keeper",
@@ -44,31 +45,32 @@ WORDS = [
 ]
 
 
-def lines(count: int, seed: int = 0) -> bytes:
-    """JSON lines of texts that no two have in common; every tenth is short."""
+def make_lines(count: int, seed: int = 0) -> bytes:
+    """Return JSON lines of unrelated texts; every tenth is short."""
     dice = random.Random(seed)
     texts = (" ".join(dice.choices(WORDS, k=8 if n % 10 == 0 else 60)) for n in range(count))
     rows = (json.dumps({"url": f"http://a/{n}", "text": text}) for n, text in enumerate(texts))
     return "".join(f"{row}\n" for row in rows).encode()
 
 
-def run_on(path: str, output: str, **changes: Any) -> Curation:
+def make_run(path: str, output: str, **changes: Any) -> Curation:
     source = CurationSource(name="web", paths=(path,), filters=(Length(),), **changes)
     return Curation(output=output, workers=0, sources=(source,))
 
 
 @pytest.mark.slow
-def test_a_bad_day_of_s3_costs_no_document(proxy: Any, s3: str, tmp_path: Path) -> None:
-    data = lines(300)
+def test_failing_s3_requests_lose_no_document(proxy: Any, s3: str, tmp_path: Path) -> None:
+    data = make_lines(300)
     (tmp_path / "pages.jsonl").write_bytes(data)
     cut = {"reading": ReadSettings(piece_bytes=20_000)}
-    straight = curate(run_on(str(tmp_path / "pages.jsonl"), str(tmp_path / "out"), **cut))
+    straight = curate(make_run(str(tmp_path / "pages.jsonl"), str(tmp_path / "out"), **cut))
     storage.write(f"{s3}/pages.jsonl", data)
     turns = itertools.count(1)
     proxy.spoil = lambda method, path: next(turns) % 12 == 0
-    proxy.how, proxy.times = "slow_down", 20
-    made = curate(run_on(f"{s3}/pages.jsonl", f"{s3}/out", **cut))
-    assert proxy.times < 12  # it had its bad moments
+    proxy.how = "slow_down"
+    proxy.times = 20
+    made = curate(make_run(f"{s3}/pages.jsonl", f"{s3}/out", **cut))
+    assert proxy.times < 12  # storage failed some requests
     assert (made.content, made.counts) == (straight.content, straight.counts)
 
 
@@ -87,10 +89,10 @@ curate(config.load(Curation, sys.argv[1]))
 def test_a_process_killed_inside_a_file_costs_a_part_at_most(
     tmp_path: Path, failed_page: str
 ) -> None:
-    path = tmp_path / "pages.jsonl.gz"  # one stream: it cannot be cut
-    path.write_bytes(gzip.compress(lines(3_000)))
-    straight = curate(run_on(str(path), str(tmp_path / "straight")))
-    run = run_on(str(path), str(tmp_path / "out")).model_copy(update={"workers": 1})
+    path = tmp_path / "pages.jsonl.gz"  # one stream, which cannot be cut
+    path.write_bytes(gzip.compress(make_lines(3_000)))
+    straight = curate(make_run(str(path), str(tmp_path / "straight")))
+    run = make_run(str(path), str(tmp_path / "out")).model_copy(update={"workers": 1})
     (tmp_path / "run.toml").write_text(config.to_toml(run))
     command = [sys.executable, "-c", DRIVE, str(tmp_path / "run.toml")]
     parts = Path(run.output, "scratch", "pages")
@@ -103,34 +105,35 @@ def test_a_process_killed_inside_a_file_costs_a_part_at_most(
             driver.kill()
         else:
             family = psutil.Process(driver.pid).children(recursive=True)
-            workers = [each for each in family if "_do_split" in " ".join(each.cmdline())]
+            workers = [process for process in family if "_do_split" in " ".join(process.cmdline())]
             assert workers
             for worker in workers:
                 worker.kill()
-        written = {each: each.stat().st_mtime_ns for each in parts.glob("*.parquet")}
+        written = {file: file.stat().st_mtime_ns for file in parts.glob("*.parquet")}
         code = driver.wait(timeout=300)
     assert code == (-signal.SIGKILL if failed_page == "driver" else 0)
     if failed_page == "driver":
-        assert {each: each.stat().st_mtime_ns for each in written} == written
+        assert {file: file.stat().st_mtime_ns for file in written} == written
         curate(run.model_copy(update={"workers": 0}))  # with another number of workers
     made = manifest.read_manifest(run.output)
     assert (made.content, made.counts) == (straight.content, straight.counts)
 
 
 @pytest.mark.slow
-def test_a_newer_signal_asks_for_the_pages_only_where_a_rule_reads_it(
+def test_a_newer_signal_needs_the_pages_only_where_a_rule_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Curated before there was a signal, decided anew since."""
-    (tmp_path / "pages.jsonl").write_bytes(lines(300))
+    """Curate before a signal existed, then apply rules again with the signal."""
+    (tmp_path / "pages.jsonl").write_bytes(make_lines(300))
 
     def run(least: int, *more: Any) -> Curation:
-        path, output = str(tmp_path / "pages.jsonl"), str(tmp_path / "out")
+        path = str(tmp_path / "pages.jsonl")
+        output = str(tmp_path / "out")
         filters = (Length(min_characters=least), *more)
         source = CurationSource(name="web", paths=(path,), filters=filters)
         return Curation(output=output, workers=0, sources=(source,))
 
-    newest = "curly_brackets"  # as if nobody had measured it when the pages were read
+    newest = "curly_brackets"  # a signal that is treated as unknown when the pages were read
     older = {name: kind for name, kind in SIGNALS.items() if name != newest}
     with monkeypatch.context() as before:
         before.setattr(row_schema, "SIGNALS", older)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from trainrig.corpus.document import compute_document_id
 
 
-def test_an_id_is_the_hash_that_its_definition_says():
+def test_an_id_equals_the_hash_of_its_definition():
     raw = b"docs\nhttp://example.org/\n" + hashlib.sha256(b"body").digest()
     expected = hashlib.blake2b(raw, digest_size=16).hexdigest()
     assert compute_document_id("docs", "http://example.org/", b"body") == expected

@@ -1,4 +1,4 @@
-"""Tiny tokens and runs, as the tests of training have them."""
+"""Fixtures of the training tests: tiny token shards and runs."""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What `check` says of workers that wait for each other."""
+"""What `trainrig check` reports about workers that wait for each other."""
 
 import pytest
 from hypothesis import given
@@ -17,12 +17,12 @@ from trainrig.tokens.batches import assign_micro_batches
     virtual=st.integers(1, 12),
     workers=st.integers(1, 12),
 )
-def test_the_share_is_that_of_real_slots(count, virtual, workers):
+def test_the_busy_share_equals_the_share_of_real_slots(count, virtual, workers):
     there = min(virtual, count)
     slots = [assign_micro_batches(count, there, rank, workers) for rank in range(workers)]
-    real = sum(slot.real for each in slots for slot in each)
+    real = sum(slot.real for row in slots for slot in row)
     assert real == count
-    assert compute_busy_share(count, workers) == real / sum(len(each) for each in slots)
+    assert compute_busy_share(count, workers) == real / sum(len(row) for row in slots)
 
 
 @pytest.mark.parametrize(
@@ -60,5 +60,5 @@ def test_a_node_less_costs_half_with_a_micro_batch_each_and_next_to_nothing_with
         ),
     ],
 )
-def test_it_names_the_micro_batch_that_keeps_all_at_work(batch, micro, sizes, said):
+def test_the_report_names_a_micro_batch_that_keeps_all_workers_busy(batch, micro, sizes, said):
     assert describe_busy(batch, micro, sizes) == said

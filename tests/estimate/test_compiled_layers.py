@@ -1,5 +1,8 @@
-"""What compiled layers keep for the backward pass, held to what torch's partition of their graph
-keeps: that of `inductor`, with each operator run as it is."""
+"""Memory that compiled layers keep for the backward pass.
+
+The estimate is compared with what torch's graph partitioner keeps: the partitioner of `inductor`,
+with each operator run eagerly.
+"""
 
 import pytest
 import torch
@@ -9,7 +12,8 @@ from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.parallel.compiled import Compile
 from trainrig.train.run_file.training import Training
 
-ROWS, LENGTH = 2, 128
+ROWS = 2
+LENGTH = 128
 SIZES = {"layers": 1, "channels": 64, "heads": 4, "vocabulary": 64, "positions": LENGTH}
 KINDS = {
     "plain": {},
@@ -22,12 +26,12 @@ KINDS = {
 
 
 def count_kept(config: DecoderConfig, dtype: torch.dtype) -> float:
-    """Bytes a token that the layer of a decoder keeps, compiled."""
+    """Return the bytes per token that one compiled decoder layer keeps."""
     torch._dynamo.reset()
     model = Decoder(config)
     initialise(model, 0)
     model.to(dtype)
-    weights = {each.untyped_storage().data_ptr() for each in model.parameters()}
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     layer = torch.compile(
         model.layers[0].forward, backend="aot_eager_decomp_partition", fullgraph=True
     )
@@ -36,7 +40,8 @@ def count_kept(config: DecoderConfig, dtype: torch.dtype) -> float:
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights and len(tensor) != LENGTH:  # angles, of all layers
+        # skips the rotary angles, which all layers share
+        if storage.data_ptr() not in weights and len(tensor) != LENGTH:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
@@ -49,14 +54,14 @@ def count_kept(config: DecoderConfig, dtype: torch.dtype) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_compiled_layer_keeps_what_is_reckoned(kind: str, compute: str) -> None:
+def test_a_compiled_layer_keeps_the_estimated_bytes(kind: str, compute: str) -> None:
     config = DecoderConfig.model_validate(SIZES | KINDS[kind])
     training = Training.model_validate({"steps": 1, "precision": {"compute": compute}})
     compiled = training.model_copy(update={"compile": Compile()})
-    reckoned, _ = estimate_per_token(config, compiled)
+    estimated, _ = estimate_per_token(config, compiled)
     kept = count_kept(config, torch.bfloat16 if compute == "bfloat16" else torch.float32)
-    assert reckoned == pytest.approx(kept, rel=0.01)
-    assert reckoned < estimate_per_token(config, training)[0]
+    assert estimated == pytest.approx(kept, rel=0.01)
+    assert estimated < estimate_per_token(config, training)[0]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +73,8 @@ def test_a_compiled_layer_keeps_what_is_reckoned(kind: str, compute: str) -> Non
     ],
     ids=["mixture", "gate", "norms on both sides"],
 )
-def test_of_other_layers_no_less_is_reckoned_than_plain_ones_keep(changes) -> None:
-    config, plain = DecoderConfig.model_validate(SIZES | changes), Training(steps=1)
+def test_other_layers_are_estimated_at_least_as_high_as_plain_ones(changes) -> None:
+    config = DecoderConfig.model_validate(SIZES | changes)
+    plain = Training(steps=1)
     compiled = plain.model_copy(update={"compile": Compile()})
     assert estimate_per_token(config, compiled) == estimate_per_token(config, plain)

@@ -1,4 +1,4 @@
-"""Bytes of masks, against those that autograd keeps of real ones."""
+"""Bytes of attention masks, compared with the masks that autograd keeps."""
 
 from typing import Any
 
@@ -22,11 +22,12 @@ from trainrig.train.run_file.training import Training
 SIZES: dict[str, Any] = {"layers": 3, "channels": 32, "heads": 4, "vocabulary": 32}
 ALWAYS = {"size": 40, "pattern": ("local",)}
 SOMETIMES = {"size": 40, "pattern": ("local", "global")}
-DOCUMENTS, PREFIXES = RowMasks(documents=True, on_cpu=True), RowMasks(marks=True, on_cpu=True)
+DOCUMENTS = RowMasks(documents=True, on_cpu=True)
+PREFIXES = RowMasks(marks=True, on_cpu=True)
 
 
 def count_kept(config: DecoderConfig, length: int, training: Training, prefixes: bool) -> int:
-    """Bytes of what is T by T and alive after a forward pass of two rows."""
+    """Return the bytes of all T × T tensors that are alive after a forward pass of two rows."""
     model = build_model(config)
     initialise(model, 0)
     model = model.to(torch.bfloat16 if training.precision.bytes == 2 else torch.float32)
@@ -50,7 +51,7 @@ def count_kept(config: DecoderConfig, length: int, training: Training, prefixes:
 @pytest.mark.parametrize("length", [100, 200, 300])
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["documents", "prefixes", "caps", "windows", "some", "encoder"])
-def test_masks_that_are_reckoned_are_those_that_are_kept(kind, compute, length):
+def test_estimated_masks_equal_the_kept_ones(kind, compute, length):
     attention = {
         "caps": {"logit_cap": 5.0},
         "windows": {"window": ALWAYS},
@@ -62,13 +63,13 @@ def test_masks_that_are_reckoned_are_those_that_are_kept(kind, compute, length):
     masks = PREFIXES if kind == "prefixes" else DOCUMENTS
     found = count_kept(config, length, training, kind == "prefixes")
     assert masks.count_kept(config, training, 2, length) == found
-    # Where one is kept, and where not, by hand.
+    # Whether the mask is kept, computed by hand.
     taken = kind == "prefixes" or length <= {"float32": 128, "bfloat16": 256}[compute]
     size = training.precision.bytes
     assert found == (2 * length**2 * size if taken and kind not in ("caps", "windows") else 0)
 
 
-def test_what_numbers_are_made_of_is_kept_where_layers_compute_again():
+def test_masks_are_kept_where_layers_recompute():
     config = DecoderConfig(**SIZES, positions=100)
     training = Training(steps=1, recompute=Full())
     assert DOCUMENTS.count_kept(config, training, 2, 100) == 2 * 100**2 * 5
@@ -114,7 +115,8 @@ def test_a_gpu_reads_rows_of_documents_in_narrow_numbers_by_a_kernel_and_makes_n
 
 
 def test_a_gpu_reads_rows_of_documents_in_float32_under_a_mask_however_long():
-    config, training = DecoderConfig(**SIZES, positions=4096), Training(steps=1)
+    config = DecoderConfig(**SIZES, positions=4096)
+    training = Training(steps=1)
     assert DOCUMENTS.count_kept(config, training, 1, 4096) == 0
     masks = RowMasks.of(CausalLM(), by_document=True, on_cpu=False)
     assert masks.count_kept(config, training, 1, 4096) == 4 * 4096**2
@@ -126,9 +128,7 @@ def test_a_gpu_reads_rows_of_documents_in_float32_under_a_mask_however_long():
     ("compute", "head_channels", "apart"),
     [("bfloat16", 256, True), ("bfloat16", 264, False), ("float32", 128, False)],
 )
-def test_a_gpu_reads_documents_apart_in_narrow_numbers_and_usual_heads(
-    compute, head_channels, apart
-):
+def test_a_gpu_separates_documents_in_narrow_dtypes_with_usual_heads(compute, head_channels, apart):
     model = DecoderConfig(channels=256, heads=2, head_channels=head_channels, vocabulary=64,
                           layers=2, positions=512)  # fmt: skip
     training = Training.model_validate({"steps": 1, "precision": {"compute": compute}})
@@ -144,8 +144,11 @@ def test_a_text_that_is_joined_with_its_spans_is_a_prefix(objective):
 
 
 def test_rows_shared_by_workers_have_two_chunks_of_their_masks():
-    """Of 4 chunks of 1,024 places, a worker of 2 has one with 1 and one with all 4 before its
-    end: 5 squares of 16. A ring has none, nor has a kernel that tells documents apart."""
+    """Two of 4 chunks of 1,024 positions belong to each worker of 2.
+
+    One of the two chunks of the first worker attends to 1 chunk and the other to all 4: 5 squares
+    of 16. A ring keeps no masks, nor does a kernel that separates documents.
+    """
     config = DecoderConfig(**SIZES, positions=4096)
 
     def bytes_of(kind: str, compute: str = "float32", masks: RowMasks = NO_MASKS) -> float:
@@ -160,7 +163,7 @@ def test_rows_shared_by_workers_have_two_chunks_of_their_masks():
 
 
 @pytest.mark.parametrize("parallel", [{}, {"tensor": {"ranks": 2}}])
-def test_a_worker_holds_masks_beside_what_its_layers_keep(parallel):
+def test_a_worker_holds_masks_in_addition_to_activations(parallel):
     config = DecoderConfig(**SIZES, positions=512)
     training = Training(steps=1, parallel={"kind": "FSDP", **parallel}, deterministic=not parallel)
     on_gpu = RowMasks(documents=True)

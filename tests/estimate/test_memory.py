@@ -1,4 +1,4 @@
-"""Memory of a step, by its formulas and against what a real step took."""
+"""Estimated memory of a training step, by formula and compared with real steps."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +30,7 @@ LARGE = DecoderConfig(layers=32, channels=4096, heads=32, vocabulary=32_768)
 
 
 class OneBatch:
-    """The same micro-batch, `count` times a step."""
+    """Batches that repeat one micro-batch `count` times a step."""
 
     def __init__(self, rows: int, count: int, length: int) -> None:
         ids = np.random.default_rng(0).integers(0, 512, (rows, length + 1))
@@ -68,23 +68,26 @@ def peak(measure_peak: Callable[..., int]) -> Callable[..., int]:
     return measure
 
 
-def test_a_real_step_takes_what_is_reckoned(peak: Callable[..., int]) -> None:
-    """One way; tests/benchmarks/test_step_memory.py has the others."""
+def test_a_real_step_takes_the_estimated_memory(peak: Callable[..., int]) -> None:
+    """Check one setting; tests/benchmarks/test_step_memory.py checks the others."""
     training = Training(
         steps=10, schedule=Constant(warmup=0), deterministic=False, recompute=Full()
     )
-    reckoned = estimate_step_memory(MODEL, training, 1, 16, 8, 128).total
-    assert reckoned == pytest.approx(peak(training, rows=8, count=2), rel=0.12)
+    estimated = estimate_step_memory(MODEL, training, 1, 16, 8, 128).total
+    assert estimated == pytest.approx(peak(training, rows=8, count=2), rel=0.12)
 
 
-def test_an_exact_step_holds_what_is_reckoned_of_its_tree_of_sums(
+def test_an_exact_step_holds_the_estimated_partial_sums(
     peak: Callable[..., int],
 ) -> None:
-    """Eight virtual workers: three sums wait for their other half. So few tokens that what is left
-    is weights, gradients and their sums; docs/training.md has the same terms."""
+    """Eight virtual workers keep three partial sums that wait for their other half.
+
+    The tokens are so few that weights, gradients and their sums dominate. docs/training.md lists
+    the same terms.
+    """
     training = Training(steps=10, schedule=Constant(warmup=0), virtual_workers=8)
-    reckoned = estimate_step_memory(MODEL, training, 1, 8, 1, 8).total
-    assert reckoned == pytest.approx(peak(training, rows=1, count=8, length=8), rel=0.12)
+    estimated = estimate_step_memory(MODEL, training, 1, 8, 1, 8).total
+    assert estimated == pytest.approx(peak(training, rows=1, count=8, length=8), rel=0.12)
 
 
 def states(parallel: Any, workers: int) -> float:
@@ -100,7 +103,7 @@ def test_slices_are_of_the_states() -> None:
     assert states(HSDP(replicas=4), 8) == 12 * total / 2
 
 
-def test_what_is_computed_again_is_not_kept() -> None:
+def test_recomputed_activations_are_not_kept() -> None:
     kept = [
         estimate_step_memory(
             LARGE, Training(steps=1, recompute=again, deterministic=False), 8, 8, 1, 2048
@@ -111,14 +114,15 @@ def test_what_is_computed_again_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize("heads", [{}, {"kv_heads": 2, "head_channels": 48}])
-def test_a_gate_keeps_what_autograd_keeps_of_it(heads: dict[str, int]) -> None:
+def test_a_gates_estimate_equals_autograds_memory(heads: dict[str, int]) -> None:
     def both(kind: str) -> tuple[float, float]:
         config = DecoderConfig.model_validate(
             MODEL.model_dump() | heads | {"attention": {"kind": kind}}
         )
-        model, kept = Decoder(config), {}
+        model = Decoder(config)
+        kept = {}
         initialise(model, 0)
-        weights = {each.untyped_storage().data_ptr() for each in model.parameters()}
+        weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
         def keep(tensor: torch.Tensor) -> torch.Tensor:
             storage = tensor.untyped_storage()
@@ -128,15 +132,17 @@ def test_a_gate_keeps_what_autograd_keeps_of_it(heads: dict[str, int]) -> None:
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             model(torch.zeros(1, 64, dtype=torch.int64))
-        reckoned, _ = estimate_per_token(config, Training(steps=1))
-        return reckoned, sum(size for _, size in kept.values()) / 64
+        estimated, _ = estimate_per_token(config, Training(steps=1))
+        return estimated, sum(size for _, size in kept.values()) / 64
 
-    (plain, plain_kept), (gated, gated_kept) = both("Attention"), both("GatedAttention")
+    (plain, plain_kept) = both("Attention")
+    (gated, gated_kept) = both("GatedAttention")
     assert gated - plain == gated_kept - plain_kept > 0
 
 
 def test_the_first_layout_that_fits_is_taken() -> None:
-    batch, base = BatchShape(512, 2048), Training(steps=1)
+    batch = BatchShape(512, 2048)
+    base = Training(steps=1)
     roomy = find_fitting(LARGE, base, batch, 8, 1, 640e9)
     tight = find_fitting(LARGE, base, batch, 8, 1, 60e9)
     assert roomy is not None and tight is not None
@@ -152,17 +158,17 @@ def test_the_first_layout_that_fits_is_taken() -> None:
     assert count_devices_needed(LARGE, base, batch, 8, 1e9) is None
 
 
-def test_the_table_falls_with_each_stage() -> None:
+def test_memory_falls_with_each_stage() -> None:
     rows = {
         row.layout: row
         for row in build_memory_table(LARGE, Training(steps=1), BatchShape(64, 2048), 1, 8)
     }
     assert [row.offered for row in rows.values()] == [True, False, False, True, True, True]
     for again in ("nothing", "selective", "full"):
-        column = [rows[each].bytes_by_recompute[again] for each in
+        column = [rows[stage].bytes_by_recompute[again] for stage in
                   ("0 (DDP)", "1", "2", "3 (FSDP)", "3 (FSDP, by layer)")]  # fmt: skip
         assert column == sorted(column, reverse=True)
 
 
-def test_the_block_of_logits_is_that_of_the_head():
+def test_the_block_of_logits_equals_the_heads():
     assert activations.HEAD_BLOCK == chunked_head.BLOCK_ELEMENTS_ELSEWHERE

@@ -1,4 +1,4 @@
-"""What a device has of the memory of an optimizer that the host keeps."""
+"""Device memory of a step whose optimizer state is offloaded to the host."""
 
 import pytest
 import torch
@@ -21,7 +21,9 @@ MODEL = DecoderConfig(
 )  # fmt: skip
 MIXTURE = MixtureOfExperts(kind="MixtureOfExperts", experts=4, active=2)
 EXPERTS = MODEL.model_copy(update={"feedforward": MIXTURE})
-TABLE, MATRIX = 320 * 64, 128 * 64  # numbers of the embedding and of the head; of the next
+# Elements of the embedding and of the head (TABLE), and of a layer's matrix (MATRIX).
+TABLE = 320 * 64
+MATRIX = 128 * 64
 
 
 def train(hosted=True, optimizer=None, **parallel):
@@ -35,21 +37,25 @@ def train(hosted=True, optimizer=None, **parallel):
     return Training.model_validate(given)
 
 
-def test_of_what_layers_save_two_have_it_on_a_gpu():
-    plain, hosted = (Training(steps=10, offload={"activations": each}) for each in (False, True))
-    everything, two = (estimate_step_memory(MODEL, each, 1, 8, 2, 64) for each in (plain, hosted))
-    assert two.activations == everything.activations / 2  # of four layers
+def test_two_layers_of_offloaded_activations_are_on_a_device():
+    plain, hosted = (
+        Training(steps=10, offload={"activations": on_host}) for on_host in (False, True)
+    )
+    everything, two = (
+        estimate_step_memory(MODEL, training, 1, 8, 2, 64) for training in (plain, hosted)
+    )
+    assert two.activations == everything.activations / 2  # two of four layers
     full = hosted.model_copy(update={"recompute": Full()})
     inputs = estimate_step_memory(MODEL, full, 1, 8, 2, 64)
     assert inputs.activations == 2 * 2 * 64 * MODEL.channels * 4
 
 
-def reckon(model, training, workers):
+def estimate(model, training, workers):
     return estimate_worker_memory(model, training, workers, 8, 2, 64)
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_a_device_has_that_of_its_slices_of_the_two_largest(workers):
+def test_a_device_holds_optimizer_state_of_its_two_largest_slices(workers):
     there, hosted = (
         estimate_step_memory(MODEL, train(h), workers, 8, 2, 64) for h in (False, True)
     )
@@ -57,14 +63,15 @@ def test_a_device_has_that_of_its_slices_of_the_two_largest(workers):
     assert there.total - hosted.total == there.optimizer - hosted.optimizer > 0
 
 
-def test_whole_matrices_are_updated_as_many_at_once_as_there_are_slices():
-    two = 4 * (2 * 2 * TABLE + 2 * MATRIX) / 2  # AdamW has the tables, and two numbers of each
-    assert reckon(MODEL, train(optimizer=Muon()), 2).optimizer == two
+def test_whole_matrices_are_updated_one_per_slice_at_once():
+    # AdamW keeps the tables on the device, with two moments for each element
+    two = 4 * (2 * 2 * TABLE + 2 * MATRIX) / 2
+    assert estimate(MODEL, train(optimizer=Muon()), 2).optimizer == two
 
 
 @pytest.mark.parametrize("settings", [SGD(), AdamW(), Lion(), Adafactor(), Muon()])
 @pytest.mark.parametrize("model", [MODEL, EXPERTS])
-def test_no_step_makes_more_room_than_is_reckoned(settings, model):
+def test_no_step_allocates_more_than_the_estimate(settings, model):
     decoder = Decoder(model)
     optimizer = build_optimizer(decoder.named_parameters(), settings, hosted=True)
     for parameter in decoder.parameters():
@@ -74,8 +81,8 @@ def test_no_step_makes_more_room_than_is_reckoned(settings, model):
         part._make_slots(list(part._list_units()), torch.device("cpu")) for part in optimizer.parts
     ]
     room = max(sum(slot.nbytes for slot in slots) for slots in made)
-    reckoned = estimate_step_memory(model, train(optimizer=settings), 1, 8, 2, 64).optimizer
-    assert room <= reckoned + 2 * 512  # slots are aligned
+    estimated = estimate_step_memory(model, train(optimizer=settings), 1, 8, 2, 64).optimizer
+    assert room <= estimated + 2 * 512  # slots are aligned
 
 
 AXES = {
@@ -88,15 +95,15 @@ AXES = {
 @pytest.mark.parametrize("axis", AXES)
 def test_workers_that_share_a_model_have_two_slices_of_the_largest_parts(axis):
     model, parallel = AXES[axis]
-    there, hosted = (reckon(model, train(h, **parallel), 4) for h in (False, True))
-    # Of four workers two have other layers or columns; experts are cut in two, then their slices.
+    there, hosted = (estimate(model, train(h, **parallel), 4) for h in (False, True))
+    # Two of four workers hold other layers or columns. Experts are cut in two, then sliced.
     largest = {"tensor": TABLE / 4, "pipeline": TABLE / 2}
     assert hosted.optimizer == 2 * 8 * largest.get(axis, 4 * MATRIX / 4)
     assert hosted.optimizer < there.optimizer
 
 
-def test_a_save_has_no_whole_rows_of_it_on_the_device():
-    """Those of weights alone, a third of what the weights and two moments of AdamW have."""
+def test_a_save_gathers_no_offloaded_rows_on_the_device():
+    """Gather the weights alone, a third of the weights and AdamW's two moments."""
     rows = []
     for hosted in (False, True):
         parts = ModelParts.of(MODEL, train(hosted), 2, 1)
@@ -105,7 +112,7 @@ def test_a_save_has_no_whole_rows_of_it_on_the_device():
     assert rows[1] == rows[0] / 3 > 0
 
 
-def test_check_leaves_it_out_on_a_gpu_and_counts_it_on_a_cpu(make_run, tmp_path):
+def test_check_leaves_offloaded_memory_out_on_a_gpu_and_counts_it_on_a_cpu(make_run, tmp_path):
     found = {}
     for hosted in (False, True):
         run = make_run(

@@ -1,4 +1,4 @@
-"""What `check` says of corrupted rows, against rows that are corrupted."""
+"""What `trainrig check` reports about corrupted rows, compared with rows that are corrupted."""
 
 import re
 import runpy
@@ -25,7 +25,8 @@ from trainrig.tokens.mixing.stages import BatchSettings
 denoising = Path(__file__).parents[1] / "objectives" / "denoising" / "conftest.py"
 globals().update(runpy.run_path(str(denoising)))
 
-LENGTH, MICRO_BATCH = 128, 4
+LENGTH = 128
+MICRO_BATCH = 4
 
 
 def batches(**settings: Any) -> BatchSettings:
@@ -34,17 +35,17 @@ def batches(**settings: Any) -> BatchSettings:
 
 
 def numbers(text: str) -> list[float]:
-    return [float(each) for each in re.findall(r"\d+(?:\.\d+)?", text)]
+    return [float(number) for number in re.findall(r"\d+(?:\.\d+)?", text)]
 
 
 @pytest.mark.parametrize("joined", [False, True])
-def test_rows_are_as_wide_as_is_said_of_them(joined, encoder, make_rows):
+def test_rows_have_the_reported_width(joined, encoder, make_rows):
     objective = UL2(joined=joined)
     said = describe_rows(objective, batches())
     assert said.pop("padded") == "0.0% of places"
-    assert list(said) == [f"rows_of_{each.name}" for each in objective.list_named()]
-    for each, text in zip(objective.list_named(), said.values(), strict=True):
-        corruption = find_corruption(each.objective, encoder, LENGTH)
+    assert list(said) == [f"rows_of_{named.name}" for named in objective.list_named()]
+    for named, text in zip(objective.list_named(), said.values(), strict=True):
+        corruption = find_corruption(named.objective, encoder, LENGTH)
         found = corruption.apply(make_rows(MICRO_BATCH, LENGTH, mean=400), 0)
         if joined:
             read = found.arrays[PREFIXES].sum(1)
@@ -57,7 +58,7 @@ def test_rows_are_as_wide_as_is_said_of_them(joined, encoder, make_rows):
 
 
 @pytest.mark.parametrize("joined", [False, True])
-def test_padding_of_rows_dealt_one_by_one_is_what_it_is_on_average(joined, encoder, make_rows):
+def test_reported_padding_equals_the_mean_of_real_rows(joined, encoder, make_rows):
     objective = UL2(joined=joined, deal="sample")
     (stage,) = batches().resolve_stages()
     corruption = find_corruption(objective, encoder, LENGTH)
@@ -79,7 +80,7 @@ def test_padding_of_rows_dealt_one_by_one_is_what_it_is_on_average(joined, encod
     assert describe_rows(objective, batches())["padded"] == f"{expected:.1%} of places"
 
 
-def test_other_objectives_say_what_they_make_of_rows_if_anything():
+def test_other_objectives_report_changed_row_widths():
     assert describe_rows(CausalLM(), batches()) == describe_rows(MaskedLM(), batches()) == {}
     prefixes = {"rows": "128 places: 28 read from both sides and 100 said, on average"}
     assert describe_rows(PrefixLM(prefix_tokens=28), batches()) == prefixes
@@ -88,8 +89,8 @@ def test_other_objectives_say_what_they_make_of_rows_if_anything():
     assert numbers(describe_rows(mixture, batches())["rows_of_PrefixLM"]) == [128, 63.5, 64.5]
 
 
-def test_each_length_is_said_and_documents_apart():
+def test_each_length_is_reported_and_documents_separately():
     staged = batches(stages=({"from_step": 5, "sequence_length": 64},), attend="document")
     said = describe_rows(SpanCorruption(), staged)
-    assert [numbers(each) for each in said["rows"].split("; ")] == [[58, 14, 64], [116, 26, 128]]
+    assert [numbers(part) for part in said["rows"].split("; ")] == [[58, 14, 64], [116, 26, 128]]
     assert said["padded"].endswith("and what documents of other numbers add")

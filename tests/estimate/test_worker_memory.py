@@ -1,4 +1,4 @@
-"""What a worker holds that shares rows, layers or experts: beside real ranks, and by hand."""
+"""Memory of workers that share rows, layers or experts: real ranks and hand counts."""
 
 import itertools
 
@@ -55,7 +55,11 @@ OF_FOUR = list(AXES)[5:]
 
 @pytest.fixture
 def job_of(make_job, tmp_path):
-    """`job_of(MODEL, {"tensor": {"ranks": 2}}, 4)`: on rows of 64 tokens, 2 in a micro-batch."""
+    """Return a function that builds jobs.
+
+    `job_of(MODEL, {"tensor": {"ranks": 2}}, 4)` makes a job on rows of 64 tokens, 2 in a
+    micro-batch.
+    """
 
     def make(model, parallel, workers, **settings):
         given = {"steps": 10, "virtual_workers": 4, "parallel": {"kind": "FSDP", **parallel}}
@@ -77,11 +81,13 @@ def job_of(make_job, tmp_path):
 def test_the_weights_are_those_that_real_ranks_hold(ranks, job_of, axis, workers):
     model, parallel = AXES[axis]
     job = job_of(model, parallel, workers)
-    held = [sum(each.values()) for each in ranks(workers, "parts", job=job)]
+    held = [sum(parts.values()) for parts in ranks(workers, "parts", job=job)]
     expected = memory(job.model, parallel, workers).weights
-    # Of stages the one that needs the most memory, which may have a norm less than the last.
-    assert expected in {each * MASTER for each in held}
-    alike = parallel.get("tensor", {"ranks": 1})["ranks"]  # ranks that hold a norm between them
+    # The estimate is for the stage that needs the most memory. It may have one norm less than the
+    # last stage.
+    assert expected in {count * MASTER for count in held}
+    # tensor-parallel ranks hold one norm together
+    alike = parallel.get("tensor", {"ranks": 1})["ranks"]
     assert max(held) * MASTER - expected in (0, MASTER * 64 * 2 * alike // workers)
 
 
@@ -102,18 +108,22 @@ IN_PLACES = {"tensor": {"ranks": 2, "sequence_parallel": True}}
         pytest.param(MIXTURE, {"precision": {"compute": "bfloat16"}}, marks=pytest.mark.soak),
     ],
 )
-def test_a_layer_keeps_in_places_what_real_ranks_keep_of_it(feedforward, settings, ranks, job_of):
-    """By counting tensors after a forward pass; the logarithms and roots that attention and norms
-    keep, a number of each head or place, are not reckoned, nor weights of experts in bfloat16."""
+def test_a_sharded_layer_keeps_the_bytes_of_real_ranks(feedforward, settings, ranks, job_of):
+    """Compare the estimate with the tensors that are alive after a forward pass.
+
+    The estimate leaves out the logarithms and roots that attention and norms keep (one number per
+    head or position) and the bfloat16 copies of expert weights.
+    """
     model = MODEL.model_copy(update={"feedforward": feedforward} if feedforward else {})
     kept = []
     for layers in (2, 4):
         job = job_of(model.model_copy(update={"layers": layers}), IN_PLACES, 2, **settings)
         kept.append(ranks(2, "kept_for_backward", job=job)[0])
     counted = (kept[1] - kept[0]) / 2 / (2 * 64)
-    shapes, local = cut_shapes(model, 2, 1), cut_model(model, 2, 1)
-    reckoned, _ = estimate_layers_per_token(shapes.layers[:1], local, job.training, 2)
-    assert 0 <= counted - reckoned < 4 * 2 + 4 + 4 * 2 + 1
+    shapes = cut_shapes(model, 2, 1)
+    local = cut_model(model, 2, 1)
+    estimated, _ = estimate_layers_per_token(shapes.layers[:1], local, job.training, 2)
+    assert 0 <= counted - estimated < 4 * 2 + 4 + 4 * 2 + 1
 
 
 @pytest.mark.parametrize(
@@ -126,26 +136,30 @@ def test_a_layer_keeps_in_places_what_real_ranks_keep_of_it(feedforward, setting
     ],
 )
 def test_a_save_gathers_the_rows_that_real_ranks_gather(ranks, job_of, model, parallel, workers):
-    """Of weights and of the optimizer's two moments."""
+    """Count the rows of the weights and of the optimizer's two moments."""
     job = job_of(model, parallel, workers)
     gathered = ranks(workers, "gathered_for_a_save", job=job)
     tensor, expert = (parallel.get(axis, {"ranks": 1})["ranks"] for axis in ("tensor", "expert"))
     counted, _ = ModelParts.of(model, job.training, tensor, expert).count_held([range(4)])
-    reckoned = slice_parameters(counted, workers // tensor, expert, tensor).rows
-    assert gathered == [reckoned] * workers
-    assert (reckoned > 0) == (tensor > 1)
+    estimated = slice_parameters(counted, workers // tensor, expert, tensor).rows
+    assert gathered == [estimated] * workers
+    assert (estimated > 0) == (tensor > 1)
 
 
-def test_a_save_counts_where_it_takes_more_than_a_step():
-    """Of few tokens: each of 4 workers has the rows of 4 workers' columns of its experts."""
+def test_a_save_counts_if_it_takes_more_than_a_step():
+    """Use so few tokens that a save takes more memory than a step.
+
+    Each of 4 workers gathers the rows of 4 workers' columns of its experts.
+    """
     mixture = MIXTURE.model_copy(update={"experts": 64, "active": 1})
     wide = MODEL.model_copy(update={"feedforward": mixture, "vocabulary": 64})
     parallel = {"tensor": {"ranks": 4}, "expert": {"ranks": 2}, "reshard": "layer"}
     given = training(**parallel)
     found = estimate_worker_memory(wide, given, 16, 2, 2, 8)
     assert found.activations == found.gradients == 0
-    # 4 layers of 64 experts of 3 matrices of 64 x 128, an eighth on each rank of either axis, in
-    # weights and two moments; gathered over the tensor axis, sliced over 2 replicas.
+    # Each rank of either axis holds an eighth of 4 layers of 64 experts of 3 matrices of 64 x 128,
+    # as weights and two moments. The parts are gathered over the tensor axis and sliced over 2
+    # replicas.
     experts = 3 * 4 * 4 * 64 * 3 * 64 * 128 / 2 / 2
     assert experts < found.passing < 1.05 * experts
 
@@ -154,18 +168,19 @@ def test_without_axes_it_is_the_memory_of_a_step():
     assert memory(MODEL, {}, 4) == estimate_step_memory(MODEL, training(), 4, 8, 2, 64)
 
 
-def test_a_row_that_workers_share_takes_a_worker_its_part():
+def test_a_shared_row_takes_a_worker_its_part():
     alone = estimate_step_memory(MODEL, training(), 1, 8, 2, 64)
     ring = memory(MODEL, {"context": {"kind": "RingAttention", "ranks": 2}}, 2)
     gathered = memory(MODEL, {"context": {"kind": "Gathered", "ranks": 2}}, 2)
     assert ring.activations == alone.activations / 2
-    # Beside its part, in each of 4 layers, keys and values of the other's 64 tokens: 2 heads of 16
-    # channels in 4 bytes; and of 2 rows one mask of 5 sixteenths of their squares.
+    # In each of 4 layers, the rank also gathers the keys and values of the other rank's 64 tokens
+    # (2 heads of 16 channels in 4 bytes), and builds one mask for 2 rows of 5 sixteenths of their
+    # squares.
     keys = 4 * 64 * 2 * 2 * 16 * 4
     assert gathered.activations - ring.activations == keys + 4 * 2 * 64**2 * 5 / 16
 
 
-def test_what_flows_between_shared_layers_may_be_divided_as_well():
+def test_activations_between_shared_layers_may_be_divided():
     alone = estimate_step_memory(MODEL, training(), 1, 8, 2, 64)
     shared = memory(MODEL, {"tensor": {"ranks": 2}}, 2)
     divided = memory(MODEL, {"tensor": {"ranks": 2, "sequence_parallel": True}}, 2)
@@ -179,7 +194,7 @@ def test_experts_divide_the_rows_of_a_micro_batch():
 
 
 @pytest.mark.parametrize(("schedule", "kept"), [("GPipe", 4), ("1F1B", 2)])
-def test_the_first_stage_keeps_as_many_micro_batches_as_its_schedule_says(schedule, kept):
+def test_the_first_stage_keeps_the_micro_batches_of_its_schedule(schedule, kept):
     deep = MODEL.model_copy(update={"layers": 8, "vocabulary": 16})  # the head weighs little
     alone = estimate_step_memory(deep, training(), 1, 8, 2, 64)
     staged = memory(deep, {"pipeline": {"ranks": 2, "schedule": schedule}}, 2)
@@ -195,7 +210,7 @@ def test_workers_that_share_layers_keep_less_of_each():
     assert alone.gathered == 0  # one rank computes with its weights where they are
 
 
-def test_a_row_takes_as_many_places_as_its_objective_makes_of_it(make_run, tmp_path):
+def test_a_row_has_the_positions_of_its_objective(make_run, tmp_path):
     run = make_run(
         tmp_path,
         tokens=str(tmp_path / "none"),
@@ -203,10 +218,8 @@ def test_a_row_takes_as_many_places_as_its_objective_makes_of_it(make_run, tmp_p
         batches={"sequence_length": 4096},
         objective={"kind": "SpanCorruption", "joined": True},
     )
-    facts, places = (
-        estimate_pretraining(run, DeviceChoice()),
-        run.objective.compute_row_length(4096),
-    )
+    facts = estimate_pretraining(run, DeviceChoice())
+    places = run.objective.compute_row_length(4096)
     masks = RowMasks(marks=True)
     wanted = estimate_worker_memory(run.model, run.training, 1, 8, 2, places, masks).total / 2**30
     assert places > 4096
@@ -222,4 +235,5 @@ def test_check_deals_micro_batches_to_replicas(make_run, tmp_path):
         batches={"global_batch": 8, "micro_batch": 4},
     )
     facts = estimate_pretraining(run, DeviceChoice())
-    assert facts["at_work"].startswith("100% of 2 replicas")  # of 4 workers half would wait
+    # with 4 workers, half of them would wait
+    assert facts["at_work"].startswith("100% of 2 replicas")

@@ -1,4 +1,4 @@
-"""Tiny runs and tokens, as the tests of training have them, and a tiny model of our own."""
+"""Fixtures of the evaluation tests: tiny runs and tokens, and a tiny trainrig model."""
 
 import runpy
 from pathlib import Path

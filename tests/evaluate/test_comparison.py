@@ -1,4 +1,4 @@
-"""Evaluations beside each other: the same rows, the difference between them, and a ranking."""
+"""Comparison of evaluations: common rows, differences between scores, and a ranking."""
 
 import json
 from pathlib import Path
@@ -17,13 +17,17 @@ from trainrig.evaluate.scores.task_score import score_task
 
 @pytest.fixture
 def evaluated(tmp_path):
-    """`evaluated("a", task=[1, 0, …])`: a folder as `evaluate` leaves it, with these verdicts."""
+    """Return a function that writes evaluations.
+
+    `evaluated("a", task=[1, 0, …])` returns a folder as `evaluate` leaves it, with these verdicts.
+    """
 
     def make(name, rows_key="rows", flops=None, **tasks):
         output = str(tmp_path / name)
         run = Evaluation(checkpoint="x", output=output, tasks=(TaskChoice(task="copa"),))
         stage = manifest.claim(output, run, {f"task '{task}'": rows_key for task in tasks})
-        files, scores = {}, {}
+        files = {}
+        scores = {}
         for task, verdicts in tasks.items():
             rows = [
                 {
@@ -58,7 +62,7 @@ def run_cli(capsys, *arguments):
     return ended.value.code, said.out, said.err
 
 
-def test_a_clear_difference_is_told_from_noise(evaluated, capsys, tmp_path):
+def test_a_clear_difference_is_significant(evaluated, capsys, tmp_path):
     a = evaluated("a", clear=[0, 1] * 50, noisy=[0, 1] * 50, own=[1])
     b = evaluated("b", clear=[1, 1] * 40 + [0, 1] * 10, noisy=[1, 0] + [0, 1] * 49)
     (found,) = compare([a, b])
@@ -78,8 +82,9 @@ def test_a_clear_difference_is_told_from_noise(evaluated, capsys, tmp_path):
 
 
 def test_only_the_same_rows_are_compared(evaluated):
-    a, b = evaluated("a", task=[1, 0, 1]), evaluated("b", task=[1, 1])
-    assert compare([a, b])[0].tasks[0].a == 0.5  # of the first two rows
+    a = evaluated("a", task=[1, 0, 1])
+    b = evaluated("b", task=[1, 1])
+    assert compare([a, b])[0].tasks[0].a == 0.5  # only the first two rows count
     with pytest.raises(DataError, match="has other rows or another task file"):
         compare([a, evaluated("c", rows_key="others", task=[1, 1])])
     with pytest.raises(DataError, match="no task is in both"):
@@ -88,7 +93,7 @@ def test_only_the_same_rows_are_compared(evaluated):
         compare([a])
 
 
-def test_scores_stand_against_the_operations_of_training(evaluated, capsys, tmp_path):
+def test_scores_are_shown_with_training_operations(evaluated, capsys, tmp_path):
     for name, flops, right in (("b", 4e15, 8), ("a", 1e15, 5), ("c", 1.6e16, 9), ("d", None, 2)):
         evaluated(f"sweep/{name}", flops=flops, task=[1] * right + [0] * (10 - right), own=[1])
     found = read_leaderboard(str(tmp_path / "sweep")).sort_by_flops()
@@ -102,7 +107,7 @@ def test_scores_stand_against_the_operations_of_training(evaluated, capsys, tmp_
     text = Path(page).read_text()
     assert "What more training bought" in text and "n = 3 checkpoints" in text
     _, out, _ = run_cli(capsys, "leaderboard", str(tmp_path / "sweep"), "--json")
-    assert {each["training_flops"] for each in json.loads(out)["evaluations"]} == {
+    assert {evaluation["training_flops"] for evaluation in json.loads(out)["evaluations"]} == {
         None,
         1e15,
         4e15,

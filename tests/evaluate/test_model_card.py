@@ -1,4 +1,4 @@
-"""Sections of a model card, by hand."""
+"""Sections of a model card, compared with expected texts."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from trainrig.evaluate.scores.task_score import MetricScore, RowsSeen, TaskScore
 
 @pytest.fixture
 def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A run's, as far as a card is concerned."""
+    """Write a checkpoint of a run with the parts that a card reads."""
     claim = manifest.Claim(
         stage="pretrain",
         fingerprint="f",
@@ -26,7 +26,9 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return path
 
 
-def test_tasks_text_and_the_run_are_told(checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_card_has_tasks_text_and_the_run(
+    checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     accuracy = MetricScore(value=0.5, error=0.01, low=0.48, high=0.52)
     seen = RowsSeen(looked_for=90, seen=3, without=None)
     score = TaskScore(metric="acc|norm", metrics={"acc|norm": accuracy}, rows=1_000, groups=1_000,
@@ -35,7 +37,8 @@ def test_tasks_text_and_the_run_are_told(checkpoint: str, monkeypatch: pytest.Mo
     card = Scorecard(checkpoint=checkpoint, step=300, scores={"web": text}, tasks={"arc": score})
     monkeypatch.setattr(model_card, "read_scorecard", lambda folder: card)
     lines = model_card.describe_checkpoint("run", ["scores"]).splitlines()
-    bounds, others = "0.4800 to 0.5200", "1,000 | 5 | 0.2500 | 3 of 90"
+    bounds = "0.4800 to 0.5200"
+    others = "1,000 | 5 | 0.2500 | 3 of 90"
     assert f"| arc | acc&#124;norm | 0.5000 ± 0.0100 | {bounds} | {others} |" in lines
     assert "| web | 0.9100 | 2.718 | 12,000 |" in lines
     assert "Made by `trainrig pretrain`, from inputs with these fingerprints:" in lines

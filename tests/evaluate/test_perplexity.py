@@ -42,7 +42,8 @@ def held_out(tokens):
 
 @pytest.fixture(scope="module")
 def model():
-    model = Decoder(CONFIG.model_copy(update={"initial_std": 0.3}))  # has opinions
+    # larger weights give non-uniform predictions
+    model = Decoder(CONFIG.model_copy(update={"initial_std": 0.3}))
     initialise(model, seed=5)
     return model.eval()
 
@@ -75,29 +76,29 @@ def changed(run, **fields):
 
 
 def plain_score(model, texts, encoder):
-    """Sums over (ids before and at, number of ids that are targets), one window at a time."""
+    """Return the sums over (context and target ids, number of target ids), one window at a time."""
     nats = text_nats = tokens = text_bytes = 0
     for ids, targets in texts:
         logits = model(torch.tensor([ids[:-1]])).logits[0, -targets:]
-        each = functional.cross_entropy(logits, torch.tensor(ids[-targets:]), reduction="none")
-        for lost, target in zip(each.double().tolist(), ids[-targets:], strict=True):
+        losses = functional.cross_entropy(logits, torch.tensor(ids[-targets:]), reduction="none")
+        for lost, target in zip(losses.double().tolist(), ids[-targets:], strict=True):
             length = len(encoder.decode_bytes([target])) if target >= 5 else 0
-            nats, tokens = nats + lost, tokens + 1
-            text_nats, text_bytes = text_nats + (lost if length else 0), text_bytes + length
+            nats = nats + lost
+            tokens = tokens + 1
+            text_nats = text_nats + (lost if length else 0)
+            text_bytes = text_bytes + length
     return nats / tokens, text_nats / math.log(2) / text_bytes, tokens, text_bytes
 
 
 @pytest.mark.parametrize("length", [32, 7, 48])
 @torch.inference_mode()
-def test_a_source_is_scored_as_a_loop_over_its_windows_scores_it(
-    length, run, model, encoder, held_out
-):
+def test_a_source_is_scored_like_a_loop_over_its_windows(length, run, model, encoder, held_out):
     scores = score_all(changed(run, sequence_length=length), model, encoder)
     assert tuple(scores) == held_out.sources == ("books", "web")
     for source, found in scores.items():
         count = held_out.tokens(source)
         ids = held_out.read_window(source, 0, count).tolist()
-        # Each id but the first is a target once, and sees at most the `length` before it.
+        # Each id but the first is a target once, and sees at most the `length` ids before it.
         windows = []
         for start in range(0, count - 1, length):
             window = ids[start : start + length + 1]
@@ -109,16 +110,17 @@ def test_a_source_is_scored_as_a_loop_over_its_windows_scores_it(
         assert found.bits_per_byte == pytest.approx(bits_per_byte, rel=1e-6)
 
 
-def test_the_bytes_of_a_source_are_those_of_its_texts(run, model, encoder, held_out):
+def test_the_bytes_of_a_source_equal_its_texts(run, model, encoder, held_out):
     scores = score_all(run, model, encoder)
     for source in held_out.sources:
         documents = held_out.read_documents(source, 0, held_out.tokens(source))
-        first = encoder.byte_lengths[held_out.read_window(source, 0, 1)].sum()  # no target
+        # the first id is no target
+        first = encoder.byte_lengths[held_out.read_window(source, 0, 1)].sum()
         text = sum(document.text_bytes for document in documents)
         assert len(documents) > 3 and scores[source].bytes == text - first
 
 
-def test_a_model_that_knows_nothing_is_as_perplexed_as_its_vocabulary_is_large(run, encoder):
+def test_an_untrained_models_perplexity_is_the_vocabulary_size(run, encoder):
     ignorant = Decoder(CONFIG)
     for parameter in ignorant.parameters():
         torch.nn.init.zeros_(parameter)
@@ -126,7 +128,8 @@ def test_a_model_that_knows_nothing_is_as_perplexed_as_its_vocabulary_is_large(r
         assert found.perplexity == pytest.approx(VOCABULARY, rel=1e-6)
         assert found.loss == pytest.approx(math.log(VOCABULARY), rel=1e-6)
     ids = np.array([[0, 70, 80, 4]])
-    targets = np.array([[70, 80, 4, IGNORE]])  # two of text, of one byte each, and one special
+    # two text tokens of one byte each, and one special token
+    targets = np.array([[70, 80, 4, IGNORE]])
     found = score(ignorant, [(ids, targets)], encoder.byte_lengths)
     assert (found.tokens, found.bytes) == (3, 2)
     assert found.bits_per_byte == pytest.approx(math.log2(VOCABULARY), rel=1e-6)
@@ -141,7 +144,7 @@ def test_rows_at_a_time_do_not_change_the_score(rows, run, model, encoder):
         assert (found.tokens, found.bytes) == (eight[source].tokens, eight[source].bytes)
 
 
-def test_no_more_tokens_of_a_source_are_scored_than_asked_for(run, model, encoder, held_out):
+def test_the_number_of_scored_tokens_is_limited(run, model, encoder, held_out):
     for wanted in (1, 32, 50, 10**9):
         scores = score_all(changed(run, tokens_per_source=wanted), model, encoder)
         for source, found in scores.items():
@@ -164,13 +167,13 @@ def test_of_conversations_the_assistants_words_are_scored(run, model, encoder, t
     windows = []
     for chat in chats:
         asked = f"<|user|>{chat['prompt']}<|end_of_turn|><|assistant|>"
-        told = [i.tolist() for i in encoder.encode_batch([chat["prompt"], chat["completion"]])]
+        encoded = [i.tolist() for i in encoder.encode_batch([chat["prompt"], chat["completion"]])]
         end = encoder.find_special("<|end_of_turn|>")
         names = ("<|user|>", "<|assistant|>")
         user, assistant = (encoder.find_special(name) for name in names)
         assert asked.startswith(names[0])
-        ids = [encoder.end_of_text, user, *told[0], end, assistant, *told[1], end]
-        windows.append((ids, len(told[1]) + 1))
+        ids = [encoder.end_of_text, user, *encoded[0], end, assistant, *encoded[1], end]
+        windows.append((ids, len(encoded[1]) + 1))
     loss, bits_per_byte, count, text_bytes = plain_score(model, windows, encoder)
     assert (found.tokens, found.bytes) == (count, text_bytes)
     assert text_bytes == sum(len(chat["completion"].encode()) for chat in chats)
@@ -219,7 +222,7 @@ def test_windows_longer_than_the_model_can_read_are_refused(run):
         evaluate(changed(run, sequence_length=49))
 
 
-def test_what_is_not_there_is_named(run, tmp_path):
+def test_missing_inputs_are_named(run, tmp_path):
     for field, message in {
         "checkpoint": "no valid checkpoint there",
         "tokens": "no manifest.json, so no stage made it",

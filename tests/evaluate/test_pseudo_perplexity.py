@@ -1,4 +1,4 @@
-"""Encoders on held-out text: each token masked by itself, against a loop that does just that."""
+"""Pseudo-perplexity of encoders, compared with a loop that masks one token at a time."""
 
 import math
 from pathlib import Path
@@ -48,12 +48,15 @@ def run(corrupted_tokens, model, tmp_path):
 
 
 @torch.no_grad()
-def test_each_token_is_masked_by_itself(model):
+def test_each_token_is_masked_alone(model):
     dice = np.random.default_rng(3)
     windows = [dice.integers(0, 300, 20), dice.integers(0, 300, 7)]
-    windows[0][4] = 2  # a special token, which is seen and not asked for
+    windows[0][4] = 2  # a special token, which is seen but not a target
     lengths = dice.integers(1, 5, 384)
-    nats, right, count, size = 0.0, 0, 0, 0
+    nats = 0.0
+    right = 0
+    count = 0
+    size = 0
     for ids in windows:
         for place, there in enumerate(ids):
             if there in (0, 2):
@@ -63,7 +66,8 @@ def test_each_token_is_masked_by_itself(model):
             logits = model(hidden[None]).logits[0, place].double()
             nats -= float(logits.log_softmax(0)[there])
             right += int(logits.argmax() == there)
-            count, size = count + 1, size + int(lengths[there])
+            count = count + 1
+            size = size + int(lengths[there])
     for micro_batch in (1, 6):
         found = score_masked_windows(model, iter(windows), 299, [0, 2], lengths, micro_batch)
         assert found.loss == pytest.approx(nats / count, rel=1e-5)
@@ -81,12 +85,12 @@ def test_a_scorecard_of_an_encoder_has_its_accuracy(run):
     assert "accuracy" in Path(run.output, "report.html").read_text()
 
 
-def test_an_encoder_is_not_asked_what_it_cannot_say(run, tokens, model, tmp_path):
+def test_an_encoder_is_refused_for_generation_and_causal_tasks(run, tokens, model, tmp_path):
     with pytest.raises(ConfigError, match="is an encoder, which goes on from no text"):
         OpenedModel.load(run.model_copy(update={"tasks": (TaskChoice(task="piqa"),)}))
     with pytest.raises(DataError, match="an encoder, which reads whole texts"):
         TextGenerator.open(run.checkpoint)
-    encoder = Encoder.load(tokens)  # has no mask token
+    encoder = Encoder.load(tokens)  # this tokenizer has no mask token
     write_model(str(tmp_path / "plain"), CONFIG, encoder.text, model.state_dict())
     changed = {"checkpoint": str(tmp_path / "plain"), "tokens": tokens}
     with pytest.raises(DataError, match="no special token is known to be 'mask'"):

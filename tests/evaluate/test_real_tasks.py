@@ -1,4 +1,4 @@
-"""Shipped tasks over their published rows: what knows nothing, what has learnt the answers."""
+"""Shipped tasks over their published rows, by an untrained model and one trained on the answers."""
 
 import gzip
 import json
@@ -23,7 +23,7 @@ from trainrig.train.checkpoint import write_model
 
 pytestmark = [pytest.mark.soak, pytest.mark.slow, pytest.mark.data]
 CHOICES = ("arc_easy", "piqa", "boolq", "copa", "winogrande")
-# Tasks whose answers are written, or foretold: the field of a row that says which is right.
+# Tasks with written or predicted answers, and the field of a row that has the right answer.
 WRITTEN = {
     "gsm8k": "answer",
     "svamp": "answer",
@@ -31,11 +31,13 @@ WRITTEN = {
     "simple_arithmetic": "continuation",
     "humaneval": "test",
 }
-ASKED, SHUFFLES = 40, 3  # rows of each of them; times that their answers are dealt anew
+# Rows of each task, and how often their answers are shuffled.
+ASKED = 40
+SHUFFLES = 3
 SIZES = DecoderConfig(
     layers=2, channels=64, heads=4, positions=512, vocabulary=320, initial_std=0.05
 )
-PLANTED = 40  # rows whose answers are trained on
+TRAINED_ROWS = 40  # rows whose answers are trained on
 
 
 def evaluated(model, encoder, test_data, folder, tasks, limit, **more):
@@ -51,41 +53,44 @@ def evaluated(model, encoder, test_data, folder, tasks, limit, **more):
     return read_scorecard(run.output).tasks
 
 
-def test_a_random_model_lies_in_the_band_of_shuffled_labels_on_every_task(
+def test_a_random_model_scores_in_the_band_of_shuffled_labels_on_every_task(
     tiny_encoder, test_data, write_result, tmp_path
 ):
     model = Decoder(SIZES)
     initialise(model, seed=3)
     found = evaluated(model.eval(), tiny_encoder, test_data, tmp_path, CHOICES, 200)
-    told = {
+    result = {
         name: {"score": score.headline.value, "band": score.shuffled, "chance": score.chance}
         for name, score in found.items()
     }
-    write_result("random_model.json", told)
+    write_result("random_model.json", result)
     for name, score in found.items():
         low, high = score.shuffled
-        assert low <= score.headline.value <= high, (name, told[name])
+        assert low <= score.headline.value <= high, (name, result[name])
 
 
 def shuffled_rows(path, field, seed):
-    """The first rows of `path`, each with the answer of another."""
+    """Return the first rows of `path`, each with the answer of another row."""
     data = path.read_bytes()
     lines = (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines()
     rows = [json.loads(line) for line in lines[:ASKED]]
-    # By a step through all of them, so that no row keeps its own.
+    # A rotation, so that no row keeps its own answer.
     order = [(n + 1 + seed) % len(rows) for n in range(len(rows))]
     return [row | {field: rows[other][field]} for row, other in zip(rows, order, strict=True)]
 
 
-def test_a_random_model_lies_in_the_band_of_shuffled_answers_where_it_writes_them(
+def test_a_random_model_scores_in_the_band_of_shuffled_answers_when_it_writes_them(
     tiny_encoder, test_data, write_result, tmp_path
 ):
-    """99% of the scores that as many rows give whose chance of a right answer is that of rows with
-    the answers of others."""
+    """Check that scores are inside a 99% interval.
+
+    The interval is of as many rows whose chance of a right answer is that of rows with the answers
+    of other rows.
+    """
     model = Decoder(SIZES)
     initialise(model, seed=3)
     model.eval()
-    told = {}
+    result = {}
     for name, field in WRITTEN.items():
         tasks = (TaskChoice(task=name, limit=ASKED, few_shot=0),)
         source = test_data / "sets" / load_task(tasks[0], str(test_data / "sets"))[0].rows
@@ -116,21 +121,21 @@ def test_a_random_model_lies_in_the_band_of_shuffled_answers_where_it_writes_the
             right.append(round(score.headline.value * ASKED))
         pooled = scipy.stats.binomtest(sum(right[1:]), SHUFFLES * ASKED).proportion_ci(0.99)
         band = scipy.stats.binom.ppf([0.005, 0.995], ASKED, [pooled.low, pooled.high])
-        told[name] = {"right": right[0], "of_others": right[1:], "band": [int(n) for n in band]}
-        print(name, told[name], flush=True)
-    write_result("random_model_writes.json", {"rows": ASKED, **told})
-    for name, found in told.items():
+        result[name] = {"right": right[0], "of_others": right[1:], "band": [int(n) for n in band]}
+        print(name, result[name], flush=True)
+    write_result("random_model_writes.json", {"rows": ASKED, **result})
+    for name, found in result.items():
         low, high = found["band"]
         assert low <= found["right"] <= high, (name, found)
 
 
-def test_answers_that_were_trained_on_score_above_chance_and_the_corpus_says_so(
+def test_training_on_answers_scores_above_chance_and_is_reported_as_contamination(
     tiny_encoder, test_data, write_result, tmp_path
 ):
-    task, rows = load_task(TaskChoice(task="arc_easy", limit=PLANTED), str(test_data / "sets"))
+    task, rows = load_task(TaskChoice(task="arc_easy", limit=TRAINED_ROWS), str(test_data / "sets"))
     texts = [
         q.prompt + task.delimiter + q.answers[q.gold]
-        for q in load_questions(TaskRun(task, rows, PLANTED))
+        for q in load_questions(TaskRun(task, rows, TRAINED_ROWS))
     ]
     source = CurationSource(name="web", paths=("made-up.warc",))
     corpus = str(tmp_path / "corpus")
@@ -144,7 +149,9 @@ def test_answers_that_were_trained_on_score_above_chance_and_the_corpus_says_so(
     model = Decoder(SIZES)
     initialise(model, seed=3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    ids = [[tiny_encoder.end_of_text, *map(int, each)] for each in tiny_encoder.encode_batch(texts)]
+    ids = [
+        [tiny_encoder.end_of_text, *map(int, token)] for token in tiny_encoder.encode_batch(texts)
+    ]
     for step in range(400):
         chosen = [ids[(step * 8 + n) % len(ids)][: SIZES.positions] for n in range(8)]
         width = max(map(len, chosen))
@@ -158,11 +165,11 @@ def test_answers_that_were_trained_on_score_above_chance_and_the_corpus_says_so(
         loss.backward()
         optimizer.step()
     found = evaluated(
-        model.eval(), tiny_encoder, test_data, tmp_path, ("arc_easy",), PLANTED, corpus=corpus
+        model.eval(), tiny_encoder, test_data, tmp_path, ("arc_easy",), TRAINED_ROWS, corpus=corpus
     )["arc_easy"]
     seen = found.contamination
-    told = {"score": found.headline.value, "chance": found.chance, "loss": float(loss)}
-    told |= {"band": found.shuffled, "rows_seen": seen.seen, "rows_looked_for": seen.looked_for}
-    write_result("planted_answers.json", told)
-    assert found.headline.value > found.shuffled[1] > found.chance, json.dumps(told)
-    assert seen.seen == seen.looked_for > PLANTED / 2
+    result = {"score": found.headline.value, "chance": found.chance, "loss": float(loss)}
+    result |= {"band": found.shuffled, "rows_seen": seen.seen, "rows_looked_for": seen.looked_for}
+    write_result("planted_answers.json", result)
+    assert found.headline.value > found.shuffled[1] > found.chance, json.dumps(result)
+    assert seen.seen == seen.looked_for > TRAINED_ROWS / 2

@@ -1,4 +1,4 @@
-"""The stage with tasks: what it writes, at any number of workers, however often it is stopped."""
+"""The `evaluate` stage with tasks: its output, at any number of workers and with any stops."""
 
 import json
 from pathlib import Path
@@ -64,7 +64,10 @@ WORDS = ["sea", "grey", "mirror", "Question", "because"]
 
 @pytest.fixture
 def ask(tmp_path, tiny_model, tiny_encoder):
-    """`ask("card", "pick", "write", limit=5)`: the run file of an evaluation."""
+    """Return a function that makes run files.
+
+    `ask("card", "pick", "write", limit=5)` returns the run file of an evaluation.
+    """
     write_model(
         str(tmp_path / "run"), tiny_model.config, tiny_encoder.text, tiny_model.state_dict()
     )
@@ -109,7 +112,7 @@ ALL = ("pick", "write", "follow", "text")
 
 
 @pytest.mark.slow
-def test_a_scorecard_says_what_its_rows_add_up_to(ask):
+def test_a_scorecards_scores_equal_its_rows(ask):
     run = ask("card", *ALL)
     done = evaluate(run)
     card = read_scorecard(run.output)
@@ -125,7 +128,8 @@ def test_a_scorecard_says_what_its_rows_add_up_to(ask):
     assert (pick.metric, pick.groups, pick.chance) == ("acc_mutual_info", 12, pytest.approx(1 / 3))
     assert pick.shuffled[0] <= pick.headline.value <= pick.shuffled[1]  # the model is random
     for row in shards.read_scored(run.output, "pick"):
-        nats, alone = np.array(row["log_likelihoods"]), np.array(row["unconditional"])
+        nats = np.array(row["log_likelihoods"])
+        alone = np.array(row["unconditional"])
         lengths = [len(choice) for choice in row["choices"]]
         assert row["chosen"]["acc"] == nats.argmax()
         assert row["chosen"]["acc_norm"] == (nats / lengths).argmax()
@@ -137,10 +141,11 @@ def test_a_scorecard_says_what_its_rows_add_up_to(ask):
 
 
 @pytest.mark.slow
-def test_a_stopped_evaluation_goes_on_and_has_the_same_bytes(ask, monkeypatch):
+def test_a_stopped_evaluation_resumes_and_writes_the_same_bytes(ask, monkeypatch):
     whole = ask("whole", *ALL)
     evaluate(whole)
-    run, done = ask("stopped", *ALL), []
+    run = ask("stopped", *ALL)
+    done = []
     score = shards.TaskPlan._do
 
     def stop(self, opened, given):
@@ -207,20 +212,21 @@ def test_a_chat_task_needs_a_tokenizer_with_turns(ask, tmp_path, tiny_model, tin
 def test_a_chat_task_asks_by_the_template_of_an_imported_model(
     ask, tmp_path, tiny_model, tiny_encoder
 ):
-    """A tokenizer that lacks the special tokens of our template, and brings one of its own."""
+    """Use a tokenizer with its own template, without the special tokens of trainrig's."""
     text = tiny_encoder.text.replace("<|user|>", "<|im_start|>")
     template = (
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
         "{{ '<|end_of_turn|>' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     )
-    beside = {"chat_template.jinja": template}
-    base, weights = str(tmp_path / "base"), tiny_model.state_dict()
-    path = write_model(base, tiny_model.config, text, weights, beside)
+    files = {"chat_template.jinja": template}
+    base = str(tmp_path / "base")
+    weights = tiny_model.state_dict()
+    path = write_model(base, tiny_model.config, text, weights, files)
     run = ask("card", "follow", "write", chat=True, limit=3)
     evaluate(run.model_copy(update={"checkpoint": base}))
     assert all(score.chat for score in read_scorecard(run.output).tasks.values())
-    encoder = Encoder(text, path, beside)
+    encoder = Encoder(text, path, files)
     turns = [("user", "is it"), ("assistant", "sea"), ("user", "grey")]
     asked = encoder.decode(encode_chat_prompt(encoder, turns))
     assert asked == (
@@ -244,18 +250,18 @@ def test_long_prompts_are_cut_and_counted(ask, tmp_path):
 
 
 @pytest.mark.slow
-def test_rows_that_the_corpus_holds_are_told_apart(ask, tmp_path):
+def test_contaminated_rows_are_scored_separately(ask, tmp_path):
     run = ask("card", "pick")
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").open()]
     for row in rows:
         row["query"] = " ".join(f"word{row['passage']}x{n}{row['query'][-2:]}" for n in range(12))
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    planted = [0, 3, 4, 9]
+    injected = [0, 3, 4, 9]
     source = CurationSource(name="web", paths=("made-up.warc",))
     corpus = str(tmp_path / "corpus")
     stage = manifest.claim(corpus, Curation(output=corpus, workers=0, sources=(source,)), {})
     texts = [
-        f"before {rows[n]['query']} {rows[n]['choices'][rows[n]['gold']]} after" for n in planted
+        f"before {rows[n]['query']} {rows[n]['choices'][rows[n]['gold']]} after" for n in injected
     ]
     (tmp_path / "corpus" / "kept").mkdir()
     pq.write_table(
@@ -273,7 +279,7 @@ def test_rows_that_the_corpus_holds_are_told_apart(ask, tmp_path):
     fresh = [
         row["scores"]["acc_mutual_info"]
         for row in shards.read_scored(run.output, "pick")
-        if row["row"] - 1 not in planted
+        if row["row"] - 1 not in injected
     ]
     assert found.without.value == pytest.approx(np.mean(fresh))
     assert "holds 4 of the 24 rows" in (Path(run.output) / "report.html").read_text()

@@ -1,4 +1,4 @@
-"""A tiny model with opinions, and a tokenizer of bytes and a few merges."""
+"""A tiny model with non-uniform predictions, and a tokenizer of bytes and a few merges."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Rows that kernels of attention are held to plain products on."""
+"""Rows on which attention kernels are compared with plain matrix products."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from trainrig.parallel.context import ring
 
 @dataclass(frozen=True)
 class Rows:
-    """What attention is computed of."""
+    """Shapes and features of the rows that attention is computed for."""
 
     rows: int = 1
     heads: int = 2
@@ -24,7 +24,7 @@ class Rows:
     keys: int = 200
     width: int = 32  # channels of a head
     causal: bool = True
-    mean: int | None = None  # length of a document; None: one a row
+    mean: int | None = None  # length of a document; None means one document a row
     window: int | None = None
     cap: float | None = None
     slopes: bool = False
@@ -32,16 +32,16 @@ class Rows:
 
     @property
     def changes_logits(self) -> bool:
-        """Whether there is a cap, a sink or a slope, which FlashAttention-2 does not compute."""
+        """Whether there is a cap, a sink or a slope, which FlashAttention-2 lacks."""
         return self.cap is not None or self.slopes or self.sinks
 
     @property
     def scale(self) -> float:
-        """Twice what is usual, so that caps bend."""
+        """Twice the usual scale, so that caps have an effect."""
         return 2 * self.width**-0.5
 
     def draw(self, device: str, dtype: torch.dtype) -> "Drawn":
-        """The same numbers wherever, those that `dtype` has."""
+        """Draw the same numbers on every device, rounded to `dtype`."""
         generator = torch.Generator().manual_seed(0)
 
         def draw(heads: int, places: int) -> torch.Tensor:
@@ -64,24 +64,25 @@ class Rows:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Numbers for attention."""
+    """Tensors drawn for attention."""
 
     given: Rows
     parts: tuple[torch.Tensor, ...]  # queries, keys and values
-    gradient: torch.Tensor  # of what is seen
+    gradient: torch.Tensor  # gradient of attention's output
     documents: torch.Tensor | None
     slopes: torch.Tensor | None
     sinks: torch.Tensor | None
 
     def attend(self, kernel: Kernel) -> list[torch.Tensor]:
-        """By `kernel`: what is seen, and the gradients of queries, keys, values and sinks."""
+        """Return the output by `kernel`, and the gradients of queries, keys, values and sinks."""
         given = self.given
-        parts = [each.detach().requires_grad_() for each in self.parts]
+        parts = [part.detach().requires_grad_() for part in self.parts]
         sinks = None if self.sinks is None else self.sinks.detach().requires_grad_()
         settings: dict[str, Any] = {"scale": given.scale, "window": given.window}
         settings |= {"causal": given.causal, "cap": given.cap}
         settings |= {"slopes_H": self.slopes, "sinks_H": sinks}
-        device, sizes = parts[0].device, (given.queries, given.keys)
+        device = parts[0].device
+        sizes = (given.queries, given.keys)
         rows = prepare_rows(kernel, self.documents, sizes, device, given.window, given.causal)
         if rows is None:
             seen = blocked_attention(*parts, documents_BS=self.documents, **settings)
@@ -91,9 +92,9 @@ class Drawn:
         return [seen.detach(), *torch.autograd.grad(seen, learnt, self.gradient)]
 
     def attend_in_ring(self) -> list[torch.Tensor]:
-        """The same by a ring of one rank, whose two chunks of keys are read one after the other."""
+        """Return the same by a ring of one rank, which reads two chunks of keys in turn."""
         given = self.given
-        parts = [each.detach().requires_grad_() for each in self.parts]
+        parts = [part.detach().requires_grad_() for part in self.parts]
         sinks = None if self.sinks is None else self.sinks.detach().requires_grad_()
         documents = self.documents
         if documents is None:
@@ -110,12 +111,12 @@ class Drawn:
             return [seen.detach(), *torch.autograd.grad(seen, learnt, self.gradient)]
 
     def attend_plainly(self, dtype: torch.dtype) -> list[torch.Tensor]:
-        """The same, all at once and under a mask, computed in `dtype`."""
+        """Return the same by plain products under a mask, computed in `dtype`."""
         given = self.given
-        parts = [each.detach().to(dtype).requires_grad_() for each in self.parts]
+        parts = [part.detach().to(dtype).requires_grad_() for part in self.parts]
         sinks = None if self.sinks is None else self.sinks.detach().to(dtype).requires_grad_()
         groups = given.heads // given.kv_heads
-        key, value = (each.repeat_interleave(groups, 1) for each in parts[1:])
+        key, value = (part.repeat_interleave(groups, 1) for part in parts[1:])
         logits = parts[0] @ key.mT * given.scale
         if given.cap is not None:
             logits = torch.tanh(logits / given.cap) * given.cap
@@ -161,7 +162,5 @@ ROWS = [
     Rows(width=200, queries=90, keys=90, cap=3.0, mean=40),
     Rows(width=256, queries=70, keys=70, window=9),
 ]
-# Those that a ring reads: causal, whole rows, of two chunks.
-RINGS = [
-    each for each in ROWS if each.causal and each.queries == each.keys and each.queries % 2 == 0
-]
+# Rows that a ring can read: causal, whole rows, of two chunks.
+RINGS = [row for row in ROWS if row.causal and row.queries == row.keys and row.queries % 2 == 0]

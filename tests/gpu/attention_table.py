@@ -1,12 +1,12 @@
-"""The table of `make gpu` of kernels of attention, on documents of 128 to 8,192 tokens.
+"""Table of attention kernels by `make gpu`, on documents of 128 to 8,192 tokens.
 
 `python tests/gpu/attention_table.py [--device cpu --sizes tiny] [--out FOLDER]`. Each row is one
-kernel on rows of documents of one length: forward and backward, its error against plain products in
-float64, and whether it gives the same bits again in deterministic mode. A JSON file of all rows
-goes to the folder, the table to the terminal. The fastest kernel that is right is to become the
+kernel on rows of documents of one length: its forward and backward time, its error against plain
+products in float64, and whether it is reproducible in deterministic mode. All rows are written to a
+JSON file in the folder, and the table to the terminal. The fastest correct kernel should become the
 default of `training.attention.kernel`.
 
-On a CPU only `plain` and flex_attention, not compiled, run; the others say why they do not.
+On a CPU, only `plain` and uncompiled flex_attention run. The other rows give a reason.
 """
 
 import argparse
@@ -42,8 +42,9 @@ from trainrig.models.kernels.prepared_rows import (  # noqa: E402
 )
 
 KERNELS: tuple[Kernel, ...] = ("flash", "flex", "triton", "plain")
-WARM, TIMED = 3, 10
-# Of the norm of what plain products in float64 give: bfloat16 rounds to 8 bits.
+WARM = 3
+TIMED = 10
+# Largest error as a share of the norm of float64 products: bfloat16 rounds to 8 bits.
 RIGHT = {"bfloat16": 2e-2, "float32": 1e-5}
 
 
@@ -52,12 +53,12 @@ class Size:
     """Rows of a micro-batch, and lengths of their documents."""
 
     rows: int
-    tokens: int  # of a row
+    tokens: int  # tokens of a row
     heads: int
     kv_heads: int
     width: int
     lengths: tuple[int, ...]
-    checked: int  # tokens of the rows whose numbers are held to float64
+    checked: int  # tokens of the rows whose numbers are compared with float64
 
 
 SIZES = {
@@ -65,7 +66,7 @@ SIZES = {
     "8B": Size(2, 8192, 32, 8, 128, (128, 512, 2048, 8192), 2048),
 }
 USUAL = ["8B"]
-# What beside documents; FlashAttention-2 computes the first two alone.
+# Features besides documents; FlashAttention-2 computes only the first two.
 FEATURES: dict[str, dict[str, Any]] = {
     "documents": {},
     "window of an eighth": {},
@@ -75,7 +76,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """What one process measures."""
+    """One row of the table, measured in its own process."""
 
     size: str
     feature: str
@@ -83,8 +84,9 @@ class Row:
     kernel: Kernel
 
     def draw(self, tokens: int, device: str) -> Drawn:
-        """Draw rows of `tokens` whose documents are all as long."""
-        size, settings = SIZES[self.size], dict(FEATURES[self.feature])
+        """Draw rows of `tokens` whose documents are all of the same length."""
+        size = SIZES[self.size]
+        settings = dict(FEATURES[self.feature])
         if self.feature.startswith("window"):
             settings["window"] = max(2, self.length // 8)
         shape = Rows(size.rows, size.heads, size.kv_heads, tokens, tokens, size.width, **settings)
@@ -105,7 +107,7 @@ def plan_rows(sizes: Sequence[str]) -> list[Row]:
 
 
 def measure_row(row: Row, device: str) -> dict[str, Any]:
-    """Measure one row; in a process that is not used for another."""
+    """Measure one row, in a process that measures no other."""
     size = SIZES[row.size]
     small = row.draw(min(size.checked, size.tokens), device)
     compute = str(small.parts[0].dtype).removeprefix("torch.")
@@ -116,7 +118,8 @@ def measure_row(row: Row, device: str) -> dict[str, Any]:
         return {**dataclasses.asdict(row), "cannot": obstacle}
     torch.use_deterministic_algorithms(True)
     with _learn_on(device):
-        first, again = small.attend(row.kernel), small.attend(row.kernel)
+        first = small.attend(row.kernel)
+        again = small.attend(row.kernel)
         exact = small.attend_plainly(torch.float64)
         errors = [
             float((a.double() - b).norm() / b.norm()) for a, b in zip(first, exact, strict=True)
@@ -134,7 +137,7 @@ def measure_row(row: Row, device: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _learn_on(device: str) -> Iterator[None]:
-    """Have flex_attention differentiate on a CPU as well, where it is told not to."""
+    """Make flex_attention differentiate on a CPU as well, where it refuses to."""
     if device == "cuda":
         yield
         return
@@ -143,12 +146,14 @@ def _learn_on(device: str) -> Iterator[None]:
 
 
 def _time(row: Row, device: str) -> dict[str, Any]:
-    """Return milliseconds of preparing rows, which is done once for all layers, and of the forward
-    and backward pass of one layer: the median, and from the least to the most."""
+    """Return the milliseconds of preparing rows and of one layer's forward and backward pass.
+
+    Rows are prepared once for all layers. Each figure is the median, with the range.
+    """
     drawn = row.draw(SIZES[row.size].tokens, device)
     given = drawn.given
     sinks = None if drawn.sinks is None else drawn.sinks.requires_grad_()
-    parts = [each.requires_grad_() for each in drawn.parts]
+    parts = [part.requires_grad_() for part in drawn.parts]
     learnt = parts if sinks is None else [*parts, sinks]
     settings: dict[str, Any] = {"scale": given.scale, "window": given.window, "cap": given.cap}
 
@@ -202,8 +207,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def name_fastest(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Return, for each feature and length, the fastest kernel that is right and gives the same bits
-    again."""
+    """Return the fastest kernel that is right and reproducible, for each feature and length."""
     fastest: dict[str, tuple[float, str]] = {}
     for row in rows:
         if not (row.get("is_right") and row.get("same_bits_again")):
@@ -215,7 +219,7 @@ def name_fastest(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Return the exit code: 1 if a row failed, or a kernel was wrong or gave other bits."""
+    """Return the exit code: 1 if a row failed, or a kernel was wrong or not reproducible."""
     parser = argparse.ArgumentParser(prog="attention_table.py", description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=USUAL)

@@ -1,8 +1,8 @@
-"""Fills the compiler's cache with what the compiled rows of the benchmark table need.
+"""Fill the compiler's cache with the graphs that the compiled rows of the benchmark table need.
 
-`python tests/gpu/compile_ahead.py [--device cpu --sizes tiny]`, from `make gpu` while its tests
-run, on all cores: rows that are measured have the device to themselves, and would mostly wait for
-this.
+`python tests/gpu/compile_ahead.py [--device cpu --sizes tiny]` runs from `make gpu` on all cores
+while the tests run. Measured rows have the device to themselves, and would otherwise mostly wait
+for the compiler.
 """
 
 import argparse
@@ -22,13 +22,13 @@ from own_process import ROW_SECONDS, collect, start  # noqa: E402
 
 from trainrig.parallel.mesh import join_group, use_device  # noqa: E402
 
-LAYERS = 2  # of ours, which compile what all layers share
-PEERS = 2  # at once: each is compiled as a whole, so it is there as a whole
+LAYERS = 2  # layers of trainrig's models, whose layers all share a graph
+# Compiled at once: a peer is compiled as a whole model, which needs the whole model's memory.
+PEERS = 2
 
 
 def compile_ahead(sizes: Sequence[str], device: str) -> None:
-    """Have in the cache of the compiler what the compiled rows of `sizes` need, but for the peers
-    of the largest: processes side by side, while each row has the device to itself."""
+    """Compile the rows of `sizes` in parallel processes, except the peers of the largest size."""
     rows = [row for row in step_table.plan_rows(sizes, [True]) if row.compiled]
     ours = list(dict.fromkeys(row for row in rows if row.ours))
     peers = [row for row in rows if not row.ours and row.size != sizes[-1]]
@@ -36,12 +36,12 @@ def compile_ahead(sizes: Sequence[str], device: str) -> None:
         for first in range(0, len(some), at_once):
             begun = some[first : first + at_once]
             running = [start(compile_row, row, device) for row in begun]
-            for row, each in zip(begun, running, strict=True):
-                print(f"compiled {row.size} {row.loop}: {collect(each)}", flush=True)
+            for row, process in zip(begun, running, strict=True):
+                print(f"compiled {row.size} {row.loop}: {collect(process)}", flush=True)
 
 
 def compile_row(row: step_table.Row, device: str) -> dict[str, Any]:
-    """Take one step of `row`; of ours, whose layers share a graph, with few of them."""
+    """Take one step of `row`; our models get few layers, because all layers share a graph."""
     size = step_table.SIZES[row.size]
     if row.ours:
         size = dataclasses.replace(size, layers=LAYERS)
@@ -55,7 +55,7 @@ def compile_row(row: step_table.Row, device: str) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Compile what the sizes named need."""
+    """Compile the rows of the sizes that are named."""
     parser = argparse.ArgumentParser(prog="compile_ahead.py", description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--sizes", nargs="+", choices=step_table.SIZES, default=step_table.USUAL)

@@ -1,7 +1,7 @@
-"""Runs the kernels of Triton in its interpreter, where there is Triton and no GPU.
+"""Run the Triton kernels in Triton's interpreter, where there is Triton and no GPU.
 
-`python tests/gpu/interpret_kernels.py`: what they compute, held to float64; not that they compile,
-nor how fast they are, which is `make gpu`'s to say.
+`python tests/gpu/interpret_kernels.py` compares their results with float64. It does not show that
+they compile, nor how fast they are; `make gpu` does.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from trainrig.models.kernels import cards  # noqa: E402
 from trainrig.parallel import norm  # noqa: E402
 from trainrig.parallel.gradients import triton_kernels  # noqa: E402
 
-# As shares of norms. Not bfloat16, which the interpreter's products take for whole numbers.
+# Shares of norms. bfloat16 is missing, because the interpreter's products treat it as integers.
 BOUNDS = {torch.float32: 2e-6, torch.float16: 2e-3}
-H100 = 232_448  # bytes of shared memory: tiles are those of an H100
+H100 = 232_448  # bytes of shared memory, to get the tiles of an H100
 SHAPES = [(3, 2**17), (4,), (5, 2, 300), (2, 66_666), (2, 33_333), (0, 4)]
 
 
 def compare_attention(given: Rows, dtype: torch.dtype, in_ring: bool) -> float:
-    """The largest error of what is seen and of the gradients, as shares of norms."""
+    """Return the largest error of the output and of the gradients, as shares of norms."""
     drawn = given.draw("cpu", dtype)
     found = drawn.attend_in_ring() if in_ring else drawn.attend("triton")
     pairs = zip(found, drawn.attend_plainly(torch.float64), strict=True)
@@ -34,8 +34,9 @@ def compare_attention(given: Rows, dtype: torch.dtype, in_ring: bool) -> float:
 
 
 def compare_rows() -> float:
-    """The largest relative error of the sums of rows that kernels and plain torch give."""
-    gradients, firsts = [torch.randn(shape) for shape in SHAPES], [20, 3, 8, 30, 35, 38]
+    """Return the largest relative error of the row sums, between kernels and plain torch."""
+    gradients = [torch.randn(shape) for shape in SHAPES]
+    firsts = [20, 3, 8, 30, 35, 38]
     found = []
     for interpreted in (False, True):
         norm.runs_kernels = lambda _, interpreted=interpreted: interpreted  # type: ignore[assignment]
@@ -45,7 +46,7 @@ def compare_rows() -> float:
 
 
 def compare_sums() -> bool:
-    """Whether gradients are widened and added to the bit."""
+    """Return whether gradients are widened and added bit-exactly."""
     same = True
     for count in (1, 5, 4096, 10_001):
         first, second = torch.randn(2, count).bfloat16()
@@ -58,18 +59,19 @@ def compare_sums() -> bool:
 
 
 def main() -> int:
-    """The exit code: 1 if anything is off."""
+    """Return the exit code: 1 if any comparison failed."""
     torch.manual_seed(0)
     torch.cuda.device = lambda _: contextlib.nullcontext()  # type: ignore[assignment, misc]
     torch.Tensor.pin_memory = lambda self: self  # type: ignore[assignment, method-assign]
     worst = dict.fromkeys(BOUNDS, 0.0)
     cards.find_shared_memory = lambda _: H100
-    for given, in_ring in [*((each, False) for each in ROWS), *((each, True) for each in RINGS)]:
+    for given, in_ring in [*((row, False) for row in ROWS), *((row, True) for row in RINGS)]:
         for dtype in BOUNDS:
             error = compare_attention(given, dtype, in_ring)
             worst[dtype] = max(worst[dtype], error)
             print(f"{error:.1e} {dtype}{' in a ring' if in_ring else ''}: {given}", flush=True)
-    rows_off, same = compare_rows(), compare_sums()
+    rows_off = compare_rows()
+    same = compare_sums()
     print(f"rows: {rows_off:.1e}; sums to the bit: {same}")
     near = all(worst[dtype] < bound for dtype, bound in BOUNDS.items())
     return 0 if near and rows_off < 1e-13 and same else 1

@@ -1,10 +1,10 @@
-"""What one rank of eight computes in each layout, on one device: the second table of `make gpu`.
+"""Pace of one rank of eight in each layout on one device: the second table of `make gpu`.
 
 `python tests/gpu/layout_table.py [--device cpu --size tiny] [--out FOLDER]`. Each row is a process:
 the last rank of a group of torch's fake process group, whose collectives return at once. So its
-seconds are those of computing and of launching alone, communication excluded, and its losses mean
-nothing: what others would send is zeros, and of experts they take as many rows as it sends. A rank
-of a pipeline does not wait for other stages, so its bubble is excluded, too.
+seconds are those of computing and of launching alone, communication excluded. Its losses mean
+nothing: received tensors are zeros, and experts receive as many rows as the rank sends. A rank of a
+pipeline does not wait for other stages, so its bubble is excluded, too.
 """
 
 import argparse
@@ -64,19 +64,19 @@ LAYOUTS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Rows(step_table.Rows):
-    """As many micro-batches a step as there are ranks."""
+    """Batches of as many micro-batches a step as there are ranks."""
 
     def micro_batches(self, step: int) -> int:
-        """See tokens.batches.Batches."""
+        """Return the number of micro-batches of a step."""
         return WORLD
 
     def denominators(self, step: int) -> dict[str, int]:
-        """See tokens.batches.Batches."""
+        """Return the number of targets that a step's loss is divided by."""
         return {TOKENS: WORLD * self.size.rows * self.size.length}
 
 
 def _zeroed(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """`allocate`, whose memory holds zeros."""
+    """Return `allocate`, changed to return memory of zeros."""
 
     def allocate_zeros(*arguments: Any, **options: Any) -> torch.Tensor:
         found = allocate(*arguments, **options)
@@ -90,14 +90,14 @@ def stand_for_others() -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=WORLD - 1, world_size=WORLD)
-    # Receive buffers are never written: zeros keep the arithmetic finite.
+    # Receive buffers are never written. Zeros keep the arithmetic finite.
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         setattr(owner, name, _zeroed(getattr(owner, name)))
     dispatch.gather_parts = lambda part, group: torch.stack([part] * group.size())
 
 
 def measure_layout(name: str, size: step_table.Size, device: str) -> dict[str, Any]:
-    """Time the steps of one rank; in a process that is not used for another."""
+    """Time the steps of one rank, in a process that measures no other."""
     use_device(0 if device == "cuda" else None)
     stand_for_others()
     mixture = EXPERTS if "mixture" in name else {}
@@ -117,7 +117,8 @@ def measure_layout(name: str, size: step_table.Size, device: str) -> dict[str, A
     set_products(training.precision)
     job = TrainingJob("", config, training, tuple, "")
     state = build_fresh_state(job, find_local_device())
-    stepper, mesh = Stepper(job, ("made up",), state, lambda: False), state.mesh
+    stepper = Stepper(job, ("made up",), state, lambda: False)
+    mesh = state.mesh
     shares = [
         read_local_batch(Rows(size), mesh.data_rank, mesh.data_size, number)
         for number in range(count)
@@ -136,21 +137,22 @@ def measure_layout(name: str, size: step_table.Size, device: str) -> dict[str, A
         "step_seconds": median,
         "step_seconds_from_to": [min(seconds), max(seconds)],
         "tokens_per_second_a_device": size.rows * size.length / median,
-        "updated": not any(skipped),  # else the optimizer is not in the seconds
+        "updated": not any(skipped),  # otherwise the seconds do not include the optimizer
         "peak_gib": step_table._peak_bytes() / 2**30,
     }
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code: 1 if a row failed."""
+    """Return the exit code: 1 if a row failed."""
     parser = argparse.ArgumentParser(prog="layout_table.py", description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--size", choices=step_table.SIZES, default="350M")
     parser.add_argument("--out", default=tempfile.gettempdir(), help="folder for the JSON file")
     asked = parser.parse_args(arguments)
-    size, rows = step_table.SIZES[asked.size], list[dict[str, Any]]()
+    size = step_table.SIZES[asked.size]
+    rows = list[dict[str, Any]]()
     now = datetime.datetime.now(datetime.UTC)
-    told = {
+    result = {
         "date": now.isoformat(timespec="seconds"),
         "commit": next(step_table._commit(), "unknown"),
         "torch": torch.__version__,
@@ -163,7 +165,7 @@ def main(arguments: Sequence[str]) -> int:
     for name in LAYOUTS:
         found = alone(measure_layout, name, size, asked.device)
         rows.append({"layout": name} | found)
-        path.write_text(json.dumps(told | {"rows": rows}, indent=1) + "\n")
+        path.write_text(json.dumps(result | {"rows": rows}, indent=1) + "\n")
         if "failed" in found:
             print(f"{name:<28}{found['failed']}", flush=True)
             continue

@@ -1,4 +1,4 @@
-"""Work in a process of its own, forked from one that never touches the device."""
+"""Work in a separate process, forked from one that never touches the device."""
 
 import multiprocessing
 import os
@@ -8,18 +8,18 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-ROW_SECONDS = 150  # for one row of a table, compiling included
+ROW_SECONDS = 150  # limit for one row of a table, including compilation
 
 Running = tuple[multiprocessing.process.BaseProcess, Connection]
 
 
 def alone(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """What `work` finds in a process of its own; {"failed": …} if it ends otherwise."""
+    """Return the result of `work` in a separate process, or {"failed": …} if it ends otherwise."""
     return collect(start(work, *arguments))
 
 
 def start(work: Callable[..., dict[str, Any]], *arguments: Any) -> Running:
-    """Begin `work` in a process of its own."""
+    """Start `work` in a separate process."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(
         target=_answer, args=(theirs, work, *arguments)
@@ -30,7 +30,7 @@ def start(work: Callable[..., dict[str, Any]], *arguments: Any) -> Running:
 
 
 def collect(running: Running) -> dict[str, Any]:
-    """What was found there, once it is over; {"failed": …} if it ended otherwise."""
+    """Wait for the process and return its result, or {"failed": …} if it ended otherwise."""
     process, ours = running
     found: dict[str, Any] = {"failed": f"not within {ROW_SECONDS} s"}
     if ours.poll(ROW_SECONDS):
@@ -52,4 +52,4 @@ def _answer(channel: Connection, work: Callable[..., dict[str, Any]], *arguments
     finally:
         channel.close()
         sys.stderr.flush()
-        os._exit(0)  # threads of a process group need not be waited for
+        os._exit(0)  # skips waiting for threads of a process group

@@ -1,7 +1,7 @@
-"""What others' training steps do, in plain torch: the peers of the benchmark table.
+"""Training steps of other projects in plain torch: the peers of the benchmark table.
 
-Written here, from the published models: nothing of theirs is imported, so torch alone is enough
-to run them. Each has float32 masters under autocast, fused AdamW, clipping, and fused causal
+They are written here from the published models: nothing of theirs is imported, so torch alone is
+enough to run them. Each has float32 masters under autocast, fused AdamW, clipping, and fused causal
 attention.
 
 Shapes: B rows, T positions, C channels, H heads, D channels of a head, V entries.
@@ -17,35 +17,38 @@ from trainrig.models.decoder_config import DecoderConfig
 
 
 class LlamaLayer(nn.Module):
-    """RMSNorm, rotary attention, SwiGLU (Touvron et al. 2023, arXiv:2302.13971)."""
+    """Layer with RMSNorm, rotary attention and SwiGLU (Touvron et al. 2023, arXiv:2302.13971)."""
 
     def __init__(self, channels: int, heads: int, between: int) -> None:
         super().__init__()
         self.heads = heads
-        self.before, self.after = nn.RMSNorm(channels), nn.RMSNorm(channels)
+        self.before = nn.RMSNorm(channels)
+        self.after = nn.RMSNorm(channels)
         self.qkv = nn.Linear(channels, 3 * channels, bias=False)
         self.out = nn.Linear(channels, channels, bias=False)
         self.gate_up = nn.Linear(channels, 2 * between, bias=False)
         self.down = nn.Linear(between, channels, bias=False)
 
     def forward(self, x_BTC: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-        """x_BTC after the layer."""
+        """Return x_BTC after the layer."""
         q, k, v = _heads(self.qkv(self.before(x_BTC)), self.heads)
-        q, k = (each * cos_TD + _turned(each) * sin_TD for each in (q, k))
+        q, k = (part * cos_TD + _turned(part) * sin_TD for part in (q, k))
         x_BTC = x_BTC + self.out(_attend(q.type_as(v), k.type_as(v), v))
         gate, up = self.gate_up(self.after(x_BTC)).chunk(2, -1)
         return x_BTC + self.down(functional.silu(gate) * up)
 
 
 class Llama(nn.Module):
-    """Of the sizes of `config`."""
+    """Llama of the sizes of `config`."""
 
     def __init__(self, config: DecoderConfig, length: int) -> None:
         super().__init__()
-        shape, between = config.shape, config.shape.feedforward_channels
+        shape = config.shape
+        between = config.shape.feedforward_channels
         layers = (LlamaLayer(shape.channels, shape.heads, between) for _ in range(config.layers))
         self.embedding = nn.Embedding(config.outputs, shape.channels)
-        self.layers, self.norm = nn.ModuleList(layers), nn.RMSNorm(shape.channels)
+        self.layers = nn.ModuleList(layers)
+        self.norm = nn.RMSNorm(shape.channels)
         size = shape.head_channels
         rate_D = 1e4 ** (-torch.arange(0, size, 2) / size)
         angle_TD = torch.outer(torch.arange(length), rate_D).repeat(1, 2)
@@ -53,7 +56,7 @@ class Llama(nn.Module):
         self.register_buffer("sin", angle_TD.sin())
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        """Logits [B, T, V]."""
+        """Return logits [B, T, V]."""
         x_BTC = self.embedding(ids_BT)
         for layer in self.layers:
             x_BTC = layer(x_BTC, self.cos, self.sin)
@@ -61,7 +64,7 @@ class Llama(nn.Module):
 
 
 class GptLayer(nn.Module):
-    """LayerNorm, attention, GELU: a block of nanoGPT's model.py, without biases and dropout."""
+    """Layer with LayerNorm, attention and GELU: nanoGPT's block, without biases and dropout."""
 
     def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
@@ -74,7 +77,7 @@ class GptLayer(nn.Module):
         self.down = nn.Linear(4 * channels, channels, bias=False)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        """x_BTC after the layer."""
+        """Return x_BTC after the layer."""
         x_BTC = x_BTC + self.out(_attend(*_heads(self.qkv(self.before(x_BTC)), self.heads)))
         return x_BTC + self.down(functional.gelu(self.up(self.after(x_BTC))))
 
@@ -92,7 +95,7 @@ class NanoGpt(nn.Module):
         self.norm = nn.LayerNorm(shape.channels, bias=False)
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        """Logits [B, T, V]."""
+        """Return logits [B, T, V]."""
         x_BTC = self.embedding(ids_BT) + self.positions.weight[: ids_BT.shape[1]]
         for layer in self.layers:
             x_BTC = layer(x_BTC)
@@ -119,7 +122,7 @@ PEERS: dict[str, type[Llama] | type[NanoGpt]] = {"llama": Llama, "nanogpt": Nano
 
 
 class PeerLoop:
-    """A plain training loop around one of PEERS: it steps on micro-batches of token ids."""
+    """A plain training loop around one of PEERS, which steps on micro-batches of token ids."""
 
     def __init__(
         self, kind: str, config: DecoderConfig, length: int, device: torch.device, compiled: bool
@@ -139,7 +142,7 @@ class PeerLoop:
         )
 
     def step(self, batches: list[tuple[Tensor, Tensor]]) -> None:
-        """One update on all of `batches`, each ids and targets [B, T]."""
+        """Make one update on all of `batches`, each of ids and targets [B, T]."""
         narrow = self.device.type == "cuda"
         for ids_BT, targets_BT in batches:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=narrow):

@@ -1,9 +1,9 @@
-"""Runs on Ray with a GPU a worker, killed and resized: `make gpu-ray`, for who has two GPUs.
+"""Runs on Ray with a GPU per worker, killed and resized: `make gpu-ray`, which needs two GPUs.
 
-`python tests/gpu/ray_runs.py [--device cpu] [--out FOLDER]`, by an environment with Ray. Each GPU
-is given to a raylet of its own on this machine, so a node can be lost while the other goes on;
-ranks talk by NCCL. All runs must come to the same losses, samples and weights, to the bit. On CPUs,
-where ranks talk by gloo, it is the harness that is tried.
+`python tests/gpu/ray_runs.py [--device cpu] [--out FOLDER]` runs in an environment with Ray. Each
+GPU belongs to a separate raylet on this machine, so one node can be lost while the other continues.
+Ranks communicate by NCCL. All runs must have bit-identical losses, samples and weights. On CPUs,
+where ranks use gloo, only the harness is tested.
 """
 
 import argparse
@@ -21,14 +21,14 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 FOUND = [str(ROOT / "platform"), str(ROOT), str(ROOT / "tests" / "chaos")]
 sys.path[:0] = FOUND
-# The workers of Ray import what wraps the batches.
+# Ray's workers import the module that wraps the batches.
 os.environ["PYTHONPATH"] = os.pathsep.join([*FOUND, os.environ.get("PYTHONPATH", "")])
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
 import trouble  # noqa: E402
 from raylets import MEMORY, Raylets  # noqa: E402
-from tests.chaos.conftest import Aside, Events, what_came_of  # noqa: E402
+from tests.chaos.conftest import Aside, Events, read_results  # noqa: E402
 from tests.train.tiny import tokenized  # noqa: E402
 
 from trainrig.ray_runtime.ray_session import join  # noqa: E402
@@ -40,33 +40,35 @@ from trainrig.train.run_file.run_files import Pretraining  # noqa: E402
 WORLD = 2
 STEPS = 60
 KILLS = 3
-SECONDS = 0.05  # of a micro-batch of a run that is disturbed
+SECONDS = 0.05  # added to each micro-batch of a disturbed run
 SAME = ("updates", "held out", "samples", "tensors")
 
 
 class Nodes(Raylets):
-    """A head without room for workers, and nodes with a GPU each, or none."""
+    """A head without room for workers, and nodes with one GPU each, or none."""
 
     def __init__(self, gpus: bool) -> None:
-        self._gpus, self._added = gpus, 0
+        self._gpus = gpus
+        self._added = 0
         super().__init__()
 
     def add(self) -> Any:
-        """A node with the next GPU: the one that was lost, where one was."""
-        number, self._added = self._added % WORLD, self._added + 1
+        """Add a node with the next GPU: the lost one, where one was lost."""
+        number = self._added % WORLD
+        self._added = self._added + 1
         options: dict[str, Any] = {"num_cpus": 1, "object_store_memory": MEMORY, "wait": False}
         if self._gpus:
             options |= {"num_gpus": 1, "env_vars": {"CUDA_VISIBLE_DEVICES": str(number)}}
         return self._cluster.add_node(**options)
 
     def die(self) -> None:
-        """Lose the last node."""
+        """Kill the last node."""
         super().die()
         self._added -= 1
 
 
 def make_job(tokens: str, folder: Path) -> TrainingJob:
-    """A tiny decoder, deterministic; its run folder made."""
+    """Return a job of a tiny deterministic decoder, and make its run folder."""
     folder.mkdir(parents=True)
     run = {
         "tokens": tokens,
@@ -85,14 +87,14 @@ def make_job(tokens: str, folder: Path) -> TrainingJob:
 
 
 def kill_ranks(events: Events, nodes: Nodes) -> None:
-    """SIGKILL to a rank of each of the first attempts, once it takes steps."""
+    """Send SIGKILL to a rank of each of the first attempts, once it takes steps."""
     for number in range(KILLS):
         events.wait("first_step", number + 1)
         os.kill(events.ranks()[number % WORLD], signal.SIGKILL)
 
 
 def lose_and_add_a_node(events: Events, nodes: Nodes) -> None:
-    """From two workers to one, and back to two."""
+    """Shrink from two workers to one, and grow back to two."""
     events.wait("first_step", 1)
     nodes.die()
     events.wait("first_step", 2)
@@ -113,12 +115,12 @@ def run_disturbed(
     disturb: Callable[[Events, Nodes], None] | None,
     nodes: Nodes,
 ) -> list[tuple[str, int]]:
-    """Train `job`; why each of its attempts was started, and on how many workers."""
+    """Train `job` and return why each attempt was started, and on how many workers."""
     events = Events(job.folder)
     aside = None
     if disturb:
         job = trouble.slowed(job, job.folder, seconds=SECONDS)
-        # The main thread adds nodes: Ray's helper starts them so that they go with it.
+        # The main thread adds nodes, as Ray's helper ties their lifetime to it.
         aside = Aside(lambda: trainer.run(job, workers))
         disturb(events, nodes)
         aside.end()
@@ -128,7 +130,7 @@ def run_disturbed(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code: 1 if a run came to something else, 2 where there are no two GPUs."""
+    """Return the exit code: 1 if a run gave other results, 2 where there are no two GPUs."""
     parser = argparse.ArgumentParser(prog="ray_runs.py", description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", default=tempfile.gettempdir(), help="folder for the JSON file")
@@ -137,7 +139,8 @@ def main(arguments: Sequence[str]) -> int:
     if gpus and (count := torch.cuda.device_count()) < WORLD:
         print(f"make gpu-ray: needs {WORLD} GPUs, and torch sees {count} here", file=sys.stderr)
         return 2
-    nodes, rows = Nodes(gpus), list[dict[str, Any]]()
+    nodes = Nodes(gpus)
+    rows = list[dict[str, Any]]()
     straight: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="trainrig-") as base:
         os.environ["RAY_ADDRESS"] = nodes.address
@@ -146,21 +149,21 @@ def main(arguments: Sequence[str]) -> int:
         for name, (workers, disturb) in DISTURBANCES.items():
             job = make_job(tokens, Path(base, name.replace(" ", "-")))
             attempts = run_disturbed(job, workers, disturb, nodes)
-            found = what_came_of(job)
+            found = read_results(job)
             straight = straight or found
-            # Files of other numbers of ranks are cut elsewhere.
+            # Checkpoint files of other numbers of ranks have other boundaries.
             compared = SAME if attempts[-1][1] == WORLD else SAME[:-1]
-            other = [each for each in compared if found[each] != straight[each]]
+            other = [run for run in compared if found[run] != straight[run]]
             rows.append({"run": name, "attempts": attempts, "other": other})
             same = "the same bits" if not other else f"OTHER: {', '.join(other)}"
             print(f"{name:<36}{same:<16}{' '.join(f'{w} {n}' for w, n in attempts)}", flush=True)
-    import ray  # not before the environment that Ray reads was set
+    import ray  # imported only after the environment that Ray reads was set
 
     ray.shutdown()
     nodes.shutdown()
     now = datetime.datetime.now(datetime.UTC)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    told = {
+    result = {
         "date": now.isoformat(timespec="seconds"),
         "commit": commit.stdout.strip() or "unknown",
         "device": torch.cuda.get_device_name() if gpus else "cpu",
@@ -169,7 +172,7 @@ def main(arguments: Sequence[str]) -> int:
     }
     path = Path(asked.out) / f"ray-runs-{now:%Y%m%dT%H%M%S}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(told, indent=1) + "\n")
+    path.write_text(json.dumps(result, indent=1) + "\n")
     print(path)
     return 1 if any(row["other"] for row in rows) else 0
 

@@ -1,7 +1,7 @@
-"""Runs every test that needs a GPU, then the benchmark tables, where there is torch and pytest.
+"""Run every test that needs a GPU, then the benchmark tables, where there is torch and pytest.
 
-`make gpu`, without Ray or a network. The other tests' conftest.py asks for what such a machine need
-not have, so these have a folder of their own, and pytest looks no further up.
+`make gpu` needs no Ray and no network. The other tests' conftest.py imports packages that such a
+machine may not have, so these tests have a folder of their own, and pytest looks no further up.
 """
 
 import os
@@ -21,18 +21,18 @@ OPTIONS = (
 
 
 def command() -> list[str]:
-    """What pytest is started with."""
+    """Return the command line of pytest."""
     return [sys.executable, "-m", "pytest", *OPTIONS]
 
 
 def environment() -> dict[str, str]:
-    """This process's, with the package to be found where it lies, and no plug-ins of pytest."""
+    """Return the environment with the package on the path and without pytest plug-ins."""
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), f"{ROOT}/platform"]))
     return os.environ | {"PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
 def main() -> int:
-    """The exit code: that of what failed first, pytest or a table, or 2 where there is no GPU."""
+    """Return the exit code: the first failure's, of pytest or a table, or 2 without a GPU."""
     if not torch.cuda.is_available():
         print(
             f"make gpu: torch {torch.__version__} sees no GPU on this machine; run it where "
@@ -41,7 +41,7 @@ def main() -> int:
         )
         return 2
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}")
-    # Rows find their kernels compiled: what is compiled meanwhile is not measured.
+    # Compile ahead, so that measured rows find their kernels compiled.
     ahead = [sys.executable, str(HERE / "compile_ahead.py")]
     compiling = subprocess.Popen(ahead, cwd=ROOT, env=environment(), start_new_session=True)
     try:
@@ -49,15 +49,15 @@ def main() -> int:
         if not tests:
             compiling.wait()
     finally:
-        if compiling.poll() is None:  # its rows are processes of their own
+        if compiling.poll() is None:  # rows are separate processes
             os.killpg(compiling.pid, signal.SIGKILL)
             compiling.wait()
     out = os.environ.get("OUT", f"{ROOT}/gpu-results")
     codes = [tests]
     tables = "attention_table.py", "step_table.py", "layout_table.py"
     for table in tables if not tests else ():
-        told = [sys.executable, str(HERE / table), "--out", out]
-        codes.append(subprocess.run(told, cwd=ROOT, env=environment()).returncode)
+        arguments = [sys.executable, str(HERE / table), "--out", out]
+        codes.append(subprocess.run(arguments, cwd=ROOT, env=environment()).returncode)
     return next(filter(None, codes), 0)
 
 

@@ -1,12 +1,13 @@
-"""The benchmark table of `make gpu`: how fast a training step is, beside plain loops of others.
+"""Benchmark table of `make gpu`: the pace of a training step, compared with plain loops.
 
-`python tests/gpu/step_table.py [--device cpu --sizes tiny] [--out FOLDER]`. Each row is a process
-of its own, forked from one that never touches the device. It needs torch 2.11 and what `train/loop`
-imports; no Ray, no network. A JSON file of all rows goes to the folder, the table to the terminal.
+`python tests/gpu/step_table.py [--device cpu --sizes tiny] [--out FOLDER]`. Each row is a
+separate process, forked from one that never touches the device. It needs torch 2.11 and the imports
+of `train/loop`; no Ray, no network. All rows are written to a JSON file in the folder, and the
+table to the terminal.
 
-MFU is by one rule for every row: products of the forward pass and twice as many of the backward
-one, attention over the keys that a query sees (trainrig/flops.py; nanoGPT's own sizes), over the
-device's peak in `hardware.toml`. `matmul` is the same over the best product measured in this run.
+MFU follows one rule for every row: products of the forward pass and twice as many of the backward
+one, with attention over visible keys (trainrig/flops.py; nanoGPT's own sizes), divided by the
+device's peak in `hardware.toml`. `matmul` divides by the best product measured in this run instead.
 """
 
 import argparse
@@ -55,28 +56,28 @@ from trainrig.train.run_file.training import Training  # noqa: E402
 from trainrig.train.state import build_fresh_state  # noqa: E402
 from trainrig.train.step import Stepper  # noqa: E402
 
-WARM = 3  # steps before those that are timed
+WARM = 3  # steps before the timed ones
 TIMED = 5
-MICRO_BATCHES = 2  # of a step
+MICRO_BATCHES = 2  # micro-batches of a step
 FLOAT8 = "float8"
-FLOAT8_SIZE = "1.3B"  # of its row: products of small models gain nothing by 8 bits
+FLOAT8_SIZE = "1.3B"  # the size that is measured in float8: small models gain nothing by 8 bits
 FUSED = "fast, fused"
 FUSED_SIZES = ("tiny", "1.3B")
 
 
 @dataclass(frozen=True)
 class Size:
-    """Of a model, and of what it is stepped on."""
+    """Sizes of a model, and of its batches."""
 
     layers: int
     channels: int
     heads: int
-    rows: int  # of a micro-batch
+    rows: int  # rows of a micro-batch
     length: int = 2048  # tokens of a row
     vocabulary: int = 50_304  # GPT-2's, as nanoGPT pads it
 
     def config(self) -> DecoderConfig:
-        """A decoder in the manner of Llama, its head tied."""
+        """Return a Llama-like decoder whose head is tied to the embedding."""
         return DecoderConfig(
             layers=self.layers,
             channels=self.channels,
@@ -97,7 +98,7 @@ USUAL = ["124M", "350M", "1.3B"]
 
 @dataclass(frozen=True)
 class Row:
-    """What one process measures."""
+    """One row of the table, measured in its own process."""
 
     size: str
     loop: str  # ours: "deterministic", "fast", or FLOAT8 or FUSED, which are fast; or one of PEERS
@@ -105,26 +106,26 @@ class Row:
 
     @property
     def ours(self) -> bool:
-        """Whether it is no peer."""
+        """Whether the row is trainrig's, not a peer's."""
         return self.loop not in PEERS
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Micro-batches of tokens that mean nothing: the same in each run."""
+    """Batches of random tokens, the same in each run."""
 
     size: Size
 
     def micro_batches(self, step: int) -> int:
-        """See tokens.batches.Batches."""
+        """Return the number of micro-batches of a step."""
         return MICRO_BATCHES
 
     def denominators(self, step: int) -> dict[str, int]:
-        """See tokens.batches.Batches."""
+        """Return the number of targets that a step's loss is divided by."""
         return {TOKENS: MICRO_BATCHES * self.size.rows * self.size.length}
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
-        """See tokens.batches.Batches."""
+        """Return one micro-batch of a step."""
         shape = self.size.rows, self.size.length + 1
         ids = np.random.default_rng((step, index)).integers(0, self.size.vocabulary, shape)
         number = (step * MICRO_BATCHES + index) * self.size.rows + np.arange(self.size.rows)
@@ -134,7 +135,7 @@ class Rows:
 
 
 def plan_rows(sizes: Sequence[str], compiled: Sequence[bool]) -> list[Row]:
-    """All rows, those of a size together. Peers are compiled where ours are, too."""
+    """Return all rows in order of size; peers are compiled if trainrig's rows are."""
     rows = []
     for size in sizes:
         rows += [Row(size, mode, how) for mode in ("deterministic", "fast") for how in compiled]
@@ -145,8 +146,9 @@ def plan_rows(sizes: Sequence[str], compiled: Sequence[bool]) -> list[Row]:
 
 
 def measure_row(row: Row, device: str) -> dict[str, Any]:
-    """Time the steps of one row; in a process that is not used for another."""
-    size, began = SIZES[row.size], time.perf_counter()
+    """Time the steps of one row, in a process that measures no other."""
+    size = SIZES[row.size]
+    began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="trainrig-") as folder:
         use_device(0 if device == "cuda" else None)
         join_group(0, 1, f"file://{folder}/store", timedelta(seconds=ROW_SECONDS))
@@ -168,10 +170,10 @@ def measure_row(row: Row, device: str) -> dict[str, Any]:
 
 
 def training_flops(row: Row, size: Size) -> float:
-    """Of a token, forward and backward."""
+    """Return the FLOPs of one token, forward and backward."""
     config = size.config()
     found = count_token_flops(config, size.length)
-    if row.loop == "nanogpt":  # eight products of C by C in its feed-forward part
+    if row.loop == "nanogpt":  # nanoGPT's feed-forward part has eight products of C by C
         products = size.layers * 12 * size.channels**2
         found = dataclasses.replace(found, projections=2.0 * products)
     return found.forward * (1 + BACKWARD)
@@ -182,7 +184,7 @@ Finish = Callable[[], dict[str, Any]]
 
 
 def our_loop(row: Row, size: Size) -> tuple[Step, Finish]:
-    """What takes a step of ours, and what says the rest of a row after the last."""
+    """Return a function that takes a trainrig step, and one that completes the row."""
     total = WARM + TIMED + 1
     training = Training.model_validate(
         {
@@ -210,7 +212,7 @@ def our_loop(row: Row, size: Size) -> tuple[Step, Finish]:
         assert figures is not None and figures.why_skipped is None
 
     def finish() -> dict[str, Any]:
-        stepper.clock.begin(measured=True)  # the last is split by phase
+        stepper.clock.begin(measured=True)  # the last step is split by phase
         seconds = run_timed(step, total - 1)
         split = {name: spent / seconds for name, spent in stepper.clock.take().items()}
         weights = {"weights": _digest(state.model)} if training.deterministic else {}
@@ -226,7 +228,7 @@ def _find_compute(row: Row) -> str:
 
 
 def peer_loop(row: Row, size: Size) -> tuple[Step, Finish]:
-    """The same of a peer."""
+    """Return the same functions of a peer."""
     device = find_local_device()
     loop = PeerLoop(row.loop, size.config(), size.length, device, row.compiled)
     batches = Rows(size)
@@ -248,7 +250,7 @@ def _on(device: torch.device, ids: NDArray[Any]) -> torch.Tensor:
 
 
 def run_timed(step: Step, number: int) -> float:
-    """Seconds that the step of this `number` takes, until the device is done with it."""
+    """Return the seconds that step `number` takes until the device has finished it."""
     began = time.perf_counter()
     step(number)
     if torch.cuda.is_available():
@@ -257,7 +259,7 @@ def run_timed(step: Step, number: int) -> float:
 
 
 def _digest(model: torch.nn.Module) -> str:
-    """Tells weights apart by any bit and its place; they stay on the device."""
+    """Return a digest of every bit and its position; the weights stay on the device."""
     found = hashlib.sha256()
     for parameter in model.parameters():
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
@@ -276,7 +278,7 @@ def _peak_bytes() -> int:
 
 
 def measure_matmul(device: str) -> dict[str, Any]:
-    """The most FLOP/s that a product of square matrices reached, in the rows' number format."""
+    """Return the most FLOP/s that a product of square matrices reached, in the rows' dtype."""
     use_device(0 if device == "cuda" else None)
     cuda = device == "cuda"
     best = 0.0
@@ -295,7 +297,7 @@ def _multiply(left: torch.Tensor, right: torch.Tensor, number: int) -> None:
 
 
 def peak_flops(device: str) -> float | None:
-    """The device's own, by the table of hardware; None: it is not there."""
+    """Return the device's peak by the hardware table, or None if the table lacks the device."""
     offers = hardware.load()
     try:
         found = offers.devices[hardware.identify_local_device(offers)]
@@ -310,12 +312,15 @@ def measure(
     compiled: Sequence[bool],
     keep: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
-    """The whole table; each deterministic row is run twice, for its weights to be compared. After
-    each row `keep` is given what there is."""
+    """Measure the whole table, each deterministic row twice to compare its weights.
+
+    `keep` is called with all results so far after each row.
+    """
     found = alone(measure_matmul, device)
     versions = {"torch": torch.__version__, "python": sys.version.split()[0]}
     parameters = {name: count_parameters(SIZES[name].config()).total for name in sizes}
-    peak, rows = found.get("peak"), list[dict[str, Any]]()
+    peak = found.get("peak")
+    rows = list[dict[str, Any]]()
     found |= {"versions": versions, "parameters": parameters, "rows": rows}
     for row in plan_rows(sizes, compiled):
         result = alone(measure_row, row, device)
@@ -355,13 +360,13 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _commit() -> Iterator[str]:
-    told = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    if told.returncode == 0:
-        yield told.stdout.strip()
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode == 0:
+        yield done.stdout.strip()
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code: 1 if a row failed or a deterministic one gave other bits."""
+    """Return the exit code: 1 if a row failed or a deterministic one was not reproducible."""
     parser = argparse.ArgumentParser(prog="step_table.py", description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=USUAL)

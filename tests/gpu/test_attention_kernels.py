@@ -1,4 +1,4 @@
-"""The columns of docs/attention.md on which kernel computes attention, held to a GPU."""
+"""The columns of docs/attention.md on which kernel computes attention, checked on a GPU."""
 
 import pytest
 import torch
@@ -30,14 +30,14 @@ def test_kernels_are_those_that_the_page_names(case, kv_heads, column):
         found = called(case, "cuda", dtype, kv_heads)
     finally:
         torch.use_deterministic_algorithms(False)
-    if kv_heads < 4 and {"memory-efficient"} in said:  # which may take no grouped queries
+    if kv_heads < 4 and {"memory-efficient"} in said:  # this kernel may take no grouped queries
         said.append({"plain products"})
     assert found in said or not said
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("length", "channels"), [(2048, 128), (1000, 64), (96, 80)])
-def test_attention_in_one_order_gives_the_same_bits_and_what_float32_does(causal, length, channels):
+def test_deterministic_attention_is_reproducible_and_close_to_float32(causal, length, channels):
     sizes = {"channels": 4 * channels, "heads": 4, "vocabulary": 8, "positions": length}
     attention = Decoder(DecoderConfig(layers=1, **sizes)).layers[0].attention
     torch.manual_seed(0)
@@ -47,7 +47,7 @@ def test_attention_in_one_order_gives_the_same_bits_and_what_float32_does(causal
     )
 
     def attend(dtype):
-        given = [each.to(dtype).requires_grad_() for each in (query, key, value)]
+        given = [part.to(dtype).requires_grad_() for part in (query, key, value)]
         seen = attention.attend(*given, Sight(causal=causal))
         return [seen, *torch.autograd.grad(seen, given, gradient.to(dtype))]
 

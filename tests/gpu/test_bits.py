@@ -1,4 +1,4 @@
-"""What must be the same bits on a GPU: run by `make gpu`, with torch and without Ray."""
+"""Bit-identical results on a GPU: run by `make gpu`, with torch and without Ray."""
 
 import itertools
 
@@ -18,7 +18,8 @@ pytestmark = [
 
 @pytest.mark.parametrize("draw", [draw_words, draw_uniforms, draw_normals])
 def test_a_gpu_draws_the_same_bits(draw) -> None:
-    at, key = torch.arange(1 << 20), RandomKey(0, "test")
+    at = torch.arange(1 << 20)
+    key = RandomKey(0, "test")
     assert torch.equal(draw(key, at), draw(key, at.cuda()).cpu())
 
 

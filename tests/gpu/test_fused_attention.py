@@ -1,4 +1,4 @@
-"""Kernels of attention for documents, windows, caps, sinks and ALiBi, held to plain products."""
+"""Attention kernels for documents, windows, caps, sinks and ALiBi, compared with plain products."""
 
 import dataclasses
 import sys
@@ -40,7 +40,7 @@ KERNELS = "flash", "flex", "triton"
 
 @pytest.fixture
 def deterministic():
-    """FlashAttention-2 adds in one order only where it is told to."""
+    """Make FlashAttention-2 add in one order, which it does only on request."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -49,7 +49,7 @@ def deterministic():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("given", ROWS + LONG)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_it_is_what_plain_products_give_and_the_same_bits_again(
+def test_fused_attention_equals_plain_products_and_is_reproducible(
     kernel, given, dtype, deterministic
 ):
     features = ("a cap, a sink or a slope",) if given.changes_logits else ()
@@ -59,7 +59,8 @@ def test_it_is_what_plain_products_give_and_the_same_bits_again(
         assert (kernel, given.changes_logits) == ("flash", True), obstacle
         pytest.skip(obstacle)
     drawn = given.draw("cuda", dtype)
-    first, again = drawn.attend(kernel), drawn.attend(kernel)
+    first = drawn.attend(kernel)
+    again = drawn.attend(kernel)
     for ours, same, exact in zip(first, again, drawn.attend_plainly(torch.float32), strict=True):
         assert torch.equal(ours, same)
         assert (ours.float() - exact).norm() <= 2e-2 * exact.norm()
@@ -69,7 +70,8 @@ def test_it_is_what_plain_products_give_and_the_same_bits_again(
 def test_our_kernel_takes_no_more_shared_memory_than_its_tiles_are_chosen_by(width, monkeypatch):
     from trainrig.models.kernels import attention_kernel
 
-    taken, launch = {}, attention_kernel.launch
+    taken = {}
+    launch = attention_kernel.launch
 
     def note(kernel, *given):
         compiled = launch(kernel, *given)
@@ -89,7 +91,7 @@ def test_our_kernel_takes_no_more_shared_memory_than_its_tiles_are_chosen_by(wid
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_number_that_is_none_comes_out_as_none(kernel):
+def test_nan_propagates_only_to_what_depends_on_it(kernel):
     drawn = Rows(queries=300, keys=300, width=64).draw("cuda", torch.bfloat16)
     drawn.parts[0][0, 0, 200] = torch.nan
     seen, of_query, of_key, _ = drawn.attend(kernel)
@@ -100,9 +102,10 @@ def test_a_number_that_is_none_comes_out_as_none(kernel):
 
 
 @pytest.mark.parametrize("given", RINGS)
-def test_a_ring_merges_what_it_gives_of_each_chunk(given):
+def test_a_ring_merges_the_results_of_chunks(given):
     drawn = given.draw("cuda", torch.bfloat16)
-    first, again = drawn.attend_in_ring(), drawn.attend_in_ring()
+    first = drawn.attend_in_ring()
+    again = drawn.attend_in_ring()
     whole = drawn.attend_plainly(torch.float32)
     for ours, same, exact in zip(first, again, whole, strict=True):
         assert torch.equal(ours, same)
@@ -110,11 +113,11 @@ def test_a_ring_merges_what_it_gives_of_each_chunk(given):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_what_is_in_another_document_changes_nothing(kernel):
+def test_other_documents_change_nothing(kernel):
     drawn = Rows(queries=512, keys=512, width=64).draw("cuda", torch.bfloat16)
     documents = (torch.arange(512, device="cuda")[None] >= 200).long()
     drawn = dataclasses.replace(drawn, documents=documents)
     seen = drawn.attend(kernel)[0]
-    for each in drawn.parts:
-        each[:, :, :200] = 100
+    for part in drawn.parts:
+        part[:, :, :200] = 100
     assert torch.equal(drawn.attend(kernel)[0][:, :, 200:], seen[:, :, 200:])

@@ -1,4 +1,4 @@
-"""What is done to each number of a gradient in one kernel, held to the same in plain torch."""
+"""Elementwise operations on gradients in one kernel, compared with plain torch."""
 
 import itertools
 
@@ -26,8 +26,9 @@ def test_the_kernels_run_here():
 
 @pytest.mark.parametrize("shape", [(1,), (7, 3), (4096,), (1000, 2049), (0, 4)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_sums_are_those_of_plain_torch_to_the_bit(shape, dtype):
-    first, second = draw(*shape, dtype=dtype), draw(*shape, dtype=dtype)
+def test_sums_equal_plain_torch_bit_exactly(shape, dtype):
+    first = draw(*shape, dtype=dtype)
+    second = draw(*shape, dtype=dtype)
     total = kernels.widen(first)
     assert torch.equal(total, first.float()) and total.dtype == torch.float32
     expected = total + second
@@ -35,8 +36,9 @@ def test_sums_are_those_of_plain_torch_to_the_bit(shape, dtype):
     assert torch.equal(total, expected)
 
 
-def test_what_does_not_lie_in_order_is_added_all_the_same():
-    total, gradient = draw(30, 40), draw(40, 30, dtype=torch.bfloat16).t()
+def test_non_contiguous_gradients_are_added_too():
+    total = draw(30, 40)
+    gradient = draw(40, 30, dtype=torch.bfloat16).t()
     expected = total + gradient
     kernels.add_widened(total, gradient)
     assert torch.equal(total, expected)
@@ -46,7 +48,7 @@ def test_what_does_not_lie_in_order_is_added_all_the_same():
 @pytest.mark.parametrize(
     "shape", [(4096, 1001), (513,), (3, 2**17), (3, 70_001), (64, 8192), (5, 2, 700)]
 )
-def test_a_row_adds_up_to_the_same_bits_in_whatever_slice_it_lies(shape):
+def test_a_rows_sum_is_bit_identical_in_any_slice(shape):
     gradient = draw(*shape)
     sums = sum_rows(gradient)
     ends = sorted({0, 1, len(gradient) // 3, len(gradient) - 1, len(gradient)})
@@ -58,7 +60,7 @@ def test_a_row_adds_up_to_the_same_bits_in_whatever_slice_it_lies(shape):
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
-def test_a_sum_of_what_is_not_finite_is_not(value):
+def test_a_sum_of_non_finite_values_is_not_finite(value):
     gradient = draw(3, 9000)
     gradient[1, 8500] = value
     assert sum_rows(gradient).isfinite().tolist() == [True, False, True]

@@ -1,4 +1,4 @@
-"""What layers save, in the host's memory: run by `make gpu`, with torch and without Ray."""
+"""Activations kept in the host's memory: run by `make gpu`, with torch and without Ray."""
 
 import pytest
 import torch
@@ -14,14 +14,17 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; run by `make gpu`"),
 ]
 CONFIG = DecoderConfig(layers=12, channels=512, heads=8, vocabulary=512, positions=1024)
-ROWS, LENGTH = 8, 1024
-INPUT = ROWS * LENGTH * CONFIG.channels * 2  # bytes of what flows into a layer
-SLEEP = 20_000_000  # cycles that the device is behind the host, in each pass through a layer
+ROWS = 8
+LENGTH = 1024
+INPUT = ROWS * LENGTH * CONFIG.channels * 2  # bytes of a layer's input
+SLEEP = 20_000_000  # cycles that the device lags behind the host, in each pass through a layer
 
 
 def fall_behind(layer):
-    """Have the device take longer for `layer`, forward and backward, than the host to ask for it:
-    so the host is layers ahead, as it is of large ones."""
+    """Make the device slower in `layer` than the host, so that the host is layers ahead.
+
+    With large layers, the host is ahead without this.
+    """
 
     def forward(*_):
         torch.cuda._sleep(SLEEP)
@@ -35,15 +38,17 @@ def fall_behind(layer):
 
 @pytest.fixture(autouse=True)
 def deterministic():
-    """Two steps are alike to the bit only where kernels add up in one order."""
+    """Make kernels add in one order, as two steps are bit-identical only then."""
     numerics.settle(1, deterministic=True)
     yield
     torch.use_deterministic_algorithms(False)
 
 
 def step(kept, hosted):
-    """The losses and gradients of three micro-batches one after the other, and the most bytes that
-    are there beside what is before, from the second on: in the first the host makes its memory."""
+    """Return losses and gradients of three micro-batches, and the extra peak memory in bytes.
+
+    The peak is of the second micro-batch on: in the first the host allocates its memory.
+    """
     model = Decoder(CONFIG).to("cuda", torch.bfloat16)
     initialise(model, 0)
     recompute(model.layers, choose_kept(CONFIG.layers, kept))
@@ -51,7 +56,8 @@ def step(kept, hosted):
         keep_on_host([model.layers])
     for layer in model.layers:
         fall_behind(layer)
-    losses, before = [], 0
+    losses = []
+    before = 0
     for seed in range(3):
         if seed == 1:
             torch.cuda.synchronize()
@@ -64,8 +70,8 @@ def step(kept, hosted):
         losses.append(loss.detach())
         del loss
     torch.cuda.synchronize()
-    found = [*losses, *(each.grad for each in model.parameters())]
-    return [each.cpu() for each in found], torch.cuda.max_memory_allocated() - before
+    found = [*losses, *(parameter.grad for parameter in model.parameters())]
+    return [gradient.cpu() for gradient in found], torch.cuda.max_memory_allocated() - before
 
 
 @pytest.mark.parametrize("kept", [None, Full()])
@@ -74,6 +80,6 @@ def test_gradients_are_the_same_to_the_bit_in_less_of_the_devices_memory(kept):
     hosted, less = step(kept, hosted=True)
     assert all(torch.equal(a, b) for a, b in zip(plain, hosted, strict=True))
     print(f"{most / 2**20:.0f} MiB, {less / 2**20:.0f} with copies on the host")
-    # Of 12 layers 2 are there at a time, and a third that is gone through.
+    # Of 12 layers, the device holds 2 at a time, and the third that is being computed.
     of_a_layer = INPUT if kept else 10 * INPUT
     assert most - less > 0.8 * 9 * of_a_layer

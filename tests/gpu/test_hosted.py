@@ -1,4 +1,4 @@
-"""Optimizers whose memory is the host's, on a GPU: run by `make gpu`, without Ray."""
+"""Optimizers whose state is in the host's memory, on a GPU: run by `make gpu`, without Ray."""
 
 import pytest
 import torch
@@ -13,8 +13,10 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; run by `make gpu`"),
 ]
 
-WIDTH, LAYERS, STEPS = 1024, 12, 4
-SLEEP = 50_000_000  # clock cycles, some 30 ms: longer than the host takes to give all its orders
+WIDTH = 1024
+LAYERS = 12
+STEPS = 4
+SLEEP = 50_000_000  # clock cycles, some 30 ms: longer than the host takes to launch all kernels
 OPTIMIZERS = [
     AdamW(),
     AdamW(state="bfloat16"),
@@ -30,31 +32,30 @@ def build_model() -> nn.Module:
     generator = torch.Generator().manual_seed(3)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
     with torch.no_grad():
-        for each in model.parameters():
-            each.copy_(torch.randn(each.shape, generator=generator))
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
     return model.cuda()
 
 
 def take_steps(settings, hosted: bool):
-    """The model, what its optimizer remembers, by name, and the most bytes that steps after the
-    first took beside what was there before."""
+    """Return the model, its optimizer state by name, and the extra peak bytes of later steps."""
     model = build_model()
     optimizer = build_optimizer(model.named_parameters(), settings, hosted=hosted)
     generator = torch.Generator().manual_seed(4)
-    for each in model.parameters():
-        each.grad = torch.empty_like(each)
+    for parameter in model.parameters():
+        parameter.grad = torch.empty_like(parameter)
     before = torch.cuda.memory_allocated()
     for number in range(STEPS):
-        for each in model.parameters():
-            assert each.grad is not None
-            each.grad.copy_(torch.randn(each.shape, generator=generator))
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.copy_(torch.randn(parameter.shape, generator=generator))
         if number == 1:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
         torch.cuda._sleep(SLEEP)
         optimizer.step()
     most = torch.cuda.max_memory_allocated() - before
-    # With no word of the GPU's: it may still be at the last step.
+    # Read the state without a synchronisation: the GPU may still run the last step.
     memory = get_optimizer_state_dict(model, optimizer.parts)["state"]
     copied = {
         (name, what): value.clone() if value.device.type == "cpu" else value.cpu()
@@ -65,8 +66,8 @@ def take_steps(settings, hosted: bool):
     return model, memory, copied, most
 
 
-@pytest.mark.parametrize("settings", OPTIMIZERS, ids=lambda each: f"{each.kind}")
-def test_a_gpu_gives_the_same_bits_with_its_memory_in_the_host(settings) -> None:
+@pytest.mark.parametrize("settings", OPTIMIZERS, ids=lambda event: f"{event.kind}")
+def test_a_gpu_gives_the_same_bits_with_optimizer_state_on_the_host(settings) -> None:
     there, _, expected, _ = take_steps(settings, hosted=False)
     hosted, memory, found, _ = take_steps(settings, hosted=True)
     for name, weight in there.named_parameters():
@@ -80,7 +81,7 @@ def test_a_gpu_gives_the_same_bits_with_its_memory_in_the_host(settings) -> None
 
 
 def test_a_gpu_has_room_for_the_memory_of_two_parameters_alone() -> None:
-    matrix = 2 * 4 * WIDTH**2  # bytes of both averages of one
+    matrix = 2 * 4 * WIDTH**2  # bytes of both moments of one matrix
     *_, resident = take_steps(AdamW(), hosted=False)
     *_, hosted = take_steps(AdamW(), hosted=True)
     assert resident >= LAYERS * matrix

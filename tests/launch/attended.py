@@ -1,4 +1,4 @@
-"""What tests of supervisors share: attempts with children that are real processes."""
+"""Supervised attempts whose children are real processes, for tests of supervisors."""
 
 import sys
 import threading
@@ -8,9 +8,9 @@ from pathlib import Path
 from trainrig.launch.supervise.job_supervisor import JobSupervisor, Pace
 from trainrig.launch.supervise.limits import Limits
 
-PATIENCE = 60.0  # s: a bound for what is broken
+PATIENCE = 60.0  # s: ends a broken test
 PACE = Pace(heartbeat=0.1, look=0.05, poll=0.02)
-# What children are made of. `trial` counts them; `end` ends as a verb of ours does.
+# Source of the children. `trial` counts them, and `end` ends as a trainrig command does.
 CHILD = """
 import json, os, signal, sys, time
 place = sys.argv[1]
@@ -30,7 +30,7 @@ DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN); wait()"
 
 
 class Attended:
-    """An attempt at a run, attended in a thread."""
+    """An attempt at a run, supervised in a thread."""
 
     def __init__(self, home, place, code, verb="evaluate", **limits):
         self.run = home.create(verb, f"{place}/out")
@@ -48,7 +48,7 @@ class Attended:
         self.code = self.supervisor.supervise()
 
     def end(self):
-        """The event `ended`, or None."""
+        """Return the event `ended`, or None."""
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
         found = self.events("ended")
@@ -73,7 +73,7 @@ def until(there):
 
 
 def waiting(place):
-    """How many children have got as far as to wait."""
+    """Return how many children have started to wait."""
     path = Path(place, "waits")
     return path.stat().st_size if path.exists() else 0
 

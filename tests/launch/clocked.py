@@ -1,16 +1,16 @@
-"""A clock that tests turn: who sleeps by it wakes at once, later."""
+"""A clock under the tests' control: its `sleep` returns at once and advances the time."""
 
 from collections.abc import Callable
 
-PATIENCE = 3_600.0  # s: a bound for what is broken, which would go on for ever
+PATIENCE = 3_600.0  # s: ends a broken test, which would run for ever
 
 
 class Clock:
-    """Seconds since it was made, as those who sleep by it have let pass."""
+    """Seconds since the clock was made, advanced by `sleep` alone."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.each: Callable[[], None] = lambda: None  # is done whenever somebody has slept
+        self.after_sleep: Callable[[], None] = lambda: None  # called after each sleep
 
     def __call__(self) -> float:
         return self.now
@@ -18,4 +18,4 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
         assert self.now < PATIENCE
-        self.each()
+        self.after_sleep()

@@ -1,4 +1,4 @@
-"""Runs that are supervised by this process, with records on a disk or in a bucket."""
+"""Fixtures of runs supervised by this process, with records on disk or in a bucket."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests are no package, and shar
 
 @pytest.fixture(params=["disk", "bucket"])
 def home(request, tmp_path):
-    """A home of either kind."""
+    """Return a home for records, on disk or in a bucket."""
     path = str(tmp_path / "home")
     return Home.choose(path if request.param == "disk" else request.getfixturevalue("s3"))
 

@@ -1,7 +1,7 @@
-"""What Ray's dashboard does with jobs, as far as `trainrig submit` sees it, without Ray.
+"""A stand-in for the job API of Ray's dashboard, as far as `trainrig submit` uses it, without Ray.
 
-Entrypoints really run, as processes of this machine; a job can be held back, or forgotten. What
-Ray itself does is tested where Ray runs, in test_submit.py.
+Entrypoints really run, as processes of this machine. A job can be held back or forgotten. Ray
+itself is tested in test_submit.py.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 TOKEN = "t" * 64
-QUESTION = "trainrig-pools"  # how the jobs are called that ask what an autoscaler may start
-STOP_SECONDS = 3.0  # between SIGTERM and SIGKILL, as Ray has it
+QUESTION = "trainrig-pools"  # name of the jobs that ask which pools the autoscaler may start
+STOP_SECONDS = 3.0  # between SIGTERM and SIGKILL, as in Ray
 
 
 @dataclass
@@ -35,7 +35,7 @@ class JobsServer:
     python: str = platform.python_version()
     nodes: list[dict[str, Any]] = field(default_factory=list)
     hold: int = 0  # jobs that will stay pending
-    pools: list[dict[str, Any]] | None = None  # that its autoscaler may start
+    pools: list[dict[str, Any]] | None = None  # pools that the autoscaler may start
     address: str = ""
     uploads: int = 0
     questions: int = 0
@@ -123,7 +123,7 @@ class JobsServer:
         return True
 
     def kill(self, name: str) -> None:
-        """SIGKILL to the job's processes, as when its machine is gone."""
+        """Send SIGKILL to the job's processes, as when its machine is lost."""
         process = self.jobs[name]
         assert process is not None
         os.killpg(process.pid, signal.SIGKILL)
@@ -151,7 +151,7 @@ def node(cpus: float, gpus: float = 0, address: str = "127.0.0.1") -> dict[str, 
 
 @contextlib.contextmanager
 def serving() -> Iterator[JobsServer]:
-    """A server on this machine; its jobs end with it."""
+    """Serve on this machine, and end the jobs with the server."""
     with tempfile.TemporaryDirectory(prefix="jobs-") as folder:
         found = JobsServer(Path(folder), nodes=[node(4)])
 

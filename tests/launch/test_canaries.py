@@ -1,4 +1,4 @@
-"""Secrets that a run is given, looked for in every byte that it leaves."""
+"""Secrets of a run, searched for in every byte that the run leaves."""
 
 import contextlib
 import os
@@ -17,7 +17,9 @@ from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.launch.record.run_record import Home
 from trainrig.launch.supervise.limits import Limits
 
-lines = runpy.run_path(str(Path(__file__).parents[1] / "corpus" / "test_curate_faults.py"))["lines"]
+lines = runpy.run_path(str(Path(__file__).parents[1] / "corpus" / "test_curate_faults.py"))[
+    "make_lines"
+]
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
@@ -30,8 +32,8 @@ SECRETS = {
 }
 
 
-def everything(folder):
-    """(path, bytes) of all below a folder, hidden files too."""
+def list_files(folder):
+    """Yield (path, bytes) of all files below a folder, including hidden ones."""
     for path in sorted(Path(folder).rglob("*")):
         if path.is_file() and not path.is_symlink():
             yield str(path), path.read_bytes()
@@ -39,7 +41,7 @@ def everything(folder):
 
 @pytest.fixture(scope="module")
 def ray_folder():
-    """Where a Ray of this test's own leaves its logs; a short path, for its sockets."""
+    """Make a folder for the logs of this test's Ray; its path is short, for Ray's sockets."""
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
         yield folder
 
@@ -60,24 +62,24 @@ def test_no_secret_is_in_anything_that_an_attended_run_leaves(s3, ray_folder, tm
     left = {}
     with (tmp_path / "stdout").open("wb") as out, (tmp_path / "stderr").open("wb") as err:
         process = subprocess.Popen(supervise, env=environment, stdout=out, stderr=err)
-        while process.poll() is None:  # what Ray logs goes with it when all went well
+        while process.poll() is None:  # Ray's logs are removed at the end of a successful run
             with contextlib.suppress(OSError):
-                for path, data in everything(ray_folder):
+                for path, data in list_files(ray_folder):
                     left[path] = data
             time.sleep(0.1)
     stdout, stderr = ((tmp_path / name).read_bytes() for name in ("stdout", "stderr"))
     assert process.returncode == 0, stderr.decode()[-2000:]
-    left |= dict(everything(home)) | dict(everything(ray_folder))
+    left |= dict(list_files(home)) | dict(list_files(ray_folder))
     left |= {path: storage.read(path) for path in storage.list_files(s3)}
     left |= {"stdout": stdout, "stderr": stderr}
     kinds = {Path(path).suffix for path in left}
     assert {".json", ".toml", ".jsonl", ".txt", ".parquet", ".html", ".out"} <= kinds
-    assert [path for path, data in left.items() if s3.encode() in data]  # the search finds
+    assert [path for path, data in left.items() if s3.encode() in data]  # the search works
     for name, secret in SECRETS.items():
         assert not [path for path, data in left.items() if secret.encode() in data], name
     assert not [path for path, data in left.items() if is_pickle(path, data)]
 
 
 def is_pickle(path, data):
-    """Whether a file begins as pickles do; Ray's own folder is not ours."""
+    """Return whether a file begins like a pickle, except in Ray's own folder."""
     return "/session_" not in path and data[:2] in (b"\x80\x03", b"\x80\x04", b"\x80\x05")

@@ -1,4 +1,4 @@
-"""A dashboard whose process is stopped: it takes connections, and answers nothing."""
+"""A dashboard whose process is stopped: it accepts connections but never answers."""
 
 import contextlib
 import functools
@@ -40,7 +40,7 @@ paths = ["pages.jsonl"]
 
 @dataclass
 class Dashboard:
-    """A server in a process of its own."""
+    """A server in a separate process."""
 
     address: str
     process: "subprocess.Popen[str]"
@@ -61,7 +61,7 @@ def dashboard() -> Iterator[Dashboard]:
 
 
 @pytest.mark.slow
-def test_an_answer_is_waited_for_once_however_many_tries_there_are(
+def test_the_timeout_covers_all_tries_together(
     dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ray_jobs, "SILENT_SECONDS", 0.2)
@@ -69,19 +69,19 @@ def test_an_answer_is_waited_for_once_however_many_tries_there_are(
     began = time.monotonic()
     with pytest.raises(Unreachable, match=r"nothing in 2 s; its process may hang"):
         RayJobs(dashboard.address, 2.0).fetch_versions()
-    # Each of the tries had all of it for itself: six seconds and more.
+    # If each try had the whole timeout, this would take six seconds or more.
     assert 2.0 <= time.monotonic() - began < 2.0 * ray_jobs.CONNECT_TRIES
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith(f"{dashboard.address}: Ray's dashboard has not answered for 0 s; waits")
 
 
-def test_an_upload_to_one_that_hangs_ends_as_any_question(dashboard: Dashboard) -> None:
+def test_an_upload_to_a_hung_dashboard_times_out(dashboard: Dashboard) -> None:
     dashboard.hang()
     with pytest.raises(Unreachable):
         RayJobs(dashboard.address, 0.5)._ask("PUT", "/api/packages/gcs/a.zip", bytes(2**24))
 
 
-def test_submit_says_what_it_waits_for_and_ends(
+def test_submit_names_the_hung_dashboard_and_ends(
     dashboard: Dashboard,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -1,5 +1,4 @@
-"""`submit`, `jobs`, `logs` and `stop`, with real supervisors and verbs, on jobs that need no
-Ray."""
+"""`submit`, `jobs`, `logs` and `stop`, with real supervisors and commands, on jobs without Ray."""
 
 import contextlib
 import json
@@ -22,8 +21,8 @@ from trainrig import cli, storage
 from trainrig.launch.record.run_record import Home, RunRecord
 
 _server = runpy.run_path(str(Path(__file__).with_name("jobs_server.py")))
-NEVER_DONE = 50_000  # pages: most of a minute of a core, and a test has stopped the run long before
-PATIENCE = 120.0  # s: a bound for what is broken
+NEVER_DONE = 50_000  # pages: most of a minute of a core; a test stops the run long before
+PATIENCE = 120.0  # s: ends a broken test
 
 TOKENIZER = """
 stage = "tokenizer"
@@ -38,7 +37,7 @@ source = "pages"
 kind = "ByteLevelBPE"
 vocabulary = 270
 """
-# Takes long, in one process: pages of many different words, measured one after another.
+# Takes long in one process: pages of many different words, measured one after another.
 CURATE = """
 stage = "curate"
 output = "documents"
@@ -53,7 +52,7 @@ filters = [{ kind = "Length", min_characters = 5 }]
 
 @dataclass
 class User:
-    """Somebody with a command line, a folder and a home for records."""
+    """A user with a command line, a folder and a home for records."""
 
     cluster: Any
     folder: Path
@@ -74,12 +73,12 @@ class User:
             try:
                 out, err = process.communicate(timeout=PATIENCE)
             except subprocess.TimeoutExpired:
-                process.kill()  # or it would be waited for without a bound
+                process.kill()  # without this, waiting for it would have no bound
                 raise
             return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
     def run(self) -> RunRecord:
-        """The only run there is, once it is on record."""
+        """Return the only run, once it is recorded."""
         return wait_for(lambda: Home(str(self.folder / "home")).list())[0]
 
     def wait_for_event(self, name: str, attempt: int = 1) -> dict[str, Any]:
@@ -120,8 +119,8 @@ def much_to_curate(folder: Path, pages: int = 320) -> None:
         (folder / f"pages-{part}.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def submitted_later(run: RunRecord, seconds: float) -> None:
-    """Have the newest attempt on record as submitted by a clock that is so much ahead."""
+def shift_submission(run: RunRecord, seconds: float) -> None:
+    """Record the newest attempt as submitted by a clock that is `seconds` ahead."""
     path = storage.join(run.path, "attempts", f"{run.find_newest_attempt():04d}.json")
     entry = json.loads(storage.read(path))
     storage.write(
@@ -141,7 +140,7 @@ def test_a_run_is_submitted_followed_and_done_once(user: User) -> None:
     assert (found["state"], found["exit_code"], found["attempt"]) == ("done", 0, 1)
     assert found["output"] == str(user.folder / "tokenizer")
     assert re.search(r"ok +resources +nothing of its own", submitted.stderr)
-    said = user.does("logs", found["id"][:9])  # as it begins
+    said = user.does("logs", found["id"][:9])  # the beginning of the id is enough
     assert said.returncode == 0
     assert said.stdout.splitlines()[-1].startswith(f"tokenizer: {user.folder}/tokenizer: ")
     again = user.does("submit", "tokenizer", "tokenizer.toml")
@@ -151,7 +150,7 @@ def test_a_run_is_submitted_followed_and_done_once(user: User) -> None:
     followed = user.does("logs", found["id"], "--follow")
     assert followed.returncode == 0
     assert followed.stdout == said.stdout
-    user.cluster.jobs.clear()  # the cluster is gone, for all we know
+    user.cluster.jobs.clear()  # simulates the loss of the cluster
     (row,) = json.loads(user.does("jobs", "--json").stdout)
     assert (row["id"], row["state"], row["attempts"]) == (found["id"], "done", 1)
     assert re.search(rf"^tokenizer +{found['id']} +done +all ", user.does("jobs").stdout, re.M)
@@ -162,24 +161,25 @@ def test_a_run_is_submitted_followed_and_done_once(user: User) -> None:
 
 
 @pytest.mark.slow
-def test_all_of_it_may_lie_in_a_bucket(s3: str, user: User) -> None:
+def test_a_run_may_be_in_a_bucket_entirely(s3: str, user: User) -> None:
     storage.write(f"{s3}/pages.jsonl", (user.folder / "pages.jsonl").read_bytes())
     user.environment |= {n: v for n, v in os.environ.items() if n.startswith("AWS_")}
     user.environment["TRAINRIG_HOME"] = f"{s3}/home"
-    user.cluster.nodes[0]["node_ip"] = "203.0.113.7"  # for documentation: not this machine
+    # An address for documentation: not this machine.
+    user.cluster.nodes[0]["node_ip"] = "203.0.113.7"
     places = ["--set", f"documents.0.paths=['{s3}/pages.jsonl']", "--set", f"output={s3}/tokenizer"]
     ended = user.does("submit", "tokenizer", "tokenizer.toml", *places, "--json")
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert (found["state"], found["output"]) == ("done", f"{s3}/tokenizer")
-    assert f"tokenizer: {s3}/tokenizer: " in ended.stderr  # its log
+    assert f"tokenizer: {s3}/tokenizer: " in ended.stderr  # the lines are the run's log
     assert f"tokenizer: {s3}/tokenizer: " in user.does("logs", found["id"]).stdout
     assert json.loads(user.does("jobs", "--json").stdout)[0]["state"] == "done"
     assert not (user.folder / "home").exists()
 
 
 @pytest.mark.slow
-def test_the_verbs_own_exit_code_comes_back(user: User) -> None:
+def test_the_commands_exit_code_is_returned(user: User) -> None:
     (user.folder / "pages.jsonl").write_text('{"no": "text"}\n')
     ended = user.does("submit", "tokenizer", "tokenizer.toml", "--json")
     found = json.loads(ended.stdout)
@@ -197,7 +197,7 @@ def test_a_run_under_way_is_joined_and_stopped(user: User) -> None:
     other = user.does("submit", "curate", "curate.toml", "--set", "sources.0.name=other")
     assert other.returncode == 2
     assert "is under way there with another run file (sources[0].name: 'pages'" in other.stderr
-    user.cluster.ray = "1.0"  # who only joins has nothing to upload
+    user.cluster.ray = "1.0"  # a client that only connects has nothing to upload
     with user.start("submit", "curate", "curate.toml") as joined:
         assert joined.stderr is not None
         assert "under way already" in joined.stderr.readline()
@@ -211,7 +211,7 @@ def test_a_run_under_way_is_joined_and_stopped(user: User) -> None:
 
 
 @pytest.mark.slow
-def test_who_joins_a_run_asks_for_what_it_was_submitted_with_or_for_nothing(user: User) -> None:
+def test_joining_a_run_needs_its_own_settings_or_none(user: User) -> None:
     user.cluster.hold = 1
     prices = resources.files("trainrig").joinpath("hardware.toml").read_text()
     (user.folder / "prices.toml").write_text(prices)
@@ -232,12 +232,13 @@ def test_who_joins_a_run_asks_for_what_it_was_submitted_with_or_for_nothing(user
 
 
 @pytest.mark.slow
-def test_who_joins_a_run_keeps_it_as_it_was_submitted(user: User) -> None:
+def test_joining_a_run_keeps_its_settings(user: User) -> None:
     user.cluster.hold = 2
     command = ["submit", "tokenizer", "tokenizer.toml"]
     options = ["--pending", "1s", "--grace", "5m", "--environment", "pinned", "--detach"]
     assert user.does(*command, *options).returncode == 0
-    submitted_later(user.run(), seconds=3600)  # else it is lost before a slow machine joins it
+    # Otherwise a slow machine is too late and the run counts as lost.
+    shift_submission(user.run(), seconds=3600)
     joined = user.does(*command, "--json")
     assert "under way already" in joined.stderr
     assert json.loads(joined.stdout)["attempt"] == 2, joined.stderr
@@ -248,7 +249,7 @@ def test_who_joins_a_run_keeps_it_as_it_was_submitted(user: User) -> None:
 
 
 @pytest.mark.slow
-def test_a_lost_run_that_its_user_submits_has_its_time_anew(user: User) -> None:
+def test_a_lost_run_submitted_again_has_a_new_time_limit(user: User) -> None:
     run = Home(str(user.folder / "home")).create("tokenizer", str(user.folder / "tokenizer"))
     run.take_attempt("job", user.cluster.address, "", {"pending": 0.0})
     user.cluster.hold = 1
@@ -259,7 +260,7 @@ def test_a_lost_run_that_its_user_submits_has_its_time_anew(user: User) -> None:
 
 
 @pytest.mark.soak
-def test_a_run_that_is_stopped_in_the_middle_goes_on_to_the_same_bytes(user: User) -> None:
+def test_a_stopped_run_resumes_to_the_same_bytes(user: User) -> None:
     much_to_curate(user.folder, pages=16_000)
     here = user.does("curate", "curate.toml", "--set", "output=here")
     assert here.returncode == 0, here.stderr
@@ -290,7 +291,7 @@ def test_no_secret_of_the_submitter_travels_with_a_job(user: User) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_the_run_to_itself(user: User) -> None:
+def test_ctrl_c_leaves_the_run_running(user: User) -> None:
     much_to_curate(user.folder, NEVER_DONE)
     with user.start("submit", "curate", "curate.toml") as follower:
         user.wait_for_event("started")
@@ -332,7 +333,7 @@ def test_a_job_that_does_not_start_is_submitted_once_more(user: User) -> None:
 
 
 @pytest.mark.chaos
-def test_a_job_that_never_starts_fails_with_what_it_waited_for(user: User) -> None:
+def test_a_job_that_never_starts_fails_with_the_missing_resources(user: User) -> None:
     user.cluster.hold = 2
     ended = user.does("submit", "tokenizer", "tokenizer.toml", "--pending", "1s", "--json")
     assert ended.returncode == 1
@@ -425,12 +426,12 @@ def test_the_table_is_empty_at_first(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert (json.loads(said.out), said.err.count("no runs")) == ([], 1)
 
 
-def test_what_is_checked_alone_is_not_submitted(user: User) -> None:
+def test_a_check_alone_submits_nothing(user: User) -> None:
     checked = user.does("submit", "tokenizer", "tokenizer.toml", "--check", "--json")
     assert checked.returncode == 0
     found = json.loads(checked.stdout)
     assert found["problems"] == 0
-    assert {each["verdict"] for each in found["preflight"]} == {"ok"}
+    assert {finding["verdict"] for finding in found["preflight"]} == {"ok"}
     assert not user.cluster.jobs and not user.cluster.uploads
     with contextlib.suppress(FileNotFoundError):
         assert not list((user.folder / "home").iterdir())

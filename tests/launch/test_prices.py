@@ -1,5 +1,4 @@
-"""A table of prices of the submitter's own, by which a run is paid for on a head that has no such
-file."""
+"""A price table of the submitter, which counts a run's cost on a head without such a file."""
 
 import runpy
 from collections.abc import Iterator
@@ -35,7 +34,7 @@ PRICES = Path(__file__).with_name("prices.toml").read_text()
 
 @pytest.fixture
 def dashboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """One that starts nothing, and a shell that submits to it."""
+    """Start a dashboard that starts no jobs, and set up a shell that submits to it."""
     monkeypatch.setenv("RAY_AUTH_TOKEN", _server["TOKEN"])
     monkeypatch.setenv("TRAINRIG_HOME", str(tmp_path / "home"))
     (tmp_path / "tokenizer.toml").write_text(TOKENIZER.format(folder=tmp_path))
@@ -47,7 +46,7 @@ def dashboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield found
 
 
-def submit(folder: Path, *options: str) -> int:
+def submit_run(folder: Path, *options: str) -> int:
     run = ["submit", "tokenizer", str(folder / "tokenizer.toml"), "--detach"]
     try:
         cli.main([*run, *options])
@@ -58,7 +57,7 @@ def submit(folder: Path, *options: str) -> int:
 
 def test_the_prices_travel_with_the_record(dashboard: Any, tmp_path: Path) -> None:
     table = tmp_path / "prices.toml"
-    assert submit(tmp_path, "--hardware", str(table)) == 0
+    assert submit_run(tmp_path, "--hardware", str(table)) == 0
     table.unlink()
     (record,) = Home(str(tmp_path / "home")).list()
     attempt = record.read_attempt(1)
@@ -66,11 +65,12 @@ def test_the_prices_travel_with_the_record(dashboard: Any, tmp_path: Path) -> No
     prices = hardware.load(attempt.limits["hardware"])
     hour = {Kind("gpu", "mine", "spot"): 3600.0}
     assert compute_cost(hour, prices).usd == 0.5
-    JobSupervisor(record, attempt, Limits(**attempt.limits), ["true"])  # reads them when it is made
+    # Reads the prices in its constructor.
+    JobSupervisor(record, attempt, Limits(**attempt.limits), ["true"])
 
 
 def test_the_prices_that_come_along_need_no_file(dashboard: Any, tmp_path: Path) -> None:
-    assert submit(tmp_path) == 0
+    assert submit_run(tmp_path) == 0
     (record,) = Home(str(tmp_path / "home")).list()
     assert record.read_attempt(1).limits["hardware"] is None
 
@@ -80,7 +80,7 @@ def test_a_table_that_is_wrong_is_refused_before_anything_is_sent(
 ) -> None:
     table = tmp_path / "prices.toml"
     table.write_text(PRICES.replace('device = "core"', 'device = "cores"'))
-    assert submit(tmp_path, "--hardware", str(table)) == 2
+    assert submit_run(tmp_path, "--hardware", str(table)) == 2
     said = capfd.readouterr().err
     assert f"{table}: instances.mine: no device 'cores'; did you mean 'core'?" in said
     assert "Traceback" not in said

@@ -14,13 +14,13 @@ from trainrig.launch.record.run_record import Home
 from trainrig.launch.redaction import MASK, Redactor, find_secrets, redact
 from trainrig.launch.supervise.limits import Limits
 
-# Of two letters, so that secrets meet, overlap and begin with each other.
+# Secrets of two letters, so that they touch, overlap and begin with each other.
 SECRETS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
 TEXTS = st.text("abc", max_size=60)
 
 
-def at_once(text, secrets):
-    """What masking has to come to: leftmost first, of those that begin there the longest."""
+def mask_at_once(text, secrets):
+    """Return the expected mask: leftmost first, and of those the longest."""
     longest_first = sorted(secrets, key=len, reverse=True)
     return re.sub("|".join(map(re.escape, longest_first)), MASK, text) if secrets else text
 
@@ -31,7 +31,7 @@ def test_where_a_stream_is_cut_makes_no_difference(text, secrets, cuts):
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = [text[a:b].encode() for a, b in itertools.pairwise(places)]
     said = b"".join([*map(masking.feed, pieces), masking.flush()])
-    assert said.decode() == at_once(text, secrets)
+    assert said.decode() == mask_at_once(text, secrets)
 
 
 @given(st.binary(max_size=200))
@@ -39,7 +39,7 @@ def test_without_secrets_every_byte_passes_at_once(data):
     assert Redactor([]).feed(data) == data
 
 
-def test_what_cannot_become_a_secret_is_not_held_back():
+def test_text_that_cannot_become_a_secret_is_not_held_back():
     masking = Redactor(["hunter2-hunter2"])
     assert masking.feed(b"step 1\nhunter") == b"step 1\n"
     assert masking.feed(b"s\n") == b"hunters\n"
@@ -51,14 +51,14 @@ def test_what_cannot_become_a_secret_is_not_held_back():
     ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "DB_PASSWORD", "password", "MY_SECRETS",
      "apiKey", "GITHUB_TOKENS", "SECRET", "RAY_AUTH_TOKEN", "PGPASSWORD"],
 )  # fmt: skip
-def test_names_that_end_like_a_secret_hold_one(name):
+def test_names_that_end_like_a_secrets_are_masked(name):
     assert find_secrets({name: "0123456789"}) == ["0123456789"]
 
 
 @pytest.mark.parametrize(
     "name", ["PATH", "KEYBOARD", "AWS_ACCESS_KEY_ID", "TOKENIZERS_PARALLELISM", "HOME"]
 )
-def test_other_names_hold_none(name):
+def test_other_names_are_not_masked(name):
     assert find_secrets({name: "0123456789"}) == []
 
 
@@ -68,7 +68,7 @@ def test_a_key_of_several_lines_is_masked_line_by_line():
     assert {"MIIEvQIBADANBg", "kqhkiG9w0BAQEF"} <= set(found)
 
 
-def test_what_is_too_short_to_protect_anything_is_left_alone(monkeypatch):
+def test_short_values_are_not_masked(monkeypatch):
     monkeypatch.setenv("MY_TOKEN", "nothing")
     assert redact("nothing to do") == "nothing to do"
     monkeypatch.setenv("MY_TOKEN", "correct horse")
@@ -76,8 +76,8 @@ def test_what_is_too_short_to_protect_anything_is_left_alone(monkeypatch):
 
 
 @pytest.mark.slow
-def test_why_a_run_failed_is_said_without_its_secrets(tmp_path):
-    """On the record, and by its supervisor, whose words Ray keeps and its dashboard shows."""
+def test_the_cause_of_a_failure_has_no_secrets(tmp_path):
+    """Check the record and the supervisor's output, which Ray keeps and its dashboard shows."""
     secret = "canary0123456789abcdef"
     run = Curation(
         output=str(tmp_path / "out"),

@@ -1,4 +1,4 @@
-"""What a Ray of ours lets strangers do: nothing. docs/security.md says what follows from that."""
+"""Ray servers started by trainrig refuse unauthenticated calls; docs/security.md explains this."""
 
 import ast
 import functools
@@ -38,8 +38,8 @@ def test_a_local_ray_listens_on_loopback_alone(local_ray):
     assert not [(name, address) for name, address in listening if not is_loopback(address)]
 
 
-def ask(port, method, *metadata):
-    """The status of a call to one of Ray's servers; the empty message is a valid one of each."""
+def call_server(port, method, *metadata):
+    """Return the status of a call to a Ray server; an empty message is always valid."""
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = channel.unary_unary(method)
         try:
@@ -63,23 +63,23 @@ def test_no_server_of_ray_s_answers_without_the_token(local_ray, method):
     (node,) = ray.nodes()
     control_store = int(ray.get_runtime_context().gcs_address.rpartition(":")[2])
     port = node["NodeManagerPort"] if method == STATISTICS else control_store
-    assert ask(port, method) == grpc.StatusCode.UNAUTHENTICATED
+    assert call_server(port, method) == grpc.StatusCode.UNAUTHENTICATED
     wrong = ("authorization", f"Bearer {'0' * 64}")
-    assert ask(port, method, wrong) == grpc.StatusCode.UNAUTHENTICATED
+    assert call_server(port, method, wrong) == grpc.StatusCode.UNAUTHENTICATED
     right = ("authorization", f"Bearer {TOKEN.expanduser().read_text().strip()}")
-    assert ask(port, method, right) != grpc.StatusCode.UNAUTHENTICATED
+    assert call_server(port, method, right) != grpc.StatusCode.UNAUTHENTICATED
 
 
 @pytest.mark.ray
-def test_the_token_stands_in_no_command_line_which_every_user_can_read(local_ray):
+def test_the_token_is_in_no_command_line(local_ray):
     token = TOKEN.expanduser().read_text().strip()
     assert len(token) >= 32
     assert TOKEN.expanduser().stat().st_mode & 0o077 == 0
     assert not [p.name() for p in own_processes() if token in " ".join(p.cmdline())]
 
 
-# Between processes of ours, through a channel that nobody else can reach: a pipe, a socket in a
-# folder of its owner's alone, or Ray, which wants the token.
+# Channels between trainrig's processes that no other user can reach: a pipe, a socket in a folder
+# of its owner alone, or Ray, which requires the token.
 CHANNELS = {
     "corpus/extract/guard.py",
     "corpus/extract/guarded.py",
@@ -87,7 +87,8 @@ CHANNELS = {
     "train/elastic/rank.py",
     "train/elastic/ray_attempt.py",
 }
-# The user's own functions, which a run file names and its fingerprint holds; no checkpoint, no row.
+# The user's own functions, which a run file names and its fingerprint covers; no checkpoint or row
+# can name one.
 USERS_OWN = {"posttrain/rewards/user_code_worker.py"}
 RUNS_CODE = {
     ("pickle", "load"),
@@ -109,7 +110,7 @@ RUNS_CODE = {
 
 @functools.cache
 def calls():
-    """(file, module, function, keywords) of each call by name in the package."""
+    """Return (file, module, function, keywords) of each call by name in the package."""
     return list(_calls())
 
 
@@ -118,7 +119,8 @@ def _calls():
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call):
                 continue
-            name, function = str(path.relative_to(PLATFORM)), node.func
+            name = str(path.relative_to(PLATFORM))
+            function = node.func
             keywords = {
                 word.arg: word.value.value
                 for word in node.keywords
@@ -141,9 +143,9 @@ def test_nothing_that_can_run_code_is_read_from_a_file():
 
 @pytest.mark.slow
 def test_the_page_names_the_native_parsers_that_are_loaded():
-    """Of those that have ever been named, or that read what strangers wrote."""
+    """Check libraries that have ever been named, or that read untrusted files."""
     names = {
-        "lxml": "trafilatura",  # which parses by it
+        "lxml": "trafilatura",  # uses it to parse
         "resiliparse": "resiliparse",
         "FastWARC": "fastwarc",
         "zlib-ng": "zlib_ng",
@@ -163,8 +165,8 @@ def test_the_page_names_the_native_parsers_that_are_loaded():
         )
     }
     page = (PLATFORM.parents[1] / "docs" / "security.md").read_text()
-    (told,) = re.findall(r"\*\*Native parsers\*\*(.*?)\n- ", page, re.DOTALL)
-    loaded = told.partition(". ")[0]
+    (section,) = re.findall(r"\*\*Native parsers\*\*(.*?)\n- ", page, re.DOTALL)
+    loaded = section.partition(". ")[0]
     assert {name for name in names if name in loaded} == {
         name for name, module in names.items() if module in imported
     }

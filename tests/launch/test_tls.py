@@ -1,4 +1,4 @@
-"""Ray's own traffic under TLS, which takes four variables and a certificate for each machine."""
+"""Ray's own traffic under TLS, which needs four variables and a certificate for each machine."""
 
 import datetime
 import ipaddress
@@ -20,7 +20,7 @@ from trainrig.ray_runtime.ray_session import TOKEN
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
 NODES = "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo"
-# A stage of a few splits on a Ray of its own, which then waits to be looked at.
+# A stage of a few splits on a separate Ray, which then waits to be inspected.
 STAGE = """
 import sys
 from trainrig.corpus.curate import curate
@@ -36,8 +36,8 @@ if __name__ == "__main__":
 """
 
 
-def certificate(folder, name, issuer=None):
-    """A certificate and its key, as files; by itself if there is no `issuer`."""
+def write_certificate(folder, name, issuer=None):
+    """Write a certificate and its key; it is self-signed if there is no `issuer`."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -63,15 +63,15 @@ def certificate(folder, name, issuer=None):
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory):
-    """The folder of an authority's certificate, and of one that it signed for this machine."""
+    """Make a folder with an authority's certificate, and one that it signed for this machine."""
     folder = tmp_path_factory.mktemp("tls")
-    authority = certificate(folder, "ca")
-    certificate(folder, "node", authority)
+    authority = write_certificate(folder, "ca")
+    write_certificate(folder, "node", authority)
     return folder
 
 
-def status(port, credentials):
-    """Of a question to the control store with the right token."""
+def call_control_store(port, credentials):
+    """Return the status of a call to the control store with the right token."""
     token = TOKEN.expanduser().read_text().strip()
     if credentials is None:
         channel = grpc.insecure_channel(f"127.0.0.1:{port}")
@@ -86,9 +86,9 @@ def status(port, credentials):
     return grpc.StatusCode.OK
 
 
-def test_a_stage_runs_under_tls_and_who_has_no_certificate_is_refused(tls, tmp_path):
+def test_a_stage_runs_under_tls_and_clients_without_a_certificate_are_refused(tls, tmp_path):
     pages = runpy.run_path(str(Path(__file__).parents[1] / "corpus" / "test_curate_faults.py"))
-    (tmp_path / "pages.jsonl").write_bytes(pages["lines"](30))
+    (tmp_path / "pages.jsonl").write_bytes(pages["make_lines"](30))
     (tmp_path / "stage.py").write_text(STAGE)
     names = {"CA_CERT": "ca.crt", "SERVER_CERT": "node.crt", "SERVER_KEY": "node.key"}
     variables = {f"RAY_TLS_{name}": str(tls / file) for name, file in names.items()}
@@ -109,17 +109,17 @@ def test_a_stage_runs_under_tls_and_who_has_no_certificate_is_refused(tls, tmp_p
         content, address = line.split()
         port = int(address.rpartition(":")[2])
         authority, ours, key = ((tls / f).read_bytes() for f in ("ca.crt", "node.crt", "node.key"))
-        assert status(port, grpc.ssl_channel_credentials(authority, key, ours)) == (
+        assert call_control_store(port, grpc.ssl_channel_credentials(authority, key, ours)) == (
             grpc.StatusCode.OK
         )
-        refused = grpc.StatusCode.UNAVAILABLE  # it does not even hear the token
-        assert status(port, grpc.ssl_channel_credentials(authority)) == refused
-        assert status(port, None) == refused
+        refused = grpc.StatusCode.UNAVAILABLE  # refused before the token is read
+        assert call_control_store(port, grpc.ssl_channel_credentials(authority)) == refused
+        assert call_control_store(port, None) == refused
         strangers = tmp_path / "strangers"
         strangers.mkdir()
-        certificate(strangers, "node", certificate(strangers, "ca"))
+        write_certificate(strangers, "node", write_certificate(strangers, "ca"))
         theirs = [(strangers / f).read_bytes() for f in ("node.key", "node.crt")]
-        assert status(port, grpc.ssl_channel_credentials(authority, *theirs)) == refused
+        assert call_control_store(port, grpc.ssl_channel_credentials(authority, *theirs)) == refused
         process.stdin.close()
         assert process.wait(60) == 0
     assert len(content) == 64

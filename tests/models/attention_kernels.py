@@ -1,4 +1,4 @@
-"""Which kernel computes attention: to torch's dispatcher, and to docs/attention.md."""
+"""Which kernel computes attention, by torch's dispatcher and by docs/attention.md."""
 
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,11 @@ from trainrig.models.kernels import flex_rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "attention.md"
 TITLE = "## Which kernel computes attention"
-LONG, SHORT = 300, 100  # places of a row: more, and fewer, than a mask is better for on a CPU
+# Positions of a row: more and fewer than those from which a mask is faster on a CPU.
+LONG = 300
+SHORT = 100
 
-# The page's names of what the dispatcher calls.
+# The page's names of the dispatcher's operators.
 KERNELS = {
     "_scaled_dot_product_flash_attention_for_cpu": "FlashAttention for CPUs",
     "_scaled_dot_product_flash_attention": "FlashAttention-2",
@@ -36,7 +38,7 @@ SIZES: dict[str, Any] = {"layers": 2, "channels": 64, "heads": 4, "vocabulary": 
 
 
 class Kernels(TorchDispatchMode):
-    """The names of the kernels of attention that are called while it is on."""
+    """The names of the attention kernels that are called in the block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +50,7 @@ class Kernels(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
     def __enter__(self):
-        """Also see calls of flex_attention, which is compiled, so no dispatcher meets it."""
+        """Also record calls of flex_attention, which is compiled, so the dispatcher misses it."""
         run = flex_rows._run
 
         def note(*parts, **settings):
@@ -66,12 +68,12 @@ class Kernels(TorchDispatchMode):
 
 
 def called(case: str, device: str, dtype: torch.dtype, kv_heads: int) -> set[str]:
-    """The kernels of a forward pass of the rows that the page calls `case`."""
+    """Return the kernels of a forward pass of the rows that the page calls `case`."""
     model, arguments = CASES[case](kv_heads)
     initialise(model, 0)
     model = model.to(device, dtype)
-    arguments = {name: each.to(device) for name, each in arguments.items()}
-    if "documents_BS" in arguments:  # also of what caches hold
+    arguments = {name: argument.to(device) for name, argument in arguments.items()}
+    if "documents_BS" in arguments:  # also with keys from caches
         arguments["caches"] = [KeyValueCache() for _ in model.layers]
         with torch.no_grad():
             model(_ids(SHORT)["ids_BT"].to(device), arguments["caches"])
@@ -81,15 +83,19 @@ def called(case: str, device: str, dtype: torch.dtype, kv_heads: int) -> set[str
 
 
 def documented() -> dict[str, dict[str, list[set[str]]]]:
-    """By the first cell of each row and the title of its column, the kernels that are named: one
-    set or another; none where they are not known."""
+    """Return the documented kernels, keyed by the first cell of each row and the column's title.
+
+    A cell is a list of alternative sets, empty where the kernels are not known.
+    """
     part = PAGE.read_text().partition(TITLE)[2]
     first = next(block for block in part.split("\n\n") if block.startswith("| rows"))
     lines = [line.strip("| ").split(" | ") for line in first.splitlines()]
     head, _, *rows = lines
     return {
         row[0]: {
-            column: [set(each.split(" and ")) for each in cell.split(" or ") if each != "not known"]
+            column: [
+                set(names.split(" and ")) for names in cell.split(" or ") if names != "not known"
+            ]
             for column, cell in zip(head[1:], row[1:], strict=True)
         }
         for row in rows

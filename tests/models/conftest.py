@@ -1,4 +1,4 @@
-"""What tests of this folder ask for: a tiny decoder, and decoders trained on characters."""
+"""Fixtures of this folder: a tiny decoder, and decoders trained on characters."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ SMALL: dict[str, Any] = {
     "kv_heads": 2,
     "vocabulary": 61,
     "positions": 24,
-    # Wide enough a start that a broken mask, norm or rotation shows in the logits.
+    # The weights start wide, so that a broken mask, norm or rotation changes the logits.
     "initial_std": 0.3,
 }
 
@@ -33,7 +33,7 @@ def one_thread() -> None:
 
 @pytest.fixture
 def build() -> Callable[..., Decoder]:
-    """`build(heads=8)` gives an initialised small decoder that differs in `heads`."""
+    """Return a function that builds small decoders: `build(heads=8)` differs in `heads`."""
 
     def build(seed: int = 0, **changes: Any) -> Decoder:
         model = Decoder(DecoderConfig(**SMALL | changes))
@@ -45,8 +45,11 @@ def build() -> Callable[..., Decoder]:
 
 @pytest.fixture
 def train_on_characters(test_data: Path) -> Callable[..., float]:
-    """`train_on_characters(config, optimizer, steps)`: the validation loss of a fresh decoder on
-    tiny Shakespeare by characters, trained with a tenth of warm-up and a line down to nothing."""
+    """Return a function that trains a fresh decoder on tiny Shakespeare by characters.
+
+    `train_on_characters(config, optimizer, steps)` returns the validation loss. A tenth of the
+    steps warm up, and the rate then falls linearly to zero.
+    """
     text = (test_data / "sets" / "tinyshakespeare.txt").read_text()
     characters = sorted(set(text))
     ids = torch.from_numpy(np.searchsorted(characters, list(text)))
@@ -74,7 +77,7 @@ def train_on_characters(test_data: Path) -> Callable[..., float]:
         def loss_of(ids_BT: torch.Tensor) -> torch.Tensor:
             output = model(ids_BT[:, :-1])
             look(dict(output.auxiliary))
-            scalars = [each for each in output.auxiliary.values() if each.ndim == 0]
+            scalars = [term for term in output.auxiliary.values() if term.ndim == 0]
             nats = F.cross_entropy(output.logits.flatten(0, 1), ids_BT[:, 1:].flatten())
             return nats + sum(scalars) if model.training else nats
 

@@ -23,14 +23,15 @@ def build_attention(channels: int, heads: int, kv_heads: int, width: int) -> Att
     return Attention(config.shapes.layers[0].attention, width, config.norm, config.attention)
 
 
-def by_loops(attention: Attention, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    """Attention of one sequence [T, C] with nothing batched: one query, one head at a time."""
+def attend_by_loops(attention: Attention, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    """Return attention of one sequence [T, C], one query and one head at a time."""
     width = attention.head_channels
     query, key, value = (
         part(x).unflatten(-1, (-1, width)).transpose(0, 1)
         for part in (attention.query, attention.key, attention.value)
     )
-    query, key = rotation(query), rotation(key)
+    query = rotation(query)
+    key = rotation(key)
     group = len(query) // len(key)  # query heads that share a key head
     rows = []
     for t in range(len(x)):
@@ -45,21 +46,24 @@ def by_loops(attention: Attention, x: torch.Tensor, rotation: Rotation) -> torch
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "width"), [(1, 1, 4), (4, 4, 2), (4, 2, 6), (6, 1, 2)]
 )
-def test_it_equals_attention_written_as_loops(heads, kv_heads, width):
+def test_attention_equals_loops(heads, kv_heads, width):
     attention = build_attention(12, heads, kv_heads, width)
     x = torch.randn(2, 9, 12)
     rotation = Rotation(torch.arange(9), width, ROPE)
     together = attention(x, Sight(rotation))
     for row in range(2):
-        assert torch.allclose(together[row], by_loops(attention, x[row], rotation), atol=1e-6)
+        assert torch.allclose(
+            together[row], attend_by_loops(attention, x[row], rotation), atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("pieces", [[1] * 9, [9], [4, 5], [1, 6, 2], [8, 1]])
-def test_pieces_through_a_cache_see_what_the_whole_sees(pieces):
+def test_pieces_with_a_cache_equal_the_whole(pieces):
     attention = build_attention(12, 4, 2, 6)
     x = torch.randn(2, 9, 12)
     whole = attention(x, Sight(Rotation(torch.arange(9), 6, ROPE)))
-    cache, outputs = KeyValueCache(), []
+    cache = KeyValueCache()
+    outputs = []
     for piece in x.split(pieces, dim=1):
         positions = torch.arange(len(cache), len(cache) + piece.shape[1])
         outputs.append(attention(piece, Sight(Rotation(positions, 6, ROPE)), cache))
@@ -67,7 +71,7 @@ def test_pieces_through_a_cache_see_what_the_whole_sees(pieces):
     assert torch.allclose(torch.cat(outputs, dim=1), whole, atol=1e-6)
 
 
-def test_its_gradients_are_those_of_its_values():
+def test_gradients_match_finite_differences():
     attention = build_attention(4, 2, 1, 2).double()
     rotation = Rotation(torch.arange(3), 2, ROPE)
     x = torch.randn(1, 3, 4, dtype=torch.float64, requires_grad=True)

@@ -1,4 +1,4 @@
-"""The table of docs/attention.md, held to what is called on a CPU; tests/gpu has the rest."""
+"""Attention kernels in docs/attention.md, compared with those called on a CPU."""
 
 import pytest
 import torch
@@ -18,7 +18,8 @@ def test_the_page_has_no_other_rows():
 
 @pytest.mark.parametrize("setting", [{"logit_cap": 5.0}, {"sinks": True}])
 def test_caps_and_sinks_are_read_in_blocks(setting):
-    model, arguments = decoder(2, attention=setting), packed(100)
+    model = decoder(2, attention=setting)
+    arguments = packed(100)
     with torch.no_grad(), Kernels() as kernels:
         model(**arguments)
     assert kernels.found == {"in blocks"}

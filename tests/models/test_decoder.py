@@ -45,7 +45,7 @@ def test_sizes_that_are_not_set_follow_from_the_others():
         ({"channels": 8.5}, "channels"),
     ],
 )
-def test_sizes_that_cannot_work_are_refused_with_what_would(keys, message):
+def test_invalid_sizes_are_refused_with_a_suggestion(keys, message):
     with pytest.raises(ConfigError) as caught:
         from_run_file(**keys)
     assert message in str(caught.value)
@@ -75,7 +75,7 @@ def test_a_vocabulary_too_small_for_the_tokenizer_or_never_settled_is_refused():
     tied=st.booleans(),
 )
 @settings(max_examples=40, deadline=None)
-def test_the_parameter_count_is_that_of_the_built_model(
+def test_the_parameter_count_equals_the_built_model(
     layers, groups, kv_heads, width, own_width, feedforward, tied
 ):
     heads = groups * kv_heads
@@ -156,8 +156,9 @@ def test_more_tokens_than_positions_are_refused_with_and_without_a_cache(build):
         model(torch.zeros(1, 1, dtype=torch.long), caches)
 
 
-def test_a_tied_head_is_the_embedding_and_has_no_entry_of_its_own(build):
-    tied, untied = build(), build(tie_embeddings=False)
+def test_a_tied_head_is_the_embedding_and_has_no_own_entry(build):
+    tied = build()
+    untied = build(tie_embeddings=False)
     assert set(untied.state_dict()) - set(tied.state_dict()) == {"head.weight"}
     ids = torch.tensor([[5]])
     with torch.no_grad():
@@ -166,11 +167,13 @@ def test_a_tied_head_is_the_embedding_and_has_no_entry_of_its_own(build):
 
 
 def test_fresh_weights_depend_on_seed_and_name_alone(build):
-    first, again, other = build(seed=1), build(seed=1), build(seed=2)
+    first = build(seed=1)
+    again = build(seed=1)
+    other = build(seed=2)
     for name, value in first.state_dict().items():
         assert torch.equal(value, again.state_dict()[name])
         assert value.ndim == 1 or not torch.equal(value, other.state_dict()[name])
-    # A deeper model begins with the same layers, but for what scales with depth.
+    # A deeper model begins with the same layers, except for weights that scale with depth.
     deeper = build(seed=1, layers=4).state_dict()
     assert torch.equal(
         deeper["layers.1.attention.key.weight"], first.layers[1].attention.key.weight
@@ -196,7 +199,7 @@ def test_a_model_from_the_meta_device_begins_like_any_other(build):
     assert torch.equal(other(ids).logits, model(ids).logits)
 
 
-def test_fresh_weights_have_the_scale_that_is_asked_for():
+def test_fresh_weights_have_the_configured_scale():
     config = DecoderConfig(layers=8, channels=256, heads=4, vocabulary=512, initial_std=0.02)
     for name, std in [
         ("embedding.weight", 0.02),
@@ -214,7 +217,7 @@ def test_fresh_weights_have_the_scale_that_is_asked_for():
 
 
 @pytest.mark.parametrize("first", [(0, 0), (3, 0), (0, 20), (511, 255), (100, 7)])
-def test_a_slice_of_fresh_weights_is_drawn_by_itself(first):
+def test_a_slice_of_fresh_weights_can_be_drawn_alone(first):
     config = DecoderConfig(layers=8, channels=256, heads=4, vocabulary=512)
     whole = torch.empty(512, 256)
     fill_fresh(whole, "embedding.weight", (512, 256), (0, 0), config, seed=0)
@@ -237,6 +240,6 @@ def test_every_parameter_gets_a_gradient_and_a_short_text_is_learnt_by_heart(bui
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    assert losses[0] == pytest.approx(math.log(61), abs=0.2)  # it begins by knowing nothing
+    assert losses[0] == pytest.approx(math.log(61), abs=0.2)  # the model starts without knowledge
     assert losses[-1] < 0.05
     assert torch.equal(model(ids[:, :-1]).logits.argmax(-1), ids[:, 1:])

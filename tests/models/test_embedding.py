@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainrig.models.embedding import Embedding, add_gradients
 
 
-def gradients_of(table: Embedding, ids: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+def compute_gradients(table: Embedding, ids: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     table(ids).backward(gradient.to(table.weight.dtype))
     return table.weight.grad
 
@@ -19,25 +19,26 @@ def test_each_id_gets_its_row(dtype):
     assert torch.equal(table(ids), table.weight[ids])
 
 
-def test_in_float32_its_gradients_are_torchs_to_the_bit():
-    table, ids = Embedding(11, 5), torch.randint(11, (4, 30))
+def test_float32_gradients_equal_torchs_bit_exactly():
+    table = Embedding(11, 5)
+    ids = torch.randint(11, (4, 30))
     gradient = torch.randn(4, 30, 5)
     weight = table.weight.detach().clone().requires_grad_()
     F.embedding(ids, weight).backward(gradient)
-    assert torch.equal(gradients_of(table, ids, gradient), weight.grad)
+    assert torch.equal(compute_gradients(table, ids, gradient), weight.grad)
 
 
 def test_a_token_that_comes_up_a_thousand_times_gets_the_gradients_of_all_of_them():
     table = Embedding(3, 2).to(torch.bfloat16)
     ids = torch.tensor([1] * 1024 + [2])
-    # Ones: a sum in bfloat16 would stay at 256 for ever.
-    gradients = gradients_of(table, ids, torch.ones(1025, 2))
+    # A bfloat16 sum of ones would stop at 256.
+    gradients = compute_gradients(table, ids, torch.ones(1025, 2))
     assert gradients.dtype == torch.bfloat16
     assert gradients.tolist() == [[0, 0], [1024, 1024], [1, 1]]
 
 
 class Called(TorchDispatchMode):
-    """Notes the kernels that are called, with the dtype of what they are given first."""
+    """Records the kernels that are called, with the dtype of their first argument."""
 
     def __init__(self):
         super().__init__()
@@ -50,7 +51,7 @@ class Called(TorchDispatchMode):
 
 
 def test_on_a_gpu_they_are_added_by_the_kernel_that_sorts_and_in_float32():
-    with FakeTensorMode(), Called() as called:  # no GPU is there: shapes alone are worked out
+    with FakeTensorMode(), Called() as called:  # needs no GPU, as only shapes are computed
         gradient = torch.empty(2, 5, 3, device="cuda", dtype=torch.bfloat16)
         total = add_gradients(gradient, torch.empty(2, 5, device="cuda", dtype=torch.long), 7)
     assert called.kernels["embedding_dense_backward"] == torch.float32
@@ -58,6 +59,7 @@ def test_on_a_gpu_they_are_added_by_the_kernel_that_sorts_and_in_float32():
 
 
 def test_that_kernel_adds_as_we_do():
-    gradient, ids = torch.randint(-8, 8, (4, 30, 5)).float(), torch.randint(11, (4, 30))
+    gradient = torch.randint(-8, 8, (4, 30, 5)).float()
+    ids = torch.randint(11, (4, 30))
     theirs = torch.ops.aten.embedding_dense_backward(gradient, ids, 11, -1, False)
     assert torch.equal(theirs, add_gradients(gradient, ids, 11))

@@ -20,7 +20,7 @@ def build_network(channels, between, network=None, **changes):
     return DenseFeedForward(config.shapes.layers[0].feedforward, network)
 
 
-def test_it_equals_its_formula_written_out():
+def test_the_network_equals_its_formula():
     network = build_network(6, 10)
     x = torch.randn(4, 6)
     gate = x @ network.gate.weight.T
@@ -35,7 +35,7 @@ def test_a_closed_gate_lets_nothing_through():
     assert torch.equal(network(torch.randn(2, 3)), torch.zeros(2, 3))
 
 
-def test_its_gradients_are_those_of_its_values():
+def test_gradients_match_finite_differences():
     network = build_network(3, 4).double()
     x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(network, (x,))

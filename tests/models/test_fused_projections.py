@@ -1,4 +1,4 @@
-"""Products made as one, beside the same products one by one."""
+"""Fused projections, compared with separate ones."""
 
 import pytest
 import torch
@@ -66,26 +66,29 @@ def read(model):
 
 
 def differentiate(model):
-    """The logits, and the gradient of each parameter by name."""
+    """Return the logits, and the gradient of each parameter by name."""
     logits = read(model)
     logits.double().logsumexp(-1).mean().backward()
     return logits.detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
 def assert_close(plain, fused, within):
-    (logits, gradients), (other_logits, others) = plain, fused
+    (logits, gradients) = plain
+    (other_logits, others) = fused
     assert gradients.keys() == others.keys()
     assert (logits - other_logits).norm() <= within * logits.norm()
-    whole = torch.stack([each.norm() for each in gradients.values()]).norm()
-    for name, each in gradients.items():
-        # Of one that is nothing but rounding, as that of a key's bias, against all of them.
-        assert (each - others[name]).norm() <= within * max(each.norm(), 1e-2 * whole), name
+    whole = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
+    for name, gradient in gradients.items():
+        # The bound also allows for gradients of pure rounding error, such as a key's bias.
+        assert (gradient - others[name]).norm() <= within * max(gradient.norm(), 1e-2 * whole), name
 
 
 @pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 2e-6), (torch.float64, 1e-14)])
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
-def test_outputs_and_gradients_are_those_of_products_made_one_by_one(changes, dtype, within):
-    plain, fused = (differentiate(build(each, dtype=dtype, **changes)) for each in (False, True))
+def test_outputs_and_gradients_equal_separate_products(changes, dtype, within):
+    plain, fused = (
+        differentiate(build(is_fused, dtype=dtype, **changes)) for is_fused in (False, True)
+    )
     assert_close(plain, fused, within)
 
 
@@ -96,7 +99,7 @@ def test_outputs_and_gradients_are_those_of_products_made_one_by_one(changes, dt
         (EncoderDecoderConfig, {"feedforward": GEGLU()}),
     ],
 )
-def test_encoders_and_encoder_decoders_have_it_too(kind, changes):
+def test_encoders_and_encoder_decoders_are_fused_too(kind, changes):
     with Products() as apart:
         plain = differentiate(build(False, kind, **changes))
     with Products() as together:
@@ -105,14 +108,15 @@ def test_encoders_and_encoder_decoders_have_it_too(kind, changes):
     assert_close(plain, fused, within=1e-6)
 
 
-def test_names_and_values_of_parameters_stay():
-    plain, fused = build(False).state_dict(), build(True).state_dict()
+def test_names_and_values_of_parameters_are_unchanged():
+    plain = build(False).state_dict()
+    fused = build(True).state_dict()
     assert list(plain) == list(fused)
-    assert all(torch.equal(each, fused[name]) for name, each in plain.items())
+    assert all(torch.equal(value, fused[name]) for name, value in plain.items())
 
 
 class Products(TorchDispatchMode):
-    """Counts products of matrices."""
+    """Counts matrix products."""
 
     def __init__(self):
         super().__init__()
@@ -146,8 +150,8 @@ def test_a_layer_makes_fewer_products(changes, apart, together):
 
 
 def count_kept_bytes(model):
-    """What a forward pass keeps for the backward one, beside the parameters."""
-    own = {each.untyped_storage().data_ptr() for each in model.parameters()}
+    """Return the bytes that a forward pass keeps for the backward one, besides parameters."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept = {}
 
     def keep(tensor):
@@ -159,18 +163,20 @@ def count_kept_bytes(model):
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         hidden = model(IDS).hidden
     assert hidden.requires_grad
-    return sum(each.nbytes() for each in kept.values())
+    return sum(kept_storage.nbytes() for kept_storage in kept.values())
 
 
 @pytest.mark.parametrize(
     "name", ["grouped", "norm of heads", "ALiBi", "not gated, learnt positions"]
 )
-def test_no_more_is_kept_for_the_backward_pass(name):
-    plain, fused = (count_kept_bytes(build(each, **VARIANTS[name])) for each in (False, True))
+def test_fusing_keeps_no_more_for_the_backward_pass(name):
+    plain, fused = (
+        count_kept_bytes(build(is_fused, **VARIANTS[name])) for is_fused in (False, True)
+    )
     assert fused <= plain
 
 
-def test_a_frozen_matrix_gets_no_gradient_and_the_others_theirs():
+def test_a_frozen_matrix_gets_no_gradient_and_the_others_do():
     gradients = []
     for fused in (False, True):
         model = build(fused, kv_heads=2)
@@ -181,8 +187,9 @@ def test_a_frozen_matrix_gets_no_gradient_and_the_others_theirs():
     assert not any("key" in name for name in gradients[1][1])
 
 
-def test_what_only_reads_has_the_bits_of_products_made_one_by_one():
-    plain, fused = build(False, kv_heads=2), build(True, kv_heads=2)
+def test_inference_is_bit_identical_to_separate_products():
+    plain = build(False, kv_heads=2)
+    fused = build(True, kv_heads=2)
     with torch.no_grad():
         with Products() as apart:
             expected = read(plain)
@@ -190,15 +197,15 @@ def test_what_only_reads_has_the_bits_of_products_made_one_by_one():
             assert torch.equal(read(fused), expected)
         assert asked.count == apart.count
         measured = [
-            ActivationStatistics(each).measure(lambda model=each: read(model))
-            for each in (plain, fused)
+            ActivationStatistics(decoder).measure(lambda model=decoder: read(model))
+            for decoder in (plain, fused)
         ]
     assert measured[0].keys() == measured[1].keys() and "layers/00/saturated" in measured[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["grouped", "gated attention", "biases", "experts"])
-def test_compiled_and_recomputed_layers_have_its_bits(name):
+def test_compiled_and_recomputed_layers_are_bit_identical(name):
     expected = differentiate(build(True, **VARIANTS[name]))
     for again in (None, Full(), Selective()):
         for compiled in (None, Compile(backend="aot_eager")):
@@ -208,5 +215,5 @@ def test_compiled_and_recomputed_layers_have_its_bits(name):
             recompute(model.layers, choose_kept(len(model.layers), again))
             compile_layers(model.layers, compiled)
             assert_close(expected, differentiate(model), within=0.0)
-            if compiled and name != "experts":  # of which a layer has none
+            if compiled and name != "experts":  # a decoder of experts alone has no such layer
                 assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

@@ -1,4 +1,4 @@
-"""Hugging Face folders: what is refused, what is carried, and how much memory it takes."""
+"""Hugging Face folders: refusals, files that are kept, and memory use."""
 
 import json
 import re
@@ -19,12 +19,12 @@ from trainrig.models.huggingface import HubFolder, open_folder, write_folder
 from trainrig.tokens.special_tokens import TokenizerFiles, find_special_tokens
 
 BROUGHT = runpy.run_path(str(Path(__file__).parents[1] / "tokens" / "brought.py"))
-FILES = TokenizerFiles(BROUGHT["brought"]("gpt2").tokenizer)  # 301 entries, with nothing beside it
+FILES = TokenizerFiles(BROUGHT["brought"]("gpt2").tokenizer)  # 301 entries, without further files
 
 
 @pytest.fixture
 def exported(build, tmp_path):
-    """A tied model and the folder written from it."""
+    """Return a tied model and the folder written from it."""
     model = build(vocabulary=320)
     out = tmp_path / "out"
     write_folder(str(out), model.config, model.state_dict().__getitem__, FILES)
@@ -32,7 +32,7 @@ def exported(build, tmp_path):
 
 
 def rewrite(path: Path, **changes) -> None:
-    """Change keys of a JSON file; a value of ... removes its key."""
+    """Change keys of a JSON file; the value `...` removes a key."""
     content = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({k: v for k, v in content.items() if v is not ...}))
 
@@ -48,7 +48,7 @@ def test_the_bytes_are_a_function_of_the_arguments(exported, build, tmp_path):
         assert file.metadata() == {"format": "pt"}
 
 
-def test_older_and_newer_names_stand_side_by_side(exported):
+def test_older_and_newer_names_can_be_mixed(exported):
     config = json.loads((exported[1] / "config.json").read_text())
     assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 10_000.0}
     assert (config["rope_theta"], config["rope_scaling"]) == (10_000.0, None)
@@ -58,7 +58,8 @@ def test_older_and_newer_names_stand_side_by_side(exported):
 
 def test_files_are_cut_where_they_would_be_too_large(build, tmp_path):
     model = build(vocabulary=320)
-    state, settings = model.state_dict(), HubFolder(file_bytes=30_000, dtype="bfloat16")
+    state = model.state_dict()
+    settings = HubFolder(file_bytes=30_000, dtype="bfloat16")
     write_folder(str(tmp_path), model.config, state.__getitem__, FILES, settings)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     files = sorted(set(index["weight_map"].values()))
@@ -89,7 +90,7 @@ def test_the_same_on_s3(exported, s3, tmp_path):
 
 
 def test_no_more_than_a_tensor_is_in_memory(build, tmp_path):
-    """Besides the tensors themselves, which are read into: what Python and numpy hold."""
+    """Bound the memory of Python and numpy besides the tensors themselves."""
     model = build(vocabulary=320, layers=8, feedforward_channels=512)
     state = model.state_dict()
     largest = max(value.nbytes for value in state.values())
@@ -112,7 +113,7 @@ def test_added_tokens_grow_tables_to_the_padded_multiple_with_the_mean(build, tm
     rows = 316 if room else 320
     assert grown.config.vocabulary == rows
     special = find_special_tokens(grown.files)
-    assert [special.names[each] for each in ("<|tool|>", "<|think|>")] == [301, 302]
+    assert [special.names[token] for token in ("<|tool|>", "<|think|>")] == [301, 302]
     state = grown.read_state()
     for name in ("embedding.weight", "head.weight"):
         old = model.state_dict()[name][:301]
@@ -153,7 +154,7 @@ def test_a_tokenizer_larger_than_the_table_is_refused(build, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_files_that_are_missing_damaged_or_pickled_are_refused_with_what_would_do(exported):
+def test_missing_damaged_or_pickled_files_are_refused_with_advice(exported):
     _, out = exported
 
     def refused(message: str) -> None:

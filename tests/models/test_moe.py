@@ -1,4 +1,4 @@
-"""Experts: against loops over tokens, against Transformers, and what balances them."""
+"""Mixtures of experts, compared with loops over tokens and Transformers, and their balancing."""
 
 import numpy as np
 import pytest
@@ -20,13 +20,14 @@ IDS = torch.randint(61, (2, 24), generator=torch.Generator().manual_seed(3))
 MIXTURE = MixtureOfExperts(experts=4, active=2, expert_channels=20)
 
 
-def network_of(model) -> ExpertFeedForward:
+def find_network(model) -> ExpertFeedForward:
     return model.layers[0].feedforward
 
 
-def by_loops(network: ExpertFeedForward, x: torch.Tensor) -> torch.Tensor:
-    """One token and one expert at a time."""
-    settings, rows = network.settings, []
+def compute_by_loops(network: ExpertFeedForward, x: torch.Tensor) -> torch.Tensor:
+    """Return the output, one token and one expert at a time."""
+    settings = network.settings
+    rows = []
     for token in x:
         logits = network.router.weight @ token
         scores = logits.sigmoid() if settings.scores == "sigmoid" else logits.softmax(0)
@@ -57,11 +58,11 @@ def _first(network, expert):
         {"experts": 7, "active": 7},
     ],
 )
-def test_it_equals_a_loop_over_tokens_and_experts(build, changes):
-    network = network_of(build(feedforward=MIXTURE.model_copy(update=changes)))
+def test_experts_equal_a_loop_over_tokens(build, changes):
+    network = find_network(build(feedforward=MIXTURE.model_copy(update=changes)))
     x = torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(0), requires_grad=True)
     found, _ = network(x)
-    expected = by_loops(network, x.flatten(0, 1)).view_as(x)
+    expected = compute_by_loops(network, x.flatten(0, 1)).view_as(x)
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
     inputs = [x, *network.parameters()]
     ours = torch.autograd.grad(found.square().sum(), inputs)
@@ -89,7 +90,8 @@ def test_transformers_mixtral_gives_the_same_logits(build):
             sliding_window=None,
         )
     )
-    ours, state = model.state_dict(), {}
+    ours = model.state_dict()
+    state = {}
     for name in theirs.state_dict():
         state[name] = _from_ours(name, ours)
     theirs.load_state_dict(state)
@@ -122,24 +124,24 @@ def _from_ours(name, ours):
 
 def test_beyond_its_capacity_an_expert_lets_later_tokens_pass(build):
     model = build(feedforward=MIXTURE.model_copy(update={"active": 1, "capacity": 0.5}))
-    network = network_of(model)
+    network = find_network(model)
     with torch.no_grad():
         network.router.weight.zero_()
-        network.router.weight[2] = 1.0  # all tokens of a positive sum go to expert 2
+        network.router.weight[2] = 1.0  # all tokens with a positive sum go to expert 2
     x = torch.rand(1, 16, 32)
     found, _ = network(x)
-    # 0.5 of an even share of 16 tokens over 4 experts: 2.
+    # 0.5 of an even share of 16 tokens over 4 experts is 2 tokens.
     assert (found[0, 2:] == 0).all()
-    assert (found[0, :2] - by_loops(network, x[0, :2])).abs().max() <= 1e-5
+    assert (found[0, :2] - compute_by_loops(network, x[0, :2])).abs().max() <= 1e-5
 
 
-def test_router_terms_are_those_of_their_formulas(build):
+def test_router_losses_equal_their_formulas(build):
     settings = MIXTURE.model_copy(update={"balance_loss": 0.5, "router_z_loss": 0.25})
     model = build(feedforward=settings, layers=1)
     seen = []
-    network_of(model).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    find_network(model).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     terms = model(IDS).auxiliary
-    logits = seen[0].flatten(0, 1) @ network_of(model).router.weight.T
+    logits = seen[0].flatten(0, 1) @ find_network(model).router.weight.T
     scores = logits.softmax(-1)
     chosen = scores.topk(2).indices
     share = torch.stack([(chosen == e).sum() for e in range(4)]) / chosen.numel()
@@ -152,7 +154,7 @@ def test_router_terms_are_those_of_their_formulas(build):
     assert terms["router_z"].item() == pytest.approx(z.item(), rel=1e-5)
 
 
-PADDED = [  # every way to tell a model of padding, of rows of 10, 7 and 3 tokens in 12 places
+PADDED = [  # every way to mark padding, for rows of 10, 7 and 3 tokens in 12 positions
     lambda there: {"text_BT": there},
     lambda there: {"places_N": there.flatten().nonzero().squeeze(1)},
     lambda there: {
@@ -173,7 +175,7 @@ PADDED = [  # every way to tell a model of padding, of rows of 10, 7 and 3 token
     ids=["terms", "bias", "capacity"],
 )
 def test_padding_counts_nowhere(build, changes, tell):
-    """Other padding, or none, changes neither terms, loads, logits of the text nor gradients."""
+    """Change or remove the padding; terms, loads, logits and gradients stay equal."""
     model = build(feedforward=MIXTURE.model_copy(update=changes))
     ids = torch.randint(60, (3, 12), generator=torch.Generator().manual_seed(5))
     there = torch.arange(12) < torch.tensor([10, 7, 3])[:, None]
@@ -184,7 +186,7 @@ def test_padding_counts_nowhere(build, changes, tell):
         logits = output.logits if output.logits.ndim == 2 else output.logits[there]
         scalars = [term for term in output.auxiliary.values() if not term.ndim]
         (logits.square().mean() + sum(scalars)).backward()
-        gradients = {n: each.grad.clone() for n, each in model.named_parameters()}
+        gradients = {n: parameter.grad.clone() for n, parameter in model.named_parameters()}
         return logits.detach(), output.auxiliary, gradients
 
     logits, terms, gradients = read(60)
@@ -197,8 +199,8 @@ def test_padding_counts_nowhere(build, changes, tell):
         assert sent == there.sum() * model.config.feedforward.active
 
 
-def test_places_beside_caches_are_no_marks_of_padding(build):
-    """As evaluation reads a shared beginning: no logits of it are wanted, and it is text."""
+def test_positions_with_caches_do_not_mark_padding(build):
+    """Read a shared prefix as evaluation does: none of its logits are wanted, but it is text."""
     model = build(feedforward=MIXTURE).eval()
     ids = torch.randint(60, (2, 12), generator=torch.Generator().manual_seed(5))
     with torch.no_grad():
@@ -210,9 +212,9 @@ def test_places_beside_caches_are_no_marks_of_padding(build):
 
 
 def test_padding_takes_no_capacity_from_other_rows(build):
-    """What a row comes to is what it comes to without a padded row before it."""
+    """A row's output is the same with and without a padded row before it."""
     model = build(feedforward=MIXTURE.model_copy(update={"capacity": 1.0, "active": 1}), layers=1)
-    network = network_of(model)
+    network = find_network(model)
     with torch.no_grad():
         network.router.weight.zero_()
         network.router.weight[2] = 1.0  # all tokens go to expert 2
@@ -220,7 +222,7 @@ def test_padding_takes_no_capacity_from_other_rows(build):
     text = torch.tensor([[True] * 2 + [False] * 6, [True] * 6 + [False] * 2])
     found, router = network(x, text)
     assert router[3:].tolist() == [0, 0, 8, 0]
-    # An even share of 8 tokens over 4 experts: 2, those of the first row.
+    # An even share of 8 tokens over 4 experts is 2 tokens: both of the first row.
     assert (found[0, :2] != 0).any(-1).all()
     assert (found[0, 2:] == 0).all()
     assert (found[1] == 0).all()
@@ -229,14 +231,15 @@ def test_padding_takes_no_capacity_from_other_rows(build):
 @pytest.mark.parametrize("changes", [{}, {"capacity": 0.5}, {"balance_bias": True}])
 def test_rows_without_padding_keep_their_bits(build, changes):
     model = build(feedforward=MIXTURE.model_copy(update=changes))
-    found, expected = model(IDS, text_BT=torch.ones_like(IDS, dtype=torch.bool)), model(IDS)
+    found = model(IDS, text_BT=torch.ones_like(IDS, dtype=torch.bool))
+    expected = model(IDS)
     assert torch.equal(found.logits, expected.logits)
     for name, term in expected.auxiliary.items():
         assert torch.equal(found.auxiliary[name], term), name
 
 
 @pytest.mark.parametrize("objective", [CausalLM(), SFT()])
-def test_objectives_tell_a_mixture_where_rows_end(build, objective):
+def test_objectives_pass_row_ends_to_a_mixture(build, objective):
     model = build(feedforward=MIXTURE)
     targets = IDS.clone()
     targets[:, 15:] = IGNORE
@@ -257,14 +260,14 @@ def test_objectives_tell_a_mixture_where_rows_end(build, objective):
 
 def test_without_losses_there_are_no_terms(build):
     quiet = MIXTURE.model_copy(update={"balance_loss": 0.0, "router_z_loss": 0.0})
-    assert not [each for each in build(feedforward=quiet)(IDS).auxiliary.values() if not each.ndim]
+    assert not [term for term in build(feedforward=quiet)(IDS).auxiliary.values() if not term.ndim]
 
 
 def test_the_gradient_of_the_bias_is_the_excess_of_tokens_and_its_step_balances(build):
     settings = MIXTURE.model_copy(
         update={"balance_bias": True, "balance_loss": 0.0, "router_z_loss": 0.0}
     )
-    network = network_of(build(feedforward=settings, layers=1))
+    network = find_network(build(feedforward=settings, layers=1))
     assert network.balance_bias is not None and not network.balance_bias.any()
     with torch.no_grad():
         network.router.weight[1] += 0.1
@@ -318,16 +321,20 @@ def test_settings_that_cannot_work_are_refused(settings, message):
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_what_balances_evens_the_load_after_500_steps(train_on_characters, write_result):
-    """Kept in results/expert_balance.json: highest and lowest load of the last 50 steps, in even
-    shares, and the validation loss, with and without each way to balance."""
+def test_balancing_evens_the_load_after_500_steps(train_on_characters, write_result):
+    """Compare the ways to balance with none, and keep the result in results/expert_balance.json.
+
+    It has the highest and lowest load of the last 50 steps, in even shares, and the validation
+    loss.
+    """
     ways = {
         "none": {"balance_loss": 0.0, "router_z_loss": 0.0},
         "balance_loss": {"balance_loss": 0.01, "router_z_loss": 0.0},
         "balance_bias": {"balance_loss": 0.0, "router_z_loss": 0.0, "balance_bias": True},
         "router_z_loss": {"balance_loss": 0.0, "router_z_loss": 0.001},
     }
-    found, steps = {}, 500
+    found = {}
+    steps = 500
     for name, way in ways.items():
         mixture = MixtureOfExperts(experts=8, active=2, expert_channels=64, **way)
         config = DecoderConfig(
@@ -337,10 +344,11 @@ def test_what_balances_evens_the_load_after_500_steps(train_on_characters, write
         loss = train_on_characters(config, AdamW(lr=2.0**-8), steps, look=seen.append)
         last = seen[steps - 50 : steps]
         loads = [
-            sum(each[f"expert_tokens/{layer}"] for each in last).double() for layer in range(2)
+            sum(counts[f"expert_tokens/{layer}"] for counts in last).double() for layer in range(2)
         ]
-        shares = torch.cat([each / each.mean() for each in loads])
-        highest, lowest = round(shares.max().item(), 3), round(shares.min().item(), 3)
+        shares = torch.cat([load / load.mean() for load in loads])
+        highest = round(shares.max().item(), 3)
+        lowest = round(shares.min().item(), 3)
         found[name] = {"highest_load": highest, "lowest_load": lowest, "loss": round(loss, 4)}
     write_result("expert_balance.json", {"steps": steps, "ways": found})
     assert found["balance_loss"]["highest_load"] < found["none"]["highest_load"], found

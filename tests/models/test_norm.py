@@ -15,9 +15,10 @@ def test_a_hand_worked_vector_is_divided_by_its_root_mean_square():
     assert norm(torch.tensor([3.0, 4.0])).tolist() == pytest.approx([3 / 12.5**0.5, 4 / 12.5**0.5])
 
 
-def test_it_equals_torchs_own_with_any_gain():
+def test_the_norm_equals_torchs_with_any_gain():
     x = torch.randn(3, 5, 16)
-    ours, theirs = build_norm(16), torch.nn.RMSNorm(16, 1e-5)
+    ours = build_norm(16)
+    theirs = torch.nn.RMSNorm(16, 1e-5)
     gain = torch.randn(16)
     with torch.no_grad():
         ours.weight.copy_(gain)
@@ -31,7 +32,7 @@ def test_zeros_stay_zeros():
 
 @pytest.mark.filterwarnings("error")
 def test_bfloat16_goes_in_and_out_of_a_float32_gain_with_the_mean_taken_in_float32():
-    # 300 squared, summed over 4,096 channels, would lose its last terms in bfloat16.
+    # The sum of 300 squared over 4,096 channels would lose its last terms in bfloat16.
     x = torch.full((4096,), 300.0, dtype=torch.bfloat16)
     y = build_norm(4096)(x)
     assert y.dtype == torch.bfloat16

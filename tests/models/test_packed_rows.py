@@ -1,4 +1,4 @@
-"""Rows that hold several documents, none of which sees another."""
+"""Rows of several documents, none of which sees another."""
 
 import pytest
 import torch
@@ -21,15 +21,15 @@ from trainrig.models.families.tensors import list_tensor_shapes, list_tensors
 from trainrig.models.kernels import document_attention
 from trainrig.models.positions import Rotation
 
-ROWS = [[5, 1, 9, 7], [22], [1, 1, 20], [11, 11]]  # lengths of documents, row by row
+ROWS = [[5, 1, 9, 7], [22], [1, 1, 20], [11, 11]]  # document lengths of each row
 T = 22
 
 
 @pytest.fixture(params=["under a mask", "by document"])
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows as short as these are read under a mask, but for what is changed here."""
+    """Test both code paths: short rows use a mask, unless the limit is lowered here."""
     if request.param == "by document":
-        monkeypatch.setattr(document_attention, "TOGETHER", 24)  # six places
+        monkeypatch.setattr(document_attention, "TOGETHER", 24)  # six positions
 
 
 def packed_positions(rows: list[list[int]]) -> torch.Tensor:
@@ -40,8 +40,8 @@ def random_ids(rows: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(61, (rows, T), generator=torch.Generator().manual_seed(seed))
 
 
-def one_document_at_a_time(model, ids: torch.Tensor) -> torch.Tensor:
-    """Logits of `ids` cut into the documents of ROWS, each run alone."""
+def compute_by_document(model, ids: torch.Tensor) -> torch.Tensor:
+    """Return logits of `ids` cut into the documents of ROWS, each run alone."""
     return torch.stack(
         [
             torch.cat([model(document[None]).logits[0] for document in row.split(lengths)])
@@ -53,24 +53,27 @@ def one_document_at_a_time(model, ids: torch.Tensor) -> torch.Tensor:
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_documents_in_one_row_get_the_logits_that_each_gets_alone(build, kv_heads):
-    model, ids = build(kv_heads=kv_heads), random_ids(4)
+    model = build(kv_heads=kv_heads)
+    ids = random_ids(4)
     with torch.no_grad():
         packed = model(ids, positions_BT=packed_positions(ROWS)).logits
-        assert (packed - one_document_at_a_time(model, ids)).abs().max() <= 1e-5
+        assert (packed - compute_by_document(model, ids)).abs().max() <= 1e-5
         assert (packed[0] - model(ids).logits[0])[
             5:
-        ].abs().max() > 1e-2  # which the row itself does not
+        ].abs().max() > 1e-2  # without documents, the row's logits differ
 
 
 @pytest.mark.usefixtures("either_way")
 def test_documents_in_one_row_give_the_gradients_that_each_gives_alone(build):
-    model, ids, targets = build(), random_ids(4), random_ids(4, seed=1)
+    model = build()
+    ids = random_ids(4)
+    targets = random_ids(4, seed=1)
     names, parameters = zip(*model.named_parameters(), strict=True)
     gradients = [
         torch.autograd.grad(F.cross_entropy(logits.flatten(0, 1), targets.flatten()), parameters)
         for logits in (
             model(ids, positions_BT=packed_positions(ROWS)).logits,
-            one_document_at_a_time(model, ids),
+            compute_by_document(model, ids),
         )
     ]
     for name, together, alone in zip(names, *gradients, strict=True):
@@ -80,8 +83,10 @@ def test_documents_in_one_row_give_the_gradients_that_each_gives_alone(build):
 @pytest.mark.usefixtures("either_way")
 def test_transformers_gives_each_document_alone_the_same_logits(build):
     transformers = pytest.importorskip("transformers")
-    model, ids = build(), random_ids(4)
-    shape, config = model.shape, model.config
+    model = build()
+    ids = random_ids(4)
+    shape = model.shape
+    config = model.config
     llama = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
             vocab_size=shape.vocabulary,
@@ -96,13 +101,14 @@ def test_transformers_gives_each_document_alone_the_same_logits(build):
             tie_word_embeddings=config.tie_embeddings,
         )
     )
-    state, names = model.state_dict(), list_tensors(LLAMA, config, list_tensor_shapes(config))
+    state = model.state_dict()
+    names = list_tensors(LLAMA, config, list_tensor_shapes(config))
     theirs = {name.theirs: state[name.ours[0]] for name in names}
     missing = llama.load_state_dict(theirs, strict=False)
     assert missing.missing_keys == ["lm_head.weight"]  # tied
     with torch.no_grad():
         packed = model(ids, positions_BT=packed_positions(ROWS)).logits
-        theirs = one_document_at_a_time(llama, ids)
+        theirs = compute_by_document(llama, ids)
     assert (packed - theirs).abs().max() <= 1e-5
 
 
@@ -126,22 +132,23 @@ def test_a_document_that_changes_changes_no_other(build, lengths, data):
 
 @pytest.mark.usefixtures("either_way")
 def test_a_row_of_one_document_is_a_row_without_positions(build):
-    model, ids = build(), random_ids(3)
+    model = build()
+    ids = random_ids(3)
     with torch.no_grad():
         packed = model(ids, positions_BT=packed_positions([[T]] * 3)).logits
         assert (packed - model(ids).logits).abs().max() <= 1e-5
 
 
 @pytest.mark.usefixtures("either_way")
-def test_tokens_are_turned_by_the_positions_given_and_not_by_their_places(build):
-    # Distances alone count, so documents that merely begin later would not show it: a gap does.
-    model, ids = build(), random_ids(1)[:, :6]
-    near, far = torch.tensor([[0, 1, 2, 3, 4, 5]]), torch.tensor([[0, 1, 2, 13, 14, 15]])
+def test_rotations_use_the_given_positions(build):
+    # Only distances count, so an offset of all positions changes nothing. A gap does.
+    model = build()
+    ids = random_ids(1)[:, :6]
+    near = torch.tensor([[0, 1, 2, 3, 4, 5]])
+    far = torch.tensor([[0, 1, 2, 13, 14, 15]])
     with torch.no_grad():
-        logits, apart = (
-            model(ids, positions_BT=near).logits[0],
-            model(ids, positions_BT=far).logits[0],
-        )
+        logits = model(ids, positions_BT=near).logits[0]
+        apart = model(ids, positions_BT=far).logits[0]
     assert torch.equal(logits[:3], apart[:3])
     assert (logits - apart)[3:].abs().amax(-1).min() > 1e-3
 
@@ -154,7 +161,7 @@ def test_a_row_may_begin_inside_a_document():
     ]
 
 
-def test_rows_with_positions_of_their_own_are_turned_each_by_its_own():
+def test_each_rows_positions_rotate_it():
     x = torch.randn(2, 3, 7, 16)
     positions = torch.stack([torch.arange(7), torch.tensor([0, 1, 0, 1, 2, 3, 0])])
     together = Rotation(positions, 16, Rope(theta=100.0))(x)
@@ -164,10 +171,13 @@ def test_rows_with_positions_of_their_own_are_turned_each_by_its_own():
         )
 
 
-def test_all_layers_keep_one_mask_and_give_the_bits_of_one_each(build, monkeypatch):
-    """torch itself makes numbers of true and false, for each layer anew."""
-    model, ids, positions = build(), random_ids(2), packed_positions([[3, T - 3], [T]])
-    kept, found = {}, []
+def test_a_mask_shared_by_all_layers_gives_the_same_bits(build, monkeypatch):
+    """Check that layers share a mask; torch converts a boolean mask to numbers for each layer."""
+    model = build()
+    ids = random_ids(2)
+    positions = packed_positions([[3, T - 3], [T]])
+    kept = {}
+    found = []
 
     def keep(tensor):
         if tensor.shape[-2:] == (T, T):
@@ -182,7 +192,7 @@ def test_all_layers_keep_one_mask_and_give_the_bits_of_one_each(build, monkeypat
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             output = model(ids, positions_BT=positions)
         output.logits.sum().backward()
-        gradients = torch.cat([each.grad.flatten() for each in model.parameters()])
+        gradients = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
         found.append((len(kept), output.logits.detach().clone(), gradients))
     assert [count for count, *_ in found] == [1, len(model.layers)]
     assert torch.equal(found[0][1], found[1][1]) and torch.equal(found[0][2], found[1][2])
@@ -202,7 +212,7 @@ def test_numbers_are_made_of_a_mask_only_where_a_kernel_takes_them(pattern, cap,
     assert [sight.added_B1TS is not None for sight in sights.values()] == [made] * len(sights)
 
 
-def test_gradients_under_a_mask_are_those_of_the_values():
+def test_gradients_under_a_mask_match_finite_differences():
     config = DecoderConfig(layers=1, channels=4, heads=2, kv_heads=1, vocabulary=4)
     attention = Attention(
         config.shapes.layers[0].attention, 2, config.norm, config.attention
@@ -215,7 +225,7 @@ def test_gradients_under_a_mask_are_those_of_the_values():
     assert torch.autograd.gradcheck(lambda x: attention(x, sight), (x,))
 
 
-def test_positions_beside_caches_are_refused(build):
+def test_positions_with_caches_are_refused(build):
     model = build()
     with pytest.raises(ValueError, match="positions_BT with caches needs documents_BS"):
         model(random_ids(1), [KeyValueCache() for _ in model.layers], packed_positions([[T]]))

@@ -1,4 +1,4 @@
-"""A learning rate that is best for a narrow decoder, at wider ones: with muP, and without."""
+"""The best learning rate of a narrow decoder, used for wider ones with and without muP."""
 
 import itertools
 
@@ -9,11 +9,11 @@ from trainrig.models.decoder_config import DecoderConfig
 from trainrig.optim import AdamW
 
 WIDTHS = (64, 128, 256)
-POWERS = tuple(range(-10, -3))  # of 2: the rates
+POWERS = tuple(range(-10, -3))  # exponents of the rates, which are powers of 2
 STEPS = 200
 
 
-def decoder(channels, mup):
+def make_decoder_config(channels, mup):
     return DecoderConfig(
         layers=2,
         channels=channels,
@@ -28,14 +28,19 @@ def decoder(channels, mup):
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_the_best_rate_of_a_narrow_decoder_serves_wider_ones(train_on_characters, write_result):
-    """Kept in results/rate_transfer.json: validation losses by parametrisation, width and rate."""
+def test_the_best_rate_of_a_narrow_decoder_transfers_to_wider_ones(
+    train_on_characters, write_result
+):
+    """Keep validation losses by parametrisation, width and rate in results/rate_transfer.json."""
     losses = {}
     for name, mup in (("muP", True), ("plain", False)):
         losses[name] = {
             str(width): {
                 f"2^{power}": round(
-                    train_on_characters(decoder(width, mup), AdamW(lr=2.0**power), STEPS), 4
+                    train_on_characters(
+                        make_decoder_config(width, mup), AdamW(lr=2.0**power), STEPS
+                    ),
+                    4,
                 )
                 for power in POWERS
             }
@@ -46,7 +51,7 @@ def test_the_best_rate_of_a_narrow_decoder_serves_wider_ones(train_on_characters
         name: {width: min(found, key=found.get) for width, found in by_width.items()}
         for name, by_width in losses.items()
     }
-    # What it costs a wide decoder to take the narrow one's best rate instead of its own.
+    # The loss that a wide decoder pays for the narrow one's best rate.
     regret = {
         name: {
             width: round(found[best[name][str(WIDTHS[0])]] - min(found.values()), 4)
@@ -58,7 +63,7 @@ def test_the_best_rate_of_a_narrow_decoder_serves_wider_ones(train_on_characters
         "rate_transfer.json",
         {"steps": STEPS, "optimizer": "AdamW", "losses": losses, "best": best, "regret": regret},
     )
-    powers = [int(each.removeprefix("2^")) for each in best["muP"].values()]
+    powers = [int(rate.removeprefix("2^")) for rate in best["muP"].values()]
     assert max(powers) - min(powers) <= 1, best
     assert max(regret["muP"].values()) <= 0.02 < max(regret["plain"].values()), regret
     wider = [min(losses["muP"][str(width)].values()) for width in WIDTHS]

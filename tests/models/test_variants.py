@@ -1,4 +1,4 @@
-"""Every choice of a decoder's settings: what has to hold whichever is made."""
+"""Properties that hold for every choice of a decoder's settings."""
 
 import pytest
 import torch
@@ -81,7 +81,9 @@ def name(request):
 
 def test_parameters_caches_documents_and_gradients(build, name):
     model = build(**VARIANTS[name])
-    named = {each: tuple(value.shape) for each, value in model.named_parameters()}
+    named = {
+        parameter_name: tuple(value.shape) for parameter_name, value in model.named_parameters()
+    }
     assert dict(list_named_sizes(model.config.shapes)) == named
     assert count_parameters(model.config).total == sum(p.numel() for p in model.parameters())
 
@@ -96,19 +98,21 @@ def test_parameters_caches_documents_and_gradients(build, name):
     assert (packed - alone).abs().max() <= 1e-5 * max(1, whole.abs().max())
 
     output = model(IDS, positions_BT=positions)
-    added = [each for each in output.auxiliary.values() if each.ndim == 0]
+    added = [term for term in output.auxiliary.values() if term.ndim == 0]
     sum(added, output.logits.logsumexp(-1).sum()).backward()
-    for each, parameter in model.named_parameters():
-        assert parameter.grad is not None and parameter.grad.isfinite().all(), each
+    for parameter_name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), parameter_name
 
 
 def test_padding_before_a_prompt_changes_nothing_that_follows(build, name):
     model = build(**VARIANTS[name])
-    pads, prompt = 3, IDS[:, :12]
+    pads = 3
+    prompt = IDS[:, :12]
     ids = torch.cat([torch.zeros(2, pads, dtype=torch.long), prompt], dim=1)
     positions = torch.cat([torch.zeros(pads, dtype=torch.long), torch.arange(12)]).expand(2, -1)
     documents = torch.tensor([0] * pads + [1] * 12).expand(2, -1)
-    caches, found = [KeyValueCache() for _ in model.layers], []
+    caches = [KeyValueCache() for _ in model.layers]
+    found = []
     for begin, end in ((0, 9), (9, 10), (10, 15)):
         here = slice(begin, end)
         found.append(model(ids[:, here], caches, positions[:, here], documents[:, :end]).logits)
@@ -139,7 +143,7 @@ def test_padding_before_a_prompt_changes_nothing_that_follows(build, name):
         ({"position_embedding": {"kind": "Ropes"}}, "did you mean 'Rope'"),
     ],
 )
-def test_settings_that_cannot_work_are_refused_with_what_would(settings, message):
+def test_invalid_settings_are_refused_with_a_suggestion(settings, message):
     sizes = {"layers": 2, "channels": 32, "heads": 4, "vocabulary": 61, "positions": 24}
     with pytest.raises(ConfigError) as caught:
         build_settings(DecoderConfig, sizes | settings, "run.toml")

@@ -1,4 +1,4 @@
-"""Tokenizers as the families publish them, built of each family's own parts, trained here."""
+"""Tokenizers like the families' published ones, built of their own parts and trained here."""
 
 import json
 from collections.abc import Callable
@@ -57,7 +57,7 @@ def _byte_level(words: str, special: list[str], normalizer: Any = None) -> Token
         vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator(TEXTS * 4, trainer)
-    tokenizer.add_special_tokens(special)  # after the merges, as these families have them
+    tokenizer.add_special_tokens(special)  # added after the merges, as in these families
     return tokenizer
 
 
@@ -82,7 +82,7 @@ def _sentencepiece(special: list[str], prefix_space: bool) -> Tokenizer:
     )
     tokenizer.train_from_iterator(TEXTS * 4, trainer)
     described = json.loads(tokenizer.to_str())
-    # Bytes are entries of the model, not tokens that a text is searched for.
+    # Bytes are entries of the model, not added tokens that are matched in texts.
     described["added_tokens"] = [t for t in described["added_tokens"] if t["content"] in special]
     return Tokenizer.from_str(json.dumps(described))
 
@@ -142,21 +142,21 @@ FAMILIES: dict[str, Callable[[], tuple[Tokenizer, dict[str, Any], str | None]]] 
 
 @cache
 def brought(family: str) -> TokenizerFiles:
-    """The tokenizer of `family` with the files beside it."""
+    """Return the tokenizer of `family` and its side files."""
     tokenizer, config, template = FAMILIES[family]()
     described = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 64, **config}
     described["clean_up_tokenization_spaces"] = False
-    beside = {"tokenizer_config.json": json.dumps(described, indent=2)}
+    files = {"tokenizer_config.json": json.dumps(described, indent=2)}
     if template:
-        beside["chat_template.jinja"] = template
+        files["chat_template.jinja"] = template
     ends = [config["eos_token"], *(["<|end_of_text|>"] if family == "llama3" else [])]
-    generation = {"eos_token_id": [tokenizer.token_to_id(each) for each in ends]}
-    beside["generation_config.json"] = json.dumps(generation | {"temperature": 0.6, "top_p": 0.9})
-    return TokenizerFiles(tokenizer.to_str(), beside)
+    generation = {"eos_token_id": [tokenizer.token_to_id(end) for end in ends]}
+    files["generation_config.json"] = json.dumps(generation | {"temperature": 0.6, "top_p": 0.9})
+    return TokenizerFiles(tokenizer.to_str(), files)
 
 
 def write(family: str, folder: Any) -> None:
-    """Put the files of `family` into `folder`."""
+    """Write the files of `family` into `folder`."""
     files = brought(family)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(files.tokenizer)

@@ -35,7 +35,7 @@ queries = st.lists(st.from_regex(r"[a-z]{1,3}=[A-Za-z0-9]{0,3}", fullmatch=True)
 
 @tries(deadline=None)
 @given(hosts, paths, queries, st.randoms())
-def test_normalising_ignores_what_it_should_and_is_done_after_once(host, path, query, random):
+def test_normalising_ignores_irrelevant_parts_and_is_idempotent(host, path, query, random):
     shuffled = random.sample(query, len(query))
     one = f"https://{host}{path}?{'&'.join(query)}"
     other = f"HTTPS://{host.swapcase()}:443{path}/?{'&'.join(shuffled)}#{path}"
@@ -56,12 +56,12 @@ def test_the_short_way_with_plain_urls_is_the_long_way(scheme, host, path):
 
 @tries(deadline=None)
 @given(st.text())
-def test_any_text_at_all_falls_on_one_side(url):
+def test_any_text_is_on_one_side(url):
     assert is_held_out(url, 1.0) and not is_held_out(url, 0.0)
 
 
-def test_about_the_share_asked_for_is_held_out():
-    # 20,000 draws at 5%: a standard deviation is 31 documents, so 200 is beyond six.
+def test_about_the_given_share_is_held_out():
+    # For 20,000 draws at 5%, a standard deviation is 31 documents, so 200 is beyond six.
     out = sum(is_held_out(f"https://site{n % 97}.example/{n}", 0.05) for n in range(20_000))
     assert abs(out - 1_000) < 200
 
@@ -74,6 +74,6 @@ def test_a_larger_share_holds_out_all_that_a_smaller_one_did():
 
 
 def test_the_split_is_the_same_as_ever():
-    # Written down once: a change would move documents between training and held-out.
+    # Recorded values: a change would move documents between training and held-out.
     out = [n for n in range(60) if is_held_out(f"https://a.example/{n}", 0.1)]
     assert out == [5, 28, 33, 34, 57]

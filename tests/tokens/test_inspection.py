@@ -37,13 +37,13 @@ def encoder() -> Encoder:
     return Encoder(train_tokenizer(ByteLevelBPE(vocabulary=270), texts).decode())
 
 
-def lengths_of(source: str) -> list[int]:
+def list_lengths(source: str) -> list[int]:
     return [len(ids) + 1 for ids in encoder().encode_batch(TEXTS[source])]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Two splits over two shards each; in the held-out one no books."""
+    """Write two splits of two shards each; the held-out split has no books."""
     base = tmp_path_factory.mktemp("tokens")
     run = Tokenization(documents="d", tokenizer="t", output=str(base))
     stage = manifest.claim(str(base), run, {})
@@ -72,25 +72,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(base)
 
 
-def view(**changed: object) -> View:
+def render_view(**changed: object) -> View:
     usual = {"documents": 0, "rows": 0, "sequence_length": 8, "packing": Concatenate()}
     return View(**usual | {"seed": 0, "borders": False} | changed)
 
 
-def shown(folder: str, *sources: str, **changed: object) -> str:
+def capture_view(folder: str, *sources: str, **changed: object) -> str:
     return "\n".join(
-        text.plain for text in Inspection.open(folder).render_texts(view(**changed), sources)
+        text.plain for text in Inspection.open(folder).render_texts(render_view(**changed), sources)
     )
 
 
-def test_counts_are_those_of_the_documents(folder: str) -> None:
+def test_counts_equal_the_documents(folder: str) -> None:
     counts = Inspection.open(folder).count_sources()
     assert {split: list(of) for split, of in counts.items()} == {
         "train": ["books", "web"],
         "held_out": ["web"],
     }
     for source, found in counts["train"].items():
-        lengths = lengths_of(source)
+        lengths = list_lengths(source)
         assert (found.documents, found.tokens) == (len(lengths), sum(lengths))
         assert (found.shortest, found.longest) == (min(lengths), max(lengths))
         expected = [sum(2**i <= n < 2 ** (i + 1) for n in lengths) for i in range(20)]
@@ -109,8 +109,8 @@ def test_counting_some_documents_at_a_time_changes_nothing(
 
 
 def test_each_split_and_source_has_its_line_and_its_bars(folder: str) -> None:
-    lines = shown(folder).splitlines()
-    tokens = {source: sum(lengths_of(source)) for source in TEXTS}
+    lines = capture_view(folder).splitlines()
+    tokens = {source: sum(list_lengths(source)) for source in TEXTS}
     share = tokens["books"] / sum(tokens.values())
     assert lines[0].startswith(
         f"train · books: 2 documents, {tokens['books']:,} tokens ({share:.1%})"
@@ -126,12 +126,12 @@ def test_each_split_and_source_has_its_line_and_its_bars(folder: str) -> None:
 def test_sampled_documents_are_decoded_whole(folder: str) -> None:
     found = Inspection.open(folder).sample_documents("train", "web", 99, seed=3)
     texts = {number: f"{text}<|end_of_text|>" for number, text in enumerate(TEXTS["web"])}
-    assert {each["id"]: each["text"] for each in found} == {
+    assert {document["id"]: document["text"] for document in found} == {
         f"web-{number}": text for number, text in texts.items()
     }
-    assert [each["tokens"] for each in sorted(found, key=lambda each: each["id"])] == lengths_of(
-        "web"
-    )
+    assert [
+        document["tokens"] for document in sorted(found, key=lambda document: document["id"])
+    ] == list_lengths("web")
 
 
 def test_another_seed_draws_other_documents(folder: str) -> None:
@@ -141,31 +141,31 @@ def test_another_seed_draws_other_documents(folder: str) -> None:
 
 
 def test_a_document_without_a_url_is_named_by_its_id(folder: str) -> None:
-    assert "┃ books-0: " in shown(folder, "books", documents=9)
-    assert "┃ books-0: " in shown(folder, "books", rows=99, sequence_length=4)
+    assert "┃ books-0: " in capture_view(folder, "books", documents=9)
+    assert "┃ books-0: " in capture_view(folder, "books", rows=99, sequence_length=4)
 
 
 @pytest.mark.parametrize(
     "packing", [Concatenate(), Concatenate(shuffle_documents=True), BestFit()], ids=str
 )
-def test_rows_are_those_of_the_packing(folder: str, packing: Concatenate | BestFit) -> None:
-    text = shown(folder, "web", rows=99, packing=packing)
+def test_shown_rows_equal_the_packing(folder: str, packing: Concatenate | BestFit) -> None:
+    text = capture_view(folder, "web", rows=99, packing=packing)
     rows = [line for line in text.splitlines() if line.startswith("row ")]
     if packing != BestFit():
-        assert len(rows) == (sum(lengths_of("web")) - 1) // 8
+        assert len(rows) == (sum(list_lengths("web")) - 1) // 8
     pieces = [line for line in text.splitlines() if line.startswith("┃")]
-    assert len(pieces) > len(rows)  # some rows hold two documents
-    assert "held_out" in text  # its rows have no plan, and are not shown
+    assert len(pieces) > len(rows)  # some rows have two documents
+    assert "held_out" in text  # held-out rows have no plan, and are not shown
 
 
-def test_long_texts_show_both_ends_and_what_is_left_out() -> None:
+def test_long_texts_show_both_ends_and_the_omitted_length() -> None:
     text = "".join(itertools.islice(itertools.cycle("abcdefghij"), 1_000))
     assert inspection.cut_excerpt(text, 20) == "abcdefghij … 980 characters … abcdefghij"
     assert inspection.cut_excerpt("short\x07", 20) == "short⟨U+0007⟩"
 
 
-def test_one_source_alone_can_be_asked_for(folder: str) -> None:
-    lines = [line for line in shown(folder, "books").splitlines() if " · " in line]
+def test_one_source_alone_can_be_shown(folder: str) -> None:
+    lines = [line for line in capture_view(folder, "books").splitlines() if " · " in line]
     assert [line.split(":")[0] for line in lines] == ["train · books"]
 
 
@@ -174,7 +174,7 @@ def test_one_split_alone_can_be_opened(folder: str) -> None:
 
 
 def test_json_holds_the_counts_and_the_samples(folder: str) -> None:
-    found = Inspection.open(folder).build_json(view(documents=1), ("web",))
+    found = Inspection.open(folder).build_json(render_view(documents=1), ("web",))
     assert found["train"]["web"]["documents"] == 4
     assert len(found["held_out"]["web"]["samples"]) == 1
 
@@ -185,7 +185,7 @@ Change = Callable[[Path], None]
 def another_tokenizer(folder: Path) -> None:
     path = folder / "tokenizer.json"
     trained = train_tokenizer(ByteLevelBPE(vocabulary=264), ["xx xx xx"])
-    path.write_bytes(trained.ljust(path.stat().st_size))  # of the same size
+    path.write_bytes(trained.ljust(path.stat().st_size))  # keeps the size
 
 
 def lose(*names: str) -> Change:
@@ -208,33 +208,34 @@ def lose(*names: str) -> Change:
 def test_shards_and_tokenizer_have_to_fit(
     folder: str, tmp_path: Path, change: Change, message: str
 ) -> None:
-    copy = copied(folder, tmp_path)
+    copy = copy_folder(folder, tmp_path)
     change(copy)
     with pytest.raises(DataError, match=message):
         Inspection.open(str(copy))
 
 
-def test_bytes_that_changed_are_found_when_asked_for(folder: str, tmp_path: Path) -> None:
-    copy = copied(folder, tmp_path)
+def test_changed_bytes_are_found_on_request(folder: str, tmp_path: Path) -> None:
+    copy = copy_folder(folder, tmp_path)
     Inspection.open(str(copy), verify=True)
     data = bytearray((copy / "train" / "0.bin").read_bytes())
     data[3] ^= 1
     (copy / "train" / "0.bin").write_bytes(data)
-    with pytest.raises(DataError, match=r"train/0.bin: damaged: block 0"):  # what it shows
-        shown(str(copy), documents=2)
+    # The damaged block is one that is shown.
+    with pytest.raises(DataError, match=r"train/0.bin: damaged: block 0"):
+        capture_view(str(copy), documents=2)
     with pytest.raises(DataError, match=r"train/0.bin: other bytes than manifest.json"):
         Inspection.open(str(copy), verify=True)
 
 
-def copied(folder: str, tmp_path: Path) -> Path:
+def copy_folder(folder: str, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder, tmp_path / "tokens"))
 
 
-def test_what_is_not_there_is_named(folder: str) -> None:
+def test_missing_inputs_are_named(folder: str) -> None:
     with pytest.raises(ConfigError, match="no source 'wbe'; did you mean 'web'"):
-        shown(folder, "wbe")
-    tokens = sorted(sum(lengths_of(source)) for source in TEXTS)
-    lines = shown(folder, rows=1, sequence_length=tokens[1] - 1).splitlines()
+        capture_view(folder, "wbe")
+    tokens = sorted(sum(list_lengths(source)) for source in TEXTS)
+    lines = capture_view(folder, rows=1, sequence_length=tokens[1] - 1).splitlines()
     no_row = f"no row: {tokens[0]:,} tokens are less than a row of {tokens[1]:,}"
     assert {line.partition(";")[0] for line in lines if "row" in line} == {no_row, "row 0 of 1"}
     with pytest.raises(ConfigError, match="no packing 'BestFi'; did you mean 'BestFit'"):

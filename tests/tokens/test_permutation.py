@@ -40,7 +40,7 @@ def test_another_key_gives_another_permutation():
 
 @pytest.mark.parametrize("size", [2, 3, 7, 50])
 def test_every_place_is_as_likely(size):
-    """Chi-squared over (number, place) for 500 keys; its mean is (size - 1)^2."""
+    """Test chi-squared over (number, position) for 500 keys; its mean is (size - 1)^2."""
     keys = 500
     counts = np.zeros((size, size))
     for key in range(keys):
@@ -52,19 +52,20 @@ def test_every_place_is_as_likely(size):
 
 
 def test_neighbours_do_not_stay_neighbours():
-    """Chance leaves two pairs side by side, and a third of the size between the two of a pair."""
+    """Expect two adjacent pairs by chance, and a mean distance of a third of the size."""
     size = 100_000
     steps = np.diff(permute_indices(np.arange(size), size, "k"))
     assert (np.abs(steps) == 1).sum() < 20
     assert abs(np.abs(steps).mean() / size - 1 / 3) < 0.01
 
 
-def permuted_one_by_one(number: int, size: int, key: str) -> int:
-    """The same permutation in whole numbers of Python, which cannot overflow."""
+def permute_one_index(number: int, size: int, key: str) -> int:
+    """Return the same permutation in Python's integers, which cannot overflow."""
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     digest = hashlib.blake2b(key.encode(), digest_size=64).digest()
     while True:
-        left, right = number >> half, number & (2**half - 1)
+        left = number >> half
+        right = number & (2**half - 1)
         for at in range(0, 64, 8):
             word = right ^ int.from_bytes(digest[at : at + 8], "little")
             word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 % 2**64
@@ -77,14 +78,14 @@ def permuted_one_by_one(number: int, size: int, key: str) -> int:
 
 @tries(deadline=None)
 @given(st.integers(1, 2**62), st.text(max_size=5), st.data())
-def test_permutations_agree_with_a_twin_that_takes_one_number_at_a_time(size, key, data):
+def test_permutations_equal_a_reference_for_single_numbers(size, key, data):
     index = data.draw(st.lists(st.integers(0, size - 1), max_size=5))
-    expected = [permuted_one_by_one(number, size, key) for number in index]
+    expected = [permute_one_index(number, size, key) for number in index]
     assert permute_indices(np.array(index, dtype=np.int64), size, key).tolist() == expected
 
 
 def test_permutations_are_the_same_as_ever():
-    # Written down once: a change would alter the order of every run's data.
+    # Recorded values: a change would alter the order of every run's data.
     assert permute_indices(np.arange(10), 10, "0\n0\nweb").tolist() == [
         2,
         8,

@@ -39,7 +39,8 @@ def row(number: int, source: str = "web", url: str | None = None) -> Row:
     return {"id": identity, "url": url, "source": source, "language": "", "text": text}
 
 
-# More than are encoded at a time; special tokens that are only written; two sources in one file.
+# More rows than are encoded at a time, texts that spell special tokens, and two sources in one
+# file.
 FILES = {
     "web-00000": [row(number) for number in range(BATCH_ROWS + 44)],
     "web-00001": [row(number) for number in range(1_000, 1_010)]
@@ -50,7 +51,7 @@ FILES = {
 
 
 def write_documents(folder: str, files: dict[str, list[Row]]) -> str:
-    """What `curate` leaves, of rows that nobody judged."""
+    """Write the output of `curate` for rows without filters."""
     source = CurationSource(name="any", paths=("any.warc",))
     inputs = {"any": manifest.digest(files)}
     stage = manifest.claim(folder, Curation(output=folder, workers=0, sources=(source,)), inputs)
@@ -67,28 +68,28 @@ def write_documents(folder: str, files: dict[str, list[Row]]) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """`documents`, the `tokenizer` trained on them, and the `tokens` that both make."""
+    """Write `documents`, train a `tokenizer` on them, and tokenize them into `tokens`."""
     folder = str(tmp_path_factory.mktemp("prepare"))
     write_documents(f"{folder}/documents", FILES)
-    make_tokenizer(training(folder))
-    tokenize(tokenization(folder))
+    make_tokenizer(make_training(folder))
+    tokenize(make_tokenization(folder))
     return folder
 
 
-def training(folder: str, **changes: Any) -> TokenizerTraining:
+def make_training(folder: str, **changes: Any) -> TokenizerTraining:
     places = {"documents": f"{folder}/documents", "output": f"{folder}/tokenizer"}
     return TokenizerTraining(**{**places, "tokenizer": SMALL, **changes})
 
 
-def tokenization(folder: str, **changes: Any) -> Tokenization:
+def make_tokenization(folder: str, **changes: Any) -> Tokenization:
     names = ("documents", "tokenizer")
     places = {name: f"{folder}/{name}" for name in names} | {"output": f"{folder}/tokens"}
     fixed = {"workers": 0, "held_out": 0.2, "shard_bytes": 1_024, "plans": PLANS}  # a shard a file
     return Tokenization(**{**places, **fixed, **changes})
 
 
-def result(output: str) -> dict[str, str]:
-    """Path below `output` → SHA-256, but for claim and manifest, which hold times."""
+def hash_files(output: str) -> dict[str, str]:
+    """Return the SHA-256 of each file below `output` but claim and manifest, which have times."""
     return {
         path.removeprefix(f"{output}/"): storage.compute_sha256(path)
         for path in storage.list_files(output)
@@ -96,8 +97,8 @@ def result(output: str) -> dict[str, str]:
     }
 
 
-def texts_of(folder: str, split: str) -> dict[str, str]:
-    """Id → the text that the ids of the split `split` decode to."""
+def decode_texts(folder: str, split: str) -> dict[str, str]:
+    """Return the texts that the ids of a split decode to, keyed by document id."""
     encoder = Encoder.load(f"{folder}/{TOKENIZER_FILE}")
     shards = TokenShards.open(f"{folder}/{split}")
     found = {}
@@ -113,8 +114,8 @@ def texts_of(folder: str, split: str) -> dict[str, str]:
     return found
 
 
-def urls_of(folder: str, split: str) -> dict[str, str]:
-    """Id → URL of the documents of one split."""
+def read_urls(folder: str, split: str) -> dict[str, str]:
+    """Return the URLs of one split's documents, keyed by document id."""
     paths = storage.list_files(f"{folder}/{split}", ".index.parquet")
     rows = [row for path in paths for row in pq.read_table(path).to_pylist()]
     return {row["id"]: row["url"] for row in rows}
@@ -131,14 +132,14 @@ def flip(path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tokenizer/tokenizer.json", "documents/kept"])
-def test_one_bit_of_what_it_reads_that_flips_is_found_and_its_file_named(
+def test_one_flipped_bit_of_an_input_is_found_and_its_file_named(
     folder: str, tmp_path: Path, name: str
 ) -> None:
     shutil.copytree(folder, tmp_path / "copy")
     path = tmp_path / "copy" / name
     path = path if path.is_file() else sorted(path.glob("*.parquet"))[-1]
     flip(path)
-    run = tokenization(str(tmp_path / "copy"), output=str(tmp_path / "tokens"))
+    run = make_tokenization(str(tmp_path / "copy"), output=str(tmp_path / "tokens"))
     with pytest.raises(DataError, match=rf"^{path}: damaged: other bytes than manifest.json has"):
         tokenize(run)
 
@@ -153,7 +154,9 @@ def test_the_folder_of_tokens_keeps_the_contract(folder: str) -> None:
         name: manifest.read_manifest(f"{folder}/{kind}").content
         for name, kind in (("documents", "documents"), ("tokenizer", "tokenizer"))
     }
-    assert {name: entry.sha256 for name, entry in made.files.items()} == result(f"{folder}/tokens")
+    assert {name: entry.sha256 for name, entry in made.files.items()} == hash_files(
+        f"{folder}/tokens"
+    )
     plans = [name for name in made.files if name.startswith("train/plans/")]
     assert plans
     assert sorted(made.files) == sorted(
@@ -165,28 +168,28 @@ def test_the_folder_of_tokens_keeps_the_contract(folder: str) -> None:
             for ending in ENDINGS
         ]
     )
-    assert result(f"{folder}/tokens")[TOKENIZER_FILE] == storage.compute_sha256(
+    assert hash_files(f"{folder}/tokens")[TOKENIZER_FILE] == storage.compute_sha256(
         f"{folder}/tokenizer/{TOKENIZER_FILE}"
     )
-    assert tokenize(tokenization(folder, workers=7)) == made
+    assert tokenize(make_tokenization(folder, workers=7)) == made
     with pytest.raises(OutputTaken, match=r"held_out: 0\.2 there, 0\.3 here"):
-        tokenize(tokenization(folder, held_out=0.3))
+        tokenize(make_tokenization(folder, held_out=0.3))
 
 
-def test_every_kept_text_comes_back_from_its_ids(folder: str) -> None:
+def test_every_kept_text_is_decoded_from_its_ids(folder: str) -> None:
     kept = {row["id"]: row["text"] for rows in FILES.values() for row in rows}
-    parts = {split: texts_of(f"{folder}/tokens", split) for split in (TRAIN, HELD_OUT)}
+    parts = {split: decode_texts(f"{folder}/tokens", split) for split in (TRAIN, HELD_OUT)}
     assert parts[TRAIN] | parts[HELD_OUT] == kept
     assert len(parts[TRAIN]) + len(parts[HELD_OUT]) == len(kept)
 
 
-def test_the_counts_are_those_of_the_shards(folder: str) -> None:
+def test_the_counts_equal_the_shards(folder: str) -> None:
     counts = manifest.read_manifest(f"{folder}/tokens").counts
     assert counts["vocabulary"] == 300
     for split in (TRAIN, HELD_OUT):
         shards = TokenShards.open(f"{folder}/tokens/{split}")
         tokens = {source: shards.tokens(source) for source in shards.sources}
-        texts = texts_of(f"{folder}/tokens", split)
+        texts = decode_texts(f"{folder}/tokens", split)
         assert counts[f"{split}_tokens_of"] == tokens
         assert counts[f"{split}_tokens"] == sum(tokens.values())
         assert counts[f"{split}_documents"] == len(texts)
@@ -209,12 +212,12 @@ def test_any_number_of_workers_makes_the_same_bytes(
     local_ray: None, folder: str, tmp_path: Path, workers: int
 ) -> None:
     output = f"{tmp_path}/tokens"
-    made = tokenize(tokenization(folder, output=output, workers=workers))
-    assert result(output) == result(f"{folder}/tokens")
+    made = tokenize(make_tokenization(folder, output=output, workers=workers))
+    assert hash_files(output) == hash_files(f"{folder}/tokens")
     assert made.content == manifest.read_manifest(f"{folder}/tokens").content
 
 
-def test_a_stopped_run_goes_on_and_makes_the_same_bytes(folder: str, tmp_path: Path) -> None:
+def test_a_stopped_run_resumes_and_writes_the_same_bytes(folder: str, tmp_path: Path) -> None:
     class Stopped(Exception):
         pass
 
@@ -222,16 +225,16 @@ def test_a_stopped_run_goes_on_and_makes_the_same_bytes(folder: str, tmp_path: P
         if done == 2:
             raise Stopped
 
-    run = tokenization(folder, output=f"{tmp_path}/tokens")
+    run = make_tokenization(folder, output=f"{tmp_path}/tokens")
     with pytest.raises(Stopped):
         tokenize(run, stop)
-    told: list[int] = []
-    tokenize(run, lambda done, whole: told.append(done))
-    assert told == [2, 3]
-    assert result(run.output) == result(f"{folder}/tokens")
+    seen: list[int] = []
+    tokenize(run, lambda done, whole: seen.append(done))
+    assert seen == [2, 3]
+    assert hash_files(run.output) == hash_files(f"{folder}/tokens")
 
 
-# What is held out
+# Held-out documents
 
 
 @pytest.mark.slow
@@ -245,10 +248,10 @@ def test_no_url_is_in_both_splits(tmp_path: Path) -> None:
     }
     folder = str(tmp_path)
     write_documents(f"{folder}/documents", files)
-    make_tokenizer(training(folder))
-    tokenize(tokenization(folder, held_out=0.3))
+    make_tokenizer(make_training(folder))
+    tokenize(make_tokenization(folder, held_out=0.3))
     trained, held = (
-        {normalise_url(url) for url in urls_of(f"{folder}/tokens", split).values()}
+        {normalise_url(url) for url in read_urls(f"{folder}/tokens", split).values()}
         for split in (TRAIN, HELD_OUT)
     )
     assert len(trained) + len(held) == 60 and not trained & held
@@ -261,41 +264,41 @@ def test_a_document_keeps_its_side_when_others_are_added_or_more_are_held_out(
     more = {"first-00000": [row(number, "news") for number in range(30)], **FILES}
     write_documents(f"{tmp_path}/documents", more)
     tokenizer = f"{folder}/tokenizer"
-    tokenize(tokenization(str(tmp_path), tokenizer=tokenizer))
-    tokenize(tokenization(folder, output=f"{tmp_path}/half", held_out=0.5))
-    held = set(urls_of(f"{folder}/tokens", HELD_OUT))
+    tokenize(make_tokenization(str(tmp_path), tokenizer=tokenizer))
+    tokenize(make_tokenization(folder, output=f"{tmp_path}/half", held_out=0.5))
+    held = set(read_urls(f"{folder}/tokens", HELD_OUT))
     news = {row["id"] for row in more["first-00000"]}
     assert 0 < len(held) < 200
-    assert set(urls_of(f"{tmp_path}/tokens", HELD_OUT)) - news == held
-    assert held < set(urls_of(f"{tmp_path}/half", HELD_OUT))
+    assert set(read_urls(f"{tmp_path}/tokens", HELD_OUT)) - news == held
+    assert held < set(read_urls(f"{tmp_path}/half", HELD_OUT))
 
 
-def test_documents_without_a_url_are_dealt_by_their_ids(folder: str, tmp_path: Path) -> None:
+def test_documents_without_a_url_are_split_by_their_ids(folder: str, tmp_path: Path) -> None:
     rows = [row(number, url="") for number in range(200)]
     write_documents(f"{tmp_path}/documents", {"web-00000": rows})
-    tokenize(tokenization(str(tmp_path), tokenizer=f"{folder}/tokenizer"))
-    trained, held = (set(urls_of(f"{tmp_path}/tokens", split)) for split in (TRAIN, HELD_OUT))
+    tokenize(make_tokenization(str(tmp_path), tokenizer=f"{folder}/tokenizer"))
+    trained, held = (set(read_urls(f"{tmp_path}/tokens", split)) for split in (TRAIN, HELD_OUT))
     assert trained | held == {row["id"] for row in rows} and not trained & held
     assert 15 < len(held) < 70  # 40, and six standard deviations either way
 
 
-# What cannot work
+# Invalid settings and inputs
 
 
 def test_another_stages_folder_is_refused(folder: str, tmp_path: Path) -> None:
     output = f"{tmp_path}/out"
     made_by = "made by `{}`, but the output of `{}` is wanted"
     with pytest.raises(DataError, match=made_by.format("tokenize", "curate")):
-        tokenize(tokenization(folder, documents=f"{folder}/tokens", output=output))
+        tokenize(make_tokenization(folder, documents=f"{folder}/tokens", output=output))
     with pytest.raises(DataError, match=made_by.format("curate", "tokenizer")):
-        tokenize(tokenization(folder, tokenizer=f"{folder}/documents", output=output))
+        tokenize(make_tokenization(folder, tokenizer=f"{folder}/documents", output=output))
     assert not Path(output).exists()
 
 
 def test_when_everything_is_held_out_nothing_is_left(folder: str, tmp_path: Path) -> None:
     output = f"{tmp_path}/tokens"
     with pytest.raises(DataError, match="documents: no document is left to train on; add some"):
-        tokenize(tokenization(folder, output=output, held_out=0.999999))
+        tokenize(make_tokenization(folder, output=output, held_out=0.999999))
     assert storage.list_files(output) == []
 
 
@@ -304,35 +307,33 @@ def test_nothing_held_out_is_an_empty_split(
 ) -> None:
     output = f"{tmp_path}/tokens"
     with caplog.at_level("WARNING"):
-        counts = tokenize(tokenization(folder, output=output, held_out=0.0)).counts
+        counts = tokenize(make_tokenization(folder, output=output, held_out=0.0)).counts
     assert caplog.records == []
     assert (counts["held_out_documents"], counts["held_out_tokens"]) == (0, 0)
-    assert len(texts_of(output, TRAIN)) == sum(map(len, FILES.values()))
+    assert len(decode_texts(output, TRAIN)) == sum(map(len, FILES.values()))
 
 
-def test_a_share_that_meets_no_document_is_told(
+def test_a_share_that_holds_out_no_document_is_reported(
     folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tokenize(tokenization(folder, output=f"{tmp_path}/tokens", held_out=1e-9))
+    tokenize(make_tokenization(folder, output=f"{tmp_path}/tokens", held_out=1e-9))
     assert (
         f"no document is held out, because the share 1e-09 of {sum(map(len, FILES.values()))}"
         in (caplog.text)
     )
 
 
-# What is put around a text
+# Special tokens around a text
 
 
 def test_a_text_that_writes_special_tokens_stays_text(folder: str) -> None:
     written = "<|end_of_text|> is how a text ends <|pad|>"
-    texts = texts_of(f"{folder}/tokens", TRAIN) | texts_of(f"{folder}/tokens", HELD_OUT)
-    assert written in texts.values()  # and `texts_of` saw no special token inside
+    texts = decode_texts(f"{folder}/tokens", TRAIN) | decode_texts(f"{folder}/tokens", HELD_OUT)
+    assert written in texts.values()  # `texts_of` found no special token inside
 
 
-def test_documents_begin_with_begin_of_text_where_that_is_asked_for(
-    folder: str, tmp_path: Path
-) -> None:
-    tokenize(tokenization(folder, output=f"{tmp_path}/tokens", begin_of_text=True))
+def test_documents_begin_with_begin_of_text_on_request(folder: str, tmp_path: Path) -> None:
+    tokenize(make_tokenization(folder, output=f"{tmp_path}/tokens", begin_of_text=True))
     begin = Encoder.load(f"{folder}/tokenizer/{TOKENIZER_FILE}").find_special(BEGIN_OF_TEXT)
     plain, begun = (
         TokenShards.open(f"{parent}/tokens/{TRAIN}") for parent in (folder, str(tmp_path))
@@ -345,22 +346,22 @@ def test_documents_begin_with_begin_of_text_where_that_is_asked_for(
         assert begun.tokens(source) == plain.tokens(source) + plain.count_documents(source)
 
 
-# What is no document
+# Rows without a document
 
 
-def test_what_is_no_document_is_counted_and_put_aside(folder: str, tmp_path: Path) -> None:
+def test_invalid_documents_are_counted_and_skipped(folder: str, tmp_path: Path) -> None:
     rows = [json.dumps({"text": f"page {n} of the sea", "id": n % 20}) for n in range(30)]
     lines = [*rows[:3], '{"text": null}', *rows[3:], "not JSON at all"]
     storage.write(f"{tmp_path}/in/a.jsonl", "\n".join(lines).encode())
     documents = (JSONL(paths=(f"{tmp_path}/in/*.jsonl",), source="notes", id="id"),)
-    run = tokenization(folder, documents=documents, output=f"{tmp_path}/tokens")
+    run = make_tokenization(folder, documents=documents, output=f"{tmp_path}/tokens")
     run = run.model_copy(update={"shard_bytes": 10**6})
     made = tokenize(run)
     assert made.counts["refused"] == {"no_text": 1, "not_json": 1}
     assert made.counts["repeated_ids"] == 10
     assert made.counts["train_documents"] + made.counts["held_out_documents"] == 30
-    told = storage.read(f"{run.output}/{QUARANTINE}/documents-00000.jsonl").decode().splitlines()
-    assert [json.loads(line) for line in told] == [
+    seen = storage.read(f"{run.output}/{QUARANTINE}/documents-00000.jsonl").decode().splitlines()
+    assert [json.loads(line) for line in seen] == [
         {"file": "a.jsonl", "place": len("\n".join(rows[:3])) + 1, "reason": "no_text"},
         {"file": "a.jsonl", "place": len("\n".join(lines[:-1])) + 1, "reason": "not_json"},
     ]
@@ -375,7 +376,7 @@ def test_a_damaged_file_is_named_and_leaves_no_claimed_output(folder: str, tmp_p
     damaged[100:120] = bytes(byte ^ 0xFF for byte in damaged[100:120])
     path.write_bytes(damaged)
     documents = (Parquet(paths=(str(path),), source="notes"),)
-    run = tokenization(folder, documents=documents, output=f"{tmp_path}/tokens")
+    run = make_tokenization(folder, documents=documents, output=f"{tmp_path}/tokens")
     with pytest.raises(
         DataError, match=r"a\.parquet: not Parquet, or damaged .*; download or write"
     ):
@@ -391,13 +392,13 @@ def test_files_from_elsewhere_give_the_documents_that_a_curated_folder_gives(
         lines = "\n".join(json.dumps(row) for row in rows)
         storage.write(f"{tmp_path}/in/{name}.jsonl", lines.encode())
     lines_of = JSONL(paths=(f"{tmp_path}/in",), source=Column(column="source"), id="id", url="url")
-    run = tokenization(
+    run = make_tokenization(
         folder, documents=(lines_of,), output=f"{tmp_path}/tokens", shard_bytes=shard_bytes
     )
     made = tokenize(run)
     assert made.counts["refused"] == {}
     for split in (TRAIN, HELD_OUT):
-        assert texts_of(run.output, split) == texts_of(f"{folder}/tokens", split)
+        assert decode_texts(run.output, split) == decode_texts(f"{folder}/tokens", split)
 
 
 @pytest.mark.slow
@@ -406,7 +407,7 @@ def test_a_bucket_holds_the_same_bytes_as_a_disk(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     write_documents(f"{s3}/documents", FILES)
-    make_tokenizer(training(s3))
-    tokenize(tokenization(s3))
+    make_tokenizer(make_training(s3))
+    tokenize(make_tokenization(s3))
     for name in ("tokenizer", "tokens"):
-        assert result(f"{s3}/{name}") == result(f"{folder}/{name}")
+        assert hash_files(f"{s3}/{name}") == hash_files(f"{folder}/{name}")

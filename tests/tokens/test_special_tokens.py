@@ -1,4 +1,4 @@
-"""Roles, found from the files that published tokenizers come with."""
+"""Roles of special tokens, found in the files of published tokenizers."""
 
 import json
 import pickle
@@ -22,7 +22,7 @@ TEXTS = (
     "",
 )
 
-# role → token, and the ids that end an answer.
+# The token of each role, and the ids that end an answer.
 EXPECTED = {
     "gpt2": ("<|endoftext|>", "<|endoftext|>", None, None, {"<|endoftext|>"}, None),
     "llama2": ("<s>", "</s>", None, "</s>", {"</s>"}, "<s>"),
@@ -45,8 +45,8 @@ def test_roles_are_found_in_the_files(family):
     found = find_special_tokens(brought(family))
     tokens = [found.begin, found.end, found.pad, found.end_of_turn]
     *texts, stops, prefix = EXPECTED[family]
-    assert [each and each.text for each in tokens] == texts
-    assert set(found.stop_ids) == {found.names[each] for each in stops}
+    assert [token and token.text for token in tokens] == texts
+    assert set(found.stop_ids) == {found.names[token] for token in stops}
     assert found.prefix == ((found.names[prefix],) if prefix else ())
     assert found.padding == (found.pad or found.end).id
 
@@ -73,14 +73,14 @@ def test_texts_come_back_and_ids_are_the_librarys(family):
     assert again.special_tokens == encoder.special_tokens
 
 
-def test_a_role_that_no_file_tells_is_asked_for_in_one_line():
+def test_an_unknown_role_is_requested_in_one_line():
     bare = TokenizerFiles(brought("qwen").tokenizer.replace("<|endoftext|>", "<|fin|>"))
     found = find_special_tokens(bare)
     with pytest.raises(
         DataError, match=r"no special token is known to be \'end\'.*<\|fin\|>"
-    ) as told:
+    ) as error:
         found.of("end")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
     assert find_special_tokens(bare.with_roles({"end": "<|fin|>"})).of("end").text == "<|fin|>"
     with pytest.raises(DataError, match="token '<eof>' for the role 'end' does not exist"):
         find_special_tokens(bare.with_roles({"end": "<eof>"}))
@@ -103,7 +103,7 @@ def test_files_are_read_from_a_folder_and_carried_as_one(tmp_path):
         TokenizerFiles.read(str(tmp_path / "nowhere"))
 
 
-def test_of_several_templates_the_default_one_counts():
+def test_the_default_of_several_templates_is_used():
     config = {
         "chat_template": [{"name": "rag", "template": "a"}, {"name": "default", "template": "b"}]
     }

@@ -49,7 +49,7 @@ ROWS = [row(n) for n in range(120)] + [row(n, "wiki") for n in range(60)]
 def write(folder: Path, rows: list[Row], files: int = 1) -> JSONL:
     folder.mkdir()
     for number in range(files):
-        lines = [json.dumps(each) + "\n" for each in rows[number::files]]
+        lines = [json.dumps(row) + "\n" for row in rows[number::files]]
         (folder / f"{number}.jsonl").write_text("".join(lines))
     return JSONL(
         paths=(str(folder),), source=Column(column="source"), id="id", url="url",
@@ -64,7 +64,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> JSONL:
 
 @pytest.fixture(scope="module")
 def folder(table: JSONL, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What training on `table` leaves."""
+    """Train a tokenizer on `table` and return the output folder."""
     folder = tmp_path_factory.mktemp("trained")
     make_tokenizer(training(table, folder))
     return folder
@@ -75,7 +75,7 @@ def training(table: JSONL, output: Path, **changes: Any) -> TokenizerTraining:
     return TokenizerTraining(**(given | changes))
 
 
-def result(output: Path) -> dict[str, str]:
+def hash_files(output: Path) -> dict[str, str]:
     paths = storage.list_files(str(output))
     names = {path.rpartition("/")[2]: path for path in paths}
     return {
@@ -83,7 +83,7 @@ def result(output: Path) -> dict[str, str]:
     }
 
 
-def report_of(output: Path) -> dict[str, Any]:
+def read_report(output: Path) -> dict[str, Any]:
     return json.loads((output / REPORT).read_text())
 
 
@@ -91,42 +91,42 @@ def report_of(output: Path) -> dict[str, Any]:
 def test_a_tokenizers_folder_keeps_the_contract(table, folder):
     made = manifest.read_input(str(folder), "tokenizer")
     assert set(made.files) == {TOKENIZER_FILE, REPORT}
-    found = result(folder)
+    found = hash_files(folder)
     assert {name: entry.sha256 for name, entry in made.files.items()} == {
         name: found[name] for name in made.files
     }
     assert set(found) == {*made.files, REPORT_PAGE}
-    sampled = [each for each in ROWS if not is_held_out(each["url"], 0.2)]
+    sampled = [row for row in ROWS if not is_held_out(row["url"], 0.2)]
     assert 0 < len(sampled) < len(ROWS)
     assert made.counts["vocabulary"] == 320
     assert made.counts["sampled_documents"] == len(sampled)
-    assert made.counts["sampled_bytes"] == sum(len(each["text"].encode()) for each in sampled)
+    assert made.counts["sampled_bytes"] == sum(len(row["text"].encode()) for row in sampled)
     assert make_tokenizer(training(table, folder)) == made
     with pytest.raises(OutputTaken, match=r"tokenizer\.vocabulary: 320 there, 310 here"):
         other = ByteLevelBPE(vocabulary=310, min_frequency=1)
         make_tokenizer(training(table, folder, tokenizer=other))
 
 
-def test_the_report_reads_only_what_was_held_out_of_training(folder):
-    report = report_of(folder)
-    out = [each for each in ROWS if is_held_out(each["url"], 0.2)]
+def test_the_report_reads_only_held_out_documents(folder):
+    report = read_report(folder)
+    out = [row for row in ROWS if is_held_out(row["url"], 0.2)]
     assert report["held_out"] is True
     total = report["vocabulary"]["total"]
     assert total["documents"] == len(out)
-    assert total["bytes"] == sum(len(each["text"].encode()) for each in out)
+    assert total["bytes"] == sum(len(row["text"].encode()) for row in out)
     for key, names in (("source", "sources"), ("language", "languages")):
         assert {name: of["documents"] for name, of in report["vocabulary"][names].items()} == {
-            name: sum(each[key] == name for each in out) for name in {e[key] for e in out}
+            name: sum(row[key] == name for row in out) for name in {e[key] for e in out}
         }
     encoder = Encoder.load(str(folder / TOKENIZER_FILE))
-    assert total["tokens"] == sum(map(len, encoder.encode_batch([each["text"] for each in out])))
+    assert total["tokens"] == sum(map(len, encoder.encode_batch([row["text"] for row in out])))
 
 
 @pytest.mark.slow
 def test_order_and_files_of_the_documents_change_nothing(folder, tmp_path):
     rows = random.Random(0).sample(ROWS, len(ROWS))
     make_tokenizer(training(write(tmp_path / "documents", rows, 2), tmp_path / "other"))
-    assert result(tmp_path / "other") == result(folder)
+    assert hash_files(tmp_path / "other") == hash_files(folder)
 
 
 @pytest.mark.parametrize("limit", [1, 300, 10**6])
@@ -134,13 +134,13 @@ def test_held_back_texts_are_bounded_and_the_same_in_any_order(limit):
     def held_back(rows: list[Row]) -> list[str]:
         back = HeldOutCollector(Reporting(held_out=0.5, bytes=limit))
         passed = [identity for identity, _, _ in back.filter_rows(rows)]
-        assert passed == [each["id"] for each in rows if not is_held_out(each["url"], 0.5)]
+        assert passed == [row["id"] for row in rows if not is_held_out(row["url"], 0.5)]
         return [text.id for text in back.list_texts()]
 
     chosen = held_back(ROWS)
     assert chosen == held_back(ROWS[::-1])
-    sizes = {each["id"]: len(each["text"].encode()) for each in ROWS}
-    out = [each["id"] for each in ROWS if is_held_out(each["url"], 0.5)]
+    sizes = {row["id"]: len(row["text"].encode()) for row in ROWS}
+    out = [row["id"] for row in ROWS if is_held_out(row["url"], 0.5)]
     by_hash = sorted(out, key=lambda name: hashlib.blake2b(name.encode(), digest_size=8).digest())
     assert chosen == by_hash[: len(chosen)]
     total = sum(sizes[identity] for identity in chosen)
@@ -156,7 +156,7 @@ def test_vocabularies_are_compared_on_the_same_text(table, folder, tmp_path):
     report = Reporting(held_out=0.2, smaller=(300, 280), compare={"old": path}, channels=10)
     made = make_tokenizer(training(table, tmp_path / "other", report=report))
     assert made.inputs["report.compare.old"] == Encoder.load(path).fingerprint
-    rivals = report_of(tmp_path / "other")["rivals"]
+    rivals = read_report(tmp_path / "other")["rivals"]
     names = ["this one", "its first 300 entries", "its first 280 entries", "old"]
     assert [one["name"] for one in rivals] == names
     assert [one["embedding_parameters"] for one in rivals] == [3200, 3000, 2800, 3200]
@@ -164,14 +164,14 @@ def test_vocabularies_are_compared_on_the_same_text(table, folder, tmp_path):
     assert rivals[0]["amount"]["tokens"] <= rivals[1]["amount"]["tokens"]
     untied = report.model_copy(update={"tied": False})
     make_tokenizer(training(table, tmp_path / "untied", report=untied))
-    assert report_of(tmp_path / "untied")["rivals"][0]["embedding_parameters"] == 6400
+    assert read_report(tmp_path / "untied")["rivals"][0]["embedding_parameters"] == 6400
 
 
 @pytest.mark.slow
-def test_without_held_out_documents_the_report_says_what_it_reads(tmp_path):
-    rows = [each for each in ROWS if not is_held_out(each["url"], 0.2)]
+def test_without_held_out_documents_the_report_names_its_documents(tmp_path):
+    rows = [row for row in ROWS if not is_held_out(row["url"], 0.2)]
     make_tokenizer(training(write(tmp_path / "documents", rows), tmp_path / "t"))
-    report = report_of(tmp_path / "t")
+    report = read_report(tmp_path / "t")
     assert report["held_out"] is False
     assert report["vocabulary"]["total"]["documents"] == len(rows)
     assert "No document was held out" in (tmp_path / "t" / REPORT_PAGE).read_text()
@@ -183,7 +183,7 @@ def test_the_default_report_compares_half_a_quarter_and_an_eighth_where_they_can
 ):
     larger = ByteLevelBPE(vocabulary=530, min_frequency=1)
     make_tokenizer(training(table, tmp_path / "t", tokenizer=larger, report=Reporting()))
-    names = [one["name"] for one in report_of(tmp_path / "t")["rivals"]]
+    names = [one["name"] for one in read_report(tmp_path / "t")["rivals"]]
     assert names == ["this one", "its first 265 entries"]
 
 
@@ -191,7 +191,7 @@ def test_the_default_report_compares_half_a_quarter_and_an_eighth_where_they_can
 def test_another_kind_has_a_report_too(table, tmp_path):
     kind = WordPiece(vocabulary=600)
     make_tokenizer(training(table, tmp_path / "t", tokenizer=kind, report=Reporting()))
-    report = report_of(tmp_path / "t")
+    report = read_report(tmp_path / "t")
     assert report["kind"] == "WordPiece"
     assert report["vocabulary"]["engine"] == "tokenizers" and report["vocabulary"]["why_not_fast"]
     assert report["vocabulary"]["not_given_back"] == []
@@ -205,7 +205,7 @@ def test_another_kind_has_a_report_too(table, tmp_path):
         (WordPiece(vocabulary=600), (300,), "a smaller WordPiece is not part of a larger one"),
     ],
 )
-def test_smaller_vocabularies_that_are_none_are_refused_before_training(
+def test_invalid_smaller_vocabularies_are_refused_before_training(
     table, tmp_path, tokenizer, smaller, message
 ):
     report = Reporting(smaller=smaller)
@@ -225,7 +225,7 @@ def test_smaller_vocabularies_that_are_none_are_refused_before_training(
         ),
     ],
 )
-def test_what_cannot_work_is_refused_and_leaves_nothing(table, tmp_path, changes, error, message):
+def test_invalid_settings_are_refused_and_leave_nothing(table, tmp_path, changes, error, message):
     with pytest.raises(error, match=message):
         make_tokenizer(training(table, tmp_path / "t", **changes))
     assert storage.list_files(str(tmp_path / "t")) == []
@@ -250,7 +250,7 @@ def test_a_damaged_tokenizer_or_document_file_leaves_no_claimed_output(table, tm
     assert storage.list_files(str(tmp_path / "out")) == []
 
 
-def test_what_the_encoder_refuses_leaves_no_claimed_output(table, tmp_path, monkeypatch):
+def test_a_refusal_by_the_encoder_leaves_no_claimed_output(table, tmp_path, monkeypatch):
     monkeypatch.setattr("trainrig.tokens.tokenizer.train_tokenizer", lambda *_: b"{}")
     with pytest.raises(DataError):
         make_tokenizer(training(table, tmp_path / "out"))
@@ -258,7 +258,7 @@ def test_what_the_encoder_refuses_leaves_no_claimed_output(table, tmp_path, monk
 
 
 @pytest.mark.slow
-def test_a_killed_training_goes_on_to_the_same_files(table, folder, tmp_path, monkeypatch):
+def test_a_killed_training_resumes_to_the_same_files(table, folder, tmp_path, monkeypatch):
     run = training(table, tmp_path / "killed")
 
     def killed(*_: object) -> None:
@@ -270,11 +270,12 @@ def test_a_killed_training_goes_on_to_the_same_files(table, folder, tmp_path, mo
             make_tokenizer(run)
     assert not storage.exists(str(tmp_path / "killed" / MANIFEST))
     make_tokenizer(run)
-    assert result(tmp_path / "killed") == result(folder)
+    assert hash_files(tmp_path / "killed") == hash_files(folder)
 
 
 def test_an_imported_tokenizer_is_known_by_its_content_not_its_place(table, folder, tmp_path):
-    path, moved = tmp_path / "elsewhere.json", tmp_path / "moved.json"
+    path = tmp_path / "elsewhere.json"
+    moved = tmp_path / "moved.json"
     path.write_bytes((folder / TOKENIZER_FILE).read_bytes())
     there = {"output": tmp_path / "out", "report": Reporting(held_out=0.2)}
     made = make_tokenizer(training(table, tokenizer=Imported(path=str(path)), **there))
@@ -293,6 +294,6 @@ def test_the_weights_of_the_sample_are_kept(table, tmp_path):
     )
     made = make_tokenizer(run)
     assert made.counts["sampled_bytes"] == pytest.approx(2_000, abs=8)
-    bytes_of = report_of(tmp_path / "t")["sampled_bytes_of"]
+    bytes_of = read_report(tmp_path / "t")["sampled_bytes_of"]
     assert bytes_of["wiki"] == pytest.approx(1_500, abs=4)
     assert manifest.read_input(str(tmp_path / "t"), "tokenizer") == made

@@ -1,4 +1,4 @@
-"""Tables of rules against the regular expressions that they were read from."""
+"""Affix tables compared with the regular expressions that they were read from."""
 
 import re
 
@@ -27,11 +27,12 @@ def length(found: re.Match[str] | None) -> int:
 @given(texts)
 @example("**1")
 @example("...")
-def test_tables_find_what_the_expressions_find(text: str):
+def test_tables_equal_the_regular_expressions(text: str):
     assert RULES
-    codes, end = build_batch([text]).codes_C, len(text)
-    prefix = re.compile("|".join(f"^{each}" for each in PREFIX if each.strip()))
-    suffix = re.compile("|".join(f"{each}$" for each in SUFFIX if each.strip()))
+    codes = build_batch([text]).codes_C
+    end = len(text)
+    prefix = re.compile("|".join(f"^{affix}" for affix in PREFIX if affix.strip()))
+    suffix = re.compile("|".join(f"{affix}$" for affix in SUFFIX if affix.strip()))
     infix = re.compile("|".join(INFIX))
     assert _at(codes, 0, 0, end, RULES, PREFIXES) == length(prefix.search(text))
     assert _measure_suffix(codes, 0, end, RULES) == length(suffix.search(text))
@@ -45,5 +46,5 @@ def test_other_kinds_of_rules_are_not_read(pattern: str):
     assert build_rules(["a"], ["a", pattern], []) is None
 
 
-def test_what_follows_a_suffix_is_asked_by_no_rule():
+def test_no_rule_depends_on_the_text_after_a_suffix():
     assert build_rules([], ["a(?=b)"], []) is None

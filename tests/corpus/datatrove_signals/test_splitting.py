@@ -1,4 +1,4 @@
-"""Chunks that are taken apart without spaCy, against spaCy."""
+"""Chunks that are split without spaCy, compared with spaCy."""
 
 from pathlib import Path
 from typing import Any
@@ -31,20 +31,21 @@ any_chunks = st.text(st.characters(exclude_categories=("Cs",)), min_size=1).filt
 
 @pytest.fixture(scope="module")
 def vocabularies() -> tuple[ChunkCache, ChunkCache]:
-    """Ours, and one that asks spaCy alone."""
+    """Return trainrig's vocabulary, and one that always asks spaCy."""
     return ChunkCache(load_spacy_words().grammar), ChunkCache(None)
 
 
 def assert_equal(vocabularies: tuple[ChunkCache, ChunkCache], some: list[str]) -> None:
     batch = build_batch([f" {chunk} " for chunk in some])
     ours, spacys = (
-        tokens_at(each, each._find_places(batch, find_chunks(batch))) for each in vocabularies
+        list_tokens(vocabulary, vocabulary._find_places(batch, find_chunks(batch)))
+        for vocabulary in vocabularies
     )
     for chunk, own, theirs in zip(some, ours, spacys, strict=True):
         assert own == theirs, chunk
 
 
-def tokens_at(of: ChunkCache, places: Any) -> list[list[tuple[int, ...]]]:
+def list_tokens(of: ChunkCache, places: Any) -> list[list[tuple[int, ...]]]:
     slices = zip(of._firsts[places].tolist(), of._counts[places].tolist(), strict=True)
     return [
         [
@@ -64,7 +65,7 @@ def test_chunks_are_split_as_by_spacy(vocabularies: Any, some: list[str]):
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, text: str) -> list[str]:
-    """The chunks of `text` that spaCy is given."""
+    """Return the chunks of `text` that are passed to spaCy."""
     asked: list[str] = []
     own = vocabulary.load_spacy_words()
     answer = own.tokenize

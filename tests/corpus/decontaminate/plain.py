@@ -1,4 +1,4 @@
-"""Decontamination as one would write it down first: slow, and for comparing with."""
+"""A slow and simple decontamination to compare with."""
 
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -20,14 +20,15 @@ def is_punctuation(character: str) -> bool:
 
 
 def words(text: str) -> list[Word]:
-    found, place = [], 0
+    found = []
+    place = 0
     for chunk in text.split():
         start = text.index(chunk, place)
         place = start + len(chunk)
-        punctuation = {i for i, each in enumerate(chunk) if is_punctuation(each)}
+        punctuation = {i for i, character in enumerate(chunk) if is_punctuation(character)}
         letters = "".join(
-            "i\u0307" if chunk[i] == "İ" else each
-            for i, each in enumerate(chunk.replace("İ", "I").lower())
+            "i\u0307" if chunk[i] == "İ" else character
+            for i, character in enumerate(chunk.replace("İ", "I").lower())
             if i not in punctuation
         )
         if letters:
@@ -40,12 +41,12 @@ def letters(text: str) -> tuple[str, ...]:
 
 
 def order_of(benchmark: Examples, style: GPT3 | BySize) -> int:
-    longest = [max((len(letters(text)) for text in each), default=0) for each in benchmark.texts]
+    longest = [max((len(letters(text)) for text in texts), default=0) for texts in benchmark.texts]
     return style.choose_word_count(longest)
 
 
 def n_grams(text: str, order: int, shortest_whole: int) -> list[tuple[str, ...]]:
-    """By place; the whole text where it is short, but not too short."""
+    """Return the n-grams by position, or the whole text if it is short, but not too short."""
     there = letters(text)
     if shortest_whole <= len(there) < order:
         return [there]
@@ -62,10 +63,10 @@ class Collision(NamedTuple):
 def collisions(benchmarks: Sequence[Examples], texts: Iterable[str], style: GPT3) -> set[Collision]:
     known = {
         gram
-        for each in benchmarks
-        for example in each.texts
+        for benchmark in benchmarks
+        for example in benchmark.texts
         for text in example
-        for gram in n_grams(text, order_of(each, style), style.shortest_whole)
+        for gram in n_grams(text, order_of(benchmark, style), style.shortest_whole)
     }
     found = set()
     for number, text in enumerate(texts):
@@ -80,7 +81,7 @@ def collisions(benchmarks: Sequence[Examples], texts: Iterable[str], style: GPT3
 
 
 def units_held(texts: Sequence[str], document: str, style: BySize) -> tuple[int, int]:
-    """How many units of an example a document holds, and how many there are."""
+    """Count the units of an example that a document contains, and all units of the example."""
     held = whole = 0
     there = letters(document)
     for text in texts:
@@ -121,12 +122,12 @@ def dirty_from(style: BySize, name: str) -> float:
 def examples_held(
     benchmarks: Sequence[Examples], texts: Sequence[str], style: BySize
 ) -> set[tuple[int, str, int]]:
-    """Document, benchmark and line of each example that a document alone makes dirty."""
+    """Return document, benchmark and line of each example that one document makes dirty."""
     found = set()
     for number, document in enumerate(texts):
-        for each in benchmarks:
-            for line, example in zip(each.lines, each.texts, strict=True):
+        for benchmark in benchmarks:
+            for line, example in zip(benchmark.lines, benchmark.texts, strict=True):
                 held, whole = units_held(example, document, style)
-                if held and round(held / whole, 4) >= dirty_from(style, each.name):
-                    found.add((number, each.name, line))
+                if held and round(held / whole, 4) >= dirty_from(style, benchmark.name):
+                    found.add((number, benchmark.name, line))
     return found

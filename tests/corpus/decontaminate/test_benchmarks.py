@@ -72,7 +72,7 @@ def test_a_file_that_is_no_benchmark_is_refused_in_one_line(tmp_path, content, t
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path):
+def test_a_missing_file_is_named(tmp_path: Path):
     with pytest.raises(DataError, match=r"no\.jsonl: no such file; a benchmark is"):
         read_examples(Benchmark(name="b", path=str(tmp_path / "no.jsonl"), fields=("a",)))
     with pytest.raises(DataError, match="this is a folder; set it as `folder`"):
@@ -86,7 +86,7 @@ def test_every_jsonl_file_of_a_folder_is_a_benchmark(tmp_path: Path):
     settings = Decontamination(
         folder=str(tmp_path), fields={"a": ("text",), "b": ("question",)}, style=GPT3()
     )
-    assert [(each.name, each.fields) for each in list_benchmarks(settings)] == [
+    assert [(benchmark.name, benchmark.fields) for benchmark in list_benchmarks(settings)] == [
         ("a", ("text",)),
         ("b", ("question",)),
     ]
@@ -96,7 +96,7 @@ def test_every_jsonl_file_of_a_folder_is_a_benchmark(tmp_path: Path):
     assert fingerprint(settings) != before
 
 
-def test_fields_that_are_not_given_are_asked_for(tmp_path: Path):
+def test_missing_fields_are_requested_in_the_error(tmp_path: Path):
     for name in "abc":
         write(tmp_path / f"{name}.jsonl", *ROWS)
     with pytest.raises(DataError) as error:

@@ -41,21 +41,24 @@ def decided(style: Style, folder: Path, *documents: str) -> Decision:
     return decide(index, matches, merge(index, [str(folder / "matches")]))
 
 
-def test_a_collision_goes_with_what_is_around_it(tmp_path: Path):
+def test_a_collision_is_cut_with_its_neighbourhood(tmp_path: Path):
     text = FILLER * 20 + SECRET.upper().replace(" ", "\n") + " " + FILLER * 20
     decision = decided(GPT3(), tmp_path, text, FILLER * 30)
-    start, end = text.index("THE"), text.index("DAY.") + 4
+    start = text.index("THE")
+    end = text.index("DAY.") + 4
     assert decision.cuts == {0: (RemovedSpan(start - 200, end + 200, CONTAMINATED),)}
     assert decision.fallen == frozenset()
-    # Twelve words of a text of twelve: one n-gram, 5th percentile of its set.
+    # The text has twelve words: one n-gram, the 5th percentile of its set.
     assert decision.touches == (Touch(0, "foxes", 7, start, end),)
     kept, removed = remove_spans(text, decision.cuts[0])
     assert kept == text[: start - 200] + text[end + 200 :]
-    assert [each.text for each in removed] == [text[start - 200 : end + 200]]
+    assert [span.text for span in removed] == [text[start - 200 : end + 200]]
 
 
-def test_pieces_too_short_to_be_kept_are_cut_and_a_document_of_none_falls(tmp_path: Path):
-    short, long = FILLER * 14, FILLER * 15  # 378 and 405: 200 of them go, below and above 200 stay
+def test_short_pieces_are_cut_and_a_document_without_pieces_is_removed(tmp_path: Path):
+    # The texts have 378 and 405 characters. 200 are cut, which leaves fewer and more than 200.
+    short = FILLER * 14
+    long = FILLER * 15
     texts = [f"{long}{SECRET} {short}", f"{short}{SECRET} {short}", SECRET]
     decision = decided(GPT3(), tmp_path, *texts)
     kept = long[:-200]
@@ -68,14 +71,14 @@ def test_pieces_too_short_to_be_kept_are_cut_and_a_document_of_none_falls(tmp_pa
     [
         ([(10, 20)], [(0, 8), (22, 100)]),
         ([(10, 20), (12, 24)], [(0, 8), (26, 100)]),  # one hole
-        ([(0, 5)], [(7, 100)]),  # nothing before it: one piece
+        ([(0, 5)], [(7, 100)]),  # nothing before the hole: one piece
         ([(10, 20), (30, 40)], [(0, 8), (22, 28), (42, 100)]),
         ([(10, 20), (25, 40)], [(0, 8), (42, 100)]),  # three characters are too short a piece
-        ([(10, 20), (25, 30), (50, 60)], []),  # four pieces, the short one too
+        ([(10, 20), (25, 30), (50, 60)], []),  # four pieces, counting the short one
         ([(1, 99)], []),
     ],
 )
-def test_pieces_are_counted_before_short_ones_go(collisions, left):
+def test_pieces_are_counted_before_short_ones_are_dropped(collisions, left):
     style = GPT3(window=2, shortest_piece=4, most_pieces=3)
     assert find_kept_pieces(collisions, 100, style) == left
 
@@ -84,7 +87,7 @@ spans = st.tuples(st.integers(0, 60), st.integers(1, 9)).map(lambda s: (s[0], s[
 
 
 @given(st.lists(spans, min_size=1, max_size=6), st.integers(0, 5), st.integers(0, 8))
-def test_pieces_are_what_no_window_covers(collisions, window, shortest):
+def test_pieces_are_the_text_outside_all_windows(collisions, window, shortest):
     style = GPT3(window=window, shortest_piece=shortest, most_pieces=100)
     left = "".join(
         " " if any(s - window <= place < e + window for s, e in collisions) else "x"
@@ -96,19 +99,19 @@ def test_pieces_are_what_no_window_covers(collisions, window, shortest):
     assert all(left[s:e].strip() == left[s:e] and left[s:e] for s, e in pieces)
 
 
-def test_what_many_documents_hold_is_told_of_and_stays(tmp_path: Path):
+def test_text_in_many_documents_is_reported_and_kept(tmp_path: Path):
     style = GPT3(most_documents=2, remove="document")
     decision = decided(style, tmp_path, SECRET, f"{SECRET} {OTHER}", "x " + SECRET)
     assert decision.fallen == {1}
     assert [(touch.document, touch.benchmark) for touch in decision.touches] == [(1, "jugs")]
     as_many = GPT3(most_documents=3, remove="document")
     assert decided(as_many, tmp_path, SECRET, SECRET, "x " + SECRET).fallen == {0, 1, 2}
-    # Thrice in one document is one document.
+    # Three occurrences in one document count as one document.
     assert decided(style, tmp_path, f"{SECRET} " * 3, OTHER).fallen == {0, 1}
 
 
 @pytest.mark.parametrize("style", [PaLM(), Llama3(), Llama2()], ids=lambda style: style.kind)
-def test_a_document_that_holds_enough_of_an_example_falls(style, tmp_path: Path):
+def test_a_document_with_enough_of_an_example_is_removed(style, tmp_path: Path):
     half = " ".join(SECRET.split()[:8])
     decision = decided(style, tmp_path, f"{FILLER} {SECRET}", half, OTHER + FILLER)
     assert decision.fallen == ({0, 1, 2} if style.kind == "Llama3" else {0, 2})
@@ -116,7 +119,7 @@ def test_a_document_that_holds_enough_of_an_example_falls(style, tmp_path: Path)
         style.model_copy(update={"remove": "span"}), tmp_path, f"{FILLER} {SECRET} {FILLER}", SECRET
     )
     assert spans_only.cuts == {0: (RemovedSpan(28, 28 + len(SECRET), CONTAMINATED),)}
-    assert spans_only.fallen == {1}  # nothing of it is left
+    assert spans_only.fallen == {1}  # nothing of the document is left
 
 
 def test_words_may_differ_after_the_first_ten(tmp_path: Path):
@@ -126,21 +129,22 @@ def test_words_may_differ_after_the_first_ten(tmp_path: Path):
     one_more = [f"other{i}" if i == 19 else word for i, word in enumerate(changed)]
     early = [f"other{i}" if i == 9 else word for i, word in enumerate(changed)]
     index = Index.from_examples(Decontamination(folder="-", style=Llama2()), benchmarks)
-    texts = [" ".join(each) for each in (changed, one_more, early, words[:10])]
+    texts = [" ".join(variant) for variant in (changed, one_more, early, words[:10])]
     units = [len(match(index, [text]).units) for text in texts]
-    # Of 25 words: four differ; a fifth ends the span before it; the first ten must be equal.
+    # The text has 25 words. Four may differ; a fifth ends the span before it; the first ten must be
+    # equal.
     assert units == [21, 15, 0, 10]
     assert len(words) == 25
-    assert match(index, texts).span_documents.tolist() == [0]  # 84% of them
+    assert match(index, texts).span_documents.tolist() == [0]  # 84% of the words
 
 
-def test_what_stands_before_a_text_is_no_part_of_it():
-    # The document's word before the match is the last word of the text before.
+def test_neighbouring_words_are_no_part_of_an_example():
+    # The document's word before the match is the last word of the previous text.
     benchmarks = [Examples("two", (1,), (("p q", "a b"),))]
     style = Llama2(words=2, dirty_from=0.5)
     index = Index.from_examples(Decontamination(folder="-", style=style), benchmarks)
     assert match(index, ["q a b"]).units.tolist() == [2, 3]
-    # Nor is what stands behind it.
+    # The same holds for the text after the match.
     benchmarks = [Examples("two", (1,), (("a b", "c d"),))]
     index = Index.from_examples(Decontamination(folder="-", style=style), benchmarks)
     assert match(index, ["a b c"]).units.tolist() == [0, 1]

@@ -29,7 +29,7 @@ assert _spec and _spec.loader
 plain = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(plain)
 
-# Few words, so that runs of them meet; "é" takes another path than ASCII does.
+# There are few words, so that runs of them coincide. "é" takes another path than ASCII does.
 VOCABULARY = ("a", "B.", "é", "d", "-")
 text = st.lists(st.sampled_from(VOCABULARY), max_size=12).map(" ".join)
 strings = st.lists(text, min_size=1, max_size=2).map(tuple)
@@ -37,7 +37,7 @@ examples = st.lists(strings, min_size=1, max_size=4)
 documents = st.lists(st.lists(st.sampled_from((*VOCABULARY, "x")), max_size=25).map(" ".join))
 
 
-def index_of(benchmarks: list[Examples], style: Style) -> Index:
+def make_index(benchmarks: list[Examples], style: Style) -> Index:
     return Index.from_examples(Decontamination(folder="-", style=style), benchmarks)
 
 
@@ -53,10 +53,10 @@ def gram(index: Index, number: int) -> tuple[str, ...]:
 
 
 @given(examples, examples, documents)
-def test_collisions_are_those_of_the_definition(first, second, texts):
+def test_collisions_equal_the_definition(first, second, texts):
     style = GPT3(fewest_words=2, most_words=4)
     benchmarks = named(first, second)
-    index = index_of(benchmarks, style)
+    index = make_index(benchmarks, style)
     found = match(index, texts)
     expected = plain.collisions(benchmarks, texts, style)
     columns = (found.span_documents, found.span_starts, found.span_ends, found.span_of)
@@ -70,8 +70,8 @@ def test_collisions_are_those_of_the_definition(first, second, texts):
         for unit, count in zip(found.units.tolist(), found.unit_documents.tolist(), strict=True)
     }
     assert counts == {
-        each: len({c.document for c in expected if c.gram == each})
-        for each in {c.gram for c in expected}
+        shared_gram: len({c.document for c in expected if c.gram == shared_gram})
+        for shared_gram in {c.gram for c in expected}
     }
 
 
@@ -87,9 +87,9 @@ BY_SIZE = [
 @pytest.mark.parametrize("style", BY_SIZE, ids=repr)
 @given(examples, examples, documents)
 @settings(max_examples=40)
-def test_documents_hold_what_they_hold_by_the_definition(style, first, second, texts):
+def test_units_in_documents_equal_the_definition(style, first, second, texts):
     benchmarks = named(first, second)
-    index = index_of(benchmarks, style)
+    index = make_index(benchmarks, style)
     found = match(index, texts)
     expected = plain.examples_held(benchmarks, texts, style)
     spans = list(zip(found.span_documents.tolist(), found.span_of.tolist(), strict=True))
@@ -98,33 +98,33 @@ def test_documents_hold_what_they_hold_by_the_definition(style, first, second, t
         (document, name) for document, name, _ in expected
     }
     in_all = {
-        each.lines[place]: plain_union(each.texts[place], texts, style)
-        for each in benchmarks[:1]
-        for place in range(len(each.lines))
+        benchmark.lines[place]: count_units_together(benchmark.texts[place], texts, style)
+        for benchmark in benchmarks[:1]
+        for place in range(len(benchmark.lines))
     }
     marked = np.bincount(index.examples_B[found.units], minlength=len(first))[: len(first)]
     assert marked.tolist() == list(in_all.values())
 
 
-def plain_union(example, texts, style) -> int:
-    """Units of an example that all documents hold together: none reaches over a strange word."""
+def count_units_together(example, texts, style) -> int:
+    """Count the units of an example in all documents, which are joined by unknown words."""
     gap = " x" * 20 + " "
     return plain.units_held(example, gap.join(texts), style)[0]
 
 
 @given(examples, documents, st.randoms(use_true_random=False))
 @settings(max_examples=10)
-def test_totals_do_not_hang_on_the_splits(tmp_path_factory, first, texts, random):
+def test_totals_do_not_depend_on_the_splits(tmp_path_factory, first, texts, random):
     folder = tmp_path_factory.mktemp("splits")
     for style in (GPT3(fewest_words=2, most_words=3), Llama2(words=2)):
-        index = index_of(named(first), style)
+        index = make_index(named(first), style)
         totals = []
         for count in (1, 3):
             order = list(range(len(texts)))
             random.shuffle(order)
             paths = [str(folder / str(number)) for number in range(count)]
             for number, path in enumerate(paths):
-                match(index, [texts[each] for each in order[number::count]]).save(path)
+                match(index, [texts[document] for document in order[number::count]]).save(path)
             merge(index, paths).save(str(folder / f"totals{count}"))
             totals.append((folder / f"totals{count}").read_bytes())
         assert totals[0] == totals[1]
@@ -132,8 +132,8 @@ def test_totals_do_not_hang_on_the_splits(tmp_path_factory, first, texts, random
 
 
 @pytest.mark.parametrize("style", [GPT3(fewest_words=2, most_words=2), PaLM(words=2)], ids=repr)
-def test_matches_do_not_hang_on_what_is_looked_at_together(style, monkeypatch):
-    index = index_of(named([("a b",), ("b d",)]), style)
+def test_matches_do_not_depend_on_the_batch(style, monkeypatch):
+    index = make_index(named([("a b",), ("b d",)]), style)
     texts = ["a b", "x", "", "b d a b", "d", "a b"]
     together = match(index, texts)
     assert together.span_documents.tolist() == [0, 3, 3, 5]
@@ -150,15 +150,15 @@ def test_matches_do_not_hang_on_what_is_looked_at_together(style, monkeypatch):
 @example(20_000, 1e-4)  # 1 of them is half a step, and rounds up
 @settings(max_examples=50)
 def test_enough_is_the_first_share_that_rounds_to_the_threshold(words, share):
-    index = index_of(named([("a b",)]), PaLM(words=1))
+    index = make_index(named([("a b",)]), PaLM(words=1))
     many = dataclasses.replace(index, texts_B=np.zeros(words, np.uint32))
     (enough,) = find_unit_thresholds(many, Llama3(words=1, dirty_from=share)).tolist()
     assert round(enough / words, 4) >= share
     assert enough == 1 or round((enough - 1) / words, 4) < share
 
 
-def test_what_was_written_is_read_again(tmp_path: Path):
-    index = index_of(named([("a b d a b",)]), PaLM(words=2, dirty_from=0.5))
+def test_a_written_index_is_read_back(tmp_path: Path):
+    index = make_index(named([("a b d a b",)]), PaLM(words=2, dirty_from=0.5))
     index.save(str(tmp_path / "index"))
     again = Index.load(str(tmp_path / "index"))
     assert again.settings == index.settings
@@ -172,8 +172,8 @@ def test_what_was_written_is_read_again(tmp_path: Path):
     assert read.lengths.tolist() == [7, 1]
 
 
-def test_n_grams_of_one_hash_are_told_apart():
-    # Words without hashes: all n-grams lie in one place of the table, and all pass the sieve.
+def test_n_grams_with_equal_hashes_are_distinguished():
+    # All words hash to zero, so all n-grams are in one slot of the table and pass the filter.
     def blank(text: str) -> NormalisedWords:
         words = split_words([text])
         return words._replace(hashes_W=np.zeros_like(words.hashes_W))

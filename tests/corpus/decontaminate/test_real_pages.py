@@ -1,5 +1,4 @@
-"""Examples of real benchmarks in real pages: all that were put in are found, and nothing is found
-that is not there."""
+"""Examples of real benchmarks injected into real pages: all are found, and nothing else."""
 
 import importlib.util
 import random
@@ -32,11 +31,11 @@ _spec.loader.exec_module(plain)
 pytestmark = pytest.mark.data
 
 FIELDS = {"gsm8k_test": "question", "boolq": "query"}
-PLANTED = 40  # examples of each
+INJECTED = 40  # examples of each benchmark
 
 
-def disguised(text: str, number: int) -> str:
-    """The same words, as another page might have them."""
+def disguise(text: str, number: int) -> str:
+    """Return the same words, formatted as another page might have them."""
     if number % 4 == 1:
         return text.upper()
     if number % 4 == 2:
@@ -70,32 +69,31 @@ def benchmarks(test_data: Path) -> tuple[Benchmark, ...]:
 @pytest.mark.parametrize(
     "style", [GPT3(), PaLM(), Llama3(), Llama2()], ids=lambda style: style.kind
 )
-def test_every_planted_example_is_found_and_nothing_that_is_not_there(
-    pages, benchmarks, style, tmp_path
-):
+def test_every_injected_example_is_found_and_nothing_else(pages, benchmarks, style, tmp_path):
     index = Index.of(Decontamination(benchmarks=benchmarks, style=style))
-    texts = {each.name: read_examples(each).texts for each in benchmarks}
+    texts = {benchmark.name: read_examples(benchmark).texts for benchmark in benchmarks}
     randomly = random.Random(5)
-    documents, planted = list(pages), []
+    documents = list(pages)
+    injected = []
     for name in FIELDS:
-        for line in randomly.sample(range(1, len(texts[name]) + 1), PLANTED):
-            number = len(planted)
+        for line in randomly.sample(range(1, len(texts[name]) + 1), INJECTED):
+            number = len(injected)
             page = pages[number]
             middle = randomly.randrange(len(page) + 1)
-            example = disguised(texts[name][line - 1][0], number)
+            example = disguise(texts[name][line - 1][0], number)
             documents[number] = f"{page[:middle]} {example} {page[middle:]}"
-            planted.append((number, name))
+            injected.append((number, name))
     matches = match(index, documents)
     matches.save(str(tmp_path / "m"))
     decision = decide(index, matches, merge(index, [str(tmp_path / "m")]))
     found = {(touch.document, touch.benchmark) for touch in decision.touches}
-    assert set(planted) <= found
-    assert len(found) <= len(planted) + 3
+    assert set(injected) <= found
+    assert len(found) <= len(injected) + 3
     for touch in decision.touches:
         own = " ".join(plain.letters(texts[touch.benchmark][touch.line - 1][0]))
         shared = " ".join(plain.letters(documents[touch.document][touch.start : touch.end]))
         assert shared in own or isinstance(style, Llama2)
-    # What is left of the documents holds none of it.
+    # The remaining texts contain none of the examples.
     left = [
         "" if n in decision.fallen else remove_spans(text, decision.cuts.get(n, ()))[0]
         for n, text in enumerate(documents)

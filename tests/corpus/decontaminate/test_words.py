@@ -28,7 +28,7 @@ ODD = (
 texts = st.lists(st.text(st.sampled_from(ODD) | st.characters(), max_size=40), max_size=4)
 
 
-def plainly(words: NormalisedWords) -> list[list[plain.Word]]:
+def split_plainly(words: NormalisedWords) -> list[list[plain.Word]]:
     begins = [0, *words.ends_W.tolist()]
     all_words = [
         plain.Word("".join(map(chr, words.letters_L[begin:end].tolist())), start, stop)
@@ -54,15 +54,15 @@ def plainly(words: NormalisedWords) -> list[list[plain.Word]]:
     ],
 )
 def test_words_are_lower_case_between_spaces_without_punctuation(text: str, expected: str):
-    assert [word.letters for word in plainly(split_words([text]))[0]] == expected.split()
+    assert [word.letters for word in split_plainly(split_words([text]))[0]] == expected.split()
 
 
 @given(texts)
-def test_words_are_those_of_the_definition(texts: list[str]):
-    assert plainly(split_words(texts)) == [plain.words(text) for text in texts]
+def test_words_equal_the_definition(texts: list[str]):
+    assert split_plainly(split_words(texts)) == [plain.words(text) for text in texts]
 
 
-def numbers_in(vocabulary: WordNumbers, words: NormalisedWords) -> np.ndarray:
+def list_numbers(vocabulary: WordNumbers, words: NormalisedWords) -> np.ndarray:
     numbers = np.full(len(words.ends_W), NOT_ASKED)
     ask_numbers(vocabulary, words, np.arange(len(words.firsts_D1) - 1), numbers)
     return numbers
@@ -74,14 +74,14 @@ def test_a_word_is_known_by_its_letters(known: list[str], asked: list[str]):
     names = [word for text in known for word in plain.letters(text)]
     by_name = {name: number for name, number in zip(names, numbers.tolist(), strict=True)}
     assert len(set(by_name.values())) == len(by_name) == len(vocabulary.hashes_V)
-    found = numbers_in(vocabulary, split_words(asked)).tolist()
+    found = list_numbers(vocabulary, split_words(asked)).tolist()
     expected = [by_name.get(word, int(UNKNOWN)) for text in asked for word in plain.letters(text)]
     assert found == expected
 
 
-def test_words_of_one_hash_are_told_apart():
+def test_words_with_equal_hashes_are_distinguished():
     words = split_words(["one two three two"])
     alike = words._replace(hashes_W=np.full(4, 7, np.uint64))
     vocabulary, numbers = build_vocabulary(alike)
     assert numbers.tolist() == [0, 1, 2, 1]
-    assert numbers_in(vocabulary, alike).tolist() == [0, 1, 2, 1]
+    assert list_numbers(vocabulary, alike).tolist() == [0, 1, 2, 1]

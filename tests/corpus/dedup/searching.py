@@ -1,4 +1,4 @@
-"""A search for copies among texts given in a test, in this process."""
+"""A duplicate search in this process among texts given by a test."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,31 +19,30 @@ from trainrig.corpus.dedup.signatures.sign_split import Signatures
 from trainrig.ray_runtime.ray_session import map_splits
 from trainrig.splits import Phase, Split, Work
 
-LONGEST, DEFAULT = Longest(), Verification()
-FEW = 40  # entries: less than half of what a range has of a hundred documents
+LONGEST = Longest()
+DEFAULT = Verification()
+FEW = 40  # entries: less than half of what a range holds of a hundred documents
 
 
 @dataclass(frozen=True)
 class Searched:
-    """What became of the documents, in the order of the files."""
+    """Decisions about the documents, in the order of the files."""
 
     search: DuplicateSearch
     found: DuplicatesFound
 
     def decisions(self) -> dict[str, tuple[int, str, float]]:
-        """Id → kind, id of what it repeats, similarity; of those that fell."""
+        """Return kind, id of the partner and similarity of each removed document, keyed by id."""
         fell = {}
         for ids, decisions in self._settled():
             for nth in np.flatnonzero(decisions.kinds).tolist():
-                of, similarity = (
-                    format_ids(decisions.repeated)[nth],
-                    float(decisions.similarities[nth]),
-                )
+                of = format_ids(decisions.repeated)[nth]
+                similarity = float(decisions.similarities[nth])
                 fell[ids[nth]] = (int(decisions.kinds[nth]), of, similarity)
         return fell
 
     def clusters(self) -> dict[str, str]:
-        """Id → name of its cluster, of those that are in one."""
+        """Return the names of clusters, keyed by the ids of documents that are in one."""
         return {
             identity: cluster
             for ids, decisions in self._settled()
@@ -56,8 +55,8 @@ class Searched:
         paths = [self.search.path_of("decided", f"{split_index.name}.npz") for split_index in own]
         documents = [Documents.load(split_index, self.search.keep) for split_index in own]
         return [
-            (format_ids(each.ids), DedupDecisions.load(path))
-            for each, path in zip(documents, paths, strict=True)
+            (format_ids(document.ids), DedupDecisions.load(path))
+            for document, path in zip(documents, paths, strict=True)
         ]
 
 
@@ -69,7 +68,7 @@ def shelve(
     source: tuple[str, int] = ("web", 0),
     columns: dict[str, Any] | None = None,
 ) -> SplitIndex:
-    """One file of signatures, and what goes with it, as the pass that signs leaves them."""
+    """Write one file of signatures and its side files, as the signing pass does."""
     paths = {
         part: str(folder / part / f"{name}.{ending}")
         for part, ending in (("documents", "npz"), ("signatures", "arrow"), ("pairs", "parquet"))
@@ -84,12 +83,13 @@ def shelve(
         signatures.digests,
         signatures.urls,
     ).save(paths["documents"])
-    count, shingles = len(signatures.ids), len(signatures.shingles)
+    count = len(signatures.ids)
+    shingles = len(signatures.shingles)
     return SplitIndex(name, 0, False, **paths, count=count, shingles=shingles)
 
 
 def in_process(folder: Path) -> Callable[[str, Callable[[], Work], Sequence[Split]], Phase]:
-    """Does passes one after the other, their records in `folder`."""
+    """Return a function that runs passes one after the other and records them in `folder`."""
 
     def do(name: str, make: Callable[[], Work], tasks: Sequence[Split]) -> Phase:
         phase = Phase(str(folder / "done" / name), make)
@@ -109,11 +109,14 @@ def look(
     verification: Verification = DEFAULT,
     plan: PartitionPlan | None = None,
 ) -> Searched:
-    """Search `split_indexes`; `apart`, with a task for each of them, and three for the keys, of few
-    entries at a time."""
-    each = tuple((n, n + 1) for n in range(len(split_indexes)))
+    """Search `split_indexes` for duplicates.
+
+    With `apart`, each has a task of its own partition, and the keys have three, with few entries at
+    a time.
+    """
+    one_each = tuple((n, n + 1) for n in range(len(split_indexes)))
     whole = PartitionPlan(((0, len(split_indexes)),), 1, 10**9, 10**9, 0)
-    cut = plan or (PartitionPlan(each, 3, FEW, FEW, 0) if apart else whole)
+    cut = plan or (PartitionPlan(one_each, 3, FEW, FEW, 0) if apart else whole)
 
     def place(*names: str) -> str:
         return "/".join([str(folder), *names])

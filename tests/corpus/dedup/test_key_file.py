@@ -9,13 +9,17 @@ from trainrig.errors import DataError
 RECORD = np.dtype([("key", "<u8"), ("count", "<i8"), ("first", "<i8")])
 
 
-def records(seed: int, number: int) -> np.ndarray:
-    """Sorted by key, from the lowest to the highest there is; every other key in any file."""
+def make_records(seed: int, number: int) -> np.ndarray:
+    """Return records sorted by key, from the lowest to the highest possible key.
+
+    Every other key is the same in each file.
+    """
     dice = np.random.default_rng(seed)
     found = np.empty(number, RECORD)
     found["key"] = dice.integers(0, 2**64, number, np.uint64)
     found["key"][::2] = np.arange(0, number, 2).astype(np.uint64) << np.uint64(50)
-    found["key"][:1], found["key"][-1:] = 1, 2**64 - 1
+    found["key"][:1] = 1
+    found["key"][-1:] = 2**64 - 1
     found["count"] = dice.integers(1, 9, number)
     found["first"] = dice.integers(0, 99, number)
     return found[np.argsort(found["key"])]
@@ -24,7 +28,7 @@ def records(seed: int, number: int) -> np.ndarray:
 @pytest.mark.parametrize("parts", [1, 2, 3, 7, 1024])
 def test_each_key_is_in_one_range(tmp_path: Path, parts: int):
     paths = [str(tmp_path / name) for name in ("one", "two", "none")]
-    written = [records(1, 400), records(2, 300), records(3, 0)]
+    written = [make_records(1, 400), make_records(2, 300), make_records(3, 0)]
     for path, some in zip(paths, written, strict=True):
         key_file.save(path, some)
     ranges = [key_file.load(paths, RECORD, part, parts) for part in range(parts)]
@@ -37,7 +41,7 @@ def test_each_key_is_in_one_range(tmp_path: Path, parts: int):
 
 
 @pytest.mark.parametrize(("part", "parts"), [(0, 1025), (2, 2), (-1, 2)])
-def test_there_is_no_such_range(tmp_path: Path, part: int, parts: int):
+def test_a_missing_range_is_refused(tmp_path: Path, part: int, parts: int):
     with pytest.raises(ValueError, match=f"part {part} of {parts}"):
         key_file.load([], RECORD, part, parts)
 
@@ -51,15 +55,15 @@ def test_of_a_key_the_counts_are_added_and_the_lowest_first_is_kept():
 def test_keys_are_found_in_the_files_that_have_them(tmp_path: Path):
     paths = [str(tmp_path / name) for name in ("one", "none")]
     key_file.save(paths[0], np.array([(3, 1, 1), (8, 2, 2)], RECORD))
-    key_file.save(paths[1], records(0, 0))
+    key_file.save(paths[1], make_records(0, 0))
     keys = np.array([8, 4, 3, 2**64 - 1], np.uint64)
     found = [some["count"].tolist() for some in key_file.find(keys, paths, RECORD)]
     assert found == [[2, 0, 1, 0], [0, 0, 0, 0]]
 
 
-def test_slices_lie_in_buckets_as_well(s3: str):
+def test_slices_can_be_read_from_buckets(s3: str):
     path = f"{s3}/folder/keys"
-    written = records(1, 400)
+    written = make_records(1, 400)
     key_file.save(path, written)
     halves = [key_file.load([path], RECORD, part, 2) for part in range(2)]
     assert np.array_equal(np.concatenate(halves), written)
@@ -69,7 +73,7 @@ def test_slices_lie_in_buckets_as_well(s3: str):
 @pytest.mark.parametrize("left", [0, 4, 100, -1])
 def test_a_file_that_was_cut_short_is_named(tmp_path: Path, left: int):
     path = tmp_path / "keys"
-    key_file.save(str(path), records(1, 400))
+    key_file.save(str(path), make_records(1, 400))
     path.write_bytes(path.read_bytes()[:left])
     with pytest.raises(DataError, match=r"keys: ends before byte .*; delete it and run again"):
         key_file.load([str(path)], RECORD, 0, 1)

@@ -1,4 +1,4 @@
-"""Searches among many documents, of generated signatures: what they find, what they take."""
+"""Searches among many generated signatures: accuracy, time and memory."""
 
 import functools
 import json
@@ -27,7 +27,7 @@ from trainrig.corpus.dedup.pairs.verify import Verification
 from trainrig.corpus.dedup.passes.duplicate_search import DuplicateSearch
 from trainrig.corpus.dedup.signatures.minhash import MinHash
 
-_planted = runpy.run_path(str(Path(__file__).with_name("planted.py")))
+_injected = runpy.run_path(str(Path(__file__).with_name("injected.py")))
 SETTINGS = MinHash()
 
 SEARCH = """
@@ -57,10 +57,10 @@ print(json.dumps({
 """
 
 
-def searched(
+def run_search(
     folder: Path, split_indexes: Sequence[SplitIndex], memory: int
 ) -> tuple[dict[str, Any], NDArray[np.bool_]]:
-    """What a search takes, in a process of its own, and which documents fall; `memory` in bytes."""
+    """Search in a separate process with `memory` bytes; return its cost and the removals."""
     cut = plan(split_indexes, SETTINGS.bands, memory)
     place = functools.partial(storage.join, str(folder))
     search = DuplicateSearch(
@@ -68,7 +68,7 @@ def searched(
     )
     (folder / "search").write_bytes(pickle.dumps(search))
     command = [str(folder), str(folder / "search"), str(Path(__file__).with_name("searching.py"))]
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", SEARCH, *command],
         stdout=subprocess.PIPE,
         check=True,
@@ -80,27 +80,28 @@ def searched(
         "documents": len(fell),
         "tasks": [len(cut.partitions), cut.parts],
         "estimated_bytes": cut.bytes,
-        **json.loads(told),
+        **json.loads(output),
         "fell": int(fell.sum()),
     }
     return found, fell
 
 
-def searched_for_planted(folder: Path, documents: int, splits: int, memory: int) -> dict[str, Any]:
-    """The same among `documents` with planted duplicates, and how right it is."""
-    planted = _planted["plant"](folder, documents, SETTINGS, splits)
-    found, fell = searched(folder, planted.split_indexes, memory)
-    both = int((fell & planted.falls).sum())
+def search_injected(folder: Path, documents: int, splits: int, memory: int) -> dict[str, Any]:
+    """Search among `documents` with injected duplicates; return the cost and the accuracy."""
+    injected = _injected["write_documents"](folder, documents, SETTINGS, splits)
+    found, fell = run_search(folder, injected.split_indexes, memory)
+    both = int((fell & injected.falls).sum())
     return {
         **found,
         "precision": both / int(fell.sum()),
-        "recall": both / int(planted.falls.sum()),
+        "recall": both / int(injected.falls.sum()),
     }
 
 
-def check(found: dict[str, Any]) -> None:
+def check_accuracy(found: dict[str, Any]) -> None:
     assert found["precision"] == 1
-    assert found["recall"] > 0.9999  # who is alike to one that fell, and misses the kept, may stay
+    # A document similar to a removed one, but not to the kept one, may stay.
+    assert found["recall"] > 0.9999
     assert found["peak_bytes"] < found["estimated_bytes"]
 
 
@@ -112,26 +113,26 @@ def check(found: dict[str, Any]) -> None:
         pytest.param(1_000_000, 1024 * MIB, marks=pytest.mark.soak),
     ],
 )
-def test_many_documents_take_the_memory_that_was_said(
+def test_many_documents_stay_within_the_estimated_memory(
     tmp_path: Path, documents: int, memory: int
 ) -> None:
-    found = searched_for_planted(tmp_path, documents, splits=20, memory=memory)
+    found = search_injected(tmp_path, documents, splits=20, memory=memory)
     print(json.dumps(found))
     assert min(found["tasks"]) > 1
-    check(found)
+    check_accuracy(found)
 
 
-def searched_for_families(
+def search_families(
     folder: Path, documents: int, splits: int, families: int, memory: int, copies: bool = False
 ) -> dict[str, Any]:
-    """The same among documents that are all of a few families, one of whom each stays."""
-    split_indexes = _planted["plant_families"](
+    """Search among documents that all belong to a few families, each of which keeps one."""
+    split_indexes = _injected["write_families"](
         folder, documents, SETTINGS, splits, families, copies
     )
-    found, _ = searched(folder, split_indexes, memory)
+    found, _ = run_search(folder, split_indexes, memory)
     assert found["peak_bytes"] < found["estimated_bytes"]
     assert found["candidates"] <= MOST_CANDIDATES * documents
-    # Who shares no band key with the first of its family, .69 ** 18 of all, may stay.
+    # Documents that share no band key with the first of their family, .69 ** 18 of all, may stay.
     stay = documents - found["fell"]
     assert families <= stay < families + 0.005 * documents
     return {"families": families, "copies": copies, **found}
@@ -139,28 +140,28 @@ def searched_for_families(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("splits", "families"), [(20, 1), (40, 1_250)], ids=["one", "many"])
-def test_families_larger_than_a_bucket_take_the_memory_that_was_said(
+def test_families_larger_than_a_bucket_stay_within_the_estimated_memory(
     tmp_path: Path, splits: int, families: int
 ) -> None:
-    found = searched_for_families(tmp_path, 50_000, splits, families, memory=512 * MIB)
+    found = search_families(tmp_path, 50_000, splits, families, memory=512 * MIB)
     print(json.dumps(found))
     assert found["tasks"][0] > 1
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(4 * 3600)
-def test_a_million_documents_of_few_families_take_the_memory_that_was_said(
+def test_a_million_documents_of_few_families_stay_within_the_estimated_memory(
     tmp_path: Path, write_result: Callable[[str, dict[str, Any]], None]
 ) -> None:
     found = []
     for splits, families, copies, memory in (
         (20, 1, True, 1024 * MIB),
-        (200, 1, False, 400 * MIB),  # more have one key than a task may hold
+        (200, 1, False, 400 * MIB),  # more documents share one key than a task may hold
         (20, 1_000, False, 1024 * MIB),
         (40, 25_000, False, 1024 * MIB),
     ):
         folder = tmp_path / "searched"
-        found.append(searched_for_families(folder, 1_000_000, splits, families, memory, copies))
+        found.append(search_families(folder, 1_000_000, splits, families, memory, copies))
         shutil.rmtree(folder)
     write_result("families.json", {"machine": platform.machine(), "searches": found})
 
@@ -171,16 +172,18 @@ def test_ten_times_the_documents_take_at_most_eleven_times_the_time(
     tmp_path: Path, write_result: Callable[[str, dict[str, Any]], None]
 ) -> None:
     found = []
-    # The short ones differ by a third, and a machine's pace for minutes: half of them come after.
-    short, long = [(1_000_000, 20)] * 2, [(10_000_000, 200)]
+    # The durations of short searches vary by a third, and the machine's pace varies over minutes.
+    # So half of the short searches run after the long ones.
+    short = [(1_000_000, 20)] * 2
+    long = [(10_000_000, 200)]
     for documents, splits in (*short, *long, *short):
         folder = tmp_path / "searched"
-        found.append(searched_for_planted(folder, documents, splits, memory=1024 * MIB))
+        found.append(search_injected(folder, documents, splits, memory=1024 * MIB))
         shutil.rmtree(folder)
-    seconds = [each["cpu_seconds"] for each in found]
+    seconds = [measured["cpu_seconds"] for measured in found]
     growth = seconds.pop(len(short)) / np.median(seconds)
     result = {"machine": platform.machine(), "growth": round(float(growth), 2), "searches": found}
     write_result("scale.json", result)
-    for each in found:
-        check(each)
+    for measured in found:
+        check_accuracy(measured)
     assert growth <= 11

@@ -24,9 +24,10 @@ from trainrig.corpus.dedup.signatures.sign_split import Signatures
 from trainrig.corpus.urls.key import compute_url_key
 
 _searching = runpy.run_path(str(Path(__file__).with_name("searching.py")))
-look, shelve = _searching["look"], _searching["shelve"]
+look = _searching["look"]
+shelve = _searching["shelve"]
 
-# Bands of one row over single words: of a few words, many pairs meet, and in several bands.
+# Bands of one row over single words: among few words, many pairs meet, some in several bands.
 SMALL = MinHash(bands=5, rows=1, permutations=5, recall=0.01, shingle_words=1, threshold=0.4)
 Document = tuple[str, str, str]  # id, URL, text
 
@@ -35,10 +36,10 @@ urls = st.sampled_from(["http://a.example/1", "http://www.a.example/1#top", "htt
 files = st.lists(st.lists(st.tuples(urls, texts), max_size=6), min_size=1, max_size=4)
 
 
-def named(files: list[list[tuple[str, str]]]) -> list[list[Document]]:
-    """The texts with ids of their own, in an order of their own."""
+def add_ids(files: list[list[tuple[str, str]]]) -> list[list[Document]]:
+    """Return the texts with ids in an order different from the files'."""
     numbers = itertools.count()
-    return [[(f"{1 + next(numbers) * 37 % 101:032x}", *each) for each in file] for file in files]
+    return [[(f"{1 + next(numbers) * 37 % 101:032x}", *row) for row in file] for file in files]
 
 
 def search(folder: Path, files: list[list[Document]], **changes):
@@ -49,8 +50,8 @@ def search(folder: Path, files: list[list[Document]], **changes):
     return look(folder, split_indexes, **{"minhash": SMALL, **changes})
 
 
-def one_after_the_other(files: list[list[Document]], urls: bool) -> dict[str, tuple]:
-    """The same answer by a loop over all documents."""
+def search_in_order(files: list[list[Document]], urls: bool) -> dict[str, tuple]:
+    """Return the same answer by a loop over all documents."""
     documents = [document for file in files for document in file]
     made = Signatures.of(documents, SMALL)
     order = sorted(range(len(documents)), key=lambda n: (-len(documents[n][2]), documents[n][0]))
@@ -93,14 +94,15 @@ def one_after_the_other(files: list[list[Document]], urls: bool) -> dict[str, tu
 
 
 def same(found, expected) -> bool:
-    return repr(sorted(found.items())) == repr(sorted(expected.items()))  # NaN is itself there
+    # Repr compares NaN as equal to itself.
+    return repr(sorted(found.items())) == repr(sorted(expected.items()))
 
 
 @pytest.mark.slow
 @given(files, st.booleans(), st.booleans(), st.sampled_from([1, 3, 2**17]))
 @tries(max_examples=30, deadline=None)
 def test_the_passes_decide_as_one_loop_over_all_documents_does(files, apart, by_url, held):
-    documents = named(files)
+    documents = add_ids(files)
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch("trainrig.corpus.dedup.pairs.buckets.BATCH", held),
@@ -108,12 +110,12 @@ def test_the_passes_decide_as_one_loop_over_all_documents_does(files, apart, by_
         mock.patch("trainrig.corpus.dedup.pairs.evidence._ROW_GROUP", held),
     ):
         searched = search(Path(folder), documents, apart=apart, urls=by_url)
-        assert same(searched.decisions(), one_after_the_other(documents, by_url))
+        assert same(searched.decisions(), search_in_order(documents, by_url))
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _no_waiting_for_the_disk():
-    """A search writes many small files, which nobody needs after a power cut of a test."""
+def _without_fsync():
+    """Skip fsync for many small files, which need not survive a power failure."""
     with mock.patch("os.fsync"):
         yield
 
@@ -122,20 +124,20 @@ DEFAULT = MinHash()
 WORDS = [f"word{n}" for n in range(400)]
 
 
-def changed(text: str, *places: int) -> str:
-    """`text` with another word at each of `places`: five shingles of five words each."""
+def change_words(text: str, *places: int) -> str:
+    """Return `text` with another word at each of `places`, which changes five shingles each."""
     words = text.split()
     for place in places:
         words[place] = f"other{place}"
     return " ".join(words)
 
 
-def prose(number: int, words: int = 120) -> str:
+def make_prose(number: int, words: int = 120) -> str:
     dice = random.Random(number)
     return " ".join(dice.choices(WORDS, k=words))
 
 
-def page(number: int, text: str) -> Document:
+def make_page(number: int, text: str) -> Document:
     return (f"{number:032x}", f"http://a/{number}", text)
 
 
@@ -147,10 +149,10 @@ def find(folder: Path, files: list[list[Document]], minhash: MinHash = DEFAULT, 
     return look(folder, split_indexes, minhash, **changes)
 
 
-ALL_IDENTICAL = [[page(n, prose(1)) for n in range(1, 40)]]
-ALL_DISTINCT = [[page(n, prose(n)) for n in range(1, 40)]]
-EMPTY = [[page(n, "") for n in range(1, 4)], [page(4, "word")]]
-ONE_WORD = [[page(n, word) for n, word in enumerate(["a", "b", "a", "c"], 1)]]
+ALL_IDENTICAL = [[make_page(n, make_prose(1)) for n in range(1, 40)]]
+ALL_DISTINCT = [[make_page(n, make_prose(n)) for n in range(1, 40)]]
+EMPTY = [[make_page(n, "") for n in range(1, 4)], [make_page(4, "word")]]
+ONE_WORD = [[make_page(n, word) for n, word in enumerate(["a", "b", "a", "c"], 1)]]
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -162,7 +164,7 @@ ONE_WORD = [[page(n, word) for n, word in enumerate(["a", "b", "a", "c"], 1)]]
         (EMPTY, 2),
         (ONE_WORD, 3),
         ([[], []], 0),
-        ([[page(1, "Émile Zola")], [page(2, "ÉMILE  zola")]], 1),
+        ([[make_page(1, "Émile Zola")], [make_page(2, "ÉMILE  zola")]], 1),
     ],
 )
 def test_odd_crawls_are_decided_like_any(tmp_path, files, kept, apart):
@@ -171,7 +173,7 @@ def test_odd_crawls_are_decided_like_any(tmp_path, files, kept, apart):
 
 
 def test_a_text_that_is_everywhere_has_a_row_for_each_stretch(tmp_path):
-    pages = [page(n, prose(1)) for n in range(1, 61)]
+    pages = [make_page(n, make_prose(1)) for n in range(1, 61)]
     found = find(tmp_path, [pages[:20], pages[20:50], pages[50:]], apart=True, urls=True)
     assert len(found.decisions()) == 59
     for kind, rows in (("text", 3), ("url", 60)):
@@ -181,32 +183,41 @@ def test_a_text_that_is_everywhere_has_a_row_for_each_stretch(tmp_path):
         assert sum(parts) == rows
 
 
-def test_many_that_are_nearly_one_keep_one_whatever_the_bucket(tmp_path):
-    # Three times as many as a bucket pairs among themselves.
-    family = [page(n, changed(prose(1), n % 100)) for n in range(1, 201)]
+def test_many_near_copies_keep_one_for_any_bucket_size(tmp_path):
+    # Three times as many documents as a bucket pairs among themselves.
+    family = [make_page(n, change_words(make_prose(1), n % 100)) for n in range(1, 201)]
     found = find(tmp_path, [family[:90], family[90:]], apart=True)
     assert len(found.decisions()) == len(family) - 1
     assert len({cluster for cluster in found.clusters().values()}) == 1
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_what_is_alike_is_one_cluster_kept_or_not(tmp_path, apart):
-    chain = " ".join(prose(n, 12) for n in range(30))
+def test_similar_documents_are_one_cluster_kept_or_not(tmp_path, apart):
+    chain = " ".join(make_prose(n, 12) for n in range(30))
     words = chain.split()
-    parts = [" ".join(words[start : start + 320]) for start in (0, 20, 40)]  # 0.85 each, 0.75
-    files = [[page(n, text) for n, text in enumerate(parts, 7)], [page(1, prose(99))]]
-    found = find(tmp_path, [*files, [page(2, prose(99).upper())]], apart=apart)
+    # Similarities of 0.85 for neighbours, and 0.75.
+    parts = [" ".join(words[start : start + 320]) for start in (0, 20, 40)]
+    files = [
+        [make_page(n, text) for n, text in enumerate(parts, 7)],
+        [make_page(1, make_prose(99))],
+    ]
+    found = find(tmp_path, [*files, [make_page(2, make_prose(99).upper())]], apart=apart)
     assert set(found.decisions()) <= {f"{8:032x}", f"{9:032x}", f"{1:032x}", f"{2:032x}"}
     assert {found.clusters()[f"{n:032x}"] for n in (7, 8, 9)} == {f"{7:032x}"}
     assert found.clusters()[f"{1:032x}"] == found.clusters()[f"{2:032x}"] == f"{1:032x}"
 
 
 def test_every_pair_from_the_floor_up_is_evidence(tmp_path):
-    texts = [prose(1), changed(prose(1), 10), changed(prose(1), 10, 60), changed(prose(1), 30, 90)]
+    texts = [
+        make_prose(1),
+        change_words(make_prose(1), 10),
+        change_words(make_prose(1), 10, 60),
+        change_words(make_prose(1), 30, 90),
+    ]
     found = find(
         tmp_path,
-        [[page(n, text) for n, text in enumerate(texts[:2], 1)],
-         [page(n, text) for n, text in enumerate(texts[2:], 3)]],
+        [[make_page(n, text) for n, text in enumerate(texts[:2], 1)],
+         [make_page(n, text) for n, text in enumerate(texts[2:], 3)]],
         verification=Verification(evidence_floor=0.5),
         minhash=MinHash(bands=64, rows=2, threshold=0.9),
         apart=True,
@@ -226,10 +237,10 @@ def test_every_pair_from_the_floor_up_is_evidence(tmp_path):
     assert found.found.evidence == 6
     assert found.found.verified == sum(likeness >= 0.9 for likeness in expected.values())
     assert found.found.clusters == 1
-    assert set(found.decisions()) == {f"{2:032x}"}  # the pairs below the threshold decide nothing
+    assert set(found.decisions()) == {f"{2:032x}"}  # pairs below the threshold decide nothing
 
 
-def evidence_of(found: Any) -> list[Any]:
+def read_evidence(found: Any) -> list[Any]:
     return [
         pq.read_table(split_index.pairs).to_pylist() for split_index in found.search.split_indexes
     ]
@@ -238,10 +249,10 @@ def evidence_of(found: Any) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("held", [1, 7])
 def test_how_many_pairs_are_held_at_a_time_changes_no_evidence(tmp_path, held):
-    texts = [changed(prose(n % 4), n % 30, n % 7) for n in range(80)]
-    pages = [page(n, text) for n, text in enumerate(texts, 1)]
+    texts = [change_words(make_prose(n % 4), n % 30, n % 7) for n in range(80)]
+    pages = [make_page(n, text) for n, text in enumerate(texts, 1)]
     files = [pages[:20], pages[20:45], pages[45:]]
-    expected = evidence_of(find(tmp_path / "whole", files))
+    expected = read_evidence(find(tmp_path / "whole", files))
     with (
         mock.patch("trainrig.corpus.dedup.pairs.buckets.BATCH", held),
         mock.patch("trainrig.corpus.dedup.pairs.remote_documents.MAX_BUFFERED", held),
@@ -249,13 +260,14 @@ def test_how_many_pairs_are_held_at_a_time_changes_no_evidence(tmp_path, held):
         mock.patch("trainrig.corpus.dedup.pairs.verify_candidates._SLICE", held),
         mock.patch("trainrig.corpus.dedup.pairs.sorted_runs.PIECE", held),
     ):
-        assert evidence_of(find(tmp_path / "apart", files, apart=True)) == expected
+        assert read_evidence(find(tmp_path / "apart", files, apart=True)) == expected
     assert sum(map(len, expected)) > 400
 
 
-def test_an_excerpt_falls_by_containment_alone(tmp_path):
-    whole, excerpt = prose(1, 200), " ".join(prose(1, 200).split()[:120])
-    files = [[page(1, whole), page(2, excerpt)]]
+def test_an_excerpt_is_removed_by_containment_alone(tmp_path):
+    whole = make_prose(1, 200)
+    excerpt = " ".join(make_prose(1, 200).split()[:120])
+    files = [[make_page(1, whole), make_page(2, excerpt)]]
     many = MinHash(bands=64, rows=1, permutations=64, threshold=0.9)
     assert find(tmp_path / "jaccard", files, many).decisions() == {}
     contained = Verification(measure="containment")
@@ -264,9 +276,9 @@ def test_an_excerpt_falls_by_containment_alone(tmp_path):
 
 
 @pytest.mark.parametrize("rule", [Longest(), ContentHash()])
-def test_the_order_of_the_files_and_of_what_is_in_them_changes_nothing(tmp_path, rule):
-    texts = [changed(prose(n % 7), *range(n % 5)) for n in range(40)]
-    documents = [page(n, text) for n, text in enumerate(texts, 1)]
+def test_the_order_of_files_and_documents_changes_nothing(tmp_path, rule):
+    texts = [change_words(make_prose(n % 7), *range(n % 5)) for n in range(40)]
+    documents = [make_page(n, text) for n, text in enumerate(texts, 1)]
     fell = []
     for turn, dice in enumerate([None, random.Random(1), random.Random(2)]):
         mixed = list(documents)
@@ -286,14 +298,15 @@ def test_the_order_of_the_files_and_of_what_is_in_them_changes_nothing(tmp_path,
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_copies_of_a_copy_in_their_own_file_repeat_the_first_of_all(tmp_path, apart):
-    longest, near = prose(1) + " end", changed(prose(1), 60)
+    longest = make_prose(1) + " end"
+    near = change_words(make_prose(1), 60)
     files = [
-        [page(n, near) for n in (1, 2, 3)],
-        [page(n, near) for n in (4, 5)] + [page(n, prose(2)) for n in (6, 7)],
-        [page(8, longest)] + [page(n, prose(2)) for n in (9, 10)],
+        [make_page(n, near) for n in (1, 2, 3)],
+        [make_page(n, near) for n in (4, 5)] + [make_page(n, make_prose(2)) for n in (6, 7)],
+        [make_page(8, longest)] + [make_page(n, make_prose(2)) for n in (9, 10)],
     ]
-    # And three captures of the first page's URL, each shorter than the one before.
-    files[1] += [(f"{n:032x}", "http://a/1", prose(n)[:-n]) for n in (11, 12)]
+    # Three captures of the first page's URL follow, each shorter than the one before.
+    files[1] += [(f"{n:032x}", "http://a/1", make_prose(n)[:-n]) for n in (11, 12)]
     found = find(tmp_path, files, apart=apart, urls=True)
     first = {id: (kind, of) for id, (kind, of, _) in found.decisions().items()}
     kept = f"{8:032x}"
@@ -307,12 +320,13 @@ def test_copies_of_a_copy_in_their_own_file_repeat_the_first_of_all(tmp_path, ap
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_what_equals_one_that_fell_repeats_what_is_kept(tmp_path, apart):
-    longest, near = prose(1) + " end", changed(prose(1), 60)
+def test_a_copy_of_a_removed_document_repeats_the_kept_one(tmp_path, apart):
+    longest = make_prose(1) + " end"
+    near = change_words(make_prose(1), 60)
     files = [
-        [page(1, near)],
-        [(f"{2:032x}", "http://else/", near.upper()), page(4, prose(7))],
-        [page(3, longest), (f"{5:032x}", "http://else", "short")],
+        [make_page(1, near)],
+        [(f"{2:032x}", "http://else/", near.upper()), make_page(4, make_prose(7))],
+        [make_page(3, longest), (f"{5:032x}", "http://else", "short")],
         [(f"{6:032x}", "", "no address"), (f"{7:032x}", "", "nor this one")],
     ]
     fell = find(tmp_path, files, apart=apart, urls=True).decisions()

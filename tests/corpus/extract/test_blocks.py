@@ -19,8 +19,8 @@ from trainrig.corpus.extract.block_model.words import TOPICS
 NAMES = (*COLUMNS, *TOPICS)
 
 
-def numbers_of(html: str, title: str = "") -> list[dict[str, int]]:
-    """Of each block, what is not nothing."""
+def compute_numbers(html: str, title: str = "") -> list[dict[str, int]]:
+    """Return the non-zero numbers of each block."""
     found = PageBlocks(html.encode(), title).numbers.tolist()
     return [
         {name: number for name, number in zip(NAMES, row, strict=True) if number} for row in found
@@ -44,20 +44,20 @@ def numbers_of(html: str, title: str = "") -> list[dict[str, int]]:
 )  # fmt: skip
 def test_the_numbers_of_a_block(html: str, expected: dict[str, int]):
     # A tag other than <a> counts as white space, at the end of a block too.
-    assert numbers_of(html) == [expected]
+    assert compute_numbers(html) == [expected]
 
 
-def test_lines_are_blocks_and_what_is_preformatted_is_one():
+def test_lines_are_blocks_and_preformatted_text_is_one():
     html = "<p>one<br>\ntwo</p>\n\n\n<pre>three\nfour\n</pre>\nfive"
     blocks = PageBlocks(html.encode(), "")
     texts = [html[start:end] for start, end in blocks.spans]
     assert texts == ["<p>one<br>", "two</p>", "<pre>three\nfour\n</pre>", "five"]
-    assert [each.get("gap", 0) for each in numbers_of(html)] == [0, 0, 2, 0]
-    assert [each.get("kind", 0) for each in numbers_of(html)] == [1, 1, 7, 0]
+    assert [block.get("gap", 0) for block in compute_numbers(html)] == [0, 0, 2, 0]
+    assert [block.get("kind", 0) for block in compute_numbers(html)] == [1, 1, 7, 0]
 
 
 def test_words_of_topics_and_of_the_title_are_counted_in_any_case():
-    (found,) = numbers_of("SHARE the Mill on Facebook", title="The old mill")
+    (found,) = compute_numbers("SHARE the Mill on Facebook", title="The old mill")
     assert (found["share"], found["title_words"]) == (2, 2)
 
 
@@ -66,21 +66,23 @@ def test_a_block_that_comes_again_has_the_same_digest():
     assert blocks.digests[0] == blocks.digests[2] != blocks.digests[1]
 
 
-def test_features_of_a_block_name_its_neighbours():
+def test_features_of_a_block_include_its_neighbours():
     html = "\n".join(f"<p>{'word ' * number}end.</p>" for number in range(1, 40))
     found = compute_features(PageBlocks(html.encode(), ""))
     assert found.shape == (39, FEATURES)
-    middle, characters = found[20], [row["characters"] for row in numbers_of(html)]
-    # Three neighbours on each side, of five numbers each: the second is their characters.
+    middle = found[20]
+    characters = [row["characters"] for row in compute_numbers(html)]
+    # There are three neighbours on each side, of five numbers each. The second number is the
+    # characters.
     assert middle[WIDTH + 4 : WIDTH + 34 : 5].tolist() == characters[17:20] + characters[21:24]
-    assert found[0, WIDTH + 3] == -1  # nothing stands before the first
+    assert found[0, WIDTH + 3] == -1  # the first block has no neighbour before it
 
 
 def test_a_page_without_blocks_has_no_features():
     assert compute_features(PageBlocks(b"\n<p></p>\n", "")).shape == (0, FEATURES)
 
 
-def test_the_trees_add_up_the_leaves_that_a_row_falls_into():
+def test_the_trees_sum_the_leaves_of_a_row():
     two = Trees.of(
         np.array([0, 3], np.int32),
         np.array([1, LEAF, LEAF, LEAF], np.int16),
@@ -92,9 +94,9 @@ def test_the_trees_add_up_the_leaves_that_a_row_falls_into():
 
 
 @pytest.mark.parametrize("name", ["main", "whole"])
-def test_going_down_side_by_side_ends_where_one_by_one_does(name: trees.Name):
+def test_vectorised_descent_of_trees_equals_one_by_one(name: trees.Name):
     packed = (Path(trees.__file__).parent / f"{name}.npz").read_bytes()
-    with np.load(io.BytesIO(packed)) as packed_file:  # which unpacks what is asked for, each time
+    with np.load(io.BytesIO(packed)) as packed_file:  # unpacks an array on each access
         file = {name: packed_file[name].tolist() for name in packed_file.files}
     dice = np.random.default_rng(1)
     rows = dice.integers(-1, 200, (50, FEATURES)).astype(np.int32)
@@ -111,7 +113,7 @@ def test_going_down_side_by_side_ends_where_one_by_one_does(name: trees.Name):
 
 
 @pytest.mark.parametrize("name", ["main", "whole"])
-def test_the_trees_shipped_ask_of_features_there_are(name: trees.Name):
+def test_the_shipped_trees_use_existing_features(name: trees.Name):
     shipped = trees.load(name)
     assert shipped.features.max() < FEATURES
     assert (shipped.left > 0)[shipped.leaves == 0].all()
@@ -124,7 +126,7 @@ def test_the_trees_shipped_ask_of_features_there_are(name: trees.Name):
         ("one two three four five", 1000),
         ("one two three nine ten", 333),
         ("six seven", 1000),  # a line
-        ("one two", 0),  # no line
+        ("one two", 0),  # not a whole line
         ("", 0),
     ],
 )

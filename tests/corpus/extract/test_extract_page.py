@@ -26,18 +26,18 @@ mill </title><style>p {{color: red}}</style></head><body>
 </article><footer>Imprint and cookies</footer></body></html>"""
 
 
-def page(body: bytes, content_type: str = "text/html", charset: str | None = None) -> RawPage:
+def make_page(body: bytes, content_type: str = "text/html", charset: str | None = None) -> RawPage:
     return RawPage("http://example.org/", content_type, body, "2024-01-01T00:00:00Z", charset)
 
 
-def text_of(body: bytes, **about: str) -> str:
-    found = extract(page(body, **about), Resiliparse())
+def extract_text(body: bytes, **about: str) -> str:
+    found = extract(make_page(body, **about), Resiliparse())
     assert isinstance(found, Extracted)
     return found.text
 
 
 def test_an_article_loses_its_navigation_footer_scripts_and_styles():
-    found = extract(page(ARTICLE.encode()), Resiliparse())
+    found = extract(make_page(ARTICLE.encode()), Resiliparse())
     assert isinstance(found, Extracted)
     assert (found.title, found.language_hint) == ("The mill", "en")
     assert SENTENCE.strip() in found.text
@@ -45,21 +45,22 @@ def test_an_article_loses_its_navigation_footer_scripts_and_styles():
         assert unwanted not in found.text
 
 
-def test_everything_is_kept_when_the_main_content_is_not_asked_for():
-    found = extract(page(ARTICLE.encode()), Resiliparse(main_content=False))
+def test_everything_is_kept_without_main_content_extraction():
+    found = extract(make_page(ARTICLE.encode()), Resiliparse(main_content=False))
     assert isinstance(found, Extracted)
     assert "Home" in found.text
 
 
 def test_a_page_may_claim_no_title_and_no_language():
-    assert extract(page(b"<p>x"), Resiliparse()) == Extracted("x", "", "")
+    assert extract(make_page(b"<p>x"), Resiliparse()) == Extracted("x", "", "")
 
 
 @pytest.mark.parametrize(
     ("body", "charset", "expected"),
     [
         ("naïve".encode(), None, "naïve"),
-        ("naïve".encode(), "iso-8859-1", "naïve"),  # valid UTF-8 is UTF-8, whatever it claims
+        # Valid UTF-8 is read as UTF-8, whatever is declared.
+        ("naïve".encode(), "iso-8859-1", "naïve"),
         ("naïve".encode("latin-1"), "iso-8859-1", "naïve"),
         ("Thé, café et naïveté".encode("latin-1"), "no-such-charset", "Thé, café et naïveté"),
         ("Привет, мир".encode("cp1251"), "windows-1251", "Привет, мир"),
@@ -73,7 +74,7 @@ def test_a_page_may_claim_no_title_and_no_language():
     ],
 )
 def test_the_encoding_is_found(body: bytes, charset: str | None, expected: str):
-    assert decode(page(body, charset=charset)).endswith(expected)
+    assert decode(make_page(body, charset=charset)).endswith(expected)
 
 
 FRENCH = "Le café était fermé, et l'été à Genève est très agréable. "
@@ -102,14 +103,14 @@ KOREAN = "이것은 한국어 페이지입니다. 문자 인코딩을 감지합�
 @pytest.mark.parametrize("meta", ["", '<meta charset="utf-8">'])
 def test_a_wrong_label_gives_way_to_the_evidence(text: str, encoding: str, claimed, meta: str):
     body = f"<html><head>{meta}</head><p>{text * 3}".encode(encoding)
-    assert text * 3 in decode(page(body, charset=claimed))
+    assert text * 3 in decode(make_page(body, charset=claimed))
 
 
 def test_a_damaged_page_of_utf_8_stays_utf_8():
     body = (FRENCH * 9).encode()
     damaged = body[:4] + b"\xff" + body[4:]
     for claimed in (None, "utf-8", "iso-8859-1"):
-        text = decode(page(damaged, charset=claimed))
+        text = decode(make_page(damaged, charset=claimed))
         assert text.count("\ufffd") == 1
         assert text.replace("\ufffd", "") == FRENCH * 9
 
@@ -125,54 +126,56 @@ def test_a_damaged_page_of_utf_8_stays_utf_8():
     ],
 )
 @pytest.mark.parametrize("content_type", ["text/html", "text/plain"])
-def test_bytes_that_are_no_text_are_said_to_be_binary(body: bytes, content_type: str):
+def test_bytes_that_are_no_text_are_reported_as_binary(body: bytes, content_type: str):
     for extractor in (Resiliparse(), MainContent(), PlainText()):
-        assert extract(page(body, content_type), extractor) == NotExtracted("binary")
+        assert extract(make_page(body, content_type), extractor) == NotExtracted("binary")
 
 
 def test_a_few_stray_controls_do_not_make_a_text_binary():
-    found = extract(page(b"<p>a\0b\x07c\x08 " + b"word " * 300), Resiliparse())
+    found = extract(make_page(b"<p>a\0b\x07c\x08 " + b"word " * 300), Resiliparse())
     assert isinstance(found, Extracted)
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "text/markdown"])
 def test_plain_text_passes_through(content_type: str):
-    assert text_of(b"a < b\r\n\r\n  indented", content_type=content_type) == "a < b\n\n  indented"
-
-
-def test_a_page_of_no_stated_type_is_looked_at():
-    assert text_of(b"<!DOCTYPE html><html><body><p>hello</p></body></html>", content_type="") == (
-        "hello"
+    assert (
+        extract_text(b"a < b\r\n\r\n  indented", content_type=content_type) == "a < b\n\n  indented"
     )
 
 
+def test_a_page_of_no_stated_type_is_looked_at():
+    assert extract_text(
+        b"<!DOCTYPE html><html><body><p>hello</p></body></html>", content_type=""
+    ) == ("hello")
+
+
 @pytest.mark.parametrize("content_type", ["image/png", "application/json"])
-def test_what_is_no_text_is_said_to_be_none(content_type: str):
-    assert extract(page(b"{}", content_type), Resiliparse()) == NotExtracted("not_text")
+def test_content_that_is_no_text_is_reported(content_type: str):
+    assert extract(make_page(b"{}", content_type), Resiliparse()) == NotExtracted("not_text")
 
 
 def test_plain_text_takes_any_page_as_it_stands():
-    found = extract(page(b"<b>{}</b>", "application/json"), PlainText())
+    found = extract(make_page(b"<b>{}</b>", "application/json"), PlainText())
     assert found == Extracted("<b>{}</b>", "", "")
 
 
 @pytest.mark.parametrize("extractor", [Resiliparse(max_bytes=10), PlainText(max_bytes=10)])
 def test_a_large_page_is_refused_and_the_largest_is_not(extractor):
-    assert extract(page(b"x" * 11), extractor) == NotExtracted("too_large")
-    assert isinstance(extract(page(b"x" * 10), extractor), Extracted)
+    assert extract(make_page(b"x" * 11), extractor) == NotExtracted("too_large")
+    assert isinstance(extract(make_page(b"x" * 10), extractor), Extracted)
 
 
 @pytest.mark.parametrize("tag", ["<div>", "<b>", "<ul><li>", "<table><tr><td>", "<svg>"])
 def test_a_hundred_thousand_nested_tags_are_refused_at_once(tag: str):
-    # Unguarded, the extraction of these takes minutes.
-    assert extract(page(tag.encode() * 100_000 + b"deep"), Resiliparse()) == NotExtracted(
+    # Without the depth limit, the extraction of these pages takes minutes.
+    assert extract(make_page(tag.encode() * 100_000 + b"deep"), Resiliparse()) == NotExtracted(
         "too_deep"
     )
 
 
 def test_a_page_of_many_tags_that_is_not_deep_is_extracted():
     body = b"<p>word <b>bold</b></p>" * 20_000
-    assert text_of(body).count("bold") == 20_000
+    assert extract_text(body).count("bold") == 20_000
 
 
 @given(
@@ -182,7 +185,7 @@ def test_a_page_of_many_tags_that_is_not_deep_is_extracted():
 @example(b"\xff\xfe\x00", None)
 def test_any_bytes_at_all_are_extracted(body: bytes, charset: str | None):
     for content_type in ("text/html", "text/plain", ""):
-        assert extract(page(body, content_type, charset), Resiliparse()) is not None
+        assert extract(make_page(body, content_type, charset), Resiliparse()) is not None
 
 
 # One label of each encoding in the WHATWG standard.
@@ -197,7 +200,7 @@ euc-kr replacement utf-16be utf-16le x-user-defined
 
 @pytest.mark.parametrize("charset", WEB_CHARSETS.split())
 def test_every_charset_of_the_web_can_be_decoded(charset: str):
-    assert isinstance(decode(page(b"caf\xe9 \xfe", charset=charset)), str)
+    assert isinstance(decode(make_page(b"caf\xe9 \xfe", charset=charset)), str)
 
 
 @pytest.mark.parametrize(
@@ -228,30 +231,32 @@ HTML_EXTRACTORS = [Resiliparse, MainContent, Trafilatura]
 
 
 @pytest.mark.parametrize("kind", HTML_EXTRACTORS)
-def test_a_page_of_too_many_tags_is_refused_and_of_as_many_as_allowed_is_not(kind):
+def test_a_page_with_too_many_tags_is_refused_and_one_at_the_limit_is_not(kind):
     body = b"<p>word " * 100
-    assert extract(page(body), kind(max_nodes=99)) == NotExtracted("too_many_nodes")
-    assert isinstance(extract(page(body), kind(max_nodes=100)), Extracted)
+    assert extract(make_page(body), kind(max_nodes=99)) == NotExtracted("too_many_nodes")
+    assert isinstance(extract(make_page(body), kind(max_nodes=100)), Extracted)
 
 
 @pytest.mark.parametrize("kind", HTML_EXTRACTORS)
 def test_a_page_as_deep_as_allowed_is_extracted_and_one_level_more_is_not(kind):
-    limit, shallow = 50, b"<br>" * 250  # only pages of many tags are looked at
+    # The depth is computed only for pages with many tags.
+    limit = 50
+    shallow = b"<br>" * 250
 
     def nested(levels: int) -> RawPage:
         around = 2  # html and body
-        return page(shallow + b"<div>" * (levels - around) + b"deep")
+        return make_page(shallow + b"<div>" * (levels - around) + b"deep")
 
     assert extract(nested(limit), kind(max_depth=limit)) != NotExtracted("too_deep")
     assert extract(nested(limit + 1), kind(max_depth=limit)) == NotExtracted("too_deep")
 
 
 def test_a_page_of_a_hundred_megabytes_is_refused_unread():
-    assert extract(page(b"<p>" * 33_000_000), MainContent()) == NotExtracted("too_large")
+    assert extract(make_page(b"<p>" * 33_000_000), MainContent()) == NotExtracted("too_large")
 
 
 @pytest.mark.parametrize("content_type", ["text/html", "text/plain"])
-def test_a_page_without_a_text_is_said_to_be_empty(content_type: str):
+def test_a_page_without_text_is_reported_as_empty(content_type: str):
     for body in (b"", b" \n\xc2\xa0"):
-        assert extract(page(body, content_type), Resiliparse()) == NotExtracted("empty")
-    assert extract(page(b""), MainContent()) == NotExtracted("empty")
+        assert extract(make_page(body, content_type), Resiliparse()) == NotExtracted("empty")
+    assert extract(make_page(b""), MainContent()) == NotExtracted("empty")

@@ -22,8 +22,8 @@ def page(body: bytes) -> RawPage:
     return RawPage(f"http://example.org/{body[:9].decode()}", "text/html", body, "", None)
 
 
-def deadly(page: RawPage, settings: PlainText) -> Extracted | NotExtracted:
-    """An extractor that does to its process what the page says."""
+def extract_deadly(page: RawPage, settings: PlainText) -> Extracted | NotExtracted:
+    """Extract in a way that harms the process, as the page's text says."""
     if page.body == b"fault":
         os.kill(os.getpid(), signal.SIGSEGV)
     elif page.body == b"loop":
@@ -44,11 +44,13 @@ def deadly(page: RawPage, settings: PlainText) -> Extracted | NotExtracted:
     return WORKS
 
 
-def guard(*failed_pages: FailedPage, cpu_seconds: float = 60.0) -> Guard:
-    return Guard(PlainText(), failed_pages, cpu_seconds=cpu_seconds, memory=2**26, by=deadly)
+def make_guard(*failed_pages: FailedPage, cpu_seconds: float = 60.0) -> Guard:
+    return Guard(
+        PlainText(), failed_pages, cpu_seconds=cpu_seconds, memory=2**26, by=extract_deadly
+    )
 
 
-DEADLY = {  # in the order of the batch
+DEADLY = {  # has the order of the batch
     b"fault": "crashed",
     b"exit": "crashed",
     b"loop": "cpu_time",
@@ -58,18 +60,18 @@ DEADLY = {  # in the order of the batch
 
 
 @pytest.mark.slow
-def test_a_page_that_ends_its_process_costs_that_page_alone_now_and_later():
+def test_a_page_that_crashes_its_process_loses_only_that_page():
     pages = [page(b"a"), page(b"b"), *map(page, DEADLY), page(b"c")]
-    # A leak takes CPU time too, so the memory that it may fill is little, and a second is enough.
-    with guard(cpu_seconds=1.0) as first:
+    # A leak takes CPU time too, so its memory limit is small and one second is enough.
+    with make_guard(cpu_seconds=1.0) as first:
         outcomes = list(first.extract(pages))
     assert outcomes == [WORKS, WORKS, *map(NotExtracted, DEADLY.values()), WORKS]
     assert [(v.url, v.cause) for v in first.failed_pages] == [
         (page(body).url, cause) for body, cause in DEADLY.items()
     ]
-    # Given the failed pages of an earlier try, it does not try them: one would take an hour.
+    # With the failed pages of an earlier attempt, these are not tried: one would take an hour.
     began = time.monotonic()
-    with guard(*first.failed_pages, cpu_seconds=3600) as second:
+    with make_guard(*first.failed_pages, cpu_seconds=3600) as second:
         assert list(second.extract(pages)) == outcomes
     assert second.failed_pages == first.failed_pages
     assert time.monotonic() - began < 600
@@ -77,19 +79,19 @@ def test_a_page_that_ends_its_process_costs_that_page_alone_now_and_later():
 
 def test_another_page_at_a_victims_address_is_tried():
     fault = page(b"fault")
-    with guard(FailedPage(fault.url, "0" * 64, "crashed")) as under:
+    with make_guard(FailedPage(fault.url, "0" * 64, "crashed")) as under:
         assert list(under.extract([RawPage(fault.url, "", b"x", "", None)])) == [WORKS]
 
 
-def test_what_a_library_raises_costs_its_page_and_what_it_prints_is_no_answer():
-    with guard() as under:
+def test_an_error_in_a_library_loses_its_page_and_prints_are_ignored():
+    with make_guard() as under:
         outcomes = list(under.extract([page(b"raise"), page(b"print"), page(b"a")]))
         assert outcomes == [NotExtracted("crashed"), WORKS, WORKS]
         assert under.failed_pages == []
 
 
-def test_a_kill_from_outside_makes_no_victim_and_the_end_of_a_guard_ends_its_child():
-    with guard() as under:
+def test_a_kill_from_outside_blames_no_page_and_a_guard_ends_its_child():
+    with make_guard() as under:
         assert list(under.extract([page(b"a")])) == [WORKS]
         assert under._child is not None
         under._child._process.kill()
@@ -100,14 +102,15 @@ def test_a_kill_from_outside_makes_no_victim_and_the_end_of_a_guard_ends_its_chi
 
 
 def test_outcomes_are_those_without_a_guard_whatever_the_batches():
-    # More than BATCH_BYTES together, of which most are refused: that is quick.
+    # Together the pages exceed BATCH_BYTES. Most are refused, which is quick.
     bodies = [b"<p>page %d " % number + b"word " * (number * 997) for number in range(150)]
     pages = [page(body) for body in bodies]
     settings = MainContent(max_bytes=100_000)
     with Guard(settings) as under:
-        assert list(under.extract(pages)) == [extract(each, settings) for each in pages]
+        assert list(under.extract(pages)) == [extract(html, settings) for html in pages]
         assert list(under.extract([])) == []
-        large, small = page(b"x" * 100_000_000), page(b"<p>small")
+        large = page(b"x" * 100_000_000)
+        small = page(b"<p>small")
         assert list(under.extract([large, small])) == [
             NotExtracted("too_large"),
             Extracted("small", "", "", share=1.0),
@@ -115,17 +118,17 @@ def test_outcomes_are_those_without_a_guard_whatever_the_batches():
 
 
 def test_a_page_whose_tree_outgrows_all_memory_is_given_up():
-    # Each unclosed <b> is opened again in each paragraph after it: 10^8 elements from 300 kB.
+    # Each unclosed <b> is opened again in each later paragraph: 10^8 elements from 300 kB.
     body = b"".join(b"<p><b id=%d>" % number for number in range(20_000))
     with Guard(Resiliparse(), memory=2**29) as under:
         outcomes = list(under.extract([page(body), page(b"<p>small")]))
     assert outcomes[1] == Extracted("small", "", "")
-    # A library that does not check its allocations may fault before memory is full.
+    # A library that does not check its allocations may crash before memory is full.
     assert outcomes[0] in (NotExtracted("memory"), NotExtracted("crashed"))
 
 
-def test_a_child_that_cannot_start_is_no_pages_fault(monkeypatch):
+def test_a_child_that_cannot_start_blames_no_page(monkeypatch):
     monkeypatch.setattr("sys.executable", "/bin/false")
-    with guard() as under, pytest.raises(RuntimeError, match="ended with 1"):
+    with make_guard() as under, pytest.raises(RuntimeError, match="ended with 1"):
         list(under.extract([page(b"a")]))
     assert under.failed_pages == []

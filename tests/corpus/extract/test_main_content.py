@@ -31,55 +31,55 @@ ARTICLE = f"""<html lang="en"><head><title>The old mill - The Herald</title></he
 <div class="wrap"><article><h1>The old mill</h1>{BODY}{FURNITURE}</article></div></body></html>"""
 
 
-def text_of(html: str, **settings: str) -> str:
+def extract_text(html: str, **settings: str) -> str:
     found = extract(RawPage("", "text/html", html.encode(), "", None), MainContent(**settings))
     assert isinstance(found, Extracted)
     return found.text
 
 
 @pytest.mark.parametrize("quality", ["balanced", "precise"])
-def test_an_article_keeps_its_sentences_and_loses_what_stands_around_them(quality: str):
-    text = text_of(ARTICLE, quality=quality)
+def test_an_article_keeps_its_sentences_and_loses_boilerplate(quality: str):
+    text = extract_text(ARTICLE, quality=quality)
     for sentence in SENTENCES:
         assert sentence in text
     for unwanted in ("Ten bridges", "More stories"):
         assert unwanted not in text
-    assert ("newsletter" in text) == (quality == "precise")  # trafilatura is of another mind
+    assert ("newsletter" in text) == (quality == "precise")  # trafilatura disagrees here
 
 
-def test_fast_is_resiliparse_as_it_stands():
-    text = text_of(ARTICLE, quality="fast")
+def test_fast_equals_resiliparse():
+    text = extract_text(ARTICLE, quality="fast")
     assert SENTENCES[0] in text
     assert "newsletter" in text
 
 
 def test_paragraphs_are_parted_by_a_blank_line():
-    assert f"{SENTENCES[0]} That mill" in text_of(ARTICLE)
-    assert re.search(rf"\n\n{re.escape(SENTENCES[1])}", text_of(ARTICLE))
+    assert f"{SENTENCES[0]} That mill" in extract_text(ARTICLE)
+    assert re.search(rf"\n\n{re.escape(SENTENCES[1])}", extract_text(ARTICLE))
 
 
-def all_of(html: str, *, bullets: bool = True) -> str:
-    """The text if every block of the page were kept."""
+def extract_all_blocks(html: str, *, bullets: bool = True) -> str:
+    """Return the text with every block of the page kept."""
     judged = judge(HTMLTree.parse(html), "whole")
     return replace(judged, odds=np.ones_like(judged.odds)).format_text(bullets)
 
 
-def test_lists_have_bullets_unless_they_are_not_asked_for():
+def test_lists_have_bullets_unless_disabled():
     html = "<p>Two:<ul><li>one</li><li>two <ul><li>and a half</li></ul></li></ul>"
-    assert all_of(html) == "Two:\n\n- one\n- two\n\n  - and a half"
-    assert all_of(html, bullets=False) == "Two:\n\none\ntwo\n\nand a half"
+    assert extract_all_blocks(html) == "Two:\n\n- one\n- two\n\n  - and a half"
+    assert extract_all_blocks(html, bullets=False) == "Two:\n\none\ntwo\n\nand a half"
 
 
 def test_code_keeps_its_lines_and_indentation():
     code = "def f(x):\n    if x &lt; 2:\n        return 1\n    return f(x - 1)\n"
     html = ARTICLE.replace(BODY, f"{BODY}<pre>{code}</pre>{BODY}")
-    assert "def f(x):\n    if x < 2:\n        return 1\n" in text_of(html)
+    assert "def f(x):\n    if x < 2:\n        return 1\n" in extract_text(html)
 
 
 def test_an_article_outside_the_main_content_is_looked_for_on_the_whole_page():
     hidden = ARTICLE.replace("<article>", '<div class="sidebar">').replace("</article>", "</div>")
     assert len(judge(HTMLTree.parse(hidden), "main").format_text(True)) < LITTLE
-    assert SENTENCES[0] in text_of(hidden)
+    assert SENTENCES[0] in extract_text(hidden)
 
 
 def test_trafilatura_is_an_extractor_too():
@@ -96,24 +96,24 @@ CAPTIONS = (
     "The wheel of the old mill in the winter of 1913, seen from the bridge.",
     "The miller and his two sons stand in front of the store with their horses.",
 )
-SLIDES = "".join(f'<div><img alt="{each}"><div>{each}</div></div>' for each in CAPTIONS)
-THUMBNAILS = "".join(f'<li><a href="#"><span>{each}</span></a></li>' for each in CAPTIONS)
+SLIDES = "".join(f'<div><img alt="{caption}"><div>{caption}</div></div>' for caption in CAPTIONS)
+THUMBNAILS = "".join(f'<li><a href="#"><span>{caption}</span></a></li>' for caption in CAPTIONS)
 
 
 @pytest.mark.parametrize("quality", ["balanced", "precise"])
 @pytest.mark.parametrize(
     "gallery", [f"{SLIDES}<ul>{THUMBNAILS}</ul>", f"<ul>{THUMBNAILS}</ul>{SLIDES}"]
 )
-def test_captions_of_a_gallery_are_told_once(gallery: str, quality: str):
-    text = text_of(ARTICLE.replace(BODY, BODY + gallery + BODY), quality=quality)
-    assert [text.count(each) for each in CAPTIONS] == [1, 1]
+def test_captions_of_a_gallery_occur_once(gallery: str, quality: str):
+    text = extract_text(ARTICLE.replace(BODY, BODY + gallery + BODY), quality=quality)
+    assert [text.count(caption) for caption in CAPTIONS] == [1, 1]
 
 
 @pytest.mark.parametrize("quality", ["balanced", "precise"])
-def test_a_caption_that_is_its_own_heading_is_told_once(quality: str):
-    slides = "".join(f"<div><h1>{each}</h1><div>{each}</div></div>" for each in CAPTIONS)
-    text = text_of(ARTICLE.replace(BODY, BODY + slides + BODY), quality=quality)
-    assert [text.count(each) for each in CAPTIONS] == [1, 1]
+def test_a_caption_that_repeats_its_heading_occurs_once(quality: str):
+    slides = "".join(f"<div><h1>{caption}</h1><div>{caption}</div></div>" for caption in CAPTIONS)
+    text = extract_text(ARTICLE.replace(BODY, BODY + slides + BODY), quality=quality)
+    assert [text.count(caption) for caption in CAPTIONS] == [1, 1]
 
 
 def test_lines_of_text_may_repeat_each_other():
@@ -121,7 +121,7 @@ def test_lines_of_text_may_repeat_each_other():
     html = ARTICLE.replace("<p>In the", f"{refrain}<p>In the").replace(
         "<p>What", f"{refrain}<p>What"
     )
-    assert text_of(html).count("until the morning comes") == 2
+    assert extract_text(html).count("until the morning comes") == 2
 
 
 tags = [
@@ -168,12 +168,12 @@ def test_any_html_at_all_has_a_text_at_every_quality(html: str):
 
 @given(st.text(st.characters(categories=("L", "N", "P", "Z")), max_size=200))
 def test_blocks_hold_all_words_of_a_page(text: str):
-    assert all_of(f"<body><pre>{escape(text)}").split() == text.split()
+    assert extract_all_blocks(f"<body><pre>{escape(text)}").split() == text.split()
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What trafilatura is asked to favour, instead of asking it; it would keep every sentence."""
+    """Replace trafilatura and return the modes it is called with; it would keep every sentence."""
     favours = []
 
     def other(_: str, settings: Trafilatura) -> str:
@@ -184,24 +184,24 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return favours
 
 
-def test_precise_alone_asks_another_and_only_about_pages_it_is_unsure_of(
+def test_only_precise_uses_trafilatura_and_only_for_uncertain_pages(
     monkeypatch: pytest.MonkeyPatch, asked: list[str]
 ):
     monkeypatch.setattr("trainrig.corpus.extract.main_content.UNSURE", 10**9)
-    text_of(ARTICLE)
+    extract_text(ARTICLE)
     assert asked == []
-    text_of(ARTICLE, quality="precise")
+    extract_text(ARTICLE, quality="precise")
     assert asked[:1] == ["precision"]
     asked.clear()
     monkeypatch.setattr("trainrig.corpus.extract.main_content.UNSURE", 0)
-    assert text_of(ARTICLE, quality="precise") == text_of(ARTICLE)
+    assert extract_text(ARTICLE, quality="precise") == extract_text(ARTICLE)
     assert asked == []
 
 
-def test_precise_asks_nobody_about_a_page_of_too_many_tags(
+def test_precise_does_not_use_trafilatura_for_a_page_with_too_many_tags(
     monkeypatch: pytest.MonkeyPatch, asked: list[str]
 ):
     monkeypatch.setattr("trainrig.corpus.extract.main_content.UNSURE", 10**9)
     monkeypatch.setattr("trainrig.corpus.extract.main_content.TRAFILATURA_NODES", 10)
-    assert text_of(ARTICLE, quality="precise") == text_of(ARTICLE)
+    assert extract_text(ARTICLE, quality="precise") == extract_text(ARTICLE)
     assert asked == []

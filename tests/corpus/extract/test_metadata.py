@@ -33,5 +33,5 @@ def test_the_day_of_publication(html: str, expected: str):
 @pytest.mark.parametrize(
     "text", ["2021-13-01", "1969-01-01", "2021-1-1", "yesterday", "２０２１０１０１"]
 )
-def test_what_is_no_day_is_none(text: str):
+def test_invalid_dates_are_empty(text: str):
     assert parse_day(text) == ""

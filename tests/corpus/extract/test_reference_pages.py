@@ -1,5 +1,8 @@
-"""Reference documentation in the HTML of those who make it, by generators that were held against
-pages of Sphinx 8, javadoc 17 and mkdocs-material with mkdocstrings."""
+"""Reference documentation in the HTML of its generators.
+
+The generators of the tests were compared with pages of Sphinx 8, javadoc 17 and mkdocs-material
+with mkdocstrings.
+"""
 
 import random
 import re
@@ -21,24 +24,24 @@ TYPES = ("int", "long", "boolean", "String", "byte[]")
 class Method:
     name: str
     parameters: tuple[tuple[str, str], ...]  # type, name
-    says: str  # "" where nobody wrote anything
+    says: str  # "" for an undocumented method
 
 
-def methods(seed: int, count: int) -> list[Method]:
+def make_methods(seed: int, count: int) -> list[Method]:
     draw = random.Random(seed)
 
     def one(number: int) -> Method:
         some = [(draw.choice(TYPES), draw.choice(NOUNS)) for _ in range(draw.randrange(4))]
         says = f"Moves the {draw.choice(NOUNS)} of this {draw.choice(NOUNS)} until it is closed."
         name = f"{draw.choice(VERBS)}_{draw.choice(NOUNS)}{number}"
-        # Of every other page, nobody has documented half of the members; of the rest, nearly none.
+        # On every other page, half of the members are undocumented; on the others, all are.
         return Method(name, tuple(some), says if draw.random() < (0.5, 0.0)[seed % 2] else "")
 
     return [one(number) for number in range(count)]
 
 
-def sphinx(found: list[Method]) -> str:
-    """`dl.py` in `dl.py`, as autodoc writes it."""
+def render_sphinx(found: list[Method]) -> str:
+    """Return `dl.py` in `dl.py`, as autodoc writes it."""
 
     def sig(method: Method) -> str:
         ems = ", ".join(
@@ -53,9 +56,9 @@ def sphinx(found: list[Method]) -> str:
         )
 
     members = "\n\n".join(
-        f'<dl class="py method">\n{sig(each)}\n<dd>{f"<p>{each.says}</p>" if each.says else ""}'
+        f'<dl class="py method">\n{sig(entry)}\n<dd>{f"<p>{entry.says}</p>" if entry.says else ""}'
         "</dd></dl>"
-        for each in found
+        for entry in found
     )
     return f"""<div class="document"><div class="documentwrapper"><div class="bodywrapper">
 <div class="body" role="main"><section id="module-store"><h1>store<a class="headerlink" href="#s">¶
@@ -67,29 +70,29 @@ def sphinx(found: list[Method]) -> str:
 </ul></div></div>"""
 
 
-def javadoc(found: list[Method]) -> str:
-    """A summary table of `div`s, then a `section.detail` for each member."""
+def render_javadoc(found: list[Method]) -> str:
+    """Return a summary table of `div`s, then a `section.detail` for each member."""
 
     def parameters(method: Method) -> str:
         return ",\n ".join(f"{kind}&nbsp;{name}" for kind, name in method.parameters)
 
     rows = "".join(
         f'<div class="col-first even-row-color"><code>void</code></div>\n'
-        f'<div class="col-second even-row-color"><code><a href="#{each.name}" class='
-        f'"member-name-link">{each.name}</a><wbr>({parameters(each)})</code></div>\n'
-        f'<div class="col-last even-row-color"><div class="block">{each.says or "&nbsp;"}</div>'
+        f'<div class="col-second even-row-color"><code><a href="#{entry.name}" class='
+        f'"member-name-link">{entry.name}</a><wbr>({parameters(entry)})</code></div>\n'
+        f'<div class="col-last even-row-color"><div class="block">{entry.says or "&nbsp;"}</div>'
         "</div>\n"
-        for each in found
+        for entry in found
     )
     details = "".join(
-        f'<li><section class="detail" id="{each.name}()">\n<h3>{each.name}</h3>\n'
+        f'<li><section class="detail" id="{entry.name}()">\n<h3>{entry.name}</h3>\n'
         '<div class="member-signature"><span class="modifiers">public</span>&nbsp;<span class='
-        f'"return-type">void</span>&nbsp;<span class="element-name">{each.name}</span><wbr>'
-        f'<span class="parameters">({parameters(each)})</span> <span class="exceptions">throws '
+        f'"return-type">void</span>&nbsp;<span class="element-name">{entry.name}</span><wbr>'
+        f'<span class="parameters">({parameters(entry)})</span> <span class="exceptions">throws '
         f'<a href="e" class="external-link">IOException</a></span></div>\n'
-        f'<div class="block">{each.says}</div><dl class="notes"><dt>Throws:</dt><dd><code>'
+        f'<div class="block">{entry.says}</div><dl class="notes"><dt>Throws:</dt><dd><code>'
         "IOException</code> - if the file cannot be read</dd></dl></section></li>\n"
-        for each in found
+        for entry in found
     )
     return f"""<div class="flex-box"><header role="banner" class="flex-header"><nav role=
 "navigation"><ul class="nav-list"><li><a href="p">Package</a></li></ul></nav></header>
@@ -103,15 +106,15 @@ public class </span>Shelf</div><div class="block">A file of records.</div></sect
 </section></main></div></div>"""
 
 
-def mkdocs(found: list[Method]) -> str:
-    """`div.doc-object` with its heading and signature, in the article of mkdocs-material."""
+def render_mkdocs(found: list[Method]) -> str:
+    """Return `div.doc-object` elements with heading and signature, in mkdocs-material's article."""
     objects = "".join(
-        f'<div class="doc doc-object doc-function">\n<h3 id="{each.name}" class="doc doc-heading">'
-        f'<code class="highlight language-python"><span class="n">{each.name}</span>'
-        f'<span class="p">(</span>{", ".join(name for _, name in each.parameters)}'
+        f'<div class="doc doc-object doc-function">\n<h3 id="{item.name}" class="doc doc-heading">'
+        f'<code class="highlight language-python"><span class="n">{item.name}</span>'
+        f'<span class="p">(</span>{", ".join(name for _, name in item.parameters)}'
         f'<span class="p">)</span></code></h3>\n'
-        f'<div class="doc doc-contents ">{f"<p>{each.says}</p>" if each.says else ""}</div></div>\n'
-        for each in found
+        f'<div class="doc doc-contents ">{f"<p>{item.says}</p>" if item.says else ""}</div></div>\n'
+        for item in found
     )
     return f"""<header class="md-header"><nav class="md-header__inner"><a href="." title="Study">
 Study</a></nav></header><div class="md-container"><main class="md-main"><div class="md-main__inner">
@@ -121,35 +124,37 @@ Study</a></nav></header><div class="md-container"><main class="md-main"><div cla
 <div class="doc doc-children">{objects}</div></div></div></article></div></div></main></div>"""
 
 
-def text_of(html: str, settings: HTMLExtractor) -> str:
+def extract_text(html: str, settings: HTMLExtractor) -> str:
     page = f'<!DOCTYPE html><html lang="en"><head><title>store</title></head><body>{html}</body>'
     found = extract(RawPage("", "text/html", page.encode(), "", None), settings)
     assert isinstance(found, Extracted)
     return found.text
 
 
-def characters(text: str) -> str:
+def list_characters(text: str) -> str:
     return re.sub(r"\W", "", text)
 
 
 @pytest.mark.parametrize("count", [4, 12, 60])
-@pytest.mark.parametrize("generator", [sphinx, javadoc, mkdocs])
+@pytest.mark.parametrize("generator", [render_sphinx, render_javadoc, render_mkdocs])
 def test_nine_tenths_of_a_reference_page_are_kept(
     generator: Callable[[list[Method]], str], count: int
 ):
     for seed in range(4):
-        found = methods(seed, count)
+        found = make_methods(seed, count)
         html = generator(found)
-        text = text_of(html, MainContent())
-        kept, there = characters(text), characters(text_of(html, Resiliparse()))
+        text = extract_text(html, MainContent())
+        kept = list_characters(text)
+        there = list_characters(extract_text(html, Resiliparse()))
         assert len(kept) >= 0.9 * len(there)
         declared = [
-            characters(
-                each.name
+            list_characters(
+                entry.name
                 + "".join(
-                    (kind if generator is javadoc else "") + name for kind, name in each.parameters
+                    (kind if generator is render_javadoc else "") + name
+                    for kind, name in entry.parameters
                 )
             )
-            for each in found
+            for entry in found
         ]
-        assert sum(each in kept for each in declared) >= 0.9 * count
+        assert sum(name in kept for name in declared) >= 0.9 * count

@@ -8,18 +8,18 @@ from trainrig.corpus.extract.voting import vote
 
 # Four blocks of equal length, each of more than three words.
 LINES = ["ant apple axe arch", "bee bread bow bell", "cat corn cup coat", "dog dill drum door"]
-LARGE = 60_000  # log-odds, surer than a vote may be
+LARGE = 60_000  # log-odds that no votes can outweigh
 
 
-def judged(lines: list[str], odds: list[int]) -> ScoredBlocks:
+def make_scored_blocks(lines: list[str], odds: list[int]) -> ScoredBlocks:
     page = "".join(f"<p>{line}</p>\n" for line in lines).encode()
     return ScoredBlocks(page, PageBlocks(page, ""), np.array(odds, np.int32))
 
 
-def kept(
+def vote_on(
     main: ScoredBlocks, whole: ScoredBlocks, precision: str, balance: str = ""
 ) -> tuple[str, list[str]]:
-    """The first letters of the blocks that are kept, and what trafilatura was asked for."""
+    """Return the first letters of the kept blocks, and trafilatura's modes that were used."""
     asked = []
 
     def ask(favour: Favour) -> str:
@@ -34,42 +34,43 @@ def lines(letters: str) -> str:
     return "\n".join(line for line in LINES if line[0] in letters)
 
 
-def test_where_trees_and_trafilatura_agree_it_is_asked_once():
-    same = judged(LINES, [LARGE, LARGE, -LARGE, -LARGE])
-    assert kept(same, same, lines("ab")) == ("ab", ["precision"])
+def test_where_trees_and_trafilatura_agree_it_is_called_once():
+    same = make_scored_blocks(LINES, [LARGE, LARGE, -LARGE, -LARGE])
+    assert vote_on(same, same, lines("ab")) == ("ab", ["precision"])
 
 
 def test_where_trees_are_of_two_minds_trafilatura_decides():
-    main = judged(LINES, [LARGE, LARGE, -LARGE, -LARGE])
-    whole = judged(LINES, [-LARGE, -LARGE, LARGE, LARGE])
-    assert kept(main, whole, lines("ac"), lines("ac"))[0] == "ac"
+    main = make_scored_blocks(LINES, [LARGE, LARGE, -LARGE, -LARGE])
+    whole = make_scored_blocks(LINES, [-LARGE, -LARGE, LARGE, LARGE])
+    assert vote_on(main, whole, lines("ac"), lines("ac"))[0] == "ac"
 
 
 def test_where_trafilaturas_two_answers_differ_the_trees_decide():
-    same = judged(LINES, [1000, -1000, 1000, -1000])
-    assert kept(same, same, lines("ab"), lines("cd")) == ("ac", ["precision", "balance"])
+    same = make_scored_blocks(LINES, [1000, -1000, 1000, -1000])
+    assert vote_on(same, same, lines("ab"), lines("cd")) == ("ac", ["precision", "balance"])
 
 
-def test_neither_side_alone_keeps_what_the_other_is_quite_sure_to_drop():
-    same = judged(LINES, [LARGE, LARGE, -LARGE, -LARGE])
-    assert kept(same, same, lines("bc"), lines("bc"))[0] == "b"
+def test_neither_side_alone_keeps_a_block_that_the_other_surely_drops():
+    same = make_scored_blocks(LINES, [LARGE, LARGE, -LARGE, -LARGE])
+    assert vote_on(same, same, lines("bc"), lines("bc"))[0] == "b"
 
 
 def test_a_block_outside_the_main_content_needs_more():
-    main = judged(LINES[:1], [10_000])
-    whole = judged(LINES, [10_000, 10_000, 10_000, 30_000])
-    # Trees say 1 of the first, and of the others -0.5, -0.5 and 0; answers that differ say nothing.
-    assert kept(main, whole, lines("ab"), lines("cd"))[0] == "a"
-    assert kept(main, whole, lines("abc"), lines("abc"))[0] == "abc"
+    main = make_scored_blocks(LINES[:1], [10_000])
+    whole = make_scored_blocks(LINES, [10_000, 10_000, 10_000, 30_000])
+    # The trees give the first block 1 and the others -0.5, -0.5 and 0. Answers that differ do not
+    # count.
+    assert vote_on(main, whole, lines("ab"), lines("cd"))[0] == "a"
+    assert vote_on(main, whole, lines("abc"), lines("abc"))[0] == "abc"
 
 
 @pytest.mark.parametrize("answers", [("", ""), ("", "abcd"), ("abcd", "")])
 def test_an_answer_without_a_text_does_not_count(answers: tuple[str, str]):
-    same = judged(LINES, [-1, -1, -LARGE, 1])
+    same = make_scored_blocks(LINES, [-1, -1, -LARGE, 1])
     expected = "abd" if any(answers) else "d"
-    assert kept(same, same, *map(lines, answers))[0] == expected
+    assert vote_on(same, same, *map(lines, answers))[0] == expected
 
 
 def test_a_page_without_blocks_has_no_text():
-    nothing = judged([], [])
-    assert kept(nothing, nothing, lines("a"))[0] == ""
+    nothing = make_scored_blocks([], [])
+    assert vote_on(nothing, nothing, lines("a"))[0] == ""

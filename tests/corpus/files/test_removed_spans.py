@@ -25,7 +25,7 @@ def texts_and_cuts(draw: st.DrawFn) -> tuple[str, list[RemovedSpan]]:
 
 
 @given(texts_and_cuts())
-def test_what_was_cut_can_be_had_back(given_):
+def test_removed_spans_can_be_restored(given_):
     text, cuts = given_
     assert restore(*remove_spans(text, cuts)) == text
 
@@ -33,7 +33,7 @@ def test_what_was_cut_can_be_had_back(given_):
 @given(texts_and_cuts())
 def test_the_union_of_the_cuts_goes_and_nothing_else(given_):
     text, cuts = given_
-    claimed = {place for each in cuts for place in range(each.start, each.end)}
+    claimed = {place for span in cuts for place in range(span.start, span.end)}
     left, removed = remove_spans(text, cuts)
     assert left == "".join(c for place, c in enumerate(text) if place not in claimed)
     assert sum(len(span.text) for span in removed) == len(claimed)
@@ -48,7 +48,7 @@ def test_the_order_of_cuts_does_not_matter(given_, random):
 
 
 @given(texts_and_cuts())
-def test_what_is_disjoint_stays_as_it_is(given_):
+def test_disjoint_spans_stay_unchanged(given_):
     _, cuts = given_
     assert make_disjoint(make_disjoint(cuts)) == make_disjoint(cuts)
 
@@ -85,13 +85,13 @@ def test_spans_of_one_step_that_touch_are_one():
     )
 
 
-def test_a_text_may_go_entirely_or_stay():
+def test_a_text_may_be_removed_entirely_or_kept():
     assert remove_spans("abc", [RemovedSpan(0, 3, "a")]) == ("", [Removed(0, "abc", "a")])
     assert remove_spans("abc", []) == ("abc", [])
 
 
 @pytest.mark.parametrize(("start", "end"), [(3, 3), (-1, 2), (4, 2)])
-def test_what_is_no_span_is_refused(start: int, end: int):
+def test_invalid_spans_are_refused(start: int, end: int):
     with pytest.raises(ValueError, match=f"from {start} to {end}"):
         RemovedSpan(start, end, "a")
 

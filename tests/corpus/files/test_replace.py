@@ -16,10 +16,10 @@ REPORT = "report.html"
 
 
 class Stopped(Exception):
-    """Stands for whatever ends a process."""
+    """Stands for any cause that ends a process."""
 
 
-def made(stage: Stage, below: str, files: dict[str, bytes]) -> Manifest:
+def make_manifest(stage: Stage, below: str, files: dict[str, bytes]) -> Manifest:
     for name, data in files.items():
         storage.write(storage.join(below, name), data)
     sums = {name: manifest.compute_file_sum(storage.join(below, name)) for name in files}
@@ -35,20 +35,21 @@ def output(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def begun(output: str) -> tuple[Replacement, Manifest, str]:
-    """A finished output, and what is to take its place."""
+    """Write a finished output and prepare the files that will replace it."""
     source = CurationSource(name="web", paths=("a.warc",))
     stage = manifest.claim(output, Curation(output=output, sources=(source,)), {})
     storage.write(stage.build_path(REPORT), b"old report")
     storage.write(
-        stage.build_path(manifest.MANIFEST), made(stage, output, OLD).model_dump_json().encode()
+        stage.build_path(manifest.MANIFEST),
+        make_manifest(stage, output, OLD).model_dump_json().encode(),
     )
     new = stage.build_path("scratch", "new")
-    fresh = made(stage, new, NEW)
+    fresh = make_manifest(stage, new, NEW)
     storage.write(storage.join(new, REPORT), b"new report")
     return Replacement(output), fresh, new
 
 
-def contents(output: str) -> dict[str, bytes]:
+def read_contents(output: str) -> dict[str, bytes]:
     return {
         path.removeprefix(f"{output}/"): storage.read(path)
         for path in storage.list_files(output)
@@ -56,19 +57,19 @@ def contents(output: str) -> dict[str, bytes]:
     }
 
 
-def test_new_files_take_the_place_of_all_old_ones(
+def test_new_files_replace_all_old_ones(
     output: str, begun: tuple[Replacement, Manifest, str]
 ) -> None:
     replacement, fresh, new = begun
     replacement.begin(fresh, new, [REPORT])
-    assert contents(output) == {**NEW, REPORT: b"new report"}
+    assert read_contents(output) == {**NEW, REPORT: b"new report"}
     assert manifest.read_manifest(output) == fresh
     replacement.go_on()  # nothing is left to do
-    assert contents(output) == {**NEW, REPORT: b"new report"}
+    assert read_contents(output) == {**NEW, REPORT: b"new report"}
 
 
 @pytest.mark.parametrize("moment", range(1, 9))
-def test_stopped_at_any_moment_it_is_finished_by_who_comes_next(
+def test_a_replacement_stopped_at_any_moment_is_finished_by_the_next_run(
     output: str, begun: tuple[Replacement, Manifest, str], moment: int
 ) -> None:
     replacement, fresh, new = begun
@@ -95,11 +96,11 @@ def test_stopped_at_any_moment_it_is_finished_by_who_comes_next(
             replacement.begin(fresh, new, [REPORT])
         finally:
             mock.patch.stopall()
-    if moment == 1:  # before the note: all is as it was
-        assert contents(output).items() >= OLD.items()
+    if moment == 1:  # before the note, nothing has changed
+        assert read_contents(output).items() >= OLD.items()
         return
     replacement.go_on()
-    assert contents(output) == {**NEW, REPORT: b"new report"}
+    assert read_contents(output) == {**NEW, REPORT: b"new report"}
     assert manifest.read_manifest(output) == fresh
 
 
@@ -112,7 +113,7 @@ def test_a_note_that_names_files_elsewhere_is_refused_before_anything_is_touched
         storage.join(output, "..", "victim") if "://" not in output else f"{output}-victim"
     )
     storage.write(failed_page, b"theirs")
-    before = contents(output)
+    before = read_contents(output)
     entries = {"new": "scratch/new", "old": [], "unlisted": []}
     entries[key] = "../victim" if key == "new" else ["../victim"]
     note = entries | {"manifest": fresh.model_dump(mode="json")}
@@ -120,5 +121,5 @@ def test_a_note_that_names_files_elsewhere_is_refused_before_anything_is_touched
     with pytest.raises(DataError, match="no name of a file below the folder"):
         replacement.go_on()
     assert storage.read(failed_page) == b"theirs"
-    assert contents(output) == before
+    assert read_contents(output) == before
     assert storage.exists(storage.join(output, manifest.MANIFEST))

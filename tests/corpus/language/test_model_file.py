@@ -12,7 +12,7 @@ assert _package and _package.origin
 MODEL = Path(_package.origin).parent / "resources" / "lid.176.ftz"
 
 
-def test_the_model_tells_176_languages_apart_by_16_channels():
+def test_the_model_has_176_languages_and_16_channels():
     model = read_model(MODEL)
     assert len(model.labels) == len(set(model.labels)) == 176
     assert {"en", "de", "zh", "ceb"} <= set(model.labels)
@@ -29,7 +29,7 @@ def test_the_model_tells_176_languages_apart_by_16_channels():
         (MODEL.read_bytes()[:100_000], "not a complete fastText model"),
     ],
 )
-def test_what_is_no_model_is_refused_by_name(tmp_path: Path, data: bytes, message: str):
+def test_other_files_are_refused_by_name(tmp_path: Path, data: bytes, message: str):
     path = tmp_path / "some.ftz"
     path.write_bytes(data)
     with pytest.raises(DataError, match=message) as found:
@@ -37,8 +37,8 @@ def test_what_is_no_model_is_refused_by_name(tmp_path: Path, data: bytes, messag
     assert str(path) in str(found.value)
 
 
-def test_rare_labels_lie_deeper():
-    # 8 3 2 1: (2 1) first, then 3 with that, then 8 with that.
+def test_rare_labels_are_deeper_in_the_tree():
+    # Counts 8 3 2 1: (2 1) are joined first, then 3 with that, then 8 with that.
     tree = build_label_tree([8, 3, 2, 1])
     assert (tree.left[4], tree.right[4]) == (3, 2)
     assert {tree.left[5].item(), tree.right[5].item()} == {1, 4}

@@ -1,4 +1,4 @@
-"""C4's list of bad words, against the expression of its authors' code, and by hand."""
+"""C4's list of bad words, compared with the regular expression of its authors' code and by hand."""
 
 import math
 import re
@@ -37,8 +37,8 @@ def test_entries_match_as_in_the_published_code(words: BadWords, text: str):
         ("no bad word", 0),
         ("Darn, that DARN cat", 1),
         ("darning a darned sock", 0),
-        ("darn, blast it", 3),  # "it" is an entry of its own
-        ("blast  it", 1),  # as written: with one space
+        ("darn, blast it", 3),  # "it" is a separate entry
+        ("blast  it", 1),  # an entry matches only with one space, as written
         ("oh F*CK!", 1),
     ],
 )
@@ -50,7 +50,7 @@ def test_without_spaces_entries_match_anywhere(words: BadWords):
     assert words.score(["この馬鹿野郎め", "阿"], ["ja", "ja"]).tolist() == [1, 0]
 
 
-def test_a_language_without_a_list_has_no_number_and_falls_by_none(words: BadWords):
+def test_a_language_without_a_list_has_no_count_and_is_not_dropped(words: BadWords):
     scores = words.score(["darn", "darn", "fine"], ["de", "en", "en"])
     assert math.isnan(scores[0])
     rule = C4(min_sentences=0, max_bad_words=0)
@@ -58,9 +58,9 @@ def test_a_language_without_a_list_has_no_number_and_falls_by_none(words: BadWor
     assert find_first_broken_rule([rule], columns) == [None, "C4.bad_words", None]
 
 
-def test_the_rule_is_open_unless_asked_for():
+def test_the_rule_is_off_by_default():
     assert "bad_words" not in [limit.rule for limit in C4().iterate_limits()]
 
 
-def test_what_is_listed_decides_what_is_measured_again(words: BadWords):
+def test_content_keys_are_the_listed_languages(words: BadWords):
     assert words.read_content_keys().keys() == {"en", "ja"}

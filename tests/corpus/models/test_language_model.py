@@ -39,7 +39,7 @@ def logs(model: LanguageModel, line: str) -> float:
 
 
 def test_perplexity_is_of_all_lines_with_an_end_each(model):
-    # 3 + 2 words in two lines, with one </s> each: 7 in all.
+    # The two lines have 3 + 2 words and one </s> each: 7 in all.
     total = logs(model, "the cat sat") + logs(model, "a zebra")
     (found,) = model.compute_perplexity(["the cat sat\n \na zebra\n"])
     assert found == pytest.approx(10 ** (-total / 7), rel=1e-6)
@@ -81,7 +81,7 @@ def test_a_saved_model_scores_the_same(model, tmp_path):
     assert Path(path).read_bytes() == before
 
 
-def test_as_arpa_with_its_tokenizer_it_scores_the_same(model, tmp_path):
+def test_an_arpa_file_with_its_tokenizer_gives_the_same_scores(model, tmp_path):
     model.save(str(tmp_path / "model.arpa.gz"))
     (tmp_path / "tokenizer.json").write_text(model.tokenizer)
     scorer = Perplexity(
@@ -124,7 +124,7 @@ def test_subwords_are_the_same_at_any_hash_seed_and_number_of_threads():
     assert len(made) == 1
 
 
-def test_a_tokenizer_may_be_there_already(tmp_path):
+def test_an_existing_tokenizer_can_be_used(tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_text(make_tokenizer(Subwords(vocabulary=300), iter(TEXTS)))
     text = make_tokenizer(TokenizerFile(path=str(path)), iter([]))
@@ -170,7 +170,7 @@ def test_texts_without_a_line_train_nothing():
         ((2).to_bytes(8, "little") + b"[]", "is not a model that trainrig wrote"),
     ],
 )
-def test_what_is_no_model_is_refused(tmp_path, data, message):
+def test_other_files_are_refused_as_models(tmp_path, data, message):
     path = tmp_path / "model.lm"
     path.write_bytes(data)
     with pytest.raises(DataError, match=message):
@@ -203,7 +203,7 @@ def test_the_file_is_laid_out_as_safetensors(model, tmp_path):
     assert json.loads(arrays["vocabulary"].tobytes()) == list(model.vocabulary)
 
 
-def test_thirds_of_each_language_by_its_own_cut_offs():
+def test_thirds_are_by_each_languages_own_cut_offs():
     perplexities = np.array([*range(10), *range(100, 110), np.nan], float)
     languages = ["en"] * 10 + ["de"] * 10 + ["en"]
     cuts = find_cutoffs(perplexities, languages)

@@ -24,7 +24,7 @@ def words(tmp_path_factory) -> WordList:
         ("no bad word", 0),
         ("Darn, that DARN cat", 2 / 4),
         ("darning a darned sock", 0),
-        ("well, blast\nit all", 2 / 4),  # a phrase goes on over the end of a line
+        ("well, blast\nit all", 2 / 4),  # a phrase may continue over the end of a line
         ("blast him", 1 / 2),
         ("blast it blast it", 1),
         ("oh f*ck this", 2 / 4),

@@ -62,10 +62,13 @@ def test_a_classifier_from_files_scores_as_its_report_says(folder):
 
 
 def test_ngrams_from_files_find_their_own_text_likely(folder):
-    told = []
-    made = train_language_model(ngrams(folder, arpa=True), lambda *each: told.append(each))
-    assert told[-1] == (3, 3) and made.counts["texts"] == 200
-    texts, languages = ["a good text number", "win click a number"], ["en", "en"]
+    updates = []
+    made = train_language_model(
+        ngrams(folder, arpa=True), lambda *progress: updates.append(progress)
+    )
+    assert updates[-1] == (3, 3) and made.counts["texts"] == 200
+    texts = ["a good text number", "win click a number"]
+    languages = ["en", "en"]
     scorer = Perplexity(path=str(folder / "ngrams/ngrams.safetensors"))
     likely, unlikely = scorer.score(texts, languages)
     assert likely < unlikely
@@ -102,11 +105,12 @@ def test_other_texts_in_the_same_files_are_another_input(folder, role):
     ("make", "train"), [(classifier, train_classifier), (ngrams, train_language_model)]
 )
 def test_another_folder_gets_the_same_bytes(folder, make, train):
-    one, two = train(make(folder)), train(make(folder, output=str(folder / "other")))
+    one = train(make(folder))
+    two = train(make(folder, output=str(folder / "other")))
     assert one.files == two.files
 
 
-def test_what_cannot_work_is_refused_and_leaves_nothing(folder):
+def test_invalid_settings_are_refused_and_leave_nothing(folder):
     with pytest.raises(DataError, match="no such file"):
         train_classifier(classifier(folder, positives={"paths": (str(folder / "none"),)}))
     (folder / "empty.jsonl").write_text('{"text": ""}\n')
@@ -135,7 +139,7 @@ def test_a_run_file_that_cannot_work_is_refused(folder, change, message):
         ngrams(folder, **change)
 
 
-def test_rare_n_grams_are_left_out_as_asked(folder):
+def test_rare_n_grams_are_left_out(folder):
     whole = train_language_model(ngrams(folder))
     pruned = train_language_model(
         ngrams(folder, least_counts=(1, 1, 50), output=str(folder / "pruned"))
@@ -144,7 +148,7 @@ def test_rare_n_grams_are_left_out_as_asked(folder):
     assert pruned.counts["n_grams"][2] < whole.counts["n_grams"][2]
 
 
-def test_scorers_are_told_apart_by_their_kind():
+def test_scorers_are_chosen_by_kind():
     adapter = TypeAdapter(Scorer)
     found = adapter.validate_python({"kind": "WordList", "path": {"en": "list.txt"}})
     assert found.column == "toxic_words"

@@ -1,4 +1,4 @@
-"""Which files are named, and what each one is."""
+"""Which input files are selected, and the format of each."""
 
 import gzip
 import io
@@ -41,7 +41,7 @@ def test_a_file_named_twice_is_read_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert find_files(["*.txt", "a", "./a/b.txt", "a/*"]) == [File("a/b.txt", "a/b.txt", 7)]
 
 
-def test_names_and_their_order_do_not_depend_on_where_the_files_lie(tmp_path: Path):
+def test_names_and_their_order_do_not_depend_on_the_folder(tmp_path: Path):
     for place in ("x", "z/deep"):
         write(tmp_path / place, "1/b.txt", "2.txt", "1.txt")
     assert names(tmp_path / "x") == names(tmp_path / "z/deep") == ["1.txt", "1/b.txt", "2.txt"]
@@ -111,7 +111,7 @@ OBJECT = json.dumps({"text": "<html>"}).encode()
         ("a.wet.gz", gzip.compress(b"\0"), "warc"),
     ],
 )
-def test_a_file_is_known_by_its_content_and_else_by_its_name(
+def test_a_file_is_recognised_by_its_content_or_else_its_name(
     tmp_path: Path, name: str, data: bytes, expected: str
 ):
     path = tmp_path / name
@@ -120,7 +120,7 @@ def test_a_file_is_known_by_its_content_and_else_by_its_name(
 
 
 @pytest.mark.parametrize("data", [b"", b"plain words", b"\x89PNG\r\n", b'{\n "text": 1\n}'])
-def test_what_is_not_recognised_is_refused_with_what_would_work(tmp_path: Path, data: bytes):
+def test_an_unknown_format_is_refused_with_the_known_ones(tmp_path: Path, data: bytes):
     path = tmp_path / "picture"
     path.write_bytes(data)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""What is too large is never held: each file here would take half a gigabyte."""
+"""Memory bounds of readers: each file here would take half a gigabyte if it were held whole."""
 
 import gzip
 import subprocess
@@ -47,7 +47,7 @@ FILES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
-def test_half_a_gigabyte_in_one_record_is_passed_over(tmp_path: Path, name: str):
+def test_a_record_of_half_a_gigabyte_is_skipped(tmp_path: Path, name: str):
     before, after, expected = FILES[name]
     with gzip.open(tmp_path / name, "wb", compresslevel=1) as file:
         file.write(before)

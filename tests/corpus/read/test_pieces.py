@@ -1,4 +1,4 @@
-"""Files cut into pieces: the same documents, wherever the cuts fall."""
+"""Files cut into pieces give the same documents, wherever the cuts are."""
 
 import dataclasses
 import gzip
@@ -43,7 +43,8 @@ from trainrig.corpus.read.web_archives.warc import read_warc, write_warc
 from trainrig.errors import ClusterError
 
 _proxies = runpy.run_path(str(Path(__file__).parents[2] / "s3_proxy.py"))
-Proxy, proxy = _proxies["Proxy"], _proxies["proxy"]
+Proxy = _proxies["Proxy"]
+proxy = _proxies["proxy"]
 
 NOISE = random.Random(0).randbytes(50_000)
 
@@ -61,8 +62,8 @@ def read_all(
     return [page for group in groups for piece in group for page in read(piece, reading)]
 
 
-def bodies(found: Sequence[RawPage | Unreadable]) -> list[bytes | str]:
-    return [each.body if isinstance(each, RawPage) else each.reason for each in found]
+def list_bodies(found: Sequence[RawPage | Unreadable]) -> list[bytes | str]:
+    return [page.body if isinstance(page, RawPage) else page.reason for page in found]
 
 
 def test_a_large_archive_is_split_and_nothing_is_lost(tmp_path: Path):
@@ -116,7 +117,7 @@ def test_one_packed_stream_is_one_piece(tmp_path: Path):
     assert read_all(groups[2:], ReadSettings()) == pages(60)
 
 
-def test_parquet_is_cut_by_row_groups_of_what_is_read(tmp_path: Path):
+def test_parquet_is_cut_by_row_groups_of_the_columns_read(tmp_path: Path):
     texts = [NOISE[n : n + 2_000].hex() for n in range(100)]
     table = pa.table({"text": texts, "unread": [NOISE.hex()] * 100})
     pq.write_table(table, tmp_path / "a.parquet", 10, compression="NONE", use_dictionary=False)
@@ -139,7 +140,9 @@ LINES = st.lists(
 CUTS = st.lists(st.integers(0), min_size=1, max_size=5)
 
 
-def in_pieces(data: bytes, cuts: Sequence[int], read_piece: Callable) -> list[RawPage | Unreadable]:
+def read_in_pieces(
+    data: bytes, cuts: Sequence[int], read_piece: Callable
+) -> list[RawPage | Unreadable]:
     bounds = [0, *sorted({1 + cut % max(1, len(data)) for cut in cuts}), len(data) + 1]
     return [
         page
@@ -152,25 +155,26 @@ def in_pieces(data: bytes, cuts: Sequence[int], read_piece: Callable) -> list[Ra
 @settings(max_examples=300)
 @given(parts=LINES, end=st.sampled_from([b"", b"no line end"]), cuts=CUTS)
 @example(parts=[b"a\n", b"\n", b"b\n"], end=b"", cuts=[0, 1, 2, 3])
-def test_text_gives_in_pieces_what_it_gives_at_once(documents, parts, end, cuts):
-    data, reading = b"".join(parts) + end, ReadSettings(documents=documents)
+def test_text_gives_the_same_documents_in_pieces(documents, parts, end, cuts):
+    data = b"".join(parts) + end
+    reading = ReadSettings(documents=documents)
 
     def read_piece(stream, begin=0, end=None):
         return read_text(stream, "a.txt", reading, begin, end)
 
-    assert in_pieces(data, cuts, read_piece) == list(read_piece(io.BytesIO(data)))
+    assert read_in_pieces(data, cuts, read_piece) == list(read_piece(io.BytesIO(data)))
 
 
 @settings(max_examples=200)
 @given(parts=LINES, objects=st.lists(st.text(max_size=5)), cuts=CUTS, data=st.data())
-def test_json_lines_give_in_pieces_what_they_give_at_once(parts, objects, cuts, data):
+def test_json_lines_give_the_same_documents_in_pieces(parts, objects, cuts, data):
     lines = parts + [json.dumps({"text": text}).encode() + b"\n" for text in objects]
     whole = b"".join(data.draw(st.permutations(lines)))
 
     def read_piece(stream, begin=0, end=None):
         return read_jsonl(stream, "a.jsonl", Fields(), begin, end)
 
-    assert in_pieces(whole, cuts, read_piece) == list(read_piece(io.BytesIO(whole)))
+    assert read_in_pieces(whole, cuts, read_piece) == list(read_piece(io.BytesIO(whole)))
 
 
 @pytest.mark.slow
@@ -180,10 +184,14 @@ def test_an_s3_archive_is_read_by_ranges_through_a_bad_day(proxy: Proxy, s3: str
     reading = ReadSettings(piece_bytes=20_000)
     groups = cut_pieces(find_files([f"{s3}/crawl"]), reading)
     assert len(groups) > 10
-    proxy.how, proxy.times = "slow_down", 5
-    assert bodies(read_all(groups, reading)) == [page.body for page in written] + [b"b"] * 5_000
+    proxy.how = "slow_down"
+    proxy.times = 5
+    assert (
+        list_bodies(read_all(groups, reading)) == [page.body for page in written] + [b"b"] * 5_000
+    )
     assert proxy.times == 0
-    proxy.how, proxy.times = "cut", 5
+    proxy.how = "cut"
+    proxy.times = 5
     proxy.spoil = lambda method, path: method == "GET"
     assert read_all(groups[:3], reading) == written[: len(read_all(groups[:3], reading))]
     assert proxy.times == 0
@@ -191,7 +199,7 @@ def test_an_s3_archive_is_read_by_ranges_through_a_bad_day(proxy: Proxy, s3: str
 
 @pytest.mark.parametrize("failure", [ClusterError("10 attempts failed"), OSError(5, "no disk")])
 @pytest.mark.parametrize("name", ["a.warc.gz", "a.jsonl.zst", "a.parquet", "a.jsonl.gz", "a.txt"])
-def test_storage_that_stays_away_is_not_taken_for_damage(
+def test_failing_storage_is_not_mistaken_for_damage(
     failure: Exception, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     path = tmp_path / name
@@ -200,7 +208,7 @@ def test_storage_that_stays_away_is_not_taken_for_damage(
     assert all(isinstance(page, RawPage) for page in read(piece, ReadSettings()))
 
     class Failing(io.BytesIO):
-        """Fails behind its first bytes, as S3 does when all attempts are used up."""
+        """A stream that fails after its first bytes, as S3 does when all retries are used up."""
 
         reads = 0
 
@@ -246,17 +254,17 @@ def test_a_real_crawl_gives_the_same_pages_however_it_is_cut(test_data: Path):
         assert read_all(groups, reading) == whole
 
 
-def test_where_says_nothing_of_the_folder(tmp_path: Path):
+def test_document_locations_do_not_depend_on_the_folder(tmp_path: Path):
     for folder in ("one", "two/deep"):
         (tmp_path / folder / "in").mkdir(parents=True)
         (tmp_path / folder / "in/a.jsonl").write_bytes(b'{"text": 1}\n[]\nnull\n\xff\n')
         (tmp_path / folder / "b.txt").write_bytes(b"\0\0")
     found = [
-        read_all(cut_pieces(find_files([str(tmp_path / each)]), ReadSettings()), ReadSettings())
-        for each in ("one", "two/deep")
+        read_all(cut_pieces(find_files([str(tmp_path / name)]), ReadSettings()), ReadSettings())
+        for name in ("one", "two/deep")
     ]
     assert found[0] == found[1]
-    assert [dataclasses.astuple(each) for each in found[0] if isinstance(each, Unreadable)] == [
+    assert [dataclasses.astuple(page) for page in found[0] if isinstance(page, Unreadable)] == [
         ("b.txt", "not_text"),
         ("in/a.jsonl: line at byte 0", "text_is_no_string"),
         ("in/a.jsonl: line at byte 12", "not_an_object"),

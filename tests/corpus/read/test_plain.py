@@ -1,4 +1,4 @@
-"""Text files and saved pages."""
+"""Readers of text files and of saved pages."""
 
 import gzip
 import io
@@ -14,16 +14,16 @@ from trainrig.corpus.read import lines as reading_lines
 from trainrig.corpus.read.plain import read_page, read_text
 
 
-def outcome(found: Iterator[RawPage | Unreadable]) -> list[str]:
+def list_outcomes(found: Iterator[RawPage | Unreadable]) -> list[str]:
     return [
-        each.body.decode(each.charset or "utf-8") if isinstance(each, RawPage) else each.reason
-        for each in found
+        page.body.decode(page.charset or "utf-8") if isinstance(page, RawPage) else page.reason
+        for page in found
     ]
 
 
 def texts(data: bytes, documents: str = "file", encoding: str | None = None) -> list[str]:
     reading = ReadSettings(documents=documents, encoding=encoding)  # type: ignore[arg-type]
-    return outcome(read_text(io.BytesIO(data), "a.txt", reading))
+    return list_outcomes(read_text(io.BytesIO(data), "a.txt", reading))
 
 
 def test_a_file_is_one_document_or_one_for_each_line_or_block():
@@ -39,9 +39,7 @@ TEXT = "Größe, naïve, déjà vu – „Straße“\nzweite Zeile\n\ndritte Zei
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
 @pytest.mark.parametrize("documents", ["line", "block"])
-def test_the_encoding_is_found_out_from_the_file_and_told_of_each_document(
-    encoding: str, documents: str
-):
+def test_the_encoding_is_detected_per_file_and_set_on_each_document(encoding: str, documents: str):
     found = texts((TEXT * 20).encode(encoding), documents)
     separate = [line for line in TEXT.splitlines() if line]
     expected = separate if documents == "line" else ["\n".join(separate[:2]), separate[2]]
@@ -77,7 +75,7 @@ def test_documents_and_files_too_large_are_passed_over(monkeypatch: pytest.Monke
     assert texts(data) == ["too_large"]
     assert texts(data, "line") == ["a", "too_large", "c", *["many"] * 30, "d"]
     assert texts(data, "block") == ["too_large", "too_large", "d"]
-    assert outcome(read_page(io.BytesIO(data), "a.html", "")) == ["too_large"]
+    assert list_outcomes(read_page(io.BytesIO(data), "a.html", "")) == ["too_large"]
 
 
 @given(st.binary(max_size=200), st.sampled_from(["file", "line", "block"]))
@@ -92,6 +90,6 @@ def test_any_bytes_at_all_are_read(data: bytes, documents: str):
         ("https://example.org/docs/", "https://example.org/docs/a%20b/%C3%A9.html"),
     ],
 )
-def test_a_saved_page_has_its_url_from_its_place(base_url: str, expected: str):
+def test_a_saved_page_gets_its_url_from_its_path(base_url: str, expected: str):
     (page,) = read_page(io.BytesIO(b"<p>"), "a b/é.html", base_url)
     assert page == RawPage(expected, "text/html", b"<p>", "", None)

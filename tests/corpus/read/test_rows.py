@@ -1,4 +1,4 @@
-"""Rows of JSON lines and of Parquet files, to pages."""
+"""Rows of JSON lines and of Parquet files, as pages."""
 
 import gzip
 import io
@@ -22,12 +22,12 @@ from trainrig.corpus.read.parquet import measure_row_groups, read_parquet
 from trainrig.errors import DataError
 
 
-def outcome(found: Iterator[RawPage | Unreadable]) -> list[bytes | str]:
-    return [each.body if isinstance(each, RawPage) else each.reason for each in found]
+def list_outcomes(found: Iterator[RawPage | Unreadable]) -> list[bytes | str]:
+    return [page.body if isinstance(page, RawPage) else page.reason for page in found]
 
 
 def read_lines(data: bytes, fields: Fields | None = None) -> list[bytes | str]:
-    return outcome(read_jsonl(io.BytesIO(data), "a.jsonl", fields or Fields()))
+    return list_outcomes(read_jsonl(io.BytesIO(data), "a.jsonl", fields or Fields()))
 
 
 def parquet(rows: list[dict[str, Any]], row_group_size: int = 10) -> bytes:
@@ -46,7 +46,7 @@ def test_fields_are_found_by_the_names_in_the_run_file():
     assert list(read_parquet(io.BytesIO(parquet([row | {"at": None}])), "a", fields)) == [expected]
 
 
-def test_a_date_column_is_told_in_iso_8601():
+def test_a_date_column_is_returned_in_iso_8601():
     data = parquet([{"text": "a", "date": datetime(2024, 5, 18, 1, 58, 10)}])
     (page,) = read_parquet(io.BytesIO(data), "a", Fields())
     assert isinstance(page, RawPage)
@@ -80,7 +80,7 @@ def test_a_field_of_html_gives_a_page_to_extract():
         ('{"text": "a"}'.encode("utf-16"), "not_utf8"),
     ],
 )
-def test_a_line_gives_its_text_or_the_reason_why_not(line: bytes, expected: bytes | str):
+def test_a_line_gives_its_text_or_a_reason(line: bytes, expected: bytes | str):
     assert read_lines(line) == [expected]
     assert read_lines(line + b"\n" + b'{"text": "next"}\n') == [expected, b"next"]
 
@@ -103,13 +103,14 @@ def test_any_bytes_at_all_are_read(data: bytes):
 def test_a_line_too_long_is_passed_over_and_never_held(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(reading_lines, "LARGEST_BODY", 100)
     monkeypatch.setattr(reading_rows, "LARGEST_BODY", 30)
-    short, long = b'{"text": "short"}\n', b'{"text": "' + b"long" * 100_000 + b'"}\n'
+    short = b'{"text": "short"}\n'
+    long = b'{"text": "' + b"long" * 100_000 + b'"}\n'
     middling = b'{"text": "' + b"long" * 10 + b'"}\n'
     found = read_lines(short + long + middling + short)
     assert found == [b"short", "too_large", "too_large", b"short"]
 
 
-def test_a_packed_file_that_is_cut_says_so_behind_what_it_gave():
+def test_a_truncated_compressed_file_is_reported_after_its_rows():
     data = gzip.compress(b"".join(b'{"text": "%d"}\n' % n for n in range(10_000)))
     found = read_lines(data[:-1_000])
     assert found[:2] == [b"0", b"1"]
@@ -117,7 +118,7 @@ def test_a_packed_file_that_is_cut_says_so_behind_what_it_gave():
     assert found[-1] == "truncated"
 
 
-def test_a_packed_file_that_is_damaged_says_so():
+def test_a_damaged_compressed_file_is_reported():
     data = bytearray(gzip.compress(b"".join(b'{"text": "%d"}\n' % n for n in range(10_000))))
     data[len(data) // 2] ^= 0xFF
     assert read_lines(bytes(data))[-1] == "damaged_gzip"
@@ -126,13 +127,13 @@ def test_a_packed_file_that_is_damaged_says_so():
 def test_rows_without_text_are_counted_and_the_others_read():
     rows = [{"text": "a"}, {"text": None}, {"text": "c"}]
     found = list(read_parquet(io.BytesIO(parquet(rows, 2)), "a.parquet", Fields()))
-    assert outcome(iter(found)) == [b"a", "no_text", b"c"]
+    assert list_outcomes(iter(found)) == [b"a", "no_text", b"c"]
     assert found[1] == Unreadable("a.parquet: row 1", "no_text")
     second = read_parquet(io.BytesIO(parquet(rows, 1)), "a.parquet", Fields(), 1, 2)
     assert list(second) == [found[1]]
 
 
-def test_a_column_that_is_named_and_not_there_is_refused(tmp_path: Path):
+def test_a_missing_column_is_refused(tmp_path: Path):
     path = tmp_path / "a.parquet"
     path.write_bytes(parquet([{"content": "a", "number": 1}]))
     for fields in (Fields(), Fields(text="content", url="link")):
@@ -144,7 +145,7 @@ def test_a_column_that_is_named_and_not_there_is_refused(tmp_path: Path):
 @pytest.mark.parametrize("kept", [0, 4, 100])
 def test_a_damaged_parquet_file_is_counted(kept: int):
     data = parquet([{"text": "a"}])[:kept]
-    assert outcome(read_parquet(io.BytesIO(data), "a", Fields())) == ["damaged_parquet"]
+    assert list_outcomes(read_parquet(io.BytesIO(data), "a", Fields())) == ["damaged_parquet"]
 
 
 def test_a_damaged_row_group_does_not_cost_the_others():
@@ -155,7 +156,7 @@ def test_a_damaged_row_group_does_not_cost_the_others():
     found = list(read_parquet(io.BytesIO(bytes(data)), "a", Fields()))
     texts = [page.body.decode() for page in found if isinstance(page, RawPage)]
     assert texts == [f"text {n}" for n in range(30) if not 10 <= n < 20 and n != 25]
-    assert [each for each in found if isinstance(each, Unreadable)] == [
+    assert [page for page in found if isinstance(page, Unreadable)] == [
         Unreadable("a: row group 1 from row 10 on", "damaged_parquet"),
         Unreadable("a: row 25", "no_text"),
     ]

@@ -16,7 +16,7 @@ TOLD = {
 }
 
 
-def test_hosts_are_told_by_their_median_the_lowest_first() -> None:
+def test_hosts_are_sorted_by_median_lowest_first() -> None:
     assert build_host_rows(TOLD) == (
         HostRow("small.example", 4, 0.1, 4),
         HostRow("thin.example", 6, 0.31, 4),
@@ -25,7 +25,7 @@ def test_hosts_are_told_by_their_median_the_lowest_first() -> None:
     )
 
 
-def test_a_host_is_warned_of_by_its_median_if_it_has_pages_enough() -> None:
+def test_a_host_with_enough_pages_is_warned_about_by_its_median() -> None:
     assert [row.host for row in find_doubtful(build_host_rows(TOLD))] == ["thin.example"]
     told = describe_doubtful(build_host_rows(TOLD))
     assert told is not None

@@ -5,7 +5,7 @@ from trainrig.corpus.dedup.signatures.minhash import MinHash, compute_match_curv
 from trainrig.corpus.report.match_chart import _plot_curve, chart_matches
 
 
-def test_the_chart_says_what_is_found_at_the_threshold():
+def test_the_chart_shows_the_share_found_at_the_threshold():
     chart = chart_matches(MinHash())
     assert chart.title == "98.6\u00a0% of the pairs at the threshold are compared"
     assert "18 bands of 7 rows" in chart.caption

@@ -82,7 +82,7 @@ def test_every_document_is_in_one_row_of_first_drops_or_kept() -> None:
     assert StepRow("Language.unsure", "web", "none", 0, 0, 2, 5) in TOLD.steps
 
 
-def test_sources_and_quarantine_are_told() -> None:
+def test_sources_and_quarantine_are_listed() -> None:
     assert TOLD.sources == (
         SourceRow("web", "en", 8, 800, 4, 600),
         SourceRow("web", "none", 2, 5, 0, 0),
@@ -127,7 +127,7 @@ def page(told: CurationTallies = TOLD, rules: dict[str, tuple[Rule, ...]] = RULE
     return render_curation_page(told, COUNTS, rules, COST, {"Inputs": {"web": "abc"}}, MinHash())
 
 
-def test_the_page_says_what_fell_and_shows_it() -> None:
+def test_the_page_shows_dropped_documents() -> None:
     html = page()
     assert f"4 of 18 records were kept as documents: {format_percent(4, 18)}." in html
     assert "Length.too_short drops the most: 3 documents" in html
@@ -144,14 +144,14 @@ def test_the_page_warns_of_hosts_whose_pages_were_hardly_extracted() -> None:
     assert "the median page kept" not in page(whole)
 
 
-def test_a_near_duplicate_stands_beside_what_was_kept_and_differences_are_marked() -> None:
+def test_a_near_duplicate_is_shown_next_to_the_kept_document_with_differences() -> None:
     html = page()
     assert "u/3: 0.812 of all shingles in common" in html
     assert "one <mark>two</mark> three &lt;4&gt;" in html
     assert "one <mark>2</mark> three &lt;4&gt;" in html
 
 
-def test_the_page_of_nothing_says_so() -> None:
+def test_a_page_without_documents_says_so() -> None:
     nothing = CurationTallies((), (), (), (), (), (), ())
     html = render_curation_page(
         nothing,

@@ -1,4 +1,4 @@
-"""Texts of real pages."""
+"""Fixture with texts of real pages."""
 
 from pathlib import Path
 

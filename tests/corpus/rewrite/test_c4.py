@@ -1,5 +1,7 @@
-"""C4's line rules: against a twin written straight from its authors' code's behaviour, against
-datatrove where it is installed, and by hand."""
+"""C4's line rules, compared with a reference that follows its authors' code.
+
+Other references are datatrove, where it is installed, and cases by hand.
+"""
 
 import json
 import os
@@ -40,10 +42,11 @@ pieces = st.sampled_from(
 texts = st.lists(pieces, max_size=20).map("".join)
 
 
-def twin(text: str, reading: str, ended: bool = True) -> tuple[str, Counter[str]]:
-    """Line by line, each rule in its turn, as the two codes have them."""
+def clean_by_reference(text: str, reading: str, ended: bool = True) -> tuple[str, Counter[str]]:
+    """Return the cleaned text and the counts, applying each rule in turn to each line."""
     tfds = reading == "tfds"
-    kept, counts = [], Counter()
+    kept = []
+    counts = Counter()
     for line in text.splitlines():
         line = line.strip()
         raw_words = line.split()
@@ -78,13 +81,13 @@ def twin(text: str, reading: str, ended: bool = True) -> tuple[str, Counter[str]
 @pytest.mark.parametrize("reading", ["tfds", "datatrove"])
 @given(texts)
 @example("one two java[1]script five six.")
-@example("one two use of coo\u212aies six.")  # the sign of kelvin
+@example("one two use of coo\u212aies six.")  # contains the kelvin sign
 @example("[1] one two three four five.\nAs was shown in the end. [1]")
 @example('one [1] two [2] three "')
-def test_lines_fall_as_in_the_published_code(reading: str, ended: bool, text: str):
+def test_lines_are_dropped_as_in_the_published_code(reading: str, ended: bool, text: str):
     rules = C4Lines(reading=reading, terminal_punctuation=ended)
     left, counts = rules.apply(text, "en")
-    assert (left, +Counter(counts)) == twin(text, reading, ended)
+    assert (left, +Counter(counts)) == clean_by_reference(text, reading, ended)
     assert tuple(counts) == rules.columns
 
 
@@ -102,10 +105,10 @@ def test_lines_fall_as_in_the_published_code(reading: str, ended: bool, text: st
         (f"one two three four {'x' * 1001}.", "c4_long_words"),
     ],
 )
-def test_each_line_falls_by_the_rule_made_for_it(line: str, column: str | None):
+def test_each_line_is_dropped_by_its_rule(line: str, column: str | None):
     left, counts = C4Lines().apply(line, "en")
     assert left == ("" if column else line)
-    assert {each for each, count in counts.items() if count} - {"c4_citations"} == (
+    assert {rule for rule, count in counts.items() if count} - {"c4_citations"} == (
         {column} if column else set()
     )
 
@@ -115,11 +118,13 @@ def test_each_line_falls_by_the_rule_made_for_it(line: str, column: str | None):
     [
         ("Only four words here.", False, True),
         ("It is so, he said to her'", False, True),
-        ("Two [1] words.", False, True),  # three before the citation is cut
+        ("Two [1] words.", False, True),  # three words before the citation is cut
     ],
 )
 def test_the_two_readings_differ(line: str, tfds: bool, datatrove: bool):
-    kept = [bool(C4Lines(reading=each).apply(line, "en")[0]) for each in ("tfds", "datatrove")]
+    kept = [
+        bool(C4Lines(reading=reading).apply(line, "en")[0]) for reading in ("tfds", "datatrove")
+    ]
     assert kept == [tfds, datatrove]
 
 
@@ -155,7 +160,7 @@ for line in sys.stdin:
 
 
 @pytest.mark.data
-def test_lines_of_real_pages_fall_as_by_datatrove(real_texts: list[str]):
+def test_lines_of_real_pages_are_dropped_as_by_datatrove(real_texts: list[str]):
     python = os.environ.get("TRAINRIG_PEERS")  # an interpreter that has datatrove
     if not python:
         pytest.skip("TRAINRIG_PEERS is not set")

@@ -39,7 +39,7 @@ def test_each_step_by_hand(text: str, expected: str | None, counts: dict[str, in
     )
 
 
-def test_steps_that_a_reader_may_mind_are_asked_for():
+def test_inner_spaces_and_quotes_are_normalised_on_request():
     text, counts = Normalise(inner_spaces=True, quotes=True).apply("  “it’s”  a\tb «c»", "en")
     assert text == '  "it\'s" a b "c"'
     assert counts["normalised_inner_spaces"] == 2
@@ -47,7 +47,7 @@ def test_steps_that_a_reader_may_mind_are_asked_for():
 
 
 @given(texts, settings)
-def test_what_is_normal_stays_as_it_is(text: str, rewrite: Normalise):
+def test_normal_text_stays_unchanged(text: str, rewrite: Normalise):
     normal, _ = rewrite.apply(text, "en")
     assert rewrite.apply(normal, "en") == (normal, dict.fromkeys(Normalise.columns, 0))
 
@@ -59,7 +59,7 @@ def test_a_text_changes_if_and_only_if_something_is_counted(text: str, rewrite: 
 
 
 def test_no_text_takes_more_than_linear_time():
-    # Quadratic, this would take hours.
+    # A quadratic pattern would take hours.
     text = " " * 1_000_000 + "a" + "\t " * 500_000 + "b"
     everything = Normalise(inner_spaces=True, quotes=True)
     assert everything.apply(text, "en")[0] == " " * 1_000_000 + "a b"

@@ -13,7 +13,7 @@ from trainrig.corpus.rewrite.pii import PII, mask
 from trainrig.corpus.rewrite.pii.cards import passes_luhn
 from trainrig.corpus.rewrite.pii.ibans import passes_mod_97
 
-PUBLISHED_TEST_NUMBERS = [  # of the issuers, for testing
+PUBLISHED_TEST_NUMBERS = [  # test numbers that the issuers publish
     "4111 1111 1111 1111",
     "4111-1111-1111-1111",
     "5555555555554444",
@@ -29,7 +29,7 @@ PUBLISHED_IBANS = [
     "NO9386011117947",
 ]
 
-# Of no account, in the forms of their makers; in pieces, so that no scanner takes them for real.
+# Fake secrets in the issuers' formats, split so that no scanner takes them for real ones.
 RANDOM = "k3Jx9QmZ7tBvR2nWcY5dLhG8sPfA1uEo4TiX6gVbN0MqDzKjSwCyHrUe"
 JWT = "eyJhbGciOiJIUzI1NiJ9." + "eyJzdWIiOiIxMjM0NSJ9." + RANDOM[:43]
 PRIVATE_KEY = (
@@ -52,7 +52,7 @@ TOKENS = [
     PRIVATE_KEY,
 ]
 
-# What finds are made of, so that they come close to each other and to their masks.
+# The parts of matches, so that matches come close to each other and to their masks.
 FINDS = [
     "ann@example.com",
     "ann [at] example.com",
@@ -109,7 +109,7 @@ def masked(text: str, **settings: object) -> str:
         *((f"to {iban} AND soon", "to <IBAN> AND soon") for iban in PUBLISHED_IBANS),
     ],
 )
-def test_what_identifies_is_masked(text: str, expected: str):
+def test_personal_data_are_masked(text: str, expected: str):
     assert masked(text) == expected
 
 
@@ -144,11 +144,11 @@ def test_what_identifies_is_masked(text: str, expected: str):
         "tokens: 1000000000000000000, token = tokenizer_from_pretrained2",
     ],
 )
-def test_what_only_looks_alike_is_left(text: str):
+def test_similar_looking_text_is_not_masked(text: str):
     assert masked(text) == text
 
 
-def test_a_span_tells_where_and_never_what():
+def test_a_span_has_a_position_and_no_text():
     text = "ann@example.com wrote to bob@example.com, ann@example.com to 8.8.8.8"
     _, spans = mask(text, PII(), key=b"secret")
     assert [(span.kind, text[span.start : span.start + span.length]) for span in spans] == [
@@ -163,7 +163,7 @@ def test_a_span_tells_where_and_never_what():
     assert "ann" not in str(spans)
 
 
-def test_only_the_kinds_asked_for_are_masked():
+def test_only_the_chosen_kinds_are_masked():
     text = "ann@example.com 8.8.8.8"
     assert masked(text, kinds=("IP",)) == "ann@example.com <IP>"
     assert masked(text, kinds=()) == text
@@ -177,7 +177,7 @@ def test_a_document_of_too_many_finds_breaks_a_rule(allowed: int | None, broken:
     assert any(bool(limit.mark_broken(columns)[0]) for limit in settings.iterate_limits()) is broken
 
 
-def test_the_kind_named_first_has_what_two_kinds_could():
+def test_the_first_of_two_matching_kinds_masks():
     assert masked("4111111111111111@example.com") == "<EMAIL>"
 
 
@@ -192,7 +192,8 @@ def test_a_masked_text_has_nothing_left_to_mask(text: str):
     once, spans = mask(text, PII())
     assert mask(once, PII()) == (once, ())
     # Outside the spans, nothing has changed.
-    rebuilt, at = "", 0
+    rebuilt = ""
+    at = 0
     for span in spans:
         rebuilt += text[at : span.start] + f"<{span.kind}>"
         at = span.start + span.length
@@ -200,7 +201,7 @@ def test_a_masked_text_has_nothing_left_to_mask(text: str):
 
 
 @given(st.lists(st.sampled_from(FINDS), max_size=8))
-def test_finds_apart_from_each_other_are_all_found(finds: list[str]):
+def test_separate_finds_are_all_found(finds: list[str]):
     _, spans = mask(" | ".join(finds), PII())
     assert [span.length for span in spans] == [len(find) for find in finds]
 
@@ -215,7 +216,7 @@ def test_one_digit_in_ten_passes_luhn(number: str):
     st.sampled_from(["GB", "DE", "NO"]),
 )
 def test_the_check_digits_of_the_standard_pass_mod_97(account: str, country: str):
-    # ISO 13616: 98 less the remainder with the check digits as zeros.
+    # ISO 13616: 98 minus the remainder with the check digits as zeros.
     digits = "".join(str(int(sign, 36)) for sign in account + country + "00")
     check = 98 - int(digits) % 97
     assert passes_mod_97(f"{country}{check:02}{account}")
@@ -231,7 +232,7 @@ def test_the_check_digits_of_the_standard_pass_mod_97(account: str, country: str
     ],
 )
 def test_no_text_takes_more_than_linear_time(text: str):
-    # Quadratic, each of these would take hours. None holds anything to mask.
+    # Quadratic patterns would take hours. No text has anything to mask.
     assert masked(text * 200_000) == text * 200_000
 
 
@@ -243,14 +244,17 @@ def test_e_mail_addresses_in_notes_of_companies_are_masked(
     if not folder:
         pytest.skip("TRAINRIG_TEST_DATA is not set")
     rows = Path(folder, "sets/enterprise_pii_classification.jsonl").read_text().splitlines()
-    found, sensitive, both = 0, 0, 0
+    found = 0
+    sensitive = 0
+    both = 0
     for row in map(json.loads, rows):
         text, spans = mask(row["query"].split("'''")[1], PII())
         label = row["choices"][row["gold"]] == "yes"
-        found, sensitive = found + bool(spans), sensitive + label
+        found = found + bool(spans)
+        sensitive = sensitive + label
         both += label and bool(spans)
         assert not re.search(r"\w@\w+\.\w", text)
     with capsys.disabled():
-        # The labels are about business secrets: no sensitive passage holds an e-mail address.
+        # The labels are about business secrets: no sensitive passage contains an e-mail address.
         print(f"\nPII on {len(rows)} passages: precision {both}/{found}, recall {both}/{sensitive}")
     assert found

@@ -1,4 +1,4 @@
-"""Tables of forms: of each kind what is a find, and of its look-alikes what is none."""
+"""Tables of matches and of similar strings that must not match, for each kind."""
 
 import random
 
@@ -51,7 +51,7 @@ def test_numbers_of_sections_versions_and_places_are_left(text: str):
 
 
 @pytest.mark.parametrize("text", rows(ADDRESSES))
-def test_addresses_are_masked_where_something_says_that_they_are(text: str):
+def test_addresses_are_masked_next_to_a_label(text: str):
     assert "<IP>" in masked(text)
     assert masked(masked(text)) == masked(text)
 
@@ -70,7 +70,7 @@ def test_addresses_are_masked_where_something_says_that_they_are(text: str):
     ],
 )
 @pytest.mark.parametrize("number", rows(PHONES))
-def test_national_numbers_are_masked_after_words_that_speak_of_a_telephone(sentence, number):
+def test_national_numbers_are_masked_after_words_for_telephone(sentence, number):
     assert masked(sentence.format(number)) == sentence.format("<PHONE>")
 
 
@@ -140,7 +140,7 @@ def test_social_security_numbers(text: str, expected: str | None):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_all_personal_data_that_the_quickstart_plants_are_masked(seed: int):
+def test_all_personal_data_that_the_quickstart_injects_are_masked(seed: int):
     for item in make_personal_items(120, seed):
         assert item.value not in masked(item.sentence)
 

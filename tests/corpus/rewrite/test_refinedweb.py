@@ -1,4 +1,4 @@
-"""RefinedWeb's line rules: against a twin that asks one line after another, and by hand."""
+"""RefinedWeb's line rules, compared with a line-by-line reference and cases by hand."""
 
 import re
 from collections import Counter
@@ -42,9 +42,10 @@ def rule_broken_by(line: str) -> str | None:
     return "refinedweb_few_words" if len(words) < 2 else None
 
 
-def twin(text: str) -> tuple[list[str], Counter[str]]:
-    """The lines that stay, and what became of the others, one line after another."""
-    kept, counts = [], Counter()
+def clean_by_reference(text: str) -> tuple[list[str], Counter[str]]:
+    """Return the lines that stay, and counts of the others, one line after another."""
+    kept = []
+    counts = Counter()
     for line in text.split("\n"):
         left = line.strip()
         if len(left.split()) <= 10:
@@ -64,10 +65,10 @@ def twin(text: str) -> tuple[list[str], Counter[str]]:
 @given(texts)
 @example("sign-in items in cart\nsign-in one two READ MORE...\nSIGN-IN, one two")
 @example("items in items in cart cart now")
-def test_lines_fall_as_asked_one_by_one(text: str):
+def test_lines_are_dropped_as_one_by_one(text: str):
     rules = RefinedWebLines()
     left, counts = rules.apply(text, "en")
-    lines, expected = twin(text)
+    lines, expected = clean_by_reference(text)
     assert [line for line in left.split("\n") if line.strip()] == [
         line for line in lines if line.strip()
     ]
@@ -79,7 +80,7 @@ def test_lines_fall_as_asked_one_by_one(text: str):
 
 
 @given(texts)
-def test_what_is_left_stays_as_it_is(text: str):
+def test_cleaned_text_stays_unchanged(text: str):
     left, _ = RefinedWebLines().apply(text, "en")
     again, counts = RefinedWebLines().apply(left, "en")
     assert again == left
@@ -132,7 +133,7 @@ def test_a_phrase_that_no_line_could_hold_is_refused(phrase: str):
 
 
 @given(texts)
-def test_shapes_are_what_pythons_strings_say(text: str):
+def test_character_classes_equal_pythons(text: str):
     shapes = LineShapes.of(text)
     lines = text.split("\n")
     assert shapes.words.tolist() == [len(line.split()) for line in lines]

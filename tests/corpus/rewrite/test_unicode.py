@@ -1,4 +1,4 @@
-"""Repair of Unicode: what it does, and that it spares only lines that ftfy would not touch."""
+"""Repair of Unicode: its results, and that it skips only lines that ftfy would not change."""
 
 import re
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trainrig.corpus.rewrite.unicode import RepairUnicode, find_suspect_lines
 
-# Whatever ftfy's own pattern speaks of, the ends of its ranges included, and the plainest beside.
+# All characters of ftfy's own pattern, including the ends of its ranges, and some plain ones.
 SIGNS = sorted({*re.sub(r"[\[\]{}|\\]", "", BADNESS_RE.pattern), *"aZ0. \n\u0301\ud83d\ude00漢é€œ"})
 texts = st.one_of(
     st.text(st.sampled_from(SIGNS), max_size=12),
@@ -20,8 +20,8 @@ texts = st.one_of(
 plain = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=20)
 
 
-def whole(text: str) -> str:
-    """ftfy on all of `text`, by its own names for what only repairs."""
+def repair_by_ftfy(text: str) -> str:
+    """Return ftfy's repair of all of `text`, with only the options that repair."""
     taste = ("unescape_html", "remove_terminal_escapes", "fix_latin_ligatures", "uncurl_quotes")
     taste += ("fix_character_width", "fix_line_breaks", "remove_control_chars")
     return ftfy.fix_text(text, ftfy.TextFixerConfig(**dict.fromkeys(taste, False)))
@@ -32,7 +32,7 @@ def whole(text: str) -> str:
 @example("Œ.")
 def test_no_line_is_spared_that_ftfy_would_repair(text: str):
     repaired, counts = RepairUnicode().apply(text, "en")
-    lines = [(line, whole(line)) for line in text.split("\n")]
+    lines = [(line, repair_by_ftfy(line)) for line in text.split("\n")]
     assert repaired == "\n".join(fixed for _, fixed in lines)
     assert sum(counts.values()) == sum(line != fixed for line, fixed in lines)
 
@@ -50,11 +50,13 @@ def test_all_that_ftfy_finds_odd_is_suspected(odd: str, before: str):
 @given(plain, st.sampled_from(["latin-1", "windows-1252", "macroman", "cp437", "windows-1251"]))
 def test_mojibake_is_suspected_wherever_ftfy_repairs_it(text: str, encoding: str):
     mojibake = text.encode().decode(encoding, "replace")
-    assert RepairUnicode().apply(mojibake, "en")[0] == "\n".join(map(whole, mojibake.split("\n")))
+    assert RepairUnicode().apply(mojibake, "en")[0] == "\n".join(
+        map(repair_by_ftfy, mojibake.split("\n"))
+    )
 
 
 @given(texts)
-def test_what_was_repaired_stays_as_it_is(text: str):
+def test_repaired_text_stays_unchanged(text: str):
     repaired, _ = RepairUnicode().apply(text, "en")
     assert RepairUnicode().apply(repaired, "en") == (
         repaired,
@@ -85,4 +87,4 @@ def test_few_lines_of_real_pages_are_shown_to_ftfy(real_texts: list[str]):
     lines = sum(text.count("\n") + 1 for text in real_texts)
     assert sum(len(find_suspect_lines(text)) for text in real_texts) < lines / 20
     for text in real_texts:
-        assert RepairUnicode().apply(text, "en")[0] == whole(text)
+        assert RepairUnicode().apply(text, "en")[0] == repair_by_ftfy(text)

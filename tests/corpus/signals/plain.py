@@ -1,4 +1,4 @@
-"""The signals by plain Python, a text at a time: what the compiled ones are compared with."""
+"""The signals in plain Python, one text at a time, to compare the compiled ones with."""
 
 import itertools
 import re
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-STOP_WORDS = frozenset({"the", "be", "to", "of", "and", "that", "have", "with"})  # of Gopher
-SHORT_LINE = 30  # characters; of FineWeb
+STOP_WORDS = frozenset({"the", "be", "to", "of", "and", "that", "have", "with"})  # Gopher's list
+SHORT_LINE = 30  # characters; FineWeb's limit
 _BULLET = re.compile(r"[•‣▶◀◦■□▪▫●○·]|[-*–+]\s")
 _TERMINAL = (".", "!", "?", '"', "”", "'", "’", "»", "。", "！", "？", "।", "؟")
 _ELLIPSES = ("...", "…")
@@ -22,7 +22,7 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd
 
 @dataclass(frozen=True)
 class Signals:
-    """Flat numbers about one text; all zero for an empty one. Shares are of 1."""
+    """Numbers about one text, all zero for an empty one; shares are between 0 and 1."""
 
     characters: int
     words: int
@@ -38,17 +38,18 @@ class Signals:
     terminal_lines: float  # share of lines that end as a sentence does, not in "..."
     short_lines: float  # share of lines of at most SHORT_LINE characters
     longest_run_of_equal_lines: int
-    # Shares of what had been there before: the first of several equals is no duplicate.
+    # Shares of pieces that repeat an earlier one; the first of several equals is no duplicate.
     duplicate_lines: float
-    duplicate_line_characters: float  # of the lines' characters
+    duplicate_line_characters: float  # share of the lines' characters
     duplicate_paragraphs: float
-    duplicate_paragraph_characters: float  # of the paragraphs' characters
+    duplicate_paragraph_characters: float  # share of the paragraphs' characters
     # Share of the words' characters in the most frequent n-gram of words (of equally frequent
     # ones, the longest); 0 if it occurs once.
     top_2_gram: float
     top_3_gram: float
     top_4_gram: float
-    # Share of the words' characters inside n-grams that had been there before, each word once.
+    # Share of the words' characters inside n-grams that repeat an earlier one, each word counted
+    # once.
     duplicate_5_grams: float
     duplicate_6_grams: float
     duplicate_7_grams: float
@@ -58,10 +59,12 @@ class Signals:
 
 
 def measure(text: str) -> Signals:
-    """The signals of `text`, case ignored where words or n-grams are compared."""
+    """Return the signals of `text`, ignoring case where words or n-grams are compared."""
     words = text.lower().split()
     lines = [line for line in map(str.strip, text.split("\n")) if line]
-    paragraphs = [each for each in map(str.strip, _PARAGRAPH_END.split(text)) if each]
+    paragraphs = [
+        paragraph for paragraph in map(str.strip, _PARAGRAPH_END.split(text)) if paragraph
+    ]
     duplicate_lines, duplicate_line_characters = _duplicates(lines)
     duplicate_paragraphs, duplicate_paragraph_characters = _duplicates(paragraphs)
     lengths = np.fromiter(map(len, words), np.int64, len(words))
@@ -95,7 +98,10 @@ def _share(part: float, whole: int) -> float:
 
 
 def _symbols(text: str) -> int:
-    """Characters of Unicode's classes P and S. Python's \\w leaves out marks, which are neither."""
+    r"""Count characters of Unicode's classes P and S.
+
+    Python's \w leaves out marks, which are in neither class.
+    """
     found = Counter(_NEITHER_WORD_NOR_SPACE.findall(text))
     found["_"] = text.count("_")  # \w, and yet punctuation
     return sum(n for sign, n in found.items() if unicodedata.category(sign)[0] in "PS")
@@ -110,7 +116,7 @@ def _ends_a_sentence(line: str) -> bool:
 
 
 def _duplicates(pieces: Sequence[str]) -> tuple[float, float]:
-    """The share of `pieces` equal to an earlier one, and the share of characters in those."""
+    """Return the share of `pieces` equal to an earlier one, and the share of their characters."""
     again = len(pieces) - len(set(pieces))
     if not again:
         return 0.0, 0.0
@@ -127,7 +133,7 @@ def _repetition(words: Sequence[str], lengths: NDArray[np.int64]) -> dict[str, f
     found = {f"top_{n}_gram": _top_n_gram(ids, lengths, n) for n in (2, 3, 4)}
     any_left = True
     for n in range(5, 11):
-        # What repeats no five words repeats no six.
+        # A text without repeated runs of five words has none of six.
         share = _duplicate_n_grams(ids, lengths, n) if any_left else 0.0
         any_left = share > 0
         found[f"duplicate_{n}_grams"] = share
@@ -135,7 +141,10 @@ def _repetition(words: Sequence[str], lengths: NDArray[np.int64]) -> dict[str, f
 
 
 def _n_grams(ids: NDArray[np.uint64], n: int) -> NDArray[np.uint64]:
-    """A 64-bit hash of the n-gram that starts at each word. Wraps round, as it is meant to."""
+    """Return a 64-bit hash of the n-gram that starts at each word.
+
+    Overflow wraps around on purpose.
+    """
     grams = np.zeros(max(0, len(ids) - n + 1), np.uint64)
     for k in range(n):
         grams = (grams ^ ids[k : k + len(grams)]) * _MULTIPLIER
@@ -153,7 +162,7 @@ def _top_n_gram(ids: NDArray[np.uint64], lengths: NDArray[np.int64], n: int) -> 
     ends = np.concatenate([[0], np.cumsum(lengths)])
     tops = first[counts == most]
     longest = int((ends[tops + n] - ends[tops]).max())
-    return min(1.0, _share(most * longest, int(ends[-1])))  # "a a a" holds "a a" twice: 4 of 3
+    return min(1.0, _share(most * longest, int(ends[-1])))  # "a a a" has "a a" twice: 4 of 3
 
 
 def _duplicate_n_grams(ids: NDArray[np.uint64], lengths: NDArray[np.int64], n: int) -> float:

@@ -1,4 +1,4 @@
-"""Counting what C4 keeps, against cutting it (rewrite/c4.py) and counting what is left."""
+"""Counts of what C4 keeps, compared with applying C4 (rewrite/c4.py) and counting the rest."""
 
 import random
 
@@ -45,7 +45,7 @@ def assert_equal(texts: list[str]) -> None:
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join) | st.text(st.characters()))
-def test_sentences_are_those_of_the_lines_that_stay(text: str):
+def test_sentences_are_counted_in_the_remaining_lines(text: str):
     assert_equal([text])
 
 
@@ -67,7 +67,7 @@ def test_so_they_are_in_many_texts_made_to_be_cut():
         ("end.) Next", 2),
     ],
 )
-def test_a_sentence_ends_before_what_may_begin_one(line: str, count: int):
+def test_a_sentence_ends_before_a_possible_start(line: str, count: int):
     assert sentences(line) == count
 
 

@@ -1,4 +1,4 @@
-"""The lines of C4 against Python's own."""
+"""C4's lines compared with Python's own `splitlines`."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,8 +10,10 @@ texts = st.text(st.sampled_from([*"ab [{\t\n\r\x0b\x1c\x85\u2028\xa0"]) | st.cha
 
 
 @given(texts)
-def test_lines_are_those_of_splitlines(text: str):
-    batch, place, found = build_batch([text]), 0, []
+def test_lines_equal_splitlines(text: str):
+    batch = build_batch([text])
+    place = 0
+    found = []
     while place < len(text):
         line = find_line(batch.codes_C, batch.classes_C, place, len(text))
         assert text[line.start : line.end] == text[line.start : line.end].strip()
@@ -22,12 +24,12 @@ def test_lines_are_those_of_splitlines(text: str):
     lines = text.splitlines()
     words = [line.split() for line in lines]
     assert found == [
-        (line.strip(), len(each), max(map(len, each), default=0))
-        for line, each in zip(lines, words, strict=True)
+        (line.strip(), len(line_words), max(map(len, line_words), default=0))
+        for line, line_words in zip(lines, words, strict=True)
     ]
 
 
-def test_digits_are_those_of_regular_expressions():
+def test_digits_equal_regular_expressions():
     planes = range(0x20000)
     assert [code for code in planes if _is_decimal(code)] == [
         code for code in planes if chr(code).isdecimal()

@@ -1,4 +1,4 @@
-"""The compiled signals against the plain ones, on any text and on real pages."""
+"""The compiled signals compared with the plain ones, on any text and on real pages."""
 
 import importlib.util
 import random
@@ -19,7 +19,7 @@ assert _spec and _spec.loader
 plain = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(plain)
 
-# What the definitions treat in a way of its own, and what makes texts repeat themselves.
+# Characters that the definitions treat specially, and pieces that make texts repeat themselves.
 PIECES = (
     *("a", "B", "the ", "of ", "Σ", "σ", "ς", "İ", "ʰ", "\u0345", "\u0301", "中", "ก", "\u0e31"),
     *("1", "#", "_", "-", "- ", "•", "...", "…", ".", "”", "。", "\ud800", "\U0001f600"),

@@ -40,16 +40,16 @@ def test_every_text_needs_a_language():
 
 def test_the_signals_of_a_small_text_worked_by_hand():
     found = measure(ALICE)
-    # 3 x 6 words, "- one # two..." 4, "• 42 of them…" 4; their characters: 3 x 18, 11, 10.
+    # 3 x 6 words, "- one # two..." 4, "• 42 of them…" 4. Their characters: 3 x 18, 11, 10.
     assert found.words == 26
     assert found.lines == 5
     assert found.characters == len(ALICE) == 102
     assert found.mean_word_length == round((3 * 18 + 11 + 10) / 26, 4)
     assert found.hashes_per_word == round(1 / 26, 4)
     assert found.ellipses_per_word == round(2 / 26, 4)
-    # three full stops, a dash, a hash, three dots, a bullet, an ellipsis
+    # Three full stops, a dash, a hash, three dots, a bullet, an ellipsis.
     assert found.symbols == round(10 / 102, 4)
-    assert found.alphabetic_words == round((26 - 4) / 26, 4)  # not: - # • 42
+    assert found.alphabetic_words == round((26 - 4) / 26, 4)  # not alphabetic: - # • 42
     assert found.stop_words == 2  # the, of
     assert found.bullet_lines == 0.4
     assert found.ellipsis_lines == 0.4
@@ -58,7 +58,7 @@ def test_the_signals_of_a_small_text_worked_by_hand():
     assert found.longest_run_of_equal_lines == 2
     assert found.duplicate_lines == 0.4
     assert found.duplicate_line_characters == round(46 / (3 * 23 + 14 + 13), 4)
-    # Paragraphs: the sentence; the list; the sentence twice. None equals another.
+    # The paragraphs are the sentence, the list, and the sentence twice. No two are equal.
     assert found.duplicate_paragraphs == 0
     # The sentence occurs three times. Its longest 2-gram ("the mat.") has 7 characters, its longest
     # 3-grams ("on the mat.", "the cat sat") 9, its longest 4-gram ("sat on the mat.") 12.
@@ -67,7 +67,7 @@ def test_the_signals_of_a_small_text_worked_by_hand():
     assert found.top_4_gram == round(3 * 12 / 75, 4)
     assert found.duplicate_5_grams == round(36 / 75, 4)
     assert found.duplicate_6_grams == round(36 / 75, 4)
-    # A 7-gram reaches over a boundary: "mat. the cat sat on the mat." does not occur before.
+    # A 7-gram crosses a boundary: "mat. the cat sat on the mat." does not occur before.
     assert found.duplicate_7_grams == 0
 
 
@@ -102,7 +102,8 @@ def test_words_are_compared_without_case():
 
 
 def slow_duplicates(words: list[str], n: int) -> float:
-    seen, inside = set(), set()
+    seen = set()
+    inside = set()
     for i in range(len(words) - n + 1):
         gram = tuple(words[i : i + n])
         if gram in seen:
@@ -121,7 +122,7 @@ def slow_top(words: list[str], n: int) -> float:
 
 
 @given(st.lists(st.sampled_from(["a", "bb", "ccc", "dddd"]), max_size=40))
-def test_repetition_is_what_a_plain_count_gives(words: list[str]):
+def test_repetition_equals_a_plain_count(words: list[str]):
     found = measure(" ".join(words))
     for n in (2, 3, 4):
         assert getattr(found, f"top_{n}_gram") == slow_top(words, n)
@@ -171,7 +172,7 @@ def test_every_character_of_a_text_without_spaces_is_in_one_word():
 
 
 @pytest.mark.parametrize(("language", "count"), [("de", 3), ("en", 0), ("", 0), ("ceb", 0)])
-def test_stop_words_are_those_of_the_language(language: str, count: int):
+def test_stop_words_are_by_language(language: str, count: int):
     assert measure("Der Hund und die Katze, und der Vogel", language).stop_words == count
 
 

@@ -1,4 +1,4 @@
-"""What a curation keeps of its search for copies, and what later ones make of it."""
+"""What a curation keeps of its duplicate search, and how later curations use it."""
 
 import json
 import logging
@@ -29,32 +29,32 @@ from trainrig.corpus.stages.near_duplicates import INDEX, REVOKED
 from trainrig.errors import ConfigError, DataError
 
 WORDS = [f"word{n}" for n in range(300)]
-FIXED = {"bands": 16, "rows": 4, "permutations": 64}  # whatever the threshold is
+FIXED = {"bands": 16, "rows": 4, "permutations": 64}  # fixed, whatever the threshold is
 
 
-def unguarded(guard: Guard, pages: Iterable[RawPage]) -> Iterator[Outcome]:
-    """What a Guard does, without the child that each curation would wait for."""
+def extract_unguarded(guard: Guard, pages: Iterable[RawPage]) -> Iterator[Outcome]:
+    """Extract pages as a Guard does, without the child process that each curation would start."""
     extract, settings, *_ = pickle.loads(guard._task)
     return (extract(page, settings) for page in pages)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _nothing_that_no_test_here_looks_at() -> Iterator[None]:
+def _without_slow_parts() -> Iterator[None]:
     with (
         mock.patch("os.fsync"),
-        mock.patch.object(Guard, "_try", unguarded),
+        mock.patch.object(Guard, "_try", extract_unguarded),
         mock.patch("trainrig.corpus.report.curation_page.render_curation_page", return_value=""),
     ):
         yield
 
 
-def prose(number: int, words: int = 150) -> str:
+def make_prose(number: int, words: int = 150) -> str:
     dice = random.Random(number)
     return " ".join(dice.choices(WORDS, k=words))
 
 
-def changed(text: str, *places: int) -> str:
-    """`text` with another word at each of `places`, of which each takes five of its shingles."""
+def change_words(text: str, *places: int) -> str:
+    """Return `text` with another word at each of `places`: each changes five shingles."""
     words = text.split()
     for place in places:
         words[place] = f"other{place}"
@@ -66,8 +66,8 @@ def page(name: str, text: str, day: int = 1) -> RawPage:
     return RawPage(f"http://web.example/{name}", "text/plain", text.encode(), date, "utf-8")
 
 
-def run_on(folder: Path, *crawls: list[RawPage], name: str = "out", **changes: Any) -> Curation:
-    """A run on archives of pages, one each, into `folder/name`."""
+def make_run(folder: Path, *crawls: list[RawPage], name: str = "out", **changes: Any) -> Curation:
+    """Return a run on one archive for each of `crawls`, into `folder/name`."""
     for number, pages in enumerate(crawls):
         path = folder / f"{name}-{number}.warc.gz"
         if not path.exists():
@@ -82,8 +82,8 @@ def run_on(folder: Path, *crawls: list[RawPage], name: str = "out", **changes: A
     return Curation(**{**settings, **changes})
 
 
-def outcome(*outputs: str) -> dict[str, tuple[Any, ...]]:
-    """URL → what became of the document."""
+def read_decisions(*outputs: str) -> dict[str, tuple[Any, ...]]:
+    """Return the decision on each document, keyed by the end of its URL."""
     columns = ["url", "dropped_by", "duplicate_of", "similarity", "cluster"]
     return {
         row.pop("url").rpartition("/")[2]: tuple(row.values())
@@ -93,8 +93,8 @@ def outcome(*outputs: str) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def kept(*outputs: str) -> set[str]:
-    return {name for name, found in outcome(*outputs).items() if found[0] is None}
+def list_kept(*outputs: str) -> set[str]:
+    return {name for name, found in read_decisions(*outputs).items() if found[0] is None}
 
 
 def files(output: str) -> dict[str, str]:
@@ -103,20 +103,22 @@ def files(output: str) -> dict[str, str]:
 
 
 FAMILY = [
-    page("a", prose(1)),
-    page("b", changed(prose(1), 75)),
-    page("c", changed(prose(1), 20, 60, 100)),
-    page("d", prose(2)),
-    page("e", prose(2).upper()),
-    page("f", prose(3)),
+    page("a", make_prose(1)),
+    page("b", change_words(make_prose(1), 75)),
+    page("c", change_words(make_prose(1), 20, 60, 100)),
+    page("d", make_prose(2)),
+    page("e", make_prose(2).upper()),
+    page("f", make_prose(3)),
 ]
 
 
-def test_the_manifest_says_what_fell_of_whom_and_by_which_pairs(tmp_path: Path) -> None:
-    run = run_on(tmp_path, FAMILY[:3], FAMILY[3:], near_duplicates=MinHash(**FIXED, threshold=0.75))
+def test_the_manifest_counts_removed_documents_and_pairs(tmp_path: Path) -> None:
+    run = make_run(
+        tmp_path, FAMILY[:3], FAMILY[3:], near_duplicates=MinHash(**FIXED, threshold=0.75)
+    )
     made = curate(run)
     assert made.counts["dropped_of"] == {"web": {"exact_duplicate": 1, "near_duplicate": 2}}
-    # a, b and c are three pairs, and one cluster; d and e, which are equal, are another.
+    # a, b and c are three pairs and one cluster. d and e, which are equal, are another cluster.
     assert made.counts["pairs"] == {"compared": 3, "verified": 3, "clusters": 2}
     phases = {f"seconds_{name}" for name in ("read", "judge", "sign", "search", "cut", "write")}
     assert phases <= set(made.cost)
@@ -129,9 +131,11 @@ def test_the_manifest_says_what_fell_of_whom_and_by_which_pairs(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_another_threshold_is_decided_on_from_the_evidence(tmp_path: Path) -> None:
-    run = run_on(tmp_path, FAMILY[:3], FAMILY[3:], near_duplicates=MinHash(**FIXED, threshold=0.9))
+    run = make_run(
+        tmp_path, FAMILY[:3], FAMILY[3:], near_duplicates=MinHash(**FIXED, threshold=0.9)
+    )
     curate(run)
-    assert kept(run.output) == {"a", "c", "e", "f"}
+    assert list_kept(run.output) == {"a", "c", "e", "f"}
     looser = MinHash(**FIXED, threshold=0.75)
     again = run.model_copy(update={"near_duplicates": looser})
     unused = mock.Mock(side_effect=AssertionError)
@@ -142,11 +146,11 @@ def test_another_threshold_is_decided_on_from_the_evidence(tmp_path: Path) -> No
         mock.patch("trainrig.corpus.dedup.search.find_candidates", unused),
     ):
         curate(again)
-        assert kept(run.output) == {"c", "e", "f"}  # the longest
-        curate(run)  # and back
-        assert kept(run.output) == {"a", "c", "e", "f"}
+        assert list_kept(run.output) == {"c", "e", "f"}  # the longest documents
+        curate(run)  # back to the first threshold
+        assert list_kept(run.output) == {"a", "c", "e", "f"}
         curate(again)
-    fresh = run_on(tmp_path, FAMILY[:3], FAMILY[3:], name="out2", near_duplicates=looser)
+    fresh = make_run(tmp_path, FAMILY[:3], FAMILY[3:], name="out2", near_duplicates=looser)
     curate(fresh)
     assert files(run.output) == files(fresh.output)
 
@@ -167,18 +171,18 @@ def test_another_threshold_is_decided_on_from_the_evidence(tmp_path: Path) -> No
         ),
     ],
 )
-def test_what_pairs_follow_from_is_looked_for_again(tmp_path: Path, changes: Any) -> None:
-    run = run_on(tmp_path, FAMILY, near_duplicates=MinHash(**FIXED, threshold=0.9))
+def test_changed_settings_of_the_search_repeat_it(tmp_path: Path, changes: Any) -> None:
+    run = make_run(tmp_path, FAMILY, near_duplicates=MinHash(**FIXED, threshold=0.9))
     curate(run)
     curate(run.model_copy(update=changes))
     (tmp_path / "out2-0.warc.gz").write_bytes((tmp_path / "out-0.warc.gz").read_bytes())
-    fresh = run_on(tmp_path, FAMILY, name="out2", near_duplicates=MinHash(**FIXED, threshold=0.9))
+    fresh = make_run(tmp_path, FAMILY, name="out2", near_duplicates=MinHash(**FIXED, threshold=0.9))
     curate(fresh.model_copy(update=changes))
     assert files(run.output) == files(fresh.output)
 
 
 def test_evidence_is_kept_with_the_ids_of_its_documents(tmp_path: Path) -> None:
-    run = run_on(tmp_path, FAMILY, near_duplicates=MinHash(**FIXED, threshold=0.9))
+    run = make_run(tmp_path, FAMILY, near_duplicates=MinHash(**FIXED, threshold=0.9))
     curate(run)
     ids = {
         row["id"]: row["url"][-1]
@@ -192,35 +196,35 @@ def test_evidence_is_kept_with_the_ids_of_its_documents(tmp_path: Path) -> None:
     assert frozenset("df") not in found
 
 
-def test_what_may_be_taken_is_said_and_the_run_asked_for_it(
+def test_the_search_logs_its_documents_partitions_and_memory(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "trainrig")
-    run = run_on(tmp_path, FAMILY)
+    run = make_run(tmp_path, FAMILY)
     curate(run)
     (line,) = (message for message in caplog.messages if "copies are looked for" in message)
     assert line.startswith(f"{run.output}: copies are looked for among 6 documents, in 1 partition")
     assert line.endswith("MiB at most")
 
 
-# However the work is cut and whoever does it
+# Independence of the partition plan and of the workers
 
 CRAWL = [
-    [page(f"{file}-{n}", changed(prose(n % 9), *range(0, 10 * (file + n % 3), 10)), 1 + n)
+    [page(f"{file}-{n}", change_words(make_prose(n % 9), *range(0, 10 * (file + n % 3), 10)), 1 + n)
      for n in range(14)]
     for file in range(4)
 ]  # fmt: skip
 
 
-def apart(split_indexes: Any, bands: int, memory: int) -> PartitionPlan:
-    """A task for each split, and three for the keys, of few entries at a time."""
+def make_small_plan(split_indexes: Any, bands: int, memory: int) -> PartitionPlan:
+    """Return a plan with a task for each split and three for the keys, of few entries each."""
     return PartitionPlan(tuple((n, n + 1) for n in range(len(split_indexes))), 3, 40, 40, 0)
 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What a run in this process, in one piece, makes of `CRAWL`."""
-    run = run_on(tmp_path_factory.mktemp("straight"), *CRAWL, url_duplicates=True, index=True)
+    """Curate `CRAWL` in this process in one piece, and return the hashes of its files."""
+    run = make_run(tmp_path_factory.mktemp("straight"), *CRAWL, url_duplicates=True, index=True)
     curate(run)
     assert manifest.read_manifest(run.output).counts["dropped_by"]["near_duplicate"] > 5
     return files(run.output)
@@ -228,8 +232,8 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_how_the_search_is_cut_does_not_show(tmp_path: Path, straight: dict[str, str]) -> None:
-    run = run_on(tmp_path, *CRAWL, url_duplicates=True, index=True)
-    with mock.patch("trainrig.corpus.stages.near_duplicates.plan", apart):
+    run = make_run(tmp_path, *CRAWL, url_duplicates=True, index=True)
+    with mock.patch("trainrig.corpus.stages.near_duplicates.plan", make_small_plan):
         curate(run)
     assert files(run.output) == straight
 
@@ -240,8 +244,8 @@ def test_how_the_search_is_cut_does_not_show(tmp_path: Path, straight: dict[str,
 def test_any_number_of_workers_finds_the_same(
     local_ray: None, tmp_path: Path, straight: dict[str, str], workers: int
 ) -> None:
-    run = run_on(tmp_path, *CRAWL, url_duplicates=True, index=True, workers=workers)
-    with mock.patch("trainrig.corpus.stages.near_duplicates.plan", apart):
+    run = make_run(tmp_path, *CRAWL, url_duplicates=True, index=True, workers=workers)
+    with mock.patch("trainrig.corpus.stages.near_duplicates.plan", make_small_plan):
         curate(run)
     assert files(run.output) == straight
 
@@ -249,7 +253,7 @@ def test_any_number_of_workers_finds_the_same(
 @pytest.mark.ray
 @pytest.mark.soak
 def test_eight_workers_find_the_same(tmp_path: Path, straight: dict[str, str]) -> None:
-    run = run_on(tmp_path, *CRAWL, url_duplicates=True, index=True)
+    run = make_run(tmp_path, *CRAWL, url_duplicates=True, index=True)
     command = [sys.executable, "-c", ON_EIGHT, str(written(run, tmp_path))]
     subprocess.run(command, check=True)
     assert files(run.output) == straight
@@ -304,7 +308,7 @@ duplicates = "trainrig.corpus.stages.near_duplicates.plan"
 with mock.patch(duplicates, apart), mock.patch.object(storage, "write", dying):
     curate(config.load(Curation, sys.argv[1]))
 """
-TASKS = 65  # of four splits, with one round of the decision; there are more
+TASKS = 65  # tasks of four splits, with one round of the decision; there are more
 
 
 @pytest.mark.chaos
@@ -312,10 +316,10 @@ TASKS = 65  # of four splits, with one round of the decision; there are more
 def test_killed_between_a_task_and_its_record_it_ends_the_same(
     tmp_path: Path, straight: dict[str, str], after: int
 ) -> None:
-    run = run_on(tmp_path, *CRAWL, url_duplicates=True, index=True)
+    run = make_run(tmp_path, *CRAWL, url_duplicates=True, index=True)
     command = [sys.executable, "-c", KILLED, str(written(run, tmp_path)), str(after)]
     assert subprocess.run(command).returncode == -signal.SIGKILL
-    with mock.patch("trainrig.corpus.stages.near_duplicates.plan", apart):
+    with mock.patch("trainrig.corpus.stages.near_duplicates.plan", make_small_plan):
         curate(run)
     assert files(run.output) == straight
 
@@ -324,21 +328,24 @@ def test_killed_between_a_task_and_its_record_it_ends_the_same(
 
 
 def test_the_keep_rule_of_the_run_file_decides(tmp_path: Path) -> None:
-    pages = [page("late", prose(1), 9), page("early", changed(prose(1), 75), 2)]
-    assert kept(curated(tmp_path / "1", pages, keep_rule=Earliest())) == {"early"}
-    longest = curated(tmp_path / "2", [*pages, page("long", prose(1) + " end", 20)])
-    assert kept(longest) == {"long"}
+    pages = [page("late", make_prose(1), 9), page("early", change_words(make_prose(1), 75), 2)]
+    assert list_kept(curated(tmp_path / "1", pages, keep_rule=Earliest())) == {"early"}
+    longest = curated(tmp_path / "2", [*pages, page("long", make_prose(1) + " end", 20)])
+    assert list_kept(longest) == {"long"}
 
 
 def curated(folder: Path, pages: list[RawPage], **changes: Any) -> str:
     folder.mkdir()
-    run = run_on(folder, pages, **changes)
+    run = make_run(folder, pages, **changes)
     curate(run)
     return run.output
 
 
 def test_a_source_may_come_first(tmp_path: Path) -> None:
-    for name, text in (("books", changed(prose(1), 75)), ("web", prose(1) + " and more")):
+    for name, text in (
+        ("books", change_words(make_prose(1), 75)),
+        ("web", make_prose(1) + " and more"),
+    ):
         write_warc(str(tmp_path / f"{name}.warc.gz"), [page(name, text)])
     sources = tuple(
         CurationSource(name=name, paths=(str(tmp_path / f"{name}.warc.gz"),), filters=())
@@ -346,9 +353,9 @@ def test_a_source_may_come_first(tmp_path: Path) -> None:
     )
     run = Curation(output=str(tmp_path / "out"), workers=0, sources=sources)
     curate(run)
-    assert kept(run.output) == {"web"}
+    assert list_kept(run.output) == {"web"}
     curate(run.model_copy(update={"keep_rule": SourcePriority(sources=("books",))}))
-    assert kept(run.output) == {"books"}
+    assert list_kept(run.output) == {"books"}
 
 
 @pytest.mark.parametrize(
@@ -368,8 +375,8 @@ def test_a_rule_that_cannot_work_is_refused(section: dict[str, Any], message: st
 
 
 def test_near_copies_that_wipe_out_a_source_stop_the_run_and_are_named(tmp_path: Path) -> None:
-    pages = [page(f"{n}", changed(prose(1), n)) for n in range(40)]
-    run = run_on(tmp_path, pages)
+    pages = [page(f"{n}", change_words(make_prose(1), n)) for n in range(40)]
+    run = make_run(tmp_path, pages)
     careful = run.sources[0].model_copy(update={"wipe_out": WipeOut(min_documents=10)})
     with pytest.raises(DataError, match=r"near_duplicate drops 39 of the 40 documents"):
         curate(run.model_copy(update={"sources": (careful,)}))
@@ -383,46 +390,46 @@ class Stopped(Exception):
 
 
 def until_signed(done: int, whole: int) -> None:
-    if done == 3 * 2:  # of two splits
+    if done == 3 * 2:  # two splits are done
         raise Stopped
 
 
-def test_files_of_passes_in_another_format_are_not_gone_on_from(tmp_path: Path) -> None:
-    run = run_on(tmp_path, FAMILY[:3], FAMILY[3:])
+def test_files_of_passes_in_another_format_are_not_reused(tmp_path: Path) -> None:
+    run = make_run(tmp_path, FAMILY[:3], FAMILY[3:])
     with mock.patch("trainrig.corpus.curate.PASSES_FORMAT", 1), pytest.raises(Stopped):
         curate(run, until_signed)
-    for each in Path(run.output).glob("scratch/decision-*/signatures/*.arrow"):
-        each.write_bytes(bytes(each.stat().st_size))  # as long, so not torn
+    for file in Path(run.output).glob("scratch/decision-*/signatures/*.arrow"):
+        file.write_bytes(bytes(file.stat().st_size))  # keeps the length, so the file is not torn
     unused = mock.Mock(side_effect=AssertionError)
     with mock.patch("trainrig.corpus.curate.read_all_pages", unused):  # pages are not read again
         curate(run)
-    fresh = run_on(tmp_path, FAMILY[:3], FAMILY[3:], name="out2")
+    fresh = make_run(tmp_path, FAMILY[:3], FAMILY[3:], name="out2")
     curate(fresh)
     assert files(run.output) == files(fresh.output)
     assert not Path(run.output, "scratch").exists()
 
 
-def test_a_torn_signature_file_is_made_again_and_told_of(
+def test_a_torn_signature_file_is_rebuilt_with_a_message(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = run_on(tmp_path, FAMILY[:3], FAMILY[3:])
+    run = make_run(tmp_path, FAMILY[:3], FAMILY[3:])
     with pytest.raises(Stopped):
         curate(run, until_signed)
     torn, other = sorted(Path(run.output).glob("scratch/decision-*/signatures/*.arrow"))
     torn.write_bytes(torn.read_bytes()[:-9])
     before = other.stat().st_mtime_ns
     curate(run, lambda done, whole: None)
-    assert [each for each in caplog.messages if "torn" in each] == [
+    assert [message for message in caplog.messages if "torn" in message] == [
         f"{torn}: {torn_bytes(caplog)} torn; its texts are signed again"
     ]
     assert not other.exists() and before
-    fresh = run_on(tmp_path, FAMILY[:3], FAMILY[3:], name="out2")
+    fresh = make_run(tmp_path, FAMILY[:3], FAMILY[3:], name="out2")
     curate(fresh)
     assert files(run.output) == files(fresh.output)
 
 
 def torn_bytes(caplog: pytest.LogCaptureFixture) -> str:
-    (line,) = (each for each in caplog.messages if "torn" in each)
+    (line,) = (message for message in caplog.messages if "torn" in message)
     size, _, whole = line.partition(".arrow: ")[2].partition(" bytes of ")
     assert int(whole.partition(":")[0]) - int(size) == 9
     return f"{size} bytes of {whole.partition(':')[0]}:"
@@ -431,73 +438,82 @@ def torn_bytes(caplog: pytest.LogCaptureFixture) -> str:
 # A new crawl against earlier ones
 
 OLD = [
-    page("a", prose(1), 1),
-    page("fell", changed(prose(1), 75), 2),
-    page("chain", prose(9, 200), 2),
-    page("lonely", prose(5), 3),
+    page("a", make_prose(1), 1),
+    page("fell", change_words(make_prose(1), 75), 2),
+    page("chain", make_prose(9, 200), 2),
+    page("lonely", make_prose(5), 3),
 ]
 NEW = [
-    page("again", prose(5), 11),  # of a kept one
-    page("fell-again", changed(prose(1), 75).upper(), 12),  # of one that fell itself
-    page("near", changed(prose(1), 30), 13),
-    page("chain-2", changed(prose(9, 200), 40, 80), 14),
-    page("chain-3", changed(prose(9, 200), 40, 80, 120, 160), 15),  # alike to chain-2 alone
-    page("new", prose(6), 16),
-    page("new-near", changed(prose(6), 70), 17),
+    page("again", make_prose(5), 11),  # repeats a kept page
+    page(
+        "fell-again", change_words(make_prose(1), 75).upper(), 12
+    ),  # repeats a page that was removed
+    page("near", change_words(make_prose(1), 30), 13),
+    page("chain-2", change_words(make_prose(9, 200), 40, 80), 14),
+    page(
+        "chain-3", change_words(make_prose(9, 200), 40, 80, 120, 160), 15
+    ),  # similar to chain-2 alone
+    page("new", make_prose(6), 16),
+    page("new-near", change_words(make_prose(6), 70), 17),
 ]
 EARLY = {"keep_rule": Earliest(), "near_duplicates": MinHash(**FIXED, threshold=0.85)}
 
 
-def held_to(
+def curate_against(
     tmp_path: Path, old: list[RawPage], new: list[RawPage], **changes: Any
 ) -> tuple[str, str]:
-    """The outputs of two crawls, the second against the first."""
-    first = run_on(tmp_path, old, name="old", index=True, **changes)
+    """Return the outputs of two crawls, the second searched against the first."""
+    first = make_run(tmp_path, old, name="old", index=True, **changes)
     curate(first)
-    second = run_on(tmp_path, new, name="new", index=True, against=(first.output,), **changes)
+    second = make_run(tmp_path, new, name="new", index=True, against=(first.output,), **changes)
     curate(second)
     return first.output, second.output
 
 
 @pytest.mark.parametrize("memory", [2048, pytest.param(384, marks=pytest.mark.soak)])
 def test_a_new_crawl_ends_as_if_both_had_been_curated_at_once(tmp_path: Path, memory: int) -> None:
-    both = held_to(tmp_path, OLD, NEW, memory=memory, **EARLY)
-    whole = run_on(tmp_path, OLD, NEW, name="whole", **EARLY)
+    both = curate_against(tmp_path, OLD, NEW, memory=memory, **EARLY)
+    whole = make_run(tmp_path, OLD, NEW, name="whole", **EARLY)
     curate(whole)
-    assert kept(*both) == kept(whole.output) == {"a", "chain", "lonely", "chain-3", "new"}
-    strip = {name: found[:3] for name, found in outcome(*both).items()}
-    assert strip == {name: found[:3] for name, found in outcome(whole.output).items()}
+    assert list_kept(*both) == list_kept(whole.output) == {"a", "chain", "lonely", "chain-3", "new"}
+    strip = {name: found[:3] for name, found in read_decisions(*both).items()}
+    assert strip == {name: found[:3] for name, found in read_decisions(whole.output).items()}
     assert pq.read_table(f"{both[1]}/{REVOKED}").num_rows == 0
 
 
 def test_by_crawl_the_earlier_output_comes_first_whatever_the_dates(tmp_path: Path) -> None:
     by_crawl = {**EARLY, "keep_rule": Earliest(by="crawl")}
-    both = held_to(tmp_path, NEW, OLD, **by_crawl)
+    both = curate_against(tmp_path, NEW, OLD, **by_crawl)
     assert pq.read_table(f"{both[1]}/{REVOKED}").num_rows == 0
-    assert kept(both[1]) == {"chain"}  # all else repeats what the other output keeps
+    assert list_kept(both[1]) == {
+        "chain"
+    }  # all other pages repeat pages that the other output keeps
 
 
 @pytest.mark.slow
 def test_three_crawls_one_after_the_other(tmp_path: Path) -> None:
-    first, second = held_to(tmp_path, OLD[:2], OLD[2:] + NEW[:2], **EARLY)
-    third = run_on(tmp_path, NEW[2:], name="third", against=(first, second), **EARLY)
+    first, second = curate_against(tmp_path, OLD[:2], OLD[2:] + NEW[:2], **EARLY)
+    third = make_run(tmp_path, NEW[2:], name="third", against=(first, second), **EARLY)
     curate(third)
-    whole = run_on(tmp_path, OLD, NEW, name="whole", **EARLY)
+    whole = make_run(tmp_path, OLD, NEW, name="whole", **EARLY)
     curate(whole)
-    assert kept(first, second, third.output) == kept(whole.output)
+    assert list_kept(first, second, third.output) == list_kept(whole.output)
 
 
-def test_a_better_newcomer_is_kept_and_what_it_repeats_is_told_of(
+def test_a_better_new_document_is_kept_and_the_old_one_revoked(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    longer = [page("longer", prose(1) + " and an end"), page("short", changed(prose(5), 20)[:-9])]
-    first, second = held_to(tmp_path, OLD, longer, keep_rule=Longest())
-    assert kept(second) == {"longer"}
+    longer = [
+        page("longer", make_prose(1) + " and an end"),
+        page("short", change_words(make_prose(5), 20)[:-9]),
+    ]
+    first, second = curate_against(tmp_path, OLD, longer, keep_rule=Longest())
+    assert list_kept(second) == {"longer"}
     (revoked,) = pq.read_table(f"{second}/{REVOKED}").to_pylist()
     rows = read_rows(first, KEPT, ["id", "url"])
     ids = {row["url"].rpartition("/")[2]: row["id"] for row in rows}
     (newcomer,) = read_rows(second, KEPT, ["id", "url"])
-    assert (revoked["against"], revoked["id"]) == (0, ids["fell"])  # the longer
+    assert (revoked["against"], revoked["id"]) == (0, ids["fell"])  # the longer document
     assert (revoked["dropped_by"], revoked["duplicate_of"]) == ("near_duplicate", newcomer["id"])
     assert 0.9 < revoked["similarity"] < 1
     assert f"{second}: 1 documents kept in earlier outputs repeat better ones" in caplog.text
@@ -505,20 +521,20 @@ def test_a_better_newcomer_is_kept_and_what_it_repeats_is_told_of(
 
 @pytest.mark.slow
 def test_an_index_in_a_bucket_does_as_well(s3: str, tmp_path: Path) -> None:
-    first, second = held_to(tmp_path, OLD, NEW, **EARLY)
+    first, second = curate_against(tmp_path, OLD, NEW, **EARLY)
     for path in storage.list_files(first):
         storage.write(f"{s3}/old{path.removeprefix(first)}", storage.read(path))
-    again = run_on(tmp_path, NEW, name="new", index=True, against=(f"{s3}/old",), **EARLY)
+    again = make_run(tmp_path, NEW, name="new", index=True, against=(f"{s3}/old",), **EARLY)
     again = again.model_copy(update={"output": str(tmp_path / "again")})
     curate(again)
     assert files(again.output) == files(second)
 
 
 def test_an_index_made_otherwise_is_refused_with_both(tmp_path: Path) -> None:
-    first = run_on(tmp_path, OLD, name="old", index=True, near_duplicates=MinHash(**FIXED))
+    first = make_run(tmp_path, OLD, name="old", index=True, near_duplicates=MinHash(**FIXED))
     curate(first)
     other = MinHash(**{**FIXED, "bands": 15})
-    run = run_on(tmp_path, NEW, name="new", against=(first.output,), near_duplicates=other)
+    run = make_run(tmp_path, NEW, name="new", against=(first.output,), near_duplicates=other)
     with pytest.raises(
         DataError,
         match=r"old: its index was made otherwise \(near_duplicates\.bands: 16 there, 15 here\)",
@@ -528,30 +544,30 @@ def test_an_index_made_otherwise_is_refused_with_both(tmp_path: Path) -> None:
 
 
 def test_an_output_without_signatures_is_refused(tmp_path: Path) -> None:
-    first = run_on(tmp_path, OLD, name="old")
+    first = make_run(tmp_path, OLD, name="old")
     curate(first)
-    run = run_on(tmp_path, NEW, name="new", against=(first.output,))
+    run = make_run(tmp_path, NEW, name="new", against=(first.output,))
     with pytest.raises(DataError, match="old: kept no signatures; curate it again with `index = t"):
         curate(run)
-    curate(first.model_copy(update={"index": True}))  # which no page is read for
+    curate(first.model_copy(update={"index": True}))  # reads no page
     curate(run)
 
 
 def test_an_index_of_a_later_format_is_refused(tmp_path: Path) -> None:
-    first = run_on(tmp_path, OLD, name="old", index=True)
+    first = make_run(tmp_path, OLD, name="old", index=True)
     curate(first)
     path = Path(first.output, INDEX)
     index = json.loads(path.read_text())
     text = path.read_text()
     path.write_text(text.replace(f'"format": {index["format"]}', '"format": 7'))
     with pytest.raises(DataError, match="its index has format 7, but this trainrig reads up to 1"):
-        curate(run_on(tmp_path, NEW, name="new", against=(first.output,)))
+        curate(make_run(tmp_path, NEW, name="new", against=(first.output,)))
 
 
 def test_an_index_that_has_lost_a_file_is_refused(tmp_path: Path) -> None:
-    first = run_on(tmp_path, OLD, name="old", index=True)
+    first = make_run(tmp_path, OLD, name="old", index=True)
     curate(first)
     gone = next(Path(first.output).glob("copies/signatures/*"))
     gone.unlink()
     with pytest.raises(DataError, match=rf"{gone}: gone, though manifest\.json lists it"):
-        curate(run_on(tmp_path, NEW, name="new", against=(first.output,)))
+        curate(make_run(tmp_path, NEW, name="new", against=(first.output,)))

@@ -1,4 +1,4 @@
-"""What reading does again after it was stopped in the midst of a file."""
+"""Work that reading repeats after it was stopped in the middle of a file."""
 
 import gzip
 import json
@@ -27,34 +27,34 @@ TEXT = "The keeper of lighthouse {0} writes to the harbor master that lamp {0} h
 
 
 class Stopped(Exception):
-    """Stands for whatever ends a run."""
+    """Stands for any cause that ends a run."""
 
 
 @pytest.fixture
 def archive(tmp_path: Path) -> str:
-    """One file, packed as a single stream: it cannot be cut."""
+    """Write one file, compressed as a single stream, which cannot be cut."""
     path = tmp_path / "pages.jsonl.gz"
     rows = [{"url": f"http://a/{n}", "text": TEXT.format(n) * 9} for n in range(PAGES)]
     path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
     return str(path)
 
 
-def run_on(archive: str, output: Path) -> Curation:
+def make_run(archive: str, output: Path) -> Curation:
     source = CurationSource(name="web", paths=(archive,), filters=())
     return Curation(output=str(output), workers=0, sources=(source,))
 
 
-def content(output: Path) -> str:
+def read_content(output: Path) -> str:
     return manifest.read_manifest(str(output)).content
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stops", [(1,), (PART,), (37, 38), (5, 15, 25, 35, 45, 55), (94, 95)])
-def test_what_was_extracted_is_not_extracted_again(
+def test_extracted_pages_are_not_extracted_again(
     archive: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: tuple[int, ...]
 ) -> None:
     monkeypatch.setattr(read_pages, "PART", PART)
-    curate(run_on(archive, tmp_path / "whole"))
+    curate(make_run(archive, tmp_path / "whole"))
     extracted: Counter[str] = Counter()
 
     def counting(guard: Guard, pages: Iterable[RawPage]) -> Iterator[Any]:
@@ -68,11 +68,11 @@ def test_what_was_extracted_is_not_extracted_again(
     whens = set(stops)
     for _ in stops:
         with pytest.raises(Stopped):
-            curate(run_on(archive, tmp_path / "out"))
-    curate(run_on(archive, tmp_path / "out"))
-    assert content(tmp_path / "out") == content(tmp_path / "whole")
+            curate(make_run(archive, tmp_path / "out"))
+    curate(make_run(archive, tmp_path / "out"))
+    assert read_content(tmp_path / "out") == read_content(tmp_path / "whole")
     assert len(extracted) == PAGES
-    assert extracted.total() - PAGES <= len(stops) * PART  # one part is in flight at a stop
+    assert extracted.total() - PAGES <= len(stops) * PART  # one part is being written at a stop
 
 
 records = st.lists(
@@ -102,22 +102,22 @@ def test_a_part_of_which_a_file_is_missing_is_done_again(
     archive: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read_pages, "PART", PART)
-    curate(run_on(archive, tmp_path / "whole"))
+    curate(make_run(archive, tmp_path / "whole"))
     begun = tmp_path / "out"
     with monkeypatch.context() as patch:
         patch.setattr("trainrig.corpus.curate.apply_rules_to_split", lambda *rest: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            curate(run_on(archive, begun))
+            curate(make_run(archive, begun))
     pages = storage.list_files(f"{begun}/scratch/pages")
     assert len(pages) == 10
     storage.delete(pages[3])
     storage.delete(storage.list_files(f"{begun}/scratch/done/read")[0])
-    curate(run_on(archive, begun))
-    assert content(begun) == content(tmp_path / "whole")
+    curate(make_run(archive, begun))
+    assert read_content(begun) == read_content(tmp_path / "whole")
 
 
 @pytest.mark.slow
-def test_inputs_that_hold_nothing_are_told(tmp_path: Path) -> None:
+def test_empty_inputs_are_reported(tmp_path: Path) -> None:
     write_warc(str(tmp_path / "pages.warc.gz"), [RawPage("http://a/", "image/png", b"", "", None)])
     with pytest.raises(Exception, match=r"none of 1 records gave a document \(not_text 1\)"):
-        curate(run_on(str(tmp_path / "pages.warc.gz"), tmp_path / "out"))
+        curate(make_run(str(tmp_path / "pages.warc.gz"), tmp_path / "out"))

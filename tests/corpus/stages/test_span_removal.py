@@ -31,22 +31,22 @@ STEPS: dict[str, Any] = {
 }
 
 
-def words(number: int, count: int = 30) -> str:
-    """Words that no other document has."""
+def make_words(number: int, count: int = 30) -> str:
+    """Return words that no other document has."""
     return " ".join(f"{chr(97 + number)}{chr(97 + n % 26)}{n}ing" for n in range(count))
 
 
 TEXTS = [
-    *(f"{words(n)}.\n{NOTICE}\n{words(n + 10)}." for n in range(5)),
-    f"{words(20)}. {PASSAGE}{words(21)}.",
-    f"{words(22, 90)}. {PASSAGE}{words(23)}.",
-    f"{words(24, 99)}. {QUESTION} {words(25, 99)}.",
+    *(f"{make_words(n)}.\n{NOTICE}\n{make_words(n + 10)}." for n in range(5)),
+    f"{make_words(20)}. {PASSAGE}{make_words(21)}.",
+    f"{make_words(22, 90)}. {PASSAGE}{make_words(23)}.",
+    f"{make_words(24, 99)}. {QUESTION} {make_words(25, 99)}.",
 ]
 
 
 @pytest.fixture
 def make_run(tmp_path: Path):
-    """A function that makes the run file of a curation of texts, each a document, in two files."""
+    """Return a function that makes the run file of a curation of texts in two files."""
 
     def make(texts: list[str] = TEXTS, name: str = "out", **changes: Any) -> Curation:
         for half, place in (("a", 0), ("b", 1)):
@@ -67,14 +67,14 @@ def make_run(tmp_path: Path):
 
 @pytest.fixture
 def ducks(tmp_path: Path) -> Decontamination:
-    """A benchmark of one question, whose neighbourhood goes with it."""
+    """Return decontamination against one question, which also removes its neighbourhood."""
     (tmp_path / "ducks.jsonl").write_text(json.dumps({"question": QUESTION}) + "\n")
     benchmark = Benchmark(name="ducks", path=str(tmp_path / "ducks.jsonl"), fields=("question",))
     return Decontamination(benchmarks=(benchmark,), style=GPT3(window=0, shortest_piece=1))
 
 
-def kept(run: Curation) -> dict[str, dict[str, Any]]:
-    """The kept documents by the last part of their URLs."""
+def read_kept(run: Curation) -> dict[str, dict[str, Any]]:
+    """Return the kept documents, keyed by the last part of their URLs."""
     return rows(run, KEPT)
 
 
@@ -83,8 +83,8 @@ def rows(run: Curation, folder: str) -> dict[str, dict[str, Any]]:
     return {row["url"].rpartition("/")[2]: row for row in read_rows(run.output, folder, columns)}
 
 
-def written(run: Curation) -> dict[str, str]:
-    """Sums of the files with documents, by their names."""
+def list_checksums(run: Curation) -> dict[str, str]:
+    """Return the checksums of the files with documents, by their names."""
     return {
         name: entry.sha256
         for name, entry in read_manifest(run.output).files.items()
@@ -93,20 +93,20 @@ def written(run: Curation) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_each_step_cuts_what_it_is_for_and_the_text_can_be_had_back(make_run, ducks):
+def test_each_step_cuts_its_spans_and_the_text_can_be_restored(make_run, ducks):
     run = make_run(**STEPS, decontamination=ducks)
     counts = curate(run).counts
-    documents = kept(run)
+    documents = read_kept(run)
     for number, text in enumerate(TEXTS):
         document = documents[str(number)]
-        removed = [Removed(**each) for each in document["cut"] or ()]
+        removed = [Removed(**span) for span in document["cut"] or ()]
         assert restore(document["text"], removed) == text
         assert NOTICE not in document["text"]
         assert QUESTION not in document["text"]
     assert [removed["by"] for removed in documents["0"]["cut"]] == ["common_lines"]
-    # The longest stays as it is; of the other all that both have goes, to the byte.
+    # The longest document is unchanged. From the other, all common text is cut, to the byte.
     assert documents["6"]["cut"] is None
-    assert [each["text"].strip() for each in documents["5"]["cut"]] == [f"9ing. {PASSAGE}".strip()]
+    assert [span["text"].strip() for span in documents["5"]["cut"]] == [f"9ing. {PASSAGE}".strip()]
     assert documents["7"]["cut"][0]["by"] == "contaminated"
     assert counts["contaminated_by"] == {"ducks": 1}
     assert counts["cut"] == {
@@ -117,7 +117,9 @@ def test_each_step_cuts_what_it_is_for_and_the_text_can_be_had_back(make_run, du
         "contaminated_documents": 1,
         "contaminated_characters": len(documents["7"]["cut"][0]["text"]),
     }
-    assert counts["bytes_kept"] == sum(len(each["text"].encode()) for each in documents.values())
+    assert counts["bytes_kept"] == sum(
+        len(kept_document["text"].encode()) for kept_document in documents.values()
+    )
 
 
 @pytest.mark.slow
@@ -127,7 +129,7 @@ def test_two_workers_write_the_same_bytes(make_run, ducks):
     together = make_run(name="together", **STEPS, decontamination=ducks, workers=2)
     curate(alone)
     curate(together)
-    assert written(together) == written(alone)
+    assert list_checksums(together) == list_checksums(alone)
 
 
 ON_EIGHT = """
@@ -151,11 +153,11 @@ def test_eight_workers_write_the_same_bytes(make_run, ducks, tmp_path):
     run = make_run(name="eight", **STEPS, decontamination=ducks)
     (tmp_path / "run.toml").write_text(config.to_toml(run))
     subprocess.run([sys.executable, "-c", ON_EIGHT, str(tmp_path / "run.toml")], check=True)
-    assert written(run) == written(alone)
+    assert list_checksums(run) == list_checksums(alone)
 
 
 class Stopped(Exception):
-    """Stands for whatever ends a run."""
+    """Stands for any cause that ends a run."""
 
 
 @pytest.mark.slow
@@ -165,7 +167,8 @@ def test_a_run_stopped_after_every_split_of_every_pass_ends_as_one_that_was_not(
     whole = make_run(name="whole", **STEPS, decontamination=ducks)
     curate(whole)
     run = make_run(**STEPS, decontamination=ducks)
-    do, done = Phase.do, []
+    do = Phase.do
+    done = []
 
     def do_one(phase: Phase, work: Work, split: Split) -> None:
         do(phase, work, split)
@@ -180,7 +183,7 @@ def test_a_run_stopped_after_every_split_of_every_pass_ends_as_one_that_was_not(
         except Stopped:
             continue
     assert len(done) == len(set(done)) > len(list_removal_passes(run))
-    assert written(run) == written(whole)
+    assert list_checksums(run) == list_checksums(whole)
 
 
 KILLED = """
@@ -218,7 +221,7 @@ def test_killed_before_a_pass_has_left_a_record_it_ends_the_same(make_run, ducks
     command = [sys.executable, "-c", KILLED, str(tmp_path / "run.toml"), name]
     assert subprocess.run(command).returncode == -signal.SIGKILL
     curate(run)
-    assert written(run) == written(whole)
+    assert list_checksums(run) == list_checksums(whole)
 
 
 @pytest.mark.slow
@@ -230,10 +233,11 @@ def test_deciding_again_starts_from_the_texts_as_they_were(make_run, ducks):
         {},
         STEPS,
     ):
-        again, fresh = make_run(**sections), make_run(name=f"fresh-{len(sections)}", **sections)
+        again = make_run(**sections)
+        fresh = make_run(name=f"fresh-{len(sections)}", **sections)
         curate(again)
         curate(fresh)
-        assert written(again) == written(fresh)
+        assert list_checksums(again) == list_checksums(fresh)
         storage.delete_folder(fresh.output)
 
 
@@ -246,12 +250,12 @@ def test_a_benchmark_that_changed_is_looked_for_again(make_run, ducks, tmp_path)
     )
     (tmp_path / "ducks.jsonl").write_text(json.dumps({"question": other}) + "\n")
     assert curate(run).counts["contaminated_by"] == {}
-    assert QUESTION in kept(run)["7"]["text"]
+    assert QUESTION in read_kept(run)["7"]["text"]
 
 
 @pytest.mark.slow
-def test_a_document_of_which_nothing_is_left_falls_whole(make_run):
-    texts = [f"{words(n)}.\n{MENU}" for n in range(5)] + [f"{MENU}\n{MENU}"]
+def test_a_document_without_remaining_text_is_dropped(make_run):
+    texts = [f"{make_words(n)}.\n{MENU}" for n in range(5)] + [f"{MENU}\n{MENU}"]
     run = make_run(texts, common_lines=CommonLines(most=3))
     assert curate(run).counts["dropped_by"] == {"common_lines": 1}
     (fallen,) = rows(run, DROPPED).values()
@@ -260,7 +264,7 @@ def test_a_document_of_which_nothing_is_left_falls_whole(make_run):
 
 
 @pytest.mark.slow
-def test_a_document_that_holds_a_benchmark_may_fall(make_run, ducks):
+def test_a_document_with_a_benchmark_example_may_be_dropped(make_run, ducks):
     style = ducks.style.model_copy(update={"remove": "document"})
     run = make_run(decontamination=ducks.model_copy(update={"style": style}))
     assert curate(run).counts["dropped_by"] == {"contaminated": 1}
@@ -269,7 +273,7 @@ def test_a_document_that_holds_a_benchmark_may_fall(make_run, ducks):
 
 @pytest.mark.slow
 def test_a_step_that_takes_nearly_all_text_of_a_source_stops_the_run(make_run):
-    texts = [f"{NOTICE}\n{words(n, 1)}" for n in range(6)]
+    texts = [f"{NOTICE}\n{make_words(n, 1)}" for n in range(6)]
     lines = CommonLines(most=3)
     with pytest.raises(DataError, match=r"common_lines cuts .* 'web' .*wipe_out\.max_share"):
         curate(
@@ -279,7 +283,7 @@ def test_a_step_that_takes_nearly_all_text_of_a_source_stops_the_run(make_run):
 
 
 @pytest.mark.slow
-def test_the_page_shows_what_was_cut(make_run, ducks):
+def test_the_page_shows_removed_spans(make_run, ducks):
     run = make_run(**STEPS, decontamination=ducks)
     curate(run)
     page = storage.read(f"{run.output}/report.html").decode()

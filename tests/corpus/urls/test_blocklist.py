@@ -49,7 +49,8 @@ def blocked(lists: UrlLists, *urls: str) -> list[int]:
         ("http://www.bad.example/", "http://bad.example/", 1),
         ("0.0.0.0 bad.example # hosts", "http://bad.example/", 1),
         ("0.0.0.0\tbad.example", "http://bad.example/", 1),
-        ("co.uk", "http://example.co.uk/", 0),  # a suffix speaks for nobody who registered below
+        # A suffix does not match domains registered below it.
+        ("co.uk", "http://example.co.uk/", 0),
         ("uk", "http://example.co.uk/", 0),
         ("blogspot.com", "http://a.blogspot.com/", 1),  # registered, by one company
         ("8.8.8.8", "http://8.8.8.8/", 1),
@@ -60,7 +61,7 @@ def blocked(lists: UrlLists, *urls: str) -> list[int]:
         ("bad.example/shop", "http://bad.example/", 0),
     ],
 )
-def test_domains_block_what_lies_in_them(write: Write, entry: str, url: str, expected: int):
+def test_domains_block_their_subdomains(write: Write, entry: str, url: str, expected: int):
     assert blocked(UrlLists(domains=(write("# a list", "", entry),)), url) == [expected]
 
 
@@ -84,8 +85,8 @@ def test_folders_of_lists_and_gzip_are_read(write: Write, tmp_path: Path):
     ("url", "strict", "hard", "soft"),
     [
         ("http://example.org/red-blue/green", 0, 1, 1),
-        ("http://example.org/RE-D.fox", 1, 0, 0),  # redfox, whatever stands between
-        ("http://redfoxes.org/redfox", 1, 0, 0),  # once, however often
+        ("http://example.org/RE-D.fox", 1, 0, 0),  # redfox, with any characters in between
+        ("http://redfoxes.org/redfox", 1, 0, 0),  # counted once, however often it occurs
         ("http://example.org/blueish/greens", 0, 0, 0),
         ("http://example.org/?a=green&b=yellow+green", 0, 0, 2),
         ("//blue", 0, 1, 0),
@@ -107,12 +108,12 @@ def test_words_are_counted(write: Write, url: str, strict: int, hard: int, soft:
     assert [int(signals[column][1]) for column in URL_COLUMNS] == [0, strict, hard, soft]
 
 
-def test_no_list_says_nothing():
+def test_without_a_list_signals_are_empty():
     signals = UrlSignals(UrlLists()).measure(["http://example.org/", "no url"])
-    assert {column: each.tolist() for column, each in signals.items()} == {
+    assert {column: values.tolist() for column, values in signals.items()} == {
         column: [0, 0] for column in URL_COLUMNS
     }
-    assert [len(each) for each in UrlSignals(UrlLists()).measure([]).values()] == [0] * 4
+    assert [len(values) for values in UrlSignals(UrlLists()).measure([]).values()] == [0] * 4
 
 
 @pytest.mark.parametrize(
@@ -158,7 +159,7 @@ def test_suffixes_need_no_network_and_leave_no_file(
     suffixes._load_extractor.cache_clear()
     suffixes.is_public_suffix.cache_clear()
     asked = ("co.uk", "uk", "bbc.co.uk", "blogspot.com", "8.8.8.8", "example", "")
-    assert [each for each in asked if suffixes.is_public_suffix(each)] == ["co.uk", "uk"]
+    assert [host for host in asked if suffixes.is_public_suffix(host)] == ["co.uk", "uk"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -173,6 +174,6 @@ def test_substrings_are_those_that_python_finds(wanted: set[bytes], lines: list[
 
 
 @given(st.sets(st.text(st.characters())), st.lists(st.text(st.characters())))
-def test_a_hash_set_holds_what_a_set_holds(held: set[str], asked: list[str]):
+def test_a_hash_set_equals_a_set(held: set[str], asked: list[str]):
     both = [*asked, *sorted(held)]
-    assert HashSet(held).holds(both).tolist() == [each in held for each in both]
+    assert HashSet(held).holds(both).tolist() == [key in held for key in both]

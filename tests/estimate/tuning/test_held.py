@@ -1,6 +1,7 @@
-"""What a device holds of models that are tuned, by hand.
+"""Device memory of models that are fine-tuned, compared with hand counts.
 
-Shapes: C channels 64, F between 128, 4 heads and 2 of keys of 16 channels, V vocabulary 320.
+Shapes: C = 64 channels, F = 128 feed-forward channels, 4 heads and 2 key heads of 16 channels each,
+V = 320 vocabulary entries.
 """
 
 import pytest
@@ -28,11 +29,11 @@ MODEL = DecoderConfig(
 )  # fmt: skip
 TRAINING = Training(steps=1, deterministic=False, optimizer=AdamW())
 TABLE = 320 * 64
-MATRICES = 2 * (64 * 64 * 2 + 32 * 64 * 2 + 3 * 64 * 128)  # of the layers
+MATRICES = 2 * (64 * 64 * 2 + 32 * 64 * 2 + 3 * 64 * 128)  # elements of all layers' matrices
 NORMS = 5 * 64
-# Of rank 4: A and B of query and output, of key and value, of gate, up and down.
+# Rank 4: A and B for query and output; for key and value; for gate, up and down.
 ADAPTER = 2 * 4 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 128))
-ROWS = 2 * (64 * 2 + 32 * 2 + 128 * 2 + 64) + 320  # that have a scale of their own in int8
+ROWS = 2 * (64 * 2 + 32 * 2 + 128 * 2 + 64) + 320  # rows that have their own scale in int8
 LORA = LoRA(rank=4)
 
 
@@ -41,12 +42,12 @@ def step(tuning=PRETRAINING, training=TRAINING, workers=1, micro_batch=2):
                                 tuning=tuning)  # fmt: skip
 
 
-def test_full_tuning_holds_what_pretraining_holds():
+def test_full_fine_tuning_holds_the_memory_of_pretraining():
     total = 2 * TABLE + MATRICES + NORMS
     assert total == count_parameters(MODEL).total
     found = step()
     assert (found.weights, found.optimizer, found.summing) == (4 * total, 8 * total, 4 * total)
-    assert found.gathered == found.gradients == 0  # two micro-batches are added up where they are
+    assert found.gathered == found.gradients == 0  # two micro-batches are added up in place
 
 
 @pytest.mark.parametrize(
@@ -54,11 +55,11 @@ def test_full_tuning_holds_what_pretraining_holds():
     [
         ("float32", 4 * (2 * TABLE + MATRICES + NORMS)),
         ("bfloat16", 2 * (2 * TABLE + MATRICES) + 4 * NORMS),
-        # The table of embeddings in bfloat16; the head's in int8, as other matrices.
+        # The embedding table stays in bfloat16. The head's table is int8, like other matrices.
         ("int8", 2 * TABLE + TABLE + MATRICES + 4 * ROWS + 4 * NORMS),
     ],
 )
-def test_of_an_adapter_alone_are_there_gradients_and_memory_of_the_optimizer(base, frozen):
+def test_only_an_adapter_has_gradients_and_optimizer_state(base, frozen):
     lora = LoRA(rank=4, base=base)
     assert count_adapter(MODEL, lora) == ADAPTER
     found = step(TuningStep(lora))
@@ -72,7 +73,8 @@ def test_frozen_weights_are_gathered_as_they_are_held(workers):
         {"steps": 1, "deterministic": False, "precision": {"compute": "bfloat16"}}
     )
     found = step(TuningStep(LoRA(rank=4, base="int8")), narrow, workers)
-    # Matrices as whole numbers, all else is cast to bfloat16; a worker alone casts the rest.
+    # Quantised matrices stay integers; everything else is cast to bfloat16. With one worker, the
+    # remaining tensors are cast in place.
     cast = 2 * (ROWS + NORMS + ADAPTER)
     assert found.gathered == cast + (TABLE + MATRICES + 2 * TABLE if workers > 1 else 0)
     whole = step(training=narrow)
@@ -83,13 +85,14 @@ def test_layers_with_adapters_keep_ranks_and_no_products_of_norms():
     plain, _ = estimate_per_token(MODEL, TRAINING)
     adapted, _ = estimate_per_token(MODEL, TRAINING, LORA)
     assert plain - adapted == 2 * 4 * (2 * 64 - 7 * 4)
-    # Without adapters what feed-forward parts read, 64 and 128 channels, is not kept either.
+    # Without adapters, the inputs of the feed-forward parts, 64 and 128 channels, are not kept
+    # either.
     attention, _ = estimate_per_token(MODEL, TRAINING, LoRA(rank=4, targets=("attention.*",)))
     assert adapted - attention == 2 * 4 * (3 * 4 + 64 + 128)
 
 
-def test_logits_of_answers_are_there_at_once_with_their_gradients():
-    """DPO, of two answers of a pair: 2 micro-batches of 1 pair of 16 places, 5 of each learnt."""
+def test_logits_of_both_answers_coexist_with_their_gradients():
+    """Count 2 micro-batches of 1 preference pair: 16 positions, 5 of them trained, per answer."""
     places = 10
     assert estimate_at_head(MODEL, 4, 32, places) == 4 * (
         2 * places * 320 + 3 * places * 64 + 32 * 64 + 320 * 64
@@ -98,7 +101,7 @@ def test_logits_of_answers_are_there_at_once_with_their_gradients():
     assert estimate_at_head(MODEL, 4, 32, places) - adapted == 4 * 320 * 64
 
 
-def test_a_reference_beside_is_held_in_float32_and_gathered_where_steps_read_it():
+def test_a_reference_model_is_held_in_float32_and_gathered_for_steps():
     total = count_parameters(MODEL).total
     alone = step(TuningStep(places=10), workers=2)
     for in_steps in (False, True):
@@ -109,9 +112,10 @@ def test_a_reference_beside_is_held_in_float32_and_gathered_where_steps_read_it(
         assert found.gathered - alone.gathered == (4 * total if in_steps else 0)
 
 
-def test_a_critic_is_trained_by_an_optimizer_of_its_own():
+def test_a_critic_has_its_own_optimizer():
     critic = MODEL.with_score_head()
-    total, of_critic = count_parameters(MODEL).total, count_parameters(critic).total
+    total = count_parameters(MODEL).total
+    of_critic = count_parameters(critic).total
     assert of_critic == total - TABLE + 64
     held = hold_beside(ModelBeside(critic, SGD(momentum=0.0)), TRAINING, 1)
     found = step(TuningStep(places=10, beside=held))
@@ -119,18 +123,19 @@ def test_a_critic_is_trained_by_an_optimizer_of_its_own():
     assert found.optimizer == 8 * total
 
 
-def test_a_batch_is_made_beside_what_the_optimizer_remembers():
+def test_sampling_happens_next_to_the_optimizer_state():
     rows = SampledRows(rows=256, prompts=64, prompt_tokens=8, new_tokens=1, scaled=False)
     found = estimate_batch_making_memory(MODEL, TRAINING, 1, rows, others=[ModelBeside(MODEL)])
     total = count_parameters(MODEL).total
     assert (found.weights, found.optimizer, found.gradients) == (8 * total, 8 * total, 0)
-    # Read at once are 256 x 8 places: three of 128 channels, three of 64, which is more than keys
-    # and values, 2 layers of 2 x 32 channels.
+    # A read covers 256 x 8 positions: three tensors of 128 channels and three of 64, which is more
+    # than the keys and values of 2 layers of 2 x 32 channels.
     assert (found.activations, found.fleeting) == (0, 4 * 256 * 8 * (3 * 128 + 3 * 64))
     deep = MODEL.model_copy(update={"layers": 32})
     found = estimate_batch_making_memory(deep, TRAINING, 1, rows)
     assert found.activations == 4 * 256 * 8 * 32 * 2 * 32
-    # The keys and values of 64 prompts, before those of 4 completions of each are made of them.
+    # Prefilling keeps the keys and values of 64 prompts, before 4 completions are sampled from
+    # each.
     assert found.fleeting == 4 * 64 * 8 * 32 * 2 * 32
 
 
@@ -141,9 +146,10 @@ def test_workers_that_share_layers_have_their_part_of_base_and_adapters():
         tuning = TuningStep(LoRA(rank=4, base="bfloat16"))
         return estimate_worker_memory(MODEL, given, workers, 8, 2, 16, tuning=tuning)
 
-    sliced, shared = memory(1, 2), memory(2, 2)
-    # Whole on both are norms, and of an adapter the matrix on the side that is not cut: of 4 x 64
-    # numbers, B's of output and down, A's of the other five.
+    sliced = memory(1, 2)
+    shared = memory(2, 2)
+    # Both keep norms whole, and for each adapter the matrix on the side that is not cut: B of
+    # output and down, A of the other five, 4 x 64 elements each.
     alike = 4 * NORMS + 4 * 2 * 7 * 4 * 64
     assert shared.weights - sliced.weights == alike / 2
     assert shared.optimizer - sliced.optimizer == 2 * 4 * 2 * 7 * 4 * 64 / 2

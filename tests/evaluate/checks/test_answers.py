@@ -1,4 +1,4 @@
-"""When a written answer is right: cases by hand."""
+"""Verdicts on written answers, for cases made by hand."""
 
 import pytest
 

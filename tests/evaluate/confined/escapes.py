@@ -1,13 +1,13 @@
-"""Programs that are wrong, in ways that have been paid elsewhere or might be: none may pass.
+"""Wrong programs that cheat in known or conceivable ways, none of which may pass.
 
-An entry is a program and the tests of its row. `THERE` stands for a file that must stay as it is,
+An entry is a program and the tests of its row. `THERE` stands for a file that must not change,
 `TRAINER` for the process that asked for the verdict.
 """
 
 TESTS = "assert add(1, 2) == 3\nassert add(2, 2) == 4\n"
 WRONG = "def add(a, b): return 0\n"
 
-# Claims a verdict on every file that is open, in the form of every scorer known to us.
+# Write a verdict to every open file, in the form of every scorer known to us.
 TELL = """
 import os, sys
 def tell(key=''):
@@ -28,7 +28,7 @@ def _steal(finding: str, telling: str = "tell(key)\nos._exit(0)") -> tuple[str, 
 
 
 def _return(body: str, tests: str = TESTS) -> tuple[str, str]:
-    """Functions that return an object `Any()` whose class has `body`."""
+    """Return functions that return an object `Any()` whose class has `body`."""
     lines = "\n".join(f"    {line}" for line in body.splitlines())
     return f"class Any:\n{lines}\ndef add(a, b): return Any()\n", tests
 
@@ -39,7 +39,7 @@ def _subclass(base: str, tests: str) -> tuple[str, str]:
 
 
 def _attempt(body: str) -> tuple[str, str]:
-    """An attempt at the machine: `body` raises where it is refused, and returns 0 or less."""
+    """Return an attack on the machine: `body` raises where it is refused, or returns 0 or less."""
     lines = "\n".join(f"    {line}" for line in body.splitlines())
     head = "import ctypes, fcntl, os, resource, signal, sys\n"
     call = "libc = ctypes.CDLL(None, use_errno=True)\n"
@@ -48,13 +48,13 @@ def _attempt(body: str) -> tuple[str, str]:
 
 
 def _call(number: int, *arguments: str) -> tuple[str, str]:
-    """A system call by its number, which must not succeed."""
+    """Return an attack by the system call `number`, which must not succeed."""
     given = ", ".join((str(number), *arguments))
     return _attempt(f"if libc.syscall({given}) < 0: raise OSError(ctypes.get_errno(), 'refused')")
 
 
 def _ask(body: str, tests: str = TESTS) -> tuple[str, str]:
-    """Programs that speak to the judge by themselves: `body` has its end of the exchange as `e`."""
+    """Return a program that talks to the judge: `body` has its end of the channel as `e`."""
     lines = "\n".join(f"    {line}" for line in body.splitlines())
     head = """
 import sys
@@ -75,7 +75,7 @@ def add(a, b):
 
 
 _EQUAL = '{"__eq__": lambda *a: True, "__class__": int, "__sub__": lambda *a: 0}'
-# Classes that a program has the judge make, of the interpreter's own `type`.
+# Programs that make the judge build classes of the interpreter's own `type`.
 MADE_THERE = {
     "class that equals all": _ask(
         f'made = e.request("call", type, "", ("E", (), {_EQUAL}), {{}})\n'

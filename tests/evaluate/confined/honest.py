@@ -1,4 +1,4 @@
-"""Programs that are right, with the kinds of tests that rows have, and tests that cannot be asked."""
+"""Correct programs, with the kinds of tests that rows have, and tests that cannot be run."""
 
 # ruff: noqa: E501 - programs as they are
 

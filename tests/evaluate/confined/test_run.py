@@ -1,4 +1,4 @@
-"""What programs may do and what they may not, each tried; and that tests mean what they say."""
+"""What confined programs may and may not do, each tried, and the verdicts of tests."""
 
 import os
 import platform
@@ -19,12 +19,12 @@ pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64" or platform.system() != "Linux", reason="refused elsewhere"
 )
 ADD = "def add(a, b): return a + b"
-# Limits that a program may have lowered or raised in the process that waits for it.
+# Limits that a program might change in the process that waits for it.
 LIMITS = [value for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
 
 
-def _look_around(file):
-    """What a program must leave as it is: limits, environment, signals, and a file."""
+def _read_state(file):
+    """Return the state that a program must not change: limits, environment, signals, and a file."""
     status = file.stat()
     return (
         [resource.getrlimit(limit) for limit in LIMITS],
@@ -45,14 +45,14 @@ def test_no_escape_and_no_cheat_passes(name, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "START_SECONDS", 3.0)
     there = tmp_path / "there"
     there.write_text("kept")
-    before = _look_around(there)
+    before = _read_state(there)
     program, tests = (
         text.replace("THERE", str(there)).replace("TRAINER", str(os.getpid()))
         for text in ESCAPES[name]
     )
     outcome = run_confined(program, tests, 0.5, 512)
     assert outcome.verdict in ("failed", "timed out")
-    assert _look_around(there) == before
+    assert _read_state(there) == before
     assert list(tmp_path.iterdir()) == [there]
 
 
@@ -63,13 +63,13 @@ def test_an_honest_program_passes(name):
 
 
 @pytest.mark.parametrize("name", UNFIT)
-def test_what_tests_cannot_ask_fails_and_says_why(name):
+def test_tests_that_cannot_run_fail_with_a_reason(name):
     program, tests, said = UNFIT[name]
     outcome = run_confined(program, tests, 20, 512)
     assert outcome.verdict == "failed" and said in outcome.said
 
 
-def test_a_failure_says_what_failed():
+def test_a_failure_has_the_error_message():
     failed = run_confined(ADD, "assert add(1, 1) == 3, 'no'", 20, 512)
     assert failed.verdict == "failed" and "AssertionError: no" in failed.said
     broken = run_confined("1 / 0", "", 20, 512)
@@ -89,7 +89,7 @@ def test_tests_that_catch_everything_do_not_pass_a_program_that_is_gone():
 
 
 @pytest.mark.parametrize("tests", ["while True: pass", "assert add(1, 2) == 3"])
-def test_nothing_outlives_its_time(tests, monkeypatch):
+def test_no_process_outlives_its_time_limit(tests, monkeypatch):
     monkeypatch.setattr(run, "START_SECONDS", 0.5)
     program = ADD if tests.startswith("while") else "import time; time.sleep(600)"
     begun = time.monotonic()
@@ -98,7 +98,7 @@ def test_nothing_outlives_its_time(tests, monkeypatch):
 
 
 def _write_launcher(changed, of, to):
-    """A copy of the launcher's folder in which one of its modules has another text."""
+    """Copy the launcher's folder with `of` replaced by `to` in the module `changed`."""
     folder = Path(tempfile.mkdtemp())
     for module in Path(run.LAUNCHER).parent.glob("*.py"):
         text = module.read_text()
@@ -118,8 +118,8 @@ def test_where_nothing_can_be_confined_nothing_is_run(which, monkeypatch):
         run_confined(ADD, "assert add(1, 2) == 3", 20, 512)
 
 
-def test_without_namespaces_programs_run_and_that_is_said_once(monkeypatch, capfd):
-    # A flag that clone refuses, as it does all namespaces where they are forbidden.
+def test_without_namespaces_programs_run_with_one_warning(monkeypatch, capfd):
+    # clone refuses this flag, as it refuses all namespaces where they are forbidden.
     launcher = _write_launcher("kernel.py", "_NAMESPACES | _SIGCHLD", "0x20200")
     monkeypatch.setattr(run, "LAUNCHER", launcher)
     run._tell_shared.cache_clear()

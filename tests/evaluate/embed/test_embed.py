@@ -1,4 +1,4 @@
-"""Vectors of documents: those that the model gives each by itself, at any number of workers."""
+"""Embeddings of documents: equal to those of single texts, at any number of workers."""
 
 import json
 
@@ -29,8 +29,9 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Run folders of an encoder and a decoder that nobody taught."""
-    base, folders = tmp_path_factory.mktemp("models"), {}
+    """Write the run folders of an untrained encoder and an untrained decoder."""
+    base = tmp_path_factory.mktemp("models")
+    folders = {}
     for name, config in (
         ("encoder", EncoderConfig.model_validate(SIZES | LOCAL)),
         ("decoder", DecoderConfig.model_validate(SIZES)),
@@ -59,23 +60,26 @@ def embedding(models, tmp_path):
     return make
 
 
-def vectors(folder):
+def read_vectors(folder):
     tables = [pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]
     assert len(tables) > 1
-    ids = [each for table in tables for each in table["id"].to_pylist()]
-    rows = [each for table in tables for each in table["embedding"].to_pylist()]
+    ids = [id for table in tables for id in table["id"].to_pylist()]
+    rows = [vector for table in tables for vector in table["embedding"].to_pylist()]
     assert ids == [str(n) for n in range(len(TEXTS))]
     return np.array(rows)
 
 
 @torch.no_grad()
-def expected(folder, length, pooling="mean", most=None):
-    """Each text's own, piece by piece, without batches and padding."""
+def embed_one_by_one(folder, length, pooling="mean", most=None):
+    """Return each text's embedding, computed piece by piece without batches and padding."""
     opened = checkpoint.open_model(folder)
-    model, encoder = opened.build(), Encoder(opened.tokenizer)
-    before, found = list(encoder.special_tokens.prefix), []
+    model = opened.build()
+    encoder = Encoder(opened.tokenizer)
+    before = list(encoder.special_tokens.prefix)
+    found = []
     for text in TEXTS:
-        ids, states = encoder.encode_batch([text])[0].tolist(), []
+        ids = encoder.encode_batch([text])[0].tolist()
+        states = []
         room = length - len(before)
         for begin in list(range(0, len(ids), room))[: 1 if pooling == "first" else most]:
             part = torch.tensor([before + ids[begin : begin + room]])
@@ -91,7 +95,9 @@ def expected(folder, length, pooling="mean", most=None):
 @pytest.mark.parametrize("name", ["encoder", "decoder"])
 def test_a_vector_is_the_mean_of_the_last_states_of_all_pieces(name, embedding, models, tmp_path):
     made = embed(embedding(name, normalise=False))
-    np.testing.assert_allclose(vectors(tmp_path / "out"), expected(models[name], 24), atol=1e-5)
+    np.testing.assert_allclose(
+        read_vectors(tmp_path / "out"), embed_one_by_one(models[name], 24), atol=1e-5
+    )
     assert made.counts["documents"] == len(TEXTS) and made.counts["channels"] == 32
     assert made.counts["refused"] == {"empty_text": 1}
 
@@ -99,14 +105,14 @@ def test_a_vector_is_the_mean_of_the_last_states_of_all_pieces(name, embedding, 
 @pytest.mark.slow
 def test_the_first_state_and_the_first_pieces(embedding, models, tmp_path):
     embed(embedding(pooling="first", normalise=False, output=str(tmp_path / "a")))
-    wanted = expected(models["encoder"], 24, "first")
-    np.testing.assert_allclose(vectors(tmp_path / "a"), wanted, atol=1e-5)
+    wanted = embed_one_by_one(models["encoder"], 24, "first")
+    np.testing.assert_allclose(read_vectors(tmp_path / "a"), wanted, atol=1e-5)
     embed(embedding(pieces=2, sequence_length=9, normalise=False, output=str(tmp_path / "b")))
-    wanted = expected(models["encoder"], 9, most=2)
-    np.testing.assert_allclose(vectors(tmp_path / "b"), wanted, atol=1e-5)
+    wanted = embed_one_by_one(models["encoder"], 9, most=2)
+    np.testing.assert_allclose(read_vectors(tmp_path / "b"), wanted, atol=1e-5)
     embed(embedding(pieces=2, sequence_length=9, output=str(tmp_path / "c")))
     lengths = np.linalg.norm(wanted, axis=1, keepdims=True)
-    np.testing.assert_allclose(vectors(tmp_path / "c"), wanted / lengths, atol=1e-5)
+    np.testing.assert_allclose(read_vectors(tmp_path / "c"), wanted / lengths, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -119,7 +125,7 @@ def test_the_same_bytes_at_any_number_of_workers(embedding, tmp_path):
         assert (tmp_path / "2" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_what_cannot_be_embedded_is_refused(embedding, tmp_path):
+def test_models_that_cannot_embed_are_refused(embedding, tmp_path):
     with pytest.raises(ConfigError, match=r"sequence_length \(25\) is beyond the model's 24"):
         embed(embedding(sequence_length=25))
     with pytest.raises(ConfigError, match="is a reward model"):

@@ -1,4 +1,4 @@
-"""Prompts of tasks in conversations, by the templates of published models."""
+"""Prompts of tasks in chat form, by the templates of published models."""
 
 import importlib.util
 import json
@@ -21,7 +21,7 @@ TURNS = [("user", "1 + 1?"), ("assistant", "2"), ("user", "2 + 2?")]
 
 @pytest.fixture(scope="module")
 def library():
-    """A tokenizer that puts a BOS before each text."""
+    """Return a tokenizer that puts a BOS before each text."""
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = tokenizers.decoders.ByteLevel()
@@ -35,13 +35,13 @@ def library():
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama3", "llama3_1", "gemma3"])
-def test_a_prompt_is_that_of_the_models_own_template_with_one_bos(name, library):
+def test_a_prompt_is_rendered_by_the_models_own_template_with_one_bos(name, library):
     found = importlib.util.find_spec("trl")
     if found is None or found.origin is None:
         pytest.skip("TRL is not installed")
     template = (Path(found.origin).parent / "chat_templates" / f"{name}.jinja").read_text()
-    beside = {"chat_template.jinja": template, "tokenizer_config.json": json.dumps(NAMED)}
-    encoder = Encoder(library.to_str(), beside=beside)
+    files = {"chat_template.jinja": template, "tokenizer_config.json": json.dumps(NAMED)}
+    encoder = Encoder(library.to_str(), beside=files)
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=library, **NAMED)
     expected = theirs.apply_chat_template(
         [{"role": role, "content": words} for role, words in TURNS],

@@ -7,8 +7,8 @@ from trainrig.evaluate.engine.encoding import GenerationRequest
 from trainrig.evaluate.engine.generation import StopRule, answer_greedily
 
 
-def alone(model, prompt, stop):
-    """One row, no cache."""
+def generate_alone(model, prompt, stop):
+    """Generate greedily for one row without a cache."""
     ids = list(prompt)
     answer = []
     with torch.inference_mode():
@@ -24,14 +24,14 @@ def alone(model, prompt, stop):
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 200, 10_000])
-def test_an_answer_is_the_one_that_is_written_alone(tiny_model, batch_tokens):
+def test_an_answer_in_a_batch_equals_the_answer_alone(tiny_model, batch_tokens):
     dice = random.Random(1)
     prompts = [tuple(dice.randrange(8, 300) for _ in range(dice.randint(1, 40))) for _ in range(9)]
     stop = StopRule(frozenset(range(20)), 12, 310, lambda ids: len(ids) > 2 and ids[-1] % 7 == 0)
     requests = [GenerationRequest(prompt) for prompt in prompts]
     found = answer_greedily(tiny_model, requests, stop, batch_tokens)
-    assert found == [alone(tiny_model, prompt, stop) for prompt in prompts]
-    assert len({len(answer) for answer in found}) > 1  # they end at different steps
+    assert found == [generate_alone(tiny_model, prompt, stop) for prompt in prompts]
+    assert len({len(answer) for answer in found}) > 1  # rows end at different steps
 
 
 def test_an_answer_ends_with_the_models_positions(tiny_model):

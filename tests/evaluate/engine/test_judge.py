@@ -1,4 +1,4 @@
-"""Answers that a judge prefers to others, or not: by a reward model and by a language model."""
+"""Preferences of a judge between answers: a reward model or a language model."""
 
 import json
 
@@ -30,7 +30,7 @@ maximum_tokens = 5
 
 @pytest.fixture
 def judges(tmp_path, tiny_model, tiny_encoder):
-    """The folders of a model to evaluate, and of two judges."""
+    """Write the folders of a model to evaluate and of two judges."""
     reward = Decoder(tiny_model.config.with_score_head())
     initialise(reward, seed=9)
     asked = Decoder(tiny_model.config)
@@ -41,7 +41,7 @@ def judges(tmp_path, tiny_model, tiny_encoder):
     return tmp_path
 
 
-def run_of(judges, judge, output="card"):
+def make_run(judges, judge, output="card"):
     rows = [{"query": f"the sea {n}", "other": f" grey{' and' * n}"} for n in range(6)]
     (judges / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (judges / "task.toml").write_text(TASK.replace("JUDGE", str(judges / judge)))
@@ -59,13 +59,13 @@ def pair(mine, other):
     return Pair(question, "the sea ", [("user", "the sea")], mine, other)
 
 
-def judge_of(judges, name, tiny_model):
+def load_judge(judges, name, tiny_model):
     scoring = PreferredAnswer(against="", judge=str(judges / name))
-    return Judge.open(scoring, run_of(judges, name), tiny_model, chat=False), scoring
+    return Judge.open(scoring, make_run(judges, name), tiny_model, chat=False), scoring
 
 
-def test_a_reward_model_prefers_what_it_scores_higher(judges, tiny_model, tiny_encoder):
-    judge, scoring = judge_of(judges, "reward", tiny_model)
+def test_a_reward_model_prefers_the_higher_score(judges, tiny_model, tiny_encoder):
+    judge, scoring = load_judge(judges, "reward", tiny_model)
 
     def score(text):
         (ids,) = tiny_encoder.encode_batch([text])
@@ -78,17 +78,18 @@ def test_a_reward_model_prefers_what_it_scores_higher(judges, tiny_model, tiny_e
             (found,) = judge.compare([pair(mine, other)], scoring)
             wanted = score(f"the sea {mine}") - score(f"the sea {other}")
             assert found.margins == (pytest.approx(wanted, abs=1e-5),)
-            same, better = mine == other, wanted > 0
+            same = mine == other
+            better = wanted > 0
             assert found.preferred == (0.5 if same else float(better))
 
 
-def test_a_language_model_is_asked_in_either_order_and_its_habits_cancel(judges, tiny_model):
-    judge, scoring = judge_of(judges, "asked", tiny_model)
+def test_a_language_model_judges_in_both_orders_and_its_bias_cancels(judges, tiny_model):
+    judge, scoring = load_judge(judges, "asked", tiny_model)
     pairs = [pair("grey", "because"), pair("because", "grey"), pair("and", "and")]
     there, back, same = judge.compare(pairs, scoring)
     assert there.margins[0] == pytest.approx(-back.margins[1], abs=1e-5)
     assert there.preferred == 1 - back.preferred
-    # It favours one letter whatever it reads; of two equal answers neither gains by that.
+    # The judge favours one letter whatever it reads. Neither of two equal answers gains by that.
     assert same.margins[0] == -same.margins[1] != 0 and same.preferred == 0.5
     (alone,) = judge.compare(pairs[:1], scoring)
     assert alone.margins == pytest.approx(there.margins, abs=1e-5)
@@ -96,7 +97,7 @@ def test_a_language_model_is_asked_in_either_order_and_its_habits_cancel(judges,
 
 @pytest.mark.parametrize("judge", ["reward", "asked"])
 def test_the_scorecard_has_how_often_the_models_answer_wins(judges, judge):
-    run = run_of(judges, judge)
+    run = make_run(judges, judge)
     evaluate(run)
     rows = read_scored(run.output, "better")
     assert [row["expected"] for row in rows] == [f" grey{' and' * n}" for n in range(6)]
@@ -106,9 +107,9 @@ def test_the_scorecard_has_how_often_the_models_answer_wins(judges, judge):
     assert all(len(row["margins"]) == (1 if judge == "reward" else 2) for row in rows)
 
 
-def test_a_judge_that_is_not_there_or_another_one_is_told(judges):
-    evaluate(run_of(judges, "reward"))
+def test_a_missing_or_changed_judge_is_reported(judges):
+    evaluate(make_run(judges, "reward"))
     with pytest.raises(OutputTaken, match="task 'better'"):
-        evaluate(run_of(judges, "asked"))
+        evaluate(make_run(judges, "asked"))
     with pytest.raises(DataError, match="nowhere: no valid checkpoint there"):
-        evaluate(run_of(judges, "nowhere", output="other"))
+        evaluate(make_run(judges, "nowhere", output="other"))

@@ -7,8 +7,8 @@ from trainrig.evaluate.engine.encoding import LikelihoodRequest, RequestEncoder
 from trainrig.evaluate.engine.likelihood import score_continuations
 
 
-def alone(model, request):
-    """One row, no cache."""
+def score_alone(model, request):
+    """Score one row without a cache."""
     ids = request.context + request.continuation
     with torch.inference_mode():
         logits = model(torch.tensor([ids[:-1]])).logits[0, len(request.context) - 1 :]
@@ -18,7 +18,7 @@ def alone(model, request):
     return float(nats.gather(-1, targets[:, None]).sum()), greedy
 
 
-def requests_of(kind):
+def make_requests(kind):
     dice = random.Random(kind)
 
     def ids(least, most):
@@ -41,26 +41,27 @@ def requests_of(kind):
 @pytest.mark.parametrize("kind", ["choices", "few shots", "one token", "single"])
 @pytest.mark.parametrize("batch_tokens", [1, 300, 10_000])
 def test_a_continuation_is_as_likely_as_alone(tiny_model, kind, batch_tokens):
-    requests = requests_of(kind)
+    requests = make_requests(kind)
     for request, found in zip(
         requests, score_continuations(tiny_model, requests, batch_tokens), strict=True
     ):
-        nats, greedy = alone(tiny_model, request)
+        nats, greedy = score_alone(tiny_model, request)
         assert found.log_likelihood == pytest.approx(nats, abs=1e-4)
         assert (found.greedy, found.tokens) == (greedy, len(request.continuation))
 
 
-def test_the_models_own_continuation_is_greedy(tiny_model):
+def test_the_models_most_likely_continuation_is_greedy(tiny_model):
     ids = [20, 30, 40]
     with torch.inference_mode():
         for _ in range(4):
             ids.append(int(tiny_model(torch.tensor([ids])).logits[0, -1].argmax()))
-    own, other = LikelihoodRequest((20, 30, 40), tuple(ids[3:])), LikelihoodRequest((20,), (30, 40))
+    own = LikelihoodRequest((20, 30, 40), tuple(ids[3:]))
+    other = LikelihoodRequest((20,), (30, 40))
     (first, _) = score_continuations(tiny_model, [own, other], 1000)
     assert first.greedy
 
 
-def test_what_contexts_share_is_read_once(tiny_model, monkeypatch):
+def test_a_shared_prefix_of_contexts_is_read_once(tiny_model, monkeypatch):
     read = []
     forward = tiny_model.forward
     monkeypatch.setattr(
@@ -73,13 +74,15 @@ def test_what_contexts_share_is_read_once(tiny_model, monkeypatch):
         LikelihoodRequest((*shown, n), (choice, 7)) for n in range(100, 108) for choice in (80, 90)
     ]
     score_continuations(tiny_model, requests, 10_000)
-    assert read == [50, 8 * 2 * 2]  # the shown rows; the last of each context with each choice
+    # the examples, and the last token of each context with each choice
+    assert read == [50, 8 * 2 * 2]
 
 
-def test_the_border_is_that_of_the_harness(tiny_encoder):
+def test_the_context_boundary_equals_the_harness(tiny_encoder):
     encoder = RequestEncoder(tiny_encoder, positions=96, document_start=False)
     (found,) = encoder.request_continuations("the sea is ", ["grey"])
-    assert tiny_encoder.decode(found.context) == "the sea is"  # the blank belongs to what follows
+    # the space belongs to the continuation
+    assert tiny_encoder.decode(found.context) == "the sea is"
     assert tiny_encoder.decode(found.continuation) == " grey"
     (empty,) = encoder.request_continuations("", [" grey"])
     assert empty.context == (tiny_encoder.end_of_text,)
@@ -89,7 +92,7 @@ def test_the_border_is_that_of_the_harness(tiny_encoder):
     assert tiny_encoder.decode(found.continuation) == " is"
 
 
-def test_what_is_too_long_loses_its_beginning(tiny_encoder):
+def test_a_text_that_is_too_long_loses_its_beginning(tiny_encoder):
     encoder = RequestEncoder(tiny_encoder, positions=10, document_start=True)
     found = encoder.request(range(100, 120), (7, 8, 9))
     assert found.truncated and found.continuation == (7, 8, 9)

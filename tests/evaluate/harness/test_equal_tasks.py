@@ -1,7 +1,8 @@
-"""Five tasks by lm-evaluation-harness and by ours: each row's verdict, and its log-likelihoods.
+"""Five tasks by lm-evaluation-harness and by trainrig: verdicts and log-likelihoods of each row.
 
 The harness runs YAMLs over local files: on an exported folder by its own model, and on the
-checkpoint by ours. Skipped where it is not installed: `pip install 'trainrig[lm-eval]'`.
+checkpoint by trainrig's. The tests are skipped where it is not installed: `pip install
+'trainrig[lm-eval]'`.
 """
 
 import json
@@ -29,7 +30,7 @@ CONFIG = DecoderConfig(
 )
 TASKS = ("arc_easy", "piqa", "boolq", "copa", "lambada")
 ROWS = 60
-NEAR = 1e-4  # nats by which two choices may lie apart and be a tie
+NEAR = 1e-4  # nats by which two choices may differ and still tie
 CHOICES = """task: ours_{name}
 dataset_path: json
 dataset_kwargs: {{data_files: {{test: {file}}}}}
@@ -53,7 +54,7 @@ metric_list: [{{metric: acc}}]
 
 @pytest.fixture(scope="module")
 def checkpoint(test_data, tmp_path_factory):
-    """The folder of a random model with a tokenizer of English."""
+    """Write a random model with a tokenizer of English and return its folder."""
     folder = tmp_path_factory.mktemp("model")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -73,12 +74,12 @@ def checkpoint(test_data, tmp_path_factory):
     return folder, model.eval(), str(tokenizer.to_str())
 
 
-def by_ours(name, checkpoint, test_data):
-    """The questions of a task, and its scored rows."""
+def score_by_trainrig(name, checkpoint, test_data):
+    """Return the questions of a task and its scored rows."""
     _, model, tokenizer = checkpoint
     task, rows = load_task(TaskChoice(task=name, few_shot=0), str(test_data / "sets"))
     questions = load_questions(TaskRun(task, rows, ROWS))
-    assert task.delimiter == " " and not any(each.contexts for each in questions)
+    assert task.delimiter == " " and not any(question.contexts for question in questions)
     encoder = RequestEncoder(Encoder(tokenizer), CONFIG.positions, document_start=False)
     return questions, Examination(model, encoder, task, 4096, chat=False).score_questions(questions)
 
@@ -103,12 +104,12 @@ def test_five_tasks_have_the_harness_verdicts_row_by_row(
 ):
     evaluator = pytest.importorskip("lm_eval.evaluator")
     manager = pytest.importorskip("lm_eval.tasks").TaskManager
-    import trainrig.evaluate.harness.model  # noqa: F401  registers the model class
+    import trainrig.evaluate.harness.model  # noqa: F401  # registers the model class
 
     for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.setitem(os.environ, variable, "1")
     folder = checkpoint[0]
-    ours = {name: by_ours(name, checkpoint, test_data) for name in TASKS}
+    ours = {name: score_by_trainrig(name, checkpoint, test_data) for name in TASKS}
     for name, (questions, _) in ours.items():
         write_yaml(tmp_path, name, questions)
     arguments = {
@@ -125,13 +126,17 @@ def test_five_tasks_have_the_harness_verdicts_row_by_row(
         bootstrap_iters=0,
         device="cpu",
     )
-    worst, ties, rows = 0.0, [], 0
+    worst = 0.0
+    ties = []
+    rows = 0
     for name, (_, scored) in ours.items():
-        theirs = sorted(found["samples"][f"ours_{name}"], key=lambda each: each["doc_id"])
+        theirs = sorted(
+            found["samples"][f"ours_{name}"], key=lambda answer_row: answer_row["doc_id"]
+        )
         assert len(theirs) == len(scored) == ROWS
         for row, other in zip(scored, theirs, strict=True):
             nats = row.get("log_likelihoods") or [row["log_likelihood"]]
-            peers = [float(each[0][0]) for each in other["resps"]]
+            peers = [float(response[0][0]) for response in other["resps"]]
             worst = max([worst, *(abs(a - b) for a, b in zip(nats, peers, strict=True))])
             rows += 1
             ordered = sorted(nats, reverse=True)
@@ -141,6 +146,6 @@ def test_five_tasks_have_the_harness_verdicts_row_by_row(
             for metric in ("acc", "acc_norm"):
                 if metric in other:
                     assert row["scores"][metric] == float(other[metric]), (name, row["row"])
-    told = {"rows": rows, "worst_log_likelihood": worst, "near_ties": ties}
-    write_result(f"equal_tasks_{kind}.json", told)
+    result = {"rows": rows, "worst_log_likelihood": worst, "near_ties": ties}
+    write_result(f"equal_tasks_{kind}.json", result)
     assert worst <= 1e-4 and len(ties) <= rows // 100

@@ -1,4 +1,4 @@
-"""Our model behind the harness: what it answers is what the engine answers."""
+"""trainrig's model class for the harness gives the engine's answers."""
 
 import types
 
@@ -30,7 +30,7 @@ def test_likelihoods_and_texts_add_up(harness_model):
     assert whole == pytest.approx(found[2][0], abs=1e-4)
 
 
-def test_answers_end_where_the_task_says(harness_model):
+def test_answers_end_at_the_tasks_stop_strings(harness_model):
     settings = {"until": ["e"], "max_gen_toks": 12, "do_sample": False}
     asked = [request("the sea", settings), request("grey", {"max_gen_toks": 3})]
     found = harness_model.generate_until(asked)

@@ -1,4 +1,4 @@
-"""Errors of scores: against formulas, against simulation, and where they have to be silent."""
+"""Errors of scores, compared with formulas and simulation, and cases without an error."""
 
 import math
 
@@ -29,7 +29,7 @@ def test_one_row_has_no_error():
     assert estimate([1.0, 0.0], groups=["a", "a"]).error is None
 
 
-def test_no_row_that_was_right_is_no_proof_that_none_would_be():
+def test_scores_of_zero_and_one_still_have_intervals():
     rows = [{"scores": {"exact_match": 0.0}}] * 60
     found = score_task(rows, few_shot=0, chat=False).headline
     assert (found.low, found.high) == (0.0, pytest.approx(stats.beta.ppf(0.975, 1, 60)))
@@ -37,16 +37,16 @@ def test_no_row_that_was_right_is_no_proof_that_none_would_be():
     assert score_task(rows, 0, False).headline.low == pytest.approx(stats.beta.ppf(0.025, 60, 1))
 
 
-def test_rows_that_go_together_count_as_one():
+def test_rows_of_one_group_count_as_one():
     values = [1.0, 0.0, 0.0, 1.0, 1.0]
-    each = estimate(
+    grouped = estimate(
         [v for v in values for _ in range(4)], groups=[f"{n}" for n in range(5) for _ in range(4)]
     )
-    assert each.error == pytest.approx(estimate(values).error) and each.groups == 5
+    assert grouped.error == pytest.approx(estimate(values).error) and grouped.groups == 5
     assert estimate(values, groups=[None] * 5) == estimate(values)
 
 
-def test_a_clustered_interval_holds_the_truth_as_often_as_it_says():
+def test_a_clustered_interval_covers_the_truth_at_its_level():
     dice = np.random.default_rng(0)
     held = plain = 0
     for _ in range(400):
@@ -68,11 +68,12 @@ def test_a_ratio_is_of_the_sums():
 
 
 def test_a_difference_is_taken_row_by_row():
-    a, b = [1, 0, 1, 0] * 25, [1, 1, 1, 0] * 25
+    a = [1, 0, 1, 0] * 25
+    b = [1, 1, 1, 0] * 25
     found = estimate_paired_difference(a, b)
     assert found.difference.value == 0.25 and (found.a_only, found.b_only) == (0, 25)
     assert not found.within_noise
-    assert found.difference.error < estimate(a).error  # what both get right cancels
+    assert found.difference.error < estimate(a).error  # errors on rows that both get right cancel
     assert (
         estimate_paired_difference(a, a).within_noise
         and estimate_paired_difference([0], [1]).within_noise
@@ -80,7 +81,7 @@ def test_a_difference_is_taken_row_by_row():
 
 
 @pytest.mark.slow
-def test_answers_that_know_nothing_lie_in_the_band_of_shuffled_labels():
+def test_random_answers_are_in_the_band_of_shuffled_labels():
     dice = np.random.default_rng(1)
     inside = 0
     for _ in range(40):
@@ -91,14 +92,14 @@ def test_answers_that_know_nothing_lie_in_the_band_of_shuffled_labels():
     assert inside >= 38
     gold = np.arange(200) % 4
     low, high = estimate_shuffled_band(gold, gold, np.full(200, 4))
-    assert high < 0.5  # one that knows is far outside
+    assert high < 0.5  # a model that knows the answers is far outside
     assert estimate_shuffled_band([0] * 10, [0] * 10, [2] * 10) == (
         1.0,
         1.0,
-    )  # labels that are all alike
+    )  # all labels are equal
 
 
-def test_who_is_as_often_right_as_sure_is_calibrated():
+def test_confidence_equal_to_accuracy_is_calibrated():
     rows = [{"confidence": 0.75, "scores": {"acc": float(n % 4 > 0)}} for n in range(40)]
     found = calibrate(rows, "acc")
     assert found.error == pytest.approx(0) and found.bins[0].rows == 40

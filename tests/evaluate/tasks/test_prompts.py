@@ -1,4 +1,4 @@
-"""Rows to prompts: what each kind of task asks, and what is said of a row that cannot be asked."""
+"""Prompts of each kind of task, and the error messages about unusable rows."""
 
 import gzip
 import json
@@ -23,7 +23,7 @@ def write(path, rows):
     return str(path)
 
 
-def asked(tmp_path, rows, scoring=CHOICE, **task):
+def load_prompts(tmp_path, rows, scoring=CHOICE, **task):
     data = {"name": "t", "rows": "x", "prompt": "{{ query }}", "scoring": scoring} | task
     built = config.build(Task, data, "t.toml")
     return load_questions(TaskRun(built, write(tmp_path / "rows.jsonl", rows)))
@@ -32,7 +32,8 @@ def asked(tmp_path, rows, scoring=CHOICE, **task):
 def test_rows_are_read_from_lines_packed_lines_and_parquet(tmp_path):
     rows = [{"query": "é\u2028x", "gold": 1}, {"query": "b", "gold": 0}]
     plain = write(tmp_path / "a.jsonl", rows)
-    packed, table = tmp_path / "a.jsonl.gz", tmp_path / "a.parquet"
+    packed = tmp_path / "a.jsonl.gz"
+    table = tmp_path / "a.parquet"
     packed.write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
     pq.write_table(pa.Table.from_pylist(rows), table)
     for path in (plain, str(packed), str(table)):
@@ -49,7 +50,7 @@ def test_rows_are_read_from_lines_packed_lines_and_parquet(tmp_path):
         (b"\x1f\x8bxx", "damaged"),
     ],
 )
-def test_what_is_no_row_is_named_with_its_place(tmp_path, content, said):
+def test_an_invalid_row_is_named_with_its_position(tmp_path, content, said):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content)
     with pytest.raises(DataError, match=f"rows.jsonl: {said}"):
@@ -74,10 +75,10 @@ def test_what_is_no_row_is_named_with_its_place(tmp_path, content, said):
         ({"query": "q", "choices": ["a", "b"], "gold": [0]}, "neither a number nor a text"),
     ],
 )
-def test_a_row_that_cannot_be_asked_is_named_with_file_and_number(tmp_path, row, said):
+def test_an_unusable_row_is_named_with_file_and_number(tmp_path, row, said):
     good = {"query": "q", "choices": ["a", "b"], "gold": "b"}
     with pytest.raises(DataError, match=rf"rows.jsonl: row 2: .*{said}"):
-        asked(tmp_path, [good, row])
+        load_prompts(tmp_path, [good, row])
 
 
 @pytest.mark.parametrize(
@@ -92,41 +93,46 @@ def test_a_row_that_cannot_be_asked_is_named_with_file_and_number(tmp_path, row,
 def test_a_template_reaches_nothing_but_the_row(tmp_path, template, said):
     row = {"query": "q", "choices": ["a", "b"], "gold": 0}
     with pytest.raises((ConfigError, DataError), match=said):
-        asked(tmp_path, [row], prompt=template)
+        load_prompts(tmp_path, [row], prompt=template)
 
 
-def test_shown_rows_are_the_same_before_each_and_never_the_row_itself(tmp_path):
+def test_examples_are_the_same_for_each_row_and_never_the_row_itself(tmp_path):
     rows = [{"query": f"q{n}", "choices": ["a", "b"], "gold": n % 2} for n in range(9)]
     shots = {"count": 3, "seed": 4}
-    questions = asked(tmp_path, rows, few_shot=shots)
+    questions = load_prompts(tmp_path, rows, few_shot=shots)
     usual = {q.shots for q in questions if q.prompt not in {s.prompt for s in questions[0].shots}}
     assert len(usual) <= 2 and all(len(q.shots) == 3 for q in questions)
     for question in questions:
         assert question.prompt not in [shot.prompt for shot in question.shots]
     shown = questions[0].shots[0]
     assert shown.answer == " " + "ab"[int(shown.prompt[1]) % 2]
-    assert asked(tmp_path, rows, few_shot=shots) == questions
+    assert load_prompts(tmp_path, rows, few_shot=shots) == questions
     with pytest.raises(DataError, match=r"9 rows to show solved, but few_shot.count = 9 needs 10"):
-        asked(tmp_path, rows, few_shot={"count": 9})
+        load_prompts(tmp_path, rows, few_shot={"count": 9})
 
 
-def ask(text, gold=0, **more):
+def make_row(text, gold=0, **more):
     return {"query": text, "choices": ["a", "b"], "gold": gold, **more}
 
 
-DOUBLES = [ask("q0"), ask("q0", 1, page=3), ask(" Q0\n"), *(ask(f"q{n}") for n in range(1, 6))]
+DOUBLES = [
+    make_row("q0"),
+    make_row("q0", 1, page=3),
+    make_row(" Q0\n"),
+    *(make_row(f"q{n}") for n in range(1, 6)),
+]
 
 
 @pytest.mark.parametrize("draw", ["first", "random"])
 @pytest.mark.parametrize("shown", ["own", "same file", "copy", "training rows"])
-def test_a_row_is_never_shown_to_itself_from_whichever_file(tmp_path, shown, draw):
-    """Its doubles are not, either, and as many rows as are wanted are shown all the same."""
+def test_a_row_is_never_its_own_example_from_any_file(tmp_path, shown, draw):
+    """Duplicates of a row are not shown either, and the wanted number of rows is still shown."""
     file = tmp_path / ("rows.jsonl" if shown in ("own", "same file") else "shown.jsonl")
-    rows = DOUBLES if shown != "training rows" else [*DOUBLES[2:], ask("q9")]
+    rows = DOUBLES if shown != "training rows" else [*DOUBLES[2:], make_row("q9")]
     write(file, rows)
     for seed in range(8):
         shots = {"count": 4, "draw": draw, "seed": seed}
-        questions = asked(
+        questions = load_prompts(
             tmp_path, DOUBLES, few_shot=shots if shown == "own" else {**shots, "rows": str(file)}
         )
         for question in questions:
@@ -135,37 +141,40 @@ def test_a_row_is_never_shown_to_itself_from_whichever_file(tmp_path, shown, dra
             assert " ".join(question.prompt.lower().split()) not in said
 
 
-def test_rows_of_one_prompt_are_told_apart_by_their_answers_or_refused(tmp_path):
-    told = {"kind": "Continuation", "target": "{{ text }}"}
+def test_rows_with_equal_prompts_are_distinguished_by_answers_or_refused(tmp_path):
+    scoring = {"kind": "Continuation", "target": "{{ text }}"}
     rows = [{"text": text} for text in ("a", "b", "a", "c")]
-    questions = asked(tmp_path, rows, told, prompt="", few_shot={"count": 2})
+    questions = load_prompts(tmp_path, rows, scoring, prompt="", few_shot={"count": 2})
     for question, row in zip(questions, rows, strict=True):
         shown = {shot.answer.strip() for shot in question.shots}
         assert len(question.shots) == 2 and row["text"] not in shown
     with pytest.raises(
         DataError, match=r"row 1: few_shot.count = 2, but 0 of the 4 rows of .* ask anything else"
     ):
-        asked(tmp_path, rows, told, prompt="go on:", few_shot={"count": 2})
+        load_prompts(tmp_path, rows, scoring, prompt="go on:", few_shot={"count": 2})
 
 
-def test_a_row_that_cannot_be_shown_is_named_with_its_own_file(tmp_path):
+def test_an_unusable_example_is_named_with_its_own_file(tmp_path):
     write(tmp_path / "shown.jsonl", [{"query": "x", "choices": ["a", "b"]}])
     shots = {"count": 1, "rows": str(tmp_path / "shown.jsonl")}
     with pytest.raises(DataError, match=r"shown.jsonl: row 1: .* has not: 'gold'"):
-        asked(tmp_path, [ask("q")], few_shot=shots)
+        load_prompts(tmp_path, [make_row("q")], few_shot=shots)
 
 
 def test_messages_are_no_text_of_a_prompt(tmp_path):
-    row = ask([{"role": "user", "content": "q"}])
+    row = make_row([{"role": "user", "content": "q"}])
     with pytest.raises(
         DataError, match=r"row 1: .*TypeError: \[\{'role'.* is no text; name a part"
     ):
-        asked(tmp_path, [row])
-    (question,) = asked(tmp_path, [row], prompt="{{ query[0].content }} {{ query | tojson }}")
+        load_prompts(tmp_path, [row])
+    (question,) = load_prompts(
+        tmp_path, [row], prompt="{{ query[0].content }} {{ query | tojson }}"
+    )
     assert question.prompt.startswith("q [{")
 
 
-# One row of each in its published form; those of the other shipped tasks are in the data folder.
+# One row of each task in its published form. Rows of the other shipped tasks are in the data
+# folder.
 PUBLISHED = {
     "mmlu": {"question": " 2+2? ", "choices": ["1", "2", "3", "4"], "answer": 3},
     "hellaswag": {
@@ -197,7 +206,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_row_is_asked_as_published(tmp_path, name):
+def test_a_published_row_gives_the_published_prompt(tmp_path, name):
     write(tmp_path / f"{name}.jsonl", [PUBLISHED[name]])
     task, rows = load_task(TaskChoice(task=name, few_shot=0), str(tmp_path))
     (question,) = load_questions(TaskRun(task, rows))
@@ -217,7 +226,7 @@ def test_a_published_row_is_asked_as_published(tmp_path, name):
 
 
 @pytest.mark.data
-def test_every_shipped_task_of_the_data_folder_can_be_asked(test_data):
+def test_every_shipped_task_of_the_data_folder_gives_prompts(test_data):
     sets = str(test_data / "sets")
     found = set(list_shipped_tasks()) - set(PUBLISHED)
     assert len(found) == 10
@@ -228,7 +237,7 @@ def test_every_shipped_task_of_the_data_folder_can_be_asked(test_data):
         assert name == "humaneval" or all(q.expected for q in questions)
 
 
-def test_a_task_that_is_not_there_is_named_with_the_nearest(tmp_path):
+def test_a_missing_task_is_named_with_the_nearest(tmp_path):
     for name, said in {
         "arc_esy": "no task 'arc_esy' is shipped; did you mean 'arc_easy'",
         str(tmp_path / "none.toml"): "no such task file",

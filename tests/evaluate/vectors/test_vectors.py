@@ -1,4 +1,4 @@
-"""Linear probes and retrieval: against brute force, a torch twin, and whole evaluations."""
+"""Linear probes and retrieval, compared with brute force, torch, and whole evaluations."""
 
 import json
 import math
@@ -35,7 +35,7 @@ RETRIEVAL = (
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """The run folder of an untrained encoder."""
+    """Write an untrained encoder and return its run folder."""
     config = EncoderConfig.model_validate(SIZES)
     network = build_model(config)
     initialise(network, 3)
@@ -46,7 +46,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def files(tmp_path):
-    """Rows and task files, and `files(name, rows)` that writes others in their place."""
+    """Write rows and task files, and return a function that replaces rows: `files(name, rows)`."""
 
     def write(name, rows):
         lines = "".join(json.dumps(row) + "\n" for row in rows)
@@ -100,15 +100,15 @@ def test_a_probe_is_at_the_minimum_that_torch_finds(standardise):
         optimizer.step(loss)
     theirs = weights.detach().numpy()
     np.testing.assert_allclose(found.weights_KC, theirs[:, :6], atol=1e-4)
-    # Biases are told up to a number that is added to all.
+    # Biases are determined only up to a common constant.
     ours = found.bias_K - found.bias_K.mean()
     np.testing.assert_allclose(ours, theirs[:, 6] - theirs[:, 6].mean(), atol=1e-4)
     again = fit_classifier(vectors, classes, 3, 0.5, standardise)
     assert (again.weights_KC == found.weights_KC).all()
 
 
-def brute(queries, documents, wanted, grades, at):
-    """Ranks and scores by sorting all documents of each query."""
+def rank_by_brute_force(queries, documents, wanted, grades, at):
+    """Return ranks and scores by sorting all documents of each query."""
     found = []
     for query, numbers, own in zip(queries, wanted, grades, strict=True):
         products = [float(np.float32(query @ d)) for d in documents]
@@ -122,16 +122,18 @@ def brute(queries, documents, wanted, grades, at):
     return found
 
 
-def test_ranks_and_scores_are_those_of_sorting_all():
+def test_ranks_and_scores_equal_sorting_all_documents():
     generator = np.random.default_rng(2)
-    # Small whole numbers: products are exact, and many are equal.
+    # Small whole numbers make products exact and ties frequent.
     queries = generator.integers(-2, 3, (70, 4)).astype(np.float32)
     documents = generator.integers(-2, 3, (40, 4)).astype(np.float32)
     wanted = [generator.choice(40, size=n % 14 + 1, replace=False) for n in range(70)]
-    grades = [generator.integers(1, 4, len(each)).tolist() for each in wanted]
+    grades = [generator.integers(1, 4, len(relevant)).tolist() for relevant in wanted]
     ranks = compute_ranks(queries, documents, wanted)
     found = [score_ranks(r, g, (1, 5)) for r, g in zip(ranks, grades, strict=True)]
-    for ours, theirs in zip(found, brute(queries, documents, wanted, grades, (1, 5)), strict=True):
+    for ours, theirs in zip(
+        found, rank_by_brute_force(queries, documents, wanted, grades, (1, 5)), strict=True
+    ):
         assert ours == pytest.approx(theirs)
 
 
@@ -139,28 +141,29 @@ def test_ranks_and_scores_are_those_of_sorting_all():
 def test_an_evaluation_has_both_with_errors_rows_and_a_page(evaluation, model, tmp_path):
     assert evaluate(evaluation("probe", "search")).counts["tasks"]["probe"] >= 0.5
     card = read_scorecard(str(tmp_path / "scores"))
-    probe, search = card.tasks["probe"], card.tasks["search"]
+    probe = card.tasks["probe"]
+    search = card.tasks["search"]
     assert (probe.metric, probe.rows) == ("accuracy", 4)
     assert list(search.metrics) == ["ndcg@10", "mrr", "recall@1", "recall@3"]
-    assert search.rows == 2 and search.headline.error is not None  # the third has no document
+    assert search.rows == 2 and search.headline.error is not None  # the third query has no document
     page = (tmp_path / "scores/report.html").read_text()
     assert "accuracy" in page and "ndcg@10" in page
-    # By hand: the vectors of `embed`, all documents sorted.
+    # Sort all documents by the vectors of `embed`.
     task = load_vector_task(str(tmp_path / "search.toml"), str(tmp_path))
     embedder = TextEmbedder.open(model, None)
     queries = embedder.embed(["sea 0 sea", "sea 1 sea"], task)
     documents = embedder.embed([f"{'grey ' * (n % 3)}sea {n}" for n in range(9)], task)
     wanted = [np.array([0, 4]), np.array([1])]
-    by_hand = brute(queries, documents, wanted, [[2, 1], [1]], (1, 3))
+    by_hand = rank_by_brute_force(queries, documents, wanted, [[2, 1], [1]], (1, 3))
     for name, score in search.metrics.items():
-        assert score.value == pytest.approx(np.mean([each[name] for each in by_hand]))
+        assert score.value == pytest.approx(np.mean([scores[name] for scores in by_hand]))
     again = evaluation("probe", "search", output="again")
     evaluate(again)
     for name in ("probe", "search"):
         rows = [tmp_path / out / "rows" / name / "00000.jsonl" for out in ("scores", "again")]
         assert rows[0].read_bytes() == rows[1].read_bytes()
     (pair,) = compare([str(tmp_path / "scores"), str(tmp_path / "again")])
-    assert {each.task for each in pair.tasks} == {"probe", "search"}
+    assert {compared.task for compared in pair.tasks} == {"probe", "search"}
 
 
 @pytest.mark.parametrize(
@@ -179,16 +182,14 @@ def test_an_evaluation_has_both_with_errors_rows_and_a_page(evaluation, model, t
         ("relevance", [{"query": 0, "document": "d0", "relevance": 0}], "no document belongs to"),
     ],
 )
-def test_rows_that_cannot_be_asked_are_refused_with_their_place(
-    name, rows, message, evaluation, files
-):
+def test_unusable_rows_are_refused_with_their_position(name, rows, message, evaluation, files):
     files(name, rows)
     task = "probe" if name in ("train", "test") else "search"
     with pytest.raises(DataError, match=message):
         evaluate(evaluation(task))
 
 
-def test_task_files_that_are_none_are_refused(evaluation, files, tmp_path):
+def test_invalid_task_files_are_refused(evaluation, files, tmp_path):
     (tmp_path / "odd.toml").write_text('kind = "Probe"\n')
     with pytest.raises(ConfigError, match="a task of vectors is LinearProbe or Retrieval"):
         evaluate(evaluation("odd"))

@@ -1,4 +1,4 @@
-"""A whole check: by name or file, as text or JSON, for people and for `cluster up`."""
+"""A whole cluster check: by name or file, as text or JSON, for users and for `cluster up`."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_a_name_means_a_file_that_comes_along() -> None:
     }
 
 
-def test_a_file_of_ones_own_goes_before_what_comes_along(
+def test_a_users_file_takes_precedence_over_a_shipped_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cluster").mkdir()
@@ -47,9 +47,7 @@ def test_a_file_of_ones_own_goes_before_what_comes_along(
 
 
 @pytest.mark.parametrize("name", ["asw", "cluster/nothing.yaml"])
-def test_a_name_that_is_none_gets_the_nearest(
-    capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_an_unknown_name_gets_the_nearest(capsys: pytest.CaptureFixture[str], name: str) -> None:
     code, out, err = run(capsys, name)
     assert (code, out) == (2, "")
     assert "aws" in err
@@ -63,7 +61,7 @@ def test_a_clean_file_is_priced(capsys: pytest.CaptureFixture[str]) -> None:
         assert part in out
 
 
-def test_problems_are_said_one_a_line_and_end_with_2(
+def test_problems_are_printed_one_a_line_with_exit_code_2(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "own.yaml"
@@ -90,9 +88,7 @@ def test_json_holds_problems_price_and_quotas(
     assert found["to_put_in"]
 
 
-def test_a_table_of_ones_own_gives_the_prices(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_users_table_gives_the_prices(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     table = tmp_path / "own.toml"
     table.write_text(
         "[devices.gpu]\nflops = { bfloat16 = 1e15 }\nmemory = 8e10\nwatts = 700\nsource = 'x'\n"
@@ -103,11 +99,11 @@ def test_a_table_of_ones_own_gives_the_prices(
     found = json.loads(out)
     assert code == 0
     assert found["price"]["pools"]["gpu"]["usd_most"] == 12.0
-    assert found["price"]["usd_most"] is None  # the head has no price in it
+    assert found["price"]["usd_most"] is None  # the table has no price for the head
     assert any("m7i.2xlarge" in warning for warning in found["warnings"])
 
 
-def test_the_notice_is_that_of_the_pods_where_they_say() -> None:
+def test_the_notice_is_the_pods_grace_where_given() -> None:
     path = CLUSTER / "kuberay" / "raycluster.yaml"
     assert check_cluster(path, checkpoint_seconds=90).warnings == ()
     (warning,) = check_cluster(path, checkpoint_seconds=105).warnings
@@ -122,8 +118,11 @@ def test_up_is_refused_while_the_examples_values_stand() -> None:
     check_cluster(CLUSTER / "local.yaml").refuse()
 
 
-def test_the_example_s_share_is_yours_to_put_in() -> None:
-    assert any("10.0.0.2" in str(each) for each in check_cluster(CLUSTER / "gcp.yaml").placeholders)
+def test_the_examples_share_must_be_filled_in() -> None:
+    assert any(
+        "10.0.0.2" in str(placeholder)
+        for placeholder in check_cluster(CLUSTER / "gcp.yaml").placeholders
+    )
 
 
 @pytest.mark.parametrize(
@@ -134,7 +133,7 @@ def test_the_example_s_share_is_yours_to_put_in() -> None:
         (b"a" * 2**21, "a cluster file has 1,048,576 at most"),
     ],
 )
-def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "own.yaml"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=said):
@@ -165,12 +164,12 @@ def test_a_file_of_another_shape_is_refused_in_lines(tmp_path: Path, text: str) 
     assert all(problem.line >= 1 for problem in checked.problems)
 
 
-def test_a_problem_is_one_line_whatever_the_file_says(tmp_path: Path) -> None:
+def test_a_problem_is_one_line_for_any_file(tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
     path.write_text('"a\\nb\\e[2J": 1\nprovider: {type: aws}\n')
     said = [str(problem) for problem in check_cluster(path).problems]
-    assert any("no key 'a?b?[2J' here" in each for each in said)
-    assert all(each.isprintable() for each in said)
+    assert any("no key 'a?b?[2J' here" in line for line in said)
+    assert all(line.isprintable() for line in said)
 
 
 @pytest.mark.parametrize("name", ["aws", "gcp", "local"])
@@ -209,7 +208,7 @@ def test_a_secret_of_kubernetes_has_no_place_in_a_file(tmp_path: Path) -> None:
         ("--ulimit=nofile=65536:65536", False),
     ],
 )
-def test_secrets_in_commands_are_seen_and_never_said(text: str, found: bool) -> None:
+def test_secrets_in_commands_are_found_and_never_printed(text: str, found: bool) -> None:
     said = [what for _, what in find_secrets({"commands": [text]})]
     assert bool(said) == found
     assert not any("0123456789abcdef" in what or "hf_abcdefgh" in what for what in said)
@@ -223,10 +222,10 @@ def test_secrets_in_commands_are_seen_and_never_said(text: str, found: bool) -> 
         (3, 3.0),
         ("16Gi", 16 * 2**30),
         ("1.5k", 1500.0),
-        *((each, None) for each in ("", "x", "1e3", "1.2.3", True, None, [])),
+        *((quantity, None) for quantity in ("", "x", "1e3", "1.2.3", True, None, [])),
     ],
 )
-def test_quantities_are_kubernetes_own(written: object, meant: float | None) -> None:
+def test_quantities_equal_kubernetes(written: object, meant: float | None) -> None:
     assert parse_quantity(written) == meant
 
 

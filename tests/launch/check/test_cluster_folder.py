@@ -1,4 +1,4 @@
-"""What lies beside the cluster files: policies with the least rights, the image, no secret."""
+"""The files next to the cluster files: minimal policies, the image, no secrets."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from trainrig.launch.check.secrets import find_secrets
 CLUSTER = Path(__file__).parents[3] / "cluster"
 POLICIES = ("head", "worker", "launcher")
 FILES = sorted(path for path in CLUSTER.rglob("*") if path.is_file())
-# Of these botocore knows the operations; rights to objects are named otherwise than S3's calls.
+# Services whose actions are named like botocore's operations. S3's object actions have other names.
 NAMED_AS_CALLED = ("ec2", "iam", "ecr")
 
 
@@ -40,17 +40,17 @@ def test_only_machines_take_the_roles() -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_each_right_is_one_that_there_is(name: str) -> None:
+def test_each_right_exists(name: str) -> None:
     session = botocore.session.get_session()
     known = {s: set(session.get_service_model(s).operation_names) for s in NAMED_AS_CALLED}
-    known["iam"].add("PassRole")  # a right without a call
+    known["iam"].add("PassRole")  # an action without an operation
     for action in actions(name):
         service, _, operation = action.partition(":")
         assert operation in known.get(service, {operation}), action
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_no_right_is_to_all_unless_it_only_looks(name: str) -> None:
+def test_only_read_rights_cover_all_resources(name: str) -> None:
     looks = re.compile(r"ec2:Describe\w+|ecr:GetAuthorizationToken|servicequotas:List\w+")
     for statement in policy(name):
         assert not any("*" in action for action in statement["Action"])
@@ -64,13 +64,13 @@ def test_workers_rent_nothing_and_pass_no_role() -> None:
 
 @pytest.mark.parametrize(("name", "passes"), [("head", "worker"), ("launcher", "head")])
 def test_a_role_is_passed_on_one_step_only(name: str, passes: str) -> None:
-    (statement,) = (each for each in policy(name) if "iam:PassRole" in each["Action"])
+    (statement,) = (rule for rule in policy(name) if "iam:PassRole" in rule["Action"])
     assert [arn.rpartition("/")[2] for arn in statement["Resource"]] == [f"trainrig-{passes}"]
     assert statement["Condition"]["StringEquals"]["iam:PassedToService"] == "ec2.amazonaws.com"
 
 
 @pytest.mark.parametrize("name", ["head", "launcher"])
-def test_only_what_bears_the_clusters_tag_is_rented_and_ended(name: str) -> None:
+def test_only_tagged_instances_are_started_and_ended(name: str) -> None:
     for statement in policy(name):
         machines = any(":instance/" in resource for resource in statement["Resource"])
         if machines and "ec2:RunInstances" in statement["Action"]:
@@ -84,7 +84,7 @@ def test_no_file_holds_a_secret(path: Path) -> None:
     assert list(find_secrets(path.read_text().splitlines())) == []
 
 
-def test_the_image_runs_as_nobody_in_particular_with_pinned_versions() -> None:
+def test_the_image_runs_as_an_unprivileged_user_with_pinned_versions() -> None:
     lines = (CLUSTER / "Dockerfile").read_text().splitlines()
     assert [line for line in lines if line.startswith("USER")] == ["USER ray"]
     installed = [line for line in lines if "pip install" in line]
@@ -93,7 +93,7 @@ def test_the_image_runs_as_nobody_in_particular_with_pinned_versions() -> None:
 
 
 def test_the_images_python_is_found_by_a_login_shell_too() -> None:
-    """Debian's /etc/profile sets PATH anew, and Ray's launcher runs commands in such a shell."""
+    """Debian's /etc/profile resets PATH, and Ray's launcher runs commands in a login shell."""
     text = (CLUSTER / "Dockerfile").read_text()
     assert "export PATH=/opt/venv/bin:$PATH' > /etc/profile.d/" in text
     assert re.search(r"^ENV PATH=/opt/venv/bin:\$PATH", text, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""YAML with the line of every key: what it reads as PyYAML does, and what it refuses."""
+"""YAML with the line of every key: equal to PyYAML's values, or refused."""
 
 from pathlib import Path
 
@@ -19,17 +19,17 @@ PLAIN = st.recursive(
 
 
 @given(st.dictionaries(KEYS, PLAIN, min_size=1))
-def test_what_is_read_is_what_pyyaml_reads(data: dict[str, object]) -> None:
+def test_documents_equal_pyyamls(data: dict[str, object]) -> None:
     documents, problems = read_documents(yaml.safe_dump(data), "a.yaml")
     assert problems == []
     assert documents[0].data == data
 
 
 @pytest.mark.parametrize("path", sorted(CLUSTER.rglob("*.yaml")), ids=lambda path: path.stem)
-def test_a_shipped_file_is_read_as_pyyaml_reads_it(path: Path) -> None:
+def test_a_shipped_file_equals_pyyamls_result(path: Path) -> None:
     documents, problems = read_documents(path.read_text(), str(path))
     assert problems == []
-    assert [each.data for each in documents] == list(yaml.safe_load_all(path.read_text()))
+    assert [document.data for document in documents] == list(yaml.safe_load_all(path.read_text()))
 
 
 def test_each_key_and_entry_has_its_line() -> None:
@@ -39,7 +39,7 @@ def test_each_key_and_entry_has_its_line() -> None:
     assert document.find_line(("b", 0, "not", "there")) == 3
 
 
-def test_what_an_alias_repeats_has_the_line_where_it_is_written() -> None:
+def test_an_alias_has_the_line_of_its_anchor() -> None:
     documents, _ = read_documents("a: &x\n  k: 1\nb: *x\nc:\n  <<: *x\n  k: 2\n", "a.yaml")
     (document,) = documents
     assert document.data == {"a": {"k": 1}, "b": {"k": 1}, "c": {"k": 2}}
@@ -65,13 +65,13 @@ def test_what_an_alias_repeats_has_the_line_where_it_is_written() -> None:
         ("a: 1\nb:\n  <<: 3\n", "a.yaml:3: b: `<<` takes a mapping"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(text: str, said: str) -> None:
+def test_errors_have_their_line(text: str, said: str) -> None:
     _, problems = read_documents(text, "a.yaml")
     assert [str(problem) for problem in problems if said in str(problem)], problems
 
 
-def test_a_file_that_unfolds_without_end_is_refused_at_once() -> None:
-    """The billion laughs: each line holds the line before ten times."""
+def test_a_file_of_nested_aliases_is_refused_at_once() -> None:
+    """Read the billion laughs: each line contains the line before ten times."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
     documents, problems = read_documents("\n".join(lines), "a.yaml")

@@ -1,4 +1,4 @@
-"""What a cluster costs by the hour, and which quotas it needs."""
+"""Costs of a cluster by the hour, and the quotas that it needs."""
 
 import pytest
 
@@ -32,8 +32,8 @@ def test_fewer_nodes_than_the_pools_may_have_are_the_dearest() -> None:
     assert found == pytest.approx(usd("m7i.2xlarge") + 4 * usd("p5.48xlarge") + usd("m7i.8xlarge"))
 
 
-def test_spot_is_reckoned_at_the_list_price_where_its_own_is_not_known() -> None:
-    prices = {each.pool.name: each for each in estimate([HEAD, GPU], None, TABLE).prices}
+def test_spot_is_estimated_at_the_list_price_if_its_own_is_unknown() -> None:
+    prices = {price.pool.name: price for price in estimate([HEAD, GPU], None, TABLE).prices}
     assert prices["gpu"].listed
     assert not prices["head"].listed
     paid = TABLE.find_instance("p5.48xlarge").model_copy(update={"spot_usd": 20.0})
@@ -41,7 +41,7 @@ def test_spot_is_reckoned_at_the_list_price_where_its_own_is_not_known() -> None
     assert estimate([GPU], None, own).usd_most == 80.0
 
 
-def test_what_has_no_price_makes_no_sum() -> None:
+def test_an_unknown_price_gives_no_sum() -> None:
     unknown = PricedPool("odd", "x9.huge", "spot", 0, 1, 1, 0)
     found = estimate([HEAD, unknown], None, TABLE)
     assert found.usd_most is None
@@ -49,7 +49,7 @@ def test_what_has_no_price_makes_no_sum() -> None:
     assert found.as_json()["pools"]["odd"]["usd"] is None
 
 
-def test_what_is_not_rented_costs_nothing() -> None:
+def test_a_machine_that_is_not_rented_costs_nothing() -> None:
     assert estimate([HEAD, CPU], None, TABLE, free=True).usd_most == 0.0
 
 
@@ -57,7 +57,8 @@ def test_quotas_of_aws_are_virtual_cpus_by_family_and_market() -> None:
     more = PricedPool("l4", "g6.xlarge", "spot", 0, 10, 4, 1)
     old = PricedPool("a100", "p4d.24xlarge", "spot", 0, 2, 96, 8)
     found = {
-        each.name: each.needed for each in compute_quotas("aws", [HEAD, CPU, GPU, more, old], TABLE)
+        quota.name: quota.needed
+        for quota in compute_quotas("aws", [HEAD, CPU, GPU, more, old], TABLE)
     }
     assert found == {
         "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances": 8,
@@ -75,7 +76,7 @@ def test_quotas_of_google_are_processors_and_accelerators() -> None:
         PricedPool("gpu", "a3-highgpu-8g", "spot", 0, 4, 208, 8),
         PricedPool("own", "a2-ultragpu-1g", "on-demand", 0, 3, 12, 1),
     ]
-    found = {each.name: each.needed for each in compute_quotas("gcp", pools, TABLE)}
+    found = {quota.name: quota.needed for quota in compute_quotas("gcp", pools, TABLE)}
     assert found == {
         "N2_CPUS": 8,
         "PREEMPTIBLE_CPUS": 64,
@@ -101,4 +102,5 @@ def test_a_checkpoint_that_does_not_fit_the_notice_is_warned_of(
 ) -> None:
     found = notice_warnings(provider, [HEAD, GPU], seconds, grace)
     assert bool(found) == warned
-    assert notice_warnings(provider, [HEAD], seconds, grace) == []  # nobody takes that one back
+    # That instance is not preemptible.
+    assert notice_warnings(provider, [HEAD], seconds, grace) == []

@@ -1,6 +1,6 @@
-"""Every mistake that was sown into a shipped cluster file is named, with its line.
+"""Every mistake injected into a shipped cluster file is reported, with its line.
 
-One at a time, as people make them: a word misspelt, a bound the wrong way round, something unsafe.
+One mistake at a time, as people make them: a misspelt word, swapped bounds, something unsafe.
 """
 
 from dataclasses import dataclass
@@ -19,12 +19,13 @@ class Seed:
 
     old: str
     new: str
-    says: str  # part of what is said of it
+    says: str  # part of the message about it
     after: str = ""  # empty: from the beginning
-    at: str = ""  # said of the first line after `after` that holds this; empty: of the change's own
+    # The message's line is the first after `after` with this text; empty: the changed line.
+    at: str = ""
 
     def sow(self, text: str) -> tuple[str, int]:
-        """The text with the mistake in it, and the line that must be named."""
+        """Return the text with the mistake in it, and the line that must be reported."""
         begin = text.index(self.after)
         place = text.index(self.old, begin)
         sown = text[:place] + self.new + text[place + len(self.old) :]
@@ -208,7 +209,7 @@ def test_a_shipped_file_is_clean(name: str) -> None:
     assert check_cluster(CLUSTER / f"{name}.yaml").problems == ()
 
 
-@pytest.mark.parametrize(("name", "seed"), EACH, ids=lambda each: getattr(each, "says", None))
+@pytest.mark.parametrize(("name", "seed"), EACH, ids=lambda mistake: getattr(mistake, "says", None))
 def test_a_mistake_is_named_with_its_line(name: str, seed: Seed, tmp_path: Path) -> None:
     sown, line = seed.sow((CLUSTER / f"{name}.yaml").read_text())
     path = tmp_path / "sown.yaml"
@@ -223,14 +224,16 @@ def test_a_mistake_is_named_with_its_line(name: str, seed: Seed, tmp_path: Path)
 
 @pytest.mark.parametrize("name", SEEDS)
 def test_mistakes_are_named_all_at_once(name: str, tmp_path: Path) -> None:
-    """Ten of them in one file, each in a part of it where no other was sown."""
-    sown, seeds = (CLUSTER / f"{name}.yaml").read_text(), []
+    """Inject ten mistakes into one file, each in a part without another."""
+    sown = (CLUSTER / f"{name}.yaml").read_text()
+    seeds = []
     for seed in SEEDS[name]:
         if "YAML" in seed.says or len(seeds) == 10:
             continue
         tried, _ = seed.sow(sown) if seed.old in sown and seed.after in sown else (sown, 0)
         (tmp_path / "sown.yaml").write_text(tried)
         said = " ".join(map(str, check_cluster(tmp_path / "sown.yaml").problems))
-        if all(each.says in said for each in (*seeds, seed)):
-            sown, seeds = tried, [*seeds, seed]
+        if all(mistake.says in said for mistake in (*seeds, seed)):
+            sown = tried
+            seeds = [*seeds, seed]
     assert len(seeds) == 10

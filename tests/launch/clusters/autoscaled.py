@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine whose autoscaler starts raylets and ends them: pools of its own."""
+"""A Ray cluster on this machine whose autoscaler starts and ends raylets, with its own pools."""
 
 import contextlib
 import json
@@ -15,17 +15,21 @@ from pathlib import Path
 
 from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
-MEMORY = 80 * 2**20  # bytes of an object store: the least that Ray takes
-HEAD_ID = "f" * 51 + "00000"  # what the provider believes the head's to be
+MEMORY = 80 * 2**20  # bytes of an object store: the least that Ray accepts
+HEAD_ID = "f" * 51 + "00000"  # the head's node id as the provider reports it
 PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
-PATIENCE = 120.0  # s for one event: a bound for what is broken, far above what any takes
+PATIENCE = 120.0  # s for one event: far above what any takes, to end a broken test
 
 
 class Autoscaled:
-    """A head without room for workers, and pools that begin with no node."""
+    """A head without room for workers, and pools that start without nodes."""
 
     def __init__(self, idle_seconds=8.0, **pools):
-        """`pools`: CPUs of a node and most nodes, by the pool's name, which is its label too."""
+        """Start the cluster.
+
+        `pools` maps a pool's name, which is its label too, to the CPUs of a node and the most
+        nodes.
+        """
         self._folder = Path(tempfile.mkdtemp(prefix="scaled-"))
         self.address = f"127.0.0.1:{_free_port()}"
         config = self._folder / "cluster.json"
@@ -47,7 +51,7 @@ class Autoscaled:
         self._wait_for_the_head()
 
     def nodes(self):
-        """How many are alive in each pool, as Ray sees it."""
+        """Return how many nodes are alive in each pool, as Ray reports it."""
         import ray
 
         return Counter(
@@ -57,7 +61,7 @@ class Autoscaled:
         )
 
     def wait_for(self, **wanted):
-        """Return once the pools have so many nodes; the seconds that it took."""
+        """Wait until the pools have the `wanted` numbers of nodes, and return the seconds."""
         began = time.monotonic()
         while (now := self.nodes()) != Counter(wanted):
             assert self._head.poll() is None, self.log()
@@ -66,7 +70,7 @@ class Autoscaled:
         return time.monotonic() - began
 
     def lose_a_node(self):
-        """SIGKILL to the raylet of one, as when a cloud takes its machine back unasked."""
+        """Send SIGKILL to one node's raylet, as if a cloud took it back without notice."""
         import psutil
 
         for process in psutil.Process(self._head.pid).children(recursive=True):
@@ -75,12 +79,12 @@ class Autoscaled:
                 return
 
     def log(self):
-        """The last that the autoscaler said."""
+        """Return the end of the autoscaler's logs."""
         logs = sorted(self._folder.glob("ray/session_2*/logs/monitor.*"))
         return "\n".join(path.read_text()[-3000:] for path in logs)
 
     def shutdown(self):
-        """End the head, and with it all that it started."""
+        """End the head and all processes that it started."""
         import psutil
 
         family = psutil.Process(self._head.pid).children(recursive=True)
@@ -125,7 +129,8 @@ def _config(address, idle_seconds, pools):
         "upscaling_speed": 100,
         "idle_timeout_minutes": idle_seconds / 60,
         "provider": {
-            "type": "external",  # of its own type it would ask for a file that Ray does not ship
+            # With its own type, the provider would need a file that Ray does not ship.
+            "type": "external",
             "module": PROVIDER,
             "gcs_address": address,
             "head_node_id": HEAD_ID,

@@ -1,4 +1,4 @@
-"""Clusters that scale, and what chaos asks of runs."""
+"""Fixtures of clusters that scale, with those of the chaos tests."""
 
 import os
 import runpy
@@ -16,8 +16,10 @@ globals().update(runpy.run_path(str(Path(__file__).parents[2] / "chaos" / "conft
 
 @pytest.fixture(scope="module")
 def scaled():
-    """A cluster that begins with a head alone, which this process joins: pools `cpu` of 3 nodes and
-    `gpu` of 2, of one CPU each."""
+    """Start a cluster with a head alone, and connect this process to it.
+
+    Its pools are `cpu` of 3 nodes and `gpu` of 2, with one CPU each.
+    """
     import ray
     from autoscaled import Autoscaled
 
@@ -26,7 +28,8 @@ def scaled():
     cluster = Autoscaled(idle_seconds=4, cpu=(1, 3), gpu=(1, 2))
     try:
         with mock.patch.dict(os.environ, RAY_ADDRESS=cluster.address):
-            ray.shutdown()  # of another module's fixture; a process joins one cluster at a time
+            # Ends another module's cluster, as a process joins one cluster at a time.
+            ray.shutdown()
             ray_session.join()
             yield cluster
             ray.shutdown()

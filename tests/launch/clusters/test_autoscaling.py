@@ -1,4 +1,4 @@
-"""Ray's own autoscaler, with raylets of this machine in the place of machines."""
+"""Ray's own autoscaler, with raylets on this machine instead of machines."""
 
 import functools
 import random
@@ -29,7 +29,7 @@ SPLITS = [Split(f"split-{number}", {"number": number}) for number in range(6)]
 
 
 def slow_work(folder, seconds):
-    """Work that notes which node it was done on, and takes its time."""
+    """Return slow work that records which node it ran on."""
 
     def work(task):
         import ray
@@ -45,7 +45,7 @@ def slow_work(folder, seconds):
 
 @pytest.fixture(autouse=True)
 def by_value():
-    """Workers cannot import a test file by its name."""
+    """Pickle this module by value, because workers cannot import a test file by name."""
     import ray
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -53,7 +53,7 @@ def by_value():
     ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
-def test_what_may_come_counts_and_what_never_will_is_refused_with_the_pools(scaled):
+def test_possible_nodes_count_and_impossible_requests_are_refused_with_the_pools(scaled):
     ray_session.connect(3, "run.toml: workers")
     with pytest.raises(ConfigError) as caught:
         ray_session.connect(4, "run.toml: workers")
@@ -68,10 +68,11 @@ def test_what_may_come_counts_and_what_never_will_is_refused_with_the_pools(scal
 
 
 @pytest.mark.parametrize("brief", [False, pytest.param(True, marks=pytest.mark.soak)])
-def test_splits_bring_the_nodes_of_their_pool_and_leave_none(scaled, tmp_path, brief):
+def test_splits_start_nodes_of_their_pool_and_leave_none(scaled, tmp_path, brief):
     make_work = functools.partial(slow_work, str(tmp_path), 1.0)
     phase = Phase(str(tmp_path / "records"), make_work)
-    seen, over = [], threading.Event()
+    seen = []
+    over = threading.Event()
     aside = threading.Thread(target=watch, args=(scaled, seen, over))
     aside.start()
     ray_session.map_splits(phase, SPLITS, workers=3, brief=brief)
@@ -96,7 +97,9 @@ def test_a_curation_on_nodes_that_came_for_it_equals_one_without_any(scaled, tmp
     source = CurationSource(name="web", paths=(f"{tmp_path}/*.warc.gz",), reading=APART)
     made = {}
     for workers in (0, 3):
-        output, seen, over = str(tmp_path / f"out-{workers}"), [], threading.Event()
+        output = str(tmp_path / f"out-{workers}")
+        seen = []
+        over = threading.Event()
         aside = threading.Thread(target=watch, args=(scaled, seen, over))
         aside.start()
         curate(Curation(output=output, workers=workers, sources=(source,)))
@@ -120,9 +123,7 @@ def watch(scaled, seen, over):
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_a_run_grows_onto_nodes_that_come_and_outlives_one_that_goes(
-    scaled, undisturbed, chaos, tmp_path
-):
+def test_a_run_grows_onto_new_nodes_and_survives_a_lost_one(scaled, undisturbed, chaos, tmp_path):
     straight = undisturbed(60)
     job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.1)
     events = chaos.events(job.folder)
@@ -137,10 +138,11 @@ def test_a_run_grows_onto_nodes_that_come_and_outlives_one_that_goes(
     events.wait("attempt_started", attempts + 1)
     aside.end()
     assert at_two == [2]
-    found, wanted = chaos.what_came_of(job), chaos.what_came_of(straight)
+    found = chaos.read_results(job)
+    wanted = chaos.read_results(straight)
     for name in ("updates", "held out", "samples"):
         assert found[name] == wanted[name], name
-    # This process is still connected, and has trained: nothing of it holds a node.
+    # This process is still connected, and has trained, but it holds no node.
     scaled.wait_for()
 
 
@@ -163,7 +165,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.soak
-def test_what_a_dead_driver_wished_for_is_forgotten(scaled):
+def test_a_dead_drivers_request_is_dropped(scaled):
     ended = subprocess.run([sys.executable, "-c", DEAD_DRIVER], timeout=120)
     assert ended.returncode == -signal.SIGKILL
     assert scaled.nodes().total() == 2

@@ -23,10 +23,11 @@ WORKER = CloudMachine("i-2", "instance", "aws", "running", pool="cpu")
 
 
 class Cloud:
-    """Machines that lists show as the script says, look by look; its last word holds on."""
+    """A stand-in for a cloud whose lists of machines follow a script; the last list is repeated."""
 
     def __init__(self, *looks):
-        self.looks, self.ended = list(looks), []
+        self.looks = list(looks)
+        self.ended = []
 
     def machines(self, cluster):
         look = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
@@ -42,7 +43,7 @@ def ended(cloud, timeouts=QUICK):
     return end_all(cloud, "aws", timeouts, lambda text: None), cloud.ended
 
 
-def test_what_appears_after_the_list_was_empty_is_ended_too():
+def test_machines_that_appear_after_an_empty_list_are_ended_too():
     assert ended(Cloud([HEAD], [], [WORKER], [WORKER], [])) == ([], [["i-1"], ["i-2"], ["i-2"]])
 
 
@@ -62,25 +63,25 @@ def test_an_unreadable_list_ends_nothing_and_is_not_zero():
     assert cloud.ended == [["i-1"]]
 
 
-def test_what_does_not_go_is_named():
+def test_machines_that_do_not_end_are_named():
     assert ended(Cloud([HEAD, WORKER], [WORKER]))[0] == [WORKER]
 
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
-    """One of a head, by a file that gives its nodes no home, as this shell knows it."""
+    """Return a cluster of one head, whose file gives its nodes no home for records."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("TRAINRIG_HOME", raising=False)
-    return cluster_of({}, Cloud([HEAD], [HEAD], [HEAD], []))
+    return make_cluster({}, Cloud([HEAD], [HEAD], [HEAD], []))
 
 
-def cluster_of(data, cloud):
+def make_cluster(data, cloud):
     path = find_cluster("aws")
     return OpenCluster(path, "aws", "aws", data, check_cluster(path), cloud)
 
 
 def submit_from(home, cluster="aws"):
-    """As `submit` does, in a shell whose TRAINRIG_HOME is `home`."""
+    """Record a run as `submit` does, in a shell whose TRAINRIG_HOME is `home`."""
     sent = SimpleNamespace(address="http://10.0.0.1:8265", upload=lambda *_: "gcs://a")
     sent.submit = lambda *_: None
     record = home.create("curate", "s3://bucket/out")
@@ -146,7 +147,7 @@ def test_a_home_that_cannot_be_read_is_not_one_without_runs(cluster, tmp_path):
 )
 def test_a_run_in_the_home_that_the_file_gives_nodes_keeps_its_cluster(cluster, tmp_path, give):
     home = Home.choose(str(tmp_path / "shared"))
-    ours = cluster_of(give(home.path), Cloud([HEAD], []))
+    ours = make_cluster(give(home.path), Cloud([HEAD], []))
     with pytest.raises(ConfigError, match="no such folder on this machine"):
         take_down(ours)
     record = home.create("curate", "s3://bucket/out")
@@ -159,15 +160,15 @@ def test_a_run_in_the_home_that_the_file_gives_nodes_keeps_its_cluster(cluster, 
 
 def test_a_home_that_only_the_machine_could_fill_in_is_none(tmp_path):
     data = {"setup_commands": ["export TRAINRIG_HOME=s3://$BUCKET/home"]}
-    assert find_runs(cluster_of(data, Cloud([])), Home.choose(str(tmp_path))) == ([], {})
+    assert find_runs(make_cluster(data, Cloud([])), Home.choose(str(tmp_path))) == ([], {})
 
 
-def test_a_bucket_that_a_file_names_and_nobody_made_holds_no_runs(cluster, s3):
+def test_a_missing_bucket_holds_no_runs(cluster, s3):
     data = {"docker": {"run_options": ["--env=TRAINRIG_HOME=s3://never-made-by-anyone/home"]}}
-    assert take_down(cluster_of(data, Cloud([HEAD], []))) == 1
+    assert take_down(make_cluster(data, Cloud([HEAD], []))) == 1
 
 
-def test_the_price_by_the_hour_is_that_of_a_table_of_ones_own(cluster, tmp_path):
+def test_the_hourly_price_is_from_a_users_table(cluster, tmp_path):
     spot = CloudMachine("i-3", "instance", "aws", "running", instance="m7i.2xlarge", market="spot")
     cluster.provider.looks = [[spot]]
     shipped = Path(hardware.__file__).with_name("hardware.toml").read_text()

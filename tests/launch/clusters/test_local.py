@@ -1,4 +1,4 @@
-"""A laptop as a cluster: `trainrig cluster up local`, what it leaves open, and what is left."""
+"""A local cluster: `trainrig cluster up local`, its open ports, and what remains after `down`."""
 
 import json
 import os
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
 @pytest.fixture
 def file(tmp_path):
-    """The file that comes along, with a name and ports of its own."""
+    """Write the shipped file with another name and free ports."""
     text = find_cluster("local").read_text().replace("cluster_name: local", "cluster_name: mine")
     for port in ("6399", "8266"):
         text = text.replace(port, str(_free_port()))
@@ -32,7 +32,7 @@ def file(tmp_path):
 
 @pytest.fixture
 def trainrig(tmp_path):
-    """The command line, with folders of its own."""
+    """Return a function that runs the command line with its own state folder."""
     environment = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state")}
     environment.pop("TRAINRIG_HOME", None)
 
@@ -56,7 +56,7 @@ assert {node["Labels"]["trainrig.io/cluster"] for node in ray.nodes()} == {"mine
 """
 
 
-def test_a_laptop_is_brought_up_used_and_left_as_it_was(file, trainrig, tmp_path):
+def test_a_local_cluster_is_started_used_and_removed(file, trainrig, tmp_path):
     up = json.loads(trainrig("up", file, "--json").stdout)
     assert trainrig("up", file, status=2).stderr.count("is up already") == 1
     reach = dict(word.split("=") for word in up["drivers"].split())
@@ -73,7 +73,7 @@ def test_a_laptop_is_brought_up_used_and_left_as_it_was(file, trainrig, tmp_path
         if not c.laddr.ip.startswith(("127.", "::1", "::ffff:127."))
     ]
     assert others == []
-    for path in ("/api/jobs/", "/api/version", "/nodes?view=summary"):  # without a token
+    for path in ("/api/jobs/", "/api/version", "/nodes?view=summary"):  # requests without a token
         with pytest.raises(urllib.error.HTTPError, match="401"):
             urllib.request.urlopen(up["jobs"] + path, timeout=30)
     ended = json.loads(trainrig("down", file, "--json").stdout)
@@ -84,7 +84,7 @@ def test_a_laptop_is_brought_up_used_and_left_as_it_was(file, trainrig, tmp_path
 
 
 @pytest.mark.soak
-def test_a_laptop_with_a_live_run_stays_up(file, trainrig, tmp_path):
+def test_a_local_cluster_with_a_live_run_stays_up(file, trainrig, tmp_path):
     from trainrig.launch.record.run_record import Home
 
     up = json.loads(trainrig("up", file, "--json").stdout)

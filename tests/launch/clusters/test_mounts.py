@@ -1,4 +1,4 @@
-"""What Ray's launcher is to bring along is there, and is ours, before a head is rented."""
+"""Checks of the files that Ray's launcher uploads, before a head is rented."""
 
 import re
 import stat
@@ -19,12 +19,12 @@ echo "[]"
 
 
 class Rented(Exception):
-    """The launcher was called."""
+    """Raised when the launcher is called."""
 
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenCluster:
-    """The file for Google Cloud, with what its user puts in, and no machine there."""
+    """Open the file for Google Cloud with a user's values filled in, and no machine running."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
@@ -59,12 +59,12 @@ def refused(cluster: OpenCluster) -> str:
     return str(error.value)
 
 
-def test_the_token_that_is_made_is_the_one_that_is_brought_along(cluster: OpenCluster) -> None:
+def test_the_created_token_is_the_uploaded_one(cluster: OpenCluster) -> None:
     with pytest.raises(Rented):
         bring_up_cluster(cluster, lambda text: None)
 
 
-def test_a_token_of_the_environment_must_lie_where_the_file_says(
+def test_a_token_of_the_environment_must_be_at_the_files_path(
     cluster: OpenCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)
@@ -81,10 +81,11 @@ def test_a_token_of_the_environment_must_lie_where_the_file_says(
         bring_up_cluster(cluster, lambda text: None)
 
 
-def test_a_token_that_is_kept_elsewhere_is_not_that_of_the_file(
+def test_a_token_at_another_path_is_refused(
     cluster: OpenCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elsewhere, mounted = tmp_path / "token", tmp_path / ".ray" / "auth_token"
+    elsewhere = tmp_path / "token"
+    mounted = tmp_path / ".ray" / "auth_token"
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(elsewhere))
     mounted.parent.mkdir()
     mounted.write_text("b" * 64)
@@ -93,9 +94,7 @@ def test_a_token_that_is_kept_elsewhere_is_not_that_of_the_file(
     assert re.search(rf"no token is in {elsewhere}; remove it", refused(cluster))
 
 
-def test_every_other_file_that_is_brought_along_must_be_there(
-    cluster: OpenCluster, tmp_path: Path
-) -> None:
+def test_every_other_uploaded_file_must_exist(cluster: OpenCluster, tmp_path: Path) -> None:
     other = tmp_path / "corpus.txt"
     text = cluster.path.read_text()
     cluster.path.write_text(text.replace("file_mounts:\n", f"file_mounts:\n  /data: {other}\n"))

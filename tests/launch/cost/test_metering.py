@@ -8,8 +8,8 @@ GPU = Kind("gpu", "p5.48xlarge", "spot")
 CPU = Kind("cpu", "c7i.8xlarge", "on-demand")
 
 
-def meter_of(*looks):
-    """A meter whose looks find these, one a second; the first look when a second has passed."""
+def make_meter(*looks):
+    """Return a meter that was read once a second, and found `looks` in turn."""
     clock = {"now": 0.0}
     found = iter(looks)
     meter = Meter(lambda: next(found), lambda: clock["now"])
@@ -20,28 +20,28 @@ def meter_of(*looks):
 
 
 def test_nodes_count_from_when_they_are_seen_until_they_are_seen_no_more():
-    meter = meter_of([CPU], [CPU, GPU, GPU], [CPU, GPU], [CPU])
+    meter = make_meter([CPU], [CPU, GPU, GPU], [CPU, GPU], [CPU])
     assert meter.seconds == {CPU: 4.0, GPU: 3.0}
     assert meter.nodes == {CPU: 1}
 
 
 def test_a_look_that_fails_never_counts_as_no_nodes():
-    assert meter_of([GPU], None, None, [GPU]).seconds == {GPU: 4.0}
-    assert meter_of([GPU], None, None).seconds == {GPU: 3.0}
+    assert make_meter([GPU], None, None, [GPU]).seconds == {GPU: 4.0}
+    assert make_meter([GPU], None, None).seconds == {GPU: 3.0}
 
 
-def test_before_anything_was_seen_nothing_is_known_and_then_all_of_it():
-    assert meter_of(None, None).seconds is None
-    assert meter_of(None, None, [GPU, GPU]).seconds == {GPU: 6.0}
+def test_the_sum_is_unknown_before_the_first_reading():
+    assert make_meter(None, None).seconds is None
+    assert make_meter(None, None, [GPU, GPU]).seconds == {GPU: 6.0}
 
 
 def test_a_cluster_that_is_seen_to_be_empty_is_free():
-    assert meter_of([], [], [GPU], [GPU]).seconds == {GPU: 1.0}
+    assert make_meter([], [], [GPU], [GPU]).seconds == {GPU: 1.0}
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 5)), min_size=1))
-def test_looks_that_fail_leave_the_sum_between_what_was_seen_around_them(counts):
-    meter = meter_of(*[None if count is None else [GPU] * count for count in counts])
+def test_failed_readings_bound_the_sum_by_their_neighbours(counts):
+    meter = make_meter(*[None if count is None else [GPU] * count for count in counts])
     seen = [count for count in counts if count is not None]
     if seen:
         total = meter.seconds.get(GPU, 0.0)

@@ -28,9 +28,11 @@ TABLE = config.build(
     },
     "table",
 )
-SMALL, SMALL_SPOT = Kind("cpu", "small", "on-demand"), Kind("cpu", "small", "spot")
-LARGE, LARGE_SPOT = Kind("gpu", "large", "on-demand"), Kind("gpu", "large", "spot")
-LAPTOP = Kind("cpu", "laptop", "on-demand")  # as cluster/local.yaml labels it: not rented
+SMALL = Kind("cpu", "small", "on-demand")
+SMALL_SPOT = Kind("cpu", "small", "spot")
+LARGE = Kind("gpu", "large", "on-demand")
+LARGE_SPOT = Kind("gpu", "large", "spot")
+LAPTOP = Kind("cpu", "laptop", "on-demand")  # labelled as cluster/local.yaml does: not rented
 STRANGE = Kind("gpu", "strange", "spot")
 
 
@@ -46,11 +48,11 @@ STRANGE = Kind("gpu", "strange", "spot")
         (None, Spent(None, 0.0, None)),
     ],
 )
-def test_what_is_not_known_makes_the_sum_unknown_and_never_smaller(seconds, spent):
+def test_unknown_prices_make_the_sum_unknown_and_never_smaller(seconds, spent):
     assert compute_cost(seconds, TABLE) == spent
 
 
-def test_a_limit_is_held_against_the_most_that_it_can_be():
+def test_a_limit_is_compared_with_the_upper_bound():
     assert Spent(3.0, 3.0, 3.0).count_against_limit() == 3.0
     assert Spent(None, 2.0, 5.0).count_against_limit() == 5.0
     assert Spent(None, 2.0, None).count_against_limit() == 2.0
@@ -81,12 +83,12 @@ def test_tokens_per_dollar_wants_both():
     assert compute_tokens_per_usd(1000, Spent()) is None
 
 
-def event(name, time, **details):
+def make_event(name, time, **details):
     return {"event": name, "time": time, **details}
 
 
-def steps(attempt, first, count, begin):
-    """`count` steps of one second each, the first of which begins at `begin`."""
+def make_steps(attempt, first, count, begin):
+    """Return metrics of `count` steps of one second each, the first of which begins at `begin`."""
     return [
         {
             "step": first + n,
@@ -104,23 +106,23 @@ def write(folder, events, lines):
         (folder / name).write_text("".join(json.dumps(entry) + "\n" for entry in entries))
 
 
-def test_the_bill_tells_what_the_dollars_went_to(tmp_path):
-    """Two tries: the first is killed after 6 steps, 2 of which are taken again by the second."""
+def test_the_bill_splits_the_cost_by_use(tmp_path):
+    """Split the cost of two attempts: one is killed after 6 steps, the next repeats 2."""
     inside = [
-        event("attempt_started", 10.0, attempt=1),
-        event("attempt_started", 40.0, attempt=2),
-        event("checkpoint", 54.0, attempt=2, seconds=1.0, stall_seconds=0.5),
-        event("attempt_stopped", 56.0, attempt=2),
+        make_event("attempt_started", 10.0, attempt=1),
+        make_event("attempt_started", 40.0, attempt=2),
+        make_event("checkpoint", 54.0, attempt=2, seconds=1.0, stall_seconds=0.5),
+        make_event("attempt_stopped", 56.0, attempt=2),
     ]
-    write(tmp_path, inside, steps(1, 1, 6, begin=14.0) + steps(2, 5, 6, begin=48.0))
+    write(tmp_path, inside, make_steps(1, 1, 6, begin=14.0) + make_steps(2, 5, 6, begin=48.0))
     record = [
-        event("started", 5.0, attempt=1),
-        event("retried", 21.0, attempt=1, seconds=10.0),
-        event("started", 31.0, attempt=1),
+        make_event("started", 5.0, attempt=1),
+        make_event("retried", 21.0, attempt=1, seconds=10.0),
+        make_event("started", 31.0, attempt=1),
     ]
     found = split_cost(55.0, 55.0, record, str(tmp_path))  # a dollar a second, from 5.0 to 60.0
     assert found == {
-        "useful": 9.5,  # steps 1–4 and 5–10, but for the half second of a checkpoint
+        "useful": 9.5,  # steps 1–4 and 5–10, less the half second of a checkpoint
         "redone": 2.0,
         "waiting": 10.0,
         "start-up": (10 - 5 + 4) + (40 - 31 + 8),
@@ -132,14 +134,14 @@ def test_the_bill_tells_what_the_dollars_went_to(tmp_path):
 
 def test_waiting_inside_of_a_try_and_between_tries_is_waiting(tmp_path):
     inside = [
-        event("attempt_started", 0.0, attempt=1),
-        event("attempt_failed", 4.0, attempt=1),
-        event("back_off", 4.0, seconds=3.0),
-        event("attempt_started", 8.0, attempt=2),
-        event("attempt_stopped", 20.0, attempt=2),
+        make_event("attempt_started", 0.0, attempt=1),
+        make_event("attempt_failed", 4.0, attempt=1),
+        make_event("back_off", 4.0, seconds=3.0),
+        make_event("attempt_started", 8.0, attempt=2),
+        make_event("attempt_stopped", 20.0, attempt=2),
     ]
-    write(tmp_path, inside, steps(2, 1, 10, begin=10.0))
-    record = [event("started", 0.0), event("retried", 20.0, seconds=5.0)]
+    write(tmp_path, inside, make_steps(2, 1, 10, begin=10.0))
+    record = [make_event("started", 0.0), make_event("retried", 20.0, seconds=5.0)]
     found = split_cost(25.0, 25.0, record, str(tmp_path))
     assert (found["waiting"], found["start-up"], found["useful"]) == (
         3.0 + 5.0,
@@ -148,18 +150,18 @@ def test_waiting_inside_of_a_try_and_between_tries_is_waiting(tmp_path):
     )
 
 
-def test_a_bill_adds_up_to_what_was_paid_also_if_clocks_differ(tmp_path):
-    inside = [event("attempt_started", 10.0, attempt=1)]
-    write(tmp_path, inside, steps(1, 1, 90, begin=10.0))
-    found = split_cost(8.0, 80.0, [event("started", 10.0, attempt=1)], str(tmp_path))
+def test_a_bill_adds_up_to_the_cost_even_if_clocks_differ(tmp_path):
+    inside = [make_event("attempt_started", 10.0, attempt=1)]
+    write(tmp_path, inside, make_steps(1, 1, 90, begin=10.0))
+    found = split_cost(8.0, 80.0, [make_event("started", 10.0, attempt=1)], str(tmp_path))
     assert found["useful"] == 8.0 and sum(found.values()) == 8.0
 
 
 def test_no_bill_without_a_price_or_a_start(tmp_path):
-    assert split_cost(None, 10.0, [event("started", 1.0)], str(tmp_path)) is None
+    assert split_cost(None, 10.0, [make_event("started", 1.0)], str(tmp_path)) is None
     assert split_cost(1.0, 10.0, [], str(tmp_path)) is None
 
 
 def test_a_run_that_never_took_a_step_has_been_idle(tmp_path):
-    found = split_cost(1.0, 10.0, [event("started", 1.0)], str(tmp_path))
+    found = split_cost(1.0, 10.0, [make_event("started", 1.0)], str(tmp_path))
     assert found["idle"] == 1.0 and sum(found.values()) == 1.0

@@ -1,4 +1,4 @@
-"""What is told of a run, by a storage that does not always answer."""
+"""Messages about a followed run, from a storage that fails at times."""
 
 import pytest
 from clocked import Clock
@@ -11,12 +11,14 @@ NO_ANSWER = [ClusterError("s3://bucket: no answer"), OSError(5, "no answer")]
 
 
 class Followed:
-    """A run that is followed, and what was heard of it."""
+    """A followed run, and the messages about it."""
 
     def __init__(self, home):
         self.run = home.create("evaluate", "/data/out")
         self.run.take_attempt("job", "http://here", "", {})
-        self.lines, self.said, self.clock = [], [], Clock()
+        self.lines = []
+        self.said = []
+        self.clock = Clock()
         self.following = Following(
             self.run, self.lines.append, self.said.append, self.clock, self.clock.sleep
         )
@@ -34,7 +36,10 @@ def followed(home):
 
 @pytest.fixture
 def fail(monkeypatch):
-    """`fail(name, when, error)`: a function of storage's raises while `when()`."""
+    """Return a function that injects faults.
+
+    `fail(name, when, error)` makes a function of storage raise while `when()`.
+    """
 
     def make(name, when, error):
         done = getattr(storage, name)
@@ -58,26 +63,29 @@ def test_a_storage_that_answers_again_is_read_on(followed, fail, error):
         if clock.now > SILENT_SECONDS + 5.0 and not followed.following.record.read_status().ended:
             followed.run.record("ended", 1, state="done", exit_code=0)
 
-    clock.each = end
+    clock.after_sleep = end
     states = [status.state for status in followed.following.watch()]
     assert (states[0], states[-1]) == ("queued", "done")
     assert sum("no answer" in line for line in followed.said) == 1
 
 
 @pytest.mark.parametrize("error", NO_ANSWER)
-def test_a_storage_that_stays_silent_is_told_of_and_how_to_go_on(followed, fail, error):
+def test_failing_storage_is_reported_with_the_way_to_continue(followed, fail, error):
     clock = followed.clock
     fail("list_files", lambda: clock.now > 5.0, error)
-    with pytest.raises(ClusterError, match="the run goes on without you") as told:
+    with pytest.raises(ClusterError, match="the run goes on without you") as error_info:
         list(followed.following.watch())
     run = followed.run
-    assert f"`trainrig logs {run.id} --home {run.home} --follow` follows it" in str(told.value)
+    assert f"`trainrig logs {run.id} --home {run.home} --follow` follows it" in str(
+        error_info.value
+    )
     assert clock.now >= 5.0 + SILENT_SECONDS
     assert sum("no answer" in line for line in followed.said) == 1
 
 
-def test_no_line_is_lost_or_told_twice_when_storage_fails_between(followed, monkeypatch):
-    clock, read = followed.clock, type(followed.run).read_events
+def test_no_line_is_lost_or_repeated_when_storage_fails(followed, monkeypatch):
+    clock = followed.clock
+    read = type(followed.run).read_events
     followed.log(b"first\n")
     followed.following.look()
     followed.log(b"second\n")
@@ -95,11 +103,11 @@ def test_no_line_is_lost_or_told_twice_when_storage_fails_between(followed, monk
             followed.log(b"third\n")
             followed.run.record("ended", 1, state="done", exit_code=0)
 
-    clock.each = end
+    clock.after_sleep = end
     list(followed.following.watch())
     assert followed.lines == [b"first", b"second", b"third"]
     assert any("no answer" in line for line in followed.said)
 
 
-def test_the_home_of_a_run_is_where_it_was_begun(followed, home):
+def test_a_run_has_its_home(followed, home):
     assert followed.run.home == home.path

@@ -1,4 +1,4 @@
-"""A line for each run, from its record and its output."""
+"""The table of runs: a line for each, from its record and its output."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def pretraining(home: Home, tmp_path: Path) -> RunRecord:
-    """Ten updates done, four of which an attempt took that died."""
+    """Record a run with ten updates done, four of them by an attempt that died."""
     run = home.create("pretrain", str(tmp_path / "model"))
     Path(run.run_file).write_text(RUN)
     run.take_attempt("job-1", "http://127.0.0.1:8265", "", {})
@@ -45,7 +45,7 @@ def pretraining(home: Home, tmp_path: Path) -> RunRecord:
     return run
 
 
-def test_training_is_told_by_its_steps(pretraining: RunRecord) -> None:
+def test_training_progress_is_in_steps(pretraining: RunRecord) -> None:
     row = build_row(pretraining)
     assert (row.verb, row.state, row.step, row.steps) == ("pretrain", "queued", 10, 40)
     assert as_text(row)["progress"] == "10 of 40 steps"
@@ -59,12 +59,12 @@ def test_no_id_is_cut_however_narrow_the_screen(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     long = home.create("pretrain", "/x/" + "a-folder-with-a-long-name" * 2)
-    head, *told = format_lines(build_rows(home))
+    head, *lines = format_lines(build_rows(home))
     assert head.startswith("verb      run ")
-    assert [line.split()[1] for line in told] == [long.id, pretraining.id]
+    assert [line.split()[1] for line in lines] == [long.id, pretraining.id]
 
 
-def test_cost_is_that_of_all_attempts(pretraining: RunRecord) -> None:
+def test_cost_sums_all_attempts(pretraining: RunRecord) -> None:
     pretraining.record("started", 1)
     pretraining.write_heartbeat(1, "running", usd=2.0)
     assert build_row(pretraining).usd == 2.0
@@ -87,7 +87,7 @@ def test_a_cost_of_which_only_bounds_are_known_is_a_range(pretraining: RunRecord
     assert as_text(row)["cost"] == "4.03 to 1,554.00 USD"
 
 
-def test_other_stages_are_told_by_the_splits_that_are_done(home: Home, tmp_path: Path) -> None:
+def test_progress_of_other_stages_is_in_splits(home: Home, tmp_path: Path) -> None:
     run = home.create("tokenize", str(tmp_path / "tokens"))
     run.take_attempt("job-1", "http://127.0.0.1:8265", "", {})
     assert as_text(build_row(run))["progress"] == ""

@@ -1,4 +1,4 @@
-"""Runs that are followed by who submitted them, on jobs that need no Ray, by a clock of our own."""
+"""Followed runs that are submitted again, on jobs without Ray and with a controlled clock."""
 
 import contextlib
 import runpy
@@ -16,15 +16,18 @@ from trainrig.launch.record.run_record import LOST_SECONDS
 from trainrig.launch.supervise.limits import Limits
 
 _server = runpy.run_path(str(Path(__file__).parents[1] / "jobs_server.py"))
-AHEAD = LOST_SECONDS + 31.0  # s that the clock here is ahead of that of the run
+AHEAD = LOST_SECONDS + 31.0  # s that the clock here is ahead of the run's clock
 
 
 class Watched:
-    """A run that is watched; what is submitted again is a new attempt that is done."""
+    """A watched run, of which each resubmission makes a new attempt that is done."""
 
     def __init__(self, home, cluster):
-        self.run, self.cluster = home.create("evaluate", "/data/out"), cluster
-        self.clock, self.said, self.sent = Clock(), [], 0
+        self.run = home.create("evaluate", "/data/out")
+        self.cluster = cluster
+        self.clock = Clock()
+        self.said = []
+        self.sent = 0
         self.attempt = self.take()
         following = Following(
             self.run, lambda line: None, self.said.append, self.clock, self.clock.sleep
@@ -41,7 +44,7 @@ class Watched:
         return attempt
 
     def job(self, *command):
-        """The attempt's job is this."""
+        """Start `command` as the attempt's job."""
         process = subprocess.Popen(command, start_new_session=True)
         self.cluster.jobs[self.attempt.submission_id] = process
         return process
@@ -68,7 +71,7 @@ def watched(local, cluster):
 
 @pytest.fixture
 def other_clock(monkeypatch):
-    """A block in which the time is that of the run's machine; elsewhere it is ahead."""
+    """Return a context in which the time is the run's machine's; outside it, the time is ahead."""
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + AHEAD)
 
@@ -81,11 +84,11 @@ def other_clock(monkeypatch):
     return there
 
 
-def beating(watched, there, until):
-    """The run beats, by its own machine's clock, and ends after so long."""
+def send_heartbeats(watched, there, until):
+    """Make the run send heartbeats by its own machine's clock, and end at `until`."""
     last = [0.0]
 
-    def each():
+    def after_sleep():
         if watched.clock.now - last[0] >= 5.0:
             last[0] = watched.clock.now
             with there():
@@ -93,10 +96,10 @@ def beating(watched, there, until):
         if watched.clock.now >= until:
             watched.end()
 
-    watched.clock.each = each
+    watched.clock.after_sleep = after_sleep
 
 
-def test_a_run_whose_job_is_over_without_an_end_is_submitted_again(watched):
+def test_a_run_whose_job_ended_without_a_record_is_submitted_again(watched):
     watched.begun()
     watched.job("false").wait()
     assert watched.watch.wait_for_end()["attempt"] == 2
@@ -104,7 +107,7 @@ def test_a_run_whose_job_is_over_without_an_end_is_submitted_again(watched):
     assert [e["cause"] for e in watched.run.read_events(1) if e["event"] == "resubmitted"]
 
 
-def test_a_run_that_was_asked_to_stop_is_not_submitted_again(watched):
+def test_a_run_with_a_stop_request_is_not_submitted_again(watched):
     watched.begun()
     watched.job("false").wait()
     watched.run.request_stop()
@@ -114,23 +117,23 @@ def test_a_run_that_was_asked_to_stop_is_not_submitted_again(watched):
     assert watched.sent == 0 and watched.run.find_newest_attempt() == 1
 
 
-def test_what_somebody_else_has_submitted_again_is_followed(watched, cluster):
+def test_a_run_resubmitted_by_another_user_is_followed(watched, cluster):
     watched.begun()
     watched.job("false").wait()
     answer = cluster.answer
 
-    def late(*asked):  # between the last look at the record and the decision
+    def late(*asked):  # between the last read of the record and the decision
         if watched.clock.now >= 2.0 and watched.run.find_newest_attempt() == 1:
             watched.take()
         return answer(*asked)
 
     cluster.answer = late
 
-    def each():
+    def after_sleep():
         if watched.clock.now >= 4.0 and not watched.run.read_status().ended:
             watched.run.record("ended", 2, state="done", exit_code=0)
 
-    watched.clock.each = each
+    watched.clock.after_sleep = after_sleep
     assert watched.watch.wait_for_end()["attempt"] == 2
     assert watched.sent == 0 and watched.run.find_newest_attempt() == 2
 
@@ -141,22 +144,24 @@ def test_a_run_that_beats_is_not_silent_by_a_clock_that_is_ahead(watched, cluste
         watched.begun()
     assert watched.run.read_state() == "lost"
     watched.job("sleep", "600")
-    beating(watched, other_clock, LOST_SECONDS + HUNG_SECONDS + 10.0)
+    send_heartbeats(watched, other_clock, LOST_SECONDS + HUNG_SECONDS + 10.0)
     assert watched.watch.wait_for_end()["attempt"] == 1
     assert watched.sent == 0 and not cluster.stopped
 
 
 @pytest.mark.slow
-def test_a_run_that_beats_is_not_gone_with_its_cluster(watched, cluster, other_clock):
+def test_a_run_with_heartbeats_is_not_lost_with_its_cluster(watched, cluster, other_clock):
     with other_clock():
         watched.begun()
     cluster.answer = lambda *_: (503, "gone")
-    beating(watched, other_clock, LOST_SECONDS + GONE_SECONDS + 10.0)
+    send_heartbeats(watched, other_clock, LOST_SECONDS + GONE_SECONDS + 10.0)
     assert watched.watch.wait_for_end()["attempt"] == 1
 
 
 @pytest.mark.slow
-def test_a_run_that_is_silent_by_our_clock_is_submitted_again(watched, cluster, other_clock):
+def test_a_run_without_heartbeats_by_the_local_clock_is_submitted_again(
+    watched, cluster, other_clock
+):
     with other_clock():
         watched.begun()
     watched.job("sleep", "600")
@@ -165,7 +170,7 @@ def test_a_run_that_is_silent_by_our_clock_is_submitted_again(watched, cluster, 
     assert watched.clock.now >= LOST_SECONDS + HUNG_SECONDS
 
 
-def test_a_run_that_is_silent_with_its_cluster_is_given_up(watched, cluster, other_clock):
+def test_a_run_without_heartbeats_or_cluster_is_given_up(watched, cluster, other_clock):
     with other_clock():
         watched.begun()
     cluster.answer = lambda *_: (503, "gone")
@@ -174,10 +179,11 @@ def test_a_run_that_is_silent_with_its_cluster_is_given_up(watched, cluster, oth
     assert watched.clock.now >= LOST_SECONDS
 
 
-def test_storage_that_fails_while_it_decides_ends_nothing(watched, monkeypatch):
+def test_failing_storage_during_the_decision_ends_nothing(watched, monkeypatch):
     watched.begun()
     watched.job("false").wait()
-    asked, times = type(watched.run).stop_requested, []
+    asked = type(watched.run).stop_requested
+    times = []
 
     def once(run, attempt):
         if watched.clock.now >= 2.0 and not times:
@@ -186,7 +192,7 @@ def test_storage_that_fails_while_it_decides_ends_nothing(watched, monkeypatch):
         return asked(run, attempt)
 
     monkeypatch.setattr(type(watched.run), "stop_requested", once)
-    monkeypatch.setattr(watched.watch.following, "_tolerate_silence", None)  # not by a look
+    monkeypatch.setattr(watched.watch.following, "_tolerate_silence", None)  # must not be used
     monkeypatch.setattr(type(watched.run), "_state_before_end", lambda *_: "running")
     assert watched.watch.wait_for_end()["attempt"] == 2
     assert times

@@ -50,12 +50,12 @@ def test_other_stages_get_on_by_whole_files(output):
     for number in range(3):
         storage.write(storage.join(output, "scratch", f"{number}.json"), b"{}")
     if not output.startswith("s3://"):
-        Path(output, "scratch", ".3.json.77-aa").touch()  # being written
+        Path(output, "scratch", ".3.json.77-aa").touch()  # is being written
     assert reached.measure_progress() == 3
     assert reached.build_figures() == {} and reached.find_saved() == Saved(None, None)
 
 
-def test_what_is_saved_is_the_newest_whole_checkpoint(tmp_path, ranks, make_job):
+def test_progress_counts_the_newest_valid_checkpoint(tmp_path, ranks, make_job):
     job = make_job(tmp_path / "run", training={"steps": 6, "checkpoints": {"every": 4}})
     assert RunProgress("pretrain", job.folder).find_saved() == Saved(None, None)
     ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))

@@ -13,7 +13,7 @@ from trainrig.processes.append_log import LINE_LIMIT
 
 @pytest.fixture(params=["disk", "bucket"])
 def home(request, tmp_path):
-    """A home of either kind."""
+    """Return a home for records, on disk or in a bucket."""
     return Home.choose(str(tmp_path) if request.param == "disk" else request.getfixturevalue("s3"))
 
 
@@ -26,8 +26,8 @@ def attempt(run, **limits):
     return run.take_attempt("job-{attempt}", "http://head", "here", limits)
 
 
-def shift(monkeypatch, seconds):
-    """Let time have passed."""
+def advance_clock(monkeypatch, seconds):
+    """Advance the clock by `seconds`."""
     now = time.time
     monkeypatch.setattr(records.time, "time", lambda: now() + seconds)
 
@@ -40,7 +40,7 @@ def test_the_id_follows_from_verb_and_output_however_the_output_is_written(tmp_p
     assert records.ID.fullmatch(run_id("curate", "s3://bucket/my runs/größe 7"))
 
 
-def test_home_is_the_option_else_the_variable_else_the_users_own(tmp_path, monkeypatch):
+def test_the_home_is_from_the_option_the_variable_or_the_user(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("TRAINRIG_HOME", raising=False)
     assert Home.choose().path == f"{tmp_path}/state/trainrig"
@@ -58,25 +58,27 @@ def test_a_run_that_is_created_again_is_the_same_run(home, run):
 
 
 @pytest.mark.parametrize("name", ["curate-out", "..", "../runs/x", "a/b", ""])
-def test_a_run_that_is_not_there_is_named_with_the_nearest_that_is(home, run, name):
+def test_a_missing_run_is_named_with_the_nearest(home, run, name):
     with pytest.raises(ConfigError, match="no run") as refused:
         home.open(name)
     assert run.id in str(refused.value)
 
 
-def test_of_attempts_taken_at_once_each_has_a_number_of_its_own(run):
+def test_concurrent_attempts_have_different_numbers(run):
     threads = [threading.Thread(target=attempt, args=(run,)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     taken = run.read_attempts()
-    assert [each.number for each in taken] == list(range(1, 9)) and run.find_newest_attempt() == 8
-    assert {each.submission_id for each in taken} == {f"job-{n}" for n in range(1, 9)}
+    assert [started.number for started in taken] == list(
+        range(1, 9)
+    ) and run.find_newest_attempt() == 8
+    assert {started.submission_id for started in taken} == {f"job-{n}" for n in range(1, 9)}
     assert run.read_attempt(3) == taken[2]
 
 
-def test_states_follow_from_what_was_put_on_record(run, monkeypatch):
+def test_states_follow_from_the_record(run, monkeypatch):
     assert run.read_state() == "queued"
     attempt(run)
     assert run.read_state() == "queued"
@@ -92,28 +94,28 @@ def test_states_follow_from_what_was_put_on_record(run, monkeypatch):
     assert run.read_state() == "stopped" and not run.read_status().alive
     attempt(run)
     assert run.read_state() == "queued" and run.read_status().heartbeat == {}
-    run.record("ended", 1, state="failed")  # of an attempt that counts no more
+    run.record("ended", 1, state="failed")  # belongs to an attempt that no longer counts
     assert run.read_state() == "queued"
     run.write_heartbeat(2, "running")
     assert run.read_state() == "running", "the request to stop was for the attempt before"
 
 
-def test_who_is_not_heard_of_is_lost(run, monkeypatch):
+def test_an_attempt_without_heartbeats_is_lost(run, monkeypatch):
     attempt(run)
     run.write_heartbeat(1, "running")
-    shift(monkeypatch, 59)
+    advance_clock(monkeypatch, 59)
     assert run.read_state() == "running"
-    shift(monkeypatch, 3)
+    advance_clock(monkeypatch, 3)
     assert run.read_state() == "lost"
     run.write_heartbeat(1, "running")
     assert run.read_state() == "running"
 
 
-def test_what_others_put_on_record_is_no_sign_of_life(run, monkeypatch):
+def test_records_by_others_are_no_heartbeat(run, monkeypatch):
     attempt(run)
     run.record("started", 1)
     run.write_heartbeat(1, "running")
-    shift(monkeypatch, 62)
+    advance_clock(monkeypatch, 62)
     run.request_stop()
     for event in ("spent", "resubmitted"):
         run.record(event, 1)
@@ -125,13 +127,13 @@ def test_what_others_put_on_record_is_no_sign_of_life(run, monkeypatch):
 
 def test_an_attempt_that_never_begins_is_lost_once_it_has_been_pending_too_long(run, monkeypatch):
     attempt(run, pending=20.0)
-    shift(monkeypatch, 19)
+    advance_clock(monkeypatch, 19)
     assert run.read_state() == "queued"
-    shift(monkeypatch, 2)
+    advance_clock(monkeypatch, 2)
     assert run.read_state() == "lost"
 
 
-def test_a_stop_is_asked_of_attempts_up_to_the_newest(run):
+def test_a_stop_request_covers_attempts_up_to_the_newest(run):
     attempt(run)
     assert not run.stop_requested(1)
     run.request_stop()
@@ -140,7 +142,7 @@ def test_a_stop_is_asked_of_attempts_up_to_the_newest(run):
     assert not run.stop_requested(1)
 
 
-def test_a_request_is_removed_by_the_end_of_whom_it_names_and_by_later_ones_alone(run):
+def test_a_request_is_removed_only_by_the_end_of_its_attempt_or_a_later_one(run):
     attempt(run)
     attempt(run)
     run.request_stop()
@@ -150,16 +152,16 @@ def test_a_request_is_removed_by_the_end_of_whom_it_names_and_by_later_ones_alon
     assert not run.stop_requested(1)
 
 
-def test_an_attempt_that_nobody_asked_for_counts_from_the_first(run, monkeypatch):
+def test_an_automatic_attempt_counts_from_the_first(run, monkeypatch):
     first = attempt(run)
-    shift(monkeypatch, 100)
+    advance_clock(monkeypatch, 100)
     second = attempt(run)
     third = attempt(run)
     assert run.find_request_time(first) == run.find_request_time(third) == first.submitted_at
     assert run.find_request_time(second) == first.submitted_at
     run.record("ended", 3, state="failed")
     assert run.find_request_time(fourth := attempt(run)) == fourth.submitted_at
-    run.begin_anew()  # the fourth is lost, say
+    run.begin_anew()  # simulates a lost fourth attempt
     fifth = attempt(run)
     sixth = attempt(run)
     assert run.find_request_time(fifth) == run.find_request_time(sixth) == fifth.submitted_at
@@ -172,7 +174,7 @@ def test_a_file_made_by_hand_asks_as_well(run):
     assert not run.stop_requested(7)
 
 
-def test_events_come_back_in_order_and_torn_ones_are_left_out(run):
+def test_events_are_read_in_order_without_torn_ones(run):
     for number in range(5):
         run.record("retried", 1, seconds=number)
     run.record("retried", 2, seconds=9)
@@ -185,7 +187,7 @@ def test_events_come_back_in_order_and_torn_ones_are_left_out(run):
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "\0", "\ud800", "𝔘"])
-def test_an_event_is_a_whole_line_however_much_there_is_to_say(run, letter):
+def test_an_event_is_one_line_of_any_length(run, letter):
     run.record("ended", 1, state="failed", message=letter * 9_000, other="fine")
     (event,) = run.read_events()
     assert event["other"] == "fine" and event["message"].endswith("…")
@@ -215,7 +217,8 @@ def test_the_log_is_read_back_in_the_order_of_attempts(run):
 
 def test_a_run_is_found_by_the_beginning_of_its_id(tmp_path):
     home = Home(str(tmp_path))
-    model, tokens = home.create("pretrain", "/x/model"), home.create("tokenize", "/x/tokens")
+    model = home.create("pretrain", "/x/model")
+    tokens = home.create("tokenize", "/x/tokens")
     other = home.create("pretrain", "/y/model")
     assert home.find(model.id) == model
     assert home.find("tok") == tokens
@@ -229,11 +232,11 @@ def test_a_run_is_found_by_the_beginning_of_its_id(tmp_path):
         home.find("tokenise-tokens")
     with pytest.raises(ConfigError):
         home.find("")
-    with pytest.raises(ConfigError):  # programs name a run whole
+    with pytest.raises(ConfigError):  # programs must name a run in full
         home.open("tok")
 
 
-def test_a_home_that_is_a_file_is_no_empty_home(tmp_path):
+def test_a_home_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "home").write_text("")
     with pytest.raises(ConfigError, match="home: a file; --home names the folder"):
         Home(str(tmp_path / "home")).list()

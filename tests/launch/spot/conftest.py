@@ -1,4 +1,4 @@
-"""The metadata service that tests of this folder ask."""
+"""Fixture of the metadata service that the tests of this folder query."""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What an agent does of what it hears."""
+"""Reactions of a node's agent to preemption notices."""
 
 import itertools
 import time
@@ -11,8 +11,8 @@ from trainrig.launch.spot.notices import Notice, Unclear
 WARNING = Notice("rebalance", None)
 
 
-class Told:
-    """A source that tells a list, and is then over."""
+class ListSource:
+    """A source that yields a list of notices and then ends."""
 
     pause = 0.0
 
@@ -29,15 +29,16 @@ class Told:
         return not self.says
 
 
-def heard(*says, problems=(), wait=lambda seconds: None):
-    """What was to be drained while the source said this; `problems` of the first tries."""
-    drained, left = [], itertools.chain(problems, itertools.repeat(""))
+def run_agent(*says, problems=(), wait=lambda seconds: None):
+    """Return the notices that led to a drain; the first attempts fail with `problems`."""
+    drained = []
+    left = itertools.chain(problems, itertools.repeat(""))
 
     def drain(notice):
         drained.append(notice)
         return next(left)
 
-    Agent(Told(*says), drain, wait).run()
+    Agent(ListSource(*says), drain, wait).run()
     return drained
 
 
@@ -45,32 +46,33 @@ def soon(seconds=60.0):
     return Notice("it goes", time.time() + seconds)
 
 
-def test_a_notice_with_a_deadline_is_drained_once_however_often_it_is_seen():
+def test_a_repeated_notice_with_a_deadline_drains_once():
     notice = soon()
-    assert heard(None, notice, notice, notice) == [notice]
+    assert run_agent(None, notice, notice, notice) == [notice]
 
 
 def test_a_warning_drains_nothing_until_it_comes_true():
     notice = soon()
-    assert heard(WARNING, WARNING, notice) == [notice]
+    assert run_agent(WARNING, WARNING, notice) == [notice]
 
 
 def test_trouble_is_never_a_notice_and_no_trouble_makes_a_notice_be_missed(caplog):
     notice = soon()
     down = [Unclear("down")] * 3
-    assert heard(*down) == []
-    assert heard(*down, notice, *down, notice) == [notice]
-    assert sum("down" in line for line in caplog.messages) == 3  # each stretch of it once
+    assert run_agent(*down) == []
+    assert run_agent(*down, notice, *down, notice) == [notice]
+    assert sum("down" in line for line in caplog.messages) == 3  # each outage is logged once
 
 
-def test_a_deadline_that_moves_is_told_again():
-    first, second = soon(60), soon(30)
-    assert heard(first, second) == [first, second]
+def test_a_changed_deadline_is_sent_again():
+    first = soon(60)
+    second = soon(30)
+    assert run_agent(first, second) == [first, second]
 
 
-def test_a_head_that_cannot_be_reached_is_tried_until_it_agrees(caplog):
+def test_an_unreachable_head_is_retried_until_it_accepts(caplog):
     notice = soon()
-    assert heard(notice, problems=["no head"] * 4) == [notice] * 5
+    assert run_agent(notice, problems=["no head"] * 4) == [notice] * 5
     assert sum("no head" in line for line in caplog.messages) == 1
 
 
@@ -81,26 +83,26 @@ def test_tries_end_at_the_deadline(caplog):
         waits.append(seconds)
         time.sleep(0.05)
 
-    drained = heard(soon(0.3), problems=["no head"] * 1000, wait=wait)
+    drained = run_agent(soon(0.3), problems=["no head"] * 1000, wait=wait)
     assert 1 < len(drained) < 20
     assert "given up" in caplog.text
     assert all(seconds >= 1.0 for seconds in waits[:-1])
 
 
-def test_a_notice_that_comes_too_late_is_told_nevertheless():
+def test_a_late_notice_is_sent_nevertheless():
     late = soon(-100)
-    (told,) = heard(late)
-    assert told.what == late.what
-    assert told.deadline > time.time()
+    (notice,) = run_agent(late)
+    assert notice.what == late.what
+    assert notice.deadline > time.time()
 
 
-def test_after_trouble_it_waits_even_if_the_source_does_not():
+def test_after_an_error_the_agent_waits_before_the_next_read():
     waits = []
-    heard(Unclear("down"), None, wait=waits.append)
+    run_agent(Unclear("down"), None, wait=waits.append)
     assert waits == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("again", [None, WARNING])
 def test_a_notice_taken_back_and_given_again_is_drained_again(again):
     notice = soon()
-    assert heard(notice, again, notice) == [notice, notice]
+    assert run_agent(notice, again, notice) == [notice, notice]

@@ -1,4 +1,4 @@
-"""Notices of a spot instance, from a server that gives all that Amazon's can."""
+"""Notices of a spot instance, from a server that gives all of Amazon's answers."""
 
 import json
 from contextlib import suppress
@@ -32,7 +32,7 @@ def source(metadata_service):
     return InstanceMetadata(Endpoint.parse(metadata_service.url))
 
 
-def test_nothing_is_heard_where_nothing_lies(source):
+def test_without_a_notice_nothing_is_reported(source):
     assert source.look() is None
 
 
@@ -47,11 +47,11 @@ def test_a_rebalance_recommendation_names_no_time_at_which_the_machine_goes(
 ):
     metadata_service.put(REBALANCE, '{"noticeTime": "2026-11-22T08:20:00Z"}')
     assert source.look() == Notice("rebalance recommendation of 2026-11-22T08:20:00Z", None)
-    metadata_service.put(INTERRUPTION, GOES)  # both lie there when it comes to the worst
+    metadata_service.put(INTERRUPTION, GOES)  # both are present in the worst case
     assert source.look() == Notice("spot interruption: terminate", WHEN)
 
 
-def test_one_token_serves_until_it_has_run_out_and_then_another_does(source, metadata_service):
+def test_a_token_is_used_until_it_expires_and_then_renewed(source, metadata_service):
     source.look()
     source.look()
     assert metadata_service.asked.count(f"PUT {TOKEN}") == 1
@@ -83,7 +83,7 @@ def test_one_token_serves_until_it_has_run_out_and_then_another_does(source, met
         301,
     ],
 )
-def test_what_is_not_understood_is_unclear_and_never_a_notice(source, metadata_service, said):
+def test_an_unknown_answer_is_unclear_and_never_a_notice(source, metadata_service, said):
     metadata_service.put(INTERRUPTION, said)
     with pytest.raises(Unclear):
         source.look()
@@ -95,7 +95,7 @@ def test_what_is_not_understood_is_unclear_and_never_a_notice(source, metadata_s
 
 
 @given(st.binary(max_size=50) | JSON.map(json.dumps).map(str.encode))
-def test_whatever_is_said_is_a_notice_or_unclear(said):
+def test_any_answer_is_a_notice_or_unclear(said):
     for read in (read_interruption, read_rebalance):
         with suppress(Unclear):
             assert isinstance(read(said), Notice)
@@ -113,7 +113,7 @@ def test_a_service_that_gives_no_token_is_unclear_and_found_again_later(
     assert source.look() is not None
 
 
-def test_a_token_that_is_refused_at_once_is_not_asked_for_without_end(source, metadata_service):
+def test_a_refused_token_is_not_requested_endlessly(source, metadata_service):
     metadata_service.put(INTERRUPTION, 401)
     with pytest.raises(Unclear, match="401"):
         source.look()
@@ -129,11 +129,11 @@ def test_a_service_that_keeps_silent_is_given_up_in_time(source, metadata_servic
     assert source.look() is None
 
 
-def test_a_service_that_is_not_there_is_unclear():
+def test_a_missing_service_is_unclear():
     with pytest.raises(Unclear, match="does not answer"):
         InstanceMetadata(Endpoint.parse("http://127.0.0.1:1")).look()
 
 
-def test_no_proxy_is_asked(source, metadata_service, monkeypatch):
+def test_no_proxy_is_used(source, metadata_service, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     assert source.look() is None

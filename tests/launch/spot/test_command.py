@@ -1,4 +1,4 @@
-"""The agent as a process: its options, its end, and which provider it takes this machine for."""
+"""The agent as a process: its options, its end, and its detection of the provider."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from trainrig.launch.spot.gcp import ComputeMetadata
 from trainrig.launch.spot.kubernetes import LEFT_FOR_RAY, PodEnd
 from trainrig.launch.spot.provider import detect, make_source
 
-NOBODY = "127.0.0.1:1"  # no head is there
+NOBODY = "127.0.0.1:1"  # an address without a head
 
 
 def agent(*options, **environment):
@@ -28,7 +28,7 @@ def agent(*options, **environment):
 
 
 def wait_for_handler(process):
-    """Until it has one for SIGTERM, which would end it."""
+    """Wait until the process handles SIGTERM, which would end it before."""
     status = Path(f"/proc/{process.pid}/status")
     while process.poll() is None:
         caught = int(status.read_text().partition("SigCgt:\t")[2][:16], 16)
@@ -48,7 +48,7 @@ def wait_for_handler(process):
         (["--address=h:1", "--provider=gcp", "--endpoint=h:x"], "no address of a metadata"),
     ],
 )
-def test_options_that_cannot_work_are_refused_in_one_line(options, says):
+def test_invalid_options_are_refused_in_one_line(options, says):
     environment = {"RAY_ADDRESS": ""}
     process = agent(*options, **environment)
     talk = process.communicate(timeout=60)[1]
@@ -61,11 +61,11 @@ def test_options_that_cannot_work_are_refused_in_one_line(options, says):
 def test_sigterm_is_the_notice_of_a_pod_and_the_agent_lives_until_its_grace_is_nearly_over():
     process = agent("--provider=kubernetes", f"--address={NOBODY}", "--grace=3.5")
     wait_for_handler(process)
-    told = time.monotonic()
+    began = time.monotonic()
     process.send_signal(signal.SIGTERM)
     talk = process.communicate(timeout=60)[1]
     assert process.returncode == 0
-    assert time.monotonic() - told >= 3.5 - LEFT_FOR_RAY
+    assert time.monotonic() - began >= 3.5 - LEFT_FOR_RAY
     assert "the pod ends: this machine goes in" in talk
     assert talk.count("no Ray head answers there") == 1
 
@@ -103,7 +103,7 @@ def test_a_provider_is_known_by_the_firmware_or_by_kubernetes(
 
 
 @pytest.mark.parametrize("vendor", ["LENOVO\n", None])
-def test_a_machine_of_no_cloud_is_refused_with_what_would_do(tmp_path, vendor):
+def test_a_machine_of_no_cloud_is_refused_with_the_needed_option(tmp_path, vendor):
     if vendor:
         (tmp_path / "sys_vendor").write_text(vendor)
     with pytest.raises(ConfigError, match=r"--provider aws\|gcp\|kubernetes"):

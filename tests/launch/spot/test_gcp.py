@@ -1,4 +1,4 @@
-"""Notices of a machine at Google, from a server that holds questions until there is an answer."""
+"""Notices of a Google machine, from a server that delays answers until there is news."""
 
 import threading
 import time
@@ -19,9 +19,7 @@ def source(metadata_service, monkeypatch):
     return ComputeMetadata(Endpoint.parse(metadata_service.url))
 
 
-def test_a_preemption_has_thirty_seconds_from_when_it_is_seen_however_often(
-    source, metadata_service
-):
+def test_a_preemption_has_thirty_seconds_from_its_first_sight(source, metadata_service):
     assert source.look() is None
     metadata_service.put(PREEMPTED, "TRUE")
     before = time.time()
@@ -45,7 +43,7 @@ def test_the_question_waits_for_the_answer(source, metadata_service, monkeypatch
     assert found[0].what == "preemption"
 
 
-def test_maintenance_that_ends_a_machine_is_a_notice_and_one_that_moves_it_is_a_warning(
+def test_maintenance_that_ends_a_machine_is_a_notice_and_a_migration_a_warning(
     source, metadata_service
 ):
     metadata_service.put(MAINTENANCE, "MIGRATE_ON_HOST_MAINTENANCE")
@@ -57,7 +55,7 @@ def test_maintenance_that_ends_a_machine_is_a_notice_and_one_that_moves_it_is_a_
 
 
 @pytest.mark.parametrize("said", ["", "true?", "<html>", 404, 500, 503])
-def test_what_is_not_understood_is_unclear_and_never_a_notice(source, metadata_service, said):
+def test_an_unknown_answer_is_unclear_and_never_a_notice(source, metadata_service, said):
     metadata_service.put(PREEMPTED, said)
     with pytest.raises(Unclear):
         source.look()

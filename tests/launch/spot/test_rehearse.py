@@ -1,4 +1,4 @@
-"""What a rehearsal refuses before a cluster is started."""
+"""Checks of a rehearsal before a cluster is started."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from trainrig.launch.spot.trace import Event
         ("storm.csv", "no-such-command", "no-such-command: no such command; give it after --"),
     ],
 )
-def test_what_cannot_be_rehearsed_is_one_line(tmp_path, file, command, said):
+def test_impossible_rehearsals_are_refused_in_one_line(tmp_path, file, command, said):
     trace.write(str(tmp_path / "storm.csv"), [Event(1.0, "a", "lost")])
     rehearse = [sys.executable, "-m", "trainrig.launch.spot.rehearse", str(tmp_path / file)]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Traces of losses: what one may say, and that it says the same when read again."""
+"""Traces of node losses: valid events, and equality after writing and reading."""
 
 import re
 
@@ -53,7 +53,7 @@ def test_a_trace_is_read_as_it_was_written(tmp_path):
         ('{"second": 1, "node": "a", "event": "lost", "zone": 1}\n', "line 1: no `zone`"),
     ],
 )
-def test_what_cannot_be_played_is_refused_with_its_line(tmp_path, text, problem):
+def test_invalid_events_are_refused_with_their_line(tmp_path, text, problem):
     path = tmp_path / "storm.csv"
     path.write_text(text)
     with pytest.raises(DataError) as found:
@@ -61,7 +61,7 @@ def test_what_cannot_be_played_is_refused_with_its_line(tmp_path, text, problem)
     assert problem in str(found.value)
 
 
-def test_what_is_given_as_an_example_can_be_played(tmp_path):
+def test_the_documented_example_is_valid(tmp_path):
     path = tmp_path / "storm.csv"
     path.write_text(re.search(r"\n\n((?:    .*\n)+)", trace.__doc__)[1].replace("    ", ""))
     assert len(trace.read(str(path))) == 2
@@ -72,7 +72,7 @@ def test_what_is_given_as_an_example_can_be_played(tmp_path):
     assert len(trace.read(str(path))) == 1
 
 
-def test_a_missing_trace_is_said_to_be(tmp_path):
+def test_a_missing_trace_is_reported(tmp_path):
     with pytest.raises(DataError, match="no such trace"):
         trace.read(str(tmp_path / "none.csv"))
 
@@ -93,7 +93,8 @@ def test_a_storm_by_chance_is_a_trace_and_the_same_for_a_seed(
 
 
 def test_a_notice_is_given_before_the_loss_even_if_other_nodes_go_between():
-    first, second = Event(10.0, "a", "lost", 0.0), Event(12.0, "b", "lost", 5.0)
+    first = Event(10.0, "a", "lost", 0.0)
+    second = Event(12.0, "b", "lost", 5.0)
     assert _order_events([first, second]) == [
         (7.0, second, True),
         (10.0, first, False),

@@ -1,4 +1,4 @@
-"""The upload: our package, all of it, nothing else, the same bytes wherever it was installed."""
+"""The uploaded package: complete, nothing else, and the same bytes from any installation."""
 
 import io
 import shutil
@@ -17,7 +17,7 @@ from trainrig.launch.submit.package_upload import pack, pin_versions
 HERE = Path(trainrig.__file__).parent
 
 
-def test_the_package_is_packed_and_nothing_beside_it() -> None:
+def test_the_archive_has_the_package_and_nothing_else() -> None:
     with zipfile.ZipFile(io.BytesIO(pack().data)) as archive:
         names = set(archive.namelist())
     assert all(name.startswith("trainrig/") for name in names)
@@ -61,7 +61,7 @@ def test_the_upload_alone_is_a_trainrig(tmp_path: Path) -> None:
 
 
 def test_pinned_are_the_versions_here_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = dict(each.split("==") for each in pin_versions())
+    found = dict(pin.split("==") for pin in pin_versions())
     assert found["numpy"] == metadata.version("numpy")
     assert found["torch"] == metadata.version("torch").partition("+")[0]
     assert "ray" not in found
@@ -70,4 +70,4 @@ def test_pinned_are_the_versions_here_without_ray(monkeypatch: pytest.MonkeyPatc
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(package_upload.metadata, "requires", not_installed)
-    assert dict(each.split("==") for each in pin_versions()).items() <= found.items()
+    assert dict(pin.split("==") for pin in pin_versions()).items() <= found.items()

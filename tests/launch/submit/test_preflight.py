@@ -1,6 +1,6 @@
-"""What cannot work is said before anything is uploaded, all of it at once.
+"""Checks before an upload, which report all problems at once.
 
-The cluster is a dashboard of the tests' own: Ray's would have to be of another version.
+The dashboard is a stand-in, because Ray's would have to be of another version.
 """
 
 import contextlib
@@ -27,10 +27,11 @@ from trainrig.launch.submit.preflight import Preflight, SubmissionRequest, exami
 from trainrig.launch.supervise.limits import Limits
 from trainrig.ray_runtime.ray_pools import NodePool
 
-ELSEWHERE = "203.0.113.7"  # an address for documentation: nobody's
+ELSEWHERE = "203.0.113.7"  # an address for documentation, which belongs to no machine
 
 _server = runpy.run_path(str(Path(__file__).parents[1] / "jobs_server.py"))
-node, TOKEN = _server["node"], _server["TOKEN"]
+node = _server["node"]
+TOKEN = _server["TOKEN"]
 
 
 @pytest.fixture
@@ -67,13 +68,13 @@ tokens = [80_000, 160_000]
 
 @pytest.fixture
 def make_request(tmp_path: Path, dashboard: Any) -> Callable[..., SubmissionRequest]:
-    """A request whose run can work, but for what is changed."""
+    """Return a function that makes requests for a valid run, except for the given changes."""
 
     def make(
         text: str = CURATE, place: str | None = None, workers: str = "2", **changes: Any
     ) -> SubmissionRequest:
         place = place or str(tmp_path)
-        with contextlib.suppress(Exception):  # of a bucket that is not there
+        with contextlib.suppress(Exception):  # the bucket may not exist
             storage.write(f"{place}/pages.jsonl", b'{"text": "a page"}\n')
         run_file = tmp_path / "run.toml"
         run_file.write_text(text.format(place=place, workers=workers))
@@ -83,22 +84,22 @@ def make_request(tmp_path: Path, dashboard: Any) -> Callable[..., SubmissionRequ
     return make
 
 
-def problems(found: Preflight) -> list[tuple[str, str]]:
-    return [(each.what, each.text) for each in found.problems]
+def list_problems(found: Preflight) -> list[tuple[str, str]]:
+    return [(problem.what, problem.text) for problem in found.problems]
 
 
 def one_problem(found: Preflight) -> tuple[str, str]:
-    (problem,) = problems(found)
+    (problem,) = list_problems(found)
     assert "\n" not in problem[1]
     return problem
 
 
-def test_nothing_is_wrong_with_a_run_that_can_work(
+def test_a_valid_run_has_no_problems(
     make_request: Callable[..., SubmissionRequest],
 ) -> None:
     found = examine(make_request())
-    assert not problems(found)
-    said = {each.what: each.text for each in found.findings}
+    assert not list_problems(found)
+    said = {finding.what: finding.text for finding in found.findings}
     assert said["resources"] == "workers: 2 of 1 CPU each: room for 4 now"
     assert said["versions"].startswith(f"Ray {metadata.version('ray')}, Python 3.")
     assert not storage.list_files(found.home.path)
@@ -116,7 +117,7 @@ def test_an_address_where_nothing_answers(make_request: Callable[..., Submission
     assert "no Ray dashboard answers" in text
 
 
-def test_what_answers_is_no_ray(
+def test_a_server_that_is_not_ray_is_refused(
     make_request: Callable[..., SubmissionRequest], dashboard: Any
 ) -> None:
     dashboard.answer = lambda *_: (404, "404: Not Found")
@@ -127,7 +128,7 @@ def test_what_answers_is_no_ray(
     assert "no answer of Ray's" in one_problem(examine(make_request()))[1]
 
 
-def test_a_wrong_token_and_none(
+def test_a_wrong_or_missing_token_is_refused(
     make_request: Callable[..., SubmissionRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong")
@@ -164,7 +165,7 @@ def test_a_token_does_not_follow_a_redirect(
 
 def test_a_token_does_not_go_to_a_proxy(dashboard: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:1")  # where nobody listens
+        monkeypatch.setenv(name, "http://127.0.0.1:1")  # no server listens there
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     assert RayJobs(dashboard.address).fetch_versions()
@@ -173,14 +174,15 @@ def test_a_token_does_not_go_to_a_proxy(dashboard: Any, monkeypatch: pytest.Monk
 def test_other_versions_on_the_cluster(
     make_request: Callable[..., SubmissionRequest], dashboard: Any
 ) -> None:
-    dashboard.ray, dashboard.python = "2.54.0", "3.10.12"
+    dashboard.ray = "2.54.0"
+    dashboard.python = "3.10.12"
     what, text = one_problem(examine(make_request()))
     assert what == "versions"
     assert "the cluster has Ray 2.54.0, and here is" in text
     assert "the cluster has Python 3.10.12" in text
     dashboard.ray = metadata.version("ray")
     dashboard.python = ".".join(platform.python_version().split(".")[:2]) + ".99"
-    assert not problems(examine(make_request()))
+    assert not list_problems(examine(make_request()))
 
 
 def test_a_run_file_of_another_verb(make_request: Callable[..., SubmissionRequest]) -> None:
@@ -226,7 +228,8 @@ sequence_length = 32
 global_batch = 8
 micro_batch = 2
 """
-CLUSTER, INSTANCE = "trainrig.io/cluster", "trainrig.io/instance"
+CLUSTER = "trainrig.io/cluster"
+INSTANCE = "trainrig.io/instance"
 GPUS = {
     "name": "gpu",
     "resources": {"CPU": 96, "GPU": 8},
@@ -240,35 +243,35 @@ PRICES = (Path(__file__).parents[1] / "prices.toml").read_text()
 def pretrain(
     make_request: Callable[..., SubmissionRequest], tmp_path: Path
 ) -> Callable[..., SubmissionRequest]:
-    """A request to train on tokens that are there."""
+    """Return a function that makes requests to train on existing tokens."""
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens" / "begun").write_text("")
     return lambda **changes: make_request(PRETRAIN, verb="pretrain", **changes)
 
 
 @pytest.mark.slow
-def test_training_is_reckoned_for_the_gpus_that_will_come_though_cpus_are_up(
+def test_training_is_estimated_for_future_gpus_though_cpus_are_up(
     pretrain: Callable[..., SubmissionRequest], dashboard: Any
 ) -> None:
     dashboard.nodes[0]["labels"] = {CLUSTER: "aws"}
     dashboard.pools = [GPUS]
-    said = {each.what: each.text for each in examine(pretrain()).findings}
+    said = {finding.what: finding.text for finding in examine(pretrain()).findings}
     assert dashboard.questions == 1
     asked = "workers: 2 of 1 CPU and 1 GPU each"
     assert said["resources"].startswith(f"{asked}: room for 0 now, for 16 with what may come")
     assert "h on h100 x 2" in said["cost"]
 
 
-def test_nothing_is_asked_of_a_machine_alone_nor_for_stages_without_accelerators(
+def test_one_machine_or_stages_without_accelerators_need_no_query_of_pools(
     pretrain: Callable[..., SubmissionRequest],
     make_request: Callable[..., SubmissionRequest],
     dashboard: Any,
 ) -> None:
     dashboard.pools = [GPUS]
-    said = {each.what: each.text for each in examine(pretrain()).findings}
+    said = {finding.what: finding.text for finding in examine(pretrain()).findings}
     assert said["resources"] == "workers: 2 of 1 CPU each: room for 4 now"
     dashboard.nodes[0]["labels"] = {CLUSTER: "aws"}
-    assert not problems(examine(make_request()))
+    assert not list_problems(examine(make_request()))
     assert dashboard.questions == 0
 
 
@@ -279,7 +282,7 @@ def test_a_table_of_prices_is_read_before_anything_is_sent(
     table = tmp_path / "prices.toml"
     limits = Limits(hardware=str(table))
     table.write_text(PRICES)
-    said = {each.what: each.text for each in examine(pretrain(limits=limits)).findings}
+    said = {finding.what: finding.text for finding in examine(pretrain(limits=limits)).findings}
     assert said["hardware"] == f"{table}: 1 instances with prices"
     assert "h on core x 2" in said["cost"] and " USD (1 mine, " in said["cost"]
     table.write_text(PRICES.replace("usd = 2.0", "usd = -2.0"))
@@ -299,34 +302,42 @@ def test_a_limit_in_dollars_wants_a_price_of_all_that_may_come(
     assert text == (
         "max_cost cannot be held: no price for 'mine'; give --hardware, a table with it"
     )
-    assert not problems(examine(make_request()))
+    assert not list_problems(examine(make_request()))
     dashboard.pools = [GPUS]
-    assert not problems(examine(make_request(limits=Limits(max_cost=5.0))))
+    assert not list_problems(examine(make_request(limits=Limits(max_cost=5.0))))
     dashboard.nodes[0]["labels"] = {CLUSTER: "local", INSTANCE: "laptop"}  # nothing is rented
     dashboard.pools = [GPUS | {"labels": {INSTANCE: "laptop"}}]
-    assert not problems(examine(make_request(limits=Limits(max_cost=5.0))))
+    assert not list_problems(examine(make_request(limits=Limits(max_cost=5.0))))
     dashboard.nodes[0]["labels"] = {CLUSTER: "aws"}
     text = one_problem(examine(make_request(limits=Limits(max_cost=5.0))))[1]
     assert f"no price for nodes without {INSTANCE}" in text
 
 
-def test_another_live_run_there_is_told_of_as_each_pays_for_all_nodes(
+def test_another_live_run_gives_a_warning_as_each_pays_for_all_nodes(
     make_request: Callable[..., SubmissionRequest], dashboard: Any, tmp_path: Path
 ) -> None:
     home = Home.choose(f"{tmp_path}/home")
     elsewhere = home.create("curate", "s3://b/elsewhere")
     elsewhere.take_attempt("a", "http://another:8265", "", {})
-    assert not [each for each in examine(make_request()).findings if each.verdict == "warning"]
+    assert not [
+        finding for finding in examine(make_request()).findings if finding.verdict == "warning"
+    ]
     other = home.create("curate", "s3://b/other")
     other.take_attempt("b", dashboard.address, "", {})
     own = home.create("curate", f"{tmp_path}/documents")
     own.record("ended", 1, state="failed")
-    (told,) = [each for each in examine(make_request()).findings if each.verdict == "warning"]
-    assert told.text == f"live on this cluster: {other.id}; each is charged for all its nodes"
-    dashboard.nodes[0]["labels"] = {CLUSTER: "aws"}  # reached at an address that others are, too
-    assert not [each for each in examine(make_request()).findings if each.verdict == "warning"]
+    (warning,) = [
+        finding for finding in examine(make_request()).findings if finding.verdict == "warning"
+    ]
+    assert warning.text == f"live on this cluster: {other.id}; each is charged for all its nodes"
+    dashboard.nodes[0]["labels"] = {CLUSTER: "aws"}  # another cluster could have the same address
+    assert not [
+        finding for finding in examine(make_request()).findings if finding.verdict == "warning"
+    ]
     other.take_attempt("c", "http://10.0.0.1:8265", "aws", {})
-    assert [each.what for each in examine(make_request()).findings if each.verdict == "warning"]
+    assert [
+        finding.what for finding in examine(make_request()).findings if finding.verdict == "warning"
+    ]
 
 
 def _node(cpus: float, gpus: float = 0.0) -> ClusterNode:
@@ -343,15 +354,16 @@ def _node(cpus: float, gpus: float = 0.0) -> ClusterNode:
         (5, None, "unknown"),
     ],
 )
-def test_room_is_that_of_nodes_and_pools(
+def test_capacity_counts_nodes_and_pools(
     least: int, pools: list[NodePool] | None, verdict: str
 ) -> None:
     view = ClusterView("http://c", "1", "3.11", [_node(4.0), _node(0.5)], pools)
     assert view.check_capacity(ResourceRequest(least, 64))[0] == verdict
 
 
-def test_stages_without_accelerators_have_the_room_of_their_own_pool() -> None:
-    cpu, gpu = {"trainrig.io/pool": "cpu"}, {"trainrig.io/pool": "gpu"}
+def test_stages_without_accelerators_have_the_capacity_of_their_pool() -> None:
+    cpu = {"trainrig.io/pool": "cpu"}
+    gpu = {"trainrig.io/pool": "gpu"}
     pools = [
         NodePool("small", {"CPU": 2.0}, cpu, 1),
         NodePool("large", {"CPU": 96.0, "GPU": 8.0}, gpu, 4),
@@ -369,7 +381,7 @@ def test_disks_that_the_cluster_does_not_see(
     make_request: Callable[..., SubmissionRequest], dashboard: Any, tmp_path: Path
 ) -> None:
     dashboard.nodes = [node(4, address=ELSEWHERE)]
-    found = problems(examine(make_request()))
+    found = list_problems(examine(make_request()))
     assert [what for what, _ in found] == ["home", "output", "sources[0].paths[0]"]
     assert all("which the cluster at" in text for _, text in found)
     assert "let --home (or TRAINRIG_HOME) be an s3:// location" in found[0][1]
@@ -380,11 +392,11 @@ def test_all_in_a_bucket_is_seen_by_any_cluster(
 ) -> None:
     dashboard.nodes = [node(4, address=ELSEWHERE)]
     found = examine(make_request(place=f"{s3}/data", home=f"{s3}/home"))
-    assert not problems(found)
+    assert not list_problems(found)
     assert storage.list_files(s3) == [f"{s3}/data/pages.jsonl"]
 
 
-def test_a_bucket_that_is_not_there_and_one_without_rights(
+def test_a_missing_bucket_and_one_without_rights_are_refused(
     make_request: Callable[..., SubmissionRequest],
     dashboard: Any,
     s3: str,
@@ -396,18 +408,18 @@ def test_a_bucket_that_is_not_there_and_one_without_rights(
     assert "no such bucket" in text
     request = make_request(place=f"{s3}/data", home=f"{s3}/home")
     _refuse_writes(monkeypatch)
-    found = problems(examine(request))
+    found = list_problems(examine(request))
     assert {what for what, _ in found} == {"home", "output"}
     assert all("may not be written from here" in text for _, text in found)
 
 
 def _refuse_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the server answer as S3 does to who has no rights."""
+    """Make the server answer as S3 does to a user without rights."""
     body = "<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
     monkeypatch.setattr(S3Response, "put_object", lambda *_: (403, {}, body))
 
 
-def test_inputs_that_are_not_there(
+def test_missing_inputs_are_refused(
     make_request: Callable[..., SubmissionRequest], tmp_path: Path
 ) -> None:
     request = make_request()
@@ -448,17 +460,18 @@ def test_another_run_in_the_output(
     with pytest.raises(SystemExit):
         cli.main(["curate", request.run_file, "--set", "workers=0"])
     capsys.readouterr()
-    assert not problems(examine(request))
+    assert not list_problems(examine(request))
     assert examine(request).finished is not None
-    ahead = examine(make_request(changes=["url_duplicates=true"]))  # may still be decided anew
-    assert not problems(ahead)
+    # The rules may still be applied again.
+    ahead = examine(make_request(changes=["url_duplicates=true"]))
+    assert not list_problems(ahead)
     assert ahead.finished is None
     what, text = one_problem(examine(make_request(changes=["sources.0.name=others"])))
     assert what == "output"
     assert "made by another run (sources[0].name: 'pages' there, 'others' here)" in text
 
 
-def test_every_problem_is_told_at_once_and_ends_with_2(
+def test_all_problems_are_reported_at_once_with_exit_code_2(
     make_request: Callable[..., SubmissionRequest],
     dashboard: Any,
     tmp_path: Path,
@@ -468,14 +481,14 @@ def test_every_problem_is_told_at_once_and_ends_with_2(
     dashboard.ray = "2.54.0"
     request = make_request(workers="9")
     (tmp_path / "pages.jsonl").unlink()
-    monkeypatch.setenv("TRAINRIG_HOME", str(tmp_path / "run.toml"))  # a file
+    monkeypatch.setenv("TRAINRIG_HOME", str(tmp_path / "run.toml"))  # a file, not a folder
     arguments = ["submit", "curate", request.run_file, "--address", dashboard.address]
     with pytest.raises(SystemExit) as ended:
         cli.main([*arguments, "--json"])
     assert ended.value.code == 2
     said = capfd.readouterr()
     table = json.loads(said.out)["preflight"]
-    wrong = [each["what"] for each in table if each["verdict"] == "problem"]
+    wrong = [row["what"] for row in table if row["verdict"] == "problem"]
     assert wrong == ["versions", "home", "sources[0].paths[0]"]
     assert said.err.strip() == "trainrig: submit: 3 problems; nothing was uploaded"
     with pytest.raises(SystemExit) as ended:

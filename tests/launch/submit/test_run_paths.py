@@ -1,4 +1,4 @@
-"""Which places a run file names, and that they may be written out in full."""
+"""The paths that a run file names, and their absolute forms."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def load(path: Path, *changes: str) -> config.RunFile:
 
 
 @pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_written_out_in_full_it_is_the_same_run(path: Path, tmp_path: Path) -> None:
+def test_absolute_paths_give_the_same_run(path: Path, tmp_path: Path) -> None:
     run = load(path)
     whole = with_absolute_paths(run)
     assert find_paths(whole), "every run has an output"
@@ -34,7 +34,7 @@ def test_written_out_in_full_it_is_the_same_run(path: Path, tmp_path: Path) -> N
     assert with_absolute_paths(whole) is whole
 
 
-def test_what_is_read_and_what_is_written_are_told_apart() -> None:
+def test_inputs_and_outputs_are_distinguished() -> None:
     changes = ['training.checkpoints.copy_to="elsewhere"', 'cache.folder="blocks"']
     changes += ['continue_from="before"', 'training.parallel={kind="FSDP", reshard="layer"}']
     run = load(CONFIGS / "quickstart" / "pretrain.toml", *changes)
@@ -57,7 +57,7 @@ def test_tables_and_arrays_of_places_are_seen() -> None:
     assert keys["sources[1].paths[0]"] == "quickstart/pages/code-*.warc.gz"
 
 
-def test_a_file_a_folder_and_a_pattern_are_there_or_not(tmp_path: Path) -> None:
+def test_existence_of_files_folders_and_patterns(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "empty").mkdir()
     (tmp_path / "full" / "a.jsonl").write_text("{}")

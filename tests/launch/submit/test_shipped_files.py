@@ -1,4 +1,4 @@
-"""Files that a run file names travel with it."""
+"""Files that a run file names are uploaded with it."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def run(tmp_path: Path) -> ReinforcementLearning:
     return ReinforcementLearning.model_validate(given)
 
 
-def test_they_are_told_from_inputs(run: ReinforcementLearning) -> None:
+def test_shipped_files_are_distinguished_from_inputs(run: ReinforcementLearning) -> None:
     found = {place.key: place.use for place in find_paths(run)}
     assert found["rewards[1].file"] == found["environment.file"] == "shipped"
     assert found["checkpoint"] == "input"

@@ -1,4 +1,4 @@
-"""Runs on a cluster that has nothing of us but the upload, as `trainrig submit` puts them there."""
+"""Runs by `trainrig submit` on a cluster that has nothing of trainrig but the upload."""
 
 import json
 import os
@@ -22,7 +22,7 @@ _nodes = runpy.run_path(str(Path(__file__).parents[2] / "two_nodes.py"))
 
 @dataclass
 class User:
-    """Somebody who reaches a cluster of two nodes and keeps their records at home."""
+    """A user who reaches a cluster of two nodes and keeps its records at home."""
 
     cluster: Any
     folder: Path
@@ -80,8 +80,8 @@ def sums(folder: Path) -> dict[str, Any]:
     return found["files"]
 
 
-def test_a_submitted_run_makes_what_it_makes_here(user: User) -> None:
-    """The head has no room for workers, so the work is done by the other node's."""
+def test_a_submitted_run_gives_the_local_results(user: User) -> None:
+    """The head has no room for workers, so the other node does the work."""
     (user.folder / "pages.jsonl").write_text(PAGES)
     (user.folder / "curate.toml").write_text(CURATE)
     ended = user.trainrig("submit", "curate", "curate.toml", "--json")
@@ -96,8 +96,8 @@ def test_a_submitted_run_makes_what_it_makes_here(user: User) -> None:
     assert "finished before; nothing to do" in again.stderr
 
 
-def test_more_workers_than_it_can_ever_hold_are_refused(user: User) -> None:
-    """Its head says that nothing scales it."""
+def test_more_workers_than_the_clusters_capacity_are_refused(user: User) -> None:
+    """The head reports no autoscaler."""
     (user.folder / "pages.jsonl").write_text(PAGES)
     (user.folder / "curate.toml").write_text(CURATE)
     changes = ["--set", "workers=3", "--set", "output=more"]
@@ -121,8 +121,8 @@ def test_a_wrong_token_is_one_line(user: User) -> None:
 
 
 @pytest.mark.soak
-def test_the_versions_here_can_be_had_there(user: User) -> None:
-    """pip finds them there already, so it downloads none."""
+def test_local_versions_can_be_installed_on_the_cluster(user: User) -> None:
+    """Submit with pinned versions, which pip finds installed and does not download."""
     (user.folder / "pages.jsonl").write_text(PAGES)
     (user.folder / "curate.toml").write_text(CURATE)
     options = ["--set", "output=pinned", "--set", "workers=0", "--environment", "pinned"]

@@ -18,7 +18,7 @@ bucket /mnt/bucket fuse.s3fs rw 0 0
 """
 
 
-def test_a_shared_disk_is_known_by_its_file_system(
+def test_a_shared_disk_is_recognised_by_its_file_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mounts").write_text(MOUNTS)
@@ -32,7 +32,7 @@ def test_a_shared_disk_is_known_by_its_file_system(
     assert find_shared_disk("/mnt/efs/runs") is None
 
 
-def test_a_folder_that_is_not_there_yet_may_be_written(tmp_path: Path) -> None:
+def test_a_folder_that_does_not_exist_yet_may_be_written(tmp_path: Path) -> None:
     check_writable(str(tmp_path / "new" / "deeper"))
     assert not list(tmp_path.iterdir())
 

@@ -7,7 +7,7 @@ from trainrig.launch.supervise.retries import build_signature
 from trainrig.processes.stop_file import StopRequests
 
 
-def outcome(kind, message="what it was"):
+def write_outcome(kind, message="what it was"):
     return {"kind": kind, "message": message, "exit_code": 1}
 
 
@@ -16,26 +16,32 @@ def outcome(kind, message="what it was"):
     [
         (0, None, None, "done", "done"),
         (0, None, "stopped", "done", "done"),
-        (2, outcome("ConfigError"), None, "input", "refused"),
-        (2, outcome("OutputTaken"), None, "input", "refused"),
+        (2, write_outcome("ConfigError"), None, "input", "refused"),
+        (2, write_outcome("OutputTaken"), None, "input", "refused"),
         (2, None, None, "input", "refused"),
-        (2, outcome("DataError"), None, "data", "failed"),
-        (2, outcome("Diverged"), None, "data", "failed"),
-        (1, outcome("ClusterError"), None, "cluster", "failed"),
-        (1, outcome("ZeroDivisionError"), None, "unknown", "failed"),
+        (2, write_outcome("DataError"), None, "data", "failed"),
+        (2, write_outcome("Diverged"), None, "data", "failed"),
+        (1, write_outcome("ClusterError"), None, "cluster", "failed"),
+        (1, write_outcome("ZeroDivisionError"), None, "unknown", "failed"),
         (1, None, None, "unknown", "failed"),
         (-signal.SIGSEGV, None, None, "unknown", "failed"),
         (-signal.SIGKILL, None, None, "lost node", "failed"),
         (-signal.SIGTERM, None, None, "lost node", "failed"),
         (137, None, None, "lost node", "failed"),
-        (75, outcome("Unfinished"), None, "preempted", "preempted"),
+        (75, write_outcome("Unfinished"), None, "preempted", "preempted"),
         (75, None, None, "preempted", "preempted"),
-        (75, outcome("Unfinished"), "stopped", "stopped", "stopped"),
-        (75, outcome("Unfinished"), "out of budget", "out of budget", "out of budget"),
-        (75, outcome("Unfinished"), "deadline", "deadline", "failed"),
+        (75, write_outcome("Unfinished"), "stopped", "stopped", "stopped"),
+        (75, write_outcome("Unfinished"), "out of budget", "out of budget", "out of budget"),
+        (75, write_outcome("Unfinished"), "deadline", "deadline", "failed"),
         (-signal.SIGKILL, None, "stopped", "stopped", "stopped"),
-        (1, outcome("ClusterError"), "stopped", "stopped", "stopped"),
-        (130, outcome("KeyboardInterrupt", "interrupted; the same"), None, "stopped", "stopped"),
+        (1, write_outcome("ClusterError"), "stopped", "stopped", "stopped"),
+        (
+            130,
+            write_outcome("KeyboardInterrupt", "interrupted; the same"),
+            None,
+            "stopped",
+            "stopped",
+        ),
     ],
 )
 def test_each_end_has_its_cause(code, written, asked, cause, state):
@@ -47,18 +53,18 @@ def test_each_end_has_its_cause(code, written, asked, cause, state):
 def test_a_file_stop_in_the_output_is_a_request_of_the_user(tmp_path):
     (tmp_path / "stop").touch()
     how = StopRequests(str(tmp_path)).read_request()
-    written = outcome("Unfinished", f"{tmp_path}: stopped by {how}; step 3 of 9 is saved")
+    written = write_outcome("Unfinished", f"{tmp_path}: stopped by {how}; step 3 of 9 is saved")
     assert find_end(75, written, None, "").cause == "stopped"
 
 
-def test_one_that_wrote_nothing_is_told_by_its_last_words():
+def test_an_end_without_a_record_is_explained_by_the_last_output():
     assert find_end(1, None, None, "KeyError: 'x'").message == "KeyError: 'x'"
     assert find_end(-9, None, None, "step 7").message.endswith("it last said: step 7")
     assert find_end(3, None, None, "").message == "exit code 3"
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"kind": "X"}', b"\xff"])
-def test_an_outcome_that_its_writer_died_in_is_none(tmp_path, data):
+def test_a_torn_outcome_is_ignored(tmp_path, data):
     (tmp_path / "outcome.json").write_bytes(data)
     assert read_outcome(str(tmp_path / "outcome.json")) is None
     assert read_outcome(str(tmp_path / "none.json")) is None

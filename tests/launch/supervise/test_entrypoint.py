@@ -1,4 +1,4 @@
-"""Attendants with children that are real processes: causes, requests, limits, what is written."""
+"""Supervisors with children that are real processes: causes, requests, limits, and records."""
 
 import json
 import sys
@@ -86,7 +86,7 @@ def test_the_first_to_ask_is_the_cause(supervise, local):
 
 
 @pytest.mark.parametrize(("asked_for", "cause"), [(False, "deadline"), (True, "done")])
-def test_the_deadline_goes_on_over_attempts_that_the_user_did_not_ask_for(
+def test_the_deadline_continues_over_automatic_attempts(
     supervise, local, tmp_path, monkeypatch, asked_for, cause
 ):
     run = local.create("evaluate", f"{tmp_path}/out")
@@ -127,49 +127,48 @@ source = "made up"
 
 
 @pytest.fixture
-def a_dollar_a_second(tmp_path, monkeypatch):
-    """This machine costs that much."""
-
+def expensive_machine(tmp_path, monkeypatch):
+    """Write a price table in which this machine costs a dollar a second."""
     path = tmp_path / "prices.toml"
     path.write_text(PRICES)
     monkeypatch.setattr(live_nodes, "HERE", live_nodes.Kind("here", "dear", "on-demand"))
     return str(path)
 
 
-def test_no_more_is_spent_than_was_allowed(supervise, local, a_dollar_a_second):
-    attended = supervise(local, WHOLE, hardware=a_dollar_a_second, max_cost=2.0, grace=1.0)
+def test_no_more_is_spent_than_was_allowed(supervise, local, expensive_machine):
+    attended = supervise(local, WHOLE, hardware=expensive_machine, max_cost=2.0, grace=1.0)
     ended = attended.end()
     assert (ended["state"], ended["cause"], attended.code) == ("out of budget",) * 2 + (75,)
     assert 0 < ended["usd"] < 2.0 and "max_cost is 2" in ended["message"]
     assert ended["node_seconds"]["here/dear/on-demand"] == pytest.approx(ended["usd"], abs=0.1)
 
 
-def test_what_earlier_attempts_cost_counts(supervise, local, a_dollar_a_second):
-    first = supervise(local, WHOLE, hardware=a_dollar_a_second, max_cost=0.6, grace=0.1).end()
-    second = supervise(local, WHOLE, hardware=a_dollar_a_second, max_cost=0.6, grace=0.1).end()
+def test_the_cost_of_earlier_attempts_counts(supervise, local, expensive_machine):
+    first = supervise(local, WHOLE, hardware=expensive_machine, max_cost=0.6, grace=0.1).end()
+    second = supervise(local, WHOLE, hardware=expensive_machine, max_cost=0.6, grace=0.1).end()
     assert second["state"] == "out of budget" and second["tries"] == 0
     assert second["total_usd"] == pytest.approx(first["usd"] + second["usd"], abs=1e-3)
 
 
-def test_an_unknown_price_is_null_and_said_once(supervise, local, caplog):
+def test_an_unknown_price_is_null_with_one_warning(supervise, local, caplog):
     ended = supervise(local, "time.sleep(0.5)").end()
     assert ended["usd"] is None and ended["node_seconds"]["local/?/?"] > 0
     assert [r.message for r in caplog.records].count("no price for local/?/?") == 1
 
 
-def test_the_end_is_told_to_a_command(supervise, local, tmp_path):
-    told = tmp_path / "told.json"
+def test_a_command_is_notified_of_the_end(supervise, local, tmp_path):
+    facts_file = tmp_path / "told.json"
     names = "('RUN', 'STATE', 'CAUSE', 'MESSAGE')"
     tell = tmp_path / "tell.py"
     tell.write_text(
         "import json, os\n"
         f"facts = {{n: os.environ['TRAINRIG_' + n] for n in {names}}}\n"
-        f"open({str(told)!r}, 'w').write(json.dumps(facts))\n"
+        f"open({str(facts_file)!r}, 'w').write(json.dumps(facts))\n"
     )
     notify = f"{sys.executable} {tell}"
     attended = supervise(local, 'end("DataError", "torn; $(id)", 2)', notify=notify)
     attended.end()
-    assert json.loads(told.read_text()) == {
+    assert json.loads(facts_file.read_text()) == {
         "RUN": attended.run.id,
         "STATE": "failed",
         "CAUSE": "data",
@@ -199,7 +198,7 @@ def test_secrets_reach_neither_log_nor_events_nor_the_command(
     assert b"[masked]\n" in capfdbinary.readouterr().out
 
 
-def test_what_only_begins_like_a_secret_is_said_in_the_end(supervise, local, monkeypatch):
+def test_text_that_only_begins_like_a_secret_is_printed(supervise, local, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_canary0123456789")
     code = "sys.stdout.write('see hf_canary'); sys.exit(3)"
     attended = supervise(local, code, retries={"unknown": 0})
@@ -221,7 +220,7 @@ def test_a_log_that_cannot_be_written_ends_nothing(supervise, local, tmp_path):
     assert attended.end()["state"] == "done"
 
 
-def test_an_output_that_nobody_can_read_does_not_cost_the_run_its_end(supervise, local, tmp_path):
+def test_an_unreadable_output_does_not_prevent_the_end_record(supervise, local, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "metrics.jsonl").write_text('{"train/loss": 1}\n"no table"\n')
     (tmp_path / "out" / "events.jsonl").write_text('{"event": "attempt_started"}\n')

@@ -13,7 +13,7 @@ def test_without_a_cluster_there_is_this_machine():
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_nodes_are_told_by_their_labels_while_they_live_and_no_answer_is_no_news():
+def test_live_nodes_are_identified_by_labels_and_no_answer_keeps_the_last():
     from ray.cluster_utils import Cluster
 
     small = {"num_cpus": 0, "object_store_memory": 80 * 2**20}
@@ -23,13 +23,14 @@ def test_nodes_are_told_by_their_labels_while_they_live_and_no_answer_is_no_news
         node = cluster.add_node(**small, labels=labels)
         address = cluster.address
         nodes = LiveNodes(address)
-        unlabelled, labelled = Kind("", "", ""), Kind("cpu", "c7i.8xlarge", "spot")
+        unlabelled = Kind("", "", "")
+        labelled = Kind("cpu", "c7i.8xlarge", "spot")
         assert sorted(nodes.look(), key=str) == [unlabelled, labelled]
         cluster.remove_node(node, allow_graceful=True)
         assert nodes.look() == [unlabelled]
     finally:
         cluster.shutdown()
-    # One that never reached it: its process neither waits for Ray's own patience, nor dies of it.
+    # A process that never reached Ray neither waits for Ray's own timeout nor fails by it.
     code = "import sys; from trainrig.launch.supervise.live_nodes import LiveNodes; "
     code += "print(LiveNodes(sys.argv[1]).look())"
     command = [sys.executable, "-c", code, address]

@@ -12,13 +12,13 @@ def python(code):
     return shlex.join([sys.executable, "-c", code])
 
 
-def test_the_command_is_told_by_variables(tmp_path):
+def test_the_command_gets_variables(tmp_path):
     code = f"import os; open({str(tmp_path / 'told')!r}, 'w').write(os.environ['TRAINRIG_STATE'])"
     assert notify(python(code), 30, {"state": "failed", "message": "a\0b"}) == {"exit_code": 0}
     assert (tmp_path / "told").read_text() == "failed"
 
 
-def test_no_shell_looks_at_it(tmp_path):
+def test_the_command_runs_without_a_shell(tmp_path):
     echo = "import sys; print(sys.argv[1:]); sys.exit(3)"
     result = notify(f"{python(echo)} '$HOME;' `id` > {tmp_path}/x *", 30, {"message": "$(id)"})
     assert result == {
@@ -28,7 +28,7 @@ def test_no_shell_looks_at_it(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_one_that_takes_too_long_is_killed_with_all_that_it_started(tmp_path):
+def test_a_slow_command_is_killed_with_its_children(tmp_path):
     alive = tmp_path / "alive"
     late = f"import time; time.sleep(1); open({str(alive)!r}, 'w')"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {late!r}])"
@@ -38,5 +38,5 @@ def test_one_that_takes_too_long_is_killed_with_all_that_it_started(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["no-such-command-here", "/", "/etc/passwd"])
-def test_one_that_cannot_be_started_is_a_problem_and_no_more(command):
+def test_a_command_that_cannot_start_is_only_reported(command):
     assert notify(command, 30, {}).keys() == {"problem"}

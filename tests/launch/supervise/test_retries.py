@@ -25,7 +25,9 @@ LIMITS = st.builds(
 
 @given(LIMITS, st.lists(ENDS, max_size=40))
 def test_budgets_are_kept_and_nothing_is_tried_at_the_same_place_twice(limits, ends):
-    retries, used, seen = Retries(limits), {}, []
+    retries = Retries(limits)
+    used = {}
+    seen = []
     for end, progress in ends:
         decision = retries.decide_retry(end, progress)
         if isinstance(decision, float):
@@ -41,7 +43,8 @@ def test_budgets_are_kept_and_nothing_is_tried_at_the_same_place_twice(limits, e
 @given(st.lists(ENDS, max_size=12))
 def test_a_budget_that_is_left_is_given_to_every_new_failure(ends):
     limits = Limits(retries={c: 99 for c in CAUSES if c not in NEVER})
-    retries, farthest = Retries(limits), {}
+    retries = Retries(limits)
+    farthest = {}
     for end, progress in ends:
         decision = retries.decide_retry(end, progress)
         new = progress > farthest.get(build_signature(end), -1)
@@ -54,7 +57,7 @@ def test_a_budget_that_is_left_is_given_to_every_new_failure(ends):
 def test_each_cause_has_the_budget_of_the_table(cause):
     retries = Retries(Limits())
     ends = [retries.decide_retry(RunEnd(1, cause, "so"), progress) for progress in range(200)]
-    assert sum(isinstance(each, float) for each in ends) == RETRIES.get(cause, 0)
+    assert sum(isinstance(end, float) for end in ends) == RETRIES.get(cause, 0)
 
 
 def test_preemptions_before_any_step_are_retried_ever_more_patiently():
@@ -64,7 +67,7 @@ def test_preemptions_before_any_step_are_retried_ever_more_patiently():
     assert retries.decide_retry(RunEnd(75, "preempted", "went"), 1) == 5.0
 
 
-def test_the_reason_for_giving_up_is_said_where_another_try_was_to_be_expected():
+def test_the_reason_for_giving_up_is_given_where_a_retry_was_expected():
     retries = Retries(Limits())
     lost = RunEnd(-9, "lost node", "killed")
     assert isinstance(retries.decide_retry(lost, 3), float)

@@ -1,5 +1,4 @@
-"""A real verb under supervisors: stopped in the middle, gone on with, the same bytes as
-straight."""
+"""A real command under supervisors: stopped and resumed, it writes the same bytes."""
 
 import random
 import runpy
@@ -24,20 +23,22 @@ from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
 from trainrig.tokens.tokenizers.train import ByteLevelBPE
 
-PATIENCE = 120.0  # s: a bound for what is broken
-FILES = 80  # each a split of its own
+PATIENCE = 120.0  # s: ends a broken test
+FILES = 80  # each becomes a split
 tiny = runpy.run_path(str(Path(__file__).parents[2] / "train" / "tiny.py"))
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
-    """Many files of made-up documents, and a tokenizer: two folders."""
+    """Write many files of made-up documents and a tokenizer, and return both folders."""
     base = tmp_path_factory.mktemp("inputs")
-    folder, dice = str(base / "curated"), random.Random(7)
+    folder = str(base / "curated")
+    dice = random.Random(7)
     source = CurationSource(name="made-up", paths=("made-up.warc",))
     stage = manifest.claim(folder, Curation(output=folder, workers=0, sources=(source,)), {})
     Path(stage.build_path("kept")).mkdir()
-    words, files = [word for each in tiny["WORDS"].values() for word in each], {}
+    words = [word for group in tiny["WORDS"].values() for word in group]
+    files = {}
     for number in range(FILES):
         rows = [
             {
@@ -72,7 +73,7 @@ def run_file(inputs, output):
 
 
 def submit(home, run, **limits):
-    """What a submission leaves in the record."""
+    """Record a run as a submission does."""
     record = home.create(run.verb, run.output)
     storage.write(record.run_file, config.to_toml(run).encode())
     given = Limits(**limits).model_dump(mode="json")
@@ -86,9 +87,10 @@ def attend_in_process(home, record, attempt):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_in_the_middle_goes_on_to_the_same_bytes(tmp_path, inputs):
+def test_a_stopped_run_resumes_to_the_same_bytes(tmp_path, inputs):
     straight = tokenize(run_file(inputs, tmp_path / "straight"))
-    home, run = Home(str(tmp_path / "home")), run_file(inputs, tmp_path / "out")
+    home = Home(str(tmp_path / "home"))
+    run = run_file(inputs, tmp_path / "out")
     record, first = submit(home, run)
     pace = Pace(heartbeat=0.2, look=0.02, poll=0.01)
     supervisor = JobSupervisor(record, first, Limits(), build_verb_command(record), pace)
@@ -119,8 +121,9 @@ def test_a_run_that_is_stopped_in_the_middle_goes_on_to_the_same_bytes(tmp_path,
 
 
 @pytest.mark.slow
-def test_a_run_file_that_cannot_work_is_refused_with_its_own_line(tmp_path, inputs):
-    home, run = Home(str(tmp_path / "home")), run_file(inputs, tmp_path / "out")
+def test_an_invalid_run_file_is_refused_with_its_own_line(tmp_path, inputs):
+    home = Home(str(tmp_path / "home"))
+    run = run_file(inputs, tmp_path / "out")
     record, attempt = submit(home, run.model_copy(update={"tokenizer": f"{tmp_path}/none"}))
     process = attend_in_process(home, record, attempt)
     ended = record.read_status().ended
@@ -129,8 +132,9 @@ def test_a_run_file_that_cannot_work_is_refused_with_its_own_line(tmp_path, inpu
 
 
 @pytest.mark.slow
-def test_limits_that_cannot_work_end_the_attempt_and_not_only_its_job(tmp_path, inputs):
-    home, run = Home(str(tmp_path / "home")), run_file(inputs, tmp_path / "out")
+def test_invalid_limits_end_the_attempt_and_not_only_its_job(tmp_path, inputs):
+    home = Home(str(tmp_path / "home"))
+    run = run_file(inputs, tmp_path / "out")
     record, attempt = submit(home, run, hardware=f"{tmp_path}/none.toml")
     process = attend_in_process(home, record, attempt)
     assert process.returncode == 2 and "none.toml" in process.stderr
@@ -138,7 +142,7 @@ def test_limits_that_cannot_work_end_the_attempt_and_not_only_its_job(tmp_path, 
     assert (ended["state"], ended["cause"]) == ("refused", "input")
 
 
-def test_a_run_that_nobody_recorded_is_refused(tmp_path, inputs):
+def test_an_unrecorded_run_is_refused(tmp_path, inputs):
     command = [
         sys.executable,
         "-m",

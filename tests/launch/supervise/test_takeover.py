@@ -1,4 +1,4 @@
-"""Attendants that are superseded, killed, stopped, and told to end; and who comes after them."""
+"""Supervisors that are superseded, killed or stopped, and their successors."""
 
 import os
 import signal
@@ -27,12 +27,12 @@ def test_a_newer_attempt_takes_over_from_one_that_lives(supervise, home):
     assert superseded["time"] <= second.events("started")[0]["time"], "two drivers at once"
 
 
-def test_of_many_attempts_at_once_one_child_runs_at_a_time(supervise, local, tmp_path):
+def test_concurrent_attempts_run_one_child_at_a_time(supervise, local, tmp_path):
     busy = str(tmp_path / "busy")
     held = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     held += f"os.mkdir({busy!r}); time.sleep(0.2); os.rmdir({busy!r})"
     attempts = [supervise(local, held) for _ in range(5)]
-    ends = [each.end() for each in attempts]
+    ends = [attempt.end() for attempt in attempts]
     assert ends[-1]["state"] == "done" and ends[-1]["tries"] == 1
 
 
@@ -65,7 +65,7 @@ def test_an_attempt_that_was_given_up_before_it_began_starts_nothing(local, tmp_
     assert [event["event"] for event in run.read_events()] == ["ended"]
 
 
-def test_an_end_that_no_attendant_wrote_is_not_believed_while_one_beats(supervise, local):
+def test_an_end_by_another_writer_is_ignored_while_a_supervisor_sends_heartbeats(supervise, local):
     first = supervise(local, WHOLE)
     first.until_it_waits()
     first.run.record("ended", 1, state="failed", cause="cluster", exit_code=1, message="lost")
@@ -100,8 +100,10 @@ sys.exit(supervisor.supervise())
 
 @pytest.fixture
 def start_attendant(home, tmp_path):
-    """`start_attendant(code)`: a job supervisor that is a process; it, its run and its child's
-    id."""
+    """Return a function that starts a job supervisor as a process.
+
+    `start_attendant(code)` returns the process, its run and its child's id.
+    """
     started = []
 
     def start(code):
@@ -122,7 +124,7 @@ def start_attendant(home, tmp_path):
         process.wait()
 
 
-def test_after_the_attendants_own_death_a_new_attempt_takes_over(start_attendant, supervise, home):
+def test_a_new_attempt_takes_over_after_the_supervisor_died(start_attendant, supervise, home):
     process, run, guard = start_attendant(WHOLE)
     (command,) = psutil.Process(guard).children()
     process.kill()
@@ -136,18 +138,18 @@ def test_after_the_attendants_own_death_a_new_attempt_takes_over(start_attendant
 
 
 @pytest.mark.slow
-def test_an_attendant_that_comes_back_ends_its_child_and_leaves_the_last_word(
+def test_a_supervisor_that_returns_ends_its_child_and_writes_nothing(
     start_attendant, monkeypatch, supervise, home, tmp_path
 ):
 
-    process, run, _ = start_attendant(DEAF)  # so its grace would be long
+    process, run, _ = start_attendant(DEAF)  # the child ignores SIGTERM, so its grace would be long
     process.send_signal(signal.SIGSTOP)
     monkeypatch.setattr(
         previous_supervisor, "_may_be_alive", lambda *_: False
-    )  # as from another machine
+    )  # pretends to be another machine
     second = supervise(home, WHOLE)
     until(lambda: waiting(tmp_path) == 2)
-    time.sleep(0.5)  # so that it was away for longer than others bear
+    time.sleep(0.5)  # leaves the supervisor away for longer than others tolerate
     process.send_signal(signal.SIGCONT)
     assert process.wait(PATIENCE) == 1
     assert [e["event"] for e in run.read_events(1)] == ["started", "spent", "superseded"]
@@ -157,7 +159,7 @@ def test_an_attendant_that_comes_back_ends_its_child_and_leaves_the_last_word(
 
 
 @pytest.mark.slow
-def test_a_signal_to_the_attendant_ends_its_child_whole(start_attendant):
+def test_a_signal_to_the_supervisor_ends_its_child_gracefully(start_attendant):
     process, run, _ = start_attendant(WHOLE)
     process.terminate()
     assert process.wait(PATIENCE) == 75
@@ -165,7 +167,7 @@ def test_a_signal_to_the_attendant_ends_its_child_whole(start_attendant):
     assert (ended["state"], ended["forced"]) == ("preempted", False)
 
 
-def test_its_own_signals_are_asked_for(supervise, local):
+def test_the_supervisors_own_signals_are_stop_requests(supervise, local):
     before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
     attended = supervise(local, WHOLE)
     try:

@@ -1,4 +1,4 @@
-"""Libraries there and here: what differs is said, and the run goes on."""
+"""Library versions on the cluster and here: differences are reported, and the run continues."""
 
 import logging
 from pathlib import Path
@@ -36,6 +36,6 @@ def test_a_difference_is_warned_of_and_on_record(
     assert list(run.read_events())[-1]["differences"] == text
 
 
-def test_a_submission_that_did_not_say_is_not_compared(run: RunRecord) -> None:
+def test_a_submission_without_versions_is_not_compared(run: RunRecord) -> None:
     run.record("submitted", 1)
     assert compare_versions(run, 1) == ""

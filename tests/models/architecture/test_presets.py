@@ -1,4 +1,4 @@
-"""Every preset has the parameters of the model that it is named for, and can be changed."""
+"""Each preset has as many parameters as the model that it is named for, and can be changed."""
 
 import pytest
 import torch
@@ -12,7 +12,8 @@ from trainrig.models.architecture.presets import PRESETS
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.encoder.model import build_model
 
-# As published, or as Transformers makes the published config.json: in all, and of one token.
+# Published parameter counts, or the counts of Transformers' model of the published config.json:
+# all parameters, and the ones active for one token.
 PARAMETERS = {
     "gpt-2-1.5b": (1_557_611_200,),
     "gpt-3-175b": (174_604_259_328,),
@@ -55,7 +56,7 @@ PARAMETERS = {
     "bert-large": (335_174_458,),
     "roberta-base": (124_697_433,),
     "roberta-large": (355_412_057,),
-    # With the generator that each is trained with, less the embedding that the two share.
+    # These count the generator that each is trained with, less the embedding that the two share.
     "electra-small": (14_196_219,),
     "electra-base": (119_386_427,),
     "electra-large": (354_655_291,),
@@ -76,7 +77,7 @@ def test_a_preset_has_exactly_the_parameters_of_its_model(name):
     assert (count.total, count.active) == (PARAMETERS[name][0], PARAMETERS[name][-1])
 
 
-def test_the_ladder_climbs_by_its_names_and_no_preset_is_left_unasserted():
+def test_the_ladders_sizes_grow_and_every_preset_is_checked():
     ladder = {name for name in PRESETS if name.startswith("ladder-")}
     assert set(PRESETS) == set(PARAMETERS) | ladder
     assert ladder == {f"ladder-{scale}" for scale in SCALES}
@@ -97,7 +98,7 @@ def test_the_ladder_climbs_by_its_names_and_no_preset_is_left_unasserted():
         "electra-small",
     ],
 )
-def test_the_built_model_has_what_was_counted(name):
+def test_the_built_model_has_the_counted_parameters(name):
     config = settings(preset=name)
     with torch.device("meta"):
         built = sum(p.numel() for p in build_model(config).parameters())
@@ -123,7 +124,7 @@ MADE_BY_TRANSFORMERS = {
 
 
 @pytest.mark.parametrize("name", MADE_BY_TRANSFORMERS)
-def test_transformers_makes_a_model_of_as_many(name):
+def test_transformers_model_has_equally_many_parameters(name):
     transformers = pytest.importorskip("transformers")
     kind, more = MADE_BY_TRANSFORMERS[name]
     config = settings(preset=name)
@@ -148,14 +149,14 @@ def test_transformers_makes_a_model_of_as_many(name):
     assert sum(p.numel() for p in built.parameters()) == count_parameters(config).total
 
 
-def test_keys_beside_a_preset_change_it_key_by_key():
+def test_keys_next_to_a_preset_override_it():
     changed = settings(preset="mistral-7b", layers=2, attention={"window": {"size": 128}})
     whole = settings(preset="mistral-7b")
     assert (changed.layers, changed.channels, changed.attention.window.size) == (2, 4096, 128)
     assert changed.norm == whole.norm and whole.attention.window.size == 4096
 
 
-def test_another_kind_of_attention_keeps_what_the_preset_says_of_it():
+def test_another_kind_of_attention_keeps_the_presets_settings():
     changed = settings(preset="qwen-3-0.6b", attention={"kind": "GatedAttention"})
     assert changed.attention == GatedAttention(qk_norm="head")
 
@@ -167,13 +168,13 @@ def test_a_table_of_another_kind_takes_the_place_of_the_presets():
     assert (more.feedforward.experts, more.feedforward.active) == (8, 3)
 
 
-def test_a_settled_preset_reads_back_as_it_is():
+def test_a_resolved_preset_is_read_back_unchanged():
     config = settings(preset="gemma-2-2b")
     assert config.preset is None
     assert settings(**config.model_dump(mode="json")) == config
 
 
-def test_a_preset_that_is_not_there_is_refused_with_the_nearest():
+def test_a_missing_preset_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match=r"no preset 'llama-3-7b'; did you mean 'llama-3-70b'"):
         settings(preset="llama-3-7b")
 
@@ -182,5 +183,7 @@ def test_a_cache_holds_no_more_of_a_local_layer_than_its_window():
     # arXiv:2407.21783's 8B: 32 layers, 8 heads of 128 channels, 2 bytes: 128 KiB a token.
     assert estimate_cache_memory(settings(preset="llama-3-8b"), 8192) == 8192 * 131_072
     config = settings(preset="gemma-3-1b")
-    local, far = 22, 4  # of 26 layers
+    # Local and far layers, of 26.
+    local = 22
+    far = 4
     assert estimate_cache_memory(config, 4096) == 2 * 2 * 256 * (local * 512 + far * 4096)

@@ -1,4 +1,4 @@
-"""muP: by hand, and by how far activations move at several widths."""
+"""muP, compared with hand counts, and the change of activations at several widths."""
 
 import math
 
@@ -26,7 +26,7 @@ MUP = MuP(base_channels=64)
 IDS = torch.randint(61, (4, 24), generator=torch.Generator().manual_seed(3))
 
 
-def decoder(channels, mup=MUP, **changes):
+def make_decoder_config(channels, mup=MUP, **changes):
     settings = {
         "layers": 2,
         "channels": channels,
@@ -42,7 +42,7 @@ def decoder(channels, mup=MUP, **changes):
 
 
 def test_each_parameter_has_its_role():
-    config = decoder(64, feedforward=MixtureOfExperts(experts=4, active=2))
+    config = make_decoder_config(64, feedforward=MixtureOfExperts(experts=4, active=2))
     roles = find_roles(parameter_shapes(config))
     assert {name for name, role in roles.items() if role == "input"} == {"embedding.weight"}
     assert {name for name, role in roles.items() if role == "output"} == {
@@ -55,8 +55,9 @@ def test_each_parameter_has_its_role():
     assert roles["layers.0.attention.key.weight"] == "hidden"
 
 
-def test_fresh_weights_shrink_as_their_role_says():
-    narrow, wide = decoder(64), decoder(256)
+def test_fresh_weights_shrink_by_role():
+    narrow = make_decoder_config(64)
+    wide = make_decoder_config(256)
     for name, share in {
         "embedding.weight": 1,
         "layers.0.attention.query.weight": 1 / 2,
@@ -66,35 +67,38 @@ def test_fresh_weights_shrink_as_their_role_says():
         assert compute_initial_std(name, wide) == pytest.approx(
             share * compute_initial_std(name, narrow)
         )
-        assert compute_initial_std(name, narrow) == compute_initial_std(name, decoder(64, mup=None))
+        assert compute_initial_std(name, narrow) == compute_initial_std(
+            name, make_decoder_config(64, mup=None)
+        )
 
 
 def test_wider_heads_scale_logits_by_their_width_and_not_its_root():
     mup = MuP(base_channels=64, base_head_channels=16)
-    assert decoder(256, heads=4, mup=mup).plain.attention.query_scale == pytest.approx(
+    assert make_decoder_config(256, heads=4, mup=mup).plain.attention.query_scale == pytest.approx(
         1 / math.sqrt(16) * 16 / 64
     )
-    assert decoder(256, mup=mup).plain.attention.query_scale is None
+    assert make_decoder_config(256, mup=mup).plain.attention.query_scale is None
 
 
 def test_a_tied_head_divides_its_logits():
-    config = decoder(256, tie_embeddings=True, logit_multiplier=2.0)
+    config = make_decoder_config(256, tie_embeddings=True, logit_multiplier=2.0)
     assert config.plain.logit_multiplier == 2.0 / 4
-    assert decoder(256).plain.logit_multiplier == 1.0
-    model, plain = Decoder(config), Decoder(config.plain)
+    assert make_decoder_config(256).plain.logit_multiplier == 1.0
+    model = Decoder(config)
+    plain = Decoder(config.plain)
     initialise(model, 0)
     plain.load_state_dict(model.state_dict())
     assert torch.equal(model(IDS).logits, plain(IDS).logits)
 
 
-def test_it_is_a_llama_once_it_is_trained_unless_factors_are_left():
-    assert find_family(decoder(256), {}).model_type == "llama"
+def test_a_mup_model_exports_as_a_llama_unless_factors_remain():
+    assert find_family(make_decoder_config(256), {}).model_type == "llama"
     with pytest.raises(Exception, match="cannot be exported"):
-        find_family(decoder(256, tie_embeddings=True), {})
+        find_family(make_decoder_config(256, tie_embeddings=True), {})
 
 
-def shares(optimizer, **changes):
-    config = decoder(256, feedforward=MixtureOfExperts(experts=4, active=2), **changes)
+def list_rate_shares(optimizer, **changes):
+    config = make_decoder_config(256, feedforward=MixtureOfExperts(experts=4, active=2), **changes)
     with torch.device("meta"):
         model = Decoder(config)
     built = build_optimizer(model.named_parameters(), optimizer, (), find_width_transfer(config))
@@ -104,38 +108,39 @@ def shares(optimizer, **changes):
             by_name[name] = group[RATE_SHARE], group["weight_decay"]
     layer = "layers.0.feedforward."
     names = ("embedding.weight", layer + "experts.up", layer + "router.weight", "head.weight")
-    return [by_name[each] for each in (*names, "norm.weight")]
+    return [by_name[tensor_name] for tensor_name in (*names, "norm.weight")]
 
 
 def test_rates_go_with_the_width_and_rate_times_decay_does_not():
     adamw = AdamW(weight_decay=0.1)
-    each = [(1, 0.1), (1 / 4, 0.4), (1 / 4, 0.4), (1 / 4, 0.4), (1, 0.0)]
-    assert shares(adamw) == each
-    assert shares(Lion(weight_decay=0.1)) == each
+    expected = [(1, 0.1), (1 / 4, 0.4), (1 / 4, 0.4), (1 / 4, 0.4), (1, 0.0)]
+    assert list_rate_shares(adamw) == expected
+    assert list_rate_shares(Lion(weight_decay=0.1)) == expected
     muon = Muon(lr=0.02, weight_decay=0.1, rest=AdamW(lr=0.01, weight_decay=0.1))
-    assert shares(muon) == [(0.5, 0.1), (1, 0.1), (0.5, 0.2), (0.125, 0.4), (0.5, 0.0)]
+    assert list_rate_shares(muon) == [(0.5, 0.1), (1, 0.1), (0.5, 0.2), (0.125, 0.4), (0.5, 0.0)]
     matched = muon.model_copy(update={"scale": "match_rms_adamw"})
-    assert shares(matched)[1:3] == [(0.5, 0.2), (0.25, 0.4)]
+    assert list_rate_shares(matched)[1:3] == [(0.5, 0.2), (0.25, 0.4)]
 
 
 @pytest.mark.parametrize("optimizer", [SGD(), Adafactor()])
-def test_an_optimizer_that_does_not_say_is_refused(optimizer):
+def test_an_optimizer_without_scaling_rules_is_refused(optimizer):
     training = Training(steps=1, optimizer=optimizer)
     with pytest.raises(ConfigError, match=f"{optimizer.kind} has no rule.*AdamW, Lion or Muon"):
-        training.check_parameters(decoder(128))
-    training.check_parameters(decoder(128, mup=None))
+        training.check_parameters(make_decoder_config(128))
+    training.check_parameters(make_decoder_config(128, mup=None))
 
 
 def test_two_ways_to_follow_the_width_are_refused():
     with pytest.raises(ValueError, match="SmallInit takes its standard deviation from the width"):
-        decoder(128, initial_std=0.02, initialisation=SmallInit())
+        make_decoder_config(128, initial_std=0.02, initialisation=SmallInit())
     with pytest.raises(ConfigError, match="base_channels"):
         build(DecoderConfig, {"layers": 1, "channels": 8, "heads": 1, "mup": {}}, "model")
 
 
-def moved(config, optimizer, steps=3):
-    """Root mean squares of what `steps` change of the last layer's stream, and of logits."""
-    model, transfer = Decoder(config), find_width_transfer(config)
+def measure_changes(config, optimizer, steps=3):
+    """Return the RMS changes of the last layer's stream and of logits after `steps` steps."""
+    model = Decoder(config)
+    transfer = find_width_transfer(config)
     initialise(model, 0)
     built = build_optimizer(model.named_parameters(), optimizer, (), transfer)
     for group in built.param_groups:
@@ -150,7 +155,7 @@ def moved(config, optimizer, steps=3):
             F.cross_entropy(found.flatten(0, 1), IDS[:, 1:].flatten()).backward()
             built.step()
             built.zero_grad()
-    return [(each[-1] - each[0]).square().mean().sqrt().item() for each in (streams, logits)]
+    return [(values[-1] - values[0]).square().mean().sqrt().item() for values in (streams, logits)]
 
 
 @pytest.mark.slow
@@ -163,16 +168,20 @@ def moved(config, optimizer, steps=3):
         (Muon(lr=0.05, rest=AdamW(lr=0.01)), False),
     ],
 )
-def test_activations_move_as_far_at_any_width(optimizer, tied):
-    """The coordinate check (arXiv:2203.03466, appendix D.1)."""
+def test_activations_change_equally_at_any_width(optimizer, tied):
+    """Do the coordinate check (arXiv:2203.03466, appendix D.1)."""
 
     def powers(mup):
-        found = [moved(decoder(w, mup, tie_embeddings=tied), optimizer) for w in WIDTHS]
-        logs = [np.log(each) for each in zip(*found, strict=True)]
-        return [float(np.polyfit(np.log(WIDTHS), each, 1)[0]) for each in logs]
+        found = [
+            measure_changes(make_decoder_config(w, mup, tie_embeddings=tied), optimizer)
+            for w in WIDTHS
+        ]
+        logs = [np.log(values) for values in zip(*found, strict=True)]
+        return [float(np.polyfit(np.log(WIDTHS), values, 1)[0]) for values in logs]
 
     stream, logits = powers(MUP)
-    # Of logits, those of fresh weights, which fade with the width, are a part at these.
+    # At these widths, the logits of fresh weights, which shrink with the width, are a part of the
+    # logits.
     assert abs(stream) <= 0.15 and -0.5 <= logits <= 0.15, (stream, logits)
     stream, logits = powers(None)
     assert stream >= 1 and logits >= 0.45, (stream, logits)

@@ -1,4 +1,4 @@
-"""The encoder: what each token sees, against brute force; sizes, operations, settings refused."""
+"""The encoder: visible tokens compared with brute force, sizes, operations, refused settings."""
 
 import math
 
@@ -38,26 +38,26 @@ BERT = {
 }
 
 
-def settings(**keys) -> EncoderConfig:
+def make_config(**keys) -> EncoderConfig:
     return run_files.build(EncoderConfig, SIZES | keys, "run.toml")
 
 
-def made(**keys) -> BidirectionalEncoder:
-    model = build_model(settings(**keys))
+def make_encoder(**keys) -> BidirectionalEncoder:
+    model = build_model(make_config(**keys))
     initialise(model, 0)
     return model.eval()
 
 
-def reached(
+def find_reach(
     model: BidirectionalEncoder, ids: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """[T, T], whether the logits at a place depend on the token at another, by their gradients."""
+    """Return [T, T]: whether logits at a position depend on the token at another."""
     embedded = model.embedding(ids).detach().requires_grad_()
-    model.embedding.forward = lambda _: embedded  # so that gradients can be had of each place
+    model.embedding.forward = lambda _: embedded  # gives access to the gradient of each position
     logits = model(ids, positions_BT=positions).logits[0]
     rows = [
-        torch.autograd.grad(each.square().sum(), embedded, retain_graph=True)[0][0].abs().sum(-1)
-        for each in logits
+        torch.autograd.grad(logit.square().sum(), embedded, retain_graph=True)[0][0].abs().sum(-1)
+        for logit in logits
     ]
     return torch.stack(rows) > 0
 
@@ -70,22 +70,22 @@ IDS = torch.randint(61, (1, 20), generator=torch.Generator().manual_seed(3))
 def test_each_token_sees_all_of_its_document_and_nothing_else(changes):
     documents = (PACKED == 0).cumsum(1)[0]
     expected = documents[:, None] == documents[None, :]
-    assert torch.equal(reached(made(**changes), IDS, PACKED), expected)
+    assert torch.equal(find_reach(make_encoder(**changes), IDS, PACKED), expected)
 
 
 def test_local_layers_see_as_far_on_either_side():
-    """Two layers that see 2 tokens on either side reach 4."""
+    """Two layers that see 2 tokens on either side reach 4 tokens."""
     local = {"attention": {"window": {"size": 5}}, "layers": 2}
     documents = (PACKED == 0).cumsum(1)[0]
     together = documents[:, None] == documents[None, :]
     distance = (torch.arange(20)[:, None] - torch.arange(20)).abs()
-    assert torch.equal(reached(made(**local), IDS, PACKED), together & (distance <= 4))
+    assert torch.equal(find_reach(make_encoder(**local), IDS, PACKED), together & (distance <= 4))
 
 
 @pytest.mark.parametrize("window", [None, 1, 7, 401])
 @pytest.mark.parametrize("packed", [False, True])
-def test_blocks_around_give_what_the_whole_mask_gives_forward_and_backward(window, packed):
-    """Longer than two blocks of queries, so that keys of a block lie before and behind it."""
+def test_blocks_equal_the_whole_mask_forward_and_backward(window, packed):
+    """Use rows longer than two blocks of queries, so that a block has keys on both sides."""
     length = 2 * QUERIES + 37
     draw = torch.Generator().manual_seed(5)
     query, key, value = (
@@ -116,18 +116,19 @@ def test_blocks_around_give_what_the_whole_mask_gives_forward_and_backward(windo
 
 
 @pytest.mark.parametrize("changes", [{}, LOCAL, BERT, {"tie_embeddings": False}])
-def test_what_was_counted_is_what_is_built(changes):
-    config = settings(**changes)
+def test_counted_sizes_equal_the_built_model(changes):
+    config = make_config(**changes)
     model = build_model(config)
-    built = {name: tuple(each.shape) for name, each in model.named_parameters()}
+    built = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     assert built == parameter_shapes(config)
     count = count_parameters(config)
-    assert count.total == sum(each.numel() for each in model.parameters())
+    assert count.total == sum(parameter.numel() for parameter in model.parameters())
     assert estimate_step_memory(config, Training(steps=1, optimizer=AdamW()), 1, 8, 8, 16).total > 0
 
 
-def test_operations_are_those_of_products_counted_one_by_one():
-    config, length = settings(**LOCAL), 17
+def test_operations_equal_products_counted_one_by_one():
+    config = make_config(**LOCAL)
+    length = 17
     keys = [length, None, None]
     keys[1] = keys[2] = (
         sum(min(place + 2, length - 1) - max(place - 2, 0) + 1 for place in range(length)) / length
@@ -136,27 +137,27 @@ def test_operations_are_those_of_products_counted_one_by_one():
     assert flops.attention == pytest.approx(4 * 4 * 8 * sum(keys))
     assert flops.head == pytest.approx(0.15 * 2 * 32 * 61)
     assert flops.projections == pytest.approx(2 * (3 * (32 * 32 * 3 + 3 * 32 * 128) + 32 * 32))
-    whole = count_token_flops(settings(), length)
+    whole = count_token_flops(make_config(), length)
     assert whole.attention == pytest.approx(4 * 4 * 8 * 3 * length)
 
 
-def test_states_are_what_the_head_makes_logits_of():
-    model = made()
+def test_transformed_states_equal_the_hidden_output():
+    model = make_encoder()
     with torch.no_grad():
         states = model.compute_states(IDS, PACKED)
         output = model(IDS, positions_BT=PACKED)
         assert torch.equal(model.transform(states), output.hidden)
 
 
-def test_fresh_biases_are_nothing_and_gains_are_one():
-    model = made(**BERT)
+def test_fresh_biases_are_zero_and_gains_are_one():
+    model = make_encoder(**BERT)
     assert not model.head_bias.any() and not model.transform.dense.bias.any()
     assert (model.embedding_norm.weight == 1).all() and (model.transform.norm.weight == 1).all()
 
 
 def test_an_encoder_has_no_use_for_caches():
     with pytest.raises(ValueError, match="whole rows"):
-        made()(IDS, [KeyValueCache() for _ in range(3)])
+        make_encoder()(IDS, [KeyValueCache() for _ in range(3)])
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,7 @@ def test_an_encoder_has_no_use_for_caches():
 )
 def test_settings_that_would_do_nothing_or_harm_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
-        settings(**changes)
+        make_config(**changes)
 
 
 RUN = """
@@ -204,9 +205,10 @@ def test_a_run_file_chooses_an_encoder_by_its_kind_and_a_decoder_by_none(tmp_pat
         run_files.load(Pretraining, str(path))
 
 
-def test_logits_do_not_know_what_padding_holds():
-    """Rows filled up to one length, their padding a document of its own."""
-    model, documents = made(**LOCAL), torch.tensor([[1] * 13 + [0] * 7])
+def test_logits_do_not_depend_on_padding():
+    """Fill up rows to one length, with the padding as a separate document."""
+    model = make_encoder(**LOCAL)
+    documents = torch.tensor([[1] * 13 + [0] * 7])
     positions = torch.arange(20)[None]
     with torch.no_grad():
         alone = model(IDS[:, :13]).logits

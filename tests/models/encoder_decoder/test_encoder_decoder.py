@@ -1,4 +1,4 @@
-"""Encoder-decoders against random T5 models of Transformers', and against themselves."""
+"""Encoder-decoders compared with random T5 models of Transformers and with themselves."""
 
 import math
 
@@ -29,7 +29,7 @@ IDS = torch.randint(1, 64, (3, 20), generator=DICE)
 WRITTEN = torch.randint(1, 64, (3, 9), generator=DICE)
 
 
-def made(**changes):
+def make_model(**changes):
     config = EncoderDecoderConfig(**SIZES | changes)
     model = build_model(config)
     initialise(model, 5)
@@ -41,15 +41,15 @@ def made(**changes):
 
 @pytest.mark.parametrize("changes", [{}, {"feedforward": {"kind": "ReLU"}, "tie_embeddings": True}])
 def test_sizes_are_declared_without_torch_as_the_network_has_them(changes):
-    model = made(**changes)
-    named = {name: tuple(each.shape) for name, each in model.named_parameters()}
+    model = make_model(**changes)
+    named = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     assert named == parameter_shapes(model.config)
     assert sum(math.prod(size) for size in named.values()) == count_parameters(model.config).total
 
 
 @torch.no_grad()
 def test_packed_documents_are_those_alone():
-    model = made()
+    model = make_model()
     segments = torch.tensor([[1] * 8 + [2] * 12])
     written = torch.tensor([[1] * 4 + [2] * 5])
     both = model(IDS[:1], WRITTEN[:1], segments, written).logits
@@ -61,9 +61,11 @@ def test_packed_documents_are_those_alone():
 
 @torch.no_grad()
 def test_padding_changes_nothing_and_gives_numbers():
-    model = made()
-    segments, written = torch.ones_like(IDS[:1]), torch.ones_like(WRITTEN[:1])
-    segments[:, 15:], written[:, 7:] = 0, 0
+    model = make_model()
+    segments = torch.ones_like(IDS[:1])
+    written = torch.ones_like(WRITTEN[:1])
+    segments[:, 15:] = 0
+    written[:, 7:] = 0
     padded = model(IDS[:1], WRITTEN[:1], segments, written).logits
     alone = model(IDS[:1, :15], WRITTEN[:1, :7]).logits
     assert (padded[:, :7] - alone).abs().max() < 1e-5
@@ -73,8 +75,8 @@ def test_padding_changes_nothing_and_gives_numbers():
 
 
 @torch.no_grad()
-def test_no_token_sees_what_comes_after_it_in_what_is_written():
-    model = made()
+def test_decoder_tokens_do_not_see_later_ones():
+    model = make_model()
     whole = model(IDS, WRITTEN).logits
     changed = WRITTEN.clone()
     changed[:, 5] = 1 + changed[:, 5] % 60
@@ -88,9 +90,10 @@ def test_no_token_sees_what_comes_after_it_in_what_is_written():
 
 @torch.no_grad()
 def test_writing_token_by_token_with_caches_is_writing_at_once():
-    model = made()
+    model = make_model()
     whole = model(IDS, WRITTEN).logits
-    segments, one = torch.ones_like(IDS), torch.ones_like(WRITTEN[:, :1])
+    segments = torch.ones_like(IDS)
+    one = torch.ones_like(WRITTEN[:, :1])
     memory = model.read(IDS, segments)
     caches = [CrossCache(KeyValueCache()) for _ in range(model.config.layers)]
     for place in range(WRITTEN.shape[1]):
@@ -99,7 +102,7 @@ def test_writing_token_by_token_with_caches_is_writing_at_once():
         assert (found[:, 0] - whole[:, place]).abs().max() < 1e-5
     kept = caches[0].read
     assert kept is not None
-    assert kept[0].shape == (3, 4, 20, 8)  # of what was read, computed once
+    assert kept[0].shape == (3, 4, 20, 8)  # keys of the encoder's output, computed once
 
 
 def test_buckets_are_by_the_formula_of_the_paper_of_every_distance():
@@ -119,7 +122,7 @@ def test_buckets_are_by_the_formula_of_the_paper_of_every_distance():
             assert bucket == wanted + (16 if both_sides and distance > 0 else 0), distance
 
 
-def test_what_an_encoder_decoder_has_not_is_refused():
+def test_unsupported_settings_of_an_encoder_decoder_are_refused():
     for name, value in (
         ("logit_cap", 30.0),
         ("biases", {"qkv": True}),
@@ -135,19 +138,19 @@ def test_what_an_encoder_decoder_has_not_is_refused():
     assert find_model_class({"kind": "EncoderDecoder"}) is EncoderDecoderConfig
 
 
-def test_operations_are_those_of_every_product():
-    """By hooks on each linear map, and by hand for attention, which has none."""
-    model = made()
+def test_operations_equal_the_sum_of_all_products():
+    """Count by hooks on each linear map, and by hand for attention, which has none."""
+    model = make_model()
     made_by_maps = 0
 
     def count(module, given, result):
         nonlocal made_by_maps
         made_by_maps += 2 * given[0].shape[:-1].numel() * module.weight.numel()
 
-    maps = [each for each in model.modules() if isinstance(each, torch.nn.Linear)]
-    for each in maps:
-        if each is not model.head:
-            each.register_forward_hook(count)
+    maps = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
+    for linear in maps:
+        if linear is not model.head:
+            linear.register_forward_hook(count)
     model(IDS[:1], WRITTEN[:1])
     flops = count_encoder_decoder_flops(model.config, 20, 9)
     heads = 4 * 4 * 8  # multiply and add, queries by keys and weights by values, heads, channels
@@ -165,7 +168,7 @@ def transformers():
         yield module
 
 
-def test_decoders_read_what_transformers_shifts(transformers):
+def test_decoder_inputs_equal_transformers_shifted_targets(transformers):
     config = transformers.T5Config(
         vocab_size=64, d_model=8, d_ff=8, num_layers=1, num_heads=1, decoder_start_token_id=0
     )
@@ -178,7 +181,7 @@ def test_decoders_read_what_transformers_shifts(transformers):
 
 @torch.no_grad()
 def test_entropy_of_attention_is_measured_with_the_bias():
-    model = made()
+    model = make_model()
     seen: dict[str, torch.Tensor] = {}
     attention = model.layers[0].attention
     attend = attention.attend
@@ -200,8 +203,9 @@ def test_entropy_of_attention_is_measured_with_the_bias():
 
 @torch.no_grad()
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_an_answer_is_what_whole_passes_would_give(temperature):
-    model, read = made(), IDS[0].tolist()
+def test_generation_equals_whole_forward_passes(temperature):
+    model = make_model()
+    read = IDS[0].tolist()
     sampling = Sampling(temperature=temperature, maximum_tokens=12, seed=4)
     found = write_answer(model, read, (0, 7), sampling, stop=(), entries=60)
     written: list[int] = []

@@ -3,7 +3,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def transformers():
-    """Transformers, which asks no hub for anything."""
+    """Return Transformers, set to be offline and quiet."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
         module = pytest.importorskip("transformers")

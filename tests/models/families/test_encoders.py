@@ -1,4 +1,4 @@
-"""Encoders against random models of Transformers': logits, files and an optimizer's step."""
+"""Encoders compared with random models of Transformers: logits, files and an optimizer's step."""
 
 import json
 import re
@@ -41,36 +41,36 @@ THEIRS = {
                        "layer_types": ["sliding_attention", "full_attention"] * 2},
     ),
 }  # fmt: skip
-# Above the ids of padding: to RoBERTa, a token of that id has no position.
+# The ids are above the padding id, because RoBERTa gives padding tokens no position.
 IDS = torch.randint(2, 331, (3, 20), generator=torch.Generator().manual_seed(1))
 BOUND = 1e-5
 
 
 @pytest.fixture(scope="module", params=THEIRS)
 def pair(request, transformers, tmp_path_factory):
-    """Theirs and ours of the same folder."""
+    """Return Transformers' model and trainrig's, read from the same folder."""
     folder = tmp_path_factory.mktemp("theirs")
     kind, settings = THEIRS[request.param]
     config = getattr(transformers, f"{kind}Config")(**SMALL | settings)
     config._attn_implementation = "eager"
     torch.manual_seed(7)
     theirs = getattr(transformers, f"{kind}ForMaskedLM")(config).eval()
-    with torch.no_grad():  # norms and biases are born as ones and zeros, which would hide mistakes
+    with torch.no_grad():  # norms and biases start as ones and zeros, which would hide mistakes
         for parameter in theirs.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     theirs.save_pretrained(folder)
     BROUGHT["write"]("llama3", folder)
     if kind == "Roberta":
-        (folder / "roles.json").write_text(json.dumps({"pad": second_token(folder)}))
+        (folder / "roles.json").write_text(json.dumps({"pad": find_second_token(folder)}))
     hub = open_folder(str(folder))
     ours = build_model(hub.config)
     ours.load_state_dict(hub.read_state())
     return theirs, ours.eval(), hub, folder
 
 
-def second_token(folder: Path) -> str:
-    """The token of id 1 of the tokenizer in `folder`."""
+def find_second_token(folder: Path) -> str:
+    """Return the token of id 1 of the tokenizer in `folder`."""
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     return next(token for token, number in vocabulary.items() if number == 1)
 
@@ -119,7 +119,7 @@ def test_after_a_step_of_training_the_folder_is_read_by_transformers(pair, trans
     back, report = transformers.AutoModelForMaskedLM.from_pretrained(
         out, attn_implementation="eager", output_loading_info=True
     )
-    assert not any(report[each] for each in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     with torch.no_grad():
         assert (back(IDS).logits - trained(IDS).logits).abs().max() <= BOUND
         assert (back(IDS).logits - theirs(IDS).logits).abs().max() > 100 * BOUND
@@ -139,7 +139,7 @@ def test_settings_that_were_written_are_read_as_they_were(pair):
 
 
 def test_published_bert_with_old_names_and_a_second_head_is_read(transformers, tmp_path):
-    """google-bert/bert-base-uncased has gains as `gamma`, the pooler, and next-sentence logits."""
+    """Read google-bert/bert-base-uncased's gains named `gamma`, pooler and next-sentence logits."""
     config = transformers.BertConfig(**SMALL | {"pad_token_id": 0})
     theirs = transformers.BertForPreTraining(config).eval()
     theirs.save_pretrained(tmp_path)
@@ -173,7 +173,7 @@ OWN = {
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_a_model_of_our_own_finds_its_family(name, transformers, tmp_path):
+def test_a_trainrig_model_finds_its_family(name, transformers, tmp_path):
     sizes = {"layers": 4, "channels": 32, "heads": 4, "vocabulary": 320, "positions": 32}
     config = EncoderConfig.model_validate(sizes | OWN[name] | {"initial_std": 0.1})
     model = build_model(config)

@@ -1,4 +1,4 @@
-"""Every family against random models of Transformers': logits, files and an optimizer's step."""
+"""Every family compared with random models of Transformers: logits, files, an optimizer's step."""
 
 import json
 import runpy
@@ -27,7 +27,7 @@ BOUND = 1e-5
 
 @pytest.fixture(scope="module", params=NAMES)
 def pair(request, transformers, tmp_path_factory):
-    """Theirs and ours of the same folder."""
+    """Return Transformers' model and trainrig's, read from the same folder."""
     folder = tmp_path_factory.mktemp("theirs")
     theirs = THEIRS["make"](transformers, request.param, folder)
     BROUGHT["write"]("llama3", folder)
@@ -47,7 +47,7 @@ def test_logits_are_transformers(pair):
 
 @torch.no_grad()
 def test_logits_of_padded_packed_and_cached_inputs_are_transformers(pair):
-    """Prompts padded on the left, then a second document, then one more token by the caches."""
+    """Compare prompts padded on the left, then a second document, then one more token by caches."""
     from trainrig.models.attention import KeyValueCache
 
     theirs, ours, *_ = pair
@@ -74,7 +74,7 @@ def test_logits_of_padded_packed_and_cached_inputs_are_transformers(pair):
 
 
 def test_greedy_texts_of_a_batch_are_transformers(pair):
-    """Prompts of different length, beyond the window of those that have one."""
+    """Compare prompts of different lengths, some longer than the window."""
     theirs, ours, *_ = pair
     prompts = [IDS[0, :3], IDS[1, :12], IDS[2, :7]]
     greedy = Sampling(temperature=0.0, maximum_tokens=14)
@@ -89,7 +89,7 @@ def test_greedy_texts_of_a_batch_are_transformers(pair):
         ids, attention_mask=mask.long(), do_sample=False, max_new_tokens=14, eos_token_id=None,
         pad_token_id=0,
     )[:, width:]  # fmt: skip
-    assert [list(each.ids) for each in said] == expected.tolist()
+    assert [list(completion.ids) for completion in said] == expected.tolist()
     alone = [generate(ours, request.prompt, greedy, stop=()) for request in requests]
     assert alone == said
 
@@ -108,11 +108,11 @@ def test_after_a_step_of_training_the_folder_is_read_by_transformers(pair, trans
     back, report = transformers.AutoModelForCausalLM.from_pretrained(
         out, attn_implementation="eager", output_loading_info=True
     )
-    assert not any(report[each] for each in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     with torch.no_grad():
         assert (back(IDS).logits - trained(IDS).logits).abs().max() <= BOUND
         assert (back(IDS).logits - theirs(IDS).logits).abs().max() > 100 * BOUND
-    # All but the weights is what was brought, to the byte.
+    # All files but the weights are copied byte for byte.
     for name in ("config.json", "tokenizer.json", *hub.files.beside):
         assert (out / name).read_bytes() == (folder / name).read_bytes(), name
     again = open_folder(str(out))
@@ -143,7 +143,7 @@ OWN = {
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_a_model_of_our_own_finds_its_family(name, transformers, tmp_path):
+def test_a_trainrig_model_finds_its_family(name, transformers, tmp_path):
     config = DecoderConfig.model_validate(SMALL | OWN[name] | {"initial_std": 0.3})
     model = Decoder(config)
     initialise(model, 3)
@@ -200,7 +200,7 @@ def test_a_config_that_we_would_compute_otherwise_is_refused(case):
 def test_yarn_is_scaled_as_transformers_scales_it(
     factor, mscale, mscale_all_dim, attention_factor, transformers
 ):
-    """DeepSeek's multiples beside a factor of its own: Transformers takes the latter."""
+    """Prefer an explicit factor to DeepSeek's multiples, as Transformers does."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     given = {"attention_factor": attention_factor, "mscale": mscale}
@@ -214,8 +214,8 @@ def test_yarn_is_scaled_as_transformers_scales_it(
     assert scale == pytest.approx(expected, rel=1e-12)
 
 
-def test_dropouts_of_a_brought_model_are_said_to_be_left_out(tmp_path, capsys, transformers):
-    """GPT-2 has three of 0.1; a Llama without any is brought in without a word."""
+def test_dropped_dropouts_of_an_imported_model_are_reported(tmp_path, capsys, transformers):
+    """GPT-2 has three dropouts of 0.1; a Llama without any is imported without a message."""
     from trainrig.posttrain.huggingface_verbs import import_folder
 
     for name, said in (("gpt2", True), ("llama2", False)):

@@ -1,4 +1,4 @@
-"""Classifiers and finders of answers against random models of Transformers': logits and files."""
+"""Classifiers and answer finders compared with random models of Transformers: logits and files."""
 
 import json
 import re
@@ -43,7 +43,7 @@ CLASSIFIERS = {
 }
 FINDERS = {name: CLASSIFIERS[name] for name in ("bert", "electra", "roberta", "modernbert")}
 DETECTORS = {f"electra-{width}": ("Electra", {"embedding_size": width}) for width in (24, 32)}
-LENGTHS = (20, 13, 7)  # of three rows, padded to the longest
+LENGTHS = (20, 13, 7)  # lengths of three rows, padded to the longest
 IDS = torch.randint(2, 331, (3, 20), generator=torch.Generator().manual_seed(1))
 THERE = (torch.arange(20) < torch.tensor(LENGTHS)[:, None]).long()
 IDS = torch.where(THERE > 0, IDS, 1)
@@ -51,7 +51,7 @@ BOUND = 1e-5
 
 
 def make(transformers, name, ending, folder):
-    """A random model of Transformers', saved to `folder`, and ours of that."""
+    """Return a random Transformers model, saved to `folder`, and trainrig's model of it."""
     kind, settings = {**CLASSIFIERS, **DETECTORS}[name]
     labels = {"id2label": dict(enumerate(LABELS))} if ending == "SequenceClassification" else {}
     small = {"vocab_size": 331, "pad_token_id": 1} if kind == "GPT2" else SMALL
@@ -59,7 +59,7 @@ def make(transformers, name, ending, folder):
     config._attn_implementation = "eager"
     torch.manual_seed(7)
     theirs = getattr(transformers, f"{kind}For{ending}")(config).eval()
-    with torch.no_grad():  # norms and biases are born as ones and zeros, which would hide mistakes
+    with torch.no_grad():  # norms and biases start as ones and zeros, which would hide mistakes
         for parameter in theirs.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -74,13 +74,13 @@ def make(transformers, name, ending, folder):
 
 
 def second_token(folder: Path) -> str:
-    """The token of id 1 of the tokenizer in `folder`."""
+    """Return the token of id 1 of the tokenizer in `folder`."""
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     return next(token for token, number in vocabulary.items() if number == 1)
 
 
 def inputs(config, segments):
-    """What ours is asked with: a place of each row, and which text each token is of."""
+    """Return the inputs of trainrig's model: a position of each row, and each token's segment."""
     places = torch.tensor(LENGTHS) - 1
     if config.bidirectional:
         places = torch.zeros(3, dtype=torch.long)
@@ -115,10 +115,10 @@ def test_classes_are_transformers_and_keep_their_names(name, transformers, tmp_p
     back, report = transformers.AutoModelForSequenceClassification.from_pretrained(
         out, attn_implementation="eager", output_loading_info=True
     )
-    assert not any(report[each] for each in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert (back(IDS, attention_mask=THERE, **more).logits - found).abs().max() <= BOUND
     assert back.config.id2label == dict(enumerate(LABELS))
-    # With classes of other names, all else as it was.
+    # Only the names of the classes change.
     renamed = hub.config.with_head("classes", ("a", "b", "c"))
     write_folder(str(tmp_path / "renamed"), renamed, ours.state_dict().__getitem__, hub.files)
     written = json.loads((tmp_path / "renamed" / "config.json").read_text())
@@ -143,7 +143,7 @@ def test_spans_are_transformers(name, transformers, tmp_path):
     back, report = transformers.AutoModelForQuestionAnswering.from_pretrained(
         out, attn_implementation="eager", output_loading_info=True
     )
-    assert not any(report[each] for each in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     again = back(IDS, attention_mask=THERE, **more)
     assert ((again.start_logits - found[:, :, 0]) * THERE).abs().max() <= BOUND
     assert 'pipeline_tag: "question-answering"' in (out / "README.md").read_text()
@@ -151,7 +151,7 @@ def test_spans_are_transformers(name, transformers, tmp_path):
 
 @pytest.mark.parametrize("name", FINDERS)
 def test_a_model_of_masked_prediction_is_written_as_a_classifier(name, transformers, tmp_path):
-    """What a run of `posttrain` exports, whose config.json was that of another head."""
+    """Write the export of a `posttrain` run whose config.json named another head."""
     *_, hub = make(transformers, name, "MaskedLM", tmp_path)
     config = hub.config.with_head("classes", LABELS)
     generator = torch.Generator().manual_seed(3)
@@ -161,7 +161,7 @@ def test_a_model_of_masked_prediction_is_written_as_a_classifier(name, transform
     theirs, report = transformers.AutoModelForSequenceClassification.from_pretrained(
         out, output_loading_info=True
     )
-    assert not any(report[each] for each in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert theirs.config.id2label == dict(enumerate(LABELS))
 
 
@@ -194,7 +194,7 @@ def test_a_head_without_the_names_that_it_needs_is_refused():
 
 @torch.no_grad()
 @pytest.mark.parametrize("width", [24, 32])
-def test_a_discriminator_is_transformers_and_goes_out_as_it_came(width, transformers, tmp_path):
+def test_a_discriminator_equals_transformers_and_exports_unchanged(width, transformers, tmp_path):
     theirs, ours, hub = make(transformers, f"electra-{width}", "PreTraining", tmp_path)
     assert hub.config.head == "replaced"
     segments = (torch.arange(20) >= 5).long().expand(3, -1)
@@ -212,7 +212,7 @@ def test_a_discriminator_is_transformers_and_goes_out_as_it_came(width, transfor
 
 
 @torch.no_grad()
-def test_of_a_model_trained_with_a_generator_each_goes_out_by_itself(transformers, tmp_path):
+def test_a_discriminator_and_its_generator_export_separately(transformers, tmp_path):
     config = EncoderConfig.model_validate(
         {
             "preset": "electra-small", "layers": 2, "channels": 32, "heads": 4, "vocabulary": 320,
@@ -223,8 +223,11 @@ def test_of_a_model_trained_with_a_generator_each_goes_out_by_itself(transformer
     model = build_model(config)
     initialise(model, 3)
     files = TokenizerFiles(BROUGHT["brought"]("gpt2").tokenizer)
-    run, tensors = str(tmp_path / "run"), model.state_dict()
-    planned = {name: PlannedTensor(tuple(each.shape), each.clone) for name, each in tensors.items()}
+    run = str(tmp_path / "run")
+    tensors = model.state_dict()
+    planned = {
+        name: PlannedTensor(tuple(tensor.shape), tensor.clone) for name, tensor in tensors.items()
+    }
     checkpoint.write_model(run, config, files.tokenizer, planned, {})
     with pytest.raises(SystemExit) as ended:
         cli.main(["export", run, str(tmp_path / "discriminator")])

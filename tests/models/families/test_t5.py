@@ -1,4 +1,4 @@
-"""T5 against random models of Transformers': logits, files both ways, and what is refused."""
+"""T5 compared with random models of Transformers: logits, files both ways, refusals."""
 
 import json
 import re
@@ -33,7 +33,7 @@ BOUND = 1e-5
 
 @pytest.fixture(scope="module", params=THEIRS)
 def pair(request, transformers, tmp_path_factory):
-    """Theirs and ours of the same folder."""
+    """Return Transformers' model and trainrig's, read from the same folder."""
     folder = tmp_path_factory.mktemp("theirs")
     config = transformers.T5Config(**SMALL | THEIRS[request.param])
     config._attn_implementation = "eager"
@@ -48,9 +48,9 @@ def pair(request, transformers, tmp_path_factory):
         theirs.lm_head.weight = torch.nn.Parameter(torch.randn(331, 32) * 0.1)
     theirs.save_pretrained(folder)
     written = json.loads((folder / "config.json").read_text())
-    written.pop("scale_decoder_outputs", None)  # which version 5 writes and does not read back
-    told = json.dumps(written | {"tie_word_embeddings": tied}, indent=1)
-    (folder / "config.json").write_text(told)
+    written.pop("scale_decoder_outputs", None)  # version 5 writes it and does not read it back
+    text = json.dumps(written | {"tie_word_embeddings": tied}, indent=1)
+    (folder / "config.json").write_text(text)
     theirs = transformers.T5ForConditionalGeneration.from_pretrained(
         folder, attn_implementation="eager"
     ).eval()
@@ -70,7 +70,7 @@ def test_logits_are_transformers(pair):
 
 
 @torch.no_grad()
-def test_padding_is_what_transformers_masks(pair):
+def test_padding_equals_transformers_mask(pair):
     theirs, ours, *_ = pair
     segments = (torch.arange(30) < torch.tensor([[30], [21], [9]])).long()
     expected = theirs(input_ids=IDS, attention_mask=segments, decoder_input_ids=WRITTEN).logits
@@ -84,7 +84,9 @@ def test_after_a_step_of_training_the_folder_is_read_by_transformers(pair, trans
     trained.load_state_dict(ours.state_dict())
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.01)
     trained(IDS, WRITTEN).logits.float().logsumexp(-1).sum().backward()
-    assert all(each.grad is not None and each.grad.any() for each in trained.parameters())
+    assert all(
+        parameter.grad is not None and parameter.grad.any() for parameter in trained.parameters()
+    )
     optimizer.step()
     state = trained.state_dict()
     out = tmp_path / "out"
@@ -92,7 +94,7 @@ def test_after_a_step_of_training_the_folder_is_read_by_transformers(pair, trans
     back, report = transformers.AutoModelForSeq2SeqLM.from_pretrained(
         out, attn_implementation="eager", output_loading_info=True
     )
-    assert not any(report[each] for each in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     with torch.no_grad():
         found = back(input_ids=IDS, decoder_input_ids=WRITTEN).logits
         assert (found - trained(IDS, WRITTEN).logits).abs().max() <= BOUND
@@ -123,7 +125,7 @@ def test_repeated_embeddings_of_older_files_are_passed_over(pair, tmp_path):
 
 
 @pytest.mark.parametrize("changes", [{"feed_forward_proj": "relu"}, {"num_heads": None}])
-def test_what_would_compute_something_else_is_refused(pair, changes):
+def test_unsupported_settings_are_refused(pair, changes):
     *_, folder = pair
     given = json.loads((folder / "config.json").read_text())
     with pytest.raises(DataError, match=re.escape(next(iter(changes)))):

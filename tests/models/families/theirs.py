@@ -1,4 +1,4 @@
-"""Random models of every family, as Transformers makes and saves them."""
+"""Random models of every family, made and saved by Transformers."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-# What makes each family itself, at a size that takes no time; sizes are what `SMALL` has.
+# The settings that define each family, at a small size. `SMALL` has the sizes.
 SMALL: dict[str, Any] = {
     "vocab_size": 331, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
@@ -69,7 +69,7 @@ ARCHITECTURES = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
 
 
 def make(transformers: Any, name: str, folder: Path, vocabulary: int = 331) -> Any:
-    """A random model of the family, saved to `folder`."""
+    """Return a random model of the family, saved to `folder`."""
     kind, settings = FAMILIES[name]
     small = {} if kind == "GPT2" else SMALL
     config_class = getattr(transformers, f"{kind}Config")
@@ -78,7 +78,7 @@ def make(transformers: Any, name: str, folder: Path, vocabulary: int = 331) -> A
     config._attn_implementation = "eager"
     torch.manual_seed(7)
     model = getattr(transformers, ARCHITECTURES.get(kind, f"{kind}ForCausalLM"))(config).eval()
-    with torch.no_grad():  # norms and biases are born as ones and zeros, which would hide mistakes
+    with torch.no_grad():  # norms and biases start as ones and zeros, which would hide mistakes
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)

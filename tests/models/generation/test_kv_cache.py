@@ -11,9 +11,11 @@ def pieces(lengths, rows=2, heads=3, channels=4):
     return keys, values, lengths
 
 
-def test_a_cache_gives_all_that_it_was_given_and_takes_its_memory_once():
+def test_a_cache_returns_all_keys_and_allocates_once():
     keys, values, lengths = pieces([5, 1, 1, 3])
-    cache, at, places = PreallocatedCache(10), 0, set()
+    cache = PreallocatedCache(10)
+    at = 0
+    places = set()
     for length in lengths:
         end = at + length
         seen = cache.extend(keys[:, :, at:end], values[:, :, at:end])
@@ -27,9 +29,10 @@ def test_a_cache_gives_all_that_it_was_given_and_takes_its_memory_once():
 
 @pytest.mark.parametrize("window", [1, 2, 5, 30])
 @pytest.mark.parametrize("lengths", [[1] * 23, [9] + [1] * 14, [3, 4, 1, 1, 8, 1, 5]])
-def test_a_windows_cache_gives_what_the_newest_positions_see(window, lengths):
+def test_a_windowed_cache_returns_the_visible_keys(window, lengths):
     keys, values, _ = pieces(lengths)
-    cache, at = WindowCache(window, sum(lengths)), 0
+    cache = WindowCache(window, sum(lengths))
+    at = 0
     for length in lengths:
         end = at + length
         seen = cache.extend(keys[:, :, at:end], values[:, :, at:end])

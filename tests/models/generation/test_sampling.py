@@ -1,4 +1,4 @@
-"""Which tokens may be drawn, against Transformers, and how often."""
+"""Which tokens may be sampled, compared with Transformers, and how often."""
 
 from itertools import product
 
@@ -20,7 +20,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_what_may_be_drawn_is_what_transformers_leaves(settings):
+def test_candidates_equal_transformers(settings):
     transformers = pytest.importorskip("transformers")
     logits = LOGITS[None, :].clone()
     ids = torch.tensor([SAID])
@@ -53,9 +53,9 @@ def test_a_penalty_moves_the_likeliest_too():
     assert not greedy.plain
 
 
-def test_rows_that_are_drawn_together_get_what_each_gets_alone():
+def test_rows_sampled_together_equal_single_rows():
     settings = [{}, {"temperature": 0.0}, {"temperature": 0.7}, *SETTINGS]
-    kinds = [Sampling(**each, seed=seed) for each, seed in product(settings, (0, 7, 2**40))]
+    kinds = [Sampling(**setting, seed=seed) for setting, seed in product(settings, (0, 7, 2**40))]
     tokens = [
         NextToken(kind, derive_stream(kind), place, SAID[: place + 1])
         for place in range(4)
@@ -70,7 +70,7 @@ def test_rows_that_are_drawn_together_get_what_each_gets_alone():
 
 @pytest.mark.parametrize("seed", [0, 3, 2**62])
 def test_a_plain_draw_by_hand(seed):
-    """The first entry at which the shares that are added up pass the seed's number."""
+    """Expect the first entry at which the cumulative probability exceeds the seed's number."""
     sampling = Sampling(temperature=0.8, seed=seed)
     shares = (LOGITS.double() / 0.8).softmax(-1).tolist()
     for place in range(50):

@@ -1,8 +1,8 @@
-"""Stand-ins for what needs a GPU: FlashAttention-2, and the language of Triton.
+"""Stand-ins for GPU software: FlashAttention-2, and the language of Triton.
 
-They compute on the CPU what the calls mean, so that what we hand to kernels, and our own kernel's
-arithmetic, are held to plain attention on every machine. They say nothing about speed, about what
-compiles, or about the last bits; `make gpu` does.
+They compute the meaning of the calls on the CPU. So the arguments of kernels, and the arithmetic of
+trainrig's own kernel, are compared with plain attention on every machine. They say nothing about
+speed, about what compiles, or about the last bits; `make gpu` does.
 """
 
 import contextlib
@@ -21,12 +21,14 @@ CARD = Card((9, 0), 232_448, has_triton=True)
 KERNEL = "trainrig.models.kernels.attention_kernel"
 
 
-# FlashAttention-2, as aten::_flash_attention_forward and _backward are called.
+# FlashAttention-2, with the arguments of aten::_flash_attention_forward and _backward.
 
 
 def _list_documents(query, key, value, query_bounds, key_bounds):
-    """The places of each document's queries and keys, and [H, t, D] of what is there; the queries
-    are the last of its places."""
+    """Yield the query and key positions of each document, and their [H, t, D] tensors.
+
+    The queries are the last of the document's positions.
+    """
     group = query.shape[1] // key.shape[1]
     for number in range(len(key_bounds) - 1):
         own = slice(*query_bounds[number : number + 2].tolist())
@@ -36,7 +38,8 @@ def _list_documents(query, key, value, query_bounds, key_bounds):
 
 
 def _compute_logits(q, k, causal, scale, left, right):
-    new, count = q.shape[1], k.shape[1]
+    new = q.shape[1]
+    count = k.shape[1]
     distance = torch.arange(count - new, count)[:, None] - torch.arange(count)
     hidden = torch.zeros_like(distance, dtype=torch.bool)
     if causal or right >= 0:
@@ -47,18 +50,19 @@ def _compute_logits(q, k, causal, scale, left, right):
 
 
 def flash_forward(*given, scale, window_size_left, window_size_right):
-    """By position as the operator takes them."""
+    """Compute attention from the operator's positional arguments."""
     query, key, value, query_bounds, key_bounds, most_queries, most_keys, dropped, causal, _ = given
     assert query_bounds.dtype == key_bounds.dtype == torch.int32
     assert (most_queries, most_keys) == tuple(
-        int(each.diff().max()) for each in (query_bounds, key_bounds)
+        int(bounds.diff().max()) for bounds in (query_bounds, key_bounds)
     )
     assert query_bounds[-1] == len(query)
     assert key_bounds[-1] == len(key) == len(value)
     assert not dropped
-    assert all(each.dim() == 3 and each.stride(-1) == 1 for each in (query, key, value))
+    assert all(part.dim() == 3 and part.stride(-1) == 1 for part in (query, key, value))
     window = window_size_left, window_size_right
-    seen, sums = torch.empty_like(query), query.new_empty(query.shape[1], len(query))
+    seen = torch.empty_like(query)
+    sums = query.new_empty(query.shape[1], len(query))
     for own, _, q, k, v in _list_documents(query, key, value, query_bounds, key_bounds):
         logits = _compute_logits(q, k, causal, scale, *window)
         seen[own] = (logits.softmax(-1) @ v).transpose(0, 1)
@@ -71,10 +75,12 @@ def flash_backward(gradient, *given, scale, window_size_left, window_size_right)
     query, key, value, seen, sums, query_bounds, key_bounds, _, _, _, causal, state, _ = given
     assert state.dtype == torch.uint64
     window = window_size_left, window_size_right
-    found = of_query, of_key, of_value = [torch.empty_like(each) for each in (query, key, value)]
+    found = of_query, of_key, of_value = [
+        torch.empty_like(tensor) for tensor in (query, key, value)
+    ]
     for own, others, q, k, v in _list_documents(query, key, value, query_bounds, key_bounds):
         shares = (_compute_logits(q, k, causal, scale, *window) - sums[:, own, None]).exp()
-        g, o = (each[own].transpose(0, 1) for each in (gradient, seen))
+        g, o = (tensor[own].transpose(0, 1) for tensor in (gradient, seen))
         of_logits = shares * (g @ v.mT - (g * o).sum(-1, keepdim=True)) * scale
         of_query[own] = (of_logits @ k).transpose(0, 1)
         for whole, part in ((of_key, of_logits.mT @ q), (of_value, shares.mT @ g)):
@@ -83,12 +89,13 @@ def flash_backward(gradient, *given, scale, window_size_left, window_size_right)
     return tuple(found)
 
 
-# Triton: blocks are tensors, and pointers are places of a storage.
+# Triton: blocks are tensors, and pointers are offsets in a storage.
 
 
 class Pointer:
     def __init__(self, numbers, at):
-        self.numbers, self.at = numbers, at
+        self.numbers = numbers
+        self.at = at
         self.dtype = SimpleNamespace(element_ty=numbers.dtype)
 
     def __add__(self, places):
@@ -119,17 +126,18 @@ def _store(pointer, value, mask):
 
 
 def _largest(x, axis):
-    """As on a GPU, whose maximum passes NaN over."""
+    """Return the maximum, ignoring NaN as a GPU does."""
     return x.masked_fill(x.isnan(), -torch.inf).amax(axis)
 
 
 class Jit:
-    """A function of the kernel's file: called by another, or launched."""
+    """A function of the kernel's file, called by another function or launched."""
 
-    number = 0  # of the block that runs
+    number = 0  # number of the running block
 
     def __init__(self, function):
-        self.function, self.__name__ = function, function.__name__
+        self.function = function
+        self.__name__ = function.__name__
 
     def __call__(self, *given, **named):
         return self.function(*given, **named)
@@ -138,7 +146,7 @@ class Jit:
         def launch(*given, num_warps, num_stages, **sizes):
             if self.__name__ in FAILING:
                 raise OutOfResources("shared memory, Required: 106496, Hardware limit: 101376")
-            pointers = [_point(each) for each in given]
+            pointers = [_point(argument) for argument in given]
             for Jit.number in range(grid[0]):
                 self.function(*pointers, **sizes)
 
@@ -176,8 +184,11 @@ def _build_triton():
         float32=torch.float32,
         int64=torch.int64,
     )
-    triton, autotuner = ModuleType("triton"), ModuleType("triton.runtime.autotuner")
-    triton.jit, triton.cdiv, triton.language = Jit, language.cdiv, language
+    triton = ModuleType("triton")
+    autotuner = ModuleType("triton.runtime.autotuner")
+    triton.jit = Jit
+    triton.cdiv = language.cdiv
+    triton.language = language
     autotuner.OutOfResources = OutOfResources
     return {
         "triton": triton,
@@ -189,18 +200,19 @@ def _build_triton():
 
 @contextlib.contextmanager
 def stand_in(patch, card=CARD):
-    """Have kernels computed by the stand-ins, as if the CPU were `card`; `patch`: a monkeypatch.
+    """Compute kernels by the stand-ins, as if the CPU were `card`; `patch` is a monkeypatch.
 
-    Gives our kernel's module.
+    Return trainrig's kernel module.
     """
     patch.setattr(varlen_attention, "_kernel", flash_forward)
     patch.setattr(varlen_attention, "_kernel_backward", flash_backward)
-    patch.setattr(torch_flex, "_validate_device", lambda *_: None)  # refuses to learn on a CPU
+    # Refuses to differentiate on a CPU.
+    patch.setattr(torch_flex, "_validate_device", lambda *_: None)
     patch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     patch.setattr("trainrig.models.decoder.read_card", lambda _: card)
     patch.delitem(sys.modules, KERNEL, raising=False)
     patch.setattr(cards, "find_shared_memory", lambda _: card.shared_memory)
-    with patch.context() as importing:  # for no longer: torch, too, asks whether there is Triton
+    with patch.context() as importing:  # only briefly, as torch also checks whether Triton exists
         for name, module in _build_triton().items():
             importing.setitem(sys.modules, name, module)
         kernel = importlib.import_module(KERNEL)

@@ -1,4 +1,4 @@
-"""Our kernel's arithmetic, by a stand-in for Triton; tests/gpu runs it by Triton itself."""
+"""The arithmetic of trainrig's kernel, by a stand-in for Triton; tests/gpu runs it by Triton."""
 
 import pytest
 import torch
@@ -10,8 +10,8 @@ from trainrig.errors import ConfigError
 SMALL = Rows(rows=2, heads=4, kv_heads=2, queries=40, keys=40, width=16, mean=15)
 
 
-@pytest.mark.parametrize("given", [SMALL, *(each for each in ROWS if each.width <= 32)])
-def test_it_computes_what_plain_products_do(given, kernels):
+@pytest.mark.parametrize("given", [SMALL, *(row for row in ROWS if row.width <= 32)])
+def test_the_kernel_equals_plain_products(given, kernels):
     drawn = given.draw("cpu", torch.float32)
     whole = drawn.attend_plainly(torch.float64)
     for found, exact in zip(drawn.attend("triton"), whole, strict=True):
@@ -20,8 +20,8 @@ def test_it_computes_what_plain_products_do(given, kernels):
 
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("part", range(3))
-def test_a_number_that_is_none_comes_out_as_none(part, sinks, kernels):
-    """Of a query, a key or a value, forward and backward, where it is seen and nowhere else."""
+def test_nan_propagates_only_to_what_depends_on_it(part, sinks, kernels):
+    """Put NaN into a query, a key or a value; it reaches exactly what depends on it."""
     drawn = Rows(queries=32, keys=32, width=16, sinks=sinks).draw("cpu", torch.float32)
     documents = (torch.arange(32)[None] >= 16).long()
     vars(drawn)["documents"] = documents
@@ -33,23 +33,23 @@ def test_a_number_that_is_none_comes_out_as_none(part, sinks, kernels):
     assert of_query[0, 0, rows].isnan().any(-1).all()
     if part < 2:
         assert of_key[0, 0, 16 : place + 1].isnan().any()
-    if part == 0:  # of which the keys of its document have a share
+    if part == 0:  # the keys of the query's document get gradients from it
         assert of_value[0, 0, 16 : place + 1].isnan().any(-1).all()
         assert not seen[0, 0, :place].isnan().any()
         assert not of_value[0, 0, :16].isnan().any()
 
 
-def test_a_kernel_that_does_not_fit_on_the_card_is_told_in_one_line(kernels, monkeypatch):
+def test_a_kernel_that_does_not_fit_on_the_card_is_reported_in_one_line(kernels, monkeypatch):
     drawn = SMALL.draw("cpu", torch.float32)
     for name in ("_attend", "_differentiate_keys"):
         monkeypatch.setattr(kernel_stand_ins, "FAILING", {name})
         with pytest.raises(
             ConfigError, match=rf"^training.attention.kernel = 'triton': {name} "
-        ) as told:
+        ) as error:
             drawn.attend("triton")
-        assert "Required: 106496" in str(told.value)
-        assert "'auto'" in str(told.value)
-        assert "\n" not in str(told.value)
+        assert "Required: 106496" in str(error.value)
+        assert "'auto'" in str(error.value)
+        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("limit", [101_376, 60_000])

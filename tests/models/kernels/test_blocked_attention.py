@@ -1,4 +1,4 @@
-"""Against attention with all logits at once, masked, and autograd's own slopes."""
+"""Attention in blocks, compared with masked attention with all logits at once and autograd."""
 
 import itertools
 
@@ -9,12 +9,14 @@ from torch import library
 from trainrig.models.kernels import attention_blocks
 from trainrig.models.kernels.blocked_attention import OPERATOR, blocked_attention
 
-S, WIDTH, SCALE = 8, 6, 0.4
+S = 8
+WIDTH = 6
+SCALE = 0.4
 
 
-def all_at_once(query, key, value, window, cap, documents, slopes, sinks):
+def attend_all_at_once(query, key, value, window, cap, documents, slopes, sinks):
     groups = query.shape[1] // key.shape[1]
-    key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
+    key, value = (part.repeat_interleave(groups, 1) for part in (key, value))
     logits = query @ key.mT * SCALE
     if cap is not None:
         logits = cap * torch.tanh(logits / cap)
@@ -36,7 +38,7 @@ def all_at_once(query, key, value, window, cap, documents, slopes, sinks):
 
 @pytest.mark.parametrize(("window", "cap"), [*itertools.product([None, 2, 5], [None, 1.5])])
 @pytest.mark.parametrize("new", [S, 1])
-def test_values_and_slopes_are_those_of_attention_all_at_once(monkeypatch, window, cap, new):
+def test_values_and_gradients_equal_attention_all_at_once(monkeypatch, window, cap, new):
     monkeypatch.setattr(attention_blocks, "QUERIES", 3)  # the last block is not full
     generator = torch.Generator().manual_seed(0)
 
@@ -57,7 +59,7 @@ def test_values_and_slopes_are_those_of_attention_all_at_once(monkeypatch, windo
             slopes_H=slopes,
             sinks_H=sinks,
         )
-        theirs = all_at_once(*parts, window, cap, documents, slopes, sinks)
+        theirs = attend_all_at_once(*parts, window, cap, documents, slopes, sinks)
         weights = torch.randn(ours.shape, generator=generator)
         inputs = parts if sinks is None else [*parts, sinks]
         found = torch.autograd.grad((ours * weights).sum(), inputs)
@@ -89,12 +91,13 @@ def test_bfloat16_goes_in_and_out_with_logits_of_float32():
 
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("length", [20, attention_blocks.QUERIES + 20])
-def test_the_operator_is_what_it_says_of_itself_to_a_compiler(rows, length):
-    """Strides among it, wherever rows are read: all at once, or by themselves."""
+def test_the_operator_matches_its_compiler_description(rows, length):
+    """Check the strides, too, for rows read all at once or one by one."""
     query, key = (torch.randn(rows, length, heads, 8).transpose(1, 2) for heads in (4, 2))
-    documents, sinks = torch.arange(length).div(7).floor().expand(rows, -1), torch.randn(4)
-    given = [each.requires_grad_() for each in (query, key, key.detach().clone())]
+    documents = torch.arange(length).div(7).floor().expand(rows, -1)
+    sinks = torch.randn(4)
+    given = [part.requires_grad_() for part in (query, key, key.detach().clone())]
     rest = documents, None, sinks.requires_grad_(), SCALE, 9, None, True
     library.opcheck(OPERATOR, (*given, *rest))
-    # As the projection after it reads them: the heads of a place together.
+    # The next projection reads the heads of a position together.
     assert OPERATOR(*given, *rest)[0].transpose(1, 2).is_contiguous()

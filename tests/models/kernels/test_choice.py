@@ -1,4 +1,4 @@
-"""Which kernel computes attention, by device, number format and model."""
+"""Which kernel computes attention, by device, dtype and model."""
 
 import re
 
@@ -22,17 +22,21 @@ from trainrig.models.kernels.tiles import (
     estimate_forward_bytes,
 )
 
-H100, A100 = USUAL_GPU, Card((8, 0), 166_912, has_triton=True)
+H100 = USUAL_GPU
+A100 = Card((8, 0), 166_912, has_triton=True)
 SMALL = Card((8, 9), 101_376, has_triton=True)
 TURING = Card((7, 5), 65_536, has_triton=True)
-BARE = Card((9, 0), 232_448)  # no Triton
-DOCUMENTS, WIDE = AttentionCase(128, "bfloat16"), AttentionCase(256, "bfloat16")
-ODD, NARROW = AttentionCase(100, "bfloat16"), AttentionCase(12, "bfloat16")
+BARE = Card((9, 0), 232_448)  # without Triton
+DOCUMENTS = AttentionCase(128, "bfloat16")
+WIDE = AttentionCase(256, "bfloat16")
+ODD = AttentionCase(100, "bfloat16")
+NARROW = AttentionCase(12, "bfloat16")
 CAPPED = AttentionCase(128, "float16", ("attention.logit_cap",))
 SINKS = AttentionCase(64, "bfloat16", ("attention.sinks", "position_embedding (Alibi)"))
-FLOAT32, RING = AttentionCase(128, "float32"), AttentionCase(128, "bfloat16", in_ring=True)
+FLOAT32 = AttentionCase(128, "float32")
+RING = AttentionCase(128, "bfloat16", in_ring=True)
 
-# What `auto` is.
+# The kernel that `auto` chooses.
 CHOICES = [
     (DOCUMENTS, H100, "flash"),
     (DOCUMENTS, BARE, "flash"),
@@ -54,7 +58,7 @@ CHOICES = [
 
 
 @pytest.mark.parametrize(("case", "card", "kernel"), CHOICES)
-def test_a_kernel_that_no_card_has_run_is_not_chosen_unasked(case, card, kernel):
+def test_auto_chooses_the_expected_kernel(case, card, kernel):
     found = choose_kernel("auto", case, card)
     assert found.kernel == kernel
     assert found.reason
@@ -63,7 +67,7 @@ def test_a_kernel_that_no_card_has_run_is_not_chosen_unasked(case, card, kernel)
         assert choose_kernel(kernel, case, card).kernel == kernel
 
 
-# What is refused, and what would work.
+# Refused choices, and the suggested ones.
 REFUSED = [
     ("flash", DOCUMENTS, CPU_CARD, "needs a GPU, and the device is a CPU; use 'auto' or 'plain'"),
     ("flex", DOCUMENTS, CPU_CARD, "needs a GPU"),
@@ -85,18 +89,16 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("wanted", "case", "card", "said"), REFUSED)
-def test_a_kernel_that_cannot_is_refused_in_one_line_that_says_which_would(
-    wanted, case, card, said
-):
+def test_an_unsuitable_kernel_is_refused_with_a_suitable_one(wanted, case, card, said):
     start = rf"^training\.attention\.kernel = '{wanted}': .*{re.escape(said)}"
-    with pytest.raises(ConfigError, match=start) as told:
+    with pytest.raises(ConfigError, match=start) as error:
         choose_kernel(wanted, case, card)
-    assert "\n" not in str(told.value)
-    for name in re.findall(r"'(\w+)'", str(told.value).partition("; use ")[2]):
+    assert "\n" not in str(error.value)
+    for name in re.findall(r"'(\w+)'", str(error.value).partition("; use ")[2]):
         choose_kernel(name, case, card)
 
 
-def test_a_model_says_what_its_attention_computes():
+def test_a_model_reports_its_attention_features():
     sizes = {"layers": 1, "channels": 64, "heads": 4, "positions": 32}
     model = DecoderConfig(**sizes, attention={"sinks": True, "logit_cap": 5.0})
     case = AttentionCase.describe(model, "bfloat16")
@@ -107,10 +109,10 @@ def test_a_model_says_what_its_attention_computes():
 
 
 def test_tiles_fit_the_shared_memory_of_the_card():
-    # What Triton asked for, and what cards of 8.6, 8.9 and 12.0 have.
+    # The memory that Triton requested, and the memory of cards of capability 8.6, 8.9 and 12.0.
     assert estimate_forward_bytes(Tile(64, 64, 256)) == 106_496 > 101_376
     assert choose_forward_tile(256, 101_376) == Tile(64, 32, 256)
-    # Where memory is ample, tiles are those that the kernel was first written with.
+    # Where memory is ample, tiles are the kernel's original ones.
     for width, forward, backward in [
         (16, Tile(128, 64, 16), Tile(64, 64, 16)),
         (128, Tile(128, 64, 128), Tile(64, 64, 128)),
@@ -122,9 +124,10 @@ def test_tiles_fit_the_shared_memory_of_the_card():
 
 
 @pytest.mark.parametrize("limit", [10_000, 49_152, 65_536, 101_376, 166_912, 232_448])
-def test_no_tile_is_larger_than_what_a_card_has(limit):
+def test_no_tile_exceeds_a_cards_memory(limit):
     for width in range(1, 257):
-        forward, backward = choose_forward_tile(width, limit), choose_backward_tile(width, limit)
+        forward = choose_forward_tile(width, limit)
+        backward = choose_backward_tile(width, limit)
         assert forward is None or estimate_forward_bytes(forward) <= limit
         assert backward is None or estimate_backward_bytes(backward) <= limit
         assert limit < 49_152 or (forward and backward)

@@ -1,4 +1,4 @@
-"""Against torch's own attention under a mask of whole rows."""
+"""Attention by document, compared with torch's own attention under a mask of whole rows."""
 
 import functools
 import itertools
@@ -18,21 +18,23 @@ from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder.model import build_model
 from trainrig.models.kernels import attention_blocks, blocked_attention, document_attention
 
-ROWS = [[150, 1, 2, 40, 3, 104], [300], [1] * 50 + [130, 60, 60]]  # lengths, row by row
-HEADS, WIDTH, SCALE = 4, 16, 0.25
+ROWS = [[150, 1, 2, 40, 3, 104], [300], [1] * 50 + [130, 60, 60]]  # document lengths of each row
+HEADS = 4
+WIDTH = 16
+SCALE = 0.25
 
 
-def numbered(rows):
-    """[B, T], the document of each place."""
+def number_documents(rows):
+    """Return the document number of each position, [B, T]."""
     return torch.stack([torch.arange(len(n)).repeat_interleave(torch.tensor(n)) for n in rows])
 
 
-def drawn(rows, kv_heads=HEADS, dtype=torch.float32):
-    """Queries, keys and values, laid out as projections give them."""
+def draw_parts(rows, kv_heads=HEADS, dtype=torch.float32):
+    """Return queries, keys and values with the layout of projections."""
     draw = torch.Generator().manual_seed(0)
     shapes = [(len(rows), sum(rows[0]), heads, WIDTH) for heads in (HEADS, kv_heads, kv_heads)]
     made = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes)
-    return [each.to(dtype).transpose(1, 2).requires_grad_() for each in made]
+    return [part.to(dtype).transpose(1, 2).requires_grad_() for part in made]
 
 
 def masked(query, key, value, documents, causal):
@@ -53,7 +55,8 @@ def with_gradients(attend, parts):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-6), (torch.float64, 1e-14)])
 def test_values_and_slopes_are_those_under_a_mask_of_whole_rows(kv_heads, causal, dtype, most):
-    documents, parts = numbered(ROWS), drawn(ROWS, kv_heads, dtype)
+    documents = number_documents(ROWS)
+    parts = draw_parts(ROWS, kv_heads, dtype)
     ours = functools.partial(
         document_attention.document_attention, documents_BT=documents, scale=SCALE, causal=causal
     )
@@ -64,8 +67,9 @@ def test_values_and_slopes_are_those_under_a_mask_of_whole_rows(kv_heads, causal
         assert (one - other).abs().max() <= most * max(1, other.abs().max())
 
 
-def test_one_number_as_the_slope_of_all_is_read_as_such():
-    parts, documents = drawn(ROWS), numbered(ROWS)
+def test_a_scalar_slope_applies_to_all_heads():
+    parts = draw_parts(ROWS)
+    documents = number_documents(ROWS)
     seen = document_attention.document_attention(*parts, documents, scale=SCALE)
     found = torch.autograd.grad(seen.sum(), parts)
     expected = torch.autograd.grad(masked(*parts, documents, True).sum(), parts)
@@ -74,8 +78,9 @@ def test_one_number_as_the_slope_of_all_is_read_as_such():
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_bits_of_a_row_do_not_depend_on_the_rows_beside_it(causal):
-    parts, documents = drawn(ROWS, 2), numbered(ROWS)
+def test_bits_of_a_row_do_not_depend_on_other_rows(causal):
+    parts = draw_parts(ROWS, 2)
+    documents = number_documents(ROWS)
 
     def attend(rows):
         own = functools.partial(
@@ -84,7 +89,7 @@ def test_bits_of_a_row_do_not_depend_on_the_rows_beside_it(causal):
             scale=SCALE,
             causal=causal,
         )
-        taken = [each.detach()[rows].requires_grad_() for each in parts]
+        taken = [part.detach()[rows].requires_grad_() for part in parts]
         seen = own(*taken)
         return seen, *torch.autograd.grad(seen.square().sum(), taken)
 
@@ -96,28 +101,30 @@ def test_bits_of_a_row_do_not_depend_on_the_rows_beside_it(causal):
 
 @settings(max_examples=60)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(1, 50))
-def test_calls_cover_a_row_and_share_only_what_is_short(lengths, together):
+def test_calls_cover_a_row_and_join_only_short_documents(lengths, together):
     bounds = [0, *itertools.accumulate(lengths)]
     found = list(document_attention.split_segments(bounds, together))
     ends = [0, *(places.stop for places, _ in found)]
     assert [places.start for places, _ in found] == ends[:-1] and ends[-1] == bounds[-1]
     for places, alone in found:
-        inside = [each for each in bounds if places.start < each <= places.stop]
+        inside = [bound for bound in bounds if places.start < bound <= places.stop]
         assert alone == (len(inside) == 1)
         assert alone or places.stop - places.start <= together
-    for (one, _), (other, _) in itertools.pairwise(found):  # none could have joined the next
-        first = next(each for each in bounds if each > other.start)
+    # No call could have included the next document.
+    for (one, _), (other, _) in itertools.pairwise(found):
+        first = next(bound for bound in bounds if bound > other.start)
         assert first - one.start > together
 
 
 @pytest.mark.slow
 def test_operators_keep_torchs_rules():
-    parts, documents = drawn(ROWS, 2), numbered(ROWS)
+    parts = draw_parts(ROWS, 2)
+    documents = number_documents(ROWS)
     library.opcheck(document_attention.OPERATOR, (*parts, documents, SCALE, True))
 
 
 class Products(TorchDispatchMode):
-    """Counts the pairs of a query and a key that torch's kernel is called for."""
+    """Counts the query-key pairs of calls of torch's kernel."""
 
     def __init__(self):
         super().__init__()
@@ -131,8 +138,9 @@ class Products(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def pairs_of_documents(rows):
-    parts, documents = [each.detach() for each in drawn(rows)], numbered(rows)
+def count_document_pairs(rows):
+    parts = [part.detach() for part in draw_parts(rows)]
+    documents = number_documents(rows)
     with Products() as forward:
         saved = document_attention.attend(*parts, documents, SCALE, True)
     with Products() as backward:
@@ -142,8 +150,9 @@ def pairs_of_documents(rows):
     return forward.pairs
 
 
-def flops_in_blocks(rows, **settings):
-    parts, documents = [each.detach() for each in drawn(rows)], numbered(rows)
+def count_block_flops(rows, **settings):
+    parts = [part.detach() for part in draw_parts(rows)]
+    documents = number_documents(rows)
     asked = documents, None, None, SCALE, settings.get("window"), settings.get("cap"), True
     with FlopCounterMode(display=False) as forward:
         seen, sums = blocked_attention.attend(*parts, *asked)
@@ -153,39 +162,40 @@ def flops_in_blocks(rows, **settings):
 
 
 @pytest.mark.parametrize("length", [128, 300, 512])
-def test_what_is_computed_is_the_squares_of_documents(length):
-    """Exactly, where documents are long; whatever the row is."""
+def test_computation_is_quadratic_in_document_lengths(length):
+    """Expect exact squares for long documents, whatever the row."""
     for count in (1, 2, 4):
-        assert pairs_of_documents([[length] * count]) == count * length**2
-    assert pairs_of_documents([[length] * 2, [2 * length]]) == 6 * length**2
+        assert count_document_pairs([[length] * count]) == count * length**2
+    assert count_document_pairs([[length] * 2, [2 * length]]) == 6 * length**2
 
 
-def test_short_documents_take_no_more_than_what_one_call_reads():
-    assert pairs_of_documents([[1] * 1024]) == 1024 * 128
-    assert pairs_of_documents([[100] * 10]) == 10 * 100**2
-    assert pairs_of_documents([[30] * 40]) <= 40 * 30 * 128
+def test_short_documents_compute_no_more_than_one_call():
+    assert count_document_pairs([[1] * 1024]) == 1024 * 128
+    assert count_document_pairs([[100] * 10]) == 10 * 100**2
+    assert count_document_pairs([[30] * 40]) <= 40 * 30 * 128
 
 
 @pytest.mark.parametrize("settings", [{"cap": 20.0}, {"window": 200}, {"window": 4096}])
-def test_blocks_read_no_keys_but_those_of_their_own_documents(settings):
+def test_blocks_read_only_keys_of_their_own_documents(settings):
     block = attention_blocks.QUERIES
     pair = 4 * HEADS * WIDTH  # two products forward, and two numbers for each of a product
     for length, count in itertools.product((256, 512), (1, 4)):
-        forward, backward = flops_in_blocks([[length] * count], **settings)
+        forward, backward = count_block_flops([[length] * count], **settings)
         seen = min(length, settings.get("window", length) + block)
         assert forward <= pair * count * length * seen
         assert backward == 2.5 * forward
-    once, _ = flops_in_blocks([[512] * 2], **settings)
-    assert flops_in_blocks([[512] * 4], **settings)[0] == 2 * once
-    assert flops_in_blocks([[512] * 2, [512] * 2], **settings)[0] == 2 * once
+    once, _ = count_block_flops([[512] * 2], **settings)
+    assert count_block_flops([[512] * 4], **settings)[0] == 2 * once
+    assert count_block_flops([[512] * 2, [512] * 2], **settings)[0] == 2 * once
 
 
 @pytest.mark.parametrize(
     "settings", [{"cap": 2.0}, {"window": 200}, {"window": 30, "causal": False}, {"causal": False}]
 )
-def test_blocks_of_rows_with_documents_give_what_all_keys_give(settings, monkeypatch):
-    """With blocks as they are, and with one as long as the row, which takes no short way."""
-    parts, documents = drawn(ROWS, 2), numbered(ROWS)
+def test_blocks_with_documents_equal_reading_all_keys(settings, monkeypatch):
+    """Use blocks of the usual size, and one as long as the row, which takes no shortcut."""
+    parts = draw_parts(ROWS, 2)
+    documents = number_documents(ROWS)
     attend = functools.partial(
         blocked_attention.blocked_attention, documents_BS=documents, scale=SCALE, **settings
     )
@@ -231,15 +241,15 @@ def test_packed_documents_get_the_logits_and_the_slopes_of_each_alone(name):
     assert (packed - alone).abs().max() <= 2e-5
     names, parameters = zip(*model.named_parameters(), strict=True)
     one, other = (
-        torch.autograd.grad(F.cross_entropy(each.flatten(0, 1), ids.flatten()), parameters)
-        for each in (packed, alone)
+        torch.autograd.grad(F.cross_entropy(logits.flatten(0, 1), ids.flatten()), parameters)
+        for logits in (packed, alone)
     )
     for parameter, together, apart in zip(names, one, other, strict=True):
         assert (together - apart).abs().max() <= 1e-5 * max(1, apart.abs().max()), parameter
 
 
 def test_no_mask_of_a_long_row_is_made():
-    """Nothing of T by T numbers, forward or backward."""
+    """Check that no tensor has T × T elements, forward or backward."""
     length = 300
 
     class Largest(TorchDispatchMode):

@@ -1,4 +1,4 @@
-"""What flex_attention is told of rows, by the plain one of torch."""
+"""The block masks that flex_attention gets, compared with torch's own."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ MASKS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("given", ROWS)
-def test_it_computes_what_plain_products_do(given, kernels):
+def test_flex_attention_equals_plain_products(given, kernels):
     torch._dynamo.reset()
     drawn = given.draw("cpu", torch.float32)
     whole = drawn.attend_plainly(torch.float64)
@@ -32,19 +32,19 @@ def test_it_computes_what_plain_products_do(given, kernels):
 
 
 @pytest.mark.slow
-def test_caps_sinks_and_slopes_are_those_of_plain_products(kernels):
+def test_caps_sinks_and_slopes_equal_plain_products(kernels):
     given = Rows(sinks=True, slopes=True, cap=1.5, window=50, mean=30, queries=60, keys=100)
     drawn = given.draw("cpu", torch.float32)
     for found, exact in zip(drawn.attend("flex"), drawn.attend_plainly(torch.float64), strict=True):
         assert (found - exact).norm() <= 2e-6 * exact.norm()
 
 
-def chosen(counts, indices):
-    """[B, P, Q], whether a block of queries goes through a block of keys."""
+def find_read_blocks(counts, indices):
+    """Return [B, P, Q]: whether a block of queries reads a block of keys."""
     found = torch.zeros(indices.shape, dtype=torch.bool)
     for place in torch.cartesian_prod(*(torch.arange(size) for size in counts.shape)).tolist():
         first = indices[tuple(place)][: counts[tuple(place)]]
-        assert first.diff().gt(0).all()  # in their order: sums are made in it
+        assert first.diff().gt(0).all()  # ascending, as this is the order of summation
         found[(*place, first.long())] = True
     return found[:, 0]
 
@@ -56,11 +56,11 @@ def test_blocks_are_those_that_torch_finds_in_the_whole_mask(given):
     ours = prepare_rows("flex", documents, sizes, CPU, given.window, given.causal).blocks
     rows = 1 if documents is None else given.rows
     theirs = create_block_mask(ours.mask_mod, rows, None, *sizes, device="cpu")
-    some = chosen(ours.kv_num_blocks, ours.kv_indices)
-    whole = chosen(ours.full_kv_num_blocks, ours.full_kv_indices)
-    their_whole = chosen(theirs.full_kv_num_blocks, theirs.full_kv_indices)
-    their_some = chosen(theirs.kv_num_blocks, theirs.kv_indices)
-    # Between the first key and the last that a block sees, we leave none out.
+    some = find_read_blocks(ours.kv_num_blocks, ours.kv_indices)
+    whole = find_read_blocks(ours.full_kv_num_blocks, ours.full_kv_indices)
+    their_whole = find_read_blocks(theirs.full_kv_num_blocks, theirs.full_kv_indices)
+    their_some = find_read_blocks(theirs.kv_num_blocks, theirs.kv_indices)
+    # Between the first and the last visible key of a block, no block is left out.
     assert not (their_some & ~some & ~whole).any()
     assert not (their_whole & ~some & ~whole).any()
     assert not (whole & ~their_whole).any()
@@ -68,12 +68,12 @@ def test_blocks_are_those_that_torch_finds_in_the_whole_mask(given):
     if given.mean is None:
         assert torch.equal(some | whole, their_some | their_whole)
         assert whole.sum() == their_whole.sum()
-    # Backward it goes by blocks of keys.
+    # The backward pass iterates over blocks of keys.
     assert ours.q_num_blocks.sum() == some.sum()
     assert ours.full_q_num_blocks.sum() == whole.sum()
 
 
-def test_it_is_compiled_to_train_by_shape_and_else_for_any_length(monkeypatch):
+def test_flex_attention_is_compiled_by_shape_for_training_and_dynamically_otherwise(monkeypatch):
     asked = []
     monkeypatch.setattr(torch, "compile", lambda _, **settings: asked.append(settings))
     for trains in (True, False):

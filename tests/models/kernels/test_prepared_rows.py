@@ -31,13 +31,13 @@ def build(kernel, layers=2, kind=DecoderConfig, dtype=torch.bfloat16, **settings
 
 
 def read(model, packed=True):
-    """What the model gives of rows, and the gradients of its parameters, as one vector."""
+    """Return the hidden states and the gradients of the parameters, as one vector."""
     ids = torch.randint(32, (2, LENGTH), generator=torch.Generator().manual_seed(1))
     rows = {"positions_BT": torch.arange(LENGTH).remainder(40).expand(2, -1)} if packed else {}
     hidden = model(ids, **rows).hidden
     weights = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(2))
     found = torch.autograd.grad((hidden.float() * weights).sum(), list(model.layers.parameters()))
-    return torch.cat([each.detach().float().flatten() for each in (hidden, *found)])
+    return torch.cat([tensor.detach().float().flatten() for tensor in (hidden, *found)])
 
 
 CASES = [
@@ -51,7 +51,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kernel", "packed", "settings"), CASES)
-def test_a_decoder_gives_by_a_kernel_what_it_gives_in_blocks(kernel, packed, settings, monkeypatch):
+def test_a_decoder_by_a_kernel_equals_blocks(kernel, packed, settings, monkeypatch):
     exact = read(build("plain", dtype=torch.float32, **settings), packed)
     with stand_in(monkeypatch):
         found = read(build(kernel, **settings), packed)
@@ -61,7 +61,7 @@ def test_a_decoder_gives_by_a_kernel_what_it_gives_in_blocks(kernel, packed, set
 @pytest.mark.slow
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("settings", [WINDOWS, CAPS, ALIBI])
-def test_a_decoder_gives_by_flex_attention_what_it_gives_in_blocks(packed, settings, kernels):
+def test_a_decoder_by_flex_attention_equals_blocks(packed, settings, kernels):
     torch._dynamo.reset()
     exact = read(build("plain", dtype=torch.float32, **settings), packed)
     found = read(build("flex", dtype=torch.float32, **settings), packed)
@@ -93,8 +93,11 @@ class Operators(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("kernel", ["triton", "flash"])
-def test_where_documents_are_is_found_once_for_all_layers_and_both_passes(kernel, kernels):
-    """Of each kind of layer; an operator is a kernel on a GPU, and those of attention count one."""
+def test_document_bounds_are_computed_once_for_all_layers_and_both_passes(kernel, kernels):
+    """Count operators for each kind of layer.
+
+    An operator is a kernel on a GPU, and an attention operator counts once.
+    """
     found = []
     for layers in (2, 6):
         with Operators() as operators:
@@ -104,12 +107,12 @@ def test_where_documents_are_is_found_once_for_all_layers_and_both_passes(kernel
     reached = ("cummax", "maximum", "minimum", "flip", "nonzero", "ne")
     assert {name: few[name] for name in reached} == {name: many[name] for name in reached}
     if kernel == "triton":
-        assert few["cummax"] == 2 * 2  # two kinds of layers; begins and ends
+        assert few["cummax"] == 2 * 2  # two kinds of layers; starts and ends
         assert many["reach_attention"] == 3 * few["reach_attention"] == 6
 
 
-def test_documents_of_a_batch_are_not_asked_of_the_device(kernels):
-    """Their positions were copied from the host, which knows them."""
+def test_documents_of_a_batch_need_no_read_from_the_device(kernels):
+    """Positions that were copied from the host need no read from the device."""
     positions = torch.arange(LENGTH).remainder(40).expand(2, -1).contiguous()
     remember_copy(positions, positions.clone())
     with Operators() as operators:
@@ -118,11 +121,12 @@ def test_documents_of_a_batch_are_not_asked_of_the_device(kernels):
         model(ids, positions_BT=positions)
     assert operators.found["varlen_attention"] == 2
     known = model.sights(positions, None, dtype=torch.bfloat16)[False]
-    assert known.rows is None  # one document a row: torch's own attention
+    assert known.rows is None  # one document a row uses torch's own attention
 
 
-def test_what_follows_a_cache_is_read_in_blocks(kernels):
-    model, ids = build("flash", **WINDOWS), torch.arange(8).remainder(32).expand(1, -1)
+def test_tokens_after_a_cache_are_read_in_blocks(kernels):
+    model = build("flash", **WINDOWS)
+    ids = torch.arange(8).remainder(32).expand(1, -1)
     with torch.no_grad():
         whole = model(ids).hidden
         caches = [KeyValueCache() for _ in model.layers]
@@ -130,6 +134,6 @@ def test_what_follows_a_cache_is_read_in_blocks(kernels):
     assert (torch.cat(parts, 1) - whole).abs().max() <= 5e-2
 
 
-def test_a_kernel_that_cannot_is_refused_when_it_is_to_be_run():
+def test_an_unsuitable_kernel_is_refused_at_run_time():
     with pytest.raises(ConfigError, match="'flash': it needs a GPU, and the device is a CPU"):
         read(build("flash"))

@@ -1,4 +1,4 @@
-"""Where what is seen begins and ends, held to every pair of a query and a key."""
+"""The first and last visible key of each query, compared with every query-key pair."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
     begins=st.none() | st.lists(st.integers(0, 1), min_size=63, max_size=63),
 )
 def test_a_query_sees_the_keys_between_and_no_others(rows, queries, keys, window, causal, begins):
-    """Of any part of a row by any other, which may be none."""
+    """Compare any part of a row with any other, which may be empty."""
     queries, keys = (range(begin, begin + length) for begin, length in (queries, keys))
     seen = 21
     documents = None if begins is None else torch.tensor(begins[: rows * seen]).view(rows, seen)
@@ -36,12 +36,13 @@ def test_a_query_sees_the_keys_between_and_no_others(rows, queries, keys, window
     if documents is not None:
         sees_BTN &= documents[:, list(queries), None] == documents[:, None, list(keys)]
 
-    at_N, at_T = torch.arange(len(keys)), torch.arange(len(queries))
-    first_key, last_key, first_query, last_query = (each[..., None] for each in reach)
+    at_N = torch.arange(len(keys))
+    at_T = torch.arange(len(queries))
+    first_key, last_key, first_query, last_query = (bound[..., None] for bound in reach)
     assert torch.equal(((at_N >= first_key) & (at_N <= last_key)).expand_as(sees_BTN), sees_BTN)
     seen_BNT = (at_T >= first_query) & (at_T <= last_query)
     assert torch.equal(seen_BNT.mT.expand_as(sees_BTN), sees_BTN)
-    # A block of a kernel goes from the first of its first to the last of its last.
+    # A block of a kernel reads from the first key of its first query to the last key of its last.
     for places in reach:
         assert places.dtype == torch.int32
         assert (places.diff(dim=1) >= 0).all()
@@ -50,6 +51,6 @@ def test_a_query_sees_the_keys_between_and_no_others(rows, queries, keys, window
 
 
 @pytest.mark.parametrize("documents", [None, torch.tensor([[3, 3, 4], [1, 1, 1]])])
-def test_rows_that_are_alike_have_one(documents):
+def test_rows_without_documents_share_one_reach(documents):
     reach = find_reach(find_document_ends(documents, 3, CPU), range(3), range(3), None, True)
     assert {len(places) for places in reach} == {1 if documents is None else 2}

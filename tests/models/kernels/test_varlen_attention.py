@@ -1,4 +1,4 @@
-"""What FlashAttention-2 is told of documents and windows, by a stand-in that computes plainly."""
+"""The documents and windows that FlashAttention-2 gets, by a stand-in that computes plainly."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from trainrig.on_host import remember_copy
 
 PLAIN = [given for given in ROWS if not given.changes_logits]
 WIDE = [
-    Rows(window=200, mean=40, rows=2),  # as long as the row: hides nothing
+    Rows(window=200, mean=40, rows=2),  # a window as long as the row hides nothing
     Rows(window=30, mean=20, causal=False, rows=2, kv_heads=2),
     Rows(queries=50, keys=200, mean=15, rows=3, window=9),  # some documents have no query
     Rows(mean=2, queries=40, keys=40),
@@ -18,7 +18,7 @@ WIDE = [
 
 
 @pytest.mark.parametrize("given", PLAIN + WIDE)
-def test_documents_and_windows_are_told_to_flash_attention_as_they_are(given, kernels):
+def test_documents_and_windows_are_passed_to_flash_attention(given, kernels):
     drawn = given.draw("cpu", torch.float32)
     whole = drawn.attend_plainly(torch.float64)
     for found, exact in zip(drawn.attend("flash"), whole, strict=True):
@@ -41,8 +41,8 @@ def test_equal_numbers_in_two_rows_are_two_documents():
     assert rows.query_bounds_L[:3].tolist() == [0, 2, 4]
 
 
-def test_documents_that_the_host_knows_are_not_asked_of_the_device():
-    documents = torch.zeros(1, 4, device="meta")  # which has no numbers to give
+def test_documents_known_to_the_host_need_no_read_from_the_device():
+    documents = torch.zeros(1, 4, device="meta")  # has no values to read
     remember_copy(documents, torch.tensor([[0, 0, 1, 1]]))
     assert find_varlen_rows(documents, 4).limits.tolist() == [2, 2, 2]
     with pytest.raises(NotImplementedError):
@@ -50,13 +50,13 @@ def test_documents_that_the_host_knows_are_not_asked_of_the_device():
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_the_operator_is_what_it_says_of_itself_to_a_compiler(packed, kernels):
+def test_the_operator_matches_its_compiler_description(packed, kernels):
     parts = [torch.randn(2, 20, heads, 8).transpose(1, 2) for heads in (4, 2, 2)]
     bounds = None, None, None
     if packed:
         rows = find_varlen_rows(torch.arange(20).div(7).floor().expand(2, -1), 20)
         bounds = rows.query_bounds_L, rows.key_bounds_L, rows.limits
-    given = *(each.requires_grad_() for each in parts), *bounds, 0.3, 5, 0
+    given = *(part.requires_grad_() for part in parts), *bounds, 0.3, 5, 0
     tests = (
         "test_schema",
         "test_autograd_registration",

@@ -1,4 +1,4 @@
-"""Adapters in a decoder, against plain arithmetic and against PEFT's own layers."""
+"""Adapters in a decoder, compared with plain arithmetic and PEFT's layers."""
 
 import pytest
 import torch
@@ -42,8 +42,8 @@ def whole(build):
     return build(seed=1)
 
 
-def adapted(whole, lora, trained=False):
-    """A copy of `whole` with adapters: fresh ones, or ones that change something."""
+def add_adapters(whole, lora, trained=False):
+    """Return a copy of `whole` with adapters, which are fresh or `trained` to change something."""
     model = Decoder(whole.config)
     model.load_state_dict(whole.state_dict())
     with torch.device("meta"):
@@ -80,7 +80,7 @@ def trained_part(model):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fresh_adapter_changes_nothing(kind, whole, ids):
     lora = KINDS[kind]
-    found = adapted(whole, lora)(ids).logits
+    found = add_adapters(whole, lora)(ids).logits
     weights = {name: round_to_base(name, w, lora.base) for name, w in whole.state_dict().items()}
     whole.load_state_dict(weights)
     torch.testing.assert_close(found, whole(ids).logits, rtol=1e-4, atol=1e-4)
@@ -89,9 +89,10 @@ def test_a_fresh_adapter_changes_nothing(kind, whole, ids):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_merged_weights_say_what_the_adapter_says(kind, whole, ids):
+def test_merged_weights_equal_the_adapter(kind, whole, ids):
     lora = KINDS[kind]
-    model, before = adapted(whole, lora, trained=True), whole(ids).logits
+    model = add_adapters(whole, lora, trained=True)
+    before = whole(ids).logits
     weights = {
         name: round_to_base(name, w, lora.base).clone() for name, w in whole.state_dict().items()
     }
@@ -110,7 +111,7 @@ def test_merged_weights_say_what_the_adapter_says(kind, whole, ids):
 
 @pytest.mark.parametrize("kind", ["plain", "embedding", "dora", "int8"])
 def test_gradients_reach_the_adapter_alone(kind, whole, ids):
-    model = adapted(whole, KINDS[kind], trained=True)
+    model = add_adapters(whole, KINDS[kind], trained=True)
     model(ids).logits.square().mean().backward()
     for name, parameter in model.named_parameters():
         assert (parameter.grad is not None) == parameter.requires_grad, name
@@ -118,9 +119,9 @@ def test_gradients_reach_the_adapter_alone(kind, whole, ids):
             assert parameter.grad.abs().sum() > 0, name
 
 
-def test_gradients_are_those_of_the_merged_weights(whole, ids):
+def test_gradients_equal_those_of_the_merged_weights(whole, ids):
     lora = KINDS["embedding"]
-    model = adapted(whole, lora, trained=True)
+    model = add_adapters(whole, lora, trained=True)
     model(ids).logits.square().mean().backward()
     part = {name: p.clone().requires_grad_() for name, p in trained_part(model).items()}
     merged = merge(whole.state_dict(), part, lora)
@@ -151,17 +152,18 @@ def test_scales_are_the_known_ones():
     assert not draw_adapter_value("x.lora_b", (8, 4), 0).any()
 
 
-def test_fresh_values_go_by_seed_name_and_place_and_leave_torchs_own_numbers_alone():
+def test_fresh_values_depend_on_seed_name_and_position_and_not_on_torchs_generator():
     before = torch.get_rng_state()
     drawn = draw_adapter_value("x.lora_a", (64, 100), 0)
     assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(drawn[:7], draw_adapter_value("x.lora_a", (7, 100), 0))  # as any slice
+    # Any slice can be drawn alone.
+    assert torch.equal(drawn[:7], draw_adapter_value("x.lora_a", (7, 100), 0))
     assert abs(drawn.mean()) < 0.003 and float(drawn.std()) == pytest.approx(0.1 / 3**0.5, rel=0.03)
     for name, seed in (("y.lora_a", 0), ("x.lora_a", 1)):
         assert not torch.equal(drawn, draw_adapter_value(name, (64, 100), seed))
 
 
-def test_a_pattern_that_matches_nothing_is_refused_with_what_there_is(whole):
+def test_a_pattern_without_matches_is_refused_with_the_layers(whole):
     with pytest.raises(ConfigError, match=r"'q_proj' matches no layer.*attention\.query"):
         adapt(whole, LoRA(targets=("attention.*", "q_proj")))
     with pytest.raises(ConfigError, match="an embedding, which DoRA does not support"):
@@ -190,8 +192,8 @@ def test_layers_that_may_be_named_are_known_without_the_model(config):
         model = build_model(config)
     there = [
         name
-        for name, each in model.named_modules()
-        if isinstance(each, torch.nn.Linear | torch.nn.Embedding)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear | torch.nn.Embedding)
         and not (config.head != "tokens" and name.startswith(("head", "pooler", "transform")))
     ]
     assert sorted(list_matrices(config)) == sorted(there)
@@ -211,7 +213,7 @@ def test_routers_stay_as_they_are(build):
             *(f"feedforward.shared.{n}" for n in ("gate", "up", "down")),
         )
     )
-    alone = build(feedforward=EXPERTS).config  # of which the usual targets match routers
+    alone = build(feedforward=EXPERTS).config  # the default targets match its routers
     assert {name.split(".")[2] for name in LoRA().choose(alone)} == {"attention"}
     for targets, said in (
         (("attention.*", "feedforward.router"), "'feedforward.router' names routers.*leave it out"),
@@ -223,11 +225,11 @@ def test_routers_stay_as_they_are(build):
 
 
 @pytest.mark.parametrize("base", ["float32", "bfloat16", "int8"])
-def test_a_mixture_with_an_adapter_says_what_its_merged_weights_say(base, build, ids):
-    """Its experts and routers are in float32, however the rest is held."""
+def test_a_mixture_with_an_adapter_equals_its_merged_weights(base, build, ids):
+    """Keep experts and routers in float32, whatever the other weights' dtype."""
     whole = build(seed=1, feedforward=EXPERTS | {"shared_experts": 1})
     lora = LoRA(rank=4, alpha=8, base=base)
-    model = adapted(whole, lora, trained=True)
+    model = add_adapters(whole, lora, trained=True)
     weights = {name: round_to_base(name, w, lora.base) for name, w in whole.state_dict().items()}
     whole.load_state_dict(merge(weights, trained_part(model), lora))
     torch.testing.assert_close(model(ids).logits, whole(ids).logits, rtol=1e-3, atol=1e-3)
@@ -235,7 +237,7 @@ def test_a_mixture_with_an_adapter_says_what_its_merged_weights_say(base, build,
 
 def test_dropout_goes_by_sample_layer_and_place_and_is_off_in_evaluation(whole, ids):
     lora = LoRA(rank=4, alpha=8, dropout=0.4)
-    model = adapted(whole, lora, trained=True)
+    model = add_adapters(whole, lora, trained=True)
 
     def logits(given, samples):
         return _with(model, given, samples)
@@ -250,7 +252,7 @@ def test_dropout_goes_by_sample_layer_and_place_and_is_off_in_evaluation(whole, 
     torch.testing.assert_close(twice[:2], both)
     assert not torch.allclose(twice[2:], both)
     with torch.no_grad():
-        plain = adapted(whole, LoRA(rank=4, alpha=8), trained=True)(ids).logits
+        plain = add_adapters(whole, LoRA(rank=4, alpha=8), trained=True)(ids).logits
         assert torch.equal(model(ids).logits, plain)
     first, second = list_dropouts(model)[:2]
     x = torch.ones(2, 400, 50)
@@ -261,11 +263,11 @@ def test_dropout_goes_by_sample_layer_and_place_and_is_off_in_evaluation(whole, 
     assert not torch.equal(kept, second(x)) and not torch.equal(kept[0], kept[1])
     again = LoRA(rank=4, alpha=8, dropout=0.4, dropout_seed=1)
     assert not torch.allclose(
-        logits(ids, [7, 900]), _with(adapted(whole, again, trained=True), ids, [7, 900])
+        logits(ids, [7, 900]), _with(add_adapters(whole, again, trained=True), ids, [7, 900])
     )
 
 
 def _with(model, ids, samples):
-    for each in list_dropouts(model):
-        each.samples_B = torch.tensor(samples)
+    for dropout in list_dropouts(model):
+        dropout.samples_B = torch.tensor(samples)
     return model(ids).logits.detach()

@@ -1,4 +1,4 @@
-"""Conversations as ids and masks, against Transformers on templates of real models."""
+"""Conversations as ids and masks, compared with Transformers on templates of real models."""
 
 import importlib.util
 import json
@@ -65,7 +65,7 @@ CHATS = {
 
 @pytest.fixture(scope="module")
 def library():
-    """A byte-level tokenizer with the special tokens of all these models."""
+    """Return a byte-level tokenizer with the special tokens of all these models."""
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = tokenizers.decoders.ByteLevel()
@@ -90,22 +90,24 @@ def theirs(library):
     return transformers.PreTrainedTokenizerFast(tokenizer_object=library, **NAMED)
 
 
-def template_of(name):
-    """A template that the TRL installed here ships."""
+def read_template(name):
+    """Return a template that the TRL installed here ships."""
     found = importlib.util.find_spec("trl")
     if found is None or found.origin is None:
         pytest.skip("TRL is not installed")
     return (Path(found.origin).parent / "chat_templates" / f"{name}.jinja").read_text()
 
 
-def rendered(encoder, template, messages, tools=None):
+def render(encoder, template, messages, tools=None):
     chat = Conversation(parse_messages(messages), parse_tools(tools))
     return ChatRenderer(encoder, template, NAMED).render(chat)
 
 
-def taught(encoder, found):
-    """The stretches that are trained on, as text."""
-    text, runs, last = encoder, [], False
+def find_trained_spans(encoder, found):
+    """Return the trained spans as text."""
+    text = encoder
+    runs = []
+    last = False
     for number, weight in zip(found.ids.tolist(), found.weights.tolist(), strict=True):
         if weight and last:
             runs[-1].append(number)
@@ -117,21 +119,19 @@ def taught(encoder, found):
 
 @pytest.mark.parametrize("chat", ["one", "turns", "system"])
 @pytest.mark.parametrize("name", ["llama3_training", "cohere_training"])
-def test_the_mask_is_that_of_generation_marks_where_these_end_with_the_turn(
-    name, chat, encoder, theirs
-):
-    template = template_of(name)
+def test_the_mask_equals_generation_marks_that_end_with_the_turn(name, chat, encoder, theirs):
+    template = read_template(name)
     expected = theirs.apply_chat_template(
         CHATS[chat], chat_template=template, return_dict=True, return_assistant_tokens_mask=True
     )
-    found = rendered(encoder, template, CHATS[chat])
+    found = render(encoder, template, CHATS[chat])
     assert found.ids.tolist() == expected["input_ids"]
-    assert (found.weights > 0).tolist() == [bool(each) for each in expected["assistant_masks"]]
+    assert (found.weights > 0).tolist() == [bool(flag) for flag in expected["assistant_masks"]]
 
 
 def test_marks_that_take_the_newline_along_do_not_make_it_a_target(encoder):
-    template = template_of("qwen3_training")
-    said = taught(encoder, rendered(encoder, template, CHATS["turns"]))
+    template = read_template("qwen3_training")
+    said = find_trained_spans(encoder, render(encoder, template, CHATS["turns"]))
     assert said[0] == "<think>\n\n</think>\n\nyes<|im_end|>"
 
 
@@ -141,30 +141,32 @@ def test_a_template_that_wants_parts_gets_parts(encoder):
         "{{ '<|im_end|>\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     )
-    assert taught(encoder, rendered(encoder, template, CHATS["one"])) == [" a mirror\n\n<|im_end|>"]
+    assert find_trained_spans(encoder, render(encoder, template, CHATS["one"])) == [
+        " a mirror\n\n<|im_end|>"
+    ]
 
 
 def test_a_prompt_ends_where_its_ids_end_whatever_token_the_answer_would_join(library):
-    """A prompt that ends in a newline, an answer that begins with one, and a token for both."""
+    """Use a prompt that ends in a newline, an answer that begins with one, and a token for both."""
     made = json.loads(library.to_str())
     newline = made["model"]["vocab"]["\u010a"]
     made["model"]["vocab"]["\u010a\u010a"] = len(made["model"]["vocab"])
     made["model"]["merges"].insert(0, ["\u010a", "\u010a"])
     encoder = Encoder(json.dumps(made))
-    found = rendered(encoder, CHATML, [asks("hi"), says("\nyes")])
+    found = render(encoder, CHATML, [asks("hi"), says("\nyes")])
     prompt = ChatRenderer(encoder, CHATML).encode_prompt(parse_messages([asks("hi")]))
     assert found.ids.tolist()[: len(prompt)] == prompt
     assert found.prompt == len(prompt) and found.ids[len(prompt)] == newline
     assert encoder.decode(found.ids.tolist()) == found.text
 
 
-# --- templates by hand, in the ways that real ones differ
+# --- templates made by hand, which differ as real ones do
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-FORGETFUL = (  # thoughts of turns that others follow are left out
+FORGETFUL = (  # leaves out thoughts of turns before the last
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
     "{% if m.role == 'assistant' and loop.last %}{{ '<think>\n</think>\n' }}{% endif %}"
     "{{ m.content + '<|im_end|>\n' }}"
@@ -210,11 +212,11 @@ MARKED = CHATML.replace(
         "ours",
     ],
 )
-def test_what_is_trained_on_is_what_the_assistant_says_and_its_ends(template, expected, encoder):
+def test_the_assistants_text_and_end_tokens_are_trained_on(template, expected, encoder):
     chat = Conversation(parse_messages([asks("hi"), says("yes"), asks("more"), says("no")]))
     renderer = ChatRenderer(encoder, template, NAMED)
     samples = renderer.render_samples(chat)
-    assert [taught(encoder, sample) for sample in samples] == expected
+    assert [find_trained_spans(encoder, sample) for sample in samples] == expected
     assert [len(sample.turns) for sample in samples] == [len(said) for said in expected]
     last = renderer.render(chat)
     assert last.text == samples[-1].text
@@ -224,43 +226,43 @@ def test_what_is_trained_on_is_what_the_assistant_says_and_its_ends(template, ex
 def test_thoughts_that_the_prompt_opens_and_the_template_drops_are_trained_on(encoder):
     row = [asks("hi"), says("<think>\nhm\n</think>\n\nyes")]
     dropping = OPENED.replace("m.content +", "m.content.split('</think>')[-1].strip() +")
-    found = rendered(encoder, dropping, row)
-    assert taught(encoder, found) == ["hm\n</think>\n\nyes<|im_end|>"]
+    found = render(encoder, dropping, row)
+    assert find_trained_spans(encoder, found) == ["hm\n</think>\n\nyes<|im_end|>"]
     prompt = ChatRenderer(encoder, dropping).encode_prompt(parse_messages(row[:1]))
     assert found.ids.tolist()[: found.prompt] == prompt
 
 
 def test_a_whole_answer_without_its_words_is_an_error(encoder):
-    """The end of turn is there to train on, and a header of the answer; its words are not."""
+    """The end of turn and the answer's header are there to train on, but its words are not."""
     mute = CHATML.replace("m.content +", "('say' if m.role == 'assistant' else m.content) +")
     with pytest.raises(BadRow, match=r"answer_lost: turn 1 is rendered without its words 'yes'"):
-        rendered(encoder, mute, [asks("hi"), says("yes")])
+        render(encoder, mute, [asks("hi"), says("yes")])
     with pytest.raises(BadRow, match=r"answer_lost: turn 1 is rendered without its words 'get'"):
-        rendered(encoder, CHATML, [asks("hi"), says("", tool_calls=[CALL])])
+        render(encoder, CHATML, [asks("hi"), says("", tool_calls=[CALL])])
 
 
 def test_a_turn_of_weight_0_is_read_and_not_trained_on(encoder):
     chat = [asks("hi"), says("yes", weight=0), asks("more"), says("no", weight=0.5)]
-    found = rendered(encoder, CHATML, chat)
-    assert taught(encoder, found) == ["no<|im_end|>"]
+    found = render(encoder, CHATML, chat)
+    assert find_trained_spans(encoder, found) == ["no<|im_end|>"]
     assert set(found.weights.tolist()) == {0, 50}
 
 
 def test_only_the_last_turn_can_be_trained_on(encoder):
     chat = Conversation(parse_messages([asks("hi"), says("yes"), asks("more"), says("no")]))
     found = ChatRenderer(encoder, CHATML).render(chat.train_on_last())
-    assert taught(encoder, found) == ["no<|im_end|>"]
+    assert find_trained_spans(encoder, found) == ["no<|im_end|>"]
 
 
-def test_transformers_gives_our_own_template_the_same_ids(encoder, theirs):
+def test_transformers_renders_trainrigs_template_to_the_same_ids(encoder, theirs):
     for chat, messages in CHATS.items():
         tools = TOOLS if chat == "tools" else None
         expected = theirs.apply_chat_template(
             messages, tools=tools, chat_template=TEMPLATE, return_dict=False
         )
-        found = rendered(encoder, build_template(encoder), messages, tools)
+        found = render(encoder, build_template(encoder), messages, tools)
         assert found.ids.tolist() == expected
-        assert all(turn.endswith("<|end_of_turn|>") for turn in taught(encoder, found))
+        assert all(turn.endswith("<|end_of_turn|>") for turn in find_trained_spans(encoder, found))
 
 
 any_text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters=BREAK), max_size=12)
@@ -275,14 +277,14 @@ def test_no_text_can_fake_a_special_token(texts, template):
         for more in ("", fake)
     ]
     special = set(encoder.special_ids.values())
-    found = [rendered(encoder, template, chat) for chat in chats]
-    kept = [[number for number in each.ids.tolist() if number in special] for each in found]
+    found = [render(encoder, template, chat) for chat in chats]
+    kept = [[number for number in dialogue.ids.tolist() if number in special] for dialogue in found]
     assert kept[0] == kept[1]
     assert encoder.decode(found[1].ids.tolist()) == found[1].text
 
 
 class _Encoded:
-    """The tokenizer for hypothesis, whose tests take no fixtures of a module well."""
+    """The tokenizer for hypothesis, whose tests cannot use a module's fixtures well."""
 
     def __init__(self):
         self._text = None
@@ -306,7 +308,7 @@ class _Encoded:
 _ENCODED = _Encoded()
 
 
-# --- what cannot work
+# --- invalid conversations and templates
 
 
 @pytest.mark.parametrize(
@@ -318,28 +320,28 @@ _ENCODED = _Encoded()
         ("{% set _ = messages.append(1) %}", "reaches out of its sandbox"),
     ],
 )
-def test_a_template_that_is_none_or_reaches_out_is_refused_at_once(template, problem, encoder):
+def test_an_invalid_or_unsafe_template_is_refused_at_once(template, problem, encoder):
     with pytest.raises(ConfigError, match=problem):
         ChatRenderer(encoder, template)
 
 
-def test_a_row_that_the_template_refuses_says_why(encoder):
+def test_a_row_refused_by_the_template_has_a_reason(encoder):
     template = "{% if messages|length > 2 %}{{ raise_exception('too many') }}{% endif %}" + CHATML
     chat = [asks("hi"), says("yes"), asks("more"), says("no")]
     with pytest.raises(BadRow, match=r"template_refuses.*too many"):
-        rendered(encoder, template, chat)
+        render(encoder, template, chat)
 
 
 def test_a_mask_of_nothing_or_of_all_is_refused(encoder):
     with pytest.raises(BadRow, match="answer_lost"):
-        rendered(encoder, "{{ messages[0].content }}", [asks("hi"), says("yes")])
+        render(encoder, "{{ messages[0].content }}", [asks("hi"), says("yes")])
     with pytest.raises(BadRow, match="empty_mask"):
-        rendered(encoder, "{{ messages[0].content }}", [asks("hi"), says(" ")])
+        render(encoder, "{{ messages[0].content }}", [asks("hi"), says(" ")])
     with pytest.raises(BadRow, match="empty_mask"):
-        rendered(encoder, CHATML, [asks("hi"), says("")])
+        render(encoder, CHATML, [asks("hi"), says("")])
     bare = "{% for m in messages %}{{ m.content }}{% endfor %}"
     with pytest.raises(BadRow, match="full_mask"):
-        rendered(encoder, bare, [says("yes no")])
+        render(encoder, bare, [says("yes no")])
 
 
 def test_a_tokenizer_of_another_model_needs_a_template(library):

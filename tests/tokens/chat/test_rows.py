@@ -1,4 +1,4 @@
-"""Rows as users bring them: what conversation each is read as, and which are refused and why."""
+"""Rows of user data: the conversation that each is read as, and the reasons for refusals."""
 
 import json
 
@@ -44,7 +44,7 @@ def read(row, kind="conversations", parquet=False, **columns):
     return parse_example(row, columns, kind, parquet=parquet)
 
 
-def told(chat):
+def find_reason(chat):
     return [message.as_json() for message in chat.messages]
 
 
@@ -95,11 +95,11 @@ def told(chat):
 )
 def test_calls_of_all_formats_are_the_templates_calls_and_keep_their_nulls(row):
     (chat,) = read(row).chats
-    assert told(chat) == CHAT
+    assert find_reason(chat) == CHAT
     assert list(chat.tools) == [TOOL]
 
 
-def test_calls_in_turns_of_their_own_join_what_the_assistant_says_before():
+def test_calls_in_separate_turns_join_the_previous_assistant_turn():
     several = json.dumps([CALLED, {"name": "put", "arguments": {}}])
     row = {
         "conversations": [
@@ -112,10 +112,11 @@ def test_calls_in_turns_of_their_own_join_what_the_assistant_says_before():
             {"from": "gpt", "value": "b"},
         ]
     }
-    turns = told(read(row).chats[0])
+    turns = find_reason(read(row).chats[0])
     put = {"type": "function", "function": {"name": "put", "arguments": {}}}
     assert turns[1] == {"role": "assistant", "content": "I look.", "tool_calls": [CALL, put]}
-    assert turns[2] == {"role": "tool", "content": "[1, 2]"}  # of two calls: whose is not known
+    # After two calls, the result's call is unknown.
+    assert turns[2] == {"role": "tool", "content": "[1, 2]"}
     assert (turns[3]["content"], turns[3]["tool_calls"]) == ("<think>\nhm\n</think>\n\n", [CALL])
     assert turns[4] == {"role": "tool", "content": '[{"t": 3}]', "name": "get"}
 
@@ -129,12 +130,12 @@ def test_calls_in_turns_of_their_own_join_what_the_assistant_says_before():
         *((name, name) for name in ("system", "developer")),
     ],
 )
-def test_roles_go_by_all_their_names(name, role):
+def test_all_names_of_roles_are_known(name, role):
     for row in (
         {"conversations": [{"from": name, "value": "x"}, SHAREGPT[0], SHAREGPT[3]]},
         {"messages": [{"role": name, "content": "x"}, ASKED, SAID]},
     ):
-        assert told(read(row).chats[0])[0] == {"role": role, "content": "x"}
+        assert find_reason(read(row).chats[0])[0] == {"role": role, "content": "x"}
 
 
 @pytest.mark.parametrize(
@@ -150,16 +151,16 @@ def test_roles_go_by_all_their_names(name, role):
 def test_a_content_is_a_text_or_has_parts(content, text):
     for role in ("system", "user", "developer"):
         row = {"messages": [{"role": role, "content": content}, ASKED, SAID]}
-        assert told(read(row).chats[0])[0]["content"] == text
+        assert find_reason(read(row).chats[0])[0]["content"] == text
 
 
-def test_what_a_tool_returns_is_any_json():
+def test_a_tool_may_return_any_json():
     for content in ({"t": None}, [1, {"a": 2}], 42, False, [{"type": "car"}]):
         row = {"messages": [ASKED, CALLS, {"role": "tool", "content": content}, SAID]}
-        assert told(read(row).chats[0])[2]["content"] == json.dumps(content)
+        assert find_reason(read(row).chats[0])[2]["content"] == json.dumps(content)
 
 
-def test_history_stands_before_what_is_asked_and_is_trained_on():
+def test_history_precedes_the_question_and_is_trained_on():
     history = [["a", "b"], ["c", "d"]]
     row = {"instruction": "e", "input": "f", "output": "g", "history": history, "system": "s"}
     for given in (row, {**row, "history": json.dumps(history)}):
@@ -186,7 +187,7 @@ def test_history_stands_before_what_is_asked_and_is_trained_on():
         ({"loss": 2.7}, 1.0),
     ],
 )
-def test_a_turn_counts_as_its_marks_say(marks, weight):
+def test_a_turn_is_trained_on_by_its_marks(marks, weight):
     last = {"role": "assistant", "content": "z"}
     chat = read({"messages": [ASKED, {**SAID, **marks}, ASKED, last]}).chats[0]
     assert chat.messages[1].weight == weight
@@ -196,7 +197,8 @@ def test_a_turn_counts_as_its_marks_say(marks, weight):
 
 THOUGHT = {"role": "assistant", "content": "so", "reasoning_content": "hm"}
 ASKED_PROMPT = [{"role": "developer", "content": "be brief"}, *CHAT[:3], THOUGHT, ASKED]
-GOOD, POOR = {"role": "assistant", "content": "3"}, {"role": "assistant", "content": "4"}
+GOOD = {"role": "assistant", "content": "3"}
+POOR = {"role": "assistant", "content": "4"}
 
 
 @pytest.mark.parametrize(
@@ -230,7 +232,7 @@ GOOD, POOR = {"role": "assistant", "content": "3"}, {"role": "assistant", "conte
 def test_pairs_of_all_formats_keep_all_of_their_prompts(row):
     example = read({**row, "tools": [TOOL]}, kind="pairs")
     for chat, answer in zip(example.chats, (GOOD, POOR), strict=True):
-        assert told(chat) == [*ASKED_PROMPT, answer]
+        assert find_reason(chat) == [*ASKED_PROMPT, answer]
         assert list(chat.tools) == [TOOL]
         assert chat.trained_turns == [len(ASKED_PROMPT)]
 
@@ -273,7 +275,7 @@ def test_rankings_are_pairs_of_the_answers_that_columns_name():
 def test_a_labelled_conversation_is_its_last_answer_with_the_label(row):
     example = read({**row, "label": False, "tools": [TOOL]}, kind="labelled")
     (chat,) = example.chats
-    assert told(chat) == CHAT
+    assert find_reason(chat) == CHAT
     assert (example.kind, example.label, chat.trained_turns) == ("labelled", 0, [3])
     assert list(chat.tools) == [TOOL]
 
@@ -282,14 +284,14 @@ def test_a_solution_in_steps_keeps_tools_and_turns_of_its_prompt():
     row = {"prompt": CHAT[:3], "completions": ["one", "two"], "labels": [True, False]}
     example = read({**row, "tools": [TOOL]}, kind="steps")
     (chat,) = example.chats
-    assert told(chat)[:3] == CHAT[:3] and list(chat.tools) == [TOOL]
+    assert find_reason(chat)[:3] == CHAT[:3] and list(chat.tools) == [TOOL]
     assert example.step_labels == (1, 0)
 
 
 def test_nulls_of_parquet_are_keys_that_are_not_there_but_for_those_in_json():
     row = {"messages": [{**turn, "tool_calls": turn.get("tool_calls")} for turn in CHAT]}
     whole = read({**row, "tools": [TOOL]}).chats[0]
-    assert told(whole) == CHAT
+    assert find_reason(whole) == CHAT
     example = read({**row, "tools": [TOOL]}, parquet=True)
     filled = example.chats[0]
     arguments = filled.messages[1].more["tool_calls"][0]["function"]["arguments"]
@@ -299,7 +301,7 @@ def test_nulls_of_parquet_are_keys_that_are_not_there_but_for_those_in_json():
     written = {**CALL, "function": {**CALLED, "arguments": json.dumps(CALLED["arguments"])}}
     turns = [ASKED, {**CALLS, "tool_calls": [written]}, RESULT, SAID]
     kept = read({"messages": turns, "tools": json.dumps([TOOL])}, parquet=True)
-    assert told(kept.chats[0]) == CHAT and list(kept.chats[0].tools) == [TOOL]
+    assert find_reason(kept.chats[0]) == CHAT and list(kept.chats[0].tools) == [TOOL]
     assert not kept.unread
 
 
@@ -358,12 +360,12 @@ def chats(*turns):
         ),
     ],
 )
-def test_a_row_that_is_not_understood_is_refused_with_its_key_and_value(row, kind, reason, named):
+def test_an_unknown_row_is_refused_with_its_key_and_value(row, kind, reason, named):
     with pytest.raises(BadRow, match=f"^{reason}: .*{named}"):
         read(row, kind or "conversations")
 
 
-def test_what_would_change_the_meaning_and_is_not_read_is_told():
+def test_unread_keys_that_change_the_meaning_are_reported():
     row = {
         **turn(images=["a.png"]),
         "chat_template_kwargs": {"enable_thinking": False},

@@ -1,7 +1,7 @@
-"""Every chat template that the installed TRL ships, held to what inference and Transformers do.
+"""Every chat template of the installed TRL, compared with inference and with Transformers.
 
 A sample is the prompt of inference and the answer as the template renders it when it is the last
-turn. Where that is not what `apply_chat_template` gives for the whole row, the difference is one of
+turn. Where that differs from `apply_chat_template` of the whole row, the difference is one of
 `DIFFERENCES`, with its reason.
 """
 
@@ -23,7 +23,7 @@ from trainrig.tokens.encoding.encode import Encoder
 
 transformers = pytest.importorskip("transformers")
 NAMED = {"bos_token": "<bos>", "eos_token": "<eos>"}
-# Tokens are special where they are in the published tokenizers: not <think>, not <tool_call>.
+# Tokens are special if they are in the published tokenizers, unlike <think> and <tool_call>.
 SPECIAL = re.compile(
     r"<[|｜][^<>|｜\s]+[|｜]?>|<[^<>|｜\s]+\|>|</s>|\[/?INST\]|\[gMASK\]"
     r"|<(?:bos|eos|sop|start_of_turn|end_of_turn|end_of_utterance)>"
@@ -41,21 +41,21 @@ NAMES = [name for name in ALL if not name.endswith("_training")]
 TWINS = [name for name in NAMES if f"{name}_training" in ALL]
 
 
-def user(text):
+def make_user_turn(text):
     return Message("user", text)
 
 
-def says(text, **more):
+def make_answer(text, **more):
     return Message("assistant", text, 1.0, more)
 
 
-def call(city):
+def make_call(city):
     arguments = {"city": city, "days": 3, "unit": None}
     function = {"name": "forecast", "arguments": arguments}
     return {"id": "call00001", "type": "function", "function": function}
 
 
-def told(text):
+def make_tool_result(text):
     return Message("tool", text, 1.0, {"name": "forecast", "tool_call_id": "call00001"})
 
 
@@ -68,36 +68,50 @@ TOOLS = (
 )
 INLINE = "<think>\nchew grass\n</think>\n\nGreen."
 CHATS = {
-    "one": [user("Colour?"), says("Green.")],
-    "turns": [user("Colour?"), says("Green."), user("More?"), says("Red é猫.")],
-    "system": [Message("system", "be brief"), user("Colour?"), says("Green.")],
-    "developer": [Message("developer", "be brief"), user("Colour?"), says("Green.")],
-    "thoughts": [
-        user("Colour?"),
-        says("Green.", reasoning_content="chew grass"),
-        user("More?"),
-        says("Red.", reasoning_content="smell a rose"),
+    "one": [make_user_turn("Colour?"), make_answer("Green.")],
+    "turns": [
+        make_user_turn("Colour?"),
+        make_answer("Green."),
+        make_user_turn("More?"),
+        make_answer("Red é猫."),
     ],
-    "inline": [user("Colour?"), says(INLINE), user("More?"), says("Red.")],
-    "call": [user("Rain?"), says("", tool_calls=[call("Paris")])],
+    "system": [Message("system", "be brief"), make_user_turn("Colour?"), make_answer("Green.")],
+    "developer": [
+        Message("developer", "be brief"),
+        make_user_turn("Colour?"),
+        make_answer("Green."),
+    ],
+    "thoughts": [
+        make_user_turn("Colour?"),
+        make_answer("Green.", reasoning_content="chew grass"),
+        make_user_turn("More?"),
+        make_answer("Red.", reasoning_content="smell a rose"),
+    ],
+    "inline": [
+        make_user_turn("Colour?"),
+        make_answer(INLINE),
+        make_user_turn("More?"),
+        make_answer("Red."),
+    ],
+    "call": [make_user_turn("Rain?"), make_answer("", tool_calls=[make_call("Paris")])],
     "tools": [
-        user("Rain?"),
-        says("", reasoning_content="look it up", tool_calls=[call("Paris")]),
-        told("wet"),
-        says("It rains."),
-        user("Thanks"),
-        says("Welcome."),
+        make_user_turn("Rain?"),
+        make_answer("", reasoning_content="look it up", tool_calls=[make_call("Paris")]),
+        make_tool_result("wet"),
+        make_answer("It rains."),
+        make_user_turn("Thanks"),
+        make_answer("Welcome."),
     ],
     "results": [
-        user("Rain?"),
-        says("", tool_calls=[call("Paris"), call("Rome")]),
-        told("wet"),
-        told("dry"),
-        says("Paris alone."),
+        make_user_turn("Rain?"),
+        make_answer("", tool_calls=[make_call("Paris"), make_call("Rome")]),
+        make_tool_result("wet"),
+        make_tool_result("dry"),
+        make_answer("Paris alone."),
     ],
 }
 
-# --- what templates refuse, or leave out; none of it may be trained on in silence
+# --- templates' refusals and omissions, none of which may be trained on silently
 
 PARTS = ("idefics3", "llava_next", "smolvlm")
 TEXT_ARGUMENTS = ("deepseek_r1_distill", "deepseekv3")
@@ -116,7 +130,7 @@ REFUSED = (
         )
     }
     | {("gemma", "system"): "template_refuses"}
-    # One call a turn: Llama's templates say so, that of gpt-oss leaves out the second.
+    # Templates with one call a turn: Llama's refuse a second call, gpt-oss's leaves it out.
     | {(name, "results"): "template_refuses" for name in ("llama3_1", "llama3_2")}
     | {("gptoss", "results"): "answer_lost"}
 )
@@ -124,8 +138,10 @@ REFUSED = (
 
 @cache
 def make_library(name):
-    """A byte-level tokenizer with the special tokens that stand in a template, which puts a BOS
-    before each text, as Llama's do."""
+    """Return a byte-level tokenizer with a template's special tokens.
+
+    It puts a BOS before each text, as Llama's do.
+    """
     names = sorted({*SPECIAL.findall(read_template(name)), "<bos>", "<eos>"})
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -161,7 +177,7 @@ def make_theirs(name):
 
 
 def apply_theirs(name, messages, tools, template=None, **given):
-    """What Transformers makes of messages, in the form that the template reads."""
+    """Return Transformers' rendering of messages, in the form that the template reads."""
     form = MessageForm(
         parts=name in PARTS,
         text_arguments=name in TEXT_ARGUMENTS,
@@ -181,20 +197,20 @@ def apply_theirs(name, messages, tools, template=None, **given):
 
 @cache
 def render(name, chat, template=None):
-    """The samples of a chat, or why it is refused."""
-    conversation = Conversation(tuple(CHATS[chat]), tools_of(chat))
+    """Return the samples of a chat, or the reason for its refusal."""
+    conversation = Conversation(tuple(CHATS[chat]), list_tools(chat))
     try:
         return make_renderer(name, template or name).render_samples(conversation)
     except BadRow as why:
         return why.reason
 
 
-def tools_of(chat):
+def list_tools(chat):
     return TOOLS if chat in ("call", "tools", "results") else ()
 
 
 def list_answers(samples):
-    """The ids before each answer, and those of it, by turn."""
+    """Return the ids before each answer, and the answer's ids, keyed by turn."""
     found = {}
     for sample in samples:
         taught = np.flatnonzero(sample.weights)
@@ -206,24 +222,24 @@ def list_answers(samples):
     return found
 
 
-# --- where a sample is not what Transformers makes of the same turns, and why
+# --- differences between samples and Transformers' rendering of the same turns
 
-# A prompt of the template opens thoughts, and the answer as it renders it has none: without them it
-# stands behind the header alone. With them it stands behind the prompt, though the template drops
-# them from its text: the model must say them.
+# The template's prompt opens thoughts, but the answer as it renders it has none. Without thoughts,
+# the answer follows the header alone. With them, it follows the prompt, though the template drops
+# them from its text: the model must generate them.
 OPENS_AND_DROPS = ("deepseek_r1_distill", "deepseekv3")
-# The prompt of an answer without thoughts, or with them, is that of `enable_thinking` switched.
+# `enable_thinking` switches between the prompts of answers with and without thoughts.
 SWITCHES = ("nemotron_3", "qwen3_5_nothink")
-# A turn has no end of its own: the model stops at the token by which the next turn begins.
+# A turn has no end token: the model stops at the token by which the next turn begins.
 UNENDED = ("glm4moe",)
-# A prompt that ends in a tool's turn has no header, and the answer behind it in the text has one.
+# A prompt that ends in a tool's turn has no header, but the rendered answer after it has one.
 HEADLESS = {("diffusion_gemma", "tools", 3), ("diffusion_gemma", "results", 4)}
-# Thoughts before a tool's result stand in the prompt, and are dropped once the answer is there.
+# Thoughts before a tool's result are in the prompt, and are dropped once the answer exists.
 FORGETS = {("gptoss", "tools", 3)}
 
 
 def list_prompts(name, messages, tools):
-    """The ids of all prompts that inference may give, that of no variables first."""
+    """Return the ids of all possible prompts at inference, first the one without variables."""
     given = {"add_generation_prompt": True}
     prompts = [apply_theirs(name, messages, tools, **given)]
     if name.startswith(SWITCHES):
@@ -235,8 +251,8 @@ def list_prompts(name, messages, tools):
     return prompts
 
 
-def stands_as_in_theirs(name, chat, turn):
-    """Whether prompt and answer are how `apply_chat_template` begins, by the reasons above."""
+def begins_as_in_theirs(name, chat, turn):
+    """Return whether prompt and answer begin as `apply_chat_template` renders them."""
     message = CHATS[chat][turn]
     thinks = "reasoning_content" in message.more or "</think>" in message.content
     dropped = name in OPENS_AND_DROPS and thinks
@@ -252,30 +268,33 @@ def test_answers_are_trained_on_as_inference_makes_them(name):
         if (name, chat) in REFUSED:
             assert samples == REFUSED[name, chat], chat
             continue
-        if name in NULL_CONTENT and tools_of(chat):
+        if name in NULL_CONTENT and list_tools(chat):
             continue  # Transformers leaves out null contents, without which this template fails
         assert not isinstance(samples, str), (chat, samples)
         answers = list_answers(samples)
         assert sorted(answers) == [n for n, m in enumerate(messages) if m.role == "assistant"]
         for turn, (before, said) in answers.items():
-            place, tools = (name, chat, turn), tools_of(chat)
+            place = (name, chat, turn)
+            tools = list_tools(chat)
             prompts = list_prompts(name, messages[:turn], tools)
             assert before in prompts, place
             assert make_renderer(name, name).encode_prompt(messages[:turn], tools) == prompts[0]
             whole = apply_theirs(name, messages[: turn + 1], tools)
             joined = before + said[:-1] if name in UNENDED else before + said
-            if stands_as_in_theirs(*place):
+            if begins_as_in_theirs(*place):
                 assert whole[: len(joined)] == joined, place
-            check_said(encoder.decode(said), messages[turn], encoder.decode(whole), place)
+            check_trained_text(encoder.decode(said), messages[turn], encoder.decode(whole), place)
             assert said[-1] in special, place
             assert encoder.decode(said).count(encoder.decode(said[-1:])) == 1 or tools, place
-            rest = encoder.decode(whole[len(joined) :]) if stands_as_in_theirs(*place) else ""
-            assert rest.replace("<eos>", "").strip() == "", place  # nothing is left unlearnt
+            rest = encoder.decode(whole[len(joined) :]) if begins_as_in_theirs(*place) else ""
+            assert rest.replace("<eos>", "").strip() == "", place  # no text is left untrained
 
 
-def check_said(said, message, whole, place):
-    """Words of the answer stand in what is trained on; thoughts do where the template has them, or
-    where only inference has."""
+def check_trained_text(said, message, whole, place):
+    """Assert that the answer's words are trained on.
+
+    Thoughts must be trained on where the template, or only inference, has them.
+    """
     content = message.content.rpartition("</think>")[2].strip()
     assert content in said, place
     for made in message.more.get("tool_calls", ()):
@@ -291,7 +310,7 @@ def check_said(said, message, whole, place):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_there_is_one_bos_whatever_the_tokenizer_adds(name):
-    """The tokenizer puts one before each text; those of most templates have one already."""
+    """Tokenize texts with a BOS before each; most templates contain one already."""
     begin = make_library(name).token_to_id("<bos>")
     written = "bos_token" in read_template(name)
     samples = render(name, "turns")
@@ -301,8 +320,8 @@ def test_there_is_one_bos_whatever_the_tokenizer_adds(name):
         assert not written or ids[0] == begin
 
 
-# What the marks of `_training` templates count to an answer beside it: what inference gives before
-# it (some mark the header, or what a prompt opens), and what no inference asks for after its end.
+# The marks of `_training` templates also include text that inference gives before the answer (a
+# header, or text that a prompt opens), and text after its end that no inference asks for.
 GIVEN = re.compile(
     r"(<｜Assistant｜>|<\|start\|>assistant)?"
     r"(<think>\s*(</think>\s*)?|<\|START_RESPONSE\|>|\n)?"
@@ -311,11 +330,11 @@ BEHIND = re.compile(r"\s*(<eos>)?")
 
 
 @pytest.mark.parametrize("name", TWINS)
-def test_masks_are_those_of_generation_marks_but_for_what_inference_gives(name):
-    """TRL's own variant of a template marks what the assistant says."""
+def test_masks_equal_generation_marks_except_for_prompts(name):
+    """Compare with TRL's own variant of a template, which marks the assistant's text."""
     twin = f"{name}_training"
     encoder = make_encoder(name)
-    # DeepSeek's variants read thoughts in the content alone, and V3's leaves them out of its text.
+    # DeepSeek's variants read thoughts only in the content, and V3's leaves them out of its text.
     thoughts = {"deepseek_r1_distill": ["inline"], "deepseekv3": []}.get(name, ["thoughts"])
     for chat in ("one", "turns", "system", *thoughts):
         samples = render(name, chat, twin)

@@ -90,7 +90,7 @@ MADE = [
 def read(
     *tables: Files | Curated, split_bytes: int = 10**9
 ) -> tuple[list[dict[str, Any]], list[RefusedRow]]:
-    """All documents of `tables`, and what was refused, as a worker that was sent them reads."""
+    """Return all documents of `tables` and all refusals, as read by a worker in another process."""
     documents = pickle.loads(pickle.dumps(open_documents(tables)))
     refused: list[RefusedRow] = []
     rows = [
@@ -149,7 +149,7 @@ def test_the_place_of_a_json_line_is_its_first_byte_and_of_other_rows_their_numb
     ("kind", "name", "made"), MADE, ids=lambda value: getattr(value, "__name__", str(value))
 )
 @pytest.mark.parametrize("split_bytes", [1, 300, 2_000, 10**6])
-def test_cutting_changes_nothing_of_what_is_read(
+def test_splitting_does_not_change_documents(
     kind: Any, name: str, made: Any, split_bytes: int, tmp_path: Path
 ) -> None:
     for folder, rows in (("x", ROWS[:60]), ("y", ROWS[60:61]), ("z", ROWS[61:])):
@@ -182,11 +182,11 @@ def test_small_files_share_a_split_and_large_ones_are_cut(tmp_path):
     storage.write(f"{tmp_path}/z.jsonl", json_lines(ROWS * 4))
     small = storage.measure_size(f"{tmp_path}/small/0.jsonl")
     large = storage.measure_size(f"{tmp_path}/z.jsonl")
-    each = 3 * small
-    splits = open_documents([JSONL(paths=(str(tmp_path),), source="s")]).cut_splits(each)
+    most = 3 * small
+    splits = open_documents([JSONL(paths=(str(tmp_path),), source="s")]).cut_splits(most)
     pieces = [[piece["weight"] for piece in split.task["pieces"]] for split in splits]
     assert pieces[:3] == [[small] * 3] * 3
-    assert all(sum(weights) <= each for weights in pieces)
+    assert all(sum(weights) <= most for weights in pieces)
     assert sum(map(sum, pieces)) == 10 * small + large
     assert [split.name for split in splits] == [
         f"documents-{number:05d}" for number in range(len(splits))
@@ -223,7 +223,7 @@ LINES = [
 ]
 
 
-def test_a_bad_row_is_told_with_its_place_and_reason_and_never_fatal(tmp_path):
+def test_a_bad_row_is_reported_with_position_and_reason_and_never_fatal(tmp_path):
     storage.write(f"{tmp_path}/a.jsonl", b"\n".join(line for line, _ in LINES) + b"\n   \n\n")
     table = JSONL(paths=(f"{tmp_path}/a.jsonl",), source=Column(column="from"), id="id")
     documents, refused = read(table)
@@ -238,7 +238,7 @@ def test_a_bad_row_is_told_with_its_place_and_reason_and_never_fatal(tmp_path):
     assert refused == bad
 
 
-def test_bad_rows_of_parquet_are_told_too(tmp_path):
+def test_bad_rows_of_parquet_are_reported_too(tmp_path):
     rows = [{"text": "fine"}, {"text": None}, {"text": " "}]
     storage.write(f"{tmp_path}/a.parquet", parquet(rows))
     _, refused = read(Parquet(paths=(f"{tmp_path}/a.parquet",), source="s"))
@@ -268,7 +268,7 @@ def test_of_a_packed_file_that_breaks_off_the_rest_is_refused(tmp_path, name, pa
     storage.write(f"{tmp_path}/{name}", data[: len(data) // 2])
     documents, refused = read(JSONL(paths=(f"{tmp_path}/{name}",), source="s"))
     assert 10 < len(documents) < 60
-    assert [each.reason for each in refused] == ["torn_file"]
+    assert [document.reason for document in refused] == ["torn_file"]
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path):
@@ -277,13 +277,13 @@ def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path):
     assert [document["text"] for document in documents] == ["x", "y"]
 
 
-# What cannot work
+# Invalid settings and files
 
 
 @pytest.mark.parametrize(
     ("kind", "name", "made"), MADE, ids=lambda value: getattr(value, "__name__", str(value))
 )
-def test_a_column_that_is_not_there_is_named_with_those_that_are(
+def test_a_missing_column_is_named_with_the_existing_ones(
     kind: Any, name: str, made: Any, tmp_path: Path
 ) -> None:
     storage.write(f"{tmp_path}/{name}", made(ROWS))
@@ -312,7 +312,7 @@ def test_a_part_of_a_file_without_one_document_is_not_fatal(tmp_path):
         kind = Parquet if name == "a.parquet" else JSONL
         documents, refused = read(kind(paths=(f"{tmp_path}/{name}",), source="s"), split_bytes=500)
         assert len(documents) == 100
-        assert [each.reason for each in refused] == ["no_text"] * 300
+        assert [document.reason for document in refused] == ["no_text"] * 300
 
 
 def test_an_empty_file_is_no_fault(tmp_path):
@@ -338,7 +338,7 @@ def test_a_file_of_another_kind_is_named(kind, name, message, tmp_path):
         read(kind(paths=(f"{tmp_path}/{name}",), source="s"))
 
 
-def test_files_that_are_not_there_are_named(tmp_path):
+def test_missing_files_are_named(tmp_path):
     storage.write(f"{tmp_path}/a.txt", b"x")
     for path, message in (
         ("nothing.jsonl", "nothing.jsonl: does not exist"),
@@ -366,7 +366,7 @@ def test_a_folder_that_holds_a_test_split_too_is_refused(kind, names, tmp_path):
     assert len(read(kind(paths=(chosen,), source="s"))[0]) == 100
 
 
-def test_what_datasets_keeps_of_past_computations_is_no_data(tmp_path):
+def test_cache_files_of_datasets_are_no_data(tmp_path):
     storage.write(f"{tmp_path}/data-00000-of-00001.arrow", arrow(ROWS))
     storage.write(f"{tmp_path}/cache-0123abcd.arrow", arrow(ROWS[:5]))
     assert len(read(Arrow(paths=(str(tmp_path),), source="s"))[0]) == 100
@@ -424,7 +424,7 @@ def test_a_run_file_that_cannot_work_is_refused(line, message):
         loaded(f'stage = "reading"\n{line}')
 
 
-def test_where_files_lie_is_no_part_of_the_result_but_what_they_hold_and_how_it_is_read_is(
+def test_the_fingerprint_covers_contents_and_settings_and_not_paths(
     tmp_path,
 ):
     for folder in ("here", "there"):

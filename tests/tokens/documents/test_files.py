@@ -10,7 +10,7 @@ from trainrig.tokens.documents.files import find_paths, name_files
 
 @pytest.fixture
 def data(tmp_path, monkeypatch):
-    """A folder that holds `data/{a,b}/x.jsonl`; the tests run in it."""
+    """Write `data/{a,b}/x.jsonl` into a folder and make it the working directory."""
     for name in "ab":
         storage.write(f"{tmp_path}/data/{name}/x.jsonl", f'{{"text": "of {name}"}}\n'.encode())
     monkeypatch.chdir(tmp_path)

@@ -40,7 +40,7 @@ WHOLE = {
 }
 
 
-def rows_of(kind: str, path: str) -> int:
+def read_rows(kind: str, path: str) -> int:
     made = FORMATS[kind]
     cuts = made.cut(path, COLUMNS, 10**5)
     pieces = [StagePart(0, path, path, c.begin, c.end, c.weight, c.whole) for c in cuts]
@@ -48,12 +48,13 @@ def rows_of(kind: str, path: str) -> int:
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_flipped_bytes_are_told_in_one_line_that_names_the_file_and_what_to_do(name, tmp_path):
+def test_flipped_bytes_are_reported_in_one_line_with_the_file_and_advice(name, tmp_path):
     kind, whole = WHOLE[name]
     path = tmp_path / "damaged"
     path.write_bytes(whole)
-    assert rows_of(kind, str(path)) == 3_000
-    draw, told = random.Random(name), 0
+    assert read_rows(kind, str(path)) == 3_000
+    draw = random.Random(name)
+    detected = 0
     for _ in range(60):
         damaged = bytearray(whole)
         begin, width = draw.choice([(0, len(whole)), (0, 800), (len(whole) - 800, 800)])
@@ -61,26 +62,26 @@ def test_flipped_bytes_are_told_in_one_line_that_names_the_file_and_what_to_do(n
             damaged[begin + draw.randrange(width)] ^= draw.randrange(1, 256)
         path.write_bytes(damaged)
         try:
-            rows_of(kind, str(path))
+            read_rows(kind, str(path))
         except DataError as error:
-            told += 1
+            detected += 1
             assert str(error).startswith(f"{path}: ")
             assert "; download or write the file again" in str(error) or "no column" in str(error)
             assert "\n" not in str(error)
-    assert told > 30  # what it hits, not every flip can show
+    assert detected > 30  # not every flipped bit can be detected
 
 
 @pytest.mark.parametrize(
     ("kind", "opener"),
     [("Parquet", "trainrig.storage.open_for_arrow"), ("Arrow", "pyarrow.memory_map")],
 )
-def test_what_the_disk_refuses_is_no_fault_of_the_file(kind, opener, monkeypatch):
+def test_disk_errors_do_not_blame_the_file(kind, opener, monkeypatch):
     def refuse(path: str) -> None:
         raise OSError(errno.EIO, "Input/output error", path)
 
     monkeypatch.setattr(opener, refuse)
     with pytest.raises(OSError, match="Input/output error"):
-        rows_of(kind, "a.file")
+        read_rows(kind, "a.file")
 
 
 def test_a_place_is_a_byte_of_json_lines_and_a_row_of_columns():

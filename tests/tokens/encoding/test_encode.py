@@ -16,7 +16,7 @@ from trainrig.tokens.special import END_OF_TEXT, END_OF_TURN, SPECIAL_TOKENS
 from trainrig.tokens.tokenizers.train import ByteLevelBPE, train_tokenizer
 
 TEXTS = [f"the cat {n} sat on the mat, naïve; the hat {n % 7} is flat 猫\n" for n in range(200)]
-# What a trainer could learn to merge into one if nothing stopped it.
+# Texts from which an unrestricted trainer could merge special tokens.
 TEXTS_OF_SPECIAL_TOKENS = [*TEXTS, *SPECIAL_TOKENS * 500]
 
 any_text = st.text(st.characters(exclude_categories=["Cs"]))
@@ -45,8 +45,8 @@ def test_any_text_at_all_comes_back(text):
 
 @functools.cache
 def cached_encoder(name: str) -> Encoder:
-    """By its words, on the fast engine; or on the library."""
-    return Encoder(unknown_words() if name == "library" else tokenizer_json(name))
+    """Return an encoder by its name: with the fast engine, or with the library."""
+    return Encoder(make_unknown_words() if name == "library" else tokenizer_json(name))
 
 
 @tries(deadline=None)
@@ -71,7 +71,7 @@ def test_a_pickled_encoder_still_makes_no_special_tokens(encoder):
     assert copy.fingerprint == encoder.fingerprint
 
 
-def test_a_special_token_that_is_not_there_is_refused_with_those_that_are():
+def test_a_missing_special_token_is_refused_with_the_existing_ones():
     encoder = pickle.loads(pickle.dumps(Encoder(tokenizer_json(), "a/tokenizer.json")))
     with pytest.raises(DataError, match=r"^a/tokenizer.json: no special token <\|bos\|>; .*assist"):
         encoder.find_special("<|bos|>")
@@ -92,28 +92,28 @@ def test_special_ids_decode_to_their_names(encoder):
     assert encoder.decode([2, *ids, 4]) == "<|user|>hi<|end_of_turn|>"
 
 
-def test_ids_and_decoding_are_those_of_the_library(encoder):
+def test_ids_and_decoding_equal_the_library(encoder):
     library = tokenizers.Tokenizer.from_str(encoder.text)
     for text, ids in zip(TEXTS, encoder.encode_batch(TEXTS), strict=True):
         assert ids.dtype == np.uint32
         assert ids.tolist() == library.encode(text).ids
-    for number in range(encoder.vocabulary_size):  # lone bytes and halves of characters too
+    for number in range(encoder.vocabulary_size):  # single bytes and halves of characters, too
         assert encoder.decode([number]) == library.decode([number], skip_special_tokens=False)
 
 
-def changed(**changes: object) -> str:
+def change_tokenizer(**changes: object) -> str:
     return json.dumps(json.loads(tokenizer_json()) | changes)
 
 
-def unknown_words() -> str:
-    """Cuts as ours does, but says so in a way that we do not know."""
+def make_unknown_words() -> str:
+    """Return a tokenizer that splits like trainrig's, by a pattern that trainrig does not know."""
     description = json.loads(tokenizer_json())
     description["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] += "|\\d"
     return json.dumps(description)
 
 
-def test_the_fast_engine_encodes_what_it_is_sure_of_and_the_library_the_rest(encoder):
-    slow = Encoder(unknown_words())
+def test_the_fast_engine_encodes_known_tokenizers_and_the_library_the_rest(encoder):
+    slow = Encoder(make_unknown_words())
     assert (encoder.engine, encoder.why_not_fast) == ("tiktoken", "")
     assert slow.engine == "tokenizers" and "cuts texts into words" in slow.why_not_fast
     for one in (encoder, slow):
@@ -135,7 +135,7 @@ def test_a_file_that_cuts_and_fills_texts_does_so_no_more(engine):
         "strategy": {"Fixed": 99}, "direction": "Right", "pad_to_multiple_of": None,
         "pad_id": 1, "pad_type_id": 0, "pad_token": "<|pad|>",
     }  # fmt: skip
-    text = changed() if engine == "tiktoken" else unknown_words()
+    text = change_tokenizer() if engine == "tiktoken" else make_unknown_words()
     encoder = Encoder(json.dumps(json.loads(text) | {"truncation": strategy, "padding": padding}))
     assert encoder.engine == engine
     for found, expected in zip(encoder.encode_batch(TEXTS), TEXTS, strict=True):
@@ -148,14 +148,14 @@ def test_a_role_is_found_by_its_published_name_too():
 
 
 def test_half_a_character_decodes_to_the_replacement_character(encoder):
-    (ids,) = encoder.encode_batch(["\u07ff"])  # two bytes, in no merge
+    (ids,) = encoder.encode_batch(["\u07ff"])  # two bytes without a merge
     assert len(ids) == 2
     assert encoder.decode(ids[:1]) == "\ufffd"
     assert encoder.decode_bytes(ids[:1]) == b"\xdf"
 
 
 @pytest.mark.parametrize("number", [-100, -1, 320])
-def test_what_is_no_id_is_not_decoded(encoder, number):
+def test_invalid_ids_are_not_decoded(encoder, number):
     with pytest.raises(IndexError, match=f"{number} is not an id in a vocabulary of 320"):
         encoder.decode([5, number])
 
@@ -202,7 +202,7 @@ def test_a_file_that_is_no_byte_level_tokenizer_is_refused_by_name(tmp_path, con
     assert str(refused.value).startswith(path) and message in str(refused.value)
 
 
-def test_a_tokenizer_without_end_of_text_encodes_and_asks_for_it_where_it_is_wanted():
+def test_a_tokenizer_without_end_of_text_encodes_and_fails_only_where_it_is_needed():
     encoder = Encoder(tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 2}, [])).to_str())
     assert encoder.encode_batch(["ab"])[0].tolist() == [0, 2]
     assert encoder.vocabulary_size == 3  # ids may have a gap

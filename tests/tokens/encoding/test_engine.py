@@ -36,17 +36,17 @@ PROSE = [
 ]
 CODE = [f"    def f_{n}(x):\n\t\treturn x == {n} # ''' \r\n\n\n" for n in range(200)]
 CHAINS = ["a" * n + " " + "ab" * n + " " * n + "\n" * n + "!" * n for n in range(1, 40)]
-# Every mixture of a few: so that a run cut in a wrong place shows in the ids.
+# Every mixture of a few characters, so that a run that is cut in a wrong place changes the ids.
 SPACES = [
     "a".join("".join(run) + mark for run in itertools.product(" \n\r\t", repeat=length))
     for length in (2, 3, 4)
     for mark in ("", "!", "\n")
 ]
-# Small enough that hypothesis meets merges, and merges of merges, all the time.
+# The vocabularies are small, so that hypothesis often meets merges, and merges of merges.
 VOCABULARIES = [(words, size) for words in ("gpt2", "llama3", "none") for size in (300, 500)]
 
 any_text = st.text(st.characters(exclude_categories=["Cs"]))
-# What is in the vocabularies, in any order.
+# Words in the vocabularies, in any order.
 known_word = st.sampled_from(
     ["the", " cat", " mat", "'s", "    ", "\r\n", "return", "好き", "<|", "<", *SPECIAL_TOKENS]
 )
@@ -86,7 +86,7 @@ def fast(words: str, size: int, longest_run: int) -> FastEngine:
     return build_fast_engine(tokenizer, entries_of(tokenizer), longest_run)
 
 
-def by_library(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
+def encode_by_library(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
@@ -98,10 +98,11 @@ def by_library(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
 @tries(max_examples=200)
 @given(text=any_mixture)
 def test_any_text_gets_the_ids_that_the_library_gives(words, size, text):
-    for longest_run in (3, engine.LONGEST_RUN):  # white space is cut by us at once, and never
+    # Long runs of white space are split at once, or never.
+    for longest_run in (3, engine.LONGEST_RUN):
         found = fast(words, size, longest_run).encode(text)
         assert found.dtype == np.uint32
-        assert found.tolist() == by_library(trained(words, size), text)
+        assert found.tolist() == encode_by_library(trained(words, size), text)
 
 
 spaces = st.text(st.sampled_from("  \n\n\r\r\t\u3000\x85"), max_size=12)
@@ -114,13 +115,13 @@ spaces = st.text(st.sampled_from("  \n\n\r\r\t\u3000\x85"), max_size=12)
 def test_runs_of_white_space_are_cut_without_changing_an_id(words, parts):
     text = "".join(mark + run for mark, run in parts)
     for longest_run in (1, 2, 5):
-        assert fast(words, 500, longest_run).encode(text).tolist() == by_library(
+        assert fast(words, 500, longest_run).encode(text).tolist() == encode_by_library(
             trained(words, 500), text
         )
 
 
-def by_structure_alone(tokenizer: tokenizers.Tokenizer) -> FastEngine:
-    """The fast engine, without the probe's help."""
+def build_without_probe(tokenizer: tokenizers.Tokenizer) -> FastEngine:
+    """Return the fast engine, built without probing the tokenizer."""
     with mock.patch.object(engine, "_compare"):
         return build_fast_engine(tokenizer, entries_of(tokenizer))
 
@@ -132,7 +133,7 @@ def by_structure_alone(tokenizer: tokenizers.Tokenizer) -> FastEngine:
     st.integers(1, 30),
     st.lists(st.text("aabbbc  "), max_size=10),
 )
-def test_any_vocabulary_that_training_gives_is_encoded_alike(texts, merges, others):
+def test_any_trained_vocabulary_is_encoded_the_same(texts, merges, others):
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = tokenizers.trainers.BpeTrainer(
@@ -142,9 +143,9 @@ def test_any_vocabulary_that_training_gives_is_encoded_alike(texts, merges, othe
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    quick = by_structure_alone(tokenizer)
+    quick = build_without_probe(tokenizer)
     for text in [*texts, *others]:
-        assert quick.encode(text).tolist() == by_library(tokenizer, text)
+        assert quick.encode(text).tolist() == encode_by_library(tokenizer, text)
 
 
 @pytest.mark.slow
@@ -153,20 +154,24 @@ def test_any_vocabulary_that_training_gives_is_encoded_alike(texts, merges, othe
     st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=25),
     st.lists(st.text("abc", min_size=1), min_size=1, max_size=10),
 )
-def test_merges_that_no_training_gave_are_encoded_alike_or_refused(pairs, texts):
+def test_untrained_merges_are_encoded_the_same_or_refused(pairs, texts):
     tokenizer = with_merges(pairs)
     try:
-        quick = by_structure_alone(tokenizer)
+        quick = build_without_probe(tokenizer)
     except NotEquivalent:
         return
     for text in texts:
-        assert quick.encode(text).tolist() == by_library(tokenizer, text)
+        assert quick.encode(text).tolist() == encode_by_library(tokenizer, text)
 
 
 def with_merges(pairs: list[tuple[int, int]]) -> tokenizers.Tokenizer:
-    """A tokenizer of the bytes and one merge a pair: places in a list of a, b, c and what came."""
+    """Return a tokenizer of the bytes and one merge for each pair.
+
+    A pair has positions in a list of a, b, c and the earlier merges.
+    """
     vocabulary = {character: byte for byte, character in enumerate(list_byte_characters())}
-    names, merges = ["a", "b", "c"], []
+    names = ["a", "b", "c"]
+    merges = []
     for left, right in pairs:
         pair = (names[left % len(names)], names[right % len(names)])
         if "".join(pair) not in vocabulary:
@@ -182,14 +187,14 @@ def with_merges(pairs: list[tuple[int, int]]) -> tokenizers.Tokenizer:
 
 @tries(max_examples=100)
 @given(any_mixture)
-def test_a_list_of_every_pair_that_makes_an_entry_is_encoded_alike(text):
+def test_a_list_of_all_pairs_is_encoded_the_same(text):
     tokenizer, quick = with_every_pair()
-    assert quick.encode(text).tolist() == by_library(tokenizer, text)
+    assert quick.encode(text).tolist() == encode_by_library(tokenizer, text)
 
 
 @functools.cache
 def with_every_pair() -> tuple[tokenizers.Tokenizer, FastEngine]:
-    """As published tokenizers of tiktoken's making list them (Llama 3)."""
+    """Return a tokenizer that lists every pair, like those converted from tiktoken (Llama 3)."""
     description = described()
     ids = description["model"]["vocab"]
     description["model"]["merges"] = [
@@ -205,7 +210,7 @@ def with_every_pair() -> tuple[tokenizers.Tokenizer, FastEngine]:
     return tokenizer, build_fast_engine(tokenizer, entries_of(tokenizer))
 
 
-# As published in tokenizer.json: GPT-2's where it is written out, and Qwen 2's.
+# As published in tokenizer.json: GPT-2's pattern where it is written out, and Qwen 2's.
 PUBLISHED = {
     "GPT-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     "Qwen 2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -228,7 +233,7 @@ def test_published_patterns_are_known(name):
         "12345 x",
         "!\n\n\n\n\n\n  \n\n  \n       b",
     ]:
-        assert quick.encode(text).tolist() == by_library(tokenizer, text)
+        assert quick.encode(text).tolist() == encode_by_library(tokenizer, text)
 
 
 # Characters
@@ -240,22 +245,23 @@ EVERY_CHARACTER = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", [r"\p{L}", r"\p{N}", r"\s", "(?i:[stmdlrev])"])
 def test_every_character_is_of_the_same_kind_to_both_engines(pattern):
-    assert by_tiktoken(pattern) == by_onig(pattern)
+    assert encode_by_tiktoken(pattern) == split_by_onig(pattern)
 
 
-def by_tiktoken(pattern: str) -> str:
+def encode_by_tiktoken(pattern: str) -> str:
     ranks = {bytes([byte]): byte for byte in range(256)}
     encoding = tiktoken.Encoding("x", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
-    return bytes(encoding.encode_ordinary(EVERY_CHARACTER)).decode()  # only what the pattern finds
+    # Only characters that the pattern matches.
+    return bytes(encoding.encode_ordinary(EVERY_CHARACTER)).decode()
 
 
-def by_onig(pattern: str) -> str:
+def split_by_onig(pattern: str) -> str:
     cut = pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="removed", invert=True)
     return "".join(found for found, _ in cut.pre_tokenize_str(EVERY_CHARACTER))
 
 
-def test_white_space_is_what_the_patterns_call_so():
-    assert by_tiktoken(r"\s") == WHITE_SPACE
+def test_white_space_equals_the_patterns():
+    assert encode_by_tiktoken(r"\s") == WHITE_SPACE
 
 
 # Refused
@@ -323,7 +329,7 @@ def without_a_byte() -> dict:
         (without_a_byte, "not every byte is an entry"),
     ],
 )
-def test_what_might_be_encoded_otherwise_is_refused_with_the_reason(description, reason):
+def test_tokenizers_that_could_differ_are_refused_with_a_reason(description, reason):
     tokenizer = parsed(description())
     with pytest.raises(NotEquivalent, match=reason):
         build_fast_engine(tokenizer, entries_of(tokenizer))
@@ -339,9 +345,9 @@ def test_another_kind_of_model_is_refused():
 @pytest.mark.parametrize(
     ("pairs", "text"),
     [
-        # ab, bc and abc = a + bc: the list makes ab of abc first, and abc of nothing.
+        # Merges ab, bc and abc = a + bc: by the list, abc becomes ab and c, and abc is never made.
         ([(0, 1), (1, 2), (0, 4)], "abc"),
-        # aa, then aaa = a + aa: of aaa the list makes aa and a, whose order it does not know.
+        # Merges aa, then aaa = a + aa: by the list, aaa becomes aa and a, which it does not merge.
         ([(0, 0), (0, 3)], "aaa"),
     ],
 )
@@ -349,7 +355,7 @@ def test_the_engines_do_differ_where_an_entry_is_out_of_reach(pairs, text):
     tokenizer = with_merges(pairs)
     entries = entries_of(tokenizer)
     unchecked = FastEngine(tokenizer, {entry: n for n, entry in enumerate(entries)}, GPT_2)
-    assert unchecked.encode(text).tolist() != by_library(tokenizer, text)
+    assert unchecked.encode(text).tolist() != encode_by_library(tokenizer, text)
     with pytest.raises(NotEquivalent, match="not what its own text becomes"):
         build_fast_engine(tokenizer, entries)
 
@@ -371,7 +377,7 @@ def test_long_runs_are_all_found_by_looking_at_few_places(text, least):
     assert list(find_long_runs(text, least)) == expected
 
 
-# More characters of white space than tiktoken takes in one run; fewer of what it takes any of.
+# More white-space characters than tiktoken accepts in one run, and fewer of those with any limit.
 LONG = {
     "spaces": "x" + " " * 1_010_000 + "x",
     "lines": "!" + "\n" * 300_000 + "!",
@@ -389,12 +395,12 @@ LONG = {
 def test_a_million_characters_of_a_kind_get_the_same_ids(name):
     for words in ("gpt2", "llama3"):
         found = fast(words, 500, engine.LONGEST_RUN).encode(LONG[name])
-        assert np.array_equal(found, by_library(trained(words, 500), LONG[name]))
+        assert np.array_equal(found, encode_by_library(trained(words, 500), LONG[name]))
 
 
 @pytest.mark.slow
-def test_a_run_that_the_library_itself_fails_at_comes_back():
-    text = "a" + " " * 12_000_000 + "b"  # it looks back ten million times at most
+def test_long_runs_that_fail_in_the_library_are_encoded():
+    text = "a" + " " * 12_000_000 + "b"  # looks back ten million times at most
     found = fast("llama3", 500, engine.LONGEST_RUN).encode(text)
     entries = entries_of(trained("llama3", 500))
     lengths = np.array([len(entry) for entry in entries])
@@ -415,7 +421,7 @@ def test_four_times_the_run_takes_about_four_times_as_long(unit):
         return time.process_time() - began
 
     ratios = sorted(seconds(sizes[1]) / seconds(sizes[0]) for _ in range(3))
-    assert ratios[1] < 12  # a square law would give 16; caches that overflow, up to 8
+    assert ratios[1] < 12  # quadratic growth would give 16; caches that overflow, up to 8
 
 
 def test_encoding_starts_no_thread():
@@ -432,6 +438,6 @@ def test_half_a_surrogate_pair_is_no_text():
 
 def test_the_name_of_the_token_that_no_text_makes_is_text():
     text = engine._NO_TOKEN * 3 + "é" + engine._NO_TOKEN
-    assert fast("llama3", 500, engine.LONGEST_RUN).encode(text).tolist() == by_library(
+    assert fast("llama3", 500, engine.LONGEST_RUN).encode(text).tolist() == encode_by_library(
         trained("llama3", 500), text
     )

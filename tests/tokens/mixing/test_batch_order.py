@@ -1,4 +1,4 @@
-"""One order of batches for all: any number of ranks, any restart, on a disk and in a bucket."""
+"""One order of batches for any number of ranks, any restart, on disk and in a bucket."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ from trainrig.tokens.shards.token_shards import (
 
 STEPS = 200
 PADDING = 1
-# Two stages with other lengths, weights and batches; one source is used up on the way.
+# Two stages have other lengths, weights and batches. One source is used up during the run.
 SETTINGS = {
     "sequence_length": 16,
     "global_batch": 8,
@@ -69,8 +69,8 @@ def digest(micro: MicroBatch) -> str:
     return found.hexdigest()
 
 
-def order(batches: PretrainBatches, steps) -> dict[str, list]:
-    """Step → its targets, and the digest of each of its micro-batches in turn."""
+def read_order(batches: PretrainBatches, steps) -> dict[str, list]:
+    """Return the targets of each step and the digests of its micro-batches in order."""
     return {
         str(step): [batches.targets(step), *(digest(micro) for micro in batches.at(step))]
         for step in steps
@@ -81,11 +81,11 @@ def order(batches: PretrainBatches, steps) -> dict[str, list]:
 def expected(on_disk) -> dict[str, list]:
     batches = PretrainBatches(TokenShards.open(on_disk), build(BatchSettings, SETTINGS, "run.toml"))
     assert {segment.stage for segment in batches.timeline.segments} == {0, 1}
-    assert len(batches.timeline.segments) > 2  # `news` ends on the way
-    return order(batches, range(STEPS))
+    assert len(batches.timeline.segments) > 2  # `news` ends during the run
+    return read_order(batches, range(STEPS))
 
 
-# Reads only what is dealt to it, through the prefetch; stops and begins again where it is told.
+# Read only the assigned micro-batches, through the prefetch, and restart where the task says.
 RANK = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -123,8 +123,8 @@ def start_rank(folder: str, rank: int, world: int, steps: int) -> subprocess.Pop
     )
 
 
-def order_of_ranks(folder: str, world: int, steps: int) -> dict[str, list]:
-    """What so many processes, each with restarts of its own, read together."""
+def read_order_by_ranks(folder: str, world: int, steps: int) -> dict[str, list]:
+    """Return everything that `world` processes read together, each with different restarts."""
     processes = [start_rank(folder, rank, world, steps) for rank in range(world)]
     together: dict[str, list] = defaultdict(list)
     for process in processes:
@@ -139,10 +139,10 @@ def order_of_ranks(folder: str, world: int, steps: int) -> dict[str, list]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 3])
-def test_ranks_in_processes_of_their_own_read_the_same_batches_whatever_their_restarts(
+def test_ranks_in_separate_processes_read_the_same_batches_with_any_restarts(
     world, on_disk, expected
 ):
-    assert order_of_ranks(on_disk, world, STEPS) == expected
+    assert read_order_by_ranks(on_disk, world, STEPS) == expected
 
 
 @pytest.mark.slow
@@ -151,18 +151,18 @@ def test_tokens_in_a_bucket_are_the_same_batches(on_disk, expected, s3, tmp_path
         storage.write(f"{s3}/tokens/{path.rpartition('/')[2]}", storage.read(path))
     shards = TokenShards.open(f"{s3}/tokens", BlockCache(folder=str(tmp_path)))
     batches = PretrainBatches(shards, build(BatchSettings, SETTINGS, "run.toml"))
-    assert order(batches, range(STEPS)) == expected
+    assert read_order(batches, range(STEPS)) == expected
 
 
 @pytest.mark.slow
 def test_steps_in_any_order_are_the_same_batches(on_disk, expected):
     batches = PretrainBatches(TokenShards.open(on_disk), build(BatchSettings, SETTINGS, "run.toml"))
     steps = random.Random(1).sample(range(STEPS), 40)
-    assert order(batches, steps) == {str(step): expected[str(step)] for step in steps}
+    assert read_order(batches, steps) == {str(step): expected[str(step)] for step in steps}
 
 
 def test_the_order_is_the_same_as_ever(expected):
-    # Written down once: a change would alter the data of every run.
+    # A recorded value: a change would alter the data of every run.
     whole = hashlib.sha256(json.dumps(expected, sort_keys=True).encode()).hexdigest()
     assert whole == "53c194172bf23e5cc8f640ef8ebff31569c310afc4294fc023278e3282429b81"
 

@@ -11,23 +11,23 @@ from trainrig.errors import ConfigError
 from trainrig.tokens.mixing.mixture import SLOTS, Mixture, carry_over
 
 
-def sources_of(mixture: Mixture, samples: int) -> list[str]:
+def list_sources(mixture: Mixture, samples: int) -> list[str]:
     sources, _ = mixture.find_places(np.arange(samples))
     return [mixture.sources[number] for number in sources]
 
 
 def test_a_mixture_of_two_to_one_worked_by_hand():
     mixture = Mixture.from_weights({"a": 2.0, "b": 1.0})
-    # a's slots of 3 are due before 2 and 3, b's before 3; the tie at 3 goes to the first name.
-    assert "".join(sources_of(mixture, 6)) == "aabaab"
+    # Of 3 slots, a's are due before 2 and 3, and b's before 3. The tie at 3 goes to the first name.
+    assert "".join(list_sources(mixture, 6)) == "aabaab"
     _, before = mixture.find_places(np.arange(6))
     assert before.tolist() == [0, 1, 0, 2, 3, 1]
 
 
 def test_a_mixture_of_one_to_two_to_five_worked_by_hand():
-    # Each may stand from, and must before: a 0-8; b 0-4 4-8; c 0-2 1-4 3-5 4-7 6-8.
+    # Allowed and required positions: a 0-8; b 0-4 4-8; c 0-2 1-4 3-5 4-7 6-8.
     mixture = Mixture.from_weights({"a": 1.0, "b": 2.0, "c": 5.0})
-    assert "".join(sources_of(mixture, 8)) == "cbcccabc"
+    assert "".join(list_sources(mixture, 8)) == "cbcccabc"
 
 
 weights = st.dictionaries(
@@ -49,7 +49,7 @@ def test_every_prefix_of_every_mixture_is_within_one_sample_of_the_shares(weight
     sources, before = mixture.find_places(samples)
     length = sum(mixture.slots)
     for number, slots in enumerate(mixture.slots):
-        # In whole numbers, |count - share k| < 1, before each sample of the source and after it.
+        # In integers: |count - share k| < 1, before each sample of the source and after it.
         of = sources == number
         assert (np.abs(before[of] * length - slots * samples[of]) < length).all()
         assert (np.abs((before[of] + 1) * length - slots * (samples[of] + 1)) < length).all()
@@ -65,13 +65,13 @@ def test_whole_weights_are_met_exactly_and_within_one_at_every_prefix(slots):
     for k, (source, ordinal) in enumerate(zip(sources, before, strict=True), 1):
         assert ordinal == counts[source]  # numbered without gap or repeat
         counts[source] += 1
-        for number, count in enumerate(counts):  # |count - share k| < 1, in whole numbers
+        for number, count in enumerate(counts):  # |count - share k| < 1, in integers
             assert abs(count * length - slots[number] * k) < length
     assert counts.tolist() == [2 * count for count in slots]
 
 
 def test_decimal_weights_are_exact():
-    # DoReMi's for Pile-CC, OpenWebText2, Books3 and the rest (arXiv:2305.10429).
+    # DoReMi's weights for Pile-CC, OpenWebText2, Books3 and the rest (arXiv:2305.10429).
     mixture = Mixture.from_weights({"cc": 0.6057, "owt": 0.1019, "books": 0.0224, "rest": 0.27})
     assert mixture.shares == {"cc": 0.6057, "owt": 0.1019, "books": 0.0224, "rest": 0.27}
 
@@ -117,7 +117,8 @@ def test_debts_carried_over_changes_of_weights_are_paid_within_the_stated_bounds
     for weights, samples in stretches:
         begun = carry_over(owed, weights)
         mixture = Mixture.from_weights(weights, begun)
-        length, numbers = sum(mixture.slots), len(mixture.slots)
+        length = sum(mixture.slots)
+        numbers = len(mixture.slots)
         sources, before = mixture.find_places(np.arange(samples))
         counts = [0] * numbers
         for slot in range(samples):
@@ -148,12 +149,13 @@ def test_the_table_of_a_mixture_with_debts_repeats_as_plain_scheduling_would(slo
     new = data.draw(st.lists(st.integers(1, 9), min_size=len(slots), max_size=len(slots)))
     mixture = Mixture({str(n): count for n, count in enumerate(new)}, owed)
     sources, _ = mixture.find_places(np.arange(8 * sum(new)))
-    assert sources.tolist() == earliest_deadlines(new, list(owed.values()), 8 * sum(new))
+    assert sources.tolist() == schedule_by_deadline(new, list(owed.values()), 8 * sum(new))
 
 
-def earliest_deadlines(slots, owed, count):
-    """Each slot to whoever is due first of those that may have it, by fractions, slot by slot."""
-    had, order = [0] * len(slots), []
+def schedule_by_deadline(slots, owed, count):
+    """Return an earliest-deadline-first schedule of slots, in fractions, slot by slot."""
+    had = [0] * len(slots)
+    order = []
     for slot in range(count):
 
         def due(number, ahead):
@@ -180,7 +182,7 @@ def test_the_sample_of_an_ordinal_is_the_one_that_has_it(slots, samples):
 def test_a_source_that_leaves_settles_its_account_and_only_shrinks_the_others():
     owed = {"a": Fraction(1, 2), "b": Fraction(1, 4), "c": Fraction(-3, 4)}
     assert carry_over(owed, {"a": 1.0, "b": 1.0, "c": 1.0}) == owed
-    # b takes 1/4 with it, so of the 3/4 that c is ahead 1/4 is written off.
+    # b takes 1/4 with it, so 1/4 of the 3/4 that c is ahead is written off.
     assert carry_over(owed, {"a": 1.0, "c": 1.0}) == {"a": Fraction(1, 2), "c": Fraction(-1, 2)}
     assert carry_over(owed, {"a": 1.0, "b": 1.0, "c": 0.0}) == {"a": 0, "b": 0}
-    assert carry_over(owed, {"c": 1.0, "d": 1.0}) == {"c": 0, "d": 0}  # d was never there
+    assert carry_over(owed, {"c": 1.0, "d": 1.0}) == {"c": 0, "d": 0}  # d is new

@@ -19,7 +19,8 @@ def test_steps_come_in_order_and_after_a_jump_too(ahead):
 
 
 def test_no_more_is_prepared_than_was_allowed():
-    made, enough = [], threading.Event()
+    made = []
+    enough = threading.Event()
 
     def prepare(step: int) -> int:
         made.append(step)
@@ -29,14 +30,14 @@ def test_no_more_is_prepared_than_was_allowed():
 
     with Prefetch(prepare, ahead=2) as prefetch:
         prefetch.at(0)
-        assert enough.wait(10)  # 1 and 2 wait, 3 is in hand
+        assert enough.wait(10)  # 1 and 2 are queued, 3 is being read
         deadline = time.monotonic() + 0.05
         while time.monotonic() < deadline:
             assert made == [0, 1, 2, 3]
     assert not alive()
 
 
-def test_it_works_while_it_is_not_asked():
+def test_the_prefetch_works_in_the_background():
     ready = threading.Event()
 
     def prepare(step: int) -> int:
@@ -46,11 +47,11 @@ def test_it_works_while_it_is_not_asked():
 
     with Prefetch(prepare, ahead=1) as prefetch:
         prefetch.at(0)
-        assert ready.wait(10)  # nobody has asked for step 1
+        assert ready.wait(10)  # step 1 was never requested
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_an_error_is_raised_when_its_step_is_asked_for(ahead):
+def test_an_error_is_raised_when_its_step_is_requested(ahead):
     def prepare(step: int) -> int:
         if step == 2:
             raise OSError("the disk is gone")
@@ -58,14 +59,14 @@ def test_an_error_is_raised_when_its_step_is_asked_for(ahead):
 
     with Prefetch(prepare, ahead) as prefetch:
         assert [prefetch.at(0), prefetch.at(1)] == [0, 1]
-        for _ in range(2):  # and again
+        for _ in range(2):  # twice
             with pytest.raises(OSError, match="the disk is gone"):
                 prefetch.at(2)
-        assert prefetch.at(3) == 3  # skipped, as a run may
+        assert prefetch.at(3) == 3  # skips a step, as a run may
     assert not alive()
 
 
-def test_a_step_that_nobody_asks_for_fails_nothing():
+def test_a_failing_step_that_is_not_requested_has_no_effect():
     def prepare(step: int) -> int:
         if step >= 2:
             raise OSError("beyond the end of the data")

@@ -28,22 +28,22 @@ from trainrig.tokens.shards.token_shards import (
     write_shard,
 )
 
-# A source of the tests below holds ids that count up from its own thousand: an id tells its place.
+# Each source below has ids that count up from its own base, so an id shows its position.
 BASE = {"news": 10_000, "web": 20_000, "wiki": 30_000}
-DOCUMENT = 7  # tokens of each document, but for the last of a source
+DOCUMENT = 7  # tokens of each document, except for the last of a source
 
 Make = Callable[..., TokenShards]
 
 
 def write_counting(folder: str, **tokens: int) -> TokenShards:
-    """Shards with so many tokens by source, in documents that share two files."""
+    """Write shards with the given tokens of each source, in documents spread over two files."""
     documents = []
     for source, count in tokens.items():
         for first in range(0, count, DOCUMENT):
             ids = BASE[source] + np.arange(first, min(first + DOCUMENT, count))
             url = f"https://{source}.example/{first}"
             documents.append(EncodedDocument(f"{source}-{first}", source, url, ids, 1, "f", first))
-    documents.sort(key=lambda document: document.corpus_row)  # sources take turns
+    documents.sort(key=lambda document: document.corpus_row)  # sources alternate
     half = len(documents) // 2
     write_shard(folder, "0", ShardVocabulary(60_000, "tokenizer"), documents[:half])
     write_shard(folder, "1", ShardVocabulary(60_000, "tokenizer"), documents[half:])
@@ -59,7 +59,7 @@ def settings(**changed: object) -> BatchSettings:
     return BatchSettings(**{"sequence_length": 4, "global_batch": 6, "micro_batch": 2} | changed)
 
 
-def targets_of(batches: PretrainBatches, steps: int) -> list[int]:
+def list_targets(batches: PretrainBatches, steps: int) -> list[int]:
     micro_batches = itertools.chain.from_iterable(batches.at(step) for step in range(steps))
     return [int(t) for micro_batch in micro_batches for t in micro_batch.targets.ravel()]
 
@@ -73,7 +73,8 @@ def test_the_first_batch_of_one_source_is_its_windows_in_the_order_of_the_permut
     micro_batches = batches.at(0)
     assert [m.ids.shape for m in micro_batches] == [(2, 4)] * 3
     for number, window in enumerate(order):
-        micro_batch, row = micro_batches[number // 2], number % 2
+        micro_batch = micro_batches[number // 2]
+        row = number % 2
         first = BASE["web"] + 4 * window
         assert micro_batch.ids[row].tolist() == [first, first + 1, first + 2, first + 3]
         assert micro_batch.targets[row].tolist() == [first + 1, first + 2, first + 3, first + 4]
@@ -104,7 +105,7 @@ def test_each_token_is_a_target_exactly_once_an_epoch_but_the_stated_rest(
     windows = (tokens - 1) // length
     expected = [BASE["web"] + t for t in range(1, windows * length + 1)]
     assert tokens - 1 - len(expected) < length  # the rest is less than a window
-    seen = targets_of(batches, 2 * windows)
+    seen = list_targets(batches, 2 * windows)
     assert sorted(seen[: len(expected)]) == expected  # the first epoch
     assert sorted(seen[len(expected) :]) == expected  # the second
 
@@ -117,7 +118,7 @@ def test_with_no_weights_all_sources_end_their_epochs_together(make):
         for source, count in [("news", 41), ("web", 121), ("wiki", 17)]
         for t in range(1, count)
     )
-    assert sorted(targets_of(batches, 1)) == expected
+    assert sorted(list_targets(batches, 1)) == expected
 
 
 @pytest.mark.slow
@@ -163,11 +164,11 @@ def assert_same(some: tuple[MicroBatch, ...], others: tuple[MicroBatch, ...]) ->
         np.testing.assert_array_equal(one.pieces, other.pieces)
 
 
-def test_the_sizes_of_batches_do_not_change_what_a_sample_is(make):
+def test_batch_sizes_do_not_change_samples(make):
     shards = make(web=200, wiki=90)
     small = PretrainBatches(shards, settings(global_batch=3, micro_batch=1))
     large = PretrainBatches(shards, settings(global_batch=12, micro_batch=4))
-    assert targets_of(small, 8) == targets_of(large, 2)
+    assert list_targets(small, 8) == list_targets(large, 2)
     assert small.data_before(8) == large.data_before(2)
 
 
@@ -210,13 +211,13 @@ def test_a_sample_is_located_where_its_ids_are_from(make):
                 assert shards.read_window(where.source, start, 4).tolist() == ids.tolist()
                 owners = [shards.read_document_at(where.source, start + t).id for t in range(4)]
                 named = {piece.place: piece.document.id for piece in where.pieces}
-                assert named == {owners.index(each): each for each in owners}
+                assert named == {owners.index(owner): owner for owner in owners}
 
 
-def test_a_micro_batch_says_which_document_of_which_source_each_piece_is_of(make):
+def test_a_micro_batch_has_the_source_and_document_of_each_piece(make):
     shards = make(web=100, wiki=60)
     batches = PretrainBatches(shards, settings(sequence_length=12))
-    for micro in (each for step in range(6) for each in batches.at(step)):
+    for micro in (micro_row for step in range(6) for micro_row in batches.at(step)):
         assert (np.diff(micro.pieces[:, 0] * 1000 + micro.pieces[:, 1]) > 0).all()
         assert sorted(set(micro.pieces[:, 0].tolist())) == list(range(len(micro.ids)))
         ends = np.append(micro.pieces[1:, 1], 0)
@@ -267,13 +268,13 @@ def test_epochs_are_counted_by_source(make):
         ({"weights": {"web": 2.0, "wiki": 1.0}}, r"segments[0].slots.web: 1 there, 2 here"),
     ],
 )
-def test_what_samples_depend_on_is_told_apart_by_name(make, changed, named):
+def test_the_sample_fingerprint_names_its_settings(make, changed, named):
     shards = make(web=100, wiki=60)
     alike = {"weights": {"web": 1.0, "wiki": 1.0}}
     before = PretrainBatches(shards, settings(**alike)).data_before(1)
     after = PretrainBatches(shards, settings(**alike | changed)).data_before(1)
     assert describe_table_difference(before, after).startswith(named)
-    assert json.loads(json.dumps(before)) == before  # it is kept in checkpoints
+    assert json.loads(json.dumps(before)) == before  # checkpoints store it
 
 
 def test_other_shards_are_other_data(make):
@@ -299,15 +300,16 @@ def test_a_source_of_less_than_a_window_is_refused_unless_it_has_no_weight(make)
     alike = {"web": 1.0, "wiki": 1.0}
     with pytest.raises(DataError, match="'wiki' has 4 tokens, less than a window of 5"):
         PretrainBatches(shards, settings(weights=alike))
-    PretrainBatches(shards, settings(sequence_length=3, weights=alike))  # as the message says
+    # The message suggests this length.
+    PretrainBatches(shards, settings(sequence_length=3, weights=alike))
     web_alone = settings(weights={"web": 1.0, "wiki": 0.0})
-    assert set(targets_of(PretrainBatches(shards, web_alone), 20)) < set(range(20_000, 20_100))
+    assert set(list_targets(PretrainBatches(shards, web_alone), 20)) < set(range(20_000, 20_100))
 
 
 def test_a_source_of_less_than_a_window_is_left_out_where_no_weights_are_given(make):
     batches = PretrainBatches(make(web=100, wiki=4), settings())
     assert batches.left_out == ("wiki",)
-    assert set(targets_of(batches, 20)) < set(range(20_000, 20_100))
+    assert set(list_targets(batches, 20)) < set(range(20_000, 20_100))
     assert PretrainBatches(make(web=100, wiki=5), settings()).left_out == ()
     with pytest.raises(DataError, match="no source has a window of 5 tokens"):
         PretrainBatches(make(web=4, wiki=4), settings())

@@ -1,4 +1,4 @@
-"""What the run file says of batches, and what comes of it: exactly once, at any stages."""
+"""Batch settings of the run file and their result: each token exactly once, with any stages."""
 
 import collections
 import math
@@ -24,7 +24,7 @@ from trainrig.tokens.shards.token_shards import (
     write_shard,
 )
 
-BASE = {"news": 10_000, "web": 20_000, "wiki": 30_000}  # where each source's ids count up from
+BASE = {"news": 10_000, "web": 20_000, "wiki": 30_000}  # the first id of each source
 
 
 def write(folder: Path, **tokens: int) -> TokenShards:
@@ -46,8 +46,8 @@ def settings(**changed: object) -> BatchSettings:
     return build(BatchSettings, table | changed, "run.toml")
 
 
-def trained(batches: PretrainBatches, steps: int) -> list[int]:
-    """All targets in the order in which they are trained on."""
+def list_trained(batches: PretrainBatches, steps: int) -> list[int]:
+    """Return all targets in training order."""
     found: list[int] = []
     for step in range(steps):
         of_step = [t for m in batches.at(step) for t in m.targets.ravel().tolist() if t != IGNORE]
@@ -57,7 +57,7 @@ def trained(batches: PretrainBatches, steps: int) -> list[int]:
 
 
 weights = st.fixed_dictionaries({source: st.integers(0, 5) for source in BASE}).filter(
-    lambda each: any(each.values())
+    lambda shares: any(shares.values())
 )
 stage_plans = st.lists(
     st.fixed_dictionaries(
@@ -95,10 +95,10 @@ def test_each_target_comes_exactly_once_an_epoch_through_any_stages(
             stages=stages, seed=seed, base_sequence_length=4, longest_sequence_length=16
         )
         batches = PretrainBatches(shards, chosen)
-        targets = trained(batches, sum(apart) + 12)
+        targets = list_trained(batches, sum(apart) + 12)
     for source, base in BASE.items():
         of = [t - base for t in targets if base <= t < base + 10_000]
-        # The first id of a source is no target; nor are those after its last whole 16.
+        # The first id of a source is no target, nor are ids after its last whole 16.
         epoch = range(1, (shards.tokens(source) - 1) // 16 * 16 + 1)
         for begin in range(0, len(of), len(epoch)):
             part = of[begin : begin + len(epoch)]
@@ -110,13 +110,13 @@ def test_each_target_comes_exactly_once_an_epoch_through_any_stages(
 @pytest.mark.slow
 @tries(max_examples=20, deadline=None)
 @given(stage_plans.filter(bool), st.lists(st.integers(1, 9), min_size=4, max_size=4))
-def test_what_comes_before_a_stage_does_not_depend_on_whether_or_when_it_comes(shards, plan, apart):
+def test_samples_before_a_stage_do_not_depend_on_it(shards, plan, apart):
     room = {"base_sequence_length": 4, "longest_sequence_length": 16}
     stages = in_order(plan, apart)
     whole = PretrainBatches(shards, settings(stages=stages, **room))
     shorter = PretrainBatches(shards, settings(stages=stages[:-1], **room))
     begins = stages[-1]["from_step"]
-    assert trained(whole, begins) == trained(shorter, begins)
+    assert list_trained(whole, begins) == list_trained(shorter, begins)
     assert whole.data_before(begins) == shorter.data_before(begins)
     if stages[-1].keys() & {"global_batch"}:
         return
@@ -138,7 +138,7 @@ def test_any_step_of_any_stage_can_be_had_first(shards, plan, apart, data):
         assert one.targets.tolist() == other.targets.tolist()
 
 
-def test_a_stage_changes_what_it_says_and_nothing_else(shards):
+def test_a_stage_changes_only_its_settings(shards):
     batches = PretrainBatches(
         shards,
         settings(
@@ -153,7 +153,7 @@ def test_a_stage_changes_what_it_says_and_nothing_else(shards):
     shapes = [[micro.ids.shape for micro in batches.at(step)] for step in range(6)]
     assert shapes == [[(2, 4)] * 3] * 2 + [[(2, 8)] * 3] + [[(4, 8)]] * 3
     samples = [s for step in range(6) for m in batches.at(step) for s in m.samples.tolist()]
-    assert samples == list(range(18 + 12))  # numbered through
+    assert samples == list(range(18 + 12))  # consecutive numbers
     sources = [
         {batches.sources[number] for micro in batches.at(step) for number in micro.sources}
         for step in range(6)
@@ -184,7 +184,7 @@ def test_the_positions_of_a_run_are_summed_over_its_stages():
 
 
 def test_shares_hold_over_stages_to_within_a_sample(shards):
-    """Three changes of weights that leave fractions behind each time, without a zero."""
+    """Change weights three times, each time leaving fractions behind, without a zero weight."""
     mixes = [{"news": 1, "web": 3, "wiki": 3}, {"news": 2, "web": 1, "wiki": 8}]
     stages = tuple({"from_step": 5 * number, "weights": mixes[number % 2]} for number in (1, 2, 3))
     batches = PretrainBatches(shards, settings(weights=mixes[0], stages=stages))
@@ -205,13 +205,13 @@ def test_shares_hold_over_stages_to_within_a_sample(shards):
 # --- epochs
 
 
-def test_a_run_within_its_caps_is_told_its_epochs(shards):
+def test_a_run_within_its_caps_reports_its_epochs(shards):
     batches = PretrainBatches(shards, settings(weights={"news": 1, "web": 1, "wiki": 0}))
     read = batches.check_epochs(10)  # 30 rows each of 17 and 50 windows
     assert read == pytest.approx({"news": 30 / 17, "web": 30 / 50})
 
 
-def test_a_run_beyond_a_cap_is_refused_with_what_would_work(shards):
+def test_a_run_beyond_a_cap_is_refused_with_a_suggestion(shards):
     mix = {"news": 1, "web": 1, "wiki": 0}
     batches = PretrainBatches(shards, settings(weights=mix, epochs={"news": 1}))
     with pytest.raises(ConfigError) as refusal:
@@ -242,7 +242,7 @@ def test_a_cap_counts_across_stages(shards):
     stages = ({"from_step": 4, "sequence_length": 16, "weights": {"news": 1, "web": 0, "wiki": 0}},)
     mix = {"news": 1, "web": 2, "wiki": 0}
     batches = PretrainBatches(shards, settings(weights=mix, stages=stages, epochs=1))
-    # news: 16 windows in 4 blocks; 8 of them in the first 4 steps.
+    # news has 16 windows in 4 blocks, 8 of them in the first 4 steps.
     assert batches.check_epochs(4)["news"] == pytest.approx(8 / 16)
     with pytest.raises(ConfigError, match="'news' would be read"):
         batches.check_epochs(5)
@@ -254,22 +254,22 @@ def test_a_used_up_source_leaves_its_samples_to_the_others(shards):
     end = batches.timeline.end
     assert end == 17 + 50 + 32
     drawn = [batches.locate(sample) for sample in range(end)]
-    assert {(each.source, each.window) for each in drawn} == {
+    assert {(sample.source, sample.window) for sample in drawn} == {
         *(("news", w) for w in range(17)),
         *(("web", w) for w in range(50)),
         *(("wiki", w) for w in range(32)),
     }
-    assert {each.epoch for each in drawn} == {0}
-    last_of_news = max(n for n, each in enumerate(drawn) if each.source == "news")
+    assert {sample.epoch for sample in drawn} == {0}
+    last_of_news = max(n for n, sample in enumerate(drawn) if sample.source == "news")
     assert last_of_news in (32, 33)  # at half of the samples
-    after = collections.Counter(each.source for each in drawn[last_of_news + 1 :][:40])
+    after = collections.Counter(sample.source for sample in drawn[last_of_news + 1 :][:40])
     assert abs(after["web"] - after["wiki"]) <= 1
-    # As far as nothing is used up, the same as without a cap.
+    # Until a source is used up, the order is the same as without a cap.
     plain = PretrainBatches(shards, settings(weights=mix))
-    assert [plain.locate(s).source for s in range(32)] == [each.source for each in drawn[:32]]
+    assert [plain.locate(s).source for s in range(32)] == [sample.source for sample in drawn[:32]]
 
 
-def test_when_all_is_used_up_it_says_how_many_steps_there_are(shards):
+def test_when_all_sources_are_used_up_the_error_has_the_number_of_steps(shards):
     batches = PretrainBatches(shards, settings(epochs=1, when_exhausted="renormalise"))
     assert batches.check_epochs(16) == pytest.approx(dict.fromkeys(BASE, 16 * 6 / 99), rel=0.1)
     with pytest.raises(ConfigError, match=r"after 16 whole steps, but training.steps is 17; train"):
@@ -309,7 +309,7 @@ def test_no_source_is_read_beyond_its_cap_and_none_ends_before_it(shards, first,
     end = batches.timeline.end
     assert end is not None
     steps = batches.timeline.find_step(end)
-    counts = collections.Counter(t // 10_000 * 10_000 for t in trained(batches, steps))
+    counts = collections.Counter(t // 10_000 * 10_000 for t in list_trained(batches, steps))
     limits = {b: math.floor(cap * ((shards.tokens(s) - 1) // 16 * 4)) for s, b in BASE.items()}
     assert all(counts[base] <= 4 * limits[base] for base in limits)
     read = batches.timeline.count_epochs_read(end)
@@ -317,11 +317,11 @@ def test_no_source_is_read_beyond_its_cap_and_none_ends_before_it(shards, first,
     for source, epochs in read.items():
         if (last.weights or {}).get(source):
             windows = (shards.tokens(source) - 1) // 16 * 4
-            # Less than one more row was left of it.
+            # Less than one more row of the source was left.
             assert limits[BASE[source]] - epochs * windows < last.sequence_length // 4
 
 
-# --- settings that cannot work
+# --- invalid settings
 
 
 @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ def test_settings_that_cannot_work_are_refused(changed, message):
         ({"web": 1, "wiki": 0}, "of 'wiki' should be a number greater than 0, found 0"),
     ],
 )
-def test_caps_that_cannot_be_are_refused_in_one_message(epochs, message):
+def test_impossible_caps_are_refused_in_one_message(epochs, message):
     with pytest.raises(ConfigError) as refused:
         settings(epochs=epochs)
     assert str(refused.value) == f"run.toml: epochs: {message}"
@@ -368,7 +368,7 @@ def test_weights_of_a_stage_that_do_not_fit_the_sources_are_refused_by_its_step(
         PretrainBatches(shards, settings(stages=stages))
 
 
-def test_caps_of_sources_that_are_not_there_are_refused(shards):
+def test_caps_of_missing_sources_are_refused(shards):
     with pytest.raises(ConfigError, match=r"epochs: .* no source 'wikki'; did you mean 'wiki'"):
         PretrainBatches(shards, settings(epochs={"wikki": 2}))
 
@@ -413,4 +413,4 @@ def test_other_changes_may_come_within_a_ramp_and_other_sizes_after_it():
 )
 def test_ramps_that_cannot_work_are_refused(ramp, stages, message):
     with pytest.raises(ValueError, match=message):
-        ramped(ramp=ramp, stages=tuple(BatchStage(**each) for each in stages))
+        ramped(ramp=ramp, stages=tuple(BatchStage(**stage) for stage in stages))

@@ -11,17 +11,17 @@ from trainrig.tokens.permutation import permute_indices
 
 @pytest.fixture(params=[1, 3, 256])
 def group(request, monkeypatch):
-    """Groups smaller than an epoch, and larger."""
+    """Set the group size, smaller or larger than an epoch."""
     monkeypatch.setattr(window_order, "GROUP", request.param)
     return request.param
 
 
-def whole(blocks, span=1):
+def make_whole(blocks, span=1):
     return SourceStage(blocks, span, ReadPosition.at(blocks, 0, 0))
 
 
-def trained(source_stage, count):
-    """(Epoch, base window) of all that the first rows of a passage train on, row by row."""
+def list_trained(source_stage, count):
+    """Return (epoch, base window) of everything that the first rows of a stage train on, by row."""
     rows = source_stage.find_rows(np.arange(count))
     return [
         {(epoch, window + at) for at, again in enumerate(read) if not again}
@@ -32,7 +32,7 @@ def trained(source_stage, count):
 
 
 def test_one_length_for_all_is_one_permutation_an_epoch():
-    rows = whole(WindowBlocks("web", 7, 1, seed=5)).find_rows(np.arange(14))
+    rows = make_whole(WindowBlocks("web", 7, 1, seed=5)).find_rows(np.arange(14))
     assert rows.epochs.tolist() == [0] * 7 + [1] * 7
     for epoch in (0, 1):
         expected = permute_indices(np.arange(7), 7, f"5\n{epoch}\nweb")
@@ -66,14 +66,14 @@ def check_exactly_once(blocks, stages):
     progress = ReadPosition.at(blocks, 0, 0)
     for choice, count in stages:
         source_stage = SourceStage(blocks, spans[choice % len(spans)], progress)
-        for row in trained(source_stage, count):
-            assert row  # none for nothing
+        for row in list_trained(source_stage, count):
+            assert row  # no empty row
             seen += sorted(row)
         assert source_stage.count_windows_after(count) == len(seen)
         progress = source_stage.find_position_after(count)
         assert progress.count_windows(blocks) == len(seen)
     assert len(set(seen)) == len(seen)  # nothing repeats
-    for epoch in range(len(seen) // blocks.windows):  # nothing vanishes
+    for epoch in range(len(seen) // blocks.windows):  # nothing is missing
         of_epoch = seen[epoch * blocks.windows : (epoch + 1) * blocks.windows]
         assert set(of_epoch) == {(epoch, window) for window in range(blocks.windows)}
 
@@ -81,47 +81,51 @@ def check_exactly_once(blocks, stages):
 def test_rows_are_whole_neighbours_that_begin_at_multiples_of_their_span(group):
     blocks = WindowBlocks("web", 10, 8, seed=1)
     for span in (1, 2, 4, 8):
-        rows = whole(blocks, span).find_rows(np.arange(3 * 80 // span))
+        rows = make_whole(blocks, span).find_rows(np.arange(3 * 80 // span))
         assert (rows.windows % span == 0).all()
         assert rows.read.shape == (len(rows.windows), span)
 
 
 def test_any_row_can_be_had_first(group):
     blocks = WindowBlocks("web", 10, 4, seed=1)
-    source_stage = SourceStage(blocks, 2, whole(blocks, 1).find_position_after(7))
+    source_stage = SourceStage(blocks, 2, make_whole(blocks, 1).find_position_after(7))
     together = source_stage.find_rows(np.arange(60))
     for number in (59, 0, 3, 17):
-        alone = SourceStage(blocks, 2, whole(blocks, 1).find_position_after(7)).find_rows(
+        alone = SourceStage(blocks, 2, make_whole(blocks, 1).find_position_after(7)).find_rows(
             np.array([number])
         )
         assert alone.windows.tolist() == [together.windows[number]]
         assert alone.read.tolist() == [together.read[number].tolist()]
 
 
-def test_what_comes_before_a_stage_does_not_depend_on_whether_it_comes(group):
+def test_rows_before_a_stage_do_not_depend_on_it(group):
     blocks = WindowBlocks("web", 10, 4, seed=1)
-    source_stage = whole(blocks, 1)
-    uninterrupted = trained(source_stage, 30)
-    assert trained(SourceStage(blocks, 1, source_stage.find_position_after(0)), 30) == uninterrupted
-    # A change that changes nothing: the same rows as if it had not come.
+    source_stage = make_whole(blocks, 1)
+    uninterrupted = list_trained(source_stage, 30)
     assert (
-        trained(SourceStage(blocks, 1, source_stage.find_position_after(13)), 17)
+        list_trained(SourceStage(blocks, 1, source_stage.find_position_after(0)), 30)
+        == uninterrupted
+    )
+    # A change to equal settings gives the same rows as no change.
+    assert (
+        list_trained(SourceStage(blocks, 1, source_stage.find_position_after(13)), 17)
         == uninterrupted[13:]
     )
 
 
 def test_neighbours_in_a_text_do_not_follow_each_other():
     blocks = WindowBlocks("web", 2_000, 8, seed=1)
-    windows = whole(blocks, 1).find_rows(np.arange(16_000)).windows
-    assert (np.diff(windows) == 1).sum() < 60  # by chance 7 of 2,048 rows of each of 8 groups
+    windows = make_whole(blocks, 1).find_rows(np.arange(16_000)).windows
+    # Expected by chance: 7 of 2,048 rows of each of 8 groups.
+    assert (np.diff(windows) == 1).sum() < 60
     first_group = set((windows[: 256 * 8] // 8).tolist())
     assert len(first_group) == 256
 
 
-def test_a_longer_row_after_a_change_masks_what_was_read_by_hand(monkeypatch):
+def test_a_longer_row_after_a_change_masks_tokens_read_before(monkeypatch):
     monkeypatch.setattr(window_order, "GROUP", 1)
     blocks = WindowBlocks("web", 1, 4, seed=0)
-    short = whole(blocks, 1)
+    short = make_whole(blocks, 1)
     first = int(short.find_rows(np.array([0])).windows[0])
     long = SourceStage(blocks, 4, short.find_position_after(1)).find_rows(np.array([0, 1]))
     assert long.windows.tolist() == [0, 0]
@@ -132,7 +136,9 @@ def test_a_longer_row_after_a_change_masks_what_was_read_by_hand(monkeypatch):
 @tries(max_examples=60, deadline=None)
 @given(blocks, st.integers(0, 30), st.floats(0.1, 5))
 def test_rows_within_a_cap_are_the_most_that_stay_below_it(blocks, count, epochs):
-    source_stage = SourceStage(blocks, blocks.length, whole(blocks, 1).find_position_after(count))
+    source_stage = SourceStage(
+        blocks, blocks.length, make_whole(blocks, 1).find_position_after(count)
+    )
     limit = int(epochs * blocks.windows)
     rows = source_stage.count_rows_within(epochs)
     if source_stage.start_position.count_windows(blocks) > limit:

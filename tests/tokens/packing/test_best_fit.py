@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from trainrig.tokens.packing.best_fit import pack_best_fit
 
 
-def one_by_one(lengths: list[int], capacity: int) -> list[int]:
-    """Best-fit-decreasing as it is written down: every piece looks at every row."""
+def pack_one_by_one(lengths: list[int], capacity: int) -> list[int]:
+    """Return best-fit-decreasing rows by its definition: every piece is tried in every row."""
     spaces: list[int] = []
-    since: list[int] = []  # when the row came to have its space
+    since: list[int] = []  # when the row got its present space
     row_of = [0] * len(lengths)
     for now, piece in enumerate(sorted(range(len(lengths)), key=lambda p: (-lengths[p], p))):
         fitting = [row for row, space in enumerate(spaces) if space >= lengths[piece]]
@@ -26,21 +26,21 @@ def one_by_one(lengths: list[int], capacity: int) -> list[int]:
 
 
 @given(st.data(), st.integers(1, 40))
-def test_pieces_of_one_length_at_a_time_go_where_one_by_one_they_would(data, capacity):
+def test_packing_by_length_equals_one_piece_at_a_time(data, capacity):
     lengths = data.draw(st.lists(st.integers(1, capacity), max_size=120))
     rows = pack_best_fit(np.array(lengths, dtype=np.int64), capacity)
-    assert rows.tolist() == one_by_one(lengths, capacity)
+    assert rows.tolist() == pack_one_by_one(lengths, capacity)
 
 
 @pytest.mark.parametrize(("capacity", "deviation"), [(64, 1.0), (200, 2.0), (1000, 1.2)])
-def test_documents_drawn_like_web_text_go_where_one_by_one_they_would(capacity, deviation):
+def test_packing_web_like_documents_equals_one_piece_at_a_time(capacity, deviation):
     drawn = np.random.default_rng(capacity).lognormal(4.0, deviation, 2_000)
     lengths = np.clip(drawn, 1, capacity).astype(np.int64)
-    assert pack_best_fit(lengths, capacity).tolist() == one_by_one(lengths.tolist(), capacity)
+    assert pack_best_fit(lengths, capacity).tolist() == pack_one_by_one(lengths.tolist(), capacity)
 
 
-def test_a_row_takes_the_longest_piece_that_waits_and_then_what_fits_best():
-    # 6 and 5 begin rows of 8; 3 fits the second exactly, 2 the first; 1 needs a third.
+def test_a_row_takes_the_longest_piece_and_then_the_best_fit():
+    # 6 and 5 begin rows of 8. 3 fits the second exactly, 2 the first. 1 needs a third.
     assert pack_best_fit(np.array([1, 2, 3, 5, 6]), 8).tolist() == [2, 0, 1, 1, 0]
 
 

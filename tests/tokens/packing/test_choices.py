@@ -22,7 +22,7 @@ PACKINGS = [Concatenate(), Concatenate(shuffle_documents=True), BestFit()]
 
 
 def write_documents(folder: str, shards: list[list[tuple[str, int]]]) -> None:
-    """Documents of (source, length); each token's id is its place in its source."""
+    """Write documents of (source, length); each token's id is its position in its source."""
     at: dict[str, int] = {}
     for number, documents in enumerate(shards):
         encoded = []
@@ -50,14 +50,14 @@ def read(layout: Layout, source: str, window: int, span: int, length: int):
     return ids, targets, pieces
 
 
-def rows_of(layout: Layout, source: str, length: int):
+def read_rows(layout: Layout, source: str, length: int):
     return [read(layout, source, w, 1, length) for w in range(layout.windows(source))]
 
 
-def all_rows(tmp_path: Path, packing, lengths: list[int], length: int):
+def read_all_rows(tmp_path: Path, packing, lengths: list[int], length: int):
     folder = str(tmp_path / "train")
     write_documents(folder, [[("web", n) for n in lengths]])
-    rows = rows_of(opened(folder, packing, length)[1], "web", length)
+    rows = read_rows(opened(folder, packing, length)[1], "web", length)
     return [(ids.tolist(), targets.tolist(), pieces.tolist()) for ids, targets, pieces in rows]
 
 
@@ -83,25 +83,30 @@ def test_each_token_is_a_target_once_an_epoch_but_the_stated_remainder(
         for source in reader.sources:
             tokens = reader.tokens(source)
             starts = reader.find_document_starts(source, np.arange(reader.count_documents(source)))
-            rows = rows_of(layout, source, length)
+            rows = read_rows(layout, source, length)
             trained = [t for _, targets, _ in rows for t in targets.tolist() if t != IGNORE]
             assert len(trained) == len(set(trained))
             never = set(range(tokens)) - set(trained)
             if isinstance(packing, BestFit):
-                # The first token of each document that begins a row, and no other.
+                # The first token of each document that begins a row is never a target; all others
+                # are.
                 assert never == {int(ids[0]) for ids, _, _ in rows} & set(starts.tolist())
             else:
-                # The first token of the stream, and what its last whole row leaves over.
-                order = stream(reader, source, seed) if packing.shuffle_documents else range(tokens)
+                # The first token of the stream, and the tokens after its last whole row.
+                order = (
+                    read_stream(reader, source, seed)
+                    if packing.shuffle_documents
+                    else range(tokens)
+                )
                 left_over = (tokens - 1) % length
                 assert never == {order[0], *order[tokens - left_over :]}
 
 
-def stream(shards: TokenShards, source: str, seed: int) -> list[int]:
-    """The tokens of all documents in the shuffled order, from rows of one token."""
+def read_stream(shards: TokenShards, source: str, seed: int) -> list[int]:
+    """Return the tokens of all documents in the shuffled order, from rows of one token."""
     folder = shards.folder
     _, layout = opened(folder, Concatenate(shuffle_documents=True), 1, seed)
-    rows = rows_of(layout, source, 1)
+    rows = read_rows(layout, source, 1)
     if not rows:
         return [0]
     return [int(ids[0]) for ids, _, _ in rows] + [int(rows[-1][1][0])]
@@ -111,24 +116,24 @@ def stream(shards: TokenShards, source: str, seed: int) -> list[int]:
 @pytest.mark.parametrize("packing", PACKINGS, ids=str)
 @given(shards=documents, length=st.integers(1, 12))
 @tries(max_examples=30)
-def test_rows_hold_what_their_pieces_say_and_targets_are_the_next_ids(packing, shards, length):
+def test_rows_match_their_pieces_and_targets_are_the_next_ids(packing, shards, length):
     with tempfile.TemporaryDirectory() as folder:
         write_documents(folder, shards)
         reader, layout = opened(folder, packing, length)
         for source in reader.sources:
             starts = reader.find_document_starts(source, np.arange(reader.count_documents(source)))
             counts = []
-            for ids, targets, pieces in rows_of(layout, source, length):
+            for ids, targets, pieces in read_rows(layout, source, length):
                 text = ids[ids != PADDING]
                 numbers = np.searchsorted(starts, text, side="right") - 1
-                # A piece begins where the text jumps, or where another document does.
+                # A piece begins where the text jumps, or where another document begins.
                 begins = np.append(True, (np.diff(text) != 1) | (np.diff(numbers) != 0))
                 assert pieces.tolist() == [[p, numbers[p]] for p in np.flatnonzero(begins)]
                 assert (ids[len(text) :] == PADDING).all()
                 trained = targets != IGNORE
                 following = np.append(ids[1:], targets[-1])
                 assert targets[trained].tolist() == following[trained].tolist()
-                # Within a piece nothing is ignored: a place that is, ends one.
+                # Within a piece no position is ignored: an ignored position ends a piece.
                 ends = {place - 1 for place, _ in pieces.tolist()} | {*range(len(text) - 1, length)}
                 assert set(np.flatnonzero(~trained).tolist()) <= ends
                 counts.append(int(trained.sum()))
@@ -145,7 +150,7 @@ def test_a_row_of_several_windows_is_their_rows_side_by_side(packing, shards, le
         write_documents(folder, shards)
         reader, layout = opened(folder, packing, length)
         for source in reader.sources:
-            rows = rows_of(layout, source, length)
+            rows = read_rows(layout, source, length)
             for window in range(0, len(rows) - span + 1):
                 ids, targets, pieces = read(layout, source, window, span, length)
                 parts = rows[window : window + span]
@@ -159,22 +164,23 @@ def test_a_row_of_several_windows_is_their_rows_side_by_side(packing, shards, le
                     for place, number in part[2].tolist()
                 }
                 together = {(place, number) for place, number in pieces.tolist()}
-                # A window that begins inside a document tells of it again: a row does not.
+                # A window that begins inside a document starts a new piece of it; a row does not.
                 assert together <= apart
                 assert all(place % length == 0 for place, _ in apart - together)
 
 
 def test_documents_end_to_end_by_hand(tmp_path):
-    assert all_rows(tmp_path, Concatenate(), [3, 1, 6], 4) == [
+    assert read_all_rows(tmp_path, Concatenate(), [3, 1, 6], 4) == [
         ([0, 1, 2, 3], [1, 2, 3, 4], [[0, 0], [3, 1]]),
         ([4, 5, 6, 7], [5, 6, 7, 8], [[0, 2]]),
     ]
 
 
 def test_documents_packed_by_hand(tmp_path):
-    # Rows of 5 ids. The first document fills two and leaves 4 of its ids, which the one of 1 joins;
-    # the last fills one; 3 and 2 make another. Their tokens: 0-11, 12-14, 15-16, 17, 18-22.
-    assert all_rows(tmp_path, BestFit(), [12, 3, 2, 1, 5], 4) == [
+    # Rows have 5 ids. The first document fills two rows and leaves 4 of its ids, which the document
+    # of 1 joins. The last fills one; 3 and 2 share another. Their tokens: 0-11, 12-14, 15-16, 17,
+    # 18-22.
+    assert read_all_rows(tmp_path, BestFit(), [12, 3, 2, 1, 5], 4) == [
         ([0, 1, 2, 3], [1, 2, 3, 4], [[0, 0]]),
         ([4, 5, 6, 7], [5, 6, 7, 8], [[0, 0]]),
         ([18, 19, 20, 21], [19, 20, 21, 22], [[0, 4]]),
@@ -183,9 +189,9 @@ def test_documents_packed_by_hand(tmp_path):
     ]
 
 
-def test_two_documents_go_on_in_one_row_and_the_join_is_no_target(tmp_path):
-    # Two documents of 6 leave 2 ids each, in a row of 5 with padding: 4 and 10 were targets before.
-    assert all_rows(tmp_path, BestFit(), [6, 6], 4)[2] == (
+def test_two_documents_share_a_row_and_the_join_is_no_target(tmp_path):
+    # Two documents of 6 leave 2 ids each, in a row of 5 with padding. 4 and 10 were targets before.
+    assert read_all_rows(tmp_path, BestFit(), [6, 6], 4)[2] == (
         [4, 5, 10, 11],
         [5, IGNORE, 11, IGNORE],
         [[0, 0], [2, 1]],
@@ -195,7 +201,7 @@ def test_two_documents_go_on_in_one_row_and_the_join_is_no_target(tmp_path):
 def test_no_document_that_fits_is_ever_cut_by_best_fit(tmp_path):
     lengths = np.random.default_rng(0).integers(1, 30, 200).tolist()
     pieces = [
-        number for _, _, row in all_rows(tmp_path, BestFit(), lengths, 20) for _, number in row
+        number for _, _, row in read_all_rows(tmp_path, BestFit(), lengths, 20) for _, number in row
     ]
     assert all(pieces.count(n) <= 1 for n, length in enumerate(lengths) if length <= 21)
 
@@ -206,7 +212,7 @@ def test_another_seed_lays_documents_in_another_order(tmp_path):
     orders = []
     for seed in (0, 1):
         _, layout = opened(folder, Concatenate(shuffle_documents=True), 7, seed)
-        orders.append([ids.tolist() for ids, _, _ in rows_of(layout, "web", 7)])
+        orders.append([ids.tolist() for ids, _, _ in read_rows(layout, "web", 7)])
     assert orders[0] != orders[1]
 
 

@@ -28,7 +28,7 @@ PADDING = 1
 
 
 def write_documents(folder: str, shards: list[list[tuple[str, int]]]) -> None:
-    """Documents of (source, length); the ids of each are its number in its shard."""
+    """Write documents of (source, length); the ids of each are its number in its shard."""
     for number, documents in enumerate(shards):
         encoded = [
             EncodedDocument("d", source, "", np.full(length, 5 + index), 1, "f", index)
@@ -45,7 +45,7 @@ SHARDS = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
-    """Two shards of two sources, planned."""
+    """Write two shards of two sources, and their plans."""
     folder = str(tmp_path / "train")
     write_documents(folder, SHARDS)
     write_plans(folder, PLANS, padding=PADDING)
@@ -64,11 +64,11 @@ def rows(folder: str, packing, length: int, cache: BlockCache | None = None):
     return found
 
 
-def test_what_becomes_of_the_documents_is_counted_by_hand(tmp_path):
+def test_plan_counts_equal_a_hand_count(tmp_path):
     write_documents(str(tmp_path), [[("web", n) for n in (12, 3, 2, 1, 5)]])
     counts, _ = write_plans(str(tmp_path), PackingPlan(best_fit=(4,)), padding=PADDING)
-    # Laid end to end, rows of 5 ids begin at 0, 4, 8, 12, 16: the first document and the last,
-    # tokens 18 to 22, are in no row whole.
+    # In the concatenation, rows of 5 ids begin at 0, 4, 8, 12, 16. The first document and the last,
+    # tokens 18 to 22, are whole in no row.
     assert counts["best_fit"]["4"] == {
         "documents": 5,
         "documents_cut": 1,
@@ -88,7 +88,8 @@ def test_the_documents_that_end_to_end_would_cut_are_those_that_no_row_holds(tmp
     held = set()
     bounds = np.cumsum([0, *lengths])
     for window in range((sum(lengths) - 1) // length):
-        begin, end = window * length, window * length + length + 1
+        begin = window * length
+        end = window * length + length + 1
         held |= {n for n in range(60) if begin <= bounds[n] and bounds[n + 1] <= end}
     assert counts["best_fit"][str(length)]["documents_cut_if_concatenated"] == 60 - len(held)
 
@@ -99,7 +100,7 @@ def test_padding_and_targets_are_counted_as_rows_have_them(folder):
     assert counts["best_fit"]["8"]["rows"] == len(found)
     trained = sum(target != -100 for _, _, targets, _ in found for target in targets)
     assert counts["best_fit"]["8"]["targets"] == trained
-    ids = 40  # of all documents; none is cut into more than two, and each cut repeats one id
+    ids = 40  # ids of all documents; none is cut into more than two, and each cut repeats one id
     cuts = counts["best_fit"]["8"]["documents_cut"]
     assert counts["best_fit"]["8"]["padding"] == 9 * len(found) - ids - cuts
 
@@ -133,16 +134,16 @@ def test_documents_packed_in_blocks_are_all_packed(folder, monkeypatch, name, bo
     counts, _ = write_plans(folder, PLANS, padding=PADDING)
     assert counts["best_fit"]["4"]["documents"] == 8
     found = rows(folder, BestFit(), 4)
-    assert len(found) > len(at_once)  # strangers no longer fill each other's rows
+    assert len(found) > len(at_once)  # documents of different groups no longer share rows
     trained = sum(target != -100 for _, _, targets, _ in found for target in targets)
     fresh = sum(
-        (number, piece[0][1]) not in seen for seen, number, piece in _with_those_before(found)
+        (number, piece[0][1]) not in seen for seen, number, piece in _iterate_with_earlier(found)
     )
     assert trained + fresh == 40
 
 
-def _with_those_before(found):
-    """Each row's source and pieces, with all (source, document) of the rows before."""
+def _iterate_with_earlier(found):
+    """Yield each row's source and pieces, with all (source, document) of earlier rows."""
     seen: set[tuple[str, int]] = set()
     for source, _, _, pieces in found:
         yield set(seen), source, pieces
@@ -160,7 +161,7 @@ def test_the_same_shards_get_the_same_bytes(folder, tmp_path):
         assert storage.compute_sha256(storage.join(other, path)) == entry.sha256
 
 
-def test_no_plans_are_made_where_none_are_asked_for(tmp_path):
+def test_no_plans_are_written_unless_configured(tmp_path):
     assert write_plans(str(tmp_path / "none"), PackingPlan(), padding=PADDING) == ({}, {})
 
 
@@ -189,7 +190,7 @@ def test_a_layout_travels_to_another_process(folder, packing):
     assert row[0].any()
 
 
-def test_a_missing_plan_says_what_to_tokenize_with(folder):
+def test_a_missing_plan_names_the_needed_setting(folder):
     shards = TokenShards.open(folder)
     with pytest.raises(ConfigError) as caught:
         open_layout(BestFit(), shards, 16)
@@ -215,7 +216,8 @@ def test_a_plan_for_other_shards_is_refused(folder, tmp_path, packing):
 
 def test_a_plan_that_is_torn_or_of_another_format_is_refused(folder):
     shards = TokenShards.open(folder)
-    head, starts = Path(folder, "plans", "shuffle.json"), Path(folder, "plans", "shuffle.starts")
+    head = Path(folder, "plans", "shuffle.json")
+    starts = Path(folder, "plans", "shuffle.starts")
     whole = head.read_bytes()
     head.write_text(json.dumps(json.loads(whole) | {"format": 1}))
     with pytest.raises(DataError, match="has format 1, but this trainrig reads 2; tokenize again"):
@@ -238,7 +240,7 @@ def test_a_plan_that_is_torn_or_of_another_format_is_refused(folder):
 
 
 def rewrite(path: Path, data: bytes) -> None:
-    """As its writer might have made it: with sums that fit."""
+    """Write data with matching checksums, as the original writer would."""
     path.write_bytes(data)
     Path(f"{path}{SUMS}").write_bytes(compute_block_sums([data]))
 
@@ -281,7 +283,7 @@ def test_targets_of_rows_that_have_changed_are_named_with_their_file(folder):
 
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory) -> str:
-    """Shards and plans that tests damage and mend."""
+    """Write shards and plans that tests damage and repair."""
     folder = str(tmp_path_factory.mktemp("plans"))
     write_documents(folder, SHARDS)
     write_plans(folder, PLANS, padding=PADDING)

@@ -16,7 +16,7 @@ from trainrig.tokens.shards.block_sums import (
 
 
 @given(st.lists(st.integers(0, 3 * SUMMED), max_size=6))
-def test_sums_are_those_of_the_whole_however_it_is_cut(lengths):
+def test_checksums_do_not_depend_on_the_pieces(lengths):
     whole = np.random.default_rng(1).bytes(sum(lengths))
     cuts = np.cumsum([0, *lengths]).tolist()
     pieces = [whole[begin:end] for begin, end in itertools.pairwise(cuts)]
@@ -26,7 +26,7 @@ def test_sums_are_those_of_the_whole_however_it_is_cut(lengths):
     assert len(sums) == count_sums_bytes(len(whole)) <= len(whole) / 1_000 + SUM_DTYPE.itemsize
 
 
-def test_sums_of_a_file_are_those_of_its_bytes(tmp_path):
+def test_checksums_of_a_file_equal_those_of_its_bytes(tmp_path):
     data = np.random.default_rng(2).bytes(70 * SUMMED + 5)
     (tmp_path / "a").write_bytes(data)
     assert compute_file_block_sums(tmp_path / "a") == compute_block_sums([data])

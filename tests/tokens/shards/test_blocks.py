@@ -24,7 +24,7 @@ def cache(tmp_path: Path) -> BlockCache:
 
 @pytest.fixture
 def gets(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int]]:
-    """How often each range of an object was asked for, by its first byte."""
+    """Return counts of the requests for each range of an object, keyed by its first byte."""
     counted: Counter[tuple[str, int]] = Counter()
     read_range = storage.read_range
 
@@ -36,17 +36,17 @@ def gets(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int]]:
     return counted
 
 
-def put(path: str, data: bytes = DATA) -> tuple[str, str]:
+def write_object(path: str, data: bytes = DATA) -> tuple[str, str]:
     storage.write(path, data)
     return path, storage.compute_content_key(path)
 
 
-def kept(cache: BlockCache) -> list[Path]:
+def list_cached(cache: BlockCache) -> list[Path]:
     return [path for path in Path(cache.folder or "").rglob("*") if path.is_file()]
 
 
-def test_any_bytes_are_those_of_the_object(s3, cache):
-    at = put(f"{s3}/a")
+def test_cached_bytes_equal_the_object(s3, cache):
+    at = write_object(f"{s3}/a")
     edges = [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, len(DATA)]
     for begin in edges:
         for end in edges:
@@ -55,7 +55,7 @@ def test_any_bytes_are_those_of_the_object(s3, cache):
 
 
 def test_a_block_is_fetched_once(s3, cache, gets):
-    at = put(f"{s3}/a")
+    at = write_object(f"{s3}/a")
     dice = np.random.default_rng(1)
     for begin in dice.integers(0, len(DATA) - 16_384, 300).tolist():
         cache.read(*at, begin, begin + 16_384)
@@ -63,49 +63,49 @@ def test_a_block_is_fetched_once(s3, cache, gets):
 
 
 def test_a_window_costs_a_get_or_two(s3, cache, gets):
-    at = put(f"{s3}/a")
+    at = write_object(f"{s3}/a")
     cache.read(*at, 10, 10 + 16_384)
     assert gets.total() == 1
-    cache.read(*at, 2 * BLOCK - 8_192, 2 * BLOCK + 8_192)  # where two blocks meet
+    cache.read(*at, 2 * BLOCK - 8_192, 2 * BLOCK + 8_192)  # across the boundary of two blocks
     assert gets.total() == 3
 
 
-def test_the_bound_is_kept_and_what_was_driven_out_is_fetched_again(s3, cache, gets):
-    names = [put(f"{s3}/{number}", DATA) for number in range(6)]
+def test_the_bound_is_kept_and_evicted_blocks_are_fetched_again(s3, cache, gets):
+    names = [write_object(f"{s3}/{number}", DATA) for number in range(6)]
     for _ in range(2):
         for at in names:
             assert cache.read(*at, 0, len(DATA)) == DATA
-            assert sum(path.stat().st_size for path in kept(cache)) <= SMALLEST
-    assert len(kept(cache)) == WAYS
+            assert sum(path.stat().st_size for path in list_cached(cache)) <= SMALLEST
+    assert len(list_cached(cache)) == WAYS
     assert gets.total() > 6 * 7
 
 
 def test_the_block_used_longest_ago_makes_room(s3, cache, gets):
-    at = put(f"{s3}/a", bytes(WAYS * BLOCK))
-    other = put(f"{s3}/b")
+    at = write_object(f"{s3}/a", bytes(WAYS * BLOCK))
+    other = write_object(f"{s3}/b")
     for number in range(WAYS):
         cache.read(*at, number * BLOCK, number * BLOCK + 1)
-    # Ages are set by hand, as the clock of a file system may tick slowly.
+    # Ages are set by hand, as a file system's clock may tick slowly.
     first, second = (cache._find_path(*at, number) for number in (0, 1))
     os.utime(first, ns=(0, 0))
     os.utime(second, ns=(1, 1))
-    cache.read(*at, 5, 9)  # and now the first is in use again
+    cache.read(*at, 5, 9)  # marks the first block as used again
     cache.read(*other, 0, 1)
     assert first.exists() and not second.exists()
 
 
 def test_a_changed_object_has_other_blocks(s3, cache):
-    before = put(f"{s3}/a")
+    before = write_object(f"{s3}/a")
     assert cache.read(*before, 0, 100) == DATA[:100]
-    after = put(f"{s3}/a", DATA[::-1])
+    after = write_object(f"{s3}/a", DATA[::-1])
     assert cache.read(*after, 0, 100) == DATA[::-1][:100]
 
 
 def test_a_torn_or_vanished_block_is_fetched_again(s3, cache, gets):
-    at = put(f"{s3}/a")
+    at = write_object(f"{s3}/a")
     cache.read(*at, 0, 10)
-    (block,) = kept(cache)
-    block.write_bytes(DATA[:50])  # as a power cut may leave it
+    (block,) = list_cached(cache)
+    block.write_bytes(DATA[:50])  # a power failure may leave a torn block
     assert cache.read(*at, 0, 100) == DATA[:100]
     block.unlink()
     assert cache.read(*at, 0, 100) == DATA[:100]
@@ -113,7 +113,7 @@ def test_a_torn_or_vanished_block_is_fetched_again(s3, cache, gets):
 
 
 def test_an_object_gone_or_changed_meanwhile_is_named(s3, cache):
-    at = put(f"{s3}/a", DATA[:1000])
+    at = write_object(f"{s3}/a", DATA[:1000])
     storage.write(at[0], DATA[:900])
     with pytest.raises(DataError, match="a: 900 bytes from byte 0, but 1000 when it was opened"):
         cache.read(*at, 0, 10)
@@ -122,30 +122,30 @@ def test_an_object_gone_or_changed_meanwhile_is_named(s3, cache):
         cache.read(*at, 0, 10)
 
 
-def test_without_room_on_the_disk_reading_goes_on(s3, cache, gets, monkeypatch, caplog):
+def test_reading_continues_on_a_full_disk(s3, cache, gets, monkeypatch, caplog):
     def full(*args: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    at = put(f"{s3}/a")
+    at = write_object(f"{s3}/a")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", full)
         for _ in range(2):
             assert cache.read(*at, 0, 10) == DATA[:10]
-    assert gets.total() == 2 and kept(cache) == []
+    assert gets.total() == 2 and list_cached(cache) == []
     assert "cannot be cached (No space left on device); each read" in caplog.text
-    assert len(caplog.records) == 1  # said once, not at every block
+    assert len(caplog.records) == 1  # logged once, not for every block
 
 
 def test_a_folder_that_cannot_be_made_is_read_past(s3, tmp_path, caplog):
     (tmp_path / "file").write_text("")
     blocked = BlockCache(folder=str(tmp_path / "file"))
-    assert blocked.read(*put(f"{s3}/a"), 0, 10) == DATA[:10]
+    assert blocked.read(*write_object(f"{s3}/a"), 0, 10) == DATA[:10]
     assert "cannot be cached" in caplog.text
 
 
 def test_the_default_folder_is_this_users_below_the_temporary_one(s3, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    BlockCache().read(*put(f"{s3}/a"), 0, 10)
+    BlockCache().read(*write_object(f"{s3}/a"), 0, 10)
     assert [path.name for path in tmp_path.iterdir()] == [f"trainrig-blocks-{os.getuid()}"]
 
 
@@ -170,8 +170,8 @@ print(wrong)
 
 @pytest.mark.slow
 def test_processes_share_a_folder_that_is_too_small_for_them(s3, cache, tmp_path):
-    """Each drives out what the other has just put there, or is about to read."""
-    names = [put(f"{s3}/{number}") for number in range(4)]
+    """Let each process evict blocks that the other has just written or is about to read."""
+    names = [write_object(f"{s3}/{number}") for number in range(4)]
     (tmp_path / "data").write_bytes(DATA)
     readers = [
         subprocess.Popen(
@@ -186,6 +186,6 @@ def test_processes_share_a_folder_that_is_too_small_for_them(s3, cache, tmp_path
     ]
     wrong = [int(reader.communicate(timeout=300)[0]) for reader in readers]
     assert wrong == [0, 0]
-    # Each may put one block beyond the bound while the other does.
-    assert len(kept(cache)) <= WAYS + 1
-    assert not [path for path in kept(cache) if path.name.startswith(".")]
+    # Each process may write one block beyond the bound while the other does.
+    assert len(list_cached(cache)) <= WAYS + 1
+    assert not [path for path in list_cached(cache) if path.name.startswith(".")]

@@ -20,7 +20,7 @@ from trainrig.tokens.shards.flat import MAPS, FlatArray
 INT64 = np.dtype("<i8")
 
 
-def stored(path: str, values: np.ndarray, cache: BlockCache | None = None) -> FlatArray:
+def store_array(path: str, values: np.ndarray, cache: BlockCache | None = None) -> FlatArray:
     storage.write(path, values.tobytes())
     storage.write(path + SUMS, compute_block_sums([values.tobytes()]))
     return FlatArray(path, values.dtype, len(values), cache)
@@ -28,25 +28,25 @@ def stored(path: str, values: np.ndarray, cache: BlockCache | None = None) -> Fl
 
 @pytest.fixture(params=["disk", "bucket"])
 def place(request, tmp_path):
-    """Where an array may lie, and its cache."""
+    """Return a path for an array, on disk or in a bucket, and its cache."""
     if request.param == "disk":
         return str(tmp_path / "array"), None
     cache = BlockCache(folder=str(tmp_path / "blocks"))
     return f"{request.getfixturevalue('s3')}/array", cache
 
 
-# More than two blocks, with repeats (where blocks meet, too), and some values that are not there.
+# More than two blocks, with repeats (also at the boundary), and with some absent values.
 ASCENDING = np.sort(np.random.default_rng(1).integers(0, 10**6, 2 * BLOCK // 8 + 17)) * 2
 ASCENDING[BLOCK // 8 - 5 : BLOCK // 8 + 5] = ASCENDING[BLOCK // 8]
 
 
-def test_any_stretch_and_any_elements_are_those_of_the_file(place):
+def test_any_slice_and_any_elements_equal_the_file(place):
     path, cache = place
-    array = stored(path, ASCENDING, cache)
+    array = store_array(path, ASCENDING, cache)
     assert len(array) == len(ASCENDING)
     ends = [0, 1, BLOCK // 8 - 1, BLOCK // 8, BLOCK // 8 + 1, len(ASCENDING)]
     for begin in ends:
-        for end in (each for each in ends if each >= begin):
+        for end in (bound for bound in ends if bound >= begin):
             assert (array.read(begin, end) == ASCENDING[begin:end]).all()
     indices = np.random.default_rng(2).integers(0, len(ASCENDING), (7, 30))
     assert (array.take(indices) == ASCENDING[indices]).all()
@@ -56,7 +56,7 @@ def test_any_stretch_and_any_elements_are_those_of_the_file(place):
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_searching_agrees_with_numpy(place, side):
     path, cache = place
-    array = stored(path, ASCENDING, cache)
+    array = store_array(path, ASCENDING, cache)
     dice = np.random.default_rng(3)
     block_starts = ASCENDING[:: BLOCK // 8]
     values = np.concatenate([dice.integers(-5, 2 * 10**6 + 5, 40), block_starts, block_starts + 1])
@@ -71,9 +71,10 @@ def test_searching_agrees_with_numpy(place, side):
 def test_only_the_stretch_that_is_searched_need_ascend(place):
     path, cache = place
     values = np.arange(2 * BLOCK // 8)
-    begin, end = BLOCK // 8 - 3, BLOCK // 8 + 3
+    begin = BLOCK // 8 - 3
+    end = BLOCK // 8 + 3
     outside = np.concatenate([values[:begin][::-1] + 10**9, values[begin:end], -values[end:]])
-    array = stored(path, outside, cache)
+    array = store_array(path, outside, cache)
     for side in ("left", "right"):
         expected = np.searchsorted(values, values[begin:end], side)
         assert (array.search(values[begin:end], side, begin, end) == expected).all()
@@ -84,7 +85,7 @@ def test_searching_any_stretch_of_a_short_array_agrees_with_numpy(
     tmp_path_factory, elements, value, data
 ):
     elements = np.sort(np.array(elements, dtype=INT64))
-    array = stored(str(tmp_path_factory.mktemp("flat") / "a"), elements)
+    array = store_array(str(tmp_path_factory.mktemp("flat") / "a"), elements)
     begin = data.draw(st.integers(0, len(elements)))
     end = data.draw(st.integers(begin, len(elements)))
     for side in ("left", "right"):
@@ -92,16 +93,16 @@ def test_searching_any_stretch_of_a_short_array_agrees_with_numpy(
         assert array.search(np.array([value]), side, begin, end).tolist() == expected.tolist()
 
 
-def test_a_value_that_the_type_does_not_hold_is_no_value_to_search_for(tmp_path):
-    array = stored(str(tmp_path / "a"), np.array([1, 2], dtype="<u2"))
+def test_a_value_outside_the_type_cannot_be_searched(tmp_path):
+    array = store_array(str(tmp_path / "a"), np.array([1, 2], dtype="<u2"))
     assert array.search(np.array([2])).tolist() == [2]
     with pytest.raises(OverflowError, match="does not fit uint16"):
         array.search(np.array([70_000]))
 
 
-def test_what_lies_beyond_the_array_is_refused(place):
+def test_indices_beyond_the_array_are_refused(place):
     path, cache = place
-    array = stored(path, np.arange(5), cache)
+    array = store_array(path, np.arange(5), cache)
     for begin, end in [(-1, 2), (3, 6), (4, 3)]:
         with pytest.raises(IndexError, match=f"elements {begin} to {end} of 5"):
             array.read(begin, end)
@@ -110,27 +111,27 @@ def test_what_lies_beyond_the_array_is_refused(place):
             array.take(np.array([0, index]))
 
 
-def test_what_is_read_cannot_be_written_to(place):
+def test_returned_arrays_are_read_only(place):
     path, cache = place
-    piece = stored(path, np.arange(5), cache).read(1, 3)
+    piece = store_array(path, np.arange(5), cache).read(1, 3)
     with pytest.raises(ValueError, match="read-only"):
         piece[0] = 9
 
 
 def test_an_empty_array_reads_nothing(place):
     path, cache = place
-    array = FlatArray(path, INT64, 0, cache)  # not even a file
+    array = FlatArray(path, INT64, 0, cache)  # the file does not even exist
     assert array.read(0, 0).tolist() == []
     assert array.take(np.array([], dtype=np.int64)).tolist() == []
     assert array.search(np.array([3])).tolist() == [0]
 
 
-def test_nothing_is_looked_at_before_it_is_read(place):
+def test_the_file_is_opened_at_the_first_read(place):
     path, cache = place
     array = FlatArray(path, INT64, 5, cache)
     with pytest.raises(DataError, match="array: deleted since it was opened"):
         array.read(0, 1)
-    stored(path, np.arange(5))
+    store_array(path, np.arange(5))
     assert array.read(3, 5).tolist() == [3, 4]
 
 
@@ -142,8 +143,8 @@ def test_a_file_of_another_length_is_named(place, size):
         FlatArray(path, INT64, 5, cache).read(0, 1)
 
 
-def test_a_file_cut_off_while_mapped_is_named_and_nobody_killed(tmp_path):
-    array = stored(str(tmp_path / "array"), np.arange(10_000))
+def test_a_file_truncated_while_mapped_is_named_without_a_crash(tmp_path):
+    array = store_array(str(tmp_path / "array"), np.arange(10_000))
     array.read(0, 1)
     os.truncate(array.path, 4096)
     for ask in (lambda: array.read(9_000, 9_001), lambda: array.take(np.array([9_000]))):
@@ -165,9 +166,9 @@ ASKED = {
 
 
 @pytest.mark.parametrize("ask", ASKED.values(), ids=ASKED)
-def test_a_block_whose_bytes_have_changed_is_named_by_whatever_meets_it(place, ask):
+def test_a_changed_block_is_named_by_any_read(place, ask):
     path, cache = place
-    array = stored(path, ASCENDING, cache)
+    array = store_array(path, ASCENDING, cache)
     flip(path, 8 * 5_000)
     block = 8 * 5_000 // SUMMED
     with pytest.raises(DataError) as refused:
@@ -180,9 +181,9 @@ def test_a_block_whose_bytes_have_changed_is_named_by_whatever_meets_it(place, a
 
 
 def test_a_bit_that_flips_after_its_block_was_read_is_found_too(tmp_path):
-    array = stored(str(tmp_path / "a"), ASCENDING)
+    array = store_array(str(tmp_path / "a"), ASCENDING)
     array.read(0, len(array))
-    with Path(array.path).open("r+b") as file:  # in place, under the map
+    with Path(array.path).open("r+b") as file:  # changes the file in place, under the map
         file.seek(3)
         file.write(b"\xff")
     with pytest.raises(DataError, match="a: damaged: block 0 "):
@@ -193,7 +194,7 @@ def test_a_bit_that_flips_after_its_block_was_read_is_found_too(tmp_path):
     st.integers(0, len(ASCENDING) * 8 - 1), st.integers(0, 7), st.integers(0, len(ASCENDING) - 1)
 )
 def test_no_bit_that_flips_makes_a_search_find_another_place(tmp_path_factory, byte, bit, at):
-    array = stored(str(tmp_path_factory.mktemp("flat") / "a"), ASCENDING)
+    array = store_array(str(tmp_path_factory.mktemp("flat") / "a"), ASCENDING)
     data = bytearray(storage.read(array.path))
     data[byte] ^= 1 << bit
     storage.write(array.path, bytes(data))
@@ -208,10 +209,10 @@ def test_no_bit_that_flips_makes_a_search_find_another_place(tmp_path_factory, b
 
 def test_damage_to_the_copies_on_this_machine_is_mended_from_the_bucket(s3, tmp_path):
     cache = BlockCache(folder=str(tmp_path / "blocks"))
-    array = stored(f"{s3}/array", ASCENDING, cache)
+    array = store_array(f"{s3}/array", ASCENDING, cache)
     array.read(0, len(array))
     kept = [path for path in Path(tmp_path, "blocks").rglob("*") if path.is_file()]
-    assert len(kept) == 4  # three blocks and one of sums
+    assert len(kept) == 4  # three blocks and one of checksums
     for path in kept:
         data = bytearray(path.read_bytes())
         data[2] ^= 1
@@ -221,7 +222,7 @@ def test_damage_to_the_copies_on_this_machine_is_mended_from_the_bucket(s3, tmp_
 
 def test_sums_that_are_gone_or_cut_off_are_named(place):
     path, cache = place
-    array = stored(path, ASCENDING, cache)
+    array = store_array(path, ASCENDING, cache)
     storage.delete(path + SUMS)
     with pytest.raises(DataError, match=r"array\.sums: deleted since it was opened"):
         array.read(0, 1)
@@ -232,32 +233,32 @@ def test_sums_that_are_gone_or_cut_off_are_named(place):
 
 def test_an_array_may_travel(place):
     path, cache = place
-    array = stored(path, np.arange(5), cache)
+    array = store_array(path, np.arange(5), cache)
     array.read(0, 1)
     assert pickle.loads(pickle.dumps(array)).read(0, 5).tolist() == [0, 1, 2, 3, 4]
 
 
-def open_files() -> int:
+def count_open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_more_arrays_than_there_may_be_open_files_are_read_in_any_order(tmp_path):
-    """Each open map holds a file descriptor."""
-    before = open_files()
+def test_more_arrays_than_file_descriptors_are_read_in_any_order(tmp_path):
+    """Open more maps than the limit of file descriptors, as each map holds one."""
+    before = count_open_files()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    arrays = [stored(str(tmp_path / f"{n}"), np.array([n, n + 1])) for n in range(MAPS + 60)]
+    arrays = [store_array(str(tmp_path / f"{n}"), np.array([n, n + 1])) for n in range(MAPS + 60)]
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before + MAPS + 20, hard))
         for _ in range(2):
             assert [array.read(1, 2)[0] for array in arrays] == [n + 1 for n in range(MAPS + 60)]
-            assert open_files() <= before + MAPS
+            assert count_open_files() <= before + MAPS
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_the_array_read_longest_ago_is_the_one_let_go(tmp_path, monkeypatch):
+def test_the_least_recently_read_array_is_closed(tmp_path, monkeypatch):
     monkeypatch.setattr(flat, "MAPS", 2)
-    first, second, third = (stored(str(tmp_path / n), np.arange(3)) for n in "abc")
+    first, second, third = (store_array(str(tmp_path / n), np.arange(3)) for n in "abc")
     for array in (first, second, first, third):
         array.read(0, 1)
     for array in (first, second, third):
@@ -267,24 +268,24 @@ def test_the_array_read_longest_ago_is_the_one_let_go(tmp_path, monkeypatch):
         second.read(0, 1)
 
 
-def times_open(path: Path) -> int:
-    """How many descriptors of this process are of a file: what else it opens may come and go."""
+def count_descriptors(path: Path) -> int:
+    """Count this process's descriptors of one file, as others may come and go."""
     held = 0
     for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
             held += descriptor.readlink() == path
     return held
 
 
 @pytest.mark.slow
-def test_an_array_nobody_holds_lets_go_of_its_file(tmp_path):
+def test_an_unreferenced_array_closes_its_file(tmp_path):
     path = tmp_path / "a"
-    array = stored(str(path), np.arange(3))
+    array = store_array(str(path), np.arange(3))
     view = array.read(0, 3)
-    assert times_open(path) == 1
+    assert count_descriptors(path) == 1
     del array
     gc.collect()
     assert view.tolist() == [0, 1, 2]  # a copy, which needs no map
     del view
     gc.collect()
-    assert times_open(path) == 0
+    assert count_descriptors(path) == 0

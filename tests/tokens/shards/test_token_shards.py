@@ -28,7 +28,7 @@ from trainrig.tokens.shards.token_shards import (
 VOCABULARY = ShardVocabulary(60_000, "f" * 64)
 
 
-def document(
+def make_document(
     source: str, ids: list[int], name: str = "d", url: str = "https://a.example/1"
 ) -> EncodedDocument:
     return EncodedDocument(
@@ -38,24 +38,24 @@ def document(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
-    """Two shards, two sources, one of them in pieces."""
+    """Write two shards of two sources, one of which is in several pieces."""
     folder = str(tmp_path / "train")
     write_shard(
         folder,
         "0-a",
         VOCABULARY,
         [
-            document("web", [10, 11, 0], "w0"),
-            document("web", [12, 0], "w1"),
-            document("wiki", [50, 51, 0], "k0"),
-            document("web", [13, 0], "w2"),
+            make_document("web", [10, 11, 0], "w0"),
+            make_document("web", [12, 0], "w1"),
+            make_document("wiki", [50, 51, 0], "k0"),
+            make_document("web", [13, 0], "w2"),
         ],
     )
     write_shard(
         folder,
         "1-b",
         VOCABULARY,
-        [document("web", [14, 0], "w3"), document("wiki", [52, 0], "k1")],
+        [make_document("web", [14, 0], "w3"), make_document("wiki", [52, 0], "k1")],
     )
     return folder
 
@@ -72,7 +72,7 @@ def test_each_source_is_one_array_across_shards_and_other_sources(folder):
     assert shards.read_window("wiki", 0, 5).tolist() == WIKI
 
 
-def test_every_window_is_the_slice_it_says(folder):
+def test_every_window_is_its_slice(folder):
     shards = TokenShards.open(folder)
     for source, whole in (("web", WEB), ("wiki", WIKI)):
         for start in range(len(whole)):
@@ -109,9 +109,9 @@ sources_and_lengths = st.lists(
 
 
 @pytest.mark.slow
-@tries(max_examples=50, deadline=None)  # each writes shards
+@tries(max_examples=50, deadline=None)  # each example writes shards
 @given(sources_and_lengths, st.integers(1, 4), st.data())
-def test_any_shards_read_as_their_documents_laid_end_to_end(
+def test_any_shards_equal_their_concatenated_documents(
     tmp_path_factory, documents, per_shard, data
 ):
     folder = str(tmp_path_factory.mktemp("shards"))
@@ -121,7 +121,7 @@ def test_any_shards_read_as_their_documents_laid_end_to_end(
     encoded = []
     for number, (source, length) in enumerate(documents):
         ids = list(range(number * 10, number * 10 + length))
-        encoded.append(document(source, ids, str(number)))
+        encoded.append(make_document(source, ids, str(number)))
         starts.setdefault(source, []).append(len(whole.get(source, [])))
         whole.setdefault(source, []).extend(ids)
         owners.setdefault(source, []).extend([str(number)] * length)
@@ -150,7 +150,7 @@ def test_any_shards_read_as_their_documents_laid_end_to_end(
     assert shards.find_boundaries(source, start, end - start).tolist() == inside
 
 
-def test_what_is_read_may_go_into_any_integers(folder):
+def test_reads_may_fill_any_integer_type(folder):
     out = np.full(6, -1, dtype=np.int64)
     TokenShards.open(folder).read_into("web", 3, out[1:5])
     assert out.tolist() == [-1, 12, 0, 13, 0, -1]
@@ -173,7 +173,7 @@ def test_numbers_and_positions_beyond_a_source_are_refused(folder):
 
 def test_a_copy_sent_to_another_process_reads_the_same(folder):
     shards = TokenShards.open(folder)
-    shards.read_window("web", 0, 2)  # its files are mapped now, which does not travel
+    shards.read_window("web", 0, 2)  # maps its files; maps are not pickled
     sent = pickle.loads(pickle.dumps(shards))
     assert sent.read_window("web", 0, 9).tolist() == WEB
     assert sent.fingerprint == shards.fingerprint
@@ -182,11 +182,12 @@ def test_a_copy_sent_to_another_process_reads_the_same(folder):
 def test_documents_beyond_one_row_group_of_the_index_are_found(tmp_path):
     count = 2 * INDEX_ROW_GROUP + 3
     write_shard(
-        str(tmp_path), "a", VOCABULARY, (document("web", [7], str(n)) for n in range(count))
+        str(tmp_path), "a", VOCABULARY, (make_document("web", [7], str(n)) for n in range(count))
     )
     shards = TokenShards.open(str(tmp_path))
-    start, length = INDEX_ROW_GROUP - 1, INDEX_ROW_GROUP + 2
-    found = [int(each.id) for each in shards.read_documents("web", start, length)]
+    start = INDEX_ROW_GROUP - 1
+    length = INDEX_ROW_GROUP + 2
+    found = [int(stored.id) for stored in shards.read_documents("web", start, length)]
     assert found == list(range(start, start + length))
     assert shards.document("web", count - 1).id == str(count - 1)
 
@@ -195,37 +196,44 @@ def test_documents_beyond_one_row_group_of_the_index_are_found(tmp_path):
     ("vocabulary", "expected"),
     [(65_536, b"\x02\x01\xff\xff"), (65_537, b"\x02\x01\x00\x00\xff\xff\x00\x00")],
 )
-def test_ids_lie_little_endian_in_the_smallest_type_that_holds_the_vocabulary(
+def test_ids_are_little_endian_in_the_smallest_type_for_the_vocabulary(
     tmp_path, vocabulary, expected
 ):
     ids = [0x0102, 0xFFFF]
-    write_shard(str(tmp_path), "a", ShardVocabulary(vocabulary, "t"), [document("web", ids)])
+    write_shard(str(tmp_path), "a", ShardVocabulary(vocabulary, "t"), [make_document("web", ids)])
     assert (tmp_path / "a.bin").read_bytes() == expected
     assert TokenShards.open(str(tmp_path)).read_window("web", 0, 2).tolist() == ids
 
 
-def test_the_summary_counts_what_was_written(tmp_path):
-    documents = [document("web", [1, 0]), document("wiki", [2, 3, 0]), document("web", [4])]
+def test_the_summary_counts_written_documents(tmp_path):
+    documents = [
+        make_document("web", [1, 0]),
+        make_document("wiki", [2, 3, 0]),
+        make_document("web", [4]),
+    ]
     summary = write_shard(str(tmp_path), "a", VOCABULARY, iter(documents))
     assert (summary.documents, summary.tokens, summary.text_bytes) == (3, 6, 60)
     assert summary.tokens_of == {"web": 3, "wiki": 3}
 
 
 def test_the_summary_has_the_sums_of_all_files(folder):
-    summary = write_shard(folder, "0-a", VOCABULARY, [document("web", [1, 0])])
+    summary = write_shard(folder, "0-a", VOCABULARY, [make_document("web", [1, 0])])
     assert sorted(summary.files) == sorted(f"0-a{ending}" for ending in ENDINGS)
     for name, entry in summary.files.items():
         assert entry == manifest.compute_file_sum(f"{folder}/{name}")
 
 
-def test_documents_lie_by_source_and_else_in_their_order(folder):
+def test_documents_are_grouped_by_source_in_order(folder):
     assert (
         Path(f"{folder}/0-a.bin").read_bytes()
         == np.array([10, 11, 0, 12, 0, 13, 0, 50, 51, 0], "<u2").tobytes()
     )
     assert Path(f"{folder}/0-a.ends").read_bytes() == np.array([3, 5, 7, 10], "<i8").tobytes()
-    write_shard(folder, "2-c", VOCABULARY, [document("wiki", [5, 6]), document("web", [7])])
-    assert np.fromfile(f"{folder}/2-c.bin", "<u2").tolist() == [7, 5, 6]  # sources by their names
+    write_shard(
+        folder, "2-c", VOCABULARY, [make_document("wiki", [5, 6]), make_document("web", [7])]
+    )
+    # Sources are ordered by name.
+    assert np.fromfile(f"{folder}/2-c.bin", "<u2").tolist() == [7, 5, 6]
     head = json.loads(Path(f"{folder}/0-a.json").read_text())
     assert head["format"] == 3
     assert head["runs"] == [["web", 3, 7], ["wiki", 1, 3]]
@@ -243,7 +251,7 @@ def test_the_index_can_be_read_by_any_tool(folder):
 
 def test_the_same_documents_give_the_same_bytes(tmp_path):
     for name in ("one", "two"):
-        write_shard(str(tmp_path / name), "a", VOCABULARY, [document("web", [1, 2, 0])])
+        write_shard(str(tmp_path / name), "a", VOCABULARY, [make_document("web", [1, 2, 0])])
     for ending in ENDINGS:
         one, two = (tmp_path / name / f"a{ending}" for name in ("one", "two"))
         assert one.read_bytes() == two.read_bytes()
@@ -252,7 +260,7 @@ def test_the_same_documents_give_the_same_bytes(tmp_path):
 @pytest.mark.parametrize("ids", [[5, 60_000], [2**31]])
 def test_an_id_beyond_the_vocabulary_is_never_written(tmp_path, ids):
     with pytest.raises(ValueError, match="beyond a vocabulary of 60000"):
-        write_shard(str(tmp_path), "a", VOCABULARY, [document("web", ids)])
+        write_shard(str(tmp_path), "a", VOCABULARY, [make_document("web", ids)])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -264,7 +272,7 @@ def test_a_negative_id_is_never_written(tmp_path):
 
 def test_a_document_without_even_an_end_is_refused(tmp_path):
     with pytest.raises(ValueError, match="document d has no ids"):
-        write_shard(str(tmp_path), "a", VOCABULARY, [document("web", [])])
+        write_shard(str(tmp_path), "a", VOCABULARY, [make_document("web", [])])
 
 
 def test_an_empty_shard_is_a_shard(folder):
@@ -279,7 +287,7 @@ def test_shards_that_are_all_empty_have_no_sources(tmp_path):
 
 
 def rewrite(path: Path, data: bytes) -> None:
-    """As its writer might have made it: with sums that fit."""
+    """Write data with matching checksums, as the original writer would."""
     path.write_bytes(data)
     Path(f"{path}{SUMS}").write_bytes(compute_block_sums([data]))
 
@@ -290,62 +298,62 @@ def rewrite_head(path: Path, **changed: object) -> None:
     path.write_text(json.dumps(entries | {"sum": manifest.digest(entries)}))
 
 
-def shortened(path: Path) -> None:
+def shorten(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-2])
 
 
-def grown(path: Path) -> None:
+def grow(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"\0\0")
 
 
-def emptied(path: Path) -> None:
+def empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
-def of_a_newer_format(path: Path) -> None:
+def set_newer_format(path: Path) -> None:
     rewrite_head(path, format=4)
 
 
-def of_an_older_format(path: Path) -> None:
+def set_older_format(path: Path) -> None:
     rewrite_head(path, format=2)
 
 
-def without_runs(path: Path) -> None:
+def drop_runs(path: Path) -> None:
     rewrite_head(path, runs=None)
 
 
-def of_other_runs(path: Path) -> None:
+def change_runs(path: Path) -> None:
     rewrite_head(path, runs=[["web", 2, 5]])
 
 
-def of_another_source(path: Path) -> None:
+def rename_source(path: Path) -> None:
     path.write_text(path.read_text().replace('"web"', '"wec"'))  # one bit
 
 
 @pytest.mark.parametrize(
     ("ending", "damage", "message"),
     [
-        (".bin", shortened, "6 bytes, but its header records 4 tokens, 8 bytes"),
-        (".bin", grown, "10 bytes, but its header records 4 tokens, 8 bytes"),
+        (".bin", shorten, "6 bytes, but its header records 4 tokens, 8 bytes"),
+        (".bin", grow, "10 bytes, but its header records 4 tokens, 8 bytes"),
         (".bin", Path.unlink, "missing, though its shard is finished; tokenize again"),
-        (".ends", shortened, "14 bytes, but its header records 2 documents, 16 bytes"),
+        (".ends", shorten, "14 bytes, but its header records 2 documents, 16 bytes"),
         (".ends", Path.unlink, "missing, though its shard is finished"),
-        (".index.parquet", shortened, "bytes, but its header records an index of 2 documents"),
+        (".index.parquet", shorten, "bytes, but its header records an index of 2 documents"),
         (".index.parquet", Path.unlink, "missing, though its shard is finished"),
         (".json", Path.unlink, "missing, so its shard was never finished, or an older trainrig"),
-        (".json", shortened, "not the header of a token shard"),
-        (".json", emptied, "not the header of a token shard"),
-        (".json", of_a_newer_format, "has format 4, but this trainrig reads 3; upgrade trainrig"),
-        (".json", of_an_older_format, "has format 2, but this trainrig reads 3; tokenize again"),
+        (".json", shorten, "not the header of a token shard"),
+        (".json", empty, "not the header of a token shard"),
+        (".json", set_newer_format, "has format 4, but this trainrig reads 3; upgrade trainrig"),
+        (".json", set_older_format, "has format 2, but this trainrig reads 3; tokenize again"),
         (
             ".json",
-            of_another_source,
+            rename_source,
             "damaged: it has changed since it was written; tokenize again",
         ),
         (".bin.sums", Path.unlink, "missing, though its shard is finished"),
-        (".ends.sums", emptied, "0 bytes, but its header records sums of 2 documents, 4 bytes"),
-        (".json", without_runs, "not the header of a token shard (runs: "),
-        (".json", of_other_runs, "its runs have 2 documents and 5 tokens"),
+        (".ends.sums", empty, "0 bytes, but its header records sums of 2 documents, 4 bytes"),
+        (".json", drop_runs, "not the header of a token shard (runs: "),
+        (".json", change_runs, "its runs have 2 documents and 5 tokens"),
     ],
 )
 def test_a_shard_that_is_not_whole_is_named(folder, ending, damage, message):
@@ -356,7 +364,7 @@ def test_a_shard_that_is_not_whole_is_named(folder, ending, damage, message):
     assert str(path) in str(refused.value) and message in str(refused.value)
 
 
-@pytest.mark.parametrize("damage", [shortened, emptied, Path.unlink])
+@pytest.mark.parametrize("damage", [shorten, empty, Path.unlink])
 @pytest.mark.parametrize("mapped", [True, False])
 def test_tokens_that_are_cut_off_after_opening_are_named(folder, damage, mapped):
     shards = TokenShards.open(folder)
@@ -374,7 +382,7 @@ def test_ids_beyond_the_vocabulary_are_named_with_their_file(folder):
     path = Path(folder, "1-b.bin")
     rewrite(path, b"\xff" * path.stat().st_size)
     shards = TokenShards.open(folder)
-    assert shards.read_window("web", 0, 7).tolist() == WEB[:7]  # of the other shard
+    assert shards.read_window("web", 0, 7).tolist() == WEB[:7]  # reads the other shard
     with pytest.raises(DataError) as refused:
         shards.read_window("web", 6, 2)
     assert str(refused.value) == (
@@ -388,11 +396,11 @@ def test_ids_beyond_the_vocabulary_are_named_with_their_file(folder):
         ([-1] * 4, -1),
         ([0] * 4, 0),
         ([2**62] * 4, 2**62),
-        ([5, 3, 7, 10], 3),  # within the shard, but falling
+        ([5, 3, 7, 10], 3),  # within the shard, but descending
         ([3, 5, 6, 10], 6),  # the run's last document ends before the run
     ],
 )
-def test_documents_that_end_where_none_can_are_named_with_their_file(folder, ends, found):
+def test_invalid_document_ends_are_named_with_their_file(folder, ends, found):
     path = Path(folder, "0-a.ends")
     rewrite(path, np.array(ends, "<i8").tobytes())
     shards = TokenShards.open(folder)
@@ -415,11 +423,11 @@ def test_documents_that_end_where_none_can_are_named_with_their_file(folder, end
 @pytest.mark.slow
 @given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-1, 11), min_size=4, max_size=4))
 @tries(max_examples=100)
-def test_whatever_ends_documents_have_readers_stay_inside_their_source_or_refuse(
-    tmp_path_factory, ends
-):
+def test_readers_stay_inside_their_source_or_refuse_for_any_document_ends(tmp_path_factory, ends):
     folder = tmp_path_factory.mktemp("shards")
-    documents = [document(s, [1] * n) for s, n in (("web", 3), ("web", 2), ("web", 2), ("wiki", 3))]
+    documents = [
+        make_document(s, [1] * n) for s, n in (("web", 3), ("web", 2), ("web", 2), ("wiki", 3))
+    ]
     write_shard(str(folder), "a", VOCABULARY, documents)
     rewrite(folder / "a.ends", np.array(ends, "<i8").tobytes())
     shards = TokenShards.open(str(folder))
@@ -442,7 +450,7 @@ def test_an_index_that_is_lost_or_torn_after_opening_is_named(folder):
     index.unlink()
     with pytest.raises(DataError, match=r"1-b\.index\.parquet: deleted since it was opened"):
         shards.read_document_at("web", 8)
-    assert shards.read_window("web", 7, 2).tolist() == [14, 0]  # which needs none
+    assert shards.read_window("web", 7, 2).tolist() == [14, 0]  # this read needs no damaged file
 
 
 ASKED = {
@@ -455,11 +463,12 @@ ASKED = {
 @pytest.mark.parametrize("ending", ASKED)
 @pytest.mark.parametrize("when", ["before", "while it is open", "after it was read"])
 def test_one_bit_that_flips_is_found_and_its_file_named(folder, ending, when):
-    ask, path = ASKED[ending], Path(folder, f"0-a{ending}")
+    ask = ASKED[ending]
+    path = Path(folder, f"0-a{ending}")
     shards = TokenShards.open(folder)
     if when == "after it was read":
         ask(shards)
-    with path.open("r+b") as file:  # in place: maps see it
+    with path.open("r+b") as file:  # changes the file in place: maps change too
         data = file.read()
         at = data.index(b"w1") if ending == ".index.parquet" else 1
         file.seek(at)
@@ -474,12 +483,12 @@ def test_one_bit_that_flips_is_found_and_its_file_named(folder, ending, when):
 
 
 def test_shards_of_two_tokenizers_do_not_mix(folder):
-    write_shard(folder, "2-c", ShardVocabulary(60_000, "another"), [document("web", [1])])
+    write_shard(folder, "2-c", ShardVocabulary(60_000, "another"), [make_document("web", [1])])
     with pytest.raises(DataError, match=r"2-c: made with another tokenizer than .*0-a"):
         TokenShards.open(folder)
 
 
-def test_a_folder_without_shards_tells_where_some_are(folder):
+def test_a_folder_without_shards_names_one_with_shards(folder):
     above = str(Path(folder).parent)
     with pytest.raises(DataError, match=rf"no token shards .* here; there are some in {folder}"):
         TokenShards.open(above)
@@ -487,7 +496,7 @@ def test_a_folder_without_shards_tells_where_some_are(folder):
         TokenShards.open(f"{above}/nothing")
 
 
-def test_the_fingerprint_is_of_the_content_wherever_it_lies(folder, tmp_path):
+def test_the_fingerprint_depends_on_the_content_alone(folder, tmp_path):
     moved = shutil.copytree(folder, tmp_path / "moved")
     fingerprint = TokenShards.open(folder).fingerprint
     assert TokenShards.open(f"{moved}/").fingerprint == fingerprint
@@ -496,21 +505,24 @@ def test_the_fingerprint_is_of_the_content_wherever_it_lies(folder, tmp_path):
 @pytest.mark.parametrize(
     "changed",
     [
-        [document("web", [14, 1], "w3")],  # another token
-        [document("news", [14, 0], "w3")],  # another source
-        [document("web", [14], "w3"), document("web", [0], "w4")],  # another number of documents
+        [make_document("web", [14, 1], "w3")],  # another token
+        [make_document("news", [14, 0], "w3")],  # another source
+        [
+            make_document("web", [14], "w3"),
+            make_document("web", [0], "w4"),
+        ],  # another number of documents
     ],
 )
 def test_the_fingerprint_changes_with_tokens_and_sources(folder, changed):
     before = TokenShards.open(folder).fingerprint
-    write_shard(folder, "1-b", VOCABULARY, [*changed, document("wiki", [52, 0], "k1")])
+    write_shard(folder, "1-b", VOCABULARY, [*changed, make_document("wiki", [52, 0], "k1")])
     assert TokenShards.open(folder).fingerprint != before
 
 
 def test_the_fingerprint_changes_with_the_ends_of_documents(tmp_path):
     prints = set()
     for name, cut in (("one", 1), ("two", 2)):
-        pieces = [document("web", [1, 2, 3][:cut]), document("web", [1, 2, 3][cut:])]
+        pieces = [make_document("web", [1, 2, 3][:cut]), make_document("web", [1, 2, 3][cut:])]
         write_shard(str(tmp_path / name), "a", VOCABULARY, pieces)
         prints.add(TokenShards.open(str(tmp_path / name)).fingerprint)
     assert len(prints) == 2
@@ -522,7 +534,7 @@ def test_a_bucket_reads_as_a_disk_does(s3, tmp_path):
     for name in ("0", "1", "2"):
         lengths = dice.integers(1, 40_000, 12)
         documents = [
-            document(source, dice.integers(0, 60_000, length).tolist(), f"{name}{number}")
+            make_document(source, dice.integers(0, 60_000, length).tolist(), f"{name}{number}")
             for number, (source, length) in enumerate(
                 zip(["web", "wiki"] * 6, lengths, strict=True)
             )
@@ -530,7 +542,8 @@ def test_a_bucket_reads_as_a_disk_does(s3, tmp_path):
         for folder in (f"{s3}/train", str(tmp_path / "train")):
             write_shard(folder, name, VOCABULARY, documents)
     cache = BlockCache(folder=str(tmp_path / "blocks"))
-    near, far = TokenShards.open(str(tmp_path / "train")), TokenShards.open(f"{s3}/train", cache)
+    near = TokenShards.open(str(tmp_path / "train"))
+    far = TokenShards.open(f"{s3}/train", cache)
     assert far.fingerprint == near.fingerprint
     for source in near.sources:
         tokens = near.tokens(source)
@@ -549,7 +562,7 @@ def test_a_bucket_reads_as_a_disk_does(s3, tmp_path):
 def test_a_shard_that_is_torn_or_lost_in_a_bucket_is_named(s3, tmp_path):
     cache = BlockCache(folder=str(tmp_path))
     for name in ("a", "b"):
-        write_shard(f"{s3}/train", name, VOCABULARY, [document("web", [1, 2, 0])])
+        write_shard(f"{s3}/train", name, VOCABULARY, [make_document("web", [1, 2, 0])])
     shards = TokenShards.open(f"{s3}/train", cache)
     storage.write(f"{s3}/train/b.bin", b"\1\0")
     with pytest.raises(DataError, match=r"b\.bin: 2 bytes, but 3 elements .* since it was opened"):

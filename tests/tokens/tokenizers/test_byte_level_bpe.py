@@ -8,12 +8,12 @@ from trainrig.tokens.tokenizers.byte_level_bpe import ByteLevelBPE
 LEAST = 263  # 256 bytes and 7 special tokens
 
 
-def model_of(settings: ByteLevelBPE, texts: list[str]) -> dict:
+def read_model(settings: ByteLevelBPE, texts: list[str]) -> dict:
     return json.loads(settings.train(texts))["model"]
 
 
 def test_special_tokens_come_first_then_all_bytes_then_merges():
-    vocabulary = model_of(ByteLevelBPE(vocabulary=266), ["abcabcab abcabc"])["vocab"]
+    vocabulary = read_model(ByteLevelBPE(vocabulary=266), ["abcabcab abcabc"])["vocab"]
     by_id = sorted(vocabulary, key=vocabulary.__getitem__)
     assert all(entry.startswith("<|") for entry in by_id[:7])
     assert [len(entry) for entry in by_id[7:LEAST]] == [1] * 256
@@ -21,11 +21,11 @@ def test_special_tokens_come_first_then_all_bytes_then_merges():
 
 
 def test_the_first_merge_is_the_commonest_pair():
-    texts = ["ababab ab", "ab cd"]  # a-b five times, nothing else as often
-    assert model_of(ByteLevelBPE(vocabulary=LEAST + 1), texts)["merges"] == [["a", "b"]]
+    texts = ["ababab ab", "ab cd"]  # a-b occurs five times, no other pair as often
+    assert read_model(ByteLevelBPE(vocabulary=LEAST + 1), texts)["merges"] == [["a", "b"]]
 
 
-def test_a_pair_seen_less_often_than_asked_is_not_merged():
+def test_a_pair_below_the_least_count_is_not_merged():
     with pytest.raises(DataError, match="at most 263 entries"):
         ByteLevelBPE(vocabulary=LEAST + 1, min_frequency=3).train(["ab ab"])
     ByteLevelBPE(vocabulary=LEAST + 1, min_frequency=2).train(["ab ab"])
@@ -36,7 +36,7 @@ def test_the_two_ways_to_cut_words_differ_on_long_numbers(words, merged):
     settings = ByteLevelBPE(vocabulary=LEAST + 3, words=words)
     texts = ["1234 1234 1234"]
     if merged:
-        assert "1234" in model_of(settings, texts)["vocab"]
+        assert "1234" in read_model(settings, texts)["vocab"]
     else:
         with pytest.raises(DataError, match="at most 265 entries"):  # 12 and 123, but no 1234
             settings.train(texts)
@@ -47,6 +47,6 @@ def test_without_words_an_entry_may_be_a_phrase_but_no_name_of_a_special_token()
     with pytest.raises(DataError) as refused:
         ByteLevelBPE(vocabulary=1_000, words="none").train(texts)
     reachable = int(str(refused.value).split("at most ")[1].split()[0])
-    entries = model_of(ByteLevelBPE(vocabulary=reachable, words="none"), texts)["vocab"]
+    entries = read_model(ByteLevelBPE(vocabulary=reachable, words="none"), texts)["vocab"]
     assert "toĠbeĠorĠ" in entries and "<|" in entries and "pad|>ĠnotĠtoĠbe" in entries
     assert [entry for entry in entries if "<|" in entry and entries[entry] > 6] == ["<|"]

@@ -15,7 +15,7 @@ def with_decoder(vocabulary: list[str], decoder: object = None) -> tokenizers.To
     return tokenizer
 
 
-def test_byte_level_entries_are_the_bytes_that_their_characters_stand_for():
+def test_byte_level_entries_decode_to_their_bytes():
     tokenizer = with_decoder(["<|a|>", "Ġthe", "Ã©", "Ċ"], decoders.ByteLevel())
     assert list_entry_bytes(tokenizer, {0}, "x") == (b"<|a|>", b" the", "é".encode(), b"\n")
 
@@ -25,7 +25,7 @@ def test_each_byte_has_a_character_and_the_library_has_the_same():
     assert len(set(characters)) == 256
     tokenizer = with_decoder(characters, decoders.ByteLevel())
     assert list_entry_bytes(tokenizer, set(), "x") == tuple(bytes([byte]) for byte in range(256))
-    for byte in range(128):  # alone, a byte from 128 on is no text
+    for byte in range(128):  # a single byte from 128 on is no text
         assert tokenizer.decode([byte]) == chr(byte)
 
 
@@ -43,7 +43,7 @@ def test_all_256_bytes_have_an_entry_in_the_plain_spelling():
     assert b"".join(list_entry_bytes(tokenizer, set(), "x")) == bytes(range(256))
 
 
-def test_what_the_decoder_replaces_is_replaced():
+def test_replacements_of_the_decoder_are_applied():
     marked = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
@@ -79,7 +79,7 @@ LLAMA_2 = decoders.Sequence(
         (decoders.Replace("a", "b"), "decoder Replace alone"),
     ],
 )
-def test_a_decoder_that_gives_entries_no_bytes_of_their_own_is_refused(decoder, message):
+def test_a_decoder_without_bytes_per_entry_is_refused(decoder, message):
     with pytest.raises(DataError) as refused:
         list_entry_bytes(with_decoder(["a"], decoder), set(), "t.json")
     assert str(refused.value).startswith(f"t.json: {message}") and "\n" not in str(refused.value)

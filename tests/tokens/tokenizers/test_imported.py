@@ -16,8 +16,8 @@ from trainrig.tokens.tokenizers.words import make_word_splitter
 TEXTS = [f"the cat {n} sat on the  mat, naïve 猫\n" for n in range(50)]
 
 
-def gpt_2_like() -> tokenizers.Tokenizer:
-    """Byte-level BPE, its one special token last."""
+def make_gpt_2_like() -> tokenizers.Tokenizer:
+    """Return byte-level BPE, with its one special token last."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = make_word_splitter("gpt2")
     tokenizer.decoder = decoders.ByteLevel()
@@ -31,9 +31,9 @@ def gpt_2_like() -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def llama_3_like() -> tokenizers.Tokenizer:
-    """As GPT-2's, with a beginning that is put before each text, and other roles."""
-    tokenizer = gpt_2_like()
+def make_llama_3_like() -> tokenizers.Tokenizer:
+    """Return a tokenizer like GPT-2's, with a token before each text and other roles."""
+    tokenizer = make_gpt_2_like()
     tokenizer.pre_tokenizer = make_word_splitter("llama3")
     tokenizer.add_special_tokens(["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"])
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -42,8 +42,8 @@ def llama_3_like() -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def gemma_like() -> tokenizers.Tokenizer:
-    """SentencePiece's BPE: marks for spaces, byte fallback, nothing put before a text."""
+def make_gemma_like() -> tokenizers.Tokenizer:
+    """Return SentencePiece's BPE: marks for spaces, byte fallback, nothing before a text."""
     names = ["<pad>", "<eos>", "<bos>", "<unk>"]
     pieces = [*map(chr, range(0x21, 0x7F)), "▁", "▁▁", "▁t", "▁th", "the"[1:], "▁the", "at"]
     entries = [*names, *BYTE_ENTRIES, *pieces]
@@ -67,10 +67,10 @@ def gemma_like() -> tokenizers.Tokenizer:
     return tokenizer
 
 
-PUBLISHED = {"gpt2": gpt_2_like, "llama3": llama_3_like, "gemma": gemma_like}
+PUBLISHED = {"gpt2": make_gpt_2_like, "llama3": make_llama_3_like, "gemma": make_gemma_like}
 
 
-def imported(tokenizer: tokenizers.Tokenizer, folder, **settings) -> bytes:
+def import_tokenizer(tokenizer: tokenizers.Tokenizer, folder, **settings) -> bytes:
     path = folder / "published.json"
     path.write_text(tokenizer.to_str(pretty=True))
     return Imported(path=str(path), **settings).train(iter(["not read"]))
@@ -78,15 +78,15 @@ def imported(tokenizer: tokenizers.Tokenizer, folder, **settings) -> bytes:
 
 @pytest.fixture(scope="module", params=PUBLISHED)
 def pair(request, tmp_path_factory):
-    """A published tokenizer, and the same imported."""
+    """Return a published tokenizer and its imported copy."""
     theirs = PUBLISHED[request.param]()
-    ours = imported(theirs, tmp_path_factory.mktemp(request.param))
+    ours = import_tokenizer(theirs, tmp_path_factory.mktemp(request.param))
     tokenizer = tokenizers.Tokenizer.from_str(ours.decode())
     tokenizer.encode_special_tokens = True
     return theirs, tokenizer
 
 
-def special_of(tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
+def list_special(tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
     added = tokenizer.get_added_tokens_decoder()
     return {token.content: number for number, token in added.items() if token.special}
 
@@ -95,7 +95,7 @@ def special_of(tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
     text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁"))
     | st.lists(st.sampled_from([" ", "  ", "the", "at", "t", "h", "e", "猫", "\n"])).map("".join)
 )
-def test_ids_of_text_are_those_of_the_published_tokenizer(pair, text):
+def test_ids_of_text_equal_the_published_tokenizer(pair, text):
     theirs, ours = pair
     assert (
         ours.encode(text, add_special_tokens=False).ids
@@ -106,7 +106,7 @@ def test_ids_of_text_are_those_of_the_published_tokenizer(pair, text):
 @given(text=st.lists(st.sampled_from(["▁", "<|endoftext|>", "<eos>", " ", "a", "猫"])).map("".join))
 def test_any_text_comes_back_and_makes_no_special_token(pair, text):
     _, ours = pair
-    special = set(special_of(ours).values())
+    special = set(list_special(ours).values())
     entries = list_entry_bytes(ours, special, "")
     ids = ours.encode(text, add_special_tokens=False).ids
     assert b"".join(entries[i] for i in ids) == text.encode()
@@ -116,64 +116,64 @@ def test_any_text_comes_back_and_makes_no_special_token(pair, text):
 def test_entries_keep_their_ids_and_missing_roles_come_after_the_last(pair):
     theirs, ours = pair
     count = theirs.get_vocab_size()
-    missing = [role for role in SPECIAL_TOKENS if find_role_id(special_of(theirs), role) is None]
+    missing = [role for role in SPECIAL_TOKENS if find_role_id(list_special(theirs), role) is None]
     for number in range(count):
         name = theirs.id_to_token(number)
         same = ours.id_to_token(number)
-        assert same == (name if number in special_of(theirs).values() else same)
+        assert same == (name if number in list_special(theirs).values() else same)
         assert same in (name, name.replace("▁", " "))
     assert [ours.id_to_token(i) for i in range(count, ours.get_vocab_size())] == missing
-    assert all(find_role_id(special_of(ours), role) is not None for role in SPECIAL_TOKENS)
+    assert all(find_role_id(list_special(ours), role) is not None for role in SPECIAL_TOKENS)
 
 
 def test_of_the_mark_for_spaces_nothing_is_left(tmp_path):
-    ours = imported(gemma_like(), tmp_path)
+    ours = import_tokenizer(make_gemma_like(), tmp_path)
     assert "▁" not in ours.decode()
     assert tokenizers.Tokenizer.from_str(ours.decode()).encode("  the").tokens == ["  ", "t", "he"]
 
 
 def test_a_published_end_of_text_is_ours(tmp_path):
-    ours = tokenizers.Tokenizer.from_str(imported(gpt_2_like(), tmp_path).decode())
+    ours = tokenizers.Tokenizer.from_str(import_tokenizer(make_gpt_2_like(), tmp_path).decode())
     assert ours.token_to_id(END_OF_TEXT) is None
-    assert find_role_id(special_of(ours), END_OF_TEXT) == 300
+    assert find_role_id(list_special(ours), END_OF_TEXT) == 300
     assert ours.token_to_id(PAD) == 301
 
 
-def test_importing_what_was_imported_changes_nothing(pair, tmp_path):
+def test_importing_an_imported_tokenizer_changes_nothing(pair, tmp_path):
     _, ours = pair
-    assert imported(ours, tmp_path) == bytes(ours.to_str(), "utf-8")
+    assert import_tokenizer(ours, tmp_path) == bytes(ours.to_str(), "utf-8")
 
 
 def test_a_tokenizer_is_imported_from_a_bucket(s3):
-    storage.write(f"{s3}/t.json", gpt_2_like().to_str().encode())
+    storage.write(f"{s3}/t.json", make_gpt_2_like().to_str().encode())
     assert b"<|endoftext|>" in Imported(path=f"{s3}/t.json").train([])
 
 
 def test_lengths_that_the_file_asks_for_are_left_out(tmp_path):
-    tokenizer = gpt_2_like()
+    tokenizer = make_gpt_2_like()
     tokenizer.enable_truncation(3)
     tokenizer.enable_padding(length=8)
-    ours = tokenizers.Tokenizer.from_str(imported(tokenizer, tmp_path).decode())
+    ours = tokenizers.Tokenizer.from_str(import_tokenizer(tokenizer, tmp_path).decode())
     assert ours.truncation is None and ours.padding is None
     assert ours.decode(ours.encode(TEXTS[0]).ids) == TEXTS[0]
 
 
 def test_a_normalizer_that_changes_text_is_refused_unless_it_may_be_left_out(tmp_path):
-    tokenizer = gpt_2_like()
+    tokenizer = make_gpt_2_like()
     tokenizer.normalizer = normalizers.NFC()
     with pytest.raises(
         DataError, match=r"changes text when decoding: .*drop_normalizer = true .*\(NFC\)"
     ):
-        imported(tokenizer, tmp_path)
+        import_tokenizer(tokenizer, tmp_path)
     ours = tokenizers.Tokenizer.from_str(
-        imported(tokenizer, tmp_path, drop_normalizer=True).decode()
+        import_tokenizer(tokenizer, tmp_path, drop_normalizer=True).decode()
     )
     assert ours.normalizer is None
     assert ours.encode(TEXTS[0]).ids == tokenizer.encode(TEXTS[0]).ids
 
 
-def llama_2_like() -> tokenizers.Tokenizer:
-    tokenizer = gemma_like()
+def make_llama_2_like() -> tokenizers.Tokenizer:
+    tokenizer = make_gemma_like()
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
@@ -188,7 +188,7 @@ def llama_2_like() -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def bert_like() -> tokenizers.Tokenizer:
+def make_bert_like() -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(
         models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]")
     )
@@ -196,16 +196,16 @@ def bert_like() -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def without_a_byte() -> tokenizers.Tokenizer:
-    """Byte-level, but without an entry for the first byte of many characters."""
-    description = json.loads(gpt_2_like().to_str())
+def make_without_a_byte() -> tokenizers.Tokenizer:
+    """Return a byte-level tokenizer without an entry for the first byte of many characters."""
+    description = json.loads(make_gpt_2_like().to_str())
     description["model"]["vocab"]["unused"] = description["model"]["vocab"].pop("ð")
     return tokenizers.Tokenizer.from_str(json.dumps(description))
 
 
-def with_a_name_in_its_merges() -> tokenizers.Tokenizer:
-    """Its special token is an entry that text can merge to."""
-    tokenizer = gpt_2_like()
+def make_with_a_name_in_its_merges() -> tokenizers.Tokenizer:
+    """Return a tokenizer whose special token is an entry that text can merge to."""
+    tokenizer = make_gpt_2_like()
     tokenizer.add_special_tokens(["Ġthe"])
     return tokenizer
 
@@ -213,15 +213,15 @@ def with_a_name_in_its_merges() -> tokenizers.Tokenizer:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (llama_2_like, "decoder Strip removes spaces that may be part of the text"),
-        (bert_like, "decoder WordPiece does not give each entry fixed bytes"),
-        (without_a_byte, "changes text when decoding"),
-        (with_a_name_in_its_merges, "is encoded with the special token"),
+        (make_llama_2_like, "decoder Strip removes spaces that may be part of the text"),
+        (make_bert_like, "decoder WordPiece does not give each entry fixed bytes"),
+        (make_without_a_byte, "changes text when decoding"),
+        (make_with_a_name_in_its_merges, "is encoded with the special token"),
     ],
 )
 def test_a_tokenizer_that_loses_text_is_refused_by_one_line(make, message, tmp_path):
     with pytest.raises(DataError) as refused:
-        imported(make(), tmp_path)
+        import_tokenizer(make(), tmp_path)
     assert str(refused.value).startswith(str(tmp_path / "published.json"))
     assert message in str(refused.value) and "\n" not in str(refused.value)
 
@@ -236,7 +236,7 @@ def test_a_tokenizer_that_loses_text_is_refused_by_one_line(make, message, tmp_p
         (b'{"model": {"type": "Wood"}}', "not a tokenizer.json"),
     ],
 )
-def test_what_is_no_tokenizer_is_refused_by_name(content, message, tmp_path):
+def test_other_files_are_refused_as_tokenizers(content, message, tmp_path):
     path = tmp_path / "t.json"
     if content is not None:
         path.write_bytes(content)
@@ -257,7 +257,7 @@ def test_what_is_no_tokenizer_is_refused_by_name(content, message, tmp_path):
         {"type": "BPE", "vocab": {"a": 0}, "merges": 5},
     ],
 )
-@pytest.mark.parametrize("whole", [{}, json.loads(gemma_like().to_str())])
+@pytest.mark.parametrize("whole", [{}, json.loads(make_gemma_like().to_str())])
 def test_a_damaged_model_is_refused_by_one_line_that_names_the_file(model, whole, tmp_path):
     path = tmp_path / "t.json"
     path.write_text(json.dumps(whole | {"model": model}))
@@ -267,9 +267,9 @@ def test_a_damaged_model_is_refused_by_one_line_that_names_the_file(model, whole
     assert "\n" not in str(refused.value)
 
 
-def test_damage_beside_the_model_is_refused_too(tmp_path):
+def test_damage_next_to_the_model_is_refused_too(tmp_path):
     path = tmp_path / "t.json"
-    whole = json.loads(gemma_like().to_str())
+    whole = json.loads(make_gemma_like().to_str())
     for part in ("added_tokens", "normalizer", "decoder", "pre_tokenizer"):
         for damaged in (5, "x", [5], {"type": "Split"}):
             path.write_text(json.dumps(whole | {part: damaged}))
@@ -285,18 +285,18 @@ def test_brackets_without_end_are_refused(tmp_path):
 
 
 def test_a_vocabulary_that_cannot_encode_every_text_is_refused(tmp_path):
-    tokenizer = gpt_2_like()
+    tokenizer = make_gpt_2_like()
     tokenizer.model = models.Unigram([("a", 0.0)])
     with pytest.raises(DataError, match=r"cannot encode '.*': .*; use a byte-level tokenizer"):
-        imported(tokenizer, tmp_path)
+        import_tokenizer(tokenizer, tmp_path)
 
 
 def test_merges_written_as_strings_are_read_as_those_written_as_pairs(tmp_path):
-    whole = json.loads(gemma_like().to_str())
+    whole = json.loads(make_gemma_like().to_str())
     whole["model"]["merges"] = [" ".join(merge) for merge in whole["model"]["merges"]]
     (tmp_path / "old.json").write_text(json.dumps(whole))
     old = Imported(path=str(tmp_path / "old.json")).train([])
-    assert old == imported(gemma_like(), tmp_path)
+    assert old == import_tokenizer(make_gemma_like(), tmp_path)
 
 
 def test_a_folder_is_no_tokenizer(tmp_path):

@@ -27,17 +27,17 @@ def library_bpe(words: list[str], merges: int, alphabet: str) -> tokenizers.Toke
     return tokenizer
 
 
-def merges_of(tokenizer: tokenizers.Tokenizer) -> list[tuple[str, str]]:
+def list_merges(tokenizer: tokenizers.Tokenizer) -> list[tuple[str, str]]:
     return [tuple(merge) for merge in json.loads(tokenizer.to_str())["model"]["merges"]]
 
 
-def words_of(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     first, *others = text.split(" ")
     return [first, *(SPACE + word for word in others)]
 
 
-def test_the_worked_example_of_merges_by_what_was_seen_first():
-    learned = train(words_of(EXAMPLE), 6, "first_seen")
+def test_a_worked_example_of_merges_by_first_occurrence():
+    learned = train(split_words(EXAMPLE), 6, "first_seen")
     assert learned == [
         ("l", "o"),
         ("lo", "w"),
@@ -49,9 +49,9 @@ def test_the_worked_example_of_merges_by_what_was_seen_first():
 
 
 def test_the_worked_example_by_the_lowest_ids_takes_other_merges():
-    # After l-o, both lo-w and w-e are seen five times. The entry `lo` is newer than any letter, so
-    # its id is higher, and w-e goes first.
-    learned = train(words_of(EXAMPLE), 6, "lowest_pair_id")
+    # After l-o, both lo-w and w-e occur five times. The entry `lo` is newer than any letter, so its
+    # id is higher, and w-e goes first.
+    learned = train(split_words(EXAMPLE), 6, "lowest_pair_id")
     assert learned == [("l", "o"), ("w", "e"), ("s", "t"), (SPACE, "lo"), ("e", "we"), ("n", "ewe")]
 
 
@@ -59,7 +59,7 @@ def test_the_worked_example_by_the_lowest_ids_takes_other_merges():
 def test_the_lowest_pair_first_learns_the_librarys_merges(words, merges):
     alphabet = "".join(sorted(set("".join(words))))
     library = library_bpe(words, merges, alphabet)
-    assert train(words, merges, "lowest_pair_id", alphabet) == merges_of(library)
+    assert train(words, merges, "lowest_pair_id", alphabet) == list_merges(library)
 
 
 words_and_text = alphabets.flatmap(
@@ -75,7 +75,7 @@ def test_the_library_encodes_as_the_reference_does(words_and_text, merges):
     words, text = words_and_text
     alphabet = "abcdzé猫"
     library = library_bpe(words, merges, alphabet)
-    expected = encode(text, merges_of(library))
+    expected = encode(text, list_merges(library))
     assert library.encode(text).tokens == expected
     assert "".join(expected) == text
 

@@ -20,8 +20,8 @@ some_documents = st.lists(
 some_weights = st.dictionaries(st.sampled_from("abc"), st.sampled_from([0.0, 0.1, 1.0, 2.5, 7.0]))
 
 
-def drawn_from_everything(documents: Documents, settings: TextSampling) -> dict[str, int]:
-    """Bytes by source when all texts are held and the shares are filled a byte at a time."""
+def draw_from_all_texts(documents: Documents, settings: TextSampling) -> dict[str, int]:
+    """Return the bytes of each source when the shares are filled from all texts byte by byte."""
     available = {s: sum(len(t.encode()) for _, of, t in documents if of == s) for s in "abc"}
     shares = {source: Fraction(weight) for source, weight in (settings.weights or {}).items()}
     taken = {source: Fraction(0) for source in available}
@@ -86,7 +86,7 @@ def test_bytes_are_divided_by_weight():
     assert sample.bytes_of == {"a": 300, "b": 100}
 
 
-def test_what_a_small_source_lacks_is_divided_among_the_others_by_weight():
+def test_the_shortfall_of_a_small_source_is_divided_by_weight():
     documents = [("small", "a", "a" * 20)]
     documents += [(f"{s}{n}", s, s * 10) for n in range(100) for s in "bc"]
     weights = {"a": 2, "b": 2, "c": 1}
@@ -95,14 +95,14 @@ def test_what_a_small_source_lacks_is_divided_among_the_others_by_weight():
 
 
 @given(documents=some_documents, weights=some_weights, sample_bytes=st.integers(1, 60))
-def test_a_sample_holds_what_is_drawn_when_all_is_held(documents, weights, sample_bytes):
+def test_a_bounded_sample_equals_a_sample_of_all_texts(documents, weights, sample_bytes):
     weights = with_weights_that_hold(documents, weights)
     if not any(weights.values()):
         return
     settings = TextSampling(bytes=sample_bytes, weights=weights)
     sample = draw_sample(documents, settings)
-    for source, amount in drawn_from_everything(documents, settings).items():
-        assert 0 <= amount - sample.bytes_of.get(source, 0) < 4  # a character cut in two
+    for source, amount in draw_from_all_texts(documents, settings).items():
+        assert 0 <= amount - sample.bytes_of.get(source, 0) < 4  # a character may be cut in two
     assert sum(sample.bytes_of.values()) == sum(len(text.encode()) for text in sample.texts)
 
 
@@ -129,7 +129,7 @@ def test_a_larger_sample_begins_with_the_smaller_one():
 
 
 class CountedText(str):
-    """A text that knows how many of its kind there are."""
+    """A text that counts the living instances of its class."""
 
     alive = 0
     most = 0
@@ -155,7 +155,8 @@ def test_no_more_than_about_the_sample_is_held(weights):
     sample = draw_sample(documents, TextSampling(bytes=100_000, weights=weights))
     assert sum(sample.bytes_of.values()) == 100_000
     assert CountedText.most <= 1_000 * 9 // 8 + 10
-    # What can be no part of it is not looked at: of n texts seen, 1,000 in n are among the lowest.
+    # Texts that cannot be in the sample are skipped: of n texts seen, 1,000 in n are among the
+    # lowest.
     assert CountedText.encoded < 8_000
 
 

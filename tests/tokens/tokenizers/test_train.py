@@ -1,4 +1,4 @@
-"""What holds for every kind of tokenizer that is trained; a new kind is a line in KINDS."""
+"""Properties of every kind of trained tokenizer; a new kind is a line in KINDS."""
 
 import functools
 import json
@@ -25,7 +25,7 @@ from trainrig.tokens.tokenizers.train import (
 from trainrig.tokens.tokenizers.trained import Trained
 
 TEXTS = [f"the cat {n} sat on the mat, naïve; the hat {n % 7} is flat 猫\n" for n in range(200)]
-# What a trainer could learn to merge into one if nothing stopped it.
+# Texts from which an unrestricted trainer could merge special tokens.
 NAMES = [*SPECIAL_TOKENS, "<|reserved_0|>", "<0x41>", "<0xE9>"]
 TEXTS_WITH_NAMES = [*TEXTS, *NAMES * 200, "".join(SPECIAL_TOKENS) * 50]
 
@@ -41,7 +41,7 @@ KINDS: dict[str, Trained] = {
 SPECIAL = len(SPECIAL_TOKENS) + 2
 
 any_text = st.text(st.characters(exclude_categories=["Cs"]))
-# Text, and what could be taken for something else than text.
+# Text, and strings that could be mistaken for markup.
 tricky = st.sampled_from([*NAMES, "▁", "‿", "##", " ", "  ", "\n", "\x00", "[UNK]", "the cat", "é"])
 texts_of_any_kind = st.one_of(any_text, st.lists(tricky | any_text, max_size=8).map("".join))
 
@@ -73,14 +73,14 @@ def entries(kind: str) -> tuple[bytes, ...]:
     return list_entry_bytes(library(kind), set(range(SPECIAL)), kind)
 
 
-def ids_of(kind: str, text: str) -> list[int]:
+def encode(kind: str, text: str) -> list[int]:
     return library(kind).encode(text, add_special_tokens=False).ids
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=texts_of_any_kind)
 def test_any_text_at_all_comes_back_and_makes_no_special_token(kind, text):
-    ids = ids_of(kind, text)
+    ids = encode(kind, text)
     assert b"".join(entries(kind)[i] for i in ids) == text.encode()
     assert library(kind).decode(ids, skip_special_tokens=False) == text
     assert not set(ids) & set(range(SPECIAL))
@@ -89,7 +89,7 @@ def test_any_text_at_all_comes_back_and_makes_no_special_token(kind, text):
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_that_is_the_name_of_an_entry_comes_back_as_text(kind):
     for name in NAMES:
-        ids = ids_of(kind, name)
+        ids = encode(kind, name)
         assert (
             not set(ids) & set(range(SPECIAL))
             and b"".join(entries(kind)[i] for i in ids) == name.encode()
@@ -97,8 +97,9 @@ def test_text_that_is_the_name_of_an_entry_comes_back_as_text(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_entry_is_there_once_and_special_tokens_come_first(kind):
-    tokenizer, settings = library(kind), KINDS[kind]
+def test_entries_are_unique_and_special_tokens_come_first(kind):
+    tokenizer = library(kind)
+    settings = KINDS[kind]
     by_id = [tokenizer.id_to_token(i) for i in range(settings.vocabulary)]
     assert tokenizer.get_vocab_size() == settings.vocabulary == len(set(by_id))
     assert by_id[:SPECIAL] == [*SPECIAL_TOKENS, "<|reserved_0|>", "<|reserved_1|>"]
@@ -108,8 +109,8 @@ def test_every_entry_is_there_once_and_special_tokens_come_first(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_common_is_an_entry_of_its_own(kind):
-    assert len(ids_of(kind, "the cat")) <= 3
+def test_common_words_are_entries(kind):
+    assert len(encode(kind, "the cat")) <= 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -117,8 +118,8 @@ def test_the_order_of_the_texts_changes_nothing(kind):
     assert train_tokenizer(KINDS[kind], TEXTS_WITH_NAMES[::-1]) == trained(kind)
 
 
-def trained_elsewhere(**environment: str) -> list[str]:
-    """The hashes of all kinds, trained in a fresh process."""
+def train_in_fresh_process(**environment: str) -> list[str]:
+    """Return the hashes of all kinds, trained in a fresh process."""
     path = os.pathsep.join(p for p in sys.path if p)
     settings = [settings.model_dump_json(exclude={"extra"}) for settings in KINDS.values()]
     done = subprocess.run(
@@ -133,10 +134,10 @@ def trained_elsewhere(**environment: str) -> list[str]:
 
 @pytest.mark.slow
 def test_threads_and_hash_seeds_change_nothing():
-    one = trained_elsewhere(RAYON_NUM_THREADS="1", PYTHONHASHSEED="1", OMP_NUM_THREADS="1")
-    many = trained_elsewhere(RAYON_NUM_THREADS="4", PYTHONHASHSEED="2", OMP_NUM_THREADS="4")
+    one = train_in_fresh_process(RAYON_NUM_THREADS="1", PYTHONHASHSEED="1", OMP_NUM_THREADS="1")
+    many = train_in_fresh_process(RAYON_NUM_THREADS="4", PYTHONHASHSEED="2", OMP_NUM_THREADS="4")
     assert len(set(one)) == len(KINDS)
-    assert one == many == trained_elsewhere(TOKENIZERS_PARALLELISM="false")
+    assert one == many == train_in_fresh_process(TOKENIZERS_PARALLELISM="false")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -193,23 +194,23 @@ def test_transformers_reads_the_file_to_the_same_ids_and_text(kind, tmp_path):
     assert len(theirs) == KINDS[kind].vocabulary and theirs.eos_token_id == 0
     for text in ("the cat  sat, naïve 猫\n\n", " ▁ ‿ <0x41>", "e\u0301\x00", TEXTS[3]):
         ids = theirs.encode(text, add_special_tokens=False)
-        assert ids == ids_of(kind, text)
+        assert ids == encode(kind, text)
         assert theirs.decode(ids, clean_up_tokenization_spaces=False) == text
 
 
-def test_transformers_makes_a_special_token_of_text_unless_told_to_split_it(tmp_path):
-    """Where the promise about special tokens ends, as docs/tokens.md says."""
+def test_transformers_reads_a_special_token_in_text_unless_split_is_set(tmp_path):
+    """Show where the guarantee about special tokens ends, as docs/tokens.md says."""
     transformers = pytest.importorskip("transformers")
     path = tmp_path / "tokenizer.json"
     path.write_bytes(trained("bpe gpt2"))
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
     text = "a <|user|> b"
-    ours = ids_of("bpe gpt2", text)
+    ours = encode("bpe gpt2", text)
     (special,) = theirs.encode("<|user|>", add_special_tokens=False)
     assert special not in ours
     assert special in theirs(text, add_special_tokens=False).input_ids
-    told = theirs(text, add_special_tokens=False, split_special_tokens=True)
-    assert told.input_ids == ours
+    encoded = theirs(text, add_special_tokens=False, split_special_tokens=True)
+    assert encoded.input_ids == ours
 
 
 def test_a_kind_is_chosen_by_its_name():
@@ -223,6 +224,6 @@ def test_a_kind_is_chosen_by_its_name():
 def test_a_byte_of_a_unigram_vocabulary_is_only_used_where_no_entry_is():
     names = json.loads(trained("unigram llama3"))["model"]["vocab"]
     assert [name for name, _ in names[SPECIAL : SPECIAL + 256]] == list(BYTE_ENTRIES)
-    ids = ids_of("unigram llama3", "naïve <0x41> 猫 €")
+    ids = encode("unigram llama3", "naïve <0x41> 猫 €")
     in_bytes = [i - SPECIAL for i in ids if i < SPECIAL + 256]
     assert bytes(in_bytes) == "€".encode()

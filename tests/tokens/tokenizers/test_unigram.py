@@ -19,20 +19,21 @@ some_words = st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_siz
 some_chances = st.lists(st.floats(0.01, 1), min_size=len(PIECES), max_size=len(PIECES))
 
 
-def ways_to_cut(word: str, pieces: list[str]) -> list[list[str]]:
+def list_segmentations(word: str, pieces: list[str]) -> list[list[str]]:
     if not word:
         return [[]]
     return [
         [piece, *rest]
         for piece in pieces
         if word.startswith(piece)
-        for rest in ways_to_cut(word[len(piece) :], pieces)
+        for rest in list_segmentations(word[len(piece) :], pieces)
     ]
 
 
-def edges_of(words: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Place, length, piece and word of each piece at each place of the words' joined text."""
-    found, before = [], 0
+def find_edges(words: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return position, length, piece and word of each match of a piece in the joined words."""
+    found = []
+    before = 0
     for number, word in enumerate(words):
         for place, (piece, name) in itertools.product(range(len(word)), enumerate(PIECES)):
             if word.startswith(name, place):
@@ -41,8 +42,8 @@ def edges_of(words: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.n
     return tuple(np.array(column) for column in zip(*sorted(found), strict=True))
 
 
-def lattice_of(words: list[str], counts: list[int]) -> Lattice:
-    place, length, piece, word = edges_of(words)
+def build_lattice(words: list[str], counts: list[int]) -> Lattice:
+    place, length, piece, word = find_edges(words)
     lengths = np.array([len(w) for w in words])
     begin = np.cumsum(lengths) - lengths
     numbers = np.arange(len(words))
@@ -59,52 +60,56 @@ def lattice_of(words: list[str], counts: list[int]) -> Lattice:
 
 
 @given(words=some_words, chances=some_chances, data=st.data())
-def test_expected_uses_are_those_of_all_ways_to_cut_each_word(words, chances, data):
+def test_expected_counts_equal_a_sum_over_all_segmentations(words, chances, data):
     counts = data.draw(st.lists(st.integers(1, 9), min_size=len(words), max_size=len(words)))
     chance_of = dict(zip(PIECES, chances, strict=True))
     expected: Counter[str] = Counter()
     for word, count in zip(words, counts, strict=True):
-        ways = ways_to_cut(word, PIECES)
+        ways = list_segmentations(word, PIECES)
         likely = [math.prod(chance_of[piece] for piece in way) for way in ways]
         for way, chance in zip(ways, likely, strict=True):
             for piece in way:
                 expected[piece] += count * chance / sum(likely)
-    uses = lattice_of(words, counts).expect_uses(np.array(chances))
+    uses = build_lattice(words, counts).expect_uses(np.array(chances))
     np.testing.assert_allclose(uses, [expected[piece] for piece in PIECES], rtol=1e-9, atol=1e-12)
 
 
 @given(words=some_words, chances=some_chances)
 def test_the_best_way_to_cut_is_the_best_of_all(words, chances):
     scores = dict(zip(PIECES, np.log(chances), strict=True))
-    best = lattice_of(words, [1] * len(words)).find_best_scores(np.log(chances))
+    best = build_lattice(words, [1] * len(words)).find_best_scores(np.log(chances))
     for word, found in zip(words, best, strict=True):
         assert found == pytest.approx(
-            max(sum(scores[piece] for piece in way) for way in ways_to_cut(word, PIECES))
+            max(sum(scores[piece] for piece in way) for way in list_segmentations(word, PIECES))
         )
 
 
 def test_a_piece_is_cut_into_others_than_itself():
     text = "abbaaba"
-    place, length, piece, _ = edges_of([text])
+    place, length, piece, _ = find_edges([text])
     examples = np.array([text.index(name) for name in PIECES])
     lengths = np.array([len(name) for name in PIECES])
     inside = find_inner_spans(examples, lengths, place, length, piece)
     scores = np.arange(-1.0, -7, -1)  # a -1, b -2, ab -3, ba -4, aba -5, bb -6
-    # ab = a b, ba = b a, aba = ab a (a b a is as good), bb = b b; nothing is left of a and b.
+    # ab = a b, ba = b a, aba = ab a (a b a is as good), bb = b b. Nothing remains of a and b.
     assert inside.find_best_scores(scores).tolist() == [-np.inf, -np.inf, -3, -3, -4, -4]
 
 
 def test_pieces_that_are_no_more_leave_no_edges():
-    lattice = lattice_of(["ab"], [1]).keep_pieces(np.array([True, True, False, True, True, True]))
+    lattice = build_lattice(["ab"], [1]).keep_pieces(
+        np.array([True, True, False, True, True, True])
+    )
     assert lattice.expect_uses(np.full(6, 0.5)).tolist() == [1, 1, 0, 0, 0, 0]
 
 
 def test_a_word_that_cannot_be_cut_counts_for_nothing():
-    lattice = lattice_of(["ab", "b"], [1, 3]).keep_pieces(np.array([0, 1, 0, 0, 0, 0], dtype=bool))
+    lattice = build_lattice(["ab", "b"], [1, 3]).keep_pieces(
+        np.array([0, 1, 0, 0, 0, 0], dtype=bool)
+    )
     assert lattice.expect_uses(np.full(6, 0.5)).tolist() == [0, 3, 0, 0, 0, 0]
 
 
-def test_digamma_is_that_of_the_tables():
+def test_digamma_equals_tabulated_values():
     values = _digamma(np.array([0.5, 1.0, 2.0, 10.0]))
     expected = [-1.9635100260, -0.5772156649, 0.4227843351, 2.2517525890]
     np.testing.assert_allclose(values, expected, atol=1e-8)
@@ -118,20 +123,20 @@ def test_the_commonest_strings_become_pieces_likeliest_first():
     assert max(pieces, key=pieces.__getitem__) == "banana"
 
 
-def test_how_often_a_word_occurs_counts_not_only_how_many_words_there_are():
+def test_word_frequencies_count_not_only_distinct_words():
     words = {f"x{letter}q": 2 for letter in "abcdefgh"} | {"rare": 1, "often": 900}
     assert "often" in choose_pieces(words, 22, "")
     assert "rare" not in choose_pieces(words, 40, "")
 
 
-def test_characters_that_are_always_pieces_are_there_unseen():
+def test_required_characters_are_pieces_even_if_unseen():
     pieces = choose_pieces({"aa": 5}, 97, PRINTABLE_ASCII)
     assert set(PRINTABLE_ASCII) < set(pieces) and "aa" in pieces
     assert pieces["~"] == min(pieces.values())
 
 
 def test_a_character_of_no_word_that_can_be_cut_stays_a_piece():
-    # The only word with a d has a character that is left to its bytes.
+    # The only word with a d has a character that is split into bytes.
     assert {"a", "b", "d"} < set(choose_pieces({"abab": 10**6, "dé": 1}, 5, "d"))
 
 
@@ -153,7 +158,7 @@ def test_fewer_pieces_than_wanted_are_all_there_are(words, wanted):
         assert set(again) == set(pieces)
 
 
-def test_where_there_is_no_room_for_all_characters_the_commonest_are_pieces():
+def test_in_a_small_vocabulary_the_commonest_characters_are_pieces():
     assert set(choose_pieces({"é": 5, "ü": 9, "ö": 7, "üö": 2}, 2, "")) == {"ü", "ö"}
 
 
@@ -169,7 +174,7 @@ def test_names_of_entries_in_text_are_not_chosen_even_without_the_cut_into_words
 def test_no_entry_crosses_the_cuts_between_words():
     trained = Unigram(vocabulary=360, words="llama3").train(["12 34"] * 90)
     tokens = tokenizers.Tokenizer.from_str(trained.decode()).encode("1234").tokens
-    assert tokens == ["12", "3", "4"]  # 34 is an entry, but numbers are cut after three digits
+    assert tokens == ["12", "3", "4"]  # 34 is an entry, but numbers are split after three digits
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ def test_every_byte_is_an_entry_at_the_beginning_of_a_word_and_further_on():
 def test_the_longest_entry_that_fits_is_taken_from_the_left():
     tokenizer = of(["abcd"] * 9 + ["xbcd"] * 5 + ["ab"] * 3, 4)
     assert tokenizer.encode("abcdbcd").tokens == ["abcd", "‿bcd"]
-    assert tokenizer.encode("bcd").tokens[0] == "b"  # what begins a word is another entry
+    assert tokenizer.encode("bcd").tokens[0] == "b"  # the start of a word has a separate entry
 
 
 def test_a_long_word_is_cut_and_nothing_is_unknown():
@@ -36,7 +36,7 @@ def test_a_long_word_is_cut_and_nothing_is_unknown():
     assert tokenizer.token_to_id("[UNK]") is None
 
 
-def test_the_library_is_told_the_limit_at_which_words_are_cut():
+def test_the_library_gets_the_limit_of_word_lengths():
     model = json.loads(WordPiece(vocabulary=LEAST).train([]))["model"]
     assert model["max_input_chars_per_word"] == WORD_LIMIT
     assert model["continuing_subword_prefix"] == CONTINUES

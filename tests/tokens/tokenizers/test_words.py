@@ -8,7 +8,7 @@ from trainrig.tokens.tokenizers.words import make_plain_splitter, make_word_spli
 MIXED = "I'm 12345 x_y  (ok)\n\n  end"
 
 
-def words_of(splitter: pre_tokenizers.PreTokenizer, text: str) -> list[str]:
+def split_words(splitter: pre_tokenizers.PreTokenizer, text: str) -> list[str]:
     return [word for word, _ in splitter.pre_tokenize_str(text)]
 
 
@@ -24,11 +24,11 @@ def words_of(splitter: pre_tokenizers.PreTokenizer, text: str) -> list[str]:
     ],
 )
 def test_a_text_is_cut_as_the_named_tokenizer_cuts_it(words, expected):
-    assert words_of(make_plain_splitter(words), MIXED) == expected
+    assert split_words(make_plain_splitter(words), MIXED) == expected
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_our_pattern_of_gpt_2_cuts_as_the_librarys_own(text):
+def test_trainrigs_gpt_2_pattern_equals_the_librarys(text):
     library = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     ours = pre_tokenizers.Sequence(
         [
@@ -42,9 +42,9 @@ def test_our_pattern_of_gpt_2_cuts_as_the_librarys_own(text):
 @pytest.mark.parametrize("words", ["gpt2", "llama3", "none"])
 @given(text=st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(["a<|b|><|", ""]))
 def test_words_joined_are_the_text(words, text):
-    assert "".join(words_of(make_plain_splitter(words), text)) == text
-    assert len("".join(words_of(make_word_splitter(words), text))) == len(text.encode())
+    assert "".join(split_words(make_plain_splitter(words), text)) == text
+    assert len("".join(split_words(make_word_splitter(words), text))) == len(text.encode())
 
 
-def test_without_words_the_one_cut_is_before_and_after_how_a_name_begins():
-    assert words_of(make_plain_splitter("none"), "to be <|pad|>") == ["to be ", "<|", "pad|>"]
+def test_without_word_splitting_text_is_split_only_around_special_names():
+    assert split_words(make_plain_splitter("none"), "to be <|pad|>") == ["to be ", "<|", "pad|>"]

@@ -59,7 +59,7 @@ def test_amounts_are_those_counted_by_hand():
     assert measured().total == Amount(3, 16, 14, 6, sum(tokens))
 
 
-def test_ratios_are_of_what_they_say_and_of_nothing_are_nothing():
+def test_ratios_have_their_units_and_are_zero_for_no_text():
     amount = Amount(documents=1, bytes=12, characters=6, words=2, tokens=3)
     ratios = (amount.bytes_per_token, amount.tokens_per_word, amount.tokens_per_character)
     assert ratios == (4, 1.5, 0.5)
@@ -77,7 +77,7 @@ def test_every_entry_but_special_tokens_is_in_one_length_and_one_script():
     )
 
 
-def test_what_no_text_uses_is_told_apart_from_what_these_texts_do_not_use():
+def test_unreachable_entries_are_distinguished_from_unused_ones():
     encoder = Encoder(trained())
     seen = count_occurrences(encoder, TEXTS)
     in_training = {n for ids in encoder.encode_batch(TEXTS) for n in ids.tolist()}

@@ -79,7 +79,7 @@ def test_the_same_report_gives_the_same_page():
     assert render_vocabulary_page(REPORT) == render_vocabulary_page(dataclasses.replace(REPORT))
 
 
-def test_the_page_says_what_was_measured():
+def test_the_page_shows_the_measurements():
     text = text_of(REPORT)
     for expected in (
         "3.00 bytes per token on 30 held-out documents; every one comes back as it was.",
@@ -113,12 +113,12 @@ def test_nothing_that_strangers_wrote_becomes_markup():
         (with_vocabulary(not_given_back=["d7", "d8"]), "failed", "2 do not come back"),
     ],
 )
-def test_the_verdict_is_no_better_than_what_was_found(report, state, said):
+def test_the_verdict_matches_the_findings(report, state, said):
     page = render_vocabulary_page(report)
     assert f'<div class="verdict {state}">' in page and said in page
 
 
-def test_lengths_beyond_what_is_drawn_are_one_bar_but_all_in_the_table():
+def test_lengths_beyond_the_chart_share_a_bar_but_are_in_the_table():
     chart = build_lengths_chart(VOCABULARY)
     assert "&gt;16" in chart.svg and ">40<" not in chart.svg
     assert [row[0] for row in chart.table.rows] == ["1", "2", "17", "40"]
@@ -141,6 +141,6 @@ def test_a_text_without_tokens_still_has_a_page():
     assert "No token was made" in render_vocabulary_page(nothing)
 
 
-def test_one_is_not_many():
+def test_one_entry_is_written_in_the_singular():
     assert [format_count(n, "entry") for n in (0, 1, 2)] == ["0 entries", "1 entry", "2 entries"]
     assert format_count(1_000, "document") == "1,000 documents"

@@ -27,8 +27,8 @@ orders = st.permutations(range(COUNT))
 
 
 @dataclass(frozen=True)
-class Given:
-    """Pairs with the names of both ends; `partitions` are asked for later."""
+class KeyedPairs:
+    """Pairs, with the keys of the documents on both sides; `partitions` are computed later."""
 
     pairs: np.ndarray
     a: np.ndarray
@@ -36,41 +36,44 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Told:
+class Decision:
     state: int
     repeated: tuple[int, int]
     similarity: float
     cluster: tuple[int, int]
 
 
-def given_of(pairs: Pairs, order: list[int], ids: list[int] | None = None) -> Given:
-    """The rank of document n is half its place in `order`, its id that place, then n squared.
+def make_pairs(pairs: Pairs, order: list[int], ids: list[int] | None = None) -> KeyedPairs:
+    """Return pairs of documents with keys that follow `order`.
 
-    With `ids`, the rank is the whole place, and the id begins with the document's place in these.
+    The rank of document n is half its position in `order`, its id is that position, then n squared.
+    With `ids`, the rank is the whole position, and the id begins with the document's position in
+    `ids`.
     """
 
     def name(n: int) -> tuple[int, ...]:
         place = order.index(n)
-        return ref_of(n), *((place // 2, place) if ids is None else (place, ids.index(n))), n**2
+        return make_ref(n), *((place // 2, place) if ids is None else (place, ids.index(n))), n**2
 
     def names(documents: list[int]) -> np.ndarray:
         return np.array([name(n) for n in documents], DOCUMENT_KEY)
 
-    a, b = names([a for a, _ in pairs]), names([b for _, b in pairs])
+    a = names([a for a, _ in pairs])
+    b = names([b for _, b in pairs])
     rows = [(*ends, s) for *ends, s in zip(a["ref"], b["ref"], pairs.values(), strict=True)]
-    return Given(np.array(rows, PAIR), a, b)
+    return KeyedPairs(np.array(rows, PAIR), a, b)
 
 
-def ref_of(document: int) -> int:
-    """Each on a split index of its own, so that any can lie in any partition."""
+def make_ref(document: int) -> int:
+    """Return a reference whose split index is the document, so that partitions are free."""
     return document << 32
 
 
-def rounds(given: Given, partitions: list[int], most: int = 100) -> dict[int, Told]:
-    """What is decided of each document in the last round."""
+def rounds(given: KeyedPairs, partitions: list[int], most: int = 100) -> dict[int, Decision]:
+    """Return the decision on each document after the last round."""
     edges, later, earlier = build_edges(given.pairs, given.a, given.b)
     numbers = range(max(partitions) + 1)
-    # Shelf n is that of document `split indexes[n]`: those of a partition are neighbours.
+    # Split index n belongs to document `split_indexes[n]`, and a partition's are neighbours.
     split_indexes = sorted(range(COUNT), key=partitions.__getitem__)
     moved = np.argsort(split_indexes).astype(np.uint64) << np.uint64(32)
     bounds = np.searchsorted(sorted(partitions), [*numbers, len(numbers)])
@@ -86,7 +89,8 @@ def rounds(given: Given, partitions: list[int], most: int = 100) -> dict[int, To
         return partition_of[(refs >> np.uint64(32)).astype(np.int64)]
 
     remote = find_remote_documents(edges["later"], edges["earlier"], partition_of)
-    make_messages, cluster_messages = None, None
+    make_messages = None
+    cluster_messages = None
     for _ in range(most):
         decided = []
         for number in numbers:
@@ -109,25 +113,25 @@ def rounds(given: Given, partitions: list[int], most: int = 100) -> dict[int, To
                     functools.partial(list, heard),
                 )
             )
-        if not sum(each.unsettled for each in decided):
+        if not sum(decisions.unsettled for decisions in decided):
             return {
-                split_indexes[row[0] >> 32]: Told(*row[1:])
-                for each in decided
+                split_indexes[row[0] >> 32]: Decision(*row[1:])
+                for decisions in decided
                 for row in zip(
-                    each.refs.tolist(),
-                    each.states.tolist(),
-                    map(tuple, each.repeated.tolist()),
-                    each.similarities.tolist(),
-                    map(tuple, each.clusters.tolist()),
+                    decisions.refs.tolist(),
+                    decisions.states.tolist(),
+                    map(tuple, decisions.repeated.tolist()),
+                    decisions.similarities.tolist(),
+                    map(tuple, decisions.clusters.tolist()),
                     strict=True,
                 )
             }
-        cluster_messages = np.concatenate([each.cluster_messages for each in decided])
+        cluster_messages = np.concatenate([decisions.cluster_messages for decisions in decided])
         make_messages = [
             np.concatenate(
                 [
-                    each.make_messages(refs[home(refs) == nth])
-                    for nth, each in enumerate(decided)
+                    decisions.make_messages(refs[home(refs) == nth])
+                    for nth, decisions in enumerate(decided)
                     for refs in [remote["ref"][remote["reader"] == number]]
                 ]
             )
@@ -136,8 +140,8 @@ def rounds(given: Given, partitions: list[int], most: int = 100) -> dict[int, To
     raise AssertionError("they never settle")
 
 
-def fallen(decided: dict[int, Told]) -> dict[int, tuple[int, float]]:
-    """Of each that fell, whom it repeats and how like it is."""
+def find_removed(decided: dict[int, Decision]) -> dict[int, tuple[int, float]]:
+    """Return the partner and the similarity of each document that was removed."""
     found = {}
     for document, state_messages in decided.items():
         assert state_messages.state in (STAYS, FALLS)
@@ -149,7 +153,7 @@ def fallen(decided: dict[int, Told]) -> dict[int, tuple[int, float]]:
     return found
 
 
-def one_after_the_other(pairs: Pairs, order: list[int]) -> dict[int, tuple[int, float]]:
+def decide_in_order(pairs: Pairs, order: list[int]) -> dict[int, tuple[int, float]]:
     fell: dict[int, tuple[int, float]] = {}
     likeness = pairs | {(b, a): s for (a, b), s in pairs.items()}
     for place, document in enumerate(order):
@@ -168,8 +172,8 @@ def one_after_the_other(pairs: Pairs, order: list[int]) -> dict[int, tuple[int, 
 @given(pairs, orders, partitions)
 @tries(deadline=None)
 def test_the_rounds_decide_as_the_plain_loop_does(pairs, order, partitions):
-    decided = rounds(given_of(pairs, order), partitions)
-    assert fallen(decided) == one_after_the_other(pairs, order)
+    decided = rounds(make_pairs(pairs, order), partitions)
+    assert find_removed(decided) == decide_in_order(pairs, order)
 
 
 @pytest.mark.slow
@@ -183,19 +187,20 @@ def test_a_cluster_is_named_after_the_lowest_id_of_all_that_are_linked(
         both = clusters[a] | clusters[b]
         for document in both:
             clusters[document] = both
-    for document, state_messages in rounds(given_of(pairs, order, ids), partitions).items():
+    for document, state_messages in rounds(make_pairs(pairs, order, ids), partitions).items():
         lowest = min((ids.index(member), member**2) for member in clusters[document])
         assert state_messages.cluster == lowest
 
 
-def test_a_cluster_hears_of_its_lowest_id_when_all_is_decided_long_before():
-    # In each partition one falls at once to one that stays; links between those that fall carry the
-    # lowest id from the first partition to the last, a partition a round, or back.
+def test_the_lowest_id_reaches_a_cluster_after_all_decisions():
+    # In each partition, one document is removed at once, in favour of one that stays. Links between
+    # removed documents carry the lowest id from the first partition to the last, one partition per
+    # round, or back.
     partitions = [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 6, 6]
     pairs = {(n, n + 6): 0.9 for n in range(6)} | {(n, n + 1): 0.8 for n in range(6, 11)}
     order = list(range(COUNT))
     for ids in (order, order[::-1]):
-        found = rounds(given_of(pairs, order, ids), partitions)
+        found = rounds(make_pairs(pairs, order, ids), partitions)
         lowest = min(range(12), key=ids.index)
         assert {state_messages.cluster for state_messages in found.values()} == {
             (ids.index(lowest), lowest**2)
@@ -203,34 +208,36 @@ def test_a_cluster_hears_of_its_lowest_id_when_all_is_decided_long_before():
 
 
 def test_the_ends_of_a_chain_are_both_kept():
-    given = given_of({(0, 1): 0.9, (1, 2): 0.9}, list(range(COUNT)))
-    assert fallen(rounds(given, [0] * COUNT)) == {1: (0, 0.9)}
+    given = make_pairs({(0, 1): 0.9, (1, 2): 0.9}, list(range(COUNT)))
+    assert find_removed(rounds(given, [0] * COUNT)) == {1: (0, 0.9)}
 
 
-def test_a_document_falls_to_the_kept_one_it_is_most_like():
-    given = given_of({(0, 3): 0.8, (1, 3): 0.95, (2, 3): 0.99, (1, 2): 0.9}, list(range(COUNT)))
-    # 2 falls to 1, so it cannot be 3's partner, alike as they are.
-    assert fallen(rounds(given, [0] * COUNT)) == {2: (1, 0.9), 3: (1, 0.95)}
+def test_a_document_is_removed_for_the_most_similar_kept_one():
+    given = make_pairs({(0, 3): 0.8, (1, 3): 0.95, (2, 3): 0.99, (1, 2): 0.9}, list(range(COUNT)))
+    # 2 is removed for 1, so it cannot be 3's partner, although they are similar.
+    assert find_removed(rounds(given, [0] * COUNT)) == {2: (1, 0.9), 3: (1, 0.95)}
 
 
-def test_one_stretch_needs_one_round_and_a_chain_to_and_fro_as_many_as_it_has_links():
+def test_one_partition_needs_one_round_and_an_alternating_chain_one_per_link():
     chain = {(n, n + 1): 0.9 for n in range(9)}
-    given = given_of(chain, list(range(COUNT)))
+    given = make_pairs(chain, list(range(COUNT)))
     rounds(given, [0] * COUNT, most=1)
     in_turns = [n % 2 for n in range(COUNT)]
-    kept = set(range(10)) - set(fallen(rounds(given, in_turns, most=11)))
+    kept = set(range(10)) - set(find_removed(rounds(given, in_turns, most=11)))
     assert kept == {0, 2, 4, 6, 8}
 
 
-def test_who_fell_early_still_hears_of_a_more_similar_one_that_is_kept_late():
-    # 6 falls to 5 at once; that 4 is kept is only known at the end of a chain to and fro.
+def test_an_early_removal_still_learns_of_a_more_similar_document_kept_late():
+    # 6 is removed for 5 at once. That 4 is kept is known only after a chain that alternates between
+    # the partitions.
     pairs = {(n, n + 1): 0.9 for n in range(4)} | {(5, 6): 0.8, (4, 6): 1.0}
-    given = given_of(pairs, list(range(COUNT)))
+    given = make_pairs(pairs, list(range(COUNT)))
     for names in (given.a, given.b):
-        # The lowest id lies in the middle, so clusters are agreed on before the last is decided.
-        names["id0"] = np.where(names["ref"] == ref_of(2), 0, names["id0"] + 1)
+        # The document with the lowest id is in the middle, so clusters are final before the last
+        # decision.
+        names["id0"] = np.where(names["ref"] == make_ref(2), 0, names["id0"] + 1)
     in_turns = [0, 1, 0, 1, 0, 1, 1] + [0] * (COUNT - 7)
-    assert fallen(rounds(given, in_turns))[6] == (4, 1.0)
+    assert find_removed(rounds(given, in_turns))[6] == (4, 1.0)
 
 
 @given(pairs, orders, partitions, st.randoms(use_true_random=False))
@@ -239,14 +246,14 @@ def test_the_decision_does_not_depend_on_the_order_of_pairs(pairs, order, partit
     items = list(pairs.items())
     random.shuffle(items)
     shuffled = {pair[:: random.choice([1, -1])]: likeness for pair, likeness in items}
-    expected = fallen(rounds(given_of(pairs, order), partitions))
-    assert fallen(rounds(given_of(shuffled, order), partitions)) == expected
+    expected = find_removed(rounds(make_pairs(pairs, order), partitions))
+    assert find_removed(rounds(make_pairs(shuffled, order), partitions)) == expected
 
 
 @given(pairs, orders, partitions)
 @tries(deadline=None)
-def test_every_fallen_document_has_a_kept_partner_of_its_own(pairs, order, partitions):
-    fell = fallen(rounds(given_of(pairs, order), partitions))
+def test_every_removed_document_has_a_kept_partner(pairs, order, partitions):
+    fell = find_removed(rounds(make_pairs(pairs, order), partitions))
     for document, (partner, similarity) in fell.items():
         assert partner not in fell
         assert pairs[min(document, partner), max(document, partner)] == similarity

@@ -1,4 +1,4 @@
-"""The three phases, as a corpus goes through them."""
+"""The three phases of common-line removal, run over whole corpora."""
 
 import os
 import tempfile
@@ -22,47 +22,47 @@ from trainrig.corpus.dedup.lines import (
 from trainrig.corpus.dedup.span_file import load_spans
 from trainrig.corpus.files.removed_spans import remove_spans
 
-Split = list[tuple[int, str]]  # number in the keep order, and text, of each document
+Split = list[tuple[int, str]]  # number in the keep order and text, of each document
 
 
 @pytest.fixture(autouse=True, scope="module")
-def no_waiting_for_the_disk() -> Iterator[None]:
-    """Thousands of small files are written here, none of which has to outlast a power cut."""
+def without_fsync() -> Iterator[None]:
+    """Skip fsync for the thousands of small files, which need not survive a power failure."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 
 
-def batches_of(split: Split, size: int):
+def make_batches(split: Split, size: int):
     for start in range(0, len(split), size):
         some = split[start : start + size]
         yield [text for _, text in some], np.array([number for number, _ in some], np.int64)
 
 
-def cleaned(
+def clean(
     splits: Sequence[Split], rules: CommonLines, parts: int = 1, batch: int = 100
 ) -> tuple[list[list[str]], list[dict[str, int]]]:
-    """What is left of the texts of each split, and the counts of each phase, added up."""
+    """Return the remaining texts of each split, and the summed counts of each phase."""
     counts: list[Counter[str]] = [Counter(), Counter(), Counter()]
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         counted = [str(place / f"counted-{split}") for split in range(len(splits))]
         for split, path in zip(splits, counted, strict=True):
-            counts[0].update(count_lines(batches_of(split, batch), rules, path))
+            counts[0].update(count_lines(make_batches(split, batch), rules, path))
         common = [str(place / f"common-{part}") for part in range(parts)]
         for part, path in enumerate(common):
             counts[1].update(find_common_lines(counted, part, parts, rules, path))
         left = []
         for split in splits:
             path = str(place / "cuts")
-            counts[2].update(cut_lines(batches_of(split, batch), common, rules, path))
+            counts[2].update(cut_lines(make_batches(split, batch), common, rules, path))
             cuts = load_spans(path, COMMON_LINES)
             left.append([remove_spans(t, cuts.get(i, []))[0] for i, (_, t) in enumerate(split)])
-    return left, [dict(each) for each in counts]
+    return left, [dict(count) for count in counts]
 
 
-def one_by_one(splits: Sequence[Split], rules: CommonLines) -> list[list[str]]:
-    """The lines that stay, for texts of lines of letters and blanks alone, each with a newline."""
+def clean_one_by_one(splits: Sequence[Split], rules: CommonLines) -> list[list[str]]:
+    """Return the lines that stay, for texts of newline-terminated lines of letters and spaces."""
     seen: Counter[str] = Counter()
     for split in splits:
         for _, text in split:
@@ -87,7 +87,9 @@ def one_by_one(splits: Sequence[Split], rules: CommonLines) -> list[list[str]]:
 @st.composite
 def corpora(draw: st.DrawFn) -> list[Split]:
     line = st.sampled_from(["a", "A ", "b b", "B  b", "cc", "", " "])
-    texts = st.lists(line, max_size=5).map(lambda lines: "".join(f"{each}\n" for each in lines))
+    texts = st.lists(line, max_size=5).map(
+        lambda lines: "".join(f"{text_line}\n" for text_line in lines)
+    )
     numbered = list(enumerate(draw(st.lists(texts, min_size=1, max_size=8))))
     draw(st.randoms(use_true_random=False)).shuffle(numbered)
     ends = sorted(draw(st.lists(st.integers(0, len(numbered)), max_size=2)))
@@ -104,11 +106,11 @@ def corpora(draw: st.DrawFn) -> list[Split]:
     st.integers(1, 4),
     st.integers(1, 3),
 )
-def test_what_stays_is_what_counting_one_by_one_leaves(
+def test_remaining_lines_equal_a_count_one_by_one(
     splits, count, most, shortest, keep_first, parts, batch
 ):
     rules = CommonLines(count=count, most=most, min_characters=shortest, keep_first=keep_first)
-    assert cleaned(splits, rules, parts, batch)[0] == one_by_one(splits, rules)
+    assert clean(splits, rules, parts, batch)[0] == clean_one_by_one(splits, rules)
 
 
 MENU = "Home | About us | Contact"
@@ -116,7 +118,7 @@ MENU = "Home | About us | Contact"
 
 def test_the_last_line_goes_with_the_newline_before_it():
     texts = [f"{MENU}\none", f"two\n{MENU}", MENU, f"three\n{MENU}\n", f"four\n{MENU}\n{MENU}"]
-    left, counts = cleaned([list(enumerate(texts))], CommonLines(most=1))
+    left, counts = clean([list(enumerate(texts))], CommonLines(most=1))
     assert left == [["one", "two", "", "three\n", "four"]]
     assert counts[0] == {"lines": 6, "distinct": 1}
     assert counts[1] == {"common": 1, "copies": 5}
@@ -130,44 +132,45 @@ def test_the_last_line_goes_with_the_newline_before_it():
     }
 
 
-def test_a_line_may_be_in_as_many_documents_as_most_says():
+def test_a_line_may_be_in_at_most_the_given_number_of_documents():
     splits = [[(0, f"{MENU}\nx"), (1, f"{MENU}\ny")], [(2, f"{MENU}\nz")]]
-    assert cleaned(splits, CommonLines(most=3))[0] == [[f"{MENU}\nx", f"{MENU}\ny"], [f"{MENU}\nz"]]
-    assert cleaned(splits, CommonLines(most=2))[0] == [["x", "y"], ["z"]]
+    assert clean(splits, CommonLines(most=3))[0] == [[f"{MENU}\nx", f"{MENU}\ny"], [f"{MENU}\nz"]]
+    assert clean(splits, CommonLines(most=2))[0] == [["x", "y"], ["z"]]
 
 
 def test_a_refrain_is_one_document_but_many_occurrences():
     song = [(0, "And so say all of us\n" * 3)]
-    assert cleaned([song], CommonLines(most=2))[0] == [[song[0][1]]]
-    assert cleaned([song], CommonLines(most=2, count="occurrences"))[0] == [[""]]
+    assert clean([song], CommonLines(most=2))[0] == [[song[0][1]]]
+    assert clean([song], CommonLines(most=2, count="occurrences"))[0] == [[""]]
 
 
-def test_the_first_in_the_keep_order_stays_wherever_it_lies():
+def test_the_first_in_the_keep_order_stays_in_any_split():
     splits = [[(7, f"{MENU}\nx"), (5, f"{MENU}\ny\n{MENU}")], [(6, f"{MENU}\nz")]]
-    left, _ = cleaned(splits, CommonLines(most=1, keep_first=True))
+    left, _ = clean(splits, CommonLines(most=1, keep_first=True))
     assert left == [["x", f"{MENU}\ny"], ["z"]]
 
 
 def test_paragraphs_go_with_the_blank_lines_after_them():
     notice = "We use cookies\nto serve you well."
     texts = [f"One.\nTwo.\n\n{notice}\n \n\nThree.", f"{notice}\n\nFour.\n\n{notice}", "Five."]
-    left, counts = cleaned([list(enumerate(texts))], CommonLines(unit="paragraph", most=1))
+    left, counts = clean([list(enumerate(texts))], CommonLines(unit="paragraph", most=1))
     assert left == [["One.\nTwo.\n\nThree.", "Four.", "Five."]]
     assert counts[2]["lines"] == 7
 
 
 def test_short_lines_stay():
     texts = ["Yes.\nA line that is long"] * 3
-    assert cleaned([list(enumerate(texts))], CommonLines(most=1))[0] == [["Yes."] * 3]
+    assert clean([list(enumerate(texts))], CommonLines(most=1))[0] == [["Yes."] * 3]
 
 
 @pytest.mark.parametrize("splits", [[], [[]], [[(0, "")]]])
-def test_there_may_be_nothing(splits: list[Split]):
-    left, _ = cleaned(splits, CommonLines())
+def test_an_empty_corpus_is_accepted(splits: list[Split]):
+    left, _ = clean(splits, CommonLines())
     assert left == [[text for _, text in split] for split in splits]
 
 
 def test_more_lines_or_less_memory_make_more_ranges():
     assert choose_line_range_count(10**6, 2**30) == 1
-    assert choose_line_range_count(10**9, 2**30) == 53  # two copies of 24 bytes, and 8 to sort by
+    # Two copies of 24 bytes, and 8 bytes to sort by.
+    assert choose_line_range_count(10**9, 2**30) == 53
     assert choose_line_range_count(10**15, 2**30) == 1024

@@ -10,8 +10,8 @@ from trainrig.corpus.dedup.lines.settings import CommonLines
 from trainrig.corpus.dedup.lines.units import find_units
 
 
-def normal(line: str) -> str:
-    """The normal form by whole strings, not by characters."""
+def normalise_plainly(line: str) -> str:
+    """Return the normal form, computed on whole strings."""
     folded = unicodedata.normalize("NFD", line.lower().replace("ς", "σ"))
     kept = []
     for character in folded:
@@ -23,7 +23,7 @@ def normal(line: str) -> str:
     return " ".join("".join(kept).split(" ")).strip() if kept else ""
 
 
-def key_of(line: str) -> int:
+def compute_key(line: str) -> int:
     units = find_units([line], CommonLines(unit="line"), NormalForm())
     return int(units.keys_U[0])
 
@@ -46,7 +46,7 @@ def key_of(line: str) -> int:
     ],
 )
 def test_these_lines_are_the_same(one: str, other: str):
-    assert key_of(one) == key_of(other)
+    assert compute_key(one) == compute_key(other)
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,13 @@ def test_these_lines_are_the_same(one: str, other: str):
     ],
 )
 def test_these_are_not(one: str, other: str):
-    assert key_of(one) != key_of(other)
+    assert compute_key(one) != compute_key(other)
 
 
 @pytest.mark.parametrize(
     ("line", "length"), [("", 0), (" -- ", 0), (" A, b ", 3), ("한", 3), ("11 . 22", 5)]
 )
-def test_the_length_is_that_of_the_normal_form(line: str, length: int):
+def test_the_length_counts_the_normal_form(line: str, length: int):
     units = find_units([line + "\n"], CommonLines(), NormalForm())
     assert units.lengths_U.tolist() == [length]
 
@@ -75,7 +75,7 @@ def test_the_length_is_that_of_the_normal_form(line: str, length: int):
 def test_keys_are_equal_where_normal_forms_are(lines: list[str]):
     units = find_units(lines, CommonLines(), NormalForm())
     lines = [line for line in lines if line]  # an empty text has no line
-    forms = [" ".join(normal(line).split()) for line in lines]
+    forms = [" ".join(normalise_plainly(line).split()) for line in lines]
     keys = units.keys_U.tolist()
     assert len(keys) == len(forms)
     assert len(set(zip(keys, forms, strict=True))) == len(set(keys)) == len(set(forms))
@@ -84,12 +84,12 @@ def test_keys_are_equal_where_normal_forms_are(lines: list[str]):
 
 @settings(max_examples=50)
 @given(st.text(max_size=20))
-def test_a_form_is_that_of_each_character(text: str):
+def test_a_normal_form_is_built_character_by_character(text: str):
     forms = "".join(map(compute_form, text))
-    assert sorted(forms.replace(" ", "")) == sorted(normal(text).replace(" ", ""))
+    assert sorted(forms.replace(" ", "")) == sorted(normalise_plainly(text).replace(" ", ""))
 
 
-def test_what_was_learnt_before_changes_nothing():
+def test_cached_characters_do_not_change_results():
     learnt = NormalForm()
     find_units(["한国é\U0001f600"], CommonLines(), learnt)
     texts = ["é 한 x", "国\U0001f600"]

@@ -16,44 +16,44 @@ from trainrig.corpus.dedup.pairs.buckets import (
     select_nearest_of_all,
 )
 
-# Key, ref; a document is its ref, and its rank and id go by that.
+# Rows are of a key and a document reference, from which the rank and the id follow.
 rows = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30)), max_size=80)
 most_met = st.sampled_from([1, 2, 5, MOST_CANDIDATES])
 batches = st.sampled_from([1, 3, 10, 1000])
 
 
-def place(ref: int) -> int:
-    """In the keep order; 7 has no factor in common with 93."""
+def compute_position(ref: int) -> int:
+    """Return the document's position in the keep order; 7 and 93 have no common factor."""
     return ref * 7 % 93
 
 
-def table_of(rows: list[tuple[int, int]]) -> np.ndarray:
-    return np.array([(key, place(ref), ref << 32, ref) for key, ref in rows], ENTRY)
+def make_table(rows: list[tuple[int, int]]) -> np.ndarray:
+    return np.array([(key, compute_position(ref), ref << 32, ref) for key, ref in rows], ENTRY)
 
 
-def pairs_of(
+def find_pairs(
     rows: list[tuple[int, int]], most: int = MOST_CANDIDATES, batch: int = 1000, **more
 ) -> list[tuple[int, int]]:
     found = select_nearest_of_all(
-        iterate_candidates(table_of(rows), most=most, batch=batch, **more), most
+        iterate_candidates(make_table(rows), most=most, batch=batch, **more), most
     )
     return [(a, b) for a, b, _ in found.tolist()]
 
 
-def turns(bucket: list[int], nth: int, most: int) -> list[int]:
-    """Whom the document at this place of a bucket meets, in their turns, by the letter."""
+def list_candidates(bucket: list[int], nth: int, most: int) -> list[int]:
+    """List the candidates of the nth document of a bucket in order, by the definition."""
     if nth > most:
         return bucket[: min(most, FEW_CANDIDATES)]
     return [*bucket[: min(nth, 1)], *bucket[max(nth - 1, 1) : nth], *bucket[1 : max(nth - 1, 1)]]
 
 
-def plainly(rows: list[tuple[int, int]], most: int) -> set[tuple[int, int]]:
-    """The pairs, as one would write it down first."""
+def find_pairs_plainly(rows: list[tuple[int, int]], most: int) -> set[tuple[int, int]]:
+    """Return the pairs by the definition, without any optimisation."""
     best: dict[tuple[int, int], tuple[int, int]] = {}
     for key in {key for key, _ in rows}:
-        bucket = sorted((ref for of, ref in rows if of == key), key=place)
+        bucket = sorted((ref for of, ref in rows if of == key), key=compute_position)
         for nth, a in enumerate(bucket):
-            for turn, b in enumerate(turns(bucket, nth, most)):
+            for turn, b in enumerate(list_candidates(bucket, nth, most)):
                 best[a, b] = min(best.get((a, b), (99, 0)), (turn, b))
     found = set()
     for a in {a for a, _ in best}:
@@ -64,21 +64,21 @@ def plainly(rows: list[tuple[int, int]], most: int) -> set[tuple[int, int]]:
 
 @pytest.mark.slow
 @given(rows)
-def test_small_buckets_give_all_their_pairs_the_later_of_the_keep_order_first(rows):
+def test_small_buckets_give_all_pairs_latest_in_the_keep_order_first(rows):
     rows = list(set(rows))
     expected = {
         (a, b)
         for (key, a), (other, b) in itertools.product(rows, rows)
-        if key == other and place(b) < place(a)
+        if key == other and compute_position(b) < compute_position(a)
     }
-    assert sorted(pairs_of(rows)) == sorted(expected)
+    assert sorted(find_pairs(rows)) == sorted(expected)
 
 
 @given(rows, most_met, batches)
-def test_each_document_meets_those_of_the_lowest_turns(rows, most, batch):
+def test_each_document_is_paired_with_its_first_candidates(rows, most, batch):
     rows = list(set(rows))
-    found = pairs_of(rows, most, batch)
-    assert sorted(found) == sorted(plainly(rows, most))
+    found = find_pairs(rows, most, batch)
+    assert sorted(found) == sorted(find_pairs_plainly(rows, most))
     assert max((sum(a == one for a, _ in found) for one in range(31)), default=0) <= most
 
 
@@ -87,7 +87,7 @@ def test_pairs_do_not_depend_on_the_order_of_entries(rows, random, most):
     rows = list(set(rows))
     shuffled = list(rows)
     random.shuffle(shuffled)
-    assert pairs_of(shuffled, most) == pairs_of(rows, most)
+    assert find_pairs(shuffled, most) == find_pairs(rows, most)
 
 
 @given(rows, most_met)
@@ -96,18 +96,20 @@ def test_pairs_do_not_depend_on_how_the_keys_are_divided(rows, most):
     by_key = [
         batch
         for key in range(6)
-        for batch in iterate_candidates(table_of([row for row in rows if row[0] == key]), most=most)
+        for batch in iterate_candidates(
+            make_table([row for row in rows if row[0] == key]), most=most
+        )
     ]
     together = select_nearest_of_all(by_key, most)
-    assert [(a, b) for a, b, _ in together.tolist()] == pairs_of(rows, most)
+    assert [(a, b) for a, b, _ in together.tolist()] == find_pairs(rows, most)
 
 
-def test_of_several_turns_of_one_pair_the_lowest_counts():
-    # By place 14, 1, 15, 2. In bucket 1 the last meets 1 in its second turn, in bucket 2 in its
-    # first; of the first turns 1 and 14 have the lowest ids.
+def test_the_lowest_turn_of_a_pair_counts():
+    # The order by position is 14, 1, 15, 2. In bucket 1, the last document meets 1 in its second
+    # turn; in bucket 2, in its first. Among first turns, 1 and 14 have the lowest ids.
     rows = [(1, 14), (1, 1), (1, 2), (2, 1), (2, 2), (3, 15), (3, 2)]
-    assert [place(ref) for ref in (14, 1, 15, 2)] == [5, 7, 12, 14]
-    assert [b for a, b in pairs_of(rows, most=2) if a == 2] == [1, 14]
+    assert [compute_position(ref) for ref in (14, 1, 15, 2)] == [5, 7, 12, 14]
+    assert [b for a, b in find_pairs(rows, most=2) if a == 2] == [1, 14]
 
 
 def test_a_large_bucket_gives_each_few_from_the_front():
@@ -126,7 +128,7 @@ def test_a_large_bucket_gives_each_few_from_the_front():
 
 @pytest.mark.parametrize("order", ["as they are", "backwards", "by half"])
 def test_a_large_bucket_is_sorted_by_rank_then_id_then_ref(order):
-    # By ref alone they would stand in another order, and by id too.
+    # The order by reference or by id alone would differ.
     documents = [
         (7, rank, 9 - rank + 20 * tie, 1000 - 100 * rank - 10 * tie + ref)
         for rank in range(4)
@@ -149,18 +151,20 @@ def test_a_large_bucket_is_sorted_by_rank_then_id_then_ref(order):
 
 
 @given(rows, st.integers(0, 31))
-def test_a_pair_with_a_decided_one_belongs_to_the_other_and_two_of_them_do_not_meet(rows, earlier):
+def test_a_pair_with_a_decided_document_belongs_to_the_other_and_two_decided_ones_are_not_paired(
+    rows, earlier
+):
     rows = list(set(rows))
     expected = {
         (b, a) if a >= earlier else (a, b)
-        for a, b in plainly(rows, MOST_CANDIDATES)
+        for a, b in find_pairs_plainly(rows, MOST_CANDIDATES)
         if min(a, b) < earlier
     }
-    assert sorted(pairs_of(rows, earlier=earlier)) == sorted(expected)
+    assert sorted(find_pairs(rows, earlier=earlier)) == sorted(expected)
 
 
-def test_a_newcomer_meets_those_before_it_then_the_nearest_decided_ones_after_it():
-    # Two newcomers, then a hundred that are decided; each has a rank of its own.
+def test_a_new_document_is_paired_with_earlier_ones_then_the_nearest_decided_ones():
+    # Two new documents come before a hundred decided ones; each has a different rank.
     table = np.array([(5, rank, rank << 32, rank) for rank in range(102)], ENTRY)
     (found,) = iterate_candidates(table, earlier=2, most=10)
     met = {one: [b for a, b, _ in found.tolist() if a == one] for one in range(102)}
@@ -170,8 +174,8 @@ def test_a_newcomer_meets_those_before_it_then_the_nearest_decided_ones_after_it
 
 
 @given(st.sets(st.integers(0, 90), min_size=1), st.integers(0, 91), st.integers(1, 20), most_met)
-def test_one_key_of_too_many_entries_gives_the_same_piece_after_piece(refs, earlier, size, most):
-    table = table_of([(3, ref) for ref in refs])
+def test_one_key_of_too_many_entries_gives_the_same_pairs_in_pieces(refs, earlier, size, most):
+    table = make_table([(3, ref) for ref in refs])
     np.random.default_rng(len(refs)).shuffle(table)
     pieces = [table[first : first + size] for first in range(0, len(table), size)]
     found = select_nearest_of_all(
@@ -183,7 +187,7 @@ def test_one_key_of_too_many_entries_gives_the_same_piece_after_piece(refs, earl
     )
 
 
-def test_a_pair_of_many_keys_is_there_once():
+def test_a_pair_of_many_keys_occurs_once():
     keys = np.random.default_rng(3).integers(0, 2**64, 500, np.uint64).tolist()
     table = np.array([(key, one, one, one) for one in range(3) for key in keys], ENTRY)
     (found,) = iterate_candidates(table)

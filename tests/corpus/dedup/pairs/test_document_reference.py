@@ -24,7 +24,7 @@ def test_ids_come_back_and_sort_as_their_words_do(ids):
 
 
 @given(st.integers(0, 2**31), st.lists(st.integers(0, 2**32 - 1)))
-def test_a_ref_is_its_shelf_and_place(split_index, places):
+def test_a_reference_is_a_split_index_and_a_position(split_index, places):
     found = make_refs(split_index, np.array(places, np.int64))
     assert find_positions(found).tolist() == places
     assert set(find_splits(found).tolist()) <= {split_index}
@@ -39,7 +39,7 @@ def test_parts_are_ranges_of_keys(keys, parts):
 
 
 @given(keys)
-def test_entries_of_like_keys_share_a_bucket_and_no_others_are_told_of(keys):
+def test_entries_of_equal_keys_share_a_bucket_and_single_ones_are_left_out(keys):
     entries, buckets = group_equal_keys(np.array(keys, np.uint64))
     assert sorted(entries.tolist()) == [n for n, key in enumerate(keys) if keys.count(key) > 1]
     for entry, bucket in zip(entries.tolist(), buckets.tolist(), strict=True):

@@ -10,5 +10,5 @@ def test_half_a_digest_in_common_makes_no_repeat_and_the_best_comes_first():
     found = find_repeated_documents(
         digest_rows(words, ranks, ids, np.arange(10, 15, dtype=np.uint64))
     )
-    # 13 has the best rank, and of equals the lower id.
+    # 13 has the best rank, and the lower id among equal ranks.
     assert found.tolist() == [(12, 13, 4, 0), (10, 13, 4, 0)]

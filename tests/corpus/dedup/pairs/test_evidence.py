@@ -12,8 +12,8 @@ from trainrig.corpus.dedup.pairs.evidence import PAIR, SCHEMA, read_pairs, write
 SHELF = 3
 
 
-def pairs(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of that split index's documents with others, and the names of all."""
+def make_pairs(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return pairs of one split index's documents with others, and the keys of all documents."""
     dice = np.random.default_rng(count)
     found = np.empty(count, PAIR)
     found["a"] = make_refs(SHELF, np.arange(count))
@@ -29,10 +29,11 @@ def pairs(count: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("count", [0, 1, 1_000])
 @pytest.mark.parametrize("threshold", [0.0, 0.8, 1.1])
 @pytest.mark.parametrize("group", [300, 100_000])
-def test_pairs_come_back_with_their_names_and_those_alike_enough_alone(
+def test_similar_pairs_are_read_back_with_their_keys(
     tmp_path: Path, count: int, threshold: float, group: int
 ) -> None:
-    (written, names), path = pairs(count), str(tmp_path / "pairs.parquet")
+    (written, names) = make_pairs(count)
+    path = str(tmp_path / "pairs.parquet")
     with mock.patch.object(evidence, "_ROW_GROUP", group):
         write_pairs(path, written, names)
     there = list(read_pairs(path, SHELF, threshold))
@@ -49,7 +50,8 @@ def test_pairs_come_back_with_their_names_and_those_alike_enough_alone(
 
 
 def test_anybody_reads_them(tmp_path: Path) -> None:
-    (written, names), path = pairs(5), str(tmp_path / "pairs.parquet")
+    (written, names) = make_pairs(5)
+    path = str(tmp_path / "pairs.parquet")
     write_pairs(path, written, names)
     table = pq.read_table(path)
     assert table.schema.equals(SCHEMA)

@@ -11,14 +11,14 @@ from trainrig.corpus.dedup.pairs.buckets import ENTRY, iterate_candidates, selec
 from trainrig.corpus.dedup.pairs.document_reference import assign_parts
 from trainrig.corpus.dedup.pairs.sorted_runs import RunPart, write_run
 
-# Some keys lie far apart, and some in one bin.
+# Some keys are far apart, and some are in one bin.
 keys = st.sampled_from([n << 60 for n in range(16)] + [7 << 60 | n for n in range(4)])
 rows = st.sets(st.tuples(keys, st.integers(0, 60)), max_size=120)
 
 
 @given(rows, st.integers(1, 3), st.sampled_from([1, 10, 40, 1000]), st.integers(1, 50))
 @tries(deadline=None)
-def test_as_many_entries_as_may_be_held_give_what_all_together_give(rows, parts, most, piece):
+def test_bounded_batches_of_entries_give_the_same_pairs(rows, parts, most, piece):
     table = np.array([(key, ref * 7 % 61, ref << 32, ref) for key, ref in rows], ENTRY)
     expected = select_nearest_of_all(iterate_candidates(table, earlier=50))
     with (
@@ -56,6 +56,7 @@ def test_a_range_of_many_entries_is_never_held_whole(monkeypatch):
         path = f"{folder}/0.run"
         write_run(path, table, np.zeros(len(table), np.int64), 1)
         found = list(key_ranges.iterate_candidates(RunPart.of([path], 0, ENTRY), 1, 1_000, None))
-    assert sum(held) == 3_000 + 33  # of the large key its first, who meet each other
+    # The first documents of the frequent key, which are paired with each other.
+    assert sum(held) == 3_000 + 33
     assert max(held) <= 1_000
     assert len({a for pairs in found for a in pairs["a"].tolist()}) == 1_999

@@ -1,4 +1,4 @@
-"""Which band keys are shared, and the entries of those."""
+"""Which band keys are shared, and the entries of the shared keys."""
 
 from collections import Counter
 
@@ -23,9 +23,8 @@ parts = st.integers(1, 9)
 randoms = st.randoms(use_true_random=False)
 
 
-def shelves_of_rows(rows, cut, random):
-    """The rows as two split indexes, 3 and 5, of which some documents are wanted; and those
-    keys."""
+def make_split_indexes(rows, cut, random):
+    """Return the rows as split indexes 3 and 5, with some documents wanted, and the wanted keys."""
     wanted = np.array([random.random() < 0.7 for _ in rows], bool)
     table = np.array(rows, np.uint64).reshape(-1, 3)
     pieces = slice(0, cut), slice(cut, None)
@@ -34,8 +33,8 @@ def shelves_of_rows(rows, cut, random):
 
 
 @given(tables, st.integers(0, 20), parts, randoms)
-def test_keys_lie_in_their_ranges_in_the_order_of_documents(rows, cut, parts, random):
-    split_indexes, keys = shelves_of_rows(rows, cut, random)
+def test_keys_are_in_their_ranges_in_the_order_of_documents(rows, cut, parts, random):
+    split_indexes, keys = make_split_indexes(rows, cut, random)
     found, starts = group_keys_by_part(split_indexes, parts)
     for part in range(parts):
         here = found[starts[part] : starts[part + 1]].tolist()
@@ -43,8 +42,8 @@ def test_keys_lie_in_their_ranges_in_the_order_of_documents(rows, cut, parts, ra
     assert starts[0] == 0 and starts[-1] == len(found) == len(keys)
 
 
-def part_of(folder, *runs):
-    """The keys of a part, of which each run has some."""
+def write_part(folder, *runs):
+    """Write runs of keys and return the part that reads them."""
     for nth, keys in enumerate(runs):
         write_grouped(str(folder / f"{nth}"), np.array(keys, KEY), np.array([0, len(keys)]))
     return RunPart.of([str(folder / f"{nth}") for nth in range(len(runs))], 0, KEY)
@@ -56,7 +55,7 @@ def test_all_that_are_shared_are_seen(tmp_path_factory, runs, distinct):
     found = np.concatenate(
         [
             np.empty(0, bool),
-            *mark_shared(part_of(tmp_path_factory.mktemp("runs"), *runs), distinct),
+            *mark_shared(write_part(tmp_path_factory.mktemp("runs"), *runs), distinct),
         ]
     )
     counts = Counter(keys)
@@ -64,42 +63,42 @@ def test_all_that_are_shared_are_seen(tmp_path_factory, runs, distinct):
     assert all(found[nth] for nth, key in enumerate(keys) if counts[key] > 1)
 
 
-def test_of_those_that_are_alone_few_are_said_to_be_shared(tmp_path):
+def test_few_unshared_keys_are_marked_as_shared(tmp_path):
     dice = np.random.default_rng(5)
     alone = np.unique(dice.integers(0, 2**32, 2 * PIECE, KEY))
     alone, twice = alone[PIECE // 4 :], alone[: PIECE // 4]
     runs = [np.concatenate([alone, twice]), twice]
-    found = np.concatenate([*mark_shared(part_of(tmp_path, *runs), len(alone) + len(twice))])
+    found = np.concatenate([*mark_shared(write_part(tmp_path, *runs), len(alone) + len(twice))])
     assert found[len(alone) :].all()
     assert 0 < found[: len(alone)].mean() < 1 / 15
 
 
 @given(tables, st.integers(0, 20), parts, randoms)
 def test_a_document_has_an_entry_for_each_key_that_is_shared(rows, cut, parts, random):
-    split_indexes, _ = shelves_of_rows(rows, cut, random)
+    split_indexes, _ = make_split_indexes(rows, cut, random)
     keys, starts = group_keys_by_part(split_indexes, parts)
     is_shared = np.array([random.random() < 0.5 for _ in keys], bool)
     order = {
-        each.split_index: (
-            np.array([random.randrange(9) for _ in each.keys], np.uint64),
-            np.array([(random.randrange(9), 1) for _ in each.keys], np.uint64).reshape(-1, 2),
+        split.split_index: (
+            np.array([random.randrange(9) for _ in split.keys], np.uint64),
+            np.array([(random.randrange(9), 1) for _ in split.keys], np.uint64).reshape(-1, 2),
         )
-        for each in split_indexes
+        for split in split_indexes
     }
     found, first = build_entries(split_indexes, order.__getitem__, is_shared, np.diff(starts))
 
-    # All entries there could be, in the order in which the keys stand.
+    # All possible entries, in the order of the keys.
     every = [
         (
             key,
-            int(order[each.split_index][0][n]),
-            int(order[each.split_index][1][n, 0]),
-            each.split_index << 32 | n,
+            int(order[split.split_index][0][n]),
+            int(order[split.split_index][1][n, 0]),
+            split.split_index << 32 | n,
         )
-        for each in split_indexes
-        for n in range(len(each.keys))
-        if each.wanted[n]
-        for key in each.keys[n].tolist()
+        for split in split_indexes
+        for n in range(len(split.keys))
+        if split.wanted[n]
+        for key in split.keys[n].tolist()
     ]
     every.sort(key=lambda entry: (entry[0] >> 32) * parts >> 32)
     assert found.tolist() == [e for e, there in zip(every, is_shared, strict=True) if there]

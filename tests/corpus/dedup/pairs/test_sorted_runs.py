@@ -28,7 +28,7 @@ def written(folder: str, runs: list[list[tuple[int, int]]]) -> list[str]:
 
 
 @given(runs)
-def test_a_part_is_what_each_run_has_of_it_in_its_order(runs):
+def test_a_part_joins_the_runs_in_order(runs):
     with tempfile.TemporaryDirectory() as folder, mock.patch("os.fsync"):
         paths = written(folder, runs)
         for part in range(PARTS):

@@ -13,19 +13,19 @@ from trainrig.corpus.dedup.pairs.verify import (
 sets = st.lists(st.sets(st.integers(0, 12), min_size=1), min_size=1, max_size=8)
 
 
-def flat(sets):
-    """All one after the other, and where each begins and ends."""
-    values = np.array([value for each in sets for value in sorted(each)], np.uint32)
+def flatten(sets):
+    """Return the concatenated sets, with the start and end of each."""
+    values = np.array([value for members in sets for value in sorted(members)], np.uint32)
     values.flags.writeable = False
-    ends = np.cumsum([len(each) for each in sets])
-    return values, ends - [len(each) for each in sets], ends
+    ends = np.cumsum([len(members) for members in sets])
+    return values, ends - [len(members) for members in sets], ends
 
 
 @given(sets, st.sampled_from(["jaccard", "containment"]), st.floats(0.01, 1))
 def test_no_pair_from_the_floor_up_is_lost_and_each_is_counted_exactly(sets, measure, floor):
     one, other = (list(side) for side in zip(*((a, b) for a in sets for b in sets), strict=True))
-    values, starts, ends = flat(one)
-    more, more_starts, more_ends = flat(other)
+    values, starts, ends = flatten(one)
+    more, more_starts, more_ends = flatten(other)
     sizes = ends - starts, more_ends - more_starts
     least = compute_least_common(measure, floor, *sizes)
     common = count_common_shingles(values, starts, ends, more, more_starts, more_ends, least)
@@ -42,9 +42,10 @@ def test_no_pair_from_the_floor_up_is_lost_and_each_is_counted_exactly(sets, mea
 @pytest.mark.parametrize("top", [2**32, 2**31, 3 * 2**30], ids=["all", "lower half", "lopsided"])
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
 def test_long_documents_are_counted_as_numpy_counts_them(top, share):
-    """From four ends at once, as far as those are apart; wherever the values lie."""
+    """Count from four ends at once, as far as they are apart, wherever the values are."""
     dice = np.random.default_rng(7)
-    one, other = [], []
+    one = []
+    other = []
     for size in (30, 65, 200, 1_000, 5_000):
         for more in (0, 1, 17, size):
             own, lent, new = (dice.integers(0, top, n) for n in (size, more, size + more))
@@ -58,23 +59,26 @@ def test_long_documents_are_counted_as_numpy_counts_them(top, share):
             )
     exact = np.array([len(a & b) for a, b in zip(one, other, strict=True)])
     for least in (np.zeros_like(exact), exact):
-        assert count_common_shingles(*flat(one), *flat(other), least).tolist() == exact.tolist()
-    assert (count_common_shingles(*flat(one), *flat(other), exact + 1) == -1).all()
+        assert (
+            count_common_shingles(*flatten(one), *flatten(other), least).tolist() == exact.tolist()
+        )
+    assert (count_common_shingles(*flatten(one), *flatten(other), exact + 1) == -1).all()
 
 
 def test_counting_stops_once_too_few_are_left():
-    one, other = flat([{1, 2, 3, 4}]), flat([{5, 6, 7, 4}])
+    one = flatten([{1, 2, 3, 4}])
+    other = flatten([{5, 6, 7, 4}])
     least = np.array([2])
     assert count_common_shingles(*one, *other, least).tolist() == [-1]
     assert count_common_shingles(*one, *other, np.array([1])).tolist() == [1]
 
 
 @pytest.mark.parametrize(("measure", "expected"), [("jaccard", 0.25), ("containment", 1.0)])
-def test_an_excerpt_is_contained_and_not_alike(measure, expected):
+def test_an_excerpt_is_contained_but_not_similar(measure, expected):
     sizes = np.array([2]), np.array([8])
     assert compute_similarities(measure, np.array([2]), *sizes).tolist() == [expected]
 
 
 def test_some_documents_of_many_are_put_together():
-    values, starts, ends = flat([{1, 2}, {3}, {4, 5, 6}])
+    values, starts, ends = flatten([{1, 2}, {3}, {4, 5, 6}])
     assert gather_shingles(values, starts[[2, 0]], ends[[2, 0]]).tolist() == [4, 5, 6, 1, 2]

@@ -25,7 +25,7 @@ texts = st.lists(st.lists(letters, max_size=30).map("".join), max_size=4)
 
 @given(texts, st.integers(0, 2**32 - 1), st.integers(1, 6), st.sampled_from(sorted(SCHEMES)))
 @tries(max_examples=60)
-def test_a_signature_is_datasketchs_own(texts, seed, n, scheme):
+def test_a_signature_equals_datasketchs(texts, seed, n, scheme):
     settings = MinHash(bands=3, rows=5, seed=seed, shingle_words=n, scheme=scheme)
     ours = compute_datasketch_signatures(NormalisedTexts.of(texts), settings)
     for text, found in zip(texts, ours, strict=True):
@@ -36,7 +36,7 @@ def test_a_signature_is_datasketchs_own(texts, seed, n, scheme):
         assert np.array_equal(found, theirs.hashvalues)
 
 
-def test_its_default_is_what_its_documentation_shows():
+def test_datasketchs_default_matches_its_documentation():
     words = [
         "minhash",
         "is",
@@ -110,8 +110,9 @@ def test_words_of_each_kind_of_script(text, n, words):
     assert split_words(text, n) == words
 
 
-def test_it_can_be_asked_for_and_keys_follow_from_it():
-    keys, texts = {}, NormalisedTexts.of([TEXT * 3, TEXT])
+def test_datasketch_signatures_can_be_selected_and_give_keys():
+    keys = {}
+    texts = NormalisedTexts.of([TEXT * 3, TEXT])
     for scheme in ("fast", *SCHEMES):
         found, shingles, ends = compute_keys_and_shingles(texts, MinHash(scheme=scheme))
         keys[scheme] = found.tobytes()
@@ -120,10 +121,10 @@ def test_it_can_be_asked_for_and_keys_follow_from_it():
     assert len(set(keys.values())) == 4
 
 
-def test_who_does_not_ask_for_it_does_not_load_it():
+def test_datasketch_is_loaded_only_on_request():
     code = (
         "import sys, trainrig.corpus.dedup.signatures.sign_split; "
         "print([name for name in ('datasketch', 'scipy.integrate') if name in sys.modules])"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout == "[]\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -10,7 +10,7 @@ from trainrig.corpus.dedup.signatures.character_classes import SPACE, UNSETTLED,
 from trainrig.corpus.dedup.signatures.exact import hash_text, hash_texts
 from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
 
-# What composes, what only its lower case composes, what is put in order, and white space.
+# Characters that compose, that compose only in lower case, that are reordered, and white space.
 ACCENTS = "eJjΣσ İi\u0307\u0301\u030c\u0323가ᄀ\u1161\u11a8\u2126\u212bȺ\n\u3000\x1c\ud800𐐀"
 accented = st.lists(st.sampled_from(ACCENTS) | st.characters(), max_size=30).map("".join)
 
@@ -47,7 +47,7 @@ def test_every_character_is_folded_as_python_folds_it():
     assert [row.tobytes() for row in found] == [plain(text) for text in texts]
 
 
-def test_no_character_is_settled_that_nfc_changes_beside_another():
+def test_no_character_is_final_that_nfc_changes_next_to_another():
     table = build_letter_table()
     settled = [code for code in range(0x110000) if not table[code] & (UNSETTLED | SPACE)]
     together = "".join(map(chr, settled)).lower()

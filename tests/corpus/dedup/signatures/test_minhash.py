@@ -39,7 +39,7 @@ def test_the_default_finds_the_pairs_at_its_threshold():
 
 @pytest.mark.parametrize("threshold", [0.3, 0.5, 0.7, 0.75, 0.8, 0.9, 0.95, 1.0])
 @pytest.mark.parametrize("permutations", [64, 112, 128, 256, 500])
-def test_what_is_chosen_finds_the_share_asked_for_and_one_row_more_would_not(
+def test_the_chosen_banding_finds_the_wanted_share_and_one_row_more_would_not(
     threshold, permutations
 ):
     for recall in (0.9, 0.95, 0.99):
@@ -83,7 +83,7 @@ def run_file(**keys: object) -> MinHash:
         ({"permutations": 0}, "input should be greater than or equal to 1, found 0"),
     ],
 )
-def test_what_cannot_work_is_said_in_one_line(keys, message):
+def test_invalid_settings_are_refused_in_one_line(keys, message):
     with pytest.raises(ConfigError) as error:
         run_file(**keys)
     assert message in str(error.value)
@@ -105,12 +105,12 @@ def test_the_curve_has_the_probability_of_each_similarity():
     assert probabilities == pytest.approx(np.array(expected), abs=1e-12)
 
 
-def test_the_curve_is_steepest_where_one_would_have_it():
+def test_chosen_bandings_are_the_known_ones():
     assert choose_banding(0.8, 128, 0.95) == (18, 7)
     assert choose_banding(0.8, 112, 0.95) == (16, 7)
     assert choose_banding(0.75, 112, 0.95) == (18, 6)
     assert choose_banding(0.8, 136, 0.95) == (17, 8)
-    assert choose_banding(0.1, 3, 0.95) == (3, 1)  # which finds too few, but no other finds more
+    assert choose_banding(0.1, 3, 0.95) == (3, 1)  # finds too few, but no other choice finds more
 
 
 def test_all_pages_say_the_same_share_found_at_the_threshold():

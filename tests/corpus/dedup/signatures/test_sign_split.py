@@ -40,7 +40,7 @@ def build_table(documents: list[tuple[str, str, str]], chunks: int = 1) -> pa.Ta
 
 @given(documents)
 @tries(max_examples=50)
-def test_each_document_has_what_is_its_own(documents):
+def test_each_document_has_its_own_values(documents):
     found = Signatures.of(documents, SETTINGS)
     assert found.ids.tolist() == [identity for identity, _, _ in documents]
     assert found.characters.tolist() == [len(text) for _, _, text in documents]
@@ -56,7 +56,7 @@ def test_each_document_has_what_is_its_own(documents):
 
 @given(documents, st.integers(1, 3))
 @tries(max_examples=50)
-def test_a_table_gives_what_its_documents_give(documents, chunks):
+def test_a_table_gives_the_same_signatures_as_its_documents(documents, chunks):
     in_order = [document for nth in range(chunks) for document in documents[nth::chunks]]
     found = Signatures.from_table(build_table(documents, chunks), SETTINGS)
     assert same(found, Signatures.of(in_order, SETTINGS))
@@ -64,7 +64,7 @@ def test_a_table_gives_what_its_documents_give(documents, chunks):
 
 @given(documents, st.integers(0, 5))
 @tries(max_examples=50)
-def test_pieces_give_together_what_the_whole_gives(documents, cut):
+def test_pieces_give_the_same_signatures_as_the_whole(documents, cut):
     parts = [Signatures.of(part, SETTINGS) for part in (documents[:cut], documents[cut:])]
     assert same(Signatures.concatenate(parts), Signatures.of(documents, SETTINGS))
 
@@ -86,11 +86,12 @@ def test_a_text_of_many_blocks_takes_memory_for_its_own_bytes(letters):
     compute_keys_and_shingles(texts, SETTINGS)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    # Room for a word of eight bytes at every second byte, its shingle of four, as much to sort it.
+    # The bound allows a word of eight bytes at every second byte, its shingle of four, and as much
+    # to sort it.
     assert peak < 9 * len(texts.data)
 
 
-def test_what_is_saved_comes_back_and_is_the_same_bytes_each_time(tmp_path):
+def test_saved_signatures_are_read_back_and_have_the_same_bytes_each_time(tmp_path):
     documents = [("a", "http://a", "One two, three."), ("b", "", ""), ("c", "http://c/é", "天气")]
     whole = Signatures.of(documents, SETTINGS)
     pieces = [Signatures.from_table(build_table([document]), SETTINGS) for document in documents]

@@ -21,8 +21,8 @@ def sign(shingles: NDArray[np.uint32], settings: MinHash = DEFAULT) -> NDArray[n
     return compute_signatures(shingles, np.array([len(shingles)]), settings)[0]
 
 
-def pair_of(similarity: float, size: int, generator: np.random.Generator):
-    """Two sets of which `similarity` of the union is common."""
+def make_pair(similarity: float, size: int, generator: np.random.Generator):
+    """Return two sets that share `similarity` of their union."""
     union = generator.permutation(np.unique(generator.integers(0, 2**32, size, np.uint32)))
     common = round(similarity * len(union))
     rest = (len(union) - common) // 2
@@ -37,17 +37,17 @@ def pair_of(similarity: float, size: int, generator: np.random.Generator):
 def test_a_signature_has_the_least_value_of_each_permutation(sets, seed, rows):
     settings = MinHash(bands=1, rows=rows, seed=seed)
     a, b = build_permutations(rows, seed)
-    shingles = np.array([value for each in sets for value in sorted(each)], np.uint32)
+    shingles = np.array([value for members in sets for value in sorted(members)], np.uint32)
     found = compute_signatures(
-        shingles, np.cumsum([len(each) for each in sets], dtype=np.int64), settings
+        shingles, np.cumsum([len(members) for members in sets], dtype=np.int64), settings
     )
     assert found.tolist() == [
-        [min((int(a[row]) * x + int(b[row])) % 2**32 for x in each) for row in range(rows)]
-        for each in sets
+        [min((int(a[row]) * x + int(b[row])) % 2**32 for x in members) for row in range(rows)]
+        for members in sets
     ]
 
 
-def test_permutations_are_one_to_one_and_unlike_each_other():
+def test_permutations_are_one_to_one_and_differ():
     a, b = build_permutations(1000, 1)
     assert (a & 1).all()
     assert len(set(a.tolist())) == len(a) >= 1000
@@ -58,14 +58,14 @@ def test_permutations_are_one_to_one_and_unlike_each_other():
 
 
 @pytest.mark.parametrize("similarity", [0.70, 0.80, 0.85])
-def test_pairs_become_candidates_as_often_as_the_curve_says(similarity):
+def test_pairs_become_candidates_at_the_rate_of_the_curve(similarity):
     generator = np.random.default_rng(7)
     met = []
     for _ in range(400):
-        a, b = pair_of(similarity, 400, generator)
-        keys = [compute_band_keys(sign(each)[None], DEFAULT)[0] for each in (a, b)]
+        a, b = make_pair(similarity, 400, generator)
+        keys = [compute_band_keys(sign(members)[None], DEFAULT)[0] for members in (a, b)]
         met.append(bool((keys[0] == keys[1]).any()))
-    # Four standard errors of 400 draws, and what rounding 400 shingles adds to the similarity.
+    # The tolerance is four standard errors of 400 draws, and the rounding of 400 shingles.
     expected = DEFAULT.compute_candidate_probability(similarity)
     error = (expected * (1 - expected) / 400) ** 0.5
     assert np.mean(met) == pytest.approx(expected, abs=4 * error + 0.01)
@@ -74,12 +74,12 @@ def test_pairs_become_candidates_as_often_as_the_curve_says(similarity):
 @pytest.mark.parametrize("size", [3, 200, 200_000])
 def test_rows_agree_as_often_as_shingles_are_common(size):
     many = MinHash(bands=500, rows=8, permutations=4000)
-    a, b = pair_of(0.6, size, np.random.default_rng(3))
+    a, b = make_pair(0.6, size, np.random.default_rng(3))
     agree = float(np.mean(sign(a, many) == sign(b, many)))
     assert agree == pytest.approx(jaccard(a, b), abs=4 * (0.6 * 0.4 / 4_000) ** 0.5)
 
 
-def test_a_band_key_hangs_on_each_of_its_rows_and_on_no_other():
+def test_a_band_key_depends_on_its_rows_alone():
     signature = sign(np.arange(50, dtype=np.uint32))
     keys = compute_band_keys(signature[None], DEFAULT)
     assert keys.shape == (1, 18)
@@ -102,6 +102,6 @@ def test_no_texts_have_no_signatures():
 
 
 def test_the_signature_of_a_text_is_the_same_on_every_machine():
-    # A change here makes every signature on disk worthless.
+    # A change of these values invalidates every signature on disk.
     keys = compute_band_keys(sign(np.arange(3, dtype=np.uint32))[None], DEFAULT)
     assert keys[0, :2].tolist() == [13138374902979858922, 13777027632079473621]

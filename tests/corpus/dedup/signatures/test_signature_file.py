@@ -20,7 +20,7 @@ NONE = {name: array[:0] for name, array in ARRAYS.items()}
 
 
 @pytest.mark.parametrize("arrays", [ARRAYS, NONE])
-def test_what_is_saved_comes_back_whole_or_in_part(tmp_path, arrays):
+def test_saved_signatures_are_read_whole_or_in_part(tmp_path, arrays):
     path = str(tmp_path / "a.arrow")
     save_columns(path, arrays)
     back = load_columns(path)
@@ -42,7 +42,7 @@ def test_other_tools_read_it_as_a_table(tmp_path):
     assert rows[0]["digest"] == bytes(range(16))
 
 
-def test_shingles_of_a_bucket_are_read_only_where_they_are_asked_for(s3, monkeypatch, tmp_path):
+def test_shingles_in_a_bucket_are_read_only_on_request(s3, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = f"{s3}/a.arrow"
     long = {**ARRAYS, "shingles": np.arange(2_000_000, dtype=np.uint32)}
@@ -67,7 +67,7 @@ def test_shingles_of_a_bucket_are_read_only_where_they_are_asked_for(s3, monkeyp
 
 
 @pytest.mark.parametrize("content", [b"", b"ARROW1\0\0 and no more", b"PK\x03\x04"])
-def test_what_is_no_such_file_is_refused_in_one_line(tmp_path, content):
+def test_other_files_are_refused_in_one_line(tmp_path, content):
     path = tmp_path / "a.arrow"
     path.write_bytes(content)
     with pytest.raises(DataError, match=f"{path}: no signatures, or torn; sign its documents"):
@@ -83,7 +83,7 @@ def test_a_table_of_another_format_is_refused(tmp_path):
         load_columns(path)
 
 
-def test_what_is_mapped_outlasts_its_file(tmp_path):
+def test_a_map_outlives_its_file(tmp_path):
     path = tmp_path / "a.arrow"
     save_columns(str(path), ARRAYS)
     back = load_columns(str(path))

@@ -1,4 +1,4 @@
-"""The five phases, as a corpus goes through them."""
+"""The five phases of substring removal, run over whole corpora."""
 
 import itertools
 import os
@@ -33,18 +33,18 @@ from trainrig.corpus.dedup.substrings import (
 from trainrig.corpus.dedup.substrings.report import save_repeated_texts
 from trainrig.corpus.files.removed_spans import RemovedSpan, remove_spans
 
-Split = list[tuple[int, str]]  # number in the keep order, and text, of each document
+Split = list[tuple[int, str]]  # number in the keep order and text, of each document
 
 
 @pytest.fixture(autouse=True, scope="module")
-def no_waiting_for_the_disk() -> Iterator[None]:
-    """Thousands of small files are written here, none of which has to outlast a power cut."""
+def without_fsync() -> Iterator[None]:
+    """Skip fsync for the thousands of small files, which need not survive a power failure."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 
 
-def batches_of(split: Split, size: int):
+def make_batches(split: Split, size: int):
     for start in range(0, len(split), size):
         some = split[start : start + size]
         yield [text for _, text in some], np.array([number for number, _ in some], np.int64)
@@ -67,14 +67,14 @@ class Cleaned:
             self.folder = Path(folder)
             anchors = self.paths("anchors", len(splits))
             for split, path in zip(splits, anchors, strict=True):
-                texts = (texts for texts, _ in batches_of(split, batch))
+                texts = (texts for texts, _ in make_batches(split, batch))
                 self.add("anchors", count_anchors(texts, rules, path))
             repeated = self.paths("repeated", ranges)
             for part, path in enumerate(repeated):
                 self.add("repeated", find_repeated_anchors(anchors, part, ranges, path))
             gathered = self.paths("pieces", len(splits))
             for split, path in zip(splits, gathered, strict=True):
-                batches = batches_of(split, batch)
+                batches = make_batches(split, batch)
                 self.add("pieces", gather_pieces(batches, repeated, partitions, rules, path))
             repeats = self.paths("repeats", partitions)
             for partition, path in enumerate(repeats):
@@ -82,7 +82,7 @@ class Cleaned:
             passages = self.paths("passages", len(splits))
             for number, split in enumerate(splits):
                 path = str(self.folder / "cuts")
-                texts = (texts for texts, _ in batches_of(split, batch))
+                texts = (texts for texts, _ in make_batches(split, batch))
                 counts = cut_substrings(texts, repeats, number, path, passages[number])
                 self.add("cut", counts)
                 self.cuts.append(load_spans(path, EXACT_SUBSTRINGS))
@@ -93,14 +93,16 @@ class Cleaned:
         ]
 
     def paths(self, name: str, number: int) -> list[str]:
-        return [str(self.folder / f"{name}-{each}") for each in range(number)]
+        return [str(self.folder / f"{name}-{index}") for index in range(number)]
 
     def add(self, phase: str, counts: dict[str, int]) -> None:
         self.counts.setdefault(phase, Counter()).update(counts)
 
 
-def one_by_one(splits: Sequence[Split], length: int) -> list[dict[int, list[RemovedSpan]]]:
-    """The cuts, each window compared with all before it."""
+def find_cuts_one_by_one(
+    splits: Sequence[Split], length: int
+) -> list[dict[int, list[RemovedSpan]]]:
+    """Return the removed spans, comparing each window with all earlier windows."""
     documents = sorted(
         (number, split, place, text.encode("utf-8", "surrogatepass"))
         for split, documents in enumerate(splits)
@@ -134,7 +136,7 @@ def one_by_one(splits: Sequence[Split], length: int) -> list[dict[int, list[Remo
 def corpora(draw: st.DrawFn) -> list[Split]:
     letters = st.text(st.sampled_from("aabé\u4e00"), max_size=14)
     texts = draw(st.lists(letters, max_size=7))
-    # Copies of what is there, so that long spans repeat as well.
+    # Copies of earlier texts make long spans repeat as well.
     for _ in range(draw(st.integers(0, 3)) if texts else 0):
         texts.append(draw(st.sampled_from(texts)) + draw(letters) + draw(st.sampled_from(texts)))
     numbered = list(enumerate(texts))
@@ -147,10 +149,10 @@ def corpora(draw: st.DrawFn) -> list[Split]:
 @given(corpora(), st.integers(2, 9), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
 @example([[(0, "a" * 40)]], 4, 1, 1, 1)
 @example([[(0, "ab" * 20)], [(1, "ba" * 9)]], 5, 3, 2, 1)
-def test_the_cuts_are_those_of_comparing_one_by_one(splits, length, ranges, partitions, batch):
+def test_cuts_equal_comparing_one_by_one(splits, length, ranges, partitions, batch):
     rules = ExactSubstrings(min_bytes=length)
     found = Cleaned(splits, rules, ranges, partitions, batch)
-    assert found.cuts == one_by_one(splits, length)
+    assert found.cuts == find_cuts_one_by_one(splits, length)
 
 
 @settings(max_examples=15)
@@ -158,28 +160,31 @@ def test_the_cuts_are_those_of_comparing_one_by_one(splits, length, ranges, part
 def test_less_memory_takes_more_arrays_and_finds_the_same(splits, length, partitions, memory):
     rules = ExactSubstrings(min_bytes=length, memory=memory)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "LONGEST", 3)  # so that one text is in many pieces, too
+        patch.setattr(pieces, "LONGEST", 3)  # small, so that one text is in many pieces, too
         found = Cleaned(splits, rules, partitions=partitions)
-    assert found.cuts == one_by_one(splits, length)
+    assert found.cuts == find_cuts_one_by_one(splits, length)
 
 
-def prose(seed: int, words: int) -> str:
-    """Words of no meaning; of 20 of them there is never a second run."""
+def make_prose(seed: int, words: int) -> str:
+    """Return meaningless words, in which no run of 20 words repeats."""
     dice = random.Random(seed)
     return " ".join("".join(dice.choices("etaoinshrdlu", k=5)) for _ in range(words))
 
 
 def test_the_first_of_a_repeated_span_stays():
-    notice = prose(0, 50)
+    notice = make_prose(0, 50)
     splits = [
-        [(3, f"{prose(1, 30)}. {notice}! {prose(2, 30)}"), (0, f"{prose(3, 20)}, {notice}")],
-        [(2, prose(4, 40)), (1, f"{notice}; {prose(5, 9)} {notice}")],
+        [
+            (3, f"{make_prose(1, 30)}. {notice}! {make_prose(2, 30)}"),
+            (0, f"{make_prose(3, 20)}, {notice}"),
+        ],
+        [(2, make_prose(4, 40)), (1, f"{notice}; {make_prose(5, 9)} {notice}")],
     ]
     found = Cleaned(splits, ExactSubstrings())
     assert found.left == [
-        [f"{prose(1, 30)}.! {prose(2, 30)}", f"{prose(3, 20)}, {notice}"],
-        # " " before and after are part of what repeats: "; …" against ", …", "! …".
-        [prose(4, 40), f"; {prose(5, 9)}"],
+        [f"{make_prose(1, 30)}.! {make_prose(2, 30)}", f"{make_prose(3, 20)}, {notice}"],
+        # The space on both sides is part of the repeated text: "; …" against ", …", "! …".
+        [make_prose(4, 40), f"; {make_prose(5, 9)}"],
     ]
     assert found.counts["cut"]["spans_cut"] == 3
     assert found.counts["cut"]["documents_cut"] == 2
@@ -188,11 +193,13 @@ def test_the_first_of_a_repeated_span_stays():
 
 
 def test_a_span_shorter_than_the_least_stays():
-    span = prose(0, 60)
-    texts = [f"{prose(1, 20)}: {span[:200]}", f"{prose(2, 20)}; {span[:200]}"]
+    span = make_prose(0, 60)
+    texts = [f"{make_prose(1, 20)}: {span[:200]}", f"{make_prose(2, 20)}; {span[:200]}"]
     splits = [list(enumerate(texts))]
     assert Cleaned(splits, ExactSubstrings(min_bytes=202)).left == [texts]
-    assert Cleaned(splits, ExactSubstrings(min_bytes=201)).left == [[texts[0], f"{prose(2, 20)};"]]
+    assert Cleaned(splits, ExactSubstrings(min_bytes=201)).left == [
+        [texts[0], f"{make_prose(2, 20)};"]
+    ]
 
 
 def test_a_cut_leaves_no_half_of_a_character():
@@ -209,7 +216,8 @@ def test_a_run_of_one_letter_keeps_its_first_window():
 
 
 def test_no_span_crosses_from_one_document_to_the_next():
-    one, other = prose(0, 30), prose(1, 30)
+    one = make_prose(0, 30)
+    other = make_prose(1, 30)
     texts = [one, other, one[-90:] + other[:90]]
     assert Cleaned([list(enumerate(texts))], ExactSubstrings(min_bytes=100)).left == [texts]
 
@@ -221,25 +229,24 @@ def test_bytes_of_any_value_are_text():
 
 
 @pytest.mark.parametrize("splits", [[], [[]], [[(0, "")]], [[(0, "short")], []]])
-def test_there_may_be_nothing(splits: list[Split]):
+def test_an_empty_corpus_is_accepted(splits: list[Split]):
     found = Cleaned(splits, ExactSubstrings(), partitions=2)
     assert found.cuts == [{} for _ in splits]
     assert found.told == {"frequent": [], "long": []}
 
 
-def test_the_report_tells_of_the_most_frequent_and_the_longest():
-    short, long = prose(0, 50), prose(1, 100)
+def test_the_report_lists_the_most_frequent_and_the_longest_spans():
+    short = make_prose(0, 50)
+    long = make_prose(1, 100)
     texts = [f"{seed}{short}{seed}" for seed in range(1, 6)]
     texts += [f"{letter}{long}{letter}\0" for letter in "xyz"]
     found = Cleaned([list(enumerate(texts[:4])), list(enumerate(texts[4:], 4))], ExactSubstrings())
-    frequent, longest = (
-        RepeatedText(4, len(short), short[:160]),
-        RepeatedText(2, len(long), long[:160]),
-    )
+    frequent = RepeatedText(4, len(short), short[:160])
+    longest = RepeatedText(2, len(long), long[:160])
     assert found.told == {"frequent": [frequent, longest], "long": [longest, frequent]}
 
 
-def test_of_as_frequent_passages_the_longest_are_told(tmp_path: Path):
+def test_of_equally_frequent_passages_the_longest_are_listed(tmp_path: Path):
     paths = [str(tmp_path / name) for name in ("one", "two")]
     save_repeated_texts(paths[0], [b"x" * length for length in range(200, 230)])
     save_repeated_texts(paths[1], [b"y" * length for length in range(200, 231)])
@@ -256,11 +263,12 @@ def test_partitions_and_ranges_grow_with_the_corpus_and_shrink_with_memory():
         2,
         10,
     ]
-    assert choose_anchor_range_count(10**9, 2**30) == 38  # two copies of 16 bytes, and 8 to sort by
+    # Two copies of 16 bytes, and 8 bytes to sort by.
+    assert choose_anchor_range_count(10**9, 2**30) == 38
 
 
 @pytest.mark.data
-def test_on_real_pages_the_cuts_are_those_of_comparing_one_by_one(test_data: Path):
+def test_cuts_on_real_pages_equal_comparing_one_by_one(test_data: Path):
     texts = []
     with (test_data / "crawl" / "0003.warc.gz").open("rb") as stream:
         for record in ArchiveIterator(stream, record_types=WarcRecordType.response):
@@ -275,4 +283,4 @@ def test_on_real_pages_the_cuts_are_those_of_comparing_one_by_one(test_data: Pat
     found = Cleaned(splits, rules, ranges=3, partitions=2, batch=10)
     assert found.counts["repeats"]["arrays"] > 2
     assert found.counts["cut"]["documents_cut"] > len(texts) / 6
-    assert found.cuts == one_by_one(splits, 100)
+    assert found.cuts == find_cuts_one_by_one(splits, 100)

@@ -21,8 +21,8 @@ from trainrig.errors import DataError
 SMALL = Learning(buckets_log2=16)
 
 
-def drawn(seed: int, liked: str, number: int = 400) -> list[str]:
-    """Texts of random words, a tenth of which are of one kind."""
+def draw_texts(seed: int, liked: str, number: int = 400) -> list[str]:
+    """Return texts of random words, a tenth of which are of the `liked` kind."""
     draw = np.random.default_rng(seed)
     words = [f"w{n}" for n in range(300)]
     return [
@@ -36,33 +36,33 @@ def drawn(seed: int, liked: str, number: int = 400) -> list[str]:
 
 @pytest.fixture(scope="module")
 def model() -> ClassifierModel:
-    return train(drawn(0, "good"), drawn(1, "bad"), SMALL)
+    return train(draw_texts(0, "good"), draw_texts(1, "bad"), SMALL)
 
 
-def test_it_tells_apart_texts_that_it_did_not_see(model):
-    good = model.score(drawn(2, "good"), ["en"] * 400)
-    bad = model.score(drawn(3, "bad"), ["en"] * 400)
+def test_a_classifier_separates_unseen_texts(model):
+    good = model.score(draw_texts(2, "good"), ["en"] * 400)
+    bad = model.score(draw_texts(3, "bad"), ["en"] * 400)
     labels = np.repeat([True, False], 400)
     assert compute_area(np.concatenate([good, bad]), labels) > 0.85
     assert model.facts["auc"] > 0.85
-    assert model.facts["measured_texts"] < 200  # a half of a fifth of 800, or so
+    assert model.facts["measured_texts"] < 200  # about half of a fifth of 800
 
 
-def test_a_probability_comes_true_as_often_as_it_says():
-    # A third of the texts about y are positives: nothing in them tells.
-    mixed = drawn(0, "x", 4000) + drawn(1, "y", 2000)
-    model = train(mixed, drawn(2, "y", 4000), Learning(buckets_log2=16, held_out=0.5))
+def test_probabilities_are_calibrated():
+    # A third of the texts about y are positives, and nothing in them distinguishes those.
+    mixed = draw_texts(0, "x", 4000) + draw_texts(1, "y", 2000)
+    model = train(mixed, draw_texts(2, "y", 4000), Learning(buckets_log2=16, held_out=0.5))
     curve = model.facts["reliability"]
-    assert sum(each["texts"] for each in curve) == model.facts["measured_texts"] > 2000
-    gaps = [each["texts"] * abs(each["predicted"] - each["observed"]) for each in curve]
+    assert sum(bucket["texts"] for bucket in curve) == model.facts["measured_texts"] > 2000
+    gaps = [bin["texts"] * abs(bin["predicted"] - bin["observed"]) for bin in curve]
     assert sum(gaps) / model.facts["measured_texts"] < 0.1
 
 
 def test_the_same_texts_and_seed_give_the_same_bytes(model, tmp_path):
-    again = train(drawn(0, "good"), drawn(1, "bad"), SMALL)
+    again = train(draw_texts(0, "good"), draw_texts(1, "bad"), SMALL)
     model.save(str(tmp_path / "one")), again.save(str(tmp_path / "two"))
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
-    other = train(drawn(0, "good"), drawn(1, "bad"), Learning(buckets_log2=16, seed=1))
+    other = train(draw_texts(0, "good"), draw_texts(1, "bad"), Learning(buckets_log2=16, seed=1))
     assert not np.array_equal(other.weights_B, model.weights_B)
 
 
@@ -70,7 +70,7 @@ def test_a_saved_model_scores_the_same(model, tmp_path):
     path = str(tmp_path / "classifier.safetensors")
     model.save(path)
     scorer = Classifier(path=path, column="fine")
-    texts = [*drawn(4, "good", 5), "", " "]
+    texts = [*draw_texts(4, "good", 5), "", " "]
     found = scorer.score(texts, ["en"] * 7)
     assert np.array_equal(found, model.score(texts, ["en"] * 7), equal_nan=True)
     assert np.isnan(found[5:]).all() and (found[:5] == np.round(found[:5], 4)).all()
@@ -101,7 +101,7 @@ def test_the_order_of_words_counts_with_n_grams_of_two():
 def test_the_evidence_of_a_text_by_hand():
     features = extract_features(["a b a", ""], ["", ""])
     weights = learn(features, np.array([True, False]), 2**16, 1, 1, 1.0, 0)
-    # One step from 0: error -1/2 and squares 1 + 1/4 for b, then twice for a.
+    # One step from 0: the error is -1/2, the squares are 1 + 1/4 for b, then twice for a.
     b = 0.5 / math.sqrt(1.25)
     a = 0.5 / math.sqrt(1.25) + 0.5 / math.sqrt(1.5)
     found = compute_evidence(features, weights, 1)
@@ -116,10 +116,10 @@ def test_the_area_under_the_curve_by_hand():
     assert compute_area(np.array([1, 0, 1, 0.0]), labels) == 1
 
 
-def test_what_a_threshold_keeps_by_hand():
+def test_texts_kept_at_a_threshold_by_hand():
     scores = np.array([0.95, 0.85, 0.3, 0.05])
     labels = np.array([True, False, True, False])
-    table = {each.least: each for each in measure_at_thresholds(scores, labels)}
+    table = {row.least: row for row in measure_at_thresholds(scores, labels)}
     assert tuple(table[0.2]) == (0.2, pytest.approx(2 / 3), 1.0, 0.75)
     assert tuple(table[0.9]) == (0.9, 1.0, 0.5, 0.25)
 
@@ -127,7 +127,7 @@ def test_what_a_threshold_keeps_by_hand():
 def test_the_reliability_curve_by_hand():
     scores = np.array([0.02, 0.04, 0.95, 1.0, 1.0])
     found = compute_reliability(scores, np.array([False, True, True, True, False]))
-    assert [tuple(each) for each in found] == [
+    assert [tuple(row) for row in found] == [
         (0.03, 0.5, 2),
         (pytest.approx(2.95 / 3), pytest.approx(2 / 3), 3),
     ]

@@ -28,7 +28,7 @@ def test_the_curve_is_drawn_at_its_points():
     assert np.array_equal(drawn, [[0.05, 0.1], [0.92, 0.9]])
 
 
-def test_the_page_says_what_the_facts_do():
+def test_the_page_shows_the_facts():
     page = render_classifier_page(FACTS)
     assert "it keeps 75.0% of the wanted ones at 0.5, and 90.0% of what it keeps" in page
     assert "Probabilities are 0.043 off on average" in page  # (30 x .05 + 10 x .02) / 40

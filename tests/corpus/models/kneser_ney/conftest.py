@@ -17,7 +17,7 @@ TEXT = [
 
 
 class Trained:
-    """A model of a few sentences, asked by words."""
+    """A language model of a few sentences, with lookups by word."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Trained:
         return float(self.trie.score(self.stream(line)).sum(dtype=np.float64))
 
     def total(self, context: Sequence[str]) -> float:
-        """Of the probabilities of every word after `context`, which a sentence begins with."""
+        """Return the summed probabilities of all words after `context` at a sentence's start."""
         after = [number for number in range(len(self.vocabulary)) if number != 1]
         streams = [[1, *(self.ids.get(word, 0) for word in context), number] for number in after]
         logs = self.trie.score(np.array(streams, np.uint32).ravel())
@@ -52,11 +52,11 @@ class Trained:
 
 @pytest.fixture(scope="session")
 def trained() -> type[Trained]:
-    """Makes a model: `trained(sentences, order, folder)`."""
+    """Return the class of models: `trained(sentences, order, folder)`."""
     return Trained
 
 
 @pytest.fixture(scope="session")
 def text() -> list[list[str]]:
-    """A few sentences."""
+    """Return a few sentences."""
     return TEXT

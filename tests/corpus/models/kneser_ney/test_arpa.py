@@ -7,7 +7,8 @@ import pytest
 from trainrig.corpus.models.kneser_ney.arpa import read_arpa, write_arpa
 from trainrig.errors import DataError
 
-# As SRILM may write one: no "b c", though "a b c" is there, and `<s>` has a probability of -99.
+# As SRILM may write one: there is no "b c", though "a b c" exists, and `<s>` has a probability of
+# -99.
 SPARSE = r"""
 written by another tool
 
@@ -37,7 +38,7 @@ ngram 3=1
 
 
 @pytest.mark.parametrize("name", ["model.arpa", "model.arpa.gz"])
-def test_what_is_written_is_read_back_to_the_bit(tmp_path, trained, text, name):
+def test_a_written_model_is_read_back_bit_exactly(tmp_path, trained, text, name):
     model = trained(text, 4, tmp_path)
     path = str(tmp_path / name)
     write_arpa(path, model.trie, model.vocabulary)
@@ -57,12 +58,13 @@ def test_an_n_gram_left_out_scores_as_backing_off_gives(tmp_path):
     stream = np.array(
         [ids[word] for word in ("<s>", "a", "b", "c", "</s>", "<s>", "b", "c")], np.uint32
     )
-    # b c is the word c and the back-off of b; </s> after "a b c" is the bigram "c </s>".
+    # "b c" scores as the word c plus the back-off of b. </s> after "a b c" scores as the
+    # bigram "c </s>".
     expected = [0, -0.4, -0.1 - 0.3, -0.05, -0.2, 0, -0.5 - 0.8, -0.125 - 0.9]
     assert trie.score(stream) == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_packed_file_is_known_by_its_bytes(tmp_path):
+def test_a_compressed_file_is_recognised_by_its_bytes(tmp_path):
     path = tmp_path / "sparse.arpa"
     path.write_bytes(gzip.compress(SPARSE.encode()))
     assert read_arpa(str(path))[1][3:] == ["a", "b", "c"]

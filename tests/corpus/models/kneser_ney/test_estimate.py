@@ -20,7 +20,7 @@ Gram = tuple[str, ...]
 
 
 class Twin:
-    """Modified Kneser-Ney smoothing by dictionaries, from the formulas, and slowly."""
+    """A slow reference of modified Kneser-Ney smoothing by dictionaries, from the formulas."""
 
     def __init__(self, sentences: list[list[str]], order: int) -> None:
         self.order = order
@@ -49,7 +49,10 @@ class Twin:
         return found if all(0 <= d <= k for k, d in enumerate(found, 1)) else FALLBACK
 
     def probability(self, word: str, context: Gram) -> float:
-        """p(word | context), of fewer than `order` words."""
+        """Return p(word.
+
+        context) for a context of fewer than `order` words.
+        """
         below = self.probability(word, context[1:]) if context else 1 / len(self.vocabulary)
         discount = self.discounts[len(context)]
         followers = [count for gram, count in self.counts.items() if gram[:-1] == context and count]
@@ -61,7 +64,7 @@ class Twin:
         return (own + taken * below) / sum(followers)
 
     def score(self, words: list[str]) -> float:
-        """log10 of the probability of a sentence."""
+        """Return log10 of the probability of a sentence."""
         padded = ("<s>", *words, "</s>")
         return sum(
             math.log10(self.probability(padded[end], padded[max(0, end - self.order + 1) : end]))
@@ -80,7 +83,7 @@ def test_probabilities_after_any_context_sum_to_one(
 
 @given(sentences, st.lists(st.sampled_from("abcdez"), max_size=6), st.integers(1, 3))
 @settings(max_examples=60, deadline=None)
-def test_they_sum_to_one_when_rare_n_grams_are_left_out(
+def test_probabilities_sum_to_one_without_rare_n_grams(
     tmp_path_factory, trained, text, context, least
 ):
     model = trained(text, 4, tmp_path_factory.mktemp("counts"), [1, 1, least, least + 1])
@@ -88,7 +91,7 @@ def test_they_sum_to_one_when_rare_n_grams_are_left_out(
 
 
 @given(sentences, st.lists(st.sampled_from("abcdez"), max_size=6), st.integers(1, 4))
-@example([[], list("abdbab"), list("acdbab"), list("acdbab")], [], 2)  # a discount of 0
+@example([[], list("abdbab"), list("acdbab"), list("acdbab")], [], 2)  # gives a discount of 0
 @settings(max_examples=60, deadline=None)
 def test_a_sentence_scores_as_by_the_formulas(tmp_path_factory, trained, text, sentence, order):
     model = trained(text, order, tmp_path_factory.mktemp("counts"))
@@ -97,9 +100,9 @@ def test_a_sentence_scores_as_by_the_formulas(tmp_path_factory, trained, text, s
 
 
 def test_two_sentences_worked_by_hand(tmp_path, trained):
-    # "a" and "b a", order 2. Adjusted counts: a 2 (after <s> and b), b 1, </s> 1, of 4 in all; the
-    # discounts are the fallback's. p(a) = (2 - 1)/4 + (1 + .5 + .5)/4 · 1/4, as there are <unk>, a,
-    # b and </s>. Bigrams: <s> a 1, <s> b 1, a </s> 2, b a 1.
+    # The sentences are "a" and "b a", the order is 2. Adjusted counts: a 2 (after <s> and b), b 1,
+    # </s> 1, of 4 in all. The discounts are the fallback's. p(a) = (2 - 1)/4 + (1 + .5 + .5)/4 ·
+    # 1/4, for the four words <unk>, a, b and </s>. Bigrams: <s> a 1, <s> b 1, a </s> 2, b a 1.
     model = trained([["a"], ["b", "a"]], 2, tmp_path)
     p_a = 1 / 4 + 2 / 4 / 4
     p_end = 0.5 / 4 + 2 / 4 / 4
@@ -133,7 +136,7 @@ def test_sentences_in_any_order_give_the_same_model(tmp_path, trained, text):
     assert all(np.array_equal(a, b) for a, b in zip(one.trie, other.trie, strict=True))
 
 
-def test_an_order_without_discounts_of_its_own_is_told(tmp_path, trained, text):
+def test_an_order_without_its_own_discounts_is_reported(tmp_path, trained, text):
     assert trained(text, 2, tmp_path).estimated.fallback == [1, 2]
 
 
@@ -155,13 +158,14 @@ def test_lmplz_estimates_the_same(tmp_path, trained, rare):
     subprocess.run(command, check=True, capture_output=True)
     model = trained([line for line in text if line], 4, tmp_path, [count + 1 for count in rare])
     write_arpa(str(tmp_path / "ours.arpa"), model.trie, model.vocabulary)
-    ours, theirs = table(tmp_path / "ours.arpa"), table(tmp_path / "theirs.arpa")
+    ours = table(tmp_path / "ours.arpa")
+    theirs = table(tmp_path / "theirs.arpa")
     assert ours.keys() == theirs.keys()
     gap = max(abs(a - b) for key in ours for a, b in zip(ours[key], theirs[key], strict=True))
     assert gap < 2e-6
 
 
-def test_kenlm_scores_what_we_write_as_we_do(tmp_path, trained, text):
+def test_kenlm_gives_a_written_model_the_same_scores(tmp_path, trained, text):
     kenlm = pytest.importorskip("kenlm", reason="the package kenlm is not installed")
     model = trained(text, 4, tmp_path)
     path = str(tmp_path / "ours.arpa")

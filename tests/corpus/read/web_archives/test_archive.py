@@ -1,4 +1,4 @@
-"""Archives in pieces: wherever they are cut, and whatever is wrong with them."""
+"""Archives read in pieces, wherever they are cut and however they are damaged."""
 
 import gzip
 import io
@@ -32,7 +32,7 @@ def arc_record(body: bytes, length: int | None = None) -> bytes:
     return f"http://a.org/ 1.2.3.4 20080430204825 text/html {length}\n".encode() + block + b"\n"
 
 
-def flipped(data: bytes, at: int) -> bytes:
+def flip_byte(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
 
 
@@ -76,15 +76,16 @@ ARC_PARTS = [
 ]
 
 
-def archives(parts: list[bytes]) -> st.SearchStrategy[bytes]:
-    """Plain archives, and packed ones with a member for one record, for some, or for all."""
+def make_archives(parts: list[bytes]) -> st.SearchStrategy[bytes]:
+    """Return plain archives, and compressed ones with a member for one, some or all records."""
     records = st.lists(st.sampled_from(parts), min_size=1, max_size=8)
     together = st.lists(st.integers(1, 4), min_size=8, max_size=8)
-    return st.one_of(records.map(b"".join), st.builds(packed, records, together))
+    return st.one_of(records.map(b"".join), st.builds(compress, records, together))
 
 
-def packed(records: list[bytes], together: list[int]) -> bytes:
-    members, rest = b"", list(records)
+def compress(records: list[bytes], together: list[int]) -> bytes:
+    members = b""
+    rest = list(records)
     for count in together:
         members += gzip.compress(b"".join(rest[:count]), mtime=0) if rest else b""
         rest = rest[count:]
@@ -102,8 +103,8 @@ cuts = st.lists(st.integers(0), min_size=1, max_size=6)
 )
 @settings(max_examples=400)
 @given(data=st.data(), damage=damage, cut_off=st.integers(0), cuts=cuts)
-def test_pieces_give_what_the_file_gives_at_once(grammar, parts, data, damage, cut_off, cuts):
-    whole = bytearray(data.draw(archives(parts)))
+def test_pieces_give_the_same_pages_as_the_file(grammar, parts, data, damage, cut_off, cuts):
+    whole = bytearray(data.draw(make_archives(parts)))
     for at, patch in damage:
         whole[at % len(whole) : at % len(whole) + len(patch)] = patch
     broken = bytes(whole[: max(1, len(whole) - cut_off % len(whole))])
@@ -111,11 +112,15 @@ def test_pieces_give_what_the_file_gives_at_once(grammar, parts, data, damage, c
     assert read_in_pieces(bytes(whole), grammar, cuts) == read_whole(bytes(whole), grammar)
 
 
-A, B, C = warc_record(NOISE[:200]), warc_record(NOISE[200:500]), warc_record(b"c" * 100)
-LONG, SHORT = warc_record(b"b" * 300, length=400), warc_record(b"b" * 300, length=100)
-MISSING = warc_record(b"b" * 300, length=10_000)  # promises more than the file has
-GZ_A, GZ_B, GZ_C = (gzip.compress(each, mtime=0) for each in (A, B, C))
-OLD, OLD_LONG = arc_record(b"a" * 200), arc_record(b"b" * 200, length=300)
+A = warc_record(NOISE[:200])
+B = warc_record(NOISE[200:500])
+C = warc_record(b"c" * 100)
+LONG = warc_record(b"b" * 300, length=400)
+SHORT = warc_record(b"b" * 300, length=100)
+MISSING = warc_record(b"b" * 300, length=10_000)  # declares more bytes than the file has
+GZ_A, GZ_B, GZ_C = (gzip.compress(member, mtime=0) for member in (A, B, C))
+OLD = arc_record(b"a" * 200)
+OLD_LONG = arc_record(b"b" * 200, length=300)
 
 
 @pytest.mark.parametrize(
@@ -129,9 +134,9 @@ OLD, OLD_LONG = arc_record(b"a" * 200), arc_record(b"b" * 200, length=300)
         (warc.GRAMMAR, A + B + C[:8], ["truncated"]),
         (warc.GRAMMAR, b"before\n" + A + B, ["not_a_record"]),
         (warc.GRAMMAR, A + warc_record(b"").rstrip() + b"\r\n" + C, ["bad_head"]),
-        (warc.GRAMMAR, GZ_A + flipped(GZ_B, 150) + GZ_C, ["damaged_gzip"]),
-        (warc.GRAMMAR, GZ_A + flipped(GZ_B, len(GZ_B) - 6) + GZ_C, ["damaged_gzip"]),
-        (warc.GRAMMAR, GZ_A + flipped(GZ_B, 1) + GZ_C, ["damaged_gzip"]),
+        (warc.GRAMMAR, GZ_A + flip_byte(GZ_B, 150) + GZ_C, ["damaged_gzip"]),
+        (warc.GRAMMAR, GZ_A + flip_byte(GZ_B, len(GZ_B) - 6) + GZ_C, ["damaged_gzip"]),
+        (warc.GRAMMAR, GZ_A + flip_byte(GZ_B, 1) + GZ_C, ["damaged_gzip"]),
         (warc.GRAMMAR, GZ_A + bytes(90) + GZ_C, ["damaged_gzip"]),
         (warc.GRAMMAR, GZ_A + gzip.compress(b"text") + GZ_C, ["not_a_record"]),
         (warc.GRAMMAR, GZ_A + gzip.compress(b"") + gzip.compress(b"\r\n") + GZ_C, []),
@@ -157,14 +162,14 @@ def test_damage_is_counted_once_wherever_the_file_is_cut(
 ):
     monkeypatch.setattr(archive, "LOOK_BACK", look_back)
     whole = read_whole(data, grammar)
-    assert [each.reason for each in whole if isinstance(each, Unreadable)] == reasons
+    assert [page.reason for page in whole if isinstance(page, Unreadable)] == reasons
     assert isinstance(whole[-1], RawPage) or reasons == ["truncated"] or "wrong" in reasons[0]
     for cut in range(1, len(data)):
         assert read_in_pieces(data, grammar, [cut - 1]) == whole, cut
 
 
 def test_members_are_found_across_the_blocks_of_the_search(monkeypatch: pytest.MonkeyPatch):
-    data = GZ_A + flipped(GZ_B, 150) + GZ_C
+    data = GZ_A + flip_byte(GZ_B, 150) + GZ_C
     whole = read_whole(data, warc.GRAMMAR)
     for size in range(1, 9):
         monkeypatch.setattr(members, "_SEARCH_BLOCK", size)
@@ -172,8 +177,8 @@ def test_members_are_found_across_the_blocks_of_the_search(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("pack", [bytes, lambda data: gzip.compress(data, 0, mtime=0)])
-def test_an_archive_within_a_page_is_no_place_to_begin(pack: Callable[[bytes], bytes]):
-    # Level 0 stores what it packs: the members inside are seen from outside.
+def test_a_piece_does_not_begin_inside_an_embedded_archive(pack: Callable[[bytes], bytes]):
+    # Level 0 stores the data uncompressed, so the inner members are visible from outside.
     inside = b"".join(map(pack, [A, B, C]))
     data = b"".join(map(pack, [A, warc_record(inside), C]))
     whole = read_whole(data, warc.GRAMMAR)
@@ -182,12 +187,12 @@ def test_an_archive_within_a_page_is_no_place_to_begin(pack: Callable[[bytes], b
         assert read_in_pieces(data, warc.GRAMMAR, [cut - 1]) == whole, cut
 
 
-def test_looking_back_is_what_tells_an_archive_within_a_page(no_look_back: None):
+def test_looking_back_detects_an_embedded_archive(no_look_back: None):
     data = A + warc_record(A + B + C) + C
     assert len(read_in_pieces(data, warc.GRAMMAR, [len(A) + 100])) > 3
 
 
-def test_each_member_of_a_record_is_told_from_one_stream():
+def test_one_member_per_record_is_distinguished_from_one_stream():
     def of_members(data: bytes) -> bool:
         return is_compressed_by_record(io.BytesIO(data), warc.GRAMMAR)
 
@@ -209,7 +214,7 @@ def test_each_member_of_a_record_is_told_from_one_stream():
         ("whirlwind.warc.wet.gz", 1, {}),
     ],
 )
-def test_real_archives_give_in_pieces_what_they_give_at_once(
+def test_real_archives_give_the_same_pages_in_pieces(
     monkeypatch: pytest.MonkeyPatch,
     test_data: Path,
     name: str,
@@ -220,19 +225,19 @@ def test_real_archives_give_in_pieces_what_they_give_at_once(
     data = (test_data / "archives" / name).read_bytes()
     grammar = arc.GRAMMAR if ".arc" in name else warc.GRAMMAR
     whole = read_whole(data, grammar)
-    assert sum(isinstance(each, RawPage) for each in whole) == pages
-    assert Counter(each.reason for each in whole if isinstance(each, Unreadable)) == reasons
+    assert sum(isinstance(page, RawPage) for page in whole) == pages
+    assert Counter(page.reason for page in whole if isinstance(page, Unreadable)) == reasons
     cuts = random.Random(name).choices(range(len(data)), k=20)
     assert read_in_pieces(data, grammar, cuts) == whole
     for _ in range(5):
         cut_and_damaged = data[: random.Random(name).randrange(len(data))]
-        cut_and_damaged = flipped(cut_and_damaged, len(cut_and_damaged) // 2)
+        cut_and_damaged = flip_byte(cut_and_damaged, len(cut_and_damaged) // 2)
         whole = read_whole(cut_and_damaged, grammar)
         assert read_in_pieces(cut_and_damaged, grammar, cuts) == whole
 
 
 @pytest.mark.data
-def test_an_old_archive_gives_what_its_newer_twin_gives(test_data: Path):
+def test_an_arc_archive_gives_the_same_pages_as_its_warc_twin(test_data: Path):
     old = (test_data / "archives/aut-example.arc.gz").read_bytes()
     new = (test_data / "archives/aut-example.warc.gz").read_bytes()
     assert read_pages(old, arc.GRAMMAR) == read_pages(new, warc.GRAMMAR)

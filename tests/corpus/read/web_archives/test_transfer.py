@@ -60,7 +60,8 @@ def test_codings_are_undone_from_the_last_to_the_first():
 
 @given(st.binary(max_size=300), st.lists(st.integers(1, 20)))
 def test_chunks_of_any_size_are_joined(body, sizes):
-    chunked, rest = b"", body
+    chunked = b""
+    rest = body
     for size in [*sizes, len(body)]:
         if rest:
             chunked += b"%x\r\n%s\r\n" % (len(rest[:size]), rest[:size])
@@ -68,7 +69,7 @@ def test_chunks_of_any_size_are_joined(body, sizes):
     assert unpack(chunked + b"0\r\n\r\n", "chunked", "", LIMIT) == body
 
 
-def test_a_name_that_is_no_compression_is_ignored():
+def test_an_unknown_compression_is_ignored():
     assert unpack(b"text", "", "utf-8", LIMIT) == b"text"
 
 
@@ -84,19 +85,21 @@ def test_any_bytes_are_unpacked_or_refused(coding, body):
 PAGE = b"<html><body>" + b"<p>The mill stands by the river." * 20
 
 
-# But bare deflate, of which no byte tells that it is there.
-@pytest.mark.parametrize(("coding", "pack"), [each for each in PACKERS if each[1] != bare_deflate])
+# Bare deflate is excluded, because no byte identifies it.
+@pytest.mark.parametrize(
+    ("coding", "pack"), [packer for packer in PACKERS if packer[1] != bare_deflate]
+)
 def test_a_body_that_was_packed_twice_is_unpacked_twice(coding, pack):
     assert unpack(pack(pack(PAGE)), "", coding, LIMIT) == PAGE
 
 
 @pytest.mark.parametrize("coding", ["", "gzip"])
-def test_a_packed_body_is_unpacked_whatever_its_header_says(coding):
+def test_a_compressed_body_is_decompressed_whatever_its_header(coding):
     assert unpack(gzip.compress(PAGE), "", coding, LIMIT) == PAGE
     assert unpack(gzip.compress(gzip.compress(PAGE)), "", coding, LIMIT) == PAGE
 
 
-def test_layers_that_headers_do_not_tell_of_are_bounded_in_number_and_size():
+def test_undeclared_layers_are_bounded_in_number_and_size():
     body = PAGE
     for _ in range(6):
         body = gzip.compress(body)

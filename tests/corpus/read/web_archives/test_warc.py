@@ -64,8 +64,8 @@ def ok(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
 
 
-def packed(*records: bytes) -> bytes:
-    return b"".join(gzip.compress(each) for each in records)
+def compress(*records: bytes) -> bytes:
+    return b"".join(gzip.compress(record) for record in records)
 
 
 def read(folder: Path, data: bytes) -> list[RawPage | Unreadable]:
@@ -74,15 +74,15 @@ def read(folder: Path, data: bytes) -> list[RawPage | Unreadable]:
     return list(read_warc(str(path)))
 
 
-def outcome(found: list[RawPage | Unreadable]) -> list[bytes | str]:
-    return [each.body if isinstance(each, RawPage) else each.reason for each in found]
+def list_outcomes(found: list[RawPage | Unreadable]) -> list[bytes | str]:
+    return [page.body if isinstance(page, RawPage) else page.reason for page in found]
 
 
 @given(st.lists(pages, min_size=1, max_size=5))
 @example([replace(PAGE, url="http://example.org/日本語?q=é&x=<y>")])
 @example([replace(PAGE, body=b"\r\n\r\nWARC/1.0\r\nWARC-Type: response\r\n\r\n")])
 @example([replace(PAGE, body=b"\x1f\x8b\x08")])
-def test_what_is_written_is_read_back(folder: Path, written: list[RawPage]) -> None:
+def test_written_archives_are_read_back(folder: Path, written: list[RawPage]) -> None:
     path = str(folder / "round.warc.gz")
     write_warc(path, written)
     assert list(read_warc(path)) == written
@@ -99,7 +99,7 @@ def test_no_gzip_member_carries_a_time(tmp_path: Path) -> None:
     assert (tmp_path / "a.warc.gz").read_bytes()[4:8] == bytes(4)
 
 
-def test_each_page_has_a_gzip_member_and_an_id_of_its_own(tmp_path: Path) -> None:
+def test_each_page_has_its_own_gzip_member_and_id(tmp_path: Path) -> None:
     path = tmp_path / "a.warc.gz"
     write_warc(str(path), [PAGE, replace(PAGE, body=b"other")])
     with path.open("rb") as stream:
@@ -143,20 +143,20 @@ def test_a_page_that_fits_no_header_line_is_refused_and_leaves_no_file(
         (ok(gzip.compress(bytes(LARGEST_BODY + 1)), "Content-Encoding: gzip"), "too_large"),
     ],
 )
-def test_a_response_gives_its_body_or_the_reason_why_not(
+def test_a_response_gives_its_body_or_a_reason(
     tmp_path: Path, block: bytes, expected: bytes | str
 ) -> None:
-    assert outcome(read(tmp_path, record(block))) == [expected]
+    assert list_outcomes(read(tmp_path, record(block))) == [expected]
 
 
 @pytest.mark.parametrize("kind", ["warcinfo", "request", "metadata"])
 def test_ordinary_records_pass_in_silence(tmp_path: Path, kind: str) -> None:
-    assert outcome(read(tmp_path, record(b"x", kind=kind) + record(ok(b"page")))) == [b"page"]
+    assert list_outcomes(read(tmp_path, record(b"x", kind=kind) + record(ok(b"page")))) == [b"page"]
 
 
 @pytest.mark.parametrize("kind", ["revisit", "continuation"])
 def test_records_that_refer_to_others_are_counted(tmp_path: Path, kind: str) -> None:
-    assert outcome(read(tmp_path, record(ok(b""), kind=kind))) == [kind]
+    assert list_outcomes(read(tmp_path, record(ok(b""), kind=kind))) == [kind]
 
 
 def test_a_resource_has_its_type_from_the_record(tmp_path: Path) -> None:
@@ -169,23 +169,25 @@ def test_a_resource_has_its_type_from_the_record(tmp_path: Path) -> None:
 
 def test_a_dns_answer_is_no_page(tmp_path: Path) -> None:
     data = record(b"1.2.3.4", url="dns:example.org", content_type="text/dns")
-    assert outcome(read(tmp_path, data)) == ["not_a_page"]
+    assert list_outcomes(read(tmp_path, data)) == ["not_a_page"]
 
 
-def test_a_field_goes_on_in_lines_that_begin_with_a_space(tmp_path: Path) -> None:
+def test_a_field_continues_in_lines_that_begin_with_a_space(tmp_path: Path) -> None:
     data = record(ok(b""), url="http://example.org/a\r\n\tb\r\n  c")
     (page,) = read(tmp_path, data)
     assert isinstance(page, RawPage)
     assert page.url == "http://example.org/a b c"
 
 
-def test_angle_brackets_around_a_url_are_none_of_it(tmp_path: Path) -> None:
+def test_angle_brackets_around_a_url_are_removed(tmp_path: Path) -> None:
     (page,) = read(tmp_path, record(ok(b""), url="<http://example.org/a>"))
     assert isinstance(page, RawPage)
     assert page.url == "http://example.org/a"
 
 
-A, B, C = record(ok(b"a" * 1_000)), record(ok(NOISE)), record(ok(b"c" * 1_000))
+A = record(ok(b"a" * 1_000))
+B = record(ok(NOISE))
+C = record(ok(b"c" * 1_000))
 WRONG = record(ok(b"b" * 1_000), length=500)
 TOO_LONG = record(ok(b"b" * 1_000), length=1_200)
 GZIP_B = bytearray(gzip.compress(B))
@@ -199,24 +201,24 @@ GZIP_B_HEAD[200] ^= 0xFF
     [
         (b"no record\n" + A, ["not_a_record", b"a" * 1_000]),
         ((A + B)[:-1_000], [b"a" * 1_000, "truncated"]),
-        (packed(A, B)[:-1_000], [b"a" * 1_000, "truncated"]),
+        (compress(A, B)[:-1_000], [b"a" * 1_000, "truncated"]),
         (A + WRONG + C, [b"a" * 1_000, "wrong_content_length", b"c" * 1_000]),
-        (packed(A, WRONG, C), [b"a" * 1_000, "wrong_content_length", b"c" * 1_000]),
-        (packed(A, TOO_LONG, C), [b"a" * 1_000, "wrong_content_length", b"c" * 1_000]),
+        (compress(A, WRONG, C), [b"a" * 1_000, "wrong_content_length", b"c" * 1_000]),
+        (compress(A, TOO_LONG, C), [b"a" * 1_000, "wrong_content_length", b"c" * 1_000]),
         (
-            packed(A, record(ok(b""), length="many"), C),
+            compress(A, record(ok(b""), length="many"), C),
             [b"a" * 1_000, "wrong_content_length", b"c" * 1_000],
         ),
-        (packed(A) + GZIP_B + packed(C), [b"a" * 1_000, "damaged_gzip", b"c" * 1_000]),
-        (packed(A) + GZIP_B_HEAD + packed(C), [b"a" * 1_000, "damaged_gzip", b"c" * 1_000]),
-        (bytes(GZIP_B_HEAD) + packed(C), ["damaged_gzip", b"c" * 1_000]),
-        (packed(A) + b"\0" * 100 + packed(C), [b"a" * 1_000, "damaged_gzip", b"c" * 1_000]),
+        (compress(A) + GZIP_B + compress(C), [b"a" * 1_000, "damaged_gzip", b"c" * 1_000]),
+        (compress(A) + GZIP_B_HEAD + compress(C), [b"a" * 1_000, "damaged_gzip", b"c" * 1_000]),
+        (bytes(GZIP_B_HEAD) + compress(C), ["damaged_gzip", b"c" * 1_000]),
+        (compress(A) + b"\0" * 100 + compress(C), [b"a" * 1_000, "damaged_gzip", b"c" * 1_000]),
     ],
 )
-def test_damage_costs_one_record_and_reading_goes_on_after_it(
+def test_damage_loses_one_record_and_reading_continues(
     tmp_path: Path, data: bytes, expected: list[bytes | str]
 ) -> None:
-    assert outcome(read(tmp_path, data)) == expected
+    assert list_outcomes(read(tmp_path, data)) == expected
 
 
 @pytest.mark.parametrize(
@@ -227,15 +229,15 @@ def test_a_file_without_a_record_is_not_an_archive(tmp_path: Path, data: bytes) 
 
 
 def test_where_names_the_byte_of_the_record_and_no_folder(tmp_path: Path) -> None:
-    data = packed(A, record(ok(b"", status="500 Oh")))
+    data = compress(A, record(ok(b"", status="500 Oh")))
     found = read(tmp_path, data)[1]
     assert isinstance(found, Unreadable)
     assert found.reason == "not_http_200"
-    assert found.where == f"some.warc: record at byte {len(packed(A))}"
+    assert found.where == f"some.warc: record at byte {len(compress(A))}"
 
 
 @given(
-    st.sampled_from([A + B + C, packed(A, B, C)]),
+    st.sampled_from([A + B + C, compress(A, B, C)]),
     st.lists(st.tuples(st.integers(0, 10_000), st.binary(min_size=1, max_size=40)), max_size=4),
     st.integers(0, 10_000),
 )
@@ -250,12 +252,12 @@ def test_no_damage_is_fatal(
 
 
 def test_a_record_is_found_across_the_blocks_of_the_search(tmp_path: Path) -> None:
-    # The wrong length is discovered early; the next record begins at every place near 1 MiB.
+    # The wrong length is discovered early. The next record begins at every offset near 1 MiB.
     for shift in range(-8, 4):
         start = record(ok(b"b" * 2**20), length=100)
         start = record(ok(b"b" * (2**21 + shift - len(start))), length=100)
         assert len(start) == 2**20 + shift
-        assert outcome(read(tmp_path, start + C))[-1] == b"c" * 1_000
+        assert list_outcomes(read(tmp_path, start + C))[-1] == b"c" * 1_000
 
 
 @pytest.fixture
@@ -303,23 +305,24 @@ def test_every_page_of_a_real_crawl_has_the_bytes_of_its_manifest(data: Path) ->
         ("whirlwind.warc.wet.gz", 1, {}),
     ],
 )
-def test_odd_archives_give_what_they_hold(
+def test_odd_archives_give_all_their_pages(
     data: Path, name: str, pages: int, reasons: dict[str, int]
 ) -> None:
     found = list(read_warc(str(data / "archives" / name)))
-    assert sum(isinstance(each, RawPage) for each in found) == pages
-    assert Counter(each.reason for each in found if isinstance(each, Unreadable)) == reasons
+    assert sum(isinstance(page, RawPage) for page in found) == pages
+    assert Counter(page.reason for page in found if isinstance(page, Unreadable)) == reasons
 
 
 def test_a_last_record_cut_anywhere_is_never_lost_in_silence(tmp_path: Path) -> None:
-    first, second = packed(A), packed(C)
-    for kept in range(1, len(second) - 8):  # what follows is gzip's check sum and length
-        whole, *cut = outcome(read(tmp_path, first + second[:kept]))
+    first = compress(A)
+    second = compress(C)
+    for kept in range(1, len(second) - 8):  # the rest is gzip's checksum and length
+        whole, *cut = list_outcomes(read(tmp_path, first + second[:kept]))
         assert whole == b"a" * 1_000
         assert len(cut) == 1, f"{kept} bytes of the record kept"
-        # A header cut in its length can promise less than there was to be.
+        # A header cut in its length can declare less than the original.
         assert cut[0] in ("truncated", "not_http", "unknown_type", b"", b"c" * 1_000)
-    assert outcome(read(tmp_path, first)) == [b"a" * 1_000]
+    assert list_outcomes(read(tmp_path, first)) == [b"a" * 1_000]
 
 
 SOUND = [
@@ -365,12 +368,14 @@ def test_warcio_finds_the_same_bodies(data: Path, name: str) -> None:
     path = str(data / "archives" / name)
     theirs = Counter[bytes]()
     with Path(path).open("rb") as stream:
-        for each in warcio.ArchiveIterator(stream):
-            url = each.rec_headers.get_header("uri" if each.format == "arc" else "WARC-Target-URI")
-            page = each.rec_type in ("response", "resource", "conversion")
-            status = each.http_headers.get_statuscode() if each.http_headers else "200"
+        for record in warcio.ArchiveIterator(stream):
+            url = record.rec_headers.get_header(
+                "uri" if record.format == "arc" else "WARC-Target-URI"
+            )
+            page = record.rec_type in ("response", "resource", "conversion")
+            status = record.http_headers.get_statuscode() if record.http_headers else "200"
             if page and status == "200" and not url.startswith(("dns:", "metadata:")):
-                theirs[hashlib.sha256(each.content_stream().read()).digest()] += 1
+                theirs[hashlib.sha256(record.content_stream().read()).digest()] += 1
     (group,) = cut_pieces(find_files([path]), ReadSettings())
     found = (page for page in read_piece(group[0], ReadSettings()) if isinstance(page, RawPage))
     assert Counter(hashlib.sha256(page.body).digest() for page in found) == theirs

@@ -1,4 +1,4 @@
-"""datatrove's readings against plain Python's; against datatrove itself: benchmarks."""
+"""datatrove's signals compared with plain Python's; benchmarks compare with datatrove."""
 
 import random
 import re
@@ -35,12 +35,14 @@ PIECES = (
 texts = st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
 
 
-def measured(text: str) -> dict[str, float]:
+def measure(text: str) -> dict[str, float]:
     return {name: column[0].item() for name, column in measure_datatrove([text]).items()}
 
 
-def words_of(text: str) -> list[str]:
-    return [token.text for each in load_spacy_words().tokenize(text.split()) for token in each]
+def split_words(text: str) -> list[str]:
+    return [
+        token.text for sentence in load_spacy_words().tokenize(text.split()) for token in sentence
+    ]
 
 
 def duplicates(pieces: list[str]) -> tuple[int, int]:
@@ -54,7 +56,9 @@ def top(words: list[str], n: int) -> int:
 
 
 def repeated(words: list[str], n: int) -> int:
-    seen, characters, first = set(), 0, 0
+    seen = set()
+    characters = 0
+    first = 0
     while first + n <= len(words):
         gram = tuple(words[first : first + n])
         again = gram in seen
@@ -65,13 +69,15 @@ def repeated(words: list[str], n: int) -> int:
 
 
 def assert_equal(text: str) -> None:
-    found, words = measured(text), words_of(text)
+    found = measure(text)
+    words = split_words(text)
     by_text = lambda part: part / len(text)  # noqa: E731
     for n in (2, 3, 4):
         assert found[f"{PREFIX}top_{n}_gram"] == by_text(top(words, n))
     for n in range(5, 11):
         assert found[f"{PREFIX}duplicate_{n}_grams"] == by_text(repeated(words, n))
-    lines, paragraphs = re.split("\n+", text), re.split("\n{2,}", text.strip())
+    lines = re.split("\n+", text)
+    paragraphs = re.split("\n{2,}", text.strip())
     for name, pieces in (("line", lines), ("paragraph", paragraphs)):
         count, characters = duplicates(pieces)
         assert found[f"{PREFIX}duplicate_{name}s"] == count / len(pieces)
@@ -91,7 +97,7 @@ def assert_equal(text: str) -> None:
 
 @pytest.mark.slow
 @given(texts.filter(bool))
-def test_counts_are_those_of_plain_python(text: str):
+def test_counts_equal_plain_python(text: str):
     assert_equal(text)
 
 
@@ -107,7 +113,7 @@ def test_any_text_has_every_column(text: str):
     assert {name: column.dtype for name, column in found.items()} == DATATROVE_SIGNALS
 
 
-def test_empty_and_blank_texts_fall_where_datatroves_do():
+def test_empty_and_blank_texts_are_dropped_where_datatrove_drops_them():
     found = measure_datatrove(["", " \n"])
     assert found[f"{PREFIX}duplicate_lines"][0] == 1.0
     assert found[f"{PREFIX}terminal_lines"].tolist() == [0.0, 0.0]
@@ -115,14 +121,14 @@ def test_empty_and_blank_texts_fall_where_datatroves_do():
 
 
 def test_sentences_are_of_lines_that_stay():
-    found = measured("One two three. Four five six\ntoo short.\nuse cookies or do not use them.")
+    found = measure("One two three. Four five six\ntoo short.\nuse cookies or do not use them.")
     assert (found[f"{PREFIX}c4_sentences"], found[f"{PREFIX}c4_sentences_any_end"]) == (0, 2)
-    assert measured('He said "so it is." Then, well.')[f"{PREFIX}c4_sentences"] == 2
+    assert measure('He said "so it is." Then, well.')[f"{PREFIX}c4_sentences"] == 2
 
 
-def test_a_page_falls_by_lines_that_still_stand():
+def test_a_page_is_dropped_by_its_remaining_lines():
     code = "void main() { return; }\nlorem ipsum dolor."
-    found = measured(code)
-    assert found[f"{PREFIX}curly_brackets"] == 0  # its line has no end mark
+    found = measure(code)
+    assert found[f"{PREFIX}curly_brackets"] == 0  # the line has no end mark
     assert found[f"{PREFIX}curly_brackets_any_end"] == 1
     assert found[f"{PREFIX}lorem_ipsum"] == 1

@@ -1,4 +1,4 @@
-"""The tables over all of Unicode, beside Python asked about each character by itself."""
+"""Character tables over all of Unicode, compared with Python's answer for each character."""
 
 import sys
 
@@ -6,7 +6,7 @@ from trainrig.corpus.signals.text_arrays import characters as module
 from trainrig.corpus.signals.text_arrays.characters import build_character_tables
 
 
-def test_every_character_is_what_python_says_it_is():
+def test_every_character_has_pythons_classes():
     classes, lower = build_character_tables()
     others = [
         hex(code)

@@ -1,4 +1,4 @@
-"""What is asked of gcloud, and what is made of its answers; no Google Cloud is here to ask."""
+"""Calls of gcloud and the handling of its answers, by a stand-in for Google Cloud."""
 
 import json
 import os
@@ -42,7 +42,7 @@ exit $(cat {folder}/status)
 
 @pytest.fixture
 def gcloud(tmp_path, monkeypatch):
-    """A program of that name that answers what is written, and writes down what it was asked."""
+    """Put a stand-in for gcloud on the PATH: prepared answers, recorded arguments."""
     program = tmp_path / "gcloud"
     program.write_text(STAND_IN.format(folder=tmp_path))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)

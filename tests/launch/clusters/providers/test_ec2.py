@@ -1,4 +1,4 @@
-"""Ray's AWS provider and what is around it, against a server that speaks EC2's protocol."""
+"""Ray's AWS provider and trainrig's code around it, with a server of EC2's protocol."""
 
 import datetime
 import re
@@ -19,13 +19,14 @@ from trainrig.launch.clusters.status import read_cluster_status
 from trainrig.launch.clusters.up import bring_up_cluster
 from trainrig.launch.record.run_record import Home
 
-REGION, ELSEWHERE = "us-east-1", "eu-west-1"
+REGION = "us-east-1"
+ELSEWHERE = "eu-west-1"
 QUICK = DeletionTimeouts(total=30.0, between=0.1, settle=0.3)
 
 
 @pytest.fixture
 def account(s3_server, monkeypatch, tmp_path):
-    """An account with what the cluster file names, and nothing running."""
+    """Set up an account with the resources that the cluster file names, and no instances."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
@@ -50,13 +51,14 @@ class Account:
                 iam.create_role(RoleName=role, AssumeRolePolicyDocument="{}")
                 iam.add_role_to_instance_profile(InstanceProfileName=role, RoleName=role)
             except iam.exceptions.EntityAlreadyExistsException:
-                pass  # the server is that of the whole session
+                pass  # the server is shared by the whole session
         profile = iam.get_instance_profile(InstanceProfileName="trainrig-head")
         self.number = profile["InstanceProfile"]["Arn"].split(":")[4]
         (zone_a,) = self.ec2.describe_subnets(
             Filters=[{"Name": "availability-zone", "Values": [f"{REGION}a"]}]
         )["Subnets"]
-        self.subnet, vpc = zone_a["SubnetId"], zone_a["VpcId"]
+        self.subnet = zone_a["SubnetId"]
+        vpc = zone_a["VpcId"]
         self.group = self.ec2.describe_security_groups(
             Filters=[{"Name": "vpc-id", "Values": [vpc]}]
         )["SecurityGroups"][0]["GroupId"]
@@ -67,7 +69,7 @@ class Account:
 
 @pytest.fixture
 def cluster(account, tmp_path):
-    """The file that comes along, with what its user has to put in."""
+    """Return the shipped cluster file with a user's values filled in."""
     text = find_cluster("aws").read_text()
     for pattern, value in (
         ("111122223333", account.number),
@@ -96,7 +98,7 @@ def instances(client):
 
 
 def start_workers(cluster, *pools):
-    """As Ray's autoscaler on the head does; its provider."""
+    """Start workers as Ray's autoscaler on the head does, and return its provider."""
     from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
     from ray.autoscaler._private.commands import _bootstrap_config
 
@@ -122,7 +124,7 @@ def test_spot_nodes_have_their_tags_are_counted_and_are_gone_after_down(account,
     assert datetime.timedelta(hours=23) < left < datetime.timedelta(hours=24)
     seen = read_cluster_status(cluster, home)
     assert seen.nodes == {"cpu": 1, "gpu": 1} and seen.usd > 10 and not seen.runs
-    account.ec2.terminate_instances(InstanceIds=[found["gpu"].id])  # the cloud took it back
+    account.ec2.terminate_instances(InstanceIds=[found["gpu"].id])  # simulates a preemption
     assert provider.non_terminated_nodes({}) == [found["cpu"].id]
     assert read_cluster_status(cluster, home).nodes == {"cpu": 1}
     assert take_down_cluster(cluster, home, print, QUICK) >= 1
@@ -133,7 +135,7 @@ def test_spot_nodes_have_their_tags_are_counted_and_are_gone_after_down(account,
 @pytest.mark.parametrize(
     "regions", [[REGION, ELSEWHERE], pytest.param(None, marks=pytest.mark.chaos)]
 )
-def test_an_orphan_is_seen_in_whichever_region_it_is_and_left_alone(account, cluster, regions):
+def test_an_orphan_is_listed_from_any_region_and_left_alone(account, cluster, regions):
     client = boto3.client("ec2", ELSEWHERE)
     tags = [
         {"Key": "trainrig:cluster", "Value": "aws"},
@@ -177,7 +179,7 @@ def test_a_cluster_with_a_live_run_is_not_taken_down(account, cluster, home):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_read_is_not_zero(cluster, home, monkeypatch):
+def test_an_unreadable_count_is_not_zero(cluster, home, monkeypatch):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
@@ -209,12 +211,12 @@ def test_a_head_that_never_answers_is_given_up_and_ended(account, cluster):
 
 
 @pytest.mark.slow
-def test_nothing_is_rented_with_what_the_file_leaves_to_put_in(account):
+def test_nothing_is_rented_with_unfilled_placeholders(account):
     with pytest.raises(ConfigError, match=r"aws\.yaml:"):
         bring_up_cluster(open_cluster(str(find_cluster("aws"))), print)
 
 
-def test_hours_become_a_time_and_a_time_stays():
+def test_hours_become_a_time_and_a_time_is_kept():
     text = find_cluster("aws").read_text().replace("24h", '"2026-11-30T18:00:00Z"')
     kind = apply_stamp(yaml.safe_load(text), "aws")["available_node_types"]["gpu"]
     tags = {t["Key"]: t["Value"] for t in kind["node_config"]["TagSpecifications"][0]["Tags"]}

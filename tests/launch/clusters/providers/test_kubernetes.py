@@ -1,4 +1,4 @@
-"""What is asked of kubectl, and what is made of its answers; no Kubernetes is here to ask."""
+"""Calls of kubectl and the handling of its answers, by a stand-in for Kubernetes."""
 
 import json
 import os
@@ -45,7 +45,7 @@ exit $(cat {folder}/status)
 
 @pytest.fixture
 def kubectl(tmp_path, monkeypatch):
-    """A program of that name that answers what is written, and writes down what it was asked."""
+    """Put a stand-in for kubectl on the PATH: prepared answers, recorded arguments."""
     program = tmp_path / "kubectl"
     program.write_text(STAND_IN.format(folder=tmp_path))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
@@ -65,14 +65,14 @@ def test_pods_of_a_cluster_count_as_they_may_outlive_it(kubectl: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["kuberay/raycluster", "kuberay/rayjob"])
-def test_the_pods_of_each_file_that_comes_along_say_whose_they_are(name: str) -> None:
+def test_the_pods_of_each_shipped_file_name_their_cluster(name: str) -> None:
     cluster = open_cluster(name)
     for document in yaml.safe_load_all(render_documents(cluster)):
         if document["apiVersion"].startswith("ray.io/"):
             spec = document["spec"].get("rayClusterSpec") or document["spec"]
             groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
             labels = [group["template"]["metadata"]["labels"] for group in groups]
-            assert {each["trainrig.io/cluster"] for each in labels} == {cluster.name}
+            assert {label["trainrig.io/cluster"] for label in labels} == {cluster.name}
             until = document["metadata"]["annotations"]["trainrig.io/expires"]
             assert read_time(until) is not None
 
@@ -95,7 +95,7 @@ def test_an_answer_that_failed_is_no_empty_list(kubectl: Path) -> None:
         Kubernetes("default").machines("trainrig")
 
 
-def test_up_waits_for_the_head_and_makes_no_token_beside_the_secret(
+def test_up_waits_for_the_head_and_makes_no_token_besides_the_secret(
     kubectl: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(kubectl))
@@ -127,7 +127,7 @@ def test_up_waits_for_the_head_and_makes_no_token_beside_the_secret(
     assert not (kubectl / ".ray" / "auth_token").exists()
 
 
-def test_without_kubectl_one_line_says_what_is_missing(monkeypatch, tmp_path) -> None:
+def test_without_kubectl_one_line_names_it(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="kubectl: not installed on this machine"):
         Kubernetes("default").machines("trainrig")

@@ -25,5 +25,5 @@ def test_the_time_of_a_tag_is_read_as_either_cloud_writes_it(written, time):
     ("expires", "expired"),
     [("2020-01-01T00:00:00Z", True), ("2999-01-01t00-00-00z", False), ("24h", False), ("", False)],
 )
-def test_only_what_has_a_time_expires(expires, expired):
+def test_only_machines_with_a_time_expire(expires, expired):
     assert CloudMachine("i-1", "instance", "aws", "running", expires=expires).expired == expired

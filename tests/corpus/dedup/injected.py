@@ -1,11 +1,11 @@
-"""Signatures with planted duplicates, as many as asked for, and which of them should fall.
+"""Signatures with any number of injected duplicates, and which of them should be removed.
 
-Made without a text: sets of random shingles, of which some are another's with a few exchanged, and
-band keys that two documents share as often as theirs would (Broder 1997).
+No texts are made: there are sets of random shingles, some of which copy another with a few
+exchanged, and band keys that two documents share as often as such sets would (Broder 1997).
 
-Ten splits hold as many families as one holds places, half of which are taken by documents that
-nothing is like. Of a family each split has a member: the first, which stays; four that have 1 to 4
-of its 24 shingles exchanged (similarities .92, .85, .78, .71); a copy; four strangers.
+Ten splits have as many families as one split has documents, half of which are unrelated to any
+other. Each split has one member of a family: the first, which stays; four with 1 to 4 of its 24
+shingles exchanged (similarities .92, .85, .78, .71); a copy; four unrelated documents.
 """
 
 from dataclasses import dataclass
@@ -19,25 +19,25 @@ from trainrig.corpus.dedup.pairs.document_reference import SplitIndex, format_id
 from trainrig.corpus.dedup.signatures.minhash import MinHash
 from trainrig.corpus.dedup.signatures.signature_file import save_columns
 
-SHINGLES = 24  # a document
+SHINGLES = 24  # shingles of a document
 MEMBERS = 10
-COPY = 5  # which of the members
+COPY = 5  # the number of the member that is a copy
 
 
 @dataclass(frozen=True)
-class Planted:
-    """The files, and of each document whether it should fall."""
+class Injected:
+    """The files, and for each document whether it should be removed."""
 
     split_indexes: list[SplitIndex]
     falls: NDArray[np.bool_]
 
 
-def plant(folder: Path, documents: int, minhash: MinHash, splits: int) -> Planted:
-    """Files of `documents` in `splits` of one size."""
+def write_documents(folder: Path, documents: int, minhash: MinHash, splits: int) -> Injected:
+    """Write `documents` documents in `splits` files of equal size."""
     for part in ("documents", "signatures", "pairs"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     made = [_split(folder, number, documents // splits, minhash) for number in range(splits)]
-    return Planted(
+    return Injected(
         [split_index for split_index, _ in made], np.concatenate([falls for _, falls in made])
     )
 
@@ -46,7 +46,8 @@ def _split(
     folder: Path, number: int, count: int, minhash: MinHash
 ) -> tuple[SplitIndex, NDArray[np.bool_]]:
     group, member = divmod(number, MEMBERS)
-    sets, keys, digests = _draw(np.random.default_rng([1, group]), count, minhash)  # the first's
+    # Of the first member.
+    sets, keys, digests = _draw(np.random.default_rng([1, group]), count, minhash)
     own = np.random.default_rng([2, number])
     own_sets, own_keys, own_digests = _draw(own, count, minhash)
     stranger = np.arange(count) % 2 == 1
@@ -78,7 +79,7 @@ def _save(
     digests: NDArray[np.uint8],
     urls: NDArray[np.uint8],
 ) -> SplitIndex:
-    """The files of one split."""
+    """Write the files of one split."""
     count = len(ids)
     paths = {
         part: str(folder / part / f"{number:05d}.{ending}")
@@ -108,7 +109,7 @@ def _draw(
     )
 
 
-def plant_families(
+def write_families(
     folder: Path,
     documents: int,
     minhash: MinHash,
@@ -116,10 +117,10 @@ def plant_families(
     families: int,
     copies: bool = False,
 ) -> list[SplitIndex]:
-    """Files of `documents` in `splits`, all of which are of one of as many families.
+    """Write `documents` documents, all of one of `families` families, in `splits` files.
 
-    Of a family any two share 22 shingles of 24 (similarity .85, so about a third of their band
-    keys), and who is of an earlier split comes first. Or they are `copies` of each other.
+    Any two of a family share 22 shingles of 24 (similarity .85, so about a third of their band
+    keys), and those of earlier splits come first. With `copies`, they are equal instead.
     """
     for part in ("documents", "signatures", "pairs"):
         (folder / part).mkdir(parents=True, exist_ok=True)
@@ -135,7 +136,7 @@ def plant_families(
         same = dice.random((count, minhash.bands)) < (23 / 25) ** minhash.rows
         keys = np.where(same, of_all[1][family], keys)
         if copies:
-            sets, keys, digests = (each[family] for each in of_all)
+            sets, keys, digests = (group[family] for group in of_all)
             sets.sort(axis=1)
         ids = dice.integers(0, 2**64, (count, 2), dtype=np.uint64)
         ranks = np.full(count, number, np.uint64)
