@@ -16,7 +16,7 @@ V, C = 37, 8
 
 @pytest.fixture
 def case():
-    """Hidden states, a head's weight and targets, some of them IGNORE."""
+    """Return hidden states, a head's weight and targets, some of them IGNORE."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(3, 11, C, generator=generator)
     weight = torch.randn(V, C, generator=generator)
@@ -26,7 +26,7 @@ def case():
 
 
 def gradients_of(loss, hidden, weight, dtype=torch.float32):
-    """Gradients of `loss(hidden, weight)` with respect to both, and its value."""
+    """Return the gradients of `loss(hidden, weight)` with respect to both, and its value."""
     leaves = [each.to(dtype, copy=True).requires_grad_() for each in (hidden, weight)]
     value = loss(*leaves)
     value.backward()
@@ -101,7 +101,7 @@ def test_tokens_that_count_differently_and_a_second_backward_pass_are_computed_a
 
 @pytest.mark.parametrize("again", [False, True])
 def test_weights_multiply_nats_and_their_gradients(case, again):
-    """Those at hand, and those computed again as tokens count differently beside."""
+    """This holds for stored gradients and for gradients computed again after a weight change."""
     hidden, weight, targets = case
     weights = torch.randint(0, 300, targets.shape)
     counts = torch.rand(targets.shape) if again else torch.ones(())
@@ -125,7 +125,7 @@ def test_weights_multiply_nats_and_their_gradients(case, again):
 
 
 class Products(TorchDispatchMode):
-    """How many products of matrices are computed while it is on."""
+    """Counter of the matrix products computed inside the block."""
 
     def __init__(self):
         super().__init__()
@@ -138,7 +138,7 @@ class Products(TorchDispatchMode):
 
 @pytest.mark.parametrize("objective", [CausalLM(), SFT(), SFT(z_loss=0.1), Distillation()])
 def test_no_product_of_the_head_is_computed_twice(case, objective):
-    """Three: of logits, of the gradient of hidden states and of that of the weight."""
+    """Three products suffice: logits, gradient of hidden states, gradient of the weight."""
     hidden, weight, targets = (each.detach() for each in case)
     entries = torch.zeros(*targets.shape, 1, dtype=torch.long)
     arrays = {"ids": targets, "targets": targets, "weights": torch.randint(1, 300, targets.shape)}
@@ -153,7 +153,7 @@ def test_no_product_of_the_head_is_computed_twice(case, objective):
 
 
 def test_no_product_beside_a_teacher_is_computed_twice(case):
-    """Three of the student's head, and one of the teacher's."""
+    """Three products for the student's head, and one for the teacher's."""
     hidden, weight, targets = case
 
     def reads(each):

@@ -7,14 +7,15 @@ from trainrig.objectives import KTO
 
 
 def test_the_loss_has_its_known_value():
-    ratios = torch.tensor([1.0, -1.0]).double()  # of -10 and -12, the reference's both -11
+    # Log-probabilities -10 and -12; the reference's are both -11.
+    ratios = torch.tensor([1.0, -1.0]).double()
     wanted = torch.tensor([True, False])
     assert KTO().compute_losses(ratios, wanted, 0.0).tolist() == pytest.approx(
         [0.47502081] * 2, abs=1e-8
     )
     weighted = KTO(desirable_weight=2, undesirable_weight=3).compute_losses(ratios, wanted, 0.0)
     assert weighted.tolist() == pytest.approx([2 * 0.47502081, 3 * 0.47502081], abs=1e-7)
-    # At the reference point a completion is worth nothing either way.
+    # At the reference point, desired and undesired completions have the same loss.
     assert KTO().compute_losses(ratios, wanted, 1.0)[0] == 0.5
 
 

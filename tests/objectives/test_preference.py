@@ -1,4 +1,4 @@
-"""Losses of pairs, against known values and against plain arithmetic."""
+"""Losses of preference pairs, against known values and against plain arithmetic."""
 
 import math
 
@@ -22,7 +22,7 @@ from trainrig.objectives.contract import Watchful
 from trainrig.objectives.log_probabilities import find_last_places, read_completions
 from trainrig.tokens.batches import IGNORE
 
-# Log-ratios of (chosen, rejected) answers by those of the model and of the reference.
+# Log-ratios of (chosen, rejected) answers: log-probabilities by the model minus the reference.
 CASES = [(-10 + 11, -12 + 11), (-10 + 10, -12 + 12), (-20 + 15, -10 + 15)]  # h = 2, 0, -10
 KNOWN = {
     "DPO": (DPO(), (0.59813887, 0.69314718, 1.31326169)),
@@ -31,7 +31,7 @@ KNOWN = {
     "IPO": (IPO(), (9, 25, 225)),
     "hinge": (Hinge(), (0.8, 1, 2)),
 }
-# What TRL 1.16 makes of two pairs, beta 0.1: sums of the policy and of the reference, lengths.
+# Values of TRL 1.16 for two pairs, beta 0.1: sums of the policy and of the reference, lengths.
 POLICY = ((-9.8130589, -57.6565590), (-42.7572594, -13.8329077))
 REFERENCE = ((-10.7992020, -55.9543571), (-41.5016823, -15.3887043))
 LENGTHS = ((2, 12), (9, 3))
@@ -69,7 +69,7 @@ def test_a_batch_of_pairs_has_the_loss_that_trl_gives_it(name):
 
 def test_losses_without_a_reference_have_their_known_values():
     chosen, rejected = torch.tensor([-1.0, -0.5]).double(), torch.tensor([-1.0, -2.0]).double()
-    # -10 over 10 tokens against -12 over 12: no difference, so the margin alone is missing.
+    # -10 over 10 tokens and -12 over 12 tokens are equal means, so only the margin is missing.
     assert float(SimPO().compute_pair_losses(chosen, rejected)[0]) == pytest.approx(
         1.31326169, abs=1e-8
     )
@@ -88,7 +88,7 @@ def pairs(completions):
 
 
 def plainly(model, ids, targets):
-    """Sums of log-probabilities by one row at a time, cut where its padding begins."""
+    """Sum log-probabilities one row at a time, each cut where its padding begins."""
     sums = []
     for ids_T, targets_T in zip(ids, targets, strict=True):
         end = int(np.flatnonzero(targets_T != IGNORE)[-1]) + 1
@@ -112,7 +112,7 @@ def test_completions_are_read_as_row_by_row_without_padding(pairs, decoder):
         assert each.lengths_B.tolist() == lengths.tolist()
     targets = rows[0][1]
     at = find_last_places(targets)
-    assert (targets.flatten()[at] == 7).all()  # what ends each
+    assert (targets.flatten()[at] == 7).all()  # the end token of each answer
 
 
 def test_logits_are_computed_at_completions_alone(pairs, decoder, device_batch):

@@ -13,7 +13,7 @@ from trainrig.tokens.batches import IGNORE
 
 
 class Scorer(torch.nn.Module):
-    """A score at each place: the last layer's mean logit over a few entries."""
+    """Scorer of each position: the last layer's mean logit over a few entries."""
 
     def __init__(self, decoder):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Answers below a prompt that is read once come to what they come to by themselves."""
+"""Answers that share one copy of their prompt have the results of separate rows."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from trainrig.objectives.shared_prompts import lay_out, read_answers
 from trainrig.tokens.batches import IGNORE
 
 SMALL = {"layers": 2, "channels": 16, "heads": 2, "vocabulary": 64, "positions": 48}
-# Tokens of a prompt, of the chosen and of the rejected answer.
+# Tokens of a prompt, of the chosen answer and of the rejected answer.
 LENGTHS = ((20, 3, 6), (9, 12, 4), (7, 2, 5), (1, 5, 4), (2, 2, 3))
 WIDTH = 30
 NAMES = ("chosen_ids", "chosen_targets", "rejected_ids", "rejected_targets")
@@ -29,9 +29,9 @@ def pairs():
     for row, (prompt, *answers) in enumerate(LENGTHS):
         whole = [dice.integers(1, 60, prompt + length) for length in answers]
         whole[1][:prompt] = whole[0][:prompt]
-        if row == 2:  # the rejected answer goes on after all of the chosen one
+        if row == 2:  # the rejected answer is longer than the chosen one and begins with it
             whole[1][: len(whole[0])] = whole[0]
-        elif row == 3:  # not even the prompt is shared
+        elif row == 3:  # the prompt is not shared either
             whole[1][0] = whole[0][0] + 1
         for side, ids in zip(("chosen", "rejected"), whole, strict=True):
             arrays[f"{side}_ids"][row, : len(ids) - 1] = ids[:-1]
@@ -134,5 +134,5 @@ def test_dropout_of_an_adapter_is_by_the_row_while_it_is_trained(decoder):
     assert model.reads_branches
     adapt(model, LoRA(dropout=0.1))
     assert not model.reads_branches
-    with torch.no_grad():  # nothing is dropped
+    with torch.no_grad():  # no dropout
         assert model.reads_branches

@@ -27,13 +27,16 @@ def trained(starts, steps, chosen=SETTINGS):
     optimizer = chosen.build(groups)
     for step in steps:
         for parameter, gradient in zip(parameters, step, strict=True):
-            parameter.grad = gradient.clone()  # laid out as it is
+            parameter.grad = gradient.clone()  # keep the layout of the gradient
         optimizer.step()
     return parameters
 
 
 def by_formula(start, steps, decay):
-    """Algorithm 2 of arXiv:1711.05101, in float64, rate and schedule in one."""
+    """Update a parameter by algorithm 2 of arXiv:1711.05101, in float64.
+
+    Learning rate and schedule multiplier are one factor here.
+    """
     weight, first, second = start.double(), 0.0, 0.0
     beta1, beta2 = SETTINGS.betas
     for t, gradient in enumerate((s.double() for s in steps), 1):
@@ -116,7 +119,7 @@ def updated_in_pieces(start, steps, cuts):
 
 
 @pytest.mark.parametrize("cuts", [range(401), [0, 1, 2, 9, 100, 213, 400]], ids=["rows", "uneven"])
-@pytest.mark.parametrize("width", [3, 48])  # three fill no vector; 48 are three of the widest
+@pytest.mark.parametrize("width", [3, 48])  # 3 fills no SIMD vector; 48 fills three of the widest
 def test_the_update_of_a_piece_is_bit_for_bit_the_piece_of_the_update(cuts, width):
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(400, width, generator=generator)
@@ -142,7 +145,7 @@ def test_a_run_file_gives_it_its_numbers_and_torch_gets_them():
     optimizer = settings.build([{"params": [("w", nn.Parameter(torch.ones(2, 2)))]}])
     (group,) = optimizer.param_groups
     assert (group["lr"], group["betas"], group["eps"]) == (3e-4, (0.5, 0.6), 1e-8)
-    assert group["param_names"] == ["w"]  # so that a checkpoint can go by name
+    assert group["param_names"] == ["w"]  # a checkpoint finds parameters by name
 
 
 @pytest.mark.parametrize(

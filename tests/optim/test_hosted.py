@@ -1,4 +1,4 @@
-"""Optimizers whose memory is the host's: the same bits, and a device that holds little of it."""
+"""Optimizers whose state is in host memory: identical bits, and little memory on the device."""
 
 import contextlib
 import itertools
@@ -22,7 +22,7 @@ from trainrig.optim.named_groups import NamedGroup, build_optimizer
 
 SIZES = {
     "embedding.weight": (50, 32),
-    "layers.0.up.weight": (33, 17),  # whose rows fill no vector
+    "layers.0.up.weight": (33, 17),  # rows that fill no SIMD vector
     "layers.1.up.weight": (64, 32),
     "layers.0.experts.up": (2, 6, 16),
     "norm.weight": (17,),
@@ -45,7 +45,10 @@ GROUPS = (
 
 
 def draw_gradients(steps=5):
-    """By step; a gain has none in the second, so that its memory begins later or stays."""
+    """Return the gradients of each step.
+
+    A gain has no gradient in the second step, so its state is created later or is kept unchanged.
+    """
     generator = torch.Generator().manual_seed(5)
     for step in range(steps):
         drawn = {name: torch.randn(size, generator=generator) for name, size in SIZES.items()}
@@ -53,7 +56,7 @@ def draw_gradients(steps=5):
 
 
 def train(settings, groups=(), **kept):
-    """The parameters by name, and their optimizer, after five steps."""
+    """Return the parameters by name and their optimizer after five steps."""
     generator = torch.Generator().manual_seed(6)
     parameters = {n: nn.Parameter(torch.randn(s, generator=generator)) for n, s in SIZES.items()}
     optimizer = build_optimizer(parameters.items(), settings, groups, **kept)
@@ -61,7 +64,7 @@ def train(settings, groups=(), **kept):
         for name, parameter in parameters.items():
             parameter.grad = gradients.get(name)
         for group in optimizer.param_groups:
-            group["lr"] = 0.01 * (number + 1)  # as a schedule sets it
+            group["lr"] = 0.01 * (number + 1)  # as a schedule does
         optimizer.step()
     return parameters, optimizer
 
@@ -89,7 +92,7 @@ def test_no_bit_of_weights_and_memory_depends_on_where_the_memory_is(settings, g
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of what is made inside: the most that are there at once."""
+    """Counter of the bytes of tensors created inside the block, now and at most."""
 
     def __init__(self):
         super().__init__()
@@ -132,7 +135,7 @@ def test_a_step_holds_the_memory_of_two_parameters_and_none_is_left(hosted):
         optimizer.step()
     largest = sorted((8 * each.numel() for each in parameters), reverse=True)[:2]
     assert all(each % ALIGNMENT == 0 for each in largest)
-    if hosted:  # and a few numbers: counters of steps, which are compared
+    if hosted:  # beside step counters, a few numbers that are compared
         assert largest[0] < live.most <= sum(largest) + 64
         assert live.now == 0
     else:
@@ -159,7 +162,7 @@ def test_an_update_changes_copies_and_the_host_keeps_its_own_tensors():
 
 
 class Written(Lanes):
-    """Writes down what it is asked for."""
+    """Lanes that record each request."""
 
     def __init__(self):
         self.lines = []

@@ -25,7 +25,7 @@ def parameters():
 
 
 def groups_of(optimizer):
-    """Names of each group of each part, with its share of the rate and its decay."""
+    """Return the parameter names of each group, with its learning-rate factor and weight decay."""
     return [
         (type(part).__name__, group["param_names"], group.get(RATE_SHARE), group["weight_decay"])
         for part in optimizer.parts

@@ -5,7 +5,7 @@ from trainrig.optim.noise_scale import RECENT, NoiseEstimate, RunningNoiseScale,
 
 
 def test_the_known_values_of_two_batch_sizes():
-    """Of McCandlish et al. 2018, appendix A.1, by hand: norms² 3 at 8 targets and 1.5 at 64."""
+    """Use appendix A.1 of McCandlish et al. 2018: squared norms 3 at 8 targets and 1.5 at 64."""
     found = estimate_noise(3.0, 8, 1.5, 64)
     assert found.gradient_squared == pytest.approx(9 / 7)
     assert found.trace == pytest.approx(96 / 7)

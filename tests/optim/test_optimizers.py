@@ -1,4 +1,4 @@
-"""Every optimizer beside a reference, in pieces, and by what it declares."""
+"""Each optimizer against a reference, after a split into parts, and by its declared properties."""
 
 import itertools
 import math
@@ -22,7 +22,7 @@ def gradients(sizes, steps=12):
 
 
 def trained(make, starts, steps):
-    """`starts` after `steps` of gradients by the optimizer `make([parameter, …])`."""
+    """Return `starts` after `steps` of gradients by the optimizer `make([parameter, …])`."""
     parameters = [nn.Parameter(start.clone()) for start in starts]
     optimizer = make(parameters)
     for step in steps:
@@ -79,7 +79,7 @@ def test_muon_is_torchs(size, scale, nesterov):
     (expected,) = trained(
         lambda p: torch.optim.Muon(p, lr=0.02, adjust_lr_fn=scale, nesterov=nesterov), starts, steps
     )
-    # An average that differs in its last bit may be rounded to another number of bfloat16.
+    # A last-bit difference in the average may round to another bfloat16 number.
     assert (found - expected).norm() <= 1e-3 * (expected - starts[0]).norm()
 
 
@@ -140,7 +140,7 @@ ELEMENTWISE = [
 @pytest.mark.parametrize("settings", ELEMENTWISE, ids=lambda each: f"{each.kind} {each.state}")
 @pytest.mark.parametrize("cuts", [[0, 1, 2, 9, 100, 213, 400], [0, 133, 266, 400]])
 def test_the_update_of_a_piece_is_bit_for_bit_the_piece_of_the_update(settings, cuts):
-    start, steps = torch.randn(400, 3), gradients([(400, 3)])  # three fill no vector
+    start, steps = torch.randn(400, 3), gradients([(400, 3)])  # 3 fills no SIMD vector
     (whole,) = trained(ours(settings, MATRIX), [start], steps)
     pieces = []
     for low, high in itertools.pairwise(cuts):

@@ -1,4 +1,4 @@
-"""Documents apart in a decoder's rows: none is left out, little is padding, and what comes back."""
+"""Corruption of separate documents in one decoder row: completeness, padding, reconstruction."""
 
 import dataclasses
 import itertools
@@ -51,11 +51,14 @@ def test_shares_are_those_that_go_to_the_largest_quotient_one_by_one(parts, data
 
 @given(SIZES, NOISES, st.integers(0, 10**6), st.integers(1, 20))
 def test_each_document_has_spans_within_itself(sizes, noise, sample, most):
-    """As many tokens and sentinels in all as of one text; of two tokens or more, all documents but
-    the shortest beyond what there are sentinels and tokens for."""
+    """The row has the same number of tokens and sentinels as one text.
+
+    All documents of two tokens or more have a span, unless sentinels or tokens run out: then the
+    shortest documents have none.
+    """
     documents = np.repeat(np.arange(len(sizes)), sizes)
     tokens, count = (int(each[0]) for each in noise.count(np.array([len(documents)])))
-    most = max(most, count)  # a tokenizer with fewer is refused
+    most = max(most, count)  # a tokenizer with fewer sentinels is rejected
     walls = np.zeros(len(documents), dtype=bool)
     spans = draw_in_each_document(KEY, sample, noise, walls, documents, most)
     long = sorted((size for size in sizes if size > 1), reverse=True)[
@@ -96,8 +99,10 @@ def test_a_document_alone_has_the_spans_of_one_text(length, noise, sample, share
 
 
 def read_documents(found, row, corruption):
-    """The tokens of each document of a row, as what is read and what is said of it give them back,
-    and how many places it takes."""
+    """Return the tokens of each document of a row, and the number of positions the row fills.
+
+    The tokens are restored from the input and the targets.
+    """
     begins = np.flatnonzero(found.arrays[POSITIONS][row] == 0).tolist()
     targets, prefixes = found.targets[row], found.arrays[PREFIXES][row]
     filled = int(np.flatnonzero(targets != IGNORE)[-1]) + 1
@@ -118,14 +123,14 @@ def read_documents(found, row, corruption):
                 current = spans.setdefault(token, [])
             else:
                 current.append(token)
-        assert spans or number == len(begins) - 1  # where the row's end is said
+        assert spans or number == len(begins) - 1  # the last part may hold only the end of the row
         texts.append([token for each in read for token in spans.pop(each, [each])])
         assert not spans
     return texts, filled
 
 
 def list_documents(micro, corruption):
-    """The tokens of each document of each row, before any is left out."""
+    """Yield the tokens of each document of each row, before corruption."""
     for text in read_texts(micro, corruption.special, corruption.end):
         yield [text.ids[text.documents == each].tolist() for each in np.unique(text.documents)]
 
@@ -134,8 +139,10 @@ def list_documents(micro, corruption):
 @settings(max_examples=15)
 @given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=9), first=st.integers(0, 10**6))
 def test_every_document_comes_back(kind, encoder, make_rows, sizes, first):
-    """In the order of the row, all but those of one token before the last; rows of 64 tokens have
-    too little to say of more documents than half of it."""
+    """Documents come back in row order, except documents of one token before the last.
+
+    Rows of 64 tokens have too few targets for more documents than half their length.
+    """
     corruption = find_corruption(KINDS[kind], encoder, 64)
     micro = make_rows(4, 64, apart=True, sizes=sizes, first=first)
     found = corruption.apply(micro, 0)
@@ -171,11 +178,12 @@ def test_less_than_a_fiftieth_of_the_places_is_padding_and_no_text_is_lost(
             filled += width
             kept += sum(map(len, texts))
     assert 0 <= 1 - filled / places < 0.02
-    assert 1 - kept / (128 * LENGTH) < 1e-4  # 64.6% in X-0.15-64, before each document had a gap
+    # It was 64.6% in X-0.15-64 before each document had a gap.
+    assert 1 - kept / (128 * LENGTH) < 1e-4
 
 
 def test_of_all_denoisers_of_ul2_less_than_a_hundredth_is_padding(encoder, make_rows):
-    """As documents of 400 and of 60 tokens make them: .2% and .7%."""
+    """Documents of 400 tokens on average give .2% of padding, and those of 60 tokens .7%."""
     corruption = find_corruption(UL2(joined=True), encoder, LENGTH)
     for mean, most in ((400, 0.003), (60, 0.01)):
         filled = places = 0
@@ -183,14 +191,14 @@ def test_of_all_denoisers_of_ul2_less_than_a_hundredth_is_padding(encoder, make_
             micro = make_rows(8, LENGTH, mean=mean, seed=first, first=first, apart=True)
             found = corruption.apply(micro, 0)
             places += found.ids.size
-            # The last place that has a target is the last that is filled.
+            # The last position with a target is the last position that is filled.
             filled += sum(int(np.flatnonzero(row != IGNORE)[-1]) + 1 for row in found.targets)
         assert 0 < 1 - filled / places < most
 
 
 @pytest.mark.parametrize("kind", ["R-0.15-3", "S-0.25-end", "without mode"])
 def test_a_row_is_the_same_whatever_rows_are_beside_it(kind, encoder, make_rows):
-    """But for how much it is padded."""
+    """Only the amount of padding depends on the other rows."""
     corruption = find_corruption(KINDS[kind], encoder, LENGTH)
     micro = make_rows(8, LENGTH, mean=40, apart=True)
     found = corruption.apply(micro, 0)
@@ -206,7 +214,7 @@ def test_a_row_is_the_same_whatever_rows_are_beside_it(kind, encoder, make_rows)
 
 
 def test_the_mask_is_that_of_documents_read_one_by_one(encoder, make_rows):
-    """Place by place: each text as its own row would have it, and nothing between texts."""
+    """Each document has the mask of a row of its own, and nothing is visible across documents."""
     corruption = find_corruption(KINDS["X-0.5-8"], encoder, 96)
     micro = make_rows(4, 96, mean=20, apart=True)
     found = corruption.apply(micro, 0)
@@ -232,7 +240,7 @@ def test_the_mask_is_that_of_documents_read_one_by_one(encoder, make_rows):
 def test_rows_of_many_documents_are_read_by_a_model_of_as_many_positions_as_one_text_fills(
     encoder, make_rows
 ):
-    """They are wider, but no document is, nor do the places of padding count farther."""
+    """Rows are wider than one text, but no document is, and padding takes no position index."""
     objective = KINDS["S-0.25-end"]
     corruption = find_corruption(objective, encoder, 64)
     positions = objective.compute_row_length(64)
@@ -272,13 +280,14 @@ def test_held_out_rows_of_all_denoisers_count_no_place_beyond_one_text(encoder, 
 
 def test_runs_begun_before_each_document_had_a_gap_do_not_go_on(encoder):
     assert KINDS["closed"].make_corruption(encoder).identity()["gaps"] == "in each document"
-    assert "gaps" not in SpanCorruption().make_corruption(encoder).identity()  # as it was
+    # Identity of earlier versions.
+    assert "gaps" not in SpanCorruption().make_corruption(encoder).identity()
 
 
 def test_documents_that_hold_too_little_for_their_sentinels_still_give_all_targets(
     encoder, make_rows
 ):
-    """Spans reach across them then, and of some nothing is left to be read."""
+    """Spans then cross document boundaries, and some documents keep no input tokens."""
     corruption = SpanCorruption(joined=True, mean_span=8).make_corruption(encoder)
     few = dataclasses.replace(corruption, sentinels=corruption.sentinels[:2])
     micro = make_rows(16, 64, sizes=(1,), apart=True)

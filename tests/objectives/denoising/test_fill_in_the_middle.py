@@ -1,4 +1,4 @@
-"""Middles at the end of documents: what comes back, how often, and what is left alone."""
+"""Fill-in-the-middle: reconstruction, rates, and rows that stay unchanged."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from trainrig.tokens.tokenizers.train import ByteLevelBPE
 
 
 def pieces_of(micro):
-    """(row, tokens of a piece with the row's last target) of every piece of `micro`."""
+    """Return (row, tokens with the row's last target) of each piece of `micro`."""
     for row, (ids, targets) in enumerate(zip(micro.ids, micro.targets, strict=True)):
         trained = np.flatnonzero(targets != IGNORE)
         filled = int(trained[-1]) + 2 if len(trained) else 0
@@ -26,9 +26,10 @@ def pieces_of(micro):
 
 
 def restored(piece, corruption):
-    """The text of a piece whose middle was moved, without its end; and whether it is SPM."""
+    """Return the original text of a piece without its end, and whether the piece is SPM."""
     assert piece[0] == corruption.prefix
-    assert piece[-1] == corruption.end or piece[-2] == corruption.end  # a last target of the next
+    # Or a last target that belongs to the next piece.
+    assert piece[-1] == corruption.end or piece[-2] == corruption.end
     piece = piece[: piece.index(corruption.end)]
     suffix, middle = piece.index(corruption.suffix), piece.index(corruption.middle)
     if suffix == 1 and middle >= suffix:
@@ -64,7 +65,7 @@ def test_rows_stay_rows_of_next_token_prediction(encoder, make_rows):
     np.testing.assert_array_equal(moved.targets == IGNORE, micro.targets == IGNORE)
     inner = moved.targets[:, :-1] != IGNORE
     np.testing.assert_array_equal(moved.targets[:, :-1][inner], moved.ids[:, 1:][inner])
-    for row in range(30):  # padding is as it was
+    for row in range(30):  # padding is unchanged
         filled = 128 - row + 1
         np.testing.assert_array_equal(moved.ids[row, filled:], micro.ids[row, filled:])
     counts = (micro.targets != IGNORE).sum(1)
@@ -82,7 +83,7 @@ def test_rates_are_those_asked_for_within_binomial_error(encoder, make_rows):
     ]
     changed = [after for before, after in pairs if before != after]
     assert abs(len(changed) - 0.6 * len(pairs)) < 4 * math.sqrt(len(pairs) * 0.24)
-    # A PSM piece whose prefix is empty begins like an SPM one: one in as many as there are cuts.
+    # A PSM piece with an empty prefix begins like an SPM piece; each cut is equally likely.
     spm = sum(piece[1] == corruption.suffix for piece in changed)
     empty = sum(0.75 * 2 / (len(piece) - 3) for piece in changed)
     assert abs(spm - 0.25 * len(changed) - empty) < 5 * math.sqrt(len(changed) * 0.25 * 0.75)
@@ -106,7 +107,8 @@ def test_a_row_is_the_same_whatever_rows_are_beside_it(encoder, make_rows):
         np.testing.assert_array_equal(found.targets[0], together.targets[row])
     other = FillInTheMiddle(rate=1.0, corruption_seed=1).make_corruption(encoder).apply(micro, 0)
     assert (other.ids != together.ids).any()
-    np.testing.assert_array_equal(micro.ids, make_rows(6, 128, first=100).ids)  # not in place
+    # The input is not changed in place.
+    np.testing.assert_array_equal(micro.ids, make_rows(6, 128, first=100).ids)
 
 
 def test_a_tokenizer_without_sentinels_is_refused_with_what_would_work():

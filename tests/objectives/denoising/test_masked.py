@@ -1,4 +1,4 @@
-"""Masked tokens: how many, which ones, what stands for them, and what is left alone."""
+"""Masked tokens: their number, their choice, their replacements, and tokens left unchanged."""
 
 import dataclasses
 import itertools
@@ -28,13 +28,13 @@ def test_rates_are_those_asked_for_within_binomial_error(unit, encoder, make_row
     hidden = corruption.apply(micro, 0)
     predicted = hidden.targets != IGNORE
     text = int((micro.targets != IGNORE).sum())
-    # The number of each row is fixed but for its rounding: far closer than a binomial.
+    # The count of each row is fixed up to rounding: its spread is far smaller than a binomial's.
     assert abs(predicted.sum() - 0.15 * text) < 4 * math.sqrt(200) / 2
     count = int(predicted.sum())
     masked = int((hidden.ids[predicted] == corruption.mask).sum())
     assert abs(masked - 0.8 * count) < four_sigma(count, 0.8)
     there = hidden.targets[predicted]
-    # A random token is the one that was there once in as many as there are.
+    # A random token equals the original token once in a vocabulary's size.
     same = int((hidden.ids[predicted] == there).sum())
     assert abs(same - 0.1 * count - 0.1 * count / len(corruption.words)) < four_sigma(count, 0.1)
 
@@ -86,7 +86,7 @@ def test_whole_words_are_hidden_whole_but_for_one_of_a_row(encoder, make_rows):
         partly = [row[words == word] for word in np.unique(words)]
         cut += sum(part.any() and not part.all() for part in partly)
         assert sum(part.any() and not part.all() for part in partly) <= 1
-    assert cut < 10  # single characters fill up what is left
+    assert cut < 10  # single characters fill the rest
     assert predicted.any()
 
 

@@ -1,4 +1,4 @@
-"""Multi-token prediction: targets further ahead, and the loss beside a plain computation."""
+"""Multi-token prediction: targets further ahead, and the loss against a plain computation."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def rows(seed=0, length=12):
     dice = np.random.default_rng(seed)
     stream = dice.integers(0, 50, (3, length + 1))
     targets = stream[:, 1:].copy()
-    targets[2, 2:] = IGNORE  # padding: of two targets, none is three places ahead
+    targets[2, 2:] = IGNORE  # padding: with two targets left, no target is three positions ahead
     arrays = {IDS: stream[:, :-1], TARGETS: targets}
     arrays[POSITIONS] = np.tile(np.arange(length) % 7, (3, 1))
     return MicroBatch(arrays, np.arange(3), np.zeros(3, dtype=np.int64), np.zeros((3, 3)))
@@ -49,7 +49,7 @@ def test_rows_too_short_for_a_head_add_nothing_to_what_its_loss_is_divided_by():
 
 def test_a_row_that_was_read_in_part_has_its_own_text_ahead_and_as_many_as_are_counted():
     ids = np.arange(10, 18)[None]
-    targets = np.array([[IGNORE, 12, 13, IGNORE, IGNORE, 16, 17, 18]])  # read before: 11, 14, 15
+    targets = np.array([[IGNORE, 12, 13, IGNORE, IGNORE, 16, 17, 18]])  # input ids: 11, 14, 15
     for places, expected in {
         1: [IGNORE, 13, 14, IGNORE, IGNORE, 17, 18, IGNORE],
         2: [IGNORE, 14, 15, IGNORE, IGNORE, 18, IGNORE, IGNORE],

@@ -1,4 +1,4 @@
-"""Prefixes: what is seen against brute force, what is learnt, how rows are cut, what is refused."""
+"""Prefix language models: masks against brute force, targets, row cutting, rejected settings."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ def cut(corruption, micro):
 
 
 def rows_of(lengths, seed=0, padding=0, first=0):
-    """Rows of documents of `lengths`, row by row; the last `padding` targets are none."""
+    """Return rows of documents of `lengths`; the last `padding` targets are IGNORE."""
     dice = np.random.default_rng(seed)
     count, length = len(lengths), sum(lengths[0])
     ids = dice.integers(1, 60, (count, length + 1))
@@ -52,7 +52,10 @@ DOCUMENTS = [[10, 1, 13], [24], [1, 1, 22], [12, 12]]
 
 
 def test_half_of_a_row_by_hand():
-    """Of 5 and 3 tokens, 3 targets: 8 x 3/8 = 3 = 1 of the first (floor 15/8), 2 of the second."""
+    """Documents of 5 and 3 tokens have 3 targets: 8 x 3/8 = 3.
+
+    One target is in the first document (floor of 15/8), and two are in the second.
+    """
     micro = rows_of([[5, 3]])
     found = cut(PrefixLM(prefix_tokens=3).make_corruption(None), micro)
     assert found.arrays[PREFIXES].astype(int).tolist() == [[1, 1, 0, 0, 0, 1, 1, 1]]
@@ -61,7 +64,7 @@ def test_half_of_a_row_by_hand():
 
 
 def seen_by_brute_force(prefixes, positions):
-    """Whether each query may look at each key, one pair at a time."""
+    """Return whether each query may attend to each key, one pair at a time."""
     length = len(positions)
     document = np.cumsum(positions == 0)
     return [
@@ -91,7 +94,7 @@ def decoder(**changes):
 
 
 def naive_attention(layer, x, mask, positions):
-    """Softmax over what `mask` shows, head by head, without a kernel."""
+    """Compute softmax attention over the keys in `mask`, head by head, without a kernel."""
     rotation = Rotation(positions, layer.head_channels, Rope())
     query, key, value = (
         each(x).view(1, len(positions[0]), -1, layer.head_channels).transpose(1, 2)
@@ -128,7 +131,7 @@ def test_logits_are_those_of_a_naive_implementation():
 
 
 def test_no_target_is_seen_by_the_place_that_predicts_it():
-    """Another token in place of a target changes no logit that it is predicted from."""
+    """Another token in place of a target changes none of the logits that predict it."""
     model = decoder()
     found = cut(PrefixLM().make_corruption(None), rows_of(DOCUMENTS, first=3))
     positions = torch.from_numpy(found.positions)
@@ -169,11 +172,11 @@ def test_prefixes_take_half_of_the_tokens_on_average(encoder, make_rows):
     objective = PrefixLM()
     found = cut(objective.make_corruption(encoder), micro)
     left = (found.targets != IGNORE).sum(1)
-    # Each count of a row is as likely: a mean of 200 uniform draws.
+    # Each count of a row is equally likely: the mean is that of 200 uniform draws.
     assert abs(left.mean() - 512 * objective.compute_trained_share(512)) < 4 * 512 / np.sqrt(
         12 * 200
     )
-    # One text where attention crosses documents: a prefix from the row's first place on.
+    # Attention crosses documents here, so the row is one text with one prefix at its start.
     prefix = found.arrays[PREFIXES]
     assert (np.diff(prefix.astype(int), axis=1) <= 0).all()
     np.testing.assert_array_equal(prefix.sum(1), np.where(left < 512, 513 - left, 0))

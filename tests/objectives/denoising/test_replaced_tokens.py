@@ -1,4 +1,4 @@
-"""Replaced tokens: what is hidden and drawn, and both losses beside a plain computation."""
+"""Replaced tokens: masking, sampling, and both losses against a plain computation."""
 
 import math
 
@@ -68,12 +68,12 @@ def test_a_row_is_the_same_whatever_rows_are_beside_it(encoder, make_rows):
     together, alone = corruption.apply(both, 0), corruption.apply(first, 5)
     for name in (TARGETS, DRAWS):
         np.testing.assert_array_equal(alone.arrays[name][0], together.arrays[name][0])
-    other = make_rows(1, 128, first=8)  # the next epoch has another number for the same row
+    other = make_rows(1, 128, first=8)  # another epoch gives the same row another sample number
     assert (corruption.apply(other, 0).arrays[DRAWS] != alone.arrays[DRAWS]).any()
 
 
 def test_entries_are_drawn_by_their_shares():
-    """Beside a search in running sums, and as often as their probabilities say."""
+    """Compare draws with a search in cumulative sums, and their frequencies with the shares."""
     dice = torch.Generator().manual_seed(2)
     weight, hidden = torch.randn(50, 8, generator=dice), torch.randn(4, 1, 8, generator=dice)
     output = ModelOutput(hidden.expand(4, 5000, 8), Head(weight))
@@ -100,8 +100,10 @@ def model(encoder):
 
 
 def test_both_losses_are_those_of_a_plain_computation(encoder, make_rows, model):
-    """The generator's of hidden tokens, the detection's of all text, weighted 1 and 50; nothing
-    goes back through what is drawn."""
+    """The generator's loss is over masked tokens, the detection loss over all text.
+
+    Their weights are 1 and 50. No gradient passes through the sampled tokens.
+    """
     objective = ReplacedTokenDetection(rate=0.4)
     micro = objective.make_corruption(encoder).apply(make_rows(3, 40, padded=True), 0)
     micro.arrays[POSITIONS] = np.tile(np.arange(40) % 13, (3, 1))

@@ -1,4 +1,4 @@
-"""Spans left out: the worked example, what comes back, rates, walls, and lengths known ahead."""
+"""Span corruption: the worked example, reconstruction, rates, boundaries, and known lengths."""
 
 import dataclasses
 import math
@@ -44,7 +44,7 @@ def test_the_example_of_the_paper():
 
 
 def rebuilt(ids, targets, corruption):
-    """The text that the two sides are of: each sentinel gives way to what it stands for."""
+    """Return the original text: each sentinel replaced by the tokens of its span."""
     sentinels, spans, current = set(corruption.sentinels), {}, None
     for token in targets:
         if token == corruption.end and current is not None and token == targets[-1]:
@@ -78,7 +78,7 @@ def test_every_text_comes_back_and_no_special_token_is_left_out(encoder, make_ro
         assert not set(said) & set(corruption.special)
         assert targets[-1] == corruption.end
         assert len([t for t in targets if t in corruption.sentinels]) == 26 + closing
-    assert noise == 200 * 77  # T5's: round(0.15 x 512) of each
+    assert noise == 200 * 77  # T5: round(0.15 x 512) in each row
 
 
 def test_every_place_is_as_likely_to_be_left_out():
@@ -109,7 +109,7 @@ def test_spans_keep_off_walls_where_they_can(length, sample, share, mean):
     if mean == 1.0 and count == 1 and not walls.all():
         assert not any(held)
     unwalled = draw_spans(RandomKey(1, "test"), sample, noise, np.zeros(length, dtype=bool))
-    if any(held):  # then no room was found, and they are where they were drawn
+    if any(held):  # no free place was found, so the spans stay where they were drawn
         np.testing.assert_array_equal(spans.begins, unwalled.begins)
 
 
@@ -168,7 +168,7 @@ def test_segments_tell_documents_apart_and_the_decoder_begins_each_afresh(encode
         assert (read[[0, *begins]] == corruption.padding).all()
         rest = np.setdiff1d(np.arange(1, len(read)), begins)
         np.testing.assert_array_equal(read[rest], found.targets[row][rest - 1])
-        # What a sentinel stands for is of the document that it stands in.
+        # The tokens of a span belong to the document of their sentinel.
         for place, token in enumerate(ids.tolist()):
             if token in corruption.sentinels:
                 said = found.targets[row].tolist().index(token)

@@ -1,4 +1,4 @@
-"""UL2: the denoisers of the paper, their modes, what comes back, and rows for a decoder."""
+"""UL2: the denoisers of the paper, their mode tokens, reconstruction, and decoder rows."""
 
 import dataclasses
 import math
@@ -33,7 +33,7 @@ from trainrig.tokens.batches import (
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.tokenizers.train import ByteLevelBPE
 
-# (mode, share left out, mean span) of table 1 of the paper; None: the text's end, L / 4 of it.
+# (mode, corruption rate, mean span) of table 1 of the paper; None is the text's end, L / 4 of it.
 TABLE = (
     ("R", 0.15, 3), ("R", 0.15, 8), ("S", 0.25, None), ("X", 0.5, 3), ("X", 0.5, 8),
     ("X", 0.15, 64), ("X", 0.5, 64),
@@ -47,7 +47,7 @@ def tokenizer_with(sentinels, extra):
 
 
 def read_and_said(found, row):
-    """The two texts of a row: what is read, and what is to be said of it."""
+    """Return the input text and the target text of a row."""
     said = found.arrays[TARGETS][row]
     if PREFIXES in found.arrays:
         read = found.ids[row][found.arrays[PREFIXES][row]]
@@ -57,7 +57,7 @@ def read_and_said(found, row):
 
 
 def rebuilt(read, said, corruption):
-    """The text that both are of: each sentinel gives way to what was said after it."""
+    """Return the original text: each sentinel replaced by the tokens that follow it in `said`."""
     assert read[-1] == said[-1] == corruption.end
     starts = [n for n, token in enumerate(said) if token in corruption.sentinels]
     spans = {said[a]: said[a + 1 : b] for a, b in zip(starts, [*starts[1:], -1], strict=True)}
@@ -67,7 +67,7 @@ def rebuilt(read, said, corruption):
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("number", range(len(TABLE)))
 def test_each_denoiser_is_that_of_the_paper(number, joined, encoder, make_rows):
-    """Counts by hand, and every text comes back from what is read and said."""
+    """Counts match those by hand, and every text is restored from input and targets."""
     mode, density, mean = TABLE[number]
     objective = UL2(joined=joined).list_named()[number].objective
     corruption = find_corruption(objective, encoder, LENGTH)
@@ -105,7 +105,7 @@ def test_a_decoder_has_the_rows_of_encoder_and_decoder_in_one(encoder, make_rows
 
 
 def documents_of(found, row):
-    """What is read of each document of a row, and what is to be said of it, in their order."""
+    """Return the input tokens and the target tokens of each document of a row, in order."""
     ids, targets = found.ids[row], found.targets[row]
     if PREFIXES not in found.arrays:
         of_ids, of_said = (found.arrays[name][row] for name in (SEGMENTS, DECODER_SEGMENTS))
@@ -119,7 +119,7 @@ def documents_of(found, row):
         read = found.arrays[PREFIXES][row, begin:end].sum()
         said = targets[begin:end][targets[begin:end] != IGNORE]
         whole = ids[begin : begin + read + len(said) - 1].tolist()
-        assert whole[read:] == said[:-1].tolist()  # each target is read one place later
+        assert whole[read:] == said[:-1].tolist()  # each target is the input one position later
         assert (targets[begin : begin + read - 1] == IGNORE).all()
         parts.append((whole[:read], said.tolist()))
     return parts
@@ -128,8 +128,10 @@ def documents_of(found, row):
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("number", range(len(TABLE)))
 def test_documents_of_a_row_have_a_mode_and_gaps_of_their_own(number, joined, encoder, make_rows):
-    """Each text comes back from what is read and said of it alone; as many targets as rows that
-    are one text."""
+    """Each text is restored from its own input and targets.
+
+    The number of targets equals that of rows with one text.
+    """
     mode, _, mean = TABLE[number]
     objective = UL2(joined=joined).list_named()[number].objective
     corruption = find_corruption(objective, encoder, LENGTH)
@@ -152,19 +154,18 @@ def test_documents_of_a_row_have_a_mode_and_gaps_of_their_own(number, joined, en
             spans = {said[a]: said[a + 1 : b] for a, b in zip(starts, ends, strict=True)}
             assert set(spans) == set(read) & set(corruption.sentinels)
             back = [token for each in read[1:] for token in spans.get(each, [each])]
-            assert back in left  # in their order; a decoder reads none of which nothing is said
+            assert back in left  # in order; a decoder reads no document without targets
             if mean is None and spans:
                 assert len(spans) == 1
                 assert read[-1] in corruption.sentinels
             begun += len(spans) if mean is None else 0
-    if mean is None:  # most documents of a row have an end that is to be said
+    if mean is None:  # most documents of a row have an end among the targets
         assert begun > 16 * 4
 
 
 @pytest.mark.parametrize("joined", [False, True])
 def test_nothing_of_a_document_is_seen_from_another(joined, encoder, make_rows):
-    """Logits of all targets but those of the second document stay as they are, to the last bit,
-    when its tokens do not."""
+    """Changed tokens of the second document change no bit of the other documents' logits."""
     torch.manual_seed(0)
     sizes = {"layers": 2, "channels": 32, "heads": 2, "vocabulary": encoder.vocabulary_size}
     sizes = {**sizes, "positions": 128}
@@ -205,12 +206,12 @@ def test_nothing_of_a_document_is_seen_from_another(joined, encoder, make_rows):
 @pytest.mark.parametrize(
     ("sizes", "tokens", "most", "said"),
     [
-        ((8, 8, 8), 5, 9, (1, 1, 1)),  # 6 in all: a sentinel and a token each
+        ((8, 8, 8), 5, 9, (1, 1, 1)),  # 6 positions: a sentinel and a token each
         ((8, 8, 8), 8, 9, (2, 2, 2)),
-        ((20, 2, 2), 5, 9, (5,)),  # the short ones would have less than a sentinel and a token
-        ((8, 8, 8), 5, 2, (2, 2)),  # as many sentinels
+        ((20, 2, 2), 5, 9, (5,)),  # the short documents would have less than a sentinel and a token
+        ((8, 8, 8), 5, 2, (2, 2)),  # limited by the number of sentinels
         ((12,), 3, 9, (3,)),
-        ((1, 1, 2), 3, 9, (3,)),  # none holds so much: the text's end
+        ((1, 1, 2), 3, 9, (3,)),  # no document holds this many tokens: the text's end
     ],
 )
 def test_ends_are_divided_among_documents(sizes, tokens, most, said):

@@ -1,4 +1,4 @@
-"""Policy gradients: advantages, ratios and divergences of known value, and each loss by hand."""
+"""Policy gradients: known advantages, ratios and divergences, and each loss computed by hand."""
 
 import math
 
@@ -38,7 +38,7 @@ LIMIT = 12
 @pytest.mark.parametrize(
     ("objective", "rewards", "expected"),
     [
-        # TRL 1.16's standard deviation is that of a sample.
+        # TRL 1.16 uses the sample standard deviation.
         (GRPO(), [1, 0, 0, 1], [0.865875, -0.865875, -0.865875, 0.865875]),
         (GRPO(), [1, 0, 0, 0], [1.4997, -0.4999, -0.4999, -0.4999]),
         (GRPO(), [0, 1, 2, 3], [-1.161805, -0.387268, 0.387268, 1.161805]),
@@ -86,8 +86,8 @@ def test_divergences_have_their_known_values(difference, k1, k2, k3):
     ("objective", "expected"),
     [
         (GRPO(), [1.648721, 2.0, 0.0, 0.606531]),  # e^.5, e^1 beyond the limit, no token, e^-.5
-        (GSPO(), [1.395612, 1.395612, 0.0, 1.395612]),  # e^(1/3), of the mean of three
-        (RLOO(), [2.0, 2.0, 0.0, 2.0]),  # e^1, of their sum
+        (GSPO(), [1.395612, 1.395612, 0.0, 1.395612]),  # e^(1/3), from the mean of three tokens
+        (RLOO(), [2.0, 2.0, 0.0, 2.0]),  # e^1, from the sum of the tokens
     ],
     ids=lambda each: getattr(each, "kind", ""),
 )
@@ -108,7 +108,7 @@ def test_k1_and_k3_are_the_divergence_on_average_and_k2_is_not():
 
 
 def whiten_as_verl(rewards_BT, mask_BT):
-    """Returns of each token, and these by mean and sample variance over all tokens."""
+    """Return the returns of each token, whitened by mean and sample variance over all tokens."""
     returns_BT, running_B = np.zeros_like(rewards_BT), np.zeros(len(rewards_BT))
     for place in reversed(range(rewards_BT.shape[1])):
         running_B = rewards_BT[:, place] + running_B
@@ -122,7 +122,7 @@ def whiten_as_verl(rewards_BT, mask_BT):
 
 @pytest.mark.parametrize("penalised", [False, True])
 def test_reinforce_plus_plus_whitens_over_tokens_as_verl_does(penalised, device_batch):
-    """Completions of 1, 5, 2 and 7 tokens: over completions, other advantages come out."""
+    """Completions of 1, 5, 2 and 7 tokens: whitening over completions gives other advantages."""
     objective = ReinforcePlusPlus()
     mask_BT = np.arange(9) < np.array([1, 5, 2, 7])[:, None]
     rewards_GS = np.array([[1.0, 0.0], [0.25, 0.0]])
@@ -185,7 +185,7 @@ def test_how_often_the_bound_cuts_is_measured(place, decoder, completions, devic
 
 
 def rollouts(completions, rows=4, seed=1, temperature=1.0):
-    """Arrays of made-up rollouts, sampled by other weights than those that learn of them."""
+    """Return arrays of synthetic rollouts, sampled with other weights than the trained model's."""
     ids, targets = completions(rows, seed)
     dice = np.random.default_rng(seed)
     there = targets != IGNORE
@@ -213,11 +213,11 @@ def rollouts(completions, rows=4, seed=1, temperature=1.0):
 
 
 def by_hand(objective, model, arrays):
-    """The loss, a token at a time, from all logits."""
+    """Compute the loss token by token from all logits."""
     logits = model(torch.from_numpy(arrays[IDS])).logits[..., :60].double()
     log = (logits / arrays[TEMPERATURE][0]).log_softmax(-1)
     advantages = arrays[ADVANTAGES].astype(float)
-    if objective.kind == "ReinforcePlusPlus":  # over tokens, as if each had a row of its own
+    if objective.kind == "ReinforcePlusPlus":  # over tokens, as if each token had its own row
         of_tokens = np.repeat(advantages, (arrays[TARGETS] != IGNORE).sum(1))
         advantages = (advantages - of_tokens.mean()) / np.sqrt(of_tokens.var(ddof=1) + 1e-8)
     total, rows = 0.0, len(advantages)
@@ -247,7 +247,7 @@ def by_hand(objective, model, arrays):
 
 
 def computed_loss(objective, model, device_batch, arrays, cuts):
-    """The loss of `arrays` in micro-batches that end at `cuts`, as the step has it."""
+    """Return the loss of `arrays` in micro-batches that end at `cuts`, as a training step does."""
     tokens = int((arrays[TARGETS] != IGNORE).sum())
     rows = len(arrays[IDS])
     denominators = {TOKENS: tokens, EXAMPLES: rows, LIMIT_TOKENS: rows * LIMIT}
@@ -301,7 +301,7 @@ def test_what_is_watched_is_of_tokens_and_of_completions(decoder, completions, d
 
 
 def test_the_policy_that_sampled_has_a_ratio_of_one(decoder, completions, device_batch):
-    """Then all objectives have the gradient of REINFORCE, and nothing is clipped."""
+    """All objectives then have the gradient of REINFORCE, and nothing is clipped."""
     from trainrig.objectives.token_log_probabilities import read_tokens
 
     model, arrays = decoder(), rollouts(completions)
@@ -313,15 +313,14 @@ def test_the_policy_that_sampled_has_a_ratio_of_one(decoder, completions, device
 
 
 def test_importance_weighs_each_token_of_the_loss(decoder, completions, device_batch):
-    """Twice the weight is twice the loss, of the policy and of what holds it; what weighs nothing
-    teaches nothing."""
+    """Weight 2 doubles the policy loss and the divergence term; weight 0 gives no gradient."""
     objective, arrays, model = (
         GRPO(reference=ReferenceDivergence(weight=0.3)),
         rollouts(completions),
         decoder(),
     )
     arrays[IMPORTANCE_LIMIT] = np.full(len(arrays[IDS]), 2.0, dtype=np.float32)
-    first = np.arange(len(arrays[IDS]))[:, None] == 0  # the first row alone
+    first = np.arange(len(arrays[IDS]))[:, None] == 0  # only the first row
 
     def loss(weights):
         given = arrays | {IMPORTANCE: np.broadcast_to(weights, arrays[IDS].shape).copy()}

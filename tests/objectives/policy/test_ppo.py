@@ -1,4 +1,4 @@
-"""PPO: advantages of tokens, clips and the weight of the divergence by their known values."""
+"""PPO: known values of token advantages, clipping and the adaptive divergence weight."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def test_advantages_of_tokens_have_their_known_values(discount, decay, advantage
 
 
 def by_loop(rewards, values, there, discount, decay):
-    """Each row by itself, its places outside the mask left out."""
+    """Compute advantages row by row, without positions outside the mask."""
     found = np.zeros(rewards.shape)
     for row in range(len(there)):
         places = np.flatnonzero(there[row]).tolist()
@@ -68,7 +68,7 @@ def test_an_environments_tokens_are_no_steps():
     rewards, values = dice.normal(size=(2, 5, 12)) * there
     found = estimate_advantages(rewards, values, there, 0.97, 0.9)
     np.testing.assert_allclose(found, by_loop(rewards, values, there, 0.97, 0.9), atol=1e-12)
-    other = np.where(there, values, 100.0)  # what a critic says elsewhere counts for nothing
+    other = np.where(there, values, 100.0)  # the critic's values at other positions have no effect
     np.testing.assert_array_equal(found, estimate_advantages(rewards, other, there, 0.97, 0.9))
 
 
@@ -119,7 +119,7 @@ def test_the_weight_of_the_divergence_moves_by_its_known_values(divergence, expe
 
 
 def test_a_weight_that_moves_is_the_batchs(decoder, completions, device_batch):
-    """The same loss as by a weight that stays, where both are the same."""
+    """An adaptive weight gives the same loss as a fixed weight of the same value."""
     model, arrays = decoder(), rollouts(completions)
     denominators = {TOKENS: 20, EXAMPLES: len(arrays[IDS])}
     losses = []

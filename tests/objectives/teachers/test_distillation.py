@@ -17,7 +17,7 @@ V, C, E = 37, 8, 5
 
 
 def batch_of(teacher, targets, entries, temperature=1.0, weights=None):
-    """What a teacher with these logits [B, T, V] leaves for a student."""
+    """Return the micro-batch that a teacher with logits [B, T, V] gives to a student."""
     found = find_likeliest(teacher.flatten(0, 1), Head(torch.eye(teacher.shape[-1])), entries,
                       temperature, teacher.shape[-1])  # fmt: skip
     ids, logs, rest = (each.view(*targets.shape, *each.shape[1:]) for each in found)
@@ -33,7 +33,7 @@ def batch_of(teacher, targets, entries, temperature=1.0, weights=None):
 
 
 def computed(objective, batch, student):
-    """What `objective` makes of a student with these logits."""
+    """Return the loss of `objective` for a student with these logits."""
     model = lambda ids: ModelOutput(student, Head(torch.eye(student.shape[-1])))  # noqa: E731
     return objective.compute(model, batch, {})
 
@@ -42,10 +42,12 @@ def log(*shares):
     return torch.tensor([[shares]]).log()
 
 
-# KL(p || q) of the facts: p = (.5, .3, .2), q = (.2, .3, .5) is .27488722. Of the two likeliest
-# and the rest together nothing is lost, as the rest is one entry; of the likeliest and the rest:
-# .5 ln(.5 / .2) + .5 ln(.5 / .8) = .22314355; with the two likeliest scaled up to (.625, .375):
-# .625 ln(.625 / .2) + .375 ln(.375 / .3) = .79582512.
+# KL(p
+#
+# q) for p = (.5, .3, .2), q = (.2, .3, .5) is .27488722. The two likeliest entries and the rest
+# lose nothing, as the rest is one entry. The likeliest entry and the rest: .5 ln(.5 / .2) + .5
+# ln(.5 / .8) = .22314355. The two likeliest rescaled to (.625, .375): .625 ln(.625 / .2) + .375
+# ln(.375 / .3) = .79582512.
 @pytest.mark.parametrize(
     ("entries", "rest", "expected"),
     [
@@ -124,7 +126,7 @@ def test_values_and_gradients_are_autograds(
         value.backward()
         values.append(value.detach())
         gradients.append([leaf.grad for leaf in leaves])
-    # The cross-entropy beside the divergence goes with its gradients, and its value is told.
+    # Cross-entropy adds its gradients to those of the divergence, and its value is logged.
     torch.testing.assert_close(values[0], values[1], rtol=1e-4, atol=1e-3)
     for mine, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=2e-2)
@@ -152,6 +154,6 @@ def test_of_all_entries_nothing_is_left_for_the_rest():
         computed(Distillation(), batch_of(teacher, targets, n), student).terms["divergence"]
         for n in (1, 4, 16)
     ]
-    # What is put together can only tell less.
+    # Grouping entries can only lower the divergence.
     told = [float(each.values.sum()) / 100 for each in fewer]
     assert told == sorted(told) and told[-1] < float(whole.sum())

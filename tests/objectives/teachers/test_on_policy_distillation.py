@@ -1,5 +1,4 @@
-"""On-policy distillation: divergences of known value, gradients against autograd's, credit by
-hand."""
+"""On-policy distillation: known divergences, gradients against autograd's, credit by hand."""
 
 import math
 
@@ -34,14 +33,14 @@ from trainrig.tokens.batches import (
     TOKENS,
 )
 
-# The teacher has other sizes than the student, also of its table.
+# The teacher differs from the student in size and in vocabulary.
 TEACHER = DecoderConfig(layers=1, channels=24, heads=2, vocabulary=80, positions=32)
-KL = 0.27488722  # of (.5, .3, .2) from (.2, .3, .5)
+KL = 0.27488722  # between (.5, .3, .2) and (.2, .3, .5)
 FULL, SAMPLED_ONE = OnPolicyDistillation(), OnPolicyDistillation(estimator="sampled")
 
 
 def speaker(logits_NV):
-    """A model with these logits at the places that are asked for."""
+    """Return a model with these logits at the requested positions."""
     head = Head(torch.eye(logits_NV.shape[-1]))
     return lambda ids_BT, places_N: ModelOutput(logits_NV[places_N], head)
 
@@ -50,7 +49,7 @@ def speaker(logits_NV):
 def test_the_divergence_has_its_known_value(temperature):
     p, q = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.2, 0.3, 0.5]])
     ids = targets = torch.tensor([[2]])
-    # What is added to all logits, or stands behind the vocabulary, has no share.
+    # Neither a constant added to all logits nor an entry beyond the vocabulary has an effect.
     student = torch.cat([p.log() * temperature + 7, torch.tensor([[30.0]])], 1)
     teacher = torch.cat([q.log() * temperature - 4, torch.tensor([[50.0, 9.0]])], 1)
     read = read_beside_teacher(speaker(student), speaker(teacher), ids, targets, temperature, 3)
@@ -63,7 +62,7 @@ def test_the_divergence_has_its_known_value(temperature):
 
 
 def test_what_is_sampled_has_the_gradient_of_the_whole_on_average():
-    """Over all tokens that may be drawn, each as often as the student draws it."""
+    """The expectation runs over all tokens, weighted by the student's probabilities."""
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
     gradients = []
     for estimator in ("full", "sampled"):
@@ -97,18 +96,18 @@ def test_what_is_sampled_has_the_gradient_of_the_whole_on_average():
 )
 def test_a_token_answers_for_those_after_it_as_far_as_the_discount_has_it(discount, expected):
     objective = OnPolicyDistillation(estimator="sampled", discount=discount)
-    # The prompt, two tokens, one of an environment, the last token, padding.
+    # The prompt, two tokens, a token of an environment, the last token, padding.
     away = np.array([[0, 0.5, -0.25, 0, 1.0, 0]])
     mask = np.array([[False, True, True, False, True, False]])
     found = objective.credit(np.array([[3.0]]), mask, away, None)
     assert found[TOKEN_ADVANTAGES][mask].tolist() == expected
     assert not found[TOKEN_ADVANTAGES][~mask].any()
     assert found[ADVANTAGES].tolist() == pytest.approx([sum(expected) / 3])
-    assert found[REWARDS].tolist() == [3.0]  # measured, and in no advantage
+    assert found[REWARDS].tolist() == [3.0]  # logged, but part of no advantage
 
 
 def rollouts(completions, temperature, rows=4):
-    """Arrays of made-up rollouts, sampled by other weights than those that learn of them."""
+    """Return arrays of synthetic rollouts, sampled with other weights than the trained model's."""
     ids, targets = completions(rows, 1)
     dice, there = np.random.default_rng(1), targets != IGNORE
 
@@ -133,7 +132,7 @@ def rollouts(completions, temperature, rows=4):
 
 
 def by_hand(objective, model, teacher, arrays):
-    """The loss from all logits at once, by plain torch."""
+    """Compute the loss from all logits at once, in plain torch."""
     ids, targets = (torch.from_numpy(arrays[name]) for name in (IDS, TARGETS))
     temperature = float(arrays[TEMPERATURE][0])
     log_p, log_q = (
