@@ -1,4 +1,4 @@
-"""What passes through a model, against what torch and its own parts say."""
+"""Activation statistics of a model, against torch and the model's own modules."""
 
 import math
 
@@ -79,8 +79,8 @@ def attention():
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("documents", [False, True])
 def test_entropy_is_that_of_the_weights_that_torch_attends_by(window, documents):
-    """The identity as values gives torch's weights back."""
-    length = 20  # fewer than are sampled: all queries
+    """With identity matrices as values, torch returns its attention weights."""
+    length = 20  # shorter than the sample, so all queries are used
     query, key = drawn(length)
     starts = torch.tensor([[*range(12), *range(8)]] * 2)
     numbers = number_documents(starts) if documents else None

@@ -127,7 +127,7 @@ def test_every_combination_trains_to_the_losses_of_its_precision(ranks, make_job
         training |= {"recompute": {"kind": again}} if again else {}
         training |= {"compile": {"backend": backend}} if backend else {}
         job = make_job(tmp_path, training=training)
-        # Two ranks trace each graph twice: of those with a graph, the widest combination does.
+        # Two ranks trace each graph twice, so only the widest combination with a graph uses two.
         both = backend is None or (compute, again) == ("bfloat16", "Selective")
         first, *others = ranks(2 if both else 1, "steps", job=job, count=4)
         assert all(each["digest"] == first["digest"] for each in others)
@@ -136,12 +136,12 @@ def test_every_combination_trains_to_the_losses_of_its_precision(ranks, make_job
         plain = found[compute, None, None]
         if backend is None or compute == "float32":
             assert each["digest"] == plain["digest"], (compute, again, backend)
-        else:  # a graph keeps in float32 what the plain layers round to bfloat16 between two steps
+        else:  # a graph keeps in float32 what plain layers round to bfloat16 in between
             assert each["losses"] == pytest.approx(plain["losses"], rel=5e-3)
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1800)  # a compile takes a minute or two where others want the cores
+@pytest.mark.timeout(1800)  # a compile takes a minute or two on busy cores
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 def test_compiled_training_is_close_to_plain_and_alike_at_any_number_of_ranks(
     compute, mortal_ranks, make_job, tmp_path
@@ -152,7 +152,7 @@ def test_compiled_training_is_close_to_plain_and_alike_at_any_number_of_ranks(
     job = make_job(tmp_path, training=plain | {"compile": {"cache": str(cache)}})
     found = mortal_ranks(2, "steps", job=job, count=4)
     code = sorted(cache.rglob("*.so"))
-    mortal_ranks.end()  # other processes, as after a restart: they find what was compiled
+    mortal_ranks.end()  # new processes find the compiled code, as after a restart
     found += mortal_ranks(1, "steps", job=job, count=4)
     assert code and sorted(Path(cache).rglob("*.so")) == code
     assert len({each["digest"] for each in found}) == 1

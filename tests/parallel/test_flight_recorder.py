@@ -7,7 +7,7 @@ from trainrig.parallel import flight_recorder
 
 
 class Recorders:
-    """As of a torch that was built with NCCL."""
+    """Recorder functions of a torch that was built with NCCL."""
 
     def __init__(self, nccl, others):
         self._found = {"_dump_nccl_trace_json": nccl, "_dump_fr_trace_json": others}
@@ -44,7 +44,7 @@ def test_a_rank_that_waits_for_another_tells_which_collective_it_waits_for(ranks
     assert event["file"] == "collectives/attempt-0003-rank-00000.json"
     entries = json.loads((tmp_path / event["file"]).read_text())["entries"]
     last = entries[-1]
-    # Rank 1 never joins it while that is written.
+    # Rank 1 never joins this collective while the dump is written.
     assert (last["profiling_name"], last["input_sizes"]) == ("gloo:all_reduce", [[5]])
 
 
@@ -53,7 +53,7 @@ def test_a_rank_that_waits_for_another_tells_which_collective_it_waits_for(ranks
     [
         ([("gloo:all_reduce", "scheduled", True)], None),
         ([("gloo:all_reduce", "scheduled", True), ("gloo:barrier", "scheduled", False)], 1),
-        # Put into the stream, which has not come to it: this device computes.
+        # Enqueued, but the stream has not reached it: this device computes.
         ([("nccl:all_gather", "completed", True), ("nccl:all_gather", "scheduled", False)], None),
         ([("nccl:all_gather", "started", False), ("nccl:broadcast", "scheduled", False)], 0),
     ],

@@ -57,7 +57,7 @@ def test_a_device_without_float8_is_refused_with_what_would_work():
 
 
 class Layer(nn.Module):
-    """A feed-forward part, its norm before it."""
+    """Feed-forward part with its norm."""
 
     def __init__(self):
         super().__init__()
@@ -87,7 +87,7 @@ def test_compiled_layers_share_one_graph_and_give_the_bits_of_plain_ones():
 
 
 class Products(TorchDispatchMode):
-    """Counts those in 8 bits."""
+    """Counter of products in 8 bits."""
 
     def __init__(self):
         super().__init__()
@@ -106,7 +106,7 @@ def test_selective_recomputation_keeps_what_products_gave(kept, again):
     x = torch.randn(32, 64, dtype=torch.bfloat16, requires_grad=True)
     with Products() as products:
         layer(x).float().square().sum().backward()
-    assert products.count == 6 + again  # of two projections, each three
+    assert products.count == 6 + again  # two projections with three products each
 
 
 def test_a_loss_scale_doubles_after_clean_updates_and_halves_down_to_1():

@@ -13,8 +13,10 @@ from trainrig.tokens.batches import MicroBatchSlot
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_gradients_of_ranks_are_added_up_not_averaged(world, deterministic, ranks):
-    """In deterministic mode also: torch calls what stands for its reduce-scatter, and makes the
-    gradients views of what that one was given to fill."""
+    """In deterministic mode, torch calls the replacement of its reduce-scatter.
+
+    The gradients are then views of the tensor that the replacement fills.
+    """
     factors = (1.0, 10.0, 100.0)[:world]
     ((one, _),) = ranks(1, "sharded_gradient", factors=(1.0,), deterministic=False)
     answers = ranks(world, "sharded_gradient", factors=factors, deterministic=deterministic)
@@ -32,8 +34,10 @@ LAYERS = ["layers.0", "layers.1"]
 
 @pytest.mark.parametrize("reshard", ["step", "layer"])
 def test_embedding_and_head_are_gathered_and_sent_by_themselves(reshard, ranks):
-    """The head once the layers are on their way, its gradient before theirs; the embedding for a
-    forward pass alone."""
+    """The head is gathered after the layers, and its gradient is sent before theirs.
+
+    The embedding is gathered for a forward pass alone.
+    """
     model = {**SIZES, "tie_embeddings": False}
     (gathered, sent, between), other = ranks(2, "units_sent", model=model, reshard=reshard)
     assert (gathered, sent, between) == other
@@ -58,14 +62,14 @@ def test_a_head_that_is_the_embedding_is_gathered_with_the_rest(ranks):
 @pytest.mark.parametrize("layers", [4, 24])
 def test_what_is_sent_at_a_time_does_not_grow_with_the_model(world, layers, ranks):
     for unit, held, units in ranks(world, "under_way", layers=layers):
-        assert units == UNITS_UNDER_WAY + 1  # that which begins, before the oldest is added up
-        # What goes out and what comes in; of 3 ranks, 64 rows are cut into 3 times 22.
+        assert units == UNITS_UNDER_WAY + 1  # the unit that begins, before the oldest is summed
+        # The bytes sent and received; with 3 ranks, 64 rows are cut into 3 times 22.
         assert held <= units * 2 * unit * (66 / 64 if world == 3 else 1)
 
 
 @pytest.mark.parametrize("virtual", [1, 3, 4])
 def test_a_rank_alone_adds_up_each_gradient_as_soon_as_it_is_there(virtual, alone):
-    """The same tree, without ever holding the gradients of a virtual worker together."""
+    """The tree is the same, but the gradients of a virtual worker are never held together."""
     torch.manual_seed(0)
     layers = nn.ModuleList([nn.Linear(6, 6, bias=False) for _ in range(3)])
     model = nn.Sequential(*layers)

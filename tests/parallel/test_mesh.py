@@ -11,7 +11,7 @@ LONG = timedelta(seconds=30)
 
 @pytest.fixture
 def door():
-    """A port of this machine at which nobody listens yet."""
+    """Yield a socket bound to a port of this machine that does not listen yet."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield bound
@@ -19,7 +19,7 @@ def door():
 
 @pytest.fixture
 def joined(monkeypatch):
-    """The ranks that torch was asked to let join."""
+    """Return the list of ranks that torch was asked to let join."""
     asked = []
     monkeypatch.setattr(mesh.dist, "init_process_group", lambda *_, rank, **__: asked.append(rank))
     return asked
@@ -80,7 +80,7 @@ def test_all_ranks_lie_along_one_axis(ranks):
         ({"pipeline": 2}, ("data_shard", "pipeline"), (2,), [0, 0, 1, 1], [0, 0, 1, 1]),
         ({"pipeline": 4}, ("data_shard", "pipeline"), (1,), [0] * 4, [0] * 4),
         (
-            {"copies": 2, "pipeline": 2},  # each has a whole stage
+            {"copies": 2, "pipeline": 2},  # each copy has a whole stage
             ("data_replicate", "data_shard", "pipeline"),
             (2, 1),
             [0, 0, 1, 1],
@@ -88,14 +88,14 @@ def test_all_ranks_lie_along_one_axis(ranks):
         ),
         ({"copies": 2}, ("data_replicate", "data_shard"), (2, 2), [0, 1, 2, 3], [0, 1, 0, 1]),
         (
-            {"copies": 2, "tensor": 2},  # each has a whole part of each layer
+            {"copies": 2, "tensor": 2},  # each copy has a whole part of each layer
             ("data_replicate", "data_shard", "tensor"),
             (2, 1),
             [0, 0, 1, 1],
             [0] * 4,
         ),
         (
-            {"copies": 4, "context": 2},  # ranks that share rows hold the same
+            {"copies": 4, "context": 2},  # ranks that share rows hold the same weights
             ("data_replicate", "context", "data_shard"),
             (4, 1),
             [0, 0, 1, 1],
@@ -109,7 +109,7 @@ def test_all_ranks_lie_along_one_axis(ranks):
             [0] * 4,
         ),
         (
-            {"copies": 2, "context": 2},  # and here each other's slices
+            {"copies": 2, "context": 2},  # ranks that share rows hold each other's slices
             ("data_replicate", "data_shard", "context"),
             (2, 2),
             [0, 0, 1, 1],
@@ -118,7 +118,7 @@ def test_all_ranks_lie_along_one_axis(ranks):
     ],
 )
 def test_neighbours_are_a_replica(degrees, axes, sharding, data, slices, ranks):
-    """Data is divided among replicas, and one rank of each speaks for it."""
+    """Data is divided among replicas, and one rank of each replica represents it."""
     found = ranks(4, "mesh", **degrees)
     assert [each["sharding"] for each in found] == [sharding] * 4
     kept = found[0]["axes"]

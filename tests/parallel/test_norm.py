@@ -47,7 +47,7 @@ def test_what_is_not_finite_stays_so(value):
 
 
 class Kernels(TorchDispatchMode):
-    """Counts the operators that compute something: views start no kernel."""
+    """Counter of operators that compute something: views start no kernel."""
 
     def __init__(self):
         super().__init__()
@@ -59,7 +59,7 @@ class Kernels(TorchDispatchMode):
 
 
 def test_an_accelerator_is_asked_for_few_large_kernels():
-    """1.3 billion parameters in 24 layers of 7 matrices, on a device that computes nothing."""
+    """The model has 1.3 billion parameters in 24 layers of 7 matrices, on a meta device."""
     shapes = [(2048, 2048)] * 4 + [(8192, 2048)] * 2 + [(2048, 8192)]
     with Kernels() as kernels:
         for shape in shapes * 24:

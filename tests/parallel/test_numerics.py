@@ -67,7 +67,7 @@ def test_a_run_that_goes_on_elsewhere_says_that_its_bits_may_differ(ranks, make_
     ranks(2, "train", job=job, attempt=folder.take_attempt(0), told=(0, "train", 3))
     assert events(job, "numerics_changed") == []
     (there,) = events(job, "numerics")
-    # As if the first attempt had been on another machine.
+    # Pretend that the first attempt ran on another machine.
     elsewhere = there["found"] | {"instructions": "NEON"}
     folder.record("numerics", attempt=1, found=elsewhere)
     path = f"{job.folder}/checkpoints/step_00000001/attempt-0001"
@@ -76,7 +76,7 @@ def test_a_run_that_goes_on_elsewhere_says_that_its_bits_may_differ(ranks, make_
     assert said["what"] == f"instructions: NEON → {there['found']['instructions']}"
     assert (said["attempt"], said["step"]) == (2, 1)
     steps = [line["step"] for line in metrics.read_series(job.folder)]
-    assert steps == [1, 2, 3]  # the run goes on
+    assert steps == [1, 2, 3]  # the run continues
 
 
 def test_the_kernel_of_attention_is_noted_and_another_on_resume_is_said(ranks, make_job, tmp_path):

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, on a host and, by marks in its queue, on an accelerator."""
+"""Time shares of a step, by a host's clock and by events in an accelerator's queue."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ from trainrig.parallel.phase_clock import PhaseClock
 
 @pytest.fixture
 def host(monkeypatch):
-    """The clock of a host that `host.pass_seconds` alone puts forward."""
+    """Replace the host's clock by one that only `host.pass_seconds` advances."""
     found = SimpleNamespace(now=0.0)
     found.pass_seconds = lambda seconds: vars(found).update(now=found.now + seconds)
     monkeypatch.setattr(phase_clock, "time", SimpleNamespace(perf_counter=lambda: found.now))
@@ -20,8 +20,7 @@ def host(monkeypatch):
 
 @pytest.fixture
 def device(monkeypatch):
-    """An accelerator that comes past the marks in its queue 0.25 s after each other, once it is
-    waited for."""
+    """Simulate an accelerator that reaches the events in its queue 0.25 s apart once waited for."""
     found = SimpleNamespace(marks=[], waits=[])
 
     class Event:

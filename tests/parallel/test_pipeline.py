@@ -25,7 +25,7 @@ SIZES = {"channels": 64, "heads": 4, "positions": 32}
 
 
 def held(order):
-    """Micro-batches between their passes after each turn."""
+    """Return the number of micro-batches between their two passes, after each turn."""
     return list(itertools.accumulate(1 if turn.forward else -1 for turn in order))
 
 
@@ -59,9 +59,11 @@ def test_each_interleaved_stage_takes_micro_batches_in_the_order_of_numbers(rank
 
 
 def play(orders, chunks, seconds=(1, 1), under_way=GRADIENTS_UNDER_WAY):
-    """When the last rank is done, by brute force: each takes its next turn as soon as what it needs
-    is there, and has sent no more gradients than `under_way` that the stages before have not gone
-    backward from; None: the ranks wait for each other."""
+    """Return when the last rank ends, by brute force, or None for a deadlock.
+
+    Each rank takes its next turn as soon as its inputs are there. At most `under_way` of its
+    gradients wait for the backward pass of an earlier stage.
+    """
     ranks = len(orders)
     done, now, at = {}, [0] * ranks, [0] * ranks
     sent = [[] for _ in orders]
@@ -96,15 +98,17 @@ def play(orders, chunks, seconds=(1, 1), under_way=GRADIENTS_UNDER_WAY):
 
 @given(stages=STAGES, count=COUNTS, schedule=SCHEDULES)
 def test_stages_wait_for_the_share_of_a_step_that_the_bubble_is(stages, count, schedule):
-    """Played with passes of one unit each: what a stage sends is there a unit later."""
+    """The simulated passes take one unit each, and what a stage sends arrives a unit later."""
     length = play([plan_turns(schedule, stage, stages, count) for stage in range(stages)], 1)
     assert (length - 2 * count) / length == pytest.approx(compute_idle_share(stages, count))
 
 
 @given(ranks=st.integers(2, 6), rounds=st.integers(1, 4), chunks=CHUNKS)
 def test_interleaved_stages_wait_for_a_share_of_what_one_each_does(ranks, rounds, chunks):
-    """(P - 1) / (chunks M) of the time of computing (arXiv:2104.04473, section 2.2.2): backward
-    passes take as long as forward ones, and twice as long."""
+    """The share is (P - 1) / (chunks M) of the compute time (arXiv:2104.04473, section 2.2.2).
+
+    Backward passes take as long as forward passes, or twice as long.
+    """
     count = rounds * ranks
     orders = [plan_turns("interleaved", rank, ranks, count, chunks) for rank in range(ranks)]
     for seconds in ((1, 1), (1, 2)):
@@ -118,7 +122,7 @@ def test_interleaved_stages_wait_for_a_share_of_what_one_each_does(ranks, rounds
 
 @given(ranks=st.integers(2, 6), count=COUNTS, chunks=CHUNKS)
 def test_interleaved_stages_never_wait_for_each_other(ranks, count, chunks):
-    """Whatever the number of micro-batches: replicas come and go."""
+    """This holds for any number of micro-batches, as replicas come and go."""
     orders = [plan_turns("interleaved", rank, ranks, count, chunks) for rank in range(ranks)]
     assert play(orders, chunks) is not None
 

@@ -52,7 +52,7 @@ def test_products_are_rounded_only_where_it_was_asked_for(compute, products):
 
 @pytest.mark.slow
 def test_bfloat16_keeps_the_losses_of_float32_within_half_a_percent(ranks, make_job, tmp_path):
-    # At a rate that does not blow every rounding up, as the usual one of these tests is made to do.
+    # A learning rate that does not amplify each rounding, unlike the usual one of these tests.
     usual = {"optimizer": {"kind": "AdamW", "lr": 1e-3}, "schedule": {"kind": "Cosine"}}
     (exact,) = ranks(1, "steps", job=job_of(make_job, tmp_path, 50, **usual), count=50)
     job = job_of(make_job, tmp_path, 50, precision=BFLOAT16, **usual)

@@ -1,4 +1,4 @@
-"""Compiling, recomputing and bfloat16 for the parts of a decoder that have operators of ours."""
+"""Compilation, recomputation and bfloat16 for decoder parts with custom operators."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_one_graph_holds_a_whole_layer_and_gives_the_same_gradients(changes):
 
 @pytest.mark.parametrize("name", ["capped windows", "ALiBi, gated"])
 def test_bfloat16_is_near_float32(name):
-    """Not of experts: a token near a tie goes to another one."""
+    """Experts are left out: a token near a tie goes to another expert."""
     plain, narrow = (gradients(VARIANTS[name], dtype=d) for d in (torch.float32, torch.bfloat16))
     for one, other in zip(plain, narrow, strict=True):
         assert (one - other).norm() <= 0.25 * one.norm() + 1e-3

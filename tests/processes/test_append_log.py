@@ -67,7 +67,7 @@ def test_writers_in_several_processes_lose_nothing(folder):
     assert sorted(found) == [(writer, number) for writer in range(3) for number in range(40)]
     for writer in range(3):
         mine = [number for w, number in found if w == writer]
-        for kind in (0, 1):  # appended for good one by one, or by the writer's own appender
+        for kind in (0, 1):  # appended one by one, or by the writer's own appender
             assert [n for n in mine if (n % 4 > 0) == kind] == [
                 n for n in range(40) if (n % 4 > 0) == kind
             ]
@@ -189,7 +189,7 @@ def test_metrics_are_in_a_bucket_once_they_are_flushed(s3, monkeypatch):
 
 @pytest.mark.slow
 def test_lines_of_thousands_of_ranks_are_fetched_once(monkeypatch):
-    """Of more objects than a server here could take in a test: only storage's two calls differ."""
+    """More objects than a test server could take, so storage's two calls are replaced."""
     names = [f"s3://bucket/log.jsonl/{n:020d}.{n:08x}.jsonl" for n in range(9_000)]
     fetched = []
 
@@ -206,7 +206,7 @@ def test_lines_of_thousands_of_ranks_are_fetched_once(monkeypatch):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system with room for 64 KiB."""
+    """Return a file system with 64 KiB of space."""
     place = tmp_path / "disk"
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(place)]
@@ -217,7 +217,7 @@ def small_disk(tmp_path):
 
 
 def fill(place):
-    """Leave no room but for what is left of the last page of each file."""
+    """Fill the disk, up to the free rest of the last page of each file."""
     with (place / "other").open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(bytes(4096)):
             pass
@@ -228,7 +228,7 @@ def test_lines_that_meet_a_full_disk_wait_for_room_and_none_is_torn(small_disk, 
     line = b"x" * 1_000 + b"\n"
     writer.write(line)
     fill(small_disk)
-    for _ in range(8):  # the page takes three and a half more
+    for _ in range(8):  # the page holds three and a half more
         writer.write(line)
     writer.flush()
     written = (small_disk / "log.jsonl").read_bytes()

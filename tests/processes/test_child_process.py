@@ -1,4 +1,4 @@
-"""Real processes and real signals: a child, its guard, and who started them."""
+"""Child processes and their guards, with real processes and real signals."""
 
 import os
 import signal
@@ -12,8 +12,8 @@ import pytest
 
 from trainrig.processes.child_process import Child
 
-PATIENCE = 60.0  # s: a bound for what is broken
-# Says what it is, then lives until it is told; on SIGTERM it ends as one that is whole.
+PATIENCE = 60.0  # s: a bound for broken code
+# A process that reports itself, lives until asked to end, and ends cleanly on SIGTERM.
 PATIENT = """
 import os, signal, sys, time
 def whole(*_):
@@ -31,14 +31,14 @@ print(grandchild.pid, flush=True)
 
 
 class Heard:
-    """A child that runs Python, and all that it says."""
+    """A child that runs Python, and its whole output."""
 
     def __init__(self, code, *arguments):
         self.said = b""
         self.child = Child([sys.executable, "-c", code, *arguments], dict(os.environ), self.hear)
 
     def hear(self, piece):
-        time.sleep(0.01)  # as storage takes its time
+        time.sleep(0.01)  # simulated delay of storage
         self.said += piece
 
     def first_line(self):
@@ -103,7 +103,10 @@ def test_when_asked_it_ends_whole(start):
 
 
 def test_a_signal_to_all_processes_at_once_is_not_passed_on_once_more(start):
-    """As when Ray stops a job: a second SIGTERM would end what checkpoints after the first."""
+    """Ray signals all processes when it stops a job.
+
+    A second SIGTERM would end the process that saves a checkpoint after the first.
+    """
     counting = """
 import signal, time
 count = 0
@@ -120,7 +123,7 @@ print(f"{count} times", flush=True)
     heard.first_line()
     guard = psutil.Process(heard.child.pid)
     (command,) = guard.children()
-    guard.suspend()  # so that it meets all of it at once, whatever the machine is busy with
+    guard.suspend()  # the guard then finds everything at once, however busy the machine is
     heard.child.ask()
     command.terminate()
     guard.terminate()
@@ -147,7 +150,7 @@ def test_the_command_dies_with_its_guard(start):
     heard = start(DEAF)
     command = int(heard.first_line())
     psutil.Process(heard.child.pid).kill()
-    until(lambda: gone(command))  # before anybody looks
+    until(lambda: gone(command))  # before anything looks at it
     assert heard.end() == -signal.SIGKILL
 
 

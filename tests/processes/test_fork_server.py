@@ -23,8 +23,8 @@ from trainrig.processes.fork_server import (
 from trainrig.train.elastic import worker_agent
 
 HERE = str(Path(__file__).parent)
-IDLE = 3  # sockets of a server that nobody has connected to
-LONG = 30.0  # s: a bound for what is broken
+IDLE = 3  # sockets of an idle server
+LONG = 30.0  # s: a bound for broken code
 # Prints what the server at an address answers to another user.
 ASK_AS_ANOTHER = """
 import contextlib, os, socket, sys
@@ -73,7 +73,7 @@ def server():
 
 
 def gone(pid):
-    """Whether the process ends, soon."""
+    """Return whether the process ends within the bound."""
     try:
         psutil.Process(pid).wait(LONG)
     except psutil.NoSuchProcess:
@@ -121,7 +121,7 @@ def test_several_live_side_by_side_and_each_ends_by_itself(server):
 
 @pytest.fixture
 def little_memory():
-    """A control group of 64 MiB, where the kernel lets this process make one; its folder."""
+    """Return the folder of a control group of 64 MiB, where the kernel allows one."""
     for folder, limit in (("memory/", "memory.limit_in_bytes"), ("", "memory.max")):
         group = Path(f"/sys/fs/cgroup/{folder}trainrig-{os.getpid()}")
         with contextlib.suppress(OSError):
@@ -155,7 +155,7 @@ def test_one_that_is_waited_for_is_ended_from_another_thread(server, stopped):
     with pytest.raises(ProcessDied, match=r"^killed by SIGKILL$"):
         forked.receive()
     asking.join()
-    forked.ask_to_end()  # too late, and no matter
+    forked.ask_to_end()  # too late, and without effect
 
 
 def test_an_end_is_over_when_the_process_is_no_more(server):
@@ -215,7 +215,7 @@ def test_nothing_forked_outlives_a_server_that_was_killed_though_nobody_looks(se
     server._server.kill()
     assert gone(forked.pid)
     forked.close()
-    server.get_address()  # another: the fixture ends one that lives
+    server.get_address()  # start another: the fixture ends a live one
 
 
 def test_a_server_whose_imports_fail_says_why_to_whoever_asks():
@@ -245,10 +245,11 @@ STRANGERS = {
 }
 
 
-@pytest.mark.slow  # the silent are given time
+@pytest.mark.slow  # silent clients are given time
 @pytest.mark.parametrize(("words", "descriptors"), STRANGERS.values(), ids=STRANGERS)
 def test_a_hundred_strangers_stall_nobody_and_are_hung_up_on(server, words, descriptors):
-    forked = ForkedProcess(server.get_address(), "forked:stay", "here")  # it serves by now
+    # The server is ready by now.
+    forked = ForkedProcess(server.get_address(), "forked:stay", "here")
     forked.end()
     seen = psutil.Process(server._server.pid)
     wait_until(lambda: len(seen.net_connections("unix")) == IDLE)
@@ -258,7 +259,7 @@ def test_a_hundred_strangers_stall_nobody_and_are_hung_up_on(server, words, desc
         ]
         forked = ForkedProcess(server.get_address(), "forked:stay", "here")
         assert forked.receive() == "here"
-        # All of them, also those that say nothing.
+        # This includes those that send nothing.
         assert {b""} == {hear_the_end(stranger) for stranger in strangers}
         forked.end()
     wait_until(lambda: len(seen.net_connections("unix")) == IDLE)
@@ -272,7 +273,8 @@ def wait_until(holds):
 
 
 def hear_the_end(stranger):
-    with contextlib.suppress(ConnectionResetError):  # what it said was not read to its end
+    # The server closed without reading all of the message.
+    with contextlib.suppress(ConnectionResetError):
         return stranger.recv(9)
     return b""
 
@@ -303,7 +305,7 @@ def test_the_token_stands_in_no_command_line_and_no_environment(server):
 
 @pytest.fixture
 def in_folders(monkeypatch):
-    """Addresses as on systems that have no others."""
+    """Use addresses in folders, as on systems without abstract ones."""
     monkeypatch.setattr(fork_server, "ABSTRACT", False)
 
 

@@ -17,7 +17,7 @@ FIRST = Heartbeat(rank=1, processes=(Process.here(),), node="A")
 
 
 class Supervisor:
-    """Collects beats; `heard` waits for one."""
+    """Collector of heartbeats; `heard` waits for one."""
 
     def __init__(self):
         self.beats, self.stop, self.broken = [], False, False

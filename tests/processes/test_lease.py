@@ -26,7 +26,7 @@ with lease.hold_lease(sys.argv[1]):
 
 @pytest.fixture
 def hold():
-    """`hold(folder)`: another process that holds it."""
+    """Return the function `hold(folder)`: start another process that holds the lease."""
     holders = []
 
     def start(folder):
@@ -55,7 +55,7 @@ def test_a_run_in_use_is_refused_and_its_owner_named(hold, tmp_path):
     message = rf"{tmp_path}: in use by a live run \(process {holder.pid} on \S+, since .* 0 s ago\)"
     with pytest.raises(OutputTaken, match=message), lease.hold_lease(str(tmp_path)):
         pytest.fail("two hold it")
-    holder.communicate()  # it ends, and lets go
+    holder.communicate()  # the process ends and releases the lease
     assert not (tmp_path / lease.FILE).exists()
     with lease.hold_lease(str(tmp_path)):
         assert (tmp_path / lease.FILE).exists()
@@ -69,7 +69,7 @@ def test_a_second_pretrain_of_a_live_run_is_refused_before_workers_start(
     monkeypatch.setattr(trainer, "check_fit", lambda *_: None)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(trainer, "run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        pretrain(run)  # begun, and let go of
+        pretrain(run)  # started, and released
     hold(run.output)
     monkeypatch.setattr(trainer, "check_fit", lambda *_: pytest.fail("workers were asked for"))
     with pytest.raises(OutputTaken, match="in use by a live run"):
@@ -80,7 +80,7 @@ def test_a_second_pretrain_of_a_live_run_is_refused_before_workers_start(
 def test_a_killed_owner_is_taken_over_from_at_once(hold, caplog, tmp_path):
     holder = hold(tmp_path)
     holder.send_signal(signal.SIGKILL)
-    # Dead, but not reaped: its number stays in the table of processes.
+    # A dead process that is not reaped: its pid stays in the process table.
     os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)
     with lease.hold_lease(str(tmp_path)):
         pass
@@ -129,7 +129,8 @@ def test_an_owner_that_was_taken_over_from_leaves_the_lease_alone(caplog, monkey
         (renewer,) = [each for each in threading.enumerate() if each.name == "lease"]
         theirs = lease.LeaseOwner.here()
         until = time.monotonic() + 60
-        while renewer.is_alive() and time.monotonic() < until:  # it may be writing at that moment
+        # The renewer may be writing at that moment.
+        while renewer.is_alive() and time.monotonic() < until:
             storage.write(f"{tmp_path}/{lease.FILE}", theirs.model_dump_json().encode())
             renewer.join(0.1)
         assert not renewer.is_alive()

@@ -18,7 +18,7 @@ proxy = _proxies["proxy"]
 
 @pytest.fixture
 def marks():
-    """Handlers of ours in place of the usual; what they were called with."""
+    """Install signal handlers, and return the list of their calls."""
     seen = []
     before = {
         n: signal.signal(n, lambda number, frame: seen.append(number)) for n in stop_file.SIGNALS
@@ -92,7 +92,7 @@ def test_the_file_is_not_asked_for_at_every_turn(tmp_path, monkeypatch):
     with StopRequests(str(tmp_path)) as requests:
         assert requests.read_request() is None
         (tmp_path / "stop").touch()
-        assert requests.read_request() is None  # looked a moment ago
+        assert requests.read_request() is None  # it was read a moment ago
         requests._looked -= stop_file.LOOK_EVERY
         assert requests.read_request() is not None
 

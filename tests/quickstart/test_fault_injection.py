@@ -22,14 +22,14 @@ RunFolder(folder).record("worker_started", attempt=attempt, rank=rank)
 print("ready", flush=True)
 sys.stdin.read()  # until it is told to end
 """
-PATIENCE = 60  # seconds, after which a test fails
+PATIENCE = 60  # s, after which a test fails
 
 Start = Callable[[int, int], "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """`start(2, 0)`: a process that is on record as rank 0 of attempt 2."""
+    """Return the function `start(2, 0)`: start a process recorded as rank 0 of attempt 2."""
     started = []
 
     def one(attempt: int, rank: int) -> "subprocess.Popen[bytes]":
@@ -50,8 +50,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def look_twice(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Returns when whoever watches the metrics has begun to read them twice from now on, so that
-    one reading is over."""
+    """Return a function that waits until the metrics were read twice from then on.
+
+    One full reading has ended then.
+    """
     looks: queue.Queue[None] = queue.Queue()
     read_lines = metrics.read_lines
 
@@ -64,7 +66,7 @@ def look_twice(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def wait() -> None:
         while not looks.empty():
             looks.get()
-        for _ in range(3):  # the first may have begun before
+        for _ in range(3):  # the first reading may have begun before
             looks.get(timeout=PATIENCE)
 
     return wait
@@ -83,7 +85,7 @@ def kills(folder: Path) -> list[dict[str, object]]:
 def test_the_last_rank_is_killed_once_the_step_is_done(
     tmp_path: Path, start: Start, look_twice: Callable[[], None]
 ) -> None:
-    # Whoever started last: neither the lowest number of a process nor the first or last on record.
+    # The rank that started last: neither the lowest pid nor the first or last of the record.
     zero, two, one = start(1, 0), start(1, 2), start(1, 1)
     with kill_one_worker(str(tmp_path), after_step=5):
         write_steps(tmp_path, 1, 1, 2, 3, 4)
@@ -128,7 +130,7 @@ def test_nobody_is_killed_a_second_time(tmp_path: Path, start: Start) -> None:
 
 
 def killers_are_done() -> None:
-    """Waits for the threads that this module's tests have made the library start."""
+    """Wait for the threads that this module's tests made the library start."""
     import threading
 
     for thread in threading.enumerate():
@@ -140,7 +142,7 @@ def killers_are_done() -> None:
 def test_a_run_that_takes_no_step_is_left_in_peace(
     tmp_path: Path, start: Start, look_twice: Callable[[], None]
 ) -> None:
-    # As if a worker's number had gone to another process since.
+    # Pretend that a worker's pid was reused by another process.
     worker = start(1, 0)
     write_steps(tmp_path, 1, 5, 6)
     with kill_one_worker(str(tmp_path), after_step=5):

@@ -1,4 +1,4 @@
-"""A Ray of a process's own: how it is lost, and what is left of it."""
+"""A Ray of the process's own: how its loss is found, and what it leaves behind."""
 
 import json
 import signal
@@ -17,7 +17,7 @@ from trainrig.errors import ClusterError
 from trainrig.ray_runtime import ray_local
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
-LONG = 120.0  # s: a bound for what is broken
+LONG = 120.0  # s: a bound for broken code
 
 START = """
 import json, os, signal, sys, time
@@ -68,14 +68,14 @@ say(found)
 
 @pytest.fixture
 def temporary() -> Iterator[Path]:
-    """A folder whose name is short enough for Ray's sockets."""
+    """Yield a folder whose name is short enough for Ray's sockets."""
     with tempfile.TemporaryDirectory(prefix="trl-", dir="/tmp") as folder:
         yield Path(folder)
 
 
 @pytest.fixture
 def start(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    """`start(text, …)`: a process with a Ray of its own, in the temporary folder."""
+    """Yield `start(text, …)`: start a process with its own Ray in the temporary folder."""
     for name in ("TMPDIR", "RAY_TMPDIR"):
         monkeypatch.setenv(name, str(temporary))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -101,7 +101,7 @@ def said(process: "subprocess.Popen[str]") -> Any:
 
 
 def gone(pid: int) -> bool:
-    """Whether the process ends, soon."""
+    """Return whether the process ends within the bound."""
     try:
         psutil.Process(pid).wait(LONG)
     except psutil.NoSuchProcess:
@@ -114,12 +114,12 @@ def gone(pid: int) -> bool:
 def test_one_that_is_lost_is_told_and_ended_and_another_leaves_nothing(
     start: Callable[..., Any], temporary: Path
 ) -> None:
-    """After two whose processes were killed, one of them while it started."""
+    """Before that, two others were killed, one of them during its start."""
     killed = [start(KILLED), start(HAS_NO_OWNER_YET)]
     first, starting = map(said, killed)
     assert "dashboard" not in first["daemons"] and "monitor" not in first["daemons"]
     assert Path(starting["session"]).exists()
-    # Ray opens what is in them to every user of the machine.
+    # Ray makes its folders readable for every user of the machine.
     private = list(temporary.iterdir())
     assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o700}
     assert all(Path(each["session"]).parents[1] in private for each in (first, starting))
@@ -131,7 +131,7 @@ def test_one_that_is_lost_is_told_and_ended_and_another_leaves_nothing(
     begun = [first]
     for daemon, name in called.items():
         lost = said(process)
-        # The next one has removed them.
+        # The next Ray has removed them.
         assert not Path(first["session"]).exists() and not Path(starting["session"]).exists()
         assert all(gone(pid) for pid in starting["daemons"].values())
         pid = lost["daemons"][daemon]
@@ -155,7 +155,7 @@ def test_one_that_fails_to_start_is_an_error_in_one_line_and_leaves_nothing(
         (folder / "session").mkdir()
         with (folder / "session/raylet.out").open("w") as log:
             daemons.append(subprocess.Popen(["sleep", "600"], stdout=log))
-        raise Exception("The current node timed out\nduring startup.")  # as Ray does
+        raise Exception("The current node timed out\nduring startup.")  # the error that Ray raises
 
     with (
         pytest.raises(ClusterError, match=r"^no Ray could be started .*timed out during startup"),

@@ -1,4 +1,4 @@
-"""Ray's private parts are where `ray_private` looks for them, and nothing else uses any."""
+"""The private parts of Ray exist where `ray_private` looks for them, and are used nowhere else."""
 
 import ast
 import importlib
@@ -11,16 +11,16 @@ import pytest
 from trainrig.ray_runtime import ray_local, ray_private
 
 PACKAGE = Path(ray_private.__file__).parents[1]
-# What a part of a module's path, or a name that is imported, looks like when it is not public.
+# Parts of module paths, or imported names, that are private without an underscore.
 PRIVATE_PATHS = ("core.generated", "v2.api", "autoscaler.sdk")
 
 
-# A cluster's head runs ray_pools.py by itself, where no other file of ours may be.
+# A cluster's head runs ray_pools.py without any other file of trainrig.
 ALONE = ("ray_private.py", "ray_pools.py")
 
 
 def _imports(path: Path) -> list[tuple[str, str]]:
-    """(module, name) of all that a file imports from Ray, wherever in it."""
+    """Return (module, name) of all imports from Ray anywhere in a file."""
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ray":
@@ -95,7 +95,7 @@ def test_what_is_imported_is_there(module: str, name: str) -> None:
     ],
 )
 def test_what_is_put_in_place_of_is_there(module: str, owner: str, names: tuple[str, ...]) -> None:
-    """A patch of a name that nobody reads any more would do nothing, unseen."""
+    """A patch of a name that is never read would silently do nothing."""
     held = getattr(importlib.import_module(module), owner)
     assert [name for name in names if not hasattr(held, name)] == []
 

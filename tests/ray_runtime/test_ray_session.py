@@ -20,7 +20,7 @@ SPLITS = [Split(f"split-{number}", {"number": number}) for number in range(6)]
 
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[int]:
-    """A Ray of this machine's own for all tests of this file; its number of CPUs."""
+    """Start a local Ray for all tests of this file, and return its number of CPUs."""
     with mock.patch.dict(os.environ):
         os.environ.pop("RAY_ADDRESS", None)
         ray_session.connect(1, "tests")
@@ -34,7 +34,7 @@ def local_ray() -> Iterator[int]:
 
 @pytest.fixture
 def workers(request: pytest.FixtureRequest) -> int:
-    """How many workers; Ray is started only for tests that ask for some."""
+    """Return the number of workers, and start Ray only for tests that use some."""
     if request.param:
         request.getfixturevalue("local_ray")
     return int(request.param)
@@ -54,9 +54,9 @@ WORKERS = pytest.mark.parametrize(
 
 
 def make_work(folder: str) -> Work:
-    """Work that writes a split's number, and a line into `log` each time that it does so.
+    """Return work that writes a split's number, and adds a line to `log` for each split.
 
-    A split whose number stands in the file `bad` cannot be done; nor can any if `bad` says `all`.
+    A split fails if its number is in the file `bad`; all splits fail if `bad` contains `all`.
     """
     bad = storage.read(f"{folder}/bad").decode() if storage.exists(f"{folder}/bad") else ""
     if bad == "all":
@@ -154,7 +154,7 @@ def test_more_workers_than_cpus_are_refused_with_what_fits(local_ray: int) -> No
 
 
 def look_around(folder: str) -> Work:
-    """Work that reports what its process sees."""
+    """Return work that reports what its process sees."""
 
     def work(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         import platform

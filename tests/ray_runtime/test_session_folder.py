@@ -1,4 +1,4 @@
-"""The private folder of a Ray: who may enter it, and which ones are acted on."""
+"""The private folder of a Ray session: its permissions, and which folders are cleaned up."""
 
 import os
 import stat
@@ -15,16 +15,16 @@ from trainrig.errors import ConfigError
 from trainrig.processes.process_identity import Process
 from trainrig.ray_runtime import ray_private, session_folder
 
-OTHER = 61234  # a user that is not this one
-LONG = 30.0  # s: a bound for what is broken
-# Writes a file, says so, and stays.
+OTHER = 61234  # another user than this one
+LONG = 30.0  # s: a bound for broken code
+# Opens a file for writing, reports that, and stays.
 WRITER = "import sys, time; f = open(sys.argv[1], 'w'); print('open', flush=True); time.sleep(600)"
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 
 
 @pytest.fixture
 def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder in which private folders lie; its name is short enough for sockets."""
+    """Yield the parent of private folders; its name is short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="trl-", dir="/tmp") as folder:
         monkeypatch.setenv("RAY_TMPDIR", folder)
         monkeypatch.setattr(session_folder, "FALLBACK", Path(folder))
@@ -33,13 +33,13 @@ def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def start_writer() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """`start_writer(path, user)`: a process that has the file open."""
+    """Yield `start_writer(path, user)`: start a process that has the file open."""
     started: list[subprocess.Popen[str]] = []
 
     def start(path: Path, user: int | None = None) -> "subprocess.Popen[str]":
         command = [sys.executable, "-c", WRITER, str(path)]
         before = None if user is None else (lambda: os.setuid(user))
-        if user is not None:  # the interpreter may lie in a folder of root's alone
+        if user is not None:  # only root may be able to read the interpreter
             command = ["/bin/sh", "-c", 'exec 3>"$0"; echo open; exec sleep 600', str(path)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=before)
         started.append(process)
@@ -53,7 +53,7 @@ def start_writer() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
 
 
 def write_dead_owner(folder: Path) -> Path:
-    """Record an owner that is dead, as its own process would have."""
+    """Record a dead owner, as its own process would have."""
     gone = Process.here().model_copy(update={"process_began": "1"})
     (folder / session_folder.OWNER).write_text(gone.model_dump_json())
     (folder / session_folder.OWNER).chmod(0o600)
@@ -87,7 +87,7 @@ def test_what_a_dead_process_left_is_removed_and_a_live_one_keeps_its_own(
 
 
 def widen(folder: Path) -> None:
-    """Let every user in."""
+    """Open the folder to every user."""
     folder.chmod(0o777)
 
 
@@ -97,19 +97,19 @@ def let_others_write_the_record(folder: Path) -> None:
 
 
 def link_the_record(folder: Path) -> None:
-    """Put a link in the place of the record."""
+    """Replace the record by a link."""
     record = folder / session_folder.OWNER
     record.rename(folder / "elsewhere.json")
     record.symlink_to(folder / "elsewhere.json")
 
 
 def give_the_folder_away(folder: Path) -> None:
-    """Make the folder another user's."""
+    """Make another user the owner of the folder."""
     os.chown(folder, OTHER, OTHER)
 
 
 def give_the_record_away(folder: Path) -> None:
-    """Make the record another user's."""
+    """Make another user the owner of the record."""
     os.chown(folder / session_folder.OWNER, OTHER, OTHER)
 
 

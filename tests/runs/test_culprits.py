@@ -35,7 +35,7 @@ def test_a_document_is_told_the_rules_that_it_breaks() -> None:
 def trained(
     make_job: Callable[..., Any], make_run: Callable[..., Pretraining], ranks: Any, tmp_path: Path
 ) -> str:
-    """A run of 6 updates that went past the batches 2 and 3."""
+    """Train a run of 6 updates that skipped batches 2 and 3, and return its folder."""
     from trainrig.train.run.run_folder import RunFolder
 
     settings = {"steps": 6, "skip_data": ((2, 4),), "checkpoints": {"every": 2, "keep": 9}}

@@ -1,4 +1,4 @@
-"""Several runs on one page."""
+"""Curves of several runs on one page."""
 
 import json
 import math

@@ -22,7 +22,7 @@ globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.
 
 @pytest.fixture
 def home(make_run: Callable[..., Pretraining], tmp_path: Path) -> Path:
-    """Three runs: one that began, one that got on, one that its driver left."""
+    """Write three runs: one just started, one in progress, one abandoned by its driver."""
     for name in ("begun", "deep/on", "left"):
         folder = tmp_path / name
         folder.mkdir(parents=True)
@@ -47,7 +47,7 @@ def test_each_run_says_how_far_it_is_and_what_it_made(home: Path) -> None:
 
 
 def test_cost_counts_all_the_time_that_attempts_held_workers(home: Path) -> None:
-    """Two attempts of 2 and 4 workers, of an hour and of half of one, some of it without a step."""
+    """Two attempts of 2 and 4 workers took an hour and half an hour, partly without steps."""
     events = [
         {"event": "attempt_started", "time": 1000.0, "attempt": 1, "step": 0, "workers": 2},
         {"event": "attempt_failed", "time": 4600.0, "attempt": 1, "step": 1, "problem": "died"},

@@ -37,7 +37,7 @@ def run_file(run: Pretraining, tmp_path: Path) -> str:
 
 
 def windows_of(run: Pretraining) -> dict[str, dict[tuple[int, ...], list[str]]]:
-    """Of each source, every window's ids and the documents they are of, by brute force."""
+    """Return the ids and the documents of each window, by source, by brute force."""
     shards = TokenShards.open(f"{run.tokens}/{TRAIN}")
     length = run.batches.sequence_length
     found: dict[str, dict[tuple[int, ...], list[str]]] = {}
@@ -144,7 +144,8 @@ def test_a_run_folder_is_traced_from_any_folder_and_when_it_was_moved_with_its_t
     assert write_report(f"{before}/runs/model") == f"{before}/runs/model/report.html"
     before.rename(after)
     assert trace(f"{after}/runs/model", 2).log == "agrees"
-    Path(after, "runs/model/run.toml").write_text(to_toml(relative))  # as written of old
+    # The path as earlier versions wrote it.
+    Path(after, "runs/model/run.toml").write_text(to_toml(relative))
     assert trace(f"{after}/runs/model", 2).log == "agrees"
 
 

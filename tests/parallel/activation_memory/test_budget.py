@@ -1,4 +1,4 @@
-"""A budget of what layers keep: as few as can be compute again."""
+"""A memory budget of saved activations: the fewest possible layers are recomputed."""
 
 import itertools
 
@@ -73,8 +73,11 @@ def test_what_is_chosen_fits_and_one_layer_less_would_not(share, layout, narrow,
 
 
 def test_it_is_what_a_model_keeps():
-    """Counted, of four layers at every budget at which another layer computes again: what is beside
-    layers, and the logarithms and roots of attention and norms, are not reckoned."""
+    """Compare the estimate with counted bytes wherever one more of four layers is recomputed.
+
+    Tensors outside the layers, and the logarithms and roots of attention and norms, are not part of
+    the estimate.
+    """
     least, most = least_and_most(CONFIG, room(1))
     tokens, seen = batch().numel(), set()
     for step in range(12):
@@ -109,7 +112,7 @@ def test_experts_that_workers_divide_compute_all_again():
 
 
 def test_stages_keep_as_many_micro_batches_as_are_under_way():
-    """Of 1F1B two on the first stage, one on the last."""
+    """With 1F1B, the first stage keeps two micro-batches and the last keeps one."""
     deep = CONFIG.model_copy(update={"vocabulary": 16})
     first, last = (least_and_most(deep, room(1, LAYOUTS[3]), rank)[1] for rank in (0, 1))
     assert first == 2 * last == least_and_most(deep, room(1))[1]

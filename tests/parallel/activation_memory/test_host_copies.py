@@ -1,4 +1,4 @@
-"""What layers save, in the host's memory: run here as if a CPU had a memory of its own."""
+"""Saved activations in host memory, with CPUs that act as devices of their own."""
 
 import weakref
 
@@ -16,15 +16,18 @@ from trainrig.parallel.compiled import Compile, compile_layers
 
 @pytest.fixture
 def apart(monkeypatch):
-    """Has CPUs be devices apart, and sends all that is saved; watches what is where."""
+    """Treat CPUs as separate devices, offload all saved tensors, and record where tensors are."""
     monkeypatch.setattr(host_copies, "APART", ("cpu",))
     monkeypatch.setattr(host_copies, "LEAST_BYTES", 0)
     return Watched(monkeypatch)
 
 
 class Watched:
-    """Of all passes through layers: how much was sent, how often fetched, and the most that was on
-    the device at once of what is on the host as well."""
+    """Recorder of all passes through layers.
+
+    It counts the bytes offloaded, the fetches, and the peak device memory of tensors that have a
+    host copy.
+    """
 
     def __init__(self, monkeypatch):
         self.sent, self.places, self.passes = [], set(), weakref.WeakSet()
@@ -95,11 +98,12 @@ def test_gradients_are_the_same_to_the_bit(kept, compiled, dtype, packed, apart)
         gradients(build(kept, compiled, hosted, dtype), packed) for hosted in (False, True)
     )
     assert all(torch.equal(a, b) for a, b in zip(plain, hosted, strict=True))
-    assert 0 < apart.fetched < len(apart.sent)  # the last two layers' had not left the device
+    # The last two layers' tensors were still on the device.
+    assert 0 < apart.fetched < len(apart.sent)
     if isinstance(kept, Full) and kept.every == 1:
         inputs = batch().numel() * CONFIG.channels * dtype.itemsize
         sizes = [size for size in apart.sent if size != torch.get_rng_state().nbytes]
-        assert sizes == [inputs] * 4  # beside the state of randomness, of compiled layers
+        assert sizes == [inputs] * 4  # besides the random state of compiled layers
 
 
 @pytest.mark.parametrize("kept", [None, Full()])
@@ -111,7 +115,7 @@ def test_two_layers_are_on_the_device_and_nothing_outlives_the_backward_pass(kep
     loss.backward()
     assert apart.fetched == pytest.approx(len(apart.sent) / 2, abs=1)
     del loss
-    assert not apart.passes  # not for the collector to find
+    assert not apart.passes  # freed without the garbage collector
     assert apart.most == pytest.approx(2 * of_a_layer, rel=0.01)
 
 
@@ -122,7 +126,7 @@ def test_several_micro_batches_under_way_have_two_layers_there_as_well(apart):
     assert apart.count_here() == pytest.approx(2 * of_a_layer, rel=0.01)
     one.backward()
     two.backward()
-    # While a layer of the first goes backward, the last two of the second are there too.
+    # During a backward pass through a layer of the first, the last two of the second are there too.
     assert apart.most == pytest.approx(4 * of_a_layer, rel=0.01)
 
 
@@ -156,7 +160,7 @@ def test_nothing_is_moved_on_a_cpu_or_without_a_backward_pass(monkeypatch):
 
 @pytest.mark.parametrize("stages", [None, [slice(0, 2), slice(2, 4)]])
 def test_the_layer_before_is_fetched_while_one_goes_backward(stages, apart, monkeypatch):
-    """Of several stages of a pipeline, that of the same stage and micro-batch."""
+    """Where a pipeline has several stages, it is the layer of the same stage and micro-batch."""
     order = []
     fetch = host_copies.LayerCopies.fetch
 
@@ -167,7 +171,7 @@ def test_the_layer_before_is_fetched_while_one_goes_backward(stages, apart, monk
 
     monkeypatch.setattr(host_copies.LayerCopies, "fetch", note)
     model, ids = build(stages=stages), batch()
-    one, two = (model(ids).logits.sum() for _ in range(2))  # two micro-batches under way
+    one, two = (model(ids).logits.sum() for _ in range(2))  # two micro-batches in flight
     for loss in (one, two):
         order.clear()
         loss.backward()

@@ -18,7 +18,8 @@ WAYS = {
     "every second": Full(every=2),
     "selective": Selective(),
 }
-MIXED = {"each in its way": ("all", "products", "input", "products")}  # as a budget may choose
+# A mixture that a budget may choose.
+MIXED = {"each in its way": ("all", "products", "input", "products")}
 CONFIG = DecoderConfig(layers=4, channels=32, heads=4, kv_heads=2, vocabulary=64, positions=64)
 
 
@@ -43,7 +44,7 @@ def gradients(model, packed=None):
 
 
 class Kept(TorchDispatchMode):
-    """Bytes of the tensors made while it is on, as long as they live."""
+    """Counter of the bytes of tensors created inside the block, as long as they live."""
 
     def __init__(self, model):
         super().__init__()
@@ -65,7 +66,7 @@ class Kept(TorchDispatchMode):
 
 
 def kept_for_the_backward_pass(way):
-    """Bytes, without the logits, which every way keeps."""
+    """Return the bytes kept for the backward pass, without the logits, which every mode keeps."""
     model, ids = build(way), batch()
     with Kept(model) as kept:
         logits = model(ids).logits
@@ -93,7 +94,7 @@ def test_the_more_is_computed_again_the_less_is_kept():
     none, every_layer, every_second, selective = kept
     assert every_layer < every_second < none
     assert every_layer < selective < none
-    # Of each layer only its input, [B, T, C] of float32; beside those what comes after the last.
+    # Each layer keeps only its input, [B, T, C] of float32; the rest follows the last layer.
     a_stream = 3 * 48 * 32 * 4
     assert every_layer < 8 * a_stream
     assert every_layer < 0.1 * none
@@ -119,7 +120,7 @@ def test_what_is_dear_is_computed_once_and_what_is_cheap_twice_when_selective(mo
             gradients(build(WAYS[way]))
     aten = torch.ops.aten
     products = [counts[way, aten.mm.default] for way in ("none", "all layers", "selective")]
-    # Each of four layers has seven products; the last of them is not asked for again.
+    # Each of four layers has seven products; the last of them is not needed again.
     assert products == [products[0], products[0] + 4 * 6, products[0]]
     attention = aten._scaled_dot_product_flash_attention_for_cpu.default
     assert [counts[way, attention] for way in WAYS if way != "every second"] == [4, 8, 4]

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from trainrig.parallel.exact.tree import TreeSum, find_largest_subtrees
 
-# Sums of these depend on their order: large and small ones, of both signs.
+# Large and small numbers of both signs: their float sums depend on the order.
 FLOATS = st.floats(-1e6, 1e6, width=32)
 
 
 class Text(str):
-    """Adds up to its own brackets."""
+    """Value whose sum is the text of its brackets."""
 
     def add_(self, other):
         return Text(f"({self}+{other})")
@@ -44,7 +44,7 @@ def test_the_brackets_of_small_trees_by_hand(leaves, brackets):
 
 @st.composite
 def dealt_leaves(draw):
-    """Leaves, who owns which (neighbours, uneven, some may have none), and who comes when."""
+    """Draw leaves, their uneven assignment to neighbours, some idle, and the order of arrival."""
     values = draw(st.lists(FLOATS, min_size=1, max_size=24))
     cuts = sorted(draw(st.lists(st.integers(0, len(values)), max_size=5)))
     bounds = [0, *cuts, len(values)]

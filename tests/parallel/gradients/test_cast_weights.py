@@ -1,5 +1,7 @@
-"""Weights of a rank alone, cast without FSDP. That steps are those of FSDP to the bit is shown in
-tests/train/test_state.py."""
+"""Weights of a single rank, cast without FSDP.
+
+tests/train/test_state.py shows that the steps are bit-identical to those of FSDP.
+"""
 
 import torch
 from torch import nn
@@ -12,7 +14,7 @@ NARROW = Precision(compute="bfloat16")
 
 
 class Model(nn.Module):
-    """Two layers between an embedding, which is the head too, and a norm."""
+    """Two layers between an embedding, which is also the head, and a norm."""
 
     def __init__(self, layers=2):
         super().__init__()
@@ -86,7 +88,7 @@ def test_the_last_backward_pass_lets_copies_go_layer_by_layer():
     whole = 2 * (8 * 8 + 8)
     of_first, of_last = dict(seen[:3]), dict(seen[3:])
     assert of_first[0] == [whole] * 3
-    # When layer 1 is through, layer 2 has been let go, and layer 0 is still to come.
+    # After the pass of layer 1, layer 2 has released its copies, and layer 0 has not run yet.
     assert (of_last[1][0], of_last[1][2]) == (whole, 0)
     assert all(held_bytes(unit) == 0 for unit in list_cast_units(model))
 
@@ -107,7 +109,7 @@ def test_a_layer_that_is_gone_through_twice_keeps_its_copies_until_both_are_back
 def test_a_pass_whose_gradient_never_comes_keeps_copies_and_lets_them_go_at_the_end():
     model, ids = build()
     units = BackwardUnits([model])
-    model(ids)  # looked at, and never gone back through
+    model(ids)  # a forward pass without a backward pass
     units.prepare(0, True, True, True)
     model(ids).float().sum().backward()
     assert all(held_bytes(unit) for unit in list_cast_units(model))

@@ -23,7 +23,7 @@ PHONE = Plant("personal_data", PAGE, what="PHONE", value="+49 30 901820", hard=T
 
 
 def write_rows(folder: Path, *rows: tuple[str, str | None, str]) -> str:
-    """A curated folder of `(url, dropped_by, text)`, two files for what is kept."""
+    """Write a curated folder of `(url, dropped_by, text)`, with two files of kept rows."""
     for name, chosen in {
         f"{KEPT}/a-00000": [row for row in rows[:1] if row[1] is None],
         f"{KEPT}/b-00000": [row for row in rows[1:] if row[1] is None],

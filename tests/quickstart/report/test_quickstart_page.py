@@ -1,4 +1,4 @@
-"""The quickstart's page, made from a story as a real run would tell it, and from worse ones."""
+"""The quickstart's page, from the results of a real run and from worse ones."""
 
 import math
 import re
@@ -165,7 +165,7 @@ STORY = QuickstartResults(
 
 
 class Elements(HTMLParser):
-    """The elements of a page in order, with their attributes."""
+    """Elements of a page in order, with their attributes."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ def text_of(html: str) -> str:
 
 
 def with_hostile_text(value: Any) -> Any:
-    """`value` with markup appended to every string in it, stage names excepted (they are ours)."""
+    """Append markup to every string in `value`, except trainrig's own stage names."""
     if isinstance(value, str):
         return f"{value}</p><script>alert('1')</script>\u202e\x00"
     if isinstance(value, StageResult):

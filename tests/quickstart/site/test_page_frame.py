@@ -36,7 +36,7 @@ def frame(layout: int) -> Frame:
 
 
 class Balance(HTMLParser):
-    """Fails where an end tag is not that of the element opened last."""
+    """Parser that fails where an end tag does not match the last open element."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -37,7 +37,7 @@ def built(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pages(built):
-    """Every page by its URL."""
+    """Return every page by its URL."""
     found = {}
     for path in sorted(built[0].glob("*.warc.gz")):
         for page in read_warc(str(path)):
@@ -95,7 +95,7 @@ def test_there_are_as_many_as_asked_for(built, pages):
 def test_the_list_of_plants_is_the_report_s(built, plants):
     report = built[1]
     assert Counter(plant.kind for plant in plants) == report.planted
-    # Few of so few pages are good to copy; how many is a matter of what is installed.
+    # Few of so few pages suit as duplicates; how many depends on the installed packages.
     assert 1 <= report.planted["exact_duplicate"] <= 4
     assert 1 <= report.planted["near_duplicate"] <= 5
     assert report.planted["foreign_language"] == 8
@@ -126,7 +126,7 @@ def test_near_copies_are_as_near_as_recorded_after_extraction(plants, pages):
             found = compute_shingle_jaccard(
                 text_of(pages[plant.url]), text_of(pages[plant.original_url])
             )
-            # The frames differ too, and leave some words in the text.
+            # The page frames differ too, and leave some words in the text.
             assert plant.jaccard - 0.12 <= found <= plant.jaccard + 0.02
 
 
@@ -147,7 +147,7 @@ def test_personal_data_are_in_the_text_that_is_extracted_and_nowhere_else(plants
 
 def test_every_page_has_its_elements_closed(pages):
     class Closed(HTMLParser):
-        """Counts what pydoc, too, closes; HTML lets <p>, <dt> and their like go on."""
+        """Counter of tags that pydoc closes as well; HTML lets <p>, <dt> and others stay open."""
 
         def __init__(self):
             super().__init__()

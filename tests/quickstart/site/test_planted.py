@@ -25,7 +25,7 @@ FRAME = Frame(0, "Test", ())
 
 
 def prose_article(number, section="s", sentences=30):
-    """Sentences without sense, but with the words, lengths and variety of English ones."""
+    """Return random sentences with the words, lengths and variety of English ones."""
     draw = random.Random(number)
 
     def thing():
@@ -42,8 +42,10 @@ def prose_article(number, section="s", sentences=30):
 
 
 def changed_words(one, other):
-    """Words by which two texts differ, by the longest common subsequence: additions, losses and
-    replacements count one each."""
+    """Return the number of words by which two texts differ, by longest common subsequence.
+
+    An addition, a removal and a replacement count one each.
+    """
     a, b = one.split(), other.split()
     row = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):

@@ -79,7 +79,7 @@ def is_running(pid):
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return state != "Z"  # ended, and not yet reaped by whoever inherited it
+    return state != "Z"  # ended, but not yet reaped
 
 
 @pytest.mark.timeout(60)
@@ -93,14 +93,14 @@ open({str(pid_file)!r}, "w").write(str(child.pid))
 """
     render(write_modules(tmp_path, leaver=source), 1, [str(tmp_path)])
     pid = int(pid_file.read_text())
-    # The signal was sent; how soon it is acted on is the system's affair.
+    # The signal was sent; the system decides how soon it takes effect.
     while is_running(pid):
         pass
 
 
 def test_pages_say_nothing_that_differs_between_runs_or_worker_counts():
     names = ["cgi", "difflib", "os.path", "unittest.main", "smtplib"]
-    if "cgi" not in list_standard_modules():  # gone since Python 3.13
+    if "cgi" not in list_standard_modules():  # removed in Python 3.13
         names.remove("cgi")
     first = render(names, 1)
     assert first == render(names, 2)

@@ -96,7 +96,7 @@ def test_nothing_is_imported(tmp_path, monkeypatch):
     (source,) = list_package_sources([str(folder)], seed=0)
     assert read_source(source).article is not None
     assert not marks.exists()
-    importlib.import_module("library.shelf")  # would have left its mark
+    importlib.import_module("library.shelf")  # an import would have left its mark
     assert marks.exists()
 
 
