@@ -1,4 +1,4 @@
-"""Decoders of a sweep: as large as asked, of sensible shape, counted without being made."""
+"""Decoders of a sweep: requested sizes, sensible shapes, and counts without building a model."""
 
 import math
 

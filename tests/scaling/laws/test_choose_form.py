@@ -1,4 +1,4 @@
-"""The form that heads a law is the one that predicts the runs kept back."""
+"""Choice of a law's form: the one that best predicts the held-out runs."""
 
 import re
 from dataclasses import replace
@@ -65,7 +65,7 @@ def test_the_standard_form_stays_within_one_standard_error_and_where_nothing_is_
         }
         return replace(forms, judged=judged, kept=tuple(kept))
 
-    # The best's mean is .010, its standard error .00183.
+    # The best form's mean error is .010, with a standard error of .00183.
     kaplan = [0.006, 0.008, 0.012, 0.014]
     close = found([0.011, 0.011, 0.011, 0.0130], kaplan)
     assert close.chosen == "Parametric"

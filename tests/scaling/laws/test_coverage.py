@@ -1,4 +1,4 @@
-"""Do intervals hold the truth as often as they say? Asked of sweeps whose law is known."""
+"""Coverage of intervals, measured on sweeps whose law is known."""
 
 import datetime
 import json
@@ -37,19 +37,22 @@ def heavy_tails(rng, runs):
 
 
 def uneven(rng, runs):
-    """Small runs scatter thrice as much as large ones."""
+    """Return noise that is three times as large for small runs as for large ones."""
     size = np.log(runs.parameters / runs.parameters.min()) / np.log(100)
     return 0.015 * (1 - size * 2 / 3) * rng.normal(size=len(runs))
 
 
 def by_training_run(rng, runs):
-    """Half of the variance is shared by the points of one training run."""
+    """Return noise, half of whose variance is shared by the points of one training run."""
     _, trial = np.unique(runs.trial, return_inverse=True)
     return 0.007 * (rng.normal(size=trial.max() + 1)[trial] + rng.normal(size=len(runs)))
 
 
 def grid(sizes, lengths, replicas=1):
-    """Runs of the law itself; the token counts of one size and replica are of one training run."""
+    """Return runs of the exact law.
+
+    All token counts of one size and replica belong to one training run.
+    """
     each = lengths * replicas
     parameters = np.repeat(np.geomspace(1e7, 1e9, sizes), each)
     tokens = parameters * np.tile(np.geomspace(2, 100, lengths), sizes * replicas)
@@ -72,7 +75,10 @@ CASES = {
 
 
 def noisy(runs, noise, resample, seed):
-    """The same runs with `noise`; drawn by rows, each is a trial of its own."""
+    """Return the same runs with `noise`.
+
+    If they are resampled by rows, each row is a separate trial.
+    """
     errors = noise(np.random.default_rng(seed), runs)
     trial = runs.name if resample == "rows" else runs.trial
     return RunsTable.of(
@@ -84,7 +90,7 @@ def noisy(runs, noise, resample, seed):
 
 
 def coverage(case, sweeps, draws):
-    """The share of `sweeps` whose 95% intervals hold the truth, by method and quantity."""
+    """Return the share of `sweeps` whose 95% intervals hold the truth, by method and quantity."""
     runs, noise, resample = CASES[case]
     truth = TRUTH.constants | {name: float(asked(TRUTH)) for name, asked in ASKED.items()}
     held, seconds, failed = Counter(), Counter(), 0
@@ -116,7 +122,7 @@ def coverage(case, sweeps, draws):
 
 @pytest.mark.slow
 def test_intervals_hold_the_truth_about_as_often_as_they_say():
-    """Of 16 intervals of 95%, fewer than 13 hold it once in a hundred such tests."""
+    """The chance that fewer than 13 of 16 intervals of 95% hold the truth is 1%."""
     runs, noise, resample = CASES["64 runs, normal noise of 1%"]
     held = Counter()
     for seed in range(16):
@@ -135,7 +141,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_the_coverage_of_both_intervals_is_measured():
-    """200 sweeps of 200 warm-started draws in each case, kept in results/coverage.json."""
+    """Measure 200 sweeps of 200 warm-started draws in each case, for results/coverage.json."""
     found = {}
     for case in CASES:
         found[case] = coverage(case, sweeps=200, draws=200)

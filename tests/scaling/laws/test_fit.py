@@ -1,4 +1,4 @@
-"""Runs to law.json: the same bytes again, judged on the largest, and all of it said."""
+"""The verb `fit`, from runs to law.json: same bytes on repeat, held-out largest runs, output."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def test_a_law_holds_what_judges_it(fitted: Fitted) -> None:
 
 def test_the_largest_runs_are_kept_back_with_those_that_tie() -> None:
     halves = split_held_out(table(), HoldOut(share=0.1))
-    assert (len(halves.rest), len(halves.largest)) == (30, 6)  # 4 wanted, 3 tie with the fourth
+    assert (len(halves.rest), len(halves.largest)) == (30, 6)  # 4 requested, 3 tie with the fourth
     assert halves.largest.flops_6nd.min() > halves.rest.flops_6nd.max()
     assert "6 runs of" in halves.rule
     by_size = split_held_out(table(), HoldOut(by="parameters", share=0.1))
@@ -80,7 +80,7 @@ def test_too_much_kept_back_is_refused_with_the_way_out() -> None:
 
 
 def seven_runs() -> RunsTable:
-    """As many as the standard form needs: without the one of most compute there is no law."""
+    """Return the minimum for the standard form: without the run of most compute there is no law."""
     n, d = (v.ravel() for v in np.meshgrid([1e7, 1e8, 1e9], [1e9, 1e10, 1e11]))
     kept = [0, 1, 2, 3, 4, 6, 8]
     return RunsTable.of(parameters=n[kept], tokens=d[kept], loss=TRUTH.compute_loss(n, d)[kept])
@@ -129,7 +129,8 @@ def test_what_the_runs_do_not_say_is_not_made_up() -> None:
         fit_law(table(tokenizer="other"), named, "web")
 
 
-# N, D and nats per token of web text, of 512 entries (tests/chaos/test_sweep.py, 2026-11-22).
+# N, D and nats per token of web text, with a vocabulary of 512 (tests/chaos/test_sweep.py,
+# 2026-11-22).
 SMALL = """
 29856 5555200 3.274105, 29856 11111424 3.208570, 29856 5555200 3.276024, 29856 11111424 3.206879
 60144 2777088 3.160417, 60144 5556224 3.035467, 60144 11110400 2.946891, 120240 1388544 3.287259
@@ -140,14 +141,14 @@ SMALL = """
 
 @pytest.mark.slow
 def test_where_no_irreducible_loss_is_seen_the_form_without_one_is_named() -> None:
-    """Models so small that the parametric form would have it fall below zero."""
+    """Models so small that the parametric form would fit a negative irreducible loss."""
     rows = np.array([row.split() for row in SMALL.replace(",", "\n").split("\n") if row], float).T
     runs = RunsTable.of(parameters=rows[0], tokens=rows[1], loss=rows[2])
     with pytest.raises(DataError, match=r"none of 100 starts .*; or use --form Kaplan, which"):
         fit_law(runs, LawFit(hold_out=HoldOut(share=0.0)), "tiny")
     settings = LawFit(form="Kaplan", hold_out=HoldOut(share=0.0), bootstrap=Bootstrap(draws=20))
     law = fit_law(runs, settings, "tiny").law
-    # The run of 498,528 parameters and 5,332,992 tokens came to 2.566213.
+    # The run of 498,528 parameters and 5,332,992 tokens had a loss of 2.566213.
     assert float(law.form.compute_loss(498_528, 5_332_992)) == pytest.approx(2.566213, rel=0.03)
 
 
@@ -159,7 +160,7 @@ def test_recipes_are_chosen_by_name(tmp_path: Path) -> None:
         read_runs([path], recipes=["book"])
 
 
-# --- the verb's own part
+# --- the verb
 
 
 def test_a_table_that_makes_no_law_is_named(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def close(value, expected, relative=1e-4):
 )
 def test_published_laws_divide_budgets_as_published(form, flops, parameters, tokens, loss):
     best = form.compute_optimum(flops)
-    assert close(best.parameters, parameters, 3e-4)  # four digits are known
+    assert close(best.parameters, parameters, 3e-4)  # the paper gives four digits
     assert close(best.tokens, tokens, 3e-4)
     if loss:
         assert close(best.loss, loss)
@@ -117,7 +117,7 @@ def test_data_constrained_optimum_is_the_base_one_until_data_run_out():
     free = MUENNIGHOFF.base.compute_optimum([1e20, 1e22])
     best = MUENNIGHOFF.compute_optimum([1e20, 1e22], unique_tokens=free.tokens[0] * 1.01)
     assert best.parameters[0] == free.parameters[0]
-    assert best.tokens[1] > free.tokens[1]  # repeats fade more slowly than parameters here
+    assert best.tokens[1] > free.tokens[1]  # repeats lose value more slowly than parameters here
     assert np.allclose(best.parameters * best.tokens * 6, [1e20, 1e22])
 
 

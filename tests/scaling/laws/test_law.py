@@ -31,7 +31,7 @@ def test_a_law_comes_back_as_it_was_and_has_the_same_bytes(tmp_path):
     assert read_law(str(path)) == LAW
     write_law(str(path), read_law(str(path)))
     assert path.read_bytes() == first
-    assert first.count(b"\n") < 101 + 60  # a draw is a line
+    assert first.count(b"\n") < 101 + 60  # a draw takes one line
 
 
 def test_a_law_without_draws_comes_back(tmp_path):

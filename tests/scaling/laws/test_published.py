@@ -21,7 +21,7 @@ def test_optima_are_the_known_ones(
     name: str, flops: float, parameters: float, tokens: float, loss: float | None
 ) -> None:
     found = find_published_law(name).form.compute_optimum(flops)
-    # To the digits that are known.
+    # The constants are known to these digits.
     assert float(found.parameters) == pytest.approx(parameters, rel=3e-4)
     assert float(found.tokens) == pytest.approx(tokens, rel=3e-4)
     if loss is not None:

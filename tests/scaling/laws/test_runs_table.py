@@ -1,4 +1,4 @@
-"""Tables of runs: what is written comes back, and what a table lacks is said in one line."""
+"""Tables of runs: round trips to disk, and one-line errors for missing columns."""
 
 import os
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_a_table_comes_back_as_it_was_written_and_the_same_bytes_again(tmp_path:
 
 
 def test_a_table_may_have_no_row(tmp_path: Path) -> None:
-    """Of a sweep none of whose runs is over, say: single values stand for rows, and make none."""
+    """A sweep without a finished run gives an empty table: scalars repeat for no row."""
     none = RunsTable.of(parameters=[], tokens=[], loss=[], recipe="web", unique_tokens=1e9)
     none.write(str(tmp_path / "runs.parquet"))
     back = read_table(str(tmp_path))

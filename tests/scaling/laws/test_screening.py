@@ -1,4 +1,4 @@
-"""What is not fitted is listed, with the rule it broke."""
+"""Screening: runs that are not fitted are listed with the rule that excludes them."""
 
 import os
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What ranks send in a real step is what the planner says they send."""
+"""Bytes that ranks send in a real step, against the planner's prediction."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from trainrig.scaling.layout.stages import count_in_flight
 
 
 def predicted(job, layout, batch=None):
-    """What one device sends in a step, by the planner."""
+    """Return the planner's prediction of the bytes that one device sends in a step."""
     table = hardware.load()
     device = table.find_device("h100")
     devices = layout.degrees.devices
@@ -84,7 +84,7 @@ def test_bytes_between_copies(ranks, make_job, tmp_path, parallel, degrees, dete
     ("world", "expert", "recompute"), [(2, 2, "nothing"), (4, 2, "nothing"), (2, 2, "full")]
 )
 def test_bytes_of_divided_experts(ranks, make_job, tmp_path, world, expert, recompute):
-    """Every token goes to all experts, so that each rank gets an equal share, as is planned."""
+    """Every token goes to all experts, so that each rank gets an equal share, as planned."""
     job = make_job(
         tmp_path,
         world,
@@ -103,8 +103,8 @@ def test_bytes_of_divided_experts(ranks, make_job, tmp_path, world, expert, reco
         Degrees(1, world // expert, expert=expert), 4 // expert, recompute=recompute
     )
     sent = predicted(job, layout)
-    # What the run counts for its log: of 2 micro-batches a loss, of all and by source and count of
-    # 2 sources, and 2 terms of the router, of 8 bytes.
+    # The run also sends values for its log, 8 bytes each: of 2 micro-batches a loss, overall and by
+    # 2 sources and counts, and 2 terms of the router.
     logged = 2 * (1 + 2 * 2 + 2) * 8 * (expert - 1)
     assert counted["alltoall_base_"] + logged < sum(counted.values())
     assert sum(counted.values()) - logged == (
@@ -151,16 +151,17 @@ def test_bytes_of_shared_layers(
     layout = DeviceLayout(Degrees(1, world // 2, tensor=2), 2, recompute=recompute)
     sent = predicted(job, layout)
     shape = job.model.shape
-    stream = 2 * 16 * shape.channels * 4 // 2 * (8 // 2 // (world // 2))  # sent of all places once
+    # Sent once for all positions.
+    stream = 2 * 16 * shape.channels * 4 // 2 * (8 // 2 // (world // 2))
     if sequence_parallel:
-        # The gradients of norms are added up once a step, each rank's slice of them.
+        # The gradients of norms are summed once a step: each rank's slice of them.
         of_layer = 4 if block == "SandwichNorm" else 2
         norms = of_layer * job.model.layers + (block != "PostNorm")
         norms *= shape.channels * 4 // (world // 2)
         planned = sent.tensor.inside + sent.gathered.inside + sent.reduced.inside
         assert counted.get("allreduce_", 0) == 0
         assert sum(counted.values()) - norms == planned
-    else:  # nothing is gathered once more
+    else:  # recomputation gathers nothing again
         assert counted == {"allreduce_": sent.tensor.inside - 2 * job.model.layers * stream}
 
 
@@ -184,7 +185,7 @@ def test_bytes_of_experts_whose_channels_are_shared(ranks, make_job, tmp_path):
     counted = ranks(4, "sent_bytes", job=job)[0]
     sent = predicted(job, DeviceLayout(Degrees(1, tensor=2, expert=2), 2))
     logged = 2 * (1 + 2 * 2 + 2) * 8  # as above
-    # Slices of the gradients of norms, which are added up once a step.
+    # Slices of the gradients of norms, which are summed once a step.
     norms = (2 * job.model.layers + 1) * job.model.shape.channels * 4 // 2
     traffic = sent.tensor.inside + sent.expert.inside + sent.gathered.inside + sent.reduced.inside
     assert sum(counted.values()) - logged - norms == traffic
@@ -203,8 +204,10 @@ def test_bytes_of_experts_whose_channels_are_shared(ranks, make_job, tmp_path):
 def test_bytes_of_shared_layers_between_stages(
     ranks, make_job, tmp_path, sequence_parallel, recompute
 ):
-    """Two stages of two layers and two ranks each: what each of the four sends the one that shares
-    its layers."""
+    """Two stages have two layers and two ranks each.
+
+    The bytes are those that each of the four ranks sends to the rank that shares its layers.
+    """
     tensor = {"ranks": 2, "sequence_parallel": sequence_parallel}
     job = make_job(
         tmp_path,
@@ -225,7 +228,7 @@ def test_bytes_of_shared_layers_between_stages(
     )
     sent = predicted(job, layout)
     if sequence_parallel:
-        # The gradients of norms are added up once a step: two of each layer, one before the head.
+        # The gradients of norms are summed once a step: two in each layer, one before the head.
         norms = [count * job.model.channels * 4 for count in (4, 4, 5, 5)]
         found = [sum(each.values()) for each in counted]
         assert [total - own for total, own in zip(found, norms, strict=True)] == (
@@ -242,7 +245,7 @@ def test_bytes_of_shared_layers_between_stages(
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1F1B", "GPipe"])
 def test_what_stages_send_and_keep(schedule, ranks, make_job, tmp_path):
-    """Bytes of hidden states and of their gradients, and micro-batches between their passes."""
+    """Count bytes of hidden states and gradients, and micro-batches between their passes."""
     job = make_job(
         tmp_path,
         3,
@@ -261,7 +264,7 @@ def test_what_stages_send_and_keep(schedule, ranks, make_job, tmp_path):
 
 @pytest.mark.slow
 def test_what_interleaved_stages_send_and_keep(ranks, make_job, tmp_path):
-    """Two stages of each of two ranks: three hidden states of a micro-batch go between them."""
+    """Two ranks have two stages each, so a micro-batch sends three hidden states between them."""
     pipeline = {"ranks": 2, "schedule": "interleaved", "chunks": 2}
     job = make_job(
         tmp_path,
@@ -273,6 +276,7 @@ def test_what_interleaved_stages_send_and_keep(ranks, make_job, tmp_path):
     found = ranks(2, "stages", job=job)
     layout = DeviceLayout(Degrees(pipeline=2), 2, schedule="interleaved", chunks=2)
     planned = predicted(job, layout, BatchShape(12, 32)).pipeline.inside
-    sent = 3 * 6 * 2 * 32 * job.model.channels * 4  # and as many gradients, by both together
+    # Gradients have the same size; the sum is over both ranks.
+    sent = 3 * 6 * 2 * 32 * job.model.channels * 4
     assert [each["received"] for each in found] == [sent, sent] and planned == sent
     assert [each["most"] / 2 for each in found] == [count_in_flight(n, layout, 6) for n in range(2)]

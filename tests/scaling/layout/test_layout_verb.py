@@ -1,4 +1,4 @@
-"""`trainrig plan --layout`: what it prints and writes, and what it refuses."""
+"""`trainrig plan --layout`: its output, its files, and rejected requests."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Predictions: equal to what is counted elsewhere, and monotone where physics is."""
+"""Predictions of the planner: equal to other counts, and monotone where they must be."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -32,7 +32,7 @@ MIXTURE = {
 @pytest.mark.parametrize("changes", [{}, {"tie_embeddings": False}, MIXTURE])
 @pytest.mark.parametrize("again", ["nothing", "selective", "full"])
 def test_memory_is_that_of_check(predictor, training, changes, again):
-    """Without an axis within the replica, for one device and for slices over several."""
+    """This holds for one device and for slices over several, without an axis within the replica."""
     for degrees in (Degrees(), Degrees(1, 4), Degrees(2, 4), Degrees(8, 1)):
         made = predictor(degrees.devices, training, **changes)
         for reshard in ("step", "layer") if degrees.shard > 1 else ("step",):
@@ -47,7 +47,7 @@ def test_memory_is_that_of_check(predictor, training, changes, again):
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
 @pytest.mark.parametrize("again", ["nothing", "selective", "full"])
 def test_memory_is_that_of_check_for_shared_layers_between_stages(predictor, schedule, again):
-    # Ends that weigh little, so that both cut the layers in the middle.
+    # Embedding and head are small here, so that both cut the layers in the middle.
     made = predictor(4, {"deterministic": False}, tie_embeddings=False, vocabulary=512)
     layout = DeviceLayout(
         Degrees(tensor=2, pipeline=2), 2, again, schedule=schedule, sequence_parallel=False
@@ -66,8 +66,7 @@ def test_memory_is_that_of_check_for_shared_layers_between_stages(predictor, sch
     Degrees(), Degrees(tensor=4), Degrees(context=4), Degrees(tensor=2, context=2),
 ])  # fmt: skip
 def test_operations_are_those_of_check(model, changes, degrees):
-    """Products and attention of all devices of a replica make up what
-    `count_token_flops` counts."""
+    """The products and attention of all devices of a replica add up to `count_token_flops`."""
     sizes = model(**changes)
     length = 2048
     tokens = length / degrees.context
@@ -107,7 +106,7 @@ def test_memory_falls_with_every_cut(predictor, axis, deterministic):
 
 
 def test_a_pipeline_cuts_weights_but_keeps_more_micro_batches(predictor):
-    """1F1B keeps as many activations as one device would; GPipe those of all micro-batches."""
+    """With 1F1B a device keeps as many activations as one device would; GPipe keeps all."""
     found = {}
     for size in (1, 2, 4):
         made = predictor(size, {"deterministic": False}, tie_embeddings=False)
@@ -134,7 +133,7 @@ def test_more_bandwidth_never_makes_a_step_slower(predictor):
 
 
 def test_what_is_sent_is_counted_by_hand(predictor):
-    """Llama-like layers of 1,024 channels in bfloat16: bytes of one device and step."""
+    """The Llama-like layers have 1,024 channels in bfloat16; bytes are of one device and step."""
     batch = BatchShape(2, 2048)
     stream = 2 * 2048 * 1024  # bytes of one sequence
 
@@ -143,23 +142,25 @@ def test_what_is_sent_is_counted_by_hand(predictor):
             DeviceLayout(degrees, 1, schedule="1F1B" if degrees.pipeline > 1 else None)
         ).traffic  # fmt: skip
 
-    # Two parts of 8 layers: three gathers and two scatters of half the stream each, and the ends'.
+    # Two parts of 8 layers: three gathers and two scatters of half the stream each, and the ends.
     tensor = sent(Degrees(tensor=2)).tensor
     assert tensor.inside == 2 * (8 * 9 + 4) * stream / 2
-    # Keys and values of 8 heads of 64 channels, of the whole sequence, there and back.
+    # Keys and values of 8 heads of 64 channels, of the whole sequence, and their gradients.
     assert sent(Degrees(context=2)).context.inside == 2 * 8 * 2 * (2 * 2 * 2048 * 512) / 2
-    # Two experts a token: there and back, forward and backward, half of it to the other.
-    # And once, forward, the numbers of tokens of its 8 experts, of 8 bytes.
+    # Two experts a token: dispatch and combine, forward and backward, half of it to the other rank.
+    # Each forward pass also sends the token counts of 8 experts, 8 bytes each.
     assert sent(Degrees(expert=2)).expert.inside == 8 * (4 * 2 * stream / 2 + 8 * 8)
-    # One device sends forward, the other back.
+    # One device sends hidden states, the other gradients.
     assert sent(Degrees(pipeline=2)).pipeline.inside == 2 * stream
     far = sent(Degrees(shard=2, replicate=1)).reduced
     assert far.across == 0
 
 
 def test_parameters_and_gradients_are_copied_between_buffers(predictor):
-    """Read and written in bfloat16 once a gather, and in float32 once a step; of a device alone
-    weights are cast, and gradients back."""
+    """A gather reads and writes bfloat16 once, a step reads and writes float32 once.
+
+    On a single device, weights are cast, and gradients are cast back.
+    """
     batch = BatchShape(8, 2048)
     by_layer = DeviceLayout(Degrees(shard=2), 1, reshard="layer")  # four micro-batches
     found = []
@@ -174,7 +175,7 @@ def test_parameters_and_gradients_are_copied_between_buffers(predictor):
 
 
 def test_what_was_measured_of_a_link_and_a_device_is_taken_as_it_is(predictor):
-    """Instead of a share of the link's bandwidth, of nothing lost beside it, of whole GPU tiles."""
+    """Measured values replace the assumed bandwidth share, overlap and GPU tile efficiency."""
     usual = predictor(2, batch=BatchShape(2, 2048))
     device, link = usual.cluster.device, usual.cluster.inside
     fsdp, tensor = DeviceLayout(Degrees(shard=2), 1), DeviceLayout(Degrees(tensor=2), 1)
@@ -188,7 +189,7 @@ def test_what_was_measured_of_a_link_and_a_device_is_taken_as_it_is(predictor):
     assert of_gather == seconds(tensor)
     assert seconds(tensor, reached={"reduce-scatter": 1e9}).tensor > of_gather.tensor
     assert seconds(fsdp, takes=0.5).data > seconds(fsdp).data
-    assert seconds(tensor, takes=0.5) == seconds(tensor)  # nothing hidden
+    assert seconds(tensor, takes=0.5) == seconds(tensor)  # no overlap
     small = device.model_copy(update={"tile": (16, 16), "processors": 1})
     large = device.model_copy(update={"tile": None, "processors": 1})
     narrow = Product(16, 16, 65_536)

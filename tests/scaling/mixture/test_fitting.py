@@ -1,4 +1,4 @@
-"""From two CSV files to a run file that pretrain accepts, and one line for what cannot work."""
+"""Fits of mixtures, from two CSV files to a run file that pretrain accepts, and errors."""
 
 import csv
 import json
@@ -107,7 +107,7 @@ def test_the_record_the_section_the_run_file_and_the_page_agree(tables, tmp_path
 
 
 def held_out_of(tables, tmp_path, change) -> MixtureFit:
-    """A fit judged by runs whose losses are those fitted, changed."""
+    """Return a fit that is evaluated on runs whose losses are the fitted ones, changed."""
     rows = list(csv.reader(Path(tables[1]).read_text().splitlines()))
     changed = [
         [row[0], *(str(change(i, float(x))) for x in row[1:])] for i, row in enumerate(rows[1:])
@@ -124,7 +124,7 @@ def held_out_of(tables, tmp_path, change) -> MixtureFit:
 
 @pytest.mark.slow
 def test_an_error_that_predicts_nothing_is_no_done(tables, tmp_path, capsys):
-    """2.5 nats that all runs share, as of another model size: the order alone holds."""
+    """All runs share an offset of 2.5 nats, as from another model size: only the order is right."""
     settings = held_out_of(tables, tmp_path, lambda i, loss: loss - 2.5)
     record = write_mixture(settings, str(tmp_path / "out"))
     score = next(one for one in record.scores if "held-out" in one.judged_on)

@@ -1,4 +1,4 @@
-"""Mixtures proposed: near the true best, within limits, the same each time."""
+"""Proposed mixtures: near the true best, within limits, and reproducible."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ QUICK = MixtureSearch(candidates=10_000, finalists=100, draws=40)
 
 
 def two_targets(shares: np.ndarray) -> np.ndarray:
-    """The first target is learnt from web, the second from code; books help neither."""
+    """Return two losses: web lowers the first, code the second, and books neither."""
     web, code, _ = shares.T
     return np.stack([3 - 0.5 * np.log(web + 0.01), 3 - 0.5 * np.log(code + 0.01)], axis=1)
 

@@ -1,4 +1,4 @@
-"""Compute divided between size and tokens, for whatever is given."""
+"""Allocation of compute to size and tokens, for each combination of given values."""
 
 import math
 
@@ -80,7 +80,7 @@ def test_with_fewer_tokens_the_model_is_smaller_and_sees_them_again() -> None:
     assert compute_allocation_loss(form, few, free.tokens / 20) > compute_allocation_loss(
         form, free
     )
-    # No other division of the budget does better.
+    # No other allocation of the budget has a lower loss.
     for factor in (0.5, 0.9, 1.1, 2.0):
         other = Allocation(few.parameters * factor, few.tokens / factor)
         assert compute_allocation_loss(form, other, free.tokens / 20) > compute_allocation_loss(

@@ -26,7 +26,7 @@ TRUTH = Parametric(E=1.8, A=400, B=1600, alpha=0.34, beta=0.36)
     [
         # 1.69 + 406.4 / 1e9^.34 + 410.7 / 2e10^.28 = 1.69 + .353960 + .536088
         ("hoffmann-rounded", 1e9, 2e10, 2.580048),
-        # Chinchilla itself: 1.69 + 406.4 / 7e10^.34 + 410.7 / 1.4e12^.28 = 1.69 + .083488 + .163158
+        # Chinchilla: 1.69 + 406.4 / 7e10^.34 + 410.7 / 1.4e12^.28 = 1.69 + .083488 + .163158
         ("hoffmann-rounded", 7e10, 1.4e12, 1.936645),
         ("kaplan", 1e8, 1e9, 3.015030),  # ((8.8e13/N)^(.076/.095) + 5.4e13/D)^.095
         ("kaplan", 1.75e11, 3e11, 1.732287),
@@ -48,7 +48,7 @@ def test_repeats_count_as_muennighoff_has_it() -> None:
     assert found.epochs == pytest.approx(55 / 14)
     assert predict_loss(law, 2.81e9, 55e9, epochs=55 / 14).loss == pytest.approx(found.loss)
     assert found.loss_if_new is not None and found.loss_if_new < found.loss
-    # A law without repeats gets their fading, and says so; Kaplan's knows none.
+    # A law without repeated tokens borrows their decay, with a warning; Kaplan's cannot.
     borrowed = predict_loss(find_published_law("besiroglu"), 1e9, 1e11, epochs=10)
     assert any("fitted without repeats" in one for one in borrowed.warnings)
     with pytest.raises(ConfigError, match=r"a Kaplan law cannot tell repeated tokens.*--epochs"):
@@ -65,7 +65,7 @@ def test_what_lies_beyond_the_runs_is_said_with_the_factor() -> None:
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
-    """The loss at ten times the compute of the largest run, of 40 made-up sweeps."""
+    """Predict the loss at ten times the compute of the largest run, of 40 synthetic sweeps."""
     n, d = (v.ravel() for v in np.meshgrid(np.geomspace(1e7, 1e9, 6), np.geomspace(1e9, 1e11, 6)))
     truth = float(TRUTH.compute_loss(3e9, 3e11))
     held = 0

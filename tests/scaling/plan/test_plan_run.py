@@ -32,7 +32,7 @@ TINY = {
 
 @pytest.fixture
 def planned(tokens: str, tmp_path: Path) -> Callable[..., Path]:
-    """`planned(parameters=1.2e4)`: the run file of a plan, on tiny tokens."""
+    """Return `planned(parameters=1.2e4)`: the run file of a plan, on tiny tokens."""
 
     def plan(by: str = "hoffmann", **asked: float) -> Path:
         path = tmp_path / "planned.toml"
@@ -46,7 +46,7 @@ def test_a_run_file_is_one_that_pretrain_accepts(planned: Callable[..., Path]) -
     path = planned()
     run = config.load(Pretraining, str(path))
     plan = read_plan(run.plan or "")
-    facts = describe(run)  # opens the tokens, and refuses too many epochs
+    facts = describe(run)  # opens the tokens, and rejects too many epochs
     assert facts["positions"] == plan.size.tokens
     assert facts["parameters"] == plan.size.total
     assert facts["flops"] == plan.size.flops
@@ -62,7 +62,7 @@ def test_a_run_file_is_one_that_pretrain_accepts(planned: Callable[..., Path]) -
 OBJECTIVES = {
     "Encoder": MaskedLM(),
     "EncoderDecoder": SpanCorruption(),
-    "Decoder": UL2(joined=True),  # whose rows are wider than the text
+    "Decoder": UL2(joined=True),  # its rows are wider than the text
 }
 
 

@@ -1,4 +1,4 @@
-"""Plans: what is given comes back, and what follows from it follows."""
+"""Plans: given values are kept, and derived values follow from them."""
 
 import math
 from pathlib import Path
@@ -82,7 +82,7 @@ def test_money_is_spent_and_no_more() -> None:
     assert plan.cost.usd == pytest.approx(10_000, rel=0.01)
     assert plan.cost.devices == 8
     half = planned(budget_usd=10_000.0, instance="p5.48xlarge", devices=4)
-    assert half.cost.usd == pytest.approx(10_000, rel=0.01)  # the whole machine is paid for
+    assert half.cost.usd == pytest.approx(10_000, rel=0.01)  # the whole machine is billed
     assert half.size.flops == pytest.approx(plan.size.flops / 2, rel=0.02)
 
 
@@ -120,7 +120,7 @@ def test_serving_nothing_changes_nothing() -> None:
 
 
 def drawn() -> Law:
-    """A law with draws on either side of it."""
+    """Return a law with bootstrap draws on either side of it."""
     base = find_published_law("besiroglu").form
     assert isinstance(base, Parametric)
     draws = tuple(base.with_constants({"E": base.E + (k - 50) / 1000}) for k in range(101))
@@ -164,7 +164,10 @@ def test_where_nothing_fits_it_says_how_many_would() -> None:
 
 
 def test_rows_and_operations_are_those_of_the_laws_objective() -> None:
-    """Rows of joined spans are wider than the text; a rate that falls makes later steps cheaper."""
+    """Rows of joined spans are wider than the text.
+
+    A falling corruption rate makes later steps cheaper.
+    """
     by = find_published_law("besiroglu").model_copy(update={"parameters_count": "non-embedding"})
     asked = {"flops": 1e20, "devices": 8}
     spans = SpanCorruption(joined=True)
@@ -209,7 +212,7 @@ def test_checkpoints_come_as_young_has_it() -> None:
 
 
 def test_what_is_saved_and_held_is_that_of_the_optimizer() -> None:
-    """Muon keeps one moment of each matrix where AdamW keeps two."""
+    """Muon keeps one moment of each matrix, and AdamW keeps two."""
     adamw, muon = planned(flops=1e20), planned(flops=1e20, optimizer={"kind": "Muon"})
     assert muon.saving.stalled < 0.8 * adamw.saving.stalled
     assert muon.placement.memory < adamw.placement.memory

@@ -19,7 +19,7 @@ class Run(Settings):
 
 
 def model(parameters: float) -> ModelShape:
-    """One of exactly so many parameters, whose embedding doubles what a token costs."""
+    """Return a model of this number of parameters, whose embedding doubles the cost of a token."""
     return ModelShape(int(parameters), 12.0 * parameters)
 
 

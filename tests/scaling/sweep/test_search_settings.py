@@ -52,7 +52,7 @@ def test_the_best_is_of_those_that_came_to_their_end(tmp_path):
     tried = [
         TriedPair(RateBatchPair(0.5, 1.0), 3.0, 100, whole=True),
         TriedPair(RateBatchPair(1.0, 1.0), 2.9, 100, whole=True),
-        # was stopped: it has not been compared there
+        # This pair stopped early, so it was never compared at full length.
         TriedPair(RateBatchPair(2.0, 1.0), 2.5, 50, whole=False),
         TriedPair(RateBatchPair(4.0, 1.0), math.nan, 10, whole=True),
     ]

@@ -99,7 +99,7 @@ def test_other_objectives_are_swept_with_models_of_theirs_and_exact_operations(
     train_trial(sweep, trial, data, SingleRankTrainer())
     runs = build_runs_table(sweep, [trial], data)
     assert list(runs.state) == ["end", "end"]
-    # Text read, whatever is asked of it.
+    # Tokens read, whatever the objective predicts.
     assert runs.tokens.tolist() == [length.tokens for length in trial.lengths]
     model = trial.ladder_model.model
     assert model.kind == kind
@@ -108,7 +108,7 @@ def test_other_objectives_are_swept_with_models_of_theirs_and_exact_operations(
     assert runs.flops.tolist() == pytest.approx(np.array(each) * runs.tokens)
     if kind == "Encoder":  # each step predicts fewer tokens
         assert each[1] < each[0] < of_token
-    if model.further_heads:  # they are trained, and no part of N
+    if model.further_heads:  # further heads are trained, but are not counted in N
         alone = model.without_further_heads
         assert model.further_heads == 2
         assert trial.ladder_model.parameters == count_parameters(alone).layers
@@ -133,7 +133,7 @@ def test_objectives_that_a_sweep_cannot_have_are_refused(tokens, sweep):
 
 
 class After:
-    """Wants a stop after so many beats of training."""
+    """Stop request after a number of heartbeats of training."""
 
     def __init__(self, beats):
         self._left = beats
@@ -146,7 +146,7 @@ class After:
 
 
 def rows_of(runs):
-    """All that does not depend on clocks."""
+    """Return all values that do not depend on clocks."""
     return [
         (runs.name[row], runs.state[row], runs.tokens[row], runs.loss[row], runs.flops[row])
         for row in range(len(runs))
@@ -170,7 +170,7 @@ def test_a_trial_that_was_stopped_again_and_again_ends_as_one_that_was_not(alone
     assert rows_of(build_runs_table(other, [trial], data)) == rows_of(whole)
     trunk = RunFolder(name_run_folder(other, trial, trial.trunk))
     assert len(trunk.read_attempts()) > 2
-    # What is finished is left alone.
+    # Finished parts are left unchanged.
     before = len(trunk.read_attempts())
     train_trial(other, trial, data, SingleRankTrainer())
     assert len(trunk.read_attempts()) == before
@@ -290,7 +290,7 @@ def test_a_trial_asks_its_tasks_and_one_cut_short_in_them_comes_to_the_same(
     assert rows_of(again) == rows_of(whole)
     assert again.task_losses["riddles"].tolist() == whole.task_losses["riddles"].tolist()
     attempts = RunFolder(name_run_folder(other, trial, trial.trunk)).read_attempts()
-    assert len(attempts) == 1  # what was trained was not trained again
+    assert len(attempts) == 1  # training was not repeated
 
 
 def test_tasks_whose_right_answers_have_no_likelihood_are_refused(sweep):

@@ -1,4 +1,4 @@
-"""What follows from the failures of a trial."""
+"""Consequences of the failures of a trial."""
 
 import pytest
 
@@ -18,7 +18,10 @@ def path(tmp_path):
 
 
 def after(path: str, *failures: TrialFailure, retries: int = 3) -> list[float | GiveUp]:
-    """What follows from each; every time as another process, on another node, would know it."""
+    """Return the decision after each failure.
+
+    Each decision is made from disk, as by another process on another node.
+    """
     return [FailureRecord(path, retries).decide_retry(each) for each in failures]
 
 

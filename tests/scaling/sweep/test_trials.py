@@ -1,4 +1,4 @@
-"""From a design to the runs that make its points, and what cannot be made."""
+"""From a design to the runs of its points, and designs that are impossible."""
 
 import pytest
 
@@ -149,7 +149,7 @@ def test_what_a_sweep_will_train_is_told_without_training_it(tokens):
     sweep = build(tokens=tokens, design=design, batches=rows, training=training)
     facts = describe(sweep)
     assert (facts["trials"], facts["runs"]) == (2, 4)
-    # Of each size the longer run, and a quarter of the shorter one.
+    # The longer run of each size, and a quarter of the shorter one.
     sizes = facts["parameters_least"] + facts["parameters_most"]
     assert facts["flops_by_6nd"] == pytest.approx(6 * sizes * (4_096 + 1_024 / 4), rel=0.1)
     assert facts["flops"] > facts["flops_by_6nd"]
@@ -169,7 +169,8 @@ def test_a_rate_of_hiding_that_falls_is_counted_step_by_step(corrupted_tokens):
         trunk, branch = trial.trunk.steps, trial.lengths[0].steps
         made = [*range(trunk), *range(count_stable_steps(sweep, trial, trial.lengths[0]), branch)]
         for step in made:
-            of = MaskedLM(rate=falling.rate_at(step + 0.5))  # its mean over a step is its middle's
+            # Its mean over a step is the rate at the middle.
+            of = MaskedLM(rate=falling.rate_at(step + 0.5))
             positions = trial.batch * 32
             expected += positions * count_position_flops(of, trial.ladder_model.model, 32)
     assert describe(sweep)["flops"] == pytest.approx(expected)

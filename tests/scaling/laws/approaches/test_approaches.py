@@ -1,4 +1,4 @@
-"""The ways of finding N*(C) without a form: parabolas, the envelope, Kaplan's power laws."""
+"""Estimates of N*(C) without a joint form: parabolas, the envelope, Kaplan's power laws."""
 
 from dataclasses import replace
 
@@ -25,13 +25,13 @@ from trainrig.scaling.laws.forms import Kaplan, Parametric
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap, draw_counts
 from trainrig.scaling.laws.runs_table import RunsTable
 
-# alpha = beta: the bowls are symmetric, and the parabolas' bias is gone but for its fourth order.
+# alpha = beta: the curves are symmetric, so the parabolas' only bias is of fourth order.
 EVEN = Parametric(E=1.8, A=400, B=1600, alpha=0.35, beta=0.35)
 UNEVEN = Parametric(E=1.8, A=482, B=2085, alpha=0.3478, beta=0.3658)
 
 
 def sweep(law: Parametric, centre: float = 1.0, budgets: int = 5, sizes: int = 9) -> RunsTable:
-    """Sizes about `centre` times the best of each budget, a factor of four to both sides."""
+    """Return runs of sizes from 1/4 to 4 times `centre` times the best, at each budget."""
     flops = np.repeat(np.geomspace(1e18, 1e21, budgets), sizes)
     spread = np.tile(np.geomspace(1 / 4, 4, sizes), budgets)
     n = law.compute_optimum(flops).parameters * centre * spread
@@ -40,7 +40,7 @@ def sweep(law: Parametric, centre: float = 1.0, budgets: int = 5, sizes: int = 9
 
 
 def trainings(law: Parametric, sizes: int = 15) -> RunsTable:
-    """Each size along its curve."""
+    """Return runs of each size, measured along its training curve."""
     n = np.repeat(np.geomspace(3e7, 3e9, sizes), 40)
     d = n * np.tile(np.geomspace(2, 200, 40), sizes)
     return RunsTable.of(
@@ -76,7 +76,7 @@ def test_parabolas_off_centre_are_biased_and_less_so_with_the_nearest_sizes() ->
 
 
 def test_sizes_far_up_the_bowl_are_left_out_unless_asked_for_and_five_are_kept() -> None:
-    """Sizes to a hundred times the best one's: the parabola of all of them leans over."""
+    """Sizes go up to a hundred times the best one, which would skew the parabola of all of them."""
     skewed = Parametric(E=1.7, A=300, B=6000, alpha=0.30, beta=0.42)
     flops = np.repeat(np.geomspace(1e18, 1e21, 4), 13)
     best = skewed.compute_optimum(flops).parameters
@@ -163,7 +163,7 @@ def test_an_envelope_of_few_sizes_or_of_single_points_is_refused() -> None:
         fit_envelope(RunsTable.of(parameters=n, tokens=20 * n, loss=3.0))
 
 
-# --- power laws of one thing
+# --- power laws of one variable
 
 
 def test_a_power_law_is_the_line_of_its_logarithms() -> None:
@@ -225,7 +225,7 @@ def test_redrawn_parabolas_are_those_of_the_rows_drawn() -> None:
 def test_a_draw_without_two_bowls_has_no_line() -> None:
     runs = sweep(UNEVEN, budgets=2)
     counts = np.ones((2, len(runs)), dtype=np.int64)
-    counts[1, 11:] = 0  # two sizes are left of the second budget
+    counts[1, 11:] = 0  # the second budget keeps two sizes
     found = refit_isoflops(fit_isoflops(runs), runs, counts)
     assert np.isnan(found).any(axis=1).tolist() == [False, True]
 
@@ -268,7 +268,7 @@ def test_kaplans_laws_come_with_intervals() -> None:
         assert estimate.bootstrap is not None and estimate.bootstrap.contains(estimate.value)
 
 
-# The long form, 200 sweeps of 200 draws, is in test_coverage_of_approaches.py.
+# The long version, 200 sweeps of 200 draws, is in test_coverage_of_approaches.py.
 @pytest.mark.parametrize("approach", ["isoflop", "envelope"])
 def test_intervals_hold_the_truth_about_as_often_as_they_say(approach: str) -> None:
     sweeps = 20 if approach == "isoflop" else 6
@@ -276,7 +276,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say(approach: str) -> N
 
 
 def coverage(approach: str, sweeps: int, draws: int) -> float:
-    """The share of `sweeps` noisy tables whose 95% interval of N*'s exponent holds the truth."""
+    """Return the share of `sweeps` whose 95% interval of N*'s exponent holds the truth."""
     held = []
     for seed in range(sweeps):
         rules = Bootstrap(draws=draws, seed=seed)

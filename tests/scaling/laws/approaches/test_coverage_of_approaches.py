@@ -1,6 +1,6 @@
-"""The long form: how often 95% intervals hold the truth, over 200 sweeps of 200 draws each.
+"""Long version: how often 95% intervals hold the truth, over 200 sweeps of 200 draws each.
 
-Approaches differ, and what is found is written down as it is: `results/approaches.json`.
+Approaches differ; `results/approaches.json` records the coverage as found.
 """
 
 import datetime
@@ -33,7 +33,7 @@ from trainrig.scaling.laws.runs_table import RunsTable
 pytestmark = pytest.mark.soak
 
 HERE = Path(__file__).parent
-SWEEPS, DRAWS, NOISE = 200, 200, 0.003  # of log loss; seeds of one model differ by about as much
+SWEEPS, DRAWS, NOISE = 200, 200, 0.003  # of log loss, about the spread between seeds of one model
 LAW = Parametric(E=1.8172, A=482.01, B=2085.43, alpha=0.3478, beta=0.3658)  # arXiv:2404.10102
 SKEWED = Parametric(E=1.69, A=406.4, B=410.7, alpha=0.34, beta=0.28)  # Hoffmann et al., rounded
 KAPLAN = Kaplan(n_c=6.4e13, d_c=1.8e13, alpha_n=0.076, alpha_d=0.103)
@@ -47,7 +47,7 @@ def noisy(law: Parametric | Kaplan, n: Any, d: Any, seed: int, **more: Any) -> R
 
 
 def isoflops(law: Parametric, seed: int, centre: float = 1.0, width: float = 4.0) -> RunsTable:
-    """Five budgets of nine sizes, `width` to both sides of `centre` times the best."""
+    """Return runs at five budgets: nine sizes within a factor `width` of `centre` times the best."""
     flops = np.repeat(np.geomspace(1e18, 1e21, 5), 9)
     n = (
         law.compute_optimum(flops).parameters
@@ -58,7 +58,7 @@ def isoflops(law: Parametric, seed: int, centre: float = 1.0, width: float = 4.0
 
 
 def trainings(law: Parametric, seed: int, sizes: int) -> RunsTable:
-    """Sizes over a factor of 100, each at 20 places along its curve."""
+    """Return runs of sizes over a factor of 100, each at 20 points of its training curve."""
     n = np.repeat(np.geomspace(3e7, 3e9, sizes), 20)
     d = n * np.tile(np.geomspace(2, 200, 20), sizes)
     return noisy(law, n, d, seed, trial=[f"{size:.6g}" for size in n])
@@ -88,7 +88,7 @@ def by_envelope(law: Parametric, sizes: int) -> Callable[[int], Found]:
 
 
 def told(line: PowerLine, law: Parametric) -> Found:
-    """The exponent, and N* itself at the greatest compute: a bias that all budgets share."""
+    """Return the exponent, and N* at the greatest compute, which shows a bias of all budgets."""
     log_k, a = line.draws.good.T
     best = float(np.log(law.compute_optimum(1e21).parameters))
     return {
@@ -104,7 +104,10 @@ def by_kaplan(seed: int) -> Found:
 
 
 def by_frontiers(seed: int) -> Found:
-    """Kaplan's L(N) and L(D), whose truths need endless tokens and parameters: never the case."""
+    """Return Kaplan's L(N) and L(D).
+
+    Their true values need endless tokens and parameters, which no sweep has.
+    """
     _, found = fit_frontier_laws(grid(KAPLAN, seed), Bootstrap(draws=DRAWS, seed=seed))
     truths = {"L(N).alpha": KAPLAN.alpha_n, "L(D).alpha": KAPLAN.alpha_d}
     return {name: (found[name].bootstrap, true) for name, true in truths.items()}
@@ -151,7 +154,7 @@ def test_how_often_intervals_hold_the_truth() -> None:
 
 
 def covered(find: Callable[[int], Found]) -> dict[str, dict[str, float]]:
-    """For each quantity: the share of sweeps whose interval holds the truth, and its width."""
+    """Return, by quantity, the share of sweeps whose interval holds the truth, and its width."""
     held: dict[str, list[bool]] = {}
     widths: dict[str, list[float]] = {}
     for seed in range(SWEEPS):

@@ -1,4 +1,4 @@
-"""Objectives compared on equal compute: what was put in comes out, and no loss is compared."""
+"""Comparison of objectives on equal compute: known advantages are recovered, not losses."""
 
 import json
 from dataclasses import replace
@@ -39,7 +39,7 @@ FEW = LawFit(form="Parametric", bootstrap=Bootstrap(draws=20))
 def table(
     law: Parametric, objective: str = NEXT_TOKEN, share: float = 1.0, tokenizer: str = "t"
 ) -> RunsTable:
-    """Runs on `law`, whose token takes `share` of 6N, and a part that grows less than N beside."""
+    """Return runs on `law`, whose tokens cost `share` of 6N and a part that grows less than N."""
     n, d = (v.ravel() for v in np.meshgrid(np.geomspace(1e7, 1e9, 6), np.geomspace(1e9, 1e11, 6)))
     loss = law.compute_loss(n, d) * np.exp(0.002 * np.random.default_rng(0).normal(size=n.size))
     flops = 6 * (share * n + 20 * n**0.7) * d
@@ -71,7 +71,7 @@ def test_what_is_best_at_one_exact_compute_is_what_a_search_finds() -> None:
 
 @pytest.fixture(scope="module")
 def fits() -> list[Fitted]:
-    """Of one law by two objectives, of which the second takes half of the compute."""
+    """Return fits of one law by two objectives, the second of which takes half of the compute."""
     return [
         fit_law(table(CAUSAL), FEW, "causal"),
         fit_law(table(CAUSAL, WRITTEN, 0.5), FEW, "spans"),
@@ -90,7 +90,7 @@ def test_each_has_the_law_that_was_put_in_and_cheaper_tokens_allow_for_more(
     causal, spans = found.objectives
     assert (causal.objective, spans.objective) == (NEXT_TOKEN, WRITTEN)
     for one, other in zip(causal.optima, spans.optima, strict=True):
-        assert one.flops == other.flops  # equal compute, of which a token takes less
+        assert one.flops == other.flops  # equal compute, of which a token of `two` takes less
         assert other.parameters * other.tokens > 1.3 * one.parameters * one.tokens
         assert one.parameters_interval is not None
     said = "\n".join(describe_objectives(found))
@@ -113,7 +113,7 @@ def test_tables_that_do_not_compare_are_refused(fits: list[Fitted]) -> None:
 
 
 def test_growth_is_that_of_optima_within_the_sizes() -> None:
-    """Small computes' best is the smallest size there is, which does not grow."""
+    """At small budgets the best size is the smallest size of the sweep, which does not grow."""
     runs = table(CAUSAL)
     kept = runs.select(runs.parameters > 5e7)
     fitted = fit_law(kept, FEW, "large")
@@ -134,7 +134,7 @@ TASK = TaskForm(chance=0.25, unit=1e19, E=0.3, A=0.5, alpha=0.2, middle=0.8, wid
 
 
 def test_a_task_is_scored_at_the_6nd_of_the_best_run_of_each(fits: list[Fitted]) -> None:
-    """Task laws are of 6ND, which is not the exact compute that objectives are compared at."""
+    """Task laws are functions of 6ND, not of the exact compute used to compare objectives."""
     task = TaskLaw(task="riddles", form=TASK, estimates={}, runs=36, best_score=0.5)
     asked = [replace(f, law=f.law.model_copy(update={"tasks": (task,)})) for f in fits]
     found = compare_objectives(asked)

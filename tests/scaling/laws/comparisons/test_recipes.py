@@ -1,4 +1,4 @@
-"""Recipes compared: the multiplier that was put in comes out, within its interval."""
+"""Comparison of recipes: the interval of the compute multiplier holds the true value."""
 
 import json
 import os
@@ -27,7 +27,7 @@ FEW = RecipeFit(bootstrap=Bootstrap(draws=60), loss=Squares())
 
 
 def worth(multiplier: float) -> Parametric:
-    """BASE given `multiplier` times the compute: at the optimum L = E + k C^-g."""
+    """Return BASE with `multiplier` times the compute: at the optimum L = E + k C^-g."""
     scale = multiplier ** -(BASE.alpha * BASE.beta / (BASE.alpha + BASE.beta))
     return BASE.with_constants({"A": BASE.A * scale, "B": BASE.B * scale})
 
@@ -60,7 +60,7 @@ def test_the_multiplier_put_in_comes_out(share: str) -> None:
 def test_a_recipe_does_not_differ_significantly_from_itself() -> None:
     found = compared(1.0, 3)
     assert not any(each.is_significant for each in found.differences)
-    assert found.criterion_of_sharing < 4  # two constants fewer, as true
+    assert found.criterion_of_sharing < 4  # two constants fewer, which is the truth
     assert all("not significant" in line for line in list(describe_comparison(found))[3:])
 
 
@@ -108,7 +108,7 @@ def test_the_verb_compares_two_tables(tmp_path: Path) -> None:
 @pytest.mark.data
 @pytest.mark.skipif("TRAINRIG_TEST_DATA" not in os.environ, reason="TRAINRIG_TEST_DATA")
 def test_published_corpora_are_compared_on_the_text_of_one_of_them() -> None:
-    """Judged on C4's validation text, C4 is worth more compute than RedPajama."""
+    """On C4's validation text, C4 is worth more compute than RedPajama."""
     path = str(DATA / "gadre_small_runs.csv")
     settings = LawFit(bootstrap=Bootstrap(draws=100))
     recipes = ("c4_original", "rpj", "rw_original")

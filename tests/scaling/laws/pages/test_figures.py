@@ -1,4 +1,4 @@
-"""The figures of a page are those of the terminal and of the JSON, to the same digits."""
+"""Numbers on a page equal those of the terminal and of the JSON, to the same digits."""
 
 import html
 import re
@@ -27,7 +27,7 @@ TRUE = Parametric(E=1.8, A=482.0, B=2085.0, alpha=0.348, beta=0.366)
 
 
 def drawn(failed: int = 0) -> Law:
-    """A law with draws about it, of which `failed` more had no fit."""
+    """Return a law with bootstrap draws, and `failed` more draws without a fit."""
     law = find_published_law("besiroglu")
     assert isinstance(law.form, Parametric)
     draws = tuple(law.form.with_constants({"E": law.form.E + (k - 50) / 1000}) for k in range(101))
@@ -46,14 +46,14 @@ def fitted() -> Fitted:
         n, d = zip(*grid, strict=True)
         noise = [1 + 0.003 * ((7 * i) % 11 - 5) / 5 for i in range(len(grid))]
         loss = [float(TRUE.compute_loss(*each)) * by for each, by in zip(grid, noise, strict=True)]
-        loss[-1] *= 1.3  # an outlier, to be listed
+        loss[-1] *= 1.3  # an outlier, which is listed
         runs = RunsTable.of(parameters=n, tokens=d, loss=loss, tokenizer="words")
         _FITTED.append(fit_law(runs, LawFit(bootstrap=Bootstrap(draws=60)), "web", "runs.csv"))
     return _FITTED[0]
 
 
 def text_of(page: str) -> str:
-    """The page without its markup and drawings."""
+    """Return the text of a page without markup and drawings."""
     page = re.sub(r"<(svg|style).*?</\1>", " ", page, flags=re.DOTALL)
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", page)))
 
@@ -63,7 +63,7 @@ def text_of(page: str) -> str:
     "asked",
     [
         {"flops": 1e21},
-        {"flops": 5e16},  # for pennies: the page had said 0 USD
+        {"flops": 5e16},  # for cents: an earlier page printed 0 USD
         {"flops": 1e21, "tokens_available": 1e10},
         {"flops": 1e21, "tokens_served": 1e12},
     ],
@@ -158,7 +158,7 @@ def test_every_figure_of_a_fit_on_the_page_is_that_of_the_terminal() -> None:
 
 
 def test_draws_that_give_fit_no_interval_give_none_to_plan_predict_or_a_page() -> None:
-    few, many = drawn(failed=11), drawn(failed=12)  # 10% of 112; more of 113
+    few, many = drawn(failed=11), drawn(failed=12)  # 10% of 112 draws, and more than 10% of 113
     assert few.no_interval == ""
     plan = make_plan(few, PlanRequest(flops=1e21), hardware.load())
     assert plan.loss_interval is not None

@@ -1,4 +1,4 @@
-"""Pages of a fit and of a plan: what they say is what was found, and doubts are said first."""
+"""Pages of a fit and of a plan: they show the results, and warnings come first."""
 
 from functools import cache
 

@@ -100,7 +100,7 @@ def test_a_forms_draws_are_forms_with_intervals_around_the_estimate():
 
 
 def test_points_of_one_run_that_err_together_widen_the_interval():
-    """Eight points of each of eight runs share an error: there are eight of those, not 64."""
+    """The eight points of each of eight runs share an error: there are eight errors, not 64."""
     shared = np.repeat(np.random.default_rng(5).normal(size=8), 8)
     runs = sweep(noise=0.001, trials=[f"trial {i // 8}" for i in range(64)])
     runs.loss[:] *= np.exp(0.01 * shared)

@@ -15,7 +15,7 @@ from trainrig.scaling.laws.regression.profile import profile
 from trainrig.scaling.laws.runs_table import RunsTable
 
 BASE = Parametric(E=1.869144, A=520.825, B=1487.716, alpha=0.3526596, beta=0.3526596)
-TRUTH = DataConstrained(base=BASE, r_d=15.0, r_n=5.0)  # about what the paper reports
+TRUTH = DataConstrained(base=BASE, r_d=15.0, r_n=5.0)  # about the values in the paper
 REAL = os.environ.get("TRAINRIG_TEST_DATA")
 
 
@@ -52,12 +52,15 @@ def test_runs_that_repeat_nothing_are_refused():
 @pytest.mark.data
 @pytest.mark.skipif(not REAL, reason="TRAINRIG_TEST_DATA names no folder with real data")
 def test_published_runs_have_the_papers_minimum_and_a_flat_profile():
-    """165 of the paper's 182 runs; it reports R_D* = 15.39 and R_N* = 5.31, and no interval."""
+    """Of the paper's 182 runs, 165 are used.
+
+    The paper reports R_D* = 15.39 and R_N* = 5.31 without intervals.
+    """
     runs = read_table(str(Path(REAL, "scaling", "datablations_lt4B.csv")))
     fit = fit_data_constrained(runs, DataConstrainedFit(base=BASE))
     assert fit.form.r_d == pytest.approx(15.2, abs=0.1)
     assert fit.form.r_n == pytest.approx(5.38, abs=0.05)
-    assert 0.2 < fit.agree < 0.6  # other starts end at other minima, nearly as good
+    assert 0.2 < fit.agree < 0.6  # other starts end in other minima, nearly as good
     assert len(fit.rivals)
     found = profile(fit, lambda form: form.r_d).interval
     assert found.low < 8

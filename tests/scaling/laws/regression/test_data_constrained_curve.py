@@ -1,4 +1,4 @@
-"""The closed forms of the data-constrained law's slopes and bends are those of differences."""
+"""Closed-form first and second derivatives of the data-constrained law, against differences."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def by_the_law(theta: Array) -> Array:
 
 
 def free() -> Array:
-    """Thetas under which some sizes are beyond what the unique tokens can use, and some are not."""
+    """Return parameters under which only some sizes exceed what the unique tokens support."""
     start = [
         np.log(BASE.A) - BASE.alpha * MIDDLE[0],
         np.log(BASE.B) - BASE.beta * MIDDLE[1],

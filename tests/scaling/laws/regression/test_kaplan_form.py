@@ -1,4 +1,4 @@
-"""Kaplan's law of both, fitted: exact derivatives, the truth found again."""
+"""Fits of Kaplan's joint law: exact derivatives, and recovery of known constants."""
 
 import numpy as np
 import pytest

@@ -42,7 +42,10 @@ def test_one_token_multiplier_is_one_ray():
     ("dataset", "error"), [("c4_original", 0.016), ("rpj", 0.008), ("rw_original", 0.015)]
 )
 def test_published_runs_are_predicted_from_the_smaller_ones(dataset, error):
-    """The fifth with the most compute is kept back; `error` bounds the mean relative one."""
+    """The fifth of the runs with the most compute is held out.
+
+    `error` bounds their mean relative error.
+    """
     runs = read_table(str(Path(REAL, "scaling", "gadre_small_runs.csv")))
     runs = runs.select(runs.recipe == dataset)
     order = np.argsort(runs.flops_6nd)

@@ -15,7 +15,7 @@ from trainrig.scaling.laws.runs_table import RunsTable
 
 TRUTH = Parametric(E=1.82, A=478.0, B=2143.0, alpha=0.347, beta=0.367)
 HOFFMANN = Parametric(E=1.69, A=406.4, B=410.7, alpha=0.34, beta=0.28)
-FEW = {"exponents": (0.2, 0.5), "floors": (0.5, 0.9)}  # starts enough for sweeps this plain
+FEW = {"exponents": (0.2, 0.5), "floors": (0.5, 0.9)}  # enough starts for simple sweeps
 QUICK = ParametricFit(**FEW)
 REAL = os.environ.get("TRAINRIG_TEST_DATA")
 
@@ -27,13 +27,13 @@ real = [
 
 @cache
 def chinchilla(rows=240):
-    """The points of arXiv:2404.10102, without those of the highest losses."""
+    """Return the points of arXiv:2404.10102 without those of the highest losses."""
     runs = read_table(str(Path(REAL, "scaling", "chinchilla_extracted.csv")))
     return runs.select(runs.loss <= np.sort(runs.loss)[rows - 1])
 
 
 def sweep(noise=0.0, seed=0, sizes=8, lengths=8):
-    """A grid of runs of a known law, D/N from about 2 to 100."""
+    """Return a grid of runs of a known law, with D/N from about 2 to 100."""
     parameters = np.repeat(np.geomspace(1e7, 1e9, sizes), lengths)
     tokens = parameters * np.tile(np.geomspace(2, 100, lengths), sizes)
     errors = noise * np.random.default_rng(seed).normal(size=len(parameters))
@@ -89,7 +89,7 @@ def test_the_units_of_size_change_nothing_but_the_constants():
 
 
 class Trap:
-    """The objective as others minimise it: L-BFGS-B with scipy's own tolerances."""
+    """The objective with the usual minimiser: L-BFGS-B at scipy's default tolerances."""
 
     def __init__(self, runs):
         log_n, log_d = np.log(runs.parameters), np.log(runs.tokens)
@@ -149,7 +149,7 @@ class TestChinchilla:
     def test_least_absolute_deviations_are_what_was_published(self):
         fit = fit_parametric(chinchilla(), ParametricFit(loss=Lad()))
         published = [482.01, 2085.43, 1.8172, 0.3478, 0.3658]
-        assert constants(fit.form) == pytest.approx(published, rel=2e-4)  # E as rounded there
+        assert constants(fit.form) == pytest.approx(published, rel=2e-4)  # the paper rounds E
         assert constants(fit.form)[:2] == pytest.approx(published[:2], rel=2e-5)
         assert fit.build_record().loss == "Lad"
 
@@ -160,7 +160,7 @@ class TestChinchilla:
         assert fit.objective == pytest.approx(0.00182601, rel=1e-5)
 
     def test_the_trap_of_an_early_stop(self):
-        """From the paper's own constants, a sum under default tolerances goes almost nowhere."""
+        """From the paper's own constants, the sum at default tolerances hardly moves."""
         found, stopped = Trap(chinchilla()).stopped_at(HOFFMANN, scale=1)
         assert found == pytest.approx([406.39, 410.72, 1.698, 0.3387, 0.2853], rel=1e-3)
         assert stopped == pytest.approx(0.00116327, rel=1e-4)

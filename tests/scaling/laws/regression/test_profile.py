@@ -9,7 +9,7 @@ from trainrig.scaling.laws.regression.parametric import ParametricFit, fit_param
 from trainrig.scaling.laws.regression.profile import profile, with_profiles
 from trainrig.scaling.laws.runs_table import RunsTable
 
-FEW = {"exponents": (0.2, 0.5), "floors": (0.5, 0.9)}  # starts enough for sweeps this plain
+FEW = {"exponents": (0.2, 0.5), "floors": (0.5, 0.9)}  # enough starts for simple sweeps
 QUICK = ParametricFit(**FEW)
 TRUTH = Parametric(E=1.82, A=478.0, B=2143.0, alpha=0.347, beta=0.367)
 
@@ -44,7 +44,8 @@ def test_least_squares_profile_of_a_constant_is_the_refit_with_it_held():
         options={"maxiter": 20000, "xatol": 1e-10, "fatol": 1e-16},
     )
     rise = (best.fun - fit.objective) * 2 / (fit.residuals @ fit.residuals / 59)
-    assert found.rises[2] == pytest.approx(rise, rel=0.35)  # tau may be the sandwich's
+    # Tau may come from the sandwich estimator.
+    assert found.rises[2] == pytest.approx(rise, rel=0.35)
     assert found.rises[2] <= rise * 1.001
 
 
@@ -98,7 +99,7 @@ def test_a_narrower_level_gives_a_narrower_interval():
 
 
 def test_what_the_runs_do_not_bound_is_reported_as_open():
-    """Small models on few tokens: their losses say nothing of how low the floor may lie."""
+    """The losses of small models on few tokens do not bound the irreducible loss from below."""
     parameters = np.repeat(np.geomspace(1e4, 1e5, 6), 6)
     tokens = np.tile(np.geomspace(1e5, 1e6, 6), 6)
     errors = 0.05 * np.random.default_rng(1).normal(size=36)

@@ -1,4 +1,4 @@
-"""Task laws: made-up runs of known constants, and runs that tell too little."""
+"""Task laws: synthetic runs of known constants, and runs with too little information."""
 
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def test_known_constants_lie_in_the_intervals_of_noisy_runs_and_so_does_a_larger
         assert score is not None and score.low is not None and score.high is not None
         assert score.high - score.low < 0.12
         held["score"] += score.contains(float(TRUE.compute_score(ask)))
-    assert min(held.values()) >= 7, held  # of ten; 95% intervals, drawn of 24 runs
+    assert min(held.values()) >= 7, held  # out of ten; 95% intervals, from draws of 24 runs
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_fit_has_the_law_of_each_task_and_predicts_by_it(tmp_path: Path) -> No
     write_law(path, fitted.law)
     law = read_law(path)
     assert law == fitted.law and len(law.tasks[0].draws) == 40
-    assert len((tmp_path / "law.json").read_text().splitlines()) < 700  # a draw is one line
+    assert len((tmp_path / "law.json").read_text().splitlines()) < 700  # a draw takes one line
     said = predict_loss(law, 1e9, 1e11)
     (task,) = said.tasks
     assert task.score == float(law.tasks[0].form.compute_score(6e20)) and isinstance(
