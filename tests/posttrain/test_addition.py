@@ -1,7 +1,7 @@
-"""Whether tuning teaches: sums of two numbers, from a model that knows nothing.
+"""Tuning an untrained model to add two numbers.
 
-`aa+bb=` is answered by three digits, the last first. 9,000 of the 10,000 sums are trained on, the
-others are held out. Long, so a soak test; `results/addition.json` has what it found.
+The answer to `aa+bb=` is three digits, the last first. 9,000 of the 10,000 sums are for training,
+the others are held out. The soak test writes its figures to `results/addition.json`.
 """
 
 import json
@@ -25,10 +25,10 @@ from trainrig.train.run import metrics
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]
 SEEDS = (0, 1, 2)
 HELD_OUT = 1_000
-# With 500 steps at 2e-3 one seed of four stayed at an exact match of .083; with 1,000 at 1e-3 that
-# seed came to .987, and a model of rewards to .92, both still rising.
+# With 500 steps at 2e-3, one seed of four stayed at an exact match of .083. With 1,000 at 1e-3,
+# that seed reached .987, and a reward model .92, both still rising.
 STEPS, LR = 1_500, 1e-3
-# At 1e-3, which unlearns what the sums have taught, models of rewards came to .997, .970 and .913.
+# At 1e-3, which unlearns the sums, reward models reached .997, .970 and .913.
 REWARD_LR = 3e-4
 WRONG = 8  # answers to each sum
 GREEDY = Sampling(temperature=0, maximum_tokens=5)
@@ -43,7 +43,7 @@ random.Random("addition").shuffle(SUMS)
 
 
 def wrong_answer(prompt, answer, number=0):
-    """`answer` with one digit changed; another for each `number`."""
+    """Return `answer` with one digit changed, a different change for each `number`."""
     dice = random.Random(f"{prompt}{number}")
     place = dice.randrange(3)
     digit = (int(answer[place]) + dice.randrange(1, 10)) % 10
@@ -51,12 +51,12 @@ def wrong_answer(prompt, answer, number=0):
 
 
 class Sums:
-    """Folders of one seed below `at`."""
+    """Runs of one seed in folders below `at`."""
 
     def __init__(self, at, seed):
         self.at, self.seed = at, seed
         at.mkdir()
-        text = train_tokenizer(ByteLevelBPE(vocabulary=263), ["0"]).decode()  # each byte a token
+        text = train_tokenizer(ByteLevelBPE(vocabulary=263), ["0"]).decode()  # each byte is a token
         config = DecoderConfig(layers=2, channels=128, heads=4, positions=64, vocabulary=320)
         model = Decoder(config)
         initialise(model, seed=seed)
@@ -64,7 +64,7 @@ class Sums:
         write_model(self.fresh, config, text, model.state_dict())
 
     def encode(self, name, kind, told, held_out):
-        """Rows to train on, and rows that are held out."""
+        """Write training rows and held-out rows, and encode them."""
         sources = []
         for split, rows in (("train", told), ("held_out", held_out)):
             path = self.at / f"{name}-{split}.jsonl"
@@ -79,7 +79,7 @@ class Sums:
         return str(self.at / name)
 
     def tune(self, name, checkpoint, rows, objective, steps, batch, lr):
-        """The folder of a run, and its last held-out measures."""
+        """Run one tuning, and return its folder and its final held-out metrics."""
         length = {"sequence_length": 64, "seed": self.seed}
         run = {
             "checkpoint": checkpoint, "conversations": rows, "output": str(self.at / name),
@@ -96,7 +96,7 @@ class Sums:
 
 
 def exact_match(folder):
-    """Share of held-out sums that are answered right."""
+    """Return the share of held-out sums that are answered correctly."""
     generator, right = TextGenerator.open(folder), 0
     for first in range(0, HELD_OUT, 250):
         asked = SUMS[first : first + 250]
@@ -115,7 +115,7 @@ def pair(prompt, answer, number=0):
 
 
 def swapped(rows):
-    """`rows` with chosen and rejected swapped in every other one, at random."""
+    """Return `rows` with chosen and rejected swapped in every other row, at random."""
     dice = random.Random("swapped")
     ways = (
         {"chosen": "chosen", "rejected": "rejected"},
@@ -130,7 +130,7 @@ def test_sums_are_learnt_and_preferred_to_wrong_ones(without_ray, tmp_path, writ
     shuffled = [(prompt, other) for (prompt, _), other in zip(told, others, strict=True)]
     chats_apart = [chat(*each) for each in held_out]
     pairs_apart = [pair(*each) for each in held_out]
-    # To judge a sum a model sees more than one wrong answer to it.
+    # The reward model sees several wrong answers to each sum.
     judged = [pair(*each, number) for number in range(WRONG) for each in told]
     accuracy, found = "eval/diagnostics/reward_accuracy", []
     for seed in SEEDS:
@@ -140,8 +140,8 @@ def test_sums_are_learnt_and_preferred_to_wrong_ones(without_ray, tmp_path, writ
         pairs = sums.encode("pairs", "pairs", [pair(*each) for each in told], pairs_apart)
         all_pairs = sums.encode("all-pairs", "pairs", judged, pairs_apart)
         tuned, _ = sums.tune("tuned", sums.fresh, rows, {"kind": "SFT"}, STEPS, 40, LR)
-        # Held so strongly to the reference, right answers stay as likely as they were: with
-        # beta = 0.1 exact match fell from 1 to .954.
+        # Such a strong pull to the reference keeps correct answers as likely as before: with beta =
+        # 0.1, exact match fell from 1 to .954.
         aligned, dpo = sums.tune(
             "aligned", tuned, pairs, {"kind": "DPO", "beta": 3.0}, 300, 64, 4e-5
         )

@@ -45,7 +45,7 @@ def shards(manifest_folder):
 
 
 def shown(encoder, ids, targets):
-    """The text of a row, and of its targets."""
+    """Return the text of a row and of its targets."""
     told = targets != IGNORE
     last = int(np.flatnonzero(told)[-1])
     return encoder.decode(ids[: last + 1].tolist()), encoder.decode(targets[told].tolist())

@@ -1,4 +1,4 @@
-"""What the report of a tuning run shows of the model before its first step and after its last."""
+"""The report of a tuning run: the model before its first step and after its last."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ GREEDY = Sampling(temperature=0, maximum_tokens=9)
 
 @pytest.fixture
 def tune(fresh, tokens, encode_rows, tmp_path, without_ray):
-    """`tune(1, CHATS, lora={…})`: the folder of a run on `workers`."""
+    """Return `tune(1, CHATS, lora={…})`: run on this number of workers and return the folder."""
 
     def run(workers, rows, kind="conversations", output="tuned", **changes):
         encode_rows(rows, kind, rows=kind, held_out=0.3, sequence_length=47)
@@ -45,7 +45,7 @@ def tune(fresh, tokens, encode_rows, tmp_path, without_ray):
 
 
 def loss_of(path, tokens, source):
-    """Nats per token of the rows that are read of a source, by plain passes."""
+    """Return nats per token of the rows of a source, by plain forward passes."""
     sets = open_held_out(TokenShards.open(f"{tokens}/{HELD_OUT}"), RowSizes(3, 47, 1, False))
     generator, nats, count = TextGenerator.open(path), 0.0, 0
     for micro in sets.batches:

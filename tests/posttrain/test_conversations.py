@@ -127,7 +127,7 @@ TRIMMING = (
 def test_pairs_that_become_equal_are_dropped_and_counted_by_a_reason_of_their_own(
     encode_rows, tmp_path
 ):
-    """A template that trims says less than the row; turns of a prompt are left out to fit."""
+    """A template that trims omits text of the row, and turns of a prompt are dropped to fit."""
     template = tmp_path / "trimming.jinja"
     template.write_text(TRIMMING)
     good = {"prompt": "a", "chosen": "b", "rejected": "c"}
@@ -325,7 +325,7 @@ def test_a_template_by_which_no_model_learns_to_stop_is_refused(encode_rows, tmp
 
 
 def test_a_turn_without_an_end_ends_where_the_next_one_begins(encode_rows, encoder, tmp_path):
-    """GLM's template has nothing but headers: its models stop at that of the next turn."""
+    """GLM's template has only headers, so its models stop at the header of the next turn."""
     template = tmp_path / "headers.jinja"
     template.write_text(
         "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}{% endfor %}"
@@ -336,7 +336,7 @@ def test_a_turn_without_an_end_ends_where_the_next_one_begins(encode_rows, encod
     assert sample == ("<|user|>a<|assistant|>is it<|user|>", "is it<|user|>")
 
 
-FORGETFUL = (  # thoughts of turns that others follow are left out
+FORGETFUL = (  # the template omits the thoughts of earlier turns
     "{% for m in messages %}{{ '<|' + m.role + '|>' }}"
     "{% if loop.last and m.role == 'assistant' %}{{ '(hm)' }}{% endif %}"
     "{{ m.content + '<|end_of_turn|>' }}{% endfor %}"
@@ -353,7 +353,7 @@ TWO_TURNS = {
 
 
 def read_samples(folder, encoder, split="train"):
-    """The text of each document, and what of it is trained on."""
+    """Return the text of each document, and the parts that are trained."""
     shards = TokenShards.open(f"{folder}/{split}")
     size = shards.tokens("chats")
     ids, weights = shards.read_window("chats", 0, size), np.zeros(size, dtype=np.uint8)
@@ -387,10 +387,11 @@ def test_rows_whose_earlier_turns_change_make_a_sample_an_answer(
     assert (counts["rows_split"], counts["samples_of_split_rows"]) == (1, 2)
     shards = TokenShards.open(str(tmp_path / "encoded" / "train"))
     documents = shards.read_documents("chats", 0, shards.tokens("chats"))
-    assert counts["tokens_repeated"] == documents[0].length  # that the last sample has as well
+    # Tokens that the last sample has as well.
+    assert counts["tokens_repeated"] == documents[0].length
     assert "so 1 rows became 2 samples" in caplog.text and caplog.text.count("\n") == 1
     assert [document.corpus_row for document in documents][:2] == [0, 0]
-    assert documents[0].id == documents[1].id  # of one row, as the answers of a pair are
+    assert documents[0].id == documents[1].id  # from one row, as the answers of a pair are
 
 
 def test_of_rows_whose_earlier_turns_change_the_last_answer_alone_can_be_trained_on(

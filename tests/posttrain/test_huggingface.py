@@ -20,7 +20,7 @@ def test_transformers_computes_what_our_model_does(fresh, encoder, tmp_path):
     with torch.inference_mode():
         ours = open_model(fresh).build()(ids).logits
         torch.testing.assert_close(theirs(ids).logits, ours, rtol=0, atol=1e-5)
-        assert ours.std() > 1e-3  # else anything would be near
+        assert ours.std() > 1e-3  # otherwise everything would be close
 
 
 def test_what_is_exported_and_imported_is_bit_for_bit_the_model(fresh, tmp_path):

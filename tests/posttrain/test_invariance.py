@@ -1,5 +1,7 @@
-"""What a step of tuning comes to depends on its rows alone: not on how they are cut into
-micro-batches, how far they are padded, or what else is in the global batch."""
+"""Steps of tuning depend on their rows alone.
+
+Micro-batch size, padding and the rest of the global batch change nothing.
+"""
 
 import dataclasses
 
@@ -42,7 +44,7 @@ def references(source, numbers):
 
 @pytest.fixture
 def opened(encode_rows, fresh, tmp_path):
-    """`opened("DPO", 2)`: batches of 8 rows in micro-batches of 2, and a model for them."""
+    """Return `opened("DPO", 2)`: batches of 8 rows in micro-batches of 2, and a model."""
 
     def make(form, micro_batch):
         stored = open_model(fresh)
@@ -67,7 +69,7 @@ def opened(encode_rows, fresh, tmp_path):
 
 
 def step_of(objective, batches, model, change=lambda micro: micro):
-    """Loss and gradients of the first global batch, each micro-batch by itself."""
+    """Return the loss and the gradients of the first global batch, one micro-batch at a time."""
     denominators, total = batches.denominators(0), 0.0
     weights = {term.name: term.weight / denominators[term.per] for term in objective.terms}
     for micro in batches.at(0):
@@ -96,7 +98,7 @@ def test_one_micro_batch_of_eight_is_eight_of_one(form, opened):
 
 
 def further_padded(micro):
-    """`micro`, seven places wider."""
+    """Return `micro` with seven more positions."""
     arrays = {}
     for name, array in micro.arrays.items():
         if array.ndim == 2:

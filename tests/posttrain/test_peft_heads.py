@@ -1,4 +1,4 @@
-"""Adapters with heads that are trained whole, from and to PEFT, beside random models."""
+"""Adapters with fully trained heads, exported to PEFT and imported from it, on random models."""
 
 import json
 import runpy
@@ -38,8 +38,10 @@ BOUND = 1e-5
 
 @pytest.fixture
 def make(tmp_path):
-    """`make(kind, ending, labels)`: the folder of a random model of Transformers', and the run
-    folder that it is imported to."""
+    """Return `make(kind, ending, labels)`.
+
+    It writes a random Transformers model and the run folder with its import.
+    """
 
     def write(kind, ending="SequenceClassification", labels=3):
         folder = tmp_path / "hub"
@@ -62,7 +64,7 @@ def open_theirs(folder, labels=3):
 
 @torch.no_grad()
 def scramble(model):
-    """Random values for all that is trained."""
+    """Set all trained parameters to random values."""
     dice = torch.Generator().manual_seed(3)
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -85,7 +87,7 @@ def ask_ours(path):
 
 
 def write_random(base, lora, out):
-    """A run folder with an adapter of `base` that changes something."""
+    """Write a run folder with an adapter of `base` that changes its outputs."""
     opened = checkpoint.open_model(base)
     dice = torch.Generator().manual_seed(0)
     tensors = {
@@ -122,19 +124,19 @@ def test_classifiers_are_those_of_peft_and_come_back_as_they_were(name, make, tm
     expected = ask_theirs(theirs)
     assert (ask_ours(ours) - expected).abs().max() <= BOUND
     assert (ask_ours(base) - expected).abs().max() > 0.05
-    # What PEFT saves of it is read back as the very same adapter.
+    # An adapter that PEFT saves is read back unchanged.
     theirs.save_pretrained(tmp_path / "saved")
     import_adapter(str(tmp_path / "saved"), base, back)
     wanted, found = (checkpoint.open_model(path).adapter for path in (ours, back))
     for tensor in wanted.tensors:
         assert torch.equal(found.tensors[tensor], wanted.tensors[tensor]), tensor
     more = found.tensors.keys() - wanted.tensors.keys()
-    assert not more or lora.dora  # parts that DoRA leaves as long as they are
+    assert not more or lora.dora  # parts whose length DoRA keeps
     assert found.of.lora.scale == wanted.of.lora.scale
     assert (ask_ours(back) - expected).abs().max() <= BOUND
 
 
-# Kind, what it is in Transformers, labels, settings of PEFT, and what is trained whole.
+# Kind, class ending in Transformers, labels, PEFT settings, and fully trained modules.
 MODERN = ["Wqkv", "Wi", "Wo"]
 SAVED = {
     "ModernBert": ("ModernBert", "MaskedLM", 3, {"target_modules": MODERN}, {"head"}),

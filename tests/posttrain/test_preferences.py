@@ -1,4 +1,4 @@
-"""Tuning by preferences, from rows to a checkpoint."""
+"""Preference tuning, from rows to a checkpoint."""
 
 import json
 from pathlib import Path
@@ -29,14 +29,14 @@ LABELLED = [
 
 @pytest.fixture
 def pairs(encode_rows, tmp_path):
-    """A folder of pairs, some of them held out."""
+    """Return a folder of pairs, some of them held out."""
     encode_rows(ROWS, rows="pairs", held_out=0.3, sequence_length=47)
     return str(tmp_path / "encoded")
 
 
 @pytest.fixture
 def tuning(fresh, tmp_path):
-    """`tuning(folder, objective={…}, lora={…})`: a run file."""
+    """Return `tuning(folder, objective={…}, lora={…})`, which makes a run file."""
 
     def make(conversations, output="tuned", **changes):
         given = {

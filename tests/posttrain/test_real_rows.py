@@ -1,6 +1,7 @@
-"""A small model made of crawled pages, tuned on published rows by the commands that a user would
-type: GSM8K to answer, HH to prefer. No claim of skill: `results/real_rows.json` has the curves,
-samples and scores as they came.
+"""A small model of crawled pages, tuned on published rows by a user's commands.
+
+GSM8K is for answers, HH for preferences. The test claims no skill: `results/real_rows.json` has the
+curves, samples and scores as measured.
 """
 
 import subprocess
@@ -22,14 +23,17 @@ pytestmark = [
 ARCHIVES = 4  # of the crawl
 STEPS = {"base": 800, "tuned": 300, "adapted": 300, "reward": 200, "preferred": 120}
 ASKED = 40  # rows of GSM8K's own test set
-# Of each measure of held-out rows, what is kept.
+# The held-out metrics that are kept.
 KEPT = ("step", "eval/loss", "eval/diagnostics/reward_accuracy")
 
 
 @pytest.fixture
 def trainrig(tmp_path):
-    """`trainrig("curate", "stage = …")`: what the command prints for a run file of that text;
-    `trainrig("export", None, "model", "folder")`: for those arguments."""
+    """Return a function that runs a command and returns its output.
+
+    `trainrig("curate", "stage = …")` takes the text of a run file; `trainrig("export", None,
+    "model", "folder")` takes arguments.
+    """
 
     def run(verb, text, *arguments):
         if text is not None:
@@ -63,13 +67,13 @@ def tuning(name, checkpoint, rows, more, batch, lr):
 
 
 def curve(folder):
-    """Held-out measures over the steps of a run."""
+    """Return the held-out metrics over the steps of a run."""
     lines = metrics.read_held_out_series(str(folder))
     return [{name: line[name] for name in KEPT if name in line} for line in lines]
 
 
 def told(folder):
-    """The text of pages before and after tuning, and what both models say to the same prompts."""
+    """Return the report page's text before and after tuning, and both models' answers."""
     views = read_views(str(folder))
     return [
         {
@@ -186,7 +190,8 @@ def test_a_model_made_here_is_tuned_on_gsm8k_and_hh(trainrig, test_data, tmp_pat
         "gsm8k": scores,
     }
     write_result("real_rows.json", {"benchmark": "GSM8K and HH", **found})
-    assert len(set(said.values())) == 1  # the adapter, brought back, and merged and brought back
+    # The adapter alone, and the merged model, both imported again.
+    assert len(set(said.values())) == 1
     for name in ("tuned", "adapted"):
         assert runs[name][-1]["eval/loss"] < runs[name][0]["eval/loss"], name
     for name in ("reward", "preferred"):

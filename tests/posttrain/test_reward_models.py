@@ -1,4 +1,4 @@
-"""Reward models, from rows to scores, adapters and folders of Hugging Face."""
+"""Reward models, from rows to scores, adapters and Hugging Face folders."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ STEPS = [
 
 @pytest.fixture
 def tuning(fresh, tmp_path):
-    """`tuning(output, objective={…}, lora={…})`: a run file on the folder `encoded`."""
+    """Return `tuning(output, objective={…}, lora={…})`: a run file on the folder `encoded`."""
 
     def make(output="reward", **changes):
         given = {

@@ -54,7 +54,7 @@ def sizes(**changes):
 
 
 def documents(folder):
-    """(ids, weights) of each conversation, by its number."""
+    """Return (ids, weights) of each conversation, by its number."""
     shards = TokenShards.open(f"{folder}/train")
     found = []
     for number in range(shards.count_documents("chats")):
@@ -66,7 +66,7 @@ def documents(folder):
 
 
 def nats_alone(model, ids, weights):
-    """(Sum of weighted nats, sum of weights) of one conversation by itself."""
+    """Return (sum of weighted nats, sum of weights) of one conversation alone."""
     logits = model(torch.from_numpy(ids)[None, :-1]).logits[0]
     nats = functional.cross_entropy(logits, torch.from_numpy(ids)[1:], reduction="none")
     weights = torch.from_numpy(weights)[1:]
@@ -176,7 +176,7 @@ def test_one_bit_of_a_conversation_that_flips_is_found_and_its_file_named(folder
     batches = open_conversations(folder, sizes(), PAD)
     batches.at(0)
     (path,) = Path(folder, "train").glob(f"*.{array}")
-    with path.open("r+b") as file:  # in place: maps see it
+    with path.open("r+b") as file:  # in place: memory maps see the change
         first = file.read(1)
         file.seek(0)
         file.write(bytes([first[0] ^ 1]))
@@ -232,7 +232,7 @@ def losses(run):
 
 @pytest.mark.slow
 def test_the_loss_is_that_of_the_answers_by_the_plain_sum(without_ray, run, folder):
-    """Fine-tuning, against a loop that takes one conversation at a time."""
+    """Compare fine-tuning with a loop that takes one conversation at a time."""
     posttrain(run)
     batches = open_conversations(folder, run.batches, PAD)
     wanted = documents(folder)
@@ -271,7 +271,7 @@ def test_two_ranks_fine_tune_as_one_does_to_the_last_bit(without_ray, run, tmp_p
 
 
 def asked(folder, capsys):
-    """What `generate --chat` prints; it goes on whatever the model has learnt."""
+    """Return the output of `generate --chat`, which runs whatever the model has learnt."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         cli.main(["generate", folder, "--chat", "--prompt", "sea?", "--tokens", "2"])
@@ -360,7 +360,7 @@ def test_held_out_conversations_are_measured_as_the_run_goes_on(
 
 @dataclasses.dataclass(frozen=True)
 class Deadly:
-    """Batches of a run whose last rank dies at `step`, once: when a checkpoint is whole."""
+    """Batches of a run whose last rank dies once at `step`, after a complete checkpoint."""
 
     make: Callable
     step: int
@@ -388,7 +388,7 @@ class Deadly:
 
 @pytest.fixture
 def ray_of_two(local_ray):
-    """A Ray whose workers get what is defined here by value."""
+    """Start a Ray whose workers get this module's definitions by value."""
     from ray import cloudpickle
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])

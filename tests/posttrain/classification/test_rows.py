@@ -1,4 +1,4 @@
-"""Rows of texts and of questions, encoded: against Transformers' tokenizer, and by hand."""
+"""Encoded texts and questions, against Transformers' tokenizer and by hand."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Classifiers and finders of answers, from rows to what they say, and in Transformers."""
+"""Classifiers and extractive question answering, from rows to predictions, and in Transformers."""
 
 import json
 from pathlib import Path
@@ -115,7 +115,7 @@ def test_a_classifier_learns_is_the_same_with_two_workers_and_in_transformers(
     assert "How often it is right" in text and "trainrig score" in text
     assert trace(str(tmp_path / "run"), 3).log == "agrees"
     assert prepare(run)[2]["classified"] > 20
-    # What `score` says is what Transformers says of the exported model.
+    # `score` gives the same outputs as Transformers for the exported model.
     bad = [{"text": ""}, {"text": "the " * 60}]
     file = write_rows("asked", [*ROWS[:7], *bad])
     counts, found = scored(tmp_path, str(tmp_path / "run"), "classified", file)
@@ -167,7 +167,7 @@ def test_adapters_with_dropout_and_a_whole_head_are_the_same_with_two_workers_an
 def test_an_adapter_of_modernbert_is_the_same_in_peft_and_comes_back(
     modernbert, encode, tuning, tmp_path, without_ray
 ):
-    """One matrix there is query, key and value here, another the two halves of GEGLU."""
+    """One matrix of ModernBERT is query, key and value; another is both halves of GEGLU."""
     peft = pytest.importorskip("peft")
     encode(ROWS, tokenizer=modernbert)
     run = tuning(checkpoint=modernbert, lora={"rank": 4, "alpha": 8.0}, steps=4)
@@ -208,7 +208,7 @@ def test_an_adapter_that_finds_answers_is_the_same_in_peft(
     micro = prepare(run)[0].make_batches().micro_batch(0, 0)
     ids, there, second = (torch.from_numpy(micro.arrays[n]) for n in ("ids", "segments", "texts"))
     with torch.no_grad():
-        # Below PEFT's own class for questions, which hands token_type_ids to no one.
+        # Skip PEFT's own class for questions, which does not pass token_type_ids on.
         logits = theirs.base_model(ids, attention_mask=there, token_type_ids=second)
         found = read(ours.build(), micro)
     wanted = torch.stack([logits.start_logits, logits.end_logits], -1)
@@ -340,7 +340,7 @@ def test_losses_and_f1_are_those_by_hand():
         name: float(each.sum_rows_B().sum() / each.counts_B.sum())
         for name, each in computed.diagnostics.items()
     }
-    # Of class 0 told twice, right once; of 1 told once, there twice; of 2 once, and rightly.
+    # Predicted: class 0 twice, once correctly; class 1 once, of two; class 2 once, correctly.
     assert means == {"accuracy": 0.75, "f1/0": pytest.approx(2 / 3), "f1/1": pytest.approx(2 / 3),
                      "f1/2": 1.0}  # fmt: skip
     assert Classification().derive(means) == {"f1": pytest.approx(7 / 9)}

@@ -1,4 +1,4 @@
-"""Answers, criticised and revised by principles, and judged in both orders."""
+"""Answers that are criticised and revised by principles, and compared in both orders."""
 
 import functools
 import json
@@ -27,7 +27,7 @@ SHORT = {
 
 @pytest.fixture(scope="module")
 def make_chaining(fresh, problems, tmp_path_factory):
-    """`make_chaining(output, …)`: a run file."""
+    """Return `make_chaining(output, …)`, which makes a run file."""
     principles = tmp_path_factory.mktemp("principles") / "principles.txt"
     principles.write_text("# of letters\nbe\n  kind\n\nbe short\n\n\n")
 
@@ -56,7 +56,7 @@ def chaining(make_chaining, tmp_path):
 
 @pytest.fixture(scope="module")
 def whole(make_chaining, decided, tmp_path_factory):
-    """The folder of a stage that ran without a stop."""
+    """Return the folder of a stage that ran without a stop."""
     folder = tmp_path_factory.mktemp("whole") / "chained"
     revise_answers(make_chaining(folder, checkpoint=decided))
     return folder
@@ -73,12 +73,12 @@ def rows_of(folder, kind):
 
 def test_known_values_of_a_judgement():
     a, b = math.log(0.3), math.log(0.1)  # P(A | A or B) = .75
-    found = judge_both_orders([a, b, b, a])  # the first text is A, then B: .75 both times
+    found = judge_both_orders([a, b, b, a])  # the first text is A, then B: .75 in both orders
     assert found["orders"] == pytest.approx([0.75, 0.75])
     assert found["probability"] == pytest.approx(0.75) and found["preferred"] == 0
     found = judge_both_orders([b, a, a, b])
     assert found["probability"] == pytest.approx(0.25) and found["preferred"] == 1
-    # Whoever is A is preferred: that is no judgement of the texts.
+    # A judge that always prefers A gives no judgement of the texts.
     found = judge_both_orders([a, b, a, b])
     assert found["orders"] == pytest.approx([0.75, 0.25])
     assert found["probability"] == pytest.approx(0.5) and found["preferred"] is None
@@ -116,7 +116,8 @@ def test_every_step_is_asked_of_the_model_and_kept(chaining, tmp_path, monkeypat
     made = revise_answers(chaining(rounds=2, batch=16, shard_prompts=16))
     rows = rows_of(tmp_path / "chained", "transcripts")
     assert len(rows) == made.counts["prompts"] == 10
-    assert len(asked) == 5  # answers, then two critiques and revisions, of all prompts together
+    # Answers, then two critiques and two revisions, each for all prompts together.
+    assert len(asked) == 5
     encoder = PromptEncoder(open_encoder(chaining().checkpoint))
     for number, row in enumerate(rows):
         assert row["critic"] == "model" and len(row["rounds"]) == 2
@@ -197,7 +198,7 @@ def test_rules_in_the_place_of_a_critic_raise_the_share_that_passes(chaining, tm
     rows = rows_of(tmp_path / "chained", "transcripts")
     for row in rows:
         assert row["critic"] == "rules"
-        if not row["broken_before"]:  # nothing was wrong, and nothing was changed
+        if not row["broken_before"]:  # without a broken rule nothing is changed
             assert row["last"] == row["answer"] and row["judgement"] is None
         for turn in row["rounds"]:
             assert turn["critique"] in ("", "no vowel")

@@ -1,4 +1,4 @@
-"""What a teacher expects: stored once, the same bytes whoever computes it, and learnt from."""
+"""A teacher's stored logits: the same bytes at any number of processes, and their use."""
 
 from pathlib import Path
 
@@ -104,7 +104,7 @@ def test_each_target_has_what_the_model_expects_by_itself(scoring, fresh, folder
     assert made.counts["targets"] == seen and made.counts["conversations"] == len(ROWS)
     assert 0 < made.counts["covered"] < 1
     assert len(content(tmp_path / "taught")) > 12  # several parts
-    assert store_teacher(scoring(temperature=2.0)) == made  # it is there already
+    assert store_teacher(scoring(temperature=2.0)) == made  # it exists already
 
 
 @pytest.mark.parametrize("packing", ["best_fit", "none"])
@@ -156,7 +156,7 @@ def test_what_was_stopped_goes_on_with_what_is_left(scoring, tmp_path, monkeypat
     with pytest.raises(KeyboardInterrupt):
         store_teacher(scoring())
     done = content(tmp_path / "taught")
-    assert len(done) == 12  # two parts, of three arrays with their sums
+    assert len(done) == 12  # two parts, of three arrays with their checksums
     monkeypatch.setattr(stage, "write_part", write)
     again = store_teacher(scoring())
     assert content(tmp_path / "taught") == content(tmp_path / "whole")

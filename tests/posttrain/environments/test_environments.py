@@ -1,4 +1,4 @@
-"""Environments by themselves: a calculator, and a class of the user's."""
+"""Environments alone: a calculator, and a user's class."""
 
 from pathlib import Path
 

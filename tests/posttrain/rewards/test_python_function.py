@@ -1,4 +1,4 @@
-"""A reward that a user wrote: what it gives counts, and whatever else it does is a fault."""
+"""A user's reward function: its scores, and faults for any other behaviour."""
 
 import os
 import sys
@@ -133,6 +133,6 @@ def test_a_module_of_an_installed_package_scores_too(
     part = PythonFunction(module="mine_for_tests.rewards")
     first = part.hash_inputs()
     assert part.open().score([completion("x")]) == [0.25]
-    (package / "helper.py").write_text("X = 1\n")  # the package is one thing
+    (package / "helper.py").write_text("X = 1\n")  # the package is one unit
     assert part.hash_inputs() != first
     assert "mine_for_tests" not in sys.modules

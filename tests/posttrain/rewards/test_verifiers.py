@@ -27,7 +27,7 @@ def test_an_exact_answer_is_the_text_but_for_white_space(
     ],
 )
 def test_of_several_numbers_the_last_is_the_answer(said: str, score: float) -> None:
-    """As GSM8K is scored; its column ends in `#### 72`."""
+    """GSM8K is scored so; its column ends in `#### 72`."""
     reward = NumericAnswer(extract_target=r"#### (.+)")
     assert reward.score([completion(said, answer="48/2 = 24 and so on\n#### 72")]) == [score]
 

@@ -1,5 +1,4 @@
-"""What reinforcement learning teaches small models of sums, and what it does not; figures are in
-`results`.
+"""Reinforcement learning of sums by small models, and its limits; figures are in `results`.
 
 Each start is the first checkpoint of tuning that gets about half of the held-out sums right.
 """
@@ -18,7 +17,7 @@ HELD = 1.0  # weight of the divergence from the start
 
 
 def begin(bench, seed):
-    """The name of a model that gets about half of the sums right, and the share."""
+    """Return the name and the accuracy of a model that gets about half of the sums right."""
     fresh, tuned = f"fresh-{seed}", f"tuned-{seed}"
     bench.model(fresh, 128, 10 + seed)
     bench.tune(tuned, fresh, TUNED, seed=seed, keep_every=20, lr=1e-3)
@@ -32,7 +31,7 @@ def begin(bench, seed):
 
 
 def taught(bench, name, start, seed, steps=STEPS, **changes):
-    """What a run made of `start`."""
+    """Train a run from `start`, and return its results."""
     folder = bench.reinforce(name, start, steps, seed, **changes)
     lines = metrics.read_series(folder)
     some = max(1, steps // 10)
@@ -70,7 +69,7 @@ def test_a_policy_gets_better_by_what_its_answers_are_worth(kind, bench, write_r
     assert all(each["exact"] >= each["start"] + 0.12 for each in found)
 
 
-# Worth 1 or 0 by a coin that says nothing of whether the answer is right.
+# The reward is 1 or 0 by a coin, independent of the answer.
 COIN = """
 import hashlib
 
@@ -78,8 +77,8 @@ import hashlib
 def reward(prompt, completion, row):
     return float(hashlib.sha256(f"{prompt}|{completion}".encode()).digest()[0] < 128)
 """
-# Adam's steps are as long for a gradient of noise as for one that means something: at this rate
-# without a reference 300 steps by a coin take a model from 46% right to 2%.
+# Adam's steps are as long for a noisy gradient as for a useful one: at this rate and without a
+# reference, 300 steps of coin rewards reduce accuracy from 46% to 2%.
 NEAR = {
     "lr": 1e-4,
     "objective": {"kind": "GRPO", "reference": {"weight": 1.0, "estimator": "k3"}},
@@ -87,7 +86,7 @@ NEAR = {
 
 
 def test_what_rewards_do_not_say_is_not_learnt(bench, write_result):
-    """Rewards that are all the same; a coin's, and the exact answer's by the same settings."""
+    """Compare constant rewards, random rewards and exact answers, the last two alike otherwise."""
     (bench.folder / "coin.py").write_text(COIN)
     coin = {"kind": "PythonFunction", "name": "coin", "file": str(bench.folder / "coin.py")}
     found = []
@@ -108,7 +107,7 @@ def test_what_rewards_do_not_say_is_not_learnt(bench, write_result):
 
 
 def reward_model(bench, start, rows):
-    """Its folder: taught from few of the sums, so that it can be fooled."""
+    """Return the folder of a reward model, trained on few sums so that it can be exploited."""
     dice = random.Random(1)
     pairs = []
     for row in rows:
@@ -123,7 +122,7 @@ def reward_model(bench, start, rows):
 
 
 def test_a_reward_model_is_fooled_without_a_divergence_and_not_with_it(bench, write_result):
-    """PPO by a reward model of 300 pairs; the true verifier has no weight."""
+    """PPO uses a reward model trained on 300 pairs; the exact verifier has weight 0."""
     start, share = begin(bench, 0)
     model = reward_model(bench, start, bench.train_rows[:300])
     rewards = (

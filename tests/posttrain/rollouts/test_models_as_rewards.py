@@ -1,4 +1,4 @@
-"""A reward model and a judge as rewards: what they give, and what they cannot read."""
+"""A reward model and a judge as rewards: their scores, and inputs they cannot read."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ CONFIG = DecoderConfig(layers=2, channels=32, heads=4, positions=96, vocabulary=
 
 @pytest.fixture(scope="module")
 def reward_model(tmp_path_factory, encoder):
-    """A run folder with a model that scores."""
+    """Return a run folder with a reward model."""
     folder = str(tmp_path_factory.mktemp("scores") / "run")
     model = Decoder(CONFIG.with_score_head())
     initialise(model, seed=2)
@@ -39,7 +39,7 @@ def reward_model(tmp_path_factory, encoder):
 
 
 def scored_alone(path, prompt, text):
-    """The score of one answer: what stands at its last token but the one that ends it."""
+    """Return the score of one answer, read at the token before its end token."""
     opened = checkpoint.open_model(path)
     renderer = ChatTokenizer(checkpoint.read_tokenizer_files(opened.path)).build_renderer()
     rendered = renderer.render(Conversation((Message("user", prompt), Message("assistant", text))))
@@ -68,7 +68,7 @@ def test_a_reward_model_reads_all_of_a_conversation_as_it_reads_rows(reward_mode
     ids = renderer.render(
         replace(chat, messages=(*chat.messages, Message("assistant", "yes"))).train_on_last()
     ).ids
-    with torch.no_grad():  # at the last token before the one that ends the answer
+    with torch.no_grad():  # at the token before the answer's end token
         expected = opened.build()(torch.from_numpy(ids)[None]).logits[0, -2, 0].item()
     np.testing.assert_allclose(whole, expected, atol=1e-5)
     assert abs(whole - alone) > 1e-3

@@ -1,4 +1,4 @@
-"""A student is held to its teacher on its own answers, in the loop of training."""
+"""On-policy distillation in the training loop: a student learns on its own answers."""
 
 import shutil
 from pathlib import Path
@@ -25,7 +25,7 @@ AWAY = "train/diagnostics/teacher_divergence"
 
 @pytest.fixture(scope="module")
 def teacher(encoder, tmp_path_factory):
-    """A model of other sizes that is sure of what it says."""
+    """Return a model of other sizes with confident predictions."""
     folder = str(tmp_path_factory.mktemp("teacher") / "run")
     config = DecoderConfig(layers=1, channels=48, heads=4, positions=64, vocabulary=336)
     model = Decoder(config)
@@ -38,7 +38,7 @@ def teacher(encoder, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def make_student(make_run, teacher):
-    """`make_student(output, estimator, …)`: a run file of a few steps."""
+    """Return `make_student(output, estimator, …)`, which makes a run file of a few steps."""
 
     def make(output, estimator="full", **changes):
         objective = {"kind": "OnPolicyDistillation", "estimator": estimator}
@@ -51,7 +51,7 @@ def make_student(make_run, teacher):
 
 
 def trained(ranks, run, world, resume=False):
-    """The job of `run`, after `world` ranks have trained it."""
+    """Train `run` on `world` ranks, and return its job."""
     job, _, _ = prepare(run)
     folder = RunFolder(job.folder)
     newest = checkpoint.find_newest_valid(folder)[0] if resume else None
@@ -61,7 +61,7 @@ def trained(ranks, run, world, resume=False):
 
 
 def outcome(job):
-    """The bytes of its batches and of its last weights."""
+    """Return the bytes of the run's batches and final weights."""
     stored = [
         (Path(batch.folder) / file["name"]).read_bytes()
         for batch in list_stored_batches(RunFolder(job.folder))
@@ -73,7 +73,7 @@ def outcome(job):
 
 @pytest.fixture(scope="module", params=["full", "sampled"])
 def whole(request, ranks, make_student, tmp_path_factory):
-    """An estimator, and a run of one rank that nothing disturbed."""
+    """Return an estimator, and an undisturbed run of one rank."""
     output = tmp_path_factory.mktemp("student") / "run"
     return request.param, trained(ranks, make_student(output, request.param), 1)
 
@@ -117,7 +117,7 @@ def test_what_the_teacher_says_of_each_token_is_stored_where_tokens_learn_of_it(
 def test_a_student_comes_close_to_its_teacher(ranks, make_student, tmp_path):
     run = make_student(
         tmp_path / "run",
-        rewards=({"kind": "ExactAnswer"},),  # measured alone
+        rewards=({"kind": "ExactAnswer"},),  # logged only
         rollouts={"updates": 1, "micro_batch": 16},
         training={"steps": 30, "optimizer": {"kind": "AdamW", "lr": 2e-2}},
     )

@@ -1,4 +1,4 @@
-"""Completions left off and gone on with by later weights: none is lost, late or changed."""
+"""Partial rollouts: unfinished completions continue with later weights, complete and in time."""
 
 import contextlib
 import dataclasses
@@ -70,7 +70,7 @@ ADDED = {BEHAVIOUR, IMPORTANCE, IMPORTANCE_LIMIT, STALENESS, UNFINISHED, WAVES}
 
 
 def run_of(make_run, output, partial, **rollouts):
-    """Some answers end at a vowel, others go on to the limit."""
+    """Return a run file: some answers end at a vowel, others continue to the limit."""
     training = {"steps": STEPS, "checkpoints": {"every": 1, "keep": 9}}
     rewards = ({"kind": "PatternShape", "pattern": "[rst]", "whole": False},)
     given = {"maximum_tokens": LONGEST, "stop": ("a", "e", "o"), "importance_limit": LIMIT}
@@ -83,7 +83,7 @@ def left_off(make_run, output, **rollouts):
 
 
 def trained(ranks, run, world):
-    """The job of `run`, after `world` ranks have trained it to its end from where it is."""
+    """Train `run` on `world` ranks from its current state to its end, and return its job."""
     job, _, _ = prepare(run)
     folder = RunFolder(job.folder)
     newest = checkpoint.find_newest_valid(folder)[0]
@@ -94,7 +94,7 @@ def trained(ranks, run, world):
 
 @contextlib.contextmanager
 def samplers(pool, run, count):
-    """So many processes that sample for `run` meanwhile."""
+    """Start `count` processes that sample for `run` meanwhile."""
     with tempfile.TemporaryDirectory() as folder:
         until = Path(folder, "enough")
         job, _, _ = prepare(run)
@@ -108,8 +108,7 @@ def samplers(pool, run, count):
 
 
 def came_to(job):
-    """The bytes of each micro-batch and of what each batch left, losses, and bytes of the last
-    weights."""
+    """Return the bytes of micro-batches, batch state and final weights, and the losses."""
     batches = {}
     for batch in list_stored_batches(RunFolder(job.folder)):
         for index, file in enumerate((*batch.files, batch.left)):
@@ -122,7 +121,7 @@ def came_to(job):
 
 @pytest.fixture(scope="module")
 def alone(ranks, make_run, tmp_path_factory):
-    """A run whose one rank samples between its steps."""
+    """Return a run whose single rank samples between its steps."""
     run = left_off(make_run, tmp_path_factory.mktemp("partial") / "run")
     job = trained(ranks, run, 1)
     Path(job.folder, "run.toml").write_text(to_toml(run))  # as the stage does
@@ -137,7 +136,7 @@ def alone(ranks, make_run, tmp_path_factory):
         ([0, 1, 0, 0], [4, 5, 5, 5], None),  # too few
         ([0, 1, 1, 0], [3, 3, 5, 5], None),  # the first is due
         ([1, 1, 1, 0], [3, 3, 5, 5], [0, 1]),
-        # Three that are due in the next batch, which has two.
+        # Three groups are due in the next batch, which holds two.
         ([0, 1, 0, 1, 0], [4, 4, 4, 5, 4], None),
         ([0, 1, 0, 1], [4, 4, 4, 5], [1, 3]),
         ([1, 1, 0, 0, 0, 0, 0], [5, 5, 5, 5, 5, 5, 5], None),  # 5 are left for two batches
@@ -146,7 +145,7 @@ def alone(ranks, make_run, tmp_path_factory):
 def test_a_batch_is_of_the_first_groups_that_are_whole_unless_others_would_be_late(
     whole, born, chosen
 ):
-    """Batch 5 of two groups, of tokens that are two batches old at most."""
+    """Batch 5 has two groups, and tokens may be at most two batches old."""
     found = choose_groups(np.array(whole, dtype=bool), np.array(born), 5, 2, 2)
     assert (found is None) if chosen is None else found.tolist() == chosen
 
@@ -159,7 +158,10 @@ def test_a_batch_is_of_the_first_groups_that_are_whole_unless_others_would_be_la
     lengths=st.lists(st.sampled_from([1, 1, 2, 14]), min_size=1, max_size=17),
 )  # fmt: skip
 def test_every_group_is_trained_on_once_in_time_and_whole(prompts, samples, staleness, lengths):
-    """Completion n has `lengths[n]` tokens, each the sample's number; two are written in a wave."""
+    """Completion n has `lengths[n]` tokens, each of them the sample's number.
+
+    A wave samples two tokens.
+    """
     partial = {"budget": 2, "staleness": staleness}
     wanted = Rollouts(prompts=prompts, samples=samples, micro_batch=samples, partial=partial)
     batches, left = [], {}
@@ -238,7 +240,7 @@ def test_a_text_that_ends_it_is_found_across_what_was_left_off(make_run, encoder
         if transcript.over:
             break
         sampler.go_on(None, [transcript], BUDGET)
-        transcript = dataclasses.replace(transcript)  # as it is read back
+        transcript = dataclasses.replace(transcript)  # a copy, as if it were read from disk
     assert transcript.text == "go on: " and transcript.finished
     assert transcript.ids == ids[:11] and len(transcript.log_probabilities) == 11
 
@@ -303,7 +305,7 @@ def came_to_losses(job):
 
 @pytest.mark.slow
 def test_each_token_keeps_what_the_weights_of_its_time_gave_it(alone, fresh):
-    """Read anew, segment by segment, by the checkpoint that sampled it."""
+    """Compute each segment again with the checkpoint that sampled it."""
     batches = list_stored_batches(RunFolder(alone.folder))
     models = [checkpoint.open_model(fresh).build()]
     for step in range(1, STEPS):
@@ -330,7 +332,7 @@ def test_each_token_keeps_what_the_weights_of_its_time_gave_it(alone, fresh):
         assert (arrays[IMPORTANCE][fresh_BT] == 1).all()
         for row in range(len(stale)):
             segments = stale[row][there[row]]
-            assert (np.diff(segments) <= 0).all()  # later tokens are of later weights
+            assert (np.diff(segments) <= 0).all()  # later tokens come from later weights
             partial += segments[0] > segments[-1]
         oldest.append(stale.max())
     assert max(oldest) == 2 and partial > 4
@@ -374,7 +376,7 @@ def test_the_report_shows_how_much_was_taken_over(alone):
 
 @pytest.mark.slow
 def test_two_ranks_go_on_with_what_was_left_off(alone, ranks, make_run, tmp_path):
-    """From the fourth batch on, which was not made yet."""
+    """They continue from the fourth batch, which was not sampled yet."""
     shutil.copytree(alone.folder, tmp_path / "run")
     for gone in ("checkpoints/step_0000000[4-6]*", "online/batch_0000000[345]*"):
         for path in list(tmp_path.glob(f"run/{gone}")):

@@ -1,4 +1,4 @@
-"""PPO in the loop of training: the critic is trained, saved and resumed as the policy is."""
+"""PPO in the training loop: the critic is trained, saved and resumed like the policy."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ STEPS = {"steps": 4, "checkpoints": {"every": 2, "keep": 9}}
 
 @pytest.fixture(scope="module")
 def make_ppo(make_run):
-    """`make_ppo(output, …)`: a run file with a critic."""
+    """Return `make_ppo(output, …)`, which makes a run file with a critic."""
 
     def make(output, **changes):
         wanted = {"objective": PPO, "critic": CRITIC, "training": STEPS, **changes}
@@ -49,7 +49,7 @@ def make_ppo(make_run):
 
 
 def trained(ranks, run, world, resume=False):
-    """The job of `run`, after `world` ranks have trained it, and all whole tensors of its end."""
+    """Train `run` on `world` ranks, and return its job and its final full tensors."""
     job, _, _ = prepare(run)
     folder = RunFolder(job.folder)
     newest = checkpoint.find_newest_valid(folder)[0] if resume else None
@@ -62,7 +62,7 @@ def trained(ranks, run, world, resume=False):
 
 @pytest.fixture(scope="module")
 def whole(ranks, make_ppo, tmp_path_factory):
-    """A run of one rank that nothing disturbed."""
+    """Return an undisturbed run of one rank."""
     return trained(ranks, make_ppo(tmp_path_factory.mktemp("ppo") / "run"), 1)
 
 
@@ -192,7 +192,7 @@ def test_a_critic_that_cannot_read_the_policy_is_refused(make_ppo, tmp_path):
 
 @pytest.mark.slow
 def test_a_reward_that_can_be_had_is_learnt_by_policy_and_critic(ranks, make_run, tmp_path):
-    """The share of answers with an e rises far above where it began, and is then expected."""
+    """The share of answers with an e rises well above its start, and the critic predicts it."""
     run = make_run(
         tmp_path / "run",
         objective={"kind": "PPO"},

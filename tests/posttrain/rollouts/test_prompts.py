@@ -1,4 +1,4 @@
-"""Prompts of rows: texts and conversations, asked by their chat template with their tools."""
+"""Prompts from rows: texts, and conversations with their chat template and tools."""
 
 import json
 
@@ -24,7 +24,7 @@ TOOLS = [{"type": "function", "function": {"name": "get", "parameters": {"defaul
 
 @pytest.fixture
 def read(encoder, tmp_path):
-    """The prompts of rows that are written to a file, and what was said of those left out."""
+    """Return the prompts of rows written to a file, and the messages about omitted rows."""
 
     def read_rows(rows, longest=400, **files):
         path = tmp_path / "prompts.jsonl"

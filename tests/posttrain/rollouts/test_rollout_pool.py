@@ -1,4 +1,4 @@
-"""Rollouts sampled by processes beside the ranks, and ahead of them: the same, to the last bit."""
+"""Rollouts sampled by separate processes, and ahead of training: identical to the last bit."""
 
 import contextlib
 import pickle
@@ -42,7 +42,7 @@ from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.stored_batches import list_stored_batches
 
 STEPS, LAG = 5, 2
-LIMIT = 1.01  # low, so that steep steps are beyond it
+LIMIT = 1.01  # low, so that large updates exceed it
 
 
 def run_of(make_run, output, **rollouts):
@@ -55,7 +55,7 @@ def lagging(make_run, output, **rollouts):
 
 
 def trained(ranks, run, world):
-    """The job of `run`, after `world` ranks have trained it to its end from where it is."""
+    """Train `run` on `world` ranks from its current state to its end, and return its job."""
     job, _, _ = prepare(run)
     folder = RunFolder(job.folder)
     newest = checkpoint.find_newest_valid(folder)[0]
@@ -66,7 +66,7 @@ def trained(ranks, run, world):
 
 @contextlib.contextmanager
 def sampler(pool, run, last=None):
-    """A process that samples for `run` meanwhile; it gets to know how many units it sampled."""
+    """Start a process that samples for `run`; it returns how many units it sampled."""
     with tempfile.TemporaryDirectory() as folder:
         until = Path(folder, "enough")
         job, _, _ = prepare(run)
@@ -82,7 +82,7 @@ def sampler(pool, run, last=None):
 
 
 def stored(job):
-    """The bytes of each micro-batch of each batch."""
+    """Return the bytes of each micro-batch of each batch."""
     return {
         (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
         for batch in list_stored_batches(RunFolder(job.folder))
@@ -91,7 +91,7 @@ def stored(job):
 
 
 def came_to(job):
-    """Losses and the bytes of the last weights."""
+    """Return the losses and the bytes of the final weights."""
     weights = checkpoint.open_model(job.folder).build().state_dict()
     losses = [(line["step"], line["train/loss"]) for line in metrics.read_series(job.folder)]
     return losses, {name: value.numpy().tobytes() for name, value in weights.items()}
@@ -99,13 +99,13 @@ def came_to(job):
 
 @pytest.fixture(scope="module")
 def on_policy(ranks, make_run, tmp_path_factory):
-    """A run whose one rank samples between its steps."""
+    """Return a run whose single rank samples between its steps."""
     return trained(ranks, run_of(make_run, tmp_path_factory.mktemp("plain") / "run"), 1)
 
 
 @pytest.fixture(scope="module")
 def lagged(ranks, make_run, tmp_path_factory):
-    """A run whose one rank samples ahead."""
+    """Return a run whose single rank samples ahead."""
     return trained(ranks, lagging(make_run, tmp_path_factory.mktemp("lagged") / "run"), 1)
 
 
@@ -124,7 +124,10 @@ def test_what_another_process_samples_is_what_ranks_sample(
 
 @pytest.mark.slow
 def test_with_a_lag_a_batch_is_of_the_weights_of_before(lagged, fresh):
-    """The first three of those that the run began with, each token weighed for what it became."""
+    """The first three batches come from the initial weights.
+
+    Importance weights correct each token for the later weights.
+    """
     model = checkpoint.open_model(fresh).build()
     weights = []
     for batch in list_stored_batches(RunFolder(lagged.folder)):
@@ -156,8 +159,10 @@ def test_with_a_lag_a_batch_is_of_the_weights_of_before(lagged, fresh):
 def test_a_lag_is_the_same_whoever_samples_and_however_often_it_is_killed(
     lagged, ranks, revived_ranks, mortal_ranks, make_run, tmp_path
 ):
-    """A rank is killed before step 2, when batches 3 and 4 are asked for and not sampled: with
-    weights that no later attempt has."""
+    """A rank is killed before step 2, when batches 3 and 4 are requested and not sampled.
+
+    Their weights exist in no later attempt.
+    """
     run = lagging(make_run, tmp_path / "run", actors=1)
     job, _, _ = prepare(run)
     folder = RunFolder(job.folder)
@@ -181,7 +186,7 @@ def test_a_lag_is_the_same_whoever_samples_and_however_often_it_is_killed(
 
 @pytest.mark.slow
 def test_rollouts_that_are_gone_with_their_weights_are_asked_for(lagged, ranks, make_run, tmp_path):
-    """A run goes on from step 2, and nobody has batch 3 any more."""
+    """A run resumes at step 2, after batch 3 was lost."""
     shutil.copytree(lagged.folder, tmp_path / "run")
     for gone in ("checkpoints/step_00000004", "checkpoints/step_00000005", "online/batch_00000003"):
         (path,) = tmp_path.glob(f"run/{gone}*")
@@ -191,7 +196,7 @@ def test_rollouts_that_are_gone_with_their_weights_are_asked_for(lagged, ranks, 
 
 
 def test_what_is_being_deleted_is_not_sampled_again(tmp_path, monkeypatch):
-    """A sampler looks while the units are gone, and the folder not yet."""
+    """A sampler looks after the units are deleted, but before the folder is."""
     rollouts = str(tmp_path)
     folder = f"{rollouts}/batch_00000000-aa/attempt-1"
     RolloutRequest(folder, 0, 2, "weights", 1).write()
@@ -218,7 +223,7 @@ def test_what_is_asked_for_is_found_until_it_is_there_or_failed(tmp_path):
     newest = f"{rollouts}/batch_3/attempt-2"
     write_unit(newest, 1, {"ids": np.arange(3)})
     (tmp_path / "batch_9").mkdir()
-    (tmp_path / "batch_9" / "00000.npz").touch()  # of a request that was forgotten
+    (tmp_path / "batch_9" / "00000.npz").touch()  # left over from an abandoned request
     found = [(each.number, each.attempt, missing) for each, missing in find_open(rollouts)]
     assert found == [(3, 2, [0]), (3, 1, [0, 1]), (4, 1, [0, 1])]
     assert read_unit(newest, 0) is None and read_unit(newest, 1)["ids"].tolist() == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""Batches that a model draws itself: what is in them, and that the weights alone decide it."""
+"""Batches that a model samples itself: their contents, which depend on the weights alone."""
 
 import dataclasses
 import json
@@ -45,7 +45,7 @@ HELD = {"kind": "GRPO", "reference": {"weight": 0.1}}
 
 
 def trained(ranks, run, world, resume=False):
-    """The job of `run`, after `world` ranks have trained it."""
+    """Train `run` on `world` ranks, and return its job."""
     job, _, _ = prepare(run)
     folder = RunFolder(job.folder)
     newest = checkpoint.find_newest_valid(folder)[0] if resume else None
@@ -56,7 +56,7 @@ def trained(ranks, run, world, resume=False):
 
 @pytest.fixture(scope="module")
 def whole(ranks, make_run, tmp_path_factory):
-    """A run of one rank."""
+    """Return a run of one rank."""
     output = tmp_path_factory.mktemp("rl") / "run"
     run = make_run(output, objective=HELD)
     job = trained(ranks, run, 1)
@@ -65,7 +65,7 @@ def whole(ranks, make_run, tmp_path_factory):
 
 
 def stored(job):
-    """The bytes of each micro-batch of each batch."""
+    """Return the bytes of each micro-batch of each batch."""
     return {
         (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
         for batch in list_stored_batches(RunFolder(job.folder))
@@ -74,7 +74,7 @@ def stored(job):
 
 
 def tensors(job):
-    """The bytes of the last weights."""
+    """Return the bytes of the final weights."""
     opened = checkpoint.open_model(job.folder)
     return {name: t.numpy().tobytes() for name, t in opened.build().state_dict().items()}
 
@@ -125,7 +125,7 @@ def test_a_batch_has_what_was_said_and_what_it_is_worth(whole, fresh):
         assert (micro.arrays[FLAT].reshape(2, 4)[:, 0] == (np.ptp(groups, axis=1) == 0)).all()
         gap = np.abs(micro.arrays[SAMPLED] - micro.arrays[OLD])
         assert gap.max() < 1e-4
-        # The policy began as its reference, and training reads what a plain pass reads.
+        # The policy began as its reference, and training computes what a plain pass computes.
         np.testing.assert_array_equal(micro.arrays[REFERENCE_TOKENS], micro.arrays[OLD])
         ids, targets = torch.from_numpy(micro.ids), torch.from_numpy(micro.targets)
         with torch.no_grad():
@@ -161,7 +161,7 @@ def test_each_prompt_is_asked_once_before_any_comes_again(whole, make_run, probl
         for index in range(len(batch.files))
         for number in batch.read_micro_batch(index).pieces[::4, 2].tolist()
     ]
-    can_be = {0, 1, 3, 4, 6, 7, 8}  # rows 2 and 5 can't
+    can_be = {0, 1, 3, 4, 6, 7, 8}  # rows 2 and 5 are unusable
     assert set(asked[:7]) == can_be and len(asked) == 12
     samples = [
         s
@@ -204,7 +204,7 @@ def test_a_run_that_resumes_has_the_same_rollouts_and_weights(
 
 @pytest.mark.slow
 def test_a_reward_that_can_be_had_is_learnt(ranks, make_run, tmp_path):
-    """Of prompts alike, the share of answers with an e rises far above where it began."""
+    """On equal prompts, the share of answers with an e rises well above its start."""
     run = make_run(
         tmp_path / "run",
         rollouts={"updates": 2},
@@ -334,7 +334,7 @@ def test_the_report_shows_the_worst_and_the_best_of_what_was_said(whole):
 
 
 def fooled(step):
-    """A line of metrics of a run whose reward rises while what is true falls."""
+    """Return a metrics line of a run whose reward rises while the true score falls."""
     true, trained = 0.6 - 0.05 * step, 0.1 + 0.1 * step
     named = {"reward": trained, "reward_model": trained, "reward_exact": true, "flat": 0.0}
     named |= {"entropy": 0.1, "sampler_gap": 1e-6}
@@ -348,7 +348,7 @@ def test_a_reward_that_is_fooled_is_seen_by_what_is_only_measured(whole, measure
         measured=measured,
     )  # fmt: skip
     titles = [chart.title for chart in build_rollout_charts(run_data)]
-    # Means of three steps at either end: .15 less of the one, .3 more of the other.
+    # Means of three steps at either end: the true score falls by .15, the reward rises by .3.
     expected = "Fooled: the reward rose by 0.3, 'exact' fell by 0.15"
     assert (expected in titles) == bool(measured)
     liked = StoredAnswer("1+1=", "3", 0.9, 1.0, {"model": 0.9, "exact": 0.0})

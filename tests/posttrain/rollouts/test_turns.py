@@ -1,4 +1,4 @@
-"""Completions of several turns: what an environment says is read, and never learnt."""
+"""Completions of several turns: an environment's text is input, but never a target."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.stored_batches import list_stored_batches
 
-# Every third letter or so of a model that knows nothing ends a turn of this.
+# An untrained model ends a turn at about every third letter here.
 SOURCE = """
 class Environment:
     def reset(self, row):
@@ -44,7 +44,7 @@ STOPS = tuple("abcdefghijklmn ")
 
 @pytest.fixture(scope="module")
 def make_turns(make_run, tmp_path_factory):
-    """`make_turns(output, …)`: a run file with an environment of the user's."""
+    """Return `make_turns(output, …)`, which makes a run file with a user's environment."""
     path = tmp_path_factory.mktemp("environment") / "game.py"
     path.write_text(SOURCE)
     environment = {"kind": "PythonEnvironment", "file": str(path), "stop": STOPS, "turns": 3}
@@ -95,7 +95,7 @@ def test_an_environments_tokens_are_read_and_not_trained_on(whole, fresh):
             for row in range(len(there)):
                 places = np.flatnonzero(there[row])
                 width = int(places[-1]) + 1
-                # What is read at a place is the target of the one before, where that has one.
+                # Each input is the target of the previous position, where that has one.
                 follows = micro.ids[row, 1:width]
                 known = there[row, : width - 1]
                 np.testing.assert_array_equal(
@@ -123,7 +123,7 @@ def test_its_reward_is_a_part_of_the_sum(whole):
     worth, shape = (micro.arrays[f"{REWARD_PART}{n}"] for n in ("environment", "pattern"))
     np.testing.assert_allclose(micro.arrays[REWARDS], worth + shape)
     for reward, turns in zip(worth, micro.arrays[TURNS], strict=True):
-        assert reward in (0.0, 0.5 * turns)  # 0.0: its step was a fault
+        assert reward in (0.0, 0.5 * turns)  # 0.0: its step failed
     assert (micro.arrays[REWARD_FAULTS] >= 0).all()
     assert set(micro.arrays[FINISHED].tolist()) <= {0, 1}
     assert np.isfinite(micro.arrays[ADVANTAGES]).all()

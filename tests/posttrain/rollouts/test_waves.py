@@ -1,4 +1,4 @@
-"""Waves of prompts until a batch is full of groups of which something is learnt."""
+"""Waves of prompts that continue until a batch is full of groups with a learning signal."""
 
 import contextlib
 import pickle
@@ -22,7 +22,7 @@ from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.stored_batches import list_stored_batches
 
 STEPS, MOST = 6, 4
-# Half of the groups of the fresh model have an answer with a vowel and one without.
+# Half of the groups of the untrained model have an answer with a vowel and one without.
 REWARDS = ({"kind": "PatternShape", "pattern": "[aeo]", "whole": False},)
 
 
@@ -33,7 +33,7 @@ def run_of(make_run, output, **rollouts):
 
 
 def trained(ranks, run, world):
-    """The job of `run`, after `world` ranks have trained it to its end from where it is."""
+    """Train `run` on `world` ranks from its current state to its end, and return its job."""
     job, _, _ = prepare(run)
     folder = RunFolder(job.folder)
     newest = checkpoint.find_newest_valid(folder)[0]
@@ -44,7 +44,7 @@ def trained(ranks, run, world):
 
 @contextlib.contextmanager
 def samplers(pool, run, count, last=None):
-    """So many processes that sample for `run` meanwhile."""
+    """Start `count` processes that sample for `run` meanwhile."""
     with tempfile.TemporaryDirectory() as folder:
         until = Path(folder, "enough")
         job, _, _ = prepare(run)
@@ -61,7 +61,7 @@ def samplers(pool, run, count, last=None):
 
 
 def came_to(job):
-    """The bytes of each micro-batch that was trained on, losses, and bytes of the last weights."""
+    """Return the bytes of trained micro-batches and of the final weights, and the losses."""
     batches = {
         (batch.number, batch.waves, index): (Path(batch.folder) / file["name"]).read_bytes()
         for batch in list_stored_batches(RunFolder(job.folder))
@@ -74,12 +74,15 @@ def came_to(job):
 
 @pytest.fixture(scope="module")
 def alone(ranks, make_run, tmp_path_factory):
-    """A run whose one rank samples between its steps."""
+    """Return a run whose single rank samples between its steps."""
     return trained(ranks, run_of(make_run, tmp_path_factory.mktemp("waves") / "run"), 1)
 
 
 def unit(totals, rows, width):
-    """[G, 2] totals; the row n of B has n + 1 ids, of which the last is drawn."""
+    """Return a unit with [G, 2] totals.
+
+    Row n of B has n + 1 ids, of which the last is sampled.
+    """
     count = len(rows)
     arrays = {
         IDS: np.zeros((count, width), dtype=np.int64),
@@ -105,21 +108,21 @@ def test_a_batch_is_of_the_first_groups_that_are_not_flat():
     found = fill_batch([first, second], wanted, 99)
     assert [each[PROMPTS].tolist() for each in found] == [[2, 1], [6, 6]]
     assert [each[TOTALS].tolist() for each in found] == [[told], [told]]
-    assert found[0][IDS].tolist() == [[2, 2, 2], [1, 1, 0]]  # no wider than it needs
+    assert found[0][IDS].tolist() == [[2, 2, 2], [1, 1, 0]]  # no wider than necessary
     assert found[0][TARGETS].tolist() == [[IGNORE, IGNORE, 2], [IGNORE, 1, IGNORE]]
     assert all((each[WAVES] == 2).all() for each in found)
-    # Two groups of one micro-batch, of units of other widths.
+    # Two groups of one micro-batch, from units of other widths.
     (joined,) = fill_batch([first, second], wanted.model_copy(update={"micro_batch": 4}), 99)
     assert joined[IDS].tolist()[0] == [2, 2, 2, 0, 0, 99, 99]
     assert joined[SAMPLED][2].tolist() == [0, 0, 0, 0, 0, 0, -6]
-    # After the last wave flat groups fill what is open, in the order in which all were drawn.
+    # After the last wave, groups without a signal fill the rest, in the order of sampling.
     last = fill_batch([first], wanted.model_copy(update={"waves": 1}), 99)
     assert [each[PROMPTS].tolist() for each in last] == [[0, 0], [2, 1]]
 
 
 @pytest.mark.slow
 def test_batches_go_on_where_the_waves_before_ended(alone, fresh):
-    """Of the first: the same groups as one by one, by the model that the run began with."""
+    """The first batch has the same groups as one-by-one sampling by the initial model."""
     batches = list_stored_batches(RunFolder(alone.folder))
     assert any(each.waves > 1 for each in batches)
     maker, model = alone.make_batches(), checkpoint.open_model(fresh).build()
@@ -152,7 +155,7 @@ def test_batches_go_on_where_the_waves_before_ended(alone, fresh):
 
 @pytest.mark.slow
 def test_two_ranks_go_on_with_the_waves_that_a_checkpoint_says(alone, ranks, make_run, tmp_path):
-    """From the midst of the second batch; the third is gone."""
+    """They resume within the second batch; the third is lost."""
     shutil.copytree(alone.folder, tmp_path / "run")
     for gone in ("checkpoints/step_0000000[4-6]*", "online/batch_00000002*"):
         for path in list(tmp_path.glob(f"run/{gone}")):
@@ -179,7 +182,7 @@ def test_the_batch_is_the_same_whoever_draws_it(
 def test_a_run_that_is_killed_goes_on_with_the_waves_and_draws_the_same(
     alone, ranks, revived_ranks, mortal_ranks, make_run, tmp_path
 ):
-    """In the midst of the second batch, of which a checkpoint has the cursor of before."""
+    """It is killed within the second batch; a checkpoint has the earlier cursor."""
     run = run_of(make_run, tmp_path / "run", actors=1)
     job, _, _ = prepare(run)
     fault = (0, "die before training", 3)

@@ -1,4 +1,4 @@
-"""Rows with what a reward model gives for them."""
+"""The stage that adds a reward model's scores to rows."""
 
 import gzip
 import json
@@ -25,7 +25,7 @@ PAIRS = [
 
 @pytest.fixture(scope="module")
 def reward(fresh, tmp_path_factory):
-    """A run folder with a model that scores, as nobody taught it."""
+    """Return a run folder with an untrained reward model."""
     opened = checkpoint.open_model(fresh)
     config = opened.config.with_score_head()
     model = Decoder(config)
@@ -37,7 +37,7 @@ def reward(fresh, tmp_path_factory):
 
 @pytest.fixture
 def scoring(reward, tmp_path):
-    """`scoring(rows, name="a.jsonl", …)`: a run file of rows that are written there."""
+    """Return `scoring(rows, name="a.jsonl", …)`: write the rows and return a run file."""
 
     def make(given_rows, file="rows.jsonl", **settings):
         path = tmp_path / file
@@ -61,7 +61,7 @@ def rows_of(folder):
 
 
 def read_score(reward, messages):
-    """What the model gives at the last token before the one that ends the answer, by itself."""
+    """Return the model's score at the token before the answer's end token, computed separately."""
     chat = open_chat_tokenizer(checkpoint.resolve(reward))
     before = chat.build_renderer().encode_prompt(messages[:-1])
     said = [int(each) for each in chat.encoder.encode_batch([messages[-1].content])[0]]
@@ -91,7 +91,7 @@ def test_rows_come_out_in_order_with_the_models_score_at_the_end_of_the_answer(
     assert made.counts["rows"] == 40 and made.counts["scored"] == 26
     higher = [row["chosen_score"] > row["rejected_score"] for row in found if row["rejected"]]
     assert made.counts["chosen_higher"] == sum(higher)
-    assert score_rows(scoring(PAIRS, rows="pairs")) == made  # it is there already
+    assert score_rows(scoring(PAIRS, rows="pairs")) == made  # it exists already
     assert len(list((tmp_path / "scored").glob("*.jsonl"))) > 2
 
 

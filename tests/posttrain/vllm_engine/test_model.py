@@ -1,5 +1,7 @@
-"""What is asked of vLLM and made of its answers, with a stand-in; and whether the package that is
-installed has the names that are used."""
+"""Requests to vLLM and the use of its answers, with a replacement for vLLM.
+
+If vLLM is installed, it must have the names that trainrig uses.
+"""
 
 import ast
 import importlib.util
@@ -22,7 +24,8 @@ REQUESTS = [
     TextRequest("the sea", GREEDY),
     TextRequest("the sea is " * 3, DRAWN),
     TextRequest("the sea is " * 3, DRAWN.model_copy(update={"repetition_penalty": 1.3})),
-    TextRequest("a", DRAWN.model_copy(update={"maximum_tokens": 200})),  # beyond the positions
+    # Beyond the model's positions.
+    TextRequest("a", DRAWN.model_copy(update={"maximum_tokens": 200})),
     TextRequest((Message("user", "is it?"),), DRAWN),
 ]
 
@@ -75,7 +78,7 @@ def test_a_prompt_that_does_not_fit_is_refused(vllm, fresh):
     ],
 )
 def test_what_cannot_be_is_told_in_one_line(arguments, told, fresh, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "vllm", None)  # as where it is not installed
+    monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a"}\n')
     names = {"rows": str(rows), "out": str(tmp_path / "out.jsonl")}
@@ -88,7 +91,7 @@ def test_what_cannot_be_is_told_in_one_line(arguments, told, fresh, tmp_path, ca
 
 
 def classes_of(folder, *names):
-    """The syntax of some classes of the package in `folder`, by name."""
+    """Return the syntax trees of some classes of the package in `folder`, by name."""
     found = {}
     for name in names:
         for node in ast.walk(ast.parse(Path(folder, name).read_text())):
@@ -132,6 +135,6 @@ def test_the_package_has_the_names_that_are_used(stand_in):
 
 
 def runpy_names(folder):
-    """The fields of what stands in."""
+    """Return the fields of the replacement."""
     found = classes_of(folder, "vllm.py")
     return {name: fields_of(node) for name, node in found.items()}

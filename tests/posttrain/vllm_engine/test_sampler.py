@@ -1,4 +1,4 @@
-"""Rollouts that vLLM samples, with what stands in for it: the weights it has are those of now."""
+"""Rollouts sampled by a replacement of vLLM: it always has the current weights."""
 
 import contextlib
 import pickle
@@ -38,12 +38,12 @@ def test_it_follows_the_weights_of_the_model(vllm, make_run, fresh, tmp_path):
                     np.testing.assert_array_equal(made[1][name], expected, err_msg=name)
             model.norm.weight.mul_(3)
         theirs.take_weights()
-    assert vllm.LLM.loaded - loaded == 2  # for each version of the weights, not each unit
+    assert vllm.LLM.loaded - loaded == 2  # once for each version of the weights, not for each unit
 
 
 @contextlib.contextmanager
 def actor(pool, job, imports):
-    """A process that samples for `job` meanwhile, as an actor does, and imports from a folder."""
+    """Start an actor that samples for `job` meanwhile, with imports from a folder."""
     with tempfile.TemporaryDirectory() as folder:
         until = Path(folder, "enough")
         (process,) = pool.start(1, "sample_for", job=job, until=str(until), imports=imports)

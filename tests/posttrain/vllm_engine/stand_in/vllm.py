@@ -1,5 +1,4 @@
-"""What tests import in place of vLLM: the names of its interface that are used, before the
-product's own generation."""
+"""A replacement for vLLM in tests: the names that trainrig uses, over trainrig's own generation."""
 
 from dataclasses import dataclass
 
@@ -45,7 +44,7 @@ class RequestOutput:
 
 
 class LLM:
-    loaded = 0  # times that any of these has read weights
+    loaded = 0  # number of times that any instance has loaded weights
 
     def __init__(self, model, *, max_model_len, gpu_memory_utilization, logprobs_mode):
         assert logprobs_mode == "processed_logprobs"

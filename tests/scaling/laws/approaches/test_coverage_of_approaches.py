@@ -47,7 +47,7 @@ def noisy(law: Parametric | Kaplan, n: Any, d: Any, seed: int, **more: Any) -> R
 
 
 def isoflops(law: Parametric, seed: int, centre: float = 1.0, width: float = 4.0) -> RunsTable:
-    """Return runs at five budgets: nine sizes within a factor `width` of `centre` times the best."""
+    """Return runs at five budgets: nine sizes within a factor `width` of `centre` x the best."""
     flops = np.repeat(np.geomspace(1e18, 1e21, 5), 9)
     n = (
         law.compute_optimum(flops).parameters
