@@ -1,4 +1,4 @@
-"""What a rank of a context axis does, for tests: attention over a part of each row."""
+"""Work of one rank of a context axis, for tests: attention over a part of each row."""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ HEADS, KV_HEADS, WIDTH = 4, 2, 8
 
 
 class BytesReceived(TorchDispatchMode):
-    """Counts what a rank is sent by others, by operation."""
+    """Counter of the bytes that a rank receives from others, by operation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,18 +35,18 @@ class BytesReceived(TorchDispatchMode):
             tensor = args[argument][0] if isinstance(args[argument], list) else args[argument]
             size = tensor.numel() * tensor.element_size()
             if of > 1:
-                size = size * (of - 1) // of  # a rank's own part is sent by nobody
+                size = size * (of - 1) // of  # a rank's own part is not sent
             self.counted[name] = self.counted.get(name, 0) + size
         return operation(*args, **(kwargs or {}))
 
 
 def positions_of(documents: list[list[int]]) -> Tensor:
-    """[B, T] place of each token in its document, by the lengths of each row's documents."""
+    """Return each token's position in its document, [B, T], from the documents' lengths by row."""
     return torch.tensor([[n for length in row for n in range(length)] for row in documents])
 
 
 def decoder(config: Mapping[str, Any]) -> Decoder:
-    """One layer of the usual heads."""
+    """Return a decoder of one layer with the usual heads."""
     sizes = {"layers": 1, "channels": HEADS * WIDTH, "heads": HEADS, "kv_heads": KV_HEADS}
     return Decoder(DecoderConfig(vocabulary=64, positions=64, **sizes | dict(config)))
 
@@ -54,7 +54,7 @@ def decoder(config: Mapping[str, Any]) -> Decoder:
 def dense(
     model: Decoder, query: Tensor, key: Tensor, value: Tensor, positions: Tensor, sinks: Any
 ) -> Tensor:
-    """Attention of whole rows as a table of all logits, by its definition."""
+    """Compute attention of whole rows by its definition, with a table of all logits."""
     settings, length = model.config.attention, query.shape[2]
     attention = model.layers[0].attention
     repeated = HEADS // KV_HEADS
@@ -85,9 +85,11 @@ def attended(
     seed: int = 0,
     dtype: str = "float32",
 ) -> tuple[list[float], dict[str, int]]:
-    """How far this rank's part of attention is from that of whole rows in float64: the greatest
-    error of what is seen, and of the gradients of queries, keys, values and sinks; and the bytes
-    that it was sent."""
+    """Compare this rank's part of attention with that of whole rows in float64.
+
+    Returns the largest error of the output and of the gradients of queries, keys, values and sinks,
+    and the bytes received.
+    """
     model, group = decoder(config), dist.group.WORLD
     assert group is not None
     rank, world = group.rank(), group.size()

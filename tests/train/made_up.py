@@ -1,4 +1,4 @@
-"""Batches for ranks that only want to know how long a step takes, or what it holds."""
+"""Synthetic batches for measurements of time or memory."""
 
 import math
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from trainrig.tokens.batches import TOKENS, MicroBatch, build_token_arrays
 
 @dataclass(frozen=True)
 class MadeUp:
-    """Batches of tokens that mean nothing, for those who only want to know how long it takes."""
+    """Batches of random tokens, for measurements of time or memory."""
 
     count: int  # micro-batches of a step
-    shape: tuple[int, int]  # (B, T) of each
+    shape: tuple[int, int]  # (B, T) of each micro-batch
     vocabulary: int
 
     def micro_batches(self, step: int) -> int:

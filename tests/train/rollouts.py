@@ -1,4 +1,4 @@
-"""A toy online source: continuations that the model itself draws of made-up prompts."""
+"""A toy online source: continuations of synthetic prompts, sampled by the model itself."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Counts what a rank sends to others: bytes of collectives, by kind."""
+"""Counter of the bytes that a rank sends in collectives, by kind."""
 
 from collections import Counter
 from typing import Any
@@ -11,17 +11,20 @@ from torch.utils._pytree import tree_leaves
 
 _GATHERS = ("_allgather_base_", "allgather_")
 _SCATTERS = ("_reduce_scatter_base_", "reduce_scatter_", "alltoall_base_", "alltoall_")
-# Of the stream [B, T, C] and, if asked for, of gradients, flat and in float32: figures, norms
-# and flags are added up as well.
+# Only the stream [B, T, C] and, on request, flat gradients in float32 count: metrics, norms and
+# flags are all-reduced as well.
 _SUM, _STREAM = "allreduce_", 3
 
 
 class Sent(TorchDispatchMode):
-    """`bytes`: what this rank sent to others, by the name of the collective; `to`: by the others'
-    numbers in the world, where each is sent something of its own."""
+    """Bytes that this rank sent.
+
+    `bytes`: by the name of the collective. `to`: by the other rank's global number, for collectives
+    that send each rank something different.
+    """
 
     def __init__(self, flat: bool = False) -> None:
-        """`flat`: count all-reduced vectors of float32 too, as copies add up gradients."""
+        """Count the sent bytes, with `flat` also those of all-reduced float32 vectors."""
         super().__init__()
         self._flat = flat
         self.bytes: Counter[str] = Counter()
@@ -40,7 +43,7 @@ class Sent(TorchDispatchMode):
         if name not in (*_GATHERS, *_SCATTERS):
             return
         group = dist.ProcessGroup.unbox(args[2])
-        if name == "alltoall_base_" and args[4]:  # rows of the input that each rank is sent
+        if name == "alltoall_base_" and args[4]:  # number of input rows for each rank
             rows = args[4]
             row = args[1][:1].numel() * args[1].element_size()
             self.bytes[name] += row * (sum(rows) - rows[group.rank()])

@@ -1,4 +1,4 @@
-"""Adapters of layers that workers share or have some of: those of one process that has all."""
+"""Adapters of layers that workers share or divide, against one process that has all layers."""
 
 import dataclasses
 
@@ -44,7 +44,7 @@ ROWS = {"CausalLM": None, "DPO": "pairs", "ORPO": "pairs", "KTO": "labelled"}
 
 @pytest.fixture(scope="module")
 def base(make_job, ranks, tmp_path_factory):
-    """`base("grouped")`: a checkpoint of that model, trained for a few steps."""
+    """Return `base("grouped")`: a checkpoint of that model, trained for a few steps."""
     known = {}
 
     def make(model):
@@ -60,7 +60,7 @@ def base(make_job, ranks, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(make_job, ranks, base, tmp_path_factory):
-    """`trained(world, "plain", layout)`: the job of a run of 6 steps."""
+    """Return `trained(world, "plain", layout)`: the job of a run of 6 steps."""
     known = {}
 
     def train(world, kind, layout=None, model="grouped", objective="CausalLM", **changes):
@@ -86,7 +86,7 @@ def adapter_job(make_job, path, folder, kind, layout, model, objective="CausalLM
         "metrics": {"layers_every": 3},
         **changes,
     }
-    # Of any run: this one may have more.
+    # The minimum number of workers; this run may have more.
     world = layout.replica * (layout.replicas if layout.kind == "HSDP" else 1)
     job = make_job(folder, world, training=training, model=model, batches={"attend": "document"})
     lora = KINDS[kind] if isinstance(kind, str) else kind
@@ -106,7 +106,7 @@ def go_on(job, world, group, **arguments):
 
 
 def contents(job):
-    """What was trained, whole, whichever rank wrote which rows."""
+    """Return the full trained tensors, whichever rank wrote which rows."""
     found, damages = find_newest_valid(RunFolder(job.folder))
     assert found.step == STEPS and not damages
     opened = checkpoint.open_model(found.path)
@@ -156,7 +156,7 @@ def soak(*values):
 
 @pytest.mark.slow
 def test_of_an_embedding_and_a_head_gathered_by_themselves(trained):
-    """By layer: the backward pass multiplies by a matrix of the embedding's adapter."""
+    """FSDP by layer: the backward pass multiplies by a matrix of the embedding's adapter."""
     by_layer = trained(2, "ends", FSDP(reshard="layer"), "one key head")
     assert_same_bits(by_layer, trained(1, "ends", None, "one key head"))
 
@@ -206,7 +206,7 @@ def test_of_preferences(kind, layout, objective, trained):
 
 @pytest.mark.soak
 def test_of_preferences_in_copies_of_shared_layers(trained, write_result):
-    """Kept in results/hsdp_tensor_dpo.json: how far 4 workers are from one."""
+    """Distances between 4 workers and one go to results/hsdp_tensor_dpo.json."""
     layout = HSDP(tensor=TensorSplit(ranks=2), replicas=2)
     found, alone = (
         trained(4, "plain", layout, objective="DPO"),
@@ -235,13 +235,13 @@ def test_of_stages_to_the_last_bit(kind, trained):
 
 @pytest.mark.soak
 def test_of_an_embedding_that_the_head_of_the_last_stage_shares(trained):
-    """Whose gradients of both ends one process adds up in another order."""
+    """One process adds the gradients of both uses of the embedding in another order."""
     assert_close(trained(2, "plain", STAGES), trained(1, "plain"))
 
 
 @pytest.mark.slow
 def test_what_a_stage_computes_again_drops_the_same(trained):
-    """Of a micro-batch after which others have gone forward."""
+    """Dropout is recomputed after other micro-batches have had their forward pass."""
     again = {"recompute": {"kind": "Full"}}
     assert_same_bits(trained(2, "dropout", STAGES, **again), trained(1, "dropout"))
 
@@ -271,7 +271,7 @@ def test_replicas_may_come_without_changing_a_bit(layout, trained, ranks, tmp_pa
     [("dora", (IN_PLACES, FSDP(), STAGES)), soak("plain", (STAGES, SHARED, FSDP()))],
 )
 def test_a_run_goes_on_in_another_layout(kind, layouts, trained, ranks, tmp_path):
-    """With the moments of its optimizer, of which each layout has other parts."""
+    """The optimizer's moments are loaded too, which are divided differently in each layout."""
     alone = trained(1, kind)
     for number, layout in enumerate(layouts, 1):
         training = alone.training.model_copy(update={"parallel": layout})

@@ -1,4 +1,4 @@
-"""Training an adapter: the same bits on any number of ranks, checkpoints that hold it alone."""
+"""Training an adapter: the same bits on any number of ranks, and checkpoints of it alone."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ def base(straight):
 
 @pytest.fixture
 def adapter_job(make_job, base, tmp_path):
-    """`adapter_job("float32")`: a job that trains an adapter of `base` by DPO."""
+    """Return `adapter_job("float32")`: a job that trains an adapter of `base` by DPO."""
 
     def make(kind, name="run", compute="float32", **changes):
         training = TRAINING | {"precision": {"compute": compute}}
@@ -69,7 +69,7 @@ def run(group, world, job, **arguments):
 
 
 def contents(job):
-    """The last checkpoint's tensors, whoever wrote which rows; and its losses."""
+    """Return the last checkpoint's tensors, whichever rank wrote which rows, and its losses."""
     found, damages = find_newest_valid(RunFolder(job.folder))
     assert found.step == STEPS and not damages
     return dict(checkpoint.open_model(found.path).adapter.tensors)
@@ -90,8 +90,8 @@ def test_an_adapter_has_the_same_bits_on_any_ranks_and_after_a_stop(
     alone = adapter_job(kind, "alone", compute)
     run(ranks, 1, alone)
     several = adapter_job(kind, "several", compute)
-    # Three ranks until one of them is told to stop as the third step begins, which all hear when
-    # it ends; then two.
+    # Three ranks until one of them gets a stop request as the third step begins, which all hear at
+    # its end; then two.
     assert run(ranks, 3, several, told=(1, "train", 2 * 2 + 1)) == [3, 3, 3]
     run(ranks, 2, several)
     one, other = contents(alone), contents(several)
@@ -114,7 +114,7 @@ def test_its_checkpoint_holds_the_adapter_alone_and_names_its_base(adapter_job, 
     kinds = {name.partition(".")[0] for name in names} - {"__metadata__"}
     assert kinds == {"adapter", "optimizer"}
     assert all("lora_" in name for name in names - {"__metadata__"})
-    # Weights, and two moments of each, of what trains: nothing for the base.
+    # Weights, and two moments of each, of the trained parameters, and nothing of the base.
     moments = sum("exp_avg" in name for name in names)
     assert moments == 2 * sum(name.startswith("adapter.") for name in names)
     opened, plain = checkpoint.open_model(found.path), checkpoint.open_model(base)
@@ -175,7 +175,7 @@ def test_without_its_base_it_cannot_be_opened(adapter_job, ranks, tmp_path, base
 
 @pytest.mark.slow
 def test_a_frozen_model_beside_is_the_reference_and_is_not_saved(make_job, ranks, base, tmp_path):
-    """A model against itself: no drift at the first step, whatever the ranks."""
+    """A model has no drift from itself at the first step, at any number of ranks."""
     job = make_job(tmp_path, training=TRAINING)
     job = dataclasses.replace(
         job,

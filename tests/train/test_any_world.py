@@ -40,7 +40,7 @@ def newest(job):
 
 @pytest.fixture
 def contents(ranks):
-    """All that the newest checkpoint of a run holds, whatever wrote it: name → bytes."""
+    """Return everything in the newest checkpoint of a run, as bytes by name."""
 
     def read(job):
         (whole,) = ranks(1, "tensors", job=job, resume_from=newest(job).path)
@@ -54,7 +54,7 @@ def contents(ranks):
 
 @pytest.fixture
 def same(straight, contents):
-    """That a run is, to the last bit, the undisturbed one of a single rank."""
+    """Return a check that a run is bit-identical to the undisturbed one of a single rank."""
 
     def check(job):
         alone = straight(1)
@@ -69,7 +69,7 @@ def same(straight, contents):
 
 
 def attempt(world, job, group, **arguments):
-    """One attempt of `world` ranks, from where the run is."""
+    """Run one attempt of `world` ranks from the current state."""
     found = newest(job)
     taken = RunFolder(job.folder).take_attempt(found.step if found else 0)
     path = found.path if found else None
@@ -77,12 +77,12 @@ def attempt(world, job, group, **arguments):
 
 
 def heartbeats(world, steps):
-    """The first before a micro-batch of the step after `steps`, of 4 micro-batches each."""
+    """Return the first heartbeat in the step after `steps`, at 4 micro-batches a step."""
     return steps * -(-4 // world) + 1
 
 
 def in_a_hurry(job):
-    """`job` with next to no time to stop in."""
+    """Return `job` with almost no time to stop."""
     faults = job.training.faults.model_copy(update={"grace": 1e-6})
     return dataclasses.replace(job, training=job.training.model_copy(update={"faults": faults}))
 
@@ -90,14 +90,16 @@ def in_a_hurry(job):
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_the_number_of_ranks_does_not_change_a_bit(world, straight, same):
-    # Three ranks get 1, 1 and 2 of the 4 micro-batches of a step: an uneven deal.
+    # Three ranks get 1, 1 and 2 of the 4 micro-batches of a step: an uneven assignment.
     same(straight(world))
 
 
 @pytest.mark.slow
 def test_ranks_may_come_and_go(straight, ranks, same, tmp_path):
-    """4, 3, 1, 2, 4: each is told to stop, one rank of it alone, somewhere in a step. There is so
-    little time for it that ranks ask each other before each micro-batch."""
+    """Worlds of 4, 3, 1, 2 and 4 ranks each stop within a step, by a request to one rank.
+
+    The time to stop is so short that ranks ask each other before each micro-batch.
+    """
     job = in_a_hurry(dataclasses.replace(straight(1), folder=str(tmp_path)))
     dice = random.Random(0)
     for world in (4, 3, 1, 2):
@@ -118,7 +120,7 @@ def test_ranks_may_come_and_go(straight, ranks, same, tmp_path):
 def test_ranks_may_come_and_go_and_be_killed(straight, mortal_ranks, same, tmp_path):
     job = dataclasses.replace(straight(1), folder=str(tmp_path))
     for world, victim, step in ((3, 1, 6), (2, 0, 13), (1, 0, 18)):
-        # It hangs on the data of that step until it is killed, two past a checkpoint or one.
+        # It hangs on the data of that step until it is killed, one or two steps after a checkpoint.
         found = newest(job)
         processes = mortal_ranks.start(
             world,
@@ -128,7 +130,7 @@ def test_ranks_may_come_and_go_and_be_killed(straight, mortal_ranks, same, tmp_p
             resume_from=found.path if found else None,
             fault=(victim, "stall", step),
         )
-        saved = step // 4 * 4  # by a thread of its own, which a busy machine may leave waiting
+        saved = step // 4 * 4  # saved by a thread, which a busy machine may delay
         wait_for(
             lambda step=step, saved=saved: (
                 len(exact(job)) == step and (found := newest(job)) and found.step == saved
@@ -149,7 +151,7 @@ def wait_for(condition, process):
         time.sleep(0.01)
 
 
-# --- what else must not change them
+# --- further settings that must not change the bits
 
 
 @pytest.mark.slow
@@ -167,7 +169,7 @@ def test_neither_when_parameters_are_gathered_nor_who_has_none_changes_a_bit(
 
 @pytest.mark.slow
 def test_other_virtual_workers_add_in_another_order(ranks, make_job, tmp_path):
-    """So it is a setting that results depend on; and one worker for three is not one for one."""
+    """So results depend on this setting; one worker for three differs from one for one."""
     found = {}
     for virtual, world in ((1, 1), (3, 1), (3, 2), (3, 3)):
         job = make_job(tmp_path / f"{virtual}-{world}", training={"virtual_workers": virtual})
@@ -199,7 +201,7 @@ ALIKE = ("FSDP, layer by layer", "DDP")  # to FSDP, and to the copies of HSDP
     [pytest.param(name, marks=pytest.mark.soak) if name in ALIKE else name for name in LAYOUTS],
 )
 def test_every_layout_trains_as_one_process_does(name, ranks, make_job, tmp_path):
-    """Over 50 steps, within the rounding of float32."""
+    """Compare over 50 steps, within the rounding of float32."""
     world, layout = LAYOUTS[name]
     one = make_job(tmp_path / "one", training={"steps": 50})
     several = make_job(

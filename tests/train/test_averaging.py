@@ -1,4 +1,4 @@
-"""Averages of the weights: what they are, that they cost no bit, and that they resume."""
+"""Averages of the weights: their values, no change of training, and resuming."""
 
 import json
 

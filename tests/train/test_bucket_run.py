@@ -1,4 +1,4 @@
-"""A run whose folder is in a bucket is the run that it is on a disk."""
+"""A run whose folder is in a bucket equals the run on a disk."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import read_trained_samples
 
-MEASURED = ("time", "speed/", "memory/", "cluster/slowest")  # another run has others
+MEASURED = ("time", "speed/", "memory/", "cluster/slowest")  # these differ in another run
 TRAINING = {
     "steps": 8,
     "checkpoints": {"every": 4, "keep": 5},
@@ -19,7 +19,7 @@ TRAINING = {
 
 
 def train_in_two_attempts(folder, make_run, ranks):
-    """To step 4 on one rank, and on to step 8 on two."""
+    """Train to step 4 on one rank, and to step 8 on two."""
     run = RunFolder(folder)
     short = prepare(make_run(folder, training=TRAINING | {"steps": 4}))
     ranks(1, "train", job=short, attempt=run.take_attempt(0))

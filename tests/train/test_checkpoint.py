@@ -52,14 +52,14 @@ def at(folder, step, attempt=1):
 
 @pytest.fixture
 def copy(straight, tmp_path):
-    """A copy of the undisturbed run of two ranks, with checkpoints at 4, 8, 12, 16 and 20."""
+    """Copy the undisturbed run of two ranks, with checkpoints at 4, 8, 12, 16 and 20."""
     shutil.copytree(straight(2).folder, tmp_path / "copy")
     return tmp_path / "copy"
 
 
 @pytest.fixture
 def plant(straight, tmp_path):
-    """`plant(8, attempt=2)` commits a whole checkpoint in the run folder that it returns."""
+    """Return `plant(8, attempt=2)`: commit a complete checkpoint, and return the run folder."""
     source = at(straight(1).folder, 4)
     run = tmp_path / "planted"
 
@@ -76,7 +76,7 @@ def flip(path, position, bit=0):
     path.write_bytes(data)
 
 
-# --- what is in one
+# --- contents
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_nothing_in_a_checkpoint_can_be_executed(straight):
             continue
         held = sum(tensor.nbytes for tensor in load_file(path).values())
         header = int.from_bytes(path.read_bytes()[:8], "little")
-        assert path.stat().st_size == 8 + header + held  # and so nothing besides tensors
+        assert path.stat().st_size == 8 + header + held  # so there is nothing but tensors
 
 
 @pytest.mark.slow
@@ -222,7 +222,7 @@ def test_all_damages_on_the_way_are_named_and_no_checkpoint_may_be_left(copy):
     assert damages == [f"{at(copy, step) / 'state.json'}: gone" for step in (20, 16, 12, 8, 4)]
 
 
-# --- fencing
+# --- attempts that outlive their successors
 
 
 def test_a_commit_behind_the_back_of_a_later_attempt_is_ignored(plant):
@@ -261,7 +261,7 @@ def test_sixteen_at_once_take_sixteen_numbers(tmp_path):
     assert sorted(attempt.resumed_step for attempt in taken) == list(range(16))
 
 
-# --- what is kept
+# --- retention
 
 
 def steps_in(folder):
@@ -346,7 +346,7 @@ def test_a_run_keeps_as_many_checkpoints_as_it_is_told(ranks, make_job, tmp_path
     assert events[-1]["bytes"] == held
 
 
-# --- finding one
+# --- search
 
 
 def test_a_checkpoint_is_found_from_any_folder_around_it(copy):

@@ -1,4 +1,4 @@
-"""Damaged, hostile and outlived checkpoints: no rank ever trains on from one."""
+"""Damaged, malicious and outdated checkpoints: no rank ever continues from one."""
 
 import json
 import pickle
@@ -35,7 +35,7 @@ def at(folder, step, attempt=1):
 
 @pytest.fixture
 def copy(straight, make_job, tmp_path):
-    """A job whose run folder has the checkpoints of the undisturbed run of two ranks."""
+    """Return a job whose run folder has the checkpoints of the undisturbed run of two ranks."""
     shutil.copytree(straight(2).folder, tmp_path / "copy")
     return make_job(tmp_path / "copy", training={"steps": 20, "checkpoints": {"every": 4}})
 
@@ -51,7 +51,7 @@ def spoil(path, how):
         path.unlink()
 
 
-# --- found by those who load
+# --- found when loading
 
 
 @pytest.mark.slow
@@ -155,11 +155,11 @@ def test_a_disk_that_errs_is_damage_and_one_that_forbids_is_not(tmp_path, monkey
     assert not isinstance(error.value, DamagedCheckpoint)
 
 
-# --- made to do harm
+# --- malicious files
 
 
 class Harm:
-    """Unpickled, it leaves a file."""
+    """Object that leaves a file when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -176,7 +176,7 @@ def test_a_pickle_that_lies_in_a_checkpoint_is_never_opened(alone, copy, tmp_pat
     load(str(at(copy.folder, 20)), state, copy, copy.make_batches())
     assert state.step == 20 and not harm.exists()
     pickle.loads(pickle.dumps(Harm(harm)))
-    assert harm.exists()  # it would have
+    assert harm.exists()  # unpickling would have done it
 
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "../../state.json", "shard.pt"])
@@ -233,7 +233,7 @@ def test_a_checkpoint_of_another_format_is_refused_in_one_line_and_not_taken_for
 
 
 def test_a_manifest_with_one_digit_changed_is_damaged_though_it_reads_well(copy):
-    """Nothing but its sum of itself can tell: a step is a number as good as another."""
+    """Only the manifest's own checksum can show it: another step number is as valid."""
     path = at(copy.folder, 20) / "manifest.json"
     text = path.read_text()
     path.write_text(text.replace('"step": 20,', '"step": 21,'))
@@ -241,12 +241,12 @@ def test_a_manifest_with_one_digit_changed_is_damaged_though_it_reads_well(copy)
     assert find_damage(str(path.parent)) == f"{path}: bytes differ from those written"
 
 
-# --- outlived
+# --- outdated
 
 
 @pytest.fixture(params=["disk", "s3"])
 def run(request, tmp_path):
-    """A run folder on a disk or in a bucket."""
+    """Return a run folder on a disk or in a bucket."""
     if request.param == "s3":
         return RunFolder(f"{request.getfixturevalue('s3')}/run")
     return RunFolder(str(tmp_path / "run"))

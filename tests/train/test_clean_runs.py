@@ -1,4 +1,4 @@
-"""Long runs on real pages that nothing is wrong with: no step is an outlier, no alarm is told."""
+"""Long runs on real pages without faults: no step is an outlier, and no alarm is raised."""
 
 import json
 from pathlib import Path
@@ -17,10 +17,10 @@ pytestmark = [pytest.mark.soak, pytest.mark.data, pytest.mark.timeout(7200)]
 SEEDS = (0, 1, 2)
 STEPS = 10_000
 LENGTH, ROWS = 64, 8
-# Of which the defaults are the last: how many steps would be outliers by a stricter one.
+# The last of each are the defaults; the others show how many outliers a stricter one finds.
 DEVIATIONS = {"loss": (3.0, 4.0, 5.0, 7.0, 10.0), "gradient norm": (3.0, 5.0, 7.0, 10.0, 20.0)}
 NEVER = 1e9
-# How fast a step is depends on what else the machine does.
+# The speed of a step depends on the other load of the machine.
 OF_THE_MACHINE = {"throughput_falls", "slow_worker"}
 
 
@@ -52,7 +52,7 @@ def run_file(tokens: str, output: Path, seed: int) -> Pretraining:
 
 
 def count_outliers(lines: list[dict[str, float]], **deviations: float) -> int:
-    """How many steps of a recorded series a detector of these settings finds to be outliers."""
+    """Count the steps of a recorded series that a detector of these settings finds."""
     margins = {"loss_deviations": NEVER, "norm_deviations": NEVER, **deviations}
     detector, found = SpikeDetector(Spikes(**margins)), 0
     for line in lines:
@@ -63,7 +63,7 @@ def count_outliers(lines: list[dict[str, float]], **deviations: float) -> int:
 
 
 def alarms_of(folder: str) -> set[str]:
-    """Names of the alarms that held after any line of a run."""
+    """Return the names of alarms that held after any line of a run."""
     rules, held = AlarmRules(STEPS), set()
     for raw in Path(folder, metrics.METRICS).read_text().splitlines():
         rules.hear(json.loads(raw))
@@ -73,7 +73,7 @@ def alarms_of(folder: str) -> set[str]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_nothing_is_told_of_a_clean_run(seed, crawl_tokens, tmp_path, without_ray, write_result):
-    """Kept in results/clean_run_SEED.json, with how many steps stricter margins would have hit."""
+    """Outlier counts for stricter margins go to results/clean_run_SEED.json."""
     job = prepare(run_file(crawl_tokens, tmp_path / "run", seed))
     Path(job.folder).mkdir(parents=True)
     trainer.run(job, 1)
@@ -97,9 +97,9 @@ def test_nothing_is_told_of_a_clean_run(seed, crawl_tokens, tmp_path, without_ra
     assert outliers["loss"][defaults.loss_deviations] == 0
     assert outliers["gradient norm"][defaults.norm_deviations] == 0
     assert not alarms
-    # It learns all the while, so nothing was told of steps that say something.
+    # It learns throughout, so the absence of alarms means something.
     assert held_out[-1] == min(held_out) < held_out[0]
-    # The same series with a step of it spoilt is not passed over.
+    # A damaged step in the same series is found.
     spoilt = [dict(line) for line in lines]
     spoilt[5_000]["train/loss"] *= 2
     assert count_outliers(spoilt, loss_deviations=defaults.loss_deviations) == 1

@@ -1,4 +1,4 @@
-"""Rows that are shared by workers: the run of one process that reads whole rows."""
+"""Rows that are shared by workers, against one process that reads whole rows."""
 
 import numpy as np
 import pytest
@@ -14,8 +14,10 @@ STEPS = 10
 
 @pytest.fixture(scope="module")
 def trained(make_job, ranks, tmp_path_factory):
-    """`trained(world, context, layout)`: a run of 10 steps; its job, and all that its last
-    checkpoint holds."""
+    """Return `trained(world, context, layout)`: a run of 10 steps.
+
+    It returns the job, and the contents of its last checkpoint.
+    """
     known = {}
 
     def train(world, context=None, layout=None):
@@ -39,7 +41,7 @@ def trained(make_job, ranks, tmp_path_factory):
 
 
 def plain(job):
-    """`job` as one process reads its checkpoints."""
+    """Return `job` as one process reads its checkpoints."""
     import dataclasses
 
     from trainrig.parallel.layout import FSDP
@@ -86,7 +88,7 @@ def assert_close(found, expected):
 )
 @pytest.mark.parametrize("kind", ["Gathered", "RingAttention"])
 def test_workers_that_share_rows_train_as_one_process_does(world, ranks_of_a_row, kind, trained):
-    """Context 2, context 2 x FSDP 2, and context 4; with several documents a row."""
+    """Use context 2, context 2 x FSDP 2, and context 4, with several documents a row."""
     assert_close(trained(world, {"kind": kind, "ranks": ranks_of_a_row}), trained(1))
 
 

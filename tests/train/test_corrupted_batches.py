@@ -1,4 +1,4 @@
-"""Objectives that corrupt rows, in runs: denominators, traces, and bits at any number of ranks."""
+"""Objectives that corrupt rows, in runs: denominators, traces, bits at any number of ranks."""
 
 import json
 from pathlib import Path
@@ -51,7 +51,7 @@ OBJECTIVES = {
 }
 KINDS = tuple(OBJECTIVES)
 PREFIX = {"objective": {"kind": "PrefixLM"}}
-OBJECTIVES["PrefixLM"] = PREFIX  # which needs no special token, and fills no gap
+OBJECTIVES["PrefixLM"] = PREFIX  # which needs no special token, and leaves no gap
 MIXED = {
     "objective": {
         "kind": "MixtureOfObjectives",
@@ -63,7 +63,7 @@ MIXED = {
     }
 }
 OBJECTIVES["MixtureOfObjectives"] = MIXED
-OBJECTIVES["UL2"] = {"objective": {"kind": "UL2"}, **T5}  # dealt by micro-batch
+OBJECTIVES["UL2"] = {"objective": {"kind": "UL2"}, **T5}  # assigned by micro-batch
 OBJECTIVES["UL2 in a decoder"] = {
     "objective": {"kind": "UL2", "joined": True},
     "batches": {"sequence_length": 24},
@@ -89,12 +89,12 @@ SEVERAL = {
         "heads": 4,
         "positions": 48,
         "further_heads": 2,
-        "tie_embeddings": False,  # so that one head, gathered by itself, ends several streams
+        "tie_embeddings": False,  # so that one head, gathered separately, ends several streams
     },
     "objective": {"kind": "MultiTokenPrediction", "further_weights": (0.5, 0.25)},
 }
 OBJECTIVES["MultiTokenPrediction"] = SEVERAL
-# Whole runs of these are soak: the mixture has the first two in it, UL2 has the rest.
+# Whole runs of these are soak tests: the mixture includes the first two, UL2 the rest.
 IN_OTHERS = ("FillInTheMiddle", "PrefixLM", "UL2 of documents", "UL2 in a decoder")
 RUNS = [
     pytest.param(kind, marks=pytest.mark.soak) if kind in IN_OTHERS else kind for kind in OBJECTIVES
@@ -346,7 +346,7 @@ def test_operations_are_counted_of_what_each_side_reads(make_run, corrupted_toke
 def test_operations_of_denoisers_are_those_of_their_rows(
     kind, make_run, corrupted_tokens, tmp_path
 ):
-    """By the shapes of rows as they are trained on, and of a prefix by the keys that it sees."""
+    """Count by the shapes of the trained rows, and for a prefix by the keys that it attends to."""
     run = make_run(tmp_path, tokens=corrupted_tokens, **OBJECTIVES[kind])
     model = prepare(run).model
     plain = open_batches(run.tokens, run.batches, None).micro_batch(0, 0)
@@ -374,7 +374,7 @@ def test_operations_of_prefixes_are_counted_by_what_is_seen_and_predicted(
     run = make_run(tmp_path, tokens=corrupted_tokens, objective={"kind": "PrefixLM"})
     facts, model = estimate_pretraining(run, DeviceChoice()), prepare(run).model
     positions, length = facts["positions"], 32
-    cuts = [  # of prefixes of 1 to 32 tokens, each as likely: keys seen, and logits made
+    cuts = [  # prefixes of 1 to 32 tokens, equally likely: keys attended to, and logits computed
         (p * p + sum(range(p + 1, length + 1)), length - p + 1) for p in range(1, length + 1)
     ]
     keys, predicted = (sum(each) / length / length for each in zip(*cuts, strict=True))

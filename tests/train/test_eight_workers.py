@@ -1,4 +1,4 @@
-"""Eight workers in every layout: the run of one process, over 50 steps of rows of documents."""
+"""Eight workers in every layout against one process, over 50 steps of rows of documents."""
 
 import dataclasses
 
@@ -61,7 +61,7 @@ MODEL = {"layers": 4, "channels": 32, "heads": 4, "kv_heads": 2, "positions": 48
 
 @pytest.fixture(scope="module")
 def trained(make_job, ranks, tmp_path_factory):
-    """`trained("dense", layout)`: the job of a run in that layout; None: of one process."""
+    """Return `trained("dense", layout)`: the job of a run in that layout (None: one process)."""
     known = {}
 
     def train(kind, layout):
@@ -124,7 +124,7 @@ def losses(job):
 
 
 def test_eight_workers_train_as_one_process_does(trained, write_result):
-    """Kept in results/eight_workers.json: how far each layout is from one process."""
+    """The distances between each layout and one process go to results/eight_workers.json."""
     found = {}
     kinds = {"dense": DENSE, "sparse": SPARSE, "preferences": PREFERENCES}
     for kind, layouts in kinds.items():

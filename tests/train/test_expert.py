@@ -1,4 +1,4 @@
-"""Experts that are divided over workers: the run of one process that has all of them."""
+"""Experts that are divided over workers, against one process that has all of them."""
 
 import dataclasses
 import signal
@@ -29,7 +29,7 @@ EXPERT = {"kind": "FSDP", "expert": {"ranks": 2}}
 
 @pytest.fixture(scope="module")
 def contents(ranks):
-    """`contents(job)`: all whole tensors of its last checkpoint, as one process reads them."""
+    """Return `contents(job)`: full tensors of its last checkpoint, as one process reads them."""
 
     def read(job):
         found, damages = find_newest_valid(RunFolder(job.folder))
@@ -41,8 +41,10 @@ def contents(ranks):
 
 @pytest.fixture(scope="module")
 def trained(make_job, ranks, contents, tmp_path_factory):
-    """`trained(world, expert, mixture, layout)`: a run of 10 steps; its job, and all that its last
-    checkpoint holds."""
+    """Return `trained(world, expert, mixture, layout)`: a run of 10 steps.
+
+    It returns the job, and all contents of its last checkpoint.
+    """
     known = {}
 
     def train(world, expert=None, mixture="softmax", layout=None):
@@ -72,7 +74,7 @@ def trained(make_job, ranks, contents, tmp_path_factory):
 
 
 def plain(job):
-    """`job` as one process reads its checkpoints."""
+    """Return `job` as one process reads its checkpoints."""
     training = job.training.model_copy(update={"parallel": FSDP()})
     return dataclasses.replace(job, training=training)
 
@@ -121,7 +123,7 @@ def soak(*values):
     ],
 )
 def test_workers_that_divide_experts_train_as_one_process_does(world, expert, mixture, trained):
-    """Expert 2, expert 2 x FSDP 2, and expert 4; of 7 rows held out, 3 are of 4 workers."""
+    """Use expert 2, expert 2 x FSDP 2, and expert 4; 3 of 4 workers have one of 7 held-out rows."""
     assert_close(trained(world, expert, mixture), trained(1, None, mixture))
 
 
@@ -130,7 +132,7 @@ def test_workers_that_divide_experts_train_as_one_process_does(world, expert, mi
     "layout", [soak({"kind": "HSDP", "replicas": 2}), {"kind": "DDP"}, soak({"kind": "FSDP"})]
 )
 def test_copies_of_the_model_divide_experts_too(layout, trained):
-    """And so does FSDP whose gradients are added as they come."""
+    """The same holds for FSDP whose gradients are summed as they arrive."""
     assert_close(trained(4, 2, "softmax", layout), trained(1))
 
 
@@ -154,12 +156,14 @@ def assert_same(found, expected):
 
 
 def go_on(job, world, group, until=STEPS):
-    """One attempt of `world` ranks, from where the run is; rank 0 is told to stop in the step after
-    `until`."""
+    """Run one attempt of `world` ranks from the current state.
+
+    Rank 0 gets a stop request in the step after `until`.
+    """
     found, damages = find_newest_valid(RunFolder(job.folder))
     assert not damages
     begun = found.step if found else 0
-    # There is so little time that ranks ask each other before each micro-batch.
+    # The time to stop is so short that ranks ask each other before each micro-batch.
     faults = job.training.faults.model_copy(update={"grace": 1e-6})
     job = dataclasses.replace(job, training=job.training.model_copy(update={"faults": faults}))
     asked = (until - begun) * (4 * job.training.parallel.replica // world) + 1
@@ -185,7 +189,7 @@ CHANGES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_other_settings_go_with_divided_experts(change, ranks, make_job, tmp_path):
-    """And give the weights that they give without."""
+    """The weights equal those without divided experts."""
     found, reshard = {}, {"reshard": "layer" if change == "recompute" else "step"}
     for world, parallel in ((1, {"kind": "FSDP"}), (2, EXPERT)):
         job = make_job(
@@ -200,7 +204,7 @@ def test_other_settings_go_with_divided_experts(change, ranks, make_job, tmp_pat
 
 @pytest.mark.slow
 def test_data_workers_may_come_and_go(trained, ranks, contents, tmp_path):
-    """One replica, two, and one again."""
+    """One replica is used, then two, then one again."""
     job = dataclasses.replace(trained(2, 2, "capacity")[0], folder=str(tmp_path))
     go_on(job, 2, ranks, until=3)
     go_on(job, 4, ranks, until=7)
@@ -210,7 +214,7 @@ def test_data_workers_may_come_and_go(trained, ranks, contents, tmp_path):
 
 @pytest.mark.chaos
 def test_data_workers_may_be_killed(trained, mortal_ranks, contents, tmp_path):
-    """Each in turn hangs on the data of a step until it is killed; the run goes on."""
+    """Each in turn hangs on the data of a step until it is killed, and the run continues."""
     job = dataclasses.replace(trained(2, 2, "capacity")[0], folder=str(tmp_path))
     for world, target, step in ((4, 3, 3), (2, 0, 5), (4, 1, 9)):
         found, _ = find_newest_valid(RunFolder(job.folder))
@@ -236,7 +240,7 @@ def test_data_workers_may_be_killed(trained, mortal_ranks, contents, tmp_path):
 @pytest.mark.ray
 @pytest.mark.slow
 def test_workers_of_ray_divide_experts(local_ray, ranks, contents, make_run, tmp_path):
-    """Two workers of Ray's: the bits of two ranks of ours."""
+    """Two workers of Ray give the bits of two ranks without Ray."""
     run = make_run(
         tmp_path / "run",
         2,
@@ -264,7 +268,7 @@ LAYOUTS = {
 
 
 def laid_out(job, layout):
-    """`job` in that layout, and the number of its workers."""
+    """Return `job` in that layout, and its number of workers."""
     world, parallel = LAYOUTS[layout]
     settings = job.training.model_dump() | {"parallel": {"kind": "FSDP"} | parallel}
     settings["deterministic"] = settings["parallel"]["kind"] == "FSDP"
@@ -277,7 +281,7 @@ def laid_out(job, layout):
     "wrote", ["expert 2 x FSDP 2", *(soak(name) for name in LAYOUTS if "x FSDP" not in name)]
 )
 def test_a_checkpoint_is_read_into_any_other_layout(wrote, trained, ranks, tmp_path):
-    """It holds whole tensors, whichever ranks have parts of them: also the optimizer's."""
+    """A checkpoint holds full tensors, also the optimizer's, whichever ranks have parts of them."""
     job, world = laid_out(trained(1)[0], wrote)
     job = dataclasses.replace(job, folder=str(tmp_path))
     go_on(job, world, ranks, until=2)
@@ -297,7 +301,7 @@ def test_a_checkpoint_is_read_into_any_other_layout(wrote, trained, ranks, tmp_p
 
 @pytest.mark.slow
 def test_a_run_goes_on_in_another_layout(trained, ranks, contents, tmp_path):
-    """One process, then experts over 2 and over 4, then FSDP: as one process to the end."""
+    """One process, then experts over 2 and over 4, then FSDP equal one process to the end."""
     straight = trained(1)
     for layout, stop in (
         ("one process", 2),

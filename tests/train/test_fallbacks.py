@@ -1,4 +1,4 @@
-"""Layouts that a run falls back on when it has lost workers, and comes back from."""
+"""Fallback layouts of a run that has lost workers, and the return from them."""
 
 import dataclasses
 import re
@@ -56,7 +56,7 @@ def test_each_number_of_workers_has_its_layout():
         2: "FSDP, tensor 2",
         1: "FSDP",
     }
-    # Where it is not said, as much is computed again as by the run.
+    # Without a setting, recomputation is that of the run.
     kinds = [each.recompute.kind for each in found.values()]
     assert kinds == ["Selective", "Selective", "Full", "Selective"]
     assert not any(each.fallbacks for each in found.values())
@@ -76,7 +76,7 @@ def test_layouts_in_words():
 
 
 def test_they_are_no_part_of_what_a_run_is():
-    """So that a run that stands for want of workers can be given some."""
+    """A run that waits for workers can therefore be given fallbacks."""
     assert extract_identity(built(workers=8)) == extract_identity(built(fallbacks=[{}]))
 
 
@@ -88,7 +88,7 @@ def test_a_run_file_with_them_is_read_as_it_is_written(tmp_path):
 
 
 def test_copies_of_the_model_come_and_go_together():
-    """Three replicas are not shared by two copies; in slices they go on."""
+    """Two copies cannot share three replicas; with slices the run continues."""
     copies = {"kind": "HSDP", "replicas": 2, "tensor": {"ranks": 2}}
     run = built(
         workers=(2, 8),
@@ -184,7 +184,7 @@ TUNING = {
 
 
 def test_tuning_falls_back_on_what_it_can_be_trained_in():
-    """Only the checkpoint says what the model is."""
+    """Only the checkpoint has the shape of the model."""
     model = built(workers=8).model
 
     def check(**ranks):
@@ -225,8 +225,10 @@ def losses(job):
 def test_a_run_that_loses_a_worker_goes_on_in_a_smaller_layout_and_comes_back(
     axis, make_job, ranks, mortal_ranks, tmp_path
 ):
-    """Two workers of a replica, one that goes on alone from the last checkpoint and dies in turn,
-    and two again: the samples, and the losses to rounding, of an undisturbed run."""
+    """A replica of two workers shrinks to one, which dies in turn, and grows to two again.
+
+    The samples equal those of an undisturbed run, and the losses up to rounding.
+    """
     training = {
         "steps": STEPS,
         "parallel": laid_out(**{axis: 2}),

@@ -1,5 +1,7 @@
-"""Fused projections through the sharded step: the same bits at any number of ranks; and what they
-do not go with."""
+"""Fused projections in the sharded step: the same bits at any number of ranks.
+
+Unsupported combinations are rejected.
+"""
 
 import pytest
 

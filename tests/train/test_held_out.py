@@ -69,7 +69,8 @@ def test_pieces_and_positions_say_where_documents_begin(shards, rows, micro_batc
 
 @pytest.mark.slow
 def test_the_loss_has_the_same_bits_at_any_number_of_workers(ranks, make_job, tmp_path):
-    # Four micro-batches: of three ranks the first two have one, and join in once more for nothing.
+    # Four micro-batches: of three ranks the first two have one, and join one more round without
+    # any.
     job = make_job(tmp_path, training={"held_out": {"rows": 3}})
     (alone,) = ranks(1, "held_out_loss", job=job)
     assert set(alone.by_source) == {"books", "web"}
@@ -141,7 +142,7 @@ def test_it_is_measured_at_its_cadence_and_after_the_last_step(ranks, make_job, 
     )
     assert lines[-1]["eval/loss"] < lines[0]["eval/loss"]
     assert all(line[SECONDS] > 0 for line in metrics.read_held_out_series(job.folder))
-    assert len(metrics.read_series(job.folder)) == 12  # updates are lines of their own
+    assert len(metrics.read_series(job.folder)) == 12  # updates have lines of their own
 
 
 @pytest.mark.slow
@@ -162,11 +163,12 @@ def test_a_resume_leaves_the_series_as_it_would_have_been(ranks, make_job, go_on
     training = {
         "held_out": {"every": 4, "rows": 3},
         "checkpoints": {"every": 4, "keep": 9},
-        "schedule": {"kind": "Constant", "warmup": 0},  # of the first steps of a run of any length
+        # So that the first steps do not depend on the run's length.
+        "schedule": {"kind": "Constant", "warmup": 0},
     }
     straight = make_job(tmp_path / "straight", training=training)
     ranks(2, "train", job=straight, attempt=RunFolder(straight.folder).take_attempt(0))
-    # Ended after its save at step 4 or 8, as by a kill or a stop; measured there, or not.
+    # Ended after its save at step 4 or 8, as by a kill or a stop, before or after the measurement.
     for steps, lose in ((4, False), (8, True)):
         job = make_job(tmp_path / f"to-{steps}", training=training)
         short = make_job(job.folder, training=training | {"steps": steps})

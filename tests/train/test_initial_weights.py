@@ -19,7 +19,7 @@ from trainrig.train.run_file.run_files import Pretraining
 
 @pytest.fixture(scope="module")
 def earlier(ranks, make_run, tmp_path_factory):
-    """The folder of a run of six steps, whose peak rate was 0.01."""
+    """Return the folder of a run of six steps with a peak rate of 0.01."""
     training = {"steps": 6, "checkpoints": {"every": 3}}
     run = make_run(tmp_path_factory.mktemp("earlier"), training=training)
     job = prepare(run)
@@ -30,7 +30,7 @@ def earlier(ranks, make_run, tmp_path_factory):
 
 @pytest.fixture
 def make_continued(without_ray, earlier, make_run, tmp_path):
-    """`make_continued(lr=…)`: a run of six steps from the earlier one's weights."""
+    """Return `make_continued(lr=…)`: a run of six steps from the earlier run's weights."""
 
     def make(path=None, model=None, lr=0.002, **changes):
         training = {"steps": 6, "optimizer": {"kind": "AdamW", "lr": lr}}
@@ -64,7 +64,7 @@ def test_it_trains_on_from_there_with_its_own_schedule(make_continued, earlier):
     lines = metrics.read_series(run.output)
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert max(line["train/lr"] for line in lines) == pytest.approx(0.002)
-    # Fresh weights begin near ln(vocabulary); these know something.
+    # Untrained weights begin near ln(vocabulary); these are trained.
     assert lines[0]["train/loss"] < metrics.read_series(earlier)[0]["train/loss"] - 0.3
     assert manifest.inputs["continue_from"] == checkpoint.compute_content_key(
         checkpoint.resolve(earlier)

@@ -1,4 +1,4 @@
-"""Ten kills of ranks in each layout, of one replica and of two in turns: not a bit is lost."""
+"""Ten kills of ranks in each layout, with one and two replicas in turn: no bit changes."""
 
 import dataclasses
 import random
@@ -39,7 +39,7 @@ def losses(job, name="train/loss"):
 
 
 def whole(ranks, job):
-    """All tensors of the last checkpoint, as one process reads them."""
+    """Return all tensors of the last checkpoint, as one process reads them."""
     found, _ = find_newest_valid(RunFolder(job.folder))
     assert found.step == STEPS
     training = job.training.model_copy(update={"parallel": FSDP()})
@@ -50,7 +50,7 @@ def whole(ranks, job):
 def test_ten_kills_in_each_layout_cost_no_bit(
     make_job, ranks, mortal_ranks, write_result, tmp_path
 ):
-    """Kept in results/layout_kills.json."""
+    """Figures go to results/layout_kills.json."""
     seed = int(time.time())
     dice, found = random.Random(seed), {}
     for name, (layout, changes) in LAYOUTS.items():

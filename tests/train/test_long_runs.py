@@ -1,4 +1,4 @@
-"""Context extension by stages, and continued pretraining that says what it forgets."""
+"""Context extension by stages, and continued pretraining that reports forgetting."""
 
 import dataclasses
 from pathlib import Path
@@ -57,7 +57,7 @@ def loss_of(model, batch):
 
 @pytest.fixture(scope="module")
 def extended(ranks, make_run, tmp_path_factory):
-    """The job of a run whose sequences and angles change at step 3."""
+    """Return the job of a run whose sequences and angles change at step 3."""
     base = make_run(tmp_path_factory.mktemp("extended"), training=TRAINING)
     run = with_context(base, [LONG])
     job = prepare(run)
@@ -82,7 +82,7 @@ def test_each_step_is_trained_with_the_positions_of_its_stage(extended):
         )
     with pytest.raises(ValueError, match="128 tokens, but the model only 48 positions"):
         there[3].build()(torch.zeros(1, 128, dtype=torch.int64))
-    # The loss of step 4, by the weights before it, under the new angles and under the old.
+    # The loss of step 4, by the weights before it, with the new angles and with the old.
     lines = {line["step"]: line for line in metrics.read_series(job.folder)}
     plain = there[3].config.model_copy(update={"positions": 192})
     losses = {"new": there[6].config, "old": plain}
@@ -155,7 +155,7 @@ def test_positions_that_have_no_angles_are_not_turned(make_run, embedding, stage
 
 @pytest.fixture(scope="module")
 def other_tokens(make_tokens, tmp_path_factory):
-    """Tokens of the same documents in another folder: what was learnt before."""
+    """Return the same documents' tokens in another folder, as an earlier run's data."""
     return make_tokens(tmp_path_factory.mktemp("before"))
 
 
@@ -172,7 +172,7 @@ def test_a_continued_run_extends_its_context_and_says_what_it_forgets(
         "sequence_length": 256,
         "global_batch": 2,
         "micro_batch": 1,
-        "weights": {"books": 9.0, "web": 1.0},  # replay of what is old
+        "weights": {"books": 9.0, "web": 1.0},  # replay of old data
         "epochs": 9,
     }
     given = {
@@ -186,7 +186,7 @@ def test_a_continued_run_extends_its_context_and_says_what_it_forgets(
     assert checkpoint.open_model(continued.output).config.positions == 512
     lines = metrics.read_held_out_series(continued.output)
     assert [line["step"] for line in lines] == [0, 4]
-    # The same documents and tokenizer, so the same loss by either name.
+    # The same documents and tokenizer give the same loss by either name.
     for line in lines:
         for source in ("books", "web"):
             assert line[f"eval/tokens/{source}/loss"] == line[f"eval/{source}/loss"]
@@ -205,7 +205,7 @@ def test_what_is_remembered_has_to_be_of_the_same_tokenizer(make_run, make_token
 
 
 def test_a_long_context_is_planned_by_arithmetic(make_run):
-    """128k, which no model here is trained at: what its stage takes is known before the start."""
+    """At 128k, which no model here is trained at, memory and time are known before the start."""
     sizes = {"layers": 4, "channels": 128, "heads": 4, "vocabulary": 512, "positions": 4096}
     stages = [{"from_step": 10, "sequence_length": 131_072, "global_batch": 2}]
     batches = {"sequence_length": 4096, "global_batch": 64, "micro_batch": 1}

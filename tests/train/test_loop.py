@@ -19,7 +19,7 @@ from trainrig.train.run.sample_log import read_trained_samples
 
 STEPS = 20  # of the undisturbed runs
 
-# What one line of metrics says that does not depend on clocks and attempts.
+# The metrics of a line that do not depend on clocks and attempts.
 EXACT = ("train/loss", "train/grad_norm", "train/lr", "train/tokens")
 
 
@@ -34,7 +34,7 @@ def losses(job):
 
 
 def begin(world, ranks, job, **arguments):
-    """A first attempt that is not meant to reach its end."""
+    """Start a first attempt that is not meant to reach its end."""
     attempt = RunFolder(job.folder).take_attempt(0)
     return ranks.start(world, "train", job=job, attempt=attempt, **arguments)
 
@@ -122,7 +122,7 @@ def test_a_run_whose_rank_was_killed_goes_on_as_if_nothing_had_been(
 ):
     undisturbed = straight(world)
     job = dataclasses.replace(undisturbed, folder=str(tmp_path / "run"))
-    # It hangs on the data of its eleventh step until it is killed, two steps past a checkpoint.
+    # It hangs on the data of its eleventh step until it is killed, two steps after a checkpoint.
     processes = begin(world, mortal_ranks, job, fault=(victim, "stall", 10))
     wait_for(lambda: len(losses(job)) == 10, processes[victim])
     processes[victim].send_signal(signal.SIGKILL)
@@ -189,12 +189,13 @@ def test_a_rank_reads_its_own_micro_batches_alone(make_job, tmp_path):
     read, micro_batch = [], batches.micro_batch
     batches.micro_batch = lambda step, index: read.append((step, index)) or micro_batch(step, index)
     share = read_local_batch(batches, 1, 3, 5)
-    assert read == [(5, 1), (5, 0)]  # its own, and another to join the others' second round
+    # Its own row, and an empty one to join the others' second round.
+    assert read == [(5, 1), (5, 0)]
     assert [real for _, real in share.assigned] == [True, False]
     assert share.denominators == {TOKENS: batches.targets(5)}
 
 
-# --- what a step computes
+# --- results of a step
 
 
 @pytest.mark.slow
@@ -233,7 +234,7 @@ def test_attention_stays_in_its_document_where_the_run_file_says_so(alone, make_
 def test_long_rows_of_documents_leave_the_same_bits_on_any_number_of_ranks(
     ranks, make_job, tmp_path, window
 ):
-    """Which a CPU reads by document: see models/kernels/document_attention.py."""
+    """A CPU computes such rows by document: see models/kernels/document_attention.py."""
     batches = {"sequence_length": 160, "global_batch": 6, "micro_batch": 2, "attend": "document"}
     model = {"positions": 160, "attention": {"window": window}}
     job = make_job(tmp_path, 3, batches=batches, model=model)
@@ -248,7 +249,7 @@ def fresh_model(job):
 
 
 def plain_losses(job, model, steps):
-    """The run without FSDP, micro-batches and a single line of ours but the model's."""
+    """Return the losses of the run without FSDP and micro-batches, in plain torch."""
     training = job.training
     optimizer = torch.optim.AdamW(
         group_by_decay(model.named_parameters(), training.optimizer.weight_decay),
@@ -275,7 +276,7 @@ def plain_losses(job, model, steps):
 
 
 def cosine(step, training):
-    """Up over two steps, then down half a cosine to a tenth."""
+    """Compute a warm-up of two steps, then half a cosine down to a tenth."""
     if step < 2:
         return (step + 1) / 2
     fallen = (step - 1) / (training.steps - 2)
@@ -289,7 +290,7 @@ def test_the_loop_does_what_a_plain_torch_loop_does(straight):
     norms = [line["train/grad_norm"] for line in metrics.read_series(job.folder)]
     assert norms == pytest.approx([norm for _, norm in plain], rel=1e-4)
     clipped = [norm > job.training.clip_norm for norm in norms]
-    assert any(clipped) and not all(clipped)  # else nothing is known of one of the two cases
+    assert any(clipped) and not all(clipped)  # otherwise one of the two cases is not tested
 
 
 def test_the_learning_rate_follows_the_schedule(straight):
@@ -313,7 +314,7 @@ def test_the_targets_of_a_step_are_counted_once(straight):
 
 def test_training_lowers_the_loss(straight):
     first, *_, last = losses(straight(1))
-    assert first == pytest.approx(math.log(320), rel=0.02)  # fresh weights know nothing
+    assert first == pytest.approx(math.log(320), rel=0.02)  # untrained weights
     assert last < 0.6 * first
 
 
@@ -327,7 +328,7 @@ def test_a_run_at_its_end_takes_no_further_step(alone, straight, last_weights, t
 
 @pytest.mark.slow
 def test_a_run_may_start_from_the_weights_of_another(alone, straight, make_job, tmp_path):
-    """Its counters, its schedule and its optimizer's memory are its own."""
+    """Counters, the schedule and the optimizer's state begin again."""
     trained = find_newest_valid(RunFolder(straight(2).folder))[0].path
     job = dataclasses.replace(make_job(tmp_path), initial_weights=trained)
     train(job, RunFolder(job.folder).take_attempt(0), None)

@@ -1,5 +1,7 @@
-"""Masked prediction in runs: the same bits at any number of ranks and after a kill (of span
-corruption and replaced tokens, too), and decoders that become encoders."""
+"""Masked prediction in runs: the same bits at any number of ranks and after a kill.
+
+Span corruption and replaced tokens are included, and decoders that become encoders.
+"""
 
 import logging
 import signal
@@ -83,7 +85,7 @@ def weights(job) -> dict[str, np.ndarray]:
 def test_a_run_whose_rank_is_killed_ends_with_the_bytes_of_one_that_is_not(
     changes, own, mortal_ranks, ranks, make_masked
 ):
-    """Two ranks, one of which dies between checkpoints; three go on."""
+    """Two ranks, one of which dies between checkpoints; then three continue."""
     changes = {**changes, "training": {"steps": 6, "checkpoints": {"every": 2}}}
     whole, cut = make_masked("whole", **changes), make_masked("cut", **changes)
     ranks(1, "train", job=whole, attempt=RunFolder(whole.folder).take_attempt(0))
@@ -92,7 +94,7 @@ def test_a_run_whose_rank_is_killed_ends_with_the_bytes_of_one_that_is_not(
     assert processes[1].wait() == -signal.SIGKILL
     mortal_ranks.end()
     newest, _ = checkpoint.find_newest_valid(RunFolder(cut.folder))
-    step, path = (newest.step, newest.path) if newest else (0, None)  # None: no save was over
+    step, path = (newest.step, newest.path) if newest else (0, None)  # None: no save was complete
     assert step < 6
     attempt = RunFolder(cut.folder).take_attempt(step)
     ranks(3, "train", job=cut, attempt=attempt, resume_from=path)
@@ -128,7 +130,7 @@ def test_a_decoder_goes_on_as_an_encoder_only_where_the_run_file_says_so(
     (tmp_path / "encoder").mkdir()
     ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
     before, after = weights(decoder), weights(job)
-    for name, value in before.items():  # a rate of nothing leaves them as they were
+    for name, value in before.items():  # a rate of 0 leaves them unchanged
         np.testing.assert_allclose(after[name], value, atol=1e-6)
     with pytest.raises(ConfigError, match="an encoder already"):
         prepare(run(convert=True, continue_from=job.folder))

@@ -1,5 +1,7 @@
-"""Runs whose optimizer's memory is the host's: the bits of those without, and on from them; and
-steps of which layers save into the host's memory."""
+"""Runs with the optimizer's state in host memory: the bits of runs without, and resuming.
+
+Layers that save activations in host memory are included.
+"""
 
 import dataclasses
 import pickle
@@ -31,7 +33,7 @@ RUNS = {
         ),
     },
     "Adafactor": {"optimizer": {"kind": "Adafactor", "lr": 0.05, "weight_decay": 0.1}},
-    # Its first losses overflow: those steps are left out, and the optimizer's memory as it is.
+    # Its first losses overflow: those steps are skipped, and the optimizer's state stays.
     "float16": {
         "precision": {"compute": "float16", "loss_scale_exponent": 24, "loss_scale_interval": 3}
     },
@@ -40,7 +42,7 @@ RUNS = {
 
 @pytest.fixture(scope="module")
 def straight_run(ranks, make_job, tmp_path_factory):
-    """`straight_run("AdamW")`: a job with its memory on the device, done by one rank."""
+    """Return `straight_run("AdamW")`: a job of one rank with its state on the device."""
     made = {}
 
     def run(name):
@@ -63,7 +65,7 @@ def host(job, hosted=True):
 
 
 def attempt(job, world, group):
-    """One of `world` ranks, from where the run is; True if it came to its end."""
+    """Run one attempt of `world` ranks, and return whether it reached its end."""
     newest, damages = find_newest_valid(RunFolder(job.folder))
     assert not damages
     taken = RunFolder(job.folder).take_attempt(newest.step if newest else 0)
@@ -71,7 +73,7 @@ def attempt(job, world, group):
 
 
 def kill(job, world, revived_ranks):
-    """An attempt whose last rank is killed in the step before the last."""
+    """Run an attempt whose last rank is killed in the step before the last."""
     taken = RunFolder(job.folder).take_attempt(0)
     fault = (world - 1, "die", STEPS - 2)
     for process in revived_ranks.start(world, "train", job=job, attempt=taken, fault=fault):
@@ -80,11 +82,11 @@ def kill(job, world, revived_ranks):
         except EOFError:
             process.wait()
             continue
-        assert not fine  # the other was killed
+        assert not fine  # the other rank was killed
 
 
 def read_state(ranks, job):
-    """Weights and optimizer memory of the newest checkpoint, as bytes by name."""
+    """Return weights and optimizer state of the newest checkpoint, as bytes by name."""
     newest, _ = find_newest_valid(RunFolder(job.folder))
     (found,) = ranks(1, "tensors", job=job, resume_from=newest.path)
     assert newest.step == STEPS
@@ -116,7 +118,7 @@ def test_a_run_that_was_killed_goes_on_with_its_memory_elsewhere(
 
 
 LAYOUTS = {
-    "columns": {"tensor": {"ranks": 2}},  # whose whole rows ranks make together for a checkpoint
+    "columns": {"tensor": {"ranks": 2}},  # its whole rows are gathered from ranks for a checkpoint
     "stages": {"pipeline": {"ranks": 2}},
     "layer by layer": {"reshard": "layer", "reduce": "micro_batch"},
 }
@@ -174,7 +176,7 @@ EXPERTS = {"kind": "MixtureOfExperts", "experts": 4, "active": 2}
 def test_what_layers_save_in_the_host_changes_no_bit_of_a_step(
     training, model, alone, make_job, tmp_path, monkeypatch
 ):
-    """As if a CPU had memory of its own; with FSDP, which frees weights that layers have saved."""
+    """Treat the CPU as a device with its own memory; FSDP frees weights that layers have saved."""
     monkeypatch.setattr(host_copies, "APART", ("cpu",))
     monkeypatch.setattr(host_copies, "LEAST_BYTES", 0)
     send, sent, found = host_copies._send, [], []

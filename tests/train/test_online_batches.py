@@ -1,4 +1,4 @@
-"""Batches made as training goes on: stored before they are trained on, and never made twice."""
+"""Batches made during training: stored before they are trained, and never made twice."""
 
 import dataclasses
 import shutil
@@ -20,7 +20,7 @@ UPDATES = 2
 
 @pytest.fixture(scope="module")
 def whole(ranks, make_job, tmp_path_factory):
-    """An online run of two ranks that nothing disturbed."""
+    """Return an undisturbed online run of two ranks."""
     job = make_job(tmp_path_factory.mktemp("online"), training=TRAINING)
     attempt = RunFolder(job.folder).take_attempt(0)
     ranks(2, "train", job=job, attempt=attempt, online=UPDATES)
@@ -32,7 +32,7 @@ def losses(job):
 
 
 def stored(job):
-    """The bytes of each micro-batch of each batch, whichever attempt wrote them."""
+    """Return the bytes of each micro-batch of each batch, whichever attempt wrote them."""
     return {
         (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
         for batch in list_stored_batches(RunFolder(job.folder))
@@ -70,7 +70,7 @@ def test_batches_and_weights_are_the_same_at_any_number_of_ranks(world, whole, r
 
 
 def tensors(ranks, job):
-    """The bytes of each tensor of the last checkpoint, whoever wrote it."""
+    """Return the bytes of each tensor of the last checkpoint, whichever rank wrote it."""
     newest, _ = find_newest_valid(RunFolder(job.folder))
     (read,) = ranks(1, "tensors", job=job, weights_from=newest.path)
     return {name: value.tobytes() for name, value in read.items() if name.startswith("model.")}
@@ -88,7 +88,7 @@ def tensors(ranks, job):
 def test_killed_between_storing_and_training_it_reads_what_is_there(
     world, step, whole, ranks, mortal_ranks, tmp_path
 ):
-    """Two ranks are killed before update `step`, from 0; `world` ranks go on from step 3."""
+    """Two ranks are killed before update `step`, from 0; `world` ranks resume at step 3."""
     job = dataclasses.replace(whole, folder=str(tmp_path / "run"))
     attempt = RunFolder(job.folder).take_attempt(0)
     fault = (0, "die before training", step)

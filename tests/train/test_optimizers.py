@@ -27,13 +27,13 @@ RUNS = {
     },
 }
 
-# Their memory is AdamW's or less of it, and AdamW's is in every other test of a kill.
+# Their state is AdamW's or a part of it, and every other test of a kill uses AdamW's.
 PLAIN = ("SGD", "Adam", "Lion")
 
 
 @pytest.fixture(scope="module")
 def straight_run(ranks, make_job, tmp_path_factory):
-    """`straight_run("Muon")`: its job, made by one rank without a stop."""
+    """Return `straight_run("Muon")`: its job, run by one rank without a stop."""
     made = {}
 
     def run(name):
@@ -76,8 +76,8 @@ def test_a_kill_and_a_resize_change_no_bit_of_weights_and_optimizer_memory(
         except EOFError:
             process.wait()
             continue
-        assert not fine  # the other was killed
-    newest, _ = find_newest_valid(folder)  # None: the kill came before its save was over
+        assert not fine  # the other rank was killed
+    newest, _ = find_newest_valid(folder)  # None: the kill came before its save was complete
     step, path = (newest.step, newest.path) if newest else (0, None)
     attempt = folder.take_attempt(step)
     ranks(3, "train", job=job, attempt=attempt, resume_from=path)

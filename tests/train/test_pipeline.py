@@ -1,4 +1,4 @@
-"""Layers that are cut into stages: the run of one process that has them all."""
+"""Layers that are cut into stages, against one process that has them all."""
 
 import dataclasses
 import pickle
@@ -14,23 +14,26 @@ from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import read_trained_samples
 
 STEPS = 10
-# No gradient of this seed's steps stands out. Seed 0 has one of norm 6.9 among ones of about 1,
-# which magnifies rounding: it differs by 5e-5 to 2e-4 where the networks of one process give what
-# they give times 1 +- 6e-8, and all others by 2e-6 at most.
+# No gradient of this seed's steps is an outlier. Seed 0 has one of norm 6.9 among others of about
+# 1, which magnifies rounding: it differs by 5e-5 to 2e-4 if the outputs of one process are
+# multiplied by 1 +- 6e-8, and all others by 2e-6 at most.
 SEED = 2
 TIED, UNTIED = {"layers": 4}, {"layers": 4, "tie_embeddings": False}
 
 
 def plain(job):
-    """`job` as one process reads its checkpoints."""
+    """Return `job` as one process reads its checkpoints."""
     training = job.training.model_copy(update={"parallel": FSDP(), "deterministic": True})
     return dataclasses.replace(job, training=training)
 
 
 @pytest.fixture(scope="module")
 def trained(make_job, ranks, tmp_path_factory):
-    """`trained(world, pipeline, model, layout, more)`: a run of 10 steps, `more` of `training`; its
-    job, and all that its last checkpoint holds, as one process reads it."""
+    """Return `trained(world, pipeline, model, layout, more)`: a run of 10 steps.
+
+    `more` are settings of `training`. It returns the job, and the contents of its last checkpoint
+    as one process reads it.
+    """
     known = {}
 
     def train(world, pipeline=None, model=UNTIED, layout=None, more=None):
@@ -114,7 +117,7 @@ INTERLEAVED = {"ranks": 2, "schedule": "interleaved", "chunks": 2}
     + [pytest.param(*each, "GPipe", marks=SLOW) for each in LAYOUTS[1:]],
 )
 def test_stages_train_as_one_process_does_to_the_last_bit(world, stages, schedule, trained):
-    """With several documents a row, and a head of its own."""
+    """Rows have several documents, and the head is separate."""
     found = trained(world, {"ranks": stages, "schedule": schedule})
     assert_equal(found, trained(1))
     assert_close(found, trained(1))
@@ -123,7 +126,7 @@ def test_stages_train_as_one_process_does_to_the_last_bit(world, stages, schedul
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 4])
 def test_interleaved_stages_train_as_one_process_does_to_the_last_bit(world, trained):
-    """Each of two workers, or of two pairs that slice parameters, has two stages of a layer."""
+    """Two workers, or two pairs that slice parameters, have two one-layer stages each."""
     assert_equal(trained(world, INTERLEAVED), trained(1))
 
 
@@ -148,7 +151,7 @@ def test_interleaved_stages_of_a_tied_head_beside_other_ways_to_send_parameters(
     [(2, 2, "1F1B"), (4, 4, "1F1B"), pytest.param(4, 2, "GPipe", marks=SLOW)],
 )
 def test_a_tied_head_counts_once(world, stages, schedule, trained):
-    """Its gradient is added up by stage first, which rounds otherwise."""
+    """Its gradient is summed by stage first, which rounds differently."""
     pipeline = {"ranks": stages, "schedule": schedule}
     assert_close(trained(world, pipeline, TIED), trained(1, model=TIED))
 
@@ -266,7 +269,7 @@ def test_groups_and_compiled_layers_and_scaled_losses_are_the_same_in_stages(
     ids=["1F1B", "interleaved"],
 )
 def test_layers_that_are_shared_are_cut_into_stages_too(pipeline, model, trained):
-    """Two stages, of whose layers each of two workers has a part."""
+    """Two workers share the layers of each of two stages."""
     assert_close(trained(4, pipeline, model, SHARED), trained(1, model=model))
 
 
@@ -277,8 +280,10 @@ def test_layers_that_are_shared_are_cut_into_stages_too(pipeline, model, trained
     ids=["1F1B", "interleaved"],
 )
 def test_stages_shared_layers_and_data_together(pipeline, trained):
-    """Eight workers: two stages, each shared by two, of two replicas: as one process, and the same
-    bits as one replica."""
+    """Eight workers: two stages, each shared by two, in two replicas.
+
+    They match one process up to rounding, and one replica to the bit.
+    """
     exact = SHARED | {"reshard": "layer"}
     found = trained(8, pipeline, TIED, exact)
     assert_close(found, trained(1, model=TIED))
@@ -305,8 +310,10 @@ ALL_AXES = IN_PLACES | GATHERED
     ids=["in places", "in places, again", "gathered", "gathered, again", "ring"],
 )
 def test_stages_of_parts_of_rows(pipeline, model, layout, more, trained):
-    """Two stages, of whose rows each of two workers has a part: of documents, and in all layers or
-    between their products alone."""
+    """Two workers share the rows of each of two stages.
+
+    Rows have several documents; the workers share all layers' work, or that between products.
+    """
     found, alone = trained(4, pipeline, model, layout, more), trained(1, model=model, more=more)
     if more and "precision" in more:
         np.testing.assert_allclose(losses(found[0]), losses(alone[0]), rtol=5e-3)
@@ -335,8 +342,7 @@ def test_stages_of_parts_of_rows_and_of_layers_together(pipeline, layout, traine
     ids=["gathered", "interleaved", "in places"],
 )
 def test_replicas_of_stages_of_parts_of_rows(pipeline, layout, trained):
-    """Two replicas come to the same bits as one, and copies of the model to the same but for
-    rounding."""
+    """Two replicas give the same bits as one, and copies of the model the same up to rounding."""
     found = trained(8, pipeline, TIED, layout)
     assert_equal(found, trained(4, pipeline, TIED, layout))
     if layout is GATHERED:
@@ -358,7 +364,7 @@ def test_copies_of_the_model_are_cut_too(layout, trained):
 
 
 def laid_out(job, **parallel):
-    """`job` over other workers."""
+    """Return `job` over other workers."""
     training = job.training.model_copy(update={"parallel": FSDP.model_validate(parallel)})
     return dataclasses.replace(job, training=training)
 
@@ -389,8 +395,10 @@ def test_a_checkpoint_of_one_process_is_read_by_stages(trained, ranks):
 
 @pytest.mark.slow
 def test_a_checkpoint_goes_through_layouts_and_keeps_all_it_holds(trained, ranks, tmp_path):
-    """Shared layers, then stages, then slices, then stages of shared layers, then of parts of rows:
-    each reads what the one before it saved, and saves it again."""
+    """Shared layers, then stages, slices, stages of shared layers, and stages of shared rows.
+
+    Each loads the previous checkpoint, and saves it again.
+    """
     job, tensors = trained(1, model=TIED)
     shared, stages, slices = {"tensor": {"ranks": 2}}, {"pipeline": INTERLEAVED}, {}
     of_both = [each | {"pipeline": TWO} for each in (shared, {"context": GATHERED["context"]})]
@@ -429,7 +437,7 @@ def test_each_stage_writes_and_reads_its_own_layers_alone(trained, ranks):
     ids=["1F1B", "interleaved", "shared layers"],
 )
 def test_replicas_come_and_go_without_changing_a_bit(pipeline, layout, trained, ranks, tmp_path):
-    """One, then two, then one again."""
+    """One replica is used, then two, then one again."""
     one = 2 if layout is None else 4
     expected = trained(one, pipeline, TIED, layout)
     training = expected[0].training.model_copy(update={"prefetch_steps": 0})

@@ -1,4 +1,4 @@
-"""Stages of a run file: what is refused, and what `check` and `pretrain` say of the rest."""
+"""Pipeline stages of a run file: rejected settings, and the output of `check` and `pretrain`."""
 
 import pytest
 
@@ -62,7 +62,7 @@ def test_stages_that_cannot_be_interleaved_are_refused(pipeline, sizes, said, ma
             "freeze the whole stage of layers 2 to 3, which then has nothing",
         ),
         (("layers.[01].*", "embedding.*"), "stage of layers 0 to 1, .*or use fewer ranks"),
-        (("layers.[01].*", "[nh]*"), None),  # the embedding is left, and two layers
+        (("layers.[01].*", "[nh]*"), None),  # the embedding and two layers remain
     ],
 )
 def test_a_stage_of_which_all_is_frozen_is_refused(frozen, said, make_run, tmp_path):

@@ -1,4 +1,4 @@
-"""What `[training.profile]` records, read back; and that a run is the same with it."""
+"""Profiles recorded by `[training.profile]`, which change nothing in the run."""
 
 import gzip
 import json
@@ -15,8 +15,7 @@ EXACT = ("train/loss", "train/grad_norm", "train/tokens")
 
 @pytest.fixture(scope="module")
 def profiled(ranks, make_job, tmp_path_factory):
-    """`profiled[True]`: two ranks, of which one recorded steps 3 to 5, the last; `profiled[False]`:
-    none did."""
+    """Return runs of two ranks by whether one recorded steps 3 to 5, the last."""
     jobs = {}
     for recorded in (True, False):
         profile = {"steps": (3, 9), "ranks": (1, 7)} if recorded else None

@@ -1,4 +1,4 @@
-"""What a restart, a user of a model and the end of a run ask the storage of checkpoints for."""
+"""Reads of checkpoint storage by a restart, a user of a model and the end of a run."""
 
 import json
 import shutil
@@ -36,7 +36,7 @@ def last_of(job):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What this process reads of tensor files: (name, first byte, bytes)."""
+    """Return the list of this process's reads of tensor files: (name, first byte, bytes)."""
     found, sound = [], storage.read_into
 
     def read_into(path, begin, buffer):
@@ -76,7 +76,7 @@ def test_rows_are_cut_over_files_as_torch_cuts_them(rows, files, apart):
     chunk=st.integers(1, 50),
 )
 def test_any_ranks_find_their_rows_in_the_files_of_any_others(rows, worlds, chunk):
-    """Each byte says which it is, so that what was found where can be compared."""
+    """Each byte encodes its own position, so that what is found can be compared."""
     before, now = worlds
     index = {
         f"t{number}": IndexedTensor(
@@ -121,13 +121,13 @@ def test_any_ranks_find_their_rows_in_the_files_of_any_others(rows, worlds, chun
         seen = []
         for read in plan_reads("there", index, files, wanted):
             begin, end, _ = read.chunk
-            assert begin >= header  # whose sum nobody has to check
+            assert begin >= header  # the header's checksum is not needed
             seen.append((read.file, begin))
             for copy in read.copies:
                 low, high = max(copy.begin, begin), min(copy.end, end)
                 at = copy.at - copy.begin
                 into[copy.name][low + at : high + at] = list(contents[read.file][low:high])
-        assert len(seen) == len(set(seen))  # each chunk once, however many tensors lie in it
+        assert len(seen) == len(set(seen))  # each chunk once, however many tensors it holds
         for name, (first, count) in wanted.items():
             each = index[name].row_bytes
             right = [
@@ -152,7 +152,7 @@ def test_the_index_says_what_the_headers_of_the_files_say(straight):
             assert there.tensors[tensor].type == entry["dtype"]
 
 
-# --- who asks for what
+# --- reads by rank
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -169,8 +169,8 @@ def test_to_resume_a_rank_asks_for_its_rows_and_rank_0_alone_for_what_all_read(
         assert tensors and len(tensors) == len(set(tensors))
         for name, begin, _ in tensors:  # no header: it is the first chunk
             assert begin >= files[name].ends[0]
-    # 2 ranks resume what 2 saved by one request each; before, each read the headers of both, and
-    # the manifest three times.
+    # Two ranks resume what two saved by one request each. Before, each read the headers of both,
+    # and the manifest three times.
     if world == 2:
         assert [len(requests) - 3 * (not rank) for rank, requests in enumerate(asked)] == [1, 1]
 
@@ -208,9 +208,9 @@ def test_damage_that_is_met_while_weights_are_read_leads_to_the_one_before(
     (name,) = there.tensor_files
     file = run / path / name
     data = bytearray(file.read_bytes())
-    data[-1] ^= 1  # of a moment: names of weights come before those of optimizers
+    data[-1] ^= 1  # in an optimizer moment, which is stored after the weights
     file.write_bytes(data)
-    assert len(there.files[name].ends) == 2  # one chunk beside the header: both lie in it
+    assert len(there.files[name].ends) == 2  # one chunk besides the header: both are in it
     assert open_model(str(run)).step == 16
     assert "skipped a damaged checkpoint" in caplog.text
 

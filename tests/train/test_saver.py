@@ -1,4 +1,4 @@
-"""Saving while training goes on: what is saved, what a failure does, where copies go."""
+"""Saving during training: the contents, failures, and further copies."""
 
 import runpy
 import shutil
@@ -24,11 +24,11 @@ from trainrig.train.state import build_fresh_state
 _proxies = runpy.run_path(str(Path(__file__).parents[1] / "s3_proxy.py"))
 Proxy, proxy = _proxies["Proxy"], _proxies["proxy"]
 
-WAIT = 60  # seconds that no test takes
+WAIT = 60  # s, never reached
 
 
 class Alone:
-    """A run of one rank in this process, of which only saving and loading is done."""
+    """A run of one rank in this process, which only saves and loads."""
 
     def __init__(self, job):
         self.job, self.folder = job, RunFolder(job.folder)
@@ -50,7 +50,7 @@ class Alone:
 
 @pytest.fixture
 def run(alone, make_job, tmp_path):
-    """`run(keep=3)`: a run that saves itself as that says."""
+    """Return `run(keep=3)`: a run with these settings of checkpoints."""
 
     def make(folder=None, **checkpoints):
         return Alone(make_job(folder or tmp_path / "run", training={"checkpoints": checkpoints}))
@@ -60,7 +60,7 @@ def run(alone, make_job, tmp_path):
 
 @pytest.fixture
 def gate(monkeypatch):
-    """Lets no thread write tensors before the test says so."""
+    """Block the threads that write tensors until the test releases them."""
     go, sound = threading.Event(), saver.StagedFile.write
 
     def write(staged, path):
@@ -73,11 +73,11 @@ def gate(monkeypatch):
 
 
 def numbers(state):
-    """The one rank's tensors, copied."""
+    """Return copies of the single rank's tensors."""
     return {name: find_held(each)[0].clone().numpy() for name, each in state.list_tensors().items()}
 
 
-# --- what is saved
+# --- contents
 
 
 def test_what_changes_after_the_call_is_not_saved(run, gate):
@@ -119,7 +119,7 @@ def test_a_save_waits_for_the_one_before(run, gate):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_torch_reads_what_three_ranks_wrote(straight, ranks, tmp_path):
-    """The files are those of torch's own distributed checkpoints in safetensors form."""
+    """The files are torch's own distributed checkpoints in safetensors form."""
     job = straight(3)
     path = name_checkpoint_folder(RunFolder(job.folder).checkpoints, 8, 1)
     (ours,) = ranks(1, "tensors", job=job, resume_from=path)
@@ -159,12 +159,12 @@ def test_what_several_ranks_hold_alike_is_written_once(layout, world, ranks, mak
         np.testing.assert_array_equal(read[name], value)
 
 
-# --- what a failure does
+# --- failures
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system with room for one checkpoint of the tiny model, and a half."""
+    """Return a file system with space for one and a half checkpoints of the tiny model."""
     place = tmp_path / "run" / "checkpoints"
     place.mkdir(parents=True)
     mount = ["mount", "-t", "tmpfs", "-o", "size=900k", "none", str(place)]

@@ -1,4 +1,4 @@
-"""What is an outlier, what is a spike, and what becomes of a run that meets one."""
+"""Outliers, spikes, and the rollback of a run with a spike."""
 
 import json
 import math
@@ -20,7 +20,7 @@ FEW = Spikes(window=16, confirm=3, margin=2, longest=20)
 
 
 def calm(steps, seed=0, loss=3.0):
-    """Losses and gradient norms of a run that learns: they fall, and scatter as real ones do."""
+    """Return losses and gradient norms of a run that learns: falling, with realistic noise."""
     dice = random.Random(seed)
     for step in range(steps):
         level = loss + 6.0 * math.exp(-step / 300)
@@ -28,7 +28,7 @@ def calm(steps, seed=0, loss=3.0):
 
 
 def shown(detector, series, first=0):
-    """Data steps that are outliers, and the first spike with the step after which it was whole."""
+    """Return the outliers' data steps, and the first spike with its last step."""
     outliers = []
     for step, (loss, norm) in enumerate(series, first):
         if detector.observe(step, loss, norm):
@@ -165,12 +165,12 @@ def job_of(make_job, folder, **training):
 
 
 def poison(*data_steps):
-    """One micro-batch of each of `data_steps` has a loss far beyond the others."""
+    """Return the samples of one micro-batch of each of `data_steps`, whose loss is far too high."""
     return {step * BATCH + 4: "high" for step in data_steps}
 
 
 def attempts(world, job, group, **arguments):
-    """Attempts until the run is at its end, as the supervisor makes them; how many it took."""
+    """Run attempts to the end of the run, as the supervisor does, and return their number."""
     for count in range(1, 9):
         newest = find_newest_valid(RunFolder(job.folder))[0]
         attempt = RunFolder(job.folder).take_attempt(newest.step if newest else 0)
@@ -182,7 +182,7 @@ def attempts(world, job, group, **arguments):
 
 
 def left_by(job):
-    """Weights of the last checkpoint, and all that is no tensor."""
+    """Return the weights of the last checkpoint, and its contents other than tensors."""
     path = find_newest_valid(RunFolder(job.folder))[0].path
     held = {name: each.numpy().tobytes() for name, each in open_model(path).weights.items()}
     entries = json.loads(storage.read(storage.join(path, "state.json")))
@@ -199,7 +199,7 @@ def event_of(job, name):
 
 @pytest.fixture(scope="module")
 def by_hand(ranks, make_job, tmp_path_factory):
-    """The run that was told to skip the poisoned window, and two steps on either side of it."""
+    """Return a run with settings that skip the bad window and two steps on either side of it."""
     job = job_of(make_job, tmp_path_factory.mktemp("by-hand"), skip_data=((24, 32),))
     assert attempts(1, job, ranks, poison=poison(26, 27, 28, 29)) == 1
     return job

@@ -1,4 +1,4 @@
-"""Steps that are not taken: those that all agree to leave, and those no update can be made of."""
+"""Steps that are not taken: after a stop request, and without a finite update."""
 
 import dataclasses
 import json
@@ -51,7 +51,8 @@ def attempt(world, job, group, **arguments):
 
 # --- a stop request
 
-TOLD = {  # (world, which rank alone is told, what it does at the time, for the how-maniest time)
+# (world, the rank with the stop request, its activity at the time, the count of that activity).
+TOLD = {
     "at once": (2, 1, "train", 1),
     "before the second micro-batch of the first step": (2, 0, "train", 2),
     "before a step": (2, 1, "train", 7),
@@ -89,12 +90,12 @@ def test_all_ranks_stop_where_one_of_them_was_told_to(when, ranks, undisturbed, 
     world, rank, doing, number = TOLD[when]
     job = dataclasses.replace(undisturbed, folder=str(tmp_path))
     (step,) = set(attempt(world, job, ranks, told=(rank, doing, number)))
-    # Two ranks beat twice a step of 4 micro-batches, three as often, one four times.
+    # Two ranks send a heartbeat twice a step of 4 micro-batches, so do three, and one sends four.
     done = (number - 1) // (4 if world == 1 else 2)
     wanted = done if doing == "train" else {1: 4, 2: 4, 3: 4, 4: STEPS}[number]
     assert step == wanted
     assert (newest(job).step if newest(job) else 0) == step  # no completed step is lost
-    if step == STEPS:  # nobody would start it again to measure what was left out
+    if step == STEPS:  # a finished run is not started again for the missing measurement
         assert metrics.is_measured(job.folder, STEPS)
     assert set(attempt(2, job, ranks)) == {STEPS}
     assert exact(job) == exact(undisturbed)
@@ -112,19 +113,21 @@ def test_all_ranks_stop_where_one_of_them_was_told_to(when, ranks, undisturbed, 
 
 
 def test_ranks_that_have_time_ask_each_other_once_a_step(ranks, make_job, tmp_path):
-    """Told in the middle of a step, they ask before the next, hear it before the one after, and
-    stop there: no rank has waited."""
+    """A request within a step is asked about before the next, and answered before the one after.
+
+    The ranks stop there, and no rank has waited.
+    """
     job = make_job(tmp_path, training={"steps": STEPS, "held_out": {"rows": 0}})
-    # 2 micro-batches a step each: the eighth heartbeat is in the middle of the fourth step.
+    # Each rank has 2 micro-batches a step: the eighth heartbeat is within the fourth step.
     assert attempt(2, job, ranks, told=(1, "train", 8)) == [5, 5]
     assert newest(job).step == 5
 
 
-# --- steps that no update can be made of
+# --- steps without a finite update
 
 
 def poison(*data_steps, how="loss", micro_batch=2):
-    """The samples that begin a micro-batch of each of `data_steps`."""
+    """Return the samples that begin a micro-batch of each of `data_steps`."""
     return {step * BATCH + micro_batch * 2: how for step in data_steps}
 
 
@@ -137,7 +140,7 @@ def job_of(make_job, folder, **training):
 @pytest.mark.parametrize("how", ["loss", "gradient"])
 @pytest.mark.parametrize("world", [1, 3])
 def test_a_run_passes_over_what_no_update_can_be_made_of(how, world, ranks, make_job, tmp_path):
-    """It is, to the last bit, the run whose data lack it."""
+    """The run is bit-identical to one whose data lacks those steps."""
     job, clean = (job_of(make_job, tmp_path / name) for name in ("job", "clean"))
     assert attempt(world, job, ranks, poison=poison(2, 5, 6, how=how)) == [STEPS] * world
     attempt(1, clean, ranks, lacking=(2, 5, 6))

@@ -1,4 +1,4 @@
-"""Layers that are shared by workers: the run of one process that has all of each."""
+"""Layers that are shared by workers, against one process that has each of them whole."""
 
 import dataclasses
 import re
@@ -16,9 +16,9 @@ from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import read_trained_samples
 
 STEPS = 10
-# Of runs with experts: none of their tokens has a second and a third expert that are alike to
-# rounding. With seed 0 one has, at step 7 (scores 8e-7 apart), and goes to either: one process
-# whose experts give what they give times 1 +- 6e-8 has that step's other loss as well, 5e-5 apart.
+# For runs with experts: no token's second and third expert are equal up to rounding. With seed 0
+# one token's are, at step 7 (scores 8e-7 apart), and it may go to either: if the experts' outputs
+# are multiplied by 1 +- 6e-8, one process also gets that step's other loss, 5e-5 apart.
 NO_TIES = 4
 SHARED = FSDP(tensor=TensorSplit(ranks=2))
 IN_PLACES = FSDP(tensor=TensorSplit(ranks=2, sequence_parallel=True))
@@ -50,15 +50,18 @@ MODELS = {
             "router_z_loss": 0.01,
         },
     },
-    # No two of 3 slices of what one of 2 workers has of 42 are as large.
+    # No two of 3 slices of a worker's share of 42 have the same size.
     "uneven": {"channels": 20, "feedforward_channels": 42, "heads": 2},
 }
 
 
 @pytest.fixture(scope="module")
 def trained(make_job, ranks, tmp_path_factory):
-    """`trained(world, "grouped", layout)`: a run of 10 steps; its job, and all that its last
-    checkpoint holds, as one process reads it. `again`: the kind of recomputation."""
+    """Return `trained(world, "grouped", layout)`: a run of 10 steps.
+
+    It returns the job, and the contents of its last checkpoint as one process reads it. `again`:
+    the kind of recomputation.
+    """
     known = {}
 
     def train(world, model="grouped", layout=None, again=None):
@@ -89,7 +92,7 @@ def trained(make_job, ranks, tmp_path_factory):
 
 
 def whole(ranks, job):
-    """All that the last checkpoint of `job` holds, as one process reads it."""
+    """Return the contents of the last checkpoint of `job`, as one process reads it."""
     found, damages = find_newest_valid(RunFolder(job.folder))
     assert not damages
     (tensors,) = ranks(1, "tensors", job=laid_out(job, FSDP()), resume_from=found.path)
@@ -116,7 +119,7 @@ def layer_norms(job):
 
 
 def experts_of(job):
-    """Shares of the tokens of the first step that experts are sent."""
+    """Return the shares of the first step's tokens that go to each expert."""
     first = metrics.read_series(job.folder)[0]
     return {name: value for name, value in first.items() if name.startswith("experts/")}
 
@@ -184,7 +187,7 @@ def test_beside_data_and_rows(layout, trained):
     [("FSDP", True), ("DDP", False), soak("FSDP", False), soak("DDP", True)],
 )
 def test_beside_experts(kind, sequence_parallel, trained):
-    """Workers that share each expert's channels divide the experts with others; two of each."""
+    """Workers that share each expert's channels divide the experts with others, two of each."""
     tensor = TensorSplit(ranks=2, sequence_parallel=sequence_parallel)
     layout = {"FSDP": FSDP, "DDP": DDP}[kind](tensor=tensor, expert={"ranks": 2})
     found, alone = trained(4, "mixture", layout), trained(1, "mixture")
@@ -197,7 +200,7 @@ def test_beside_experts(kind, sequence_parallel, trained):
 @pytest.mark.parametrize("again", ["Full", "Selective"])
 @pytest.mark.parametrize("layout", [SHARED, IN_PLACES], ids=["shared", "in places"])
 def test_shared_experts_that_are_computed_again(layout, again, trained):
-    """One process that keeps everything; and to the bit the same workers that do."""
+    """Compare with one process that keeps everything, and to the bit with such workers that do."""
     found = trained(2, "mixture", layout, again)
     assert_close(found, trained(1, "mixture"))
     assert_same_bits(found, trained(2, "mixture", layout))
@@ -243,10 +246,11 @@ def go_on(job, world, group, **arguments):
     ids=["shared", "in places"],
 )
 def test_replicas_may_come_and_go(layout, trained, ranks, tmp_path):
-    """One, two, one: each is told to stop after three steps or so, within a step."""
+    """One, two, one replicas: each stops within a step after about three steps."""
     straight = trained(2, layout=layout)
     training = straight[0].training
-    hurried = training.faults.model_copy(update={"grace": 1e-6})  # asked before each micro-batch
+    # Ranks ask before each micro-batch.
+    hurried = training.faults.model_copy(update={"grace": 1e-6})
     training = training.model_copy(update={"faults": hurried})
     job = dataclasses.replace(straight[0], folder=str(tmp_path), training=training)
     go_on(job, 2, ranks, told=(1, "train", 14))
@@ -285,7 +289,7 @@ def test_a_rank_that_was_killed_changes_nothing(
 
 @pytest.mark.slow
 def test_checkpoints_fit_any_layout(trained, ranks, tmp_path):
-    """What shared layers saved, three workers with whole ones save again; and back."""
+    """Three workers with full layers load a checkpoint of shared layers, save it, and back."""
     job, tensors = trained(2, "uneven", SHARED)
     for number, (world, layout) in enumerate(
         [(3, FSDP()), (6, SHARED), (4, HSDP(replicas=2, tensor=TensorSplit(ranks=2))), (2, DDP())]
@@ -303,7 +307,7 @@ def test_checkpoints_fit_any_layout(trained, ranks, tmp_path):
 
 @pytest.fixture(scope="module")
 def narrow_losses(make_job, ranks, tmp_path_factory):
-    """`narrow_losses(world, parallel, recompute)`: of a run of 3 steps in bfloat16."""
+    """Return `narrow_losses(world, parallel, recompute)`: losses of 3 steps in bfloat16."""
     known = {}
 
     def train(world, parallel, recompute=None):
@@ -329,7 +333,7 @@ def narrow_losses(make_job, ranks, tmp_path_factory):
     ("context", "sequence_parallel"), [(None, True), soak(None, False), soak("Gathered", True)]
 )
 def test_in_bfloat16_and_computed_again(context, sequence_parallel, narrow_losses):
-    """Beside one process to the precision of bfloat16; what is computed again to the bit."""
+    """Compare with one process at bfloat16's precision, and recomputation to the bit."""
     shared = {
         "tensor": {"ranks": 2, "sequence_parallel": sequence_parallel},
         "context": context and {"kind": context, "ranks": 2},
@@ -350,7 +354,7 @@ def test_rows_that_cannot_be_divided_by_their_places_are_refused(make_run, tmp_p
 
 
 def refusals(split, context, length):
-    """What is said of rows of `length` tokens, in the order of a run file's check."""
+    """Return the errors for rows of `length` tokens, in the order of a run file's check."""
     checks = [lambda: split.check_length(length, context)]
     if context > 1:
         checks.append(lambda: Gathered(ranks=context).check_length(length))

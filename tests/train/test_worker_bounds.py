@@ -37,7 +37,7 @@ def test_what_is_no_number_or_pair_is_refused(written):
 @pytest.mark.slow
 @given(st.integers(1, 20), st.integers(0, 20), st.integers(0, 50), st.integers(1, 4))
 def test_the_size_is_the_largest_that_fits_and_is_allowed(least, more, room, multiple):
-    """Workers that compute a micro-batch together come and go together."""
+    """Workers that compute a micro-batch together join and leave together."""
     least, most = multiple * least, multiple * (least + more)
     allowed = parse_bounds((least, most), [multiple])
     fitting = [size for size in range(least, most + 1, multiple) if size <= room]
@@ -62,7 +62,7 @@ def test_the_first_layout_that_there_is_room_for_is_taken(units, least, more, ro
 
 @given(UNITS, st.integers(1, 20), st.integers(0, 20), st.integers(0, 50))
 def test_another_layout_is_taken_only_with_other_workers(units, least, more, room):
-    """So that a run that grows comes back to its own, and one that does not is left alone."""
+    """So a run that grows returns to its own layout, and another run keeps its layout."""
     allowed = parse_bounds((least, least + more), units)
     size, larger = allowed.fit_within(room), allowed.fit_within(room + 1)
     if size is not None:

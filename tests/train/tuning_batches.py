@@ -7,13 +7,16 @@ import numpy as np
 
 from trainrig.tokens.batches import IGNORE, TOKENS, MicroBatch
 
-PROMPT = 8  # places of each row without a target
+PROMPT = 8  # positions of each row without a target
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """Rows of `sound`, the first places of each a prompt. Chosen answers are the text itself,
-    rejected ones the text backwards; the reference gives both 3 nats a token."""
+    """Rows of `sound`, the first positions of each a prompt.
+
+    Chosen answers are the text itself, rejected ones the text backwards. The reference gives both 3
+    nats a token.
+    """
 
     sound: Any
     kind: str  # "pairs", "pairs without references" or "labelled"

@@ -1,4 +1,4 @@
-"""The coordinator, in one event loop: who waits for what, and what a lost one is told again."""
+"""The coordinator, in one event loop: who waits for what, and repeated messages after a loss."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from trainrig.train.elastic.coordinator import Coordinator
 from trainrig.train.elastic.messages import Assignment, Command, RankExit
 
 AT_ONCE = 0.0
-LONG = 10.0  # s: nobody waits so long if it works
+LONG = 10.0  # s: never reached if the code works
 
 
 def heartbeat(rank=0, step=1):
@@ -25,7 +25,7 @@ def assignment(attempt=2, group=1):
 
 
 def in_a_loop(test):
-    """`test` as a coroutine in a loop of its own, with a coordinator."""
+    """Return `test` as a coroutine in a new event loop, with a coordinator."""
 
     def run():
         async def bounded():
@@ -39,7 +39,7 @@ def in_a_loop(test):
 
 
 async def waits(task):
-    """Whether `task` still waits when all that can go on has gone on."""
+    """Return whether `task` still waits after all other tasks have run as far as they can."""
     for _ in range(10):
         await asyncio.sleep(0)
     return not task.done()
@@ -74,7 +74,7 @@ async def test_an_outlived_rank_should_stop_and_is_not_looked_at(coordinator):
     assert await coordinator.record_heartbeat(1, heartbeat())
     assert (await coordinator.poll(2, Command.TRAIN, 0, AT_ONCE)).heartbeats == {1: heartbeat(1)}
     assert (await coordinator.poll(1, Command.END, 0, LONG)).heartbeats == {}
-    # nor is its word for those that came after it
+    # An outlived rank's stop request does not reach the ranks of a later attempt either.
     assert not await coordinator.record_heartbeat(2, heartbeat())
 
 
@@ -103,7 +103,7 @@ async def test_only_the_end_of_an_attempt_ends_its_ranks(coordinator):
     later = asyncio.create_task(coordinator.wait_for_end(2))
     await coordinator.poll(1, Command.END, 0, AT_ONCE)
     assert await waits(later)
-    await coordinator.record_heartbeat(3, heartbeat())  # an attempt that was outlived
+    await coordinator.record_heartbeat(3, heartbeat())  # an earlier attempt
     await later
 
 
@@ -112,16 +112,14 @@ async def test_keepers_that_stand_by_get_the_next_order_of_their_crew_and_no_oth
     standing = [
         asyncio.create_task(coordinator.wait_for_assignment(1, 1, end(rank))) for rank in (0, 1)
     ]
-    # done already, and said again
+    # finished already, and reported again
     for another in (assignment(attempt=2, group=2), assignment(attempt=1)):
         await coordinator.assign(another)
         for each in standing:
             assert await waits(each)
     await coordinator.assign(assignment(attempt=3))
     assert [await each for each in standing] == [assignment(attempt=3)] * 2
-    assert await coordinator.wait_for_assignment(1, 2, end()) == assignment(
-        attempt=3
-    )  # it comes late
+    assert await coordinator.wait_for_assignment(1, 2, end()) == assignment(attempt=3)  # late
     assert (await coordinator.poll(3, Command.TRAIN, 0, AT_ONCE)).exits == {}
 
 

@@ -67,7 +67,8 @@ def test_what_a_collective_refuses_is_told_before_the_connections_that_it_costs(
 def test_of_several_exceptions_that_which_was_raised_first_is_told():
     raised = {0: ValueError("late"), 1: ValueError("early"), 2: BROKEN}
     assert find_cause(raised, {}, {2: 4, 1: 4, 0: 4}, 3).exception == "ValueError: early"
-    assert find_cause(raised, {}, {}, 3).exception == "ValueError: late"  # nothing tells
+    # No evidence of another cause.
+    assert find_cause(raised, {}, {}, 3).exception == "ValueError: late"
 
 
 def test_lost_connections_alone_are_nobodys_own():
@@ -97,7 +98,7 @@ def test_a_ranks_own_mistake_with_nccl_is_not_taken_for_the_loss_of_another(said
     ("said", "broken"),
     [
         ("CUDA error: uncorrectable ECC error encountered\nCompile with `TORCH_USE_CUDA_DSA`", 1),
-        ("CUDA error: unspecified launch failure", 0),  # a kernel that reads beyond its data
+        ("CUDA error: unspecified launch failure", 0),  # a kernel that reads out of bounds
         ("n7: this rank was given GPU 3, but CUDA sees 3 here (CUDA_VISIBLE_DEVICES='')", 1),
         ("CUDA error: device-side assert triggered", 0),
         ("CUDA out of memory. Tried to allocate 2.00 GiB", 0),
@@ -107,7 +108,7 @@ def test_a_ranks_own_mistake_with_nccl_is_not_taken_for_the_loss_of_another(said
 def test_a_broken_device_is_told_from_a_program_that_is_wrong(said, broken):
     failure = find_cause({0: BROKEN, 1: RuntimeError(said)}, {}, {1: 4}, 3)
     assert failure.rank == (1 if broken else None)
-    assert (failure.exception is None) == bool(broken)  # elsewhere it may not come again
+    assert (failure.exception is None) == bool(broken)  # on another device it may not occur again
 
 
 def test_a_process_that_died_is_laid_to_its_node_but_for_want_of_memory():

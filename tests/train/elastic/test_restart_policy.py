@@ -41,12 +41,12 @@ def test_as_many_workers_as_there_is_lasting_room_for(nodes, allowed, size):
     [
         (2, "AB", True, [A, B], None),
         (1, "A", True, [A, B], "grow"),
-        (1, "A", False, [A, B], None),  # not before it got on
-        (2, "AB", True, [A, B, C], None),  # no more are allowed
+        (1, "A", False, [A, B], None),  # not before it made progress
+        (2, "AB", True, [A, B, C], None),  # no more nodes may be excluded
         (2, "AB", True, [A, GOING], "drain"),
-        (2, "AB", False, [A, GOING], None),  # else it might never get on
+        (2, "AB", False, [A, GOING], None),  # otherwise it might never make progress
         (1, "A", True, [A, GOING], None),  # a node that it does not use
-        (2, "AB", True, [A], None),  # a lost node ends the attempt by itself
+        (2, "AB", True, [A], None),  # a lost node ends the attempt anyway
     ],
 )
 def test_an_attempt_leaves_for_more_nodes_or_off_one_that_is_taken_away(

@@ -1,4 +1,4 @@
-"""Scoring beside training, by real processes that are killed."""
+"""Scoring during training, by real processes that are killed."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.scores.records import read_scores
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
-PATIENCE = 400.0  # s: a bound for what is broken, far above what any takes
+PATIENCE = 400.0  # s: a bound for broken code, far above what any test takes
 STEPS = 8
 
 
@@ -67,7 +67,7 @@ def wait_for(folder, name, count=1):
 
 @pytest.fixture(scope="module")
 def plain(make_run, tmp_path_factory):
-    """The folder of the run without an evaluation."""
+    """Return the folder of the run without an evaluation."""
     folder = str(tmp_path_factory.mktemp("plain") / "run")
     pretrain(make_run(folder, training={"steps": STEPS, "checkpoints": {"every": 4}}))
     return folder

@@ -1,4 +1,4 @@
-"""The supervisor against a cluster that plays what it is told, on a clock of its own."""
+"""The supervisor, with a scripted cluster and a simulated clock."""
 
 import dataclasses
 import os
@@ -27,7 +27,7 @@ STEPS = 12
 
 
 class Clock:
-    """Time that passes only when someone waits, and what happens at which time."""
+    """Clock that advances only when code waits, with events at given times."""
 
     def __init__(self):
         self.now, self.plan = 100.0, []
@@ -44,17 +44,17 @@ class Clock:
 
 @dataclasses.dataclass
 class Play:
-    """What an attempt does if nobody interferes: a step a second, a checkpoint at its end."""
+    """Script of an attempt without disturbance: a step a second, a checkpoint at its end."""
 
     steps: int = STEPS  # then it ends
-    problem: str | Exception | None = None  # how
-    saves: bool = True  # where it ended
+    problem: str | Exception | None = None  # the reason of its end
+    saves: bool = True  # whether it saves where it ended
     exception: str | None = None
-    hears: bool = True  # a request to stop
-    stuck_at: int | None = None  # a step after which nothing moves
-    mortal: bool = True  # Ray notices a kill
+    hears: bool = True  # whether it hears a stop request
+    stuck_at: int | None = None  # a step after which there is no progress
+    mortal: bool = True  # whether Ray notices a kill
     damaged: bool = False
-    node: str | None = None  # by which it failed
+    node: str | None = None  # the node that failed
 
 
 class Group:
@@ -119,8 +119,8 @@ class FakeCluster:
     def __init__(self, clock, plays):
         self.clock, self.plays = clock, list(plays)
         self.groups, self.checkpoints, self.rooms, self.draining = [], [], {"node0": 1}, set()
-        self.avoided, self.laid_out = [], []  # by each attempt
-        self.waits = []  # s between looks at attempts
+        self.avoided, self.laid_out = [], []  # one item for each attempt
+        self.waits = []  # s between polls of attempts
         self.lost, self.ours = [], True
 
     def abandon(self, lost):
@@ -153,7 +153,10 @@ class FakeCluster:
 
 @pytest.fixture
 def play(tmp_path, monkeypatch):
-    """`play(Play(…), Play(…))`: run those attempts; the cluster, and the outcome or the error."""
+    """Return `play(Play(…), Play(…))`.
+
+    It runs these attempts, and returns the cluster and the outcome or the error.
+    """
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
 
@@ -178,7 +181,7 @@ def play(tmp_path, monkeypatch):
 
 
 def newest_of(cluster, damages=()):
-    """Stands in for `find_newest_valid`."""
+    """Return a replacement for `find_newest_valid`."""
 
     def newest(folder, **how):
         by_step = {checkpoint.step: checkpoint for checkpoint in cluster.checkpoints}
@@ -211,7 +214,7 @@ def test_a_run_without_faults_is_one_attempt(play):
 
 
 def test_a_run_that_another_driver_took_over_says_once_that_it_is_finished(play):
-    """The other one ends it while the attempt of this one is still under way."""
+    """The other driver ends the run while this driver's attempt is still in progress."""
 
     def take_over(cluster):
         play(Play())
@@ -324,7 +327,7 @@ def test_a_hang_is_seen_and_all_ranks_are_killed(play):
 
 
 def waits(rank, name):
-    """A rank of the first attempt writes, before it is ended, what it waits in."""
+    """Return an action: a rank of the first attempt reports its collective before it is ended."""
 
     def record(cluster):
         where = {"rank": rank, "step": 5, "doing": "train", "file": "-"}
@@ -336,7 +339,7 @@ def waits(rank, name):
 @pytest.mark.parametrize(
     ("dumps", "absent"),
     [
-        ({0: "gloo:all_reduce", 2: "gloo:all_reduce"}, 1),  # too still to write anything
+        ({0: "gloo:all_reduce", 2: "gloo:all_reduce"}, 1),  # too stuck to report
         ({0: "gloo:all_reduce", 1: None, 2: "gloo:all_reduce"}, 1),
         ({0: "gloo:all_reduce"}, None),  # of two nodes
         ({0: "gloo:all_reduce", 1: "gloo:all_reduce", 2: "gloo:all_reduce"}, None),
@@ -454,7 +457,7 @@ LOST = "the raylet of this machine's Ray (process 7) was killed by SIGKILL"
 def test_a_cluster_that_is_lost_is_left_and_begun_again(play):
     cluster, outcome = play(Play(4, ClusterLost(LOST)), Play())
     assert [str(lost) for lost in cluster.lost] == [LOST]
-    assert not cluster.groups[0].released  # there is nobody to ask for it
+    assert not cluster.groups[0].released  # no worker is left to ask
     assert only(play.folder, "cluster_lost")["problem"] == LOST
     assert only(play.folder, "attempt_failed")["problem"] == LOST
     assert (resumed(play.folder), outcome.checkpoint.step) == ([0, 4], STEPS)
@@ -565,7 +568,7 @@ def test_a_stop_that_comes_too_late_finds_the_run_finished(play):
 def test_a_stop_file_stops_the_run_and_is_gone_then(play):
     file = Path(play.folder.path, "stop")
     _, ended = play(Play(), at=[(2.0, lambda cluster: file.touch())])
-    # Looked at by the real clock: once, at the start.
+    # The real clock: the cluster was polled once, at the start.
     assert not isinstance(ended, Unfinished)
     _, ended = play(Play())
     assert isinstance(ended, Unfinished) and "stopped by the file" in str(ended)
@@ -576,8 +579,8 @@ def test_a_stop_file_stops_the_run_and_is_gone_then(play):
 @settings(max_examples=60)
 @given(st.data())
 def test_whatever_happens_a_run_ends_and_its_steps_never_go_back(data):
-    """Any faults, drains and growth: no attempt resumes before the newest checkpoint."""
-    # pytest's fixtures are of one example only: each is a run of its own.
+    """Draw faults, drains and growth: no attempt resumes before the newest checkpoint."""
+    # pytest's fixtures do not reset between examples, and each example is a separate run.
     with pytest.MonkeyPatch.context() as patch:
         clock = Clock()
         patch.setattr(module, "time", clock)
@@ -670,7 +673,7 @@ class FakeJob:
 
 def test_a_node_by_which_enough_attempts_failed_is_avoided(play):
     bad = [Play(step, "killed", node="node1") for step in (2, 4, 6)]
-    # Its place is free and so is one that comes: neither is grown onto with it.
+    # The excluded node has a free place, and another one appears: the run grows onto neither.
     cluster, outcome = play(
         *bad[:2],
         Play(5, "killed", node="node0"),

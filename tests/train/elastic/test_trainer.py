@@ -12,7 +12,7 @@ from trainrig.parallel.precision import Precision
 from trainrig.train.elastic import trainer
 from trainrig.train.run.run_folder import RunFolder
 
-PATIENCE = 30.0  # s: a bound for what is broken
+PATIENCE = 30.0  # s: a bound for broken code
 
 
 def run(job, workers=1):
@@ -44,7 +44,7 @@ class Faulty:
 
 
 def reading_nothing_ahead(job, **changes):
-    """So that a fault in the data of a step comes after all steps before it."""
+    """Return `job` without prefetch, so that bad data of a step fails after all earlier steps."""
     training = job.training.model_copy(update={"prefetch_steps": 0})
     return dataclasses.replace(job, training=training, **changes)
 
@@ -54,7 +54,7 @@ def batches_that_are_gone():
 
 
 def all_free():
-    """Whether Ray has all its CPUs to give, soon."""
+    """Return whether all of Ray's CPUs become free within the bound."""
     import ray
 
     until = time.monotonic() + PATIENCE
@@ -67,7 +67,7 @@ def all_free():
 
 @pytest.fixture(scope="module")
 def cluster(local_ray):
-    """A local Ray whose workers get what is defined here by value."""
+    """Start a local Ray whose workers get this module's definitions by value."""
     from ray import cloudpickle
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -18,12 +18,12 @@ def test_a_node_that_a_run_keeps_off_is_left_and_another_is_not():
 @pytest.mark.parametrize(
     ("nodes", "ours", "most", "beyond"),
     [
-        ([FREE, OTHER], {}, 2, {"other"}),  # the first has room for all
+        ([FREE, OTHER], {}, 2, {"other"}),  # all fit on the first
         ([FREE, OTHER], {}, 3, set()),
         ([OURS, FREE], {"ours": 1}, 1, {"free"}),
         ([OURS, FREE], {"ours": 1}, 2, set()),
         ([HALF, FREE], {}, 1, {"free"}),
-        ([HALF], {}, 0, set()),  # somebody else is there, so it stays anyway
+        ([HALF], {}, 0, set()),  # another job keeps that node anyway
         ([WorkerNode("free", 2, draining=True, slots=2)], {}, 2, {"free"}),
     ],
 )

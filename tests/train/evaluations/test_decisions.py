@@ -28,11 +28,12 @@ def rule(**changes):
 @pytest.mark.parametrize(
     ("changes", "values", "higher", "stops"),
     [
-        ({"patience": 2}, [0.5, 0.4, 0.5], True, True),  # no better than the best: ties are none
+        # Not better than the best: a tie is no improvement.
+        ({"patience": 2}, [0.5, 0.4, 0.5], True, True),
         ({"patience": 2}, [0.5, 0.4, 0.6], True, False),
         ({"patience": 2}, [0.5, 0.6, 0.55], True, False),
         ({"patience": 2}, [0.5], True, False),
-        ({}, [0.5], True, False),  # nothing to be no better than
+        ({}, [0.5], True, False),  # no earlier score to compare with
         ({"patience": 2}, [3.0, 2.9, 2.8], False, False),  # a perplexity that falls
         ({"patience": 2}, [3.0, 3.1, 3.2], False, True),
         ({"comparison": "below", "value": 0.3}, [0.5, 0.2], True, True),

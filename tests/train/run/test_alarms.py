@@ -127,7 +127,7 @@ def test_a_loss_above_the_law_is_told_in_the_second_half_alone():
 
 
 def test_what_epochs_are_worth():
-    """Of Muennighoff et al. 2023 at R_D* = 15.387756; the limit is 1 + R_D*."""
+    """Muennighoff et al. 2023 with R_D* = 15.387756; the limit is 1 + R_D*."""
     known = {0.5: 0.5, 1: 1, 4: 3.7257, 16: 10.5825, 40: 15.1675, 100: 16.3630}
     for epochs, worth in known.items():
         assert compute_effective_epochs(epochs) == pytest.approx(worth, abs=1e-4)

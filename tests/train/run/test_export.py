@@ -1,4 +1,4 @@
-"""Figures that leave the run folder: each step once, in order, as it counts in the end."""
+"""Exported metrics: each step once, in order, with its final value."""
 
 import json
 
@@ -41,9 +41,9 @@ def test_an_outlier_holds_back_what_its_spike_may_undo():
     steps.hear({"event": "step_skipped", "data_step": 10, "attempt": 1})
     assert taken(steps) == [1, 2, 3, 4, 5]
     for step in range(11, 15):
-        steps.hear(update(step, data_step=step))  # data step 10 made no update
-    assert taken(steps) == [6]  # from 4 before the outlier on, it is open
-    steps.hear(update(15, data_step=16))  # longer than a spike may be: nothing came of it
+        steps.hear(update(step, data_step=step))  # data step 10 gave no update
+    assert taken(steps) == [6]  # all steps from 4 before the outlier on are held back
+    steps.hear(update(15, data_step=16))  # longer than a spike may be, so there was none
     assert taken(steps) == [7, 8, 9, 10, 11]
 
 
@@ -52,7 +52,7 @@ def test_what_a_later_attempt_takes_again_replaces_what_waits():
     for step in range(1, 5):
         steps.hear(update(step))
     steps.hear(update(3, attempt=2, loss=3.0))
-    steps.hear(update(4, attempt=1, loss=9.0))  # of an attempt that outlives its successor
+    steps.hear(update(4, attempt=1, loss=9.0))  # from an attempt that outlives its successor
     losses = {line["step"]: line["train/loss"] for line in steps.take(over=True)}
     assert losses == {1: 1.0, 2: 1.0, 3: 3.0}
 
@@ -78,13 +78,13 @@ def test_any_history_of_kills_gives_each_step_once_in_order(resumed, every):
                 given_steps += taken(steps)
     given_steps += taken(steps, over=True)
     sent = 0
-    for step in given_steps:  # as the exporter passes over what a sink has
+    for step in given_steps:  # the exporter skips steps that a sink already has
         sent = step if step == sent + 1 else sent
     assert sent == max(given_steps) >= at
 
 
 class Recorder:
-    """A sink that keeps what it is given, and fails when told to."""
+    """Sink that records its input, and fails on request."""
 
     kind = "Recorder"
 
@@ -176,7 +176,7 @@ def test_every_figure_is_described():
 
 
 def test_prometheus_gets_a_gauge_for_each_family(run, monkeypatch):
-    """The gauges are Ray's own; what they were set to is noted on the way."""
+    """Record the values that are set on Ray's own gauges."""
     from ray.util.metrics import Gauge
 
     seen = {}

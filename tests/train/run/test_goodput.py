@@ -24,7 +24,7 @@ def saved(attempt, time, seconds, stall):
 
 
 def steps(attempt, first, count, begin):
-    """`count` steps of one second each, the first of which begins at `begin`."""
+    """Return `count` steps of one second each, the first of which begins at `begin`."""
     return [line(first + n, attempt, begin + n + 1) for n in range(count)]
 
 
@@ -48,7 +48,7 @@ def test_what_a_fault_costs_is_told_apart():
         started(2, 13.0),
         event("attempt_stopped", 24.0, attempt=2),
     ]
-    # Steps 1–6, of which the last two are taken again; the fault comes half a second later.
+    # Steps 1–6, of which the last two are repeated; the fault comes half a second later.
     lines = steps(1, 1, 6, begin=4.0) + steps(2, 5, 6, begin=18.0)
     assert account_time(events, lines) == Goodput(
         productive=10.0, lost=2.0, detection=0.5, restart=4.0 + 0.5 + 5.0, waiting=2.0

@@ -16,7 +16,7 @@ from trainrig.train.run.metrics import (
     read_series,
 )
 
-# Names of figures that not every line of every run has.
+# Metrics that not every line of every run has.
 UNUSUAL = (
     *("eval/", "noise/", "memory/", "cluster/slowest", "experts/"),
     *("speed/held_out_seconds", "speed/save_seconds"),
@@ -35,7 +35,7 @@ def loss_by_step(folder):
 
 
 def board_events(folder):
-    """The attempt and each TensorBoard event of it, file by file."""
+    """Yield the attempt and each of its TensorBoard events, file by file."""
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import masked_crc32c
 
@@ -50,7 +50,7 @@ def board_events(folder):
 
 
 def events(folder):
-    """(attempt, step, purged from, tag, value) of every TensorBoard event, file by file."""
+    """Yield (attempt, step, purged from, tag, value) of every TensorBoard event, file by file."""
     for attempt, event in board_events(folder):
         started = event.session_log.status == event.session_log.START
         for value in event.summary.value:
@@ -118,7 +118,7 @@ def test_a_torn_last_line_does_not_spoil_what_the_next_attempt_writes(tmp_path):
 def test_what_is_no_number_is_written_as_null(value, tmp_path):
     write(tmp_path, 1, 0, [value, 1.0])
     assert loss_by_step(tmp_path) == {1: None, 2: 1.0}
-    # Strict JSON, which knows neither NaN nor Infinity.
+    # Strict JSON has neither NaN nor Infinity.
     for line in (tmp_path / METRICS).read_text().splitlines():
         json.loads(line, parse_constant=lambda word: pytest.fail(word))
 
@@ -148,7 +148,7 @@ def test_tensorboard_gets_the_same_and_forgets_what_was_undone(tmp_path):
         ("1", 3, "train/loss", 3.5),
         ("2", 2, "train/loss", 20.5),
     ]
-    # A start tells TensorBoard to drop all of its step and later that came before.
+    # A start event makes TensorBoard drop earlier events of its step and of later steps.
     assert [(a, step) for a, step, started, *_ in events(tmp_path) if started] == [
         ("1", 1),
         ("2", 2),
@@ -183,7 +183,10 @@ def test_a_run_logs_every_figure_that_has_a_name(straight):
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_steps_time_has_no_held_out_loss_and_no_save_in_it(world, straight):
-    """Between two updates lie the second's step and, if there were any, those: none overlap."""
+    """The second step, and a held-out loss or a save before it, lie between two updates.
+
+    Their times must not overlap.
+    """
     lines = [
         json.loads(line)
         for line in (Path(straight(world).folder) / METRICS).read_text().split("\n")[:-1]
@@ -206,7 +209,7 @@ def test_a_folder_without_metrics_has_none(tmp_path):
 
 
 def test_what_an_attempt_trained_for_counts_a_held_out_loss_once(tmp_path):
-    """Measured between two updates it is part of the second's time."""
+    """A held-out loss measured between two updates is part of the second update's time."""
     measured = {"eval/loss": 1.0}
     lines = [
         {"step": 1, "attempt": 1, "time": 5.0, "train/loss": 1.0, "speed/step_seconds": 4.0},

@@ -46,7 +46,7 @@ def test_a_line_says_what_there_is_to_say(changes, words):
 
 
 class Run:
-    """A run folder that is written by hand."""
+    """Run folder that is written by hand."""
 
     def __init__(self, folder):
         self.folder = RunFolder(folder)
@@ -87,13 +87,13 @@ def test_a_run_is_followed_through_a_restart(run):
     run.folder.record("attempt_started", attempt=2, workers=1)
     told = follower.look()
     assert (told.waiting, told.restarts, told.step) == ("starting 1 worker", 1, 5)
-    run.update(6, 20.0)  # by a worker of the first attempt, which it has outlived
+    run.update(6, 20.0)  # from a worker that has outlived the first attempt
     assert follower.look().waiting == "starting 1 worker"
 
     run.update(5, 50.0, attempt=2, workers=1)
     told = follower.look()
     assert (told.step, told.waiting, told.workers) == (5, None, 1)
-    assert told.seconds_left is None  # the pause between the attempts is no pace
+    assert told.seconds_left is None  # the pause between the attempts is not a pace
     run.update(7, 20.0)
     assert follower.look().step == 5
     run.update(6, 51.0, attempt=2, workers=1)

@@ -1,4 +1,4 @@
-"""Weights & Biases and MLflow by their own packages, offline, through kills and rollbacks.
+"""Weights & Biases and MLflow with their own packages, offline, through kills and rollbacks.
 
 The packages are extras: where they are not installed, these tests do not run.
 """
@@ -20,7 +20,7 @@ from trainrig.train.sinks.wandb_files import read_history
 from trainrig.train.spikes import Spikes
 
 SPIKES = Spikes(margin=1, longest=4)
-# What a driver does that is killed: it sends what there is, and waits for the end.
+# A driver that is killed: it sends what it has, and waits for its end.
 KILLED = """
 import sys, time
 from test_trackers import exporter_of
@@ -59,12 +59,12 @@ def send_and_be_killed(folder, kind):
 
 
 def live_through(folder, kind):
-    """A kill of the ranks, one of the driver, a rollback of a spike; and the end."""
+    """Log a run with a kill of the ranks, one of the driver, a rollback of a spike, and its end."""
     run = RunFolder(folder)
     run.take_attempt(0)
     log_steps(folder, range(1, 21), 1, 0.0)
     run.take_attempt(15)
-    log_steps(folder, range(16, 31), 2, 0.0)  # killed at 20, and taken again from 15
+    log_steps(folder, range(16, 31), 2, 0.0)  # killed at 20, and repeated from 15
     send_and_be_killed(folder, kind)
     run.record("step_skipped", attempt=2, step=30, data_step=30, what="outlier")
     run.take_attempt(25, skip=(29, 34))
@@ -95,8 +95,8 @@ def test_wandb_has_each_step_once_as_it_counts(run):
     pytest.importorskip("wandb")
     live_through(run, "WandB")
     files = sorted(Path(run, "wandb").glob("offline-run-*/*.wandb"))
-    assert len(files) == 2  # one a driver
-    assert b"train/loss" in files[0].read_bytes()  # all but what W&B still had in memory
+    assert len(files) == 2  # one for each driver
+    assert b"train/loss" in files[0].read_bytes()  # everything but what W&B still had in memory
     assert all(RunFolder(run).read_identity() in file.name for file in files)
     found = list(read_history(Path(run, "wandb"), RunFolder(run).read_identity()))
     assert [line["_step"] for line in found] == list(range(1, 46))

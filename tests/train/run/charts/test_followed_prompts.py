@@ -1,4 +1,4 @@
-"""What a page shows of answers to the same prompts."""
+"""The page section with answers to the same prompts."""
 
 from trainrig.train.run.charts.followed_prompts import LONGEST, build_followed_prompts
 from trainrig.train.run.scores.answers import AnswerAt, FollowedPrompt, choose_moments

@@ -62,14 +62,14 @@ def test_a_layer_without_a_gradient_leaves_a_gap():
 
 
 def test_no_axis_writes_its_numbers_as_tex():
-    """As a logarithmic one does by itself: an SVG shows it as it is."""
+    """A logarithmic axis would use TeX, which an SVG shows verbatim."""
     scales = [line(step, **{"noise/scale": 60.0 + 2 * step}) for step in range(1, 80)]
     (drawn,) = charts_of(scales)
     assert "$" not in drawn.svg and ">100<" in drawn.svg
 
 
 def test_steps_without_any_gradient_have_no_column_and_a_run_of_them_no_map():
-    """As of a policy whose completions are all worth the same."""
+    """A policy whose completions all have the same reward has no gradient."""
     none = dict.fromkeys(norms(1), 0.0)
     (heat,) = charts_of([line(1, **norms(1)), line(2, **norms(2)), line(3, **none)])
     assert heat.title == "Layer 2 has the largest gradient in the end, 1.5"
