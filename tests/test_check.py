@@ -1,4 +1,4 @@
-"""What `check` says of a run before it starts."""
+"""The output of `check` about a run before it starts."""
 
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def test_a_curation_tells_which_pairs_its_bands_bring_together() -> None:
     table = {"stage": "curate", "output": "o", "sources": [source], "near_duplicates": near}
     facts = describe(build(Curation, table, "run.toml"))
     assert (facts["near_duplicates.bands"], facts["near_duplicates.rows"]) == (9, 13)
-    # 1 - (1 - .8^13)^9: what datasketch would choose for .8 finds two pairs in five
+    # 1 - (1 - .8^13)^9: datasketch's choice for .8 would find two pairs in five
     assert facts["compared at similarity 0.8"] == 0.3988
 
 
@@ -67,7 +67,7 @@ def test_ranks_that_share_micro_batches_are_checked_for_any_number(
     changes = {"batches": batches, "training": training, "workers": (2, 8)}
     run = pretraining(tmp_path / "tokens", vocabulary=320).model_copy(update=changes)
     assert describe(run)["parameters"]
-    # A tree that mixes parts adds up at powers of two alone.
+    # A tree that mixes parts sums correctly only at powers of two.
     monkeypatch.setattr(SumPlan, "tree", property(lambda plan: (2 * plan.micro_batches,) * 2))
     if micro_batches == 4:
         assert describe(run)["parameters"]
@@ -92,7 +92,7 @@ def test_what_a_run_takes_follows_from_its_operations_and_the_table(tmp_path: Pa
 
 
 def test_a_device_that_does_not_hold_a_step_is_told_of(tmp_path: Path) -> None:
-    """7 billion parameters with float32 weights, gradients and AdamW's two moments."""
+    """7 billion parameters have float32 weights, gradients and AdamW's two moments here."""
     table = {
         "stage": "pretrain",
         "tokens": str(tmp_path / "tokens"),

@@ -1,4 +1,4 @@
-"""The command line: what it prints where, and how it ends."""
+"""The command line: its output on each stream, and its exit codes."""
 
 import contextlib
 import io
@@ -36,7 +36,7 @@ MODEL = {"layers": 1, "channels": 32, "heads": 4, "positions": 48}
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended, and what it printed."""
+    """Exit code and output of a command."""
 
     code: int | str | None
     out: str
@@ -44,7 +44,7 @@ class Ended:
 
     @property
     def result(self) -> dict[str, Any]:
-        """The one JSON object on stdout."""
+        """Return the one JSON object on stdout."""
         assert (self.code, self.out.count("\n")) == (0, 1), self.err
         return json.loads(self.out)
 
@@ -54,7 +54,7 @@ Trainrig = Callable[..., Ended]
 
 @pytest.fixture
 def trainrig(capsys: pytest.CaptureFixture[str]) -> Iterator[Trainrig]:
-    """`trainrig("check", "run.toml")` in this process."""
+    """Return `trainrig("check", "run.toml")`, which runs the command in this process."""
 
     def call(*arguments: str | Path) -> Ended:
         with pytest.raises(SystemExit) as ended:
@@ -69,9 +69,9 @@ def trainrig(capsys: pytest.CaptureFixture[str]) -> Iterator[Trainrig]:
 
 
 def call_aside(*arguments: str | Path) -> Ended:
-    """A command in this process, for fixtures of a whole file; it changes nothing that is left.
+    """Run a command in this process, for fixtures of a whole file, and restore all it changes.
 
-    As processes of their own, tests/smoke/test_quickstart.py runs all that are called so.
+    tests/smoke/test_quickstart.py runs all such commands as separate processes.
     """
     logger, threads = logging.getLogger("trainrig"), torch.get_num_threads()
     before = list(logger.handlers), logger.level, logger.propagate
@@ -88,7 +88,7 @@ def call_aside(*arguments: str | Path) -> Ended:
 
 
 def script(*arguments: str | Path, **environment: str) -> Ended:
-    """The installed script, in a process of its own."""
+    """Run the installed script in a separate process."""
     ended = subprocess.run(
         [SCRIPT, *arguments],
         capture_output=True,
@@ -167,7 +167,7 @@ def test_versions_are_printed_for_people_and_for_machines(trainrig: Trainrig) ->
     assert dict(line.split(" ", 1) for line in shown.out.splitlines()) == machine
 
 
-# --- a path of tiny stages, none of which needs Ray
+# --- a series of tiny stages, none of which needs Ray
 
 
 def write_pages(path: Path) -> Path:
@@ -347,17 +347,17 @@ fewest_steps = 4
 
 
 def write_run_files(folder: Path, at: Path) -> None:
-    """A run file for each verb, in `folder`, of inputs and outputs below `at`."""
+    """Write a run file for each verb in `folder`, with inputs and outputs below `at`."""
     for verb, text in RUN_FILES.items():
         (folder / f"{verb}.toml").write_text(text.format(at=at).lstrip())
 
 
 @dataclass(frozen=True)
 class Made:
-    """A folder with run files and what those stages made that need no Ray."""
+    """Folder with run files and the results of the stages that need no Ray."""
 
     at: Path
-    ended: dict[str, Ended]  # verb → how its first call ended
+    ended: dict[str, Ended]  # verb → result of its first call
 
     def run_file(self, verb: str) -> Path:
         return self.at / f"{verb}.toml"
@@ -427,14 +427,15 @@ def test_the_same_command_again_does_nothing_and_says_so(
     before = contents(made.at)
     again = trainrig(verb, made.run_file(verb), "--json")
     assert again.result == made.ended[verb].result
-    made_before, counts = again.err.splitlines()  # and no speed, which would be an old one
+    # And no speed, which would be that of the first call.
+    made_before, counts = again.err.splitlines()
     assert f"{again.result['output']}: made before" in made_before
     assert counts == made.ended[verb].err.splitlines()[-1]
     assert contents(made.at) == before
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below `folder`."""
+    """Return the contents of every file below `folder`."""
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -481,10 +482,10 @@ def test_what_is_spoken_is_all_of_stdout_without_json(trainrig: Trainrig, made: 
 @pytest.mark.ray
 @pytest.mark.slow
 def test_stages_that_train_print_one_json_object_too(local_ray: None, made: Made) -> None:
-    """On the Ray of this process; with a Ray of its own each does in smoke/test_quickstart.py."""
+    """They use this process's Ray; smoke/test_quickstart.py runs each with its own Ray."""
     pretrained = call_aside("pretrain", made.run_file("pretrain"), "--json")
     assert (pretrained.result["steps"], pretrained.result["output"]) == (3, f"{made.at}/model")
-    assert "what Ray's processes said" not in pretrained.err  # nothing is left of it
+    assert "what Ray's processes said" not in pretrained.err  # Ray's files are deleted
     tuned = call_aside("posttrain", made.run_file("posttrain"), "--json")
     assert (tuned.result["steps"], tuned.result["output"]) == (2, f"{made.at}/tuned")
 
@@ -530,11 +531,11 @@ def test_check_names_the_stage_that_was_meant(trainrig: Trainrig, tmp_path: Path
     assert trainrig("check", run_file).err.startswith(f"trainrig: {run_file}: `stage` is missing")
 
 
-# --- what the user gives that cannot work
+# --- invalid input of the user
 
 
 def refused(ended: Ended) -> str:
-    """The one line that says why."""
+    """Return the one error line."""
     assert (ended.code, ended.out) == (2, "")
     (line,) = ended.err.splitlines()
     assert line.startswith("trainrig: ")
@@ -648,7 +649,7 @@ def test_what_shows_only_in_the_doing_is_refused_and_no_output_is_left(
     assert not (tmp_path / "out").exists()
     output = f"--set=output='{tmp_path}/next'"
     reader = {"curate": ("tokenizer", "documents"), "tokenizer": ("tokenize", "tokenizer")}
-    if verb in reader:  # and no later stage takes it for one
+    if verb in reader:  # and no later stage mistakes it for its input
         later, role = reader[verb]
         took = trainrig(later, made.run_file(later), output, f"--set={role}='{tmp_path}/out'")
         assert "out: no manifest.json" in refused(took)
@@ -744,5 +745,5 @@ def test_more_workers_than_cpus_are_refused_with_what_would_fit(
         r"set workers = \1 or fewer, or add nodes",
         line,
     )
-    # The claim is for any number of workers: the same command with fewer goes on.
+    # The folder is claimed for any number of workers: the same command with fewer continues.
     assert {path.name for path in out.rglob("*") if path.is_file()} <= {"stage.json", "run.toml"}

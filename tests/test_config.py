@@ -29,7 +29,7 @@ Filter = Annotated[Words | Language, Field(discriminator="kind")]
 
 
 class Part(Settings):
-    """Holds tables at every depth, and a check of its own."""
+    """Model with tables at every depth, and a validator."""
 
     filters: tuple[Filter, ...] = ()
     first: Filter = Words(min_words=7)
@@ -66,7 +66,7 @@ def loaded(folder: Path, text: str, *overrides: str) -> Sorting:
 
 
 def complaint(folder: Path, text: str, *overrides: str) -> str:
-    """What `load` says about `text`, from the file's name on."""
+    """Return the error of `load` for `text`, from the file's name on."""
     with pytest.raises(ConfigError) as caught:
         loaded(folder, text, *overrides)
     message = str(caught.value)
@@ -544,7 +544,7 @@ def test_a_run_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
         ("[single]\nlow = 3\n", ["single.high=2"], "--set single.high=2: single: low (3) is above"),
         ("", ["single.hihg=2"], "--set single.hihg=2: single: no key 'hihg' in Part; did you mean"),
         ("workers = -1\n", ["seed=1"], "run.toml:3: workers: input should be greater than"),
-        # What one change breaks another may mend: what is still wrong in the end is told.
+        # One change may repair what another breaks: only the final result is checked.
         (
             "[single]\nlow = 3\n",
             ["single.high=2", "single.low=1", "workers=-1"],

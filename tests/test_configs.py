@@ -1,4 +1,4 @@
-"""The run files and jobs of the repository fit the command line."""
+"""The repository's run files and jobs fit the command line."""
 
 import ast
 import functools
@@ -29,7 +29,7 @@ def name_of(path: Path) -> str:
 
 
 def model_of(stage: str) -> type[RunFile]:
-    """The quickstart's pages are a stage without a verb of its own."""
+    """Return the model of a stage; the quickstart's pages have no verb."""
     return PageMaking if stage == PageMaking.verb else VERBS[stage].load_model()
 
 
@@ -44,7 +44,10 @@ def test_a_run_file_loads_and_comes_back_from_its_resolved_form(path: Path, tmp_
 
 @functools.cache
 def validator_of(stage: str) -> jsonschema.Draft202012Validator:
-    """Of a schema that is one: each takes longer to check than a run file by it."""
+    """Return the validator of a stage's schema.
+
+    It is cached, because the check of a schema takes longer than that of a run file.
+    """
     schema = model_of(stage).model_json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)
@@ -105,7 +108,7 @@ def test_a_verb_is_what_its_run_file_says(verb: str) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_keeps_its_contract(verb: str) -> None:
-    """What the command line, `check`, `submit` and `jobs` rely on."""
+    """The command line, `check`, `submit` and `jobs` rely on these properties."""
     model, function = VERBS[verb].load_model(), VERBS[verb].load_function()
     written = [n for n, field in model.model_fields.items() if OUTPUT in field.metadata]
     assert written == ["output"]

@@ -1,4 +1,4 @@
-"""How the suite runs: what it says of skipped tests, and how its processes begin."""
+"""The test suite itself: its reports of skipped tests, and the start of its processes."""
 
 import ast
 import subprocess
@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 TESTS = Path(__file__).parent
-# Forks itself before it has a thread, so that its rows share what was imported.
+# This file forks before it has a thread, so that its rows share its imports.
 FORKS = {"gpu/own_process.py"}
-# By these a process that may have threads would be copied in the middle of what they do.
+# These copy a process that may have threads in the middle of their work.
 FORKING = ("os.fork", "os.forkpty", "multiprocessing.Process", "multiprocessing.Pool", "Pool")
 
 
@@ -54,12 +54,12 @@ def test_results_say_whether_they_are_of_what_was_committed(
     assert conftest.describe_tree(measured.parent) == {"commit": commit, "changed": True}
     git("commit", "-q", "-a", "-m", "b")
     assert not conftest.describe_tree(measured.parent)["changed"]
-    (tmp_path / "b.py").touch()  # of which git does not know yet
+    (tmp_path / "b.py").touch()  # git does not know it yet
     assert conftest.describe_tree(measured.parent)["changed"]
 
 
 def forks(path: Path) -> Iterator[int]:
-    """The lines of a file by which its own process forks; what it writes for others is text."""
+    """Yield the lines of a file that fork its own process; code in strings does not count."""
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Call):
             continue
@@ -75,7 +75,7 @@ def forks(path: Path) -> Iterator[int]:
 
 
 def test_no_process_with_threads_is_forked() -> None:
-    """One hung at its end: the pool's workers held a lock that a thread of pytest's had taken."""
+    """Forking hung at the end: the pool's workers held a lock that a thread of pytest had taken."""
     found = {
         str(path.relative_to(TESTS)): list(forks(path))
         for path in sorted(TESTS.rglob("*.py"))

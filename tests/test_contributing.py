@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md names what is there."""
+"""CONTRIBUTING.md names only what exists."""
 
 import re
 from pathlib import Path

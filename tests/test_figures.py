@@ -1,4 +1,4 @@
-"""Drawings as SVG: themed, self-contained, the same bytes; and plots read back from their Axes."""
+"""SVG plots: themed, self-contained, reproducible, and read back from their Axes."""
 
 import os
 import re
@@ -189,7 +189,7 @@ def test_the_trailing_mean_of_a_small_case():
 
 
 def test_what_a_later_attempt_did_again_is_superseded():
-    # Attempt 0 did 1 to 4; 1 resumed from 2 and did 3 to 5; 2 resumed from 3 and did 4.
+    # Attempt 0 took steps 1 to 4; 1 resumed from 2 and took 3 to 5; 2 resumed from 3 and took 4.
     steps = np.array([1, 2, 3, 4, 3, 4, 5, 4])
     attempts = np.array([0, 0, 0, 0, 1, 1, 1, 2])
     thrown = figures.find_superseded(steps, attempts)

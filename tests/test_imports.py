@@ -1,6 +1,6 @@
-"""A mistake is told at once: what takes seconds to import is imported when it is needed.
+"""Errors appear at once: slow packages are imported only when they are needed.
 
-Seconds hang on the machine, so what is counted are modules.
+Seconds depend on the machine, so modules are counted.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,8 @@ def test_a_good_file_is_checked_without_them(
 ) -> None:
     if run_file.stem == "pages":
         pytest.skip("the quickstart's own: no verb takes it")
-    here = [] if run_file.stem != "ladder" else ["--set", f"tokens={tmp_path}/tokens"]  # else S3
+    # Otherwise on S3.
+    here = [] if run_file.stem != "ladder" else ["--set", f"tokens={tmp_path}/tokens"]
     assert imported("check", run_file, *here, cwd=tmp_path)[0] == []
 
 

@@ -38,7 +38,7 @@ def count(run: Counting) -> Manifest:
 
 @pytest.fixture(autouse=True)
 def quiet_again() -> Iterator[None]:
-    """A job lets trainrig's loggers speak; other tests start from silence."""
+    """Silence trainrig's loggers again, which a job turns on."""
     yield
     logging.getLogger("trainrig").setLevel(logging.NOTSET)
 
@@ -53,7 +53,7 @@ def run_file(tmp_path: Path) -> str:
 def outcome(
     capsys: pytest.CaptureFixture[str], stage: Callable[[Counting], Manifest], *arguments: str
 ) -> tuple[int | str | None, str, str]:
-    """Exit code, stdout and stderr of the job."""
+    """Return exit code, stdout and stderr of the job."""
     try:
         job.main(Counting, stage, arguments)
         code: int | str | None = 0
@@ -160,7 +160,8 @@ def test_a_full_disk_is_told_from_other_troubles(
     capsys: pytest.CaptureFixture[str], run_file: str
 ) -> None:
     def stage(run: Counting) -> Manifest:
-        with Path("/dev/full").open("wb", buffering=0) as file:  # each write finds it full
+        # Every write fails because it is full.
+        with Path("/dev/full").open("wb", buffering=0) as file:
             file.write(b"x")
         raise AssertionError("a full disk took a byte")
 
@@ -377,7 +378,7 @@ __main__.main(sys.argv[2:])
 def test_nothing_is_said_to_be_whole_of_a_command_that_makes_its_result_in_one_go(
     module: str, said: str, tmp_path: Path
 ) -> None:
-    """Neither before it began nor in its midst."""
+    """This holds before the command begins and while it runs."""
     ended = subprocess.run(
         [sys.executable, "-c", STOPPED_AS_IT_IMPORTS, module, "fit", str(tmp_path)],
         capture_output=True,
@@ -389,7 +390,7 @@ def test_nothing_is_said_to_be_whole_of_a_command_that_makes_its_result_in_one_g
 
 
 def test_the_verbs_that_go_on_are_those_that_say_so() -> None:
-    """The others make their result in one go: nothing of it is there before all of it is."""
+    """The other verbs write their result at once: no part of it exists before all of it does."""
     resuming = {name for name, verb in VERBS.items() if verb.load_model().resumes}
     assert resuming == {
         *("curate", "tokenize", "conversations", "pretrain", "posttrain", "rl", "score"),

@@ -18,7 +18,7 @@ def name_of(path: Path) -> str:
 
 
 def test_platform_is_a_source_root_and_no_package() -> None:
-    """As a package it would stand before the standard library's `platform`."""
+    """A package of this name would shadow the standard library's `platform`."""
     assert not (ROOT / "platform" / "__init__.py").exists()
     assert not (ROOT / "platform.py").exists()
 
@@ -38,7 +38,7 @@ def test_a_job_is_forty_lines_at_most(job: Path) -> None:
 
 @pytest.mark.parametrize("job", JOBS, ids=name_of)
 def test_a_job_says_what_it_does_and_decides_nothing(job: Path) -> None:
-    """If a job wants an `if`, the library lacks a function."""
+    """A job that needs an `if` shows that the library lacks a function."""
     tree = ast.parse(job.read_text())
     assert ast.get_docstring(tree)
     inside = [node for statement in tree.body for node in ast.walk(statement)]

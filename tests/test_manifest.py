@@ -43,7 +43,7 @@ INPUTS = {"pages": "fingerprint of the pages"}
 
 @pytest.fixture(params=["disk", "s3"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where a stage is to write: on the disk or in a bucket."""
+    """Return the output folder of a stage: on the disk or in a bucket."""
     if request.param == "s3":
         return f"{request.getfixturevalue('s3')}/out"
     return str(tmp_path / "out")
@@ -51,7 +51,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def out(tmp_path: Path) -> str:
-    """Where a stage is to write, when it does not matter where that is."""
+    """Return the output folder of a stage where its kind does not matter."""
     return str(tmp_path / "out")
 
 
@@ -210,7 +210,7 @@ def test_another_run_is_refused_and_the_difference_named(
 
 
 class Extending(Growing):
-    """One whose finished output may be extended."""
+    """Run file whose finished output may be extended."""
 
     extends_finished: ClassVar[bool] = True
 
@@ -233,7 +233,7 @@ def test_a_stage_that_can_change_what_is_finished_claims_it_again(folder: str) -
         return manifest.claim(folder, Extending(output=folder, **changes), INPUTS)
 
     made = finish(claim())
-    assert claim().finished == made  # nothing is to be changed
+    assert claim().finished == made  # there is nothing to change
     again = claim(later=(8,))
     assert (again.before, again.finished, again.resumed) == (made, None, True)
     assert again.build_manifest({}, {}).config["later"] == [8]
@@ -356,7 +356,7 @@ def test_of_processes_that_claim_a_folder_at_once_one_makes_the_claim(
     assert len(storage.list_files(str(tmp_path))) == 1
 
 
-# What has become of a folder
+# State of a folder
 
 
 @pytest.mark.parametrize("name", [CLAIM, MANIFEST])
@@ -466,7 +466,7 @@ def test_a_stage_that_refuses_its_input_leaves_nothing_behind(folder: str) -> No
         storage.write(stage.build_path("half.bin"), b"half")
         raise DataError("x.txt: empty; give it text")
     assert storage.list_files(folder) == []
-    assert not begin(folder, seed=7).resumed  # the corrected run is free to go
+    assert not begin(folder, seed=7).resumed  # the corrected run may start
 
 
 def test_what_an_earlier_call_made_outlives_a_refusal_and_any_failure_that_is_none(

@@ -1,4 +1,4 @@
-"""Random numbers by key and place: known values, invariance, and their distribution."""
+"""Random numbers by key and position: known values, invariance, and their distribution."""
 
 import math
 from statistics import NormalDist
@@ -17,7 +17,7 @@ DRAWS = (draw_words, draw_uniforms, draw_normals)
 
 
 class Seeded(RandomKey):
-    """A key whose stream is the bare seed, as published values have it."""
+    """Key whose stream is the bare seed, as in published values."""
 
     @property
     def stream(self) -> int:
@@ -29,7 +29,7 @@ def places(count: int, first: int = 0) -> np.ndarray:
 
 
 def test_the_words_are_those_of_splitmix64() -> None:
-    """The first outputs of its author's program for the seed 1234567."""
+    """Compare with the first outputs of the author's program for the seed 1234567."""
     known = [6457827717110365317, 3203168211198807973, 9817491932198370423]
     known += [4593380528125082431, 16408922859458223821]
     assert draw_words(Seeded(1234567, ""), places(5)).view(np.uint64).tolist() == known
@@ -56,7 +56,7 @@ def test_any_slice_is_that_of_the_whole(draw) -> None:
 
 
 def test_the_quantile_is_that_of_the_standard_library() -> None:
-    """CPython's is AS 241 too, with the C library's logarithm."""
+    """CPython uses AS 241 too, with the C library's logarithm."""
     shares = np.concatenate([draw_uniforms(KEY, places(2_000)), 2.0 ** -np.arange(1, 53), [1e-300]])
     found = normal_quantile(shares)
     wanted = [NormalDist().inv_cdf(share) for share in shares]
@@ -118,7 +118,7 @@ def test_nothing_draws_from_a_global_state() -> None:
 
 @pytest.mark.parametrize("hooked", [False, True], ids=["plain", "after compiling"])
 def test_a_draw_takes_two_arrays_at_a_time_and_one_of_what_is_returned(hooked) -> None:
-    """Also where a hook on frames is set, as compiling sets it: callers hold arguments then."""
+    """This holds with a hook on frames too, which compilation sets: callers hold arguments then."""
     places_T, samples_B1 = torch.arange(40_000)[None], torch.arange(8)[:, None]
     set_hook = torch._C._dynamo.eval_frame.set_eval_frame
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:

@@ -1,4 +1,4 @@
-"""Every command of the README and its guides works; what it draws and names is there."""
+"""Every command of README and its guides works; the drawn folders and named files exist."""
 
 import json
 import re
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = FENCE.findall(README)
-# Pages whose commands are checked like those of the README: each can be copied as it stands.
+# Pages whose commands are checked like those of the README: each can be copied as it is.
 GUIDES = ("clusters", "commands", "encoders", "pretraining", "tokens")
 GUIDE_BLOCKS = [
     block
@@ -39,7 +39,7 @@ VERBS_OF_CLI = get_command(cli.app).commands
 
 
 def words_of(command: str) -> list[str]:
-    """The command's words, without its comment."""
+    """Return the command's words without its comment."""
     return shlex.split(command, comments=True)
 
 
@@ -71,7 +71,7 @@ def test_a_target_is_in_the_makefile(command: str) -> None:
 
 
 def parse(words: list[str]) -> dict[str, object]:
-    """What the command line makes of `words`, without doing it."""
+    """Parse `words` as the command line does, without running the command."""
     name, *rest = words
     command = VERBS_OF_CLI[name]
     return dict(command.make_context(name, list(rest)).params)
@@ -103,7 +103,7 @@ def test_a_job_is_submitted_with_options_that_ray_has(command: str) -> None:
 
     ray, job, verb, *words = words_of(command)
     assert (ray, job, verb) == ("ray", "job", "submit")
-    # As Ray's own parser takes it: everything after `--` is the entrypoint.
+    # Parse as Ray's own command does: everything after `--` is the entrypoint.
     given = submit.make_context("submit", words).params
     assert given["working_dir"] == "."
     assert json.loads(given["runtime_env_json"])["env_vars"] == {"PYTHONPATH": "platform"}
@@ -122,7 +122,7 @@ def test_every_verb_is_shown(verb: str) -> None:
 
 
 def drawn() -> list[str]:
-    """The folders of the package as the README draws them."""
+    """Return the folders of the package as drawn in the README."""
     (tree,) = [block for _, block in BLOCKS if block.startswith("platform/trainrig")]
     return re.findall(r"^  (\w+)/", tree, re.MULTILINE)
 
@@ -134,7 +134,7 @@ def test_the_tree_shows_the_folders_that_there_are() -> None:
 
 
 def test_the_folders_are_drawn_in_the_order_of_the_floors() -> None:
-    """Each imports only from those above it."""
+    """Each folder imports only from those above it."""
     layers = (ROOT / "pyproject.toml").read_text().partition("layers = [")[2].partition("\n]")[0]
     floors = [name for line in re.findall(r'"(.+)"', layers) for name in line.split(" | ")]
     ranks = {
@@ -154,7 +154,7 @@ TOP = {"platform", "jobs", "tests", "docs", "benchmarks", "deploy"}
     "path", sorted(set(re.findall(r"(?:`|\"|\()((?:\w+/)+[\w.-]*)(?:`|\"|\))", README)))
 )
 def test_a_path_that_is_named_exists(path: str) -> None:
-    """Those of the repository; what a run makes is there only after it."""
+    """These are paths of the repository; a run's outputs exist only after it."""
     if path.partition("/")[0] in TOP:
         assert (ROOT / path).exists()
     elif (ROOT / "platform" / "trainrig" / path.partition("/")[0]).is_dir():
@@ -162,7 +162,7 @@ def test_a_path_that_is_named_exists(path: str) -> None:
 
 
 def test_tests_that_pages_name_are_there() -> None:
-    """A claim is worth what the test is that holds it."""
+    """A claim is only as good as the test that checks it."""
     files = {path.name for path in (ROOT / "tests").rglob("*.py")}
     functions = {
         name

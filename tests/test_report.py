@@ -1,4 +1,4 @@
-"""The page toolkit: what strangers wrote stays text, and every page keeps its shape."""
+"""The page toolkit: untrusted text stays text, and every page keeps its structure."""
 
 import re
 from html import unescape
@@ -34,7 +34,7 @@ VOID = {"meta", "link", "br", "img"}
 
 
 class Outline(HTMLParser):
-    """The elements of a page in order; fails on one that is closed in the wrong place."""
+    """Parser of the elements of a page in order, which fails on misplaced end tags."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Outline(HTMLParser):
 
 
 def page(text: str = "some text", **changes) -> ReportPage:
-    """A page with every kind of block, `text` in every place that takes one."""
+    """Return a page with every kind of block, and `text` in every place that takes one."""
     table = ReportTable(text, (text, "n"), ((text, 1), (text, 2.5), ("", None)))
     chart = Chart(text, "<svg></svg>", text, text, table)
     samples = SampleGroup((TextSample(text, text, text), TextSample(text, text)))
@@ -81,7 +81,7 @@ def page(text: str = "some text", **changes) -> ReportPage:
 
 
 def contrast(one: str, other: str) -> float:
-    """WCAG 2.2's contrast ratio of two colours."""
+    """Return the contrast ratio of two colours by WCAG 2.2."""
 
     def luminance(colour: str) -> float:
         channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]

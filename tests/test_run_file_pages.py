@@ -1,4 +1,4 @@
-"""Schemas, their page and the configs say what the models do, key by key."""
+"""Schemas, their page and the configs describe the run file models, key by key."""
 
 import json
 import re
@@ -101,7 +101,7 @@ def test_a_config_names_its_schema_and_is_valid_by_it(path: Path) -> None:
     schema = json.loads((path.parent / named[1]).read_text())
     given = tomllib.loads(text)
     assert Path(named[1]).stem == given["stage"]
-    # That it is a schema, `test_every_key_of_every_run_file_is_described` sees, once for each verb.
+    # `test_every_key_of_every_run_file_is_described` checks the schemas themselves.
     validator = jsonschema.Draft202012Validator(schema)
     validator.validate(given)
     with pytest.raises(jsonschema.ValidationError):

@@ -18,7 +18,7 @@ SPLITS = [Split(name, {"letters": name * 3}) for name in ("b", "a", "c")]
 
 
 def phase_in(folder: Path, done: Counter[str]) -> Phase:
-    """A phase that writes each split's letters, and counts in `done` how often it did."""
+    """Return a phase that writes each split's letters, and counts its calls in `done`."""
 
     def make_work() -> Work:
         def work(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:

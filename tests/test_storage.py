@@ -33,13 +33,13 @@ BOTH = pytest.mark.parametrize("place", ["disk", "s3"], indirect=True)
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A folder on the disk or in a bucket."""
+    """Return a folder on the disk or in a bucket."""
     if request.param == "s3":
         return f"{request.getfixturevalue('s3')}/folder"
     return str(tmp_path / "folder")
 
 
-# Both kinds of place
+# Both kinds of storage
 
 
 @BOTH
@@ -282,13 +282,14 @@ def test_a_writer_killed_in_mid_write_leaves_nothing_under_the_name(
     kill_at_first_line([sys.executable, "-c", STOPPED_BEFORE_ITS_NAME, action, path])
     assert not storage.exists(path)
     assert storage.list_files(str(tmp_path)) == []
-    assert [name.read_bytes() for name in tmp_path.iterdir()] == [b"new"]  # it had come that far
+    # The last write was complete.
+    assert [name.read_bytes() for name in tmp_path.iterdir()] == [b"new"]
     storage.write(path, b"again")
     assert storage.read(path) == b"again"
 
 
 def kill_at_first_line(command: list[str]) -> None:
-    """Start `command`, wait for it to say something, and kill it."""
+    """Start `command`, wait for its first output, and kill it."""
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stdout.readline()
@@ -389,12 +390,12 @@ def test_a_bucket_that_is_not_there_is_the_users_to_fix(
         act("s3://no-such-bucket/folder")
 
 
-# S3 on a bad day
+# S3 with failures
 
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long storage wanted to wait between its own attempts, which is not waited for."""
+    """Return the list of pauses between storage's own attempts, which are skipped."""
     waits: list[float] = []
     monkeypatch.setattr(s3_objects, "time", SimpleNamespace(sleep=waits.append))
     return waits
@@ -436,7 +437,7 @@ def test_reads_and_writes_outlast_a_burst_of_503(proxy: Proxy, s3: str) -> None:
 def test_a_503_without_end_is_the_clusters_fault(
     proxy: Proxy, s3: str, monkeypatch: pytest.MonkeyPatch, act: Callable[[str], object]
 ) -> None:
-    # A tenth of a second for each refusal, which is not waited for.
+    # A tenth of a second for each rejected request, without waiting.
     clock = SimpleNamespace(monotonic=itertools.count(step=0.1).__next__)
     monkeypatch.setattr(s3_retries, "time", clock)
     monkeypatch.setattr(s3_retries, "FIRST_PAUSE", 0.0)
@@ -453,7 +454,7 @@ def test_a_503_without_end_is_the_clusters_fault(
 def test_a_dozen_requests_at_once_outlast_a_bucket_that_refuses_now_and_then(
     proxy: Proxy, s3: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Three tenths of the time, as a bucket under load does; and once for longer."""
+    """The bucket rejects three tenths of requests, as under load, and once all for longer."""
     monkeypatch.setattr(s3_retries, "FIRST_PAUSE", 0.02)
     monkeypatch.setattr(s3_retries, "RETRY_SECONDS", 60.0)
     monkeypatch.setattr(s3_retries, "SAID_AFTER", 0.5)
@@ -540,7 +541,8 @@ def test_what_s3_forbids_is_said_at_once(
 def test_a_server_that_does_not_answer_is_named(
     proxy: Proxy, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # "discard": nobody listens
+    # "discard": a port without a server.
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     s3_objects.get_client.cache_clear()
     with pytest.raises(ClusterError, match=r"/file: Could not connect to the endpoint URL"):
         storage.read(f"{s3}/file")
@@ -571,7 +573,7 @@ def test_files_to_and_from_a_bucket_outlast_a_bad_day(
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """What is uploaded in three parts, each as small as S3 allows."""
+    """Return data that is uploaded in three parts, each as small as S3 allows."""
     monkeypatch.setattr(s3_objects, "PART", 5 * 2**20)
     return os.urandom(11 * 2**20)
 
@@ -600,7 +602,7 @@ def test_an_upload_whose_last_answer_is_lost_is_known_to_be_done(
 def test_an_upload_that_is_no_more_is_done_if_all_of_it_is_there(
     s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What S3 answers to the second of two requests; moto knows no such answer."""
+    """S3 answers so to the second of two requests; moto has no such answer."""
     storage.write(f"{s3}/file", b"12345")
     client, error = s3_objects.get_client(), {"Error": {"Code": "NoSuchUpload"}}
     refuse = mock.Mock(side_effect=ClientError(error, "CompleteMultipartUpload"))
@@ -638,7 +640,8 @@ def test_an_upload_killed_before_its_end_leaves_nothing_under_the_name(
     proxy: Proxy, s3: str
 ) -> None:
     proxy.how, proxy.times = "hold", 1
-    proxy.spoil = lambda method, path: method == "POST" and "uploadId" in path  # all parts are up
+    # All parts are uploaded.
+    proxy.spoil = lambda method, path: method == "POST" and "uploadId" in path
     with subprocess.Popen([sys.executable, "-c", UPLOAD, f"{s3}/large"]) as child:
         assert proxy.reached.wait(60)
         child.kill()

@@ -1,4 +1,4 @@
-"""What a person sees: in a pseudo-terminal, and where there is none."""
+"""Output for people, in a pseudo-terminal and without one."""
 
 import functools
 import io
@@ -26,7 +26,7 @@ from trainrig.errors import ClusterError
 from trainrig.terminal import Terminal
 from trainrig.train.run.run_folder import RunFolder
 
-# A stage of a hundred steps that takes a moment, so that a live panel has something to redraw.
+# A stage of a hundred steps that takes a moment, so that a live panel redraws.
 STAGE = """
     import sys, time
     from trainrig.terminal import Terminal
@@ -47,7 +47,7 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True)
 class Shown:
-    """What a process printed on stdout, and what came out of its stderr."""
+    """Stdout of a process, and the terminal output of its stderr."""
 
     out: str
     err: str
@@ -60,7 +60,7 @@ def environment(changes: Mapping[str, str]) -> dict[str, str]:
 
 
 def in_a_terminal(code: str, **changes: str) -> Shown:
-    """`code` run with stderr on a pseudo-terminal."""
+    """Run `code` with stderr on a pseudo-terminal."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-c", textwrap.dedent(code)]
     process = subprocess.Popen(
@@ -72,7 +72,7 @@ def in_a_terminal(code: str, **changes: str) -> Shown:
         select.select([ours], [], [])
         try:
             read = os.read(ours, 65536)
-        except OSError:  # Linux says so when the last holder of the other end has gone
+        except OSError:  # Linux reports so when the last holder of the other end is closed
             break
         if not read:
             break
@@ -126,7 +126,7 @@ def test_no_color_is_obeyed() -> None:
     assert "curate" in shown.err
 
 
-# --- in this process, not a terminal
+# --- in this process, without a terminal
 
 
 @pytest.fixture(autouse=True)
@@ -216,7 +216,7 @@ def test_off_a_terminal_a_slow_stage_is_heard_of_now_and_then(
     now = iter([0.0, *(terminal.LINE_SECONDS * n + 1 for n in (0, 1, 2))])
     monkeypatch.setattr(terminal.time, "monotonic", functools.partial(next, now))
     with Terminal().stage("tokenize", "splits") as advance:
-        for done in (0, 1, 2, 2):  # that it is where it was is no news
+        for done in (0, 1, 2, 2):  # no progress gives no line
             advance(done, 1_000)
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["tokenize: 0 of 1000 splits", "tokenize: 2 of 1000 splits"]
@@ -269,7 +269,7 @@ def test_in_a_terminal_training_is_one_line_that_fits_it(tmp_path: Path) -> None
     seen = COLOUR.sub("", shown.err)
     assert "0/5000 steps, starting" in seen
     line = "120/5000 steps, loss 2.310, 12,346 tokens/s (6,173 each), 2 workers, 40 min 40 s left"
-    assert line in seen  # on one line: nothing of it is wrapped or cut
+    assert line in seen  # on one line: nothing is wrapped or cut
 
 
 def test_what_of_a_line_does_not_fit_the_terminal_is_cut_off_its_end(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_what_of_a_line_does_not_fit_the_terminal_is_cut_off_its_end(tmp_path: P
 def test_what_an_earlier_call_left_is_not_told_as_if_it_went_on(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, steps: int
 ) -> None:
-    """Of a finished run that is asked for again, or for fewer steps than it has."""
+    """The run is finished, and is requested again or with fewer steps than it has."""
     RunFolder(str(tmp_path)).record("attempt_started", attempt=1, workers=2)
     (tmp_path / "metrics.jsonl").write_text(metrics_line(39, 7.0) + metrics_line(40, 6.5))
     with Terminal().show_training("pretrain", str(tmp_path), steps):
@@ -350,7 +350,7 @@ def test_training_that_fails_is_no_longer_followed(tmp_path: Path) -> None:
 
 
 def last_line(capsys: pytest.CaptureFixture[str], counts: Mapping[str, Any]) -> str:
-    """What is said of a stage that has done two splits and come to `counts`."""
+    """Return the last line about a stage that has done two splits with these `counts`."""
 
     def stage(run: Any, progress: terminal.Advance) -> Any:
         progress(2, 2)

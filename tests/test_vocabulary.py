@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "platform" / "trainrig"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 MOST_MODULES = 16  # in a folder, without its __init__
 
-# Metaphors that once stood for what the field has a word for.
+# Former metaphors for which the field has a word.
 RETIRED = {
     "attendant": "supervisor",
     "attending": "supervising",
@@ -60,12 +60,12 @@ RETIRED = {
     "wish": "request",
     "wishes": "requests",
 }
-# (word, file): why it stays.
+# (word, file): the reason why it stays.
 ALLOWED: dict[tuple[str, str], str] = {
     ("shelf", "corpus/dedup/pairs/evidence.py"): "a column of files that curations have left",
     ("patience", "train/evaluations/settings.py"): "of early stopping, it is the field's own word",
 }
-# Each is the `kind` of two unions of run files, which users write.
+# Each of these is the `kind` of two unions of run files, which users write.
 SHARED_KINDS = {"Grid", "Kaplan"}
 
 
@@ -74,14 +74,16 @@ def where(source: Path) -> str:
 
 
 def parts_of(name: str) -> set[str]:
-    """The words of an identifier, of an event's or a metric's name, or of a file's."""
+    """Return the words in the name of an identifier, an event, a metric or a file."""
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     return set(re.split(r"[^a-z]+", spaced.lower()))
 
 
 def names_in(tree: ast.Module) -> Iterator[str]:
-    """Of classes, functions, parameters, fields, attributes and variables that it binds, and of
-    events, metrics and formats: the first argument and the keywords of `record`, keys of dicts."""
+    """Yield the names that a module binds, and those of events, metrics and formats.
+
+    The latter are the first argument and the keywords of `record`, and keys of dicts.
+    """
     for node in ast.walk(tree):
         match node:
             case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
