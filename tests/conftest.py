@@ -83,7 +83,7 @@ def describe_tree(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def write_result(request: pytest.FixtureRequest) -> Callable[[str, dict[str, Any]], None]:
-    """Return `write_result("kills.json", found)`, which writes a file in `results` beside the test.
+    """Return `write_result("kills.json", found)`, which writes a file in the test's `results`.
 
     It adds the day, the commit, and whether files had changed since.
     """
@@ -335,7 +335,7 @@ def _commands() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def imported(_commands: subprocess.Popen[str]) -> Callable[..., tuple[list[str], str]]:
-    """Return `imported("check", run_file)`: the slow packages that a command imports, and its output.
+    """Return `imported("check", run_file)`: the slow packages a command imports, and its output.
 
     SLOW lists the packages. The command must end with `code`.
     """

@@ -172,7 +172,7 @@ class ScaledAttention(AttentionSettings):
         return see(query_BHTD, key_BKSD, value_BKSD) * scale_HD[:, None]
 ''',
 }
-# For each file that lists members: the text after which a name is added, and what is added.
+# The text after which a name is added, and the addition, for each file that lists members.
 NAMES = {
     "corpus/signals/__init__.py": (
         ("import split_words\n", "from trainrig.corpus.signals.vowels import vowel_shares\n"),

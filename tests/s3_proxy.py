@@ -27,7 +27,7 @@ class Proxy:
     seen: list[str] = field(default_factory=list)
     reached: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    handler: type | None = None  # of this proxy alone
+    handler: type | None = None  # this proxy's own handler
 
     def takes(self, method: str, path: str) -> bool:
         """Return whether to spoil this request."""

@@ -660,7 +660,7 @@ def test_an_archive_that_is_torn_in_the_middle_is_no_end_of_a_crawl(
     trainrig: Trainrig, made: Made, tmp_path: Path
 ) -> None:
     whole = (made.at / "pages.warc.gz").read_bytes()
-    (tmp_path / "torn.warc.gz").write_bytes(whole[:-200])  # in the last page's text
+    (tmp_path / "torn.warc.gz").write_bytes(whole[:-200])  # cut in the last page's text
     counts = trainrig(
         *("curate", made.run_file("curate"), "--json", "--set", f"output={tmp_path}/out"),
         *("--set", f"sources.0.paths=['{tmp_path}/torn.warc.gz']"),

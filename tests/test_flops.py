@@ -61,7 +61,7 @@ def test_counts_of_an_encoder_are_torchs(transform: dict[str, Any]) -> None:
         model(ids, places_N=places).logits.sum().backward()
     found = count_token_flops(config, 32, predicted=1 / 8)
     before_logits = 0.0 if config.transform is None else 2.0 * 64 * 64
-    not_there = before_logits * (1 - 1 / 8) * 3  # which is computed only at these positions
+    not_there = before_logits * (1 - 1 / 8) * 3  # computed only at these positions
     assert counter.get_total_flops() == 64 * (found.training - not_there)
 
 

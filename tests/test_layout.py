@@ -68,7 +68,7 @@ def test_no_folder_is_named_for_nothing() -> None:
 @pytest.mark.slow
 def test_the_loop_and_all_below_it_run_where_there_is_no_ray() -> None:
     program = (
-        "import sys; sys.modules['ray'] = None\n"  # as if it were not installed
+        "import sys; sys.modules['ray'] = None\n"  # pretend that Ray is not installed
         "import trainrig.train.loop, trainrig.train.pretrain, trainrig.models.huggingface\n"
         "import trainrig.evaluate.perplexity, trainrig.corpus.curate\n"
     )

@@ -134,7 +134,7 @@ def test_the_tree_shows_the_folders_that_there_are() -> None:
 
 
 def test_the_folders_are_drawn_in_the_order_of_the_floors() -> None:
-    """Each folder imports only from those above it."""
+    """Folders import only from those above them."""
     layers = (ROOT / "pyproject.toml").read_text().partition("layers = [")[2].partition("\n]")[0]
     floors = [name for line in re.findall(r'"(.+)"', layers) for name in line.split(" | ")]
     ranks = {

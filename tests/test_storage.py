@@ -319,7 +319,7 @@ def test_an_object_reads_and_seeks_like_its_bytes(
 ) -> None:
     storage.write(f"{s3}/file", data)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storage, "READ_BLOCK", 16)  # so that 100 bytes are several requests
+        patch.setattr(storage, "READ_BLOCK", 16)  # 100 bytes then need several requests
         ours, theirs = storage.open_read(f"{s3}/file"), io.BytesIO(data)
     assert ours.seekable()
     assert ours.readable()

@@ -1,4 +1,4 @@
-"""The words of the code are those of its field: each thing has one name, and no two share one."""
+"""The code's words are the words of its field: each thing has one name, and no two share one."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "platform" / "trainrig"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-MOST_MODULES = 16  # in a folder, without its __init__
+MOST_MODULES = 16  # modules in a folder, without its __init__
 
 # Former metaphors for which the field has a word.
 RETIRED = {

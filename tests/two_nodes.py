@@ -154,8 +154,8 @@ def two_nodes(more: Mapping[str, str] | None = None) -> Iterator[TwoNodes]:
 def _environment_without_us(folder: Path) -> Path:
     """Return the interpreter of a virtual environment that has trainrig's dependencies.
 
-    Python searches a path in a .pth file, but does not read the .pth files there, such as that of an
-    editable install.
+    Python searches a path in a .pth file, but does not read the .pth files there, such as an
+    editable install's.
     """
     venv.create(folder, symlinks=True, with_pip=False)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))

@@ -64,7 +64,7 @@ def train(settings, groups=(), **kept):
         for name, parameter in parameters.items():
             parameter.grad = gradients.get(name)
         for group in optimizer.param_groups:
-            group["lr"] = 0.01 * (number + 1)  # as a schedule does
+            group["lr"] = 0.01 * (number + 1)  # a schedule does the same
         optimizer.step()
     return parameters, optimizer
 
@@ -135,7 +135,7 @@ def test_a_step_holds_the_memory_of_two_parameters_and_none_is_left(hosted):
         optimizer.step()
     largest = sorted((8 * each.numel() for each in parameters), reverse=True)[:2]
     assert all(each % ALIGNMENT == 0 for each in largest)
-    if hosted:  # beside step counters, a few numbers that are compared
+    if hosted:  # step counters, a few numbers, are compared as well
         assert largest[0] < live.most <= sum(largest) + 64
         assert live.now == 0
     else:

@@ -1,4 +1,4 @@
-"""Each optimizer against a reference, after a split into parts, and by its declared properties."""
+"""Optimizers against references, after a split into parts, and by their declared properties."""
 
 import itertools
 import math

@@ -79,7 +79,7 @@ def attention():
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("documents", [False, True])
 def test_entropy_is_that_of_the_weights_that_torch_attends_by(window, documents):
-    """With identity matrices as values, torch returns its attention weights."""
+    """The values are identity matrices, so that torch returns its attention weights."""
     length = 20  # shorter than the sample, so all queries are used
     query, key = drawn(length)
     starts = torch.tensor([[*range(12), *range(8)]] * 2)

@@ -53,7 +53,7 @@ def test_one_rank_may_get_every_token_and_the_others_none(world, ranks):
     mixture = {"experts": 4, "active": len(favourites)}
     found = ranks(world, "dispatched", mixture=mixture, rows=4, favourites=favourites)
     assert max(max(errors.values()) for errors, _ in found) <= 1e-5
-    copies = 4 // world * 6 * len(favourites)  # of tokens, on each rank
+    copies = 4 // world * 6 * len(favourites)  # copies of tokens, on each rank
     one_way = copies * 32 * 4
     # Tokens are sent to the experts and back, and so are gradients. The first rank also sends the
     # results of the others' tokens.

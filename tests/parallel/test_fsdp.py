@@ -13,7 +13,7 @@ from trainrig.tokens.batches import MicroBatchSlot
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_gradients_of_ranks_are_added_up_not_averaged(world, deterministic, ranks):
-    """In deterministic mode, torch calls the replacement of its reduce-scatter.
+    """Torch calls the replacement of its reduce-scatter in deterministic mode.
 
     The gradients are then views of the tensor that the replacement fills.
     """

@@ -98,7 +98,7 @@ def play(orders, chunks, seconds=(1, 1), under_way=GRADIENTS_UNDER_WAY):
 
 @given(stages=STAGES, count=COUNTS, schedule=SCHEDULES)
 def test_stages_wait_for_the_share_of_a_step_that_the_bubble_is(stages, count, schedule):
-    """The simulated passes take one unit each, and what a stage sends arrives a unit later."""
+    """Simulated passes take one unit each, and results arrive at the next stage a unit later."""
     length = play([plan_turns(schedule, stage, stages, count) for stage in range(stages)], 1)
     assert (length - 2 * count) / length == pytest.approx(compute_idle_share(stages, count))
 

@@ -120,7 +120,7 @@ class SumsBench:
     def reinforce(
         self, name: str, start: str, steps: int, seed: int, lr: float = 3e-4, **changes: Any
     ) -> str:
-        """Train the model `start` by rewards of its own answers, and return the run folder.
+        """Train the model `start` by rewards of sampled answers, and return the run folder.
 
         Each step has 32 prompts of 8 answers.
         """

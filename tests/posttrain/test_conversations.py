@@ -391,7 +391,8 @@ def test_rows_whose_earlier_turns_change_make_a_sample_an_answer(
     assert counts["tokens_repeated"] == documents[0].length
     assert "so 1 rows became 2 samples" in caplog.text and caplog.text.count("\n") == 1
     assert [document.corpus_row for document in documents][:2] == [0, 0]
-    assert documents[0].id == documents[1].id  # from one row, as the answers of a pair are
+    # Both samples are from one row, like the answers of a pair.
+    assert documents[0].id == documents[1].id
 
 
 def test_of_rows_whose_earlier_turns_change_the_last_answer_alone_can_be_trained_on(

@@ -141,10 +141,10 @@ def soak(*values):
         soak("KTO", CONTEXT | IN_PLACES, None),
         soak("Reward", CONTEXT, LORA),
         soak("Reward", CONTEXT | TENSOR, LORA),
-        soak("ProcessReward", CONTEXT, None),  # its adapters drift to 1e-5 at this rate
+        soak("ProcessReward", CONTEXT, None),  # the adapters drift to 1e-5 at this rate
         soak("DPO", STAGES, LORA),
         soak("Reward", STAGES, LORA),
-        ("Reward", STAGES, None),  # its head is on the last stage
+        ("Reward", STAGES, None),  # the head is on the last stage
         soak("ORPO", TENSOR | STAGES, LORA),
         ("DPO", CONTEXT | STAGES, LORA),
         soak("SFT", CONTEXT | STAGES, LORA),
@@ -203,7 +203,7 @@ def learn_answers(tuning, ranks):
         first, *others = ranks(world, "answers_learnt", jobs=jobs, count=4)
         for other, kind in itertools.product(others, kinds):
             assert other[kind]["losses"] == first[kind]["losses"]
-            first[kind]["weights"] |= other[kind]["weights"]  # also those of other stages
+            first[kind]["weights"] |= other[kind]["weights"]  # and the weights of other stages
         return first
 
     return learn

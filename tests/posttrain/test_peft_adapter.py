@@ -178,7 +178,7 @@ GPT2 = {
 def test_adapters_of_matrices_with_inputs_first_go_to_peft_and_back(
     lora, encoder, write_trained, tmp_path
 ):
-    """In GPT-2, one matrix holds queries, keys and values."""
+    """GPT-2 has one matrix for queries, keys and values."""
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     sizes = {"layers": 2, "channels": 32, "heads": 4, "positions": 48, "vocabulary": 320}
     config = DecoderConfig.model_validate({**sizes, **GPT2})

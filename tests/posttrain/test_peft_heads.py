@@ -29,7 +29,7 @@ MODELS = {
     "ModernBert": {"cls_token_id": None, "sep_token_id": None, "local_attention": 8},
     "Llama": {"num_key_value_heads": 2},
 }
-LENGTHS = (20, 13, 7)  # of three rows, padded to the longest
+LENGTHS = (20, 13, 7)  # tokens of three rows, padded to the longest
 IDS = torch.randint(2, 331, (3, 20), generator=torch.Generator().manual_seed(1))
 THERE = (torch.arange(20) < torch.tensor(LENGTHS)[:, None]).long()
 IDS = torch.where(THERE > 0, IDS, 1)

@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.data,
     pytest.mark.timeout(7200),
 ]
-ARCHIVES = 4  # of the crawl
+ARCHIVES = 4  # parts of the crawl
 STEPS = {"base": 800, "tuned": 300, "adapted": 300, "reward": 200, "preferred": 120}
 ASKED = 40  # rows of GSM8K's own test set
 # The held-out metrics that are kept.

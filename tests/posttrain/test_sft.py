@@ -176,7 +176,7 @@ def test_one_bit_of_a_conversation_that_flips_is_found_and_its_file_named(folder
     batches = open_conversations(folder, sizes(), PAD)
     batches.at(0)
     (path,) = Path(folder, "train").glob(f"*.{array}")
-    with path.open("r+b") as file:  # in place: memory maps see the change
+    with path.open("r+b") as file:  # written in place: memory maps see the change
         first = file.read(1)
         file.seek(0)
         file.write(bytes([first[0] ^ 1]))

@@ -43,7 +43,7 @@ def test_what_was_appended_is_read_in_order_and_whole_lines_only(folder):
         first.write(line + b"\n")
     first.flush()
     assert list(read_lines(path)) == numbered(0, 50)
-    first.write(b"half a li")  # its writer dies here
+    first.write(b"half a li")  # the first writer dies here
     first.flush()
     second = open_appender(path, "attempt-2")
     for line in numbered(50, 60):

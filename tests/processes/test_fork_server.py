@@ -25,7 +25,7 @@ from trainrig.train.elastic import worker_agent
 HERE = str(Path(__file__).parent)
 IDLE = 3  # sockets of an idle server
 LONG = 30.0  # s: a bound for broken code
-# Prints what the server at an address answers to another user.
+# A script that prints what the server at an address answers to another user.
 ASK_AS_ANOTHER = """
 import contextlib, os, socket, sys
 
@@ -39,7 +39,7 @@ with socket.socket(socket.AF_UNIX) as client:
 print(told)
 """
 
-# Fills the queue of the server at an address as another user, and stays.
+# A script that fills the queue of the server at an address as another user, and stays.
 FILL_AS_ANOTHER = """
 import os, socket, sys, time
 

@@ -86,7 +86,7 @@ def test_a_kind_of_work_is_usual_once_it_was_done_to_its_end():
     for step, doing in [
         (0, "load"),
         (4, "train"),
-        (4, "train"),  # its second micro-batch may be compiling too
+        (4, "train"),  # the second micro-batch may be compiling too
         (5, "train"),
         (5, "evaluate"),
         (5, "evaluate"),

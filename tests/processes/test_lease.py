@@ -97,7 +97,7 @@ def test_a_process_that_only_has_a_dead_owners_number_is_not_the_owner(hold, tmp
 @pytest.mark.parametrize(("seconds", "taken"), [(10, False), (40, True)])
 def test_one_of_another_machine_expires_when_it_is_not_renewed(hold, tmp_path, seconds, taken):
     holder = hold(tmp_path)
-    holder.send_signal(signal.SIGSTOP)  # as if its machine were gone
+    holder.send_signal(signal.SIGSTOP)  # the holder stops, as if its machine had failed
     change(tmp_path, host="elsewhere", renewed=time.time() - seconds)
     try:
         with lease.hold_lease(str(tmp_path)):

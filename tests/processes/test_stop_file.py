@@ -92,7 +92,7 @@ def test_the_file_is_not_asked_for_at_every_turn(tmp_path, monkeypatch):
     with StopRequests(str(tmp_path)) as requests:
         assert requests.read_request() is None
         (tmp_path / "stop").touch()
-        assert requests.read_request() is None  # it was read a moment ago
+        assert requests.read_request() is None  # the file was read a moment ago
         requests._looked -= stop_file.LOOK_EVERY
         assert requests.read_request() is not None
 

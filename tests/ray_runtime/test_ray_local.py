@@ -1,4 +1,4 @@
-"""A Ray of the process's own: how its loss is found, and what it leaves behind."""
+"""A process's local Ray: how its loss is found, and its files and processes afterwards."""
 
 import json
 import signal

@@ -1,7 +1,7 @@
-"""Each job script, in a chain: each reads what the last one wrote.
+"""Job scripts in a chain: each reads what the last one wrote.
 
-Scripts that start workers are submitted to a cluster of one node. The others run as a process of
-their own, as any job does. Their run files are a smaller version of the quickstart's.
+Scripts that start workers are submitted to a cluster of one node. The others run as a separate
+process, as any job does. Their run files are a smaller version of the quickstart's.
 """
 
 import contextlib

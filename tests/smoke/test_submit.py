@@ -1,7 +1,7 @@
 """The whole data path by `trainrig submit`, on two nodes that have only the upload.
 
-Pretraining is stopped midway and submitted again. The results must have the same bytes as those of
-the same commands on one machine.
+Pretraining is stopped midway and submitted again. The results must have the same bytes as the
+results of the same commands on one machine.
 """
 
 import json

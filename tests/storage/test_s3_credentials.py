@@ -66,7 +66,7 @@ def credentials_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 ACTS: dict[str, Callable[[str], object]] = {
     "write": lambda path: storage.write(path, b"b"),
     "read": storage.read,
-    "exists": storage.exists,  # by HEAD, whose answer has no body
+    "exists": storage.exists,  # a HEAD request, whose answer has no body
     "list": lambda path: storage.list_files(path.rpartition("/")[0]),
     "create": lambda path: storage.create(f"{path}.new", b"c"),
 }

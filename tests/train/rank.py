@@ -118,7 +118,7 @@ class Lacking:
     """Batches without the data of some steps."""
 
     sound: Any
-    steps: tuple[int, ...]  # in ascending order
+    steps: tuple[int, ...]  # steps in ascending order
 
     @property
     def sources(self) -> Any:
@@ -770,7 +770,7 @@ def units_sent(model: dict[str, Any], reshard: str) -> tuple[list[str], list[str
     stepper._gradients.backward = backward  # type: ignore[method-assign]
     rank, world = dist.get_rank(), dist.get_world_size()
     batches = MadeUp(2 * world, (1, 4), config.shape.vocabulary)
-    with warnings.catch_warnings():  # of views, on which FSDP's hooks may be lost
+    with warnings.catch_warnings():  # a warning of views, on which FSDP's hooks may be lost
         warnings.filterwarnings("error", message="FSDP2-wrapped module")
         stepper.take(read_local_batch(batches, rank, world, 0))
     return gathered, sent, between

@@ -16,7 +16,7 @@ from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import read_trained_samples
 
-STEPS = 20  # of the undisturbed runs
+STEPS = 20  # steps of the undisturbed runs
 EXACT = ("train/loss", "train/grad_norm", "train/lr", "train/tokens")
 HELD_OUT = ("eval/loss", "eval/books/loss", "eval/web/loss")
 
@@ -120,7 +120,8 @@ def test_ranks_may_come_and_go(straight, ranks, same, tmp_path):
 def test_ranks_may_come_and_go_and_be_killed(straight, mortal_ranks, same, tmp_path):
     job = dataclasses.replace(straight(1), folder=str(tmp_path))
     for world, victim, step in ((3, 1, 6), (2, 0, 13), (1, 0, 18)):
-        # It hangs on the data of that step until it is killed, one or two steps after a checkpoint.
+        # The rank hangs on that step's data until it is killed, one or two steps after a
+        # checkpoint.
         found = newest(job)
         processes = mortal_ranks.start(
             world,

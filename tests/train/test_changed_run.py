@@ -10,7 +10,7 @@ from trainrig.train.elastic import trainer
 from trainrig.train.pretrain import prepare, pretrain
 from trainrig.train.run import metrics
 
-STEPS = 12  # of a run of the fixtures
+STEPS = 12  # steps of the fixtures' runs
 STOPPED = 6
 CONSTANT = {"kind": "Constant", "warmup": 0}
 DECAYS_LAST_QUARTER = {"kind": "WarmupStableDecay", "warmup": 2, "decay": 0.25}

@@ -117,7 +117,7 @@ def test_nothing_in_a_checkpoint_can_be_executed(straight):
             continue
         held = sum(tensor.nbytes for tensor in load_file(path).values())
         header = int.from_bytes(path.read_bytes()[:8], "little")
-        assert path.stat().st_size == 8 + header + held  # so there is nothing but tensors
+        assert path.stat().st_size == 8 + header + held  # nothing but tensors
 
 
 @pytest.mark.slow
@@ -229,7 +229,7 @@ def test_a_commit_behind_the_back_of_a_later_attempt_is_ignored(plant):
     folder = plant(8)
     for resumed in (0, 8):
         folder.take_attempt(resumed)
-    plant(12, attempt=1)  # by workers that outlived their attempt
+    plant(12, attempt=1)  # written by workers that outlived their attempt
     assert find_newest_valid(folder)[0].step == 8
     plant(12, attempt=2)
     newest, damages = find_newest_valid(folder)
@@ -290,7 +290,7 @@ def test_what_does_not_count_is_not_kept_in_place_of_what_does(plant):
     folder.take_attempt(0)
     folder.take_attempt(10)
     plant(12, attempt=2)
-    plant(16, attempt=1)  # by workers that outlived their attempt
+    plant(16, attempt=1)  # written by workers that outlived their attempt
     tidy(folder.path, attempt=2)
     assert find_newest_valid(folder)[0].step == 12
     assert steps_in(folder.path) == [10, 12]

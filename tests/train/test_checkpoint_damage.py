@@ -233,7 +233,7 @@ def test_a_checkpoint_of_another_format_is_refused_in_one_line_and_not_taken_for
 
 
 def test_a_manifest_with_one_digit_changed_is_damaged_though_it_reads_well(copy):
-    """Only the manifest's own checksum can show it: another step number is as valid."""
+    """Any step number is valid, so the manifest's own checksum must show the change."""
     path = at(copy.folder, 20) / "manifest.json"
     text = path.read_text()
     path.write_text(text.replace('"step": 20,', '"step": 21,'))

@@ -51,7 +51,7 @@ OBJECTIVES = {
 }
 KINDS = tuple(OBJECTIVES)
 PREFIX = {"objective": {"kind": "PrefixLM"}}
-OBJECTIVES["PrefixLM"] = PREFIX  # which needs no special token, and leaves no gap
+OBJECTIVES["PrefixLM"] = PREFIX  # an objective without special tokens and gaps
 MIXED = {
     "objective": {
         "kind": "MixtureOfObjectives",
@@ -89,7 +89,7 @@ SEVERAL = {
         "heads": 4,
         "positions": 48,
         "further_heads": 2,
-        "tie_embeddings": False,  # so that one head, gathered separately, ends several streams
+        "tie_embeddings": False,  # a separate head, gathered alone, ends several streams
     },
     "objective": {"kind": "MultiTokenPrediction", "further_weights": (0.5, 0.25)},
 }

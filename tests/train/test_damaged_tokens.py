@@ -13,7 +13,7 @@ from trainrig.train.run.run_folder import RunFolder
 
 
 def flip_a_bit(shard: Path) -> None:
-    with shard.open("r+b") as file:  # in place: memory maps see the change
+    with shard.open("r+b") as file:  # written in place: memory maps see the change
         first = file.read(1)
         file.seek(0)
         file.write(bytes([first[0] ^ 1]))

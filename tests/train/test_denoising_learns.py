@@ -1,4 +1,4 @@
-"""Each text objective on tiny Shakespeare, compared with token frequencies.
+"""Text objectives on tiny Shakespeare, compared with token frequencies.
 
 Causal prediction is included. With shuffled targets or texts, nothing is learnt.
 """
@@ -37,7 +37,7 @@ LEAST_LEARNT, MOST_BY_CHANCE = 0.06, 0.01
 SIZES = {"layers": 2, "channels": 64, "heads": 4, "positions": 96}
 DETECTION = "detection"
 GENERATOR = {"channels": 32, "heads": 2, "feedforward_channels": 128}
-AHEAD = ("ahead_2", "ahead_3")  # the heads besides that of the next token
+AHEAD = ("ahead_2", "ahead_3")  # the heads of later tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Case:
     # The array of targets of each term of the loss; "loss" is the total.
     targets: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"loss": TARGETS})
     attend: str = "document"
-    detects: bool = False  # whether it also predicts for each token whether it was replaced
+    detects: bool = False  # the model also predicts for each token whether it was replaced
     steps: int = 600
     vocabulary: int = 512
 

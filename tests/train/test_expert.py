@@ -214,7 +214,7 @@ def test_data_workers_may_come_and_go(trained, ranks, contents, tmp_path):
 
 @pytest.mark.chaos
 def test_data_workers_may_be_killed(trained, mortal_ranks, contents, tmp_path):
-    """Each in turn hangs on the data of a step until it is killed, and the run continues."""
+    """Ranks hang in turn on the data of a step until they are killed, and the run continues."""
     job = dataclasses.replace(trained(2, 2, "capacity")[0], folder=str(tmp_path))
     for world, target, step in ((4, 3, 3), (2, 0, 5), (4, 1, 9)):
         found, _ = find_newest_valid(RunFolder(job.folder))

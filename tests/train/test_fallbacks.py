@@ -56,7 +56,7 @@ def test_each_number_of_workers_has_its_layout():
         2: "FSDP, tensor 2",
         1: "FSDP",
     }
-    # Without a setting, recomputation is that of the run.
+    # A fallback without the setting recomputes as the run does.
     kinds = [each.recompute.kind for each in found.values()]
     assert kinds == ["Selective", "Selective", "Full", "Selective"]
     assert not any(each.fallbacks for each in found.values())
@@ -184,7 +184,7 @@ TUNING = {
 
 
 def test_tuning_falls_back_on_what_it_can_be_trained_in():
-    """Only the checkpoint has the shape of the model."""
+    """The checkpoint alone has the shape of the model."""
     model = built(workers=8).model
 
     def check(**ranks):

@@ -45,7 +45,7 @@ LAYER = 4 * (4 * 64 * 64 + 3 * 64 * 192 + 2 * 64)  # bytes of the parameters of 
         # Slices of the sum, and what a layer computes; more micro-batches need no more memory.
         (2, EACH, 1 / 2),
         (2, ONCE, 1),
-        # Besides the sum's slices, those of a partial sum that waits for its other half.
+        # A partial sum waits for its other half, besides the sum's slices.
         pytest.param(
             *(4, {"parallel": BY_LAYER | {"reduce": "micro_batch"}, "virtual_workers": 4}, 2 / 4),
             marks=pytest.mark.soak,

@@ -142,7 +142,7 @@ def test_it_is_measured_at_its_cadence_and_after_the_last_step(ranks, make_job, 
     )
     assert lines[-1]["eval/loss"] < lines[0]["eval/loss"]
     assert all(line[SECONDS] > 0 for line in metrics.read_held_out_series(job.folder))
-    assert len(metrics.read_series(job.folder)) == 12  # updates have lines of their own
+    assert len(metrics.read_series(job.folder)) == 12  # updates have separate lines
 
 
 @pytest.mark.slow

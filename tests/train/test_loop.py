@@ -17,7 +17,7 @@ from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run.sample_log import read_trained_samples
 
-STEPS = 20  # of the undisturbed runs
+STEPS = 20  # steps of the undisturbed runs
 
 # The metrics of a line that do not depend on clocks and attempts.
 EXACT = ("train/loss", "train/grad_norm", "train/lr", "train/tokens")
@@ -122,7 +122,8 @@ def test_a_run_whose_rank_was_killed_goes_on_as_if_nothing_had_been(
 ):
     undisturbed = straight(world)
     job = dataclasses.replace(undisturbed, folder=str(tmp_path / "run"))
-    # It hangs on the data of its eleventh step until it is killed, two steps after a checkpoint.
+    # The rank hangs on the data of its eleventh step until it is killed, two steps after a
+    # checkpoint.
     processes = begin(world, mortal_ranks, job, fault=(victim, "stall", 10))
     wait_for(lambda: len(losses(job)) == 10, processes[victim])
     processes[victim].send_signal(signal.SIGKILL)

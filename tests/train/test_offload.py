@@ -118,7 +118,7 @@ def test_a_run_that_was_killed_goes_on_with_its_memory_elsewhere(
 
 
 LAYOUTS = {
-    "columns": {"tensor": {"ranks": 2}},  # its whole rows are gathered from ranks for a checkpoint
+    "columns": {"tensor": {"ranks": 2}},  # ranks gather whole rows for a checkpoint
     "stages": {"pipeline": {"ranks": 2}},
     "layer by layer": {"reshard": "layer", "reduce": "micro_batch"},
 }

@@ -151,7 +151,7 @@ def test_interleaved_stages_of_a_tied_head_beside_other_ways_to_send_parameters(
     [(2, 2, "1F1B"), (4, 4, "1F1B"), pytest.param(4, 2, "GPipe", marks=SLOW)],
 )
 def test_a_tied_head_counts_once(world, stages, schedule, trained):
-    """Its gradient is summed by stage first, which rounds differently."""
+    """The gradient of the head is summed by stage first, which rounds differently."""
     pipeline = {"ranks": stages, "schedule": schedule}
     assert_close(trained(world, pipeline, TIED), trained(1, model=TIED))
 

@@ -54,7 +54,7 @@ def asked(monkeypatch):
 @tries(max_examples=200, deadline=None)
 @given(rows=st.integers(0, 40), files=st.integers(1, 12), apart=st.booleans())
 def test_rows_are_cut_over_files_as_torch_cuts_them(rows, files, apart):
-    """`apart`: the files of other ranks lie between those of this replica."""
+    """Files of other ranks lie between this replica's where `apart` is set."""
     numbers = list(range(0, files * 3, 3)) if apart else list(range(5, 5 + files))
     tensor = IndexedTensor(
         type="F32", shape=(rows, 2), partitions=compute_partitions(numbers, rows)
@@ -76,7 +76,7 @@ def test_rows_are_cut_over_files_as_torch_cuts_them(rows, files, apart):
     chunk=st.integers(1, 50),
 )
 def test_any_ranks_find_their_rows_in_the_files_of_any_others(rows, worlds, chunk):
-    """Each byte encodes its own position, so that what is found can be compared."""
+    """The bytes encode their own positions, so that results can be compared."""
     before, now = worlds
     index = {
         f"t{number}": IndexedTensor(
@@ -208,7 +208,7 @@ def test_damage_that_is_met_while_weights_are_read_leads_to_the_one_before(
     (name,) = there.tensor_files
     file = run / path / name
     data = bytearray(file.read_bytes())
-    data[-1] ^= 1  # in an optimizer moment, which is stored after the weights
+    data[-1] ^= 1  # the damage is in an optimizer moment, which is stored after the weights
     file.write_bytes(data)
     assert len(there.files[name].ends) == 2  # one chunk besides the header: both are in it
     assert open_model(str(run)).step == 16

@@ -16,7 +16,8 @@ intervals = st.one_of(st.none(), st.integers(1, 12))
         ({"keep_every": 200}, [100, 200, 300, 400, 500], {200, 400, 500}),
         ({"keep_every": 250}, [200, 250, 300, 400, 500], {250, 400, 500}),
         ({"keep_at": (130, 200, 999)}, [100, 130, 200, 300, 400, 500], {130, 200, 400, 500}),
-        # The last step, and one at which the run was stopped, are kept like those of `every`.
+        # The last step, and a step at which the run was stopped, are kept like the steps of
+        # `every`.
         ({}, [100, 200, 230], {200, 230}),
         ({"short_lived_every": 10}, [100, 200, 210, 220], {100, 200, 220}),
         ({"short_lived_every": 10}, [100, 200, 290, 300], {200, 300}),
@@ -47,7 +48,7 @@ def test_whatever_is_saved_the_newest_and_one_before_it_are_left(
     assert kept <= saved
     assert len(kept) >= min(2, len(saved))
     assert not saved or max(saved) in kept
-    assert settings.select_kept(kept) == kept  # so an interrupted clean-up changes nothing
+    assert settings.select_kept(kept) == kept  # an interrupted clean-up changes nothing
     assert {step for step in saved if keep_every and step % keep_every == 0} <= kept
 
 

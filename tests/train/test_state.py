@@ -73,7 +73,7 @@ def test_a_step_draws_nothing_from_the_state_of_a_library(optimizer, alone, make
 
 
 @pytest.mark.parametrize(
-    ("deterministic", "virtual", "model"),  # for 4 micro-batches
+    ("deterministic", "virtual", "model"),  # 4 micro-batches
     [
         (True, 1, {}),
         (True, 3, {}),

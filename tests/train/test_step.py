@@ -74,7 +74,7 @@ def undisturbed(ranks, make_job, tmp_path_factory):
         "steps": STEPS,
         "held_out": {"every": 4, "rows": 4},
         "checkpoints": {"every": 5, "keep": 100},
-        "faults": {"grace": 1e-6},  # so short that ranks ask before each micro-batch
+        "faults": {"grace": 1e-6},  # this short, ranks ask before each micro-batch
     }
     job = make_job(tmp_path_factory.mktemp("undisturbed"), training=training)
     assert attempt(1, job, ranks) == [STEPS]

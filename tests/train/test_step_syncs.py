@@ -63,7 +63,7 @@ def asked_by_torch():
 class Kernels(TorchDispatchMode):
     """Counter of operators that compute something, and of the bytes that they read and write.
 
-    `table`: those of them that fill the table of losses besides the loss itself.
+    `table`: the operators that fill the table of losses besides the loss itself.
     """
 
     def __init__(self):
@@ -159,7 +159,7 @@ def shape_of(layers, micro_batch):
 
 @contextlib.contextmanager
 def kernels_of_the_table(monkeypatch):
-    """Return a counter of kernels that also counts those of the loss table."""
+    """Return a counter of kernels that also counts the kernels of the loss table."""
     kernels = Kernels()
 
     def within(act):

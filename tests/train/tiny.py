@@ -39,7 +39,7 @@ from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run_file.run_files import Pretraining
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-ENTRIES = 320  # of the tiny tokenizer: 256 bytes, 7 special tokens, 57 merges
+ENTRIES = 320  # entries of the tiny tokenizer: 256 bytes, 7 special tokens, 57 merges
 WORDS = {
     "books": ["the", "sea", "is", "a", "grey", "mirror", "and", "nobody", "sleeps", "é"],
     "web": ["buy", "two", "cats", "now", "2024", "free", "猫", "shipping!", "click", "here"],
@@ -287,7 +287,7 @@ def without_ray(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def run(job: TrainingJob, workers: int) -> trainer.TrainingResult:
         folder, attempt = RunFolder(job.folder), None
-        while attempt is None or folder.is_rolled_back(attempt):  # as a supervisor does
+        while attempt is None or folder.is_rolled_back(attempt):  # supervisors do the same
             newest, _ = find_newest_valid(folder)
             attempt = folder.take_attempt(newest.step if newest else 0)
             path = newest.path if newest else None

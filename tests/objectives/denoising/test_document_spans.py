@@ -183,7 +183,7 @@ def test_less_than_a_fiftieth_of_the_places_is_padding_and_no_text_is_lost(
 
 
 def test_of_all_denoisers_of_ul2_less_than_a_hundredth_is_padding(encoder, make_rows):
-    """Documents of 400 tokens on average give .2% of padding, and those of 60 tokens .7%."""
+    """Documents of 400 tokens on average give .2% of padding, and documents of 60 tokens .7%."""
     corruption = find_corruption(UL2(joined=True), encoder, LENGTH)
     for mean, most in ((400, 0.003), (60, 0.01)):
         filled = places = 0
@@ -198,7 +198,7 @@ def test_of_all_denoisers_of_ul2_less_than_a_hundredth_is_padding(encoder, make_
 
 @pytest.mark.parametrize("kind", ["R-0.15-3", "S-0.25-end", "without mode"])
 def test_a_row_is_the_same_whatever_rows_are_beside_it(kind, encoder, make_rows):
-    """Only the amount of padding depends on the other rows."""
+    """Rows differ only in their padding."""
     corruption = find_corruption(KINDS[kind], encoder, LENGTH)
     micro = make_rows(8, LENGTH, mean=40, apart=True)
     found = corruption.apply(micro, 0)
@@ -214,7 +214,7 @@ def test_a_row_is_the_same_whatever_rows_are_beside_it(kind, encoder, make_rows)
 
 
 def test_the_mask_is_that_of_documents_read_one_by_one(encoder, make_rows):
-    """Each document has the mask of a row of its own, and nothing is visible across documents."""
+    """Documents have the masks of separate rows, and nothing is visible across documents."""
     corruption = find_corruption(KINDS["X-0.5-8"], encoder, 96)
     micro = make_rows(4, 96, mean=20, apart=True)
     found = corruption.apply(micro, 0)

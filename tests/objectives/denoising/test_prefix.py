@@ -172,7 +172,7 @@ def test_prefixes_take_half_of_the_tokens_on_average(encoder, make_rows):
     objective = PrefixLM()
     found = cut(objective.make_corruption(encoder), micro)
     left = (found.targets != IGNORE).sum(1)
-    # Each count of a row is equally likely: the mean is that of 200 uniform draws.
+    # All counts of a row are equally likely, so the mean is a mean of 200 uniform draws.
     assert abs(left.mean() - 512 * objective.compute_trained_share(512)) < 4 * 512 / np.sqrt(
         12 * 200
     )

@@ -128,9 +128,9 @@ def documents_of(found, row):
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("number", range(len(TABLE)))
 def test_documents_of_a_row_have_a_mode_and_gaps_of_their_own(number, joined, encoder, make_rows):
-    """Each text is restored from its own input and targets.
+    """Texts are restored from their own inputs and targets.
 
-    The number of targets equals that of rows with one text.
+    The number of targets equals the number in rows with one text.
     """
     mode, _, mean = TABLE[number]
     objective = UL2(joined=joined).list_named()[number].objective
@@ -154,7 +154,8 @@ def test_documents_of_a_row_have_a_mode_and_gaps_of_their_own(number, joined, en
             spans = {said[a]: said[a + 1 : b] for a, b in zip(starts, ends, strict=True)}
             assert set(spans) == set(read) & set(corruption.sentinels)
             back = [token for each in read[1:] for token in spans.get(each, [each])]
-            assert back in left  # in order; a decoder reads no document without targets
+            # Texts keep their order; a decoder reads no document without targets.
+            assert back in left
             if mean is None and spans:
                 assert len(spans) == 1
                 assert read[-1] in corruption.sentinels

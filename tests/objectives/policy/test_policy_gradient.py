@@ -301,7 +301,7 @@ def test_what_is_watched_is_of_tokens_and_of_completions(decoder, completions, d
 
 
 def test_the_policy_that_sampled_has_a_ratio_of_one(decoder, completions, device_batch):
-    """All objectives then have the gradient of REINFORCE, and nothing is clipped."""
+    """Ratios are then 1: all objectives have the gradient of REINFORCE, and nothing is clipped."""
     from trainrig.objectives.token_log_probabilities import read_tokens
 
     model, arrays = decoder(), rollouts(completions)

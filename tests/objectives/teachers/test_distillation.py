@@ -126,7 +126,7 @@ def test_values_and_gradients_are_autograds(
         value.backward()
         values.append(value.detach())
         gradients.append([leaf.grad for leaf in leaves])
-    # Cross-entropy adds its gradients to those of the divergence, and its value is logged.
+    # Cross-entropy adds its gradients to the divergence's, and its value is logged.
     torch.testing.assert_close(values[0], values[1], rtol=1e-4, atol=1e-3)
     for mine, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=2e-2)

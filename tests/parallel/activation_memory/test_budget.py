@@ -112,7 +112,7 @@ def test_experts_that_workers_divide_compute_all_again():
 
 
 def test_stages_keep_as_many_micro_batches_as_are_under_way():
-    """With 1F1B, the first stage keeps two micro-batches and the last keeps one."""
+    """1F1B keeps two micro-batches on the first stage, and one on the last."""
     deep = CONFIG.model_copy(update={"vocabulary": 16})
     first, last = (least_and_most(deep, room(1, LAYOUTS[3]), rank)[1] for rank in (0, 1))
     assert first == 2 * last == least_and_most(deep, room(1))[1]

@@ -1,4 +1,4 @@
-"""Saved activations in host memory, with CPUs that act as devices of their own."""
+"""Saved activations in host memory, with CPUs that act as separate devices."""
 
 import weakref
 
@@ -160,7 +160,7 @@ def test_nothing_is_moved_on_a_cpu_or_without_a_backward_pass(monkeypatch):
 
 @pytest.mark.parametrize("stages", [None, [slice(0, 2), slice(2, 4)]])
 def test_the_layer_before_is_fetched_while_one_goes_backward(stages, apart, monkeypatch):
-    """Where a pipeline has several stages, it is the layer of the same stage and micro-batch."""
+    """A pipeline rank with several stages fetches the layer of the same stage and micro-batch."""
     order = []
     fetch = host_copies.LayerCopies.fetch
 

@@ -5,7 +5,7 @@ from trainrig.parallel.exact.link_bytes import reduce_scatter_bytes, sum_bytes
 
 @pytest.mark.parametrize("ranks", [16, 64, 1024])
 def test_it_sends_what_a_reduce_scatter_by_levels_does(ranks):
-    """Each node's micro-batches are one subtree here; docs/scale.md has the table."""
+    """The micro-batches of a node are one subtree here; docs/scale.md has the table."""
     for micro_batches in (ranks, 4 * ranks):
         exact = sum_bytes(1.0, micro_batches, ranks, ranks, 8)
         plain = reduce_scatter_bytes(1.0, ranks, 8)
@@ -15,5 +15,5 @@ def test_it_sends_what_a_reduce_scatter_by_levels_does(ranks):
 
 def test_a_sum_without_levels_carries_that_many_times_as_much_as_a_node_has_ranks():
     flat = sum_bytes(1.0, 64, 64, 64, 1)
-    assert 8 * flat.across == pytest.approx(8 * 63 / 64)  # for the 8 ranks behind one network card
+    assert 8 * flat.across == pytest.approx(8 * 63 / 64)  # 8 ranks share one network card
     assert sum_bytes(1.0, 64, 64, 64, 8).across == pytest.approx(7 / 8)

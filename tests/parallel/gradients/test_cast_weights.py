@@ -1,6 +1,6 @@
 """Weights of a single rank, cast without FSDP.
 
-tests/train/test_state.py shows that the steps are bit-identical to those of FSDP.
+tests/train/test_state.py shows that the steps are bit-identical to FSDP's.
 """
 
 import torch

@@ -53,7 +53,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def modernbert(bert: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the same with a random ModernBERT, one of whose layers is local."""
+    """Return a Hugging Face folder of a random ModernBERT, which has one local layer."""
     import torch
     import transformers
 

@@ -104,7 +104,7 @@ def test_each_target_has_what_the_model_expects_by_itself(scoring, fresh, folder
     assert made.counts["targets"] == seen and made.counts["conversations"] == len(ROWS)
     assert 0 < made.counts["covered"] < 1
     assert len(content(tmp_path / "taught")) > 12  # several parts
-    assert store_teacher(scoring(temperature=2.0)) == made  # it exists already
+    assert store_teacher(scoring(temperature=2.0)) == made  # the result exists already
 
 
 @pytest.mark.parametrize("packing", ["best_fit", "none"])

@@ -124,7 +124,7 @@ def alone(ranks, make_run, tmp_path_factory):
     """Return a run whose single rank samples between its steps."""
     run = left_off(make_run, tmp_path_factory.mktemp("partial") / "run")
     job = trained(ranks, run, 1)
-    Path(job.folder, "run.toml").write_text(to_toml(run))  # as the stage does
+    Path(job.folder, "run.toml").write_text(to_toml(run))  # the stage does the same
     return job
 
 

@@ -60,7 +60,7 @@ def whole(ranks, make_run, tmp_path_factory):
     output = tmp_path_factory.mktemp("rl") / "run"
     run = make_run(output, objective=HELD)
     job = trained(ranks, run, 1)
-    (output / "run.toml").write_text(to_toml(run))  # as the stage does
+    (output / "run.toml").write_text(to_toml(run))  # the stage does the same
     return job
 
 
@@ -125,7 +125,7 @@ def test_a_batch_has_what_was_said_and_what_it_is_worth(whole, fresh):
         assert (micro.arrays[FLAT].reshape(2, 4)[:, 0] == (np.ptp(groups, axis=1) == 0)).all()
         gap = np.abs(micro.arrays[SAMPLED] - micro.arrays[OLD])
         assert gap.max() < 1e-4
-        # The policy began as its reference, and training computes what a plain pass computes.
+        # The policy began as its reference, and training gives the same values as a plain pass.
         np.testing.assert_array_equal(micro.arrays[REFERENCE_TOKENS], micro.arrays[OLD])
         ids, targets = torch.from_numpy(micro.ids), torch.from_numpy(micro.targets)
         with torch.no_grad():

@@ -89,7 +89,7 @@ def test_answers_to_conversations_become_rows_that_conversations_reads(
 
 
 def test_all_answers_are_kept_with_their_parts_and_the_best_become_rows(make_sampling, whole):
-    made = sample_answers(make_sampling(whole))  # it exists already
+    made = sample_answers(make_sampling(whole))  # the result exists already
     samples = rows_of(whole, "samples")
     assert [(s["prompt_number"], s["sample"]) for s in samples] == [
         (number, sample) for number in (0, 1, 3, 4, *range(6, 11)) for sample in range(4)
@@ -154,7 +154,7 @@ def test_what_was_stopped_goes_on_with_what_is_left(sampling, whole, tmp_path, m
         stage, "answer_all", lambda *given: asked.extend(given[4]) or answers(*given)
     )
     again = sample_answers(sampling())
-    assert len(asked) == 5  # of 9 prompts: the first file existed
+    assert len(asked) == 5  # 9 prompts, and the first file existed
     assert content(tmp_path / "sampled") == content(whole)
     assert again.content == manifest.read_manifest(str(whole)).content
 

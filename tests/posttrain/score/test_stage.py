@@ -91,7 +91,7 @@ def test_rows_come_out_in_order_with_the_models_score_at_the_end_of_the_answer(
     assert made.counts["rows"] == 40 and made.counts["scored"] == 26
     higher = [row["chosen_score"] > row["rejected_score"] for row in found if row["rejected"]]
     assert made.counts["chosen_higher"] == sum(higher)
-    assert score_rows(scoring(PAIRS, rows="pairs")) == made  # it exists already
+    assert score_rows(scoring(PAIRS, rows="pairs")) == made  # the result exists already
     assert len(list((tmp_path / "scored").glob("*.jsonl"))) > 2
 
 

@@ -78,7 +78,7 @@ def test_a_prompt_that_does_not_fit_is_refused(vllm, fresh):
     ],
 )
 def test_what_cannot_be_is_told_in_one_line(arguments, told, fresh, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, "vllm", None)  # pretend that vLLM is not installed
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a"}\n')
     names = {"rows": str(rows), "out": str(tmp_path / "out.jsonl")}

@@ -230,7 +230,7 @@ def prescribe(at: Folders) -> Plan:
 
 
 def train(at: Folders, resumed_step: int, plan: Plan) -> None:
-    """Write what an attempt that trained by `plan` would."""
+    """Write the files of an attempt that trained by `plan`."""
     attempt = RunFolder(at.model).take_attempt(resumed_step)
     for rank in range(2):
         log = SampleLog(at.model, attempt.number, rank)

@@ -43,7 +43,7 @@ def uneven(rng, runs):
 
 
 def by_training_run(rng, runs):
-    """Return noise, half of whose variance is shared by the points of one training run."""
+    """Return noise, half of whose variance the points of one training run share."""
     _, trial = np.unique(runs.trial, return_inverse=True)
     return 0.007 * (rng.normal(size=trial.max() + 1)[trial] + rng.normal(size=len(runs)))
 

@@ -13,7 +13,7 @@ from trainrig.scaling.laws.forms import (
     compute_tokens_to_reach,
 )
 
-HOFFMANN = Parametric(E=1.69, A=406.4, B=410.7, alpha=0.34, beta=0.28)  # as rounded in the paper
+HOFFMANN = Parametric(E=1.69, A=406.4, B=410.7, alpha=0.34, beta=0.28)  # rounded in the paper
 BESIROGLU = Parametric(E=1.8172, A=482.01, B=2085.43, alpha=0.3478, beta=0.3658)
 REPLICATED = Parametric(E=1.81722, A=477.826, B=2143.417, alpha=0.34731, beta=0.36717)
 KAPLAN = Kaplan(n_c=8.8e13, d_c=5.4e13, alpha_n=0.076, alpha_d=0.095)

@@ -184,7 +184,7 @@ def test_bytes_of_experts_whose_channels_are_shared(ranks, make_job, tmp_path):
     )
     counted = ranks(4, "sent_bytes", job=job)[0]
     sent = predicted(job, DeviceLayout(Degrees(1, tensor=2, expert=2), 2))
-    logged = 2 * (1 + 2 * 2 + 2) * 8  # as above
+    logged = 2 * (1 + 2 * 2 + 2) * 8  # the same values as above
     # Slices of the gradients of norms, which are summed once a step.
     norms = (2 * job.model.layers + 1) * job.model.shape.channels * 4 // 2
     traffic = sent.tensor.inside + sent.expert.inside + sent.gathered.inside + sent.reduced.inside
@@ -258,7 +258,7 @@ def test_what_stages_send_and_keep(schedule, ranks, make_job, tmp_path):
     planned = predicted(job, layout, BatchShape(12, 32)).pipeline.inside
     each_way = 6 * 2 * 32 * job.model.channels * 4
     assert [each["received"] for each in found] == [each_way, 2 * each_way, each_way]
-    assert planned in (each_way, 2 * each_way)  # of the slowest device
+    assert planned in (each_way, 2 * each_way)  # bytes of the slowest device
     assert [each["most"] for each in found] == [count_in_flight(n, layout, 6) for n in range(3)]
 
 

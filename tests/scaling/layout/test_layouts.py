@@ -29,7 +29,7 @@ def test_legal_layouts_multiply_to_the_devices(model, devices):
 
 
 def test_every_choice_of_degrees_of_eight_devices_is_there(model):
-    """With 8 layers, 8 key heads and a batch of 64, every ordered factorisation is legal."""
+    """All ordered factorisations are legal with 8 layers, 8 key heads and a batch of 64."""
     found = {each.degrees for each in layouts.iterate_legal_layouts(model(), BATCH, 8)}
     assert len(found) == 35  # 2^3 over five axes: (3 + 4 over 4)
 

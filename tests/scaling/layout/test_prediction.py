@@ -106,7 +106,7 @@ def test_memory_falls_with_every_cut(predictor, axis, deterministic):
 
 
 def test_a_pipeline_cuts_weights_but_keeps_more_micro_batches(predictor):
-    """With 1F1B a device keeps as many activations as one device would; GPipe keeps all."""
+    """1F1B keeps the activations of one device without a pipeline; GPipe keeps all."""
     found = {}
     for size in (1, 2, 4):
         made = predictor(size, {"deterministic": False}, tie_embeddings=False)

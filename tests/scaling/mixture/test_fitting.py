@@ -124,7 +124,7 @@ def held_out_of(tables, tmp_path, change) -> MixtureFit:
 
 @pytest.mark.slow
 def test_an_error_that_predicts_nothing_is_no_done(tables, tmp_path, capsys):
-    """All runs share an offset of 2.5 nats, as from another model size: only the order is right."""
+    """Losses of all runs are 2.5 nats off, as if of another model size: only the order is right."""
     settings = held_out_of(tables, tmp_path, lambda i, loss: loss - 2.5)
     record = write_mixture(settings, str(tmp_path / "out"))
     score = next(one for one in record.scores if "held-out" in one.judged_on)

@@ -62,7 +62,7 @@ def test_a_run_file_is_one_that_pretrain_accepts(planned: Callable[..., Path]) -
 OBJECTIVES = {
     "Encoder": MaskedLM(),
     "EncoderDecoder": SpanCorruption(),
-    "Decoder": UL2(joined=True),  # its rows are wider than the text
+    "Decoder": UL2(joined=True),  # joined rows are wider than the text
 }
 
 

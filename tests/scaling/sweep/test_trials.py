@@ -1,4 +1,4 @@
-"""From a design to the runs of its points, and designs that are impossible."""
+"""Runs of a design's points, and designs that are impossible."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The coordinator, in one event loop: who waits for what, and repeated messages after a loss."""
+"""The coordinator, in one event loop: waiting calls, and repeated messages after a loss."""
 
 import asyncio
 

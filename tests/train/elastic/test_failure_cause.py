@@ -35,7 +35,7 @@ def test_several_dead_processes_are_counted():
     ("failures", "dead", "blamed"),
     [
         ({0: BROKEN}, {1: "killed by SIGKILL"}, 1),
-        ({}, {0: "killed by SIGABRT", 1: "killed by SIGABRT"}, None),  # as where a collective hangs
+        ({}, {0: "killed by SIGABRT", 1: "killed by SIGABRT"}, None),  # a collective hangs
         ({0: BROKEN}, {1: "its node is lost (abc)"}, None),
         ({1: RuntimeError("uncorrectable ECC error encountered")}, {0: "killed by SIGABRT"}, 1),
         ({0: RuntimeError("CUDA error: unspecified launch failure")}, {}, None),

@@ -48,11 +48,11 @@ class Play:
 
     steps: int = STEPS  # then it ends
     problem: str | Exception | None = None  # the reason of its end
-    saves: bool = True  # whether it saves where it ended
+    saves: bool = True  # saves a checkpoint where it ends
     exception: str | None = None
-    hears: bool = True  # whether it hears a stop request
+    hears: bool = True  # hears a stop request
     stuck_at: int | None = None  # a step after which there is no progress
-    mortal: bool = True  # whether Ray notices a kill
+    mortal: bool = True  # dies when Ray kills it
     damaged: bool = False
     node: str | None = None  # the node that failed
 
@@ -341,7 +341,7 @@ def waits(rank, name):
     [
         ({0: "gloo:all_reduce", 2: "gloo:all_reduce"}, 1),  # too stuck to report
         ({0: "gloo:all_reduce", 1: None, 2: "gloo:all_reduce"}, 1),
-        ({0: "gloo:all_reduce"}, None),  # of two nodes
+        ({0: "gloo:all_reduce"}, None),  # ranks 1 and 2 are on two nodes
         ({0: "gloo:all_reduce", 1: "gloo:all_reduce", 2: "gloo:all_reduce"}, None),
         ({0: None, 1: None, 2: None}, None),
         ({}, None),
@@ -664,7 +664,7 @@ class FakeTraining:
 class FakeJob:
     folder: str
     training: FakeTraining
-    layouts: tuple = ()  # by number of workers
+    layouts: tuple = ()  # layouts by number of workers
 
     def lay_out(self, workers):
         parallel = dict(self.layouts).get(workers, self.training.parallel)

@@ -25,7 +25,7 @@ class Faulty:
 
     make: functools.partial
     step: int
-    mendable: bool = False  # by the user
+    mendable: bool = False  # the user can repair it
 
     def __call__(self):
         return dataclasses.replace(self, make=self.make())

@@ -52,7 +52,7 @@ def test_what_a_later_attempt_takes_again_replaces_what_waits():
     for step in range(1, 5):
         steps.hear(update(step))
     steps.hear(update(3, attempt=2, loss=3.0))
-    steps.hear(update(4, attempt=1, loss=9.0))  # from an attempt that outlives its successor
+    steps.hear(update(4, attempt=1, loss=9.0))  # an attempt that outlives its successor
     losses = {line["step"]: line["train/loss"] for line in steps.take(over=True)}
     assert losses == {1: 1.0, 2: 1.0, 3: 3.0}
 

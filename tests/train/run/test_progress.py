@@ -87,7 +87,7 @@ def test_a_run_is_followed_through_a_restart(run):
     run.folder.record("attempt_started", attempt=2, workers=1)
     told = follower.look()
     assert (told.waiting, told.restarts, told.step) == ("starting 1 worker", 1, 5)
-    run.update(6, 20.0)  # from a worker that has outlived the first attempt
+    run.update(6, 20.0)  # a worker that has outlived the first attempt
     assert follower.look().waiting == "starting 1 worker"
 
     run.update(5, 50.0, attempt=2, workers=1)
@@ -102,7 +102,7 @@ def test_a_run_is_followed_through_a_restart(run):
 
 def test_only_the_recent_pace_says_how_long_the_rest_takes(run):
     follower = ProgressFollower(run.folder.path, 1_000)
-    run.update(1, 0.0)  # it waited for a compiler
+    run.update(1, 0.0)  # the step waited for a compiler
     for step in range(2, 102):
         run.update(step, 1_000.0 + step)
     assert follower.look().seconds_left == pytest.approx(1_000 - 101)

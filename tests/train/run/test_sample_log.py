@@ -8,7 +8,7 @@ from trainrig.tokens.batches import MicroBatch
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import SampleLog, read_trained_samples
 
-STEPS = 20  # of the undisturbed runs
+STEPS = 20  # steps of the undisturbed runs
 
 
 def micro_batch(*samples: int) -> MicroBatch:

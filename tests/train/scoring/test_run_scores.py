@@ -74,14 +74,14 @@ def test_a_run_that_is_evaluated_has_the_same_weights_and_the_same_scores_by_any
         Path(job.folder, f"evaluations/quick/step_{n:08d}/attempt-0001/rows/words/00000.jsonl")
         for n in (2, 8)
     ]
-    assert rows[0].read_bytes() != rows[1].read_bytes()  # it has learnt in between
+    assert rows[0].read_bytes() != rows[1].read_bytes()  # the model has learnt in between
     text = Path(job.folder, "metrics.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     joined = [line for line in lines if "scores/quick/words/acc" in line]
     assert [line["step"] for line in joined] == [2, 4, 6, 8]
     assert list(Path(job.folder, "tensorboard", "quick").iterdir())
     there = sorted(path.name for path in Path(job.folder, "checkpoints").iterdir())
-    assert there == ["step_00000004", "step_00000008"]  # those in between were kept until scored
+    assert there == ["step_00000004", "step_00000008"]  # steps in between were kept until scored
     again = Path(tmp_path.parent, f"rows-of-{task_file.replace('/', '-')}")
     found = b"".join(path.read_bytes() for path in rows)
     if again.exists():
@@ -119,7 +119,7 @@ def test_a_run_shows_what_its_checkpoints_said_to_the_same_prompts(
         told = [row.get("written", row["given"]) for row in rows]
         assert said == list(zip((2, 4, 6, 8), told, strict=True))
     assert len({each.text for prompt in followed[:3] for each in prompt.answers}) > 1
-    shutil.rmtree(scorecard_folder(folder, "quick", 4, 1))  # as if deleted for disk space
+    shutil.rmtree(scorecard_folder(folder, "quick", 4, 1))  # deleted to free disk space
     less = read_followed(folder, read_scores(folder, "quick"))
     assert [[each.step for each in prompt.answers] for prompt in less] == [[2, 6, 8]] * 6
 

@@ -20,7 +20,7 @@ from trainrig.train.sinks.wandb_files import read_history
 from trainrig.train.spikes import Spikes
 
 SPIKES = Spikes(margin=1, longest=4)
-# A driver that is killed: it sends what it has, and waits for its end.
+# A driver that is killed: it sends its data, and waits for its end.
 KILLED = """
 import sys, time
 from test_trackers import exporter_of

@@ -1,4 +1,4 @@
-"""Numbers on a page equal those of the terminal and of the JSON, to the same digits."""
+"""Numbers on a page, which equal the terminal's and the JSON's to the same digits."""
 
 import html
 import re
@@ -63,7 +63,7 @@ def text_of(page: str) -> str:
     "asked",
     [
         {"flops": 1e21},
-        {"flops": 5e16},  # for cents: an earlier page printed 0 USD
+        {"flops": 5e16},  # a cost of cents, which an earlier page printed as 0 USD
         {"flops": 1e21, "tokens_available": 1e10},
         {"flops": 1e21, "tokens_served": 1e12},
     ],

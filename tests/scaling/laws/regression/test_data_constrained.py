@@ -52,7 +52,7 @@ def test_runs_that_repeat_nothing_are_refused():
 @pytest.mark.data
 @pytest.mark.skipif(not REAL, reason="TRAINRIG_TEST_DATA names no folder with real data")
 def test_published_runs_have_the_papers_minimum_and_a_flat_profile():
-    """Of the paper's 182 runs, 165 are used.
+    """The fit uses 165 of the paper's 182 runs.
 
     The paper reports R_D* = 15.39 and R_N* = 5.31 without intervals.
     """

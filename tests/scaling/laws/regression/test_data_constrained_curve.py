@@ -29,7 +29,7 @@ def by_the_law(theta: Array) -> Array:
 
 
 def free() -> Array:
-    """Return parameters under which only some sizes exceed what the unique tokens support."""
+    """Return parameters under which only some sizes exceed the support of the unique tokens."""
     start = [
         np.log(BASE.A) - BASE.alpha * MIDDLE[0],
         np.log(BASE.B) - BASE.beta * MIDDLE[1],

@@ -27,7 +27,7 @@ real = [
 
 @cache
 def chinchilla(rows=240):
-    """Return the points of arXiv:2404.10102 without those of the highest losses."""
+    """Return the points of arXiv:2404.10102 without the highest losses."""
     runs = read_table(str(Path(REAL, "scaling", "chinchilla_extracted.csv")))
     return runs.select(runs.loss <= np.sort(runs.loss)[rows - 1])
 
@@ -160,7 +160,7 @@ class TestChinchilla:
         assert fit.objective == pytest.approx(0.00182601, rel=1e-5)
 
     def test_the_trap_of_an_early_stop(self):
-        """From the paper's own constants, the sum at default tolerances hardly moves."""
+        """The sum at default tolerances hardly moves from the paper's own constants."""
         found, stopped = Trap(chinchilla()).stopped_at(HOFFMANN, scale=1)
         assert found == pytest.approx([406.39, 410.72, 1.698, 0.3387, 0.2853], rel=1e-3)
         assert stopped == pytest.approx(0.00116327, rel=1e-4)

@@ -23,7 +23,7 @@ TRUE = TaskForm(
     chance=0.25, unit=float(np.exp(np.log(FLOPS).mean())), E=0.4, A=0.6, alpha=0.15, middle=0.75,
     width=0.12,
 )  # fmt: skip
-ROWS = 2_000  # of the task
+ROWS = 2_000  # rows of the task
 
 
 def runs_of(form: TaskForm, noise: float, seed: int = 0) -> RunsTable:
