@@ -79,8 +79,8 @@ def test_ranks_that_share_micro_batches_are_checked_for_any_number(
 def test_what_a_run_takes_follows_from_its_operations_and_the_table(tmp_path: Path) -> None:
     run = pretraining(tmp_path / "tokens", vocabulary=320)
     facts = describe(run, DeviceChoice(device="h100", utilisation=0.5))
-    each = count_token_flops(DecoderConfig(**SIZES, vocabulary=320), 32).training
-    assert facts["flops"] == each * 5 * 8 * 32
+    flops = count_token_flops(DecoderConfig(**SIZES, vocabulary=320), 32).training
+    assert facts["flops"] == flops * 5 * 8 * 32
     assert facts["hours"] == pytest.approx(facts["flops"] / 989e12 / 0.5 / 3600)
     assert facts["compute"] == "bfloat16"
     assert facts["usd"] == pytest.approx(facts["hours"] * 55.04)
@@ -120,7 +120,7 @@ def test_a_budget_of_what_layers_keep_is_in_the_memory_that_check_says(tmp_path:
     everything, within, _ = found
     assert within["layers_that_keep"] == "1 all, 1 the outputs of products"
     assert "layers_that_keep" not in everything
-    memory = [each["memory_per_device_gib"] for each in found]
+    memory = [row["memory_per_device_gib"] for row in found]
     assert memory[0] >= memory[1] >= memory[2]
     training = run.training.model_copy(update={"recompute": Budget(gib=1e-9)})
     with pytest.raises(ConfigError, match=r"is below the .* GiB that the inputs of 2 layers need"):

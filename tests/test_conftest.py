@@ -64,7 +64,9 @@ def forks(path: Path) -> Iterator[int]:
         if not isinstance(node, ast.Call):
             continue
         called = ast.unparse(node.func)
-        given = [ast.unparse(each) for each in (*node.args, *(k.value for k in node.keywords))]
+        given = [
+            ast.unparse(argument) for argument in (*node.args, *(k.value for k in node.keywords))
+        ]
         pool = called.endswith("ProcessPoolExecutor")
         if (
             called in FORKING

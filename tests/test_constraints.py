@@ -34,20 +34,22 @@ def brought(wanted: Requirement, seen: set[tuple[str, frozenset[str]]]) -> Itera
     seen.add(key)
     yield name
     for line in metadata.requires(name) or ():
-        each = Requirement(line)
+        requirement = Requirement(line)
         extras = wanted.extras or {""}
-        if each.marker is None or any(each.marker.evaluate({"extra": one}) for one in extras):
-            yield from brought(each, seen)
+        if requirement.marker is None or any(
+            requirement.marker.evaluate({"extra": one}) for one in extras
+        ):
+            yield from brought(requirement, seen)
 
 
-@pytest.mark.parametrize("wanted", WANTED, ids=lambda each: each.name)
+@pytest.mark.parametrize("wanted", WANTED, ids=lambda requirement: requirement.name)
 def test_what_is_asked_for_has_a_version_that_it_allows(wanted: Requirement) -> None:
     assert wanted.specifier.contains(PINNED[canonicalize_name(wanted.name)])
 
 
 def test_the_extras_that_decide_what_is_published_are_tested() -> None:
     """Without these extras their tests are skipped."""
-    tested = {canonicalize_name(each.name) for each in WANTED}
+    tested = {canonicalize_name(requirement.name) for requirement in WANTED}
     extras = PROJECT["optional-dependencies"]
     for extra in ("datatrove", "optuna"):
         assert {canonicalize_name(Requirement(line).name) for line in extras[extra]} <= tested
@@ -56,7 +58,7 @@ def test_the_extras_that_decide_what_is_published_are_tested() -> None:
 
 def test_ray_is_bound_to_the_version_whose_private_modules_are_known() -> None:
     """`ray_runtime/ray_private.py` uses private modules, which another minor version may move."""
-    (ray,) = [each for each in WANTED if each.name == "ray"]
+    (ray,) = [requirement for requirement in WANTED if requirement.name == "ray"]
     major, minor, _ = PINNED["ray"].split(".")
     assert not ray.specifier.contains(f"{major}.{int(minor) + 1}.0")
 

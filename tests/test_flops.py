@@ -97,6 +97,8 @@ def test_a_query_of_a_local_layer_meets_its_window_alone() -> None:
     window = SlidingWindow(size=8, pattern=("local", "global"))
     config = DecoderConfig(**SIZES | {"attention": AttentionSettings(window=window)})
     met = [min(place + 1, 8) for place in range(32)] + [place + 1 for place in range(32)]
-    each = 4 * config.shape.heads * config.shape.head_channels
+    flops_of_pair = 4 * config.shape.heads * config.shape.head_channels
     pairs = config.layers // 2
-    assert count_token_flops(config, 32).attention == pytest.approx(each * pairs * sum(met) / 32)
+    assert count_token_flops(config, 32).attention == pytest.approx(
+        flops_of_pair * pairs * sum(met) / 32
+    )

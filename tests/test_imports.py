@@ -39,7 +39,7 @@ def test_a_mistake_is_told_without_them(
     right = (ROOT / "jobs/configs/quickstart/pretrain.toml").read_text()
     wrong.write_text(right.replace("steps = 300", "stps = 300"))
     (tmp_path / "jobs").symlink_to(ROOT / "jobs")
-    given = [each.format(wrong=wrong) for each in arguments]
+    given = [argument.format(wrong=wrong) for argument in arguments]
     slow, told = imported(*given, cwd=tmp_path, code=2)
     assert said in told
     assert slow == []

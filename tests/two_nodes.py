@@ -101,7 +101,7 @@ class TwoNodes:
         """Wait until `count` nodes are alive."""
         while True:
             answer = self.wait_for_answer("/api/v0/nodes?limit=100")
-            states = [each["state"] for each in answer["data"]["result"]["result"]]
+            states = [node["state"] for node in answer["data"]["result"]["result"]]
             if states.count("ALIVE") == count:
                 return
             time.sleep(0.1)

@@ -27,7 +27,7 @@ def case():
 
 def gradients_of(loss, hidden, weight, dtype=torch.float32):
     """Return the gradients of `loss(hidden, weight)` with respect to both, and its value."""
-    leaves = [each.to(dtype, copy=True).requires_grad_() for each in (hidden, weight)]
+    leaves = [tensor.to(dtype, copy=True).requires_grad_() for tensor in (hidden, weight)]
     value = loss(*leaves)
     value.backward()
     return value.detach(), leaves[0].grad, leaves[1].grad
@@ -139,7 +139,7 @@ class Products(TorchDispatchMode):
 @pytest.mark.parametrize("objective", [CausalLM(), SFT(), SFT(z_loss=0.1), Distillation()])
 def test_no_product_of_the_head_is_computed_twice(case, objective):
     """Three products suffice: logits, gradient of hidden states, gradient of the weight."""
-    hidden, weight, targets = (each.detach() for each in case)
+    hidden, weight, targets = (tensor.detach() for tensor in case)
     entries = torch.zeros(*targets.shape, 1, dtype=torch.long)
     arrays = {"ids": targets, "targets": targets, "weights": torch.randint(1, 300, targets.shape)}
     arrays |= {"teacher_ids": entries, "teacher_log_probabilities": entries - 1.0}
@@ -156,9 +156,9 @@ def test_no_product_beside_a_teacher_is_computed_twice(case):
     """Three products for the student's head, and one for the teacher's."""
     hidden, weight, targets = case
 
-    def reads(each):
+    def reads(hidden_BTC):
         def read(ids, places_N):
-            return ModelOutput(each.flatten(0, 1)[places_N], Head(weight.requires_grad_()))
+            return ModelOutput(hidden_BTC.flatten(0, 1)[places_N], Head(weight.requires_grad_()))
 
         return read
 
@@ -209,7 +209,7 @@ def test_a_batch_without_a_target_is_zero_with_zero_gradients(case):
     value, *gradients = gradients_of(
         lambda h, w: compute_head_loss(h, Head(w), nothing).nats_BT.sum(), hidden, weight
     )
-    assert value == 0 and not any(each.any() for each in gradients)
+    assert value == 0 and not any(gradient.any() for gradient in gradients)
 
 
 def test_huge_logits_overflow_nowhere():

@@ -105,11 +105,11 @@ def test_completions_are_read_as_row_by_row_without_padding(pairs, decoder):
         for side in ("chosen", "rejected")
     ]
     found, _ = read_completions(model, *rows)
-    for side, each in zip(("chosen", "rejected"), found, strict=True):
+    for side, sums in zip(("chosen", "rejected"), found, strict=True):
         expected = plainly(model, pairs[f"{side}_ids"], pairs[f"{side}_targets"])
-        torch.testing.assert_close(each.sums_B, expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(sums.sums_B, expected, rtol=1e-5, atol=1e-5)
         lengths = (pairs[f"{side}_targets"] != IGNORE).sum(1)
-        assert each.lengths_B.tolist() == lengths.tolist()
+        assert sums.lengths_B.tolist() == lengths.tolist()
     targets = rows[0][1]
     at = find_last_places(targets)
     assert (targets.flatten()[at] == 7).all()  # the end token of each answer
@@ -174,12 +174,15 @@ def test_references_of_the_batch_stand_for_the_model(pairs, decoder, device_batc
 def test_diagnostics_say_what_became_of_chosen_and_rejected_answers(pairs, decoder, device_batch):
     model = decoder()
     found = DPO().compute(model, device_batch({"reference": model}, **pairs), {}).diagnostics
-    values = {name: each.sum_rows_B().sum() / each.counts_B.sum() for name, each in found.items()}
+    values = {
+        name: diagnostic.sum_rows_B().sum() / diagnostic.counts_B.sum()
+        for name, diagnostic in found.items()
+    }
     for name in ("chosen_drift", "rejected_drift", "reward_margin", "reward_accuracy"):
         assert values[name] == 0
     lengths = (pairs["chosen_targets"] != IGNORE).sum(1).mean()
     assert float(values["chosen_tokens"]) == pytest.approx(lengths)
-    assert not any(each.values.requires_grad for each in found.values())
+    assert not any(diagnostic.values.requires_grad for diagnostic in found.values())
 
 
 def test_a_fall_of_the_chosen_answers_is_warned_of():

@@ -53,7 +53,9 @@ def loss_and_gradients(objective, model, batch):
 
 
 @pytest.mark.parametrize("positions", ["rope", "learned"])
-@pytest.mark.parametrize("objective", [DPO(), IPO(), Reward()], ids=lambda each: each.kind)
+@pytest.mark.parametrize(
+    "objective", [DPO(), IPO(), Reward()], ids=lambda objective: objective.kind
+)
 def test_losses_and_gradients_are_those_of_answers_apart(
     objective, positions, pairs, decoder, device_batch, monkeypatch
 ):

@@ -52,7 +52,7 @@ def draw_gradients(steps=5):
     generator = torch.Generator().manual_seed(5)
     for step in range(steps):
         drawn = {name: torch.randn(size, generator=generator) for name, size in SIZES.items()}
-        yield {n: each for n, each in drawn.items() if step != 1 or n != "norm.weight"}
+        yield {n: gradient for n, gradient in drawn.items() if step != 1 or n != "norm.weight"}
 
 
 def train(settings, groups=(), **kept):
@@ -79,7 +79,7 @@ def list_memory(parameters, optimizer):
 
 
 @pytest.mark.parametrize("groups", [(), GROUPS], ids=["alike", "in groups"])
-@pytest.mark.parametrize("settings", OPTIMIZERS, ids=lambda each: f"{each.kind}")
+@pytest.mark.parametrize("settings", OPTIMIZERS, ids=lambda optimizer: f"{optimizer.kind}")
 def test_no_bit_of_weights_and_memory_depends_on_where_the_memory_is(settings, groups):
     expected, found = train(settings, groups), train(settings, groups, hosted=True)
     for name, parameter in expected[0].items():
@@ -100,11 +100,13 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         given = {
-            each.untyped_storage().data_ptr() for each in tree_leaves(args) if _is_tensor(each)
+            tensor.untyped_storage().data_ptr()
+            for tensor in tree_leaves(args)
+            if _is_tensor(tensor)
         }
         found = func(*args, **(kwargs or {}))
-        for each in filter(_is_tensor, tree_leaves(found)):
-            storage = each.untyped_storage()
+        for tensor in filter(_is_tensor, tree_leaves(found)):
+            storage = tensor.untyped_storage()
             if storage.data_ptr() in given or storage.data_ptr() in self._known:
                 continue
             self._known.add(storage.data_ptr())
@@ -126,15 +128,15 @@ def _is_tensor(value):
 def test_a_step_holds_the_memory_of_two_parameters_and_none_is_left(hosted):
     sizes = [(64, 32), (16, 32), (48, 32), (32, 32), (16, 16), (8, 32)]
     parameters = [nn.Parameter(torch.randn(size)) for size in sizes]
-    named = ((f"layers.{n}.up.weight", each) for n, each in enumerate(parameters))
+    named = ((f"layers.{n}.up.weight", tensor) for n, tensor in enumerate(parameters))
     optimizer = build_optimizer(named, AdamW(), hosted=hosted)
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
     optimizer.step()
     with LiveBytes() as live:
         optimizer.step()
-    largest = sorted((8 * each.numel() for each in parameters), reverse=True)[:2]
-    assert all(each % ALIGNMENT == 0 for each in largest)
+    largest = sorted((8 * tensor.numel() for tensor in parameters), reverse=True)[:2]
+    assert all(size % ALIGNMENT == 0 for size in largest)
     if hosted:  # step counters, a few numbers, are compared as well
         assert largest[0] < live.most <= sum(largest) + 64
         assert live.now == 0
@@ -150,7 +152,7 @@ def test_an_update_changes_copies_and_the_host_keeps_its_own_tensors():
         sound = part._inner.step
 
         def step(part=part, sound=sound):
-            state = [each for one in part._inner.state.values() for each in one.items()]
+            state = [entry for one in part._inner.state.values() for entry in one.items()]
             seen.update(value.data_ptr() for name, value in state if name != "step")
             sound()
 
@@ -181,10 +183,10 @@ class Written(Lanes):
 
 def test_the_next_is_fetched_before_an_update_and_what_it_gave_is_stored_after():
     parameters = [nn.Parameter(torch.randn(4, 16)) for _ in range(3)]
-    named = ((f"layers.{n}.up.weight", each) for n, each in enumerate(parameters))
+    named = ((f"layers.{n}.up.weight", parameter) for n, parameter in enumerate(parameters))
     (part,) = build_optimizer(named, Lion(), hosted=True).parts
-    for each in parameters:
-        each.grad = torch.randn_like(each)
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
     part.step()
     part._lanes, sound = Written(), part._inner.step
     part._inner.step = lambda: (part._lanes.lines.append("update"), sound())
@@ -217,7 +219,7 @@ def one_rank(tmp_path):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("settings", OPTIMIZERS, ids=lambda each: f"{each.kind}")
+@pytest.mark.parametrize("settings", OPTIMIZERS, ids=lambda optimizer: f"{optimizer.kind}")
 def test_what_is_sliced_is_remembered_in_slices_of_the_same_mesh(settings, one_rank):
     mesh, start = init_device_mesh("cpu", (1,)), torch.randn(8, 16)
     sliced = nn.Parameter(DTensor.from_local(start.clone(), mesh, [Shard(0)]))

@@ -87,7 +87,7 @@ def test_bytes_are_those_of_each_groups_optimizer():
 )
 def test_patterns_that_match_nothing_or_the_same_are_refused(groups, message):
     with pytest.raises(ConfigError, match=message):
-        assign(SIZES, [NamedGroup(match=each) for each in groups])
+        assign(SIZES, [NamedGroup(match=pattern) for pattern in groups])
 
 
 def test_a_run_that_trains_nothing_is_refused():
@@ -108,5 +108,5 @@ def test_names_and_sizes_known_without_torch_are_the_decoders(tied):
     )
     with torch.device("meta"):
         model = Decoder(config)
-    named = {name: tuple(each.shape) for name, each in model.named_parameters()}
+    named = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     assert parameter_shapes(config) == named

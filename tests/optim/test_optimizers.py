@@ -137,7 +137,9 @@ ELEMENTWISE = [
 ]
 
 
-@pytest.mark.parametrize("settings", ELEMENTWISE, ids=lambda each: f"{each.kind} {each.state}")
+@pytest.mark.parametrize(
+    "settings", ELEMENTWISE, ids=lambda optimizer: f"{optimizer.kind} {optimizer.state}"
+)
 @pytest.mark.parametrize("cuts", [[0, 1, 2, 9, 100, 213, 400], [0, 133, 266, 400]])
 def test_the_update_of_a_piece_is_bit_for_bit_the_piece_of_the_update(settings, cuts):
     start, steps = torch.randn(400, 3), gradients([(400, 3)])  # 3 fills no SIMD vector
@@ -175,7 +177,7 @@ ALL = [
 ]
 
 
-@pytest.mark.parametrize("settings", ALL, ids=lambda each: each.kind)
+@pytest.mark.parametrize("settings", ALL, ids=lambda optimizer: optimizer.kind)
 def test_each_declares_the_bytes_that_it_keeps(settings):
     sizes = {MATRIX: (6, 4), STACK: (2, 6, 4), VECTOR: (4,), "embedding.weight": (9, 4)}
     parameters = {name: nn.Parameter(torch.ones(size)) for name, size in sizes.items()}

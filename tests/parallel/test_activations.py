@@ -41,13 +41,13 @@ def test_each_layer_has_its_figures_and_the_model_is_as_it_was():
     handle = model.layers[1].register_forward_hook(lambda *heard: outputs.append(heard[2][0]))
     found = figures_of(model)
     handle.remove()
-    assert set(found) == {f"layers/{n:02d}/{each}" for n in range(2) for each in FIGURES}
+    assert set(found) == {f"layers/{n:02d}/{figure}" for n in range(2) for figure in FIGURES}
     assert found["layers/01/activation_rms"] == pytest.approx(
         float(outputs[0].square().mean().sqrt())
     )
     assert found["layers/01/activation_max"] == float(outputs[0].abs().max())
     assert all("attend" not in vars(layer.attention) for layer in model.layers)
-    assert not any(each._forward_hooks for each in model.modules())
+    assert not any(module._forward_hooks for module in model.modules())
     assert torch.equal(model(ids()).hidden, before)
 
 

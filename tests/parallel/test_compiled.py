@@ -130,14 +130,14 @@ def test_every_combination_trains_to_the_losses_of_its_precision(ranks, make_job
         # Two ranks trace each graph twice, so only the widest combination with a graph uses two.
         both = backend is None or (compute, again) == ("bfloat16", "Selective")
         first, *others = ranks(2 if both else 1, "steps", job=job, count=4)
-        assert all(each["digest"] == first["digest"] for each in others)
+        assert all(answer["digest"] == first["digest"] for answer in others)
         found[compute, again, backend] = first
-    for (compute, again, backend), each in found.items():
+    for (compute, again, backend), answer in found.items():
         plain = found[compute, None, None]
         if backend is None or compute == "float32":
-            assert each["digest"] == plain["digest"], (compute, again, backend)
+            assert answer["digest"] == plain["digest"], (compute, again, backend)
         else:  # a graph keeps in float32 what plain layers round to bfloat16 in between
-            assert each["losses"] == pytest.approx(plain["losses"], rel=5e-3)
+            assert answer["losses"] == pytest.approx(plain["losses"], rel=5e-3)
 
 
 @pytest.mark.soak
@@ -155,6 +155,6 @@ def test_compiled_training_is_close_to_plain_and_alike_at_any_number_of_ranks(
     mortal_ranks.end()  # new processes find the compiled code, as after a restart
     found += mortal_ranks(1, "steps", job=job, count=4)
     assert code and sorted(Path(cache).rglob("*.so")) == code
-    assert len({each["digest"] for each in found}) == 1
+    assert len({answer["digest"] for answer in found}) == 1
     tolerance = 1e-5 if compute == "float32" else 5e-3
     assert found[0]["losses"] == pytest.approx(expected["losses"], rel=tolerance)

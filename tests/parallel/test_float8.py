@@ -81,7 +81,7 @@ def test_compiled_layers_share_one_graph_and_give_the_bits_of_plain_ones():
         x = torch.randn(32, 64, dtype=torch.bfloat16, requires_grad=True)
         y = layers(x)
         y.float().square().sum().backward()
-        found.append([y.detach(), x.grad, *(each.grad for each in layers.parameters())])
+        found.append([y.detach(), x.grad, *(parameter.grad for parameter in layers.parameters())])
     for plain, graph in zip(*found, strict=True):
         assert torch.equal(plain, graph)
 

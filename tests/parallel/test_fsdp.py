@@ -23,7 +23,9 @@ def test_gradients_of_ranks_are_added_up_not_averaged(world, deterministic, rank
     for gradients, norm in answers:
         for whole, unit in zip(gradients, one, strict=True):
             np.testing.assert_allclose(whole, sum(factors) * unit, rtol=1e-5)
-        expected = np.sqrt(sum(np.square(each, dtype=np.float64).sum() for each in gradients))
+        expected = np.sqrt(
+            sum(np.square(gradient, dtype=np.float64).sum() for gradient in gradients)
+        )
         assert norm == pytest.approx(expected, rel=1e-6)
         assert norm == answers[0][1]
 
@@ -92,7 +94,7 @@ def test_a_rank_alone_adds_up_each_gradient_as_soon_as_it_is_there(virtual, alon
     for number in range(virtual):
         plain.zero_grad()
         plain(inputs[number]).square().sum().backward()
-        leaves.append([each.grad.clone() for each in plain.parameters()])
+        leaves.append([weight.grad.clone() for weight in plain.parameters()])
     for number, parameter in enumerate(parameters):
         tree = TreeSum(virtual)
         for leaf in range(virtual):

@@ -120,12 +120,12 @@ def test_all_ranks_lie_along_one_axis(ranks):
 def test_neighbours_are_a_replica(degrees, axes, sharding, data, slices, ranks):
     """Data is divided among replicas, and one rank of each replica represents it."""
     found = ranks(4, "mesh", **degrees)
-    assert [each["sharding"] for each in found] == [sharding] * 4
+    assert [view["sharding"] for view in found] == [sharding] * 4
     kept = found[0]["axes"]
     assert kept == tuple(name for name in axes if name in kept)
-    assert [each["data"] for each in found] == [(rank, max(data) + 1) for rank in data]
-    assert [each["slices"][0] for each in found] == slices
-    assert [each["speaks"] for each in found] == [
+    assert [view["data"] for view in found] == [(rank, max(data) + 1) for rank in data]
+    assert [view["slices"][0] for view in found] == slices
+    assert [view["speaks"] for view in found] == [
         rank == 0 or data[rank] != data[rank - 1] for rank in range(4)
     ]
 
@@ -141,8 +141,8 @@ def test_neighbours_are_a_replica(degrees, axes, sharding, data, slices, ranks):
 )
 def test_experts_are_sliced_over_replicas_alone(degrees, slices, ranks):
     found = ranks(4, "mesh", **degrees)
-    assert [each["expert_slices"] for each in found] == slices
-    assert [each["expert"] for each in found] == [
+    assert [view["expert_slices"] for view in found] == slices
+    assert [view["expert"] for view in found] == [
         (rank % degrees["expert"], degrees["expert"]) for rank in range(4)
     ]
 

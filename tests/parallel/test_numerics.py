@@ -58,7 +58,7 @@ def test_on_a_gpu_the_fingerprint_tells_of_what_chooses_kernels_there(
 
 
 def events(job, name):
-    return [each for each in RunFolder(job.folder).read_events() if each["event"] == name]
+    return [event for event in RunFolder(job.folder).read_events() if event["event"] == name]
 
 
 def test_a_run_that_goes_on_elsewhere_says_that_its_bits_may_differ(ranks, make_job, tmp_path):

@@ -44,8 +44,8 @@ def test_the_norms_are_those_that_torch_computes_and_the_update_is_what_changed(
     norms, parameters = ParameterNorms(model), list(model.parameters())
     model(torch.ones(1, 3)).backward()
     norms.begin()
-    before = [each.full_tensor().clone() for each in parameters]
-    gradients = [each.grad.full_tensor() for each in parameters]
+    before = [parameter.full_tensor().clone() for parameter in parameters]
+    gradients = [parameter.grad.full_tensor() for parameter in parameters]
     torch.optim.SGD(parameters, lr=0.5).step()
     found = norms.finish({"of another": torch.tensor(0.1)})
     assert found.pop("of another") == float(torch.tensor(0.1))
@@ -70,4 +70,4 @@ def test_a_parameter_that_is_not_used_has_a_gradient_of_0(alone):
 
 
 def total(tensors):
-    return math.sqrt(sum(float(each.detach().square().sum()) for each in tensors))
+    return math.sqrt(sum(float(tensor.detach().square().sum()) for tensor in tensors))

@@ -41,7 +41,7 @@ def device(monkeypatch):
 
 
 def spent(seconds):
-    return {name: each for name, each in seconds.items() if each}
+    return {name: duration for name, duration in seconds.items() if duration}
 
 
 def test_a_phase_within_another_counts_once(host):

@@ -36,7 +36,7 @@ def test_each_micro_batch_goes_forward_then_backward_in_the_order_of_numbers(
     for stage in range(stages):
         order = plan_turns(schedule, stage, stages, count)
         for forward in (True, False):
-            assert [each.number for each in order if each.forward == forward] == list(range(count))
+            assert [turn.number for turn in order if turn.forward == forward] == list(range(count))
         assert min(held(order)) >= 0
         most = count if schedule == "GPipe" else min(count, stages - stage)
         assert max(held(order)) == len(find_held_at_once(order)) == most
@@ -47,7 +47,7 @@ def test_each_interleaved_stage_takes_micro_batches_in_the_order_of_numbers(rank
     for rank in range(ranks):
         order = plan_turns("interleaved", rank, ranks, count, chunks)
         for chunk, forward in itertools.product(range(chunks), (True, False)):
-            own = [each.number for each in order if each[::2] == (forward, chunk)]
+            own = [own_turn.number for own_turn in order if own_turn[::2] == (forward, chunk)]
             assert own == list(range(count))
         for turn in order:
             ahead = turn._replace(forward=True)
@@ -75,7 +75,7 @@ def play(orders, chunks, seconds=(1, 1), under_way=GRADIENTS_UNDER_WAY):
         if not forward:
             last = stage == ranks * chunks - 1
             needs = (True, stage, number) if last else (False, stage + 1, number)
-            sent[rank] = [each for each in sent[rank] if each not in done]
+            sent[rank] = [result for result in sent[rank] if result not in done]
             if stage and len(sent[rank]) >= under_way:
                 return False
         if needs and needs not in done:
@@ -163,11 +163,11 @@ def test_no_other_cut_has_a_cheaper_dearest_stage(layers, stages, vocabulary):
     costs, head = count_layer_flops(model)
 
     def dearest(cut):
-        spent = [sum(costs[each.start : each.stop]) for each in cut]
+        spent = [sum(costs[stage.start : stage.stop]) for stage in cut]
         return max(*spent[:-1], spent[-1] + head) if len(spent) > 1 else spent[0] + head
 
     found = cut_layers(model, stages)
-    assert [n for each in found for n in each] == list(range(layers)) and all(map(len, found))
+    assert [n for stage in found for n in stage] == list(range(layers)) and all(map(len, found))
     ends = itertools.combinations(range(1, layers), stages - 1)
     cuts = ([range(a, b) for a, b in itertools.pairwise((0, *e, layers))] for e in ends)
     assert dearest(found) == pytest.approx(min(map(dearest, cuts)), rel=1e-6)

@@ -66,7 +66,7 @@ def test_bfloat16_gives_the_same_bits_at_any_number_of_ranks(ranks, make_job, tm
     job = job_of(make_job, tmp_path, 6, precision=BFLOAT16)
     found = [answer for world in (1, 2, 3) for answer in ranks(world, "steps", job=job, count=6)]
     assert len(found) == 6
-    assert len({(each["digest"], *each["losses"]) for each in found}) == 1
+    assert len({(answer["digest"], *answer["losses"]) for answer in found}) == 1
 
 
 @pytest.mark.slow

@@ -32,9 +32,9 @@ def gradients(changes, again=None, compiled=None, dtype=torch.float32):
     compile_layers(model.layers, compiled)
     positions = torch.cat([torch.arange(14), torch.arange(10)]).expand(2, -1)
     output = model(IDS, positions_BT=positions)
-    added = [each for each in output.auxiliary.values() if each.ndim == 0]
+    added = [term for term in output.auxiliary.values() if term.ndim == 0]
     sum(added, output.logits.float().logsumexp(-1).mean()).backward()
-    return [each.grad.float() for each in model.parameters()]
+    return [parameter.grad.float() for parameter in model.parameters()]
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)

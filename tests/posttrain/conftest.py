@@ -46,7 +46,7 @@ def encode_rows(tokens: str, tmp_path: Path) -> Callable[..., Manifest]:
 
     def encode(given_rows: Sequence[Any], output: str = "encoded", **settings: Any) -> Manifest:
         path = tmp_path / f"{output}.jsonl"
-        lines = [each if isinstance(each, str) else json.dumps(each) for each in given_rows]
+        lines = [row if isinstance(row, str) else json.dumps(row) for row in given_rows]
         path.write_text("".join(f"{line}\n" for line in lines))
         source = {"source": "chats", **settings.pop("source", {}), "paths": (str(path),)}
         given = {

@@ -128,16 +128,16 @@ def test_sums_are_learnt_and_preferred_to_wrong_ones(without_ray, tmp_path, writ
     told, held_out = SUMS[HELD_OUT:], SUMS[:HELD_OUT]
     others = random.Random("shuffled").sample([answer for _, answer in told], len(told))
     shuffled = [(prompt, other) for (prompt, _), other in zip(told, others, strict=True)]
-    chats_apart = [chat(*each) for each in held_out]
-    pairs_apart = [pair(*each) for each in held_out]
+    chats_apart = [chat(*case) for case in held_out]
+    pairs_apart = [pair(*case) for case in held_out]
     # The reward model sees several wrong answers to each sum.
-    judged = [pair(*each, number) for number in range(WRONG) for each in told]
+    judged = [pair(*case, number) for number in range(WRONG) for case in told]
     accuracy, found = "eval/diagnostics/reward_accuracy", []
     for seed in SEEDS:
         sums = Sums(tmp_path / str(seed), seed)
-        rows = [chat(*each) for each in told]
+        rows = [chat(*case) for case in told]
         rows = sums.encode("chats", "conversations", rows, chats_apart)
-        pairs = sums.encode("pairs", "pairs", [pair(*each) for each in told], pairs_apart)
+        pairs = sums.encode("pairs", "pairs", [pair(*case) for case in told], pairs_apart)
         all_pairs = sums.encode("all-pairs", "pairs", judged, pairs_apart)
         tuned, _ = sums.tune("tuned", sums.fresh, rows, {"kind": "SFT"}, STEPS, 40, LR)
         # Such a strong pull to the reference keeps correct answers as likely as before: with beta =
@@ -146,7 +146,7 @@ def test_sums_are_learnt_and_preferred_to_wrong_ones(without_ray, tmp_path, writ
             "aligned", tuned, pairs, {"kind": "DPO", "beta": 3.0}, 300, 64, 4e-5
         )
         _, reward = sums.tune("reward", tuned, all_pairs, {"kind": "Reward"}, STEPS, 64, REWARD_LR)
-        each = {
+        figures = {
             "seed": seed,
             "untrained": exact_match(sums.fresh),
             "sft": exact_match(tuned),
@@ -155,25 +155,25 @@ def test_sums_are_learnt_and_preferred_to_wrong_ones(without_ray, tmp_path, writ
             "reward_model_accuracy": reward[accuracy],
         }
         if seed == SEEDS[0]:
-            rows = [chat(*each) for each in shuffled]
+            rows = [chat(*case) for case in shuffled]
             rows = sums.encode("no-chats", "conversations", rows, chats_apart)
             untaught, _ = sums.tune("untaught", sums.fresh, rows, {"kind": "SFT"}, 500, 40, LR)
-            each["sft_on_shuffled"] = exact_match(untaught)
+            figures["sft_on_shuffled"] = exact_match(untaught)
             no_pairs = sums.encode("no-pairs", "pairs", swapped(judged), pairs_apart)
             _, untaught = sums.tune(
                 "no-reward", tuned, no_pairs, {"kind": "Reward"}, 500, 64, REWARD_LR
             )
-            each["reward_model_on_swapped"] = untaught[accuracy]
-        found.append(each)
-        print("\n" + json.dumps(each), flush=True)
+            figures["reward_model_on_swapped"] = untaught[accuracy]
+        found.append(figures)
+        print("\n" + json.dumps(figures), flush=True)
         write_result(
             "addition.json", {"benchmark": "addition", "held_out": HELD_OUT, "seeds": found}
         )
-    for each in found:
-        assert each["untrained"] < 0.01
-        assert each["sft"] >= 0.99
-        assert each["dpo"] >= each["sft"]
-        assert each["dpo_reward_accuracy"] >= 0.95
-        assert each["reward_model_accuracy"] >= 0.98
+    for figures in found:
+        assert figures["untrained"] < 0.01
+        assert figures["sft"] >= 0.99
+        assert figures["dpo"] >= figures["sft"]
+        assert figures["dpo_reward_accuracy"] >= 0.95
+        assert figures["reward_model_accuracy"] >= 0.98
     assert found[0]["sft_on_shuffled"] < 0.05
     assert 0.4 < found[0]["reward_model_on_swapped"] < 0.6

@@ -77,7 +77,7 @@ def test_pairs_are_read_back_as_they_were_written(encode_rows, encoder, tmp_path
     denominators = batches.denominators(0)
     assert (denominators[PAIRS], denominators[TOKENS]) == (6, tokens)
     whole = [batches.micro_batch(0, index).arrays[CHOSEN_TARGETS] for index in range(3)]
-    assert denominators[CHOSEN_TOKENS] == sum(int((each != IGNORE).sum()) for each in whole)
+    assert denominators[CHOSEN_TOKENS] == sum(int((targets != IGNORE).sum()) for targets in whole)
 
 
 def test_references_come_with_the_pairs_they_are_of(encode_rows, tmp_path):

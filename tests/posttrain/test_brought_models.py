@@ -101,9 +101,9 @@ def test_a_request_is_given_the_same_text_alone_and_beside_others(speaker):
         for seed, text in enumerate(("the sea", "a", "What is the fox?", "the lazy dog sleeps"))
     ]
     together = speaker.speak_all(requests)
-    assert [speaker.speak_all([each])[0] for each in requests] == together
+    assert [speaker.speak_all([request])[0] for request in requests] == together
     assert speaker.speak_all(requests[::-1]) == together[::-1]
-    assert len({each.text for each in together}) == 4
+    assert len({answer.text for answer in together}) == 4
 
 
 def test_a_stop_text_ends_the_answer_where_it_begins_and_pieces_are_what_is_returned(speaker):

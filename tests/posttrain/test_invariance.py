@@ -75,7 +75,7 @@ def step_of(objective, batches, model, change=lambda micro: micro):
     for micro in batches.at(0):
         batch = DeviceBatch.copy(change(micro), torch.device("cpu"))
         computed = objective.compute(model, batch, {})
-        loss = sum(weights[name] * each.values.sum() for name, each in computed.terms.items())
+        loss = sum(weights[name] * term.values.sum() for name, term in computed.terms.items())
         loss.backward()
         total += loss.item()
     return total, {name: p.grad.clone() for name, p in model.named_parameters()}
@@ -114,7 +114,10 @@ def test_more_padding_changes_nothing(form, opened):
     wanted = step_of(FORMS[form], batches, model)
     model.zero_grad()
     widths = [micro.arrays for micro in batches.at(0)]
-    assert max(array.shape[1] for each in widths for array in each.values() if array.ndim == 2) < 41
+    assert (
+        max(array.shape[1] for arrays in widths for array in arrays.values() if array.ndim == 2)
+        < 41
+    )
     assert_same(step_of(FORMS[form], batches, model, further_padded), wanted)
 
 
@@ -127,9 +130,9 @@ def test_the_loss_of_a_pair_does_not_depend_on_the_others(form, opened):
         found = {}
         for micro in batches.at(0):
             computed = objective.compute(model, DeviceBatch.copy(micro, torch.device("cpu")), {})
-            for name, each in computed.terms.items():
-                if each.values.shape == micro.samples.shape:
-                    for sample, value in zip(micro.samples.tolist(), each.values, strict=True):
+            for name, term in computed.terms.items():
+                if term.values.shape == micro.samples.shape:
+                    for sample, value in zip(micro.samples.tolist(), term.values, strict=True):
                         found[name, sample] = value.item()
         return found
 

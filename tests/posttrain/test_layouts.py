@@ -68,7 +68,7 @@ def tuning(fresh, encode_rows, tmp_path):
         if name not in encoded:
             encode_rows(rows, name, rows=name, held_out=0.2, sequence_length=48)
             encoded.add(name)
-        degrees = [each["ranks"] for each in (parallel or {}).values()]
+        degrees = [axis["ranks"] for axis in (parallel or {}).values()]
         batches = {"sequence_length": 48, "global_batch": 4, "micro_batch": 2}
         if name == "conversations":  # rows as wide as their longest, so widths may be odd
             batches["packing"] = "none"
@@ -274,16 +274,16 @@ def test_peft_is_given_the_adapter_of_whole_layers(tuning, tmp_path, without_ray
         posttrain(tuning("SFT", parallel, lora=LORA | {"dora": True}, output=output))
         export_adapter(str(tmp_path / output), str(tmp_path / f"{output}-peft"))
     found, expected = (
-        load_file(tmp_path / f"{each}-peft" / "adapter_model.safetensors")
-        for each in ("run", "alone")
+        load_file(tmp_path / f"{folder}-peft" / "adapter_model.safetensors")
+        for folder in ("run", "alone")
     )
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert found[name].shape == value.shape
         np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-4, err_msg=name)
     settings = [
-        json.loads((tmp_path / f"{each}-peft" / "adapter_config.json").read_text())
-        for each in ("run", "alone")
+        json.loads((tmp_path / f"{folder}-peft" / "adapter_config.json").read_text())
+        for folder in ("run", "alone")
     ]
     assert settings[0] == settings[1]
 

@@ -96,7 +96,9 @@ def test_a_reward_model_learns_and_has_the_same_bits_with_two_workers(
     assert "nats per token" not in page
     traced = trace(str(tmp_path / "one"), 3)
     assert traced.log == "agrees" and len(traced.sequences) == 8
-    pairs = [(each.answer, traced.encoder.decode(each.ids)) for each in traced.sequences]
+    pairs = [
+        (sequence.answer, traced.encoder.decode(sequence.ids)) for sequence in traced.sequences
+    ]
     assert [answer for answer, _ in pairs] == ["chosen", "rejected"] * 4
     assert all(("mirror" in text) == (answer == "chosen") for answer, text in pairs)
     (document,) = traced.sequences[0].documents
@@ -153,7 +155,7 @@ def test_a_reward_model_of_steps_learns_which_are_right(encode_rows, tuning, tmp
     assert counted["solutions"] + job.make_held_out().micro_batches() == 16
     posttrain(run)
     first = trace(str(tmp_path / "reward"), 1).sequences[0]
-    trained = [at for at, each in enumerate(first.target_ids) if each != IGNORE]
+    trained = [at for at, target in enumerate(first.target_ids) if target != IGNORE]
     assert len(trained) == first.targets == 3
     lines = metrics.read_series(str(tmp_path / "reward"))
     assert lines[-1]["train/loss"] < lines[0]["train/loss"]

@@ -198,7 +198,7 @@ def test_noise_is_a_function_of_the_sample_and_no_part_of_evaluation(folder, fre
     noisy, plain = SFT(noise=5.0), SFT()
     found = nats(noisy, whole)
     assert not torch.allclose(found, nats(plain, whole))
-    torch.testing.assert_close(found, torch.cat([nats(noisy, each) for each in parts]))
+    torch.testing.assert_close(found, torch.cat([nats(noisy, part) for part in parts]))
     assert not torch.equal(found, nats(SFT(noise=5.0, noise_seed=1), whole))
     with torch.no_grad():
         assert torch.equal(nats(noisy, whole), nats(plain, whole))
@@ -265,7 +265,7 @@ def test_two_ranks_fine_tune_as_one_does_to_the_last_bit(without_ray, run, tmp_p
     pair = run.model_copy(update={"output": str(tmp_path / "by-two"), "workers": 2})
     posttrain(pair)
     assert losses(pair) == losses(run)
-    weights = [open_model(each.output).weights for each in (run, pair)]
+    weights = [open_model(tuned.output).weights for tuned in (run, pair)]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
@@ -353,8 +353,8 @@ def test_held_out_conversations_are_measured_as_the_run_goes_on(
         shards.read_weights("chats", begin, weights)
         ids = shards.read_window("chats", begin, end - begin).astype(np.int64)
         with torch.no_grad():
-            each, of = nats_alone(model, ids, weights)
-        nats, weight = nats + each.item(), weight + of
+            loss, of = nats_alone(model, ids, weights)
+        nats, weight = nats + loss.item(), weight + of
     assert measured[-1]["eval/chats/loss"] == pytest.approx(nats / weight, rel=1e-5)
 
 
@@ -413,7 +413,7 @@ def test_fine_tuning_on_ray_that_loses_a_worker_ends_as_one_rank_that_does_not(
     assert [attempt.resumed_step for attempt in RunFolder(job.folder).read_attempts()] == [0, 5]
     assert outcome.restarts == 1
     assert losses(pair) == losses(run)
-    weights = [open_model(each.output).weights for each in (run, pair)]
+    weights = [open_model(tuned.output).weights for tuned in (run, pair)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     assert open_model(pair.output).step == 10
 

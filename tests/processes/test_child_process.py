@@ -70,10 +70,10 @@ def start():
         return started[-1]
 
     yield begin
-    for each in started:
-        if each.child.poll_group() is None:
-            each.child.kill()
-            each.end()
+    for child in started:
+        if child.child.poll_group() is None:
+            child.child.kill()
+            child.end()
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 75, 130])

@@ -108,7 +108,7 @@ def test_a_forked_process_has_all_of_whoever_asked_and_what_was_imported(
 
 def test_several_live_side_by_side_and_each_ends_by_itself(server):
     several = [ForkedProcess(server.get_address(), "forked:stay", number) for number in range(3)]
-    assert [each.receive() for each in several] == [0, 1, 2]
+    assert [process.receive() for process in several] == [0, 1, 2]
     os.kill(several[1].pid, signal.SIGKILL)
     with pytest.raises(ProcessDied, match=r"^killed by SIGKILL$"):
         several[1].receive()

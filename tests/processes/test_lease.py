@@ -126,7 +126,7 @@ def test_it_is_renewed_while_it_is_held(monkeypatch, tmp_path):
 def test_an_owner_that_was_taken_over_from_leaves_the_lease_alone(caplog, monkeypatch, tmp_path):
     monkeypatch.setattr(lease, "RENEW_SECONDS", 0.01)
     with lease.hold_lease(str(tmp_path)):
-        (renewer,) = [each for each in threading.enumerate() if each.name == "lease"]
+        (renewer,) = [thread for thread in threading.enumerate() if thread.name == "lease"]
         theirs = lease.LeaseOwner.here()
         until = time.monotonic() + 60
         # The renewer may be writing at that moment.
@@ -141,7 +141,7 @@ def test_an_owner_that_was_taken_over_from_leaves_the_lease_alone(caplog, monkey
 def test_a_lease_that_was_removed_was_taken_over_by_nobody(caplog, monkeypatch, tmp_path):
     monkeypatch.setattr(lease, "RENEW_SECONDS", 0.01)
     with lease.hold_lease(str(tmp_path / "run")):
-        (renewer,) = [each for each in threading.enumerate() if each.name == "lease"]
+        (renewer,) = [thread for thread in threading.enumerate() if thread.name == "lease"]
         (tmp_path / "run" / lease.FILE).unlink()
         renewer.join(30)
         assert not renewer.is_alive()

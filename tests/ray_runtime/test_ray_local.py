@@ -32,7 +32,7 @@ def begun():
     daemons = worker._global_node.all_processes
     return started, {
         "actor": ray.get(started.pid.remote()),
-        "daemons": {name: each[0].process.pid for name, each in daemons.items()},
+        "daemons": {name: handles[0].process.pid for name, handles in daemons.items()},
         "session": worker._global_node.get_session_dir_path(),
     }
 
@@ -44,7 +44,7 @@ HAS_NO_OWNER_YET = """
 def begun_but_not_owned(folder):
     from ray._private import worker
     node = worker._global_node
-    daemons = {name: each[0].process.pid for name, each in node.all_processes.items()}
+    daemons = {name: handles[0].process.pid for name, handles in node.all_processes.items()}
     say({"daemons": daemons, "session": node.get_session_dir_path()})
     time.sleep(600)
 
@@ -122,7 +122,7 @@ def test_one_that_is_lost_is_told_and_ended_and_another_leaves_nothing(
     # Ray makes its folders readable for every user of the machine.
     private = list(temporary.iterdir())
     assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o700}
-    assert all(Path(each["session"]).parents[1] in private for each in (first, starting))
+    assert all(Path(started["session"]).parents[1] in private for started in (first, starting))
     for process in killed:
         process.kill()
         process.wait(LONG)
@@ -139,9 +139,9 @@ def test_one_that_is_lost_is_told_and_ended_and_another_leaves_nothing(
         assert said(process) == problem
         begun.append(lost)
     begun.append(said(process))
-    assert len({starting["session"], *(each["session"] for each in begun)}) == 5
+    assert len({starting["session"], *(started["session"] for started in begun)}) == 5
     assert process.wait(LONG) == 0
-    assert all(gone(each["actor"]) for each in begun)
+    assert all(gone(started["actor"]) for started in begun)
     assert list(temporary.iterdir()) == []
 
 

@@ -39,16 +39,20 @@ def _private(module: str, name: str) -> bool:
 def test_nothing_else_imports_what_is_private() -> None:
     files = [path for path in PACKAGE.rglob("*.py") if path.name not in ALONE]
     found = {
-        str(path.relative_to(PACKAGE)): [each for each in _imports(path) if _private(*each)]
+        str(path.relative_to(PACKAGE)): [
+            imported for imported in _imports(path) if _private(*imported)
+        ]
         for path in files
     }
     assert {path: imports for path, imports in found.items() if imports} == {}
 
 
-REACHED = sorted(each for each in _imports(Path(ray_private.__file__)) if each[1])
+REACHED = sorted(imported for imported in _imports(Path(ray_private.__file__)) if imported[1])
 
 
-@pytest.mark.parametrize(("module", "name"), REACHED, ids=[".".join(each) for each in REACHED])
+@pytest.mark.parametrize(
+    ("module", "name"), REACHED, ids=[".".join(reached) for reached in REACHED]
+)
 def test_what_is_imported_is_there(module: str, name: str) -> None:
     assert hasattr(importlib.import_module(module), name)
 
@@ -159,7 +163,7 @@ def test_workers_become_ranks_in_the_order_that_is_asked_for() -> None:
     given = [worker(number, node) for number, node in enumerate("abaab")]
     with ray_private.order_workers(lambda nodes: [nodes.index("b"), 1, 2, 0, 4]):
         found = WorkerGroup._assign_worker_ranks(given)
-    assert [(each.metadata.node_id, each.distributed_context.world_rank) for each in found] == [
-        *(("b", 0), ("a", 1), ("a", 2), ("a", 3), ("b", 4))
-    ]
-    assert [each.number for each in WorkerGroup._assign_worker_ranks(given)] == [0, 2, 3, 1, 4]
+    assert [
+        (worker.metadata.node_id, worker.distributed_context.world_rank) for worker in found
+    ] == [*(("b", 0), ("a", 1), ("a", 2), ("a", 3), ("b", 4))]
+    assert [worker.number for worker in WorkerGroup._assign_worker_ranks(given)] == [0, 2, 3, 1, 4]

@@ -67,19 +67,21 @@ def test_the_documents_of_a_step_are_named_with_their_rules(trained: str) -> Non
     found = find_culprits(trained, None, 2)
     traced = printed(trained, "--data-step", "2")
     named = {d["url"] for sequence in traced["sequences"] for d in sequence["documents"]}
-    assert {each.url for each in found} == named
-    assert [len(each.rules) for each in found] == sorted(
+    assert {culprit.url for culprit in found} == named
+    assert [len(culprit.rules) for culprit in found] == sorted(
         (len(e.rules) for e in found), reverse=True
     )
-    assert all(each.text and each.signals["words"] > 0 and each.sequences for each in found)
+    assert all(
+        culprit.text and culprit.signals["words"] > 0 and culprit.sequences for culprit in found
+    )
     rows = printed(trained, "--data-step", "2", "--rules")
-    assert [row["url"] for row in rows] == [each.url for each in found]
+    assert [row["url"] for row in rows] == [culprit.url for culprit in found]
 
 
 def test_a_page_is_traced_to_the_steps_and_checkpoints_that_saw_it(trained: str) -> None:
     seen_at: dict[str, list[int]] = {}
     for step in range(1, 7):
-        for url in {each.url for each in find_culprits(trained, step, None)}:
+        for url in {culprit.url for culprit in find_culprits(trained, step, None)}:
             seen_at.setdefault(url, []).append(step)
     late = next(url for url, steps in seen_at.items() if steps[0] >= 3)
     for url in (late, next(iter(seen_at))):

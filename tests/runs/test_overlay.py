@@ -67,7 +67,7 @@ def test_the_page_says_which_run_is_lowest_and_how_each_went(two: list[str]) -> 
 
 
 def test_the_numbers_are_those_of_the_metrics(two: list[str]) -> None:
-    lines = [json.loads(each) for each in Path(two[0], "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in Path(two[0], "metrics.jsonl").read_text().splitlines()]
     losses = [line["train/loss"] for line in lines if "train/loss" in line][-4:]
     assert f"{sum(losses) / 4:.4g}" in text_of(build_overlay_page(read_runs(two)))
 

@@ -64,7 +64,7 @@ def test_every_sequence_of_every_step_names_the_documents_its_ids_are_of(
             named = [d.id for d in sequence.documents for _ in range(d.tokens)]
             assert named == expected
             assert all(f"//{sequence.source}.example/" in d.url for d in sequence.documents)
-            assert sequence.targets == sum(each != IGNORE for each in sequence.target_ids)
+            assert sequence.targets == sum(target != IGNORE for target in sequence.target_ids)
 
 
 def test_padding_is_no_documents_token_and_lengths_add_up(

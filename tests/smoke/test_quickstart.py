@@ -202,7 +202,7 @@ def test_the_wheel_brings_run_files_and_clusters(installed: Installed) -> None:
     )
     assert checked.returncode == 0, checked.stderr
     shown = checked.stdout.split(CHECKED)[:-1]
-    assert len(shown) == len(files) and all("stage = " in each for each in shown)
+    assert len(shown) == len(files) and all("stage = " in text for text in shown)
     assert str(installed.package) in installed.run("cluster", "check", "local").stdout
 
 

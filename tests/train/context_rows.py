@@ -103,7 +103,7 @@ def attended(
     sinks = attention.sinks
     if sinks is not None:
         torch.nn.init.normal_(sinks)
-    exact = [each.double().requires_grad_() for each in whole]
+    exact = [whole_tensor.double().requires_grad_() for whole_tensor in whole]
     exact_sinks = [] if sinks is None else [sinks.detach().double().requires_grad_()]
     expected = dense(model, *exact, positions, exact_sinks[0] if exact_sinks else None)
     gradients = torch.autograd.grad(expected, exact + exact_sinks, gradient.double())
@@ -114,7 +114,7 @@ def attended(
         return take_part(tensor.detach(), rank, world, dim)
 
     with BytesReceived() as traffic:
-        mine = [part(each, 2).requires_grad_() for each in whole]
+        mine = [part(whole_tensor, 2).requires_grad_() for whole_tensor in whole]
         sight = model.sights(part(positions, 1), None)[local]
         seen = attention.attend(*mine, sight)
         found = torch.autograd.grad(

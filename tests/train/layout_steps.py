@@ -44,7 +44,7 @@ def paced_layouts(
     turns, and each round begins with another one.
     """
     config = DecoderConfig.model_validate(model)
-    steppers = {name: _build_step(config, **each) for name, each in layouts.items()}
+    steppers = {name: _build_step(config, **layout) for name, layout in layouts.items()}
     found: dict[str, list[TimedStep]] = {name: [] for name in layouts}
     names = list(layouts)
     for number in range(rounds):
@@ -125,7 +125,7 @@ def reached_rates(width: int, megabytes: int, repeats: int) -> dict[str, dict[st
         work()
         timed = [_time_step(work) for _ in range(repeats)]
         return statistics.median(
-            seconds for seconds, _ in sorted(timed, key=lambda each: each[1])[: -(-repeats // 4)]
+            seconds for seconds, _ in sorted(timed, key=lambda call: call[1])[: -(-repeats // 4)]
         )
 
     def multiply(times: int = 1) -> None:

@@ -128,8 +128,8 @@ class Lacking:
         """Return a method of `sound` whose steps count only those that have data."""
 
         def of_another(step: int, *rest: int) -> Any:
-            for each in self.steps:
-                step += step >= each
+            for missing in self.steps:
+                step += step >= missing
             return getattr(self.sound, name)(step, *rest)
 
         return of_another
@@ -249,7 +249,7 @@ def sample_for(job: TrainingJob, until: str, last: int | None = None, imports: s
     sampler, sampled = RolloutSampler(job), 0
     while not Path(until).exists():
         found = find_open(name_rollouts_folder(RunFolder(job.folder)))
-        wanted = [each for each in found if last is None or each[0].number <= last]
+        wanted = [opened for opened in found if last is None or opened[0].number <= last]
         if not wanted:
             time.sleep(0.005)
             continue
@@ -365,7 +365,7 @@ def requests(job: TrainingJob, resume_from: str) -> list[tuple[str, int, int]]:
         checkpoint.load(resume_from, state, job, job.make_batches())
     finally:
         storage.read, storage.read_into = whole, part
-    there = (each for each in asked if each[0].startswith(resume_from))
+    there = (read for read in asked if read[0].startswith(resume_from))
     return sorted((path.rpartition("/")[2], begin, size) for path, begin, size in there)
 
 
@@ -379,8 +379,8 @@ def gathered_for_a_save(job: TrainingJob) -> int:
     """Return the bytes of full rows that this rank holds besides its slices in a save."""
     state = build_fresh_state(job, find_local_device())
     held = state.list_counted_tensors()
-    new = (each for name, each in state.rows(held).items() if each is not held[name])
-    return sum(find_local_slice(each)[0].nbytes for each in new)
+    new = (rows for name, rows in state.rows(held).items() if rows is not held[name])
+    return sum(find_local_slice(rows)[0].nbytes for rows in new)
 
 
 def _as_numpy(tensor: Tensor) -> Any:
@@ -402,7 +402,9 @@ def _whole(state: TrainState) -> dict[str, Any]:
     for name, tensor in state.list_tensors().items():
         if name in held:
             whole = torch.empty(tensor.shape, dtype=tensor.dtype)
-            for part, begin in (each[name] for each in everywhere if name in each):
+            for part, begin in (
+                parts_of_rank[name] for parts_of_rank in everywhere if name in parts_of_rank
+            ):
                 places = zip(begin, part.shape, strict=True)
                 whole[tuple(slice(first, first + size) for first, size in places)] = part
             tensor = whole
@@ -476,7 +478,7 @@ def tuning_steps(job: TrainingJob, count: int, kind: str) -> dict[str, Any]:
 def steps(job: TrainingJob, count: int) -> dict[str, Any]:
     """Return the results of the first `count` steps of a fresh state, without a save."""
     state, taken = _take(job, count)
-    losses, whole = [each.loss for each in taken], _whole(state)
+    losses, whole = [figures.loss for figures in taken], _whole(state)
     digest = hashlib.sha256(b"".join(whole[name].tobytes() for name in sorted(whole))).hexdigest()
     dtypes = {str(tensor.dtype) for tensor in state.list_tensors().values()}
     return {
@@ -505,10 +507,10 @@ def answers_learnt(jobs: Mapping[str, TrainingJob], count: int) -> dict[str, dic
         assert held_out is not None
         whole = _whole(state)
         found[name] = {
-            "losses": [dataclasses.asdict(each.loss) for each in taken]
+            "losses": [dataclasses.asdict(figures.loss) for figures in taken]
             + [dataclasses.asdict(held_out)],
-            "norms": [each.grad_norm for each in taken],
-            "weights": {n: each for n, each in whole.items() if n.startswith("model.")},
+            "norms": [figures.grad_norm for figures in taken],
+            "weights": {n: tensor for n, tensor in whole.items() if n.startswith("model.")},
         }
     return found
 
@@ -610,11 +612,11 @@ def exact_sums(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
         layers = nn.ModuleList([nn.Linear(6, 6, bias=False), nn.Linear(6, 9), nn.Linear(9, 4)])
         model = nn.Sequential(*layers)
         root = shard(model, layers, made.sharding, gather_once=False)
-        parameters, each = list(model.parameters()), case.get("by_micro_batch", False)
-        gradients = SummedInTree([root], parameters, False, made, by_micro_batch=each)
+        parameters, by_micro_batch = list(model.parameters()), case.get("by_micro_batch", False)
+        gradients = SummedInTree([root], parameters, False, made, by_micro_batch=by_micro_batch)
         shape = case["micro_batches"], case["virtual"]
         slots = assign_micro_batches(
-            *shape, made.data_rank, made.data_size, count_peers(made, each)
+            *shape, made.data_rank, made.data_size, count_peers(made, by_micro_batch)
         )
         gradients.begin(*shape, measured=True)
         with Sent() as sent:
@@ -645,7 +647,7 @@ def under_way(layers: int) -> tuple[int, int, int]:
     def to_all(*arguments: Any) -> Any:
         made = sound(*arguments)
         waiting.add(made)
-        tensors = [t for each in waiting for t in (each.outgoing, each.incoming)]
+        tensors = [t for transfer in waiting for t in (transfer.outgoing, transfer.incoming)]
         held = {t.data_ptr(): t.nbytes for t in tensors}
         most[:] = max(most[0], sum(held.values())), max(most[1], len(waiting))
         return made
@@ -806,7 +808,7 @@ def held_between(layers: int, training: dict[str, Any], count: int) -> list[int]
         # In float32 the gradient stays with the parameter; in fewer bits it is stored separately.
         whole = [part._unsharded_param.grad for part in parts]
         whole += [part.unsharded_accumulated_grad for part in parts]
-        held.append(sum(each.nbytes for each in whole if each is not None))
+        held.append(sum(gradient.nbytes for gradient in whole if gradient is not None))
 
     stepper._gradients.backward = backward  # type: ignore[method-assign]
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -825,9 +827,11 @@ class Peak(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         made = function(*args, **(kwargs or {}))
-        given = {id(each.untyped_storage()) for each in tree_leaves((args, kwargs)) if _plain(each)}
-        for each in tree_leaves(made):
-            storage = each.untyped_storage() if _plain(each) else None
+        given = {
+            id(tensor.untyped_storage()) for tensor in tree_leaves((args, kwargs)) if _plain(tensor)
+        }
+        for tensor in tree_leaves(made):
+            storage = tensor.untyped_storage() if _plain(tensor) else None
             if storage is not None and id(storage) not in given and storage not in self._seen:
                 self._seen.add(storage)
                 self.bytes += storage.nbytes()
@@ -839,8 +843,8 @@ class Peak(TorchDispatchMode):
         self.bytes -= count
 
 
-def _plain(each: Any) -> bool:
-    return isinstance(each, Tensor) and not isinstance(each, DTensor)
+def _plain(value: Any) -> bool:
+    return isinstance(value, Tensor) and not isinstance(value, DTensor)
 
 
 def peak_in_a_step(
@@ -967,7 +971,7 @@ def answer_tasks(tasks: BinaryIO, answers: BinaryIO) -> None:
         kept_for_backward,
         gathered_for_a_save,
     )
-    actions = {each.__name__: each for each in done}
+    actions = {function.__name__: function for function in done}
     gc.freeze()  # imported objects stay: the collector need not scan them after each task
     for action, arguments, join in iter(functools.partial(pickle.load, tasks), None):
         join_group(*join, TIMEOUT)

@@ -39,7 +39,7 @@ class Sent(TorchDispatchMode):
     def _count(self, name: str, args: Any) -> None:
         if name == _SUM and self._is_large(args[0][0]):  # sent as parts, and as sums of parts
             ranks = dist.ProcessGroup.unbox(args[1]).size()
-            self.bytes[name] += 2 * sum(each.nbytes for each in args[0]) * (ranks - 1) // ranks
+            self.bytes[name] += 2 * sum(tensor.nbytes for tensor in args[0]) * (ranks - 1) // ranks
         if name not in (*_GATHERS, *_SCATTERS):
             return
         group = dist.ProcessGroup.unbox(args[2])
@@ -52,9 +52,9 @@ class Sent(TorchDispatchMode):
                     self.to[dist.get_global_rank(group, number)] += row * count
             return
         size = sum(
-            each.numel() * each.element_size()
-            for each in tree_leaves(args[1])  # the output comes first
-            if isinstance(each, Tensor)
+            tensor.numel() * tensor.element_size()
+            for tensor in tree_leaves(args[1])  # the output comes first
+            if isinstance(tensor, Tensor)
         )
         others = group.size() - 1
         self.bytes[name] += size * others // (1 if name in _GATHERS else group.size())

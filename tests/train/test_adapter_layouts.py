@@ -129,7 +129,7 @@ def layer_norms(job):
 
 def assert_close(job, alone):
     np.testing.assert_allclose(figures(job), figures(alone), rtol=0, atol=1e-5)
-    norms = (figures(each, "train/grad_norm") for each in (job, alone))
+    norms = (figures(run, "train/grad_norm") for run in (job, alone))
     np.testing.assert_allclose(*norms, rtol=1e-4)
     np.testing.assert_allclose(held_out(job), held_out(alone), rtol=0, atol=1e-5)
     assert layer_norms(job).keys() == layer_norms(alone).keys()
@@ -180,7 +180,7 @@ def test_of_shared_layers_as_of_whole_ones(kind, layout, trained):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "layout"),
-    [("dora", SHARED), *(soak(*each) for each in (("plain", SHARED), ("dora", IN_PLACES)))],
+    [("dora", SHARED), *(soak(*case) for case in (("plain", SHARED), ("dora", IN_PLACES)))],
 )
 def test_of_key_heads_that_workers_hold_alike(kind, layout, trained):
     found = trained(2, kind, layout, "one key head")

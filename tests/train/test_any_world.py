@@ -165,7 +165,7 @@ def test_neither_when_parameters_are_gathered_nor_who_has_none_changes_a_bit(
         training = {"steps": 6, "parallel": {"kind": "FSDP", "reshard": reshard}}
         job = make_job(tmp_path / f"{reshard}-{world}", training=training, batches=few)
         found[reshard, world] = ranks(world, "steps", job=job, count=6)[0]
-    assert len({(each["digest"], *each["losses"]) for each in found.values()}) == 1
+    assert len({(answer["digest"], *answer["losses"]) for answer in found.values()}) == 1
 
 
 @pytest.mark.slow
@@ -212,7 +212,7 @@ def test_every_layout_trains_as_one_process_does(name, ranks, make_job, tmp_path
     )
     (alone,) = ranks(1, "steps", job=one, count=50)
     found = ranks(world, "steps", job=several, count=50)
-    assert all(each == found[0] for each in found)
+    assert all(answer == found[0] for answer in found)
     assert found[0]["losses"] == pytest.approx(alone["losses"], rel=1e-5)
     assert found[0]["losses"][-1] < 0.7 * found[0]["losses"][0]
 
@@ -266,7 +266,7 @@ def test_no_layout_changes_a_bit(world, layout, ranks, make_job, tmp_path):
         training = {"steps": 6, "parallel": laid_out}
         job = make_job(tmp_path / str(ranks_of), ranks_of, training=training)
         found[ranks_of] = ranks(ranks_of, "steps", job=job, count=6)
-    assert all(each == found[1][0] for each in found[world])
+    assert all(answer == found[1][0] for answer in found[world])
 
 
 @pytest.mark.parametrize("layout", [{"kind": "DDP"}, {"kind": "HSDP", "replicas": 2}])

@@ -85,8 +85,8 @@ def test_they_are_the_same_bits_on_two_ranks_and_after_a_stop(kept, ranks, make_
         mine = averaged(job, tmp_path / f"mine-{horizon}", "--horizon", horizon)
         assert mine == averaged(kept, tmp_path / f"kept-{horizon}", "--horizon", horizon)
     losses = [
-        [line[f"averages/{HORIZON}/loss"] for line in metrics.read_held_out_series(each.folder)]
-        for each in (job, kept)
+        [line[f"averages/{HORIZON}/loss"] for line in metrics.read_held_out_series(run.folder)]
+        for run in (job, kept)
     ]
     assert losses[0] == losses[1] and len(losses[0]) == 2
     assert losses[0][0] != metrics.read_held_out_series(kept.folder)[0]["eval/loss"]
@@ -97,7 +97,7 @@ def test_the_mean_of_the_last_checkpoints_is_their_mean(kept, tmp_path):
     averaged(kept, out, "--last", "3")
     steps = [open_model(f"{kept.folder}/checkpoints/step_{step:08d}").weights for step in (4, 6, 8)]
     for name, mean in open_model(str(out)).weights.items():
-        expected = sum(each[name].double() for each in steps) / 3
+        expected = sum(weights[name].double() for weights in steps) / 3
         assert torch.equal(mean, expected.float())
 
 

@@ -334,7 +334,9 @@ def test_a_run_keeps_as_many_checkpoints_as_it_is_told(ranks, make_job, tmp_path
     job = make_job(tmp_path, training={"steps": 6, "checkpoints": {"every": 1, "keep": 2}})
     ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
     assert steps_in(job.folder) == [5, 6]
-    events = [each for each in RunFolder(job.folder).read_events() if each["event"] == "checkpoint"]
+    events = [
+        logged for logged in RunFolder(job.folder).read_events() if logged["event"] == "checkpoint"
+    ]
     assert [event["step"] for event in events] == [1, 2, 3, 4, 5, 6]
     for event in events:
         assert 0 < event["stall_seconds"] <= event["seconds"]

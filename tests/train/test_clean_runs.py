@@ -86,7 +86,7 @@ def test_nothing_is_told_of_a_clean_run(seed, crawl_tokens, tmp_path, without_ra
         },
     }
     events = [event["event"] for event in RunFolder(job.folder).read_events()]
-    held_out = [round(each["eval/loss"], 3) for each in metrics.read_held_out_series(job.folder)]
+    held_out = [round(line["eval/loss"], 3) for line in metrics.read_held_out_series(job.folder)]
     alarms = sorted(alarms_of(job.folder))
     sizes = {"steps": STEPS, "rows": ROWS, "sequence_length": LENGTH}
     found = {"held_out": held_out, "outliers": outliers, "alarms": alarms}

@@ -62,7 +62,7 @@ def held_out(job):
 def assert_close(found, expected):
     (job, whole), (alone, expected_whole) = found, expected
     np.testing.assert_allclose(losses(job), losses(alone), rtol=0, atol=1e-5)
-    norms = (losses(each, "train/grad_norm") for each in (job, alone))
+    norms = (losses(run, "train/grad_norm") for run in (job, alone))
     np.testing.assert_allclose(*norms, rtol=1e-4)
     np.testing.assert_allclose(held_out(job), held_out(alone), rtol=0, atol=1e-4)
     assert held_out(job)

@@ -191,14 +191,20 @@ def test_a_trace_shows_the_rows_that_were_trained_on(
         for micro in micros
         for sample, ids in zip(micro.samples, micro.ids, strict=True)
     }
-    shown = [each for each in traced.sequences if each.answer != "target"]
+    shown = [
+        traced_sequence
+        for traced_sequence in traced.sequences
+        if traced_sequence.answer != "target"
+    ]
     assert len(shown) == len(of_samples)
     for sequence in shown:
         assert [list(sequence.ids)] == of_samples[sequence.sample]
         places = [document.place for document in sequence.documents]
         assert places == sorted(places)
         assert places[0] == 0
-    assert sum(each.targets for each in traced.sequences) == job.make_batches().targets(2)
+    assert sum(
+        traced_sequence.targets for traced_sequence in traced.sequences
+    ) == job.make_batches().targets(2)
     assert len(list(traced.render_texts(tokens=None))) == len(traced.sequences)
 
 
@@ -351,8 +357,8 @@ def test_operations_of_denoisers_are_those_of_their_rows(
     model = prepare(run).model
     plain = open_batches(run.tokens, run.batches, None).micro_batch(0, 0)
     total = 0.0
-    for share, each in find_parts(run.objective):
-        micro = each.make_corruption(Encoder.load(run.tokens)).apply(plain, 0)
+    for share, part in find_parts(run.objective):
+        micro = part.make_corruption(Encoder.load(run.tokens)).apply(plain, 0)
         places, written = micro.ids.shape[1], int((micro.targets[0] != IGNORE).sum())
         if "decoder" in kind:
             seen = micro.arrays[PREFIXES][0].sum()
@@ -377,7 +383,7 @@ def test_operations_of_prefixes_are_counted_by_what_is_seen_and_predicted(
     cuts = [  # prefixes of 1 to 32 tokens, equally likely: keys attended to, and logits computed
         (p * p + sum(range(p + 1, length + 1)), length - p + 1) for p in range(1, length + 1)
     ]
-    keys, predicted = (sum(each) / length / length for each in zip(*cuts, strict=True))
+    keys, predicted = (sum(counts) / length / length for counts in zip(*cuts, strict=True))
     plain = count_token_flops(model, length)
     causal = (length + 1) / 2
     of_token = plain.projections + plain.attention * keys / causal + plain.head * predicted
@@ -435,7 +441,9 @@ def test_operations_of_detection_are_those_of_the_model_and_its_generator(
 ):
     run = make_run(tmp_path, tokens=corrupted_tokens, **DETECTION)
     facts, model = estimate_pretraining(run, DeviceChoice()), prepare(run).model
-    assert facts["parameters"] == sum(each.numel() for each in build_model(model).parameters())
+    assert facts["parameters"] == sum(
+        parameter.numel() for parameter in build_model(model).parameters()
+    )
     assert facts["parameters_of_generator"] == count_parameters(model).generator > 0
     entries, attended = model.vocabulary, 4 * 32  # two products of queries or weights by 32 keys
     of_layer = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * model.shape.feedforward_channels
@@ -459,7 +467,9 @@ def test_operations_of_further_heads_are_their_layers_and_logits(
     assert facts["flops"] == pytest.approx(
         estimate_pretraining(plain, DeviceChoice())["flops"] + added, rel=1e-12
     )
-    assert facts["parameters"] == sum(each.numel() for each in build_model(model).parameters())
+    assert facts["parameters"] == sum(
+        parameter.numel() for parameter in build_model(model).parameters()
+    )
 
 
 def corruption_of(run):

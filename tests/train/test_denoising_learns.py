@@ -242,15 +242,15 @@ def test_each_learns_and_controls_learn_nothing(
         print(name, seed, losses, flush=True)
         found.append(
             {
-                term: {each: round(value, 4) for each, value in of_term.items()}
+                term: {predictor: round(value, 4) for predictor, value in of_term.items()}
                 for term, of_term in losses.items()
             }
         )
     sizes = {"steps": case.steps, "rows": 16, "sequence_length": 64, **SIZES}
     write_result(f"denoising_{name}.json", {**sizes, "seeds": SEEDS, "losses": found})
-    for term, each in ((term, each) for of_seed in found for term, each in of_seed.items()):
-        assert all(map(math.isfinite, each.values())), (term, each)
-        expected = each.get("frequencies_shuffled", each["frequencies"])
-        known = each.get("unhidden", each["frequencies"])
-        assert each["learnt"] < known * (1 - LEAST_LEARNT), (term, each)
-        assert each["shuffled"] > expected * (1 - MOST_BY_CHANCE), (term, each)
+    for term, nats in (pair for of_seed in found for pair in of_seed.items()):
+        assert all(map(math.isfinite, nats.values())), (term, nats)
+        expected = nats.get("frequencies_shuffled", nats["frequencies"])
+        known = nats.get("unhidden", nats["frequencies"])
+        assert nats["learnt"] < known * (1 - LEAST_LEARNT), (term, nats)
+        assert nats["shuffled"] > expected * (1 - MOST_BY_CHANCE), (term, nats)

@@ -143,6 +143,6 @@ def test_eight_workers_train_as_one_process_does(trained, write_result):
             print(name, found[name], flush=True)
         assert losses(alone)[-5:].mean() < 0.9 * losses(alone)[:5].mean()
     write_result("eight_workers.json", {"steps": STEPS, "world": WORLD, "differences": found})
-    for name, each in found.items():
-        assert each["same samples"], name
-        assert each["losses"] <= 1e-5 and each["weights"] <= 1e-4, (name, each)
+    for name, differences in found.items():
+        assert differences["same samples"], name
+        assert differences["losses"] <= 1e-5 and differences["weights"] <= 1e-4, (name, differences)

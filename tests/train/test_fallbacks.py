@@ -50,16 +50,16 @@ def test_each_number_of_workers_has_its_layout():
         recompute={"kind": "Selective"},
     )
     found = {count: run.training.lay_out(count) for count in (8, 4, 2, 1)}
-    assert {count: describe_layout(each.parallel) for count, each in found.items()} == {
+    assert {count: describe_layout(layout.parallel) for count, layout in found.items()} == {
         8: "FSDP, tensor 4",
         4: "FSDP, tensor 4",
         2: "FSDP, tensor 2",
         1: "FSDP",
     }
     # A fallback without the setting recomputes as the run does.
-    kinds = [each.recompute.kind for each in found.values()]
+    kinds = [layout.recompute.kind for layout in found.values()]
     assert kinds == ["Selective", "Selective", "Full", "Selective"]
-    assert not any(each.fallbacks for each in found.values())
+    assert not any(layout.fallbacks for layout in found.values())
     run.training.check_workers(run.workers)
 
 
@@ -129,7 +129,7 @@ def test_copies_of_the_model_come_and_go_together():
 )
 def test_a_layout_that_cannot_be_is_one_line(fallbacks, changes, said):
     with pytest.raises(ConfigError) as refused:
-        built(fallbacks=[{"parallel": each} for each in fallbacks], **changes)
+        built(fallbacks=[{"parallel": fallback} for fallback in fallbacks], **changes)
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 

@@ -17,7 +17,7 @@ def test_no_whole_gradient_is_held_where_each_micro_batch_is_reduced(ranks):
         for held in found:
             *between, last = held
             assert len(between) == 2 and last == 0
-            assert [each > 0 for each in between] == [whole, whole]
+            assert [size > 0 for size in between] == [whole, whole]
             assert len(set(between)) == 1
     least = 3 * 4 * 32 * 32 * 4  # float32 of the layers' square products alone
     assert between[0] > least

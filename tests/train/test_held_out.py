@@ -86,7 +86,7 @@ def test_the_loss_is_that_of_trainrig_evaluate(ranks, make_job, tokens, tmp_path
     run = Evaluation(checkpoint=newest.path, tokens=tokens, output="unused", sequence_length=32)
     opened = open_model(newest.path)
     model, encoder = opened.build(), Encoder(opened.tokenizer)
-    scores = {each: score_source(run, model, encoder, each) for each in ("books", "web")}
+    scores = {name: score_source(run, model, encoder, name) for name in ("books", "web")}
     last = metrics.read_held_out_series(job.folder)[-1]
     for source, scored in scores.items():
         assert last[f"eval/{source}/loss"] == pytest.approx(scored.loss, rel=1e-6)

@@ -111,7 +111,7 @@ def test_further_heads_are_kept_where_they_are_there_drawn_where_not_and_dropped
     _, both = started(job.folder, (1.0, 1.0))
     _, none = started(job.folder, ())
     kept = [name for name in both if name.startswith("further_layers.0.")]
-    assert {each.partition(".")[0] for each in both.keys() - none.keys()} == {"further_layers"}
+    assert {metric.partition(".")[0] for metric in both.keys() - none.keys()} == {"further_layers"}
     assert none.keys() == there.weights.keys()
     (trained,) = ranks(1, "tensors", job=job, resume_from=checkpoint.resolve(job.folder))
     for name in (*none, *kept):

@@ -44,8 +44,8 @@ class Hooks:
     def heartbeat(self, step, doing):
         if step not in self.counted and doing == "train":
             gc.collect()
-            there = [each for each in gc.get_objects() if torch.is_tensor(each)]
-            self.counted[step] = sum(len(each._backward_hooks or ()) for each in there)
+            there = [item for item in gc.get_objects() if torch.is_tensor(item)]
+            self.counted[step] = sum(len(tensor._backward_hooks or ()) for tensor in there)
 
     def stop_wanted(self):
         return False

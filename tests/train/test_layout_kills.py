@@ -82,8 +82,8 @@ def test_ten_kills_in_each_layout_cost_no_bit(
         )
         tensors, expected = whole(ranks, job), whole(ranks, straight)
         assert tensors.keys() == expected.keys()
-        for each, value in tensors.items():
-            np.testing.assert_array_equal(value, expected[each], err_msg=f"{name}: {each}")
+        for tensor, value in tensors.items():
+            np.testing.assert_array_equal(value, expected[tensor], err_msg=f"{name}: {tensor}")
         found[name] = kills
         print(name, flush=True)
     write_result(

@@ -131,7 +131,7 @@ def test_windows_grow_to_8192_tokens(crawl_tokens, tmp_path, without_ray, write_
         for stage, a, b in ((SHORT, 0, SECOND), (MIDDLE, SECOND, THIRD), (LONG, THIRD, STEPS))
     }
     write_result("long_context.json", {"steps": STEPS, "losses": found, "step_seconds": seconds})
-    assert all(math.isfinite(loss) for each in found.values() for loss in each.values())
+    assert all(math.isfinite(loss) for losses in found.values() for loss in losses.values())
     assert found["short"][NEAR] < 0.75 * found["short"][FAR]  # positions it was not trained for
     extended = found["extended"]
     assert extended[FAR] < OF_BEFORE * min(found["short"][FAR], found["scaled"][FAR])

@@ -91,7 +91,7 @@ def test_each_step_is_trained_with_the_positions_of_its_stage(extended):
         model.load_state_dict(there[3].weights)
         losses[name] = loss_of(model, job.make_batches().at(3))
     # After three steps angles matter little yet: 5e-5 nats, of which rounding is a small part.
-    off = {name: abs(lines[4]["train/loss"] - each) for name, each in losses.items()}
+    off = {name: abs(lines[4]["train/loss"] - loss) for name, loss in losses.items()}
     assert off["new"] < 0.25 * off["old"]
     annealing = [*job.make_batches().at(6), *job.make_batches().at(7)]
     assert {job.make_batches().sources[n] for m in annealing for n in m.sources} == {"books"}
@@ -106,7 +106,7 @@ def test_a_restart_before_and_after_the_stage_gives_the_same_weights(
     attempt = RunFolder(again.folder).take_attempt(step)
     begin = f"{job.folder}/checkpoints/step_{step:08d}/attempt-0001"
     ranks(world, "train", job=again, attempt=attempt, resume_from=begin)
-    mine, theirs = (checkpoint.open_model(each.folder).weights for each in (again, job))
+    mine, theirs = (checkpoint.open_model(run.folder).weights for run in (again, job))
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 

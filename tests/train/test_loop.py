@@ -223,8 +223,8 @@ def test_reading_ahead_changes_nothing(alone, make_job, straight, tmp_path):
 def test_attention_stays_in_its_document_where_the_run_file_says_so(alone, make_job, tmp_path):
     job = make_job(tmp_path / "document", batches={"attend": "document"})
     across = make_job(tmp_path / "window")
-    for each in (job, across):
-        train(each, RunFolder(each.folder).take_attempt(0), None)
+    for run in (job, across):
+        train(run, RunFolder(run.folder).take_attempt(0), None)
     plain = list(plain_losses(job, fresh_model(job), 12))
     assert losses(job) == pytest.approx([loss for loss, _ in plain], rel=1e-5)
     assert losses(job) != pytest.approx(losses(across), rel=1e-4)
@@ -239,8 +239,8 @@ def test_long_rows_of_documents_leave_the_same_bits_on_any_number_of_ranks(
     batches = {"sequence_length": 160, "global_batch": 6, "micro_batch": 2, "attend": "document"}
     model = {"positions": 160, "attention": {"window": window}}
     job = make_job(tmp_path, 3, batches=batches, model=model)
-    found = [each for n in (1, 2, 3) for each in ranks(n, "steps", job=job, count=3)]
-    assert len({each["digest"] for each in found}) == 1
+    found = [answer for n in (1, 2, 3) for answer in ranks(n, "steps", job=job, count=3)]
+    assert len({answer["digest"] for answer in found}) == 1
 
 
 def fresh_model(job):

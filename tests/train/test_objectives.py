@@ -94,7 +94,7 @@ def test_diagnostics_and_statistics_have_the_same_bits_at_any_number_of_ranks(
     for found in ranks(2, "tuning_steps", job=job, count=STEPS, kind=kind):
         assert found == alone
     if kind == "labelled":  # batches have other shares of desired completions, so other rewards
-        assert all(each["reference_point"] >= 0 for each in alone["diagnostics"])
+        assert all(diagnostics["reference_point"] >= 0 for diagnostics in alone["diagnostics"])
         return
     first, last = alone["diagnostics"][0], alone["diagnostics"][-1]
     assert last["chosen_reward"] > first["chosen_reward"]

@@ -144,7 +144,7 @@ def test_in_every_layout_it_is_the_run_without_and_each_goes_on_from_the_other(
         newest, _ = find_newest_valid(RunFolder(job.folder))
         found = ranks(2, "tensors", job=job, resume_from=newest.path)
         states[name] = [
-            {n: value.tobytes() for n, value in each.items() if n != "counters"} for each in found
+            {n: value.tobytes() for n, value in state.items() if n != "counters"} for state in found
         ]
     assert states["never"][0] and states["early"] == states["late"] == states["never"]
 
@@ -188,9 +188,11 @@ def test_what_layers_save_in_the_host_changes_no_bit_of_a_step(
         state, batches = build_fresh_state(job, find_local_device()), job.make_batches()
         stepper = Stepper(job, batches.sources, state, lambda: False)
         figures = [stepper.take(read_local_batch(batches, 0, 1, step)) for step in range(2)]
-        tensors = {name: find_local_slice(each)[0] for name, each in state.list_tensors().items()}
+        tensors = {
+            name: find_local_slice(tensor)[0] for name, tensor in state.list_tensors().items()
+        }
         assert bool(sent) == hosted
-        found.append(([(each.loss.total, each.grad_norm) for each in figures], tensors))
+        found.append(([(step.loss.total, step.grad_norm) for step in figures], tensors))
     (steps, tensors), (steps_hosted, tensors_hosted) = found
     assert steps == steps_hosted and tensors.keys() == tensors_hosted.keys()
     assert all(torch.equal(tensors[name], tensors_hosted[name]) for name in tensors)

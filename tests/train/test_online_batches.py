@@ -50,10 +50,10 @@ def go_on(ranks, job, world):
 @pytest.mark.slow
 def test_each_batch_is_made_once_of_the_weights_before_it(whole):
     made = list_stored_batches(RunFolder(whole.folder))
-    assert [(each.number, each.step, each.attempt) for each in made] == [
+    assert [(batch.number, batch.step, batch.attempt) for batch in made] == [
         (n, n * UPDATES, 1) for n in range(4)
     ]
-    assert len({each.read_micro_batch(0).ids[:, 3:].tobytes() for each in made}) == 4
+    assert len({batch.read_micro_batch(0).ids[:, 3:].tobytes() for batch in made}) == 4
     assert len(losses(whole)) == 8
     assert made[0].denominators == {"tokens": 5 * 2 * 5}
 
@@ -101,7 +101,7 @@ def test_killed_between_storing_and_training_it_reads_what_is_there(
     go_on(ranks, job, world)
     after = list_stored_batches(RunFolder(job.folder))
     assert after[: len(before)] == before
-    assert [each.attempt for each in after[len(before) :]] == [2] * (4 - len(before))
+    assert [batch.attempt for batch in after[len(before) :]] == [2] * (4 - len(before))
     assert stored(job) == stored(whole)
     assert losses(job) == losses(whole)
     assert tensors(ranks, job) == tensors(ranks, whole)
@@ -146,7 +146,7 @@ def test_trace_reads_the_batch_that_was_stored(whole):
         assert traced.log == "agrees"
         assert traced.loss == dict(losses(whole))[step]
         assert traced.sequences[2].ids == tuple(batches[2].read_micro_batch(1).ids[0].tolist())
-        assert {each.source for each in traced.sequences} == {"rollouts"}
+        assert {sequence.source for sequence in traced.sequences} == {"rollouts"}
     with pytest.raises(ConfigError, match=r"--step 9: .* holds no batch of it"):
         trace(whole.folder, 9)
     with pytest.raises(ConfigError, match="no source 'web'"):

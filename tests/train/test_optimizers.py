@@ -114,11 +114,11 @@ def test_float16_backs_off_where_gradients_overflow_and_keeps_its_scale(straight
 def test_narrow_products_keep_the_losses_of_float32(compute, ranks, make_job, tmp_path):
     usual = {"optimizer": {"kind": "AdamW", "lr": 1e-3}, "schedule": {"kind": "Cosine"}}
     found = {}
-    for each in ("float32", compute):
-        training = {"steps": 12, **usual, "precision": {"compute": each}}
-        job = make_job(tmp_path / each, training=training)
+    for precision in ("float32", compute):
+        training = {"steps": 12, **usual, "precision": {"compute": precision}}
+        job = make_job(tmp_path / precision, training=training)
         (answer,) = ranks(1, "steps", job=job, count=12)
-        found[each] = answer["losses"]
+        found[precision] = answer["losses"]
     rel = 2e-3 if compute == "float16" else 2e-2
     assert found[compute] == pytest.approx(found["float32"], rel=rel)
     assert found[compute] != found["float32"]

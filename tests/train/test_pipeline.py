@@ -76,7 +76,7 @@ def by_layer(job):
 def assert_close(found, expected):
     (job, whole), (alone, expected_whole) = found, expected
     np.testing.assert_allclose(losses(job), losses(alone), rtol=0, atol=1e-5)
-    norms = (losses(each, "train/grad_norm") for each in (job, alone))
+    norms = (losses(run, "train/grad_norm") for run in (job, alone))
     np.testing.assert_allclose(*norms, rtol=1e-5)
     np.testing.assert_allclose(held_out(job), held_out(alone), rtol=0, atol=1e-4)
     assert held_out(job)
@@ -112,9 +112,9 @@ INTERLEAVED = {"ranks": 2, "schedule": "interleaved", "chunks": 2}
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "stages", "schedule"),
-    [(*each, "1F1B") for each in LAYOUTS]
+    [(*sizes, "1F1B") for sizes in LAYOUTS]
     + [(2, 2, "GPipe")]
-    + [pytest.param(*each, "GPipe", marks=SLOW) for each in LAYOUTS[1:]],
+    + [pytest.param(*sizes, "GPipe", marks=SLOW) for sizes in LAYOUTS[1:]],
 )
 def test_stages_train_as_one_process_does_to_the_last_bit(world, stages, schedule, trained):
     """Rows have several documents, and the head is separate."""
@@ -401,7 +401,7 @@ def test_a_checkpoint_goes_through_layouts_and_keeps_all_it_holds(trained, ranks
     """
     job, tensors = trained(1, model=TIED)
     shared, stages, slices = {"tensor": {"ranks": 2}}, {"pipeline": INTERLEAVED}, {}
-    of_both = [each | {"pipeline": TWO} for each in (shared, {"context": GATHERED["context"]})]
+    of_both = [axes | {"pipeline": TWO} for axes in (shared, {"context": GATHERED["context"]})]
     for number, parallel in enumerate((shared, stages, slices, *of_both)):
         found, _ = find_newest_valid(RunFolder(job.folder))
         (tmp_path / str(number)).mkdir()
@@ -422,7 +422,7 @@ def test_each_stage_writes_and_reads_its_own_layers_alone(trained, ranks):
     job, _ = trained(2, TWO)
     found, _ = find_newest_valid(RunFolder(job.folder))
     asked = ranks(2, "requests", job=job, resume_from=found.path)
-    files = [{name for name, _, _ in each if name.endswith("safetensors")} for each in asked]
+    files = [{name for name, _, _ in reads if name.endswith("safetensors")} for reads in asked]
     assert files == [{f"shard-0000{n}-model-00001-of-00001.safetensors"} for n in (1, 2)]
 
 
@@ -481,9 +481,9 @@ def test_a_stage_that_dies_costs_no_bit(
     )
     with pytest.raises(EOFError):
         pickle.load(started[rank].stdout)
-    for each in started:
-        each.kill()
-        each.wait()
+    for process in started:
+        process.kill()
+        process.wait()
     newest, _ = find_newest_valid(folder)
     assert newest.step in (3, 6)
     attempt = folder.take_attempt(newest.step)

@@ -66,7 +66,7 @@ def test_stages_that_cannot_be_interleaved_are_refused(pipeline, sizes, said, ma
     ],
 )
 def test_a_stage_of_which_all_is_frozen_is_refused(frozen, said, make_run, tmp_path):
-    groups = tuple({"match": each, "freeze": True} for each in frozen)
+    groups = tuple({"match": pattern, "freeze": True} for pattern in frozen)
     training = {"parallel": {"kind": "FSDP", "pipeline": TWO}, "groups": groups}
     run = make_run(tmp_path, 2, model=UNTIED, training=training)
     model = run.model.model_copy(update={"vocabulary": 64})

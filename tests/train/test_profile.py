@@ -31,16 +31,16 @@ def test_a_trace_has_the_chosen_steps_and_their_operations_and_memory(profiled):
     (written,) = Path(profiled[True].folder, "profile", "attempt-0001").iterdir()
     assert written.name == "rank-00001.trace.json.gz"
     events = json.loads(gzip.decompress(written.read_bytes()))["traceEvents"]
-    steps = {each["name"]: each for each in events if each["name"].startswith("step ")}
+    steps = {event["name"]: event for event in events if event["name"].startswith("step ")}
     assert steps.keys() == {"step 3", "step 4", "step 5"}
     for step in steps.values():
         inside = [
-            each["name"]
-            for each in events
-            if each.get("ph") == "X" and step["ts"] <= each["ts"] <= step["ts"] + step["dur"]
+            event["name"]
+            for event in events
+            if event.get("ph") == "X" and step["ts"] <= event["ts"] <= step["ts"] + step["dur"]
         ]
         assert {"aten::mm", "FSDP::all_gather"} <= {name.split(" ")[0] for name in inside}
-    held = [each["args"]["Total Allocated"] for each in events if each["name"] == "[memory]"]
+    held = [event["args"]["Total Allocated"] for event in events if event["name"] == "[memory]"]
     assert max(held) > 0
 
 

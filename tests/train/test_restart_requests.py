@@ -90,13 +90,13 @@ def test_any_ranks_find_their_rows_in_the_files_of_any_others(rows, worlds, chun
     for file in range(before):
         held = find_rows(index, file)
         parts = [b"h" * header]
-        for name in (each for each in sort_names(index) if each in held):
+        for name in (tensor for tensor in sort_names(index) if tensor in held):
             first, count = held[name]
-            each = index[name].row_bytes
+            row_bytes = index[name].row_bytes
             parts.append(
                 bytes(
                     (int(name[1]) * 91 + at) % 256
-                    for at in range(first * each, (first + count) * each)
+                    for at in range(first * row_bytes, (first + count) * row_bytes)
                 )
             )
         contents.append(b"".join(parts))
@@ -129,9 +129,10 @@ def test_any_ranks_find_their_rows_in_the_files_of_any_others(rows, worlds, chun
                 into[copy.name][low + at : high + at] = list(contents[read.file][low:high])
         assert len(seen) == len(set(seen))  # each chunk once, however many tensors it holds
         for name, (first, count) in wanted.items():
-            each = index[name].row_bytes
+            row_bytes = index[name].row_bytes
             right = [
-                (int(name[1]) * 91 + at) % 256 for at in range(first * each, (first + count) * each)
+                (int(name[1]) * 91 + at) % 256
+                for at in range(first * row_bytes, (first + count) * row_bytes)
             ]
             assert into[name].tolist() == right
 
@@ -165,7 +166,7 @@ def test_to_resume_a_rank_asks_for_its_rows_and_rank_0_alone_for_what_all_read(
     for rank, requests in enumerate(asked):
         small = [name for name, _, _ in requests if name in SMALL]
         assert sorted(small) == (sorted(SMALL) if rank == 0 else [])
-        tensors = [each for each in requests if each[0] not in SMALL]
+        tensors = [request for request in requests if request[0] not in SMALL]
         assert tensors and len(tensors) == len(set(tensors))
         for name, begin, _ in tensors:  # no header: it is the first chunk
             assert begin >= files[name].ends[0]
@@ -180,7 +181,7 @@ def test_who_uses_a_model_reads_its_weights_once_and_no_optimizer_memory(
 ):
     monkeypatch.setattr(checkpoint.chunks, "CHUNK", 1_000)
     opened = open_model(straight(1).folder)
-    weights = sum(each.nbytes for each in opened.weights.values())
+    weights = sum(tensor.nbytes for tensor in opened.weights.values())
     whole = CheckpointManifest.read(opened.path)
     (name,) = whole.tensor_files
     again = Path(shutil.copytree(straight(1).folder, tmp_path / "run"))

@@ -45,7 +45,7 @@ class Alone:
         return fresh
 
     def events(self, kind):
-        return [each for each in self.folder.read_events() if each["event"] == kind]
+        return [event for event in self.folder.read_events() if event["event"] == kind]
 
 
 @pytest.fixture
@@ -74,7 +74,9 @@ def gate(monkeypatch):
 
 def numbers(state):
     """Return copies of the single rank's tensors."""
-    return {name: find_held(each)[0].clone().numpy() for name, each in state.list_tensors().items()}
+    return {
+        name: find_held(tensor)[0].clone().numpy() for name, tensor in state.list_tensors().items()
+    }
 
 
 # --- contents

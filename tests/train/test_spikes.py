@@ -39,7 +39,7 @@ def shown(detector, series, first=0):
 
 
 def with_window(begin, end, steps=60, loss=20.0):
-    return [(loss, 1.0) if begin <= at < end else each for at, each in enumerate(calm(steps))]
+    return [(loss, 1.0) if begin <= at < end else line for at, line in enumerate(calm(steps))]
 
 
 def test_ten_thousand_clean_steps_raise_no_alarm():
@@ -184,7 +184,7 @@ def attempts(world, job, group, **arguments):
 def left_by(job):
     """Return the weights of the last checkpoint, and its contents other than tensors."""
     path = find_newest_valid(RunFolder(job.folder))[0].path
-    held = {name: each.numpy().tobytes() for name, each in open_model(path).weights.items()}
+    held = {name: tensor.numpy().tobytes() for name, tensor in open_model(path).weights.items()}
     entries = json.loads(storage.read(storage.join(path, "state.json")))
     return held, {name: entries[name] for name in ("step", "data_step", "tokens", "skipped")}
 
@@ -194,7 +194,7 @@ def losses(job):
 
 
 def event_of(job, name):
-    return [each for each in RunFolder(job.folder).read_events() if each["event"] == name]
+    return [event for event in RunFolder(job.folder).read_events() if event["event"] == name]
 
 
 @pytest.fixture(scope="module")

@@ -103,9 +103,10 @@ def test_a_rank_alone_steps_to_the_same_bits_without_fsdp(
         stepper = Stepper(job, batches.sources, state, lambda: False)
         figures = [stepper.take(share) for _ in range(2)]
         weights = {
-            name: find_local_slice(each)[0].clone() for name, each in state.list_tensors().items()
+            name: find_local_slice(tensor)[0].clone()
+            for name, tensor in state.list_tensors().items()
         }
-        found.append(([(each.loss.total, each.grad_norm) for each in figures], weights))
+        found.append(([(step.loss.total, step.grad_norm) for step in figures], weights))
     (steps, tensors), (steps_wrapped, tensors_wrapped) = found
     assert tensors.keys() == tensors_wrapped.keys()
     assert all(torch.equal(tensors[name], tensors_wrapped[name]) for name in tensors)

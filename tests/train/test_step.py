@@ -39,7 +39,7 @@ def entries(job):
 
 
 def events(job, name):
-    return [each for each in RunFolder(job.folder).read_events() if each["event"] == name]
+    return [event for event in RunFolder(job.folder).read_events() if event["event"] == name]
 
 
 def attempt(world, job, group, **arguments):
@@ -152,9 +152,9 @@ def test_a_run_passes_over_what_no_update_can_be_made_of(how, world, ranks, make
     there = entries(job)
     assert (there["step"], there["data_step"]) == (STEPS, STEPS + 3)
     assert there["skipped"] == [[2, 3], [5, 7]]
-    skipped = [(each["step"], each["data_step"]) for each in events(job, "step_skipped")]
+    skipped = [(event["step"], event["data_step"]) for event in events(job, "step_skipped")]
     assert skipped == [(2, 2), (4, 5), (4, 6)]
-    assert all(each["what"].startswith(how) for each in events(job, "step_skipped"))
+    assert all(event["what"].startswith(how) for event in events(job, "step_skipped"))
 
 
 @pytest.mark.slow

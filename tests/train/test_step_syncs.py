@@ -77,8 +77,8 @@ class Kernels(TorchDispatchMode):
             return found
         self.count += 1
         self.table += self.in_table
-        held = [each for each in tree_leaves((args, kwargs, found)) if isinstance(each, Tensor)]
-        self.bytes += sum(getattr(each, "_local_tensor", each).nbytes for each in held)
+        held = [value for value in tree_leaves((args, kwargs, found)) if isinstance(value, Tensor)]
+        self.bytes += sum(getattr(tensor, "_local_tensor", tensor).nbytes for tensor in held)
         return found
 
 

@@ -127,7 +127,7 @@ def experts_of(job):
 def assert_close(found, expected):
     (job, tensors), (alone, expected_tensors) = found, expected
     np.testing.assert_allclose(losses(job), losses(alone), rtol=0, atol=1e-5)
-    norms = (losses(each, "train/grad_norm") for each in (job, alone))
+    norms = (losses(run, "train/grad_norm") for run in (job, alone))
     np.testing.assert_allclose(*norms, rtol=1e-5)
     np.testing.assert_allclose(held_out(job), held_out(alone), rtol=0, atol=1e-5)
     assert held_out(job)
@@ -192,7 +192,7 @@ def test_beside_experts(kind, sequence_parallel, trained):
     layout = {"FSDP": FSDP, "DDP": DDP}[kind](tensor=tensor, expert={"ranks": 2})
     found, alone = trained(4, "mixture", layout), trained(1, "mixture")
     assert_close(found, alone)
-    tokens = [experts_of(each) for each, _ in (found, alone)]
+    tokens = [experts_of(run) for run, _ in (found, alone)]
     assert tokens[0] == tokens[1] and tokens[0]
 
 
@@ -209,7 +209,7 @@ def test_shared_experts_that_are_computed_again(layout, again, trained):
 @pytest.mark.slow
 def test_tokens_that_experts_are_sent_are_counted_once(trained, ranks):
     (job, _), (alone, _) = trained(2, "mixture", IN_PLACES), trained(1, "mixture")
-    found = [ranks(n, "steps", job=each, count=1)[0] for n, each in ((2, job), (1, alone))]
+    found = [ranks(n, "steps", job=run, count=1)[0] for n, run in ((2, job), (1, alone))]
     assert found[0]["counts"] == found[1]["counts"] != [{}]
 
 
@@ -457,7 +457,7 @@ def test_a_group_that_spans_nodes_is_told_of_with_its_price(make_job, ranks, tmp
         folder = RunFolder(job.folder)
         attempt = folder.take_attempt(0)
         ranks(2, "train", job=job, attempt=attempt, of_a_node=of_a_node)
-        found = [each for each in folder.read_events() if each["event"] == "tensor_spans_nodes"]
+        found = [e for e in folder.read_events() if e["event"] == "tensor_spans_nodes"]
         assert len(found) == told
         for event in found:
             assert (event["groups"], event["of"]) == (1, 1)

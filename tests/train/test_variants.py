@@ -54,4 +54,4 @@ def test_a_variant_has_the_same_bits_at_any_number_of_ranks(
         for counts in alone["counts"]:
             assert counts.keys() == {"expert_tokens/0", "expert_tokens/1"}
             active, rows, length = 2, 8, 32
-            assert {sum(each) for each in counts.values()} == {active * rows * length}
+            assert {sum(routed) for routed in counts.values()} == {active * rows * length}

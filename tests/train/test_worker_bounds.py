@@ -54,7 +54,7 @@ def test_the_first_layout_that_there_is_room_for_is_taken(units, least, more, ro
     allowed = parse_bounds((least, least + more), units)
     size = allowed.fit_within(room)
     alone = [parse_bounds((least, least + more), [unit]).fit_within(room) for unit in units]
-    assert size == next((each for each in alone if each is not None), None)
+    assert size == next((size_alone for size_alone in alone if size_alone is not None), None)
     if size is not None:
         assert alone[allowed.find_layout(size)] == size
         assert size in allowed.list_sizes()[allowed.find_layout(size)]

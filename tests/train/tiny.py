@@ -150,7 +150,9 @@ class Ranks:
 
     def __call__(self, world: int, action: str, **arguments: Any) -> list[Any]:
         """Run `action` on `world` ranks, and return each rank's answer."""
-        answers = [pickle.load(each.stdout) for each in self.start(world, action, **arguments)]
+        answers = [
+            pickle.load(process.stdout) for process in self.start(world, action, **arguments)
+        ]
         for fine, answer in answers:
             assert fine, answer
         return [answer for _, answer in answers]

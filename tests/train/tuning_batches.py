@@ -39,7 +39,7 @@ class Tuning:
         backwards = targets[:, ::-1].copy()
         backwards[:, :PROMPT] = IGNORE
         there = micro.ids, targets, micro.ids[:, ::-1].copy(), backwards
-        nats = [-3.0 * (each != IGNORE).sum(1) for each in (targets, backwards)]
+        nats = [-3.0 * (ids != IGNORE).sum(1) for ids in (targets, backwards)]
         if self.kind != "labelled":
             names = ("chosen_ids", "chosen_targets", "rejected_ids", "rejected_targets")
             references = ("chosen_reference", "rejected_reference")

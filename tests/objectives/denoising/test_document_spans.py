@@ -29,7 +29,7 @@ NOISES = st.builds(
     Noise, st.floats(0.05, 0.6), st.one_of(st.none(), st.sampled_from([1.0, 3.0, 8.0, 64.0]))
 )
 KINDS = {
-    **{each.name: each.objective for each in UL2(joined=True).list_named()},
+    **{part.name: part.objective for part in UL2(joined=True).list_named()},
     "without mode": SpanCorruption(joined=True),
     "closed": SpanCorruption(joined=True, closing_sentinel=True, mode="X"),
 }
@@ -39,7 +39,7 @@ KINDS = {
     st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=6), st.data()
 )
 def test_shares_are_those_that_go_to_the_largest_quotient_one_by_one(parts, data):
-    weights, room = (np.array(each) for each in zip(*parts, strict=True))
+    weights, room = (np.array(column) for column in zip(*parts, strict=True))
     least = np.ones_like(room)
     total = data.draw(st.integers(len(room), int((least + room).sum())))
     expected = least.tolist()
@@ -57,7 +57,7 @@ def test_each_document_has_spans_within_itself(sizes, noise, sample, most):
     shortest documents have none.
     """
     documents = np.repeat(np.arange(len(sizes)), sizes)
-    tokens, count = (int(each[0]) for each in noise.count(np.array([len(documents)])))
+    tokens, count = (int(total[0]) for total in noise.count(np.array([len(documents)])))
     most = max(most, count)  # a tokenizer with fewer sentinels is rejected
     walls = np.zeros(len(documents), dtype=bool)
     spans = draw_in_each_document(KEY, sample, noise, walls, documents, most)
@@ -88,7 +88,7 @@ def test_each_document_has_spans_within_itself(sizes, noise, sample, most):
 def test_a_document_alone_has_the_spans_of_one_text(length, noise, sample, share):
     walls = np.random.default_rng(sample).random(length) < share
     spans = draw_in_each_document(KEY, sample, noise, walls, np.ones(length), 99)
-    tokens, count = (int(each[0]) for each in noise.count(np.array([length])))
+    tokens, count = (int(total[0]) for total in noise.count(np.array([length])))
     if noise.mean_span is None:
         assert (spans.begins.tolist(), spans.lengths.tolist()) == ([length - tokens], [tokens])
         return
@@ -124,7 +124,7 @@ def read_documents(found, row, corruption):
             else:
                 current.append(token)
         assert spans or number == len(begins) - 1  # the last part may hold only the end of the row
-        texts.append([token for each in read for token in spans.pop(each, [each])])
+        texts.append([token for entry in read for token in spans.pop(entry, [entry])])
         assert not spans
     return texts, filled
 
@@ -132,7 +132,9 @@ def read_documents(found, row, corruption):
 def list_documents(micro, corruption):
     """Yield the tokens of each document of each row, before corruption."""
     for text in read_texts(micro, corruption.special, corruption.end):
-        yield [text.ids[text.documents == each].tolist() for each in np.unique(text.documents)]
+        yield [
+            text.ids[text.documents == document].tolist() for document in np.unique(text.documents)
+        ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -152,14 +154,14 @@ def test_every_document_comes_back(kind, encoder, make_rows, sizes, first):
     for row, documents in enumerate(list_documents(micro, corruption)):
         texts, _ = read_documents(found, row, corruption)
         assert texts[-1] == documents[-1]
-        longer = [each for each in documents[:-1] if len(each) > 1]
-        tokens, spans = (int(each[0]) for each in corruption.noise.count(counts[row : row + 1]))
+        longer = [document for document in documents[:-1] if len(document) > 1]
+        tokens, spans = (int(total[0]) for total in corruption.noise.count(counts[row : row + 1]))
         if len(longer) < (tokens + spans) // 2:
             assert texts[:-1] == longer
         else:
             assert len(texts) >= (tokens + spans) // 2
             left = iter(longer)
-            assert all(each in left for each in texts[:-1])
+            assert all(text in left for text in texts[:-1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -223,7 +225,7 @@ def test_the_mask_is_that_of_documents_read_one_by_one(encoder, make_rows):
     mask = make_document_mask(documents, found.ids.shape[1], marks=marks)[:, 0].numpy()
     for row, texts in enumerate(list_documents(micro, corruption)):
         of, read = [], []
-        kept = [*(each for each in texts[:-1] if len(each) > 1), texts[-1]]
+        kept = [*(earlier for earlier in texts[:-1] if len(earlier) > 1), texts[-1]]
         for number, text in enumerate(kept):
             (end,) = np.flatnonzero(np.append(found.arrays[POSITIONS][row], 0) == 0)[
                 number + 1 : number + 2
@@ -272,7 +274,7 @@ def test_rows_of_many_documents_are_read_by_a_model_of_as_many_positions_as_one_
 def test_held_out_rows_of_all_denoisers_count_no_place_beyond_one_text(encoder, make_rows):
     objective = UL2(joined=True)
     corruption = find_corruption(objective, encoder, 64).choose_by_sample()
-    widest = max(each.compute_row_length(64) for _, each in objective.parts())
+    widest = max(part.compute_row_length(64) for _, part in objective.parts())
     for mean in (3, 8, 60):
         found = corruption.apply(make_rows(16, 64, mean=mean, apart=True), 0)
         assert found.arrays[POSITIONS].max() < widest

@@ -117,7 +117,7 @@ def test_a_row_is_the_same_whatever_rows_are_beside_it(encoder, make_rows):
         mine = micro.pieces[:, 0] == row
         alone = dataclasses.replace(
             micro,
-            arrays={name: each[row : row + 1] for name, each in micro.arrays.items()},
+            arrays={name: array[row : row + 1] for name, array in micro.arrays.items()},
             samples=micro.samples[row : row + 1],
             sources=micro.sources[row : row + 1],
             pieces=micro.pieces[mine] - [row, 0, 0],

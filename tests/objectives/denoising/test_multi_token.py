@@ -74,10 +74,10 @@ def test_the_loss_is_that_of_each_head_by_its_weight(model):
         objective, objective.compute(model, batch, {}), denominators, 1
     )
     loss.backward()
-    gradients = {name: each.grad.clone() for name, each in model.named_parameters()}
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
 
-    ids, targets, positions = (batch.arrays[each] for each in (IDS, TARGETS, POSITIONS))
+    ids, targets, positions = (batch.arrays[key] for key in (IDS, TARGETS, POSITIONS))
     stream = {}
     handle = model.layers[-1].register_forward_hook(lambda *a: stream.update(x=a[2][0], see=a[1]))
     logits = [model(ids, positions_BT=positions).logits]
@@ -86,18 +86,23 @@ def test_the_loss_is_that_of_each_head_by_its_weight(model):
         x, _ = layer(stream["x"], stream["see"][1])
         logits.append(model.norm(x) @ model.embedding.weight.T)
     plain = 0.01 * logits[0].logsumexp(-1).square()[targets != IGNORE].sum() / 31
-    for weight, count, ahead, each in zip((1.0, *WEIGHTS), (31, 29, 23), (1, 2, 3), logits,
+    for weight, count, ahead, logits_BTV in zip((1.0, *WEIGHTS), (31, 29, 23), (1, 2, 3), logits,
                                           strict=True):  # fmt: skip
         left = 12 - (ahead - 1)
         there = targets[:, ahead - 1 :]
         nats = F.cross_entropy(
-            each[:, :left].flatten(0, 1), there.flatten(), ignore_index=IGNORE, reduction="sum"
+            logits_BTV[:, :left].flatten(0, 1),
+            there.flatten(),
+            ignore_index=IGNORE,
+            reduction="sum",
         )
         plain = plain + weight * nats / count
     plain.backward()
     assert loss.item() == pytest.approx(plain.item(), rel=1e-5)
-    for name, each in model.named_parameters():
-        assert (gradients[name] - each.grad).abs().max() <= 1e-5 * (1 + each.grad.abs().max()), name
+    for name, parameter in model.named_parameters():
+        assert (gradients[name] - parameter.grad).abs().max() <= 1e-5 * (
+            1 + parameter.grad.abs().max()
+        ), name
     model.zero_grad()
 
 

@@ -40,8 +40,8 @@ def rows_of(lengths, seed=0, padding=0, first=0):
     positions = np.array([np.concatenate([np.arange(n) for n in row]) for row in lengths])
     pieces = [
         (row, int(place), number)
-        for row, each in enumerate(lengths)
-        for number, place in enumerate(np.cumsum([0, *each[:-1]]))
+        for row, sizes in enumerate(lengths)
+        for number, place in enumerate(np.cumsum([0, *sizes[:-1]]))
     ]
     arrays = build_token_arrays(ids[:, :-1], targets, positions)
     samples = np.arange(first, first + count)
@@ -97,8 +97,8 @@ def naive_attention(layer, x, mask, positions):
     """Compute softmax attention over the keys in `mask`, head by head, without a kernel."""
     rotation = Rotation(positions, layer.head_channels, Rope())
     query, key, value = (
-        each(x).view(1, len(positions[0]), -1, layer.head_channels).transpose(1, 2)
-        for each in (layer.query, layer.key, layer.value)
+        projection(x).view(1, len(positions[0]), -1, layer.head_channels).transpose(1, 2)
+        for projection in (layer.query, layer.key, layer.value)
     )
     query, key = rotation(query), rotation(key)
     shared = query.shape[1] // key.shape[1]
@@ -195,7 +195,7 @@ def test_a_row_is_the_same_whatever_rows_are_beside_it():
         mine = micro.pieces[:, 0] == row
         alone = dataclasses.replace(
             micro,
-            arrays={name: each[row : row + 1] for name, each in micro.arrays.items()},
+            arrays={name: array[row : row + 1] for name, array in micro.arrays.items()},
             samples=micro.samples[row : row + 1],
             sources=micro.sources[row : row + 1],
             pieces=micro.pieces[mine] - [row, 0, 0],

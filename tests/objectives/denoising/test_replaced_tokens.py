@@ -112,10 +112,10 @@ def test_both_losses_are_those_of_a_plain_computation(encoder, make_rows, model)
     computed = objective.compute(model, batch, {})
     loss = compute_differentiable_loss(objective, computed, denominators, 1)
     loss.backward()
-    gradients = {name: each.grad.clone() for name, each in model.named_parameters()}
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
 
-    ids, targets, positions = (batch.arrays[each] for each in (IDS, TARGETS, POSITIONS))
+    ids, targets, positions = (batch.arrays[key] for key in (IDS, TARGETS, POSITIONS))
     hidden, text = targets != IGNORE, batch.arrays[TEXT_PLACES].bool()
     logits = model.generator(ids, positions_BT=positions).logits
     of_generator = F.cross_entropy(logits[hidden], targets[hidden], reduction="sum")
@@ -134,11 +134,13 @@ def test_both_losses_are_those_of_a_plain_computation(encoder, make_rows, model)
     plain = of_generator / 31 + 50 * of_detection / 97
     plain.backward()
     assert loss.item() == pytest.approx(plain.item(), rel=1e-5)
-    for name, each in model.named_parameters():
-        assert (gradients[name] - each.grad).abs().max() <= 1e-5 * (1 + each.grad.abs().max()), name
+    for name, parameter in model.named_parameters():
+        assert (gradients[name] - parameter.grad).abs().max() <= 1e-5 * (
+            1 + parameter.grad.abs().max()
+        ), name
     model.zero_grad()
     told = (detected > 0) & text
-    watched = {name: each.values.sum() / each.counts_B.sum() for name, each in
+    watched = {name: diagnostic.values.sum() / diagnostic.counts_B.sum() for name, diagnostic in
                computed.diagnostics.items()}  # fmt: skip
     assert watched["replaced"] == pytest.approx(float(replaced.sum() / hidden.sum()))
     right = (told == replaced.bool())[text].float().mean()

@@ -55,7 +55,7 @@ def rebuilt(ids, targets, corruption):
         else:
             spans[current].append(token)
     assert ids[-1] == corruption.end
-    return [token for each in ids[:-1] for token in spans.get(each, [each])]
+    return [token for entry in ids[:-1] for token in spans.get(entry, [entry])]
 
 
 def sides(micro, row):
@@ -98,7 +98,7 @@ def test_every_place_is_as_likely_to_be_left_out():
 def test_spans_keep_off_walls_where_they_can(length, sample, share, mean):
     walls = np.random.default_rng(sample).random(length) < share
     noise = Noise(0.15, mean)
-    tokens, count = (int(each[0]) for each in noise.count(np.array([length])))
+    tokens, count = (int(total[0]) for total in noise.count(np.array([length])))
     spans = draw_spans(RandomKey(1, "test"), sample, noise, walls)
     assert spans.lengths.sum() == tokens
     assert len(spans.begins) == count

@@ -61,7 +61,7 @@ def rebuilt(read, said, corruption):
     assert read[-1] == said[-1] == corruption.end
     starts = [n for n, token in enumerate(said) if token in corruption.sentinels]
     spans = {said[a]: said[a + 1 : b] for a, b in zip(starts, [*starts[1:], -1], strict=True)}
-    return [token for each in read[1:-1] for token in spans.get(each, [each])]
+    return [token for entry in read[1:-1] for token in spans.get(entry, [entry])]
 
 
 @pytest.mark.parametrize("joined", [False, True])
@@ -90,7 +90,7 @@ def test_each_denoiser_is_that_of_the_paper(number, joined, encoder, make_rows):
 def test_a_decoder_has_the_rows_of_encoder_and_decoder_in_one(encoder, make_rows):
     micro = make_rows(8, 128, padded=True)
     for two, one in zip(UL2().parts(), UL2(joined=True).parts(), strict=True):
-        apart, together = (each.make_corruption(encoder).apply(micro, 0) for _, each in (two, one))
+        apart, together = (part.make_corruption(encoder).apply(micro, 0) for _, part in (two, one))
         np.testing.assert_array_equal(apart.pieces, together.pieces)
         for row in range(8):
             read, said = read_and_said(apart, row)
@@ -110,8 +110,8 @@ def documents_of(found, row):
     if PREFIXES not in found.arrays:
         of_ids, of_said = (found.arrays[name][row] for name in (SEGMENTS, DECODER_SEGMENTS))
         return [
-            (ids[of_ids == each].tolist(), targets[of_said == each].tolist())
-            for each in np.unique(of_ids[of_ids > 0])
+            (ids[of_ids == document].tolist(), targets[of_said == document].tolist())
+            for document in np.unique(of_ids[of_ids > 0])
         ]
     begins = np.flatnonzero(found.arrays[POSITIONS][row] == 0)
     parts = []
@@ -141,7 +141,9 @@ def test_documents_of_a_row_have_a_mode_and_gaps_of_their_own(number, joined, en
     assert (found.targets != IGNORE).sum() == count
     begun = 0
     for row, text in enumerate(read_texts(micro, corruption.special, corruption.end)):
-        texts = [text.ids[text.documents == each].tolist() for each in np.unique(text.documents)]
+        texts = [
+            text.ids[text.documents == document].tolist() for document in np.unique(text.documents)
+        ]
         left = iter(texts)
         documents = documents_of(found, row)
         for place, (read, said) in enumerate(documents):
@@ -153,7 +155,7 @@ def test_documents_of_a_row_have_a_mode_and_gaps_of_their_own(number, joined, en
             ends = [*starts[1:], len(said)][: len(starts)]
             spans = {said[a]: said[a + 1 : b] for a, b in zip(starts, ends, strict=True)}
             assert set(spans) == set(read) & set(corruption.sentinels)
-            back = [token for each in read[1:] for token in spans.get(each, [each])]
+            back = [token for entry in read[1:] for token in spans.get(entry, [entry])]
             # Texts keep their order; a decoder reads no document without targets.
             assert back in left
             if mean is None and spans:
@@ -194,8 +196,10 @@ def test_nothing_of_a_document_is_seen_from_another(joined, encoder, make_rows):
             other = dataclasses.replace(found, arrays=changed)
             with torch.no_grad():
                 logits, others = (
-                    objective.predict(model, DeviceBatch.copy(each, device)).logits[row].numpy()
-                    for each in (found, other)
+                    objective.predict(model, DeviceBatch.copy(micro_batch, device))
+                    .logits[row]
+                    .numpy()
+                    for micro_batch in (found, other)
                 )
             same = (logits == others).all(-1)
             said = found.targets[row] != IGNORE
@@ -263,7 +267,7 @@ def test_denoisers_are_as_likely_each_unless_weighed(encoder):
             )
         }
     )
-    assert [each.name for each in weighed.list_named()] == ["R-0.15-3", "S-0.25-end"]
+    assert [part.name for part in weighed.list_named()] == ["R-0.15-3", "S-0.25-end"]
     assert [share for share, _ in weighed.parts()] == [0.75, 0.25]
 
 
@@ -281,7 +285,7 @@ def test_modes_go_by_the_names_of_the_papers_checkpoints_too():
     theirs = tokenizer_with(100, ("[NLU]", "[S2S]", "[NLG]"))
     found = UL2().make_corruption(theirs)
     wanted = [theirs.special_ids[name] for name in ("[NLU]", "[S2S]", "[NLG]")]
-    assert sorted({each.mode for each in found.corruptions}) == sorted(wanted)
+    assert sorted({denoiser.mode for denoiser in found.corruptions}) == sorted(wanted)
 
 
 def test_what_a_tokenizer_lacks_is_refused_with_what_would_add_it():

@@ -89,7 +89,7 @@ def test_divergences_have_their_known_values(difference, k1, k2, k3):
         (GSPO(), [1.395612, 1.395612, 0.0, 1.395612]),  # e^(1/3), from the mean of three tokens
         (RLOO(), [2.0, 2.0, 0.0, 2.0]),  # e^1, from the sum of the tokens
     ],
-    ids=lambda each: getattr(each, "kind", ""),
+    ids=lambda case: getattr(case, "kind", ""),
 )
 def test_importance_weights_have_their_known_values(objective, expected):
     change = np.array([[0.5, 1.0, 7.0, -0.5]], dtype=np.float32)
@@ -137,9 +137,9 @@ def test_reinforce_plus_plus_whitens_over_tokens_as_verl_does(penalised, device_
         parts = np.split(np.arange(4), cuts)
         batches = [device_batch(**{n: array[p] for n, array in arrays.items()}) for p in parts]
         sums = [objective.measure(None, batch) for batch in batches]
-        statistics = {name: float(sum(each[name] for each in sums)) for name in sums[0]}
+        statistics = {name: float(sum(statistic[name] for statistic in sums)) for name in sums[0]}
         read = [objective.read_advantages(batch.arrays, statistics) for batch in batches]
-        seen = torch.cat([each.expand(-1, 9) for each in read]).numpy()
+        seen = torch.cat([array.expand(-1, 9) for array in read]).numpy()
         np.testing.assert_allclose(seen[mask_BT], expected_BT[mask_BT], atol=1e-5)
     of_rows = (rewards_GS - rewards_GS.mean()).reshape(-1) / rewards_GS.std(ddof=1)
     assert abs(seen[:, 0] - of_rows).max() > 0.1
@@ -265,7 +265,7 @@ def computed_loss(objective, model, device_batch, arrays, cuts):
 
 
 @pytest.mark.parametrize("held", [None, ReferenceDivergence(weight=0.3)], ids=["free", "held"])
-@pytest.mark.parametrize("objective", KINDS, ids=lambda each: each.kind)
+@pytest.mark.parametrize("objective", KINDS, ids=lambda objective: objective.kind)
 def test_loss_and_gradient_are_those_by_hand_however_the_batch_is_cut(
     objective, held, decoder, completions, device_batch
 ):
@@ -279,9 +279,9 @@ def test_loss_and_gradient_are_those_by_hand_however_the_batch_is_cut(
         else:
             loss = computed_loss(objective, model, device_batch, arrays, cuts)
         loss.backward()
-        gradients.append((loss.item(), [each.grad for each in model.parameters()]))
+        gradients.append((loss.item(), [parameter.grad for parameter in model.parameters()]))
     (expected, gradient), *others = gradients
-    assert math.isfinite(expected) and any(each.abs().max() > 1e-4 for each in gradient)
+    assert math.isfinite(expected) and any(array.abs().max() > 1e-4 for array in gradient)
     for loss, found in others:
         assert loss == pytest.approx(expected, rel=1e-5, abs=1e-6)
         for one, other in zip(found, gradient, strict=True):

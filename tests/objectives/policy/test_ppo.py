@@ -167,8 +167,8 @@ def test_loss_and_gradients_of_both_models_are_those_by_hand(
                 sums[name] += float(value)
         computed = [objective.compute(model, batch, sums) for batch in batches]
         return sum(
-            compute_differentiable_loss(objective, each, denominators, len(batches))
-            for each in computed
+            compute_differentiable_loss(objective, computed_batch, denominators, len(batches))
+            for computed_batch in computed
         )
 
     def by_hand():
@@ -193,8 +193,8 @@ def test_loss_and_gradients_of_both_models_are_those_by_hand(
 
     gradients = []
     for compute in (by_hand, lambda: in_parts([]), lambda: in_parts([1, 3])):
-        for each in (model, critic):
-            each.zero_grad()
+        for module in (model, critic):
+            module.zero_grad()
         loss = compute()
         loss.backward()
         gradients.append(
@@ -213,9 +213,9 @@ def test_loss_and_gradients_of_both_models_are_those_by_hand(
 
 def test_values_are_read_before_each_token_is_drawn(decoder, completions):
     critic = critic_of(decoder)
-    ids, targets = (torch.from_numpy(each) for each in completions(3, 1))
+    ids, targets = (torch.from_numpy(array) for array in completions(3, 1))
     found, auxiliary = read_values(critic, ids, targets)
     assert auxiliary == {} and (found[targets == IGNORE] == 0).all()
-    row, place = (int(each[-1]) for each in torch.nonzero(targets != IGNORE, as_tuple=True))
+    row, place = (int(indices[-1]) for indices in torch.nonzero(targets != IGNORE, as_tuple=True))
     alone = critic(ids[row : row + 1, : place + 1]).logits[0, -1, 0]
     assert found[row, place].item() == pytest.approx(alone.item(), abs=1e-5)

@@ -20,7 +20,7 @@ def batch_of(teacher, targets, entries, temperature=1.0, weights=None):
     """Return the micro-batch that a teacher with logits [B, T, V] gives to a student."""
     found = find_likeliest(teacher.flatten(0, 1), Head(torch.eye(teacher.shape[-1])), entries,
                       temperature, teacher.shape[-1])  # fmt: skip
-    ids, logs, rest = (each.view(*targets.shape, *each.shape[1:]) for each in found)
+    ids, logs, rest = (array.view(*targets.shape, *array.shape[1:]) for array in found)
     arrays = {
         "ids": targets,
         "targets": targets,
@@ -121,7 +121,7 @@ def test_values_and_gradients_are_autograds(
 
     values, gradients = [], []
     for loss in (ours, plain):
-        leaves = [each.double().float().requires_grad_() for each in (hidden, weight)]
+        leaves = [tensor.double().float().requires_grad_() for tensor in (hidden, weight)]
         value = loss(*leaves)
         value.backward()
         values.append(value.detach())
@@ -155,5 +155,5 @@ def test_of_all_entries_nothing_is_left_for_the_rest():
         for n in (1, 4, 16)
     ]
     # Grouping entries can only lower the divergence.
-    told = [float(each.values.sum()) / 100 for each in fewer]
+    told = [float(loss.values.sum()) / 100 for loss in fewer]
     assert told == sorted(told) and told[-1] < float(whole.sum())

@@ -136,7 +136,8 @@ def by_hand(objective, model, teacher, arrays):
     ids, targets = (torch.from_numpy(arrays[name]) for name in (IDS, TARGETS))
     temperature = float(arrays[TEMPERATURE][0])
     log_p, log_q = (
-        (each(ids).logits[..., :60] / temperature).log_softmax(-1) for each in (model, teacher)
+        (network(ids).logits[..., :60] / temperature).log_softmax(-1)
+        for network in (model, teacher)
     )
     there = targets != IGNORE
     if objective.estimator == "full":
@@ -153,7 +154,9 @@ def by_hand(objective, model, teacher, arrays):
 
 
 @pytest.mark.parametrize("blocks", [(2**22, 2**18), (200, 130)], ids=["whole", "in-blocks"])
-@pytest.mark.parametrize("objective", [FULL, SAMPLED_ONE], ids=lambda each: each.estimator)
+@pytest.mark.parametrize(
+    "objective", [FULL, SAMPLED_ONE], ids=lambda objective: objective.estimator
+)
 def test_loss_and_gradient_are_those_of_a_plain_twin_however_the_batch_is_cut(
     objective, blocks, decoder, completions, device_batch, monkeypatch
 ):
@@ -177,10 +180,10 @@ def test_loss_and_gradient_are_those_of_a_plain_twin_however_the_batch_is_cut(
                     objective, computed, denominators, len(parts)
                 )
         loss.backward()
-        found.append((loss.item(), [each.grad for each in model.parameters()]))
-        assert all(each.grad is None for each in teacher.parameters())
+        found.append((loss.item(), [parameter.grad for parameter in model.parameters()]))
+        assert all(parameter.grad is None for parameter in teacher.parameters())
     (expected, gradients), *others = found
-    assert abs(expected) > 1e-3 and any(each.abs().max() > 1e-4 for each in gradients)
+    assert abs(expected) > 1e-3 and any(gradient.abs().max() > 1e-4 for gradient in gradients)
     for loss, mine in others:
         assert loss == pytest.approx(expected, rel=1e-4, abs=1e-6)
         for one, other in zip(mine, gradients, strict=True):

@@ -30,13 +30,13 @@ def room(size, layout=None, tokens=144, precision=FLOAT32, lora=None):
 
 
 def reckon(model, kept, given, rank=0):
-    each = budget._list_bytes(model, given, rank)
-    return sum(own[what] for own, what in zip(each, kept, strict=True))
+    sizes = budget._list_bytes(model, given, rank)
+    return sum(own[what] for own, what in zip(sizes, kept, strict=True))
 
 
 def least_and_most(model, given, rank=0):
-    each = budget._list_bytes(model, given, rank)
-    return sum(own["input"] for own in each), sum(own["all"] for own in each)
+    sizes = budget._list_bytes(model, given, rank)
+    return sum(own["input"] for own in sizes), sum(own["all"] for own in sizes)
 
 
 LAYOUTS = [

@@ -66,7 +66,7 @@ class Watched:
         self.most = max(self.most, self.count_here())
 
     def count_here(self):
-        copies = [copy for each in self.passes for copy in each._copies.values()]
+        copies = [copy for layer_pass in self.passes for copy in layer_pass._copies.values()]
         return sum(copy.here.nbytes for copy in copies if copy.here is not None)
 
 
@@ -77,7 +77,9 @@ def build(kept=None, compiled=None, hosted=True, dtype=torch.float32, stages=Non
     recompute(model.layers, choose_kept(len(model.layers), kept))
     compile_layers(model.layers, compiled)
     if hosted:
-        keep_on_host([model.layers] if stages is None else [model.layers[each] for each in stages])
+        keep_on_host(
+            [model.layers] if stages is None else [model.layers[stage] for stage in stages]
+        )
     return model
 
 
@@ -138,7 +140,7 @@ def test_weights_masks_and_what_is_small_stay(apart, monkeypatch):
     model, ids = build(), batch()
     positions = torch.arange(48).remainder(20).expand(3, -1)
     logits = model(ids, positions_BT=positions).logits
-    shared = {each.data_ptr() for each in (*masks, *model.parameters())}
+    shared = {tensor.data_ptr() for tensor in (*masks, *model.parameters())}
     assert masks and logits.requires_grad and len(apart.sent) > 20
     assert not shared & apart.places
     many = len(apart.sent)
@@ -175,8 +177,8 @@ def test_the_layer_before_is_fetched_while_one_goes_backward(stages, apart, monk
     for loss in (one, two):
         order.clear()
         loss.backward()
-        assert [each._layer for each in order] == list(model.layers)[::-1]
+        assert [layer_pass._layer for layer_pass in order] == list(model.layers)[::-1]
         firsts = {0} if stages is None else {0, 2}
-        for number, each in zip((3, 2, 1, 0), order, strict=True):
-            before = each._before and each._before()
+        for number, layer_pass in zip((3, 2, 1, 0), order, strict=True):
+            before = layer_pass._before and layer_pass._before()
             assert before is (None if number in firsts else order[4 - number])

@@ -49,7 +49,9 @@ class Kept(TorchDispatchMode):
     def __init__(self, model):
         super().__init__()
         self.bytes = 0
-        self._seen = weakref.WeakSet(each.untyped_storage() for each in model.parameters())
+        self._seen = weakref.WeakSet(
+            parameter.untyped_storage() for parameter in model.parameters()
+        )
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         made = function(*args, **(kwargs or {}))
@@ -103,7 +105,7 @@ def test_the_more_is_computed_again_the_less_is_kept():
 
 def test_names_of_parameters_stay():
     names = [[name for name, _ in build(way).named_parameters()] for way in WAYS.values()]
-    assert all(each == names[0] for each in names)
+    assert all(other == names[0] for other in names)
 
 
 @pytest.mark.slow
@@ -135,5 +137,5 @@ def test_sharded_training_leaves_the_same_bits_with_and_without(reshard, ranks, 
         training = {"steps": 4, "parallel": {"kind": "FSDP", "reshard": reshard}}
         training |= {"recompute": {"kind": kind}} if kind else {}
         job = make_job(tmp_path, training=training)
-        digests |= {each["digest"] for each in ranks(world, "steps", job=job, count=4)}
+        digests |= {answer["digest"] for answer in ranks(world, "steps", job=job, count=4)}
     assert len(digests) == 1

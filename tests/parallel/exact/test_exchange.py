@@ -48,9 +48,9 @@ def test_the_bits_are_those_of_one_rank(world, shapes, alone, mortal_ranks):
     for number, (why, case) in enumerate(told):
         one = alone[case["micro_batches"], case["virtual"]]
         for rank in found:
-            each = rank[number]
-            assert (each["digest"], each["norm"]) == (one["digest"], one["norm"]), (why, case)
-            assert each["squared"] == pytest.approx(one["squared"], rel=1e-12), (why, case)
+            answer = rank[number]
+            assert (answer["digest"], answer["norm"]) == (one["digest"], one["norm"]), (why, case)
+            assert answer["squared"] == pytest.approx(one["squared"], rel=1e-12), (why, case)
         if "copies" not in case:
             # An idle rank sends parts without bytes, which the model leaves out.
             sent = [{to: n for to, n in rank[number]["to"].items() if n} for rank in found]

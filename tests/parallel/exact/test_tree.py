@@ -68,7 +68,7 @@ def test_any_deal_in_any_order_gives_the_bits_of_one_worker(case):
     sums = {}
     for begin, end in itertools.pairwise(bounds):
         worker = TreeSum(len(values))
-        for number in (each for each in order if begin <= each < end):
+        for number in (position for position in order if begin <= position < end):
             worker.add((number, number + 1), leaf(number))
         sums |= dict(worker.parts())
     assert sorted(sums) == sorted(pieces)
@@ -89,10 +89,10 @@ def test_the_largest_subtrees_are_the_leaves_once_and_no_two_are_one(leaves, dat
 
 @pytest.mark.parametrize("workers", [1, 2, 4, 8])
 def test_an_even_deal_of_eight_is_one_piece_each(workers):
-    each = 8 // workers
+    share = 8 // workers
     for worker in range(workers):
-        spans = find_largest_subtrees(worker * each, (worker + 1) * each, 8)
-        assert spans == [(worker * each, (worker + 1) * each)]
+        spans = find_largest_subtrees(worker * share, (worker + 1) * share, 8)
+        assert spans == [(worker * share, (worker + 1) * share)]
 
 
 def test_a_leaf_that_comes_twice_and_one_that_is_missing_are_noticed():

@@ -46,12 +46,12 @@ def test_a_pass_computes_in_narrow_numbers_and_leaves_float32_gradients():
     units.prepare(0, True, True, True)
     logits = model(ids)
     assert logits.dtype == torch.bfloat16
-    assert {each.dtype for each in model.parameters()} == {torch.bfloat16}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert set(model.state_dict()) == names
     logits.float().square().sum().backward()
     units.finish_pass(last=True)
-    for each in model.parameters():
-        assert each.dtype == each.grad.dtype == torch.float32
+    for parameter in model.parameters():
+        assert parameter.dtype == parameter.grad.dtype == torch.float32
 
 
 def test_gradients_of_several_passes_are_added_up_in_float32():
@@ -62,7 +62,11 @@ def test_gradients_of_several_passes_are_added_up_in_float32():
         units.prepare(0, True, last, True)
         model(ids).float().square().sum().backward()
         units.finish_pass(last)
-        return {name: each.grad.clone() for name, each in model.named_parameters()} if last else {}
+        return (
+            {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+            if last
+            else {}
+        )
 
     alone = go_back(last=True)
     model.zero_grad()
@@ -129,7 +133,7 @@ def test_what_is_narrow_already_is_not_copied_and_what_is_frozen_gets_no_gradien
     model(ids).float().sum().backward()
     assert not list_cast_units(model.layers[0])[0]._copies
     units.finish_pass(last=True)
-    assert all(each.grad is None for layer in model.layers for each in layer.parameters())
+    assert all(parameter.grad is None for layer in model.layers for parameter in layer.parameters())
     assert model.embedding.weight.grad is not None
 
 
@@ -138,8 +142,8 @@ def test_an_update_is_seen_by_the_next_pass():
     with torch.no_grad():
         before = model(ids)
         reshard(model)
-        for each in model.parameters():
-            each.add_(1)
+        for parameter in model.parameters():
+            parameter.add_(1)
         after = model(ids)
     assert not torch.equal(before, after)
 

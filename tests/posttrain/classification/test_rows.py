@@ -67,7 +67,7 @@ def test_texts_and_pairs_are_what_transformers_encodes(bert, longest):
 
 def test_a_tokenizer_of_ours_has_an_end_around_each_text(encoder):
     pairs, end = TextPairEncoder(encoder, 64, None), encoder.end_of_text
-    first, second = (each.tolist() for each in encoder.encode_batch(["the sea", "is grey"]))
+    first, second = (ids.tolist() for ids in encoder.encode_batch(["the sea", "is grey"]))
     assert pairs.encode("the sea").ids.tolist() == [end, *first, end]
     found = pairs.encode("the sea", "is grey")
     assert found.ids.tolist() == [end, *first, end, *second, end]
@@ -98,8 +98,8 @@ def test_bad_rows_are_in_quarantine_with_file_and_place(encode, tmp_path):
     found = encode([*ROWS, *(row for row, _ in BAD)], labels=labels)
     lines = (tmp_path / "encoded/quarantine/rows-00000.jsonl").read_text().splitlines()
     bad = [json.loads(line) for line in lines]
-    assert [each["reason"] for each in bad] == [reason for _, reason in BAD]
-    assert all(each["file"].endswith("encoded.jsonl") and each["place"] > 0 for each in bad)
+    assert [row["reason"] for row in bad] == [reason for _, reason in BAD]
+    assert all(row["file"].endswith("encoded.jsonl") and row["place"] > 0 for row in bad)
     assert found.counts["train_classified"] == 3
     cut = encode([*ROWS, BAD[-2][0]], "cut", labels=labels, too_long="cut")
     assert cut.counts["train_classified"] == 4 and not cut.counts["quarantined"]

@@ -337,8 +337,8 @@ def test_losses_and_f1_are_those_by_hand():
     wanted = torch.nn.functional.cross_entropy(logits, right, reduction="none")
     assert torch.equal(computed.terms["cross_entropy"].values, wanted)
     means = {
-        name: float(each.sum_rows_B().sum() / each.counts_B.sum())
-        for name, each in computed.diagnostics.items()
+        name: float(diagnostic.sum_rows_B().sum() / diagnostic.counts_B.sum())
+        for name, diagnostic in computed.diagnostics.items()
     }
     # Predicted: class 0 twice, once correctly; class 1 once, of two; class 2 once, correctly.
     assert means == {"accuracy": 0.75, "f1/0": pytest.approx(2 / 3), "f1/1": pytest.approx(2 / 3),

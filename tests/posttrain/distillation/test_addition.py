@@ -77,11 +77,11 @@ def test_a_student_of_a_quarter_of_the_size_agrees_with_its_teacher(bench, write
     # The bounds come from three seeds. A margin of .3 over the agreement of plain tuning held for
     # one seed and failed for another, whose plain student learnt the sums alone. An untrained
     # student (seed 0) learns little from a teacher of its own answers.
-    for each in found:
-        assert each["teacher_exact"] >= 0.4
-        assert each["distilled_agreement"] >= 0.5
-        assert each["distilled_agreement"] >= each["plain_agreement"] + 0.1
-        assert each["full_agreement"] >= each["plain_agreement"]
+    for figures in found:
+        assert figures["teacher_exact"] >= 0.4
+        assert figures["distilled_agreement"] >= 0.5
+        assert figures["distilled_agreement"] >= figures["plain_agreement"] + 0.1
+        assert figures["full_agreement"] >= figures["plain_agreement"]
 
 
 @pytest.mark.timeout(3600)

@@ -133,7 +133,7 @@ def test_a_real_step_takes_what_is_reckoned(kind, changes, tuning, measure_peak)
         compute_references(run.conversations, model, run.batches.sequence_length)
     job, _, _ = prepare(run)
     rows = find_largest(run, job.model)
-    frozen = [each.model for each in job.frozen.values()]
+    frozen = [reference.model for reference in job.frozen.values()]
     reckoned = estimate_tuning_memory(run, job.model, frozen, rows, run.training, 1, True)
     assert reckoned.total == pytest.approx(measure_peak(job), rel=0.055)
 

@@ -47,11 +47,11 @@ def test_a_function_scores_by_prompt_text_and_row(source: str) -> None:
 def test_what_a_function_does_wrong_is_a_fault_and_the_rest_goes_on(source: str) -> None:
     scorer = PythonFunction(file=source).open()
     wrong = ["raise", "words", "exit", "die"]
-    given = [completion(each) for each in ("a", *wrong, "ab")]
+    given = [completion(text) for text in ("a", *wrong, "ab")]
     first, *faults, last = scorer.score(given)
     assert (first, last) == (1.0, 2.0)
-    assert [each.kind for each in faults if isinstance(each, Fault)] == ["raised"] * 4
-    told = [each.detail for each in faults if isinstance(each, Fault)]
+    assert [fault.kind for fault in faults if isinstance(fault, Fault)] == ["raised"] * 4
+    told = [fault.detail for fault in faults if isinstance(fault, Fault)]
     assert told[0] == "KeyError: 'what is this' (line 7 of rewards.py)"
     assert "gave 'many', no number" in told[1]
     assert told[2] == "SystemExit: 3 (line 12 of rewards.py)"

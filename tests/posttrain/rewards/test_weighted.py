@@ -16,7 +16,7 @@ class NotFinite:
     name = "own"
 
     def score(self, completions: Sequence[Completion]) -> list[float]:
-        return [float(each.text) for each in completions]
+        return [float(answer.text) for answer in completions]
 
 
 def test_parts_are_added_by_weight_and_kept() -> None:
@@ -74,7 +74,7 @@ class Raising:
         self.error = error
 
     def score(self, completions: Sequence[Completion]) -> list[float]:
-        if any(each.text == "bad" for each in completions):
+        if any(answer.text == "bad" for answer in completions):
             raise self.error
         return [1.0 for _ in completions]
 

@@ -61,12 +61,12 @@ def test_a_policy_gets_better_by_what_its_answers_are_worth(kind, bench, write_r
     found = []
     for seed in SEEDS:
         start, share = begin(bench, seed)
-        each = taught(bench, f"{kind}-{seed}", start, seed, **OBJECTIVES[kind])
-        found.append({"seed": seed, "start": share, **each})
-    mean = sum(each["exact"] for each in found) / len(found)
+        figures = taught(bench, f"{kind}-{seed}", start, seed, **OBJECTIVES[kind])
+        found.append({"seed": seed, "start": share, **figures})
+    mean = sum(figures["exact"] for figures in found) / len(found)
     write_result(f"{kind.lower()}.json", {"steps": STEPS, "mean_exact": mean, "seeds": found})
     assert mean >= 0.70
-    assert all(each["exact"] >= each["start"] + 0.12 for each in found)
+    assert all(figures["exact"] >= figures["start"] + 0.12 for figures in found)
 
 
 # The reward is 1 or 0 by a coin, independent of the answer.
@@ -93,17 +93,17 @@ def test_what_rewards_do_not_say_is_not_learnt(bench, write_result):
     for seed in SEEDS:
         start, share = begin(bench, seed)
         flat = {"kind": "PatternShape", "pattern": "", "whole": False}
-        each = {
+        figures = {
             "untaught": taught(bench, f"flat-{seed}", start, seed, 100, rewards=(flat,)),
             "by a coin": taught(bench, f"coin-{seed}", start, seed, rewards=(coin,), **NEAR),
             "by the answer": taught(bench, f"right-{seed}", start, seed, **NEAR),
         }
-        found.append({"seed": seed, "start": share, **each})
+        found.append({"seed": seed, "start": share, **figures})
         write_result("controls.json", {"steps": STEPS, "seeds": found})
-    for each in found:
-        assert each["untaught"]["exact"] == each["start"]
-        assert abs(each["by a coin"]["exact"] - each["start"]) <= 0.05
-        assert each["by the answer"]["exact"] >= each["start"] + 0.1
+    for figures in found:
+        assert figures["untaught"]["exact"] == figures["start"]
+        assert abs(figures["by a coin"]["exact"] - figures["start"]) <= 0.05
+        assert figures["by the answer"]["exact"] >= figures["start"] + 0.1
 
 
 def reward_model(bench, start, rows):

@@ -61,7 +61,9 @@ def test_a_reward_model_reads_all_of_a_conversation_as_it_reads_rows(reward_mode
     asked = (Message("system", "s"), Message("user", "a"), Message("assistant", "b"))
     chat = Conversation((*asked, Message("user", "is it?")))
     scorer = RewardModel(checkpoint=reward_model).open()
-    told = [replace(completion("yes", "is it?"), chat=each) for each in (chat, None)]
+    told = [
+        replace(completion("yes", "is it?"), chat=conversation) for conversation in (chat, None)
+    ]
     whole, alone = scorer.score(told)
     opened = checkpoint.open_model(reward_model)
     renderer = ChatTokenizer(checkpoint.read_tokenizer_files(opened.path)).build_renderer()
@@ -121,8 +123,8 @@ def test_a_judge_is_asked_and_its_verdict_read(fresh):
     found = part.open().score([*rows, completion("no grade"), completion("x" * 99, grade="A")])
     sampling = Sampling(temperature=0.0, maximum_tokens=8)
     judge = TextGenerator.open(fresh, "cpu")
-    for score, each in zip(found, rows, strict=False):
-        said = judge.speak(f"p {each.text} A:", sampling).text
+    for score, row in zip(found, rows, strict=False):
+        said = judge.speak(f"p {row.text} A:", sampling).text
         assert score == part.read(said)
     *_, missing, long = found
     assert isinstance(missing, Fault) and missing.kind == "no_target"

@@ -103,7 +103,7 @@ def samplers(pool, run, count):
             yield
         finally:
             until.touch()
-            answers = [pickle.load(each.stdout) for each in started]
+            answers = [pickle.load(process.stdout) for process in started]
         assert all(fine for fine, _ in answers), answers
 
 
@@ -178,8 +178,8 @@ def test_every_group_is_trained_on_once_in_time_and_whole(prompts, samples, stal
             count, asked = waves.next()
             assert 1 <= len(asked[PLACE]) <= prompts * samples
             units = [select_unit(asked, index, samples) for index in range(count)]
-            assert all(1 <= len(each[PLACE]) <= samples for each in units)
-            waves.take([written(each, samples, lengths) for each in units])
+            assert all(1 <= len(unit[PLACE]) <= samples for unit in units)
+            waves.take([written(unit, samples, lengths) for unit in units])
         else:
             raise AssertionError(f"batch {number} is never full")
         left = waves.list_left()
@@ -222,7 +222,7 @@ def test_what_is_gone_on_with_is_drawn_as_if_nothing_had_been_left_off():
 def test_a_text_that_ends_it_is_found_across_what_was_left_off(make_run, encoder, tmp_path):
     run = left_off(make_run, tmp_path / "run", stop=("stop",))
     text = list(b"go on: st") + list(b"op there")  # three tokens at a time: "go ", …, " st", "op "
-    ids = [int(encoder.encode_batch([chr(each)])[0][0]) for each in text]
+    ids = [int(encoder.encode_batch([chr(character)])[0][0]) for character in text]
 
     def generate(model, requests, stop, entries):
         (request,) = requests
@@ -268,7 +268,7 @@ def test_by_the_same_weights_a_completion_is_the_same_however_often_it_is_left_o
             count, asked = waves.next()
             with torch.no_grad():
                 waves.take([maker.sample(model, number, index, asked) for index in range(count)])
-        rows = [row for each in filled for row in each[TARGETS]]
+        rows = [row for batch in filled for row in batch[TARGETS]]
         found += [row[row != IGNORE].tolist() for row in rows]
         left = waves.list_left()
     assert any(1 < len(row) < LONGEST for row in found)
@@ -284,7 +284,7 @@ def test_with_a_budget_that_none_needs_nothing_is_other_than_without(ranks, make
     found = trained(ranks, run_of(make_run, tmp_path / "roomy", roomy), 1)
     assert came_to_losses(found) == came_to_losses(whole)
     for ours, theirs in zip(
-        *(list_stored_batches(RunFolder(each.folder)) for each in (found, whole)), strict=True
+        *(list_stored_batches(RunFolder(job.folder)) for job in (found, whole)), strict=True
     ):
         assert ours.waves == 1 and ours.denominators == theirs.denominators
         for index in range(2):
@@ -356,7 +356,7 @@ def test_metrics_say_how_much_was_taken_over_and_how_old_it_is(alone):
         assert of == {
             "staleness": pytest.approx(tokens.mean()),
             "stale_tokens": pytest.approx((tokens > 0).mean()),
-            "partial": pytest.approx(np.mean([each.min() < each.max() for each in rows])),
+            "partial": pytest.approx(np.mean([row.min() < row.max() for row in rows])),
             "unfinished": pytest.approx((left[OVER] == 0).sum() / 8),
             "waves": batch.waves,
         }

@@ -103,7 +103,7 @@ def test_a_batch_has_values_returns_and_advantages_of_tokens(whole):
     for batch in list_stored_batches(RunFolder(whole[0].folder)):
         micro = batch.read_micro_batch(0)
         there = micro.targets != IGNORE
-        arrays = {name: each.astype(np.float64) for name, each in micro.arrays.items()}
+        arrays = {name: array.astype(np.float64) for name, array in micro.arrays.items()}
         weight = arrays[DIVERGENCE_WEIGHT][0]
         rewards = -weight * (arrays[OLD] - arrays[REFERENCE_TOKENS]) * there
         worth = arrays[f"{REWARD_PART}exact"] + arrays[f"{REWARD_PART}pattern"] / 2

@@ -17,7 +17,7 @@ def weights(folder):
 
 
 def events(folder, kind):
-    return [each for each in RunFolder(str(folder)).read_events() if each["event"] == kind]
+    return [event for event in RunFolder(str(folder)).read_events() if event["event"] == kind]
 
 
 def test_the_model_is_the_same_with_an_actor_as_without_also_of_adapters(make_run, tmp_path):

@@ -146,7 +146,7 @@ def test_with_a_lag_a_batch_is_of_the_weights_of_before(lagged, fresh):
         assert (arrays[IMPORTANCE_LIMIT] == np.float32(LIMIT)).all()
         weights.append(arrays[IMPORTANCE][there])
     assert (weights[0] == 1).all()
-    assert all(each.min() < 0.99 and each.max() == np.float32(LIMIT) for each in weights[1:])
+    assert all(array.min() < 0.99 and array.max() == np.float32(LIMIT) for array in weights[1:])
     lines = metrics.read_series(lagged.folder)
     assert [line["train/diagnostics/importance_truncated"] > 0 for line in lines] == [
         False,
@@ -172,7 +172,7 @@ def test_a_lag_is_the_same_whoever_samples_and_however_often_it_is_killed(
         (process,) = mortal_ranks.start(1, "train", job=job, attempt=attempt, fault=fault)
         assert process.wait() == -signal.SIGKILL
     asked = find_open(name_rollouts_folder(folder))
-    assert [(each.number, missing) for each, missing in asked] == [(3, [0, 1]), (4, [0, 1])]
+    assert [(request.number, missing) for request, missing in asked] == [(3, [0, 1]), (4, [0, 1])]
     assert checkpoint.find_newest_valid(folder)[0].step == 2
     alone = lagging(make_run, tmp_path / "run")
     with pytest.raises(AssertionError, match=r"2 of 2 .* still to be .* set rollouts.actors = 1"):
@@ -224,13 +224,13 @@ def test_what_is_asked_for_is_found_until_it_is_there_or_failed(tmp_path):
     write_unit(newest, 1, {"ids": np.arange(3)})
     (tmp_path / "batch_9").mkdir()
     (tmp_path / "batch_9" / "00000.npz").touch()  # left over from an abandoned request
-    found = [(each.number, each.attempt, missing) for each, missing in find_open(rollouts)]
+    found = [(request.number, request.attempt, missing) for request, missing in find_open(rollouts)]
     assert found == [(3, 2, [0]), (3, 1, [0, 1]), (4, 1, [0, 1])]
     assert read_unit(newest, 0) is None and read_unit(newest, 1)["ids"].tolist() == [0, 1, 2]
     assert find_missing_units(newest, 3) == [0, 2]
     raise_failure(newest)
     write_failure(newest, DataError("rewards: 'exact' scored none"))
-    assert [each.attempt for each, _ in find_open(rollouts)] == [1, 1]
+    assert [request.attempt for request, _ in find_open(rollouts)] == [1, 1]
     with pytest.raises(DataError, match=r"^rewards: 'exact' scored none$"):
         raise_failure(newest)
     write_failure(newest, ClusterError("actors die"))

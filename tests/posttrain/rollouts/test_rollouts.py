@@ -141,11 +141,11 @@ def test_trace_shows_each_completion_with_its_reward(whole):
     traced = trace(whole.folder, 2)
     assert traced.log == "agrees"
     batch = list_stored_batches(RunFolder(whole.folder))[1]
-    assert [each.sample for each in traced.sequences] == list(range(16, 32))
-    for each, text in zip(traced.sequences, traced.render_texts(None), strict=True):
-        micro = batch.read_micro_batch(each.micro_batch)
-        assert f"reward {micro.arrays[REWARDS][each.row]:g}, advantage" in text.plain
-        assert f"prompt {micro.pieces[each.row, 2]}: " in text.plain
+    assert [sequence.sample for sequence in traced.sequences] == list(range(16, 32))
+    for sequence, text in zip(traced.sequences, traced.render_texts(None), strict=True):
+        micro = batch.read_micro_batch(sequence.micro_batch)
+        assert f"reward {micro.arrays[REWARDS][sequence.row]:g}, advantage" in text.plain
+        assert f"prompt {micro.pieces[sequence.row, 2]}: " in text.plain
 
 
 def checkpoint_encoder(path):
@@ -320,9 +320,9 @@ def test_the_report_shows_the_worst_and_the_best_of_what_was_said(whole):
     last = list_stored_batches(RunFolder(whole.folder))[-1]
     rewards = np.concatenate([last.read_micro_batch(i).arrays[REWARDS] for i in (0, 1)])
     said = run_data.answers[-1]
-    assert [each.reward for each in said.answers] == rewards.tolist()
-    assert all("is " in each.prompt for each in said.answers)
-    assert all(("e" in each.text) == (each.parts["pattern"] == 1) for each in said.answers)
+    assert [answer.reward for answer in said.answers] == rewards.tolist()
+    assert all("is " in answer.prompt for answer in said.answers)
+    assert all(("e" in answer.text) == (answer.parts["pattern"] == 1) for answer in said.answers)
     _, low, high, *earlier = build_answer_samples(run_data.answers, run_data.measured)
     worst, best = low.samples[0], high.samples[0]
     assert worst.note.startswith(f"reward {rewards.min():.3g}, advantage")
@@ -338,7 +338,7 @@ def fooled(step):
     true, trained = 0.6 - 0.05 * step, 0.1 + 0.1 * step
     named = {"reward": trained, "reward_model": trained, "reward_exact": true, "flat": 0.0}
     named |= {"entropy": 0.1, "sampler_gap": 1e-6}
-    return {"step": step, **{f"train/diagnostics/{name}": each for name, each in named.items()}}
+    return {"step": step, **{f"train/diagnostics/{name}": value for name, value in named.items()}}
 
 
 @pytest.mark.parametrize("measured", [("exact",), ()])

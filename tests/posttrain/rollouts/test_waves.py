@@ -56,7 +56,7 @@ def samplers(pool, run, count, last=None):
             yield
         finally:
             until.touch()
-            answers = [pickle.load(each.stdout) for each in started]
+            answers = [pickle.load(process.stdout) for process in started]
         assert all(fine for fine, _ in answers), answers
 
 
@@ -88,7 +88,7 @@ def unit(totals, rows, width):
         IDS: np.zeros((count, width), dtype=np.int64),
         TARGETS: np.full((count, width), IGNORE),
         SAMPLED: np.zeros((count, width), dtype=np.float32),
-        FLAT: np.repeat([len(set(each)) == 1 for each in totals], 2).astype(np.int64),
+        FLAT: np.repeat([len(set(group)) == 1 for group in totals], 2).astype(np.int64),
         TOTALS: np.array(totals, dtype=np.float64),
         PROMPTS: np.array(rows),
     }
@@ -106,25 +106,25 @@ def test_a_batch_is_of_the_first_groups_that_are_not_flat():
     second = [unit([flat, told], [5, 5, 6, 6], 7), unit([told, told], [7, 7, 8, 8], 9)]
     assert fill_batch([first], wanted, 99) is None
     found = fill_batch([first, second], wanted, 99)
-    assert [each[PROMPTS].tolist() for each in found] == [[2, 1], [6, 6]]
-    assert [each[TOTALS].tolist() for each in found] == [[told], [told]]
+    assert [micro_batch[PROMPTS].tolist() for micro_batch in found] == [[2, 1], [6, 6]]
+    assert [micro_batch[TOTALS].tolist() for micro_batch in found] == [[told], [told]]
     assert found[0][IDS].tolist() == [[2, 2, 2], [1, 1, 0]]  # no wider than necessary
     assert found[0][TARGETS].tolist() == [[IGNORE, IGNORE, 2], [IGNORE, 1, IGNORE]]
-    assert all((each[WAVES] == 2).all() for each in found)
+    assert all((micro_batch[WAVES] == 2).all() for micro_batch in found)
     # Two groups of one micro-batch, from units of other widths.
     (joined,) = fill_batch([first, second], wanted.model_copy(update={"micro_batch": 4}), 99)
     assert joined[IDS].tolist()[0] == [2, 2, 2, 0, 0, 99, 99]
     assert joined[SAMPLED][2].tolist() == [0, 0, 0, 0, 0, 0, -6]
     # After the last wave, groups without a signal fill the rest, in the order of sampling.
     last = fill_batch([first], wanted.model_copy(update={"waves": 1}), 99)
-    assert [each[PROMPTS].tolist() for each in last] == [[0, 0], [2, 1]]
+    assert [micro_batch[PROMPTS].tolist() for micro_batch in last] == [[0, 0], [2, 1]]
 
 
 @pytest.mark.slow
 def test_batches_go_on_where_the_waves_before_ended(alone, fresh):
     """The first batch has the same groups as one-by-one sampling by the initial model."""
     batches = list_stored_batches(RunFolder(alone.folder))
-    assert any(each.waves > 1 for each in batches)
+    assert any(batch.waves > 1 for batch in batches)
     maker, model = alone.make_batches(), checkpoint.open_model(fresh).build()
     expected, waves = [], 0
     while len(expected) < 4 and waves < MOST:
@@ -146,7 +146,7 @@ def test_batches_go_on_where_the_waves_before_ended(alone, fresh):
     for manifest in saved:
         entries = checkpoint.read_entries(str(manifest.parent))
         step = entries["step"]
-        drawn = sum(each.waves for each in batches if each.step + each.updates <= step)
+        drawn = sum(batch.waves for batch in batches if batch.step + batch.updates <= step)
         assert entries.get("carried", {}).get("waves_drawn", 0) == drawn
     line = metrics.read_series(alone.folder)[0]
     assert line["train/diagnostics/waves"] == batches[0].waves

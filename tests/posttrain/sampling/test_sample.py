@@ -95,11 +95,11 @@ def test_all_answers_are_kept_with_their_parts_and_the_best_become_rows(make_sam
         (number, sample) for number in (0, 1, 3, 4, *range(6, 11)) for sample in range(4)
     ]
     assert len({s["completion"] for s in samples}) > 20
-    for each in samples:
-        exact = float(each["completion"].strip() == "e")
-        shape = float(any(letter in each["completion"] for letter in "abcde"))
-        assert each["parts"] == {"exact": exact, "pattern": shape}
-        assert each["reward"] == exact + shape / 2
+    for sample in samples:
+        exact = float(sample["completion"].strip() == "e")
+        shape = float(any(letter in sample["completion"] for letter in "abcde"))
+        assert sample["parts"] == {"exact": exact, "pattern": shape}
+        assert sample["reward"] == exact + shape / 2
     rows, pairs = (rows_of(whole, kind) for kind in ("rows", "pairs"))
     for number in {s["prompt_number"] for s in samples}:
         group = [s for s in samples if s["prompt_number"] == number]

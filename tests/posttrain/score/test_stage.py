@@ -64,7 +64,7 @@ def read_score(reward, messages):
     """Return the model's score at the token before the answer's end token, computed separately."""
     chat = open_chat_tokenizer(checkpoint.resolve(reward))
     before = chat.build_renderer().encode_prompt(messages[:-1])
-    said = [int(each) for each in chat.encoder.encode_batch([messages[-1].content])[0]]
+    said = [int(token) for token in chat.encoder.encode_batch([messages[-1].content])[0]]
     model = checkpoint.open_model(reward).build()
     with torch.no_grad():
         return float(model(torch.tensor([before + said])).logits[0, -1, 0])
@@ -114,7 +114,7 @@ def test_each_step_of_a_solution_has_a_score_that_what_follows_does_not_change(s
     rows = [{"prompt": "sum", "completions": steps[:n]} for n in (1, 2, 3)]
     score_rows(scoring(rows, rows="steps"))
     found = [row["step_scores"] for row in rows_of(tmp_path / "scored")]
-    assert [len(each) for each in found] == [1, 2, 3]
+    assert [len(scored) for scored in found] == [1, 2, 3]
     assert found[0] == pytest.approx(found[2][:1], rel=1e-5)
     assert found[1] == pytest.approx(found[2][:2], rel=1e-5)
     assert len(set(found[2])) == 3
@@ -148,7 +148,7 @@ def test_rows_that_cannot_be_scored_keep_their_place_and_are_told(scoring, tmp_p
     assert made.counts["rows"] == 6 and made.counts["scored"] == 2
     (bad,) = (tmp_path / "scored" / "quarantine").iterdir()
     told = [json.loads(line) for line in bad.read_text().splitlines()]
-    assert [each["reason"] for each in told[:3]] == ["no_known_format", "not_json", "too_long"]
+    assert [row["reason"] for row in told[:3]] == ["no_known_format", "not_json", "too_long"]
     assert "of 48" in told[2]["detail"] and told[1]["file"].endswith("rows.jsonl")
 
 

@@ -33,7 +33,7 @@ REQUESTS = [
 def test_a_checkpoint_says_what_it_says_without(vllm, fresh):
     expected = TextGenerator.open(fresh, "cpu").speak_all(REQUESTS)
     assert TextGenerator.open_in_vllm(fresh, 0.5).speak_all(REQUESTS) == expected
-    assert {each.stopped for each in expected} >= {"length", "positions"}
+    assert {generation.stopped for generation in expected} >= {"length", "positions"}
 
 
 def test_a_text_that_ends_an_answer_ends_it_though_more_was_drawn(vllm, fresh):
@@ -82,7 +82,7 @@ def test_what_cannot_be_is_told_in_one_line(arguments, told, fresh, tmp_path, ca
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a"}\n')
     names = {"rows": str(rows), "out": str(tmp_path / "out.jsonl")}
-    asked = [each.format(**names) for each in arguments]
+    asked = [argument.format(**names) for argument in arguments]
     monkeypatch.setattr("sys.argv", ["trainrig", "generate", fresh, "--engine", "vllm", *asked])
     with pytest.raises(SystemExit, match="2"):
         cli.main()
@@ -101,14 +101,16 @@ def classes_of(folder, *names):
 
 
 def fields_of(node):
-    return {each.target.id for each in node.body if isinstance(each, ast.AnnAssign)}
+    return {statement.target.id for statement in node.body if isinstance(statement, ast.AnnAssign)}
 
 
 def arguments_of(node, method):
     (found,) = [
-        each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == method
+        statement
+        for statement in node.body
+        if isinstance(statement, ast.FunctionDef) and statement.name == method
     ]
-    return {each.arg for each in (*found.args.args, *found.args.kwonlyargs)}
+    return {argument.arg for argument in (*found.args.args, *found.args.kwonlyargs)}
 
 
 def test_the_package_has_the_names_that_are_used(stand_in):

@@ -33,7 +33,7 @@ def test_it_follows_the_weights_of_the_model(vllm, make_run, fresh, tmp_path):
     for number in range(2):
         with torch.no_grad():
             for index in (0, 1):
-                made = [each.sample(model, number, index) for each in (ours, theirs)]
+                made = [sampler.sample(model, number, index) for sampler in (ours, theirs)]
                 for name, expected in made[0].items():
                     np.testing.assert_array_equal(made[1][name], expected, err_msg=name)
             model.norm.weight.mul_(3)

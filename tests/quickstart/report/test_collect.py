@@ -156,7 +156,7 @@ def test_the_least_alike_near_copies_are_shown_beside_what_they_repeat(at: Folde
 
 
 def test_every_reason_there_can_be_has_its_words() -> None:
-    filters = {type(each).__name__ for each in PROSE}
+    filters = {type(rule).__name__ for rule in PROSE}
     assert set(collect.REASONS) == {"quarantined", *filters, PII.__name__, EXACT, NEAR}
     copies = {kind for kind in typing.get_args(Kind) if kind != "personal_data"}
     # The quickstart injects none of these.

@@ -61,7 +61,8 @@ def test_the_standard_form_stays_within_one_standard_error_and_where_nothing_is_
     def found(parametric: list[float], kaplan: list[float], kept: str = "abcd") -> LawForms:
         errors = {"Parametric": parametric, "Kaplan": kaplan}
         judged = {
-            kind: Judged(forms.judged[kind].fit, np.array(each)) for kind, each in errors.items()
+            kind: Judged(forms.judged[kind].fit, np.array(values))
+            for kind, values in errors.items()
         }
         return replace(forms, judged=judged, kept=tuple(kept))
 

@@ -53,10 +53,10 @@ def grid(sizes, lengths, replicas=1):
 
     All token counts of one size and replica belong to one training run.
     """
-    each = lengths * replicas
-    parameters = np.repeat(np.geomspace(1e7, 1e9, sizes), each)
+    rows_of_size = lengths * replicas
+    parameters = np.repeat(np.geomspace(1e7, 1e9, sizes), rows_of_size)
     tokens = parameters * np.tile(np.geomspace(2, 100, lengths), sizes * replicas)
-    trial = [f"{row // lengths:03}" for row in range(sizes * each)]
+    trial = [f"{row // lengths:03}" for row in range(sizes * rows_of_size)]
     loss = TRUTH.compute_loss(parameters, tokens)
     return RunsTable.of(parameters=parameters, tokens=tokens, loss=loss, trial=trial)
 

@@ -60,7 +60,7 @@ def test_a_fit_of_repeated_tokens_tells_of_each_stage_its_draws_and_profiles() -
     fit_law(runs, few, "web", progress=progress)
     told = [line.rpartition(", ")[0].removeprefix("fit: ") for line in said]
     at = [
-        told.index(each)
-        for each in ("fitting DataConstrained", "bootstrap, 20 of 20", "profiles, 7 of 7")
+        told.index(stage)
+        for stage in ("fitting DataConstrained", "bootstrap, 20 of 20", "profiles, 7 of 7")
     ]
     assert at == sorted(at)

@@ -81,7 +81,7 @@ def test_an_unknown_law_gets_the_nearest_and_one_without_a_loss_its_reason() -> 
 
 
 def test_every_law_says_where_it_is_from() -> None:
-    for name, each in LAWS.items():
-        assert each.name == name
-        assert "arXiv:" in each.source
-        assert isinstance(each.form, Parametric | Kaplan | DataConstrained)
+    for name, law in LAWS.items():
+        assert law.name == name
+        assert "arXiv:" in law.source
+        assert isinstance(law.form, Parametric | Kaplan | DataConstrained)

@@ -230,13 +230,13 @@ def test_bytes_of_shared_layers_between_stages(
     if sequence_parallel:
         # The gradients of norms are summed once a step: two in each layer, one before the head.
         norms = [count * job.model.channels * 4 for count in (4, 4, 5, 5)]
-        found = [sum(each.values()) for each in counted]
+        found = [sum(rank.values()) for rank in counted]
         assert [total - own for total, own in zip(found, norms, strict=True)] == (
             [sent.tensor.inside] * 4
         )
     else:
-        assert [each["allreduce_"] for each in counted] == [sent.tensor.inside] * 4
-    received = [each["received"] for each in ranks(4, "stages", job=job)]
+        assert [rank["allreduce_"] for rank in counted] == [sent.tensor.inside] * 4
+    received = [rank["received"] for rank in ranks(4, "stages", job=job)]
     assert received == [4 * 2 * 16 * job.model.channels * 4 // (2 if sequence_parallel else 1)] * 4
     if sequence_parallel:
         assert sent.pipeline.inside == received[0]
@@ -257,9 +257,9 @@ def test_what_stages_send_and_keep(schedule, ranks, make_job, tmp_path):
     layout = DeviceLayout(Degrees(pipeline=3), 2, schedule=schedule)
     planned = predicted(job, layout, BatchShape(12, 32)).pipeline.inside
     each_way = 6 * 2 * 32 * job.model.channels * 4
-    assert [each["received"] for each in found] == [each_way, 2 * each_way, each_way]
+    assert [rank["received"] for rank in found] == [each_way, 2 * each_way, each_way]
     assert planned in (each_way, 2 * each_way)  # bytes of the slowest device
-    assert [each["most"] for each in found] == [count_in_flight(n, layout, 6) for n in range(3)]
+    assert [rank["most"] for rank in found] == [count_in_flight(n, layout, 6) for n in range(3)]
 
 
 @pytest.mark.slow
@@ -278,5 +278,5 @@ def test_what_interleaved_stages_send_and_keep(ranks, make_job, tmp_path):
     planned = predicted(job, layout, BatchShape(12, 32)).pipeline.inside
     # Gradients have the same size; the sum is over both ranks.
     sent = 3 * 6 * 2 * 32 * job.model.channels * 4
-    assert [each["received"] for each in found] == [sent, sent] and planned == sent
-    assert [each["most"] / 2 for each in found] == [count_in_flight(n, layout, 6) for n in range(2)]
+    assert [rank["received"] for rank in found] == [sent, sent] and planned == sent
+    assert [rank["most"] / 2 for rank in found] == [count_in_flight(n, layout, 6) for n in range(2)]

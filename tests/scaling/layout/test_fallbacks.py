@@ -56,7 +56,7 @@ def planned(tmp_path):
 def test_a_model_with_room_on_a_device_falls_back_on_slices(planned):
     _, made, lines = planned(SMALL, tensor=8, pipeline=1, context=1)
     assert made.workers == (1, 16)
-    assert [describe_layout(each.parallel) for each in made.training.fallbacks] == ["FSDP"]
+    assert [describe_layout(fallback.parallel) for fallback in made.training.fallbacks] == ["FSDP"]
     made.training.check_workers(made.workers)
     (said,) = (line for line in lines if line.startswith("falls back on "))
     assert said.startswith("falls back on FSDP; on 1 to 7 workers; ")
@@ -70,14 +70,14 @@ def test_a_large_model_is_shared_by_as_many_as_hold_it(planned):
     assert count_unit(best.degrees) == 16
     fallbacks = find_fallbacks(found.subject, found.cluster, best)
     # Two devices have too little memory for the model.
-    assert [each.layout.degrees.devices for each in fallbacks] == [8, 4]
-    units = [count_unit(each.layout.degrees) for each in fallbacks]
+    assert [fallback.layout.degrees.devices for fallback in fallbacks] == [8, 4]
+    units = [count_unit(fallback.layout.degrees) for fallback in fallbacks]
     assert made.workers == (min(units), 16)
-    assert [each.parallel.unit for each in made.training.fallbacks] == units
+    assert [fallback.parallel.unit for fallback in made.training.fallbacks] == units
     made.training.check_workers(made.workers)
-    for each in fallbacks:
-        layout = each.layout
-        assert each.memory.fits(room)
+    for fallback in fallbacks:
+        layout = fallback.layout
+        assert fallback.memory.fits(room)
         # With the fewest possible devices, each holds the most.
         predictor = Predictor(
             found.subject.model, found.subject.training, found.subject.batch, found.cluster

@@ -30,7 +30,7 @@ def test_legal_layouts_multiply_to_the_devices(model, devices):
 
 def test_every_choice_of_degrees_of_eight_devices_is_there(model):
     """All ordered factorisations are legal with 8 layers, 8 key heads and a batch of 64."""
-    found = {each.degrees for each in layouts.iterate_legal_layouts(model(), BATCH, 8)}
+    found = {layout.degrees for layout in layouts.iterate_legal_layouts(model(), BATCH, 8)}
     assert len(found) == 35  # 2^3 over five axes: (3 + 4 over 4)
 
 
@@ -66,9 +66,9 @@ def test_schedules_keep_and_wait_as_published():
     With v stages a device, it is 1/v of that. GPipe keeps all m micro-batches, 1F1B at most p.
     """
     degrees = Degrees(pipeline=4)
-    gpipe, plain = (DeviceLayout(degrees, 1, schedule=each) for each in ("GPipe", "1F1B"))
+    gpipe, plain = (DeviceLayout(degrees, 1, schedule=schedule) for schedule in ("GPipe", "1F1B"))
     interleaved = DeviceLayout(degrees, 1, schedule="interleaved", chunks=2)
-    assert [compute_bubble(each, 8) for each in (gpipe, plain, interleaved)] == [
+    assert [compute_bubble(layout, 8) for layout in (gpipe, plain, interleaved)] == [
         3 / 8,
         3 / 8,
         3 / 16,

@@ -71,11 +71,11 @@ def test_operations_are_those_of_check(model, changes, degrees):
     length = 2048
     tokens = length / degrees.context
     local, shapes = cut_model(sizes, degrees.tensor, 1), cut_shapes(sizes, degrees.tensor, 1)
-    each = 2.0 * tokens * local.outputs * sizes.channels
+    flops = 2.0 * tokens * local.outputs * sizes.channels
     for number, layer in enumerate(shapes.layers):
-        each += sum(p.flops for p in iterate_products(layer, tokens, degrees.tensor))
-        each += count_attention_flops(sizes, local.shape.heads, length, number, tokens)
-    assert each * degrees.replica_devices == pytest.approx(
+        flops += sum(p.flops for p in iterate_products(layer, tokens, degrees.tensor))
+        flops += count_attention_flops(sizes, local.shape.heads, length, number, tokens)
+    assert flops * degrees.replica_devices == pytest.approx(
         count_token_flops(sizes, length).forward * length
     )
 
@@ -99,9 +99,9 @@ def test_memory_falls_with_every_cut(predictor, axis, deterministic):
         degrees = Degrees(**{axis: size})
         made = predictor(size, {"deterministic": deterministic, "virtual_workers": 8}, **changes)
         found.append(made.predict(DeviceLayout(degrees, 1)).memory)
-    states = [each.weights + each.optimizer for each in found]
+    states = [memory.weights + memory.optimizer for memory in found]
     assert all(b < a for a, b in pairwise(states))
-    totals = [each.total for each in found]
+    totals = [memory.total for memory in found]
     assert all(b <= a for a, b in pairwise(totals))
 
 
@@ -194,6 +194,7 @@ def test_what_was_measured_of_a_link_and_a_device_is_taken_as_it_is(predictor):
     large = device.model_copy(update={"tile": None, "processors": 1})
     narrow = Product(16, 16, 65_536)
     of_small, of_large = (
-        Timer("", each, usual.training).time_product(narrow) for each in (small, large)
+        Timer("", found_device, usual.training).time_product(narrow)
+        for found_device in (small, large)
     )
     assert of_small < of_large

@@ -84,8 +84,8 @@ def test_a_process_of_the_mean_is_the_mean_of_the_processes_and_draws_agree_with
     noise = np.random.default_rng(3).normal(0, 0.02, (40, 2))
     losses = np.stack([law_losses(shares), law_losses(shares[:, ::-1])], axis=1) + noise
     both = MeanProcess.fit(shares, losses)
-    each = [GaussianProcess.fit(shares, target).expect(shares) for target in losses.T]
-    assert both.expect(shares) == pytest.approx(np.mean(each, axis=0))
+    separate = [GaussianProcess.fit(shares, target).expect(shares) for target in losses.T]
+    assert both.expect(shares) == pytest.approx(np.mean(separate, axis=0))
     asked = mixtures(6, seed=9)
     loss, deviation = both.predict(asked)
     drawn = both.draw(asked, 4000, np.random.default_rng(0))

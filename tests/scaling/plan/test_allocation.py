@@ -41,7 +41,9 @@ def test_what_serves_is_smaller_by_the_known_amounts(
     found = allocate_for_serving(HOFFMANN, trained, served)
     assert found.parameters == pytest.approx(parameters, rel=2e-3)
     assert found.tokens == pytest.approx(tokens, rel=2e-3)
-    whole = [each.flops + 2 * each.parameters * served for each in (found, trained)]
+    whole = [
+        allocation.flops + 2 * allocation.parameters * served for allocation in (found, trained)
+    ]
     assert 1 - whole[0] / whole[1] == pytest.approx(saved, abs=1e-4)
     assert compute_allocation_loss(HOFFMANN, found) == pytest.approx(
         compute_allocation_loss(HOFFMANN, trained), rel=1e-9

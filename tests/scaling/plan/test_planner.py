@@ -181,8 +181,8 @@ def test_rows_and_operations_are_those_of_the_laws_objective() -> None:
     falling = MaskedLM(rate=0.4, final_rate=0.1, rate_steps=10)
     plan = planned(by.model_copy(update={"objective": serialise_objective(falling)}), gpu_days=10.0)
     steps = plan.recipe.steps
-    each = count_position_flops(falling, plan.model, 2048, steps)
-    assert plan.size.flops == each * plan.size.tokens
+    flops = count_position_flops(falling, plan.model, 2048, steps)
+    assert plan.size.flops == flops * plan.size.tokens
     assert plan.cost.device_days == pytest.approx(10.0, rel=0.01)
     several = by.model_copy(update={"objective": serialise_objective(MultiTokenPrediction())})
     assert planned(several, **asked).model.further_heads == 3

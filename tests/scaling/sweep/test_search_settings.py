@@ -62,7 +62,7 @@ def test_the_best_is_of_those_that_came_to_their_end(tmp_path):
     assert read_search_result(str(tmp_path)) == RateBatchPair(2.0, 1.0)
     found = json.loads((tmp_path / "search.json").read_text())
     assert found["at_an_edge"] == ["rate", "batch"]
-    assert [each["loss"] for each in found["tried"]] == [3.0, 2.9, 2.5, None]
+    assert [pair["loss"] for pair in found["tried"]] == [3.0, 2.9, 2.5, None]
     assert read_search_result(str(tmp_path / "other")) is None
 
 

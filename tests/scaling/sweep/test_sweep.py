@@ -103,13 +103,13 @@ def test_a_search_gives_its_best_factors_to_every_point_of_the_law(local_ray, ma
     sweep(run)
     found = json.loads(Path(run.output, "search.json").read_text())
     assert found["rate_factor"] == 1.0 and found["at_an_edge"] == []
-    losses = {each["rate_factor"]: each["loss"] for each in found["tried"]}
+    losses = {pair["rate_factor"]: pair["loss"] for pair in found["tried"]}
     assert losses[1.0] < losses[0.2] and losses[1e20] is None
     trials = json.loads(Path(run.output, "trials.json").read_text())
     ruled = [
-        run.rule.compute_rate(each["parameters"], each["runs"][0]["tokens"]) for each in trials
+        run.rule.compute_rate(trial["parameters"], trial["runs"][0]["tokens"]) for trial in trials
     ]
-    assert [each["rate"] for each in trials] == pytest.approx(ruled, rel=0.01)
+    assert [trial["rate"] for trial in trials] == pytest.approx(ruled, rel=0.01)
 
 
 @pytest.mark.slow
@@ -197,5 +197,5 @@ def test_optuna_draws_factors_between_the_least_and_the_greatest(local_ray, make
     sweep(run)
     found = json.loads(Path(run.output, "search.json").read_text())
     assert len(found["tried"]) == 2
-    assert all(0.25 <= each["rate_factor"] <= 4 for each in found["tried"])
-    assert all(0.5 <= each["batch_factor"] <= 2 for each in found["tried"])
+    assert all(0.25 <= pair["rate_factor"] <= 4 for pair in found["tried"])
+    assert all(0.5 <= pair["batch_factor"] <= 2 for pair in found["tried"])

@@ -104,10 +104,10 @@ def test_other_objectives_are_swept_with_models_of_theirs_and_exact_operations(
     model = trial.ladder_model.model
     assert model.kind == kind
     of_token = count_position_flops(sweep.objective, model, 32)
-    each = [count_position_flops(sweep.objective, model, 32, at.steps) for at in trial.lengths]
-    assert runs.flops.tolist() == pytest.approx(np.array(each) * runs.tokens)
+    flops = [count_position_flops(sweep.objective, model, 32, at.steps) for at in trial.lengths]
+    assert runs.flops.tolist() == pytest.approx(np.array(flops) * runs.tokens)
     if kind == "Encoder":  # each step predicts fewer tokens
-        assert each[1] < each[0] < of_token
+        assert flops[1] < flops[0] < of_token
     if model.further_heads:  # further heads are trained, but are not counted in N
         alone = model.without_further_heads
         assert model.further_heads == 2
@@ -116,7 +116,7 @@ def test_other_objectives_are_swept_with_models_of_theirs_and_exact_operations(
     if kind == "EncoderDecoder":
         row = count_encoder_decoder_flops(model, *sweep.objective.compute_lengths(32))
         assert of_token == pytest.approx(row / 32)
-    assert {read(each) for each in runs.objective.tolist()} == {sweep.objective}
+    assert {read(text) for text in runs.objective.tolist()} == {sweep.objective}
     assert all(source in ("books", "web") for source in runs.losses)
 
 
@@ -213,7 +213,7 @@ def test_of_two_processes_at_one_run_the_one_that_was_there_first_gives_way(
     monkeypatch.setattr(trial_module, "train", train_while_another_begins)
     with pytest.raises(ClusterError, match="another process took the run over from attempt 1"):
         train_trial(sweep, trial, data, SingleRankTrainer())
-    assert [each.number for each in folder.read_attempts()] == [1, 2]
+    assert [attempt.number for attempt in folder.read_attempts()] == [1, 2]
 
 
 def test_a_trial_that_diverges_is_recorded_with_its_reason_and_is_no_error(
@@ -222,7 +222,9 @@ def test_a_trial_that_diverges_is_recorded_with_its_reason_and_is_no_error(
     trial, data = planned(sweep, 1_024, 2_048)
     hot = dataclasses.replace(trial, rate=1e30)
     train_trial(sweep, hot, data, SingleRankTrainer())
-    reasons = [read_diverged(name_run_folder(sweep, hot, each))["reason"] for each in hot.lengths]
+    reasons = [
+        read_diverged(name_run_folder(sweep, hot, length))["reason"] for length in hot.lengths
+    ]
     assert "no update can be made" in reasons[1]
     assert reasons[0].startswith("as the longest run of its trial") or "no update" in reasons[0]
     runs = build_runs_table(sweep, [hot], data)
@@ -258,7 +260,7 @@ def test_the_noise_between_seeds_is_pooled_over_points(alone, sweep):
     assert freedom == 1
     assert spread == pytest.approx(abs(runs.loss[0] - runs.loss[1]) / math.sqrt(2))
     named = json.loads(serialise_design(sweep, trials))
-    assert [each["trial"] for each in named] == [trial.name for trial in trials]
+    assert [row["trial"] for row in named] == [trial.name for trial in trials]
 
 
 @pytest.mark.slow

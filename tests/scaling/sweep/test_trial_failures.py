@@ -22,7 +22,7 @@ def after(path: str, *failures: TrialFailure, retries: int = 3) -> list[float | 
 
     Each decision is made from disk, as by another process on another node.
     """
-    return [FailureRecord(path, retries).decide_retry(each) for each in failures]
+    return [FailureRecord(path, retries).decide_retry(failure) for failure in failures]
 
 
 def test_the_same_exception_at_the_same_step_ends_a_trial(path):
@@ -36,7 +36,7 @@ def test_the_same_exception_at_the_same_step_ends_a_trial(path):
     "other", [raised(6), raised(5, run="d3000"), raised(5, line="KeyError: 'x'"), KILLED]
 )
 def test_another_failure_is_tried_again(path, other):
-    assert not any(isinstance(each, GiveUp) for each in after(path, raised(5), other))
+    assert not any(isinstance(decision, GiveUp) for decision in after(path, raised(5), other))
 
 
 def test_a_process_that_is_killed_is_started_again_with_back_off_as_often_as_it_may(path):

@@ -51,7 +51,7 @@ async def test_beats_are_looked_at_without_waiting_for_more(coordinator):
     assert not await coordinator.record_heartbeat(1, heartbeat(0, step=4))
     assert not await coordinator.record_heartbeat(1, heartbeat(1))
     seen = await coordinator.poll(1, Command.TRAIN, 0, AT_ONCE)
-    assert {rank: each.step for rank, each in seen.heartbeats.items()} == {0: 4, 1: 1}
+    assert {rank: beat.step for rank, beat in seen.heartbeats.items()} == {0: 4, 1: 1}
     assert seen.exits == {}
 
 
@@ -89,8 +89,8 @@ async def test_a_look_returns_as_soon_as_another_rank_has_ended(coordinator):
     others = asyncio.create_task(coordinator.wait_for_assignment(1, 1, end(0)))
     assert set((await again).exits) == {0, 1}
     assert await waits(standing) and await waits(others)
-    for each in (standing, others):
-        each.cancel()
+    for task in (standing, others):
+        task.cancel()
 
 
 @in_a_loop
@@ -115,10 +115,10 @@ async def test_keepers_that_stand_by_get_the_next_order_of_their_crew_and_no_oth
     # finished already, and reported again
     for another in (assignment(attempt=2, group=2), assignment(attempt=1)):
         await coordinator.assign(another)
-        for each in standing:
-            assert await waits(each)
+        for task in standing:
+            assert await waits(task)
     await coordinator.assign(assignment(attempt=3))
-    assert [await each for each in standing] == [assignment(attempt=3)] * 2
+    assert [await task for task in standing] == [assignment(attempt=3)] * 2
     assert await coordinator.wait_for_assignment(1, 2, end()) == assignment(attempt=3)  # late
     assert (await coordinator.poll(3, Command.TRAIN, 0, AT_ONCE)).exits == {}
 
@@ -141,11 +141,11 @@ async def test_one_that_was_started_again_learns_all_from_those_who_ask(lost):
     standing = [asyncio.create_task(lost.wait_for_assignment(1, 1, end(rank))) for rank in (0, 1)]
     assert len((await lost.poll(1, Command.END, 1, LONG)).exits) == 2
     coordinator = Coordinator()
-    for each in standing:
-        each.cancel()
+    for task in standing:
+        task.cancel()
     standing = [
         asyncio.create_task(coordinator.wait_for_assignment(1, 1, end(rank))) for rank in (0, 1)
     ]
     assert len((await coordinator.poll(1, Command.END, 1, LONG)).exits) == 2
     await coordinator.assign(assignment())
-    assert [await each for each in standing] == [assignment()] * 2
+    assert [await task for task in standing] == [assignment()] * 2

@@ -172,7 +172,9 @@ def test_processes_that_die_at_the_same_step_are_tried_again():
 
 def test_what_came_before_another_failure_is_tried_again():
     policy = RestartPolicy(Faults(max_restarts=9), step=4)
-    verdicts = [policy.decide_after(each, newest=4) for each in (raised(6), killed(6), raised(6))]
+    verdicts = [
+        policy.decide_after(failure, newest=4) for failure in (raised(6), killed(6), raised(6))
+    ]
     assert not any(isinstance(verdict, GiveUp) for verdict in verdicts)
 
 

@@ -50,11 +50,11 @@ def weights(folder):
 
 
 def events(folder, name):
-    return [each for each in RunFolder(folder).read_events() if each["event"] == name]
+    return [event for event in RunFolder(folder).read_events() if event["event"] == name]
 
 
 def scores(folder):
-    return [(each.step, dict(each.scores)) for each in read_scores(RunFolder(folder), "quick")]
+    return [(score.step, dict(score.scores)) for score in read_scores(RunFolder(folder), "quick")]
 
 
 def wait_for(folder, name, count=1):
@@ -91,8 +91,8 @@ def test_a_run_with_evaluations_has_the_weights_of_one_without(plain, undisturbe
 
 def test_the_best_checkpoint_is_kept_and_found(undisturbed, plain):
     found = scores(undisturbed)
-    top = max(each["words/acc"].value for _, each in found)
-    first = next(step for step, each in found if each["words/acc"].value == top)
+    top = max(measured["words/acc"].value for _, measured in found)
+    first = next(step for step, measured in found if measured["words/acc"].value == top)
     assert f"step_{first:08d}" in checkpoint.resolve(f"{undisturbed}/best")
     there = {path.name for path in Path(undisturbed, "checkpoints").iterdir()}
     assert there == {f"step_{step:08d}" for step in (first, 4, 8)}

@@ -169,7 +169,7 @@ def play(tmp_path, monkeypatch):
         clock.plan = [(clock.now + seconds, lambda do=do: do(cluster)) for seconds, do in at]
         with StopRequests(job.folder) as stop:
             try:
-                units = [each.unit for each in dict(layouts).values()] or [1]
+                units = [layout.unit for layout in dict(layouts).values()] or [1]
                 outcome = supervise(job, parse_bounds(workers, units), cluster, stop)
             except (ClusterError, Unfinished, DataError) as error:
                 outcome = error

@@ -55,7 +55,7 @@ def test_a_run_as_it_should_be_raises_none():
 
 def test_an_expert_that_gets_no_token_thrice_in_a_row_is_dead():
     def lines(*loads):
-        return [update(step, **{"experts/1/3/load": each}) for step, each in enumerate(loads, 1)]
+        return [update(step, **{"experts/1/3/load": load}) for step, load in enumerate(loads, 1)]
 
     assert named(lines(1.0, 0.0, 0.005, 0.0)) == ["dead_experts"]
     assert named(lines(0.0, 0.0)) == []
@@ -92,8 +92,8 @@ def test_each_alarm_is_raised_by_what_it_is_for(lines, alarm):
     for line in lines:
         rules.hear(line)
         found += rules.list_holding(GIB)
-    assert {each.name for each in found} == {alarm}
-    assert all(each.what and each.action and len(str(each)) < 160 for each in found)
+    assert {raised.name for raised in found} == {alarm}
+    assert all(raised.what and raised.action and len(str(raised)) < 160 for raised in found)
 
 
 def test_norms_that_rise_with_a_loss_that_rose_are_no_warning_of_it():
@@ -131,7 +131,7 @@ def test_what_epochs_are_worth():
     known = {0.5: 0.5, 1: 1, 4: 3.7257, 16: 10.5825, 40: 15.1675, 100: 16.3630}
     for epochs, worth in known.items():
         assert compute_effective_epochs(epochs) == pytest.approx(worth, abs=1e-4)
-    assert [each.name for each in find_repetition_alarms({"a": 3.9, "b": 4.2})] == [
+    assert [alarm.name for alarm in find_repetition_alarms({"a": 3.9, "b": 4.2})] == [
         "too_many_epochs"
     ]
 

@@ -136,7 +136,7 @@ def test_the_parts_add_up_to_the_wall_time_whatever_is_on_record(data):
         if between:
             events.append(event(between, later(), seconds=data.draw(st.floats(0.0, 40.0))))
     found = account_time(data.draw(st.permutations(events)), data.draw(st.permutations(lines)))
-    own = [e["time"] for e in events if "attempt" in e] + [each["time"] for each in lines]
+    own = [e["time"] for e in events if "attempt" in e] + [metric["time"] for metric in lines]
     assert found.wall == pytest.approx(max(own) - min(own))
     assert all(seconds >= 0 for seconds in vars(found).values())
 
@@ -147,6 +147,6 @@ def test_it_is_read_from_the_run_folder(tmp_path):
 
     ended = event("attempt_failed", 9.0, attempt=1)
     (tmp_path / "events.jsonl").write_text(lines_of([started(1, 0.0), ended]))
-    updates = [each | {"train/loss": 1.0} for each in steps(1, 1, 4, begin=3.0)]
+    updates = [update | {"train/loss": 1.0} for update in steps(1, 1, 4, begin=3.0)]
     (tmp_path / "metrics.jsonl").write_text(lines_of(updates))
     assert measure_goodput(str(tmp_path)) == Goodput(productive=4.0, detection=2.0, restart=3.0)

@@ -161,7 +161,7 @@ def test_all_figures_of_a_step_are_one_tensorboard_event(tmp_path):
         writer.write(step, {"train/loss": 2.5, "train/two words/loss": 1.5})
     writer.close()
     found = [
-        (event.step, {each.tag: each.simple_value for each in event.summary.value})
+        (event.step, {value.tag: value.simple_value for value in event.summary.value})
         for _, event in board_events(tmp_path)
         if event.summary.value
     ]

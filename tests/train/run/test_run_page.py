@@ -91,11 +91,11 @@ def test_what_checkpoints_said_to_the_same_prompt_stands_below_their_scores():
         ScoredCheckpoint("quick", step, 1, {"sums": CheckpointScore(step / 40, 0.1, True)})
         for step in (20, 40)
     ]
-    said = tuple(AnswerAt(each.step, f"{each.step}!", "acc", 0.0) for each in scored)
+    said = tuple(AnswerAt(score.step, f"{score.step}!", "acc", 0.0) for score in scored)
     followed = {"quick": [FollowedPrompt("sums, row 1", "1+1=", "2", said)]}
     page = text_of(build_run_page(run_data(evaluated=[scored], followed=followed)))
     told = ("What it can do", "quick: sums 0.500 → 1.000", "1+1=", "Step 20", "20!", "40!")
-    places = [page.index(each) for each in told]
+    places = [page.index(text) for text in told]
     assert places == sorted(places)
 
 

@@ -68,7 +68,7 @@ def test_a_run_that_is_evaluated_has_the_same_weights_and_the_same_scores_by_any
     assert same(weights(job), weights(without))
     folder = RunFolder(job.folder)
     scored = read_scores(folder, "quick")
-    assert [each.step for each in scored] == [2, 4, 6, 8]
+    assert [score.step for score in scored] == [2, 4, 6, 8]
     assert set(scored[0].scores) >= {"words", "words/acc", "words/acc_norm"}
     rows = [
         Path(job.folder, f"evaluations/quick/step_{n:08d}/attempt-0001/rows/words/00000.jsonl")
@@ -104,7 +104,7 @@ def test_a_run_shows_what_its_checkpoints_said_to_the_same_prompts(
     folder = RunFolder(job.folder)
     followed = read_followed(folder, read_scores(folder, "quick"))
     sources = [f"{task}, row {n}" for task in ("going-on", "words") for n in (1, 2, 3)]
-    assert [each.source for each in followed] == sources
+    assert [followed_prompt.source for followed_prompt in followed] == sources
     kept = "evaluations/quick/step_{:08d}/attempt-0001/rows/{}/00000.jsonl"
     for prompt in followed:
         task, number = prompt.source.split(", row ")
@@ -115,13 +115,13 @@ def test_a_run_shows_what_its_checkpoints_said_to_the_same_prompts(
             for step in (2, 4, 6, 8)
         ]
         assert {prompt.prompt} == {row["prompt"] for row in rows}
-        said = [(each.step, each.text) for each in prompt.answers]
+        said = [(answer.step, answer.text) for answer in prompt.answers]
         told = [row.get("written", row["given"]) for row in rows]
         assert said == list(zip((2, 4, 6, 8), told, strict=True))
-    assert len({each.text for prompt in followed[:3] for each in prompt.answers}) > 1
+    assert len({answer.text for prompt in followed[:3] for answer in prompt.answers}) > 1
     shutil.rmtree(scorecard_folder(folder, "quick", 4, 1))  # deleted to free disk space
     less = read_followed(folder, read_scores(folder, "quick"))
-    assert [[each.step for each in prompt.answers] for prompt in less] == [[2, 6, 8]] * 6
+    assert [[answer.step for answer in prompt.answers] for prompt in less] == [[2, 6, 8]] * 6
 
 
 @pytest.mark.slow
@@ -169,11 +169,11 @@ def test_a_rollback_withdraws_scores_and_what_they_decided(tmp_path):
     (Path(folder.path) / "evaluations" / "ended.json").write_text(
         json.dumps({"step": 6, "attempt": 1, "why": "it was good enough"})
     )
-    assert [each.step for each in read_scores(folder, "quick")] == [2, 4, 6]
+    assert [score.step for score in read_scores(folder, "quick")] == [2, 4, 6]
     assert read_scores(folder, "quick")[-1].scores["a"].value == 0.5
     assert read_end(folder).step == 6
     folder.take_attempt(4, skip=(4, 6))  # a spike after step 4
-    assert [each.step for each in read_scores(folder, "quick")] == [2, 4]
+    assert [score.step for score in read_scores(folder, "quick")] == [2, 4]
     assert read_end(folder) is None
     folder.take_attempt(4)
     write_scores(folder, ScoredCheckpoint("quick", 6, 3, {"a": CheckpointScore(0.7, 0.1, True)}))

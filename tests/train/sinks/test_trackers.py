@@ -115,10 +115,10 @@ def test_mlflow_has_each_step_once_as_it_counts(run):
     (mine,) = client.search_runs([experiment.experiment_id])
     assert mine.info.status == "FINISHED" and mine.data.tags["trainrig.run"]
     found = client.get_metric_history(mine.info.run_id, "train/loss")
-    assert [each.step for each in found] == list(range(1, 46))
-    assert {each.step: each.value for each in found} == counted(run)
+    assert [metric.step for metric in found] == list(range(1, 46))
+    assert {metric.step: metric.value for metric in found} == counted(run)
     held_out = client.get_metric_history(mine.info.run_id, "eval/loss")
-    assert [each.step for each in held_out] == list(range(5, 46, 5))
+    assert [metric.step for metric in held_out] == list(range(5, 46, 5))
 
 
 @pytest.mark.parametrize(("sink", "extra"), [(WandB(), "wandb"), (MLflow(), "mlflow")])

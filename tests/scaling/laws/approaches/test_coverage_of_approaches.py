@@ -165,10 +165,10 @@ def covered(find: Callable[[int], Found]) -> dict[str, dict[str, float]]:
                 widths.setdefault(quantity, []).append(interval.high - interval.low)
     return {
         quantity: {
-            "coverage": float(np.mean(each)),
+            "coverage": float(np.mean(hits)),
             "median_width": float(np.median(widths.get(quantity, [np.inf]))),
         }
-        for quantity, each in held.items()
+        for quantity, hits in held.items()
     }
 
 

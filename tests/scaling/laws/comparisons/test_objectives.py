@@ -53,8 +53,8 @@ def test_what_is_best_at_one_exact_compute_is_what_a_search_finds() -> None:
 
     def loss(log_n: float) -> float:
         n = np.exp(log_n)
-        each = np.exp(np.interp(log_n, np.log(sizes), np.log(per_token)))
-        return float(SPANS.compute_loss(n, 1e19 / each))
+        flops = np.exp(np.interp(log_n, np.log(sizes), np.log(per_token)))
+        return float(SPANS.compute_loss(n, 1e19 / flops))
 
     sizes = np.unique(runs.parameters)
     per_token = 6 * (0.6 * sizes + 20 * sizes**0.7)
@@ -83,10 +83,10 @@ def test_each_has_the_law_that_was_put_in_and_cheaper_tokens_allow_for_more(
     fits: list[Fitted],
 ) -> None:
     found = compare_objectives(fits)
-    for each in found.objectives:
-        assert each.form.alpha == pytest.approx(0.34, abs=0.03)
-        assert each.compute_to_halve == pytest.approx(2 ** (1 / 0.34 + 1 / 0.36), rel=0.25)
-        assert each.compute_to_halve_interval is not None
+    for objective in found.objectives:
+        assert objective.form.alpha == pytest.approx(0.34, abs=0.03)
+        assert objective.compute_to_halve == pytest.approx(2 ** (1 / 0.34 + 1 / 0.36), rel=0.25)
+        assert objective.compute_to_halve_interval is not None
     causal, spans = found.objectives
     assert (causal.objective, spans.objective) == (NEXT_TOKEN, WRITTEN)
     for one, other in zip(causal.optima, spans.optima, strict=True):
@@ -122,7 +122,7 @@ def test_growth_is_that_of_optima_within_the_sizes() -> None:
     assert isinstance(form, Parametric)
     computes = np.geomspace(float(kept.flops.min()), float(kept.flops.max()), COMPUTES)
     best = [find_best_division(form, kept, flops) for flops in computes]
-    inside = [each for each in best if not each.at_an_end]
+    inside = [optimum for optimum in best if not optimum.at_an_end]
     assert 3 <= len(inside) < len(best) - 2
     rise = np.log(inside[-1].parameters / inside[0].parameters)
     assert law.parameters_exponent == pytest.approx(
@@ -139,8 +139,8 @@ def test_a_task_is_scored_at_the_6nd_of_the_best_run_of_each(fits: list[Fitted])
     asked = [replace(f, law=f.law.model_copy(update={"tasks": (task,)})) for f in fits]
     found = compare_objectives(asked)
     assert len(found.tasks) == 2
-    for score, each in zip(found.tasks, found.objectives, strict=True):
-        best = each.optima[-1]
+    for score, objective in zip(found.tasks, found.objectives, strict=True):
+        best = objective.optima[-1]
         by_six = 6 * best.parameters * best.tokens
         assert score.flops == best.flops != pytest.approx(by_six, rel=0.02)
         assert score.flops_6nd == pytest.approx(by_six)
@@ -183,7 +183,10 @@ def test_the_verb_writes_a_law_of_each_and_a_page(tmp_path: Path) -> None:
         fit(Tables(tuple(paths), {}, share="nothing"), FEW, None, False)
     out = tmp_path / "compared"
     said = json.loads(fit(Tables(tuple(paths), {}), FEW, str(out), True))
-    assert [each["name"] for each in said["objectives"]] == ["causal-sweep", "spans-sweep"]
+    assert [objective["name"] for objective in said["objectives"]] == [
+        "causal-sweep",
+        "spans-sweep",
+    ]
     assert read_law(str(out / "causal-sweep" / "law.json")).objective == NEXT_TOKEN
     assert read_law(str(out / "spans-sweep" / "law.json")).objective == WRITTEN
     assert json.loads((out / "objectives.json").read_text())["flops"] == said["flops"]

@@ -59,7 +59,7 @@ def test_the_multiplier_put_in_comes_out(share: str) -> None:
 
 def test_a_recipe_does_not_differ_significantly_from_itself() -> None:
     found = compared(1.0, 3)
-    assert not any(each.is_significant for each in found.differences)
+    assert not any(difference.is_significant for difference in found.differences)
     assert found.criterion_of_sharing < 4  # two constants fewer, which is the truth
     assert all("not significant" in line for line in list(describe_comparison(found))[3:])
 
@@ -114,6 +114,6 @@ def test_published_corpora_are_compared_on_the_text_of_one_of_them() -> None:
     recipes = ("c4_original", "rpj", "rw_original")
     found = json.loads(fit(Tables((path,), {}, recipes), settings, None, as_json=True))
     assert [law["rows"] for law in found["recipes"]] == [31, 32, 32]
-    for each in found["differences"]:
-        assert each["loss"]["value"] > 0
-        assert each["multiplier"]["value"] < 1
+    for difference in found["differences"]:
+        assert difference["loss"]["value"] > 0
+        assert difference["multiplier"]["value"] < 1

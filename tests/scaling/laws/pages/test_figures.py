@@ -45,7 +45,9 @@ def fitted() -> Fitted:
         grid = [(n, d) for n in (1e7, 3e7, 1e8, 3e8, 1e9) for d in (1e9, 3e9, 1e10, 3e10, 1e11)]
         n, d = zip(*grid, strict=True)
         noise = [1 + 0.003 * ((7 * i) % 11 - 5) / 5 for i in range(len(grid))]
-        loss = [float(TRUE.compute_loss(*each)) * by for each, by in zip(grid, noise, strict=True)]
+        loss = [
+            float(TRUE.compute_loss(*point)) * by for point, by in zip(grid, noise, strict=True)
+        ]
         loss[-1] *= 1.3  # an outlier, which is listed
         runs = RunsTable.of(parameters=n, tokens=d, loss=loss, tokenizer="words")
         _FITTED.append(fit_law(runs, LawFit(bootstrap=Bootstrap(draws=60)), "web", "runs.csv"))
@@ -94,9 +96,9 @@ def test_every_figure_of_the_plan_on_the_page_is_that_of_the_terminal(
         f"{plan.recipe.steps:,}",
         f"{plan.saving.every:,} steps",
         *(
-            f"{each / 2**30:,.1f}"
+            f"{count / 2**30:,.1f}"
             for row in plan.placement.table
-            for each in row.bytes_by_recompute.values()
+            for count in row.bytes_by_recompute.values()
         ),
     ]
     if plan.data:
@@ -116,7 +118,7 @@ def test_every_figure_of_the_plan_on_the_page_is_that_of_the_terminal(
 
 
 def test_money_below_a_cent_is_not_nothing() -> None:
-    assert [format_usd(each) for each in (9999.916, 0.13, 0.0042, 0.0)] == [
+    assert [format_usd(usd) for usd in (9999.916, 0.13, 0.0042, 0.0)] == [
         "9,999.92", "0.13", "0.0042", "0.00",
     ]  # fmt: skip
 
@@ -136,9 +138,9 @@ def test_every_figure_of_a_fit_on_the_page_is_that_of_the_terminal() -> None:
     ]
     for span in (law.ranges.parameters, law.ranges.tokens, law.ranges.flops):
         figures += [f"{span.least:.3g}", f"{span.greatest:.3g}"]
-    for each in law.estimates.values():
-        figures.append(f"{each.value:.5g}")
-        for interval in (each.bootstrap, each.profile):
+    for estimate in law.estimates.values():
+        figures.append(f"{estimate.value:.5g}")
+        for interval in (estimate.bootstrap, estimate.profile):
             ends = [] if interval is None else [interval.low, interval.high]
             figures += [f"{end:.4g}" for end in ends if end is not None]
     for form in law.compared:

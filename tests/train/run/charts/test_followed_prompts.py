@@ -6,14 +6,14 @@ from trainrig.train.run.stored_answers import BatchAnswers, StoredAnswer, follow
 
 
 def answers(*texts):
-    return tuple(AnswerAt(10 * n, each, "acc", float("2" in each)) for n, each in enumerate(texts))
+    return tuple(AnswerAt(10 * n, text, "acc", float("2" in text)) for n, text in enumerate(texts))
 
 
 def test_answers_stand_below_their_prompt_in_order_and_equal_ones_once():
     prompt = FollowedPrompt("sums, row 1", "1+1=", "2", answers("7", "7", "7", "2", " "))
     said, group = build_followed_prompts([prompt], "those of a test")
     assert "those of a test" in said.text
-    assert [(each.label, each.text, each.note) for each in group.samples] == [
+    assert [(sample.label, sample.text, sample.note) for sample in group.samples] == [
         ("sums, row 1", "1+1=", "expected: 2"),
         ("Step 0 to 20, the same", "7", "acc 0"),
         ("Step 30", "2", "acc 1"),
@@ -49,11 +49,11 @@ def test_prompts_that_a_policy_meets_again_are_followed_those_met_most_first():
         batch(9, ("always", "e"), ("twice", "f")),
     ]
     followed = follow_prompts(batches)
-    assert [(each.source, each.prompt) for each in followed] == [
+    assert [(prompt.source, prompt.prompt) for prompt in followed] == [
         ("Prompt 1", "always"),
         ("Prompt 2", "twice"),
     ]
-    assert [[(a.step, a.text, a.worth) for a in each.answers] for each in followed] == [
+    assert [[(a.step, a.text, a.worth) for a in prompt.answers] for prompt in followed] == [
         [(0, "c", 0.0), (5, "d", 0.5), (9, "e", 0.9)],
         [(0, "a", 0.0), (9, "f", 0.9)],
     ]

@@ -47,7 +47,7 @@ def test_each_says_what_it_shows_and_tells_its_numbers():
     assert dict(phases.table.rows)["backward"] == pytest.approx(2.0)
     assert dict(phases.table.rows)["other"] == pytest.approx(0.4)
     assert memory.table.rows == ((1.0, 1.5), (2.0, 1.5))
-    assert all(isinstance(each, Chart) and "<svg" in each.svg for each in (heat, noise, memory))
+    assert all(isinstance(chart, Chart) and "<svg" in chart.svg for chart in (heat, noise, memory))
 
 
 def test_a_heat_map_of_a_long_run_of_few_marks_is_small():
