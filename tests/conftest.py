@@ -61,7 +61,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def _loggers_as_they_were() -> Iterator[None]:
     """Restore the settings of trainrig's loggers after each test."""
     logger = logging.getLogger("trainrig")
-    level, handlers = logger.level, list(logger.handlers)
+    level = logger.level
+    handlers = list(logger.handlers)
     yield
     logger.setLevel(level)
     logger.handlers[:] = handlers
@@ -213,7 +214,8 @@ def _make_conditional_writes_atomic() -> None:
 
     Of several writers with `If-None-Match: *`, S3 lets one win; moto checks first and writes later.
     """
-    one_at_a_time, put_object = threading.Lock(), S3Response.put_object
+    one_at_a_time = threading.Lock()
+    put_object = S3Response.put_object
 
     def put_object_alone(response: S3Response) -> Any:
         with one_at_a_time:

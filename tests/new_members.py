@@ -205,7 +205,8 @@ NAMES = {
     ),
 }
 STEPS = 8
-STRAIGHT, KILLED = {"kind": "FSDP"}, {"kind": "FurtherAxis"}
+STRAIGHT = {"kind": "FSDP"}
+KILLED = {"kind": "FurtherAxis"}
 
 
 def add_members(package: Path) -> None:
@@ -234,7 +235,8 @@ def main(base: Path) -> None:
 
     tiny = runpy.run_path(str(Path(__file__).parent / "train" / "tiny.py"))
     tokens = tiny["tokenized"](base)
-    lasting, mortal = tiny["Ranks"](base), tiny["Ranks"](base / "mortal")
+    lasting = tiny["Ranks"](base)
+    mortal = tiny["Ranks"](base / "mortal")
     (base / "mortal").mkdir()
 
     def job_of(name: str, layout: dict[str, str], steps: int = STEPS):

@@ -113,7 +113,8 @@ def test_a_device_that_does_not_hold_a_step_is_told_of(tmp_path: Path) -> None:
 
 def test_a_budget_of_what_layers_keep_is_in_the_memory_that_check_says(tmp_path: Path) -> None:
     run = pretraining(tmp_path / "tokens", vocabulary=320)
-    h100, found = DeviceChoice(device="h100"), []
+    h100 = DeviceChoice(device="h100")
+    found = []
     for recompute in (None, Budget(gib=2e-4), Full()):
         training = run.training.model_copy(update={"recompute": recompute})
         found.append(describe(run.model_copy(update={"training": training}), h100))
@@ -220,7 +221,8 @@ def test_bfloat16_is_reckoned_as_what_the_cpu_of_this_machine_makes_of_it(
     monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi
     run = pretraining(tmp_path / "tokens", vocabulary=320)
     narrow = run.training.model_copy(update={"precision": Precision(compute="bfloat16")})
-    plain, in_bfloat16 = describe(run), describe(run.model_copy(update={"training": narrow}))
+    plain = describe(run)
+    in_bfloat16 = describe(run.model_copy(update={"training": narrow}))
     assert (in_bfloat16["hours"] > 5 * plain["hours"]) == slower
     assert ("no hardware for bfloat16" in in_bfloat16.get("warning", "")) == slower
     assert "warning" not in plain

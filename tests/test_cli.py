@@ -73,9 +73,11 @@ def call_aside(*arguments: str | Path) -> Ended:
 
     tests/smoke/test_quickstart.py runs all such commands as separate processes.
     """
-    logger, threads = logging.getLogger("trainrig"), torch.get_num_threads()
+    logger = logging.getLogger("trainrig")
+    threads = torch.get_num_threads()
     before = list(logger.handlers), logger.level, logger.propagate
-    out, err = io.StringIO(), io.StringIO()
+    out = io.StringIO()
+    err = io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             cli.main([str(argument) for argument in arguments])
@@ -175,7 +177,8 @@ def write_pages(path: Path) -> Path:
     pages = []
     for number in range(30):
         lines = [" ".join(dice.choices(WORDS, k=9)).capitalize() + "." for _ in range(12)]
-        url, body = f"https://pages.example/{number}", "\n".join(lines).encode()
+        url = f"https://pages.example/{number}"
+        body = "\n".join(lines).encode()
         pages.append(RawPage(url, "text/plain", body, "2026-01-01T00:00:00Z", "utf-8"))
     write_warc(str(path), pages)
     return path
@@ -497,7 +500,8 @@ def test_stages_that_train_print_one_json_object_too(local_ray: None, made: Made
 def test_check_prints_a_run_file_that_loads_as_the_same_run(
     trainrig: Trainrig, made: Made, tmp_path: Path, verb: str
 ) -> None:
-    model, run_file = VERBS[verb].load_model(), str(made.run_file(verb))
+    model = VERBS[verb].load_model()
+    run_file = str(made.run_file(verb))
     shown = trainrig("check", run_file)
     assert (shown.code, shown.err) == (0, "")
     resolved = tmp_path / "resolved.toml"

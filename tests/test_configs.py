@@ -109,7 +109,8 @@ def test_a_verb_is_what_its_run_file_says(verb: str) -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_keeps_its_contract(verb: str) -> None:
     """The command line, `check`, `submit` and `jobs` rely on these properties."""
-    model, function = VERBS[verb].load_model(), VERBS[verb].load_function()
+    model = VERBS[verb].load_model()
+    function = VERBS[verb].load_function()
     written = [n for n, field in model.model_fields.items() if OUTPUT in field.metadata]
     assert written == ["output"]
     told = {"splits": {"progress"}, "trials": {"show"}}.get(model.progress, set())

@@ -41,7 +41,8 @@ def test_results_say_whether_they_are_of_what_was_committed(
         assert told.returncode == 0, told.stderr
         return told.stdout.decode().strip()
 
-    measured, found = tmp_path / "tests" / "a.py", tmp_path / "tests" / "results" / "a.json"
+    measured = tmp_path / "tests" / "a.py"
+    found = tmp_path / "tests" / "results" / "a.json"
     found.parent.mkdir(parents=True)
     measured.write_text("1")
     git("init", "-q")

@@ -56,7 +56,8 @@ def test_counts_of_an_encoder_are_torchs(transform: dict[str, Any]) -> None:
     config = EncoderConfig(**SIZES | transform)
     model = build_model(config)
     initialise(model, 0)
-    ids, places = torch.zeros(2, 32, dtype=torch.int64), torch.arange(0, 64, 8)
+    ids = torch.zeros(2, 32, dtype=torch.int64)
+    places = torch.arange(0, 64, 8)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(ids, places_N=places).logits.sum().backward()
     found = count_token_flops(config, 32, predicted=1 / 8)
@@ -70,7 +71,8 @@ def test_counts_of_an_encoder_decoder_are_torchs() -> None:
     config = EncoderDecoderConfig(**SIZES, encoder_layers=3, feedforward_channels=96)
     model = build_model(config)
     initialise(model, 0)
-    read, written = torch.zeros(1, 32, dtype=torch.int64), torch.zeros(1, 12, dtype=torch.int64)
+    read = torch.zeros(1, 32, dtype=torch.int64)
+    written = torch.zeros(1, 12, dtype=torch.int64)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(read, written).logits.sum().backward()
     # Torch's plain kernel also computes the masked keys of output tokens.

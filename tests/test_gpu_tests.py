@@ -71,7 +71,8 @@ def test_a_kernel_of_attention_is_measured_or_says_why_not(monkeypatch: pytest.M
 
     monkeypatch.syspath_prepend(str(RUN.parent))
     table = runpy.run_path(str(RUN.with_name("attention_table.py")))
-    measure, row = table["measure_row"], table["Row"]
+    measure = table["measure_row"]
+    row = table["Row"]
     vars_of_it = measure.__globals__
     monkeypatch.setitem(vars_of_it, "WARM", 0)
     monkeypatch.setitem(vars_of_it, "TIMED", 2)

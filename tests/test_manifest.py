@@ -249,7 +249,8 @@ def test_what_it_took_is_no_part_of_what_was_made(out: str) -> None:
 
 
 def test_tables_are_told_apart_by_what_differs() -> None:
-    there, here = {"a": 1, "b": {"c": [1, 2]}}, {"a": 1, "b": {"c": [1, 3]}, "d": 4}
+    there = {"a": 1, "b": {"c": [1, 2]}}
+    here = {"a": 1, "b": {"c": [1, 3]}, "d": 4}
     assert (
         manifest.describe_table_difference(there, here)
         == "b.c[1]: 2 there, 3 here; d: absent there, 4 here"

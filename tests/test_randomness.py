@@ -70,7 +70,8 @@ def test_the_logarithm_is_right_to_the_last_bits() -> None:
 
 def test_the_numbers_are_spread_as_they_should_be() -> None:
     count = 200_000
-    flat, bell = draw_uniforms(KEY, places(count)), draw_normals(KEY, places(count))
+    flat = draw_uniforms(KEY, places(count))
+    bell = draw_normals(KEY, places(count))
     assert stats.kstest(flat, "uniform").pvalue > 1e-3
     assert stats.kstest(bell, "norm").pvalue > 1e-3
     assert abs(bell.mean()) < 4 / math.sqrt(count)
@@ -92,7 +93,8 @@ def test_the_numbers_are_spread_as_they_should_be() -> None:
 )
 def test_keys_have_nothing_to_do_with_each_other(other: RandomKey) -> None:
     count = 50_000
-    mine, its = draw_normals(KEY, places(count)), draw_normals(other, places(count))
+    mine = draw_normals(KEY, places(count))
+    its = draw_normals(other, places(count))
     assert abs(np.corrcoef(mine, its)[0, 1]) < 4 / math.sqrt(count)
     assert not set(draw_words(KEY, places(count)).tolist()) & set(
         draw_words(other, places(count)).tolist()
@@ -110,7 +112,8 @@ def test_samples_and_places_have_nothing_to_do_with_their_neighbours() -> None:
 
 def test_nothing_draws_from_a_global_state() -> None:
     torch.manual_seed(1)
-    before, drawn = torch.get_rng_state(), draw_normals(KEY, torch.arange(10))
+    before = torch.get_rng_state()
+    drawn = draw_normals(KEY, torch.arange(10))
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
     assert torch.equal(draw_normals(KEY, torch.arange(10)), drawn)
@@ -119,7 +122,8 @@ def test_nothing_draws_from_a_global_state() -> None:
 @pytest.mark.parametrize("hooked", [False, True], ids=["plain", "after compiling"])
 def test_a_draw_takes_two_arrays_at_a_time_and_one_of_what_is_returned(hooked) -> None:
     """This holds with a hook on frames too, which compilation sets: callers hold arguments then."""
-    places_T, samples_B1 = torch.arange(40_000)[None], torch.arange(8)[:, None]
+    places_T = torch.arange(40_000)[None]
+    samples_B1 = torch.arange(8)[:, None]
     set_hook = torch._C._dynamo.eval_frame.set_eval_frame
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         before = set_hook(False) if hooked else None

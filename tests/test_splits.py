@@ -129,7 +129,8 @@ def test_numbers_are_added_key_by_key() -> None:
 
 
 def test_what_is_summed_stays_as_it_was() -> None:
-    first, second = {"a": {"b": 1}}, {"a": {"b": 2}}
+    first = {"a": {"b": 1}}
+    second = {"a": {"b": 2}}
     splits.sum_counts([first, second])
     assert (first, second) == ({"a": {"b": 1}}, {"a": {"b": 2}})
 

@@ -26,7 +26,8 @@ from trainrig.errors import ClusterError, DataError
 from trainrig.storage import s3_objects, s3_retries
 
 _proxies = runpy.run_path(str(Path(__file__).with_name("s3_proxy.py")))
-Proxy, proxy = _proxies["Proxy"], _proxies["proxy"]
+Proxy = _proxies["Proxy"]
+proxy = _proxies["proxy"]
 
 BOTH = pytest.mark.parametrize("place", ["disk", "s3"], indirect=True)
 
@@ -122,7 +123,8 @@ def test_only_the_first_of_two_creations_counts(place: str) -> None:
 @BOTH
 def test_of_sixteen_threads_that_create_one_file_one_wins(place: str) -> None:
     for round_ in range(2):
-        path, start = storage.join(place, f"lock-{round_}"), threading.Barrier(16)
+        path = storage.join(place, f"lock-{round_}")
+        start = threading.Barrier(16)
 
         def compete(number: int, path: str = path, start: threading.Barrier = start) -> bool:
             start.wait()
@@ -320,7 +322,8 @@ def test_an_object_reads_and_seeks_like_its_bytes(
     storage.write(f"{s3}/file", data)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(storage, "READ_BLOCK", 16)  # 100 bytes then need several requests
-        ours, theirs = storage.open_read(f"{s3}/file"), io.BytesIO(data)
+        ours = storage.open_read(f"{s3}/file")
+        theirs = io.BytesIO(data)
     assert ours.seekable()
     assert ours.readable()
     for action, number, whence in steps:
@@ -330,7 +333,8 @@ def test_an_object_reads_and_seeks_like_its_bytes(
         elif action == "read":
             assert ours.read(number) == theirs.read(number)
         else:
-            into, reference = bytearray(number), bytearray(number)
+            into = bytearray(number)
+            reference = bytearray(number)
             assert ours.readinto(into) == theirs.readinto(reference)
             assert into == reference
         assert ours.tell() == theirs.tell()
@@ -466,7 +470,8 @@ def test_a_dozen_requests_at_once_outlast_a_bucket_that_refuses_now_and_then(
         at = time.monotonic() - began
         return at < 1.5 or at % 0.5 < 0.15
 
-    proxy.spoil, proxy.times = refuses, 10**9
+    proxy.spoil = refuses
+    proxy.times = 10**9
     with ThreadPoolExecutor(12) as threads:
         assert list(threads.map(storage.exists, [f"{s3}/file"] * 60)) == [True] * 60
     said = [message for message in caplog.messages if "refused for" in message]
@@ -476,7 +481,8 @@ def test_a_dozen_requests_at_once_outlast_a_bucket_that_refuses_now_and_then(
 def test_a_body_that_is_cut_off_is_read_again(proxy: Proxy, s3: str, waits: list[float]) -> None:
     data = os.urandom(100_000)
     storage.write(f"{s3}/file", data)
-    proxy.how, proxy.times = "cut", 4
+    proxy.how = "cut"
+    proxy.times = 4
     proxy.spoil = lambda method, path: method == "GET"
     assert storage.read(f"{s3}/file") == data
     assert proxy.times == 0
@@ -491,7 +497,8 @@ def test_a_body_that_is_always_cut_off_is_given_up(
     proxy: Proxy, s3: str, waits: list[float]
 ) -> None:
     storage.write(f"{s3}/file", b"data")
-    proxy.how, proxy.times = "cut", 1_000
+    proxy.how = "cut"
+    proxy.times = 1_000
     proxy.spoil = lambda method, path: method == "GET"
     with pytest.raises(ClusterError, match=r"/file: 10 attempts failed: "):
         storage.read(f"{s3}/file")
@@ -499,7 +506,8 @@ def test_a_body_that_is_always_cut_off_is_given_up(
 
 
 def test_a_creation_whose_answer_is_lost_knows_itself_again(proxy: Proxy, s3: str) -> None:
-    proxy.how, proxy.times = "lose_answer", 1
+    proxy.how = "lose_answer"
+    proxy.times = 1
     assert storage.create(f"{s3}/lock", b"mine")
     assert [line.split()[0] for line in proxy.seen] == ["PUT", "PUT", "GET"]
     assert not storage.create(f"{s3}/lock", b"yours")
@@ -509,7 +517,8 @@ def test_a_creation_whose_answer_is_lost_knows_itself_again(proxy: Proxy, s3: st
 def test_a_creation_that_meets_another_writer_tries_again(
     proxy: Proxy, s3: str, waits: list[float]
 ) -> None:
-    proxy.how, proxy.times = "conflict", 2
+    proxy.how = "conflict"
+    proxy.times = 2
     assert storage.create(f"{s3}/lock", b"mine")
     assert len(waits) == 2
     proxy.times = 1_000
@@ -531,7 +540,8 @@ def test_a_creation_that_meets_another_writer_tries_again(
 def test_what_s3_forbids_is_said_at_once(
     proxy: Proxy, s3: str, act: Callable[[str], object]
 ) -> None:
-    proxy.how, proxy.times = "forbidden", 1_000
+    proxy.how = "forbidden"
+    proxy.times = 1_000
     with pytest.raises(ClusterError, match=r"^s3://.*/file: S3 answers .*(AccessDenied|403)"):
         act(f"{s3}/file")
     assert len(proxy.seen) == 1
@@ -558,11 +568,13 @@ def test_files_to_and_from_a_bucket_outlast_a_bad_day(
     with storage.atomic_file(f"{s3}/large") as temporary:
         Path(temporary).write_bytes(data)
     assert any(line.startswith("POST") and "uploadId" in line for line in proxy.seen)
-    proxy.how, proxy.times = "cut", 2
+    proxy.how = "cut"
+    proxy.times = 2
     proxy.spoil = lambda method, path: method == "GET"
     assert storage.fetch_local_path(f"{s3}/large").read_bytes() == data
     assert proxy.times == 0
-    proxy.how, proxy.times = "forbidden", 1_000
+    proxy.how = "forbidden"
+    proxy.times = 1_000
     proxy.spoil = lambda method, path: True
     with (
         pytest.raises(ClusterError, match=r"^s3://.*/large: .*AccessDenied"),
@@ -581,7 +593,8 @@ def large(monkeypatch: pytest.MonkeyPatch) -> bytes:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["slow_down", "cut_request", "lose_answer"])
 def test_large_data_outlasts_a_bad_day(proxy: Proxy, s3: str, large: bytes, how: str) -> None:
-    proxy.how, proxy.times = how, 4
+    proxy.how = how
+    proxy.times = 4
     proxy.spoil = lambda method, path: method in {"PUT", "POST"}
     storage.write(f"{s3}/large", memoryview(large))
     assert proxy.times == 0
@@ -592,7 +605,8 @@ def test_large_data_outlasts_a_bad_day(proxy: Proxy, s3: str, large: bytes, how:
 def test_an_upload_whose_last_answer_is_lost_is_known_to_be_done(
     proxy: Proxy, s3: str, large: bytes
 ) -> None:
-    proxy.how, proxy.times = "lose_answer", 1
+    proxy.how = "lose_answer"
+    proxy.times = 1
     proxy.spoil = lambda method, path: method == "POST" and "uploadId=" in path
     storage.write(f"{s3}/large", large)
     assert proxy.times == 0
@@ -604,7 +618,8 @@ def test_an_upload_that_is_no_more_is_done_if_all_of_it_is_there(
 ) -> None:
     """S3 answers so to the second of two requests; moto has no such answer."""
     storage.write(f"{s3}/file", b"12345")
-    client, error = s3_objects.get_client(), {"Error": {"Code": "NoSuchUpload"}}
+    client = s3_objects.get_client()
+    error = {"Error": {"Code": "NoSuchUpload"}}
     refuse = mock.Mock(side_effect=ClientError(error, "CompleteMultipartUpload"))
     monkeypatch.setattr(client, "complete_multipart_upload", refuse)
     place = {"Bucket": "b", "Key": "file", "UploadId": "none"}
@@ -618,7 +633,8 @@ def test_an_upload_that_fails_leaves_nothing(
     proxy: Proxy, s3: str, large: bytes, request_: str
 ) -> None:
     storage.write(f"{s3}/large", b"before")
-    proxy.how, proxy.times = "forbidden", 1_000
+    proxy.how = "forbidden"
+    proxy.times = 1_000
     proxy.spoil = lambda method, path: method != "DELETE" and request_ in path
     with pytest.raises(ClusterError, match=r"^s3://.*/large: .*AccessDenied"):
         storage.write(f"{s3}/large", large)
@@ -639,7 +655,8 @@ with storage.atomic_file(sys.argv[1]) as temporary:
 def test_an_upload_killed_before_its_end_leaves_nothing_under_the_name(
     proxy: Proxy, s3: str
 ) -> None:
-    proxy.how, proxy.times = "hold", 1
+    proxy.how = "hold"
+    proxy.times = 1
     # All parts are uploaded.
     proxy.spoil = lambda method, path: method == "POST" and "uploadId" in path
     with subprocess.Popen([sys.executable, "-c", UPLOAD, f"{s3}/large"]) as child:
@@ -655,7 +672,8 @@ def test_a_moved_file_takes_the_place_of_another(
     place: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     folder = str(tmp_path) if place == "disk" else request.getfixturevalue("s3")
-    old, new = f"{folder}/new folder/old", f"{folder}/new"
+    old = f"{folder}/new folder/old"
+    new = f"{folder}/new"
     storage.write(new, b"new")
     storage.move(new, old)  # nothing was there
     assert (storage.read(old), storage.exists(new)) == (b"new", False)

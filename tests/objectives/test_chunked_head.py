@@ -11,7 +11,8 @@ from trainrig.objectives.cross_entropy import token_nats
 from trainrig.objectives.teachers.reverse_divergence import read_beside_teacher
 from trainrig.tokens.batches import IGNORE
 
-V, C = 37, 8
+V = 37
+C = 8
 
 
 @pytest.fixture
@@ -162,7 +163,8 @@ def test_no_product_beside_a_teacher_is_computed_twice(case):
 
         return read
 
-    student, teacher = hidden.clone().requires_grad_(), torch.randn(hidden.shape)
+    student = hidden.clone().requires_grad_()
+    teacher = torch.randn(hidden.shape)
     with Products() as products:
         read = read_beside_teacher(reads(student), reads(teacher), targets, targets, 1.0, V)
         read.divergence_BT.sum().backward()
@@ -213,7 +215,8 @@ def test_a_batch_without_a_target_is_zero_with_zero_gradients(case):
 
 
 def test_huge_logits_overflow_nowhere():
-    hidden, weight = torch.tensor([[[1e30]]]), torch.tensor([[1.0], [-1.0], [0.0]])
+    hidden = torch.tensor([[[1e30]]])
+    weight = torch.tensor([[1.0], [-1.0], [0.0]])
     value, of_hidden, of_weight = gradients_of(
         lambda h, w: compute_head_loss(h, Head(w), torch.tensor([[0]])).nats_BT.sum(),
         hidden,

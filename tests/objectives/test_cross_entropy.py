@@ -27,7 +27,8 @@ def test_a_hand_worked_token_costs_minus_the_log_of_its_share():
 def test_values_and_gradients_are_torchs_however_the_rows_are_cut(monkeypatch, chunk_elements):
     monkeypatch.setitem(cross_entropy.CHUNK_ELEMENTS, "cpu", chunk_elements)
     logits, targets = batch()
-    ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    ours = logits.clone().requires_grad_()
+    theirs = logits.clone().requires_grad_()
     sum_ours = cross_entropy_sum(ours, targets)
     sum_theirs = F.cross_entropy(theirs.flatten(0, 1), targets.flatten(), reduction="sum")
     (sum_ours / 5).backward()
@@ -76,7 +77,8 @@ def test_a_batch_with_nothing_to_train_on_is_zero_with_zero_gradients():
 def test_gradients_of_single_tokens_are_those_of_their_nats():
     logits, targets = batch(rows=2, positions=3, vocabulary=4)
     weights = torch.arange(6.0).view(2, 3)
-    ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    ours = logits.clone().requires_grad_()
+    theirs = logits.clone().requires_grad_()
     (token_nats(ours, targets) * weights).sum().backward()
     reference = F.cross_entropy(theirs.flatten(0, 1), targets.flatten(), reduction="none")
     (reference.view(2, 3) * weights).sum().backward()

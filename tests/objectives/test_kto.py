@@ -29,7 +29,8 @@ def test_a_first_pass_over_mismatched_completions_gives_it(decoder, completions,
     kl_ids, kl_targets = completions(3, 2, width=11)
     arrays = {"ids": ids, "targets": targets, "labels": [1, 0, 1]}
     batch = device_batch({"reference": decoder(1)}, **arrays, kl_ids=kl_ids, kl_targets=kl_targets)
-    objective, model = KTO(), decoder()
+    objective = KTO()
+    model = decoder()
     with torch.no_grad():
         statistics = {n: float(v) for n, v in objective.measure(model, batch).items()}
     assert statistics["rows"] == 3 and statistics["divergence"] != 0

@@ -68,7 +68,8 @@ def test_a_batch_of_pairs_has_the_loss_that_trl_gives_it(name):
 
 
 def test_losses_without_a_reference_have_their_known_values():
-    chosen, rejected = torch.tensor([-1.0, -0.5]).double(), torch.tensor([-1.0, -2.0]).double()
+    chosen = torch.tensor([-1.0, -0.5]).double()
+    rejected = torch.tensor([-1.0, -2.0]).double()
     # -10 over 10 tokens and -12 over 12 tokens are equal means, so only the margin is missing.
     assert float(SimPO().compute_pair_losses(chosen, rejected)[0]) == pytest.approx(
         1.31326169, abs=1e-8
@@ -116,7 +117,8 @@ def test_completions_are_read_as_row_by_row_without_padding(pairs, decoder):
 
 
 def test_logits_are_computed_at_completions_alone(pairs, decoder, device_batch):
-    model, asked = decoder(), []
+    model = decoder()
+    asked = []
     head = model.embedding.weight
 
     def note(ids_BT, **options):
@@ -134,7 +136,8 @@ def test_logits_are_computed_at_completions_alone(pairs, decoder, device_batch):
     "objective", [DPO(), IPO(), APODown(), ORPO(), SimPO()], ids=lambda o: o.kind
 )
 def test_loss_and_gradient_are_those_of_plain_arithmetic(objective, pairs, decoder, device_batch):
-    model, reference = decoder(), decoder(1)
+    model = decoder()
+    reference = decoder(1)
     found = objective.compute(model, device_batch({"reference": reference}, **pairs), {})
     loss = sum(t.weight * found.terms[t.name].values.sum() for t in objective.terms)
     loss.backward()

@@ -63,7 +63,8 @@ def test_losses_and_gradients_are_those_of_answers_apart(
     config = DecoderConfig(**SMALL, **changes)
     if isinstance(objective, Reward):
         config = config.with_score_head()
-    model, reference = decoder(0, config), decoder(1, config)
+    model = decoder(0, config)
+    reference = decoder(1, config)
     batch = device_batch({"reference": reference}, **pairs)
     read = []
     model.register_forward_pre_hook(lambda _, *given: read.append(given[1]), with_kwargs=True)
@@ -104,10 +105,8 @@ def test_what_both_begin_with_is_laid_out_once_and_short_pairs_share_a_row(pairs
 
 
 def test_a_token_sees_the_beginning_and_its_own_branch():
-    documents, branches = (
-        torch.tensor([[1, 1, 1, 1, 2, 2, 2]]),
-        torch.tensor([[0, 1, 2, 2, 0, 1, 2]]),
-    )
+    documents = torch.tensor([[1, 1, 1, 1, 2, 2, 2]])
+    branches = torch.tensor([[0, 1, 2, 2, 0, 1, 2]])
     seen = make_document_mask(documents, 7, marks=MaskRegions(branches_BS=branches))[0, 0]
     for query in range(7):
         for key in range(7):
@@ -124,7 +123,8 @@ def test_a_token_sees_the_beginning_and_its_own_branch():
     ids=["window", "experts"],
 )
 def test_models_that_tell_rows_apart_read_each_answer_by_itself(changes, pairs, decoder):
-    model, read = decoder(0, DecoderConfig(**SMALL, **changes)), []
+    model = decoder(0, DecoderConfig(**SMALL, **changes))
+    read = []
     model.register_forward_pre_hook(lambda _, *given: read.append(given[1]), with_kwargs=True)
     ids, targets = stacked(pairs)
     read_answers(model, ids, targets, torch.tensor([25]), sets=2)

@@ -37,7 +37,9 @@ def by_formula(start, steps, decay):
 
     Learning rate and schedule multiplier are one factor here.
     """
-    weight, first, second = start.double(), 0.0, 0.0
+    weight = start.double()
+    first = 0.0
+    second = 0.0
     beta1, beta2 = SETTINGS.betas
     for t, gradient in enumerate((s.double() for s in steps), 1):
         first = beta1 * first + (1 - beta1) * gradient
@@ -57,7 +59,8 @@ def test_twenty_steps_follow_the_paper_with_decay_on_matrices_alone():
 
 
 def test_twenty_steps_equal_torchs_plain_adamw():
-    start, steps = torch.randn(33, 3), gradients([(33, 3)], 20)
+    start = torch.randn(33, 3)
+    steps = gradients([(33, 3)], 20)
     reference = nn.Parameter(start.clone())
     plain = torch.optim.AdamW(
         [reference], lr=0.01, betas=(0.8, 0.9), eps=0.1, weight_decay=0.3, foreach=False
@@ -70,7 +73,8 @@ def test_twenty_steps_equal_torchs_plain_adamw():
 
 
 def test_running_it_again_gives_the_same_bits():
-    starts, steps = [torch.randn(129, 65)], gradients([(129, 65)], 20)
+    starts = [torch.randn(129, 65)]
+    steps = gradients([(129, 65)], 20)
     assert torch.equal(trained(starts, steps)[0], trained(starts, steps)[0])
 
 
@@ -85,7 +89,8 @@ def test_matrices_of_whole_vectors_take_fused_steps_and_the_rest_plain_ones():
 
 
 def test_a_gradient_that_is_laid_out_by_columns_gives_the_same_step():
-    start, gradient = torch.randn(32, 16), torch.randn(16, 32).T
+    start = torch.randn(32, 16)
+    gradient = torch.randn(16, 32).T
     assert not gradient.is_contiguous()
     (by_columns,) = trained([start], [[gradient]], AdamW())
     (by_rows,) = trained([start], [[gradient.contiguous()]], AdamW())
@@ -96,7 +101,8 @@ def test_a_distributed_gradient_that_is_laid_out_by_columns_is_laid_out_by_rows(
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1,))
-        start, gradient = torch.randn(32, 16), torch.randn(16, 32).T
+        start = torch.randn(32, 16)
+        gradient = torch.randn(16, 32).T
         found = []
         for grad in (gradient, gradient.contiguous()):
             weight = nn.Parameter(DTensor.from_local(start.clone(), mesh, [Shard(0)]))
@@ -129,7 +135,8 @@ def test_the_update_of_a_piece_is_bit_for_bit_the_piece_of_the_update(cuts, widt
 
 
 def test_a_fused_update_is_the_same_on_any_number_of_threads():
-    start, steps = torch.randn(4099, 48), gradients([(4099, 48)], 3)
+    start = torch.randn(4099, 48)
+    steps = gradients([(4099, 48)], 3)
     found = []
     before = torch.get_num_threads()
     for threads in (1, 2, 3):

@@ -81,10 +81,12 @@ def list_memory(parameters, optimizer):
 @pytest.mark.parametrize("groups", [(), GROUPS], ids=["alike", "in groups"])
 @pytest.mark.parametrize("settings", OPTIMIZERS, ids=lambda optimizer: f"{optimizer.kind}")
 def test_no_bit_of_weights_and_memory_depends_on_where_the_memory_is(settings, groups):
-    expected, found = train(settings, groups), train(settings, groups, hosted=True)
+    expected = train(settings, groups)
+    found = train(settings, groups, hosted=True)
     for name, parameter in expected[0].items():
         assert torch.equal(found[0][name], parameter)
-    memory, own = list_memory(*expected), list_memory(*found)
+    memory = list_memory(*expected)
+    own = list_memory(*found)
     assert own.keys() == memory.keys()
     for key, value in memory.items():
         assert own[key].dtype == value.dtype and own[key].stride() == value.stride()
@@ -96,7 +98,9 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.now, self.most, self._known = 0, 0, set()
+        self.now = 0
+        self.most = 0
+        self._known = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         given = {
@@ -188,10 +192,12 @@ def test_the_next_is_fetched_before_an_update_and_what_it_gave_is_stored_after()
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
     part.step()
-    part._lanes, sound = Written(), part._inner.step
+    part._lanes = Written()
+    sound = part._inner.step
     part._inner.step = lambda: (part._lanes.lines.append("update"), sound())
     part.step()
-    first, last = ("begin",), ("join",)
+    first = ("begin",)
+    last = ("join",)
     turns = [
         [("fetch", 0), ("fetch", 1), ("use", 0), "update", ("store", 0)],
         [("fetch", 0), ("use", 1), "update", ("store", 1)],
@@ -221,7 +227,8 @@ def one_rank(tmp_path):
 
 @pytest.mark.parametrize("settings", OPTIMIZERS, ids=lambda optimizer: f"{optimizer.kind}")
 def test_what_is_sliced_is_remembered_in_slices_of_the_same_mesh(settings, one_rank):
-    mesh, start = init_device_mesh("cpu", (1,)), torch.randn(8, 16)
+    mesh = init_device_mesh("cpu", (1,))
+    start = torch.randn(8, 16)
     sliced = nn.Parameter(DTensor.from_local(start.clone(), mesh, [Shard(0)]))
     whole = nn.Parameter(start.clone())
     for weight, hosted in ((sliced, True), (whole, False)):

@@ -56,7 +56,8 @@ def test_a_group_has_its_own_optimizer_whose_rate_is_a_share_of_the_runs():
 def test_what_is_frozen_has_no_gradient_no_memory_and_is_not_counted():
     groups = [NamedGroup(match="embedding.*", freeze=True)]
     model = nn.Module()
-    model.embedding, model.norm = nn.Embedding(9, 4), nn.LayerNorm(4)
+    model.embedding = nn.Embedding(9, 4)
+    model.norm = nn.LayerNorm(4)
     freeze(model, groups)
     assert [n for n, p in model.named_parameters() if p.requires_grad] == [
         "norm.weight",

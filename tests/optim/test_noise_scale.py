@@ -14,11 +14,14 @@ def test_the_known_values_of_two_batch_sizes():
 
 def test_it_finds_the_noise_that_was_put_in():
     dice = np.random.default_rng(0)
-    true_C, spread, scale = dice.normal(size=40), 3.0, RunningNoiseScale()
+    true_C = dice.normal(size=40)
+    spread = 3.0
+    scale = RunningNoiseScale()
     for _ in range(RECENT):
         each_BC = true_C + dice.normal(size=(64, 40)) * spread
         parts_VC = each_BC.reshape(8, 8, 40).mean(1)
-        small, big = (parts_VC**2).sum(1).mean(), (each_BC.mean(0) ** 2).sum()
+        small = (parts_VC**2).sum(1).mean()
+        big = (each_BC.mean(0) ** 2).sum()
         scale.add(estimate_noise(small, 8, big, 64))
     expected = 40 * spread**2 / (true_C**2).sum()
     assert scale.estimate() == pytest.approx(expected, rel=0.1)

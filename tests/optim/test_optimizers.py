@@ -13,7 +13,9 @@ from trainrig.errors import ConfigError
 from trainrig.optim import SGD, Adafactor, Adam, AdamW, Lion, Muon
 from trainrig.optim.named_groups import build_optimizer
 
-MATRIX, STACK, VECTOR = "layers.0.up.weight", "layers.0.experts.up", "norm.weight"
+MATRIX = "layers.0.up.weight"
+STACK = "layers.0.experts.up"
+VECTOR = "norm.weight"
 
 
 def gradients(sizes, steps=12):
@@ -63,7 +65,8 @@ REFERENCES = {
 @pytest.mark.parametrize("name", REFERENCES)
 def test_twelve_steps_are_the_references(name):
     settings, reference = REFERENCES[name]
-    starts, steps = [torch.randn(33, 17), torch.randn(17)], gradients([(33, 17), (17,)])
+    starts = [torch.randn(33, 17), torch.randn(17)]
+    steps = gradients([(33, 17), (17,)])
     found = trained(ours(settings, MATRIX, VECTOR), starts, steps)
     expected = trained(reference, starts, steps)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
@@ -73,7 +76,8 @@ def test_twelve_steps_are_the_references(name):
 @pytest.mark.parametrize("scale", ["original", "match_rms_adamw"])
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_muon_is_torchs(size, scale, nesterov):
-    starts, steps = [torch.randn(size)], gradients([size])
+    starts = [torch.randn(size)]
+    steps = gradients([size])
     settings = Muon(lr=0.02, scale=scale, nesterov=nesterov)
     (found,) = trained(ours(settings, MATRIX), starts, steps)
     (expected,) = trained(
@@ -84,7 +88,8 @@ def test_muon_is_torchs(size, scale, nesterov):
 
 
 def test_muon_makes_the_singular_values_of_each_matrix_of_a_stack_alike():
-    start, steps = torch.zeros(3, 9, 5), gradients([(3, 9, 5)], steps=1)
+    start = torch.zeros(3, 9, 5)
+    steps = gradients([(3, 9, 5)], steps=1)
     settings = Muon(lr=1.0, products="float32", nesterov=False)
     (moved,) = trained(ours(settings, STACK), [start], steps)
     for number in range(3):
@@ -97,7 +102,8 @@ def test_muon_makes_the_singular_values_of_each_matrix_of_a_stack_alike():
 def test_muon_leaves_tables_heads_and_gains_to_the_other_optimizer():
     names = ("embedding.weight", "head.weight", "position_embedding.weight", VECTOR, "x.up.bias")
     sizes = [(9, 4), (9, 4), (9, 4), (4,), (4,)]
-    starts, steps = [torch.randn(size) for size in sizes], gradients(sizes)
+    starts = [torch.randn(size) for size in sizes]
+    steps = gradients(sizes)
     rest = AdamW(lr=0.01, weight_decay=0.3)
     found = trained(ours(Muon(rest=rest), *names), starts, steps)
     optimizer = ours(Muon(rest=rest), *names)([nn.Parameter(start) for start in starts])
@@ -110,9 +116,11 @@ def test_muon_leaves_tables_heads_and_gains_to_the_other_optimizer():
 
 
 def test_lion_follows_the_paper():
-    start, steps = torch.randn(5, 7), gradients([(5, 7)])
+    start = torch.randn(5, 7)
+    steps = gradients([(5, 7)])
     settings = Lion(lr=0.01, betas=(0.8, 0.9), weight_decay=0.3)
-    weight, average = start.double(), torch.zeros(5, 7, dtype=torch.float64)
+    weight = start.double()
+    average = torch.zeros(5, 7, dtype=torch.float64)
     for (gradient,) in steps:
         direction = (0.8 * average + 0.2 * gradient.double()).sign()
         weight = weight - 0.01 * (direction + 0.3 * weight)
@@ -122,7 +130,8 @@ def test_lion_follows_the_paper():
 
 
 def test_adafactors_decay_is_the_rate_times_the_weight():
-    start, still = torch.randn(5, 7), [[torch.zeros(5, 7)]]
+    start = torch.randn(5, 7)
+    still = [[torch.zeros(5, 7)]]
     settings = Adafactor(lr=0.1, scale_by_size=False, weight_decay=0.5)
     (found,) = trained(ours(settings, MATRIX), [start], still)
     torch.testing.assert_close(found, start * (1 - 0.1 * 0.5))
@@ -142,7 +151,8 @@ ELEMENTWISE = [
 )
 @pytest.mark.parametrize("cuts", [[0, 1, 2, 9, 100, 213, 400], [0, 133, 266, 400]])
 def test_the_update_of_a_piece_is_bit_for_bit_the_piece_of_the_update(settings, cuts):
-    start, steps = torch.randn(400, 3), gradients([(400, 3)])  # 3 fills no SIMD vector
+    start = torch.randn(400, 3)  # 3 fills no SIMD vector
+    steps = gradients([(400, 3)])
     (whole,) = trained(ours(settings, MATRIX), [start], steps)
     pieces = []
     for low, high in itertools.pairwise(cuts):
@@ -156,7 +166,8 @@ ROUNDED = [AdamW, Lion, SGD, lambda **kept: Muon(products="float32", **kept)]
 
 @pytest.mark.parametrize("kind", ROUNDED)
 def test_averages_in_bfloat16_lead_within_a_hundredth_of_where_float32_does(kind):
-    start, steps = torch.zeros(64, 48), gradients([(64, 48)], steps=40)
+    start = torch.zeros(64, 48)
+    steps = gradients([(64, 48)], steps=40)
     exact, rounded = (
         trained(ours(kind(state=state, weight_decay=0), MATRIX), [start], steps)[0]
         for state in ("float32", "bfloat16")

@@ -140,7 +140,8 @@ def test_a_warmup_nobody_set_is_a_tenth_of_the_run_and_never_above_2000_steps(st
 def test_every_schedule_rises_to_the_peak_then_never_rises_again(schedule, steps):
     rates = [schedule.multiplier(step, steps) for step in range(steps + 5)]
     warmup = schedule.warmup_steps(steps)
-    rise, fall = rates[:warmup], rates[warmup:]
+    rise = rates[:warmup]
+    fall = rates[warmup:]
     assert all(0 <= rate <= 1 for rate in rates)
     assert rise == sorted(rise) and (not rise or rise[-1] == 1.0)
     assert fall == sorted(fall, reverse=True)

@@ -62,14 +62,16 @@ def test_all_layers_share_one_graph_and_names_stay():
 @pytest.mark.slow
 @pytest.mark.parametrize("again", [None, Full(), Selective()])
 def test_the_graph_without_a_compiler_gives_the_bits_of_the_plain_layers(again):
-    plain, graph = gradients(build(None)), gradients(build(Compile(backend="aot_eager"), again))
+    plain = gradients(build(None))
+    graph = gradients(build(Compile(backend="aot_eager"), again))
     assert all(torch.equal(a, b) for a, b in zip(plain, graph, strict=True))
 
 
 @pytest.mark.slow
 def test_one_dynamic_graph_serves_rows_of_all_lengths():
     torch._dynamo.utils.counters.clear()
-    plain, model = build(None), build(Compile(backend="aot_eager", dynamic=True, shapes=1))
+    plain = build(None)
+    model = build(Compile(backend="aot_eager", dynamic=True, shapes=1))
     for length in (24, 9, 50, 33):
         for a, b in zip(gradients(plain, length), gradients(model, length), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)

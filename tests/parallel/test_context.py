@@ -53,7 +53,8 @@ def test_bfloat16_is_merged_and_added_up_in_float32(keys, ranks):
 @pytest.mark.parametrize("world", [2, 4])
 def test_what_a_rank_is_sent_is_what_the_formulas_say(world, ranks):
     """docs/evidence/parallelism.md has the formulas; positions of 8 bytes are sent once a pass."""
-    rows, length = len(LONG), sum(LONG[0])
+    rows = len(LONG)
+    length = sum(LONG[0])
     keys = 2 * rows * 2 * length * 8 * 4 * (world - 1) // world  # K and V: 2 heads, 8 channels
     places = rows * length * 8 * (world - 1) // world
     arguments = {"config": {}, "documents": LONG}

@@ -19,7 +19,9 @@ class Recorders:
 
 
 def test_collectives_of_nccl_are_dumped_where_there_are_some_else_those_of_gloo():
-    one, other, none = b'{"entries":[{"record_id":0}]}', b'{"entries":[{"record_id":7}]}', b"{}"
+    one = b'{"entries":[{"record_id":0}]}'
+    other = b'{"entries":[{"record_id":7}]}'
+    none = b"{}"
     assert flight_recorder.dump(Recorders(one, other)) == one
     assert flight_recorder.dump(Recorders(none, other)) == other
     assert flight_recorder.dump(Recorders(none, none)) is None

@@ -62,7 +62,8 @@ class Layer(nn.Module):
     def __init__(self):
         super().__init__()
         self.norm = nn.RMSNorm(64)
-        self.up, self.down = nn.Linear(64, 128, bias=False), nn.Linear(128, 64, bias=False)
+        self.up = nn.Linear(64, 128, bias=False)
+        self.down = nn.Linear(128, 64, bias=False)
 
     def forward(self, x):
         return x + self.down(nn.functional.silu(self.up(self.norm(x))))

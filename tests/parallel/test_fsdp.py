@@ -43,7 +43,8 @@ def test_embedding_and_head_are_gathered_and_sent_by_themselves(reshard, ranks):
     model = {**SIZES, "tie_embeddings": False}
     (gathered, sent, between), other = ranks(2, "units_sent", model=model, reshard=reshard)
     assert (gathered, sent, between) == other
-    forward, backward = ["", "embedding", *LAYERS, "head"], LAYERS[::-1]
+    forward = ["", "embedding", *LAYERS, "head"]
+    backward = LAYERS[::-1]
     passes = 2 * (forward + backward) if reshard == "layer" else forward
     assert gathered == passes
     assert sent[:3] == ["head", *backward]

@@ -12,7 +12,8 @@ from trainrig.train.run.run_folder import RunFolder
 
 @pytest.fixture
 def settings_put_back(monkeypatch):
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    threads = torch.get_num_threads()
+    deterministic = torch.are_deterministic_algorithms_enabled()
     filled = torch.utils.deterministic.fill_uninitialized_memory
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     yield

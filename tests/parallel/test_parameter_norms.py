@@ -41,7 +41,8 @@ class Model(nn.Module):
 def test_the_norms_are_those_that_torch_computes_and_the_update_is_what_changed(alone):
     model = Model()
     shard(model, model.layers, build_mesh(find_local_device()).sharding)
-    norms, parameters = ParameterNorms(model), list(model.parameters())
+    norms = ParameterNorms(model)
+    parameters = list(model.parameters())
     model(torch.ones(1, 3)).backward()
     norms.begin()
     before = [parameter.full_tensor().clone() for parameter in parameters]

@@ -19,7 +19,9 @@ from trainrig.parallel.pipeline.schedule import (
     plan_turns,
 )
 
-STAGES, COUNTS, CHUNKS = st.integers(1, 8), st.integers(1, 20), st.integers(2, 4)
+STAGES = st.integers(1, 8)
+COUNTS = st.integers(1, 20)
+CHUNKS = st.integers(2, 4)
 SCHEDULES = st.sampled_from(["1F1B", "GPipe"])
 SIZES = {"channels": 64, "heads": 4, "positions": 32}
 
@@ -65,7 +67,9 @@ def play(orders, chunks, seconds=(1, 1), under_way=GRADIENTS_UNDER_WAY):
     gradients wait for the backward pass of an earlier stage.
     """
     ranks = len(orders)
-    done, now, at = {}, [0] * ranks, [0] * ranks
+    done = {}
+    now = [0] * ranks
+    at = [0] * ranks
     sent = [[] for _ in orders]
 
     def take(rank):
@@ -112,7 +116,8 @@ def test_interleaved_stages_wait_for_a_share_of_what_one_each_does(ranks, rounds
     count = rounds * ranks
     orders = [plan_turns("interleaved", rank, ranks, count, chunks) for rank in range(ranks)]
     for seconds in ((1, 1), (1, 2)):
-        length, computing = play(orders, chunks, seconds), count * chunks * sum(seconds)
+        length = play(orders, chunks, seconds)
+        computing = count * chunks * sum(seconds)
         bubble = (length - computing) / computing
         assert bubble == pytest.approx((ranks - 1) / (chunks * count))
         assert (length - computing) / length == pytest.approx(

@@ -18,13 +18,16 @@ class Told:
     alone = False
 
     def __init__(self, slowest=0.0):
-        self.asked, self.slowest, self.seconds = 0, slowest, []
+        self.asked = 0
+        self.slowest = slowest
+        self.seconds = []
         self.open = 0  # questions whose answer is not yet read
         self.waited = []  # number of calls of `ask` between each question and its answer
         self.calls = 0
 
     def begin(self, mine, number):
-        self.asked, self.open = self.asked + 1, self.open + 1
+        self.asked = self.asked + 1
+        self.open = self.open + 1
         self.seconds.append(number)
         calls = self.calls
 
@@ -39,7 +42,8 @@ class Told:
 def asked_in_steps(consensus, seconds, within, micro_batches=8, steps=4):
     """Return how often each of `steps` steps of `seconds` asks."""
     now = [0.0]
-    questions, found = StopQuestions(consensus, within, lambda: now[0]), []
+    questions = StopQuestions(consensus, within, lambda: now[0])
+    found = []
     for step in range(steps):
         before = consensus.asked
         for _ in range(micro_batches):
@@ -98,7 +102,9 @@ def test_a_stop_is_heard_within_a_quarter_of_its_time_or_a_micro_batch(
     wanted_at, seconds, micro_batches
 ):
     """A micro-batch takes `seconds`; a stop is requested just after `wanted_at` micro-batches."""
-    now, number, within = [0.0], 0, 30.0
+    now = [0.0]
+    number = 0
+    within = 30.0
     questions = StopQuestions(Told(), within, lambda: now[0])
     wanted = (wanted_at + micro_batches - 0.99) * seconds  # the first step waits for each answer
     for step in range(100):

@@ -44,7 +44,8 @@ class SumsBench:
 
     def __init__(self, folder: Path, tokens: str) -> None:
         """Take the folder and `tokens`, a folder with a tokenizer of bytes."""
-        self.folder, self.tokens = folder, tokens
+        self.folder = folder
+        self.tokens = tokens
         self.train_rows, held_out = sums()
         self.train = self.write("train", self.train_rows)
         self.held_out = self.write("held_out", held_out)

@@ -27,7 +27,8 @@ SEEDS = (0, 1, 2)
 HELD_OUT = 1_000
 # With 500 steps at 2e-3, one seed of four stayed at an exact match of .083. With 1,000 at 1e-3,
 # that seed reached .987, and a reward model .92, both still rising.
-STEPS, LR = 1_500, 1e-3
+STEPS = 1_500
+LR = 1e-3
 # At 1e-3, which unlearns the sums, reward models reached .997, .970 and .913.
 REWARD_LR = 3e-4
 WRONG = 8  # answers to each sum
@@ -54,7 +55,8 @@ class Sums:
     """Runs of one seed in folders below `at`."""
 
     def __init__(self, at, seed):
-        self.at, self.seed = at, seed
+        self.at = at
+        self.seed = seed
         at.mkdir()
         text = train_tokenizer(ByteLevelBPE(vocabulary=263), ["0"]).decode()  # each byte is a token
         config = DecoderConfig(layers=2, channels=128, heads=4, positions=64, vocabulary=320)
@@ -97,7 +99,8 @@ class Sums:
 
 def exact_match(folder):
     """Return the share of held-out sums that are answered correctly."""
-    generator, right = TextGenerator.open(folder), 0
+    generator = TextGenerator.open(folder)
+    right = 0
     for first in range(0, HELD_OUT, 250):
         asked = SUMS[first : first + 250]
         requests = [TextRequest((Message("user", prompt),), GREEDY) for prompt, _ in asked]
@@ -125,14 +128,16 @@ def swapped(rows):
 
 
 def test_sums_are_learnt_and_preferred_to_wrong_ones(without_ray, tmp_path, write_result):
-    told, held_out = SUMS[HELD_OUT:], SUMS[:HELD_OUT]
+    told = SUMS[HELD_OUT:]
+    held_out = SUMS[:HELD_OUT]
     others = random.Random("shuffled").sample([answer for _, answer in told], len(told))
     shuffled = [(prompt, other) for (prompt, _), other in zip(told, others, strict=True)]
     chats_apart = [chat(*case) for case in held_out]
     pairs_apart = [pair(*case) for case in held_out]
     # The reward model sees several wrong answers to each sum.
     judged = [pair(*case, number) for number in range(WRONG) for case in told]
-    accuracy, found = "eval/diagnostics/reward_accuracy", []
+    accuracy = "eval/diagnostics/reward_accuracy"
+    found = []
     for seed in SEEDS:
         sums = Sums(tmp_path / str(seed), seed)
         rows = [chat(*case) for case in told]

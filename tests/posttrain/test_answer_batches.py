@@ -55,7 +55,8 @@ def test_pairs_are_read_back_as_they_were_written(encode_rows, encoder, tmp_path
     made = encode_rows(PAIR_ROWS, rows="pairs")
     assert (made.counts["train_pairs"], made.counts["quarantined"]) == (6, {})
     batches = PairBatches(shards(tmp_path / "encoded"), sizes(), padding=1)
-    seen, tokens = set(), 0
+    seen = set()
+    tokens = 0
     for micro in (batches.micro_batch(0, index) for index in range(3)):
         assert micro.arrays[CHOSEN_IDS].shape == micro.arrays[REJECTED_IDS].shape
         for row in range(2):

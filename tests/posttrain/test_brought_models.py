@@ -73,7 +73,8 @@ def test_all_but_the_weights_of_a_tuned_model_is_what_was_brought(
     assert names == {path.name for path in (tmp_path / "out").iterdir()}
     for name in names - {"model.safetensors"}:
         assert (tmp_path / "out" / name).read_bytes() == (hub / name).read_bytes(), name
-    before, after = open_tensors(str(hub)), open_tensors(str(tmp_path / "out"))
+    before = open_tensors(str(hub))
+    after = open_tensors(str(tmp_path / "out"))
     same = all(torch.equal(before[name].read(), after[name].read()) for name in before)
     assert same == bool(roles)  # tuned weights differ, in the dtype of the imported ones
 
@@ -88,7 +89,8 @@ def speaker(tmp_path_factory) -> TextGenerator:
 
 def test_prompts_are_rendered_by_the_template_that_came_along(speaker):
     asked = (Message("system", "be kind"), Message("user", "<|im_end|> sea?"))
-    ids, special = speaker.encode_prompt(asked), speaker.encoder.special_ids
+    ids = speaker.encode_prompt(asked)
+    special = speaker.encoder.special_ids
     text = "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\n<|im_end|> sea?<|im_end|>\n"
     assert speaker.encoder.decode(ids) == text + "<|im_start|>assistant\n"
     assert ids.count(special["<|im_end|>"]) == 2  # the user's mention of it is plain text

@@ -47,7 +47,9 @@ def tune(fresh, tokens, encode_rows, tmp_path, without_ray):
 def loss_of(path, tokens, source):
     """Return nats per token of the rows of a source, by plain forward passes."""
     sets = open_held_out(TokenShards.open(f"{tokens}/{HELD_OUT}"), RowSizes(3, 47, 1, False))
-    generator, nats, count = TextGenerator.open(path), 0.0, 0
+    generator = TextGenerator.open(path)
+    nats = 0.0
+    count = 0
     for micro in sets.batches:
         if sets.sources[micro.sources[0]] == source:
             with torch.no_grad():

@@ -356,9 +356,11 @@ def read_samples(folder, encoder, split="train"):
     """Return the text of each document, and the parts that are trained."""
     shards = TokenShards.open(f"{folder}/{split}")
     size = shards.tokens("chats")
-    ids, weights = shards.read_window("chats", 0, size), np.zeros(size, dtype=np.uint8)
+    ids = shards.read_window("chats", 0, size)
+    weights = np.zeros(size, dtype=np.uint8)
     shards.read_weights("chats", 0, weights)
-    found, at = [], 0
+    found = []
+    at = 0
     for document in shards.read_documents("chats", 0, size):
         of = slice(at, at + document.length)
         taught = ids[of][weights[of] > 0]

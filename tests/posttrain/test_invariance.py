@@ -19,7 +19,8 @@ from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.shards.token_shards import TokenShards
 from trainrig.train.checkpoint import open_model
 
-PAD, LENGTH = 1, 47
+PAD = 1
+LENGTH = 47
 CHATS = [
     {"prompt": f"is {n} {'or ' * (n % 5)}", "completion": f"yes {'and ' * (n % 3)}é"}
     for n in range(24)
@@ -70,7 +71,8 @@ def opened(encode_rows, fresh, tmp_path):
 
 def step_of(objective, batches, model, change=lambda micro: micro):
     """Return the loss and the gradients of the first global batch, one micro-batch at a time."""
-    denominators, total = batches.denominators(0), 0.0
+    denominators = batches.denominators(0)
+    total = 0.0
     weights = {term.name: term.weight / denominators[term.per] for term in objective.terms}
     for micro in batches.at(0):
         batch = DeviceBatch.copy(change(micro), torch.device("cpu"))
@@ -136,7 +138,8 @@ def test_the_loss_of_a_pair_does_not_depend_on_the_others(form, opened):
                         found[name, sample] = value.item()
         return found
 
-    alone, together = losses(1), losses(4)
+    alone = losses(1)
+    together = losses(4)
     assert alone and alone.keys() == together.keys()
     for key, value in alone.items():
         assert together[key] == pytest.approx(value, rel=1e-5, abs=1e-6), key

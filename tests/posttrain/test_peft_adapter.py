@@ -60,7 +60,8 @@ def trained(fresh, write_trained):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_peft_computes_what_the_adapter_does(kind, fresh, trained, tmp_path):
-    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
     ours = trained(KINDS[kind])
     export_checkpoint(fresh, str(tmp_path / "hub"), HubFolder())
     export_adapter(ours, str(tmp_path / "peft"))
@@ -133,7 +134,8 @@ def test_an_adapter_of_a_router_is_refused(encoder, tmp_path):
     mixture = {"kind": "MixtureOfExperts", "experts": 4, "active": 2, "normalise": True}
     model = Decoder(DecoderConfig(**sizes, feedforward=mixture))
     initialise(model, seed=1)
-    base, folder = str(tmp_path / "base"), tmp_path / "peft"
+    base = str(tmp_path / "base")
+    folder = tmp_path / "peft"
     checkpoint.write_model(base, model.config, encoder.text, model.state_dict())
     folder.mkdir()
     settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["gate"]}
@@ -179,7 +181,8 @@ def test_adapters_of_matrices_with_inputs_first_go_to_peft_and_back(
     lora, encoder, write_trained, tmp_path
 ):
     """GPT-2 has one matrix for queries, keys and values."""
-    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
     sizes = {"layers": 2, "channels": 32, "heads": 4, "positions": 48, "vocabulary": 320}
     config = DecoderConfig.model_validate({**sizes, **GPT2})
     model = Decoder(config)
@@ -211,7 +214,8 @@ def test_the_adapter_of_a_model_with_added_tokens_has_their_rows(
     rows, targets, write_trained, tmp_path
 ):
     """PEFT, on the original model after a resize, gives the same logits for the new token."""
-    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
     files = BROUGHT["brought"]("qwen")
     entries = find_special_tokens(files).entries
     rows = entries if rows == 334 else rows

@@ -16,7 +16,8 @@ from trainrig.posttrain.peft_adapter.adapter_import import import_adapter
 from trainrig.train import checkpoint
 from trainrig.train.job import Adapter
 
-peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+transformers = pytest.importorskip("transformers")
 BROUGHT = runpy.run_path(str(Path(__file__).parents[1] / "tokens" / "brought.py"))
 SMALL = {
     "vocab_size": 331, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -80,7 +81,8 @@ def ask_theirs(model):
 @torch.no_grad()
 def ask_ours(path):
     opened = checkpoint.open_model(path)
-    model, last = opened.build(), torch.tensor(LENGTHS) - 1
+    model = opened.build()
+    last = torch.tensor(LENGTHS) - 1
     if not opened.config.bidirectional:
         return model(IDS).logits[torch.arange(3), last]
     return model(IDS, places_N=torch.arange(3) * 20, documents_BS=THERE).logits
@@ -117,7 +119,8 @@ SETTINGS = {
 def test_classifiers_are_those_of_peft_and_come_back_as_they_were(name, make, tmp_path):
     kind, lora = SETTINGS[name]
     folder, base = make(kind)
-    ours, back = str(tmp_path / "ours"), str(tmp_path / "back")
+    ours = str(tmp_path / "ours")
+    back = str(tmp_path / "back")
     write_random(base, lora, ours)
     export_adapter(ours, str(tmp_path / "peft"))
     theirs = peft.PeftModel.from_pretrained(open_theirs(folder), tmp_path / "peft").eval()

@@ -72,10 +72,12 @@ def test_dpo_learns_and_has_the_same_bits_with_two_workers(
 ):
     made = posttrain(tuning(pairs, "one", lora=lora))
     posttrain(tuning(pairs, "two", lora=lora, workers=2))
-    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    one = weights(tmp_path / "one")
+    two = weights(tmp_path / "two")
     assert all(torch.equal(one[name], two[name]) for name in one)
     lines = metrics.read_series(str(tmp_path / "one"))
-    first, last = lines[0], lines[-1]
+    first = lines[0]
+    last = lines[-1]
     assert abs(first["train/diagnostics/chosen_drift"]) < (1e-3 if lora is None else 0.5)
     assert last["train/diagnostics/reward_margin"] > first["train/diagnostics/reward_margin"]
     assert last["train/loss"] < first["train/loss"]

@@ -86,7 +86,8 @@ def told(folder):
 
 
 def test_a_model_made_here_is_tuned_on_gsm8k_and_hh(trainrig, test_data, tmp_path, write_result):
-    crawl, sets = test_data / "crawl", test_data / "sets"
+    crawl = test_data / "crawl"
+    sets = test_data / "sets"
     pages = [str(path) for path in sorted(crawl.glob("*.warc.gz"))[:ARCHIVES]]
     trainrig("curate", f'output = "documents"\n[[sources]]\nname = "web"\npaths = {pages}\n')
     trainrig(

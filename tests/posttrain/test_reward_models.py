@@ -79,7 +79,8 @@ def test_a_reward_model_learns_and_has_the_same_bits_with_two_workers(
     encode_rows(PAIRS, rows="pairs", held_out=0.3, sequence_length=47)
     posttrain(tuning("one", lora=lora))
     posttrain(tuning("two", lora=lora, workers=2))
-    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    one = weights(tmp_path / "one")
+    two = weights(tmp_path / "two")
     assert one["head.weight"].shape == (1, 32)
     assert all(torch.equal(one[name], two[name]) for name in one)
     lines, measured = (

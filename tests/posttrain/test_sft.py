@@ -195,7 +195,8 @@ def test_noise_is_a_function_of_the_sample_and_no_part_of_evaluation(folder, fre
     def nats(objective, batch):
         return objective.compute(model, batch, {}).terms["cross_entropy"].sum_rows_B()
 
-    noisy, plain = SFT(noise=5.0), SFT()
+    noisy = SFT(noise=5.0)
+    plain = SFT()
     found = nats(noisy, whole)
     assert not torch.allclose(found, nats(plain, whole))
     torch.testing.assert_close(found, torch.cat([nats(noisy, part) for part in parts]))
@@ -354,7 +355,8 @@ def test_held_out_conversations_are_measured_as_the_run_goes_on(
         ids = shards.read_window("chats", begin, end - begin).astype(np.int64)
         with torch.no_grad():
             loss, of = nats_alone(model, ids, weights)
-        nats, weight = nats + loss.item(), weight + of
+        nats = nats + loss.item()
+        weight = weight + of
     assert measured[-1]["eval/chats/loss"] == pytest.approx(nats / weight, rel=1e-5)
 
 

@@ -92,7 +92,8 @@ def test_a_large_log_in_a_bucket_is_several_objects(s3, monkeypatch):
 @pytest.mark.slow
 def test_in_a_bucket_a_thread_puts_what_there_is(s3, monkeypatch):
     monkeypatch.setattr(append_log, "FLUSH_SECONDS", 0.01)
-    put, write = threading.Event(), storage.write
+    put = threading.Event()
+    write = storage.write
 
     def seen(path, data):
         write(path, data)
@@ -110,7 +111,9 @@ def test_in_a_bucket_a_thread_puts_what_there_is(s3, monkeypatch):
 def test_writing_does_not_wait_for_a_bucket_that_does_not_answer(s3, monkeypatch):
     monkeypatch.setattr(append_log, "FLUSH_SECONDS", 0.01)
     monkeypatch.setattr(append_log, "SEGMENT", 100)
-    asked, answers, write = threading.Event(), threading.Event(), storage.write
+    asked = threading.Event()
+    answers = threading.Event()
+    write = storage.write
 
     def slow(path, data):
         asked.set()

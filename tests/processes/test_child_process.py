@@ -164,7 +164,8 @@ def test_the_whole_group_dies_with_who_started_it(tmp_path, number):
         "time.sleep(999)\n"
     )
     starter = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE)
-    grandchild, command = int(starter.stdout.readline()), int(starter.stdout.readline())
+    grandchild = int(starter.stdout.readline())
+    command = int(starter.stdout.readline())
     starter.send_signal(number)
     starter.communicate()
     until(lambda: gone(command) and gone(grandchild))

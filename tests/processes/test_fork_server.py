@@ -298,7 +298,8 @@ def test_another_users_connections_in_the_queue_keep_nobody_out(monkeypatch):
 
 
 def test_the_token_stands_in_no_command_line_and_no_environment(server):
-    token, seen = server.get_address().token, psutil.Process(server._server.pid)
+    token = server.get_address().token
+    seen = psutil.Process(server._server.pid)
     assert len(token) == forking.TOKEN_BYTES
     assert token not in " ".join(seen.cmdline()) + str(seen.environ()) + str(server.get_address())
 

@@ -20,7 +20,9 @@ class Supervisor:
     """Collector of heartbeats; `heard` waits for one."""
 
     def __init__(self):
-        self.beats, self.stop, self.broken = [], False, False
+        self.beats = []
+        self.stop = False
+        self.broken = False
         self._news = threading.Condition()
 
     def __call__(self, heartbeat):
@@ -65,7 +67,8 @@ def test_a_supervisor_that_is_gone_stops_nobody():
     watch.heartbeat(1, "train")
     supervisor.heard(lambda heartbeat: heartbeat.count == 1)
     assert not watch.stop_wanted()
-    supervisor.broken, supervisor.stop = False, True
+    supervisor.broken = False
+    supervisor.stop = True
     supervisor.heard(lambda heartbeat: watch.stop_wanted())
     watch.close()
 
@@ -120,7 +123,9 @@ def test_there_is_something_to_tell_twice_a_step_and_once_a_second(
 
 @given(st.lists(st.tuples(st.floats(0.1, 9.0), st.floats(0.0, 50.0)), min_size=1, max_size=60))
 def test_the_pace_is_the_median_step_without_what_lies_between(steps):
-    pace, now, figure = _Pace(), 0.0, None
+    pace = _Pace()
+    now = 0.0
+    figure = None
     pace.update(0, "load", now)
     for step, (seconds, between) in enumerate(steps, start=10):
         pace.update(step, "train", now)

@@ -109,7 +109,8 @@ def test_one_of_another_machine_expires_when_it_is_not_renewed(hold, tmp_path, s
 
 def test_it_is_renewed_while_it_is_held(monkeypatch, tmp_path):
     monkeypatch.setattr(lease, "RENEW_SECONDS", 0.01)
-    renewed, write = threading.Event(), storage.write
+    renewed = threading.Event()
+    write = storage.write
 
     def seen(path, data):
         write(path, data)

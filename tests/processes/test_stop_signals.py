@@ -27,7 +27,8 @@ from trainrig.processes.stop_signals import StopRequest
 def test_one_request_may_come_as_several_signals(signals, after, repeats, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(stop_signals.time, "monotonic", lambda: clock[0])
-    request, found = StopRequest(), []
+    request = StopRequest()
+    found = []
     for number in signals:
         found.append(request.is_repeat(number))
         clock[0] += after
@@ -54,7 +55,8 @@ with job.exit_codes():
 @pytest.mark.parametrize(("how", "code"), [("heeded", 75), ("ignored", 0)])
 def test_a_closed_terminal_asks_to_stop_unless_sighup_is_ignored(how, code):
     """Output to the closed terminal ends nothing and changes no exit code."""
-    (ready, says_ready), (hangs, says_hung) = os.pipe(), os.pipe()
+    (ready, says_ready) = os.pipe()
+    (hangs, says_hung) = os.pipe()
     pid, terminal = pty.fork()
     if pid == 0:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -86,7 +86,9 @@ def test_the_last_rank_is_killed_once_the_step_is_done(
     tmp_path: Path, start: Start, look_twice: Callable[[], None]
 ) -> None:
     # The rank that started last: neither the lowest pid nor the first or last of the record.
-    zero, two, one = start(1, 0), start(1, 2), start(1, 1)
+    zero = start(1, 0)
+    two = start(1, 2)
+    one = start(1, 1)
     with kill_one_worker(str(tmp_path), after_step=5):
         write_steps(tmp_path, 1, 1, 2, 3, 4)
         look_twice()
@@ -154,7 +156,8 @@ def test_a_run_that_takes_no_step_is_left_in_peace(
 
 
 def test_the_worker_is_one_of_the_attempt_that_took_the_step(tmp_path: Path, start: Start) -> None:
-    old, new = start(1, 3), start(2, 1)
+    old = start(1, 3)
+    new = start(2, 1)
     write_steps(tmp_path, 1, 4)
     with kill_one_worker(str(tmp_path), after_step=5):
         write_steps(tmp_path, 2, 5)

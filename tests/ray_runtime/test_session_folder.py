@@ -73,7 +73,8 @@ def test_what_a_dead_process_left_is_removed_and_a_live_one_keeps_its_own(
     start_writer: Callable[..., "subprocess.Popen[str]"],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    live, dead = session_folder.make_private_folder(), session_folder.make_private_folder()
+    live = session_folder.make_private_folder()
+    dead = session_folder.make_private_folder()
     left = start_writer(write_dead_owner(dead) / "raylet.out")
     unowned = Path(tempfile.mkdtemp(prefix=session_folder.PREFIX, dir=base))
     begun = Path(tempfile.mkdtemp(prefix=session_folder.PREFIX, dir=base))
@@ -155,7 +156,8 @@ def test_another_users_process_gets_no_signal_though_it_writes_below_the_folder(
 def test_a_place_whose_folders_others_may_rename_is_passed_over(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared, closed = base / "shared", base / "closed"
+    shared = base / "shared"
+    closed = base / "closed"
     for folder in (shared, closed):
         folder.mkdir(mode=0o755)
     shared.chmod(0o777)
@@ -174,7 +176,8 @@ def test_a_place_whose_folders_others_may_rename_is_passed_over(
 
 def test_the_logs_are_all_that_is_kept_of_a_folder(base: Path) -> None:
     folder = session_folder.make_private_folder()
-    logs, sockets = folder / "r/session/logs", folder / "r/session/sockets"
+    logs = folder / "r/session/logs"
+    sockets = folder / "r/session/sockets"
     for made in (logs, sockets):
         made.mkdir(parents=True)
     (folder / "r/session_latest").symlink_to(folder / "r/session")

@@ -115,7 +115,8 @@ def test_a_run_folder_brings_the_loss_and_the_workers_own_logs(
     run: Pretraining, run_file: str, tmp_path: Path
 ) -> None:
     pretrain(run)
-    traced, planned = trace(run.output, 2), trace(run_file, 2)
+    traced = trace(run.output, 2)
+    planned = trace(run_file, 2)
     assert traced.log == "agrees"
     assert traced.loss == read_series(run.output)[1]["train/loss"]
     assert traced.sequences == planned.sequences
@@ -134,7 +135,8 @@ def test_a_run_folder_brings_the_loss_and_the_workers_own_logs(
 def test_a_run_folder_is_traced_from_any_folder_and_when_it_was_moved_with_its_tokens(
     run: Pretraining, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, after = tmp_path / "before", tmp_path / "after"
+    before = tmp_path / "before"
+    after = tmp_path / "after"
     shutil.copytree(run.tokens, before / "tokens")
     monkeypatch.chdir(before)
     relative = run.model_copy(update={"tokens": "tokens", "output": "runs/model"})
@@ -150,7 +152,8 @@ def test_a_run_folder_is_traced_from_any_folder_and_when_it_was_moved_with_its_t
 
 
 def test_sequences_of_one_source_alone(run_file: str) -> None:
-    whole, some = trace(run_file, 1), trace(run_file, 1, "books")
+    whole = trace(run_file, 1)
+    some = trace(run_file, 1, "books")
     assert some.sequences == tuple(s for s in whole.sequences if s.source == "books")
     assert 0 < len(some.sequences) < len(whole.sequences)
 

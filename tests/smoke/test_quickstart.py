@@ -233,7 +233,8 @@ def test_both_models_learnt_something(first: Walk) -> None:
     assert summary["loss_last"] < summary["loss_first"] - 0.5
     for domain in ("docs", "code"):
         assert 0 < summary["bits_per_byte"][domain] < 8  # a byte costs 8 bits without a model
-    before, after = summary["bits_per_byte_pretrained"], summary["bits_per_byte_tuned"]
+    before = summary["bits_per_byte_pretrained"]
+    after = summary["bits_per_byte_tuned"]
     assert after["conversations"] < before["conversations"]
 
 

@@ -180,7 +180,8 @@ def test_the_whole_path_submitted_is_the_same_to_the_last_bit(
         assert (done["state"], done["exit_code"]) == ("done", 0)
         fewer = ["--set", "workers=1"] if "workers" in RUN_FILES[verb] else []
         alone.does(verb, f"{verb}.toml", *fewer)
-    one, other = submitting.folder, alone.folder
+    one = submitting.folder
+    other = alone.folder
     for verb in ("curate", "tokenizer", "tokenize"):
         assert files_of(one / OUTPUTS[verb]) == files_of(other / OUTPUTS[verb]), verb
     assert losses_of(one / "model") == losses_of(other / "model")

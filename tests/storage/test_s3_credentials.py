@@ -19,7 +19,8 @@ _proxies = runpy.run_path(str(Path(__file__).parents[1] / "s3_proxy.py"))
 proxy = _proxies["proxy"]
 _services = runpy.run_path(str(Path(__file__).parents[1] / "metadata_service.py"))
 
-OLD, NEW = "AKIAOLD", "AKIANEW"
+OLD = "AKIAOLD"
+NEW = "AKIANEW"
 
 
 @pytest.fixture

@@ -56,7 +56,8 @@ class Comparison:
         self, name: str, old: object, new: object, parent: ast.AST, twin: ast.AST
     ) -> str | None:
         if isinstance(old, list) and isinstance(new, list):
-            olds, news = self._normalise(old), self._normalise(new)
+            olds = self._normalise(old)
+            news = self._normalise(new)
             if len(olds) != len(news):
                 return _describe(parent, twin, f"`{name}` has {len(news)} parts, had {len(olds)}")
             pairs = zip(olds, news, strict=True)
@@ -117,10 +118,12 @@ def _split_assignment(value: object) -> list[object]:
     """Return `a, b = x, y` as two assignments where the effect is the same."""
     if not (isinstance(value, ast.Assign) and len(value.targets) == 1):
         return [value]
-    target, source = value.targets[0], value.value
+    target = value.targets[0]
+    source = value.value
     if not (isinstance(target, ast.Tuple) and isinstance(source, ast.Tuple)):
         return [value]
-    targets, sources = target.elts, source.elts
+    targets = target.elts
+    sources = source.elts
     if len(targets) != len(sources) or any(
         isinstance(t, ast.Starred) for t in (*targets, *sources)
     ):

@@ -98,7 +98,8 @@ def crawl_tokens(test_data: Path, tmp_path_factory: pytest.TempPathFactory) -> s
         file = base / f"{source}.jsonl"
         file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         documents.append({"kind": "JSONL", "paths": (str(file),), "source": source, "url": "url"})
-    tokenizer, output = str(base / "tokenizer"), str(base / "tokens")
+    tokenizer = str(base / "tokenizer")
+    output = str(base / "tokens")
     of = {"documents": tuple(documents)}
     bytes_and_merges = ByteLevelBPE(vocabulary=512)
     make_tokenizer(

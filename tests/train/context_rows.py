@@ -14,7 +14,9 @@ from trainrig.models.positions import compute_alibi_slopes
 from trainrig.parallel.context.attention import split_attention
 from trainrig.parallel.context.zigzag import take_part
 
-HEADS, KV_HEADS, WIDTH = 4, 2, 8
+HEADS = 4
+KV_HEADS = 2
+WIDTH = 8
 
 
 class BytesReceived(TorchDispatchMode):
@@ -55,14 +57,17 @@ def dense(
     model: Decoder, query: Tensor, key: Tensor, value: Tensor, positions: Tensor, sinks: Any
 ) -> Tensor:
     """Compute attention of whole rows by its definition, with a table of all logits."""
-    settings, length = model.config.attention, query.shape[2]
+    settings = model.config.attention
+    length = query.shape[2]
     attention = model.layers[0].attention
     repeated = HEADS // KV_HEADS
-    key, value = key.repeat_interleave(repeated, 1), value.repeat_interleave(repeated, 1)
+    key = key.repeat_interleave(repeated, 1)
+    value = value.repeat_interleave(repeated, 1)
     logits = query @ key.mT * (settings.query_scale or 1 / math.sqrt(WIDTH))
     if settings.logit_cap is not None:
         logits = settings.logit_cap * torch.tanh(logits / settings.logit_cap)
-    here, there = torch.arange(length)[:, None], torch.arange(length)
+    here = torch.arange(length)[:, None]
+    there = torch.arange(length)
     if attention.alibi:
         logits = (
             logits - torch.tensor(compute_alibi_slopes(HEADS))[:, None, None] * (here - there).abs()
@@ -90,9 +95,11 @@ def attended(
     Returns the largest error of the output and of the gradients of queries, keys, values and sinks,
     and the bytes received.
     """
-    model, group = decoder(config), dist.group.WORLD
+    model = decoder(config)
+    group = dist.group.WORLD
     assert group is not None
-    rank, world = group.rank(), group.size()
+    rank = group.rank()
+    world = group.size()
     torch.manual_seed(seed)
     positions = positions_of(documents)
     batch, length = positions.shape

@@ -13,7 +13,8 @@ from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.moe import ExpertFeedForward
 from trainrig.parallel.expert.dispatch import divide_experts
 
-CHANNELS, LENGTH = 32, 6
+CHANNELS = 32
+LENGTH = 6
 
 
 def layer_of(model: Decoder) -> ExpertFeedForward:
@@ -45,7 +46,8 @@ def dispatched(
     """
     group = dist.group.WORLD
     assert group is not None
-    rank, ranks = group.rank(), group.size()
+    rank = group.rank()
+    ranks = group.size()
     torch.manual_seed(0)
     x = torch.randn(rows, LENGTH, CHANNELS, requires_grad=True)
     gradient = torch.randn(rows, LENGTH, CHANNELS)

@@ -116,7 +116,8 @@ def reached_rates(width: int, megabytes: int, repeats: int) -> dict[str, dict[st
     lost to simultaneous products.
     """
     torch.set_num_threads(1)
-    world, count = dist.get_world_size(), megabytes * 2**18
+    world = dist.get_world_size()
+    count = megabytes * 2**18
     left, right, out = (torch.randn(width, width) for _ in range(3))
     one, other, both = (torch.randn(count) for _ in range(3))
 
@@ -160,12 +161,16 @@ def reached_rates(width: int, megabytes: int, repeats: int) -> dict[str, dict[st
 
 def _collectives(count: int) -> dict[str, Callable[[], Any]]:
     """Return functions that start a collective of `count` numbers, by the planner's name."""
-    world, rank = dist.get_world_size(), dist.get_rank()
-    whole, other, part = torch.ones(count), torch.ones(count), torch.ones(count // world)
+    world = dist.get_world_size()
+    rank = dist.get_rank()
+    whole = torch.ones(count)
+    other = torch.ones(count)
+    part = torch.ones(count // world)
 
     def send() -> Any:
         ends = (rank + 1) % world, (rank - 1) % world
-        sent, received = dist.isend(whole, ends[0]), dist.irecv(other, ends[1])
+        sent = dist.isend(whole, ends[0])
+        received = dist.irecv(other, ends[1])
         assert sent is not None
         sent.wait()
         return received

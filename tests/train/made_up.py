@@ -30,7 +30,8 @@ class MadeUp:
         dice = np.random.default_rng((step, index))
         ids = dice.integers(0, self.vocabulary, (rows, length + 1))
         samples = (step * self.count + index) * rows + np.arange(rows)
-        nought, pieces = np.zeros(rows, dtype=np.int64), np.zeros((0, 3), dtype=np.int64)
+        nought = np.zeros(rows, dtype=np.int64)
+        pieces = np.zeros((0, 3), dtype=np.int64)
         return MicroBatch(
             build_token_arrays(ids[:, :-1].copy(), ids[:, 1:].copy()), samples, nought, pieces
         )

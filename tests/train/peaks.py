@@ -49,7 +49,8 @@ def find_peaks(job: TrainingJob, making: bool = False) -> Any:
     gc.collect()  # otherwise garbage of earlier tests may be freed while bytes are counted
     training = job.training
     numerics.settle(1, training.deterministic)
-    held, most = 0, 0
+    held = 0
+    most = 0
 
     def count(do: Callable[[], None]) -> None:
         nonlocal held, most
@@ -57,7 +58,8 @@ def find_peaks(job: TrainingJob, making: bool = False) -> Any:
             do()
         events = sorted(profiled.profiler.kineto_results.events(), key=lambda e: e.start_ns())
         running = held + np.cumsum([e.nbytes() for e in events if e.name() == "[memory]"])
-        held, most = int(running[-1]), int(running.max())
+        held = int(running[-1])
+        most = int(running.max())
 
     def begin() -> None:
         state = build_first_state(job)
@@ -67,9 +69,11 @@ def find_peaks(job: TrainingJob, making: bool = False) -> Any:
     count(begin)
     ((state, stepper),) = begun
     batches = job.make_batches()
-    virtual, made = training.virtual_workers, 0
+    virtual = training.virtual_workers
+    made = 0
     if isinstance(batches, BatchMaker):
-        folder, attempt = RunFolder(job.folder), TrainingAttempt(1, 0)
+        folder = RunFolder(job.folder)
+        attempt = TrainingAttempt(1, 0)
         batches = OnlineBatches(batches, folder, attempt, virtual, mesh=state.mesh)
 
     def take() -> None:

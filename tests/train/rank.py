@@ -139,7 +139,8 @@ class Told:
     """Stop request by this rank from its `number`-th heartbeat of `doing` on, counted from 1."""
 
     def __init__(self, doing: str, number: int) -> None:
-        self._doing, self._left = doing, number
+        self._doing = doing
+        self._left = number
 
     def heartbeat(self, step: int, doing: str) -> None:
         self._left -= doing == self._doing
@@ -246,7 +247,8 @@ def sample_for(job: TrainingJob, until: str, last: int | None = None, imports: s
     `imports`: a folder of modules.
     """
     sys.path[:0] = [imports] if imports else []
-    sampler, sampled = RolloutSampler(job), 0
+    sampler = RolloutSampler(job)
+    sampled = 0
     while not Path(until).exists():
         found = find_open(name_rollouts_folder(RunFolder(job.folder)))
         wanted = [opened for opened in found if last is None or opened[0].number <= last]
@@ -349,7 +351,8 @@ def requests(job: TrainingJob, resume_from: str) -> list[tuple[str, int, int]]:
     Length 0 is the whole file.
     """
     asked: list[tuple[str, int, int]] = []
-    whole, part = storage.read, storage.read_into
+    whole = storage.read
+    part = storage.read_into
 
     def read(path: str) -> bytes:
         asked.append((path, 0, 0))
@@ -361,10 +364,12 @@ def requests(job: TrainingJob, resume_from: str) -> list[tuple[str, int, int]]:
 
     state = build_fresh_state(job, find_local_device(), draw=False)
     try:
-        storage.read, storage.read_into = read, read_into
+        storage.read = read
+        storage.read_into = read_into
         checkpoint.load(resume_from, state, job, job.make_batches())
     finally:
-        storage.read, storage.read_into = whole, part
+        storage.read = whole
+        storage.read_into = part
     there = (read for read in asked if read[0].startswith(resume_from))
     return sorted((path.rpartition("/")[2], begin, size) for path, begin, size in there)
 
@@ -439,7 +444,8 @@ class Spread:
         return {"log_z": log_z_B.double().sum(), "rows": torch.tensor(float(len(log_z_B)))}
 
     def compute(self, model: nn.Module, batch: DeviceBatch, statistics: Any) -> Computed:
-        output, plain = model(batch.arrays[IDS]), CausalLM()
+        output = model(batch.arrays[IDS])
+        plain = CausalLM()
         nats = plain.compute(lambda ids: output, batch, {}).terms["cross_entropy"]
         log_z_B = output.logits.logsumexp(-1).mean(1)
         mean = statistics["log_z"] / statistics["rows"]
@@ -464,7 +470,8 @@ class CountingRows:
 
 def spread_steps(job: TrainingJob, count: int) -> dict[str, Any]:
     """Return the results of `steps` with the objective Spread."""
-    made, objective = job.make_batches, Spread()
+    made = job.make_batches
+    objective = Spread()
     batches = functools.partial(CountingRows, made())
     return steps(dataclasses.replace(job, make_batches=batches, objective=objective), count)
 
@@ -478,7 +485,8 @@ def tuning_steps(job: TrainingJob, count: int, kind: str) -> dict[str, Any]:
 def steps(job: TrainingJob, count: int) -> dict[str, Any]:
     """Return the results of the first `count` steps of a fresh state, without a save."""
     state, taken = _take(job, count)
-    losses, whole = [figures.loss for figures in taken], _whole(state)
+    losses = [figures.loss for figures in taken]
+    whole = _whole(state)
     digest = hashlib.sha256(b"".join(whole[name].tobytes() for name in sorted(whole))).hexdigest()
     dtypes = {str(tensor.dtype) for tensor in state.list_tensors().values()}
     return {
@@ -520,7 +528,8 @@ def _take(job: TrainingJob, count: int) -> tuple[TrainState, list[StepFigures]]:
     training = job.training
     numerics.settle(training.threads, training.deterministic)
     set_products(training.precision)
-    batches, state = job.make_batches(), build_fresh_state(job, find_local_device())
+    batches = job.make_batches()
+    state = build_fresh_state(job, find_local_device())
     checkpoint.load_frozen(state, job)
     stepper = Stepper(job, batches.sources, state, lambda: False)
     virtual = training.virtual_workers if training.deterministic else None
@@ -584,7 +593,8 @@ def sharded_gradient(factors: tuple[float, ...], deterministic: bool) -> tuple[l
         if deterministic
         else SummedByRank([root], gather_once=True)
     )
-    rank, world = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    world = dist.get_world_size()
     gradients.begin(world, world)
     loss = model(torch.ones(1, 6)).sum() * factors[rank]
     gradients.backward(loss, MicroBatchSlot(rank, True, rank, closes=True), last=True)
@@ -601,7 +611,8 @@ def exact_sums(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     workers, the "copies" of the model, the neighbours "of_a_node", and whether sums go
     "by_micro_batch".
     """
-    sound, rank = meshes.find_node_name, dist.get_rank()
+    sound = meshes.find_node_name
+    rank = dist.get_rank()
     found = []
     for case in cases:
         of_a_node = case.get("of_a_node", 1)
@@ -612,7 +623,8 @@ def exact_sums(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
         layers = nn.ModuleList([nn.Linear(6, 6, bias=False), nn.Linear(6, 9), nn.Linear(9, 4)])
         model = nn.Sequential(*layers)
         root = shard(model, layers, made.sharding, gather_once=False)
-        parameters, by_micro_batch = list(model.parameters()), case.get("by_micro_batch", False)
+        parameters = list(model.parameters())
+        by_micro_batch = case.get("by_micro_batch", False)
         gradients = SummedInTree([root], parameters, False, made, by_micro_batch=by_micro_batch)
         shape = case["micro_batches"], case["virtual"]
         slots = assign_micro_batches(
@@ -627,10 +639,8 @@ def exact_sums(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
             gradients.finish()
         whole = [parameter.grad.full_tensor().numpy().tobytes() for parameter in parameters]
         digest = hashlib.sha256(b"".join(whole)).hexdigest()
-        norm, squared = (
-            float(gradients.compute_norm(parameters)),
-            float(gradients.compute_part_squared()),
-        )
+        norm = float(gradients.compute_norm(parameters))
+        squared = float(gradients.compute_part_squared())
         found.append({"digest": digest, "norm": norm, "squared": squared, "to": dict(sent.to)})
     return found
 
@@ -641,7 +651,8 @@ def under_way(layers: int) -> tuple[int, int, int]:
     The maxima in a backward pass are in bytes and in units, counted when each unit's transfer
     begins.
     """
-    most, sound = [0, 0], exchange.PendingTransfer.to_all
+    most = [0, 0]
+    sound = exchange.PendingTransfer.to_all
     waiting: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def to_all(*arguments: Any) -> Any:
@@ -657,7 +668,8 @@ def under_way(layers: int) -> tuple[int, int, int]:
     mesh = build_mesh(find_local_device())
     root = shard(model, made, mesh.sharding, gather_once=False)
     gradients = SummedInTree([root], list(model.parameters()), False, mesh)
-    rank, world = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    world = dist.get_world_size()
     try:
         exchange.PendingTransfer.to_all = to_all  # type: ignore[method-assign, assignment]
         gradients.begin(world, world)
@@ -694,7 +706,8 @@ def waits_in_vain(folder: str) -> list[dict[str, Any]]:
 
     The other ranks join once there is an event.
     """
-    attempt, record = TrainingAttempt(3, 0), RunFolder(folder)
+    attempt = TrainingAttempt(3, 0)
+    record = RunFolder(folder)
     until = time.monotonic() + TIMEOUT.total_seconds()
     if dist.get_rank():
         while not any(e["event"] == "collectives_dumped" for e in record.read_events()):
@@ -757,7 +770,9 @@ def units_sent(model: dict[str, Any], reshard: str) -> tuple[list[str], list[str
     groups = {
         named[unit]: unit._get_fsdp_state()._fsdp_param_group for unit in list_units(state.model)
     }
-    gathered, sent, between = [], [], {}
+    gathered = []
+    sent = []
+    between = {}
 
     for name, group in groups.items():
         unit = state.model.get_submodule(name)
@@ -770,7 +785,8 @@ def units_sent(model: dict[str, Any], reshard: str) -> tuple[list[str], list[str
         inner(loss, slot, last, chunk)
 
     stepper._gradients.backward = backward  # type: ignore[method-assign]
-    rank, world = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    world = dist.get_world_size()
     batches = MadeUp(2 * world, (1, 4), config.shape.vocabulary)
     with warnings.catch_warnings():  # a warning of views, on which FSDP's hooks may be lost
         warnings.filterwarnings("error", message="FSDP2-wrapped module")
@@ -782,7 +798,9 @@ class _Noted:
     """Collective of FSDP that records the `name` of its module."""
 
     def __init__(self, collective: Any, record: list[str], name: str) -> None:
-        self._collective, self._record, self._name = collective, record, name
+        self._collective = collective
+        self._record = record
+        self._name = name
         self.allocate = collective.allocate
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -799,7 +817,8 @@ def held_between(layers: int, training: dict[str, Any], count: int) -> list[int]
     job = TrainingJob("", model, settings, tuple, "")
     state = build_fresh_state(job, find_local_device())
     stepper = Stepper(job, MadeUp.sources, state, lambda: False)
-    inner, held = stepper._gradients.backward, []
+    inner = stepper._gradients.backward
+    held = []
 
     def backward(loss: Tensor, slot: MicroBatchSlot, last: bool, chunk: int = 0) -> None:
         inner(loss, slot, last, chunk)
@@ -811,7 +830,8 @@ def held_between(layers: int, training: dict[str, Any], count: int) -> list[int]
         held.append(sum(gradient.nbytes for gradient in whole if gradient is not None))
 
     stepper._gradients.backward = backward  # type: ignore[method-assign]
-    rank, world = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    world = dist.get_world_size()
     batches = MadeUp(count, (1, 4), model.shape.vocabulary)
     stepper.take(read_local_batch(batches, rank, world, 0))
     return held
@@ -862,7 +882,8 @@ def peak_in_a_step(
     job = TrainingJob("", model, settings, tuple, "")
     state = build_fresh_state(job, find_local_device())
     stepper = Stepper(job, MadeUp.sources, state, lambda: False)
-    rank, world = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    world = dist.get_world_size()
     batches = MadeUp(count, (1, 4), model.shape.vocabulary)
     virtual = settings.virtual_workers if settings.deterministic else None
     by_round = settings.deterministic and settings.parallel.by_micro_batch
@@ -881,9 +902,11 @@ def kept_for_backward(job: TrainingJob) -> int:
     Parameters were gathered before.
     """
     numerics.settle(1, job.training.deterministic)
-    state, batches = build_fresh_state(job, find_local_device()), job.make_batches()
+    state = build_fresh_state(job, find_local_device())
+    batches = job.make_batches()
     micro = DeviceBatch.copy(batches.micro_batch(0, 0), find_local_device())
-    batch, passes = state.split.take_part(micro), StagePasses(state.model, state.mesh)
+    batch = state.split.take_part(micro)
+    passes = StagePasses(state.model, state.mesh)
     passes.forward(job.objective, batch, {})
     gc.collect()
     with Peak() as peak:
@@ -897,7 +920,8 @@ def kept_for_backward(job: TrainingJob) -> int:
 def stages(job: TrainingJob) -> dict[str, int]:
     """Return the maximum of micro-batches between their passes, and the bytes from other stages."""
     alive: weakref.WeakSet[StagePass] = weakref.WeakSet()
-    most, sound = 0, StagePasses.forward
+    most = 0
+    sound = StagePasses.forward
 
     def forward(*arguments: Any) -> StagePass:
         nonlocal most

@@ -13,7 +13,8 @@ _GATHERS = ("_allgather_base_", "allgather_")
 _SCATTERS = ("_reduce_scatter_base_", "reduce_scatter_", "alltoall_base_", "alltoall_")
 # Only the stream [B, T, C] and, on request, flat gradients in float32 count: metrics, norms and
 # flags are all-reduced as well.
-_SUM, _STREAM = "allreduce_", 3
+_SUM = "allreduce_"
+_STREAM = 3
 
 
 class Sent(TorchDispatchMode):

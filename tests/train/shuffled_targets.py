@@ -69,7 +69,8 @@ class ShuffledTexts:
         return self.inner.denominators(step, samples, targets)
 
     def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
-        key, text_BT = RandomKey(0, "shuffled texts"), micro.targets != IGNORE
+        key = RandomKey(0, "shuffled texts")
+        text_BT = micro.targets != IGNORE
         ids_BT = shuffled(micro.ids, text_BT, key, int(micro.samples[0]))
         arrays = {**micro.arrays, IDS: ids_BT}
         return self.inner.apply(dataclasses.replace(micro, arrays=arrays), step)

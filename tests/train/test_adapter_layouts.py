@@ -135,7 +135,8 @@ def assert_close(job, alone):
     assert layer_norms(job).keys() == layer_norms(alone).keys()
     for name, value in layer_norms(alone).items():
         assert layer_norms(job)[name] == pytest.approx(value, rel=2e-3), name
-    found, expected = contents(job), contents(alone)
+    found = contents(job)
+    expected = contents(alone)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-4, err_msg=name)
@@ -145,7 +146,8 @@ def assert_same_bits(job, other):
     for name in ("train/loss", "train/grad_norm"):
         assert figures(job, name) == figures(other, name)
     assert held_out(job) == held_out(other)
-    found, expected = contents(job), contents(other)
+    found = contents(job)
+    expected = contents(other)
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
@@ -208,10 +210,8 @@ def test_of_preferences(kind, layout, objective, trained):
 def test_of_preferences_in_copies_of_shared_layers(trained, write_result):
     """Distances between 4 workers and one go to results/hsdp_tensor_dpo.json."""
     layout = HSDP(tensor=TensorSplit(ranks=2), replicas=2)
-    found, alone = (
-        trained(4, "plain", layout, objective="DPO"),
-        trained(1, "plain", objective="DPO"),
-    )
+    found = trained(4, "plain", layout, objective="DPO")
+    alone = trained(1, "plain", objective="DPO")
     assert_close(found, alone)
     weights = contents(alone)
     write_result(

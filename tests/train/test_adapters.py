@@ -94,7 +94,8 @@ def test_an_adapter_has_the_same_bits_on_any_ranks_and_after_a_stop(
     # its end; then two.
     assert run(ranks, 3, several, told=(1, "train", 2 * 2 + 1)) == [3, 3, 3]
     run(ranks, 2, several)
-    one, other = contents(alone), contents(several)
+    one = contents(alone)
+    other = contents(several)
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert losses(alone) == losses(several)
@@ -117,7 +118,8 @@ def test_its_checkpoint_holds_the_adapter_alone_and_names_its_base(adapter_job, 
     # Weights, and two moments of each, of the trained parameters, and nothing of the base.
     moments = sum("exp_avg" in name for name in names)
     assert moments == 2 * sum(name.startswith("adapter.") for name in names)
-    opened, plain = checkpoint.open_model(found.path), checkpoint.open_model(base)
+    opened = checkpoint.open_model(found.path)
+    plain = checkpoint.open_model(base)
     query = "layers.0.attention.query.weight"
     assert not torch.equal(opened.weights[query], plain.weights[query])
     up = "layers.0.feedforward.up.weight"

@@ -13,7 +13,8 @@ from trainrig.train.checkpoint import find_newest_valid, open_model
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 
-STEPS, HORIZON = 8, 4
+STEPS = 8
+HORIZON = 4
 TRAINING = {
     "steps": STEPS,
     "held_out": {"every": 4, "rows": 4},

@@ -44,7 +44,8 @@ def files_of(folder):
 
 @pytest.mark.slow
 def test_it_leaves_the_same_bytes_figures_samples_and_events(s3, mortal_ranks, make_run, tmp_path):
-    on_disk, in_bucket = str(tmp_path / "run"), f"{s3}/run"
+    on_disk = str(tmp_path / "run")
+    in_bucket = f"{s3}/run"
     for folder in (on_disk, in_bucket):
         train_in_two_attempts(folder, make_run, mortal_ranks)
     assert files_of(in_bucket) == files_of(on_disk) != {}

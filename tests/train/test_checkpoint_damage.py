@@ -125,7 +125,8 @@ def test_a_run_goes_on_from_the_one_before_and_ends_as_if_nothing_had_been(
 def test_what_reads_well_the_second_time_is_not_called_damaged(tmp_path, monkeypatch):
     path = str(tmp_path / "file")
     sums = write_file(path, memoryview(b"right" * 100))
-    spoilt, sound = [True], storage.read_into
+    spoilt = [True]
+    sound = storage.read_into
 
     def read_into(path, begin, buffer):
         count = sound(path, begin, buffer)
@@ -181,7 +182,8 @@ def test_a_pickle_that_lies_in_a_checkpoint_is_never_opened(alone, copy, tmp_pat
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "../../state.json", "shard.pt"])
 def test_a_manifest_that_names_what_no_checkpoint_holds_is_refused(name, alone, copy, tmp_path):
-    harm, folder = tmp_path / "harm", at(copy.folder, 20)
+    harm = tmp_path / "harm"
+    folder = at(copy.folder, 20)
     sums = write_file(str(folder / name), memoryview(pickle.dumps(Harm(harm))))
     there = CheckpointManifest.read(str(folder))
     hostile = there.model_copy(update={"files": there.files | {name: sums}})
@@ -285,7 +287,8 @@ def test_one_attempt_commits_a_step_once(run):
 
 @pytest.mark.slow
 def test_supervisors_that_take_attempts_at_once_get_different_ones(run):
-    taken, start = [], threading.Barrier(8)
+    taken = []
+    start = threading.Barrier(8)
 
     def take(step):
         start.wait()

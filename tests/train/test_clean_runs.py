@@ -16,7 +16,8 @@ from trainrig.train.spikes import SpikeDetector, Spikes
 pytestmark = [pytest.mark.soak, pytest.mark.data, pytest.mark.timeout(7200)]
 SEEDS = (0, 1, 2)
 STEPS = 10_000
-LENGTH, ROWS = 64, 8
+LENGTH = 64
+ROWS = 8
 # The last of each are the defaults; the others show how many outliers a stricter one finds.
 DEVIATIONS = {"loss": (3.0, 4.0, 5.0, 7.0, 10.0), "gradient norm": (3.0, 5.0, 7.0, 10.0, 20.0)}
 NEVER = 1e9
@@ -54,7 +55,8 @@ def run_file(tokens: str, output: Path, seed: int) -> Pretraining:
 def count_outliers(lines: list[dict[str, float]], **deviations: float) -> int:
     """Count the steps of a recorded series that a detector of these settings finds."""
     margins = {"loss_deviations": NEVER, "norm_deviations": NEVER, **deviations}
-    detector, found = SpikeDetector(Spikes(**margins)), 0
+    detector = SpikeDetector(Spikes(**margins))
+    found = 0
     for line in lines:
         step = int(line["step"])
         found += detector.observe(step, line["train/loss"], line["train/grad_norm"]) is not None
@@ -64,7 +66,8 @@ def count_outliers(lines: list[dict[str, float]], **deviations: float) -> int:
 
 def alarms_of(folder: str) -> set[str]:
     """Return the names of alarms that held after any line of a run."""
-    rules, held = AlarmRules(STEPS), set()
+    rules = AlarmRules(STEPS)
+    held = set()
     for raw in Path(folder, metrics.METRICS).read_text().splitlines():
         rules.hear(json.loads(raw))
         held |= {alarm.name for alarm in rules.list_holding(None)}

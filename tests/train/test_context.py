@@ -27,7 +27,8 @@ def trained(make_job, ranks, tmp_path_factory):
             if context is not None:
                 training["parallel"] = {"kind": "FSDP", "context": context} | (layout or {})
                 training["deterministic"] = layout is None
-            folder, batches = tmp_path_factory.mktemp("run"), {"attend": "document"}
+            folder = tmp_path_factory.mktemp("run")
+            batches = {"attend": "document"}
             job = make_job(folder, world, training=training, batches=batches)
             attempt = RunFolder(job.folder).take_attempt(0)
             ranks(world, "train", job=job, attempt=attempt)
@@ -60,7 +61,8 @@ def held_out(job):
 
 
 def assert_close(found, expected):
-    (job, whole), (alone, expected_whole) = found, expected
+    (job, whole) = found
+    (alone, expected_whole) = expected
     np.testing.assert_allclose(losses(job), losses(alone), rtol=0, atol=1e-5)
     norms = (losses(run, "train/grad_norm") for run in (job, alone))
     np.testing.assert_allclose(*norms, rtol=1e-4)

@@ -218,7 +218,8 @@ def test_a_tokenizer_that_lacks_what_is_needed_is_refused_before_the_run(kind, m
 def test_held_out_rows_are_the_same_each_time(make_job, corrupted_tokens, tmp_path):
     for kind in KINDS:
         job = make_job(tmp_path, tokens=corrupted_tokens, **OBJECTIVES[kind])
-        first, second = job.make_held_out(), job.make_held_out()
+        first = job.make_held_out()
+        second = job.make_held_out()
         plain = make_job(tmp_path, tokens=corrupted_tokens).make_held_out()
         for one, other in zip(first.batches, second.batches, strict=True):
             for name in one.arrays:
@@ -257,7 +258,8 @@ def test_the_loss_of_each_objective_is_that_of_its_rows_by_hand(
     model = Decoder(job.model)
     initialise(model, 0)
     names = [member.called for member in job.objective.members]
-    sums, counts = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
+    sums = dict.fromkeys(names, 0.0)
+    counts = dict.fromkeys(names, 0)
     table = LossTable(job.objective, ("books", "web"), 4, torch.device("cpu"), double=True)
     for number, micro in enumerate(job.make_batches().at(0)):
         batch = DeviceBatch.copy(micro, torch.device("cpu"))
@@ -359,7 +361,8 @@ def test_operations_of_denoisers_are_those_of_their_rows(
     total = 0.0
     for share, part in find_parts(run.objective):
         micro = part.make_corruption(Encoder.load(run.tokens)).apply(plain, 0)
-        places, written = micro.ids.shape[1], int((micro.targets[0] != IGNORE).sum())
+        places = micro.ids.shape[1]
+        written = int((micro.targets[0] != IGNORE).sum())
         if "decoder" in kind:
             seen = micro.arrays[PREFIXES][0].sum()
             keys = sum(max(query + 1, seen if query < seen else 0) for query in range(places))
@@ -378,8 +381,10 @@ def test_operations_of_prefixes_are_counted_by_what_is_seen_and_predicted(
     make_run, corrupted_tokens, tmp_path
 ):
     run = make_run(tmp_path, tokens=corrupted_tokens, objective={"kind": "PrefixLM"})
-    facts, model = estimate_pretraining(run, DeviceChoice()), prepare(run).model
-    positions, length = facts["positions"], 32
+    facts = estimate_pretraining(run, DeviceChoice())
+    model = prepare(run).model
+    positions = facts["positions"]
+    length = 32
     cuts = [  # prefixes of 1 to 32 tokens, equally likely: keys attended to, and logits computed
         (p * p + sum(range(p + 1, length + 1)), length - p + 1) for p in range(1, length + 1)
     ]
@@ -440,12 +445,14 @@ def test_operations_of_detection_are_those_of_the_model_and_its_generator(
     make_run, corrupted_tokens, tmp_path
 ):
     run = make_run(tmp_path, tokens=corrupted_tokens, **DETECTION)
-    facts, model = estimate_pretraining(run, DeviceChoice()), prepare(run).model
+    facts = estimate_pretraining(run, DeviceChoice())
+    model = prepare(run).model
     assert facts["parameters"] == sum(
         parameter.numel() for parameter in build_model(model).parameters()
     )
     assert facts["parameters_of_generator"] == count_parameters(model).generator > 0
-    entries, attended = model.vocabulary, 4 * 32  # two products of queries or weights by 32 keys
+    entries = model.vocabulary
+    attended = 4 * 32  # two products of queries or weights by 32 keys
     of_layer = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * model.shape.feedforward_channels
     of_encoder = 2 * (16 * 32 + 2 * of_layer + 32 * 32 + 32) + 2 * 32 * attended
     generator = model.generator_model
@@ -459,7 +466,8 @@ def test_operations_of_further_heads_are_their_layers_and_logits(
     make_run, corrupted_tokens, tmp_path
 ):
     run = make_run(tmp_path, tokens=corrupted_tokens, **SEVERAL)
-    facts, model = estimate_pretraining(run, DeviceChoice()), prepare(run).model
+    facts = estimate_pretraining(run, DeviceChoice())
+    model = prepare(run).model
     plain = make_run(tmp_path, tokens=corrupted_tokens)
     layer = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * model.shape.feedforward_channels
     logits = model.vocabulary * 32 * (31 + 30) / 32

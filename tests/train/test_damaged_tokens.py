@@ -28,7 +28,8 @@ def test_a_bit_that_flips_in_a_run_ends_it_and_each_after_it(
     training = {"checkpoints": {"every": 3}}
     job = make_job(tmp_path / "run", tokens=str(copy), training=training)
     folder = RunFolder(job.folder)
-    write, flipped = metrics.MetricsWriter.write, []
+    write = metrics.MetricsWriter.write
+    flipped = []
 
     def write_and_flip(writer, step, values):
         write(writer, step, values)

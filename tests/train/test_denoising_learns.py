@@ -33,7 +33,8 @@ EPOCHS = 8.0  # the most that a run reads of the text
 COUNTED = 100  # steps whose targets give the frequencies
 # Relative to the loss of frequencies: each run must be lower by the first, and a control may be by
 # the second.
-LEAST_LEARNT, MOST_BY_CHANCE = 0.06, 0.01
+LEAST_LEARNT = 0.06
+MOST_BY_CHANCE = 0.01
 SIZES = {"layers": 2, "channels": 64, "heads": 4, "positions": 96}
 DETECTION = "detection"
 GENERATOR = {"channels": 32, "heads": 2, "feedforward_channels": 128}
@@ -94,7 +95,8 @@ def shakespeare(name: str, test_data: Path, tmp_path: Path) -> str:
     middle = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
     extra = ("<|mask|>", *middle, "[R]", "[S]", "[X]")
     settings = ByteLevelBPE(vocabulary=CASES[name].vocabulary, sentinels=16, extra=extra)
-    tokenizer, output = str(base / "tokenizer"), str(base / "tokens")
+    tokenizer = str(base / "tokenizer")
+    output = str(base / "tokens")
     make_tokenizer(
         TokenizerTraining.model_validate(
             {"documents": documents, "output": tokenizer, "tokenizer": settings}
@@ -163,7 +165,8 @@ def loss_of_unhidden(job: Any, entries: int, corruption: MaskedTokens) -> float:
 
     It knows how often a visible token at a target's position is the target itself.
     """
-    held, shares = job.make_held_out().batches, shares_of_entries(job, entries, TARGETS)
+    held = job.make_held_out().batches
+    shares = shares_of_entries(job, entries, TARGETS)
     targets = np.concatenate([m.targets[m.targets != IGNORE] for m in held])
     seen = np.concatenate([m.ids[m.targets != IGNORE] for m in held])
     settings = corruption.settings
@@ -194,7 +197,8 @@ def losses_of(
     job: Any, control: Any, case: Case, entries: int, corruption: Corruption
 ) -> dict[str, dict[str, float]]:
     """Return the losses of the frequencies, of `job` and of `control`, by term."""
-    learnt, controlled = measure(job), measure(control)
+    learnt = measure(job)
+    controlled = measure(control)
     found = {}
     for term, array in case.targets.items():
         name = "eval/loss" if term == "loss" else f"eval/terms/{term}"
@@ -225,7 +229,8 @@ def test_each_learns_and_controls_learn_nothing(
     name, shakespeare, controls, tmp_path, without_ray, write_result
 ):
     """Held-out losses by seed and term go to results/denoising_NAME.json."""
-    case, encoder = CASES[name], Encoder.load(f"{shakespeare}/tokenizer.json")
+    case = CASES[name]
+    encoder = Encoder.load(f"{shakespeare}/tokenizer.json")
     found = []
     for seed in SEEDS:
         run = run_file(shakespeare, tmp_path / f"{name}-{seed}", name, seed)

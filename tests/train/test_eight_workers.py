@@ -16,7 +16,8 @@ from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import read_trained_samples
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
-WORLD, STEPS = 8, 50
+WORLD = 8
+STEPS = 50
 TENSOR = {"ranks": 2, "sequence_parallel": True}
 CONTEXT = {"kind": "Gathered", "ranks": 2}
 PIPELINE = {"ranks": 2}

@@ -89,7 +89,8 @@ def held_out(job):
 
 
 def assert_close(found, expected):
-    (job, whole), (alone, expected_whole) = found, expected
+    (job, whole) = found
+    (alone, expected_whole) = expected
     np.testing.assert_allclose(losses(job), losses(alone), rtol=0, atol=1e-5)
     norms = (losses(run, "train/grad_norm") for run in (job, alone))
     np.testing.assert_allclose(*norms, rtol=1e-4)
@@ -143,7 +144,8 @@ def test_the_number_of_data_workers_does_not_change_a_bit(mixture, trained):
 
 
 def assert_same(found, expected):
-    (job, whole), (other, others) = found, expected
+    (job, whole) = found
+    (other, others) = expected
     assert losses(job) == losses(other)
     assert losses(job, "train/grad_norm") == losses(other, "train/grad_norm")
     assert held_out(job) == held_out(other)
@@ -190,7 +192,8 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_other_settings_go_with_divided_experts(change, ranks, make_job, tmp_path):
     """The weights equal those without divided experts."""
-    found, reshard = {}, {"reshard": "layer" if change == "recompute" else "step"}
+    found = {}
+    reshard = {"reshard": "layer" if change == "recompute" else "step"}
     for world, parallel in ((1, {"kind": "FSDP"}), (2, EXPERT)):
         job = make_job(
             tmp_path / f"{world}",

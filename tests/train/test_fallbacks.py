@@ -245,13 +245,15 @@ def test_a_run_that_loses_a_worker_goes_on_in_a_smaller_layout_and_comes_back(
     go_on(job, 2, mortal_ranks)
     events = list(RunFolder(job.folder).read_events())
     started = [event for event in events if event["event"] == "attempt_started"]
-    two, one = f"FSDP, {axis} 2", "FSDP"
+    two = f"FSDP, {axis} 2"
+    one = "FSDP"
     assert [event["layout"] for event in started] == [two, one, two]
     assert [event["step"] for event in started] == [0, 4, 8]
     changed = [event for event in events if event["event"] == "layout_changed"]
     assert [(event["before"], event["layout"]) for event in changed] == [(two, one), (one, two)]
     assert all("rounded otherwise" in event["bits"] for event in changed)
-    found, wanted = losses(job), losses(straight)
+    found = losses(job)
+    wanted = losses(straight)
     assert [step for step, _ in found] == list(range(1, STEPS + 1))
     assert [loss for _, loss in found] == pytest.approx([loss for _, loss in wanted], rel=1e-5)
     assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(

@@ -85,7 +85,8 @@ def test_the_loss_is_that_of_trainrig_evaluate(ranks, make_job, tokens, tmp_path
     newest, _ = find_newest_valid(RunFolder(job.folder))
     run = Evaluation(checkpoint=newest.path, tokens=tokens, output="unused", sequence_length=32)
     opened = open_model(newest.path)
-    model, encoder = opened.build(), Encoder(opened.tokenizer)
+    model = opened.build()
+    encoder = Encoder(opened.tokenizer)
     scores = {name: score_source(run, model, encoder, name) for name in ("books", "web")}
     last = metrics.read_held_out_series(job.folder)[-1]
     for source, scored in scores.items():

@@ -15,7 +15,8 @@ from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import read_trained_samples
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
-KILLS, STEPS = 10, 33
+KILLS = 10
+STEPS = 33
 EXPERTS = {"feedforward": {"kind": "MixtureOfExperts", "experts": 4, "active": 2}}
 LAYOUTS = {
     "tensor": (FSDP(tensor={"ranks": 2}), {}),
@@ -52,7 +53,8 @@ def test_ten_kills_in_each_layout_cost_no_bit(
 ):
     """Figures go to results/layout_kills.json."""
     seed = int(time.time())
-    dice, found = random.Random(seed), {}
+    dice = random.Random(seed)
+    found = {}
     for name, (layout, changes) in LAYOUTS.items():
         training = {
             "steps": STEPS,
@@ -60,13 +62,15 @@ def test_ten_kills_in_each_layout_cost_no_bit(
             "checkpoints": {"every": 2, "keep": 2},
             "held_out": {"rows": 8, "every": 11},
         }
-        folder, one = tmp_path / name.replace(" ", "-"), layout.replica
+        folder = tmp_path / name.replace(" ", "-")
+        one = layout.replica
         straight = make_job(
             folder / "straight", one, model=MODEL | changes, batches=BATCHES, training=training
         )
         go_on(straight, one, ranks)
         (folder / "run").mkdir()
-        job, kills = dataclasses.replace(straight, folder=str(folder / "run")), []
+        job = dataclasses.replace(straight, folder=str(folder / "run"))
+        kills = []
         for number in range(KILLS):
             world = (one, 2 * one)[number % 2]
             fault = (dice.randrange(world), "die", 3 * number + dice.randrange(1, 4))
@@ -80,7 +84,8 @@ def test_ten_kills_in_each_layout_cost_no_bit(
         assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
             RunFolder(straight.folder)
         )
-        tensors, expected = whole(ranks, job), whole(ranks, straight)
+        tensors = whole(ranks, job)
+        expected = whole(ranks, straight)
         assert tensors.keys() == expected.keys()
         for tensor, value in tensors.items():
             np.testing.assert_array_equal(value, expected[tensor], err_msg=f"{name}: {tensor}")

@@ -20,12 +20,19 @@ from trainrig.train.run import metrics
 from trainrig.train.run_file.run_files import Pretraining
 
 pytestmark = [pytest.mark.soak, pytest.mark.data, pytest.mark.timeout(7200)]
-SHORT, MIDDLE, LONG = 128, 1_024, 8_192
-SECOND, THIRD, STEPS = 1_500, 1_650, 1_750  # steps at which stages begin, and the last step
-NEAR, FAR = f"0-{SHORT - 1}", f"{LONG // 2}-{LONG - 1}"
+SHORT = 128
+MIDDLE = 1_024
+LONG = 8_192
+# Steps at which stages begin, and the last step.
+SECOND = 1_500
+THIRD = 1_650
+STEPS = 1_750
+NEAR = f"0-{SHORT - 1}"
+FAR = f"{LONG // 2}-{LONG - 1}"
 # Upper bounds relative to the earlier loss at distant positions (measured: .60) and to the loss
 # near the beginning (1.06).
-OF_BEFORE, OF_NEAR = 0.75, 1.15
+OF_BEFORE = 0.75
+OF_NEAR = 1.15
 HELD_OUT = 4  # rows of each of the two sources
 
 
@@ -84,7 +91,8 @@ def long_rows(tokens: str, output: Path) -> list[tuple[torch.Tensor, torch.Tenso
 @torch.no_grad()
 def losses_by_place(model: torch.nn.Module, rows: list[tuple[torch.Tensor, torch.Tensor]]):
     """Return nats per target by position [T], the mean over `rows` of LONG tokens with a target."""
-    nats_T, targets_T = torch.zeros(LONG), torch.zeros(LONG)
+    nats_T = torch.zeros(LONG)
+    targets_T = torch.zeros(LONG)
     for ids_BT, targets_BT in rows:
         logits_TV = model(ids_BT).logits[0]
         loss_T = F.cross_entropy(logits_TV, targets_BT[0], ignore_index=IGNORE, reduction="none")

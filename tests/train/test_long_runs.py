@@ -43,7 +43,8 @@ def with_context(run, context, batches=None, **more):
 def loss_of(model, batch):
     nats = targets = 0
     for micro in batch:
-        ids_BT, targets_BT = torch.from_numpy(micro.ids), torch.from_numpy(micro.targets)
+        ids_BT = torch.from_numpy(micro.ids)
+        targets_BT = torch.from_numpy(micro.targets)
         assert ids_BT.shape[1] == 128
         logits_NV = model(ids_BT).logits.flatten(0, 1).double()
         nats += float(

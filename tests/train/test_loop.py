@@ -187,7 +187,8 @@ def test_a_run_goes_on_with_another_number_of_ranks(straight, ranks, tmp_path):
 
 def test_a_rank_reads_its_own_micro_batches_alone(make_job, tmp_path):
     batches = make_job(tmp_path).make_batches()
-    read, micro_batch = [], batches.micro_batch
+    read = []
+    micro_batch = batches.micro_batch
     batches.micro_batch = lambda step, index: read.append((step, index)) or micro_batch(step, index)
     share = read_local_batch(batches, 1, 3, 5)
     # Its own row, and an empty one to join the others' second round.

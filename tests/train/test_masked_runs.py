@@ -87,7 +87,8 @@ def test_a_run_whose_rank_is_killed_ends_with_the_bytes_of_one_that_is_not(
 ):
     """Two ranks, one of which dies between checkpoints; then three continue."""
     changes = {**changes, "training": {"steps": 6, "checkpoints": {"every": 2}}}
-    whole, cut = make_masked("whole", **changes), make_masked("cut", **changes)
+    whole = make_masked("whole", **changes)
+    cut = make_masked("cut", **changes)
     ranks(1, "train", job=whole, attempt=RunFolder(whole.folder).take_attempt(0))
     attempt = RunFolder(cut.folder).take_attempt(0)
     processes = mortal_ranks.start(2, "train", job=cut, attempt=attempt, fault=(1, "die", 5))
@@ -98,7 +99,8 @@ def test_a_run_whose_rank_is_killed_ends_with_the_bytes_of_one_that_is_not(
     assert step < 6
     attempt = RunFolder(cut.folder).take_attempt(step)
     ranks(3, "train", job=cut, attempt=attempt, resume_from=path)
-    expected, found = weights(whole), weights(cut)
+    expected = weights(whole)
+    found = weights(cut)
     assert own in expected
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value)
@@ -129,7 +131,8 @@ def test_a_decoder_goes_on_as_an_encoder_only_where_the_run_file_says_so(
     assert job.model.bidirectional
     (tmp_path / "encoder").mkdir()
     ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
-    before, after = weights(decoder), weights(job)
+    before = weights(decoder)
+    after = weights(job)
     for name, value in before.items():  # a rate of 0 leaves them unchanged
         np.testing.assert_allclose(after[name], value, atol=1e-6)
     with pytest.raises(ConfigError, match="an encoder already"):

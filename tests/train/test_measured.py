@@ -88,7 +88,8 @@ def test_the_variance_is_that_of_the_micro_batches(measured):
 
 
 def test_utilisation_is_the_models_flops_over_the_peak(measured):
-    offers, job = hardware.load(), measured[2].folder
+    offers = hardware.load()
+    job = measured[2].folder
     device = offers.devices[hardware.identify_local_device(offers)]
     for line in metrics.read_series(job):
         of_a_target = count_token_flops(measured[2].model, 32).training

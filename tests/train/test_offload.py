@@ -179,13 +179,16 @@ def test_what_layers_save_in_the_host_changes_no_bit_of_a_step(
     """Treat the CPU as a device with its own memory; FSDP frees weights that layers have saved."""
     monkeypatch.setattr(host_copies, "APART", ("cpu",))
     monkeypatch.setattr(host_copies, "LEAST_BYTES", 0)
-    send, sent, found = host_copies._send, [], []
+    send = host_copies._send
+    sent = []
+    found = []
     monkeypatch.setattr(host_copies, "_send", lambda here: sent.append(here.nbytes) or send(here))
     for hosted in (False, True):
         told = training | {"offload": {"activations": hosted}}
         job = make_job(tmp_path, training=told, model=model)
         numerics.settle(job.training.threads, job.training.deterministic)
-        state, batches = build_fresh_state(job, find_local_device()), job.make_batches()
+        state = build_fresh_state(job, find_local_device())
+        batches = job.make_batches()
         stepper = Stepper(job, batches.sources, state, lambda: False)
         figures = [stepper.take(read_local_batch(batches, 0, 1, step)) for step in range(2)]
         tensors = {

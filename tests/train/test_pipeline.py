@@ -18,7 +18,8 @@ STEPS = 10
 # 1, which magnifies rounding: it differs by 5e-5 to 2e-4 if the outputs of one process are
 # multiplied by 1 +- 6e-8, and all others by 2e-6 at most.
 SEED = 2
-TIED, UNTIED = {"layers": 4}, {"layers": 4, "tie_embeddings": False}
+TIED = {"layers": 4}
+UNTIED = {"layers": 4, "tie_embeddings": False}
 
 
 def plain(job):
@@ -46,7 +47,8 @@ def trained(make_job, ranks, tmp_path_factory):
                 training["parallel"] = parallel
                 inexact = parallel["kind"] != "FSDP" or "reduce" in parallel
                 training["deterministic"] = not inexact
-            folder, batches = tmp_path_factory.mktemp("run"), {"attend": "document"}
+            folder = tmp_path_factory.mktemp("run")
+            batches = {"attend": "document"}
             job = make_job(folder, world, training=training, batches=batches, model=model)
             attempt = RunFolder(job.folder).take_attempt(0)
             ranks(world, "train", job=job, attempt=attempt)
@@ -74,7 +76,8 @@ def by_layer(job):
 
 
 def assert_close(found, expected):
-    (job, whole), (alone, expected_whole) = found, expected
+    (job, whole) = found
+    (alone, expected_whole) = expected
     np.testing.assert_allclose(losses(job), losses(alone), rtol=0, atol=1e-5)
     norms = (losses(run, "train/grad_norm") for run in (job, alone))
     np.testing.assert_allclose(*norms, rtol=1e-5)
@@ -95,7 +98,8 @@ def assert_close(found, expected):
 
 
 def assert_equal(found, expected):
-    (job, whole), (alone, expected_whole) = found, expected
+    (job, whole) = found
+    (alone, expected_whole) = expected
     for name in ("train/loss", "train/grad_norm"):
         assert losses(job, name) == losses(alone, name)
     assert held_out(job) == held_out(alone)
@@ -161,7 +165,8 @@ def soak(*values):
 
 
 TWO = {"ranks": 2, "schedule": "1F1B"}
-FULL, SELECTIVE = {"recompute": {"kind": "Full"}}, {"recompute": {"kind": "Selective"}}
+FULL = {"recompute": {"kind": "Full"}}
+SELECTIVE = {"recompute": {"kind": "Selective"}}
 BFLOAT16 = {"precision": {"compute": "bfloat16"}}
 
 
@@ -200,7 +205,8 @@ def test_a_mixture_of_experts_is_cut_as_the_last_stage_knows_of_all_routers(
     world, pipeline, trained
 ):
     model = UNTIED | {"feedforward": MIXTURE}
-    found, expected = trained(world, pipeline, model), trained(1, model=model)
+    found = trained(world, pipeline, model)
+    expected = trained(1, model=model)
     assert_equal(found, expected)
     mine, other = (metrics.read_series(job.folder) for job, _ in (found, expected))
     added = [n for n in other[0] if "expert" in n or "router" in n or "balance" in n]
@@ -232,7 +238,8 @@ GROUPS = (
 )
 def test_experts_are_divided_and_shared_within_stages(world, pipeline, layout, trained):
     model = UNTIED | {"feedforward": MIXTURE}
-    found, expected = trained(world, pipeline, model, layout), trained(1, model=model)
+    found = trained(world, pipeline, model, layout)
+    expected = trained(1, model=model)
     assert_close(found, expected)
     mine, other = (metrics.read_series(job.folder) for job, _ in (found, expected))
     added = [n for n in other[0] if "expert" in n or "router" in n or "balance" in n]
@@ -314,7 +321,8 @@ def test_stages_of_parts_of_rows(pipeline, model, layout, more, trained):
 
     Rows have several documents; the workers share all layers' work, or that between products.
     """
-    found, alone = trained(4, pipeline, model, layout, more), trained(1, model=model, more=more)
+    found = trained(4, pipeline, model, layout, more)
+    alone = trained(1, model=model, more=more)
     if more and "precision" in more:
         np.testing.assert_allclose(losses(found[0]), losses(alone[0]), rtol=5e-3)
     else:
@@ -400,7 +408,9 @@ def test_a_checkpoint_goes_through_layouts_and_keeps_all_it_holds(trained, ranks
     Each loads the previous checkpoint, and saves it again.
     """
     job, tensors = trained(1, model=TIED)
-    shared, stages, slices = {"tensor": {"ranks": 2}}, {"pipeline": INTERLEAVED}, {}
+    shared = {"tensor": {"ranks": 2}}
+    stages = {"pipeline": INTERLEAVED}
+    slices = {}
     of_both = [axes | {"pipeline": TWO} for axes in (shared, {"context": GATHERED["context"]})]
     for number, parallel in enumerate((shared, stages, slices, *of_both)):
         found, _ = find_newest_valid(RunFolder(job.folder))
@@ -442,7 +452,8 @@ def test_replicas_come_and_go_without_changing_a_bit(pipeline, layout, trained, 
     expected = trained(one, pipeline, TIED, layout)
     training = expected[0].training.model_copy(update={"prefetch_steps": 0})
     job = dataclasses.replace(expected[0], folder=str(tmp_path), training=training)
-    folder, at = RunFolder(job.folder), 0
+    folder = RunFolder(job.folder)
+    at = 0
     for world, told in (one, (0, "train", 4)), (2 * one, (3, "train", 3)), (one, None):
         newest = find_newest_valid(folder)[0] if at else None
         attempt = folder.take_attempt(at)

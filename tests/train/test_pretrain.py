@@ -195,7 +195,8 @@ def test_emulated_numbers_are_warned_of_before_a_run_begins(
 def test_a_stage_added_ahead_of_a_run_gives_the_run_that_had_it_from_the_start(
     stopped_at_six, last_weights
 ):
-    added, from_start = stopped_at_six("run", LONGER), stopped_at_six("from-start", LONGER)
+    added = stopped_at_six("run", LONGER)
+    from_start = stopped_at_six("from-start", LONGER)
     assert pretrain(added).counts["steps"] == 12
     pretrain(from_start)
     series = [

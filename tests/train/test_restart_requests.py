@@ -37,7 +37,8 @@ def last_of(job):
 @pytest.fixture
 def asked(monkeypatch):
     """Return the list of this process's reads of tensor files: (name, first byte, bytes)."""
-    found, sound = [], storage.read_into
+    found = []
+    sound = storage.read_into
 
     def read_into(path, begin, buffer):
         if path.endswith(".safetensors"):
@@ -86,7 +87,8 @@ def test_any_ranks_find_their_rows_in_the_files_of_any_others(rows, worlds, chun
         )
         for number, count in enumerate(rows)
     }
-    header, contents = 7, []
+    header = 7
+    contents = []
     for file in range(before):
         held = find_rows(index, file)
         parts = [b"h" * header]
@@ -124,7 +126,8 @@ def test_any_ranks_find_their_rows_in_the_files_of_any_others(rows, worlds, chun
             assert begin >= header  # the header's checksum is not needed
             seen.append((read.file, begin))
             for copy in read.copies:
-                low, high = max(copy.begin, begin), min(copy.end, end)
+                low = max(copy.begin, begin)
+                high = min(copy.end, end)
                 at = copy.at - copy.begin
                 into[copy.name][low + at : high + at] = list(contents[read.file][low:high])
         assert len(seen) == len(set(seen))  # each chunk once, however many tensors it holds
@@ -228,7 +231,8 @@ def test_those_who_wrote_the_last_checkpoint_have_read_it_back(
     found = read_verified_sums(str(path))
     assert found == {name: manifest.compute_file_sum(str(path / name)) for name in found}
     assert set(found) == {p.name for p in path.iterdir()} - {"manifest.json", VERIFIED}
-    hashed, sound = [], storage.compute_sha256
+    hashed = []
+    sound = storage.compute_sha256
     monkeypatch.setattr(
         storage, "compute_sha256", lambda where: hashed.append(where) or sound(where)
     )

@@ -22,7 +22,8 @@ from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.state import build_fresh_state
 
 _proxies = runpy.run_path(str(Path(__file__).parents[1] / "s3_proxy.py"))
-Proxy, proxy = _proxies["Proxy"], _proxies["proxy"]
+Proxy = _proxies["Proxy"]
+proxy = _proxies["proxy"]
 
 WAIT = 60  # s, never reached
 
@@ -31,7 +32,8 @@ class Alone:
     """A run of one rank in this process, which only saves and loads."""
 
     def __init__(self, job):
-        self.job, self.folder = job, RunFolder(job.folder)
+        self.job = job
+        self.folder = RunFolder(job.folder)
         self.state = build_fresh_state(job, find_local_device())
         self.saver = Saver(self.folder, self.folder.take_attempt(0), job, job.make_batches())
 
@@ -61,7 +63,8 @@ def run(alone, make_job, tmp_path):
 @pytest.fixture
 def gate(monkeypatch):
     """Block the threads that write tensors until the test releases them."""
-    go, sound = threading.Event(), saver.StagedFile.write
+    go = threading.Event()
+    sound = saver.StagedFile.write
 
     def write(staged, path):
         assert go.wait(WAIT)
@@ -84,12 +87,15 @@ def numbers(state):
 
 def test_what_changes_after_the_call_is_not_saved(run, gate):
     job = run()
-    job.state.tokens, job.state.skipped = 7, [(1, 3), (5, 6)]
+    job.state.tokens = 7
+    job.state.skipped = [(1, 3), (5, 6)]
     before = numbers(job.state)
     job.save(4)
     for value in job.state.list_tensors().values():
         value.add_(1)
-    job.state.step, job.state.data_step, job.state.tokens = 5, 9, 8
+    job.state.step = 5
+    job.state.data_step = 9
+    job.state.tokens = 8
     job.state.skipped.append((8, 9))
     # So the call returned before anything was written.
     assert find_newest_valid(job.folder)[0] is None
@@ -293,7 +299,8 @@ def test_a_run_in_a_bucket_saves_itself_there(run, s3):
         "step_00000008",
         "step_00000012",
     ]
-    before, after = numbers(job.state), numbers(job.loaded(newest.path))
+    before = numbers(job.state)
+    after = numbers(job.loaded(newest.path))
     for name, value in before.items():
         np.testing.assert_array_equal(after[name], value)
 
@@ -315,7 +322,8 @@ def test_uploads_of_several_ranks_outlast_a_bad_day(
 ):
     job = make_job(tmp_path, model=LARGE, training={"checkpoints": {"copy_to": f"{s3}/second"}})
     folder = RunFolder(job.folder)
-    proxy.how, proxy.times = how, 6
+    proxy.how = how
+    proxy.times = 6
     proxy.spoil = lambda method, path: method in {"PUT", "POST"}
     assert mortal_ranks(2, "saved", job=job, attempt=folder.take_attempt(0)) == ["", ""]
     assert proxy.times == 0
@@ -333,7 +341,8 @@ def test_a_bucket_that_refuses_leaves_nothing_torn(proxy, s3, run, monkeypatch):
     job = run(folder=f"{s3}/run")
     job.save(4)
     job.saver.finish()
-    proxy.how, proxy.times = "forbidden", 10_000
+    proxy.how = "forbidden"
+    proxy.times = 10_000
     proxy.spoil = lambda method, path: method == "PUT" and "step_00000008" in path
     job.save(8)
     with pytest.raises(

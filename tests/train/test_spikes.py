@@ -149,7 +149,8 @@ def test_the_rate_is_cut_after_data_that_was_skipped():
 
 # --- runs
 
-STEPS, BATCH = 40, 8
+STEPS = 40
+BATCH = 8
 WATCHFUL = {"window": 16, "confirm": 3, "margin": 2, "loss_deviations": 8, "norm_deviations": 50}
 
 

@@ -65,7 +65,8 @@ def test_a_step_draws_nothing_from_the_state_of_a_library(optimizer, alone, make
         return torch.get_rng_state().numpy().tobytes(), random.getstate(), numbers.tobytes()
 
     before = states()
-    batches, state = job.make_batches(), build_fresh_state(job, find_local_device())
+    batches = job.make_batches()
+    state = build_fresh_state(job, find_local_device())
     stepper = Stepper(job, batches.sources, state, lambda: False)
     for step in range(2):
         assert stepper.take(read_local_batch(batches, 0, 1, step)).why_skipped is None

@@ -86,7 +86,8 @@ def syncs_of_a_step(job, counting=None):
     """Return the calls that wait in a step, which `counting` counts as well."""
     training = job.training
     numerics.settle(training.threads, training.deterministic)
-    batches, state = job.make_batches(), build_fresh_state(job, find_local_device())
+    batches = job.make_batches()
+    state = build_fresh_state(job, find_local_device())
     stepper = Stepper(job, batches.sources, state, lambda: False)
     virtual = training.virtual_workers if training.deterministic else None
     found = []

@@ -125,13 +125,15 @@ def experts_of(job):
 
 
 def assert_close(found, expected):
-    (job, tensors), (alone, expected_tensors) = found, expected
+    (job, tensors) = found
+    (alone, expected_tensors) = expected
     np.testing.assert_allclose(losses(job), losses(alone), rtol=0, atol=1e-5)
     norms = (losses(run, "train/grad_norm") for run in (job, alone))
     np.testing.assert_allclose(*norms, rtol=1e-5)
     np.testing.assert_allclose(held_out(job), held_out(alone), rtol=0, atol=1e-5)
     assert held_out(job)
-    by_layer, expected_by_layer = layer_norms(job), layer_norms(alone)
+    by_layer = layer_norms(job)
+    expected_by_layer = layer_norms(alone)
     assert by_layer.keys() == expected_by_layer.keys() and len(by_layer) > 3
     for name, value in by_layer.items():
         assert value == pytest.approx(expected_by_layer[name], rel=1e-3), name
@@ -190,7 +192,8 @@ def test_beside_experts(kind, sequence_parallel, trained):
     """Workers that share each expert's channels divide the experts with others, two of each."""
     tensor = TensorSplit(ranks=2, sequence_parallel=sequence_parallel)
     layout = {"FSDP": FSDP, "DDP": DDP}[kind](tensor=tensor, expert={"ranks": 2})
-    found, alone = trained(4, "mixture", layout), trained(1, "mixture")
+    found = trained(4, "mixture", layout)
+    alone = trained(1, "mixture")
     assert_close(found, alone)
     tokens = [experts_of(run) for run, _ in (found, alone)]
     assert tokens[0] == tokens[1] and tokens[0]
@@ -208,13 +211,15 @@ def test_shared_experts_that_are_computed_again(layout, again, trained):
 
 @pytest.mark.slow
 def test_tokens_that_experts_are_sent_are_counted_once(trained, ranks):
-    (job, _), (alone, _) = trained(2, "mixture", IN_PLACES), trained(1, "mixture")
+    (job, _) = trained(2, "mixture", IN_PLACES)
+    (alone, _) = trained(1, "mixture")
     found = [ranks(n, "steps", job=run, count=1)[0] for n, run in ((2, job), (1, alone))]
     assert found[0]["counts"] == found[1]["counts"] != [{}]
 
 
 def assert_same_bits(found, expected):
-    (job, tensors), (other, others) = found, expected
+    (job, tensors) = found
+    (other, others) = expected
     assert losses(job) == losses(other)
     assert losses(job, "train/grad_norm") == losses(other, "train/grad_norm")
     assert held_out(job) == held_out(other) != []
@@ -319,7 +324,8 @@ def narrow_losses(make_job, ranks, tmp_path_factory):
                 "precision": {"compute": "bfloat16"},
                 "recompute": recompute and {"kind": recompute},
             }
-            folder, batches = tmp_path_factory.mktemp("run"), {"attend": "document"}
+            folder = tmp_path_factory.mktemp("run")
+            batches = {"attend": "document"}
             job = make_job(folder, world, training=training, batches=batches)
             ranks(world, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
             known[key] = losses(job)
@@ -375,7 +381,8 @@ def test_the_lengths_named_as_nearest_are_those_that_work(ranks, context):
         if said is None:
             continue
         named = [int(n) for n in re.findall(r"\d+", said.rpartition("nearest: ")[2])]
-        below, above = [n for n in works if n < length], [n for n in works if n > length]
+        below = [n for n in works if n < length]
+        above = [n for n in works if n > length]
         assert named == [*below[-1:], above[0]]
 
 

@@ -53,5 +53,7 @@ def test_a_variant_has_the_same_bits_at_any_number_of_ranks(
         assert terms["balance_bias"] == 0.0  # only its gradient has an effect
         for counts in alone["counts"]:
             assert counts.keys() == {"expert_tokens/0", "expert_tokens/1"}
-            active, rows, length = 2, 8, 32
+            active = 2
+            rows = 8
+            length = 32
             assert {sum(routed) for routed in counts.values()} == {active * rows * length}

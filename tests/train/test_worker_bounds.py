@@ -64,7 +64,8 @@ def test_the_first_layout_that_there_is_room_for_is_taken(units, least, more, ro
 def test_another_layout_is_taken_only_with_other_workers(units, least, more, room):
     """So a run that grows returns to its own layout, and another run keeps its layout."""
     allowed = parse_bounds((least, least + more), units)
-    size, larger = allowed.fit_within(room), allowed.fit_within(room + 1)
+    size = allowed.fit_within(room)
+    larger = allowed.fit_within(room + 1)
     if size is not None:
         assert larger is not None and larger >= size
         assert allowed.find_layout(larger) <= allowed.find_layout(size)

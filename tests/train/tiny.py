@@ -73,7 +73,8 @@ def tokenized(
 ) -> str:
     """Tokenize into a folder below `base`, and return it."""
     documents = write_curated(str(base / "curated"))
-    tokenizer, output = str(base / "tokenizer"), str(base / "tokens")
+    tokenizer = str(base / "tokenizer")
+    output = str(base / "tokens")
     settings = ByteLevelBPE(vocabulary=entries, **tokenizer_settings)
     make_tokenizer(TokenizerTraining(documents=documents, output=tokenizer, tokenizer=settings))
     tokenize(
@@ -288,7 +289,8 @@ def without_ray(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make stages that train use ranks without Ray."""
 
     def run(job: TrainingJob, workers: int) -> trainer.TrainingResult:
-        folder, attempt = RunFolder(job.folder), None
+        folder = RunFolder(job.folder)
+        attempt = None
         while attempt is None or folder.is_rolled_back(attempt):  # supervisors do the same
             newest, _ = find_newest_valid(folder)
             attempt = folder.take_attempt(newest.step if newest else 0)
@@ -305,7 +307,8 @@ def without_ray(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Make this process the only rank of a group, single-threaded as ranks are."""
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    threads = torch.get_num_threads()
+    deterministic = torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(1)
     join_group(0, 1, f"file://{tmp_path_factory.mktemp('stores')}/store", timedelta(seconds=60))
     yield
@@ -321,7 +324,8 @@ def task_file(tmp_path_factory: pytest.TempPathFactory) -> str:
     dice = random.Random(0)
     rows = []
     for number in range(12):
-        said, unsaid = dice.choice(WORDS["books"]), dice.choice(["zyx", "quark", "Ωmega"])
+        said = dice.choice(WORDS["books"])
+        unsaid = dice.choice(["zyx", "quark", "Ωmega"])
         query = " ".join(dice.choices(WORDS["books"], k=4))
         rows.append({"query": query, "choices": [said, unsaid], "gold": number % 2})
     text = "".join(f"{json.dumps(row)}\n" for row in rows)

@@ -52,7 +52,8 @@ def documents_in_rows(
     ids = np.array(stream[: count * length + 1])
     places = np.union1d(np.array(begins), np.arange(count) * length)
     places = places[places < count * length]
-    ids_BT, targets_BT = ids[:-1].reshape(count, length), ids[1:].reshape(count, length).copy()
+    ids_BT = ids[:-1].reshape(count, length)
+    targets_BT = ids[1:].reshape(count, length).copy()
     if padded:
         for row in range(count):
             left_out = row % length

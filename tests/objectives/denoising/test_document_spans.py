@@ -76,7 +76,8 @@ def test_each_document_has_spans_within_itself(sizes, noise, sample, most):
     chosen = np.unique(of)
     assert sorted((sizes[n] for n in chosen), reverse=True) == long
     for number in chosen:
-        begins, ends = spans.begins[of == number], spans.ends[of == number]
+        begins = spans.begins[of == number]
+        ends = spans.ends[of == number]
         assert (begins[1:] > ends[:-1]).all()
         if sum(long) >= tokens + count:
             assert spans.lengths[of == number].sum() < sizes[number]
@@ -104,7 +105,8 @@ def read_documents(found, row, corruption):
     The tokens are restored from the input and the targets.
     """
     begins = np.flatnonzero(found.arrays[POSITIONS][row] == 0).tolist()
-    targets, prefixes = found.targets[row], found.arrays[PREFIXES][row]
+    targets = found.targets[row]
+    prefixes = found.arrays[PREFIXES][row]
     filled = int(np.flatnonzero(targets != IGNORE)[-1]) + 1
     texts = []
     for number, (begin, end) in enumerate(itertools.pairwise([*begins, filled])):
@@ -117,7 +119,8 @@ def read_documents(found, row, corruption):
             assert read.pop() == said.pop() == corruption.end
             if corruption.closing_sentinel:
                 assert said.pop() in corruption.sentinels
-        spans, current = {}, None
+        spans = {}
+        current = None
         for token in said:
             if token in corruption.sentinels:
                 current = spans.setdefault(token, [])
@@ -224,7 +227,8 @@ def test_the_mask_is_that_of_documents_read_one_by_one(encoder, make_rows):
     marks = MaskRegions(torch.from_numpy(found.arrays[PREFIXES]))
     mask = make_document_mask(documents, found.ids.shape[1], marks=marks)[:, 0].numpy()
     for row, texts in enumerate(list_documents(micro, corruption)):
-        of, read = [], []
+        of = []
+        read = []
         kept = [*(earlier for earlier in texts[:-1] if len(earlier) > 1), texts[-1]]
         for number, text in enumerate(kept):
             (end,) = np.flatnonzero(np.append(found.arrays[POSITIONS][row], 0) == 0)[

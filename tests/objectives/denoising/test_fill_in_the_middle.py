@@ -31,7 +31,8 @@ def restored(piece, corruption):
     # Or a last target that belongs to the next piece.
     assert piece[-1] == corruption.end or piece[-2] == corruption.end
     piece = piece[: piece.index(corruption.end)]
-    suffix, middle = piece.index(corruption.suffix), piece.index(corruption.middle)
+    suffix = piece.index(corruption.suffix)
+    middle = piece.index(corruption.middle)
     if suffix == 1 and middle >= suffix:
         spm = piece[middle + 1 :] + piece[suffix + 1 : middle]
         return piece[1:suffix] + piece[middle + 1 :] + piece[suffix + 1 : middle], spm
@@ -129,7 +130,8 @@ def test_a_prompt_to_fill_a_gap_is_what_rows_have_before_the_middle(encoder, mak
     )
     corruption = FillInTheMiddle(rate=1.0, spm_rate=0.0).make_corruption(encoder)
     ids = corruption.apply(micro, 0).ids[0].tolist()
-    middle, suffix = ids.index(corruption.middle), ids.index(corruption.suffix)
+    middle = ids.index(corruption.middle)
+    suffix = ids.index(corruption.suffix)
     gap = Gap(encoder.decode(ids[1:suffix]), encoder.decode(ids[suffix + 1 : middle]))
     begin = list(encoder.special_tokens.prefix)
     assert PromptEncoder(encoder).encode(gap) == [*begin, *ids[: middle + 1]]

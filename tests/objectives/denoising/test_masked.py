@@ -136,7 +136,8 @@ def test_the_rate_goes_in_a_line_to_its_end(encoder, make_rows):
     )
     exact = sum(objective.rate_at(step) for step in range(400)) / 400
     assert objective.mean_rate(400) == pytest.approx(exact, rel=2e-3)
-    micro, corruption = make_rows(50, 256), objective.make_corruption(encoder)
+    micro = make_rows(50, 256)
+    corruption = objective.make_corruption(encoder)
     early, late = ((corruption.apply(micro, step).targets != IGNORE).sum() for step in (0, 500))
     assert early == pytest.approx(2 * late, rel=0.05)
 

@@ -30,7 +30,8 @@ def test_targets_further_ahead_are_those_of_the_row_and_counted_before_it_is_rea
     made = MultiTokenPrediction(further_weights=WEIGHTS).make_corruption(None).apply(micro, 0)
     np.testing.assert_array_equal(made.ids, micro.ids)
     for ahead in (2, 3):
-        found, plain = made.arrays[f"ahead_{ahead}"], micro.targets
+        found = made.arrays[f"ahead_{ahead}"]
+        plain = micro.targets
         left = 12 - (ahead - 1)
         np.testing.assert_array_equal(found[:2, :left], plain[:2, ahead - 1 :])
         assert (found[:2, left:] == IGNORE).all()

@@ -32,7 +32,8 @@ def cut(corruption, micro):
 def rows_of(lengths, seed=0, padding=0, first=0):
     """Return rows of documents of `lengths`; the last `padding` targets are IGNORE."""
     dice = np.random.default_rng(seed)
-    count, length = len(lengths), sum(lengths[0])
+    count = len(lengths)
+    length = sum(lengths[0])
     ids = dice.integers(1, 60, (count, length + 1))
     targets = ids[:, 1:].copy()
     if padding:
@@ -75,7 +76,8 @@ def seen_by_brute_force(prefixes, positions):
 
 def test_the_mask_is_that_of_brute_force():
     found = cut(PrefixLM().make_corruption(None), rows_of(DOCUMENTS, first=3))
-    prefixes, positions = found.arrays[PREFIXES], found.positions
+    prefixes = found.arrays[PREFIXES]
+    positions = found.positions
     assert prefixes.any() and not prefixes.all()
     numbers = number_documents(torch.from_numpy(positions))
     mask = make_document_mask(numbers, LENGTH, marks=MaskRegions(torch.from_numpy(prefixes)))[:, 0]
@@ -100,7 +102,8 @@ def naive_attention(layer, x, mask, positions):
         projection(x).view(1, len(positions[0]), -1, layer.head_channels).transpose(1, 2)
         for projection in (layer.query, layer.key, layer.value)
     )
-    query, key = rotation(query), rotation(key)
+    query = rotation(query)
+    key = rotation(key)
     shared = query.shape[1] // key.shape[1]
     heads = []
     for head in range(query.shape[1]):
@@ -113,7 +116,8 @@ def naive_attention(layer, x, mask, positions):
 def test_logits_are_those_of_a_naive_implementation():
     model = decoder()
     found = cut(PrefixLM().make_corruption(None), rows_of(DOCUMENTS, first=3))
-    ids, positions = torch.from_numpy(found.ids), torch.from_numpy(found.positions)
+    ids = torch.from_numpy(found.ids)
+    positions = torch.from_numpy(found.positions)
     prefixes = torch.from_numpy(found.arrays[PREFIXES])
     with torch.no_grad():
         whole = model(ids, positions_BT=positions, prefixes_BT=prefixes).logits
@@ -189,7 +193,8 @@ def test_prefixes_take_half_of_the_tokens_on_average(encoder, make_rows):
 
 
 def test_a_row_is_the_same_whatever_rows_are_beside_it():
-    corruption, micro = PrefixLM().make_corruption(None), rows_of(DOCUMENTS, first=50)
+    corruption = PrefixLM().make_corruption(None)
+    micro = rows_of(DOCUMENTS, first=50)
     together = cut(corruption, micro)
     for row in range(4):
         mine = micro.pieces[:, 0] == row
@@ -208,7 +213,8 @@ def test_a_row_is_the_same_whatever_rows_are_beside_it():
 
 
 def test_the_loss_is_that_of_the_suffixes_alone():
-    model, micro = decoder(), rows_of(DOCUMENTS, first=3)
+    model = decoder()
+    micro = rows_of(DOCUMENTS, first=3)
     found = cut(PrefixLM().make_corruption(None), micro)
     batch = DeviceBatch.copy(found, torch.device("cpu"))
     with torch.no_grad():
@@ -233,6 +239,7 @@ def test_the_loss_is_that_of_the_suffixes_alone():
     ],
 )
 def test_attention_that_takes_no_mask_is_refused(changes):
-    model, ids = decoder(**changes), torch.ones(1, 8, dtype=torch.int64)
+    model = decoder(**changes)
+    ids = torch.ones(1, 8, dtype=torch.int64)
     with pytest.raises(ValueError, match="does not support prefixes"):
         model(ids, prefixes_BT=torch.ones(1, 8, dtype=torch.bool))

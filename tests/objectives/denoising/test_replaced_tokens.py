@@ -36,7 +36,8 @@ def test_rates_and_draws_are_those_asked_for_and_special_tokens_stay(encoder, ma
     micro = make_rows(200, 512, mean=40)  # 10^5 tokens
     corruption = ReplacedTokenDetection().make_corruption(encoder)
     hidden = corruption.apply(micro, 0)
-    drawn, text = hidden.arrays[DRAWS], micro.targets != IGNORE
+    drawn = hidden.arrays[DRAWS]
+    text = micro.targets != IGNORE
     predicted = hidden.targets != IGNORE
     assert abs(predicted.sum() - 0.15 * text.sum()) < 4 * math.sqrt(200) / 2
     assert (hidden.ids[predicted] == corruption.mask).all()
@@ -63,9 +64,11 @@ def test_denominators_are_known_of_rows_that_are_padded_or_special(encoder, make
 
 
 def test_a_row_is_the_same_whatever_rows_are_beside_it(encoder, make_rows):
-    both, first = make_rows(2, 128, first=7), make_rows(1, 128, first=7)
+    both = make_rows(2, 128, first=7)
+    first = make_rows(1, 128, first=7)
     corruption = ReplacedTokenDetection().make_corruption(encoder)
-    together, alone = corruption.apply(both, 0), corruption.apply(first, 5)
+    together = corruption.apply(both, 0)
+    alone = corruption.apply(first, 5)
     for name in (TARGETS, DRAWS):
         np.testing.assert_array_equal(alone.arrays[name][0], together.arrays[name][0])
     other = make_rows(1, 128, first=8)  # another epoch gives the same row another sample number
@@ -75,7 +78,8 @@ def test_a_row_is_the_same_whatever_rows_are_beside_it(encoder, make_rows):
 def test_entries_are_drawn_by_their_shares():
     """Compare draws with a search in cumulative sums, and their frequencies with the shares."""
     dice = torch.Generator().manual_seed(2)
-    weight, hidden = torch.randn(50, 8, generator=dice), torch.randn(4, 1, 8, generator=dice)
+    weight = torch.randn(50, 8, generator=dice)
+    hidden = torch.randn(4, 1, 8, generator=dice)
     output = ModelOutput(hidden.expand(4, 5000, 8), Head(weight))
     draws = torch.rand(4, 5000, dtype=torch.float64, generator=dice)
     draws[:, ::10] = -1.0
@@ -116,7 +120,8 @@ def test_both_losses_are_those_of_a_plain_computation(encoder, make_rows, model)
     model.zero_grad()
 
     ids, targets, positions = (batch.arrays[key] for key in (IDS, TARGETS, POSITIONS))
-    hidden, text = targets != IGNORE, batch.arrays[TEXT_PLACES].bool()
+    hidden = targets != IGNORE
+    text = batch.arrays[TEXT_PLACES].bool()
     logits = model.generator(ids, positions_BT=positions).logits
     of_generator = F.cross_entropy(logits[hidden], targets[hidden], reduction="sum")
     whole = torch.where(hidden, targets, ids)

@@ -27,7 +27,8 @@ from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.tokenizers.train import ByteLevelBPE
 
 WORDS = ["Preheat", "the", "oven", "to", "350°F", "and", "grease", "the", "pan"]
-X0, X1 = 100, 101
+X0 = 100
+X1 = 101
 
 
 def test_the_example_of_the_paper():
@@ -45,7 +46,9 @@ def test_the_example_of_the_paper():
 
 def rebuilt(ids, targets, corruption):
     """Return the original text: each sentinel replaced by the tokens of its span."""
-    sentinels, spans, current = set(corruption.sentinels), {}, None
+    sentinels = set(corruption.sentinels)
+    spans = {}
+    current = None
     for token in targets:
         if token == corruption.end and current is not None and token == targets[-1]:
             break
@@ -82,7 +85,9 @@ def test_every_text_comes_back_and_no_special_token_is_left_out(encoder, make_ro
 
 
 def test_every_place_is_as_likely_to_be_left_out():
-    key, noise, none = RandomKey(0, "test"), Noise(0.15, 3.0), np.zeros(100, dtype=bool)
+    key = RandomKey(0, "test")
+    noise = Noise(0.15, 3.0)
+    none = np.zeros(100, dtype=bool)
     counts = np.zeros(100)
     rows = 1000  # 10^5 tokens
     for sample in range(rows):
@@ -152,12 +157,14 @@ def test_segments_tell_documents_apart_and_the_decoder_begins_each_afresh(encode
         micro, arrays=build_token_arrays(micro.ids, micro.targets, positions)
     )
     corruption = SpanCorruption().make_corruption(encoder)
-    found, plain = corruption.apply(by_document, 0), corruption.apply(micro, 0)
+    found = corruption.apply(by_document, 0)
+    plain = corruption.apply(micro, 0)
     assert set(np.unique(plain.arrays[SEGMENTS])) == {1}
     for name in (IDS, TARGETS):
         np.testing.assert_array_equal(found.arrays[name], plain.arrays[name])
     for row in range(8):
-        segments, ids = found.arrays[SEGMENTS][row], found.arrays[IDS][row]
+        segments = found.arrays[SEGMENTS][row]
+        ids = found.arrays[IDS][row]
         ends = np.flatnonzero(ids[:-1] == corruption.end)
         changes = np.flatnonzero(np.diff(segments))
         assert set(changes) <= set(ends)  # a document ends before the next begins
@@ -189,7 +196,8 @@ def test_pieces_say_where_documents_begin_in_what_is_encoded(encoder, make_rows)
 
 def test_a_row_is_the_same_whatever_rows_are_beside_it(encoder, make_rows):
     corruption = SpanCorruption().make_corruption(encoder)
-    together, later = make_rows(6, 64, first=40), make_rows(6, 64, first=40)
+    together = make_rows(6, 64, first=40)
+    later = make_rows(6, 64, first=40)
     found = corruption.apply(together, 0)
     again = corruption.apply(later, 7)
     np.testing.assert_array_equal(found.ids, again.ids)

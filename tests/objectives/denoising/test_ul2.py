@@ -96,7 +96,8 @@ def test_a_decoder_has_the_rows_of_encoder_and_decoder_in_one(encoder, make_rows
             read, said = read_and_said(apart, row)
             assert read_and_said(together, row) == (read, said)
             whole = (read + said)[:-1]
-            ids, targets = together.ids[row], together.targets[row]
+            ids = together.ids[row]
+            targets = together.targets[row]
             assert ids[: len(whole)].tolist() == whole
             first = max(len(read) - 1, 0)
             assert targets[first : first + len(said)].tolist() == said
@@ -106,7 +107,8 @@ def test_a_decoder_has_the_rows_of_encoder_and_decoder_in_one(encoder, make_rows
 
 def documents_of(found, row):
     """Return the input tokens and the target tokens of each document of a row, in order."""
-    ids, targets = found.ids[row], found.targets[row]
+    ids = found.ids[row]
+    targets = found.targets[row]
     if PREFIXES not in found.arrays:
         of_ids, of_said = (found.arrays[name][row] for name in (SEGMENTS, DECODER_SEGMENTS))
         return [
@@ -234,7 +236,9 @@ def test_all_rows_of_a_micro_batch_are_of_one_denoiser_and_none_is_padded(
 ):
     objective = UL2(joined=joined)
     corruption = find_corruption(objective, encoder, LENGTH)
-    seen, counted, stated = set(), 0, 0
+    seen = set()
+    counted = 0
+    stated = 0
     for first in range(0, 256, 4):
         micro = make_rows(4, LENGTH, mean=400, first=first)
         found = corruption.apply(micro, 0)

@@ -100,7 +100,8 @@ def test_importance_weights_have_their_known_values(objective, expected):
 
 
 def test_k1_and_k3_are_the_divergence_on_average_and_k2_is_not():
-    p, q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
+    p = np.array([0.5, 0.3, 0.2])
+    q = np.array([0.2, 0.3, 0.5])
     means = {
         k: float((p * estimate_divergence(k, np.log(p / q))).sum()) for k in ("k1", "k2", "k3")
     }
@@ -109,7 +110,8 @@ def test_k1_and_k3_are_the_divergence_on_average_and_k2_is_not():
 
 def whiten_as_verl(rewards_BT, mask_BT):
     """Return the returns of each token, whitened by mean and sample variance over all tokens."""
-    returns_BT, running_B = np.zeros_like(rewards_BT), np.zeros(len(rewards_BT))
+    returns_BT = np.zeros_like(rewards_BT)
+    running_B = np.zeros(len(rewards_BT))
     for place in reversed(range(rewards_BT.shape[1])):
         running_B = rewards_BT[:, place] + running_B
         returns_BT[:, place] = running_B
@@ -220,7 +222,8 @@ def by_hand(objective, model, arrays):
     if objective.kind == "ReinforcePlusPlus":  # over tokens, as if each token had its own row
         of_tokens = np.repeat(advantages, (arrays[TARGETS] != IGNORE).sum(1))
         advantages = (advantages - of_tokens.mean()) / np.sqrt(of_tokens.var(ddof=1) + 1e-8)
-    total, rows = 0.0, len(advantages)
+    total = 0.0
+    rows = len(advantages)
     tokens = int((arrays[TARGETS] != IGNORE).sum())
     for row, advantage in enumerate(advantages.tolist()):
         places = np.flatnonzero(arrays[TARGETS][row] != IGNORE).tolist()
@@ -232,7 +235,8 @@ def by_hand(objective, model, arrays):
             changes = [sum(changes)] * len(changes)
         for change, n, place in zip(changes, new, places, strict=True):
             ratio = change.exp()
-            low, high = 1 - objective.clip_low, 1 + objective.clip_high
+            low = 1 - objective.clip_low
+            high = 1 + objective.clip_high
             if objective.kind == "CISPO":
                 value = -min(ratio.item(), high) * advantage * n
             else:
@@ -304,7 +308,8 @@ def test_the_policy_that_sampled_has_a_ratio_of_one(decoder, completions, device
     """Ratios are then 1: all objectives have the gradient of REINFORCE, and nothing is clipped."""
     from trainrig.objectives.token_log_probabilities import read_tokens
 
-    model, arrays = decoder(), rollouts(completions)
+    model = decoder()
+    arrays = rollouts(completions)
     ids, targets = (torch.from_numpy(arrays[name]) for name in (IDS, TARGETS))
     arrays[OLD] = read_tokens(model, ids, targets, 1.0, 60).log_probabilities_BT.detach().numpy()
     watched = DAPO().compute(model, device_batch(**arrays), {}).diagnostics
@@ -314,11 +319,9 @@ def test_the_policy_that_sampled_has_a_ratio_of_one(decoder, completions, device
 
 def test_importance_weighs_each_token_of_the_loss(decoder, completions, device_batch):
     """Weight 2 doubles the policy loss and the divergence term; weight 0 gives no gradient."""
-    objective, arrays, model = (
-        GRPO(reference=ReferenceDivergence(weight=0.3)),
-        rollouts(completions),
-        decoder(),
-    )
+    objective = GRPO(reference=ReferenceDivergence(weight=0.3))
+    arrays = rollouts(completions)
+    model = decoder()
     arrays[IMPORTANCE_LIMIT] = np.full(len(arrays[IDS]), 2.0, dtype=np.float32)
     first = np.arange(len(arrays[IDS]))[:, None] == 0  # only the first row
 
@@ -335,5 +338,6 @@ def test_importance_weighs_each_token_of_the_loss(decoder, completions, device_b
     plain = computed_loss(objective, model, device_batch, arrays, []).item()
     assert loss(np.float32(1)) == (pytest.approx(plain), 0)
     assert loss(np.float32(2)) == (pytest.approx(2 * plain), 1)
-    one, others = loss(first.astype(np.float32))[0], loss((~first).astype(np.float32))[0]
+    one = loss(first.astype(np.float32))[0]
+    others = loss((~first).astype(np.float32))[0]
     assert one + others == pytest.approx(plain) and abs(one) > 1e-3

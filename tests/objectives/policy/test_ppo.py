@@ -38,7 +38,8 @@ from .test_policy_gradient import rollouts
     ],
 )
 def test_advantages_of_tokens_have_their_known_values(discount, decay, advantages):
-    rewards, values = np.array([[0.0, 0, 1]]), np.array([[0.5, 0.6, 0.7]])
+    rewards = np.array([[0.0, 0, 1]])
+    values = np.array([[0.5, 0.6, 0.7]])
     there = np.ones((1, 3), dtype=bool)
     found = estimate_advantages(rewards, values, there, discount, decay)
     np.testing.assert_allclose(found, [advantages], atol=1e-6)
@@ -97,7 +98,8 @@ def test_the_loss_of_a_bad_token_has_a_bound(ratio, advantage, expected):
 
 @pytest.mark.parametrize(("value", "expected"), [(1.0, 0.845), (0.0, 2.0), (0.6, 0.98)])
 def test_the_clipped_value_has_its_known_loss(value, expected):
-    old, wanted = torch.tensor([[0.5]]), torch.tensor([[2.0]])
+    old = torch.tensor([[0.5]])
+    wanted = torch.tensor([[2.0]])
     found = PPO().compute_value_losses(torch.tensor([[value]]), old, wanted)
     assert found.item() == pytest.approx(expected)
     free = PPO(clip_value=1e9).compute_value_losses(torch.tensor([[value]]), old, wanted)
@@ -120,7 +122,8 @@ def test_the_weight_of_the_divergence_moves_by_its_known_values(divergence, expe
 
 def test_a_weight_that_moves_is_the_batchs(decoder, completions, device_batch):
     """An adaptive weight gives the same loss as a fixed weight of the same value."""
-    model, arrays = decoder(), rollouts(completions)
+    model = decoder()
+    arrays = rollouts(completions)
     denominators = {TOKENS: 20, EXAMPLES: len(arrays[IDS])}
     losses = []
     for adaptive in (None, AdaptiveWeight(target=1)):
@@ -148,7 +151,9 @@ def test_loss_and_gradients_of_both_models_are_those_by_hand(
     normalise, decoder, completions, device_batch
 ):
     objective = PPO(normalise=normalise, clip_value=0.05)
-    model, critic, arrays = decoder(), critic_of(decoder), rollouts(completions)
+    model = decoder()
+    critic = critic_of(decoder)
+    arrays = rollouts(completions)
     there = arrays[TARGETS] != IGNORE
     dice = np.random.default_rng(3)
     for name in (VALUES, RETURNS, TOKEN_ADVANTAGES):

@@ -13,7 +13,9 @@ from trainrig.objectives.contract import DeviceBatch
 from trainrig.posttrain.distillation.stage import find_likeliest
 from trainrig.tokens.batches import IGNORE
 
-V, C, E = 37, 8, 5
+V = 37
+C = 8
+E = 5
 
 
 def batch_of(teacher, targets, entries, temperature=1.0, weights=None):
@@ -107,7 +109,8 @@ def test_values_and_gradients_are_autograds(
         logits = logits if cap is None else cap * (logits / cap).tanh()
         log_q, log_p = ((x / temperature).log_softmax(-1) for x in (logits, teacher))
         ids = batch.arrays["teacher_ids"].long()
-        log_p, log_q = log_p.gather(-1, ids), log_q.gather(-1, ids)
+        log_p = log_p.gather(-1, ids)
+        log_q = log_q.gather(-1, ids)
         if rest == "bucket":
             log_p, log_q = (
                 torch.cat([x, (1 - x.exp().sum(-1, keepdim=True)).log()], -1)
@@ -119,7 +122,8 @@ def test_values_and_gradients_are_autograds(
         nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
         return (weights * (share * divergence + (1 - share) * nats.view(3, 7))).sum()
 
-    values, gradients = [], []
+    values = []
+    gradients = []
     for loss in (ours, plain):
         leaves = [tensor.double().float().requires_grad_() for tensor in (hidden, weight)]
         value = loss(*leaves)

@@ -36,7 +36,8 @@ from trainrig.tokens.batches import (
 # The teacher differs from the student in size and in vocabulary.
 TEACHER = DecoderConfig(layers=1, channels=24, heads=2, vocabulary=80, positions=32)
 KL = 0.27488722  # between (.5, .3, .2) and (.2, .3, .5)
-FULL, SAMPLED_ONE = OnPolicyDistillation(), OnPolicyDistillation(estimator="sampled")
+FULL = OnPolicyDistillation()
+SAMPLED_ONE = OnPolicyDistillation(estimator="sampled")
 
 
 def speaker(logits_NV):
@@ -47,7 +48,8 @@ def speaker(logits_NV):
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_the_divergence_has_its_known_value(temperature):
-    p, q = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.2, 0.3, 0.5]])
+    p = torch.tensor([[0.5, 0.3, 0.2]])
+    q = torch.tensor([[0.2, 0.3, 0.5]])
     ids = targets = torch.tensor([[2]])
     # Neither a constant added to all logits nor an entry beyond the vocabulary has an effect.
     student = torch.cat([p.log() * temperature + 7, torch.tensor([[30.0]])], 1)
@@ -63,7 +65,8 @@ def test_the_divergence_has_its_known_value(temperature):
 
 def test_what_is_sampled_has_the_gradient_of_the_whole_on_average():
     """The expectation runs over all tokens, weighted by the student's probabilities."""
-    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
+    p = torch.tensor([0.5, 0.3, 0.2])
+    q = torch.tensor([0.2, 0.3, 0.5])
     gradients = []
     for estimator in ("full", "sampled"):
         logits = p.log().clone().requires_grad_()
@@ -109,7 +112,8 @@ def test_a_token_answers_for_those_after_it_as_far_as_the_discount_has_it(discou
 def rollouts(completions, temperature, rows=4):
     """Return arrays of synthetic rollouts, sampled with other weights than the trained model's."""
     ids, targets = completions(rows, 1)
-    dice, there = np.random.default_rng(1), targets != IGNORE
+    dice = np.random.default_rng(1)
+    there = targets != IGNORE
 
     def log():
         return np.where(there, -4 + 0.3 * dice.normal(size=ids.shape), 0).astype(np.float32)
@@ -149,7 +153,8 @@ def by_hand(objective, model, teacher, arrays):
         )
     mine = log_p.gather(-1, targets.where(there, 0)[..., None]).squeeze(-1)[there]
     old, theirs = (torch.from_numpy(arrays[name])[there] for name in (OLD, TEACHER_TOKENS))
-    ratio, advantage = (mine - old).exp(), theirs - old
+    ratio = (mine - old).exp()
+    advantage = theirs - old
     return -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
 
 
@@ -162,7 +167,8 @@ def test_loss_and_gradient_are_those_of_a_plain_twin_however_the_batch_is_cut(
 ):
     monkeypatch.setitem(chunked_head.BLOCK_ELEMENTS, "cpu", blocks[0])
     monkeypatch.setitem(cross_entropy.CHUNK_ELEMENTS, "cpu", blocks[1])
-    arrays, teacher = rollouts(completions, temperature=0.7), decoder(5, TEACHER)
+    arrays = rollouts(completions, temperature=0.7)
+    teacher = decoder(5, TEACHER)
     denominators = {TOKENS: int((arrays[TARGETS] != IGNORE).sum())}
     found = []
     for cuts in (None, [], [1], [2, 3]):
@@ -191,7 +197,9 @@ def test_loss_and_gradient_are_those_of_a_plain_twin_however_the_batch_is_cut(
 
 
 def test_what_is_watched_is_what_training_reads(decoder, completions, device_batch):
-    arrays, model, teacher = rollouts(completions, temperature=1.0), decoder(), decoder(5, TEACHER)
+    arrays = rollouts(completions, temperature=1.0)
+    model = decoder()
+    teacher = decoder(5, TEACHER)
     ids, targets = (torch.from_numpy(arrays[name]) for name in (IDS, TARGETS))
     read = read_tokens(model, ids, targets, 1.0, 60)
     arrays[OLD] = read.log_probabilities_BT.detach().numpy()

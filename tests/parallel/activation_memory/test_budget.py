@@ -79,7 +79,8 @@ def test_it_is_what_a_model_keeps():
     the estimate.
     """
     least, most = least_and_most(CONFIG, room(1))
-    tokens, seen = batch().numel(), set()
+    tokens = batch().numel()
+    seen = set()
     for step in range(12):
         given = room(least + step / 11 * (most - least) + 1, tokens=tokens)
         kept = plan_kept(CONFIG, given)

@@ -30,9 +30,13 @@ class Watched:
     """
 
     def __init__(self, monkeypatch):
-        self.sent, self.places, self.passes = [], set(), weakref.WeakSet()
+        self.sent = []
+        self.places = set()
+        self.passes = weakref.WeakSet()
         self.fetched = self.most = 0
-        send, fetch, watched = host_copies._send, host_copies._fetch, self
+        send = host_copies._send
+        fetch = host_copies._fetch
+        watched = self
 
         def watch_sent(here):
             self.sent.append(here.nbytes)
@@ -110,7 +114,8 @@ def test_gradients_are_the_same_to_the_bit(kept, compiled, dtype, packed, apart)
 
 @pytest.mark.parametrize("kept", [None, Full()])
 def test_two_layers_are_on_the_device_and_nothing_outlives_the_backward_pass(kept, apart):
-    model, ids = build(kept), batch()
+    model = build(kept)
+    ids = batch()
     loss = model(ids).logits.float().sum()
     of_a_layer = sum(apart.sent) / 4
     assert apart.count_here() == pytest.approx(2 * of_a_layer, rel=0.01)
@@ -122,7 +127,8 @@ def test_two_layers_are_on_the_device_and_nothing_outlives_the_backward_pass(kep
 
 
 def test_several_micro_batches_under_way_have_two_layers_there_as_well(apart):
-    model, ids = build(), batch()
+    model = build()
+    ids = batch()
     one, two = (model(ids).logits.sum() for _ in range(2))
     of_a_layer = sum(apart.sent) / 8
     assert apart.count_here() == pytest.approx(2 * of_a_layer, rel=0.01)
@@ -133,11 +139,13 @@ def test_several_micro_batches_under_way_have_two_layers_there_as_well(apart):
 
 
 def test_weights_masks_and_what_is_small_stay(apart, monkeypatch):
-    masks, make = [], decoder.make_added_mask
+    masks = []
+    make = decoder.make_added_mask
     monkeypatch.setattr(
         decoder, "make_added_mask", lambda *told: masks.append(make(*told)) or masks[-1]
     )
-    model, ids = build(), batch()
+    model = build()
+    ids = batch()
     positions = torch.arange(48).remainder(20).expand(3, -1)
     logits = model(ids, positions_BT=positions).logits
     shared = {tensor.data_ptr() for tensor in (*masks, *model.parameters())}
@@ -152,7 +160,8 @@ def test_weights_masks_and_what_is_small_stay(apart, monkeypatch):
 def test_nothing_is_moved_on_a_cpu_or_without_a_backward_pass(monkeypatch):
     sent = []
     monkeypatch.setattr(host_copies, "_send", lambda tensor: sent.append(tensor))
-    model, ids = build(), batch()
+    model = build()
+    ids = batch()
     model(ids)
     monkeypatch.setattr(host_copies, "APART", ("cpu",))
     with torch.no_grad():
@@ -172,7 +181,8 @@ def test_the_layer_before_is_fetched_while_one_goes_backward(stages, apart, monk
         fetch(copies)
 
     monkeypatch.setattr(host_copies.LayerCopies, "fetch", note)
-    model, ids = build(stages=stages), batch()
+    model = build(stages=stages)
+    ids = batch()
     one, two = (model(ids).logits.sum() for _ in range(2))  # two micro-batches in flight
     for loss in (one, two):
         order.clear()

@@ -69,7 +69,8 @@ class Kept(TorchDispatchMode):
 
 def kept_for_the_backward_pass(way):
     """Return the bytes kept for the backward pass, without the logits, which every mode keeps."""
-    model, ids = build(way), batch()
+    model = build(way)
+    ids = batch()
     with Kept(model) as kept:
         logits = model(ids).logits
         gc.collect()
@@ -83,10 +84,8 @@ def kept_for_the_backward_pass(way):
 def test_gradients_are_those_of_the_plain_model_to_the_bit(way, dtype, packed, monkeypatch):
     if packed == "by document":
         monkeypatch.setattr(document_attention, "TOGETHER", 64)
-    plain, again = (
-        gradients(build(None, dtype), packed),
-        gradients(build((WAYS | MIXED)[way], dtype), packed),
-    )
+    plain = gradients(build(None, dtype), packed)
+    again = gradients(build((WAYS | MIXED)[way], dtype), packed)
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
 
 

@@ -64,7 +64,8 @@ def planned(world, micro_batches, virtual, of_a_node=1, by_micro_batch=False):
     sent = count_bytes_by_rank(size, micro_batches, virtual, world, of_a_node, by_micro_batch)
     found = []
     for rank, (inside, across) in enumerate(sent):
-        place, node = rank % of_a_node, rank // of_a_node
+        place = rank % of_a_node
+        node = rank // of_a_node
         to = {}
         for other in range(world):
             within = other // of_a_node == node

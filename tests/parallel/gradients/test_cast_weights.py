@@ -42,7 +42,8 @@ def held_bytes(unit):
 
 def test_a_pass_computes_in_narrow_numbers_and_leaves_float32_gradients():
     model, ids = build()
-    units, names = BackwardUnits([model]), set(model.state_dict())
+    units = BackwardUnits([model])
+    names = set(model.state_dict())
     units.prepare(0, True, True, True)
     logits = model(ids)
     assert logits.dtype == torch.bfloat16
@@ -90,7 +91,8 @@ def test_the_last_backward_pass_lets_copies_go_layer_by_layer():
         model(ids).float().sum().backward()
         units.finish_pass(last)
     whole = 2 * (8 * 8 + 8)
-    of_first, of_last = dict(seen[:3]), dict(seen[3:])
+    of_first = dict(seen[:3])
+    of_last = dict(seen[3:])
     assert of_first[0] == [whole] * 3
     # After the pass of layer 1, layer 2 has released its copies, and layer 0 has not run yet.
     assert (of_last[1][0], of_last[1][2]) == (whole, 0)

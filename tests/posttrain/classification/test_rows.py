@@ -66,7 +66,8 @@ def test_texts_and_pairs_are_what_transformers_encodes(bert, longest):
 
 
 def test_a_tokenizer_of_ours_has_an_end_around_each_text(encoder):
-    pairs, end = TextPairEncoder(encoder, 64, None), encoder.end_of_text
+    pairs = TextPairEncoder(encoder, 64, None)
+    end = encoder.end_of_text
     first, second = (ids.tolist() for ids in encoder.encode_batch(["the sea", "is grey"]))
     assert pairs.encode("the sea").ids.tolist() == [end, *first, end]
     found = pairs.encode("the sea", "is grey")
@@ -142,7 +143,8 @@ def test_the_tokens_of_an_answer_are_those_that_its_characters_are_in(encode, be
     rows = [question("1870", 25), question("built in", 16), question("", 0), question(" 1870 ", 24)]
     found = encode(rows, rows="questions", sequence_length=48)
     assert found.counts["train_questions"] == 4 and "labels" not in found.counts
-    shards, encoder = TokenShards.open(f"{tmp_path}/encoded/train"), Encoder.load(bert)
+    shards = TokenShards.open(f"{tmp_path}/encoded/train")
+    encoder = Encoder.load(bert)
     said = []
     for number in range(4):
         begin, end = shards.find_document_starts("s", np.array([number, number + 1])).tolist()

@@ -30,7 +30,8 @@ from trainrig.train import checkpoint
 from trainrig.train.run import metrics
 from trainrig.train.run.run_page import write_report
 
-SEA, SPORT = ["the sea is grey", "a storm is north", "the ship sails"], ["the team wins", "a goal"]
+SEA = ["the sea is grey", "a storm is north", "the ship sails"]
+SPORT = ["the team wins", "a goal"]
 ENDS = ["and cold", "by two", "in london", "by three", "and calm", "one", "where"]
 ROWS = [
     {"text": text, "text_pair": end, "label": label}
@@ -303,7 +304,8 @@ def test_a_step_is_the_same_in_any_micro_batches(objective, encode, tuning, tmp_
 def test_what_the_head_reads_is_dropped_by_its_share_in_training_alone():
     hidden = torch.ones(50, 400)
     output = type("O", (), {"hidden": hidden, "head": lambda _, x: x, "logits": hidden})()
-    objective, samples = Classification(dropout=0.25), torch.arange(100, 150)
+    objective = Classification(dropout=0.25)
+    samples = torch.arange(100, 150)
     read = objective._compute_logits(output, samples)
     assert torch.equal(read.unique(), torch.tensor([0.0, 1 / 0.75]))
     four_sigma = 4 * (0.25 * 0.75 / hidden.numel()) ** 0.5
@@ -317,7 +319,8 @@ def test_what_the_head_reads_is_dropped_by_its_share_in_training_alone():
 def test_losses_and_f1_are_those_by_hand():
     class Told:
         def __init__(self, logits):
-            self.logits, self.auxiliary = logits, {}
+            self.logits = logits
+            self.auxiliary = {}
 
     class Model:
         config = type("C", (), {"head": "classes", "bidirectional": True, "segments": 0})()

@@ -72,7 +72,8 @@ def rows_of(folder, kind):
 
 
 def test_known_values_of_a_judgement():
-    a, b = math.log(0.3), math.log(0.1)  # P(A | A or B) = .75
+    a = math.log(0.3)
+    b = math.log(0.1)  # P(A | A or B) = .75
     found = judge_both_orders([a, b, b, a])  # the first text is A, then B: .75 in both orders
     assert found["orders"] == pytest.approx([0.75, 0.75])
     assert found["probability"] == pytest.approx(0.75) and found["preferred"] == 0
@@ -230,7 +231,8 @@ def test_the_bytes_are_the_same_at_any_number_of_workers(chaining, decided, whol
 def test_what_was_stopped_goes_on_with_what_is_left(
     chaining, decided, whole, tmp_path, monkeypatch
 ):
-    write, written = stage.write_rows, []
+    write = stage.write_rows
+    written = []
 
     def write_one(folder, name, files):
         if written:

@@ -20,7 +20,8 @@ from trainrig.tokens.shards.token_shards import TokenShards
 from trainrig.train import checkpoint
 from trainrig.train.run import metrics
 
-LENGTH, ENTRIES = 47, 6
+LENGTH = 47
+ENTRIES = 6
 ROWS = [
     {"prompt": f"is {n} {'or ' * (n % 5)}", "completion": f"yes {'and ' * (n % 3)}é"}
     for n in range(13)
@@ -144,7 +145,8 @@ def test_what_was_stopped_goes_on_with_what_is_left(scoring, tmp_path, monkeypat
     from trainrig.posttrain.distillation import stage
 
     whole = store_teacher(scoring(output=str(tmp_path / "whole")))
-    write, calls = stage.write_part, []
+    write = stage.write_part
+    calls = []
 
     def write_two(*arguments):
         if len(calls) == 2:

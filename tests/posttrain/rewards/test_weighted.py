@@ -9,7 +9,8 @@ from trainrig.posttrain.rewards import ExactAnswer, NumericAnswer
 from trainrig.posttrain.rewards.contract import Completion, RewardPart
 from trainrig.posttrain.rewards.weighted import WeightedRewards, build_rewards
 
-RIGHT, CLOSE = completion("7", "a", answer="7"), completion("it is 7", "b", answer="7")
+RIGHT = completion("7", "a", answer="7")
+CLOSE = completion("it is 7", "b", answer="7")
 
 
 class NotFinite:

@@ -12,13 +12,15 @@ from trainrig.train.run import metrics
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]
 SEEDS = (0, 1, 2)
-TUNED, STEPS = 1000, 300
+TUNED = 1000
+STEPS = 300
 HELD = 1.0  # weight of the divergence from the start
 
 
 def begin(bench, seed):
     """Return the name and the accuracy of a model that gets about half of the sums right."""
-    fresh, tuned = f"fresh-{seed}", f"tuned-{seed}"
+    fresh = f"fresh-{seed}"
+    tuned = f"tuned-{seed}"
     bench.model(fresh, 128, 10 + seed)
     bench.tune(tuned, fresh, TUNED, seed=seed, keep_every=20, lr=1e-3)
     for step in range(200, TUNED + 1, 20):
@@ -112,7 +114,8 @@ def reward_model(bench, start, rows):
     pairs = []
     for row in rows:
         right = row["completion"]
-        place, other = dice.randrange(3), str(dice.randrange(10))
+        place = dice.randrange(3)
+        other = str(dice.randrange(10))
         wrong = right[:place] + other + right[place + 1 :]
         if wrong != right:
             pairs.append({"prompt": row["prompt"], "chosen": right, "rejected": wrong})

@@ -89,7 +89,8 @@ def test_real_batches_and_steps_take_what_is_reckoned(changes, prepared, measure
     Predictions of sampling are off by 3.6% on average, at worst by 9% (an adapter, too low).
     """
     run, job, longest = prepared(**changes)
-    rows, given = memory.describe_rows(run, longest), (job.training, 1)
+    rows = memory.describe_rows(run, longest)
+    given = (job.training, 1)
     made, stepped = measure_peak(job, making=True)
     reckoned = memory.estimate_making(run, job, rows, [], *given, on_cpu=True)
     assert reckoned.total == pytest.approx(made, rel=0.1)

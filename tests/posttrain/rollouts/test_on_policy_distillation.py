@@ -104,7 +104,8 @@ def test_what_the_teacher_says_of_each_token_is_stored_where_tokens_learn_of_it(
     if estimator == "full":
         assert TEACHER_TOKENS not in micro.arrays
         return
-    ids, targets = torch.from_numpy(micro.ids), torch.from_numpy(micro.targets)
+    ids = torch.from_numpy(micro.ids)
+    targets = torch.from_numpy(micro.targets)
     with torch.no_grad():
         read = read_tokens(model, ids, targets, 1.0, 320)
     np.testing.assert_allclose(micro.arrays[TEACHER_TOKENS], read.log_probabilities_BT, atol=1e-5)

@@ -65,7 +65,10 @@ from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.run_page import read_report_data
 from trainrig.train.run.stored_batches import list_stored_batches
 
-STEPS, LONGEST, BUDGET, LIMIT = 6, 13, 3, 1.02
+STEPS = 6
+LONGEST = 13
+BUDGET = 3
+LIMIT = 1.02
 ADDED = {BEHAVIOUR, IMPORTANCE, IMPORTANCE_LIMIT, STALENESS, UNFINISHED, WAVES}
 
 
@@ -164,7 +167,8 @@ def test_every_group_is_trained_on_once_in_time_and_whole(prompts, samples, stal
     """
     partial = {"budget": 2, "staleness": staleness}
     wanted = Rollouts(prompts=prompts, samples=samples, micro_batch=samples, partial=partial)
-    batches, left = [], {}
+    batches = []
+    left = {}
 
     def assemble(number, rows, waves, unfinished):
         batches.append((number, rows))
@@ -261,7 +265,8 @@ def test_by_the_same_weights_a_completion_is_the_same_however_often_it_is_left_o
         for number, index in itertools.product(range(4), range(2))
         for row in plain.sample(model, number, index)[TARGETS]
     ]
-    found, left = [], {}
+    found = []
+    left = {}
     for number in range(3):
         waves = maker.begin(number, left)
         while (filled := waves.find_filled()) is None:
@@ -288,7 +293,8 @@ def test_with_a_budget_that_none_needs_nothing_is_other_than_without(ranks, make
     ):
         assert ours.waves == 1 and ours.denominators == theirs.denominators
         for index in range(2):
-            mine, other = ours.read_micro_batch(index), theirs.read_micro_batch(index)
+            mine = ours.read_micro_batch(index)
+            other = theirs.read_micro_batch(index)
             assert mine.arrays.keys() == other.arrays.keys() | ADDED
             for name, array in other.arrays.items():
                 np.testing.assert_array_equal(mine.arrays[name], array, err_msg=name, strict=True)
@@ -310,15 +316,18 @@ def test_each_token_keeps_what_the_weights_of_its_time_gave_it(alone, fresh):
     models = [checkpoint.open_model(fresh).build()]
     for step in range(1, STEPS):
         models.append(checkpoint.open_model(f"{alone.folder}/checkpoints/step_{step:08d}").build())
-    oldest, partial = [], 0
+    oldest = []
+    partial = 0
     for batch, index in itertools.product(batches, range(2)):
         micro = batch.read_micro_batch(index)
-        arrays, there = micro.arrays, micro.targets != IGNORE
+        arrays = micro.arrays
+        there = micro.targets != IGNORE
         stale = arrays[STALENESS]
         expected = np.zeros(stale.shape, dtype=np.float32)
         for behind in np.unique(stale[there]):
             of = models[batch.number - behind]
-            ids, targets = torch.from_numpy(micro.ids), torch.from_numpy(micro.targets)
+            ids = torch.from_numpy(micro.ids)
+            targets = torch.from_numpy(micro.targets)
             with torch.no_grad():
                 read = read_tokens(of, ids, targets, 1.0, int(arrays[ENTRIES][0]))
             segment = there & (stale == behind)

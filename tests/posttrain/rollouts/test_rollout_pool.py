@@ -41,7 +41,8 @@ from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.stored_batches import list_stored_batches
 
-STEPS, LAG = 5, 2
+STEPS = 5
+LAG = 2
 LIMIT = 1.01  # low, so that large updates exceed it
 
 
@@ -132,8 +133,10 @@ def test_with_a_lag_a_batch_is_of_the_weights_of_before(lagged, fresh):
     weights = []
     for batch in list_stored_batches(RunFolder(lagged.folder)):
         micro = batch.read_micro_batch(1)
-        arrays, there = micro.arrays, micro.targets != IGNORE
-        ids, targets = torch.from_numpy(micro.ids), torch.from_numpy(micro.targets)
+        arrays = micro.arrays
+        there = micro.targets != IGNORE
+        ids = torch.from_numpy(micro.ids)
+        targets = torch.from_numpy(micro.targets)
         with torch.no_grad():
             read = read_tokens(model, ids, targets, 1.0, int(arrays[ENTRIES][0]))
         at_first = read.log_probabilities_BT.numpy()
@@ -202,7 +205,8 @@ def test_what_is_being_deleted_is_not_sampled_again(tmp_path, monkeypatch):
     RolloutRequest(folder, 0, 2, "weights", 1).write()
     for index in range(2):
         write_unit(folder, index, {"ids": np.zeros(1)})
-    delete_folder, seen = storage.delete_folder, []
+    delete_folder = storage.delete_folder
+    seen = []
 
     def delete_slowly(path):
         storage.delete(f"{folder}/{unit_name(0)}")

@@ -114,7 +114,8 @@ def test_a_batch_has_what_was_said_and_what_it_is_worth(whole, fresh):
             ids = micro.targets[row][there[row]].tolist()
             ended = ids[-1] in encoder.special_tokens.stop_ids
             said = encoder.decode(ids[:-1] if ended else ids)
-            exact, shape = float(said.strip() == "e"), float("e" in said)
+            exact = float(said.strip() == "e")
+            shape = float("e" in said)
             assert micro.arrays[f"{REWARD_PART}exact"][row] == exact
             assert reward == exact + shape / 2
             assert micro.arrays[FINISHED][row] == ended
@@ -127,7 +128,8 @@ def test_a_batch_has_what_was_said_and_what_it_is_worth(whole, fresh):
         assert gap.max() < 1e-4
         # The policy began as its reference, and training gives the same values as a plain pass.
         np.testing.assert_array_equal(micro.arrays[REFERENCE_TOKENS], micro.arrays[OLD])
-        ids, targets = torch.from_numpy(micro.ids), torch.from_numpy(micro.targets)
+        ids = torch.from_numpy(micro.ids)
+        targets = torch.from_numpy(micro.targets)
         with torch.no_grad():
             read = read_tokens(model, ids, targets, 1.0, int(micro.arrays[ENTRIES][0]))
         np.testing.assert_allclose(read.log_probabilities_BT, micro.arrays[OLD], atol=1e-5)
@@ -324,7 +326,8 @@ def test_the_report_shows_the_worst_and_the_best_of_what_was_said(whole):
     assert all("is " in answer.prompt for answer in said.answers)
     assert all(("e" in answer.text) == (answer.parts["pattern"] == 1) for answer in said.answers)
     _, low, high, *earlier = build_answer_samples(run_data.answers, run_data.measured)
-    worst, best = low.samples[0], high.samples[0]
+    worst = low.samples[0]
+    best = high.samples[0]
     assert worst.note.startswith(f"reward {rewards.min():.3g}, advantage")
     assert best.note.startswith(f"reward {rewards.max():.3g}, advantage")
     assert best.text.endswith(said.sort_by_worth()[-1].text) and len(earlier) == 2
@@ -335,7 +338,8 @@ def test_the_report_shows_the_worst_and_the_best_of_what_was_said(whole):
 
 def fooled(step):
     """Return a metrics line of a run whose reward rises while the true score falls."""
-    true, trained = 0.6 - 0.05 * step, 0.1 + 0.1 * step
+    true = 0.6 - 0.05 * step
+    trained = 0.1 + 0.1 * step
     named = {"reward": trained, "reward_model": trained, "reward_exact": true, "flat": 0.0}
     named |= {"entropy": 0.1, "sampler_gap": 1e-6}
     return {"step": step, **{f"train/diagnostics/{name}": value for name, value in named.items()}}

@@ -21,7 +21,8 @@ from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.stored_batches import list_stored_batches
 
-STEPS, MOST = 6, 4
+STEPS = 6
+MOST = 4
 # Half of the groups of the untrained model have an answer with a vowel and one without.
 REWARDS = ({"kind": "PatternShape", "pattern": "[aeo]", "whole": False},)
 
@@ -100,7 +101,8 @@ def unit(totals, rows, width):
 
 
 def test_a_batch_is_of_the_first_groups_that_are_not_flat():
-    flat, told = [1.0, 1.0], [0.0, 1.0]
+    flat = [1.0, 1.0]
+    told = [0.0, 1.0]
     wanted = Rollouts(prompts=2, samples=2, micro_batch=2, waves=3)
     first = [unit([flat, told], [0, 0, 2, 1], 5), unit([flat, flat], [3, 3, 4, 4], 9)]
     second = [unit([flat, told], [5, 5, 6, 6], 7), unit([told, told], [7, 7, 8, 8], 9)]
@@ -125,8 +127,10 @@ def test_batches_go_on_where_the_waves_before_ended(alone, fresh):
     """The first batch has the same groups as one-by-one sampling by the initial model."""
     batches = list_stored_batches(RunFolder(alone.folder))
     assert any(batch.waves > 1 for batch in batches)
-    maker, model = alone.make_batches(), checkpoint.open_model(fresh).build()
-    expected, waves = [], 0
+    maker = alone.make_batches()
+    model = checkpoint.open_model(fresh).build()
+    expected = []
+    waves = 0
     while len(expected) < 4 and waves < MOST:
         with torch.no_grad():
             units = [maker.sample(model, waves, index) for index in range(2)]

@@ -137,7 +137,8 @@ def test_the_bytes_are_the_same_at_any_number_of_workers(sampling, whole, tmp_pa
 
 @pytest.mark.slow
 def test_what_was_stopped_goes_on_with_what_is_left(sampling, whole, tmp_path, monkeypatch):
-    write, written = stage.write_rows, []
+    write = stage.write_rows
+    written = []
 
     def write_one(folder, name, files):
         if written:
@@ -149,7 +150,8 @@ def test_what_was_stopped_goes_on_with_what_is_left(sampling, whole, tmp_path, m
     with pytest.raises(KeyboardInterrupt):
         sample_answers(sampling())
     monkeypatch.setattr(stage, "write_rows", write)
-    answers, asked = stage.answer_all, []
+    answers = stage.answer_all
+    asked = []
     monkeypatch.setattr(
         stage, "answer_all", lambda *given: asked.extend(given[4]) or answers(*given)
     )

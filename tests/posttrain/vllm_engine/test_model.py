@@ -49,7 +49,8 @@ def test_a_text_that_ends_an_answer_ends_it_though_more_was_drawn(vllm, fresh):
 def test_a_file_of_prompts_is_answered(vllm, fresh, tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"the sea {n}"}) + "\n" for n in range(5)))
-    ours, theirs = str(tmp_path / "ours.jsonl"), str(tmp_path / "theirs.jsonl")
+    ours = str(tmp_path / "ours.jsonl")
+    theirs = str(tmp_path / "theirs.jsonl")
     generate_file(fresh, str(path), ours, DRAWN, batch=2)
     generate_file(fresh, str(path), theirs, DRAWN, batch=2, vllm_memory=0.5)
     assert Path(theirs).read_text() == Path(ours).read_text()

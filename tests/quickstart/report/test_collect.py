@@ -204,7 +204,8 @@ def test_preferences_are_told_by_step_and_as_last_measured_on_held_out_pairs(at:
 
 # Samples
 
-STEPS, SEQUENCES = 5, 4
+STEPS = 5
+SEQUENCES = 4
 Plan = dict[int, list[list[int]]]  # step → the samples of each rank
 
 

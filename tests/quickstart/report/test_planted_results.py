@@ -14,7 +14,9 @@ from trainrig.quickstart.report.planted_results import (
 )
 from trainrig.quickstart.site.planted import Plant
 
-COPY, ORIGINAL, PAGE = "http://a/copy", "http://a/original", "http://a/page"
+COPY = "http://a/copy"
+ORIGINAL = "http://a/original"
+PAGE = "http://a/page"
 EXACT = Plant("exact_duplicate", COPY, original_url=ORIGINAL)
 NEAR = Plant("near_duplicate", COPY, original_url=ORIGINAL, jaccard=0.9)
 FOREIGN = Plant("foreign_language", PAGE, language="de")

@@ -39,7 +39,8 @@ from trainrig.quickstart.report.results import (
 
 STEPS = 400
 TOKENS_A_STEP = 16_384
-KILLED_AT, RESUMED_FROM = 212, 180
+KILLED_AT = 212
+RESUMED_FROM = 180
 
 
 def loss_at(step: int) -> float:

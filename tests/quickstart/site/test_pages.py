@@ -69,7 +69,8 @@ def test_two_workers_make_the_same_bytes(built, tmp_path):
 @pytest.mark.slow
 def test_another_seed_makes_another_site(built, tmp_path):
     build_pages(str(tmp_path), SETTINGS.model_copy(update={"seed": 1}), workers=1)
-    ours, others = contents(built[0]), contents(tmp_path)
+    ours = contents(built[0])
+    others = contents(tmp_path)
     assert ours.keys() == others.keys()
     assert all(ours[name] != others[name] for name in ours)
 

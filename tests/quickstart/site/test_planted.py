@@ -46,10 +46,12 @@ def changed_words(one, other):
 
     An addition, a removal and a replacement count one each.
     """
-    a, b = one.split(), other.split()
+    a = one.split()
+    b = other.split()
     row = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):
-        last, row[0] = row[0], i
+        last = row[0]
+        row[0] = i
         for j, y in enumerate(b, 1):
             last, row[j] = row[j], min(last + (x != y), row[j] + 1, row[j - 1] + 1)
     return row[-1]
@@ -59,7 +61,8 @@ def changed_words(one, other):
 def test_a_near_copy_differs_by_the_share_it_is_said_to(share):
     article = prose_article(1)
     copy, changed = edit_article(article, share, random.Random(0))
-    before, after = build_main_text(article), build_main_text(copy)
+    before = build_main_text(article)
+    after = build_main_text(copy)
     words = len(before.split())
     assert abs(changed - share) <= 1 / words
     assert changed_words(before, after) == round(changed * words)

@@ -93,7 +93,9 @@ def coverage(case, sweeps, draws):
     """Return the share of `sweeps` whose 95% intervals hold the truth, by method and quantity."""
     runs, noise, resample = CASES[case]
     truth = TRUTH.constants | {name: float(asked(TRUTH)) for name, asked in ASKED.items()}
-    held, seconds, failed = Counter(), Counter(), 0
+    held = Counter()
+    seconds = Counter()
+    failed = 0
     for seed in range(sweeps):
         began = time.process_time()
         fit = fit_parametric(noisy(runs, noise, resample, seed), QUICK)

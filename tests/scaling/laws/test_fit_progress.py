@@ -17,7 +17,8 @@ TRUTH = Parametric(E=1.8, A=400, B=1600, alpha=0.34, beta=0.36)
 
 
 def test_lines_come_at_a_bounded_rate_and_say_what_is_done() -> None:
-    now, said = [0.0], []
+    now = [0.0]
+    said = []
     progress = Progress(said.append, lambda: now[0])
     progress.stage("fitting Kaplan")
     assert said == []  # a short fit prints nothing

@@ -40,7 +40,8 @@ def test_what_is_not_given_follows_from_what_is() -> None:
 
 def test_a_table_comes_back_as_it_was_written_and_the_same_bytes_again(tmp_path: Path) -> None:
     runs = three()
-    first, second = tmp_path / "runs.parquet", tmp_path / "again.parquet"
+    first = tmp_path / "runs.parquet"
+    second = tmp_path / "again.parquet"
     runs.write(str(first))
     back = read_table(str(tmp_path))
     for name in (*TEXTS, *NUMBERS):

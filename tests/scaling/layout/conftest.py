@@ -36,11 +36,9 @@ def cluster() -> Callable[..., Cluster]:
 
     def make(devices: int, inside: float = 1.0, across: float = 1.0) -> Cluster:
         table = hardware.load()
-        device, near, far = (
-            table.find_device("h100"),
-            table.links["nvlink-4"],
-            table.links["efa-3200"],
-        )
+        device = table.find_device("h100")
+        near = table.links["nvlink-4"]
+        far = table.links["efa-3200"]
         near = near.model_copy(update={"bandwidth": near.bandwidth * inside})
         far = far.model_copy(update={"bandwidth": far.bandwidth * across})
         return Cluster("h100", device, devices, 8, near, far)

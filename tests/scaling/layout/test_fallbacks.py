@@ -32,7 +32,8 @@ micro_batch = 1
 steps = 1000
 precision.compute = "bfloat16"
 """
-SMALL, LARGE = {"layers": 8, "channels": 1024}, {"layers": 32, "channels": 4096}
+SMALL = {"layers": 8, "channels": 1024}
+LARGE = {"layers": 32, "channels": 4096}
 
 
 @pytest.fixture
@@ -43,7 +44,8 @@ def planned(tmp_path):
     """
 
     def plan(sizes, **fixed):
-        path, out = tmp_path / "run.toml", tmp_path / "best.toml"
+        path = tmp_path / "run.toml"
+        out = tmp_path / "best.toml"
         path.write_text(RUN.format(**sizes))
         found, lines = answer(
             str(path), ClusterWanted("h100", nodes=2), FixedDegrees(**fixed), None, str(out)
@@ -66,7 +68,8 @@ def test_a_model_with_room_on_a_device_falls_back_on_slices(planned):
 @pytest.mark.slow
 def test_a_large_model_is_shared_by_as_many_as_hold_it(planned):
     found, made, _ = planned(LARGE, tensor=8, pipeline=2, context=1)
-    best, room = found.runnable.prediction.layout, found.cluster.device.memory
+    best = found.runnable.prediction.layout
+    room = found.cluster.device.memory
     assert count_unit(best.degrees) == 16
     fallbacks = find_fallbacks(found.subject, found.cluster, best)
     # Two devices have too little memory for the model.

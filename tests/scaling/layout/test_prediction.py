@@ -70,7 +70,8 @@ def test_operations_are_those_of_check(model, changes, degrees):
     sizes = model(**changes)
     length = 2048
     tokens = length / degrees.context
-    local, shapes = cut_model(sizes, degrees.tensor, 1), cut_shapes(sizes, degrees.tensor, 1)
+    local = cut_model(sizes, degrees.tensor, 1)
+    shapes = cut_shapes(sizes, degrees.tensor, 1)
     flops = 2.0 * tokens * local.outputs * sizes.channels
     for number, layer in enumerate(shapes.layers):
         flops += sum(p.flops for p in iterate_products(layer, tokens, degrees.tensor))
@@ -126,7 +127,8 @@ def test_more_bandwidth_never_makes_a_step_slower(predictor):
         fast = predictor(16, links=links, **MIXTURE)
         faster = 0
         for layout in list(layouts.iterate_legal_layouts(slow.model, slow.batch, 16))[::29]:
-            before, after = slow.predict(layout).seconds.total, fast.predict(layout).seconds.total
+            before = slow.predict(layout).seconds.total
+            after = fast.predict(layout).seconds.total
             assert after <= before
             faster += after < before
         assert faster
@@ -167,7 +169,8 @@ def test_parameters_and_gradients_are_copied_between_buffers(predictor):
     for layout in (DeviceLayout(Degrees(), 1), DeviceLayout(Degrees(shard=2), 1), by_layer):
         made = predictor(layout.degrees.devices, batch=batch)
         (device,) = made._pipeline(Degrees(), 1, "nothing", 1, True)
-        held, root = device.held.total, sum(device._beside.counts)
+        held = device.held.total
+        root = sum(device._beside.counts)
         found.append(device.estimate_data_traffic(layout, layout.count_micro_batches(8)).copied)
     assert found[0] == 2 * (4 + 2) * held
     assert found[1] == 2 * (2 + 4) * held
@@ -177,8 +180,10 @@ def test_parameters_and_gradients_are_copied_between_buffers(predictor):
 def test_what_was_measured_of_a_link_and_a_device_is_taken_as_it_is(predictor):
     """Measured values replace the assumed bandwidth share, overlap and GPU tile efficiency."""
     usual = predictor(2, batch=BatchShape(2, 2048))
-    device, link = usual.cluster.device, usual.cluster.inside
-    fsdp, tensor = DeviceLayout(Degrees(shard=2), 1), DeviceLayout(Degrees(tensor=2), 1)
+    device = usual.cluster.device
+    link = usual.cluster.inside
+    fsdp = DeviceLayout(Degrees(shard=2), 1)
+    tensor = DeviceLayout(Degrees(tensor=2), 1)
 
     def seconds(layout, device=device, **measured):
         cluster = replace(usual.cluster, device=device, inside=link.model_copy(update=measured))

@@ -156,7 +156,8 @@ def test_terminal_object_and_page_say_the_same_figures(tables, tmp_path, capsys)
         with pytest.raises(SystemExit):
             cli.main([*words, *more])
         shown.append(capsys.readouterr().out)
-    record, page = json.loads(shown[1]), (out / "report.html").read_text()
+    record = json.loads(shown[1])
+    page = (out / "report.html").read_text()
     figures = [f"{record[name]:.4f}" for name in ("loss", "gain")]
     for name in ("loss_interval", "gain_interval"):
         figures.append(f"[{record[name]['low']:.4f}, {record[name]['high']:.4f}]")

@@ -117,7 +117,8 @@ def test_the_terminal_and_the_object_say_the_same(
     found = json.loads(printed(capsys, *words, "--json"))
     text = printed(capsys, *words)
     assert found["epochs"] == 2
-    low, high = found["loss_interval"]["low"], found["loss_interval"]["high"]
+    low = found["loss_interval"]["low"]
+    high = found["loss_interval"]["high"]
     assert low < found["loss"] < high
     assert f"loss {found['loss']:.4f} nats per token [{low:.4g}, {high:.4g}]" in text
     assert f"{found['loss_if_new']:.4f}" in text

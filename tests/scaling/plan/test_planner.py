@@ -213,7 +213,8 @@ def test_checkpoints_come_as_young_has_it() -> None:
 
 def test_what_is_saved_and_held_is_that_of_the_optimizer() -> None:
     """Muon keeps one moment of each matrix, and AdamW keeps two."""
-    adamw, muon = planned(flops=1e20), planned(flops=1e20, optimizer={"kind": "Muon"})
+    adamw = planned(flops=1e20)
+    muon = planned(flops=1e20, optimizer={"kind": "Muon"})
     assert muon.saving.stalled < 0.8 * adamw.saving.stalled
     assert muon.placement.memory < adamw.placement.memory
     assert (adamw.recipe.optimizer.kind, muon.recipe.optimizer.kind) == ("AdamW", "Muon")

@@ -61,7 +61,8 @@ def test_the_trunk_is_saved_where_shorter_runs_leave_it_and_all_have_one_rate_un
     leaves = [count_stable_steps(sweep, trial, length) for length in trial.lengths[:-1]]
     assert trunk.training.checkpoints.keep_at == tuple(leaves)
     for branch, leave in zip(branches, leaves, strict=True):
-        schedule, steps = branch.training.schedule, branch.training.steps
+        schedule = branch.training.schedule
+        steps = branch.training.steps
         assert leave < steps and schedule == trunk.training.schedule
         rates = [schedule.multiplier(at, steps) for at in range(leave)]
         assert rates == [schedule.multiplier(at, trunk.training.steps) for at in range(leave)]
@@ -115,7 +116,8 @@ def test_sizes_that_come_to_the_same_decoder_are_refused():
         plan(build(), points((10_000, 1e5), (10_001, 1e5)), DATA, AS_RULED)
 
 
-MASKED, NEXT = {"objective": {"kind": "MaskedLM"}}, {"objective": {"kind": "CausalLM"}}
+MASKED = {"objective": {"kind": "MaskedLM"}}
+NEXT = {"objective": {"kind": "CausalLM"}}
 
 
 @pytest.mark.parametrize(
@@ -164,9 +166,11 @@ def test_a_rate_of_hiding_that_falls_is_counted_step_by_step(corrupted_tokens):
     falling = MaskedLM(rate=0.5, final_rate=0.1, rate_steps=8)
     settings = {"tokens": corrupted_tokens, "batches": rows, "training": training}
     sweep = build(**settings, design=design, objective=falling.model_dump())
-    data, expected = read_sweep_tokens(sweep), 0.0
+    data = read_sweep_tokens(sweep)
+    expected = 0.0
     for trial in plan(sweep, sweep.design.list_points(None), data, AS_RULED):
-        trunk, branch = trial.trunk.steps, trial.lengths[0].steps
+        trunk = trial.trunk.steps
+        branch = trial.lengths[0].steps
         made = [*range(trunk), *range(count_stable_steps(sweep, trial, trial.lengths[0]), branch)]
         for step in made:
             # Its mean over a step is the rate at the middle.

@@ -157,7 +157,8 @@ def test_torchs_own_words_for_too_large_a_tensor_are_known():
 
 
 def test_a_rank_that_the_kernel_ended_for_want_of_memory_is_tried_twice_and_then_told_what_to_set():
-    by_kernel, by_hand = describe_end(-9, True), describe_end(-9, False)
+    by_kernel = describe_end(-9, True)
+    by_hand = describe_end(-9, False)
     patience = RestartPolicy(Faults(max_restarts=9), step=4)
     short = find_cause({0: BROKEN}, {1: by_kernel}, {0: 4}, 4)
     assert short.memory
@@ -175,7 +176,8 @@ def test_of_several_dead_ranks_the_one_that_had_no_memory_is_the_cause():
 
 def test_ranks_of_which_none_says_that_it_waits_are_not_absent():
     said = {"event": "collectives_dumped", "attempt": 2}
-    waits, older = said | {"rank": 1, "waits_in": "gloo:barrier"}, {"attempt": 1}
+    waits = said | {"rank": 1, "waits_in": "gloo:barrier"}
+    older = {"attempt": 1}
     assert find_absent_ranks([], 2, 3) == frozenset()
     assert find_absent_ranks([said | {"rank": 0, "waits_in": None}], 2, 3) == frozenset()
     assert find_absent_ranks([waits | older, {"event": "checkpoint"}], 2, 3) == frozenset()

@@ -99,7 +99,8 @@ def test_a_rank_that_never_says_a_word_hangs_too():
 
 @given(st.lists(st.floats(0.01, 1.99), max_size=50))
 def test_a_rank_that_goes_on_never_hangs(gaps):
-    detector, now = HangDetector(FAULTS, 1, now=0.0), 0.0
+    detector = HangDetector(FAULTS, 1, now=0.0)
+    now = 0.0
     for count, gap in enumerate(gaps):
         now += gap
         assert detector.update({0: heartbeat(count=count)}, now) is None

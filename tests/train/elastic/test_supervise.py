@@ -30,7 +30,8 @@ class Clock:
     """Clock that advances only when code waits, with events at given times."""
 
     def __init__(self):
-        self.now, self.plan = 100.0, []
+        self.now = 100.0
+        self.plan = []
 
     def monotonic(self):
         return self.now
@@ -59,8 +60,14 @@ class Play:
 
 class Group:
     def __init__(self, cluster, play, attempt, workers):
-        self.cluster, self.play, self.attempt, self.workers = cluster, play, attempt, workers
-        self.began, self.over, self.asked, self.killed = cluster.clock.now, False, False, 0
+        self.cluster = cluster
+        self.play = play
+        self.attempt = attempt
+        self.workers = workers
+        self.began = cluster.clock.now
+        self.over = False
+        self.asked = False
+        self.killed = 0
         self.released = False
 
     def step(self):
@@ -82,7 +89,8 @@ class Group:
         return self.over
 
     def _end(self, problem):
-        self.over, self.problem = True, problem
+        self.over = True
+        self.problem = problem
         if self.play.saves:
             self.cluster.save(self.step(), self.attempt)
 
@@ -109,7 +117,8 @@ class Group:
     def kill(self):
         self.killed += 1
         if self.play.mortal:
-            self.over, self.problem = True, "the process of rank 0 died"
+            self.over = True
+            self.problem = "the process of rank 0 died"
 
     def release(self):
         self.released = True
@@ -117,11 +126,17 @@ class Group:
 
 class FakeCluster:
     def __init__(self, clock, plays):
-        self.clock, self.plays = clock, list(plays)
-        self.groups, self.checkpoints, self.rooms, self.draining = [], [], {"node0": 1}, set()
-        self.avoided, self.laid_out = [], []  # one item for each attempt
+        self.clock = clock
+        self.plays = list(plays)
+        self.groups = []
+        self.checkpoints = []
+        self.rooms = {"node0": 1}
+        self.draining = set()
+        self.avoided = []  # one item for each attempt
+        self.laid_out = []  # one item for each attempt
         self.waits = []  # s between polls of attempts
-        self.lost, self.ours = [], True
+        self.lost = []
+        self.ours = True
 
     def abandon(self, lost):
         self.lost.append(lost)
@@ -403,7 +418,8 @@ def test_a_lost_node_shrinks_the_run(play):
     assert outcome.restarts == 1
 
 
-SHARED, WHOLE = FSDP(tensor={"ranks": 2}), FSDP()
+SHARED = FSDP(tensor={"ranks": 2})
+WHOLE = FSDP()
 LAYOUTS = ((2, SHARED), (1, WHOLE))
 
 

@@ -68,7 +68,9 @@ def test_a_held_out_loss_goes_with_its_step():
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=6), st.integers(1, 5))
 def test_any_history_of_kills_gives_each_step_once_in_order(resumed, every):
-    steps, given_steps, at = SettledSteps(None), [], 0
+    steps = SettledSteps(None)
+    given_steps = []
+    at = 0
     for attempt, start in enumerate(resumed, 1):
         start = min(start, at)
         for step in range(start + 1, start + 8):
@@ -89,10 +91,16 @@ class Recorder:
     kind = "Recorder"
 
     def __init__(self, live=False):
-        self.live, self.sent, self.got, self.fails, self.opened, self.closed = live, 0, [], 0, 0, 0
+        self.live = live
+        self.sent = 0
+        self.got = []
+        self.fails = 0
+        self.opened = 0
+        self.closed = 0
 
     def open(self, run):
-        self.opened, self.run = self.opened + 1, run
+        self.opened = self.opened + 1
+        self.run = run
         return self
 
     def write(self, step, seconds, values):

@@ -112,7 +112,9 @@ def test_a_run_that_has_not_begun_has_no_goodput():
 @pytest.mark.slow
 @given(st.data())
 def test_the_parts_add_up_to_the_wall_time_whatever_is_on_record(data):
-    time, events, lines = 100.0, [], []
+    time = 100.0
+    events = []
+    lines = []
 
     def later(most=20.0):
         nonlocal time

@@ -40,9 +40,11 @@ def board_events(folder):
     from tensorboardX.record_writer import masked_crc32c
 
     for path in sorted((folder / "tensorboard").iterdir(), key=lambda p: p.name[-1]):
-        data, at = path.read_bytes(), 0
+        data = path.read_bytes()
+        at = 0
         while at < len(data):
-            length, crc = data[at : at + 8], data[at + 8 : at + 12]
+            length = data[at : at + 8]
+            crc = data[at + 8 : at + 12]
             assert int.from_bytes(crc, "little") == masked_crc32c(length)
             size = int.from_bytes(length, "little")
             yield path.name[-1], Event.FromString(data[at + 12 : at + 12 + size])
@@ -191,7 +193,8 @@ def test_a_steps_time_has_no_held_out_loss_and_no_save_in_it(world, straight):
         json.loads(line)
         for line in (Path(straight(world).folder) / METRICS).read_text().split("\n")[:-1]
     ]
-    beside, kinds = 0.0, set()
+    beside = 0.0
+    kinds = set()
     for line in lines:
         if "train/loss" in line:
             assert 0 < line["speed/step_seconds"] + beside <= line["speed/wall_seconds"] + 1e-6

@@ -111,7 +111,8 @@ def test_only_the_recent_pace_says_how_long_the_rest_takes(run):
 def test_a_tail_reads_each_line_once(run, monkeypatch):
     monkeypatch.setattr(append_log, "SEGMENT", 20)
     path = f"{run.folder.path}/log.jsonl"
-    tail, appender = Tail(path), open_appender(path, "attempt-0001")
+    tail = Tail(path)
+    appender = open_appender(path, "attempt-0001")
     assert list(tail.read_new_lines()) == []
     seen = []
     for number in range(12):
@@ -136,7 +137,8 @@ def test_a_tail_waits_for_the_end_of_a_line(tmp_path):
 
 def test_a_tail_does_not_read_again_what_cannot_grow(s3, monkeypatch):
     monkeypatch.setattr(append_log, "SEGMENT", 20)
-    path, read = f"{s3}/log.jsonl", []
+    path = f"{s3}/log.jsonl"
+    read = []
     appender = open_appender(path, "attempt-0001")
     for number in range(12):
         appender.write(f"line {number}\n".encode())

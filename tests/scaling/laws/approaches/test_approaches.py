@@ -143,7 +143,8 @@ def test_the_envelope_finds_the_exponents_of_a_fine_ladder() -> None:
 def test_single_runs_of_one_size_make_a_curve() -> None:
     runs = trainings(UNEVEN)
     alone = RunsTable.of(parameters=runs.parameters, tokens=runs.tokens, loss=runs.loss)
-    one, other = fit_envelope(runs), fit_envelope(alone)
+    one = fit_envelope(runs)
+    other = fit_envelope(alone)
     assert other.parameters.exponent == pytest.approx(one.parameters.exponent, abs=1e-9)
 
 
@@ -176,7 +177,8 @@ def test_a_power_law_is_the_line_of_its_logarithms() -> None:
 
 
 def test_the_frontier_is_what_no_smaller_run_beats() -> None:
-    x, loss = np.array([1.0, 1, 2, 3, 4]), np.array([5.0, 4, 4.5, 3, 2])
+    x = np.array([1.0, 1, 2, 3, 4])
+    loss = np.array([5.0, 4, 4.5, 3, 2])
     assert find_frontier(x, loss).tolist() == [1, 3, 4]
 
 

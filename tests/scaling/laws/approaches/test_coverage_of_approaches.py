@@ -34,7 +34,9 @@ pytestmark = pytest.mark.soak
 
 HERE = Path(__file__).parent
 # Noise in log loss, about the spread between seeds of one model.
-SWEEPS, DRAWS, NOISE = 200, 200, 0.003
+SWEEPS = 200
+DRAWS = 200
+NOISE = 0.003
 LAW = Parametric(E=1.8172, A=482.01, B=2085.43, alpha=0.3478, beta=0.3658)  # arXiv:2404.10102
 SKEWED = Parametric(E=1.69, A=406.4, B=410.7, alpha=0.34, beta=0.28)  # Hoffmann et al., rounded
 KAPLAN = Kaplan(n_c=6.4e13, d_c=1.8e13, alpha_n=0.076, alpha_d=0.103)

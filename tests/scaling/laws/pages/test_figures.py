@@ -75,8 +75,10 @@ def test_every_figure_of_the_plan_on_the_page_is_that_of_the_terminal(
 ) -> None:
     law = drawn()
     plan = make_plan(law, PlanRequest(**asked), hardware.load())
-    page, terminal = text_of(build_plan_page(plan, law, "run.toml")), "\n".join(describe_plan(plan))
-    size, cost = plan.size, plan.cost
+    page = text_of(build_plan_page(plan, law, "run.toml"))
+    terminal = "\n".join(describe_plan(plan))
+    size = plan.size
+    cost = plan.cost
     assert cost.usd is not None and plan.loss_interval is not None
     figures = [
         f"{plan.loss:.4f}",
@@ -126,7 +128,8 @@ def test_money_below_a_cent_is_not_nothing() -> None:
 @pytest.mark.slow
 def test_every_figure_of_a_fit_on_the_page_is_that_of_the_terminal() -> None:
     law = fitted().law
-    page, terminal = text_of(build_fit_page(fitted(), "law")), "\n".join(describe_law(law))
+    page = text_of(build_fit_page(fitted(), "law"))
+    terminal = "\n".join(describe_law(law))
     assert law.fit is not None and law.held_out is not None and law.ranges is not None
     figures = [
         law.choice,
@@ -160,7 +163,8 @@ def test_every_figure_of_a_fit_on_the_page_is_that_of_the_terminal() -> None:
 
 
 def test_draws_that_give_fit_no_interval_give_none_to_plan_predict_or_a_page() -> None:
-    few, many = drawn(failed=11), drawn(failed=12)  # 10% of 112 draws, and more than 10% of 113
+    few = drawn(failed=11)  # of 112 draws, 10%
+    many = drawn(failed=12)  # of 113 draws, more than 10%
     assert few.no_interval == ""
     plan = make_plan(few, PlanRequest(flops=1e21), hardware.load())
     assert plan.loss_interval is not None

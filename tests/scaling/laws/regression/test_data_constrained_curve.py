@@ -46,16 +46,20 @@ def free() -> Array:
 def test_slopes_and_bends_are_those_of_differences(base: Parametric | None) -> None:
     logs = np.log(N), np.log(D), np.log(UNIQUE)
     if base is None:
-        theta, curve, law = free(), DataConstrainedCurve(logs, MIDDLE, LARGEST), by_the_law
+        theta = free()
+        curve = DataConstrainedCurve(logs, MIDDLE, LARGEST)
+        law = by_the_law
     else:
         first = np.array([np.log(base.A), np.log(base.B), np.log(base.E), base.alpha, base.beta])
-        theta, curve = free()[:, 5:], DataConstrainedCurve(logs, (0.0, 0.0), LARGEST, first)
+        theta = free()[:, 5:]
+        curve = DataConstrainedCurve(logs, (0.0, 0.0), LARGEST, first)
 
         def law(theta: Array) -> Array:
             shifted = first - np.array([base.alpha * MIDDLE[0], base.beta * MIDDLE[1], 0, 0, 0])
             return by_the_law(np.concatenate([np.tile(shifted, (len(theta), 1)), theta], axis=1))
 
-    found, expected = curve(theta), Differenced(law)(theta)
+    found = curve(theta)
+    expected = Differenced(law)(theta)
     assert found.value == pytest.approx(expected.value, rel=1e-12)
     assert found.slope == pytest.approx(expected.slope, abs=1e-7)
     weights = np.random.default_rng(1).normal(size=found.value.shape)

@@ -83,7 +83,8 @@ def test_each_run_twice_is_twice_the_objective_and_the_same_law():
 def test_the_units_of_size_change_nothing_but_the_constants():
     runs = sweep(noise=0.01)
     other = RunsTable.of(parameters=runs.parameters / 1e6, tokens=runs.tokens / 1e9, loss=runs.loss)
-    one, two = fit_parametric(runs, QUICK), fit_parametric(other, QUICK)
+    one = fit_parametric(runs, QUICK)
+    two = fit_parametric(other, QUICK)
     assert two.objective == pytest.approx(one.objective, rel=1e-9)
     assert pytest.approx(one.form.A / 1e6**one.form.alpha, rel=1e-6) == two.form.A
 
@@ -92,8 +93,10 @@ class Trap:
     """The objective with the usual minimiser: L-BFGS-B at scipy's default tolerances."""
 
     def __init__(self, runs):
-        log_n, log_d = np.log(runs.parameters), np.log(runs.tokens)
-        one, zero = np.ones_like(log_n), np.zeros_like(log_n)
+        log_n = np.log(runs.parameters)
+        log_d = np.log(runs.tokens)
+        one = np.ones_like(log_n)
+        zero = np.zeros_like(log_n)
         self.designs = np.array(
             [
                 [one, zero, zero, -log_n, zero],

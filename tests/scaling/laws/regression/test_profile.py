@@ -52,7 +52,8 @@ def test_least_squares_profile_of_a_constant_is_the_refit_with_it_held():
 def test_runs_without_noise_leave_their_constants_in_no_doubt():
     parameters, tokens = (v.ravel() for v in np.meshgrid([1e7, 1e8, 1e9], [1e9, 1e10, 1e11]))
     kept = [0, 1, 2, 3, 4, 6, 8]
-    parameters, tokens = parameters[kept], tokens[kept]
+    parameters = parameters[kept]
+    tokens = tokens[kept]
     loss = TRUTH.compute_loss(parameters, tokens)
     fit = fit_parametric(RunsTable.of(parameters=parameters, tokens=tokens, loss=loss), QUICK)
     for name, true in TRUTH.constants.items():
@@ -69,7 +70,8 @@ def test_profile_and_bootstrap_tell_much_the_same_of_a_good_sweep():
     assert estimates["beta"].profile is None
     for name in found:
         estimate = estimates[name]
-        low, high = estimate.profile.low, estimate.profile.high
+        low = estimate.profile.low
+        high = estimate.profile.high
         assert low < estimate.value < high
         widths = np.log(high / low) / np.log(estimate.bootstrap.high / estimate.bootstrap.low)
         assert 0.5 < widths < 2, name
